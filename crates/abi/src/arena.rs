@@ -1,0 +1,195 @@
+//! The arena: one per process, made by the library, sealed, shared with its
+//! forked children and with the monitor. Counters, and the state of sockets
+//! that several processes can hold after a fork.
+
+use fsocket_sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8};
+
+pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockAR1");
+/// Sockets per arena.
+pub const SOCKS: usize = 65536;
+pub const STATS_OFF: usize = 4096;
+pub const SOCK_OFF: usize = 8192;
+/// Size of the memfd of an arena, bytes; sparse.
+pub const ARENA_SIZE: usize = SOCK_OFF + SOCKS * core::mem::size_of::<Sock>();
+
+#[repr(C)]
+pub struct Header {
+    pub magic: u64,
+    pub version: u32,
+    pub pid: AtomicU32,
+    /// Bumped by the monitor after it has sent something unasked to this
+    /// process; saves the library a system call when there is nothing.
+    pub pending: AtomicU32,
+    /// One more than the highest socket ever used; bounds every scan.
+    pub high_water: AtomicU32,
+}
+
+/// Name of a counter of [`Stats`], in order. One table for the library, the
+/// monitor, the command line and the documentation.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $id:ident = $name:literal),* $(,)?) => {
+        /// Index of a counter.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Counter { $($(#[$doc])* $id),* }
+        /// Names of all counters, by index.
+        pub const COUNTERS: &[&str] = &[$($name),*];
+    };
+}
+counters! {
+    /// Connections opened over shared memory.
+    ConnectShm = "connect_shm",
+    /// Connections opened over kernel TCP.
+    ConnectKernel = "connect_kernel",
+    /// Connections accepted over shared memory.
+    AcceptShm = "accept_shm",
+    /// Connections accepted over kernel TCP, on a listener of ours.
+    AcceptKernel = "accept_kernel",
+    /// Listeners registered.
+    Listen = "listen",
+    /// Bytes sent over shared memory by sockets already closed.
+    TxBytes = "tx_bytes",
+    /// Bytes received over shared memory by sockets already closed.
+    RxBytes = "rx_bytes",
+    /// Connections of ours closed.
+    CloseShm = "close_shm",
+    /// Connections of ours reset.
+    ResetShm = "reset_shm",
+    /// Times a thread went to sleep on our path.
+    Sleeps = "sleeps",
+    /// Times a peer was woken.
+    Wakes = "wakes",
+    /// Waits that ended while spinning.
+    SpinHits = "spin_hits",
+    /// Waits that gave up spinning.
+    SpinMisses = "spin_misses",
+    /// SYNs taken from another worker's queue.
+    Steals = "steals",
+    /// Descriptors served from the placeholder pool.
+    PoolHits = "pool_hits",
+    /// Take-overs of a token.
+    TakeOvers = "take_overs",
+    /// A peer broke the protocol; its connection was reset.
+    HostilePeer = "hostile_peer",
+    /// Fallback: no monitor reachable, or it refused.
+    FbNoMonitor = "fallback.no_monitor",
+    /// Fallback: nobody with the library listens there.
+    FbNoListener = "fallback.no_listener",
+    /// Fallback: destination is not this host.
+    FbRemote = "fallback.remote",
+    /// Fallback: the socket was bound before connect.
+    FbBound = "fallback.bound",
+    /// Fallback: no slot, port or SYN queue entry free.
+    FbFull = "fallback.full",
+    /// Fallback: out of memory, descriptors or address space.
+    FbResource = "fallback.resource",
+    /// Fallback: an option or operation that only the kernel has.
+    FbOption = "fallback.option",
+    /// Fallback: called from a signal handler that interrupted us.
+    FbReentry = "fallback.reentry",
+    /// Fallback: switched off (--no-shm, unshare, setns).
+    FbDisabled = "fallback.disabled",
+}
+
+#[repr(C, align(64))]
+pub struct Stats {
+    pub counter: [AtomicU64; 64],
+    /// Name of the program (comm), NUL padded.
+    pub comm: [AtomicU8; 16],
+}
+
+/// Socket states, [`Sock::state`].
+pub mod sock_state {
+    pub const FREE: u32 = 0;
+    pub const OPEN: u32 = 1;
+}
+
+/// Bits of [`Sock::flags`].
+pub mod flag {
+    /// O_NONBLOCK.
+    pub const NONBLOCK: u32 = 1;
+    /// shutdown(SHUT_RD) was called.
+    pub const SHUT_RD: u32 = 2;
+    /// shutdown(SHUT_WR) was called; FIN is sent.
+    pub const SHUT_WR: u32 = 4;
+    /// The peer's reset was reported once.
+    pub const RST_REPORTED: u32 = 8;
+    /// One send after the peer's close was let through.
+    pub const SENT_AFTER_CLOSE: u32 = 16;
+    /// The peer broke the protocol.
+    pub const POISONED: u32 = 32;
+    /// A send found the ring full (EPOLLOUT edge pending).
+    pub const TX_BLOCKED: u32 = 64;
+    /// Non-blocking connect reported EINPROGRESS already.
+    pub const CONNECTING: u32 = 128;
+}
+
+/// Processes that may hold one socket and be found after a crash.
+pub const HOLDERS: usize = 7;
+
+/// One connection as a process family sees it. Line by line grouped by use.
+#[repr(C, align(64))]
+pub struct Sock {
+    pub state: AtomicU32,
+    pub flags: AtomicU32,
+    /// Channel id and slot: where it lives.
+    pub channel: AtomicU32,
+    pub slot: AtomicU32,
+    /// [`crate::channel::CLIENT`] or [`crate::channel::SERVER`].
+    pub side: AtomicU32,
+    /// Pending SO_ERROR.
+    pub err: AtomicI32,
+    pub family: AtomicU16,
+    pub local_port: AtomicU16,
+    pub peer_port: AtomicU16,
+    _pad: u16,
+    /// Local and peer address, 16 bytes each, IPv4 as v4-mapped.
+    pub local: [AtomicU8; 16],
+    pub peer: [AtomicU8; 16],
+    /// Nonces of the processes that have a descriptor for it. Slot 0.. in any
+    /// order; 0 is empty. The last one to leave closes the connection.
+    pub holders: [AtomicU64; HOLDERS],
+    /// Processes beyond `HOLDERS`; they are only counted.
+    pub extra_holders: AtomicU32,
+    _pad1: u32,
+    /// SO_RCVTIMEO / SO_SNDTIMEO, nanoseconds; 0: none.
+    pub rcvtimeo: AtomicU64,
+    pub sndtimeo: AtomicU64,
+    /// Values of recorded integer options; indices belong to the library.
+    pub opt: [AtomicI32; 24],
+    _pad2: [u64; 2],
+    pub tx: Half,
+    pub rx: Half,
+}
+
+/// Token and positions of one direction, touched by its owner only.
+#[repr(C, align(128))]
+pub struct Half {
+    /// Thread that holds the token; see `fsocket-core`'s `token`.
+    pub owner: AtomicU64,
+    pub lock: AtomicU64,
+    /// Position of the next byte to write or read.
+    pub pos: AtomicU64,
+    /// Position that lies at offset 0 of the ring.
+    pub base: AtomicU64,
+    /// tx: may write up to here without looking. rx: bytes left in the record.
+    pub limit: AtomicU64,
+    /// Bytes carried so far.
+    pub bytes: AtomicU64,
+    /// tx: ring offset up to which pages are known to exist.
+    pub populated: AtomicU64,
+    /// CPU last published, plus one.
+    pub cpu: AtomicU32,
+    _pad: u32,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<Half>() == 128);
+    assert!(offset_of!(Sock, holders) == 64);
+    assert!(offset_of!(Sock, tx) == 256 && offset_of!(Sock, rx) == 384);
+    assert!(size_of::<Sock>() == 512);
+    assert!(COUNTERS.len() <= 64);
+    assert!(size_of::<Stats>() <= 4096);
+};

@@ -1,0 +1,196 @@
+//! The channel: shared memory between one client process and one listener
+//! group. Made and sealed by the monitor, zero-filled, fixed size.
+//!
+//! ```text
+//! 0                HEADER      one page
+//! SYN_OFF          65 SYN queues (0: any worker; 1 + w: worker w)
+//! WAITER_OFF       2 sides x 63 waiters
+//! SLOT_OFF         1024 slot controls
+//! RING_OFF         1024 x 2 rings of RING_CAP bytes, sparse
+//! ```
+
+use fsocket_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8};
+use fsocket_sync::doorbell::Want;
+
+/// Connections per channel.
+pub const SLOTS: usize = 1024;
+/// Bytes of one ring; a power of two. Sparse: untouched pages cost nothing.
+pub const RING_CAP: usize = 1 << 20;
+/// Stream positions start here, so that zero never is one.
+pub const POS_START: u64 = RING_CAP as u64;
+/// Workers of a listener group that get a SYN queue of their own.
+pub const WORKERS: usize = 64;
+/// Entries of one SYN queue; a power of two.
+pub const SYN_CAP: usize = 256;
+/// Waiters per side; bit 63 of a want mask is the futex bit.
+pub const WAITERS: usize = 63;
+
+pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockCH1");
+
+/// Side of a channel: index into `waiters`.
+pub const CLIENT: usize = 0;
+pub const SERVER: usize = 1;
+/// Direction of a ring: index into [`Slot::dir`]. The side that *sends* into
+/// `dir[d]` is side `d`.
+pub const TO_SERVER: usize = 0;
+pub const TO_CLIENT: usize = 1;
+
+pub const SYN_OFF: usize = 4096;
+pub const WAITER_OFF: usize = SYN_OFF + ((1 + WORKERS) * core::mem::size_of::<SynQueue>()).next_multiple_of(4096);
+pub const SLOT_OFF: usize = WAITER_OFF + (2 * (WAITERS + 1) * core::mem::size_of::<Waiter>()).next_multiple_of(4096);
+pub const RING_OFF: usize = SLOT_OFF + (SLOTS * core::mem::size_of::<Slot>()).next_multiple_of(4096);
+/// Size of the memfd of a channel, bytes.
+pub const CHANNEL_SIZE: usize = RING_OFF + SLOTS * 2 * RING_CAP;
+
+/// Byte offset of ring `dir` of `slot`.
+#[inline(always)]
+pub const fn ring_off(slot: usize, dir: usize) -> usize {
+    RING_OFF + (slot * 2 + dir) * RING_CAP
+}
+
+/// First page. Written by the monitor; the sides only read it (either could
+/// scribble on it: that hurts this channel alone).
+#[repr(C)]
+pub struct Header {
+    pub magic: u64,
+    pub version: u32,
+    pub id: u32,
+    /// Bit w: worker w of the listener group is there and has queue 1 + w.
+    pub workers: AtomicU64,
+    /// Not zero: nobody accepts any more; a new connection must use the kernel.
+    pub listener_closed: AtomicU32,
+    /// Not zero: the client process is gone.
+    pub client_gone: AtomicU32,
+}
+
+/// SYN queue: the client process produces (under its own lock), any worker of
+/// the group consumes (its own queue, or another's to steal).
+#[repr(C, align(64))]
+pub struct SynQueue {
+    /// Next entry to write; client only.
+    pub tail: AtomicU32,
+    _pad0: [u32; 15],
+    /// Next entry to take; workers, compare-and-swap.
+    pub head: AtomicU32,
+    _pad1: [u32; 15],
+    /// Server waiters to tell of a new entry.
+    pub want: Want,
+    /// Slot number + 1 of each waiting connection; 0 is empty.
+    pub entry: [AtomicU32; SYN_CAP],
+}
+
+/// A thread that waits for many things: an epoll instance or one `poll` call.
+/// The owner sleeps on an eventfd (its *bell*); the peer sets `ready` bits and
+/// rings only when `sleeping` is set.
+#[repr(C, align(64))]
+pub struct Waiter {
+    /// Bell key of the owner; 0: free. Allocated by compare-and-swap.
+    pub bell: AtomicU64,
+    /// Set by the owner before it sleeps, cleared by whoever rings.
+    pub sleeping: AtomicU32,
+    _pad: u32,
+    _pad1: [u64; 6],
+    /// Bit i: `ready[i]` may be non-zero. Bit 63: a SYN queue.
+    pub summary: AtomicU64,
+    _pad2: [u64; 7],
+    /// Bit per slot.
+    pub ready: [AtomicU64; SLOTS / 64],
+}
+/// Bit of [`Waiter::summary`] for "a SYN queue has something".
+pub const SUMMARY_SYN: u64 = 1 << 63;
+
+/// Slot states, [`Slot::state`].
+pub mod slot_state {
+    /// Nobody's, or the client fills it in.
+    pub const FREE: u32 = 0;
+    /// In a SYN queue; the client may already send.
+    pub const SYN: u32 = 1;
+    /// A worker took it.
+    pub const ESTABLISHED: u32 = 2;
+}
+
+/// Control block of one connection.
+#[repr(C, align(64))]
+pub struct Slot {
+    /// See [`slot_state`]; SYN is stored (release) by the client after all
+    /// else is in place, ESTABLISHED by the worker that accepts.
+    pub state: AtomicU32,
+    /// Counts uses of the slot.
+    pub generation: AtomicU32,
+    /// AF_INET or AF_INET6 as the client's socket has it.
+    pub family: AtomicU16,
+    /// Client's port, host order.
+    pub client_port: AtomicU16,
+    _pad: u32,
+    /// Destination as the client named it; IPv4 in v4-mapped form.
+    pub dst: [AtomicU8; 16],
+    _pad2: [u64; 4],
+    pub dir: [Dir; 2],
+}
+
+/// Status bits of a sender, [`Prod::status`].
+pub mod status {
+    /// No more data will be sent.
+    pub const FIN: u32 = 1;
+    /// Reset: the peer sees ECONNRESET after what it can still read.
+    pub const RST: u32 = 2;
+    /// This side has closed altogether: it reads no more.
+    pub const CLOSED: u32 = 4;
+}
+
+/// One direction of a connection; each line has one writer.
+#[repr(C, align(64))]
+pub struct Dir {
+    pub prod: Prod,
+    pub cons: Cons,
+    /// Armed by the consumer: wake me when there is data, FIN or RST.
+    pub want_data: Want,
+    /// Armed by the producer: wake me when there is space (or the peer closed).
+    pub want_space: Want,
+}
+
+/// Written by the sender, rarely: a receiver that finds no record looks here.
+#[repr(C, align(64))]
+pub struct Prod {
+    pub status: AtomicU32,
+    /// CPU the sender runs on, plus one; 0 unknown.
+    pub cpu: AtomicU32,
+    /// Position at which the ring was empty and the sender went back to offset
+    /// 0 of the ring.
+    pub rewind_from: AtomicU64,
+}
+
+/// Written by the receiver after each read.
+#[repr(C, align(64))]
+pub struct Cons {
+    /// Position up to which bytes are consumed.
+    pub head: AtomicU64,
+    /// CPU the receiver runs on, plus one; 0 unknown.
+    pub cpu: AtomicU32,
+}
+
+/// Record header: low 32 bits length in bytes, high 32 bits kind. Never zero.
+pub mod record {
+    pub const DATA: u32 = 1;
+    /// Skip to the end of the ring.
+    pub const PAD: u32 = 2;
+    /// Bytes of a header.
+    pub const HDR: u64 = 8;
+    /// Longest record: published piece by piece, so that the receiver copies
+    /// while the sender does.
+    pub const MAX: u64 = 32 * 1024;
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<Header>() <= 4096);
+    assert!(size_of::<SynQueue>() == 3 * 64 + SYN_CAP * 4);
+    assert!(offset_of!(SynQueue, want) == 128);
+    assert!(size_of::<Waiter>() == 256);
+    assert!(offset_of!(Waiter, summary) == 64 && offset_of!(Waiter, ready) == 128);
+    assert!(size_of::<Dir>() == 256);
+    assert!(size_of::<Slot>() == 64 + 512);
+    assert!(RING_CAP.is_power_of_two() && SYN_CAP.is_power_of_two());
+    assert!(RING_OFF % 4096 == 0);
+};

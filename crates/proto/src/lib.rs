@@ -1,0 +1,167 @@
+//! Messages between the library and the monitor, and where they meet.
+//!
+//! Transport: one `SOCK_SEQPACKET` Unix socket per process (the *control
+//! socket*); one [`Msg`] a packet, at most one descriptor attached
+//! (`SCM_RIGHTS`). Requests marked *sync* are answered by a message of the same
+//! `kind` and `seq`; others have no answer. The monitor may send the messages
+//! under "from the monitor" at any time, also before a pending answer; after
+//! each of them it bumps `pending` in the process's arena, if it has one.
+//!
+//! The end of the control socket is the end of the process (or its `exec`):
+//! the monitor then takes back everything it held. A forked child that inherits
+//! sockets gets its own control socket: the *parent*, before the fork, makes a
+//! socket pair and sends one end with [`kind::ADOPT`] over its own control
+//! socket, so that the order of what parent and child do later cannot matter.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub mod paths;
+#[cfg(feature = "report")]
+pub mod report;
+
+pub const VERSION: u16 = 1;
+
+/// Kinds of messages.
+pub mod kind {
+    /// First message of a process. `id` nonce, `arg0` pid, `arg1` ABI version,
+    /// fd: none. *Sync*: answer `id` process number, fd: the registry
+    /// (read-only memfd, [`crate::registry`]). Sent without waiting for the
+    /// answer, which is read when first needed. A wrong ABI version is answered
+    /// with `result` EPROTO.
+    pub const HELLO: u32 = 1;
+    /// A forked child is about to exist. `id` the child's nonce, fd: its end of
+    /// a socket pair that the monitor uses as its control socket. The child
+    /// belongs to the parent's family, holds every listener that the parent
+    /// holds, and every connection of the family whose `holders` name its
+    /// nonce. The child itself sends HELLO (same nonce) on the new socket.
+    pub const ADOPT: u32 = 2;
+    /// Arena of this process: fd memfd sealed against shrink and grow, of
+    /// exactly `ARENA_SIZE`. No answer. The monitor checks seals and size
+    /// before it maps.
+    pub const ARENA: u32 = 3;
+    /// `fd` is a socket in the listening state. *Sync*: `id` listener number.
+    /// The monitor takes address and network namespace from the descriptor
+    /// itself (SO_ACCEPTCONN, SO_DOMAIN, SO_PROTOCOL, getsockname, IPV6_V6ONLY,
+    /// SO_NETNS_COOKIE), so nobody registers what he does not hold, and closes
+    /// it at once (else the port would stay taken).
+    pub const LISTEN: u32 = 4;
+    /// This process closed its last descriptor of listener `id`. No answer.
+    /// The last holder ends the listener.
+    pub const UNLISTEN: u32 = 5;
+    /// This process wants to accept on listener `id`. *Sync*. Before the answer
+    /// come one [`CHANNEL_SRV`] for each channel that exists. Answer: `arg0`
+    /// worker number w (queue 1 + w is its own), or `result` EAGAIN when there
+    /// are more than 64 workers (it then only steals). Later channels follow
+    /// as they are made.
+    pub const WORKER: u32 = 6;
+    /// `addr` destination, fd: the socket to be connected (its network
+    /// namespace counts). `arg0`: number of a channel to the same listener that
+    /// is full, or 0. *Sync*: `id` channel, `arg0` listener, `arg1` size, fd
+    /// memfd; or `result` ENOENT: no listener of ours, EMFILE/ENOMEM: out of
+    /// something. One process gets the same channel number back while it has it
+    /// and does not call it full (without a descriptor attached: `arg2` = 1).
+    pub const CONNECT: u32 = 7;
+    /// *Sync*: lease of client ports: `arg0` first, `arg1` count (64).
+    /// `result` EAGAIN when all are out. Returned at the end of the process.
+    pub const PORTS: u32 = 8;
+    /// A bell (eventfd, the attached fd) with key `id` (chosen by the library,
+    /// random). No answer.
+    pub const BELL: u32 = 9;
+    /// The bell with key `id` is gone. No answer.
+    pub const UNBELL: u32 = 10;
+    /// *Sync*: the descriptor of bell `id`, whose owner must be on the other
+    /// side of channel `arg0`. `result` ENOENT otherwise.
+    pub const GETBELL: u32 = 11;
+    /// *Sync*: report as JSON in a memfd; `arg0` length; see
+    /// [`crate::report`]. For the command line; needs no HELLO.
+    pub const REPORT: u32 = 12;
+
+    /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
+    /// memfd: somebody connects to a listener this process works for.
+    pub const CHANNEL_SRV: u32 = 32;
+    /// From the monitor: the other side of channel `id` is gone and every
+    /// connection in it has been closed or reset; unmap when drained.
+    pub const CHANNEL_GONE: u32 = 33;
+}
+
+/// Address of a listener or destination; IPv4 in v4-mapped form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Addr {
+    pub ip: [u8; 16],
+    /// Host byte order.
+    pub port: u16,
+    /// AF_INET or AF_INET6.
+    pub family: u16,
+    /// IPV6_V6ONLY of a listener; else 0.
+    pub v6only: u32,
+}
+
+/// One message, fixed size.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Msg {
+    pub kind: u32,
+    /// Chosen by the requester, repeated in the answer.
+    pub seq: u32,
+    pub version: u16,
+    pub _pad: u16,
+    /// 0 or a positive errno.
+    pub result: i32,
+    pub id: u64,
+    pub arg0: u64,
+    pub arg1: u64,
+    pub arg2: u64,
+    pub addr: Addr,
+}
+
+/// Bytes of a message.
+pub const MSG_SIZE: usize = core::mem::size_of::<Msg>();
+
+impl Msg {
+    pub fn new(kind: u32) -> Self {
+        Msg { kind, version: VERSION, ..Default::default() }
+    }
+}
+
+/// The registry: which listeners exist, so that a `connect` to anywhere else
+/// costs no message. One read-only memfd per monitor (F_SEAL_FUTURE_WRITE,
+/// written through the monitor's own earlier mapping).
+///
+/// A reader takes `generation` (odd: being changed), reads, and checks it
+/// again. The registry only decides whether asking the monitor is worth it.
+pub mod registry {
+    use super::Addr;
+    use core::sync::atomic::AtomicU64;
+
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockRG1");
+    pub const ENTRIES: usize = 4096;
+    pub const LOCALS: usize = 256;
+    pub const SIZE: usize = core::mem::size_of::<Registry>().next_multiple_of(4096);
+
+    #[repr(C)]
+    pub struct Entry {
+        /// 0: empty.
+        pub listener: u64,
+        /// SO_NETNS_COOKIE of the listening socket.
+        pub netns: u64,
+        pub addr: Addr,
+    }
+
+    #[repr(C)]
+    pub struct Registry {
+        pub magic: u64,
+        pub generation: AtomicU64,
+        /// CLOCK_MONOTONIC milliseconds, written at start only.
+        pub started: u64,
+        /// Entries in use are below this.
+        pub entries: u64,
+        pub locals: u64,
+        /// This host's own addresses in the monitor's network namespace, beyond
+        /// loopback; v4-mapped.
+        pub local: [[u8; 16]; LOCALS],
+        pub entry: [Entry; ENTRIES],
+    }
+}
+
+const _: () = assert!(MSG_SIZE == 72);

@@ -1,0 +1,73 @@
+//! What `fastsocket stat` and `fastsocket ss` show, as the monitor reports it.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Counter name ([`fsocket_abi::arena::COUNTERS`]) to value.
+pub type Counters = BTreeMap<String, u64>;
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Version of this schema.
+    pub version: u32,
+    pub monitor_pid: u32,
+    /// Seconds since the monitor started.
+    pub uptime: f64,
+    /// Sum over all processes, also those that have ended.
+    pub totals: Counters,
+    pub processes: Vec<Process>,
+    pub listeners: Vec<Listener>,
+    /// One entry per end of a connection.
+    pub connections: Vec<Connection>,
+    pub channels: Vec<Channel>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: u32,
+    pub comm: String,
+    /// Pid of the process whose arena family it belongs to.
+    pub family: u32,
+    pub counters: Counters,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Listener {
+    pub id: u64,
+    /// "127.0.0.1:80", "[::]:80".
+    pub local: String,
+    pub pids: Vec<u32>,
+    /// Processes that accept.
+    pub workers: Vec<u32>,
+    /// Connections waiting in SYN queues.
+    pub queued: u32,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Connection {
+    /// As `ss` spells it: SYN-SENT, ESTAB, FIN-WAIT, CLOSE-WAIT, ...
+    pub state: String,
+    /// Bytes waiting to be read here, and sent but not read by the peer.
+    pub recv_q: u64,
+    pub send_q: u64,
+    pub local: String,
+    pub peer: String,
+    pub pids: Vec<u32>,
+    pub comm: String,
+    pub path: String,
+    pub channel: u32,
+    pub slot: u32,
+    pub tx_bytes: u64,
+    pub rx_bytes: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Channel {
+    pub id: u32,
+    pub listener: u64,
+    pub client_pid: u32,
+    /// Connections in it.
+    pub connections: u32,
+    /// Resident bytes of shared memory.
+    pub resident: u64,
+}

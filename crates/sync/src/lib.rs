@@ -1,0 +1,47 @@
+//! Atomics facade (`core` or `loom`), the asymmetric fence, and the doorbell
+//! protocol. Nothing here makes a system call: the expensive half of the fence
+//! is handed in by the caller, so that loom can stand in for the kernel.
+#![cfg_attr(not(loom), no_std)]
+
+#[cfg(not(loom))]
+pub mod atomic {
+    pub use core::sync::atomic::{
+        compiler_fence, fence, AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
+    };
+}
+#[cfg(loom)]
+pub mod atomic {
+    pub use loom::sync::atomic::{
+        fence, AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
+    };
+}
+
+pub mod doorbell;
+
+/// The cheap half of the asymmetric fence, for the side that runs often.
+///
+/// Orders an earlier store before a later load *only* together with a
+/// [heavy fence](doorbell::Want::arm) on the other side, which
+/// `membarrier(2)` supplies: every running thread of a registered process
+/// passes a full barrier before that call returns. Here it only stops the
+/// compiler. Under loom both halves are sequentially consistent fences.
+#[inline(always)]
+pub fn light_fence() {
+    #[cfg(not(loom))]
+    core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
+    #[cfg(loom)]
+    loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
+}
+
+/// A value alone on its cache line.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Line<T>(pub T);
+
+impl<T> core::ops::Deref for Line<T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
