@@ -1,1 +1,45 @@
-fn main() {}
+//! `fastsocket`: runs programs with the library, and shows what it does.
+//!
+//! `main` is C's, not std's: std sets SIGPIPE to ignored and opens `/dev/null`
+//! on closed descriptors 0 to 2 before its `main`, and `fastsocket run` must
+//! hand over to its program exactly what it was given itself.
+#![cfg_attr(not(test), no_main)]
+
+mod cmdline;
+mod control;
+mod locate;
+mod private;
+mod run;
+
+use clap::error::ErrorKind;
+use clap::Parser;
+use cmdline::{Cli, Command};
+
+/// Exit status for everything that is our own failure, as `env`, `nice` and
+/// other exec wrappers have it.
+pub const EXIT_OWN: i32 = 125;
+
+#[cfg(not(test))]
+#[no_mangle]
+extern "C" fn main(_argc: libc::c_int, _argv: *const *const libc::c_char) -> libc::c_int {
+    // glibc gives argv to std's initialiser too, so `std::env::args_os` works.
+    std::panic::catch_unwind(entry).unwrap_or(EXIT_OWN)
+}
+
+/// Exit status of the command line.
+#[cfg_attr(test, allow(dead_code))]
+fn entry() -> i32 {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = e.print();
+            return match e.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+                _ => EXIT_OWN,
+            };
+        }
+    };
+    match cli.command {
+        Command::Run(args) => run::run(&args),
+    }
+}

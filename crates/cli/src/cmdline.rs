@@ -1,0 +1,50 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Shared memory instead of loopback TCP, for programs as they are.
+#[derive(Debug, Parser)]
+#[command(name = "fastsocket", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program with the library
+    Run(Run),
+}
+
+/// Where the other two pieces are.
+#[derive(Debug, Default, Clone, Args)]
+pub struct Pieces {
+    /// The preloaded library [default: beside this program, ../lib, /usr/lib/fastsocket]
+    #[arg(long, value_name = "PATH", env = "FASTSOCKET_LIBRARY")]
+    pub library: Option<PathBuf>,
+    /// The monitor [default: beside this program, ../sbin, /usr/sbin]
+    #[arg(long, value_name = "PATH", env = "FASTSOCKET_MONITOR")]
+    pub monitor: Option<PathBuf>,
+}
+
+/// Run a program with the library. If anything of ours is missing, one warning
+/// says so and the program runs on stock sockets.
+///
+/// Exit status: the program's; 125 if fastsocket itself fails, 126 if the
+/// program cannot be executed, 127 if it is not found.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// No shared memory: every connection uses the kernel
+    #[arg(long)]
+    pub no_shm: bool,
+    /// Say what is used
+    #[arg(short, long)]
+    pub verbose: bool,
+    #[command(flatten)]
+    pub pieces: Pieces,
+    /// The program and its arguments
+    #[arg(required = true, num_args = 1.., trailing_var_arg = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}

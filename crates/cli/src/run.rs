@@ -1,0 +1,183 @@
+//! `fastsocket run`: sets up the environment and becomes the program.
+
+use crate::cmdline::{Pieces, Run};
+use crate::{control, locate, private, EXIT_OWN};
+use fsocket_proto::paths;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+const EXIT_CANNOT_EXECUTE: i32 = 126;
+const EXIT_NOT_FOUND: i32 = 127;
+
+/// Words that [`paths::ENV_DISABLE`] may hold.
+const PARTS: &[&str] = &["shm", "zones"];
+
+/// Does not return unless something failed; the exit status.
+pub fn run(args: &Run) -> i32 {
+    let disable = match disabled_parts(std::env::var_os(paths::ENV_DISABLE), args.no_shm) {
+        Ok(list) => list,
+        Err(e) => {
+            eprintln!("fastsocket: {e}");
+            return EXIT_OWN;
+        }
+    };
+    match prepare(&args.pieces) {
+        Ok(setup) => {
+            if args.verbose {
+                eprintln!("fastsocket: library {}", setup.library.display());
+                eprintln!("fastsocket: monitor {} ({})", setup.socket.display(), setup.origin);
+                if !disable.is_empty() {
+                    eprintln!("fastsocket: switched off: {}", disable.to_string_lossy());
+                }
+            }
+            // One thread: nobody reads the environment meanwhile.
+            std::env::set_var(paths::ENV_SOCKET, &setup.socket);
+            std::env::set_var("LD_PRELOAD", preload_list(std::env::var_os("LD_PRELOAD"), &setup.library));
+            if !disable.is_empty() {
+                std::env::set_var(paths::ENV_DISABLE, disable);
+            }
+        }
+        Err(e) => {
+            let program = args.program[0].to_string_lossy();
+            eprintln!("fastsocket: warning: {e}; {program} runs on stock sockets");
+        }
+    }
+    execute(&args.program)
+}
+
+/// What the program needs in its environment.
+pub struct Setup {
+    pub library: PathBuf,
+    pub socket: PathBuf,
+    /// How the monitor was found, in words.
+    pub origin: String,
+}
+
+fn prepare(pieces: &Pieces) -> Result<Setup, String> {
+    let library = locate::library(pieces.library.as_deref())?;
+    let (socket, origin) = monitor(pieces)?;
+    Ok(Setup { library, socket, origin })
+}
+
+/// A monitor that listens: the one named by the environment, the system's, or
+/// this user's own, started if need be.
+fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
+    let failed = |path: &Path, e: rustix::io::Errno| format!("monitor {}: {e}", path.display());
+    if let Some(path) = control::from_env() {
+        control::probe(&path).map_err(|e| failed(&path, e))?;
+        return Ok((path, format!("named by {}", paths::ENV_SOCKET)));
+    }
+    let system = PathBuf::from(paths::SYSTEM_SOCKET);
+    match control::probe(&system) {
+        Ok(_) => return Ok((system, "system".to_owned())),
+        Err(e) if control::is_absent(e) => {}
+        Err(e) => return Err(failed(&system, e)),
+    }
+    let socket = control::private_path();
+    match control::probe(&socket) {
+        Ok(uid) => {
+            private::directory(&socket)?;
+            if uid.is_some_and(|uid| uid != rustix::process::geteuid().as_raw()) {
+                return Err(format!("monitor {}: runs as another user", socket.display()));
+            }
+            Ok((socket, "private".to_owned()))
+        }
+        Err(e) if control::is_absent(e) => {
+            let pid = private::start(&locate::monitor(pieces.monitor.as_deref())?, &socket)?;
+            Ok((socket, format!("private, started as process {}", pid.as_raw_nonzero())))
+        }
+        Err(e) => Err(failed(&socket, e)),
+    }
+}
+
+/// The list of parts that are off, with `shm` added if asked for.
+fn disabled_parts(now: Option<OsString>, no_shm: bool) -> Result<OsString, String> {
+    let now = now.unwrap_or_default();
+    let now = now.to_string_lossy();
+    let mut parts: Vec<&str> = now.split(',').map(str::trim).filter(|p| !p.is_empty()).collect();
+    if let Some(bad) = parts.iter().find(|p| !PARTS.contains(p)) {
+        return Err(format!("{}: unknown part '{bad}' (known: {})", paths::ENV_DISABLE, PARTS.join(", ")));
+    }
+    if no_shm && !parts.contains(&"shm") {
+        parts.push("shm");
+    }
+    Ok(parts.join(",").into())
+}
+
+/// `LD_PRELOAD` with the library first, once; what else is there stays.
+pub fn preload_list(now: Option<OsString>, library: &Path) -> OsString {
+    let now = now.unwrap_or_default();
+    let is_separator = |b: &u8| *b == b':' || *b == b' ';
+    let entries: Vec<&[u8]> = now.as_bytes().split(is_separator).filter(|e| !e.is_empty()).collect();
+    let same = |e: &[u8]| Path::new(OsStr::from_bytes(e)).canonicalize().is_ok_and(|p| p == library);
+    if entries.iter().any(|e| same(e)) {
+        return now;
+    }
+    let mut list = library.as_os_str().as_bytes().to_vec();
+    for entry in entries {
+        // Another build of the library: two of them would hook each other.
+        if Path::new(OsStr::from_bytes(entry)).file_name() != Some(OsStr::new(locate::LIBRARY)) {
+            list.push(b':');
+            list.extend_from_slice(entry);
+        }
+    }
+    OsString::from_vec(list)
+}
+
+/// Becomes the program; returns the exit status if it cannot.
+fn execute(program: &[OsString]) -> i32 {
+    let args: Result<Vec<CString>, _> = program.iter().map(|a| CString::new(a.as_bytes())).collect();
+    let Ok(args) = args else {
+        eprintln!("fastsocket: argument with a zero byte");
+        return EXIT_OWN;
+    };
+    let pointers: Vec<_> = args.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
+    // SAFETY: `pointers` ends with null, and it and what it points to live here.
+    unsafe { libc::execvp(pointers[0], pointers.as_ptr()) };
+    let e = std::io::Error::last_os_error();
+    let name = program[0].to_string_lossy();
+    if e.raw_os_error() == Some(libc::ENOENT) {
+        eprintln!("fastsocket: {name}: not found");
+        EXIT_NOT_FOUND
+    } else {
+        eprintln!("fastsocket: {name}: cannot execute: {e}");
+        EXIT_CANNOT_EXECUTE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preload(now: &str) -> String {
+        preload_list(Some(now.into()), Path::new("/opt/fs/libfsocket.so")).into_string().unwrap()
+    }
+
+    #[test]
+    fn library_goes_first_and_others_stay() {
+        assert_eq!(preload(""), "/opt/fs/libfsocket.so");
+        assert_eq!(preload("/a.so:/b.so c.so"), "/opt/fs/libfsocket.so:/a.so:/b.so:c.so");
+    }
+
+    #[test]
+    fn another_build_is_replaced() {
+        assert_eq!(preload("/x/libfsocket.so:/b.so"), "/opt/fs/libfsocket.so:/b.so");
+    }
+
+    #[test]
+    fn same_file_is_not_added_twice() {
+        let exe = std::env::current_exe().unwrap().canonicalize().unwrap();
+        let now = OsString::from(format!("/b.so:{}", exe.display()));
+        assert_eq!(preload_list(Some(now.clone()), &exe), now);
+    }
+
+    #[test]
+    fn disable_list() {
+        let list = |now: Option<&str>, no_shm| disabled_parts(now.map(Into::into), no_shm);
+        assert_eq!(list(None, false).unwrap(), "");
+        assert_eq!(list(None, true).unwrap(), "shm");
+        assert_eq!(list(Some("zones, shm"), true).unwrap(), "zones,shm");
+        assert!(list(Some("shn"), false).unwrap_err().contains("shn"));
+    }
+}
