@@ -167,7 +167,8 @@ pub struct Sock {
 pub struct Half {
     /// Thread that holds the token; see `fsocket-core`'s `token`.
     pub owner: AtomicU64,
-    pub lock: AtomicU64,
+    /// The owner is inside an operation; written by the owner only.
+    pub busy: AtomicU64,
     /// Position of the next byte to write or read.
     pub pos: AtomicU64,
     /// Position that lies at offset 0 of the ring.
@@ -181,6 +182,11 @@ pub struct Half {
     /// CPU last published, plus one.
     pub cpu: AtomicU32,
     _pad: u32,
+    /// Lock once several threads share the direction.
+    pub shared: AtomicU64,
+    /// tx: ring offset that must stay untouched until the receiver has followed
+    /// the last rewind; 0: none.
+    pub fence: AtomicU64,
 }
 
 #[cfg(not(loom))]

@@ -158,6 +158,8 @@ pub struct Prod {
     /// Position at which the ring was empty and the sender went back to offset
     /// 0 of the ring.
     pub rewind_from: AtomicU64,
+    /// With `want_space` armed: wake the sender once `head` has reached this.
+    pub space_at: AtomicU64,
 }
 
 /// Written by the receiver after each read.

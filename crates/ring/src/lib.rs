@@ -1,1 +1,424 @@
+//! The byte ring: one producer, one consumer, bytes in order, each message one
+//! in-band record so that a small one costs a single cache-line transfer.
+//!
+//! A record is an 8-byte header (length and kind, never zero), the payload,
+//! and padding to 8 bytes. The producer zeroes the *next* header before it
+//! release-stores this one, so a consumer that polls the header at its position
+//! sees zero until there is something to read. No record straddles the end of
+//! the ring. When the ring is empty and the producer has left its first page,
+//! it *rewinds* to offset 0, so that small-message traffic touches one page and
+//! stays in cache.
+//!
+//! Nothing here makes a system call. Both sides keep their positions in a
+//! private [`Half`]; what the peer writes (`head`, record headers,
+//! `rewind_from`) is read once, checked, and a value that breaks the protocol
+//! gives [`Hostile`].
+#![cfg_attr(not(loom), no_std)]
 
+use fsocket_abi::arena::Half;
+use fsocket_abi::channel::{record, Dir, POS_START, RING_CAP};
+use fsocket_sync::atomic::{AtomicU64, Ordering};
+
+const CAP: u64 = RING_CAP as u64;
+const MASK: u64 = CAP - 1;
+/// Bytes between two looks at the consumer's position.
+const STEP: u64 = 4096;
+
+/// The peer broke the protocol: close this connection, nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hostile;
+
+/// Where the bytes of a ring lie.
+///
+/// # Safety
+/// `header` must return the aligned word at byte offset `off` (a multiple of 8,
+/// below the capacity) of the memory that `write` and `read` copy to and from,
+/// and that memory must stay mapped while the value lives.
+pub unsafe trait Bytes: Copy {
+    fn header(&self, off: usize) -> &AtomicU64;
+    /// # Safety
+    /// `src` is readable for `n` bytes and `off + n` is within the capacity.
+    unsafe fn write(&self, off: usize, src: *const u8, n: usize);
+    /// # Safety
+    /// `dst` is writable for `n` bytes and `off + n` is within the capacity.
+    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize);
+}
+
+/// A ring in mapped memory.
+#[cfg(not(loom))]
+#[derive(Clone, Copy)]
+pub struct Mapped(*mut u8);
+
+#[cfg(not(loom))]
+impl Mapped {
+    /// # Safety
+    /// `base` is 8-aligned and mapped, readable and writable, for `RING_CAP`
+    /// bytes for as long as the value is used.
+    #[inline(always)]
+    pub const unsafe fn new(base: *mut u8) -> Self {
+        Mapped(base)
+    }
+}
+
+#[cfg(not(loom))]
+// SAFETY: `new` promised the mapping; offsets are the implementor's contract.
+unsafe impl Bytes for Mapped {
+    #[inline(always)]
+    fn header(&self, off: usize) -> &AtomicU64 {
+        debug_assert!(off % 8 == 0 && off < RING_CAP);
+        // SAFETY: masking keeps the word inside the mapping that `new` was promised.
+        unsafe { &*(self.0.add(off & (MASK as usize & !7)) as *const AtomicU64) }
+    }
+    #[inline(always)]
+    unsafe fn write(&self, off: usize, src: *const u8, n: usize) {
+        debug_assert!(off + n <= RING_CAP);
+        // SAFETY: the caller's bounds; application memory and the ring do not
+        // overlap (a concurrent write by a hostile peer only garbles its bytes).
+        unsafe { copy(src, self.0.add(off), n) }
+    }
+    #[inline(always)]
+    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) {
+        debug_assert!(off + n <= RING_CAP);
+        // SAFETY: as in `write`.
+        unsafe { copy(self.0.add(off), dst, n) }
+    }
+}
+
+/// memcpy with the smallest sizes in line: a call costs as much as the bytes.
+#[cfg(not(loom))]
+#[inline(always)]
+unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) {
+    // SAFETY: the caller vouches for n bytes on both sides; unaligned accesses
+    // stay within them.
+    unsafe {
+        if n == 8 {
+            (dst as *mut u64).write_unaligned((src as *const u64).read_unaligned());
+        } else if (9..=16).contains(&n) {
+            let a = (src as *const u64).read_unaligned();
+            let b = (src.add(n - 8) as *const u64).read_unaligned();
+            (dst as *mut u64).write_unaligned(a);
+            (dst.add(n - 8) as *mut u64).write_unaligned(b);
+        } else {
+            core::ptr::copy_nonoverlapping(src, dst, n);
+        }
+    }
+}
+
+#[inline(always)]
+const fn align8(n: u64) -> u64 {
+    (n + 7) & !7
+}
+#[inline(always)]
+const fn pack(kind: u32, len: u64) -> u64 {
+    (kind as u64) << 32 | len
+}
+#[inline(always)]
+fn get(a: &AtomicU64) -> u64 {
+    // Relaxed: fields of a Half are touched by the holder of its token only;
+    // the token orders them.
+    a.load(Ordering::Relaxed)
+}
+#[inline(always)]
+fn put(a: &AtomicU64, v: u64) {
+    a.store(v, Ordering::Relaxed)
+}
+
+/// Start values of a fresh direction; both sides call it on their own half.
+pub fn init_half(h: &Half) {
+    put(&h.pos, POS_START);
+    put(&h.base, POS_START);
+    put(&h.limit, 0);
+    put(&h.bytes, 0);
+    put(&h.populated, 0);
+    put(&h.fence, 0);
+    h.cpu.store(0, Ordering::Relaxed);
+}
+
+/// Start values of the shared lines of a direction, and the first header; the
+/// client, before it publishes the SYN, while no other party uses the slot.
+pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
+    d.prod.status.store(0, Ordering::Relaxed);
+    d.prod.cpu.store(0, Ordering::Relaxed);
+    d.prod.rewind_from.store(0, Ordering::Relaxed);
+    d.prod.space_at.store(0, Ordering::Relaxed);
+    d.cons.head.store(POS_START, Ordering::Relaxed);
+    d.cons.cpu.store(0, Ordering::Relaxed);
+    d.want_data.reset();
+    d.want_space.reset();
+    b.header(0).store(0, Ordering::Relaxed);
+}
+
+/// Send one message of up to [`SMALL`] bytes if that needs no look at the
+/// consumer. True: published; the caller rings doorbells.
+///
+/// # Safety
+/// `src` is readable for `len` bytes; the caller holds the token of `h`.
+#[inline(always)]
+pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize) -> bool {
+    let pos = get(&h.pos);
+    let need = record::HDR + align8(len as u64);
+    if len.wrapping_sub(1) >= SMALL || pos + need + record::HDR > get(&h.limit) {
+        return false;
+    }
+    // SAFETY: the limit ends before the ring does.
+    unsafe { put_record(b, d, h, pos, src, len as u64) };
+    true
+}
+/// Largest message for [`send_small`], bytes.
+pub const SMALL: usize = 2048;
+
+/// # Safety
+/// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
+/// (the trailing header may lie at offset 0 of the next lap).
+#[inline(always)]
+unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, len: u64) {
+    let base = get(&h.base);
+    let off = (pos - base) & MASK;
+    let next = pos + record::HDR + align8(len);
+    // SAFETY: the caller's bounds.
+    unsafe { b.write((off + record::HDR) as usize, src, len as usize) };
+    b.header(((next - base) & MASK) as usize).store(0, Ordering::Relaxed);
+    // Release: payload and the zeroed next header, for the consumer's acquire
+    // load of this header in `Rx::header`.
+    b.header(off as usize).store(pack(record::DATA, len), Ordering::Release);
+    if pos == base {
+        // First record after a rewind: the consumer still polls the header at
+        // the old offset. Release: the record above, for the acquire load in
+        // `rewound`.
+        d.prod.rewind_from.store(pos, Ordering::Release);
+    }
+    put(&h.pos, next);
+    put(&h.bytes, get(&h.bytes) + len);
+}
+
+/// What a producer learns when it looks at the consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes not yet consumed.
+    pub used: u64,
+}
+
+/// Look at the consumer's position; rewind if that is possible and the next
+/// `len` bytes fit below the old position.
+///
+/// Until the consumer has followed a rewind it polls the header word at the old
+/// offset, so that word (the *fence*) must stay zero.
+pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
+    let pos = get(&h.pos);
+    // Acquire: pairs with the release in `recv`; bytes up to head are consumed
+    // and may be overwritten.
+    let head = d.cons.head.load(Ordering::Acquire);
+    // A head outside of what we wrote would make us overwrite unread data or
+    // compute a huge credit; before `base` it would alias the lap before.
+    if head > pos || pos - head > CAP || head < get(&h.base) {
+        return Err(Hostile);
+    }
+    if head > get(&h.base) {
+        put(&h.fence, 0);
+    }
+    let off = (pos - get(&h.base)) & MASK;
+    if head == pos && (STEP..=CAP - STEP).contains(&off) && align8(len) + 2 * record::HDR <= off {
+        put(&h.base, pos);
+        put(&h.fence, off);
+    }
+    Ok(Space { used: pos - head })
+}
+
+/// Send up to `len` bytes. Returns how many fitted into at most one record
+/// (0: no space) and the ring offset behind them. Call again for the rest.
+///
+/// # Safety
+/// As [`send_small`].
+pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize) -> Result<usize, Hostile> {
+    let len = len as u64;
+    loop {
+        let free = CAP - look(d, h, len)?.used;
+        let pos = get(&h.pos);
+        let off = (pos - get(&h.base)) & MASK;
+        // A record, and the zeroed header behind it, which must not touch
+        // unread bytes; at the ring's end that header is at offset 0.
+        if free < 4 * record::HDR {
+            put(&h.limit, 0);
+            return Ok(0);
+        }
+        let fence = get(&h.fence);
+        if fence != 0 && off + align8(len.min(record::MAX)) + 2 * record::HDR > fence {
+            // Step over the fence. It is skipped, not written.
+            let skip = fence + record::HDR - off;
+            if free < skip + 4 * record::HDR {
+                put(&h.limit, 0);
+                return Ok(0);
+            }
+            pad(b, h, off, skip);
+            put(&h.fence, 0);
+            continue;
+        }
+        let to_end = CAP - off;
+        if fence == 0 && to_end < 2 * record::HDR {
+            pad(b, h, off, to_end);
+            continue;
+        }
+        let room = (free - 2 * record::HDR).min(to_end - record::HDR) & !7;
+        let n = len.min(room).min(record::MAX);
+        // SAFETY: n bytes and two headers fit, see `room`.
+        unsafe { put_record(b, d, h, pos, src, n) };
+        // Let small sends run up to the next step, the credit, the fence or the
+        // ring's end.
+        let taken = record::HDR + align8(n);
+        let off = (off + taken) & MASK;
+        let end = if fence != 0 { fence } else { CAP };
+        let span = (STEP - (off & (STEP - 1))).min(free - taken).min(end - off);
+        put(&h.limit, get(&h.pos) + span);
+        return Ok(n as usize);
+    }
+}
+
+/// Make the consumer skip `span` bytes from ring offset `off` on, header
+/// included; the header behind them is zeroed first.
+fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64) {
+    b.header(((off + span) & MASK) as usize).store(0, Ordering::Relaxed);
+    // Release: the zeroed header, for the acquire load in `recv`.
+    b.header(off as usize).store(pack(record::PAD, span - record::HDR), Ordering::Release);
+    put(&h.pos, get(&h.pos) + span);
+}
+
+/// Ring offset at which the producer stands; pages beyond it are untouched
+/// unless the ring has been there before.
+pub fn offset(h: &Half) -> u64 {
+    get(&h.pos).wrapping_sub(get(&h.base)) & MASK
+}
+
+/// Is there at least one byte (or a FIN's predecessor) to read? Does not
+/// consume; may be asked without the token, the answer is then a hint.
+#[inline(always)]
+pub fn readable<B: Bytes>(b: B, d: &Dir, h: &Half) -> bool {
+    if get(&h.limit) != 0 {
+        return true;
+    }
+    let (pos, base) = (get(&h.pos), get(&h.base));
+    // Acquire: see `put_record`.
+    b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) != 0
+        || (d.prod.rewind_from.load(Ordering::Acquire) == pos && base != pos)
+}
+
+/// Receive up to `len` bytes, across records; 0: nothing there. With `peek`
+/// nothing is consumed. A null `dst` discards.
+///
+/// # Safety
+/// `dst` is writable for `len` bytes or null; the caller holds the token of `h`.
+#[inline(always)]
+pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, peek: bool) -> Result<usize, Hostile> {
+    let (mut pos, mut base, mut left) = (get(&h.pos), get(&h.base), get(&h.limit));
+    let (mut got, mut pads) = (0usize, 0);
+    while got < len {
+        if left == 0 {
+            // Acquire: pairs with the release in `put_record`. Read once: the
+            // peer can change it at any time.
+            let hdr = b.header(((pos - base) & MASK & !7) as usize).load(Ordering::Acquire);
+            if hdr == 0 {
+                if base != pos && d.prod.rewind_from.load(Ordering::Acquire) == pos {
+                    base = pos;
+                    continue;
+                }
+                break;
+            }
+            let (kind, n) = ((hdr >> 32) as u32, hdr & 0xffff_ffff);
+            let off = (pos - base) & MASK;
+            // A length beyond the ring's end would read the next connection's
+            // ring, or leave the mapping.
+            let legal = n <= CAP && off + record::HDR + align8(n) <= CAP;
+            match kind {
+                record::DATA if legal && n != 0 => {
+                    pos += record::HDR;
+                    left = n;
+                    pads = 0;
+                }
+                // An honest producer never pads twice in a row; a ring full of
+                // padding would keep us here for ever.
+                record::PAD if legal && n % 8 == 0 && pads < 2 => {
+                    pads += 1;
+                    pos += record::HDR + n;
+                    continue;
+                }
+                _ => return Err(Hostile),
+            }
+        }
+        let n = left.min((len - got) as u64);
+        if !dst.is_null() {
+            // SAFETY: `left` was checked against the ring's end when the header
+            // was read and only shrinks together with the growing `pos`.
+            unsafe { b.read(((pos - base) & MASK) as usize, dst.add(got), n as usize) };
+        }
+        got += n as usize;
+        pos += n;
+        left -= n;
+        if left == 0 {
+            pos = align8(pos);
+        }
+    }
+    if !peek {
+        put(&h.base, base);
+        put(&h.limit, left);
+        if pos != get(&h.pos) {
+            put(&h.pos, pos);
+            put(&h.bytes, get(&h.bytes) + got as u64);
+            // Release: our reads are done before the producer may overwrite;
+            // pairs with the acquire in `look`.
+            d.cons.head.store(pos, Ordering::Release);
+        }
+    }
+    Ok(got)
+}
+
+/// Bytes that can be read now without waiting, at most `max`.
+pub fn available<B: Bytes>(b: B, d: &Dir, h: &Half, max: usize) -> Result<usize, Hostile> {
+    // SAFETY: a null destination is allowed; peeking changes nothing.
+    unsafe { recv(b, d, h, core::ptr::null_mut(), max, true) }
+}
+
+/// Edge detection: has something been published since `scan`? Returns the new
+/// scan position. Asked without the token; a racing reader can only cause an
+/// edge too many.
+pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
+    let (pos, base, left) = (get(&h.pos), get(&h.base), get(&h.limit));
+    let mut at = scan.max(align8(pos.wrapping_add(left)));
+    let mut base = base;
+    let mut edge = false;
+    for _ in 0..64 {
+        let off = at.wrapping_sub(base) & MASK & !7;
+        let hdr = b.header(off as usize).load(Ordering::Acquire);
+        if hdr == 0 {
+            if base != at && d.prod.rewind_from.load(Ordering::Acquire) == at {
+                base = at;
+                continue;
+            }
+            break;
+        }
+        let n = (hdr & 0xffff_ffff).min(CAP);
+        at = at.wrapping_add(record::HDR + align8(n));
+        edge = true;
+    }
+    (edge, at)
+}
+
+/// Bytes sent and not consumed by the peer, headers included; for SIOCOUTQ and
+/// readiness. A peer that lies about it gets "full".
+pub fn unread(d: &Dir, h: &Half) -> u64 {
+    let pos = get(&h.pos);
+    let head = d.cons.head.load(Ordering::Acquire);
+    if head > pos || pos - head > CAP { CAP } else { pos - head }
+}
+
+/// May a send make progress, as the kernel sees it: a third of the buffer free?
+#[inline]
+pub fn writable(d: &Dir, h: &Half) -> bool {
+    get(&h.limit) > get(&h.pos) + SMALL as u64 || unread(d, h) <= CAP / 3 * 2
+}
+
+/// Position of the consumer at which a sleeping producer wants to be woken.
+pub fn space_target(h: &Half) -> u64 {
+    get(&h.pos).saturating_sub(CAP / 3 * 2)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

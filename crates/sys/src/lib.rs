@@ -1,1 +1,13 @@
+//! The kernel, thinly: raw system calls that neither touch `errno` nor go
+//! through libc symbols (which this project itself interposes).
+#![no_std]
 
+mod arch;
+pub mod calls;
+pub mod cpu;
+pub mod errno;
+
+pub use calls::*;
+pub use errno::Errno;
+
+pub type Result<T> = core::result::Result<T, Errno>;

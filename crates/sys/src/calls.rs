@@ -1,0 +1,275 @@
+//! System calls by name. Descriptors are plain numbers: they belong to the
+//! application as often as to us.
+
+use crate::arch::syscall6;
+use crate::{Errno, Result};
+use core::sync::atomic::AtomicU32;
+
+macro_rules! sc {
+    ($n:ident) => { sc!($n, 0) };
+    ($n:ident, $($a:expr),+ $(,)?) => {{
+        let mut args = [0usize; 6];
+        let mut _i = 0;
+        $( args[_i] = $a as usize; _i += 1; )+
+        // SAFETY: each wrapper below states or takes over what its call needs.
+        Errno::decode(unsafe { syscall6(libc::$n as usize, args) })
+    }};
+}
+
+/// Any system call, for what has no wrapper here.
+///
+/// # Safety
+/// As the call demands of its arguments.
+#[inline]
+pub unsafe fn raw(n: libc::c_long, args: [usize; 6]) -> Result<usize> {
+    // SAFETY: the caller's.
+    Errno::decode(unsafe { syscall6(n as usize, args) })
+}
+
+pub fn close(fd: i32) -> Result<()> {
+    sc!(SYS_close, fd).map(drop)
+}
+pub fn close_range(first: u32, last: u32, flags: u32) -> Result<()> {
+    sc!(SYS_close_range, first, last, flags).map(drop)
+}
+pub fn socket(domain: i32, ty: i32, proto: i32) -> Result<i32> {
+    sc!(SYS_socket, domain, ty, proto).map(|v| v as i32)
+}
+pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
+    let mut sv = [0i32; 2];
+    sc!(SYS_socketpair, domain, ty, 0, sv.as_mut_ptr())?;
+    Ok(sv)
+}
+/// `addr` is a complete socket address.
+pub fn bind(fd: i32, addr: &[u8]) -> Result<()> {
+    sc!(SYS_bind, fd, addr.as_ptr(), addr.len()).map(drop)
+}
+/// `addr` is a complete socket address.
+pub fn connect(fd: i32, addr: &[u8]) -> Result<()> {
+    sc!(SYS_connect, fd, addr.as_ptr(), addr.len()).map(drop)
+}
+/// # Safety
+/// `addr` and `len` as accept4(2) wants them: both null, or a buffer and its size.
+pub unsafe fn accept4(fd: i32, addr: *mut u8, len: *mut u32, flags: i32) -> Result<i32> {
+    sc!(SYS_accept4, fd, addr, len, flags).map(|v| v as i32)
+}
+pub fn setsockopt(fd: i32, level: i32, name: i32, val: &[u8]) -> Result<()> {
+    sc!(SYS_setsockopt, fd, level, name, val.as_ptr(), val.len()).map(drop)
+}
+/// Returns how many bytes of `val` were filled.
+pub fn getsockopt(fd: i32, level: i32, name: i32, val: &mut [u8]) -> Result<usize> {
+    let mut len = val.len() as u32;
+    sc!(SYS_getsockopt, fd, level, name, val.as_mut_ptr(), &mut len as *mut u32)?;
+    Ok(len as usize)
+}
+pub fn fcntl(fd: i32, cmd: i32, arg: usize) -> Result<i32> {
+    sc!(SYS_fcntl, fd, cmd, arg).map(|v| v as i32)
+}
+pub fn memfd_create(name: &core::ffi::CStr, flags: u32) -> Result<i32> {
+    sc!(SYS_memfd_create, name.as_ptr(), flags).map(|v| v as i32)
+}
+pub fn ftruncate(fd: i32, size: usize) -> Result<()> {
+    sc!(SYS_ftruncate, fd, size).map(drop)
+}
+/// A new mapping where the kernel likes.
+pub fn mmap(len: usize, prot: i32, flags: i32, fd: i32, off: usize) -> Result<*mut u8> {
+    sc!(SYS_mmap, 0, len, prot, flags & !libc::MAP_FIXED, fd, off).map(|v| v as *mut u8)
+}
+/// Replaces what lies at `at`.
+///
+/// # Safety
+/// The range belongs to the caller and nobody relies on its content.
+pub unsafe fn mmap_over(at: *mut u8, len: usize, prot: i32, flags: i32, fd: i32) -> Result<*mut u8> {
+    sc!(SYS_mmap, at, len, prot, flags | libc::MAP_FIXED, fd, 0).map(|v| v as *mut u8)
+}
+/// # Safety
+/// Nobody uses the range any more.
+pub unsafe fn munmap(at: *mut u8, len: usize) -> Result<()> {
+    sc!(SYS_munmap, at, len).map(drop)
+}
+/// # Safety
+/// The advice must not destroy what somebody relies on.
+pub unsafe fn madvise(at: *mut u8, len: usize, advice: i32) -> Result<()> {
+    sc!(SYS_madvise, at, len, advice).map(drop)
+}
+pub fn eventfd() -> Result<i32> {
+    sc!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map(|v| v as i32)
+}
+/// Adds one to an eventfd.
+pub fn eventfd_ring(fd: i32) -> Result<()> {
+    let one = 1u64;
+    sc!(SYS_write, fd, &one as *const u64, 8).map(drop)
+}
+/// Takes an eventfd's count, if there is any.
+pub fn eventfd_clear(fd: i32) {
+    let mut v = 0u64;
+    let _ = sc!(SYS_read, fd, &mut v as *mut u64, 8);
+}
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn pread(fd: i32, buf: *mut u8, len: usize, off: i64) -> Result<usize> {
+    sc!(SYS_pread64, fd, buf, len, off)
+}
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn read(fd: i32, buf: *mut u8, len: usize) -> Result<usize> {
+    sc!(SYS_read, fd, buf, len)
+}
+pub fn write(fd: i32, buf: &[u8]) -> Result<usize> {
+    sc!(SYS_write, fd, buf.as_ptr(), buf.len())
+}
+
+/// Sleep while `*word == expected`. Errors: EAGAIN, EINTR, ETIMEDOUT.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) -> Result<()> {
+    let ts = timeout_ns.map(timespec);
+    let p = ts.as_ref().map_or(core::ptr::null(), |t| t as *const libc::timespec);
+    sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAIT, expected, p, 0, 0).map(drop)
+}
+/// Wakes up to `n` sleepers of a futex that processes share.
+pub fn futex_wake(word: &AtomicU32, n: i32) {
+    let _ = sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAKE, n, 0, 0, 0);
+}
+
+pub const MEMBARRIER_GLOBAL_EXPEDITED: i32 = 1 << 1;
+pub const MEMBARRIER_REGISTER_GLOBAL_EXPEDITED: i32 = 1 << 2;
+pub fn membarrier(cmd: i32) -> Result<()> {
+    sc!(SYS_membarrier, cmd, 0, 0).map(drop)
+}
+
+/// The expensive half of the asymmetric fence (`fsocket_sync::light_fence` is
+/// the cheap one): when it returns, every thread of every registered process
+/// has passed a full barrier.
+pub fn heavy_fence() {
+    if membarrier(MEMBARRIER_GLOBAL_EXPEDITED).is_err() {
+        // Registration was checked at start; a seccomp filter installed later
+        // may still forbid the call. The ordinary fence is then all we have,
+        // and sleeps are bounded by the caller.
+        core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+pub fn getpid() -> i32 {
+    sc!(SYS_getpid).map_or(0, |v| v as i32)
+}
+pub fn gettid() -> i32 {
+    sc!(SYS_gettid).map_or(0, |v| v as i32)
+}
+pub fn getuid() -> u32 {
+    sc!(SYS_getuid).map_or(0, |v| v as u32)
+}
+pub fn tgkill(pid: i32, tid: i32, sig: i32) -> Result<()> {
+    sc!(SYS_tgkill, pid, tid, sig).map(drop)
+}
+pub fn sched_yield() {
+    let _ = sc!(SYS_sched_yield);
+}
+pub fn nanosleep(ns: u64) {
+    let ts = timespec(ns);
+    let _ = sc!(SYS_nanosleep, &ts as *const libc::timespec, 0);
+}
+pub fn getrandom_u64() -> u64 {
+    let mut v = 0u64;
+    if sc!(SYS_getrandom, &mut v as *mut u64, 8, libc::GRND_NONBLOCK) != Ok(8) {
+        v = now_ns() ^ ((getpid() as u64) << 40) ^ crate::cpu::ticks();
+    }
+    v
+}
+
+/// # Safety
+/// `fds` points to `n` pollfds; `mask` is null or a signal mask.
+pub unsafe fn ppoll(fds: *mut libc::pollfd, n: usize, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
+    let mut ts = timeout_ns.map(timespec);
+    let p = ts.as_mut().map_or(core::ptr::null_mut(), |t| t as *mut libc::timespec);
+    sc!(SYS_ppoll, fds, n, p, mask, 8)
+}
+pub fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: Option<&libc::epoll_event>) -> Result<()> {
+    let p = ev.map_or(core::ptr::null(), |e| e as *const libc::epoll_event);
+    sc!(SYS_epoll_ctl, ep, op, fd, p).map(drop)
+}
+/// Falls back to `epoll_pwait` with milliseconds rounded up where
+/// `epoll_pwait2` is missing.
+///
+/// # Safety
+/// `evs` has room for `max` events; `mask` is null or a signal mask.
+pub unsafe fn epoll_wait(ep: i32, evs: *mut libc::epoll_event, max: i32, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
+    match timeout_ns {
+        Some(ns) if ns % 1_000_000 != 0 => {
+            let ts = timespec(ns);
+            match sc!(SYS_epoll_pwait2, ep, evs, max, &ts as *const libc::timespec, mask, 8) {
+                Err(Errno::ENOSYS) => sc!(SYS_epoll_pwait, ep, evs, max, ns / 1_000_000 + 1, mask, 8),
+                r => r,
+            }
+        }
+        Some(ns) => sc!(SYS_epoll_pwait, ep, evs, max, (ns / 1_000_000).min(i32::MAX as u64) as i32, mask, 8),
+        None => sc!(SYS_epoll_pwait, ep, evs, max, -1isize, mask, 8),
+    }
+}
+
+/// Installs a signal mask and returns the one before.
+pub fn sigmask(set: u64) -> u64 {
+    let mut old = 0u64;
+    let _ = sc!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &set as *const u64, &mut old as *mut u64, 8);
+    old
+}
+
+fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec { tv_sec: (ns / 1_000_000_000).min(i64::MAX as u64 / 2) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+}
+
+/// CLOCK_MONOTONIC, nanoseconds.
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `ts` is ours; glibc answers from the vDSO.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+/// Sends one packet, with at most one descriptor.
+pub fn send_with_fd(sock: i32, data: &[u8], fd: Option<i32>, flags: i32) -> Result<usize> {
+    let mut iov = libc::iovec { iov_base: data.as_ptr() as *mut _, iov_len: data.len() };
+    let mut control = Control::default();
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    if let Some(fd) = fd {
+        control.hdr = libc::cmsghdr { cmsg_len: CMSG_LEN, cmsg_level: libc::SOL_SOCKET, cmsg_type: libc::SCM_RIGHTS };
+        control.fd[0] = fd;
+        msg.msg_control = &mut control as *mut Control as *mut _;
+        msg.msg_controllen = core::mem::size_of::<Control>();
+    }
+    sc!(SYS_sendmsg, sock, &msg as *const libc::msghdr, flags | libc::MSG_NOSIGNAL)
+}
+
+/// Receives one packet; a descriptor that came along is close-on-exec.
+/// A packet of length zero is the end of the socket.
+pub fn recv_with_fd(sock: i32, data: &mut [u8], flags: i32) -> Result<(usize, Option<i32>)> {
+    let mut iov = libc::iovec { iov_base: data.as_mut_ptr() as *mut _, iov_len: data.len() };
+    let mut control = Control::default();
+    // SAFETY: all-zero is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = &mut control as *mut Control as *mut _;
+    msg.msg_controllen = core::mem::size_of::<Control>();
+    let n = sc!(SYS_recvmsg, sock, &mut msg as *mut libc::msghdr, flags | libc::MSG_CMSG_CLOEXEC)?;
+    let got = msg.msg_controllen >= CMSG_LEN
+        && control.hdr.cmsg_level == libc::SOL_SOCKET
+        && control.hdr.cmsg_type == libc::SCM_RIGHTS
+        && control.hdr.cmsg_len >= CMSG_LEN;
+    Ok((n, got.then_some(control.fd[0])))
+}
+
+const CMSG_LEN: usize = core::mem::size_of::<libc::cmsghdr>() + 4;
+
+#[repr(C)]
+struct Control {
+    hdr: libc::cmsghdr,
+    fd: [i32; 2],
+}
+impl Default for Control {
+    fn default() -> Self {
+        Control { hdr: libc::cmsghdr { cmsg_len: 0, cmsg_level: 0, cmsg_type: 0 }, fd: [-1; 2] }
+    }
+}

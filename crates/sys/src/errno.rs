@@ -1,0 +1,71 @@
+//! An errno that cannot be zero.
+
+use core::num::NonZeroI32;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(NonZeroI32);
+
+impl Errno {
+    /// From a positive errno value; anything else becomes EIO.
+    #[inline]
+    pub const fn new(e: i32) -> Self {
+        match NonZeroI32::new(e) {
+            Some(v) if e > 0 => Errno(v),
+            _ => Errno(NonZeroI32::new(libc::EIO).unwrap()),
+        }
+    }
+
+    #[inline]
+    pub const fn raw(self) -> i32 {
+        self.0.get()
+    }
+
+    /// Kernel return convention: -4095..=-1 is an error.
+    #[inline(always)]
+    pub(crate) fn decode(ret: isize) -> crate::Result<usize> {
+        if (-4095..0).contains(&ret) {
+            Err(Errno::new(-ret as i32))
+        } else {
+            Ok(ret as usize)
+        }
+    }
+
+    /// Store into the calling thread's `errno`.
+    #[inline]
+    pub fn set(self) {
+        // SAFETY: glibc's errno location is valid for the life of the thread.
+        unsafe { *libc::__errno_location() = self.raw() }
+    }
+}
+
+impl core::fmt::Debug for Errno {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "errno {}", self.raw())
+    }
+}
+
+/// Keeps the application's errno over a piece of our own work.
+pub struct Saved(i32);
+
+impl Saved {
+    #[inline]
+    pub fn errno() -> Self {
+        // SAFETY: as in `Errno::set`.
+        Saved(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for Saved {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: as in `Errno::set`.
+        unsafe { *libc::__errno_location() = self.0 }
+    }
+}
+
+macro_rules! known { ($($name:ident),* $(,)?) => { impl Errno { $(pub const $name: Errno = Errno::new(libc::$name);)* } } }
+known!(
+    EAGAIN, EINTR, EBADF, EINVAL, ENOMEM, EMFILE, EPIPE, ECONNRESET, ENOTCONN, EISCONN, EALREADY, EINPROGRESS,
+    ETIMEDOUT, ENOTSOCK, EFAULT, EEXIST, ENOENT, EOPNOTSUPP, ECONNABORTED, ECONNREFUSED, EIO, ENOTSUP, ESRCH, ENOSYS,
+    EDOM, ENOPROTOOPT, EPROTO, EPERM, EADDRINUSE
+);
