@@ -1,0 +1,228 @@
+//! Things that are missing, broken, too small or misspelt: programs go on
+//! with stock sockets, and the command line says what is wrong.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{artifacts, script, stock_mode, Finished, Host, Proc, PYTHON};
+use std::process::Command;
+use std::time::Duration;
+
+/// The command line of ours with a monitor of this host's (in the
+/// environment, so that none is left running for the user).
+#[track_caller]
+fn fastsocket(host: &Host, args: &[&str], environment: &[(&str, &str)]) -> Option<Finished> {
+    if stock_mode() {
+        eprintln!("SKIPPED: stock mode has no command line");
+        return None;
+    }
+    let mut command = Command::new(artifacts::cli());
+    command.env_remove("LD_PRELOAD").env("FASTSOCKET_SOCKET", host.socket()).args(args);
+    for (key, value) in environment {
+        command.env(key, value);
+    }
+    Some(Proc::spawn(host.logs(), "fastsocket", command).finish(Duration::from_secs(30)))
+}
+
+/// A program that talks to an echo server on `port`, as arguments.
+fn client(port: u16) -> Vec<String> {
+    let path = script("apps/echo_client.py").display().to_string();
+    ["/usr/bin/python3", &path, "seq", &port.to_string(), "--connections", "5", "--bytes", "50000"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+#[test]
+fn missing_program_is_127_with_its_name() {
+    let host = Host::new();
+    let Some(done) = fastsocket(&host, &["run", "--", "/nowhere/no-such-program", "x"], &[]) else { return };
+    assert_eq!(done.code, Some(127), "{done:?}");
+    assert!(done.stderr.contains("/nowhere/no-such-program"), "{done:?}");
+    let Some(done) = fastsocket(&host, &["run", "no-such-program-in-path"], &[]) else { return };
+    assert_eq!(done.code, Some(127), "{done:?}");
+    assert!(done.stderr.contains("no-such-program-in-path"), "{done:?}");
+}
+
+#[test]
+fn not_executable_is_126() {
+    let host = Host::new();
+    let file = host.file("plain.txt", "not a program").display().to_string();
+    let Some(done) = fastsocket(&host, &["run", "--", &file], &[]) else { return };
+    assert_eq!(done.code, Some(126), "{done:?}");
+    assert!(done.stderr.contains(&file), "{done:?}");
+}
+
+#[test]
+fn the_programs_own_status_comes_through() {
+    let host = Host::new();
+    for status in [0, 1, 7, 125, 255] {
+        let Some(done) = fastsocket(&host, &["run", "--", "/bin/sh", "-c", &format!("exit {status}")], &[]) else {
+            return;
+        };
+        assert_eq!(done.code, Some(status), "{done:?}");
+    }
+    let Some(done) = fastsocket(&host, &["run", "--", "/bin/sh", "-c", "kill -TERM $$"], &[]) else { return };
+    assert_eq!(done.signal, Some(libc::SIGTERM), "{done:?}");
+}
+
+#[test]
+fn options_of_the_program_are_left_alone() {
+    let host = Host::new();
+    let Some(done) = fastsocket(&host, &["run", "--", "/bin/echo", "--no-shm", "-v", "--", "-x"], &[]) else { return };
+    assert_eq!(done.success().stdout, "--no-shm -v -- -x\n");
+}
+
+#[test]
+fn unknown_option_is_125() {
+    let host = Host::new();
+    for args in [&["run", "--no-such-option", "--", "true"][..], &["no-such-command"], &["run"], &["stat", "--jsno"]] {
+        let Some(done) = fastsocket(&host, args, &[]) else { return };
+        assert_eq!(done.code, Some(125), "{args:?}: {done:?}");
+        assert!(!done.stderr.is_empty() && done.stdout.is_empty(), "{args:?}: {done:?}");
+    }
+}
+
+#[test]
+fn malformed_environment_is_125() {
+    let host = Host::new();
+    let Some(done) = fastsocket(&host, &["run", "--", "true"], &[("FASTSOCKET_DISABLE", "shmm")]) else { return };
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(done.stderr.contains("shmm"), "{done:?}");
+}
+
+#[test]
+fn run_uses_shared_memory_and_no_shm_does_not() {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let client = client(port);
+    let client: Vec<&str> = client.iter().map(String::as_str).collect();
+    let before = host.snapshot();
+    let Some(done) = fastsocket(&host, &[&["run", "--"], &client[..]].concat(), &[]) else { return };
+    done.success().says("ok 5");
+    host.snapshot().since(&before).assert_shm(5);
+    let before = host.snapshot();
+    fastsocket(&host, &[&["run", "--no-shm", "--"], &client[..]].concat(), &[])
+        .expect("not stock")
+        .success()
+        .says("ok 5");
+    host.snapshot().since(&before).assert_kernel_only();
+}
+
+/// The program runs, on stock sockets, with exactly one line of warning.
+#[track_caller]
+fn runs_with_one_warning(options: &[&str], environment: &[(&str, &str)]) {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let client = client(port);
+    let client: Vec<&str> = client.iter().map(String::as_str).collect();
+    let args = [&["run"], options, &["--"], &client[..]].concat();
+    let Some(done) = fastsocket(&host, &args, environment) else { return };
+    let done = done.success().says("ok 5");
+    let warnings: Vec<&str> = done.stderr.lines().collect();
+    assert!(warnings.len() == 1 && warnings[0].contains("fastsocket"), "{:?}", warnings);
+}
+
+#[test]
+fn library_that_is_not_there() {
+    runs_with_one_warning(&["--library", "/nowhere/libfsocket.so"], &[]);
+}
+
+#[test]
+fn library_that_is_not_a_library() {
+    runs_with_one_warning(&["--library", "/etc/passwd"], &[]);
+    runs_with_one_warning(&["--library", "/proc/self"], &[]);
+}
+
+#[test]
+fn monitor_socket_that_is_not_a_socket() {
+    runs_with_one_warning(&[], &[("FASTSOCKET_SOCKET", "/etc/passwd")]);
+    runs_with_one_warning(&[], &[("FASTSOCKET_SOCKET", "/nowhere/monitor.sock")]);
+}
+
+#[test]
+fn library_with_a_monitor_socket_that_nobody_answers() {
+    if stock_mode() {
+        eprintln!("SKIPPED: stock mode has no library");
+        return;
+    }
+    // A listener that accepts nothing and answers nothing: no hang.
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let deaf = host.path().join("deaf.sock").display().to_string();
+    let program = format!(
+        "import socket, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.bind({deaf:?}); s.listen(8); \
+         print('deaf', flush=True); time.sleep(60)"
+    );
+    let mut listener = host.start(Stock, "deaf", PYTHON, &["-c", &program]);
+    listener.wait_stdout("deaf", Duration::from_secs(10));
+    let client = client(port);
+    let mut command = host.command(Accel, PYTHON);
+    command.env("FASTSOCKET_SOCKET", &deaf).args(&client[1..]);
+    Proc::spawn(host.logs(), "client", command).finish(Duration::from_secs(30)).success().says("ok 5");
+}
+
+#[track_caller]
+fn limited(what: &str, value: &str) {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    e2e::python(&host, Accel, 60, "limited.py", &[&port.to_string(), what, value]);
+}
+
+#[test]
+fn few_descriptors() {
+    for value in ["12", "24", "64", "256"] {
+        limited("nofile", value);
+    }
+}
+
+#[test]
+fn little_address_space() {
+    // Too little for a channel; and enough for one, but not for much else.
+    limited("as", "300000000");
+    limited("as", "2600000000");
+}
+
+#[test]
+fn limits_from_the_start() {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let client = client(port).join(" ");
+    for limit in ["ulimit -n 16", "ulimit -n 64", "ulimit -v 400000", "ulimit -l 0", "ulimit -f 0"] {
+        // Output goes to a pipe: `ulimit -f 0` forbids to write a file.
+        let line = format!("{{ {limit}; exec {client}; }} | cat; exit ${{PIPESTATUS[0]}}");
+        let mut command = host.command(Accel, "/bin/bash");
+        command.args(["-c", &line]);
+        let done = Proc::spawn(host.logs(), "limited", command).finish(Duration::from_secs(60));
+        assert!(done.code == Some(0), "{limit}: {done:?}");
+    }
+}
+
+#[test]
+fn server_under_limits() {
+    for limit in ["ulimit -n 64", "ulimit -v 500000"] {
+        let host = Host::new();
+        let port = fsocket_testkit::net::free_port();
+        let path = script("apps/echo_server.py").display().to_string();
+        let line = format!("{limit}; exec {PYTHON} {path} epoll {port}");
+        let mut command = host.command(Accel, "/bin/bash");
+        command.args(["-c", &line]);
+        let _server = Proc::spawn(host.logs(), "server", command);
+        fsocket_testkit::net::wait_for_port(port, Duration::from_secs(10)).expect("server");
+        e2e::python(
+            &host,
+            Accel,
+            60,
+            "echo_client.py",
+            &["asyncio", &port.to_string(), "--connections", "20", "--bytes", "20000"],
+        );
+    }
+}
+
+#[test]
+fn program_that_closes_every_descriptor() {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let before = host.snapshot();
+    e2e::python(&host, Accel, 60, "close_all.py", &[&port.to_string()]);
+    // The library's own descriptors live high: shared memory goes on working.
+    host.snapshot().since(&before).assert_shm(5);
+}

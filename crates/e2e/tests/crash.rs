@@ -1,0 +1,119 @@
+//! Somebody dies by SIGKILL in the middle: a server, a client, the monitor.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::Accel;
+use fsocket_testkit::{net, script, stock_mode, Host, Proc, PYTHON};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// `tests/apps/hold.py` and the file that tells it what to do.
+struct Held {
+    proc: Proc,
+    control: PathBuf,
+}
+
+impl Held {
+    #[track_caller]
+    fn start(host: &Host, port: u16) -> Held {
+        let control = host.file("control", "");
+        let path = script("apps/hold.py").display().to_string();
+        let args = [path.as_str(), &port.to_string(), &control.display().to_string()];
+        let mut proc = host.start(Accel, "hold", PYTHON, &args);
+        proc.wait_stdout("established", LIMIT);
+        Held { proc, control }
+    }
+
+    fn tell(&mut self, command: &str) {
+        let mut file = OpenOptions::new().append(true).open(&self.control).expect("control file");
+        writeln!(file, "{command}").expect("control file");
+    }
+
+    #[track_caller]
+    fn expect(&mut self, command: &str, answer: &str) {
+        self.tell(command);
+        self.proc.wait_stdout(answer, LIMIT);
+    }
+}
+
+#[test]
+fn killed_server_ends_the_clients_connection() {
+    let host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let before = host.snapshot();
+    let mut client = Held::start(&host, port);
+    host.snapshot().since(&before).assert_shm(1);
+    client.tell("wait");
+    std::thread::sleep(Duration::from_millis(100));
+    drop(server); // SIGKILL
+    let end = net::wait_until(LIMIT, || {
+        let said = client.proc.stdout();
+        said.contains("EOF") || said.contains("ECONNRESET") || said.contains("TIMEOUT")
+    });
+    assert!(end.is_ok() && !client.proc.stdout().contains("TIMEOUT"), "client saw: {}", client.proc.stdout());
+    client.expect("exit", "bye");
+}
+
+#[test]
+fn killed_client_ends_the_servers_connection() {
+    let host = Host::new();
+    let port = net::free_port();
+    let path = script("apps/accept_and_wait.py").display().to_string();
+    let server = host.server(Accel, "accept", port, PYTHON, &[&path, &port.to_string()]);
+    let before = host.snapshot();
+    let client = Held::start(&host, port);
+    host.snapshot().since(&before).assert_shm(1);
+    drop(client.proc); // SIGKILL
+    let done = server.finish(LIMIT).success();
+    assert_eq!(done.stdout.trim(), "EOF", "what a killed TCP client leaves");
+}
+
+#[test]
+fn killed_monitor_leaves_connections_and_new_ones_use_the_kernel() {
+    let mut host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let before = host.snapshot();
+    let mut client = Held::start(&host, port);
+    host.snapshot().since(&before).assert_shm(1);
+    host.kill_monitor();
+    client.expect("echo", "echoed");
+    client.expect("new", "new ok");
+    // A program that starts now finds no monitor at all.
+    let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "100000"];
+    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    client.expect("exit", "bye");
+}
+
+#[test]
+fn a_server_started_without_a_monitor_works() {
+    let mut host = Host::new();
+    host.kill_monitor();
+    let port = net::free_port();
+    let path = script("apps/echo_server.py").display().to_string();
+    let _server = host.start(Accel, "echo", PYTHON, &[&path, "epoll", &port.to_string()]);
+    net::wait_for_port(port, LIMIT).expect("server");
+    let args = ["asyncio", &port.to_string(), "--connections", "5", "--bytes", "100000"];
+    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+}
+
+#[test]
+fn killed_worker_of_a_forked_server_keeps_the_listener() {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    fsocket_testkit::need!("nginx");
+    let host = Host::new();
+    let (nginx, port) = e2e::nginx(&host, Accel);
+    let workers = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", nginx.pid())).expect("children");
+    let worker: i32 = workers.split_whitespace().next().and_then(|w| w.parse().ok()).expect("a worker");
+    let before = host.snapshot();
+    // SAFETY: a plain system call on a child of our own child.
+    unsafe { libc::kill(worker, libc::SIGKILL) };
+    for _ in 0..20 {
+        e2e::curl_compare(&host, Accel, &format!("http://127.0.0.1:{port}/1000"), &host.path().join("www/1000"), &[]);
+    }
+    host.snapshot().since(&before).assert_shm(20);
+}

@@ -1,0 +1,74 @@
+//! Ten thousand connections opened and closed leave neither a descriptor nor
+//! a page behind.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::Accel;
+use fsocket_testkit::{net, Host};
+use std::time::Duration;
+
+/// Descriptors the library may keep for reuse.
+const POOL: usize = 32;
+/// Shared memory that may stay resident, bytes: what the connections open at
+/// the same time touched.
+const RESIDENT: u64 = 64 << 20;
+
+#[track_caller]
+fn churn(kind: &str, count: usize, concurrent: usize) {
+    let host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
+    let port = port.to_string();
+    e2e::python(&host, Accel, 60, "churn.py", &[&port, "50", &concurrent.to_string()]);
+    let warm = host.snapshot();
+    let server_before = server.descriptors();
+    let output = e2e::python(&host, Accel, 240, "churn.py", &[&port, &count.to_string(), &concurrent.to_string()]);
+    let numbers: Vec<usize> = output
+        .lines()
+        .find(|line| line.starts_with("fds "))
+        .expect("fds line")
+        .split_whitespace()
+        .skip(1)
+        .map(|word| word.parse().expect("number"))
+        .collect();
+    assert!(numbers[1] <= numbers[0] + POOL, "client descriptors {} -> {}", numbers[0], numbers[1]);
+    let settled = net::wait_until(Duration::from_secs(5), || server.descriptors() <= server_before + POOL);
+    assert!(settled.is_ok(), "server descriptors {server_before} -> {}", server.descriptors());
+    let after = host.snapshot();
+    after.since(&warm).assert_shm(count as i128);
+    assert!(after.resident() <= RESIDENT, "{} bytes of shared memory stay resident", after.resident());
+}
+
+#[test]
+fn ten_thousand_connections_one_by_one() {
+    churn("epoll", 10_000, 1);
+}
+
+#[test]
+fn ten_thousand_connections_200_at_a_time() {
+    churn("epoll-edge", 10_000, 200);
+}
+
+#[test]
+fn two_thousand_connections_to_threads() {
+    churn("threaded", 2_000, 20);
+}
+
+#[test]
+fn a_hundred_client_processes_leave_nothing() {
+    let host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let port = port.to_string();
+    let args = ["seq", &port, "--connections", "2", "--bytes", "1000"];
+    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    let descriptors = server.descriptors();
+    let before = host.snapshot();
+    for _ in 0..100 {
+        e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    }
+    let after = host.snapshot();
+    after.since(&before).assert_shm(200);
+    let settled = net::wait_until(Duration::from_secs(5), || server.descriptors() <= descriptors + POOL);
+    assert!(settled.is_ok(), "server descriptors {descriptors} -> {}", server.descriptors());
+    if let Some(report) = host.snapshot().report {
+        assert!(report.channels.len() <= 4, "channels of ended clients remain: {:?}", report.channels);
+    }
+}

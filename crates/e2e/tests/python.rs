@@ -1,0 +1,91 @@
+//! Python servers and clients in every style: threads, fork, select, poll,
+//! epoll (level and edge), asyncio.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::Host;
+
+#[track_caller]
+fn clients(host: &Host, side: Side, port: u16, address: &str) {
+    let port = port.to_string();
+    for (kind, connections, bytes) in [("blocking", "6", "700000"), ("asyncio", "12", "500000"), ("seq", "60", "30000")]
+    {
+        let args = [kind, &port, "--host", address, "--connections", connections, "--bytes", bytes];
+        e2e::python(host, side, 90, "echo_client.py", &args);
+    }
+}
+
+#[track_caller]
+fn echo(kind: &str) {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
+    let before = host.snapshot();
+    clients(&host, Accel, port, "127.0.0.1");
+    host.snapshot().since(&before).assert_shm(78);
+}
+
+#[test]
+fn threaded_blocking_server() {
+    echo("threaded");
+}
+
+#[test]
+fn forking_server() {
+    echo("fork");
+}
+
+#[test]
+fn select_server() {
+    echo("select");
+}
+
+#[test]
+fn poll_server() {
+    echo("poll");
+}
+
+#[test]
+fn epoll_level_server() {
+    echo("epoll");
+}
+
+#[test]
+fn epoll_edge_server() {
+    echo("epoll-edge");
+}
+
+#[test]
+fn asyncio_server() {
+    echo("asyncio");
+}
+
+#[test]
+fn ipv6_loopback() {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "asyncio", "::1");
+    let before = host.snapshot();
+    clients(&host, Accel, port, "::1");
+    host.snapshot().since(&before).assert_shm(78);
+}
+
+#[test]
+fn wildcard_listener() {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "0.0.0.0");
+    let before = host.snapshot();
+    clients(&host, Accel, port, "127.0.0.1");
+    // Any address of 127/8 is this host, too.
+    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--host", "127.7.8.9"]);
+    host.snapshot().since(&before).assert_shm(86);
+}
+
+#[test]
+fn mixed_pairs() {
+    for (server, client) in [(Accel, Stock), (Stock, Accel), (Stock, Stock)] {
+        let host = Host::new();
+        let (_server, port) = e2e::echo_server(&host, server, "epoll", "127.0.0.1");
+        let before = host.snapshot();
+        clients(&host, client, port, "127.0.0.1");
+        host.snapshot().since(&before).assert_kernel_only();
+    }
+}

@@ -1,0 +1,97 @@
+//! Counters of the monitor, and the assertion that shared memory carried the
+//! bytes. A test that silently ran over TCP proves nothing.
+
+use fsocket_proto::report::Report;
+use std::collections::BTreeMap;
+
+/// The report at one moment; empty in stock mode.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    pub report: Option<Report>,
+}
+
+/// What changed between two snapshots.
+#[derive(Debug, Clone, Default)]
+pub struct Delta {
+    values: Option<BTreeMap<String, i128>>,
+}
+
+impl Snapshot {
+    /// Bytes of shared memory resident in all channels.
+    pub fn resident(&self) -> u64 {
+        self.report.as_ref().map_or(0, |r| r.channels.iter().map(|c| c.resident).sum())
+    }
+
+    /// Sum of a counter over all processes that ever were.
+    pub fn total(&self, name: &str) -> u64 {
+        self.report.as_ref().and_then(|r| r.totals.get(name).copied()).unwrap_or(0)
+    }
+
+    pub fn since(&self, before: &Snapshot) -> Delta {
+        let Some(report) = &self.report else { return Delta::default() };
+        let mut values: BTreeMap<String, i128> = BTreeMap::new();
+        for (name, value) in &report.totals {
+            values.insert(name.clone(), i128::from(*value) - i128::from(before.total(name)));
+        }
+        Delta { values: Some(values) }
+    }
+}
+
+impl Delta {
+    /// Change of a counter; 0 if there is none of that name.
+    pub fn get(&self, name: &str) -> i128 {
+        self.values.as_ref().and_then(|v| v.get(name).copied()).unwrap_or(0)
+    }
+
+    /// At least `connections` were opened over shared memory, at least as many
+    /// accepted, and none over kernel TCP.
+    #[track_caller]
+    pub fn assert_shm(&self, connections: i128) -> &Self {
+        self.assert_connected(connections);
+        if self.values.is_some() {
+            let accepted = self.get("accept_shm");
+            assert!(accepted >= connections, "accepted over shm: {accepted}, wanted {connections}\n{self}");
+            assert!(self.get("accept_kernel") == 0, "accepted over kernel TCP\n{self}");
+        }
+        self
+    }
+
+    /// As [`Delta::assert_shm`], for the connecting side alone.
+    #[track_caller]
+    pub fn assert_connected(&self, connections: i128) -> &Self {
+        if self.values.is_none() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            return self;
+        }
+        let connected = self.get("connect_shm");
+        assert!(connected >= connections, "connected over shm: {connected}, wanted {connections}\n{self}");
+        assert!(self.get("connect_kernel") == 0, "connected over kernel TCP\n{self}");
+        assert!(self.get("hostile_peer") == 0, "a peer was called hostile\n{self}");
+        self
+    }
+
+    /// No connection used shared memory.
+    #[track_caller]
+    pub fn assert_kernel_only(&self) -> &Self {
+        if self.values.is_none() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            return self;
+        }
+        assert!(self.get("connect_shm") == 0 && self.get("accept_shm") == 0, "shared memory was used\n{self}");
+        self
+    }
+}
+
+impl std::fmt::Display for Delta {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.values {
+            None => write!(f, "(stock mode)"),
+            Some(values) => {
+                for (name, value) in values.iter().filter(|(_, value)| **value != 0) {
+                    writeln!(f, "  {name} {value:+}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A test's own host: a temporary directory and a private monitor.
+
+use crate::{artifacts, net, process::Proc, stock_mode, Finished, Snapshot};
+use fsocket_proto::paths::ENV_SOCKET;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// With or without the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Stock,
+    Accel,
+}
+pub use Side::{Accel, Stock};
+
+/// How long a server may take to listen.
+const START: Duration = Duration::from_secs(10);
+
+pub struct Host {
+    monitor: Option<Proc>,
+    dir: tempfile::TempDir,
+    /// Kept when the test fails.
+    logs: PathBuf,
+}
+
+impl Host {
+    /// A temporary directory, and outside stock mode a monitor in it.
+    #[track_caller]
+    pub fn new() -> Host {
+        let dir = tempfile::Builder::new().prefix("fastsocket-test-").tempdir().expect("temporary directory");
+        // Servers that drop their privileges must still read their files.
+        set_mode(dir.path(), 0o755);
+        let logs = dir.path().join("logs");
+        std::fs::create_dir(&logs).expect("log directory");
+        std::fs::create_dir(dir.path().join("monitor")).expect("monitor directory");
+        set_mode(&dir.path().join("monitor"), 0o700);
+        let mut host = Host { monitor: None, dir, logs };
+        if !stock_mode() {
+            host.start_monitor();
+        } else {
+            eprintln!("FASTSOCKET_TEST_MODE=stock: kernel sockets, no path assertions");
+        }
+        host
+    }
+
+    #[track_caller]
+    pub fn start_monitor(&mut self) {
+        let mut command = Command::new(artifacts::monitor());
+        command.arg("--private").arg("--socket").arg(self.socket());
+        let mut monitor = Proc::spawn(&self.logs, "fastsocketd", command);
+        let socket = self.socket();
+        let up = net::wait_until(START, || {
+            !monitor.running() || std::os::unix::net::UnixStream::connect(&socket).is_ok() || is_seqpacket(&socket)
+        });
+        assert!(up.is_ok() && monitor.running(), "the monitor did not start: {}", monitor.stderr());
+        self.monitor = Some(monitor);
+    }
+
+    pub fn monitor(&mut self) -> Option<&mut Proc> {
+        self.monitor.as_mut()
+    }
+
+    /// kill -9 of the monitor.
+    pub fn kill_monitor(&mut self) {
+        self.monitor = None;
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn logs(&self) -> &Path {
+        &self.logs
+    }
+
+    /// Path of the monitor's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("monitor").join("monitor.sock")
+    }
+
+    /// Writes a file that everybody may read.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path().join(name);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).expect("directory");
+            set_mode(parent, 0o755);
+        }
+        std::fs::write(&path, content).expect("file");
+        set_mode(&path, 0o644);
+        path
+    }
+
+    /// A command on either side. The environment is what `fastsocket run`
+    /// gives a program.
+    pub fn command(&self, side: Side, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.path());
+        command.env_remove("LD_PRELOAD").env_remove(ENV_SOCKET).env("PYTHONUNBUFFERED", "1");
+        if side == Accel && !stock_mode() {
+            command.env("LD_PRELOAD", artifacts::library()).env(ENV_SOCKET, self.socket());
+        }
+        command
+    }
+
+    /// Starts a server and waits until it listens (and, accelerated, until the
+    /// monitor knows the listener).
+    #[track_caller]
+    pub fn server(
+        &self,
+        side: Side,
+        name: &str,
+        port: u16,
+        program: impl AsRef<std::ffi::OsStr>,
+        args: &[&str],
+    ) -> Proc {
+        let mut command = self.command(side, program);
+        command.args(args);
+        let mut server = Proc::spawn(&self.logs, name, command);
+        let listens = net::wait_until(START, || {
+            !server.running()
+                || (net::kernel_sockets(port, "0A") > 0 && (side == Stock || stock_mode() || self.knows(port)))
+        });
+        assert!(
+            listens.is_ok() && server.running(),
+            "{name} does not listen on {port} (running: {}, kernel: {}, known to the monitor: {})\n{}\n{}",
+            server.running(),
+            net::kernel_sockets(port, "0A"),
+            stock_mode() || self.knows(port),
+            server.stdout(),
+            server.stderr()
+        );
+        server
+    }
+
+    /// Runs a program to its end.
+    #[track_caller]
+    pub fn run(
+        &self,
+        side: Side,
+        name: &str,
+        limit: u64,
+        program: impl AsRef<std::ffi::OsStr>,
+        args: &[&str],
+    ) -> Finished {
+        self.start(side, name, program, args).finish(Duration::from_secs(limit))
+    }
+
+    /// Starts a program in the background.
+    #[track_caller]
+    pub fn start(&self, side: Side, name: &str, program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Proc {
+        let mut command = self.command(side, program);
+        command.args(args);
+        Proc::spawn(&self.logs, name, command)
+    }
+
+    /// Does the monitor have a listener on this port?
+    fn knows(&self, port: u16) -> bool {
+        let suffix = format!(":{port}");
+        self.snapshot().report.is_some_and(|r| r.listeners.iter().any(|l| l.local.ends_with(&suffix)))
+    }
+
+    /// The counters now.
+    #[track_caller]
+    pub fn snapshot(&self) -> Snapshot {
+        if stock_mode() {
+            return Snapshot::default();
+        }
+        let mut command = Command::new(artifacts::cli());
+        command.env(ENV_SOCKET, self.socket()).env_remove("LD_PRELOAD").args(["stat", "--json"]);
+        let output = Proc::spawn(&self.logs, "stat", command).finish(Duration::from_secs(10)).success().stdout;
+        let report = serde_json::from_str(&output).unwrap_or_else(|e| panic!("stat --json: {e}\n{output}"));
+        Snapshot { report: Some(report) }
+    }
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Host::new()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if std::thread::panicking() && std::env::var_os("FASTSOCKET_TEST_KEEP").is_some() {
+            let kept = self.dir.path().with_extension("kept");
+            if std::fs::rename(self.dir.path(), &kept).is_ok() {
+                eprintln!("kept: {}", kept.display());
+            }
+        }
+    }
+}
+
+/// A stream connect to a SOCK_SEQPACKET socket fails with EPROTOTYPE, which
+/// shows that somebody listens there.
+fn is_seqpacket(path: &Path) -> bool {
+    match std::os::unix::net::UnixStream::connect(path) {
+        Err(error) => error.raw_os_error() == Some(libc::EPROTOTYPE),
+        Ok(_) => true,
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
+}

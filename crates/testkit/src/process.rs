@@ -1,0 +1,209 @@
+//! Child processes that cannot outlive their test, nor make it wait for ever.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// A running child, leader of its own process group. Dropping it kills the
+/// group.
+pub struct Proc {
+    pub name: String,
+    child: Child,
+    out: PathBuf,
+    err: PathBuf,
+    status: Option<ExitStatus>,
+}
+
+/// What a child left behind.
+#[derive(Debug)]
+pub struct Finished {
+    pub name: String,
+    /// Exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Panics with everything the program said unless it exited with zero.
+    #[track_caller]
+    pub fn success(self) -> Self {
+        assert!(
+            self.code == Some(0),
+            "{} failed (code {:?}, signal {:?})\n--- stdout\n{}\n--- stderr\n{}",
+            self.name,
+            self.code,
+            self.signal,
+            tail(&self.stdout),
+            tail(&self.stderr)
+        );
+        self
+    }
+
+    /// Panics unless stdout contains `text`.
+    #[track_caller]
+    pub fn says(self, text: &str) -> Self {
+        assert!(
+            self.stdout.contains(text),
+            "{} did not say {text:?}\n--- stdout\n{}\n--- stderr\n{}",
+            self.name,
+            tail(&self.stdout),
+            tail(&self.stderr)
+        );
+        self
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(60)..].join("\n")
+}
+
+impl Proc {
+    /// Starts `command` with its output in files under `dir`, so that no pipe
+    /// can fill up and stop it.
+    #[track_caller]
+    pub fn spawn(dir: &Path, name: &str, mut command: Command) -> Proc {
+        static SERIAL: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let out = dir.join(format!("{serial:03}-{name}.out"));
+        let err = dir.join(format!("{serial:03}-{name}.err"));
+        command.process_group(0);
+        command.stdin(Stdio::null());
+        command.stdout(File::create(&out).expect("output file"));
+        command.stderr(File::create(&err).expect("output file"));
+        // SAFETY: prctl is async-signal-safe and touches nothing of ours.
+        unsafe {
+            command.pre_exec(|| {
+                // The children of a test that is itself killed must die, too.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap_or_else(|e| panic!("cannot start {name}: {e}"));
+        Proc { name: name.to_owned(), child, out, err, status: None }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn stdout(&self) -> String {
+        read_lossy(&self.out)
+    }
+
+    pub fn stderr(&self) -> String {
+        read_lossy(&self.err)
+    }
+
+    /// Sends a signal to the process itself.
+    pub fn signal(&self, signal: i32) {
+        if self.status.is_none() {
+            // SAFETY: a plain system call; our unreaped child owns this pid.
+            unsafe { libc::kill(self.child.id() as i32, signal) };
+        }
+    }
+
+    /// Sends a signal to the whole group.
+    pub fn signal_group(&self, signal: i32) {
+        // SAFETY: a plain system call; the group is led by our own child.
+        unsafe { libc::kill(-(self.child.id() as i32), signal) };
+    }
+
+    pub fn running(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().expect("wait");
+        }
+        self.status.is_none()
+    }
+
+    /// Waits for the end, at most `limit`; then the group is killed and the
+    /// test fails.
+    #[track_caller]
+    pub fn finish(mut self, limit: Duration) -> Finished {
+        let end = Instant::now() + limit;
+        while self.running() {
+            if Instant::now() > end {
+                let stacks = stacks_of(self.pid());
+                self.signal_group(libc::SIGKILL);
+                panic!(
+                    "{} did not end within {limit:?}\n--- stdout\n{}\n--- stderr\n{}\n--- kernel\n{stacks}",
+                    self.name,
+                    tail(&self.stdout()),
+                    tail(&self.stderr())
+                );
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let status = self.status.expect("ended");
+        Finished {
+            name: self.name.clone(),
+            code: status.code(),
+            signal: status.signal(),
+            stdout: self.stdout(),
+            stderr: self.stderr(),
+        }
+    }
+
+    /// Waits until its stdout contains `text`.
+    #[track_caller]
+    pub fn wait_stdout(&mut self, text: &str, limit: Duration) {
+        let end = Instant::now() + limit;
+        while !self.stdout().contains(text) {
+            if !self.running() || Instant::now() > end {
+                // It may have said it just before it ended.
+                if self.stdout().contains(text) {
+                    return;
+                }
+                panic!(
+                    "{}: no {text:?} within {limit:?}\n--- stdout\n{}\n--- stderr\n{}",
+                    self.name,
+                    tail(&self.stdout()),
+                    tail(&self.stderr())
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Number of open descriptors.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, |dir| dir.count())
+    }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        self.signal_group(libc::SIGKILL);
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let err = self.stderr();
+            if !err.is_empty() {
+                eprintln!("--- stderr of {} (pid {})\n{}", self.name, self.child.id(), tail(&err));
+            }
+        }
+    }
+}
+
+fn read_lossy(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        let _ = file.read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Where the threads of a hung process sleep, as far as the kernel tells.
+fn stacks_of(pid: u32) -> String {
+    let mut text = String::new();
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return text };
+    for task in tasks.flatten() {
+        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        text += &format!("{} {} {}\n", read("comm").trim(), read("wchan"), read("syscall").trim());
+    }
+    text
+}

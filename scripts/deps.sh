@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Installs what a fresh Debian 12 lacks: `deps.sh build` for building,
+# `deps.sh test` for building, tests and the demo. Does nothing when all is
+# there. Needs root (or sudo) only when something is missing. Services that
+# the packages bring are neither started nor left running.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=scripts/env.sh
+. "$here/env.sh"
+
+what=${1:-test}
+min_rust=1.85
+
+say() { printf 'deps: %s\n' "$*"; }
+die() { printf 'deps: %s\n' "$*" >&2; exit 1; }
+
+# What proves presence (a command or a file) -> the package that brings it.
+build_needs=(
+    "cc gcc"
+    "make make"
+    "/usr/include/x86_64-linux-gnu/sys/socket.h|/usr/include/aarch64-linux-gnu/sys/socket.h libc6-dev"
+    "pkg-config pkg-config"
+)
+test_needs=(
+    "nginx nginx-light"
+    "redis-server redis-server"
+    "redis-cli redis-tools"
+    "haproxy haproxy"
+    "wrk wrk"
+    "ab apache2-utils"
+    "memcached memcached"
+    "lighttpd lighttpd"
+    "curl curl"
+    "/usr/bin/python3 python3"
+    "node nodejs"
+    "ss iproute2"
+    "taskset util-linux"
+    "ps procps"
+)
+
+have() {
+    local alternative
+    for alternative in ${1//|/ }; do
+        case $alternative in
+            /*) [ -e "$alternative" ] && return 0 ;;
+            *) command -v "$alternative" >/dev/null 2>&1 && return 0 ;;
+        esac
+    done
+    return 1
+}
+
+collect_missing() {
+    missing=()
+    local need
+    for need in "$@"; do
+        have "${need%% *}" || missing+=("${need#* }")
+    done
+}
+
+check_cargo() {
+    if ! command -v cargo >/dev/null 2>&1 || ! command -v rustc >/dev/null 2>&1; then
+        die "no cargo found (looked in PATH and ~/.cargo/bin). Rust $min_rust or later is needed;
+      Debian 12's own rustc is 1.63, too old. Install a current toolchain
+      (https://rustup.rs, or Debian's newer suites) and run this again."
+    fi
+    local version
+    version=$(rustc --version | sed -E 's/^rustc ([0-9]+\.[0-9]+).*/\1/')
+    if [ "$(printf '%s\n%s\n' "$min_rust" "$version" | sort -V | head -1)" != "$min_rust" ]; then
+        die "rustc $version is too old: Rust $min_rust or later is needed (Debian 12 packages 1.63).
+      Install a current toolchain (https://rustup.rs) and put ~/.cargo/bin first in PATH."
+    fi
+}
+
+install_missing() {
+    local sudo=
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null 2>&1 ||
+            die "missing: ${missing[*]}. Not root and no sudo; run as root: apt-get install ${missing[*]}"
+        sudo=sudo
+    fi
+    command -v apt-get >/dev/null 2>&1 ||
+        die "missing: ${missing[*]}. Not a Debian-like system: install them by hand."
+
+    # Maintainer scripts ask policy-rc.d before they start a service.
+    policy=/usr/sbin/policy-rc.d
+    made_policy=
+    if [ ! -e $policy ]; then
+        made_policy=1
+        printf '#!/bin/sh\nexit 101\n' | $sudo tee $policy >/dev/null
+        $sudo chmod 755 $policy
+        # shellcheck disable=SC2064
+        trap "$sudo rm -f $policy" EXIT
+    fi
+
+    local log
+    log=$(mktemp)
+    say "installing ${#missing[@]} package(s): ${missing[*]}"
+    say "1/2 reading package lists"
+    $sudo apt-get update -qq >"$log" 2>&1 || say "apt-get update failed; trying with the lists at hand"
+    local package failed=() done=0
+    say "2/2 installing"
+    if ! DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+        # One package that cannot be had must not take the others with it.
+        for package in "${missing[@]}"; do
+            done=$((done + 1))
+            say "  $done/${#missing[@]} $package"
+            DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "$package" >>"$log" 2>&1 ||
+                failed+=("$package")
+        done
+    fi
+    if [ -n "$made_policy" ]; then
+        $sudo rm -f $policy
+        trap - EXIT
+    fi
+    if [ ${#failed[@]} -gt 0 ]; then
+        say "COULD NOT INSTALL: ${failed[*]} (last lines of apt-get:)"
+        tail -5 "$log" | sed 's/^/deps:   /'
+        rm -f "$log"
+        return 1
+    fi
+    rm -f "$log"
+}
+
+case $what in
+    build) needs=("${build_needs[@]}") ;;
+    test) needs=("${build_needs[@]}" "${test_needs[@]}") ;;
+    *) die "usage: deps.sh [build|test]" ;;
+esac
+
+collect_missing "${needs[@]}"
+if [ ${#missing[@]} -gt 0 ]; then
+    # Tests of a program that is not there are skipped loudly by the tests
+    # themselves; only a missing compiler stops us here.
+    install_missing || { collect_missing "${build_needs[@]}"; [ ${#missing[@]} -eq 0 ] || exit 1; }
+fi
+check_cargo
+say "all there ($what)"
