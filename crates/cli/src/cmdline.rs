@@ -16,6 +16,10 @@ pub struct Cli {
 pub enum Command {
     /// Run a program with the library
     Run(Run),
+    /// Measure stock sockets, ours, Unix sockets and a bare queue in turn
+    Bench(crate::bench::Bench),
+    #[command(hide = true)]
+    BenchWorker(crate::bench::worker::Worker),
 }
 
 /// Where the other two pieces are.

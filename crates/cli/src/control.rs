@@ -1,21 +1,25 @@
 //! The monitor's socket, from a client's side.
 
-use fsocket_proto::paths;
+use anyhow::{anyhow, bail, Context, Result};
+use fsocket_proto::report::Report;
+use fsocket_proto::{kind, paths, Msg, MSG_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Connects to a monitor. EAGAIN means: one listens, but its queue is full.
-pub fn connect(path: &Path, flags: SocketFlags) -> Result<OwnedFd, Errno> {
+pub fn connect(path: &Path, flags: SocketFlags) -> std::result::Result<OwnedFd, Errno> {
     let fd = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)?;
     net::connect(&fd, &SocketAddrUnix::new(path)?)?;
     Ok(fd)
 }
 
 /// Does a monitor listen there? The uid it runs as, if it says so.
-pub fn probe(path: &Path) -> Result<Option<u32>, Errno> {
+pub fn probe(path: &Path) -> std::result::Result<Option<u32>, Errno> {
     match connect(path, SocketFlags::NONBLOCK) {
         Ok(fd) => Ok(net::sockopt::socket_peercred(&fd).ok().map(|c| c.uid.as_raw())),
         Err(Errno::AGAIN) => Ok(None),
@@ -36,4 +40,68 @@ pub fn from_env() -> Option<PathBuf> {
 /// This user's private monitor.
 pub fn private_path() -> PathBuf {
     paths::private_socket(rustix::process::geteuid().as_raw()).into()
+}
+
+/// How long a monitor may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Longest report that is read; a monitor that says more is broken.
+const REPORT_LIMIT: u64 = 1 << 30;
+
+/// The monitor that `run` would use now, without starting one.
+pub fn find() -> Result<PathBuf> {
+    if let Some(path) = from_env() {
+        return Ok(path);
+    }
+    let candidates = [PathBuf::from(paths::SYSTEM_SOCKET), private_path()];
+    for path in &candidates {
+        match probe(path) {
+            Ok(_) => return Ok(path.clone()),
+            Err(e) if is_absent(e) => {}
+            Err(e) => bail!("monitor {}: {e}", path.display()),
+        }
+    }
+    bail!("no monitor listens at {} or {}", candidates[0].display(), candidates[1].display())
+}
+
+/// Asks the monitor what there is.
+pub fn report(path: &Path) -> Result<Report> {
+    let socket = connect(path, SocketFlags::empty()).with_context(|| format!("monitor {}", path.display()))?;
+    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(ANSWER_LIMIT))?;
+    let mut request = Msg::new(kind::REPORT);
+    request.seq = 1;
+    net::send(&socket, request.as_bytes(), SendFlags::NOSIGNAL)?;
+    loop {
+        let (answer, fd) = receive(&socket).context("no answer from the monitor")?;
+        if answer.kind != kind::REPORT || answer.seq != request.seq {
+            continue;
+        }
+        if answer.result != 0 {
+            bail!("the monitor refuses: {}", std::io::Error::from_raw_os_error(answer.result));
+        }
+        let file = std::fs::File::from(fd.context("answer without a descriptor")?);
+        if answer.arg0 > REPORT_LIMIT {
+            bail!("report of {} bytes", answer.arg0);
+        }
+        let mut text = vec![0; answer.arg0 as usize];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut text, 0).context("cannot read the report")?;
+        return serde_json::from_slice(&text).context("malformed report");
+    }
+}
+
+/// One message and the descriptor that came with it.
+fn receive(socket: &OwnedFd) -> Result<(Msg, Option<OwnedFd>)> {
+    let mut bytes = [0; MSG_SIZE];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = net::RecvAncillaryBuffer::new(&mut space);
+    let flags = net::RecvFlags::CMSG_CLOEXEC;
+    let got = net::recvmsg(socket, &mut [std::io::IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    if got.bytes != MSG_SIZE {
+        bail!("message of {} bytes", got.bytes);
+    }
+    let fd = control.drain().find_map(|message| match message {
+        net::RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    let msg = Msg::read_from_bytes(&bytes).map_err(|_| anyhow!("malformed message"))?;
+    Ok((msg, fd))
 }

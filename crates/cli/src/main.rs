@@ -5,6 +5,7 @@
 //! hand over to its program exactly what it was given itself.
 #![cfg_attr(not(test), no_main)]
 
+mod bench;
 mod cmdline;
 mod control;
 mod locate;
@@ -41,5 +42,15 @@ fn entry() -> i32 {
     };
     match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Bench(args) => report_errors(bench::run(&args)),
+        Command::BenchWorker(args) => bench::worker::run(&args),
     }
+}
+
+/// Exit status of a command that can fail as a whole.
+fn report_errors(result: anyhow::Result<i32>) -> i32 {
+    result.unwrap_or_else(|e| {
+        eprintln!("fastsocket: {e:#}");
+        1
+    })
 }

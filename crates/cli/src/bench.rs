@@ -1,0 +1,194 @@
+//! `fastsocket bench`: stock and ours in turn, in one run, on the same CPUs,
+//! with the raw limit beside them.
+
+mod accel;
+mod apps;
+pub mod child;
+mod html;
+mod idle;
+mod machine;
+mod queue;
+mod report;
+mod runner;
+mod scenario;
+pub mod worker;
+
+use crate::cmdline::Pieces;
+use crate::EXIT_OWN;
+use anyhow::{bail, Context, Result};
+use clap::{Args, ValueEnum};
+use report::Row;
+use runner::{NotAccelerated, Setting};
+use scenario::{Layout, Path, Scenario};
+use std::path::PathBuf;
+
+/// Measure stock sockets and ours in turn, and say what must show.
+///
+/// Exit status: 1 if a measurement failed or was not accelerated, or (with
+/// --strict) missed what it must show; else 0.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// Shorter measurements, three repetitions
+    #[arg(long)]
+    quick: bool,
+    /// Only these, by name or by the beginning of it up to a dash
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only these ways
+    #[arg(long, value_delimiter = ',')]
+    paths: Vec<Path>,
+    /// Repetitions; the median counts [default: 5, with --quick 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: Option<u32>,
+    /// Client and server on two CPUs, on the same one, or one after the other
+    #[arg(long, value_enum, default_value_t = Layouts::Both)]
+    layout: Layouts,
+    /// Write machine, command, every value
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a picture: one HTML file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Fail also if a bar is missed
+    #[arg(long)]
+    strict: bool,
+    /// Say what there is to measure
+    #[arg(long)]
+    list: bool,
+    #[command(flatten)]
+    pieces: Pieces,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Layouts {
+    TwoCpus,
+    SameCpu,
+    Both,
+}
+
+impl Layouts {
+    fn has(self, layout: Layout) -> bool {
+        match self {
+            Layouts::Both => true,
+            Layouts::TwoCpus => layout == Layout::TwoCpus,
+            Layouts::SameCpu => layout == Layout::SameCpu,
+        }
+    }
+}
+
+/// The exit status, or why nothing was measured.
+pub fn run(args: &Bench) -> Result<i32> {
+    let mut scenarios = scenario::all();
+    if args.list {
+        report::list(&scenarios);
+        return Ok(0);
+    }
+    for name in &args.only {
+        if !scenarios.iter().any(|s| matches(s, name)) {
+            eprintln!("fastsocket bench: nothing is called '{name}' (see --list)");
+            return Ok(EXIT_OWN);
+        }
+    }
+    scenarios.retain(|s| args.only.is_empty() || args.only.iter().any(|name| matches(s, name)));
+    let mut bad = false;
+    scenarios.retain(|s| {
+        let missing: Vec<_> = s.programs.iter().filter(|p| apps::find_program(p).is_none()).collect();
+        for program in &missing {
+            eprintln!("fastsocket bench: SKIPPED {}: {program} is not installed", s.name);
+        }
+        missing.is_empty()
+    });
+
+    let dir = tempfile::Builder::new().prefix("fastsocket-bench-").tempdir()?;
+    let cpus = machine::allowed_cpus()?;
+    let mut setting = Setting {
+        own: std::env::current_exe()?,
+        dir: dir.path().to_owned(),
+        accel: None,
+        cpus: [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])],
+        quick: args.quick,
+    };
+    let wanted = |path: Path| args.paths.is_empty() || args.paths.contains(&path);
+    if wanted(Path::Ours) {
+        match accel::Accel::start(&args.pieces, dir.path()) {
+            Ok(accel) => setting.accel = Some(accel),
+            Err(e) => {
+                bad = true;
+                eprintln!("fastsocket bench: NOT ACCELERATED: {e:#}; only the others are measured");
+            }
+        }
+    }
+    let reps = args.reps.map_or(if args.quick { 3 } else { 5 }, |n| n as usize);
+
+    let mut plan = Vec::new();
+    for scenario in &scenarios {
+        for layout in scenario.layouts.iter().copied().filter(|l| args.layout.has(*l)) {
+            if layout == Layout::TwoCpus && cpus.len() < 2 {
+                eprintln!("fastsocket bench: SKIPPED {} on two CPUs: only one is allowed", scenario.name);
+                continue;
+            }
+            let usable = |path: &Path| {
+                wanted(*path)
+                    && (*path != Path::Ours || setting.accel.is_some())
+                    // Two ends that spin on one CPU only wait for the scheduler.
+                    && (*path != Path::Queue || layout == Layout::TwoCpus)
+            };
+            let paths: Vec<Path> = scenario.paths.iter().copied().filter(usable).collect();
+            if !paths.is_empty() {
+                plan.push((scenario, layout, paths));
+            }
+        }
+    }
+    let rows = measure(&setting, &plan, reps);
+    bad |= rows.iter().any(|row| !row.problems.is_empty());
+    report::print(&rows);
+    let machine = machine::shape(&setting.cpus);
+    if let Some(file) = &args.json {
+        let text = serde_json::to_string_pretty(&report::json(&machine, &rows, reps))?;
+        std::fs::write(file, text + "\n").with_context(|| file.display().to_string())?;
+    }
+    if let Some(file) = &args.report {
+        std::fs::write(file, html::page(&machine, &rows)?).with_context(|| file.display().to_string())?;
+    }
+    if rows.is_empty() {
+        bail!("nothing was measured");
+    }
+    let missed = args.strict && rows.iter().any(|row| row.verdict() == Some(false));
+    Ok((bad || missed) as i32)
+}
+
+fn matches(scenario: &Scenario, name: &str) -> bool {
+    scenario.name == name || scenario.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))
+}
+
+/// Every step of the plan; within one scenario the paths take turns.
+fn measure(setting: &Setting, plan: &[(&Scenario, Layout, Vec<Path>)], reps: usize) -> Vec<Row> {
+    let steps = plan.iter().map(|(s, _, paths)| paths.len() * reps.min(s.max_reps)).sum::<usize>();
+    let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}").expect("a valid template");
+    let bar = indicatif::ProgressBar::new(steps as u64).with_style(style);
+    let mut rows = Vec::new();
+    for (scenario, layout, paths) in plan {
+        let mut mine: Vec<Row> = scenario.metrics.iter().map(|m| Row::new(scenario, m, *layout)).collect();
+        for rep in 0..reps.min(scenario.max_reps) {
+            for path in paths {
+                bar.set_message(format!("{} {} {} {}", scenario.name, layout.name(), path.name(), rep + 1));
+                match runner::step(setting, scenario, *layout, *path) {
+                    Ok(values) => {
+                        for (row, metric) in mine.iter_mut().zip(&scenario.metrics) {
+                            row.add(*path, values[metric.key]);
+                        }
+                    }
+                    Err(e) => {
+                        let not_accelerated = e.is::<NotAccelerated>();
+                        bar.suspend(|| eprintln!("fastsocket bench: {} {}: {e:#}", scenario.name, path.name()));
+                        mine.iter_mut().for_each(|row| row.fail(*path, not_accelerated, format!("{e:#}")));
+                    }
+                }
+                bar.inc(1);
+            }
+        }
+        rows.append(&mut mine);
+    }
+    bar.finish_and_clear();
+    rows
+}

@@ -1,0 +1,96 @@
+//! Our side of the comparison: library, a monitor of the bench's own, and the
+//! proof that a run went through them.
+
+use crate::cmdline::Pieces;
+use crate::{control, locate, run};
+use anyhow::{anyhow, bail, Result};
+use fsocket_proto::paths;
+use fsocket_proto::report::{Counters, Report};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the monitor may take to see the end of a process and to count it.
+const SETTLE: Duration = Duration::from_millis(500);
+
+pub struct Accel {
+    pub library: PathBuf,
+    pub socket: PathBuf,
+    monitor: super::child::Child,
+}
+
+impl Accel {
+    /// Starts a monitor with its socket in `dir`.
+    pub fn start(pieces: &Pieces, dir: &Path) -> Result<Self> {
+        let library = locate::library(pieces.library.as_deref()).map_err(|e| anyhow!(e))?;
+        let monitor = locate::monitor(pieces.monitor.as_deref()).map_err(|e| anyhow!(e))?;
+        let dir = dir.join("monitor");
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir)?;
+        let socket = dir.join("monitor.sock");
+        let mut command = Command::new(monitor);
+        clean_environment(&mut command);
+        command.args(["--private", "--socket"]).arg(&socket).stdin(Stdio::null());
+        let accel = Accel { library, monitor: super::child::Child::spawn(command, None)?, socket };
+        let started = Instant::now();
+        while control::probe(&accel.socket).is_err() {
+            if started.elapsed() > Duration::from_secs(2) {
+                bail!("the monitor does not answer");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        accel.report()?;
+        Ok(accel)
+    }
+
+    pub fn monitor_pid(&self) -> u32 {
+        self.monitor.pid()
+    }
+
+    pub fn report(&self) -> Result<Report> {
+        control::report(&self.socket)
+    }
+
+    /// Lets `command` load the library, as `fastsocket run` does.
+    pub fn environment(&self, command: &mut Command) {
+        command.env(paths::ENV_SOCKET, &self.socket);
+        command.env("LD_PRELOAD", run::preload_list(std::env::var_os("LD_PRELOAD"), &self.library));
+    }
+
+    /// The error says why what ran since `before` was not shared memory.
+    pub fn check(&self, before: &Counters) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let after = self.report()?.totals;
+            let grown = |name: &str| {
+                let value = |c: &Counters| c.get(name).copied().unwrap_or(0);
+                value(&after).saturating_sub(value(before))
+            };
+            let kernel = grown("connect_kernel");
+            if kernel > 0 {
+                let reasons: Vec<String> =
+                    after.keys().filter(|k| k.starts_with("fallback.") && grown(k) > 0).cloned().collect();
+                bail!("{kernel} connections over the kernel ({})", reasons.join(", "));
+            }
+            if grown("connect_shm") > 0 && grown("accept_shm") > 0 {
+                return Ok(());
+            }
+            if started.elapsed() > SETTLE {
+                bail!("no connection over shared memory");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Takes away what the bench itself may have been started with.
+pub fn clean_environment(command: &mut Command) {
+    command.env_remove(paths::ENV_SOCKET).env_remove(paths::ENV_DISABLE);
+    match std::env::var_os("LD_PRELOAD").map(|v| v.to_string_lossy().into_owned()) {
+        Some(list) if list.contains(locate::LIBRARY) => {
+            let rest: Vec<&str> =
+                list.split([':', ' ']).filter(|e| !e.is_empty() && !e.ends_with(locate::LIBRARY)).collect();
+            command.env("LD_PRELOAD", rest.join(":"));
+        }
+        _ => {}
+    }
+}

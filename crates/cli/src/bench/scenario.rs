@@ -1,0 +1,204 @@
+//! What is measured, and what it must show.
+
+use super::worker::Op;
+use serde::Serialize;
+
+/// What carries the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Path {
+    /// Loopback TCP, without the library
+    Stock,
+    /// Unix stream sockets
+    Unix,
+    /// TCP sockets with the library
+    Ours,
+    /// A bare queue in shared memory
+    Queue,
+}
+
+impl Path {
+    pub const ALL: [Path; 4] = [Path::Stock, Path::Unix, Path::Ours, Path::Queue];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Path::Stock => "stock",
+            Path::Unix => "unix",
+            Path::Ours => "ours",
+            Path::Queue => "queue",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    TwoCpus,
+    SameCpu,
+}
+
+impl Layout {
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::TwoCpus => "two-cpus",
+            Layout::SameCpu => "same-cpu",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    Higher,
+    Lower,
+}
+
+/// What a measure must show. A factor says how many times better ours is than
+/// the other, whichever way is better: 0.4 of the queue's rate, or 1 / 1.5 of
+/// its latency.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Bar {
+    Stock(f64),
+    Queue(f64),
+    /// At most stock and this much more.
+    StockPlus(f64),
+    AtMost(f64),
+}
+
+#[derive(Debug, Clone)]
+pub struct Metric {
+    /// Key in the result of a run.
+    pub key: &'static str,
+    /// Suffix of the measure's name; may be empty.
+    pub label: &'static str,
+    pub unit: Unit,
+    pub better: Better,
+    /// On two CPUs. On one CPU every measure must be no worse than stock.
+    pub bars: Vec<Bar>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Unit {
+    #[serde(rename = "ns")]
+    Nanoseconds,
+    #[serde(rename = "1/s")]
+    PerSecond,
+    #[serde(rename = "B/s")]
+    BytesPerSecond,
+    #[serde(rename = "s")]
+    Seconds,
+    #[serde(rename = "ms CPU")]
+    CpuMilliseconds,
+    #[serde(rename = "B")]
+    Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Job {
+    Micro { op: Op, size: usize },
+    Redis { clients: u32 },
+    NginxKeepAlive,
+    NginxClose,
+    NginxAb,
+    Haproxy,
+    CurlLoop,
+    IdleCpu,
+    IdleMemory,
+}
+
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    pub name: String,
+    pub job: Job,
+    pub paths: Vec<Path>,
+    pub layouts: Vec<Layout>,
+    pub metrics: Vec<Metric>,
+    /// Long ones are not repeated as often.
+    pub max_reps: usize,
+    /// Programs it needs.
+    pub programs: &'static [&'static str],
+}
+
+fn metric(key: &'static str, label: &'static str, unit: Unit, better: Better, bars: &[Bar]) -> Metric {
+    Metric { key, label, unit, better, bars: bars.to_vec() }
+}
+
+fn micro(name: String, op: Op, size: usize, metrics: Vec<Metric>) -> Scenario {
+    let mut paths = Path::ALL.to_vec();
+    if op == Op::Conn {
+        // The queue has no connections.
+        paths.retain(|p| *p != Path::Queue);
+    }
+    let layouts = vec![Layout::TwoCpus, Layout::SameCpu];
+    Scenario { name, job: Job::Micro { op, size }, paths, layouts, metrics, max_reps: usize::MAX, programs: &[] }
+}
+
+fn app(name: &str, job: Job, metrics: Vec<Metric>, programs: &'static [&'static str]) -> Scenario {
+    let paths = vec![Path::Stock, Path::Ours];
+    let layouts = vec![Layout::TwoCpus, Layout::SameCpu];
+    Scenario { name: name.to_owned(), job, paths, layouts, metrics, max_reps: usize::MAX, programs }
+}
+
+pub fn size_name(size: usize) -> String {
+    match size {
+        s if s >= 1 << 20 => format!("{}M", s >> 20),
+        s if s >= 1 << 10 => format!("{}K", s >> 10),
+        s => s.to_string(),
+    }
+}
+
+/// Everything there is, in the order in which it is measured.
+pub fn all() -> Vec<Scenario> {
+    use Bar::*;
+    use Better::*;
+    use Unit::*;
+    let mut list = Vec::new();
+    for size in [8, 64, 1 << 10, 16 << 10, 64 << 10, 1 << 20] {
+        let bars: &[Bar] = if size == 8 { &[Stock(35.0), Queue(1.0 / 1.5)] } else { &[] };
+        let metrics =
+            vec![metric("p50", "p50", Nanoseconds, Lower, bars), metric("p99", "p99", Nanoseconds, Lower, &[])];
+        list.push(micro(format!("rtt-{}", size_name(size)), Op::Rtt, size, metrics));
+    }
+    for size in [8, 64, 1 << 10] {
+        let bars: &[Bar] = if size == 8 { &[Stock(20.0), Queue(0.4)] } else { &[] };
+        let rate = |bars| vec![metric("rate", "", PerSecond, Higher, bars)];
+        list.push(micro(format!("rate-{}", size_name(size)), Op::Rate, size, rate(bars)));
+        list.push(micro(format!("rate-exact-{}", size_name(size)), Op::RateExact, size, rate(&[])));
+    }
+    for size in [64 << 10, 1 << 20] {
+        let bars: &[Bar] = if size == 1 << 20 { &[Stock(4.0)] } else { &[] };
+        let metrics = vec![metric("bytes", "", BytesPerSecond, Higher, bars)];
+        list.push(micro(format!("bulk-{}", size_name(size)), Op::Rate, size, metrics));
+    }
+    let rate = |bars: &[Bar]| vec![metric("rate", "", PerSecond, Higher, bars)];
+    list.push(micro("conn".to_owned(), Op::Conn, 64, rate(&[Stock(20.0)])));
+
+    const REDIS: &[&str] = &["redis-server", "redis-benchmark"];
+    for (clients, factor) in [(1, 3.0), (50, 1.8)] {
+        let metrics = vec![
+            metric("get", "GET", PerSecond, Higher, &[Stock(factor)]),
+            metric("set", "SET", PerSecond, Higher, &[]),
+        ];
+        list.push(app(&format!("redis-{clients}"), Job::Redis { clients }, metrics, REDIS));
+    }
+    list.push(app("nginx-keepalive", Job::NginxKeepAlive, rate(&[]), &["nginx", "wrk"]));
+    list.push(app("nginx-close-wrk", Job::NginxClose, rate(&[Stock(3.0)]), &["nginx", "wrk"]));
+    list.push(app("nginx-close-ab", Job::NginxAb, rate(&[Stock(3.0)]), &["nginx", "ab"]));
+    list.push(app("haproxy-nginx", Job::Haproxy, rate(&[]), &["haproxy", "nginx", "wrk"]));
+    let wall = vec![metric("seconds", "", Seconds, Lower, &[Stock(1.0 / 1.1)])];
+    list.push(app("curl-loop", Job::CurlLoop, wall, &["nginx", "curl"]));
+
+    let cpu = vec![metric("cpu", "", CpuMilliseconds, Lower, &[StockPlus(10.0)])];
+    let mut idle = app("idle-cpu", Job::IdleCpu, cpu, &["nginx", "redis-server"]);
+    idle.max_reps = 1;
+    let memory = vec![metric("bytes", "", Bytes, Lower, &[AtMost(16384.0)])];
+    let mut open = app("idle-connection", Job::IdleMemory, memory, &[]);
+    open.max_reps = 1;
+    // What the kernel spends on a connection is in no process's memory.
+    open.paths = vec![Path::Ours];
+    for mut one in [idle, open] {
+        one.layouts = vec![Layout::TwoCpus];
+        list.push(one);
+    }
+    list
+}

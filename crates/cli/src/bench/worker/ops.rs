@@ -1,0 +1,228 @@
+//! What is measured, over any [`Link`].
+
+use super::link::{Link, Listener, Socket};
+use super::{Op, Outcome, Worker, OPEN};
+use hdrhistogram::Histogram;
+use std::io::{self, Read};
+use std::time::{Duration, Instant};
+
+/// Bytes each way on a short connection, and on one that then idles.
+const SHORT: usize = 64;
+/// What a receiver offers when it takes what is there.
+const BUFFER: usize = 64 * 1024;
+/// Round trips kept; a run with more ends early.
+const SAMPLES: usize = 4 << 20;
+/// First byte of a short message that ends the server.
+const QUIT: u8 = b'Q';
+
+/// Time stamps that cost a few nanoseconds, and their length.
+mod ticks {
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub fn now() -> u64 {
+        // SAFETY: every x86-64 CPU has it.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    #[inline(always)]
+    pub fn now() -> u64 {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    }
+}
+
+/// The server's side of `rtt`, `rate` and `rate-exact`.
+pub fn serve(link: &mut impl Link, args: &Worker) -> io::Result<()> {
+    match args.op {
+        Op::Rtt => {
+            let mut message = vec![0; args.size];
+            while link.recv_all(&mut message)? {
+                link.send(&message)?;
+            }
+        }
+        _ => {
+            let mut buffer = vec![0; if args.op == Op::RateExact { args.size } else { BUFFER }];
+            let mut total = 0u64;
+            loop {
+                match link.recv(&mut buffer)? {
+                    0 => break,
+                    n => total += n as u64,
+                }
+            }
+            link.send(&total.to_ne_bytes())?;
+            // The client closes first.
+            link.recv(&mut buffer)?;
+        }
+    }
+    Ok(())
+}
+
+/// The client's side of `rtt`, `rate` and `rate-exact`.
+pub fn measure<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
+    if args.op == Op::Rtt {
+        round_trips(link, args)
+    } else {
+        one_way(link, args)
+    }
+}
+
+/// Asks for small messages to leave at once.
+pub trait Quick {
+    fn quick(&self) {}
+}
+impl Quick for Socket {
+    fn quick(&self) {
+        self.no_delay();
+    }
+}
+impl Quick for crate::bench::queue::Queue {}
+
+fn round_trips<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
+    link.quick();
+    let message: Vec<u8> = (0..args.size).map(|i| (i * 7 + 1) as u8).collect();
+    let mut echo = vec![0; args.size];
+    let warm_up = Instant::now();
+    while warm_up.elapsed().as_secs_f64() < args.secs / 5.0 {
+        link.send(&message)?;
+        if !link.recv_all(&mut echo)? || echo != message {
+            return Err(io::Error::other("echo differs"));
+        }
+    }
+    // Not zero: every page is there before the clock runs.
+    let mut samples = vec![u64::MAX; SAMPLES.min((args.secs * 20e6) as usize).max(1)];
+    let mut ops = 0;
+    let started = Instant::now();
+    let first = ticks::now();
+    let limit = Duration::from_secs_f64(args.secs);
+    let mut last = first;
+    while ops < samples.len() {
+        link.send(&message)?;
+        if !link.recv_all(&mut echo)? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let now = ticks::now();
+        samples[ops] = now - last;
+        last = now;
+        ops += 1;
+        // A clock call every 64 trips, or every trip when they are long.
+        if (ops % 64 == 0 || args.size >= 4096) && started.elapsed() >= limit {
+            break;
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let ns_per_tick = seconds * 1e9 / (last - first).max(1) as f64;
+    // Up to 100 s.
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, 1_000_000_000_000, 3).expect("valid bounds");
+    for ticks in &samples[..ops] {
+        // Tenths of a nanosecond: rounding must not show in a 200 ns median.
+        histogram.saturating_record((*ticks as f64 * ns_per_tick * 10.0) as u64);
+    }
+    link.finish()?;
+    let at = |q| histogram.value_at_quantile(q) as f64 / 10.0;
+    Ok(Outcome { ops: ops as u64, bytes: (ops * args.size * 2) as u64, seconds, p50: at(0.5), p99: at(0.99) })
+}
+
+fn one_way<L: Link>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
+    let message = vec![b'x'; args.size];
+    // Between two looks at the clock.
+    let burst = (BUFFER / args.size.max(1)).clamp(1, 256);
+    let mut ops = 0u64;
+    let started = Instant::now();
+    while started.elapsed().as_secs_f64() < args.secs {
+        for _ in 0..burst {
+            link.send(&message)?;
+        }
+        ops += burst as u64;
+    }
+    link.finish()?;
+    let mut total = [0; 8];
+    if !link.recv_all(&mut total)? {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    // Until the last byte has been received, not just sent.
+    let seconds = started.elapsed().as_secs_f64();
+    let bytes = u64::from_ne_bytes(total);
+    if bytes != ops * args.size as u64 {
+        return Err(io::Error::other(format!("{} bytes sent, {bytes} received", ops * args.size as u64)));
+    }
+    Ok(Outcome { ops, bytes, seconds, ..Default::default() })
+}
+
+/// Server of `conn`: one connection after the other.
+pub fn serve_connections(listener: &Listener) -> io::Result<()> {
+    let mut message = [0; SHORT];
+    loop {
+        let mut socket = listener.accept()?;
+        if !socket.recv_all(&mut message)? || message[0] == QUIT {
+            return Ok(());
+        }
+        socket.send(&message)?;
+        // The client's close, so that the order is the same on every path.
+        if socket.recv(&mut message)? != 0 {
+            return Err(io::Error::other("more than expected"));
+        }
+    }
+}
+
+/// Client of `conn`.
+pub fn connections(unix: bool, args: &Worker) -> io::Result<Outcome> {
+    let connect = || Socket::connect(unix, &args.addr);
+    let mut message = [b'x'; SHORT];
+    let mut once = || -> io::Result<()> {
+        let mut socket = connect()?;
+        socket.send(&message)?;
+        if !socket.recv_all(&mut message)? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    };
+    for _ in 0..100 {
+        once()?;
+    }
+    let mut ops = 0;
+    let started = Instant::now();
+    while started.elapsed().as_secs_f64() < args.secs && ops < args.max_ops {
+        for _ in 0..10 {
+            once()?;
+        }
+        ops += 10;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    connect()?.send(&[QUIT; SHORT])?;
+    Ok(Outcome { ops, bytes: ops * 2 * SHORT as u64, seconds, ..Default::default() })
+}
+
+/// Server of `idle`: `count` connections, one exchange on each, all kept.
+pub fn serve_idle(listener: &Listener, count: u64) -> io::Result<()> {
+    let mut open = Vec::with_capacity(count as usize);
+    let mut message = [0; SHORT];
+    for _ in 0..count {
+        let mut socket = listener.accept()?;
+        if socket.recv_all(&mut message)? {
+            socket.send(&message)?;
+        }
+        open.push(socket);
+    }
+    // Idle until the client goes away.
+    open.last_mut().map_or(Ok(0), |socket| socket.recv(&mut message)).map(drop)
+}
+
+/// Client of `idle`: says [`OPEN`] and waits for the end of its input, once
+/// before the first connection and once after the last.
+pub fn idle(unix: bool, args: &Worker) -> io::Result<()> {
+    let wait = || {
+        println!("{OPEN}");
+        io::stdin().read(&mut [0]).map(drop)
+    };
+    wait()?;
+    let mut open = Vec::with_capacity(args.max_ops as usize);
+    let mut message = [b'x'; SHORT];
+    for _ in 0..args.max_ops {
+        let mut socket = Socket::connect(unix, &args.addr)?;
+        socket.send(&message)?;
+        socket.recv_all(&mut message)?;
+        open.push(socket);
+    }
+    wait()
+}
