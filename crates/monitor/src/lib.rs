@@ -1,1 +1,48 @@
+//! `fastsocketd`: the monitor of the shared-memory path.
+//!
+//! Knows which processes listen, makes the channels between them and their
+//! clients, and cleans up after processes that die. It is not on the data
+//! path: when it goes, established connections go on.
+//!
+//! | layer | modules |
+//! | --- | --- |
+//! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
+//! | decisions | [`requests`], [`reaper`], [`report`] |
+//! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`] |
+//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`address`], [`membarrier`], [`sockdiag`] |
+//!
+//! Clients are not trusted: neither their messages, nor their descriptors, nor
+//! what lies in memory that they share with us.
 
+pub mod address;
+pub mod arenas;
+pub mod channels;
+pub mod clients;
+pub mod descriptor;
+pub mod endpoint;
+pub mod limits;
+pub mod listeners;
+pub mod membarrier;
+pub mod monitor;
+pub mod ports;
+pub mod reaper;
+pub mod registry;
+pub mod report;
+pub mod requests;
+pub mod shm;
+pub mod sockdiag;
+pub mod wake;
+pub mod watchdog;
+pub mod wire;
+
+pub use endpoint::{Config, Endpoint, StartError};
+pub use monitor::Monitor;
+
+/// A process, by the number of its control socket; never reused.
+pub type ConnId = u64;
+/// A process and those it forked, as told by ADOPT; never reused.
+pub type FamilyId = u64;
+/// A listening socket; never reused.
+pub type ListenerId = u64;
+/// A channel; never 0.
+pub type ChannelId = u32;

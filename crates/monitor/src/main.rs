@@ -1,1 +1,107 @@
-fn main() {}
+//! Options, logging and signals of `fastsocketd`.
+
+use clap::Parser;
+use fsocket_monitor::{Config, Monitor, StartError};
+use rustix::fd::{AsFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Exit status for "could not even begin", as of env(1) and timeout(1).
+const CANNOT_START: u8 = 125;
+
+/// Monitor of the shared-memory path of Fastsocket.
+#[derive(Parser)]
+#[command(name = "fastsocketd", version)]
+struct Options {
+    /// Path of the socket where clients find the monitor
+    #[arg(long, value_name = "PATH", default_value = fsocket_proto::paths::SYSTEM_SOCKET)]
+    socket: PathBuf,
+    /// Serve only this user and root, and exit when nobody needs it
+    #[arg(long)]
+    private: bool,
+    /// With --private: exit this long after the last process went
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    linger: f64,
+    /// Permissions of the socket, octal [default: 0666; with --private 0600]
+    #[arg(long, value_parser = parse_mode)]
+    mode: Option<u32>,
+    /// Log to standard error; twice for more. FASTSOCKET_LOG sets a filter
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("not an octal mode up to 0777".into()),
+    }
+}
+
+fn main() -> ExitCode {
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(e) => {
+            let _ = e.print();
+            return if e.use_stderr() { CANNOT_START.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    log(options.verbose);
+    match serve(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("fastsocketd: {e:#}");
+            CANNOT_START.into()
+        }
+    }
+}
+
+fn serve(options: Options) -> anyhow::Result<()> {
+    let linger = Duration::try_from_secs_f64(options.linger).map_err(|e| anyhow::anyhow!("--linger: {e}"))?;
+    let config = Config {
+        socket: options.socket,
+        private: options.private,
+        linger,
+        mode: options.mode.unwrap_or(if options.private { 0o600 } else { 0o666 }),
+    };
+    // Blocked before anything exists that would have to be removed.
+    let stop = stop_signals()?;
+    let monitor = match Monitor::start(config) {
+        Ok(monitor) => monitor,
+        // Two `fastsocket run` at once: the other one's serves us as well.
+        Err(StartError::AlreadyRunning(_)) if options.private => return Ok(()),
+        Err(e) => return Err(e.into()),
+    };
+    Ok(monitor.run(stop.as_fd())?)
+}
+
+fn log(verbose: u8) {
+    use tracing_subscriber::EnvFilter;
+    if verbose == 0 {
+        return;
+    }
+    let level = ["info", "debug", "trace"][usize::from(verbose.min(3)) - 1];
+    let filter = EnvFilter::try_from_env("FASTSOCKET_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+/// A descriptor that becomes readable on SIGTERM or SIGINT.
+fn stop_signals() -> std::io::Result<OwnedFd> {
+    // SAFETY: zero is a valid sigset_t; sigemptyset initialises it anyway.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is valid for all four calls; the descriptor that signalfd
+    // returns is ours alone.
+    unsafe {
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGTERM);
+        libc::sigaddset(&raw mut set, libc::SIGINT);
+        if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}

@@ -1,0 +1,153 @@
+//! Arenas: counters and sockets of process families.
+
+use crate::shm::Mapping;
+use crate::{ConnId, FamilyId};
+use fsocket_abi::arena::{
+    sock_state, Counter, Header, Sock, Stats, ARENA_SIZE, COUNTERS, MAGIC, SOCKS, SOCK_OFF, STATS_OFF,
+};
+use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::fd::BorrowedFd;
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::mem::offset_of;
+use std::rc::Rc;
+
+/// Values of all counters, by index.
+pub type Totals = [u64; COUNTERS.len()];
+
+pub struct ArenaMem {
+    map: Mapping,
+}
+
+impl ArenaMem {
+    /// Checks and maps an arena that a process sent.
+    ///
+    /// # Errors
+    /// EINVAL: not a memfd of the right size with the right seals (it could
+    /// shrink under us) or without our magic; EPROTO: another version.
+    pub fn open(fd: BorrowedFd<'_>) -> Result<ArenaMem, Errno> {
+        let needed = SealFlags::SHRINK | SealFlags::GROW;
+        if !rustix::fs::fcntl_get_seals(fd)?.contains(needed) || rustix::fs::fstat(fd)?.st_size != ARENA_SIZE as i64 {
+            return Err(Errno::INVAL);
+        }
+        let map = Mapping::new(fd, ARENA_SIZE)
+            .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
+        if map.at::<AtomicU64>(offset_of!(Header, magic)).load(Ordering::Acquire) != MAGIC {
+            return Err(Errno::INVAL);
+        }
+        if map.at::<AtomicU32>(offset_of!(Header, version)).load(Ordering::Acquire) != fsocket_abi::VERSION {
+            return Err(Errno::PROTO);
+        }
+        Ok(ArenaMem { map })
+    }
+
+    /// Tells the library that there is something to read.
+    pub fn bump_pending(&self) {
+        // Release: after the message itself; the library's acquire load of
+        // `pending` is followed by a receive.
+        self.map.at::<AtomicU32>(offset_of!(Header, pending)).fetch_add(1, Ordering::Release);
+    }
+
+    /// Every socket that may be in use; never more than there is room for.
+    pub fn socks(&self) -> impl Iterator<Item = &Sock> {
+        let high = self.map.at::<AtomicU32>(offset_of!(Header, high_water)).load(Ordering::Acquire);
+        (0..SOCKS.min(high as usize)).map(|i| self.map.at::<Sock>(SOCK_OFF + i * size_of::<Sock>()))
+    }
+
+    pub fn open_socks(&self) -> impl Iterator<Item = &Sock> {
+        self.socks().filter(|s| s.state.load(Ordering::Acquire) == sock_state::OPEN)
+    }
+
+    pub fn stats(&self) -> &Stats {
+        self.map.at(STATS_OFF)
+    }
+
+    pub fn count(&self, counter: Counter, n: u64) {
+        self.stats().counter[counter as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Name of the program, whatever bytes are there.
+    pub fn comm(&self) -> String {
+        let bytes: Vec<u8> =
+            self.stats().comm.iter().map(|b| b.load(Ordering::Relaxed)).take_while(|&b| b != 0).collect();
+        String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    }
+
+    /// Counters with the bytes of sockets that are still open.
+    pub fn live_counters(&self) -> Totals {
+        let mut sum: Totals = std::array::from_fn(|i| self.stats().counter[i].load(Ordering::Relaxed));
+        for sock in self.open_socks() {
+            add(&mut sum[Counter::TxBytes as usize], sock.tx.bytes.load(Ordering::Relaxed));
+            add(&mut sum[Counter::RxBytes as usize], sock.rx.bytes.load(Ordering::Relaxed));
+        }
+        sum
+    }
+
+    /// Moves the counters into `totals`.
+    pub fn fold(&self, totals: &mut Totals) {
+        for (total, counter) in totals.iter_mut().zip(&self.stats().counter) {
+            add(total, counter.swap(0, Ordering::Relaxed));
+        }
+    }
+}
+
+/// Values come from clients; a sum of them must not wrap.
+pub fn add(total: &mut u64, n: u64) {
+    *total = total.saturating_add(n);
+}
+
+pub struct Arena {
+    pub creator: ConnId,
+    pub family: FamilyId,
+    pub uid: u32,
+    /// Live processes that have it mapped: its creator and those forked since.
+    pub users: BTreeSet<ConnId>,
+    pub mem: Rc<ArenaMem>,
+}
+
+#[derive(Default)]
+pub struct Arenas {
+    all: Vec<Arena>,
+}
+
+impl Arenas {
+    pub fn iter(&self) -> impl Iterator<Item = &Arena> {
+        self.all.iter()
+    }
+
+    /// The arena that this process made.
+    pub fn of(&self, creator: ConnId) -> Option<&Arena> {
+        self.all.iter().find(|a| a.creator == creator)
+    }
+
+    /// Memory of all arenas that this process has mapped.
+    pub fn used_by(&self, conn: ConnId) -> Vec<Rc<ArenaMem>> {
+        self.all.iter().filter(|a| a.users.contains(&conn)).map(|a| a.mem.clone()).collect()
+    }
+
+    pub fn in_family(&self, family: FamilyId) -> impl Iterator<Item = &Arena> {
+        self.all.iter().filter(move |a| a.family == family)
+    }
+
+    pub fn add(&mut self, arena: Arena) {
+        self.all.push(arena);
+    }
+
+    /// A child inherits the mappings of its parent.
+    pub fn inherit(&mut self, parent: ConnId, child: ConnId) {
+        for arena in self.all.iter_mut().filter(|a| a.users.contains(&parent)) {
+            arena.users.insert(child);
+        }
+    }
+
+    /// A process is gone: returns the arenas that nobody has any more.
+    pub fn leave(&mut self, conn: ConnId) -> Vec<Arena> {
+        for arena in &mut self.all {
+            arena.users.remove(&conn);
+        }
+        let (orphans, live) = std::mem::take(&mut self.all).into_iter().partition(|a| a.users.is_empty());
+        self.all = live;
+        orphans
+    }
+}

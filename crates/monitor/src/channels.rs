@@ -1,0 +1,203 @@
+//! Channels: the shared memory between a client process and a listener group.
+
+use crate::shm::{memfd, Mapping};
+use crate::{ChannelId, ConnId, FamilyId, ListenerId};
+use fsocket_abi::channel::{
+    ring_off, slot_state, status, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, MAGIC, RING_CAP, RING_OFF,
+    SERVER, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
+};
+use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::fd::OwnedFd;
+use rustix::fs::SealFlags;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::mem::offset_of;
+use std::rc::Rc;
+
+/// The memory of a channel: everything but the rings is mapped.
+pub struct ChannelMem {
+    fd: Rc<OwnedFd>,
+    map: Mapping,
+}
+
+impl ChannelMem {
+    /// # Errors
+    /// Out of descriptors, memory or address space.
+    pub fn new(id: ChannelId) -> io::Result<ChannelMem> {
+        let fd = memfd("fastsocket-channel", CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW)?;
+        let map = Mapping::new(&fd, RING_OFF)?;
+        map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
+        map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
+        map.at::<AtomicU32>(offset_of!(Header, id)).store(id, Ordering::Relaxed);
+        Ok(ChannelMem { fd: Rc::new(fd), map })
+    }
+
+    pub fn fd(&self) -> Rc<OwnedFd> {
+        self.fd.clone()
+    }
+
+    pub fn set_workers(&self, mask: u64) {
+        self.map.at::<AtomicU64>(offset_of!(Header, workers)).store(mask, Ordering::Release);
+    }
+
+    pub fn set_listener_closed(&self) {
+        self.map.at::<AtomicU32>(offset_of!(Header, listener_closed)).store(1, Ordering::SeqCst);
+    }
+
+    pub fn set_client_gone(&self) {
+        self.map.at::<AtomicU32>(offset_of!(Header, client_gone)).store(1, Ordering::SeqCst);
+    }
+
+    /// Queue `q`, at most [`WORKERS`].
+    pub fn queue(&self, q: usize) -> &SynQueue {
+        assert!(q <= WORKERS);
+        self.map.at(SYN_OFF + q * size_of::<SynQueue>())
+    }
+
+    /// Waiter `w` of `side`.
+    pub fn waiter(&self, side: usize, w: usize) -> &Waiter {
+        assert!(side < 2 && w < WAITERS);
+        self.map.at(WAITER_OFF + (side * (WAITERS + 1) + w) * size_of::<Waiter>())
+    }
+
+    pub fn slot(&self, slot: usize) -> &Slot {
+        assert!(slot < SLOTS);
+        self.map.at(SLOT_OFF + slot * size_of::<Slot>())
+    }
+
+    /// SYNs in queue `q` that nobody took; at most [`SYN_CAP`], whatever the
+    /// memory says.
+    pub fn queued(&self, q: usize) -> u32 {
+        let queue = self.queue(q);
+        let (head, tail) = (queue.head.load(Ordering::Acquire), queue.tail.load(Ordering::Acquire));
+        tail.wrapping_sub(head).min(SYN_CAP as u32)
+    }
+
+    pub fn queued_all(&self) -> u32 {
+        (0..=WORKERS).map(|q| self.queued(q)).sum()
+    }
+
+    /// The eight bytes at `off` of ring `dir` of `slot`. By pread: looking must
+    /// neither map two gigabytes nor fill holes.
+    pub fn ring_word(&self, slot: usize, dir: usize, off: u64) -> u64 {
+        assert!(slot < SLOTS && dir < 2);
+        let off = off & (RING_CAP as u64 - 1) & !7;
+        let mut word = [0u8; 8];
+        match rustix::io::retry_on_intr(|| rustix::io::pread(&*self.fd, &mut word, ring_off(slot, dir) as u64 + off)) {
+            Ok(8) => u64::from_ne_bytes(word),
+            _ => 0,
+        }
+    }
+
+    /// Slots that somebody uses on at least one side.
+    pub fn slots_in_use(&self) -> usize {
+        (0..SLOTS)
+            .filter(|&i| {
+                let slot = self.slot(i);
+                let closed = |side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
+                slot.state.load(Ordering::Acquire) != slot_state::FREE && !(closed(CLIENT) && closed(SERVER))
+            })
+            .count()
+    }
+
+    /// Bytes of memory behind the channel.
+    pub fn resident(&self) -> u64 {
+        rustix::fs::fstat(&*self.fd).map_or(0, |st| st.st_blocks as u64 * 512)
+    }
+}
+
+pub struct Channel {
+    pub id: ChannelId,
+    pub listener: ListenerId,
+    /// The client process; it may be gone.
+    pub client: ConnId,
+    pub client_pid: u32,
+    pub client_uid: u32,
+    pub client_family: FamilyId,
+    /// Families with a process that was handed this channel as a worker.
+    pub server_families: BTreeSet<FamilyId>,
+    pub mem: Rc<ChannelMem>,
+    pub client_ended: bool,
+    pub client_gone: bool,
+    pub listener_gone: bool,
+}
+
+impl Channel {
+    /// Whether processes of this family may be at this end.
+    pub fn is_party(&self, side: usize, family: FamilyId) -> bool {
+        match side {
+            CLIENT => self.client_family == family,
+            SERVER => self.server_families.contains(&family),
+            _ => false,
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Channels {
+    all: BTreeMap<ChannelId, Channel>,
+    last_id: ChannelId,
+}
+
+impl Channels {
+    pub fn get(&self, id: ChannelId) -> Option<&Channel> {
+        self.all.get(&id)
+    }
+
+    pub fn get_mut(&mut self, id: ChannelId) -> Option<&mut Channel> {
+        self.all.get_mut(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Channel> {
+        self.all.values()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Channel> {
+        self.all.values_mut()
+    }
+
+    pub fn remove(&mut self, id: ChannelId) -> Option<Channel> {
+        self.all.remove(&id)
+    }
+
+    /// A number that no channel has; numbers of channels that are gone come
+    /// back as late as possible.
+    pub fn next_id(&mut self) -> ChannelId {
+        loop {
+            self.last_id = self.last_id.wrapping_add(1).max(1);
+            if !self.all.contains_key(&self.last_id) {
+                return self.last_id;
+            }
+        }
+    }
+
+    pub fn add(&mut self, channel: Channel) {
+        self.all.insert(channel.id, channel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_sealed_sparse_and_labelled() {
+        let mem = ChannelMem::new(7).unwrap();
+        assert_eq!(rustix::fs::fstat(&*mem.fd).unwrap().st_size as usize, CHANNEL_SIZE);
+        assert!(rustix::fs::ftruncate(&*mem.fd, 0).is_err());
+        assert!(mem.resident() < 1 << 20);
+        assert_eq!(mem.slots_in_use(), 0);
+        assert_eq!(mem.queued_all(), 0);
+        assert_eq!(mem.ring_word(SLOTS - 1, 1, u64::MAX), 0);
+        let header = Mapping::new(&*mem.fd, 4096).unwrap();
+        assert_eq!(header.at::<AtomicU64>(0).load(Ordering::Relaxed), MAGIC);
+        assert_eq!(header.at::<AtomicU32>(offset_of!(Header, id)).load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn a_nonsense_queue_is_bounded() {
+        let mem = ChannelMem::new(1).unwrap();
+        mem.queue(3).head.store(u32::MAX / 2, Ordering::Relaxed);
+        assert_eq!(mem.queued(3), SYN_CAP as u32);
+    }
+}

@@ -1,0 +1,160 @@
+//! The place where clients find the monitor: its socket in the file system.
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How the monitor runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Only for the own user and root, and only while somebody uses it.
+    pub private: bool,
+    /// Private: exit so long after the last process went.
+    pub linger: Duration,
+    /// Permissions of the socket.
+    pub mode: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A live monitor has the socket.
+    #[error("a monitor is already running at {}", .0.display())]
+    AlreadyRunning(PathBuf),
+    #[error("{}: {reason}", .path.display())]
+    Directory { path: PathBuf, reason: String },
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: std::io::Error },
+}
+
+fn system<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> StartError {
+    move |e| StartError::System { what, source: e.into() }
+}
+
+/// A listening socket under its final name, and the lock that makes it ours.
+pub struct Endpoint {
+    pub fd: OwnedFd,
+    path: PathBuf,
+    aside: PathBuf,
+    _lock: OwnedFd,
+    published: bool,
+}
+
+impl Endpoint {
+    /// Takes the lock and publishes the socket: it has its name only once it
+    /// can be connected to.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn publish(config: &Config) -> Result<Endpoint, StartError> {
+        let path = &config.socket;
+        let directory = match path.parent() {
+            Some(d) if !d.as_os_str().is_empty() => d,
+            _ => Path::new("."),
+        };
+        prepare_directory(directory, config.private)?;
+        let lock = lock(path)?;
+        let fd = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )
+        .map_err(system("make a socket"))?;
+        let aside = beside(path, ".new");
+        // We have the lock: whatever has this name is nobody's.
+        let _ = std::fs::remove_file(&aside);
+        let address = SocketAddrUnix::new(&aside).map_err(system("use this socket path"))?;
+        rustix::net::bind(&fd, &address).map_err(system("bind the socket"))?;
+        std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(config.mode))
+            .map_err(system("set the permissions of the socket"))?;
+        rustix::net::listen(&fd, 512).map_err(system("listen"))?;
+        let mut endpoint = Endpoint { fd, path: path.clone(), aside, _lock: lock, published: false };
+        endpoint.show().map_err(system("rename the socket"))?;
+        Ok(endpoint)
+    }
+
+    /// Gives the socket its name: new clients find it.
+    pub fn show(&mut self) -> std::io::Result<()> {
+        std::fs::rename(&self.aside, &self.path)?;
+        self.published = true;
+        Ok(())
+    }
+
+    /// Takes the name away; those who connected before are still in the
+    /// backlog.
+    pub fn hide(&mut self) -> std::io::Result<()> {
+        std::fs::rename(&self.path, &self.aside)?;
+        self.published = false;
+        Ok(())
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(if self.published { &self.path } else { &self.aside });
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn prepare_directory(path: &Path, private: bool) -> Result<(), StartError> {
+    let bad = |reason: String| StartError::Directory { path: path.to_owned(), reason };
+    let mode = if private { 0o700 } else { 0o755 };
+    match std::fs::DirBuilder::new().recursive(!private).mode(mode).create(path) {
+        Ok(()) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(bad(e.to_string())),
+    }
+    if private {
+        // Not through a link: in /tmp anybody may have put one there.
+        let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
+        if !meta.is_dir() {
+            return Err(bad("not a directory".into()));
+        }
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(bad("belongs to another user".into()));
+        }
+        if meta.mode() & 0o077 != 0 {
+            return Err(bad("is open to other users".into()));
+        }
+    }
+    Ok(())
+}
+
+/// The lock file stays: removing it would let two monitors lock two files of
+/// the same name.
+fn lock(socket: &Path) -> Result<OwnedFd, StartError> {
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = rustix::fs::open(beside(socket, ".lock"), flags, Mode::RUSR | Mode::WUSR)
+        .map_err(system("open the lock file"))?;
+    // Its holder may be about to exit or about to listen: give it a moment.
+    for _ in 0..100 {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(fd),
+            Err(Errno::AGAIN) if is_live(socket) => return Err(StartError::AlreadyRunning(socket.to_owned())),
+            Err(Errno::AGAIN | Errno::INTR) => std::thread::sleep(Duration::from_millis(20)),
+            Err(e) => return Err(system("lock the lock file")(e)),
+        }
+    }
+    Err(StartError::AlreadyRunning(socket.to_owned()))
+}
+
+fn is_live(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connect = || -> Result<(), Errno> {
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::connect(fd.as_fd(), &SocketAddrUnix::new(path)?)
+    };
+    // EAGAIN: its backlog is full, so it lives.
+    matches!(connect(), Ok(()) | Err(Errno::AGAIN))
+}

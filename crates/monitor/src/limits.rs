@@ -1,0 +1,16 @@
+//! How much one client may have. Beyond these a connection uses the kernel,
+//! so they protect the monitor's descriptors and memory, not the client's
+//! wishes. The per-user limits do not apply to root.
+
+/// Channels to one client process.
+pub const CHANNELS_PER_PROCESS: usize = 64;
+pub const CHANNELS_PER_UID: usize = 1024;
+pub const LISTENERS_PER_UID: usize = 1024;
+/// Leases of [`crate::ports::BLOCK`] client ports.
+pub const LEASES_PER_PROCESS: usize = 32;
+pub const BELLS_PER_PROCESS: usize = 256;
+/// One user's share of our descriptors, as 1 / n of the limit, in control
+/// sockets.
+pub const CLIENT_SHARE: u64 = 4;
+/// Requests of one process before others have their turn.
+pub const TURN: usize = 16;

@@ -1,0 +1,244 @@
+//! Listeners: who holds them, who accepts on them, and which one a destination
+//! means.
+
+use crate::address::{is_v4, V4_ANY, V6_ANY};
+use crate::descriptor::Listening;
+use crate::{ChannelId, ConnId, FamilyId, ListenerId};
+use fsocket_abi::channel::WORKERS;
+use fsocket_proto::Addr;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+pub struct Listener {
+    pub id: ListenerId,
+    pub info: Listening,
+    /// Who registered it first.
+    pub uid: u32,
+    /// Processes with a descriptor for it; the last one to go ends it.
+    pub holders: BTreeSet<ConnId>,
+    /// Who works under which number; numbers of the dead are reused.
+    pub workers: [Option<ConnId>; WORKERS],
+    /// Workers beyond [`WORKERS`]: they only steal.
+    pub stealers: BTreeSet<ConnId>,
+    /// Families that have had a worker: they may be on the server side of
+    /// connections.
+    pub families: BTreeSet<FamilyId>,
+    pub channels: BTreeSet<ChannelId>,
+}
+
+impl Listener {
+    /// Bit w: worker w is there.
+    pub fn worker_mask(&self) -> u64 {
+        self.workers.iter().enumerate().fold(0, |mask, (i, w)| mask | u64::from(w.is_some()) << i)
+    }
+
+    /// Everybody who accepts.
+    pub fn accepting(&self) -> impl Iterator<Item = ConnId> + '_ {
+        self.workers.iter().flatten().chain(&self.stealers).copied()
+    }
+
+    /// The number of a worker that is already there.
+    pub fn number_of(&self, conn: ConnId) -> Option<usize> {
+        self.workers.iter().position(|w| *w == Some(conn))
+    }
+
+    /// Makes a process a worker; `None`: all numbers are taken.
+    pub fn join(&mut self, conn: ConnId) -> Option<usize> {
+        if let Some(n) = self.number_of(conn) {
+            return Some(n);
+        }
+        let Some(n) = self.workers.iter().position(Option::is_none) else {
+            self.stealers.insert(conn);
+            return None;
+        };
+        self.stealers.remove(&conn);
+        self.workers[n] = Some(conn);
+        Some(n)
+    }
+
+    /// The number that becomes free, if it had one.
+    pub fn leave(&mut self, conn: ConnId) -> Option<usize> {
+        self.stealers.remove(&conn);
+        let n = self.number_of(conn)?;
+        self.workers[n] = None;
+        Some(n)
+    }
+}
+
+/// Key of the address index: network namespace, address, port.
+type Key = (u64, [u8; 16], u16);
+
+#[derive(Default)]
+pub struct Listeners {
+    all: BTreeMap<ListenerId, Listener>,
+    by_address: HashMap<Key, Vec<ListenerId>>,
+    by_cookie: HashMap<u64, ListenerId>,
+    last_id: ListenerId,
+    turn: usize,
+}
+
+impl Listeners {
+    pub fn get(&self, id: ListenerId) -> Option<&Listener> {
+        self.all.get(&id)
+    }
+
+    pub fn get_mut(&mut self, id: ListenerId) -> Option<&mut Listener> {
+        self.all.get_mut(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Listener> {
+        self.all.values()
+    }
+
+    pub fn has_port(&self, port: u16) -> bool {
+        self.all.values().any(|l| l.info.addr.port == port)
+    }
+
+    /// The listener that is this very socket. A socket that was closed,
+    /// rebound and listens again has a new cookie.
+    pub fn by_cookie(&self, cookie: u64) -> Option<ListenerId> {
+        self.by_cookie.get(&cookie).copied()
+    }
+
+    pub fn owned_by(&self, uid: u32) -> usize {
+        self.all.values().filter(|l| l.uid == uid).count()
+    }
+
+    pub fn add(&mut self, info: Listening, uid: u32) -> ListenerId {
+        self.last_id += 1;
+        let id = self.last_id;
+        self.by_address.entry(key(info.netns, &info.addr)).or_default().push(id);
+        self.by_cookie.insert(info.cookie, id);
+        self.all.insert(
+            id,
+            Listener {
+                id,
+                info,
+                uid,
+                holders: BTreeSet::new(),
+                workers: [None; WORKERS],
+                stealers: BTreeSet::new(),
+                families: BTreeSet::new(),
+                channels: BTreeSet::new(),
+            },
+        );
+        id
+    }
+
+    pub fn remove(&mut self, id: ListenerId) -> Option<Listener> {
+        let listener = self.all.remove(&id)?;
+        self.by_cookie.remove(&listener.info.cookie);
+        let key = key(listener.info.netns, &listener.info.addr);
+        if let Some(ids) = self.by_address.get_mut(&key) {
+            ids.retain(|&i| i != id);
+            if ids.is_empty() {
+                self.by_address.remove(&key);
+            }
+        }
+        Some(listener)
+    }
+
+    /// Listeners with exactly this address.
+    pub fn siblings(&self, netns: u64, addr: &Addr) -> Vec<ListenerId> {
+        self.by_address.get(&key(netns, addr)).cloned().unwrap_or_default()
+    }
+
+    /// The listener that the kernel would pick for a destination of this host:
+    /// the exact address, else the wildcard of the same family, else a v6
+    /// wildcard that takes v4, too. Sockets that share the address by
+    /// SO_REUSEPORT take turns.
+    pub fn find(&mut self, netns: u64, ip: [u8; 16], port: u16) -> Option<ListenerId> {
+        let v4 = is_v4(&ip);
+        let wildcards: &[[u8; 16]] = if v4 { &[V4_ANY, V6_ANY] } else { &[V6_ANY] };
+        for candidate in std::iter::once(&ip).chain(wildcards) {
+            let Some(ids) = self.by_address.get(&(netns, *candidate, port)) else { continue };
+            let fits: Vec<_> = ids
+                .iter()
+                .copied()
+                .filter(|id| {
+                    let addr = self.all.get(id).map(|l| l.info.addr);
+                    !(v4 && *candidate == V6_ANY) || addr.is_some_and(|a| a.v6only == 0)
+                })
+                .collect();
+            if !fits.is_empty() {
+                self.turn = self.turn.wrapping_add(1);
+                return Some(fits[self.turn % fits.len()]);
+            }
+        }
+        None
+    }
+}
+
+fn key(netns: u64, addr: &Addr) -> Key {
+    (netns, addr.ip, addr.port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn v4(s: &str) -> [u8; 16] {
+        s.parse::<Ipv4Addr>().unwrap().to_ipv6_mapped().octets()
+    }
+    fn v6(s: &str) -> [u8; 16] {
+        s.parse::<Ipv6Addr>().unwrap().octets()
+    }
+    fn add(l: &mut Listeners, cookie: u64, ip: [u8; 16], v6only: u32) -> ListenerId {
+        let family = if is_v4(&ip) { libc::AF_INET } else { libc::AF_INET6 } as u16;
+        l.add(Listening { cookie, netns: 1, addr: Addr { ip, port: 80, family, v6only } }, 0)
+    }
+
+    #[test]
+    fn the_most_exact_address_wins() {
+        let mut l = Listeners::default();
+        let any6 = add(&mut l, 1, V6_ANY, 0);
+        assert_eq!(l.find(1, v4("127.0.0.1"), 80), Some(any6));
+        assert_eq!(l.find(1, v6("::1"), 80), Some(any6));
+        let any4 = add(&mut l, 2, V4_ANY, 0);
+        assert_eq!(l.find(1, v4("127.0.0.1"), 80), Some(any4));
+        let exact = add(&mut l, 3, v4("127.0.0.1"), 0);
+        assert_eq!(l.find(1, v4("127.0.0.1"), 80), Some(exact));
+        assert_eq!(l.find(1, v4("127.0.0.2"), 80), Some(any4));
+        assert_eq!(l.find(2, v4("127.0.0.1"), 80), None);
+        assert_eq!(l.find(1, v4("127.0.0.1"), 81), None);
+        l.remove(exact);
+        l.remove(any4);
+        assert_eq!(l.find(1, v4("127.0.0.1"), 80), Some(any6));
+    }
+
+    #[test]
+    fn v6only_takes_no_v4() {
+        let mut l = Listeners::default();
+        let id = add(&mut l, 1, V6_ANY, 1);
+        assert_eq!(l.find(1, v4("127.0.0.1"), 80), None);
+        assert_eq!(l.find(1, v6("::1"), 80), Some(id));
+    }
+
+    #[test]
+    fn reuseport_takes_turns() {
+        let mut l = Listeners::default();
+        let both = [add(&mut l, 1, V4_ANY, 0), add(&mut l, 2, V4_ANY, 0)];
+        let a = l.find(1, v4("127.0.0.1"), 80).unwrap();
+        let b = l.find(1, v4("127.0.0.1"), 80).unwrap();
+        assert_ne!(a, b);
+        assert!(both.contains(&a) && both.contains(&b));
+        assert_eq!(l.by_cookie(2), Some(both[1]));
+    }
+
+    #[test]
+    fn worker_numbers_are_reused() {
+        let mut l = Listeners::default();
+        let id = add(&mut l, 1, V4_ANY, 0);
+        let l = l.get_mut(id).unwrap();
+        for conn in 0..WORKERS as u64 {
+            assert_eq!(l.join(conn), Some(conn as usize));
+        }
+        assert_eq!(l.join(99), None);
+        assert_eq!(l.join(5), Some(5));
+        assert_eq!(l.leave(5), Some(5));
+        assert_eq!(l.worker_mask(), !(1 << 5));
+        assert_eq!(l.join(99), Some(5));
+        assert_eq!(l.accepting().count(), WORKERS);
+        assert_eq!(l.leave(1234), None);
+    }
+}

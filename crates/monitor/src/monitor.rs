@@ -1,0 +1,271 @@
+//! The state of the monitor, and its event loop.
+
+use crate::address;
+use crate::arenas::{Arenas, Totals};
+use crate::channels::Channels;
+use crate::clients::{Client, Clients};
+use crate::descriptor;
+use crate::endpoint::{Config, Endpoint, StartError};
+use crate::listeners::Listeners;
+use crate::ports::Ports;
+use crate::registry::Registry;
+use crate::watchdog::Watchdog;
+use crate::wire::{self, Received};
+use crate::{limits, ConnId, FamilyId};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::Timespec;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// What an event is about; processes have larger numbers.
+const ENDPOINT: u64 = 1;
+const ADDRESSES: u64 = 2;
+const STOP: u64 = 3;
+const FIRST_CLIENT: ConnId = 15;
+/// A private monitor gives its first client this much longer.
+const START_GRACE: Duration = Duration::from_secs(10);
+
+pub struct Monitor {
+    pub(crate) config: Config,
+    endpoint: Endpoint,
+    epoll: Rc<OwnedFd>,
+    addresses: Option<OwnedFd>,
+    /// Given up for a moment when descriptors run out, to turn somebody away.
+    spare: Option<OwnedFd>,
+    pub(crate) started: Instant,
+    own_uid: u32,
+    max_clients_per_uid: u64,
+    /// Of this process, for which `locals` is valid.
+    pub(crate) netns: u64,
+    pub(crate) locals: BTreeSet<[u8; 16]>,
+    pub(crate) clients: Clients,
+    pub(crate) arenas: Arenas,
+    pub(crate) listeners: Listeners,
+    pub(crate) channels: Channels,
+    pub(crate) ports: Ports,
+    pub(crate) registry: Registry,
+    /// Counters of processes that ended, by user.
+    pub(crate) totals: HashMap<u32, Totals>,
+    /// Port leases of ended processes whose relatives still use them.
+    pub(crate) family_leases: HashMap<FamilyId, Vec<u16>>,
+    last_family: FamilyId,
+    /// Private: when to exit unless somebody comes.
+    deadline: Option<Instant>,
+}
+
+impl Monitor {
+    /// Everything that can fail; when it returns, clients can connect.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(config: Config) -> Result<Monitor, StartError> {
+        let fail = |what| move |e: std::io::Error| StartError::System { what, source: e };
+        let nofile = raise_nofile();
+        crate::membarrier::register();
+        let endpoint = Endpoint::publish(&config)?;
+        let epoll =
+            Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| fail("make an epoll instance")(e.into()))?);
+        epoll::add(&*epoll, &endpoint.fd, EventData::new_u64(ENDPOINT), EventFlags::IN)
+            .map_err(|e| fail("watch the socket")(e.into()))?;
+        let netns = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .and_then(|s| descriptor::netns_cookie(s.as_fd()))
+            .map_err(|e| fail("tell network namespaces apart (SO_NETNS_COOKIE)")(e.into()))?;
+        let addresses = address::watch_addresses().ok();
+        if let Some(fd) = &addresses {
+            let _ = epoll::add(&*epoll, fd, EventData::new_u64(ADDRESSES), EventFlags::IN);
+        }
+        let deadline = config.private.then(|| Instant::now() + config.linger + START_GRACE);
+        let mut monitor = Monitor {
+            config,
+            endpoint,
+            clients: Clients::new(epoll.clone(), FIRST_CLIENT),
+            epoll,
+            addresses,
+            spare: spare(),
+            started: Instant::now(),
+            own_uid: rustix::process::geteuid().as_raw(),
+            max_clients_per_uid: nofile / limits::CLIENT_SHARE,
+            netns,
+            locals: BTreeSet::new(),
+            arenas: Arenas::default(),
+            listeners: Listeners::default(),
+            channels: Channels::default(),
+            ports: Ports::default(),
+            registry: Registry::new().map_err(fail("make the registry"))?,
+            totals: HashMap::new(),
+            family_leases: HashMap::new(),
+            last_family: 0,
+            deadline,
+        };
+        monitor.refresh_addresses();
+        Ok(monitor)
+    }
+
+    /// Serves until `stop` is readable or, if private, until nobody needs it.
+    ///
+    /// # Errors
+    /// Of `epoll_wait` and timers; nothing a client does.
+    pub fn run(mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
+        let watchdog = Watchdog::new()?;
+        epoll::add(&*self.epoll, stop, EventData::new_u64(STOP), EventFlags::IN)?;
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            let timeout = self.deadline.map(|at| {
+                let left = at.saturating_duration_since(Instant::now());
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+            });
+            match epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            watchdog.arm();
+            for event in &events {
+                let (what, flags) = (event.data.u64(), event.flags);
+                match what {
+                    ENDPOINT => self.accept(),
+                    ADDRESSES => self.addresses_changed(),
+                    STOP => return Ok(()),
+                    client => self.client_event(client, flags),
+                }
+                while let Some(id) = self.clients.doomed.pop() {
+                    self.end_process(id);
+                }
+            }
+            let done = self.is_unneeded();
+            watchdog.disarm();
+            if done {
+                tracing::info!("nobody needs this monitor any more");
+                return Ok(());
+            }
+        }
+    }
+
+    fn client_event(&mut self, id: ConnId, flags: EventFlags) {
+        if flags.contains(EventFlags::OUT) {
+            self.clients.flush(id, &self.arenas);
+        }
+        if !flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            return;
+        }
+        let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        for _ in 0..limits::TURN {
+            let Some(client) = self.clients.get(id) else { return };
+            if !client.wants_input() && !gone {
+                return;
+            }
+            match wire::receive(client.fd.as_fd()) {
+                Received::Message(msg, fd) => {
+                    tracing::trace!(process = id, kind = msg.kind, seq = msg.seq, "request");
+                    if let Err(why) = self.handle(id, msg, fd) {
+                        return self.clients.doom(id, why.0);
+                    }
+                }
+                Received::Nothing => return,
+                Received::End => return self.clients.doom(id, "it is gone"),
+                Received::Malformed => return self.clients.doom(id, "not a message of ours"),
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let fd = match rustix::net::accept_with(&self.endpoint.fd, flags) {
+                Ok(fd) => fd,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
+                    // Turn one away, or the loop would spin on it.
+                    drop(rustix::net::accept_with(&self.endpoint.fd, flags));
+                    self.spare = spare();
+                    continue;
+                }
+                Err(_) => return,
+            };
+            self.admit(fd);
+        }
+    }
+
+    fn admit(&mut self, fd: OwnedFd) {
+        let Ok((pid, uid)) = descriptor::peer(fd.as_fd()) else { return };
+        if self.config.private && uid != self.own_uid && uid != 0 {
+            tracing::warn!(uid, "not this user's monitor");
+            return;
+        }
+        if !self.may_connect(uid) {
+            tracing::warn!(uid, "too many processes");
+            return;
+        }
+        self.last_family += 1;
+        let _ = self.clients.add(Client::new(fd, uid, pid, self.last_family));
+    }
+
+    /// Whether one more control socket is within a user's share.
+    pub(crate) fn may_connect(&self, uid: u32) -> bool {
+        uid == 0
+            || self.config.private
+            || (self.clients.iter().filter(|(_, c)| c.uid == uid).count() as u64) < self.max_clients_per_uid
+    }
+
+    fn addresses_changed(&mut self) {
+        let Some(fd) = &self.addresses else { return };
+        let mut scratch = [0u8; 8192];
+        // The content does not matter, nor that some of it was lost (ENOBUFS):
+        // everything is read again.
+        while !matches!(rustix::net::recv(fd, &mut scratch[..], RecvFlags::DONTWAIT), Err(Errno::AGAIN)) {}
+        self.refresh_addresses();
+    }
+
+    fn refresh_addresses(&mut self) {
+        let now = address::local_addresses();
+        if now != self.locals {
+            self.registry.set_locals(now.iter());
+            self.locals = now;
+            tracing::debug!(count = self.locals.len(), "local addresses");
+        }
+    }
+
+    /// Private: keeps the deadline, and says when to go.
+    fn is_unneeded(&mut self) -> bool {
+        if !self.config.private {
+            return false;
+        }
+        if self.clients.iter().any(|(_, c)| c.is_process()) {
+            self.deadline = None;
+            return false;
+        }
+        let now = Instant::now();
+        let deadline = *self.deadline.get_or_insert(now + self.config.linger);
+        if now < deadline {
+            return false;
+        }
+        // Somebody may be connecting just now. After `hide` nobody can find us;
+        // whoever did before is in the backlog, and is served.
+        if self.endpoint.hide().is_err() {
+            return true;
+        }
+        let before = self.clients.iter().count();
+        self.accept();
+        if self.clients.iter().count() == before {
+            return true;
+        }
+        self.deadline = Some(now + self.config.linger);
+        self.endpoint.show().is_err()
+    }
+}
+
+fn spare() -> Option<OwnedFd> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
+}
+
+/// Raises the limit of descriptors as far as it goes; returns it.
+fn raise_nofile() -> u64 {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    getrlimit(Resource::Nofile).current.unwrap_or(1 << 20)
+}

@@ -1,0 +1,245 @@
+//! Ends: of a process, of a listener, of a channel.
+//!
+//! What a process leaves behind when it dies is closed as the kernel would
+//! close its sockets.
+
+use crate::arenas::{Arena, ArenaMem, Totals};
+use crate::clients::Outgoing;
+use crate::wake::{close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_stealers};
+use crate::{ChannelId, ConnId, FamilyId, ListenerId, Monitor};
+use fsocket_abi::arena::{sock_state, Counter, Sock};
+use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
+use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::{AtomicU64, Ordering};
+
+impl Monitor {
+    /// A process is gone (or is treated as if): everything it held goes.
+    pub fn end_process(&mut self, id: ConnId) {
+        let Some(client) = self.clients.remove(id) else { return };
+        if client.is_process() {
+            tracing::debug!(process = id, pid = client.pid, "end");
+        }
+        for mem in self.arenas.used_by(id) {
+            self.leave_socks(&mem, client.nonce, client.family);
+        }
+        for arena in self.arenas.leave(id) {
+            self.end_arena(&arena);
+        }
+        self.fold_after(id, client.uid);
+        for ch in self.channels.iter() {
+            for side in [CLIENT, SERVER] {
+                if ch.is_party(side, client.family) {
+                    let relative_has = |key| self.clients.bell(key, |f| f == client.family).is_some();
+                    free_waiters(ch, side, |key| client.bells.contains_key(&key) && !relative_has(key));
+                }
+            }
+        }
+        for listener in client.works {
+            self.stop_working(id, listener);
+        }
+        for listener in client.holds {
+            self.drop_holder(id, listener);
+        }
+        for ch in self.channels.iter_mut().filter(|ch| ch.client == id) {
+            ch.client_ended = true;
+        }
+        self.return_ports(client.family, client.leases);
+        self.sweep();
+    }
+
+    /// Takes a process out of the sockets of an arena; those that nobody holds
+    /// any more are closed.
+    fn leave_socks(&self, mem: &ArenaMem, nonce: u64, family: FamilyId) {
+        if nonce == 0 {
+            return;
+        }
+        for sock in mem.open_socks() {
+            let out = |h: &AtomicU64| h.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            // All of them: a nonce may stand there twice.
+            let held = sock.holders.iter().fold(false, |held, h| out(h) | held);
+            let empty = sock.holders.iter().all(|h| h.load(Ordering::Acquire) == 0);
+            if held && empty && sock.extra_holders.load(Ordering::Acquire) == 0 {
+                self.close_sock(sock, mem, family);
+            }
+        }
+    }
+
+    /// Closes one socket in the name of its family.
+    fn close_sock(&self, sock: &Sock, mem: &ArenaMem, family: FamilyId) {
+        let side = sock.side.load(Ordering::Relaxed) as usize;
+        let slot = sock.slot.load(Ordering::Relaxed) as usize;
+        let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+        // The family writes its arena itself: it may only close what is its
+        // own to close.
+        if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
+            let rx = |word: &AtomicU64| word.load(Ordering::Acquire);
+            let unread = has_unread(&ch.mem, slot, side, rx(&sock.rx.pos), rx(&sock.rx.base), rx(&sock.rx.limit));
+            close_side(ch, slot, side, closing_bits(unread), &self.clients);
+            mem.count(Counter::CloseShm, 1);
+            mem.count(Counter::ResetShm, u64::from(unread));
+        }
+        mem.count(Counter::TxBytes, sock.tx.bytes.swap(0, Ordering::Relaxed));
+        mem.count(Counter::RxBytes, sock.rx.bytes.swap(0, Ordering::Relaxed));
+        sock.state.store(sock_state::FREE, Ordering::Release);
+    }
+
+    /// Nobody has this arena any more: whatever is still open in it is closed,
+    /// whoever is counted as its holder.
+    fn end_arena(&mut self, arena: &Arena) {
+        for sock in arena.mem.open_socks() {
+            self.close_sock(sock, &arena.mem, arena.family);
+        }
+        arena.mem.fold(totals_of(&mut self.totals, arena.uid));
+    }
+
+    /// The creator of an arena that lives on has ended: its counters are no
+    /// longer shown under its name.
+    fn fold_after(&mut self, id: ConnId, uid: u32) {
+        if let Some(mem) = self.arenas.of(id).map(|a| a.mem.clone()) {
+            mem.fold(totals_of(&mut self.totals, uid));
+        }
+    }
+
+    fn stop_working(&mut self, id: ConnId, listener: ListenerId) {
+        let Some(l) = self.listeners.get_mut(listener) else { return };
+        let number = l.leave(id);
+        let mask = l.worker_mask();
+        for channel in &l.channels {
+            let Some(ch) = self.channels.get(*channel) else { continue };
+            ch.mem.set_workers(mask);
+            // Its queue is left for the others to steal from.
+            if number.is_some_and(|n| ch.mem.queued(1 + n) > 0) {
+                wake_stealers(ch, &self.clients);
+            }
+        }
+    }
+
+    pub fn unlisten(&mut self, id: ConnId, listener: ListenerId) {
+        let Some(client) = self.clients.get_mut(id) else { return };
+        if !client.holds.remove(&listener) {
+            return;
+        }
+        if client.works.remove(&listener) {
+            self.stop_working(id, listener);
+        }
+        self.drop_holder(id, listener);
+        self.sweep();
+    }
+
+    fn drop_holder(&mut self, id: ConnId, listener: ListenerId) {
+        let Some(l) = self.listeners.get_mut(listener) else { return };
+        l.holders.remove(&id);
+        if l.holders.is_empty() {
+            self.end_listener(listener);
+        }
+    }
+
+    /// The end of a listener: connections that nobody accepted are reset, those
+    /// that somebody has go on.
+    pub fn end_listener(&mut self, listener: ListenerId) {
+        let Some(l) = self.listeners.remove(listener) else { return };
+        tracing::info!(listener, addr = crate::address::show(&l.info.addr), "listener ended");
+        self.registry.remove(listener);
+        for id in l.holders {
+            if let Some(client) = self.clients.get_mut(id) {
+                client.holds.remove(&listener);
+                client.works.remove(&listener);
+            }
+        }
+        for channel in l.channels {
+            let Some(ch) = self.channels.get_mut(channel) else { continue };
+            ch.listener_gone = true;
+            let (client_family, families) = (ch.client_family, ch.server_families.clone());
+            if let Some(ch) = self.channels.get(channel) {
+                end_listening(ch, &self.clients);
+            }
+            self.tell_gone(channel, [client_family]);
+            self.tell_gone(channel, families);
+        }
+    }
+
+    fn tell_gone(&mut self, channel: ChannelId, families: impl IntoIterator<Item = FamilyId>) {
+        for family in families {
+            for member in self.clients.family_members(family) {
+                let msg = Msg { id: u64::from(channel), ..Msg::new(kind::CHANNEL_GONE) };
+                self.clients.send(member, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
+            }
+        }
+    }
+
+    /// Channels: looks which have lost a side for good.
+    pub fn sweep(&mut self) {
+        let candidates: Vec<ChannelId> =
+            self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone).map(|ch| ch.id).collect();
+        for id in candidates {
+            self.sweep_one(id);
+        }
+    }
+
+    fn sweep_one(&mut self, id: ChannelId) {
+        let Some(ch) = self.channels.get(id) else { return };
+        if ch.client_ended && !ch.client_gone && !self.has_socks(id, CLIENT, ch.client_family) {
+            close_all(ch, CLIENT, &self.clients);
+            ch.mem.set_client_gone();
+            let families = if ch.listener_gone { Default::default() } else { ch.server_families.clone() };
+            if let Some(ch) = self.channels.get_mut(id) {
+                ch.client_gone = true;
+            }
+            self.tell_gone(id, families);
+        }
+        let Some(ch) = self.channels.get(id) else { return };
+        let family_lives = |family| self.clients.iter().any(|(_, c)| c.family == family);
+        let servers_gone = ch.listener_gone && !ch.server_families.iter().any(|f| family_lives(*f));
+        if servers_gone {
+            close_all(ch, SERVER, &self.clients);
+        }
+        // A client that came, sent and went before anybody accepted is still
+        // to be accepted, by workers who may yet have to be told.
+        let done = match (ch.client_gone, ch.listener_gone) {
+            (true, true) => true,
+            (true, false) => ch.mem.queued_all() == 0,
+            (false, true) => servers_gone || ch.mem.slots_in_use() == 0,
+            (false, false) => false,
+        };
+        if done {
+            let listener = ch.listener;
+            self.channels.remove(id);
+            if let Some(l) = self.listeners.get_mut(listener) {
+                l.channels.remove(&id);
+            }
+            tracing::debug!(channel = id, "channel ended");
+        }
+    }
+
+    fn has_socks(&self, channel: ChannelId, side: usize, family: FamilyId) -> bool {
+        self.arenas
+            .in_family(family)
+            .flat_map(|a| a.mem.open_socks())
+            .any(|s| s.channel.load(Ordering::Relaxed) == channel && s.side.load(Ordering::Relaxed) as usize == side)
+    }
+
+    /// Ports of a process that ended are free, unless a relative still has a
+    /// connection from one of them; then they wait for the family to end.
+    fn return_ports(&mut self, family: FamilyId, leases: Vec<u16>) {
+        let in_use: std::collections::BTreeSet<u16> = self
+            .arenas
+            .in_family(family)
+            .flat_map(|a| a.mem.open_socks())
+            .filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT)
+            .map(|s| s.local_port.load(Ordering::Relaxed))
+            .collect();
+        let kept = self.family_leases.remove(&family).unwrap_or_default();
+        let alive = self.clients.iter().any(|(_, c)| c.family == family);
+        for first in leases.into_iter().chain(kept) {
+            if alive && in_use.range(first..first + crate::ports::BLOCK).next().is_some() {
+                self.family_leases.entry(family).or_default().push(first);
+            } else {
+                self.ports.give_back(first);
+            }
+        }
+    }
+}
+
+fn totals_of(totals: &mut std::collections::HashMap<u32, Totals>, uid: u32) -> &mut Totals {
+    totals.entry(uid).or_insert([0; fsocket_abi::arena::COUNTERS.len()])
+}

@@ -1,0 +1,171 @@
+//! The registry that clients map read-only: which listeners exist.
+//!
+//! Written with atomics word by word under a sequence lock; see
+//! [`fsocket_proto::registry`].
+
+use crate::shm::Mapping;
+use fsocket_proto::registry::{Entry, Registry as Layout, ENTRIES, LOCALS, MAGIC, SIZE};
+use fsocket_proto::Addr;
+use fsocket_sync::atomic::{fence, AtomicU64, Ordering};
+use rustix::fd::OwnedFd;
+use rustix::fs::SealFlags;
+use std::io;
+use std::mem::offset_of;
+use std::rc::Rc;
+use zerocopy::IntoBytes;
+
+const WORDS: usize = size_of::<Entry>() / 8;
+const _: () = assert!(size_of::<Entry>() == 40 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
+
+pub struct Registry {
+    fd: Rc<OwnedFd>,
+    map: Mapping,
+    /// Listener number of each entry in use, in order.
+    used: Vec<u64>,
+}
+
+impl Registry {
+    pub fn new() -> io::Result<Registry> {
+        let fd = rustix::fs::memfd_create(
+            "fastsocket-registry",
+            rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
+        )?;
+        rustix::fs::ftruncate(&fd, SIZE as u64)?;
+        let map = Mapping::new(&fd, SIZE)?;
+        // After our own mapping: nobody else can ever map it for writing, nor
+        // write(2) to it.
+        rustix::fs::fcntl_add_seals(
+            &fd,
+            SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        )?;
+        let registry = Registry { fd: Rc::new(fd), map, used: Vec::new() };
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        registry.put(offset_of!(Layout, started), now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000);
+        registry.put(offset_of!(Layout, magic), MAGIC);
+        Ok(registry)
+    }
+
+    /// The descriptor to hand out.
+    pub fn fd(&self) -> Rc<OwnedFd> {
+        self.fd.clone()
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.used.len() >= ENTRIES
+    }
+
+    /// Adds a listener; false when there is no room.
+    pub fn add(&mut self, listener: u64, netns: u64, addr: &Addr) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        let mut words = [0u64; WORDS];
+        words[0] = listener;
+        words[1] = netns;
+        for (word, bytes) in words[2..].iter_mut().zip(addr.as_bytes().chunks_exact(8)) {
+            *word = u64::from_ne_bytes(bytes.try_into().expect("chunks of 8"));
+        }
+        let index = self.used.len();
+        self.used.push(listener);
+        self.change(|r| {
+            r.put_entry(index, words);
+            r.put(offset_of!(Layout, entries), r.used.len() as u64);
+        });
+        true
+    }
+
+    /// Removes a listener; the last entry takes its place.
+    pub fn remove(&mut self, listener: u64) {
+        let Some(index) = self.used.iter().position(|&l| l == listener) else { return };
+        self.used.swap_remove(index);
+        let last = self.used.len();
+        self.change(|r| {
+            let moved = std::array::from_fn(|w| r.map.at::<AtomicU64>(entry_off(last) + w * 8).load(Ordering::Relaxed));
+            r.put_entry(index, moved);
+            r.put_entry(last, [0; WORDS]);
+            r.put(offset_of!(Layout, entries), r.used.len() as u64);
+        });
+    }
+
+    /// Replaces the local addresses; beyond [`LOCALS`] they are left out.
+    pub fn set_locals<'a>(&mut self, addresses: impl Iterator<Item = &'a [u8; 16]>) {
+        self.change(|r| {
+            let mut count = 0;
+            for ip in addresses.take(LOCALS) {
+                let off = offset_of!(Layout, local) + count * 16;
+                for (i, bytes) in ip.chunks_exact(8).enumerate() {
+                    r.put(off + i * 8, u64::from_ne_bytes(bytes.try_into().expect("chunks of 8")));
+                }
+                count += 1;
+            }
+            r.put(offset_of!(Layout, locals), count as u64);
+        });
+    }
+
+    fn change(&mut self, f: impl FnOnce(&mut Self)) {
+        let generation = |r: &Self, order| r.map.at::<AtomicU64>(offset_of!(Layout, generation)).fetch_add(1, order);
+        generation(self, Ordering::Relaxed);
+        // Odd before any of the change; pairs with the reader's acquire fence
+        // before its second look at `generation`.
+        fence(Ordering::Release);
+        f(self);
+        // Release: even after all of the change.
+        generation(self, Ordering::Release);
+    }
+
+    fn put_entry(&self, index: usize, words: [u64; WORDS]) {
+        for (i, word) in words.into_iter().enumerate() {
+            self.put(entry_off(index) + i * 8, word);
+        }
+    }
+
+    fn put(&self, off: usize, value: u64) {
+        self.map.at::<AtomicU64>(off).store(value, Ordering::Relaxed);
+    }
+}
+
+fn entry_off(index: usize) -> usize {
+    offset_of!(Layout, entry) + index * size_of::<Entry>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listeners(r: &Registry) -> Vec<u64> {
+        let n = r.map.at::<AtomicU64>(offset_of!(Layout, entries)).load(Ordering::Relaxed) as usize;
+        (0..n).map(|i| r.map.at::<AtomicU64>(entry_off(i)).load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn stays_compact_and_even() {
+        let mut r = Registry::new().unwrap();
+        for id in 1..=3 {
+            assert!(r.add(id, 9, &Addr { port: id as u16, ..Default::default() }));
+        }
+        r.remove(1);
+        assert_eq!(listeners(&r), [3, 2]);
+        r.remove(2);
+        r.remove(77);
+        assert_eq!(listeners(&r), [3]);
+        r.remove(3);
+        assert!(listeners(&r).is_empty());
+        assert_eq!(r.map.at::<AtomicU64>(offset_of!(Layout, generation)).load(Ordering::Relaxed) % 2, 0);
+    }
+
+    #[test]
+    fn nobody_else_can_write() {
+        let r = Registry::new().unwrap();
+        assert!(Mapping::new(&*r.fd, SIZE).is_err());
+        assert!(rustix::io::write(&*r.fd, &[1]).is_err());
+    }
+
+    #[test]
+    fn full_is_full() {
+        let mut r = Registry::new().unwrap();
+        for id in 1..=ENTRIES as u64 {
+            assert!(r.add(id, 0, &Addr::default()));
+        }
+        assert!(!r.add(9999, 0, &Addr::default()));
+    }
+}

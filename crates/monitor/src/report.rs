@@ -1,0 +1,191 @@
+//! What `fastsocket stat` and `fastsocket ss` show.
+
+use crate::address;
+use crate::arenas::{add, Arena, Totals};
+use crate::channels::Channel;
+use crate::{ChannelId, ConnId, Monitor};
+use fsocket_abi::arena::{Sock, COUNTERS};
+use fsocket_abi::channel::{slot_state, status, SLOTS};
+use fsocket_proto::report::{self, Connection, Counters, Process, Report};
+use fsocket_proto::Addr;
+use fsocket_sync::atomic::{AtomicU8, Ordering};
+use std::collections::HashMap;
+
+/// Version of the schema.
+const VERSION: u32 = 1;
+
+/// One end of a connection, read once.
+struct End {
+    channel: ChannelId,
+    slot: usize,
+    side: usize,
+    sent: u64,
+    received: u64,
+}
+
+impl End {
+    fn read(sock: &Sock) -> Option<End> {
+        let end = End {
+            channel: sock.channel.load(Ordering::Relaxed),
+            slot: sock.slot.load(Ordering::Relaxed) as usize,
+            side: sock.side.load(Ordering::Relaxed) as usize,
+            sent: sock.tx.bytes.load(Ordering::Relaxed),
+            received: sock.rx.bytes.load(Ordering::Relaxed),
+        };
+        (end.slot < SLOTS && end.side < 2).then_some(end)
+    }
+}
+
+impl Monitor {
+    /// The report for a user: root and the owner of a private monitor see
+    /// everything, others their own processes and who listens.
+    pub fn report(&self, viewer: u32) -> Report {
+        let sees = |uid: u32| viewer == 0 || self.config.private || viewer == uid;
+        Report {
+            version: VERSION,
+            monitor_pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs_f64(),
+            totals: self.report_totals(&sees),
+            processes: self.report_processes(&sees),
+            listeners: self.report_listeners(&sees),
+            connections: self.report_connections(&sees),
+            channels: self
+                .channels
+                .iter()
+                .filter(|ch| sees(ch.client_uid) || self.listeners.get(ch.listener).is_some_and(|l| sees(l.uid)))
+                .map(|ch| report::Channel {
+                    id: ch.id,
+                    listener: ch.listener,
+                    client_pid: ch.client_pid,
+                    connections: ch.mem.slots_in_use() as u32,
+                    resident: ch.mem.resident(),
+                })
+                .collect(),
+        }
+    }
+
+    fn report_totals(&self, sees: &dyn Fn(u32) -> bool) -> Counters {
+        let mut sum: Totals = [0; COUNTERS.len()];
+        let ended = self.totals.iter().filter(|(uid, _)| sees(**uid)).map(|(_, t)| *t);
+        let live = self.arenas.iter().filter(|a| sees(a.uid)).map(|a| a.mem.live_counters());
+        for totals in ended.chain(live) {
+            for (sum, n) in sum.iter_mut().zip(totals) {
+                add(sum, n);
+            }
+        }
+        named(&sum)
+    }
+
+    fn report_processes(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Process> {
+        let mut roots = HashMap::new();
+        let mut list: Vec<_> = self.clients.iter().filter(|(_, c)| c.is_process() && sees(c.uid)).collect();
+        // The oldest of a family gives it its name.
+        list.sort_by_key(|(id, _)| *id);
+        list.into_iter()
+            .map(|(id, c)| {
+                let root = *roots.entry(c.family).or_insert(c.pid);
+                let own = self.arenas.of(id);
+                // Without an arena of its own it was forked and runs the same
+                // program.
+                let any = own.or_else(|| self.arenas.in_family(c.family).next());
+                Process {
+                    pid: c.pid,
+                    comm: any.map(|a| a.mem.comm()).unwrap_or_default(),
+                    family: root,
+                    counters: own.map(|a| named(&a.mem.live_counters())).unwrap_or_default(),
+                }
+            })
+            .collect()
+    }
+
+    fn report_listeners(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Listener> {
+        let visible_pid = |id: &ConnId| self.clients.get(*id).filter(|c| sees(c.uid)).map(|c| c.pid);
+        self.listeners
+            .iter()
+            .map(|l| report::Listener {
+                id: l.id,
+                local: address::show(&l.info.addr),
+                pids: l.holders.iter().filter_map(visible_pid).collect(),
+                workers: l.accepting().filter_map(|id| visible_pid(&id)).collect(),
+                queued: l.channels.iter().filter_map(|id| self.channels.get(*id)).map(|ch| ch.mem.queued_all()).sum(),
+            })
+            .collect()
+    }
+
+    fn report_connections(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Connection> {
+        // Bytes as each end counts them, also of ends that the viewer does not
+        // see: the difference is what is under way.
+        let mut counted = HashMap::new();
+        for end in self.arenas.iter().flat_map(|a| a.mem.open_socks()).filter_map(End::read) {
+            counted.insert((end.channel, end.slot, end.side), (end.sent, end.received));
+        }
+        let visible = self.arenas.iter().filter(|a| sees(a.uid));
+        visible.flat_map(|a| self.arena_connections(a, &counted)).collect()
+    }
+
+    fn arena_connections<'a>(
+        &'a self,
+        arena: &'a Arena,
+        counted: &'a HashMap<(ChannelId, usize, usize), (u64, u64)>,
+    ) -> impl Iterator<Item = Connection> + 'a {
+        let comm = arena.mem.comm();
+        let pids: HashMap<u64, u32> =
+            self.clients.iter().filter(|(_, c)| c.family == arena.family).map(|(_, c)| (c.nonce, c.pid)).collect();
+        arena.mem.open_socks().filter_map(move |sock| {
+            let end = End::read(sock)?;
+            let channel = self.channels.get(end.channel).filter(|ch| ch.is_party(end.side, arena.family));
+            let peer = counted.get(&(end.channel, end.slot, 1 - end.side)).copied();
+            let under_way = |from: u64, to: u64| from.saturating_sub(to);
+            let (recv_q, send_q) = match peer {
+                Some((sent, received)) => (under_way(sent, end.received), under_way(end.sent, received)),
+                // Nobody took it yet: nothing of it has been read.
+                None if channel.is_some_and(|ch| waits(ch, end.slot)) => (0, end.sent),
+                None => (0, 0),
+            };
+            let family = sock.family.load(Ordering::Relaxed);
+            let show = |ip: &[AtomicU8; 16], port| {
+                let ip = std::array::from_fn(|i| ip[i].load(Ordering::Relaxed));
+                address::show(&Addr { ip, port, family, v6only: 0 })
+            };
+            Some(Connection {
+                state: state(channel, &end).into(),
+                recv_q,
+                send_q,
+                local: show(&sock.local, sock.local_port.load(Ordering::Relaxed)),
+                peer: show(&sock.peer, sock.peer_port.load(Ordering::Relaxed)),
+                pids: sock.holders.iter().filter_map(|h| pids.get(&h.load(Ordering::Relaxed)).copied()).collect(),
+                comm: comm.clone(),
+                path: "shm".into(),
+                channel: end.channel,
+                slot: end.slot as u32,
+                tx_bytes: end.sent,
+                rx_bytes: end.received,
+            })
+        })
+    }
+}
+
+fn waits(ch: &Channel, slot: usize) -> bool {
+    ch.mem.slot(slot).state.load(Ordering::Relaxed) == slot_state::SYN
+}
+
+/// The state as `ss` would name it. A connection that nobody accepted yet is
+/// established, as in the kernel.
+fn state(channel: Option<&Channel>, end: &End) -> &'static str {
+    // Without its channel, the peer is gone for good.
+    let Some(ch) = channel else { return "CLOSE-WAIT" };
+    let bits = |side: usize| ch.mem.slot(end.slot).dir[side].prod.status.load(Ordering::Relaxed);
+    let (own, peer) = (bits(end.side), bits(1 - end.side));
+    let finished = |bits: u32| bits & (status::FIN | status::CLOSED) != 0;
+    match (finished(own), finished(peer)) {
+        _ if (own | peer) & status::RST != 0 => "CLOSE",
+        (true, true) => "TIME-WAIT",
+        (true, false) => "FIN-WAIT-2",
+        (false, true) => "CLOSE-WAIT",
+        (false, false) => "ESTAB",
+    }
+}
+
+fn named(totals: &Totals) -> Counters {
+    COUNTERS.iter().zip(totals).map(|(name, n)| ((*name).to_owned(), *n)).collect()
+}

@@ -1,0 +1,315 @@
+//! What clients ask for. Everything in a message is untrusted.
+
+use crate::address::{destination, is_loopback};
+use crate::arenas::{Arena, ArenaMem};
+use crate::channels::{Channel, ChannelMem};
+use crate::clients::{Client, Outgoing};
+use crate::descriptor::{self, Attached};
+use crate::ports::{KernelPorts, BLOCK};
+use crate::{limits, ChannelId, ConnId, ListenerId, Monitor};
+use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
+use fsocket_proto::{kind, Msg};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// What an answer is made of.
+type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
+
+/// Ends the client that sent such a thing.
+pub struct Misbehaved(pub &'static str);
+
+impl Monitor {
+    /// Handles one request.
+    pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+        let Some(client) = self.clients.get(id) else { return Ok(()) };
+        if !client.is_process() && msg.kind != kind::HELLO && msg.kind != kind::REPORT {
+            return Err(Misbehaved("no HELLO"));
+        }
+        let answer = match msg.kind {
+            kind::HELLO => self.hello(id, &msg)?,
+            kind::LISTEN => self.listen(id, &msg, fd),
+            kind::WORKER => self.worker(id, &msg),
+            kind::CONNECT => self.connect(id, &msg, fd),
+            kind::PORTS => self.ports(id, &msg),
+            kind::GETBELL => self.get_bell(id, &msg),
+            kind::REPORT => self.send_report(id, &msg),
+            kind::ADOPT => return self.adopt(id, &msg, fd),
+            kind::ARENA => return self.arena(id, fd),
+            kind::UNLISTEN => {
+                self.unlisten(id, msg.id);
+                return Ok(());
+            }
+            kind::BELL => return self.bell(id, &msg, fd),
+            kind::UNBELL => {
+                self.clients.remove_bell(id, msg.id);
+                return Ok(());
+            }
+            _ => return Err(Misbehaved("unknown kind of message")),
+        };
+        let (msg, fd) = answer.unwrap_or_else(|errno| (Msg { result: errno.raw_os_error(), ..reply(&msg) }, None));
+        self.clients.send(id, Outgoing { msg, fd, unasked: false }, &self.arenas);
+        Ok(())
+    }
+
+    fn hello(&mut self, id: ConnId, msg: &Msg) -> Result<Answer, Misbehaved> {
+        let registry = self.registry.fd();
+        let Some(client) = self.clients.get_mut(id) else { return Err(Misbehaved("gone")) };
+        if client.greeted || msg.id == 0 || (client.nonce != 0 && client.nonce != msg.id) {
+            return Err(Misbehaved("HELLO out of place"));
+        }
+        if msg.arg1 != u64::from(fsocket_abi::VERSION) {
+            return Ok(Err(Errno::PROTO));
+        }
+        client.greeted = true;
+        client.nonce = msg.id;
+        if client.pid == 0 {
+            client.pid = msg.arg0 as u32;
+        }
+        tracing::debug!(process = id, pid = client.pid, uid = client.uid, "hello");
+        Ok(Ok((Msg { id, ..reply(msg) }, Some(registry))))
+    }
+
+    fn adopt(&mut self, parent: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+        let fd = fd.ok_or(Misbehaved("ADOPT without a socket"))?;
+        let Some(p) = self.clients.get(parent) else { return Ok(()) };
+        let nonce_taken = self
+            .clients
+            .family_members(p.family)
+            .iter()
+            .any(|m| self.clients.get(*m).is_some_and(|c| c.nonce == msg.id));
+        if msg.id == 0 || nonce_taken || !descriptor::is_control_socket(fd.as_fd()) {
+            return Err(Misbehaved("ADOPT of something else"));
+        }
+        // The credentials of the pair are the parent's; the child may have
+        // become somebody with fewer rights, never with more.
+        let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
+        child.nonce = msg.id;
+        child.holds = p.holds.clone();
+        let holds = child.holds.clone();
+        if !self.may_connect(child.uid) {
+            // Its connections are then seen as closed when its parent goes.
+            tracing::warn!(uid = child.uid, "too many processes; child not adopted");
+            return Ok(());
+        }
+        let Ok(child) = self.clients.add(child) else { return Ok(()) };
+        for listener in holds {
+            if let Some(l) = self.listeners.get_mut(listener) {
+                l.holders.insert(child);
+            }
+        }
+        self.arenas.inherit(parent, child);
+        tracing::debug!(process = child, parent, "adopted");
+        Ok(())
+    }
+
+    fn arena(&mut self, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
+        let fd = fd.ok_or(Misbehaved("ARENA without a descriptor"))?;
+        if self.arenas.of(id).is_some() {
+            return Err(Misbehaved("second ARENA"));
+        }
+        let mem = match ArenaMem::open(fd.as_fd()) {
+            Ok(mem) => Rc::new(mem),
+            // Ours to be short of; the process goes on without being watched.
+            Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Ok(()),
+            Err(_) => return Err(Misbehaved("not an arena")),
+        };
+        let Some(client) = self.clients.get_mut(id) else { return Ok(()) };
+        if std::mem::take(&mut client.missed_pending) {
+            mem.bump_pending();
+        }
+        self.arenas.add(Arena {
+            creator: id,
+            family: client.family,
+            uid: client.uid,
+            users: BTreeSet::from([id]),
+            mem,
+        });
+        Ok(())
+    }
+
+    fn listen(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let info = descriptor::listening(fd.ok_or(Errno::BADF)?.as_fd())?;
+        let uid = self.clients.get(id).ok_or(Errno::BADF)?.uid;
+        let listener = match self.listeners.by_cookie(info.cookie) {
+            Some(known) => known,
+            None => {
+                if self.registry.is_full() || (uid != 0 && self.listeners.owned_by(uid) >= limits::LISTENERS_PER_UID) {
+                    return Err(Errno::MFILE);
+                }
+                // Whoever closed a socket on this address without telling must
+                // not keep getting its connections.
+                self.drop_stale(info.netns, &info.addr);
+                let new = self.listeners.add(info, uid);
+                self.registry.add(new, info.netns, &info.addr);
+                tracing::info!(listener = new, addr = crate::address::show(&info.addr), process = id, "listen");
+                new
+            }
+        };
+        if let Some(l) = self.listeners.get_mut(listener) {
+            l.holders.insert(id);
+        }
+        if let Some(c) = self.clients.get_mut(id) {
+            c.holds.insert(listener);
+        }
+        Ok((Msg { id: listener, ..reply(msg) }, None))
+    }
+
+    fn worker(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let client = self.clients.get_mut(id).ok_or(Errno::BADF)?;
+        let listener = self.listeners.get_mut(msg.id).ok_or(Errno::NOENT)?;
+        if !client.holds.contains(&msg.id) {
+            return Err(Errno::NOENT);
+        }
+        client.works.insert(msg.id);
+        let family = client.family;
+        listener.families.insert(family);
+        let number = listener.join(id);
+        let mask = listener.worker_mask();
+        for channel in listener.channels.clone() {
+            // First the channel, then the mask bit: nobody queues for a worker
+            // that was not told.
+            self.offer(channel, id);
+            if let Some(ch) = self.channels.get(channel) {
+                ch.mem.set_workers(mask);
+            }
+        }
+        match number {
+            Some(n) => Ok((Msg { arg0: n as u64, ..reply(msg) }, None)),
+            None => Err(Errno::AGAIN),
+        }
+    }
+
+    /// Sends a channel to a worker of its listener.
+    fn offer(&mut self, channel: ChannelId, worker: ConnId) {
+        let Some(family) = self.clients.get(worker).map(|c| c.family) else { return };
+        let Some(ch) = self.channels.get_mut(channel) else { return };
+        ch.server_families.insert(family);
+        let msg =
+            Msg { id: u64::from(channel), arg0: ch.listener, arg1: CHANNEL_SIZE as u64, ..Msg::new(kind::CHANNEL_SRV) };
+        let fd = Some(ch.mem.fd());
+        self.clients.send(worker, Outgoing { msg, fd, unasked: true }, &self.arenas);
+    }
+
+    fn connect(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let netns = descriptor::netns_cookie(fd.ok_or(Errno::BADF)?.as_fd())?;
+        let ip = destination(msg.addr.ip);
+        // Also for a listener bound to exactly this address: with IP_FREEBIND
+        // anybody can bind somebody else's.
+        let ours = is_loopback(&ip) || (netns == self.netns && self.locals.contains(&ip));
+        if !ours {
+            return Err(Errno::NOENT);
+        }
+        let listener = loop {
+            let found = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
+            if self.still_listens(found) {
+                break found;
+            }
+            self.end_listener(found);
+        };
+        let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
+        let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
+        match newest {
+            Some(channel) if u64::from(channel) != msg.arg0 => Ok((
+                Msg { id: u64::from(channel), arg0: listener, arg1: CHANNEL_SIZE as u64, arg2: 1, ..reply(msg) },
+                None,
+            )),
+            _ => {
+                let (channel, fd) = self.make_channel(id, listener)?;
+                let msg = Msg { id: u64::from(channel), arg0: listener, arg1: CHANNEL_SIZE as u64, ..reply(msg) };
+                Ok((msg, Some(fd)))
+            }
+        }
+    }
+
+    fn make_channel(&mut self, id: ConnId, listener: ListenerId) -> Result<(ChannelId, Rc<OwnedFd>), Errno> {
+        let client = self.clients.get(id).ok_or(Errno::BADF)?;
+        let count = |f: &dyn Fn(&Channel) -> bool| self.channels.iter().filter(|ch| f(ch)).count();
+        if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS
+            || (client.uid != 0 && count(&|ch| ch.client_uid == client.uid) >= limits::CHANNELS_PER_UID)
+        {
+            return Err(Errno::MFILE);
+        }
+        let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
+        let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
+        let channel = self.channels.next_id();
+        let mem =
+            ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
+        mem.set_workers(l.worker_mask());
+        let fd = mem.fd();
+        l.channels.insert(channel);
+        let workers: Vec<ConnId> = l.accepting().collect();
+        self.channels.add(Channel {
+            id: channel,
+            listener,
+            client: id,
+            client_pid,
+            client_uid,
+            client_family,
+            server_families: BTreeSet::new(),
+            mem: Rc::new(mem),
+            client_ended: false,
+            client_gone: false,
+            listener_gone: false,
+        });
+        for worker in workers {
+            self.offer(channel, worker);
+        }
+        tracing::debug!(channel, listener, process = id, "channel");
+        Ok((channel, fd))
+    }
+
+    fn ports(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let client = self.clients.get(id).ok_or(Errno::BADF)?;
+        if client.leases.len() >= limits::LEASES_PER_PROCESS {
+            return Err(Errno::AGAIN);
+        }
+        let kernel = KernelPorts::read();
+        let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
+        let first = self.ports.lease(|p| kernel.contains(p) || listened.contains(&p)).ok_or(Errno::AGAIN)?;
+        if let Some(client) = self.clients.get_mut(id) {
+            client.leases.push(first);
+        }
+        Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
+    }
+
+    fn bell(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+        let fd = fd.ok_or(Misbehaved("BELL without a descriptor"))?;
+        let Some(client) = self.clients.get(id) else { return Ok(()) };
+        if msg.id == 0 || client.bells.len() >= limits::BELLS_PER_PROCESS || !descriptor::is_eventfd(fd.as_fd()) {
+            return Err(Misbehaved("not a bell"));
+        }
+        self.clients.add_bell(id, msg.id, fd.keep());
+        Ok(())
+    }
+
+    fn get_bell(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
+        let channel = ChannelId::try_from(msg.arg0).map_err(|_| Errno::NOENT)?;
+        let ch = self.channels.get(channel).ok_or(Errno::NOENT)?;
+        // The other side's bells only. A family that talks to itself is on
+        // both.
+        let other_side = |owner| {
+            (ch.is_party(CLIENT, family) && ch.is_party(SERVER, owner))
+                || (ch.is_party(SERVER, family) && ch.is_party(CLIENT, owner))
+        };
+        let bell = self.clients.bell(msg.id, other_side).ok_or(Errno::NOENT)?;
+        let fd = rustix::io::fcntl_dupfd_cloexec(bell, 0)?;
+        Ok((Msg { id: msg.id, ..reply(msg) }, Some(Rc::new(fd))))
+    }
+
+    fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let viewer = self.clients.get(id).ok_or(Errno::BADF)?.uid;
+        let report = self.report(viewer);
+        let json = serde_json::to_vec(&report).map_err(|_| Errno::NOMEM)?;
+        let fd = crate::shm::memfd_of("fastsocket-report", &json)
+            .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
+        Ok((Msg { arg0: json.len() as u64, ..reply(msg) }, Some(Rc::new(fd))))
+    }
+}
+
+/// The frame of an answer.
+fn reply(msg: &Msg) -> Msg {
+    Msg { seq: msg.seq, ..Msg::new(msg.kind) }
+}

@@ -1,0 +1,159 @@
+//! Changing a connection in the name of a side that is gone, and waking the
+//! other one: what the library does in `close`, done from outside.
+
+use crate::channels::{Channel, ChannelMem};
+use crate::clients::Clients;
+use crate::membarrier::heavy_fence;
+use fsocket_abi::channel::{slot_state, status, SERVER, SLOTS, SUMMARY_SYN, WAITERS, WORKERS};
+use fsocket_sync::atomic::{fence, Ordering};
+use fsocket_sync::doorbell::{Want, FUTEX_BIT};
+use rustix::fd::AsFd;
+use rustix::thread::futex;
+
+/// Closes `side` of a connection: its status bits are set and the other side
+/// hears of it, whether it waits for data or for space.
+pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &Clients) {
+    let control = ch.mem.slot(slot);
+    control.dir[side].prod.status.fetch_or(bits, Ordering::Release);
+    // Before the want words are read. The sleeper's membarrier pairs with it
+    // (this process is registered).
+    fence(Ordering::SeqCst);
+    let other = 1 - side;
+    wake_slot(ch, other, &control.dir[side].want_data, slot, clients);
+    wake_slot(ch, other, &control.dir[other].want_space, slot, clients);
+}
+
+/// Status bits with which a crashed side leaves: as TCP, reset if it had not
+/// read everything.
+pub fn closing_bits(unread: bool) -> u32 {
+    status::CLOSED | if unread { status::RST } else { status::FIN }
+}
+
+/// Closes a side of all connections where it is not closed yet: nobody is left
+/// on it who could.
+pub fn close_all(ch: &Channel, side: usize, clients: &Clients) {
+    for slot in 0..SLOTS {
+        let control = ch.mem.slot(slot);
+        if control.state.load(Ordering::Acquire) != slot_state::FREE
+            && control.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED == 0
+        {
+            close_side(ch, slot, side, status::RST | status::CLOSED, clients);
+        }
+    }
+}
+
+/// Nobody accepts any more: refuses new connections and resets those that
+/// nobody took.
+pub fn end_listening(ch: &Channel, clients: &Clients) {
+    ch.mem.set_listener_closed();
+    // A client that publishes a SYN and then finds `listener_closed` unset has
+    // published before this fence, so the loop sees it.
+    heavy_fence();
+    for slot in 0..SLOTS {
+        if ch.mem.slot(slot).state.load(Ordering::Acquire) == slot_state::SYN {
+            close_side(ch, slot, SERVER, status::RST | status::CLOSED, clients);
+        }
+    }
+}
+
+/// A worker died with connections in its queue: everybody who still accepts
+/// shall come and take them.
+pub fn wake_stealers(ch: &Channel, clients: &Clients) {
+    fence(Ordering::SeqCst);
+    for q in 0..=WORKERS {
+        let want = &ch.mem.queue(q).want;
+        if want.take() & FUTEX_BIT != 0 {
+            wake_futex(want);
+        }
+    }
+    for w in 0..WAITERS {
+        let waiter = ch.mem.waiter(SERVER, w);
+        if waiter.bell.load(Ordering::Relaxed) != 0 {
+            waiter.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
+            ring(ch, SERVER, w, clients);
+        }
+    }
+}
+
+fn wake_slot(ch: &Channel, side: usize, want: &Want, slot: usize, clients: &Clients) {
+    let mut bits = want.take();
+    if bits & FUTEX_BIT != 0 {
+        wake_futex(want);
+        bits &= !FUTEX_BIT;
+    }
+    while bits != 0 {
+        let w = bits.trailing_zeros() as usize;
+        bits &= bits - 1;
+        let waiter = ch.mem.waiter(side, w);
+        waiter.ready[slot / 64].fetch_or(1 << (slot % 64), Ordering::Release);
+        waiter.summary.fetch_or(1 << (slot / 64), Ordering::Release);
+        ring(ch, side, w, clients);
+    }
+}
+
+fn wake_futex(want: &Want) {
+    want.seq.fetch_add(1, Ordering::Release);
+    let _ = futex::wake(&want.seq, futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// Rings if the waiter sleeps. Only bells of that side's own families: the key
+/// in shared memory may be anything.
+fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
+    let waiter = ch.mem.waiter(side, w);
+    // `ready` and `summary` before `sleeping`; the sleeper stores `sleeping`,
+    // runs a heavy fence and looks at `summary`.
+    fence(Ordering::SeqCst);
+    if waiter.sleeping.swap(0, Ordering::AcqRel) == 0 {
+        return;
+    }
+    let key = waiter.bell.load(Ordering::Relaxed);
+    if let Some(bell) = clients.bell(key, |family| ch.is_party(side, family)) {
+        ring_bell(bell.as_fd());
+    }
+}
+
+fn ring_bell(bell: rustix::fd::BorrowedFd<'_>) {
+    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+    let mut poll_fd = [PollFd::new(&bell, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // A full counter rings already. Should it fill up just now, the watchdog
+    // ends the write.
+    if poll(&mut poll_fd, Some(&now)).is_ok_and(|n| n == 1) && poll_fd[0].revents().contains(PollFlags::OUT) {
+        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// Frees the waiters of a process that is gone, unless a relative lives who has
+/// the same bell.
+pub fn free_waiters(ch: &Channel, side: usize, is_dead: impl Fn(u64) -> bool) {
+    for w in 0..WAITERS {
+        let waiter = ch.mem.waiter(side, w);
+        let key = waiter.bell.load(Ordering::Acquire);
+        if key == 0 || !is_dead(key) {
+            continue;
+        }
+        waiter.sleeping.store(0, Ordering::Relaxed);
+        waiter.summary.store(0, Ordering::Relaxed);
+        for word in &waiter.ready {
+            word.store(0, Ordering::Relaxed);
+        }
+        // Release: clean before it is anybody's. Only if it still is the dead
+        // one's.
+        let _ = waiter.bell.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+/// Whether a side that reads at `pos` (with `base` at offset 0 of the ring) has
+/// something left to read. `partial`: bytes left of a record that it began.
+pub fn has_unread(mem: &ChannelMem, slot: usize, side: usize, pos: u64, base: u64, partial: u64) -> bool {
+    use fsocket_abi::channel::record;
+    if partial != 0 {
+        return true;
+    }
+    let dir = 1 - side;
+    let header = mem.ring_word(slot, dir, pos.wrapping_sub(base));
+    if (header >> 32) as u32 == record::PAD {
+        return mem.ring_word(slot, dir, 0) != 0;
+    }
+    header != 0
+}

@@ -1,0 +1,82 @@
+//! Keeps a hostile descriptor from holding up the event loop.
+//!
+//! A few system calls on descriptors that clients gave us can block whatever
+//! we do: writing to an eventfd whose counter its owner filled (he shares the
+//! file status flags), or dropping the last reference to a socket with
+//! SO_LINGER. All of them end with EINTR on a signal. So a timer is armed
+//! while the loop handles events, and sends this thread a signal if that takes
+//! suspiciously long, and again until it is done.
+
+use std::io;
+
+/// First signal after this long, further ones at the same distance.
+const PATIENCE_NS: libc::c_long = 50_000_000;
+
+pub struct Watchdog {
+    timer: libc::timer_t,
+}
+
+extern "C" fn nothing(_: libc::c_int) {}
+
+impl Watchdog {
+    /// A watchdog for the calling thread.
+    pub fn new() -> io::Result<Watchdog> {
+        // SAFETY: zero is a valid value of these plain C structs.
+        let (mut action, mut event): (libc::sigaction, libc::sigevent) = unsafe { std::mem::zeroed() };
+        // No SA_RESTART: the point is to interrupt.
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        // SAFETY: the handler does nothing, so it is safe in any context.
+        if unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = libc::SIGALRM;
+        // SAFETY: no preconditions.
+        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        let mut timer = std::ptr::null_mut();
+        // SAFETY: both pointers are valid for the call.
+        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Watchdog { timer })
+    }
+
+    /// From here on a blocking call is interrupted.
+    pub fn arm(&self) {
+        self.set(PATIENCE_NS);
+    }
+
+    pub fn disarm(&self) {
+        self.set(0);
+    }
+
+    fn set(&self, ns: libc::c_long) {
+        let each = libc::timespec { tv_sec: 0, tv_nsec: ns };
+        let spec = libc::itimerspec { it_interval: each, it_value: each };
+        // SAFETY: our own timer; `spec` is valid for the call.
+        unsafe { libc::timer_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        // SAFETY: our own timer, deleted once.
+        unsafe { libc::timer_delete(self.timer) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{eventfd, EventfdFlags};
+
+    #[test]
+    fn a_blocking_write_is_interrupted() {
+        let dog = Watchdog::new().unwrap();
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        dog.arm();
+        assert_eq!(rustix::io::write(&fd, &1u64.to_ne_bytes()), Err(rustix::io::Errno::INTR));
+        dog.disarm();
+    }
+}
