@@ -16,6 +16,12 @@ pub struct Cli {
 pub enum Command {
     /// Run a program with the library
     Run(Run),
+    /// Counters: totals, processes, why the kernel was used
+    Stat(Stat),
+    /// Connections and listeners over shared memory
+    Ss(Ss),
+    /// Check whether this machine has what is needed
+    Doctor(Pieces),
     /// Measure stock sockets, ours, Unix sockets and a bare queue in turn
     Bench(crate::bench::Bench),
     #[command(hide = true)]
@@ -51,4 +57,21 @@ pub struct Run {
     /// The program and its arguments
     #[arg(required = true, num_args = 1.., trailing_var_arg = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct Stat {
+    /// All the monitor says, for other programs
+    #[arg(long)]
+    pub json: bool,
+    /// Also counters that are zero
+    #[arg(long)]
+    pub all: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Ss {
+    /// All the monitor says, for other programs
+    #[arg(long)]
+    pub json: bool,
 }

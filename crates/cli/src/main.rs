@@ -8,9 +8,11 @@
 mod bench;
 mod cmdline;
 mod control;
+mod doctor;
 mod locate;
 mod private;
 mod run;
+mod stat;
 
 use clap::error::ErrorKind;
 use clap::Parser;
@@ -42,6 +44,9 @@ fn entry() -> i32 {
     };
     match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Stat(args) => report_errors(stat::stat(&args)),
+        Command::Ss(args) => report_errors(stat::ss(&args)),
+        Command::Doctor(pieces) => doctor::run(&pieces),
         Command::Bench(args) => report_errors(bench::run(&args)),
         Command::BenchWorker(args) => bench::worker::run(&args),
     }

@@ -29,7 +29,8 @@ pub struct Problem {
 impl Row {
     pub fn new(scenario: &Scenario, metric: &Metric, layout: Layout) -> Self {
         let mut bars = metric.bars.clone();
-        if layout == Layout::SameCpu {
+        // A bar below 1 says "about as fast"; that holds everywhere.
+        if layout == Layout::SameCpu && !bars.iter().any(|bar| matches!(bar, Bar::Stock(f) if *f < 1.0)) {
             bars = vec![Bar::Stock(1.0)];
         }
         Row {
@@ -128,7 +129,11 @@ pub fn value_text(value: f64, unit: Unit) -> String {
             value /= step;
             at += 1;
         }
-        let digits = if value >= 100.0 || value.fract() == 0.0 { 0 } else { 2 - (value >= 10.0) as usize };
+        let digits = match value.abs() {
+            v if v >= 99.95 || v.fract() == 0.0 => 0,
+            v if v >= 9.995 => 1,
+            _ => 2,
+        };
         format!("{value:.digits$} {}", names[at]).trim_end().to_owned()
     };
     match unit {
@@ -143,7 +148,8 @@ pub fn value_text(value: f64, unit: Unit) -> String {
 
 /// The factor of the ratio column.
 pub fn factor_text(row: &Row) -> String {
-    row.factor(Path::Stock).map_or_else(String::new, |f| if f < 10.0 { format!("{f:.2}x") } else { format!("{f:.1}x") })
+    row.factor(Path::Stock)
+        .map_or_else(String::new, |f| if f < 9.995 { format!("{f:.2}x") } else { format!("{f:.1}x") })
 }
 
 /// A table in this program's style, without colour where none is wanted.

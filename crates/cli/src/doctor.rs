@@ -1,0 +1,140 @@
+//! `fastsocket doctor`: is what we need there?
+
+use crate::cmdline::Pieces;
+use crate::{control, locate};
+use anyhow::{anyhow, bail, ensure, Context, Result};
+use fsocket_abi::{arena, channel};
+use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
+use rustix::process::{getrlimit, Resource};
+use std::fs;
+use std::process::Command;
+
+/// Oldest kernel that we are tested on.
+const KERNEL: (u32, u32) = (6, 1);
+/// Descriptors that a busy program and the library want together.
+const DESCRIPTORS: u64 = 1024;
+
+type Check = fn(&Pieces) -> Result<String>;
+const CHECKS: &[(&str, Check)] = &[
+    ("kernel", kernel),
+    ("membarrier", membarrier),
+    ("sealed memfd", memfd),
+    ("eventfd", eventfd),
+    ("network namespace cookie", netns_cookie),
+    ("open files", open_files),
+    ("address space", address_space),
+    ("file size", file_size),
+    ("library", library),
+    ("monitor", monitor),
+];
+
+/// Prints one line per check; 1 if any failed.
+pub fn run(pieces: &Pieces) -> i32 {
+    let mut bad = 0;
+    for (name, check) in CHECKS {
+        match check(pieces) {
+            Ok(text) => anstream::println!("ok    {name}: {text}"),
+            Err(e) => {
+                bad += 1;
+                anstream::println!("FAIL  {name}: {e:#}");
+            }
+        }
+    }
+    (bad > 0) as i32
+}
+
+fn kernel(_: &Pieces) -> Result<String> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map(|n| n.parse::<u32>().unwrap_or(0));
+    let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    ensure!(found >= KERNEL, "{release}; {}.{} or later is needed", KERNEL.0, KERNEL.1);
+    Ok(release)
+}
+
+fn membarrier(_: &Pieces) -> Result<String> {
+    // SAFETY: a query; no pointers.
+    let commands = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_QUERY, 0, 0) };
+    ensure!(commands >= 0, "not supported: {}", std::io::Error::last_os_error());
+    for (name, bit) in [
+        ("private expedited", libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED),
+        ("global expedited", libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED),
+    ] {
+        ensure!(commands & libc::c_long::from(bit) != 0, "no {name}");
+    }
+    Ok("private and global expedited".to_owned())
+}
+
+fn memfd(_: &Pieces) -> Result<String> {
+    let fd = memfd_create("fastsocket-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, 4096)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)?;
+    ensure!(ftruncate(&fd, 8192).is_err(), "a seal does not hold");
+    Ok("shrink, grow, future write".to_owned())
+}
+
+fn eventfd(_: &Pieces) -> Result<String> {
+    let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    rustix::io::write(&fd, &1u64.to_ne_bytes())?;
+    Ok("works".to_owned())
+}
+
+fn netns_cookie(_: &Pieces) -> Result<String> {
+    let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).context("no socket on 127.0.0.1")?;
+    let (mut cookie, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    // SAFETY: `cookie` and `len` live through the call and fit each other.
+    let result =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, (&raw mut cookie).cast(), &mut len) };
+    ensure!(result == 0, "{}", std::io::Error::last_os_error());
+    Ok(cookie.to_string())
+}
+
+fn open_files(_: &Pieces) -> Result<String> {
+    let limit = getrlimit(Resource::Nofile).current;
+    ensure!(limit.is_none_or(|n| n >= DESCRIPTORS), "limit {}; {DESCRIPTORS} are wanted", limit.unwrap_or(0));
+    Ok(limit.map_or("no limit".to_owned(), |n| n.to_string()))
+}
+
+fn address_space(_: &Pieces) -> Result<String> {
+    let need = (channel::CHANNEL_SIZE + arena::ARENA_SIZE) as u64;
+    match getrlimit(Resource::As).current {
+        Some(limit) if limit < need => bail!("limit {} MiB; a channel takes {} MiB", limit >> 20, need >> 20),
+        Some(limit) => Ok(format!("limit {} MiB", limit >> 20)),
+        None => Ok("no limit".to_owned()),
+    }
+}
+
+/// A memfd counts as a file here, too.
+fn file_size(_: &Pieces) -> Result<String> {
+    let need = channel::CHANNEL_SIZE as u64;
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < need => bail!("limit {} MiB; a channel takes {} MiB", limit >> 20, need >> 20),
+        _ => Ok("enough".to_owned()),
+    }
+}
+
+/// Does a program that loads it start, and has it loaded it?
+fn library(pieces: &Pieces) -> Result<String> {
+    let path = locate::library(pieces.library.as_deref()).map_err(|e| anyhow!(e))?;
+    let output =
+        Command::new("cat").arg("/proc/self/maps").env("LD_PRELOAD", &path).output().context("cannot run cat")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && said.is_empty(), "{}: {} {}", path.display(), output.status, said.trim());
+    let maps = String::from_utf8_lossy(&output.stdout);
+    ensure!(maps.lines().any(|l| l.ends_with(&*path.to_string_lossy())), "{}: not loaded", path.display());
+    Ok(path.display().to_string())
+}
+
+fn monitor(pieces: &Pieces) -> Result<String> {
+    match control::find() {
+        Ok(socket) => {
+            let report = control::report(&socket)?;
+            Ok(format!("process {} at {}, up {:.0} s", report.monitor_pid, socket.display(), report.uptime))
+        }
+        Err(none) => {
+            let path = locate::monitor(pieces.monitor.as_deref()).map_err(|e| anyhow!("{none}, and {e}"))?;
+            fs::File::open(&path).with_context(|| path.display().to_string())?;
+            Ok(format!("none runs; 'fastsocket run' will start {}", path.display()))
+        }
+    }
+}
