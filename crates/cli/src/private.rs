@@ -33,16 +33,16 @@ pub fn directory(socket: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts `monitor` and returns its pid once `socket` accepts.
-pub fn start(monitor: &Path, socket: &Path) -> Result<Pid, String> {
+/// Starts `monitor` and returns once `socket` accepts.
+pub fn start(monitor: &Path, socket: &Path) -> Result<(), String> {
     directory(socket)?;
     let image = Image::new(monitor, socket)?;
-    let (pid, pidfd) = image.spawn().map_err(|e| format!("{}: {e}", monitor.display()))?;
+    let pidfd = image.spawn().map_err(|e| format!("{}: {e}", monitor.display()))?;
     let started = Instant::now();
     let mut ended = None;
     loop {
         match control::probe(socket) {
-            Ok(_) => return Ok(pid),
+            Ok(_) => return Ok(()),
             Err(e) if control::is_absent(e) => {}
             Err(e) => return Err(format!("{}: {e}", socket.display())),
         }
@@ -86,8 +86,8 @@ impl Image {
     }
 
     /// Forks twice, so that the monitor never is a child of the program that
-    /// this process becomes.
-    fn spawn(&self) -> std::io::Result<(Pid, Option<OwnedFd>)> {
+    /// this process becomes. Gives back the monitor's pidfd.
+    fn spawn(&self) -> std::io::Result<Option<OwnedFd>> {
         let pointers = |v: &[CString]| -> Vec<*const libc::c_char> {
             v.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
         };
@@ -130,7 +130,7 @@ impl Image {
             return Err(std::io::Error::from_raw_os_error(errno));
         }
         let pid = int(0).and_then(Pid::from_raw).ok_or_else(|| std::io::Error::other("cannot start"))?;
-        Ok((pid, pidfd_open(pid, PidfdFlags::empty()).ok()))
+        Ok(pidfd_open(pid, PidfdFlags::empty()).ok())
     }
 }
 

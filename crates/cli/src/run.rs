@@ -84,8 +84,8 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
             Ok((socket, "private".to_owned()))
         }
         Err(e) if control::is_absent(e) => {
-            let pid = private::start(&locate::monitor(pieces.monitor.as_deref())?, &socket)?;
-            Ok((socket, format!("private, started as process {}", pid.as_raw_nonzero())))
+            private::start(&locate::monitor(pieces.monitor.as_deref())?, &socket)?;
+            Ok((socket, "private, started".to_owned()))
         }
         Err(e) => Err(failed(&socket, e)),
     }

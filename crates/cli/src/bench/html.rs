@@ -90,7 +90,8 @@ fn chart(title: &str, rows: &[&Row]) -> Result<String> {
             .margin(8)
             .x_label_area_size(30)
             .y_label_area_size(75)
-            .build_cartesian_2d(-0.5..rows.len() as f64 - 0.5, (low..high).log_scale())
+            // Room for the legend at the right.
+            .build_cartesian_2d(-0.5..rows.len() as f64 * 1.12 - 0.5, (low..high).log_scale())
             .map_err(|e| failed(&e))?;
         chart
             .configure_mesh()
