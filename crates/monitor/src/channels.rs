@@ -74,7 +74,46 @@ impl ChannelMem {
     }
 
     pub fn queued_all(&self) -> u32 {
-        (0..=WORKERS).map(|q| self.queued(q)).sum()
+        self.touched_queues().map(|q| self.queued(q)).sum()
+    }
+
+    /// Slots in pages that anybody ever wrote to; the others are FREE. Looking
+    /// at them would allocate their pages.
+    pub fn touched_slots(&self) -> impl Iterator<Item = usize> {
+        self.touched(SLOT_OFF, SLOTS, size_of::<Slot>())
+    }
+
+    /// Like [`Self::touched_slots`].
+    pub fn touched_queues(&self) -> impl Iterator<Item = usize> {
+        self.touched(SYN_OFF, 1 + WORKERS, size_of::<SynQueue>())
+    }
+
+    /// Like [`Self::touched_slots`].
+    pub fn touched_waiters(&self, side: usize) -> impl Iterator<Item = usize> {
+        self.touched(WAITER_OFF + side * (WAITERS + 1) * size_of::<Waiter>(), WAITERS, size_of::<Waiter>())
+    }
+
+    /// Which of `count` items of `size` bytes at `off` have memory behind them.
+    fn touched(&self, off: usize, count: usize, size: usize) -> impl Iterator<Item = usize> {
+        use rustix::fs::{seek, SeekFrom};
+        let end = off + count * size;
+        let mut found = Vec::new();
+        let mut at = off;
+        // Each round skips at least a page, and there are few hundred.
+        while at < end {
+            let Ok(data) = seek(&*self.fd, SeekFrom::Data(at as u64)).map(|at| at as usize) else { break };
+            let hole = seek(&*self.fd, SeekFrom::Hole(data as u64)).map_or(end, |at| at as usize);
+            if data >= end || hole <= data {
+                break;
+            }
+            let first = data.saturating_sub(off) / size;
+            let last = (hole.min(end) - off).div_ceil(size).min(count);
+            // An item across two pages may be in the list already.
+            let first = found.last().map_or(first, |l: &usize| first.max(l + 1));
+            found.extend(first..last);
+            at = hole;
+        }
+        found.into_iter()
     }
 
     /// The eight bytes at `off` of ring `dir` of `slot`. By pread: looking must
@@ -91,7 +130,7 @@ impl ChannelMem {
 
     /// Slots that somebody uses on at least one side.
     pub fn slots_in_use(&self) -> usize {
-        (0..SLOTS)
+        self.touched_slots()
             .filter(|&i| {
                 let slot = self.slot(i);
                 let closed = |side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
@@ -188,10 +227,27 @@ mod tests {
         assert!(mem.resident() < 1 << 20);
         assert_eq!(mem.slots_in_use(), 0);
         assert_eq!(mem.queued_all(), 0);
+        assert!(mem.resident() < 100_000, "looking allocated pages: {}", mem.resident());
         assert_eq!(mem.ring_word(SLOTS - 1, 1, u64::MAX), 0);
         let header = Mapping::new(&*mem.fd, 4096).unwrap();
         assert_eq!(header.at::<AtomicU64>(0).load(Ordering::Relaxed), MAGIC);
         assert_eq!(header.at::<AtomicU32>(offset_of!(Header, id)).load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn items_with_memory_behind_them_are_found() {
+        let mem = ChannelMem::new(7).unwrap();
+        for i in [0, 7, 500, 1023] {
+            mem.slot(i).state.store(slot_state::SYN, Ordering::Relaxed);
+        }
+        let seen: Vec<_> = mem.touched_slots().collect();
+        assert!(seen.is_sorted() && seen.windows(2).all(|w| w[0] != w[1]) && seen.len() < 64);
+        assert_eq!(mem.slots_in_use(), 4);
+        mem.queue(64).tail.store(3, Ordering::Relaxed);
+        mem.queue(0).tail.store(1, Ordering::Relaxed);
+        assert_eq!(mem.queued_all(), 4);
+        mem.waiter(1, 62).bell.store(1, Ordering::Relaxed);
+        assert!(mem.touched_waiters(1).any(|w| w == 62));
     }
 
     #[test]

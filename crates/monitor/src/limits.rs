@@ -5,9 +5,14 @@
 /// Channels to one client process.
 pub const CHANNELS_PER_PROCESS: usize = 64;
 pub const CHANNELS_PER_UID: usize = 1024;
+/// Channels whose client is gone while a server keeps connections in them
+/// open; beyond it they are dropped earlier.
+pub const LINGERING_CHANNELS: usize = 1024;
 pub const LISTENERS_PER_UID: usize = 1024;
 /// Leases of [`crate::ports::BLOCK`] client ports.
-pub const LEASES_PER_PROCESS: usize = 32;
+pub const LEASES_PER_PROCESS: usize = 256;
+/// Of about 420 that exist.
+pub const LEASES_PER_UID: usize = 320;
 pub const BELLS_PER_PROCESS: usize = 256;
 /// One user's share of our descriptors, as 1 / n of the limit, in control
 /// sockets.

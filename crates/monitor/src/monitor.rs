@@ -9,6 +9,7 @@ use crate::endpoint::{Config, Endpoint, StartError};
 use crate::listeners::Listeners;
 use crate::ports::Ports;
 use crate::registry::Registry;
+use crate::sockdiag::SockDiag;
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::{limits, ConnId, FamilyId};
@@ -48,6 +49,7 @@ pub struct Monitor {
     pub(crate) channels: Channels,
     pub(crate) ports: Ports,
     pub(crate) registry: Registry,
+    pub(crate) diag: Option<SockDiag>,
     /// Counters of processes that ended, by user.
     pub(crate) totals: HashMap<u32, Totals>,
     /// Port leases of ended processes whose relatives still use them.
@@ -55,6 +57,9 @@ pub struct Monitor {
     last_family: FamilyId,
     /// Private: when to exit unless somebody comes.
     deadline: Option<Instant>,
+    /// When to look again for channels that wait to be emptied, and how long
+    /// the wait before that was.
+    pub(crate) look_again: Option<(Instant, Duration)>,
 }
 
 impl Monitor {
@@ -96,10 +101,12 @@ impl Monitor {
             channels: Channels::default(),
             ports: Ports::default(),
             registry: Registry::new().map_err(fail("make the registry"))?,
+            diag: SockDiag::new(),
             totals: HashMap::new(),
             family_leases: HashMap::new(),
             last_family: 0,
             deadline,
+            look_again: None,
         };
         monitor.refresh_addresses();
         Ok(monitor)
@@ -115,7 +122,8 @@ impl Monitor {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            let timeout = self.deadline.map(|at| {
+            let next = self.deadline.into_iter().chain(self.look_again.map(|(at, _)| at)).min();
+            let timeout = next.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
                 Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
             });
@@ -136,12 +144,28 @@ impl Monitor {
                     self.end_process(id);
                 }
             }
+            self.look_again_if_due();
             let done = self.is_unneeded();
             watchdog.disarm();
             if done {
                 tracing::info!("nobody needs this monitor any more");
                 return Ok(());
             }
+        }
+    }
+
+    fn look_again_if_due(&mut self) {
+        match self.look_again {
+            Some((at, waited)) if at <= Instant::now() => {
+                self.look_again = None;
+                self.sweep();
+                // Seldom and seldomer: what nobody takes may lie there for ever.
+                if let Some((_, wait)) = &mut self.look_again {
+                    *wait = (waited * 2).min(Duration::from_secs(60));
+                    self.look_again = Some((Instant::now() + *wait, *wait));
+                }
+            }
+            _ => {}
         }
     }
 

@@ -6,11 +6,13 @@
 use crate::arenas::{Arena, ArenaMem, Totals};
 use crate::clients::Outgoing;
 use crate::wake::{close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_stealers};
-use crate::{ChannelId, ConnId, FamilyId, ListenerId, Monitor};
+use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId, Monitor};
 use fsocket_abi::arena::{sock_state, Counter, Sock};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 impl Monitor {
     /// A process is gone (or is treated as if): everything it held goes.
@@ -153,13 +155,13 @@ impl Monitor {
             if let Some(ch) = self.channels.get(channel) {
                 end_listening(ch, &self.clients);
             }
-            self.tell_gone(channel, [client_family]);
-            self.tell_gone(channel, families);
+            self.tell_gone(channel, families.into_iter().chain([client_family]));
         }
     }
 
     fn tell_gone(&mut self, channel: ChannelId, families: impl IntoIterator<Item = FamilyId>) {
-        for family in families {
+        // Once, also where a family talks to itself.
+        for family in families.into_iter().collect::<BTreeSet<_>>() {
             for member in self.clients.family_members(family) {
                 let msg = Msg { id: u64::from(channel), ..Msg::new(kind::CHANNEL_GONE) };
                 self.clients.send(member, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
@@ -171,21 +173,20 @@ impl Monitor {
     pub fn sweep(&mut self) {
         let candidates: Vec<ChannelId> =
             self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone).map(|ch| ch.id).collect();
+        let crowded = self.channels.iter().filter(|ch| ch.client_gone).count() > limits::LINGERING_CHANNELS;
         for id in candidates {
-            self.sweep_one(id);
+            self.sweep_one(id, crowded);
         }
     }
 
-    fn sweep_one(&mut self, id: ChannelId) {
+    fn sweep_one(&mut self, id: ChannelId, crowded: bool) {
         let Some(ch) = self.channels.get(id) else { return };
         if ch.client_ended && !ch.client_gone && !self.has_socks(id, CLIENT, ch.client_family) {
             close_all(ch, CLIENT, &self.clients);
             ch.mem.set_client_gone();
-            let families = if ch.listener_gone { Default::default() } else { ch.server_families.clone() };
             if let Some(ch) = self.channels.get_mut(id) {
                 ch.client_gone = true;
             }
-            self.tell_gone(id, families);
         }
         let Some(ch) = self.channels.get(id) else { return };
         let family_lives = |family| self.clients.iter().any(|(_, c)| c.family == family);
@@ -194,15 +195,21 @@ impl Monitor {
             close_all(ch, SERVER, &self.clients);
         }
         // A client that came, sent and went before anybody accepted is still
-        // to be accepted, by workers who may yet have to be told.
-        let done = match (ch.client_gone, ch.listener_gone) {
-            (true, true) => true,
-            (true, false) => ch.mem.queued_all() == 0,
-            (false, true) => servers_gone || ch.mem.slots_in_use() == 0,
-            (false, false) => false,
-        };
+        // to be accepted, by workers who may yet have to be told; and a worker
+        // may be about to. So a channel stays while anything in it is open,
+        // unless too many do.
+        let done = (ch.client_gone || ch.listener_gone)
+            && (servers_gone || ch.mem.slots_in_use() == 0 || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
+        if ch.client_gone && !done {
+            let wait = Duration::from_secs(1);
+            self.look_again.get_or_insert((Instant::now() + wait, wait));
+        }
         if done {
             let listener = ch.listener;
+            if !ch.listener_gone {
+                let families = ch.server_families.clone();
+                self.tell_gone(id, families);
+            }
             self.channels.remove(id);
             if let Some(l) = self.listeners.get_mut(listener) {
                 l.channels.remove(&id);
@@ -221,7 +228,7 @@ impl Monitor {
     /// Ports of a process that ended are free, unless a relative still has a
     /// connection from one of them; then they wait for the family to end.
     fn return_ports(&mut self, family: FamilyId, leases: Vec<u16>) {
-        let in_use: std::collections::BTreeSet<u16> = self
+        let in_use: BTreeSet<u16> = self
             .arenas
             .in_family(family)
             .flat_map(|a| a.mem.open_socks())
@@ -240,6 +247,6 @@ impl Monitor {
     }
 }
 
-fn totals_of(totals: &mut std::collections::HashMap<u32, Totals>, uid: u32) -> &mut Totals {
+fn totals_of(totals: &mut HashMap<u32, Totals>, uid: u32) -> &mut Totals {
     totals.entry(uid).or_insert([0; fsocket_abi::arena::COUNTERS.len()])
 }

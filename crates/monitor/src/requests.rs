@@ -227,7 +227,8 @@ impl Monitor {
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
         let count = |f: &dyn Fn(&Channel) -> bool| self.channels.iter().filter(|ch| f(ch)).count();
         if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS
-            || (client.uid != 0 && count(&|ch| ch.client_uid == client.uid) >= limits::CHANNELS_PER_UID)
+            || (client.uid != 0
+                && count(&|ch| ch.client_uid == client.uid && !ch.client_gone) >= limits::CHANNELS_PER_UID)
         {
             return Err(Errno::MFILE);
         }
@@ -262,7 +263,8 @@ impl Monitor {
 
     fn ports(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        if client.leases.len() >= limits::LEASES_PER_PROCESS {
+        let of_uid: usize = self.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
+        if client.leases.len() >= limits::LEASES_PER_PROCESS || (client.uid != 0 && of_uid >= limits::LEASES_PER_UID) {
             return Err(Errno::AGAIN);
         }
         let kernel = KernelPorts::read();

@@ -1,13 +1,204 @@
 //! Asking the kernel whether a listening socket still exists.
+//!
+//! A process that registers a listener, closes the socket and does not say so
+//! would go on receiving the connections of whoever binds that port next. So
+//! before the first connection from a process to a listener, the kernel is
+//! asked (NETLINK_SOCK_DIAG, as `ss` does) whether that very socket, by its
+//! cookie, is still there. That works for our own network namespace; listeners
+//! in others are believed.
 
+use crate::address::{is_v4, V4_ANY, V6_ANY};
+use crate::descriptor::{self, Listening};
 use crate::{ListenerId, Monitor};
 use fsocket_proto::Addr;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const TCP_LISTEN: u32 = 10;
+const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
+const NLMSG_DONE: u16 = libc::NLMSG_DONE as u16;
+
+/// struct nlmsghdr.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    len: u32,
+    kind: u16,
+    flags: u16,
+    seq: u32,
+    pid: u32,
+}
+
+/// struct inet_diag_sockid; ports and addresses in network order.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct SockId {
+    sport: [u8; 2],
+    dport: [u8; 2],
+    src: [u8; 16],
+    dst: [u8; 16],
+    interface: u32,
+    cookie: [u32; 2],
+}
+
+/// struct inet_diag_req_v2, after its header.
+#[derive(Clone, Copy, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Request {
+    head: Head,
+    family: u8,
+    protocol: u8,
+    ext: u8,
+    pad: u8,
+    states: u32,
+    id: SockId,
+}
+
+/// Beginning of struct inet_diag_msg.
+#[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Answer {
+    family: u8,
+    state: u8,
+    timer: u8,
+    retrans: u8,
+    id: SockId,
+}
+
+/// A line to the kernel.
+pub struct SockDiag {
+    fd: OwnedFd,
+    seq: u32,
+}
+
+impl SockDiag {
+    /// `None` where the kernel does not tell (a module that cannot be loaded,
+    /// a sandbox): tried on a socket of our own.
+    pub fn new() -> Option<SockDiag> {
+        let fd = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            Some(rustix::net::netlink::SOCK_DIAG),
+        )
+        .ok()?;
+        let mut diag = SockDiag { fd, seq: 0 };
+        let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+        let info = descriptor::listening(probe.as_fd()).ok()?;
+        let other = Listening { cookie: info.cookie ^ 1 << 40, ..info };
+        (diag.listens(&info) && !diag.listens(&other)).then_some(diag)
+    }
+
+    /// Whether exactly this socket listens. When the kernel cannot be asked,
+    /// yes.
+    pub fn listens(&mut self, info: &Listening) -> bool {
+        let ip = match info.addr.ip {
+            V4_ANY => Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(),
+            V6_ANY => Ipv6Addr::LOCALHOST.octets(),
+            ip => ip,
+        };
+        // One look-up by address finds it, unless several sockets share the
+        // address; then all listeners of the port are listed.
+        self.lookup(ip, info) == Some(true) || self.list(info) != Some(false)
+    }
+
+    fn lookup(&mut self, ip: [u8; 16], info: &Listening) -> Option<bool> {
+        let family = if is_v4(&ip) { libc::AF_INET } else { libc::AF_INET6 };
+        let address = |ip: [u8; 16]| {
+            let mut raw = [0; 16];
+            match Ipv6Addr::from(ip).to_ipv4_mapped() {
+                Some(v4) => raw[..4].copy_from_slice(&v4.octets()),
+                None => raw = ip,
+            }
+            raw
+        };
+        // Port 0 at the other end: no connection matches, only a listener.
+        self.ask(family, info, address(ip), 0)
+    }
+
+    fn list(&mut self, info: &Listening) -> Option<bool> {
+        self.ask(i32::from(info.addr.family), info, [0; 16], libc::NLM_F_DUMP as u16)
+    }
+
+    /// Whether a socket with the cookie is among the answers; `None`: no
+    /// usable answer.
+    fn ask(&mut self, family: i32, info: &Listening, ip: [u8; 16], flags: u16) -> Option<bool> {
+        self.seq = self.seq.wrapping_add(1);
+        let request = Request {
+            head: Head {
+                len: size_of::<Request>() as u32,
+                kind: SOCK_DIAG_BY_FAMILY,
+                flags: libc::NLM_F_REQUEST as u16 | flags,
+                seq: self.seq,
+                pid: 0,
+            },
+            family: family as u8,
+            protocol: libc::IPPROTO_TCP as u8,
+            ext: 0,
+            pad: 0,
+            states: 1 << TCP_LISTEN,
+            id: SockId {
+                sport: info.addr.port.to_be_bytes(),
+                dport: [0; 2],
+                src: ip,
+                dst: ip,
+                interface: 0,
+                cookie: [u32::MAX; 2],
+            },
+        };
+        rustix::net::send(&self.fd, request.as_bytes(), SendFlags::empty()).ok()?;
+        // The kernel has answered by now: it runs in our system calls.
+        let mut bytes = [0u8; 32768];
+        loop {
+            let (n, _) = rustix::net::recv(&self.fd, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
+            let mut rest = &bytes[..n];
+            while let Ok((head, _)) = Head::read_from_prefix(rest) {
+                let len = head.len as usize;
+                if len < size_of::<Head>() || len > rest.len() {
+                    return None;
+                }
+                let body = &rest[size_of::<Head>()..len];
+                rest = &rest[len.next_multiple_of(4).min(rest.len())..];
+                // Left over from a question that ended early.
+                if head.seq != self.seq {
+                    continue;
+                }
+                match head.kind {
+                    NLMSG_DONE => return Some(false),
+                    NLMSG_ERROR => return (errno_of(body) == libc::ENOENT).then_some(false),
+                    _ => {
+                        let found = Answer::read_from_prefix(body)
+                            .is_ok_and(|(a, _)| u32::from(a.state) == TCP_LISTEN && cookie(&a.id) == info.cookie);
+                        if found || flags == 0 {
+                            return Some(found);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn cookie(id: &SockId) -> u64 {
+    u64::from(id.cookie[0]) | u64::from(id.cookie[1]) << 32
+}
+
+fn errno_of(body: &[u8]) -> i32 {
+    i32::read_from_prefix(body).map_or(0, |(e, _)| e.wrapping_neg())
+}
 
 impl Monitor {
     /// Whether the socket behind a listener still listens, as far as can be
     /// told.
-    pub(crate) fn still_listens(&self, _listener: ListenerId) -> bool {
-        true
+    pub(crate) fn still_listens(&mut self, listener: ListenerId) -> bool {
+        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
+        match &mut self.diag {
+            Some(diag) if info.netns == self.netns => diag.listens(&info),
+            _ => true,
+        }
     }
 
     /// Ends listeners at this address whose socket is gone.
@@ -16,6 +207,51 @@ impl Monitor {
             if !self.still_listens(listener) {
                 self.end_listener(listener);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_live_from_gone() {
+        let mut diag = SockDiag::new().expect("kernel with INET_DIAG");
+        for bind in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
+            let Ok(l) = TcpListener::bind(bind) else { continue };
+            let info = descriptor::listening(l.as_fd()).unwrap();
+            assert!(diag.listens(&info), "{bind}");
+            assert!(diag.lookup(info.addr.ip, &info).is_some());
+            drop(l);
+            assert!(!diag.listens(&info), "{bind}");
+            let again = TcpListener::bind(std::net::SocketAddr::new(
+                std::net::IpAddr::V6(Ipv6Addr::from(info.addr.ip)).to_canonical(),
+                info.addr.port,
+            ));
+            let Ok(_again) = again else { continue };
+            assert!(!diag.listens(&info), "{bind}: another socket on the same port");
+        }
+    }
+
+    #[test]
+    fn many_on_one_address() {
+        use rustix::net::sockopt::set_socket_reuseport;
+        let mut diag = SockDiag::new().expect("kernel with INET_DIAG");
+        let mut port = 0;
+        let all: Vec<OwnedFd> = (0..20)
+            .map(|_| {
+                let s = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+                set_socket_reuseport(&s, true).unwrap();
+                let addr: std::net::SocketAddr = (Ipv4Addr::LOCALHOST, port).into();
+                rustix::net::bind(&s, &addr).unwrap();
+                rustix::net::listen(&s, 1).unwrap();
+                port = descriptor::listening(s.as_fd()).unwrap().addr.port;
+                s
+            })
+            .collect();
+        for s in &all {
+            assert!(diag.listens(&descriptor::listening(s.as_fd()).unwrap()));
         }
     }
 }

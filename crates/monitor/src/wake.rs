@@ -4,7 +4,7 @@
 use crate::channels::{Channel, ChannelMem};
 use crate::clients::Clients;
 use crate::membarrier::heavy_fence;
-use fsocket_abi::channel::{slot_state, status, SERVER, SLOTS, SUMMARY_SYN, WAITERS, WORKERS};
+use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
 use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use rustix::fd::AsFd;
@@ -32,7 +32,7 @@ pub fn closing_bits(unread: bool) -> u32 {
 /// Closes a side of all connections where it is not closed yet: nobody is left
 /// on it who could.
 pub fn close_all(ch: &Channel, side: usize, clients: &Clients) {
-    for slot in 0..SLOTS {
+    for slot in ch.mem.touched_slots() {
         let control = ch.mem.slot(slot);
         if control.state.load(Ordering::Acquire) != slot_state::FREE
             && control.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED == 0
@@ -49,7 +49,7 @@ pub fn end_listening(ch: &Channel, clients: &Clients) {
     // A client that publishes a SYN and then finds `listener_closed` unset has
     // published before this fence, so the loop sees it.
     heavy_fence();
-    for slot in 0..SLOTS {
+    for slot in ch.mem.touched_slots() {
         if ch.mem.slot(slot).state.load(Ordering::Acquire) == slot_state::SYN {
             close_side(ch, slot, SERVER, status::RST | status::CLOSED, clients);
         }
@@ -60,13 +60,13 @@ pub fn end_listening(ch: &Channel, clients: &Clients) {
 /// shall come and take them.
 pub fn wake_stealers(ch: &Channel, clients: &Clients) {
     fence(Ordering::SeqCst);
-    for q in 0..=WORKERS {
+    for q in ch.mem.touched_queues() {
         let want = &ch.mem.queue(q).want;
         if want.take() & FUTEX_BIT != 0 {
             wake_futex(want);
         }
     }
-    for w in 0..WAITERS {
+    for w in ch.mem.touched_waiters(SERVER) {
         let waiter = ch.mem.waiter(SERVER, w);
         if waiter.bell.load(Ordering::Relaxed) != 0 {
             waiter.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
@@ -126,7 +126,7 @@ fn ring_bell(bell: rustix::fd::BorrowedFd<'_>) {
 /// Frees the waiters of a process that is gone, unless a relative lives who has
 /// the same bell.
 pub fn free_waiters(ch: &Channel, side: usize, is_dead: impl Fn(u64) -> bool) {
-    for w in 0..WAITERS {
+    for w in ch.mem.touched_waiters(side) {
         let waiter = ch.mem.waiter(side, w);
         let key = waiter.bell.load(Ordering::Acquire);
         if key == 0 || !is_dead(key) {

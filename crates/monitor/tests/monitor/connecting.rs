@@ -1,0 +1,232 @@
+//! Listening, connecting, channels, bells and ports.
+
+use crate::support::*;
+use fsocket_abi::channel::{CHANNEL_SIZE, MAGIC};
+use fsocket_monitor::shm::Mapping;
+use fsocket_proto::registry::{Registry, SIZE};
+use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::{AtomicU64, Ordering};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::collections::BTreeSet;
+use std::mem::offset_of;
+
+#[test]
+fn the_registry_lists_listeners_and_is_read_only() {
+    let d = Daemon::start();
+    let mut p = d.stranger();
+    let registry = p.hello();
+    assert!(Mapping::new(&registry, SIZE).is_err(), "mapped for writing");
+    // SAFETY: a fresh mapping, never unmapped.
+    let at = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ, MapFlags::SHARED, &registry, 0).unwrap()
+    };
+    let read = |off: usize| {
+        // SAFETY: inside the mapping, aligned, an atomic.
+        unsafe { &*at.cast::<u8>().add(off).cast::<AtomicU64>() }.load(Ordering::Acquire)
+    };
+    assert_eq!(read(offset_of!(Registry, magic)), fsocket_proto::registry::MAGIC);
+    assert_eq!(read(offset_of!(Registry, entries)), 0);
+    let (l, _) = listener();
+    let id = p.listen(&l);
+    assert_eq!(read(offset_of!(Registry, entries)), 1);
+    assert_eq!(read(offset_of!(Registry, entry)), id);
+    assert_eq!(read(offset_of!(Registry, generation)) % 2, 0);
+    p.tell(Msg { id, ..Msg::new(kind::UNLISTEN) }, None);
+    p.sync();
+    assert_eq!(read(offset_of!(Registry, entries)), 0);
+}
+
+#[test]
+fn the_same_socket_is_one_listener_and_siblings_are_two() {
+    use rustix::net::{sockopt, AddressFamily, SocketType};
+    let d = Daemon::start();
+    let (mut a, mut b) = (d.process(), d.process());
+    let make = |port| {
+        let s = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseport(&s, true).unwrap();
+        rustix::net::bind(&s, &std::net::SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+        rustix::net::listen(&s, 8).unwrap();
+        s
+    };
+    let one = make(0);
+    let port = std::net::SocketAddr::try_from(rustix::net::getsockname(&one).unwrap()).unwrap().port();
+    let two = make(port);
+    let id = a.listen(&one);
+    assert_eq!(a.listen(&one), id);
+    assert_eq!(b.listen(&one), id);
+    let sibling = b.listen(&two);
+    assert_ne!(sibling, id);
+    // Connections are spread.
+    let mut c = d.process();
+    let reached: BTreeSet<u64> = (0..4).map(|_| c.connect_to(v4([127, 0, 0, 1], port), 0).0).map(|m| m.arg0).collect();
+    assert_eq!(reached, BTreeSet::from([id, sibling]));
+}
+
+#[test]
+fn a_channel_is_sealed_and_reused_until_full() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.process());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    let to = v4([127, 0, 0, 1], port);
+    let (first, fd) = c.connect_to(to, 0);
+    let fd = fd.unwrap();
+    assert_eq!((first.result, first.arg0, first.arg1), (0, id, CHANNEL_SIZE as u64));
+    assert_eq!(rustix::fs::fstat(&fd).unwrap().st_size as usize, CHANNEL_SIZE);
+    let seals = rustix::fs::fcntl_get_seals(&fd).unwrap();
+    assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
+    assert!(!seals.contains(SealFlags::WRITE));
+    let view = ChannelView::new(first.id as u32, fd);
+    assert_eq!(view.map.at::<AtomicU64>(0).load(Ordering::Relaxed), MAGIC);
+
+    let (again, fd) = c.connect_to(to, 0);
+    assert_eq!((again.id, again.arg2), (first.id, 1));
+    assert!(fd.is_none());
+    let (more, fd) = c.connect_to(to, first.id);
+    assert!(fd.is_some());
+    assert_ne!(more.id, first.id);
+    assert_eq!(c.connect_to(to, first.id).0.id, more.id, "the newest");
+    // Another process has one of its own.
+    assert_ne!(d.process().connect_to(to, 0).0.id, more.id);
+}
+
+#[test]
+fn where_nobody_listens_there_is_no_channel() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.process());
+    let (l, port) = listener();
+    s.listen(&l);
+    let refused = |c: &mut Proc, to| assert_eq!(c.connect_to(to, 0).0.result, Errno::NOENT.raw_os_error());
+    refused(&mut c, v4([127, 0, 0, 1], port ^ 1));
+    refused(&mut c, v4([127, 0, 0, 2], port));
+    refused(&mut c, v4([192, 0, 2, 1], port));
+    drop(s);
+    wait_until("the listener is gone", || c.connect_to(v4([127, 0, 0, 1], port), 0).0.result != 0);
+}
+
+#[test]
+fn somebody_elses_address_cannot_be_taken() {
+    use rustix::net::{sockopt, AddressFamily, SocketType};
+    let d = Daemon::start();
+    let s = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_ip_freebind(&s, true).unwrap();
+    rustix::net::bind(&s, &std::net::SocketAddr::from(([192, 0, 2, 1], 0))).unwrap();
+    rustix::net::listen(&s, 8).unwrap();
+    let port = std::net::SocketAddr::try_from(rustix::net::getsockname(&s).unwrap()).unwrap().port();
+    let mut p = d.process();
+    p.listen(&s);
+    assert_eq!(p.connect_to(v4([192, 0, 2, 1], port), 0).0.result, Errno::NOENT.raw_os_error());
+}
+
+#[test]
+fn a_wildcard_listener_takes_own_addresses_only() {
+    let d = Daemon::start();
+    let l = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = l.local_addr().unwrap().port();
+    let mut p = d.process();
+    p.listen(&l);
+    for ip in [[127, 0, 0, 1], [127, 5, 5, 5], [0, 0, 0, 0]] {
+        assert_eq!(p.connect_to(v4(ip, port), 0).0.result, 0, "{ip:?}");
+    }
+    for ip in fsocket_monitor::address::local_addresses() {
+        let to = fsocket_proto::Addr { ip, ..v4([0; 4], port) };
+        assert_eq!(p.connect_to(to, 0).0.result == 0, fsocket_monitor::address::is_v4(&ip));
+    }
+    assert_ne!(p.connect_to(v4([192, 0, 2, 1], port), 0).0.result, 0);
+}
+
+#[test]
+fn a_worker_is_told_of_channels_before_and_after() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process_with_arena(), d.process());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    let early = c.connect(port);
+    assert_eq!(early.workers(), 0);
+    assert_eq!(s.work(id), 0);
+    let (msg, fd) = s.unasked.remove(0);
+    assert_eq!(
+        (msg.kind, msg.id, msg.arg0, msg.arg1),
+        (kind::CHANNEL_SRV, u64::from(early.id), id, CHANNEL_SIZE as u64)
+    );
+    assert_eq!(rustix::fs::fstat(fd.unwrap()).unwrap().st_ino, rustix::fs::fstat(&early.fd).unwrap().st_ino);
+    assert_eq!(early.workers(), 1);
+    assert_eq!(s.pending(), 1);
+
+    let late = d.process().connect(port);
+    assert_eq!(late.workers(), 1);
+    let (msg, _) = s.wait_unasked();
+    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_SRV, u64::from(late.id)));
+    wait_until("it is counted", || s.pending() >= 2);
+
+    // A second worker, a child.
+    let mut child = s.adopt();
+    assert_eq!(child.work(id), 1);
+    assert_eq!(early.workers(), 3);
+    drop(child);
+    wait_until("its bit is cleared", || early.workers() == 1);
+}
+
+#[test]
+fn only_holders_may_work() {
+    let d = Daemon::start();
+    let (mut s, mut other) = (d.process(), d.process());
+    let (l, _) = listener();
+    let id = s.listen(&l);
+    let (answer, _) = other.request(Msg { id, ..Msg::new(kind::WORKER) }, None);
+    assert_eq!(answer.result, Errno::NOENT.raw_os_error());
+}
+
+#[test]
+fn a_bell_is_for_the_other_side_of_the_channel() {
+    let d = Daemon::start();
+    let (mut s, mut c, mut other) = (d.process(), d.process(), d.process());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    let ch = c.connect(port);
+    let key = 77;
+    let bell = c.add_bell(key);
+    let _decoy = other.add_bell(key);
+    let get = |p: &mut Proc, key| p.request(Msg { id: key, arg0: u64::from(ch.id), ..Msg::new(kind::GETBELL) }, None);
+    let (answer, fd) = get(&mut s, key);
+    assert_eq!(answer.result, 0);
+    rustix::io::write(fd.unwrap(), &1u64.to_ne_bytes()).unwrap();
+    assert!(rung(&bell));
+    for p in [&mut c, &mut other] {
+        assert_eq!(get(p, key).0.result, Errno::NOENT.raw_os_error());
+    }
+    assert_eq!(get(&mut s, key + 1).0.result, Errno::NOENT.raw_os_error());
+    c.tell(Msg { id: key, ..Msg::new(kind::UNBELL) }, None);
+    c.sync();
+    assert_eq!(get(&mut s, key).0.result, Errno::NOENT.raw_os_error());
+}
+
+#[test]
+fn leases_are_unique_and_come_back() {
+    let d = Daemon::start();
+    let lease = |p: &mut Proc| p.request(Msg::new(kind::PORTS), None).0;
+    let (mut a, mut b) = (d.process(), d.process());
+    let mut seen = BTreeSet::new();
+    for _ in 0..20 {
+        for p in [&mut a, &mut b] {
+            let m = lease(p);
+            assert_eq!((m.result, m.arg1), (0, 64));
+            for port in m.arg0..m.arg0 + m.arg1 {
+                assert!((1024..=65535).contains(&port) && seen.insert(port));
+            }
+        }
+    }
+    // All of them, again and again, by processes that end.
+    for _ in 0..40 {
+        let mut p = d.process();
+        for _ in 0..20 {
+            assert_eq!(lease(&mut p).result, 0);
+        }
+        drop(p);
+        b.sync();
+    }
+    assert_eq!(lease(&mut a).result, 0);
+}

@@ -1,0 +1,125 @@
+//! Start, exit and options.
+
+use crate::support::*;
+use fsocket_monitor::{Config, Endpoint, StartError};
+use fsocket_proto::{kind, Msg};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+fn binary(args: &[&str], socket: &Path) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_fastsocketd"))
+        .arg("--socket")
+        .arg(socket)
+        .args(args)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn code(mut child: Child) -> i32 {
+    let mut status = None;
+    wait_until("it exits", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap().code().unwrap()
+}
+
+#[test]
+fn a_private_monitor_goes_after_its_last_client() {
+    let d = Daemon::with(|c| c.linger = Duration::from_millis(100));
+    let a = d.process();
+    let mut b = d.process();
+    drop(a);
+    std::thread::sleep(Duration::from_millis(300));
+    b.sync();
+    assert!(!d.has_exited());
+    drop(b);
+    // Asking for a report keeps nothing alive, and is answered meanwhile.
+    let mut watcher = d.stranger();
+    watcher.request(Msg::new(kind::REPORT), None);
+    wait_until("it exits", || d.has_exited());
+    assert!(!d.socket.exists());
+}
+
+#[test]
+fn unknown_options_are_an_error_of_the_wrapper() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(code(binary(&["--no-such-option"], &dir.path().join("p/s"))), 125);
+    assert_eq!(code(binary(&["--mode", "999"], &dir.path().join("p/s"))), 125);
+    assert_eq!(code(binary(&["--linger", "-1"], &dir.path().join("p/s"))), 125);
+}
+
+#[test]
+fn one_monitor_per_socket_and_a_clean_exit() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("p/s");
+    let first = binary(&["--private", "--linger", "60"], &socket);
+    wait_until("it listens", || socket.exists());
+    assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(socket.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(code(binary(&["--private"], &socket)), 0, "the other one does");
+    assert_eq!(code(binary(&[], &socket)), 125);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&first), rustix::process::Signal::TERM).unwrap();
+    assert_eq!(code(first), 0);
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_stale_socket_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("p/s");
+    let mut killed = binary(&["--private"], &socket);
+    wait_until("it listens", || socket.exists());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(socket.exists());
+    let d = Daemon::with(|c| c.socket = socket.clone());
+    wait_until("the new one answers", || {
+        rustix::net::connect(
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).unwrap(),
+            &rustix::net::SocketAddrUnix::new(&socket).unwrap(),
+        )
+        .is_ok()
+    });
+    d.process().sync();
+}
+
+#[test]
+fn somebody_elses_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |path: &Path| {
+        Endpoint::publish(&Config { socket: path.join("s"), private: true, linger: Duration::ZERO, mode: 0o600 })
+            .map(|_| ())
+    };
+    let open = dir.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(matches!(start(&open), Err(StartError::Directory { .. })));
+    let fine = dir.path().join("fine");
+    assert!(start(&fine).is_ok());
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&fine, &link).unwrap();
+    assert!(matches!(start(&link), Err(StartError::Directory { .. })));
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&fine, Some(12345), None).unwrap();
+        assert!(matches!(start(&fine), Err(StartError::Directory { .. })));
+    }
+    let long = dir.path().join("x".repeat(120));
+    assert!(matches!(start(&long), Err(StartError::System { .. })));
+}
+
+#[test]
+fn a_system_monitor_stays() {
+    let d = Daemon::with(|c| {
+        c.private = false;
+        c.mode = 0o666;
+        c.linger = Duration::ZERO;
+    });
+    d.process().sync();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!d.has_exited());
+    assert_eq!(d.socket.metadata().unwrap().permissions().mode() & 0o777, 0o666);
+}

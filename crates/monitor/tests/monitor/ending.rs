@@ -1,0 +1,253 @@
+//! Ends: of processes, listeners and channels.
+
+use crate::support::*;
+use fsocket_abi::arena::{sock_state, Counter};
+use fsocket_abi::channel::{ring_off, slot_state, status, CLIENT, POS_START, SERVER, SUMMARY_SYN};
+use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::{AtomicU64, Ordering};
+use fsocket_sync::doorbell::FUTEX_BIT;
+use rustix::fd::OwnedFd;
+
+/// A server that works on a listener, a client, and their channel.
+struct Scene {
+    server: Proc,
+    client: Proc,
+    listener: u64,
+    port: u16,
+    ch: ChannelView,
+    _socket: OwnedFd,
+    d: Daemon,
+}
+
+fn scene() -> Scene {
+    let d = Daemon::start();
+    let (mut server, mut client) = (d.process_with_arena(), d.process_with_arena());
+    let (l, port) = listener();
+    let listener = server.listen(&l);
+    server.work(listener);
+    let ch = client.connect(port);
+    let (msg, _) = server.wait_unasked();
+    assert_eq!(msg.kind, kind::CHANNEL_SRV);
+    Scene { server, client, listener, port, ch, _socket: l.into(), d }
+}
+
+#[test]
+fn a_dead_process_closes_its_connections_and_wakes_the_peer() {
+    let mut s = scene();
+    let bell = s.client.add_bell(5);
+    for slot in 0..3 {
+        s.ch.set_state(slot, slot_state::ESTABLISHED);
+        s.server.open_sock(slot, s.ch.id, slot, SERVER, &[s.server.nonce]);
+    }
+    // Slot 0: all read. Slot 1: a record waits. Slot 2: one is half read, and
+    // the client wants space.
+    let base = POS_START;
+    for i in 0..3 {
+        let rx = &s.server.sock(i).rx;
+        rx.pos.store(base + 64, Ordering::Relaxed);
+        rx.base.store(base, Ordering::Relaxed);
+    }
+    s.ch.map.at::<AtomicU64>(ring_off(1, CLIENT) + 64).store(5 | 1 << 32, Ordering::Relaxed);
+    s.server.sock(2).rx.limit.store(9, Ordering::Relaxed);
+    s.ch.sleep(CLIENT, 3, 5);
+    s.ch.slot(0).dir[SERVER].want_data.arm(1 << 3);
+    s.ch.slot(1).dir[SERVER].want_data.arm(FUTEX_BIT);
+    s.ch.slot(2).dir[CLIENT].want_space.arm(FUTEX_BIT | 1 << 3);
+
+    let Scene { server, ch, d: _d, client: _client, .. } = s;
+    let waiter = ch.waiter(CLIENT, 3);
+    drop(server.fd);
+    wait_until("the last one is closed", || ch.status(2, SERVER) != 0);
+    assert_eq!(ch.status(0, SERVER), status::FIN | status::CLOSED);
+    assert_eq!(ch.status(1, SERVER), status::RST | status::CLOSED);
+    assert_eq!(ch.status(2, SERVER), status::RST | status::CLOSED);
+    for slot in 0..3 {
+        assert_eq!(ch.status(slot, CLIENT), 0);
+    }
+    wait_until("the bell rings", || rung(&bell));
+    assert_eq!(waiter_ready(waiter) & 0b101, 0b101);
+    assert_eq!(waiter.summary.load(Ordering::Acquire) & 1, 1);
+    assert_eq!(waiter.sleeping.load(Ordering::Acquire), 0);
+    assert_eq!(ch.slot(1).dir[SERVER].want_data.seq.load(Ordering::Acquire), 1);
+    assert_eq!(ch.slot(2).dir[CLIENT].want_space.seq.load(Ordering::Acquire), 1);
+}
+
+fn waiter_ready(w: &fsocket_abi::channel::Waiter) -> u64 {
+    w.ready[0].load(Ordering::Acquire)
+}
+
+#[test]
+fn a_futex_sleeper_is_woken() {
+    let s = scene();
+    s.ch.set_state(0, slot_state::ESTABLISHED);
+    s.client.open_sock(0, s.ch.id, 0, CLIENT, &[s.client.nonce]);
+    let Scene { client, ch, d: _d, server: _server, .. } = s;
+    let want = &ch.slot(0).dir[CLIENT].want_data;
+    want.arm(FUTEX_BIT);
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            while want.seq.load(Ordering::Acquire) == 0 {
+                let _ = rustix::thread::futex::wait(&want.seq, rustix::thread::futex::Flags::empty(), 0, None);
+            }
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        drop(client.fd);
+        sleeper.join().unwrap();
+    });
+    wait_until("the client is seen as gone", || ch.client_gone());
+    assert_eq!(ch.status(0, CLIENT), status::FIN | status::CLOSED);
+}
+
+#[test]
+fn a_shared_socket_outlives_one_of_its_holders() {
+    let mut s = scene();
+    let child = s.server.adopt();
+    s.ch.set_state(0, slot_state::ESTABLISHED);
+    s.server.open_sock(0, s.ch.id, 0, SERVER, &[s.server.nonce, child.nonce]);
+    s.server.open_sock(1, s.ch.id, 1, SERVER, &[s.server.nonce]);
+    s.ch.set_state(1, slot_state::ESTABLISHED);
+    let Scene { server, ch, d: _d, client: _client, .. } = s;
+    drop(server.fd);
+    wait_until("the unshared one is closed", || ch.status(1, SERVER) != 0);
+    assert_eq!(ch.status(0, SERVER), 0);
+    drop(child);
+    wait_until("the shared one is closed", || ch.status(0, SERVER) != 0);
+    let map = server.arena.unwrap();
+    let sock: &fsocket_abi::arena::Sock = map.at(fsocket_abi::arena::SOCK_OFF);
+    wait_until("it is free", || sock.state.load(Ordering::Acquire) == sock_state::FREE);
+}
+
+#[test]
+fn uncounted_holders_end_with_the_family() {
+    let s = scene();
+    s.ch.set_state(0, slot_state::ESTABLISHED);
+    let sock = s.server.open_sock(0, s.ch.id, 0, SERVER, &[s.server.nonce]);
+    sock.extra_holders.store(3, Ordering::Relaxed);
+    let Scene { server, ch, d: _d, client: _client, .. } = s;
+    drop(server.fd);
+    wait_until("it is closed", || ch.status(0, SERVER) != 0);
+}
+
+#[test]
+fn the_end_of_a_listener_resets_what_nobody_accepted() {
+    let mut s = scene();
+    let bell = s.client.add_bell(9);
+    s.ch.syn(0, 4);
+    s.ch.syn(1, 5);
+    s.ch.set_state(6, slot_state::ESTABLISHED);
+    s.server.open_sock(0, s.ch.id, 6, SERVER, &[s.server.nonce]);
+    s.client.open_sock(0, s.ch.id, 4, CLIENT, &[s.client.nonce]);
+    s.ch.sleep(CLIENT, 0, 9);
+    s.ch.slot(5).dir[SERVER].want_data.arm(1);
+    let pending = s.client.pending();
+    s.server.tell(Msg { id: s.listener, ..Msg::new(kind::UNLISTEN) }, None);
+    s.server.sync();
+    assert!(s.ch.listener_closed());
+    assert_eq!(s.ch.status(4, SERVER), status::RST | status::CLOSED);
+    assert_eq!(s.ch.status(5, SERVER), status::RST | status::CLOSED);
+    assert_eq!(s.ch.status(6, SERVER), 0, "an accepted connection goes on");
+    assert!(rung(&bell));
+    let (msg, _) = s.client.wait_unasked();
+    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(s.ch.id)));
+    assert!(s.client.pending() > pending);
+    assert_ne!(s.client.connect_to(v4([127, 0, 0, 1], s.port), 0).0.result, 0);
+    // And still ends as it should.
+    let Scene { server, ch, d: _d, client: _client, .. } = s;
+    drop(server);
+    wait_until("the accepted one is closed", || ch.status(6, SERVER) != 0);
+}
+
+#[test]
+fn a_dead_workers_queue_is_left_to_the_others() {
+    let mut s = scene();
+    let mut child = s.server.adopt();
+    let bell = s.server.add_bell(31);
+    let number = child.work(s.listener);
+    assert_eq!(number, 1);
+    s.ch.syn(2, 8);
+    let waiter = s.ch.sleep(SERVER, 1, 31);
+    drop(child);
+    wait_until("the other is woken", || rung(&bell));
+    assert_eq!(waiter.summary.load(Ordering::Acquire) & SUMMARY_SYN, SUMMARY_SYN);
+    assert_eq!(s.ch.workers(), 1);
+    assert_eq!(s.ch.status(8, SERVER), 0);
+}
+
+#[test]
+fn a_child_keeps_the_listener() {
+    let s = scene();
+    let Scene { mut server, port, d, mut client, .. } = s;
+    let child = server.adopt();
+    drop(server);
+    let to = v4([127, 0, 0, 1], port);
+    let mut c = d.process();
+    for _ in 0..10 {
+        assert_eq!(c.connect_to(to, 0).0.result, 0);
+        client.sync();
+    }
+    drop(child);
+    wait_until("the last holder is gone", || c.connect_to(to, 0).0.result != 0);
+}
+
+#[test]
+fn a_client_that_came_and_went_is_still_accepted() {
+    let d = Daemon::start();
+    let mut server = d.process();
+    let (l, port) = listener();
+    let id = server.listen(&l);
+    let client = d.process_with_arena();
+    let mut client = client;
+    let ch = client.connect(port);
+    ch.syn(0, 0);
+    client.open_sock(0, ch.id, 0, CLIENT, &[client.nonce]);
+    drop(client);
+    wait_until("it has gone", || ch.client_gone());
+    assert_eq!(ch.status(0, CLIENT), status::FIN | status::CLOSED);
+    server.work(id);
+    let (msg, fd) = server.unasked.remove(0);
+    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_SRV, u64::from(ch.id)));
+    assert!(fd.is_some());
+    // The server takes it and closes it: then the channel goes.
+    ch.queue(0).head.store(1, Ordering::Release);
+    ch.set_state(0, slot_state::ESTABLISHED);
+    ch.slot(0).dir[SERVER].prod.status.store(status::CLOSED | status::FIN, Ordering::Release);
+    let (msg, _) = server.wait_unasked();
+    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(ch.id)));
+}
+
+#[test]
+fn waiters_of_the_dead_are_freed_but_not_those_of_relatives() {
+    let mut s = scene();
+    let mut child = s.server.adopt();
+    let _a = s.server.add_bell(1);
+    let _b = s.server.add_bell(2);
+    let _c = child.add_bell(2);
+    let _d = s.client.add_bell(3);
+    s.ch.sleep(SERVER, 0, 1);
+    s.ch.sleep(SERVER, 1, 2);
+    s.ch.sleep(CLIENT, 0, 3);
+    let Scene { server, ch, d: _daemon, client: _client, .. } = s;
+    drop(server.fd);
+    wait_until("its waiter is free", || ch.waiter(SERVER, 0).bell.load(Ordering::Acquire) == 0);
+    assert_eq!(ch.waiter(SERVER, 0).sleeping.load(Ordering::Acquire), 0);
+    child.sync();
+    assert_eq!(ch.waiter(SERVER, 1).bell.load(Ordering::Acquire), 2);
+    assert_eq!(ch.waiter(CLIENT, 0).bell.load(Ordering::Acquire), 3);
+}
+
+#[test]
+fn bytes_of_the_dead_are_counted() {
+    let s = scene();
+    let sock = s.client.open_sock(0, s.ch.id, 0, CLIENT, &[s.client.nonce]);
+    sock.tx.bytes.store(1000, Ordering::Relaxed);
+    let map = s.client.arena.as_ref().unwrap();
+    let stats: &fsocket_abi::arena::Stats = map.at(fsocket_abi::arena::STATS_OFF);
+    stats.counter[Counter::ConnectShm as usize].store(4, Ordering::Relaxed);
+    stats.counter[Counter::TxBytes as usize].store(11, Ordering::Relaxed);
+    let total = |d: &Daemon, name: &str| crate::reporting::report(d).totals[name];
+    assert_eq!((total(&s.d, "tx_bytes"), total(&s.d, "connect_shm")), (1011, 4));
+    let Scene { client, d, .. } = s;
+    drop(client);
+    wait_until("it is gone", || crate::reporting::report(&d).connections.is_empty());
+    assert_eq!((total(&d, "tx_bytes"), total(&d, "connect_shm")), (1011, 4));
+}

@@ -1,0 +1,274 @@
+//! Clients that do what they should not: they hurt themselves alone.
+
+use crate::support::*;
+use fsocket_abi::arena::{ARENA_SIZE, SOCKS};
+use fsocket_abi::channel::{slot_state, SLOTS};
+use fsocket_monitor::shm::memfd;
+use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::{AtomicU32, Ordering};
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fd::AsFd;
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+#[test]
+fn malformed_packets_drop_only_their_sender() {
+    let d = Daemon::start();
+    let mut good = d.process();
+    let packets: [&[u8]; 4] = [b"", b"x", &[0; 71], &[0xff; 200]];
+    for packet in packets {
+        let mut p = d.process();
+        rustix::net::send(&p.fd, packet, SendFlags::empty()).unwrap();
+        assert!(p.is_dropped());
+    }
+    let messages = [
+        Msg { version: 99, ..Msg::new(kind::PORTS) },
+        Msg::new(0),
+        Msg::new(u32::MAX),
+        Msg::new(kind::CHANNEL_SRV),
+        Msg::new(kind::HELLO),
+        Msg::new(kind::ADOPT),
+        Msg::new(kind::ARENA),
+        Msg::new(kind::BELL),
+    ];
+    for msg in messages {
+        let mut p = d.process();
+        p.tell(msg, None);
+        assert!(p.is_dropped(), "{msg:?}");
+    }
+    let mut p = d.stranger();
+    p.tell(Msg::new(kind::PORTS), None);
+    assert!(p.is_dropped(), "without HELLO");
+    good.sync();
+}
+
+#[test]
+fn another_abi_is_told_so() {
+    let d = Daemon::start();
+    let mut p = d.stranger();
+    let (answer, fd) = p.request(Msg { id: 1, arg1: 999, ..Msg::new(kind::HELLO) }, None);
+    assert_eq!(answer.result, Errno::PROTO.raw_os_error());
+    assert!(fd.is_none());
+}
+
+#[test]
+fn what_does_not_listen_is_no_listener() {
+    let d = Daemon::start();
+    let mut p = d.process();
+    let mut refused = |fd: Option<rustix::fd::BorrowedFd<'_>>| {
+        assert_ne!(p.request(Msg::new(kind::LISTEN), fd).0.result, 0);
+    };
+    refused(Some(connected().as_fd()));
+    refused(Some(std::net::UdpSocket::bind("127.0.0.1:0").unwrap().as_fd()));
+    refused(Some(std::fs::File::open("/dev/null").unwrap().as_fd()));
+    refused(None);
+    let dir = tempfile::tempdir().unwrap();
+    refused(Some(std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap().as_fd()));
+    // Connecting wants a socket, too.
+    let null = std::fs::File::open("/dev/null").unwrap();
+    assert_ne!(
+        p.request(Msg { addr: v4([127, 0, 0, 1], 1), ..Msg::new(kind::CONNECT) }, Some(null.as_fd())).0.result,
+        0
+    );
+}
+
+#[test]
+fn a_socket_closed_in_secret_gets_no_connections() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.process());
+    let (l, port) = listener();
+    let old = s.listen(&l);
+    drop(l);
+    let to = v4([127, 0, 0, 1], port);
+    assert_eq!(c.connect_to(to, 0).0.result, Errno::NOENT.raw_os_error());
+    // Nor does it stand in the way of who comes next.
+    let Ok(again) = std::net::TcpListener::bind(("127.0.0.1", port)) else { return };
+    assert_ne!(s.listen(&again), old);
+    assert_eq!(c.connect_to(to, 0).0.result, 0);
+}
+
+#[test]
+fn an_arena_that_could_shrink_is_refused() {
+    let d = Daemon::start();
+    let try_arena = |size: usize, seals: SealFlags, labelled: bool| {
+        let mut p = d.process();
+        let fd = memfd("arena", size, seals).unwrap();
+        if labelled {
+            label_arena(&fd);
+        }
+        p.tell(Msg::new(kind::ARENA), Some(fd.as_fd()));
+        p.is_dropped()
+    };
+    assert!(try_arena(ARENA_SIZE, SealFlags::GROW, true));
+    assert!(try_arena(ARENA_SIZE, SealFlags::SHRINK, true));
+    assert!(try_arena(4096, SealFlags::SHRINK | SealFlags::GROW, false));
+    assert!(try_arena(ARENA_SIZE * 2, SealFlags::SHRINK | SealFlags::GROW, true));
+    assert!(try_arena(ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW, false), "without magic");
+    let mut p = d.process();
+    p.tell(Msg::new(kind::ARENA), Some(std::fs::File::open("/dev/zero").unwrap().as_fd()));
+    assert!(p.is_dropped());
+    let mut p = d.process_with_arena();
+    let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    label_arena(&fd);
+    p.tell(Msg::new(kind::ARENA), Some(fd.as_fd()));
+    assert!(p.is_dropped(), "a second arena");
+}
+
+#[test]
+fn nonsense_in_an_arena_closes_nothing_of_others() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.process());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    let ch = c.connect(port);
+    for slot in [0, 1, SLOTS - 1] {
+        ch.set_state(slot, slot_state::ESTABLISHED);
+    }
+    let p = d.process_with_arena();
+    let mut i = 0;
+    for channel in [ch.id, 0, u32::MAX] {
+        for slot in [0, 1, SLOTS - 1, SLOTS, u32::MAX as usize] {
+            for side in [0, 1, 2, u32::MAX as usize] {
+                p.open_sock(i, channel, slot, side, &[p.nonce, p.nonce]);
+                i += 1;
+            }
+        }
+    }
+    let map = p.arena.as_ref().unwrap();
+    map.at::<AtomicU32>(std::mem::offset_of!(fsocket_abi::arena::Header, high_water))
+        .store(u32::MAX, Ordering::Relaxed);
+    assert!(crate::reporting::report(&d).connections.len() <= SOCKS);
+    drop(p);
+    wait_until("it is gone", || crate::reporting::report(&d).processes.len() == 2);
+    for slot in [0, 1, SLOTS - 1] {
+        assert_eq!((ch.status(slot, 0), ch.status(slot, 1)), (0, 0));
+    }
+}
+
+#[test]
+fn nonsense_in_a_channel_is_survived() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process_with_arena(), d.process_with_arena());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    let ch = c.connect(port);
+    // Everything up to the rings, all ones, then patterns.
+    for word in (0..fsocket_abi::channel::RING_OFF).step_by(4) {
+        ch.map.at::<AtomicU32>(word).store(u32::MAX, Ordering::Relaxed);
+    }
+    for slot in 0..SLOTS {
+        s.open_sock(slot, ch.id, slot, 1, &[s.nonce]);
+        c.open_sock(slot, ch.id, slot, 0, &[c.nonce]);
+        for half in [&s.sock(slot).rx, &c.sock(slot).rx] {
+            half.pos.store(u64::MAX - slot as u64, Ordering::Relaxed);
+        }
+        ch.set_state(slot, slot_state::SYN);
+        for side in 0..2 {
+            ch.slot(slot).dir[side].prod.status.store(0, Ordering::Relaxed);
+        }
+    }
+    crate::reporting::report(&d);
+    let other = d.process();
+    drop(c);
+    drop(s);
+    wait_until("both are gone", || crate::reporting::report(&d).processes.len() == 1);
+    drop(other);
+}
+
+#[test]
+fn a_full_bell_does_not_hold_up_the_monitor() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process_with_arena(), d.process());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    let ch = c.connect(port);
+    // Blocking, and full.
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    c.tell(Msg { id: 4, ..Msg::new(kind::BELL) }, Some(bell.as_fd()));
+    c.sync();
+    ch.set_state(0, slot_state::ESTABLISHED);
+    s.open_sock(0, ch.id, 0, 1, &[s.nonce]);
+    ch.sleep(0, 0, 4);
+    ch.slot(0).dir[1].want_data.arm(1);
+    drop(s);
+    wait_until("it is closed", || ch.status(0, 1) != 0);
+    c.sync();
+    // A pipe is no bell at all.
+    let (_r, w) = rustix::pipe::pipe().unwrap();
+    c.tell(Msg { id: 5, ..Msg::new(kind::BELL) }, Some(w.as_fd()));
+    assert!(c.is_dropped());
+}
+
+#[test]
+fn an_adopted_socket_must_be_one_of_ours() {
+    let d = Daemon::start();
+    for bad in [true, false] {
+        let mut p = d.process();
+        let (a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let fd = if bad { a.as_fd() } else { null.as_fd() };
+        p.tell(Msg { id: 12345, ..Msg::new(kind::ADOPT) }, Some(fd));
+        assert!(p.is_dropped());
+    }
+    // A nonce that a relative has.
+    let mut p = d.process();
+    let child = p.adopt();
+    let (_a, b) = rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    p.tell(Msg { id: child.nonce, ..Msg::new(kind::ADOPT) }, Some(b.as_fd()));
+    assert!(p.is_dropped());
+}
+
+#[test]
+fn who_does_not_read_gets_everything_later() {
+    let d = Daemon::start();
+    let mut s = d.process_with_arena();
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    // More messages than a socket buffer holds, while `s` does not read.
+    let clients: Vec<Proc> = (0..8)
+        .map(|_| {
+            let mut c = d.process();
+            let mut full = 0;
+            for _ in 0..64 {
+                let (m, _) = c.connect_to(v4([127, 0, 0, 1], port), full);
+                assert_eq!(m.result, 0);
+                full = m.id;
+            }
+            assert_eq!(c.connect_to(v4([127, 0, 0, 1], port), full).0.result, Errno::MFILE.raw_os_error());
+            c
+        })
+        .collect();
+    for _ in 0..8 * 64 {
+        assert_eq!(s.wait_unasked().0.kind, kind::CHANNEL_SRV);
+    }
+    s.sync();
+    assert!(s.unasked.is_empty());
+    drop(clients);
+}
+
+#[test]
+fn requests_without_reading_answers_are_bounded() {
+    let d = Daemon::start();
+    let (p, mut good) = (d.process(), d.process());
+    let mut sent = 0;
+    // The monitor stops reading them at some point; then so many fit into the
+    // socket buffer.
+    while fsocket_monitor::wire::send(p.fd.as_fd(), &Msg::new(kind::GETBELL), None).is_ok() {
+        sent += 1;
+        assert!(sent < 100_000);
+    }
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    good.sync();
+}

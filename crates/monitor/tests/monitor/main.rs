@@ -1,0 +1,10 @@
+//! The monitor as its clients see it: its event loop on a thread, and clients
+//! that speak the protocol by hand. A client that drops its control socket is a
+//! process that died.
+
+mod connecting;
+mod daemon;
+mod ending;
+mod hostile;
+mod reporting;
+mod support;

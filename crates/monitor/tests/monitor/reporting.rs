@@ -1,0 +1,72 @@
+//! The report.
+
+use crate::support::*;
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
+use fsocket_proto::report::Report;
+use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::Ordering;
+use std::io::Read;
+
+/// As the command line asks for it.
+pub fn report(d: &Daemon) -> Report {
+    let (answer, fd) = d.stranger().request(Msg::new(kind::REPORT), None);
+    assert_eq!(answer.result, 0);
+    let mut text = String::new();
+    std::fs::File::from(fd.unwrap()).read_to_string(&mut text).unwrap();
+    assert_eq!(text.len() as u64, answer.arg0);
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn shows_who_talks_to_whom() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process_with_arena(), d.process_with_arena());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    let ch = c.connect(port);
+    ch.set_state(0, slot_state::ESTABLISHED);
+    let a = s.open_sock(0, ch.id, 0, SERVER, &[s.nonce]);
+    let b = c.open_sock(0, ch.id, 0, CLIENT, &[c.nonce]);
+    b.peer_port.store(port, Ordering::Relaxed);
+    for (to, from) in b.peer.iter().zip(v4([127, 0, 0, 1], 0).ip) {
+        to.store(from, Ordering::Relaxed);
+    }
+    b.tx.bytes.store(100, Ordering::Relaxed);
+    a.rx.bytes.store(30, Ordering::Relaxed);
+    ch.syn(0, 1);
+
+    let r = report(&d);
+    assert_eq!(r.monitor_pid, std::process::id());
+    assert_eq!(r.processes.len(), 2, "the one who asks does not count");
+    assert_eq!(r.listeners.len(), 1);
+    assert_eq!((r.listeners[0].id, r.listeners[0].queued), (id, 1));
+    assert_eq!(r.listeners[0].local, format!("127.0.0.1:{port}"));
+    assert_eq!(r.listeners[0].workers, [std::process::id()]);
+    let of = |r: &Report, peer: &str| r.connections.iter().find(|c| c.peer.contains(peer)).cloned();
+    let client = of(&r, &format!("127.0.0.1:{port}")).unwrap();
+    assert_eq!((client.state.as_str(), client.send_q, client.recv_q), ("ESTAB", 70, 0));
+    assert_eq!(client.pids, [std::process::id()]);
+    let server = r.connections.iter().find(|c| c.peer != client.peer).unwrap();
+    assert_eq!((server.recv_q, server.rx_bytes), (70, 30));
+    assert_eq!((r.totals["tx_bytes"], r.totals["rx_bytes"]), (100, 30));
+    assert_eq!(r.channels.len(), 1);
+    assert_eq!(r.channels[0].connections, 2);
+    assert!(r.channels[0].resident > 0);
+
+    ch.slot(0).dir[CLIENT].prod.status.store(status::FIN, Ordering::Release);
+    let r = report(&d);
+    assert_eq!(of(&r, &format!("127.0.0.1:{port}")).unwrap().state, "FIN-WAIT-2");
+    assert!(r.connections.iter().any(|c| c.state == "CLOSE-WAIT"));
+}
+
+#[test]
+fn a_forked_child_belongs_to_its_family() {
+    let d = Daemon::start();
+    let mut p = d.process_with_arena();
+    let child = p.adopt();
+    let r = report(&d);
+    assert_eq!(r.processes.len(), 2);
+    assert_eq!(r.processes[0].family, r.processes[1].family);
+    drop(child);
+}

@@ -1,0 +1,350 @@
+//! A monitor in a temporary directory, and processes that are only played.
+
+use fsocket_abi::arena::{self, sock_state, Sock, ARENA_SIZE, SOCK_OFF};
+use fsocket_abi::channel::{
+    slot_state, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF,
+};
+use fsocket_monitor::shm::{memfd, Mapping};
+use fsocket_monitor::wire::{self, Received};
+use fsocket_monitor::{Config, Monitor};
+use fsocket_proto::{kind, Addr, Msg};
+use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::SealFlags;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::mem::offset_of;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64 as Nonces;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Daemon {
+    pub socket: PathBuf,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    pub fn start() -> Daemon {
+        Daemon::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Config)) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config {
+            socket: dir.path().join("private/monitor.sock"),
+            private: true,
+            linger: Duration::from_secs(60),
+            mode: 0o600,
+        };
+        change(&mut config);
+        let socket = config.socket.clone();
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let stop_too = stop.try_clone().unwrap();
+        let thread = std::thread::spawn(move || Monitor::start(config).unwrap().run(stop_too.as_fd()).unwrap());
+        wait_until("the socket is there", || socket.exists());
+        Daemon { socket, stop, thread: Some(thread), _dir: dir }
+    }
+
+    pub fn has_exited(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// A process that has not said hello.
+    pub fn stranger(&self) -> Proc {
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let fd = fd.unwrap();
+        rustix::net::connect(&fd, &SocketAddrUnix::new(&self.socket).unwrap()).unwrap();
+        Proc::on(fd)
+    }
+
+    pub fn process(&self) -> Proc {
+        let mut p = self.stranger();
+        p.hello();
+        p
+    }
+
+    pub fn process_with_arena(&self) -> Proc {
+        let mut p = self.process();
+        p.make_arena();
+        p
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        let result = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            result.map(|r| r.expect("the monitor panicked"));
+        }
+    }
+}
+
+pub fn wait_until(what: &str, mut f: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !f() {
+        assert!(Instant::now() < end, "still waiting until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn readable_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    poll(&mut fds, Some(&limit)).unwrap() > 0
+}
+
+/// A client of the monitor.
+pub struct Proc {
+    pub fd: OwnedFd,
+    pub nonce: u64,
+    seq: u32,
+    /// Messages that nobody asked for, so far.
+    pub unasked: Vec<(Msg, Option<OwnedFd>)>,
+    pub arena: Option<Mapping>,
+}
+
+impl Proc {
+    pub fn on(fd: OwnedFd) -> Proc {
+        static NEXT: Nonces = Nonces::new(1000);
+        let nonce = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Proc { fd, nonce, seq: 0, unasked: Vec::new(), arena: None }
+    }
+
+    pub fn tell(&self, msg: Msg, fd: Option<BorrowedFd<'_>>) {
+        wire::send(self.fd.as_fd(), &msg, fd).unwrap();
+    }
+
+    fn next(&mut self) -> Option<(Msg, Option<OwnedFd>)> {
+        assert!(readable_within(self.fd.as_fd(), PATIENCE), "no answer");
+        match wire::receive(self.fd.as_fd()) {
+            Received::Message(m, fd) => Some((m, fd.map(|fd| fd.keep()))),
+            Received::End | Received::Nothing => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The answer to a request; `None`: we were thrown out.
+    pub fn try_request(&mut self, msg: Msg, fd: Option<BorrowedFd<'_>>) -> Option<(Msg, Option<OwnedFd>)> {
+        self.seq += 1;
+        let msg = Msg { seq: self.seq, ..msg };
+        if wire::send(self.fd.as_fd(), &msg, fd).is_err() {
+            return None;
+        }
+        loop {
+            let (answer, fd) = self.next()?;
+            if answer.kind == msg.kind {
+                assert_eq!(answer.seq, self.seq);
+                return Some((answer, fd));
+            }
+            self.unasked.push((answer, fd));
+        }
+    }
+
+    pub fn request(&mut self, msg: Msg, fd: Option<BorrowedFd<'_>>) -> (Msg, Option<OwnedFd>) {
+        self.try_request(msg, fd).expect("thrown out")
+    }
+
+    /// Whether the monitor has hung up.
+    pub fn is_dropped(&mut self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        let soon = Timespec { tv_sec: 10, tv_nsec: 0 };
+        poll(&mut fds, Some(&soon)).unwrap();
+        fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Everything sent before has been handled.
+    pub fn sync(&mut self) {
+        self.request(Msg { id: u64::MAX, ..Msg::new(kind::GETBELL) }, None);
+    }
+
+    /// The next unasked message.
+    pub fn wait_unasked(&mut self) -> (Msg, Option<OwnedFd>) {
+        if self.unasked.is_empty() {
+            let got = self.next().expect("thrown out");
+            self.unasked.push(got);
+        }
+        self.unasked.remove(0)
+    }
+
+    pub fn hello(&mut self) -> OwnedFd {
+        let msg = Msg {
+            id: self.nonce,
+            arg0: u64::from(std::process::id()),
+            arg1: u64::from(fsocket_abi::VERSION),
+            ..Msg::new(kind::HELLO)
+        };
+        let (answer, fd) = self.request(msg, None);
+        assert_eq!(answer.result, 0);
+        assert_ne!(answer.id, 0);
+        fd.expect("the registry")
+    }
+
+    pub fn make_arena(&mut self) {
+        let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let map = label_arena(&fd);
+        self.tell(Msg::new(kind::ARENA), Some(fd.as_fd()));
+        self.arena = Some(map);
+        self.sync();
+    }
+
+    pub fn pending(&self) -> u32 {
+        self.arena.as_ref().unwrap().at::<AtomicU32>(offset_of!(arena::Header, pending)).load(Ordering::Acquire)
+    }
+
+    pub fn sock(&self, index: usize) -> &Sock {
+        let map = self.arena.as_ref().unwrap();
+        map.at::<AtomicU32>(offset_of!(arena::Header, high_water)).fetch_max(index as u32 + 1, Ordering::Relaxed);
+        map.at(SOCK_OFF + index * size_of::<Sock>())
+    }
+
+    /// An open socket of this process's arena.
+    pub fn open_sock(&self, index: usize, channel: u32, slot: usize, side: usize, holders: &[u64]) -> &Sock {
+        let s = self.sock(index);
+        s.channel.store(channel, Ordering::Relaxed);
+        s.slot.store(slot as u32, Ordering::Relaxed);
+        s.side.store(side as u32, Ordering::Relaxed);
+        s.family.store(libc::AF_INET as u16, Ordering::Relaxed);
+        for (to, from) in s.holders.iter().zip(holders) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        s.state.store(sock_state::OPEN, Ordering::Release);
+        s
+    }
+
+    pub fn listen(&mut self, socket: impl AsFd) -> u64 {
+        let (answer, _) = self.request(Msg::new(kind::LISTEN), Some(socket.as_fd()));
+        assert_eq!(answer.result, 0);
+        answer.id
+    }
+
+    pub fn work(&mut self, listener: u64) -> u64 {
+        let (answer, _) = self.request(Msg { id: listener, ..Msg::new(kind::WORKER) }, None);
+        assert_eq!(answer.result, 0);
+        answer.arg0
+    }
+
+    pub fn connect_to(&mut self, addr: Addr, full: u64) -> (Msg, Option<OwnedFd>) {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        self.request(Msg { addr, arg0: full, ..Msg::new(kind::CONNECT) }, Some(socket.as_fd()))
+    }
+
+    pub fn connect(&mut self, port: u16) -> ChannelView {
+        let (answer, fd) = self.connect_to(v4([127, 0, 0, 1], port), 0);
+        assert_eq!(answer.result, 0);
+        ChannelView::new(answer.id as u32, fd.expect("a new channel"))
+    }
+
+    pub fn add_bell(&mut self, key: u64) -> OwnedFd {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        self.tell(Msg { id: key, ..Msg::new(kind::BELL) }, Some(bell.as_fd()));
+        self.sync();
+        bell
+    }
+
+    /// What a parent does before it forks.
+    pub fn adopt(&mut self) -> Proc {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let mut child = Proc::on(ours);
+        self.tell(Msg { id: child.nonce, ..Msg::new(kind::ADOPT) }, Some(theirs.as_fd()));
+        drop(theirs);
+        child.hello();
+        child
+    }
+}
+
+pub fn label_arena(fd: &OwnedFd) -> Mapping {
+    let map = Mapping::new(fd, ARENA_SIZE).unwrap();
+    map.at::<AtomicU64>(offset_of!(arena::Header, magic)).store(arena::MAGIC, Ordering::Relaxed);
+    map.at::<AtomicU32>(offset_of!(arena::Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
+    map
+}
+
+pub fn v4(ip: [u8; 4], port: u16) -> Addr {
+    let ip = std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets();
+    Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 }
+}
+
+pub fn listener() -> (TcpListener, u16) {
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = l.local_addr().unwrap().port();
+    (l, port)
+}
+
+pub fn connected() -> TcpStream {
+    let (l, _) = listener();
+    TcpStream::connect(l.local_addr().unwrap()).unwrap()
+}
+
+pub fn rung(bell: &OwnedFd) -> bool {
+    readable_within(bell.as_fd(), Duration::ZERO)
+}
+
+/// A channel as a side maps it.
+pub struct ChannelView {
+    pub id: u32,
+    pub map: Mapping,
+    pub fd: OwnedFd,
+}
+
+impl ChannelView {
+    pub fn new(id: u32, fd: OwnedFd) -> ChannelView {
+        ChannelView { id, map: Mapping::new(&fd, CHANNEL_SIZE).unwrap(), fd }
+    }
+
+    pub fn slot(&self, i: usize) -> &Slot {
+        self.map.at(SLOT_OFF + i * size_of::<Slot>())
+    }
+
+    pub fn waiter(&self, side: usize, i: usize) -> &Waiter {
+        self.map.at(WAITER_OFF + (side * (WAITERS + 1) + i) * size_of::<Waiter>())
+    }
+
+    pub fn queue(&self, q: usize) -> &SynQueue {
+        self.map.at(SYN_OFF + q * size_of::<SynQueue>())
+    }
+
+    pub fn workers(&self) -> u64 {
+        self.map.at::<AtomicU64>(offset_of!(Header, workers)).load(Ordering::Acquire)
+    }
+
+    pub fn listener_closed(&self) -> bool {
+        self.map.at::<AtomicU32>(offset_of!(Header, listener_closed)).load(Ordering::Acquire) != 0
+    }
+
+    pub fn client_gone(&self) -> bool {
+        self.map.at::<AtomicU32>(offset_of!(Header, client_gone)).load(Ordering::Acquire) != 0
+    }
+
+    pub fn status(&self, slot: usize, side: usize) -> u32 {
+        self.slot(slot).dir[side].prod.status.load(Ordering::Acquire)
+    }
+
+    pub fn set_state(&self, slot: usize, state: u32) {
+        self.slot(slot).state.store(state, Ordering::Release);
+    }
+
+    /// What a client does to connect.
+    pub fn syn(&self, q: usize, slot: usize) {
+        self.set_state(slot, slot_state::SYN);
+        let queue = self.queue(q);
+        let tail = queue.tail.load(Ordering::Relaxed);
+        queue.entry[tail as usize % queue.entry.len()].store(slot as u32 + 1, Ordering::Relaxed);
+        queue.tail.store(tail + 1, Ordering::Release);
+    }
+
+    /// A waiter of `side` that sleeps on a bell.
+    pub fn sleep(&self, side: usize, w: usize, key: u64) -> &Waiter {
+        let waiter = self.waiter(side, w);
+        waiter.bell.store(key, Ordering::Relaxed);
+        waiter.sleeping.store(1, Ordering::SeqCst);
+        waiter
+    }
+}
