@@ -29,7 +29,8 @@ impl Accel {
         let socket = dir.join("monitor.sock");
         let mut command = Command::new(monitor);
         clean_environment(&mut command);
-        command.args(["--private", "--socket"]).arg(&socket).stdin(Stdio::null());
+        // It stays through runs of stock, however long; it ends with the bench.
+        command.args(["--private", "--linger", "86400", "--socket"]).arg(&socket).stdin(Stdio::null());
         let accel = Accel { library, monitor: super::child::Child::spawn(command, None)?, socket };
         let started = Instant::now();
         while control::probe(&accel.socket).is_err() {

@@ -2,7 +2,7 @@
 
 use super::apps;
 use super::child::Child;
-use super::runner::{worker, Step, Values, READY_LIMIT};
+use super::runner::{worker, NotAccelerated, Step, Values, READY_LIMIT};
 use super::scenario::Path;
 use super::worker::{Op, OPEN, READY};
 use anyhow::{Context, Result};
@@ -21,6 +21,7 @@ pub fn cpu(step: &Step) -> Result<Values> {
     let mut roots: Vec<u32> = servers.iter().map(|s| s.child.pid()).collect();
     if let (Path::Ours, Some(accel)) = (step.path, &step.context.accel) {
         roots.push(accel.monitor_pid());
+        anyhow::ensure!(accel.report()?.listeners.len() >= servers.len(), NotAccelerated);
     }
     // What starting still has to do is not idling.
     std::thread::sleep(Duration::from_secs(1));

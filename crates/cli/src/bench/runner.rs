@@ -78,7 +78,7 @@ pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) 
         Job::IdleMemory => idle::memory(&step)?,
         job => apps::run(&step, job)?,
     };
-    // Nothing connects while everything is idle.
+    // Nothing connects while everything is idle; that step checks for itself.
     if let (Some((accel, before)), true) = (before, scenario.job != Job::IdleCpu) {
         accel.check(&before).map_err(|e| e.context(NotAccelerated))?;
     }
