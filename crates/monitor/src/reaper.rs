@@ -89,9 +89,23 @@ impl Monitor {
     /// whoever is counted as its holder.
     fn end_arena(&mut self, arena: &Arena) {
         for sock in arena.mem.open_socks() {
-            self.close_sock(sock, &arena.mem, arena.family);
+            let held = sock.holders.iter().any(|h| h.load(Ordering::Acquire) != 0)
+                || sock.extra_holders.load(Ordering::Acquire) != 0;
+            // Open but held by nobody: its process died while closing it, or
+            // while filling it in. In the second case it still names the slot
+            // of its previous life, which may be somebody else's now.
+            if held || !self.is_named(sock) {
+                self.close_sock(sock, &arena.mem, arena.family);
+            }
         }
         arena.mem.fold(totals_of(&mut self.totals, arena.uid));
+    }
+
+    /// Whether an open socket of a live arena is the same end of a connection.
+    fn is_named(&self, sock: &Sock) -> bool {
+        let end = |s: &Sock| [&s.channel, &s.slot, &s.side].map(|w| w.load(Ordering::Relaxed));
+        let wanted = end(sock);
+        self.arenas.iter().flat_map(|a| a.mem.open_socks()).any(|s| end(s) == wanted)
     }
 
     /// The creator of an arena that lives on has ended: its counters are no

@@ -129,6 +129,29 @@ fn uncounted_holders_end_with_the_family() {
 }
 
 #[test]
+fn a_socket_that_nobody_holds_is_closed_unless_a_relative_has_its_slot() {
+    let d = Daemon::start();
+    let (mut server, mut client) = (d.process(), d.process());
+    let (l, port) = listener();
+    let id = server.listen(&l);
+    server.work(id);
+    let ch = client.connect(port);
+    // Forked before: it does not have the parent's arena.
+    let mut child = server.adopt();
+    server.make_arena();
+    child.make_arena();
+    for slot in 0..2 {
+        ch.set_state(slot, slot_state::ESTABLISHED);
+        server.open_sock(slot, ch.id, slot, SERVER, &[]);
+    }
+    child.open_sock(0, ch.id, 1, SERVER, &[child.nonce]);
+    drop(server);
+    wait_until("the one is closed", || ch.status(0, SERVER) == status::FIN | status::CLOSED);
+    child.sync();
+    assert_eq!(ch.status(1, SERVER), 0);
+}
+
+#[test]
 fn the_end_of_a_listener_resets_what_nobody_accepted() {
     let mut s = scene();
     let bell = s.client.add_bell(9);

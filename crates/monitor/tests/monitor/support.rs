@@ -81,7 +81,7 @@ impl Drop for Daemon {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         let result = self.thread.take().map(JoinHandle::join);
         if !std::thread::panicking() {
-            result.map(|r| r.expect("the monitor panicked"));
+            assert!(!matches!(result, Some(Err(_))), "the monitor panicked");
         }
     }
 }
