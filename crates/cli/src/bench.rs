@@ -99,6 +99,10 @@ pub fn run(args: &Bench) -> Result<i32> {
         missing.is_empty()
     });
 
+    // Not after ten minutes.
+    for file in args.json.iter().chain(&args.report) {
+        std::fs::File::create(file).with_context(|| file.display().to_string())?;
+    }
     let dir = tempfile::Builder::new().prefix("fastsocket-bench-").tempdir()?;
     let cpus = machine::allowed_cpus()?;
     let mut setting = Setting {

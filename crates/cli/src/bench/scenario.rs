@@ -202,3 +202,28 @@ pub fn all() -> Vec<Scenario> {
     }
     list
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_path_is_compared_with_stock() {
+        let mut names: Vec<String> = all().into_iter().map(|s| s.name).collect();
+        names.sort();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for scenario in all().iter().filter(|s| s.job != Job::IdleMemory) {
+            assert!(scenario.paths.contains(&Path::Stock) && scenario.paths.contains(&Path::Ours), "{}", scenario.name);
+        }
+    }
+
+    #[test]
+    fn bars_against_the_queue_have_a_queue() {
+        for scenario in all() {
+            let against_queue = |m: &Metric| m.bars.iter().any(|bar| matches!(bar, Bar::Queue(_)));
+            assert!(!scenario.metrics.iter().any(against_queue) || scenario.paths.contains(&Path::Queue));
+        }
+    }
+}
