@@ -47,7 +47,7 @@ impl Host {
     #[track_caller]
     pub fn start_monitor(&mut self) {
         let mut command = Command::new(artifacts::monitor());
-        command.arg("--private").arg("--socket").arg(self.socket());
+        command.arg("--private").args(["--linger", "600"]).arg("--socket").arg(self.socket());
         let mut monitor = Proc::spawn(&self.logs, "fastsocketd", command);
         let socket = self.socket();
         let up = net::wait_until(START, || {
