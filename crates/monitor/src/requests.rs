@@ -201,24 +201,26 @@ impl Monitor {
         if !ours {
             return Err(Errno::NOENT);
         }
-        let listener = loop {
-            let found = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
-            if self.still_listens(found) {
-                break found;
-            }
-            self.end_listener(found);
-        };
-        let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
-        let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
-        match newest {
-            Some(channel) if u64::from(channel) != msg.arg0 => Ok((
-                Msg { id: u64::from(channel), arg0: listener, arg1: CHANNEL_SIZE as u64, arg2: 1, ..reply(msg) },
-                None,
-            )),
-            _ => {
-                let (channel, fd) = self.make_channel(id, listener)?;
-                let msg = Msg { id: u64::from(channel), arg0: listener, arg1: CHANNEL_SIZE as u64, ..reply(msg) };
-                Ok((msg, Some(fd)))
+        loop {
+            let listener = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
+            let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
+            let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
+            let found = |channel: ChannelId| Msg {
+                id: u64::from(channel),
+                arg0: listener,
+                arg1: CHANNEL_SIZE as u64,
+                ..reply(msg)
+            };
+            match newest {
+                Some(channel) if u64::from(channel) != msg.arg0 => {
+                    return Ok((Msg { arg2: 1, ..found(channel) }, None))
+                }
+                _ if self.still_listens(listener) => {
+                    let (channel, fd) = self.make_channel(id, listener)?;
+                    return Ok((found(channel), Some(fd)));
+                }
+                // Its socket was closed in secret: see who is next.
+                _ => self.end_listener(listener),
             }
         }
     }
