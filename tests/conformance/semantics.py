@@ -1727,7 +1727,7 @@ def lowest_number_first():
 def fork_shares_a_connection():
     def server(t, s):
         got = b""
-        while len(got) < 30:
+        while len(got) < 33:
             part = s.recv(100)
             if not part:
                 break

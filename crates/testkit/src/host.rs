@@ -166,11 +166,24 @@ impl Host {
         if stock_mode() {
             return Snapshot::default();
         }
-        let mut command = Command::new(artifacts::cli());
-        command.env(ENV_SOCKET, self.socket()).env_remove("LD_PRELOAD").args(["stat", "--json"]);
-        let output = Proc::spawn(&self.logs, "stat", command).finish(Duration::from_secs(10)).success().stdout;
-        let report = serde_json::from_str(&output).unwrap_or_else(|e| panic!("stat --json: {e}\n{output}"));
+        // `stat` has the counters, `ss` the rest; together they are the report.
+        let mut all = self.ask("stat");
+        if let (Some(all), serde_json::Value::Object(more)) = (all.as_object_mut(), self.ask("ss")) {
+            all.extend(more);
+        }
+        let report = serde_json::from_value(all).unwrap_or_else(|e| panic!("report: {e}"));
         Snapshot { report: Some(report) }
+    }
+}
+
+impl Host {
+    /// `fastsocket VERB --json`.
+    #[track_caller]
+    fn ask(&self, verb: &str) -> serde_json::Value {
+        let mut command = Command::new(artifacts::cli());
+        command.env(ENV_SOCKET, self.socket()).env_remove("LD_PRELOAD").args([verb, "--json"]);
+        let output = Proc::spawn(&self.logs, verb, command).finish(Duration::from_secs(10)).success().stdout;
+        serde_json::from_str(&output).unwrap_or_else(|e| panic!("{verb} --json: {e}\n{output}"))
     }
 }
 

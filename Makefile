@@ -1,0 +1,55 @@
+# The daily entry. `make` builds; `make demo` and `make test` install by
+# themselves what a fresh Debian 12 lacks.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+.PHONY: build deps demo test unit e2e stock loom bench check fmt lint clean help
+
+RUN = . scripts/env.sh;
+ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket
+
+build: ## target/release/{libfsocket.so,fastsocketd,fastsocket}
+	@scripts/deps.sh build
+	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli
+	@ls -l $(ARTIFACTS) | awk '{print "built:", $$NF, "(" $$5 " bytes)"}'
+
+deps: ## install what building, tests and the demo need
+	@scripts/deps.sh test
+
+demo: deps build ## nginx, redis and haproxy, stock and ours in turn
+	@demo/demo.sh
+
+test: deps build ## every test; ends with one line that says how it went
+	@scripts/test.sh unit loom e2e
+
+unit: ## unit and integration tests only
+	@scripts/test.sh unit
+
+e2e: deps build ## end-to-end tests with real programs only
+	@scripts/test.sh e2e
+
+stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
+	@FASTSOCKET_TEST_MODE=stock scripts/test.sh e2e
+
+loom: ## model checking of rings, doorbells and tokens
+	@scripts/test.sh loom
+
+bench: deps build ## the whole benchmark; JSON and a picture in bench/out
+	@mkdir -p bench/out
+	@$(RUN) target/release/fastsocket bench --json bench/out/bench.json --report bench/out/bench.html
+
+check: fmt lint ## formatting and lints, nothing is changed
+
+fmt:
+	@$(RUN) cargo fmt --all --check
+
+lint:
+	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
+	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh demo/*.sh .ci/run; fi
+	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py
+
+clean:
+	@$(RUN) cargo clean
+
+help: ## this list
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/' | expand -t 16
