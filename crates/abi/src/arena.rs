@@ -102,6 +102,8 @@ pub struct Stats {
 pub mod sock_state {
     pub const FREE: u32 = 0;
     pub const OPEN: u32 = 1;
+    /// Its last holder is ending the connection.
+    pub const CLOSING: u32 = 2;
 }
 
 /// Bits of [`Sock::flags`].

@@ -1,1 +1,54 @@
+//! What the hooks decide: descriptors, sockets, streams, readiness, tokens,
+//! waiting, and the control socket to the monitor.
+//!
+//! This code runs inside other people's programs: before constructors, in
+//! signal handlers, between fork and exec, inside allocators. So: no standard
+//! library, no allocation (memory comes from anonymous mappings), no panic by
+//! design, no lock on the data path.
+#![no_std]
 
+pub mod accept;
+pub mod bell;
+pub mod chan;
+pub mod close;
+pub mod connect;
+pub mod ctl;
+pub mod epoll;
+pub mod fork;
+pub mod listen;
+pub mod lock;
+pub mod msg;
+pub mod name;
+pub mod opts;
+pub mod poll;
+pub mod pool;
+pub mod process;
+pub mod ready;
+pub mod route;
+pub mod sendfile;
+pub mod slab;
+pub mod spin;
+pub mod stats;
+pub mod stream;
+pub mod table;
+pub mod token;
+
+pub use fsocket_sys::{Errno, Result};
+
+/// What a hook shall do: the answer, or "let libc do it".
+pub enum Outcome<T> {
+    /// Done here.
+    Done(T),
+    /// The kernel's business; whatever reason there is has been counted.
+    Kernel,
+}
+
+impl<T> Outcome<T> {
+    /// Look at, or change, an answer of ours.
+    pub fn map_done<U>(self, f: impl FnOnce(T) -> U) -> Outcome<U> {
+        match self {
+            Outcome::Done(v) => Outcome::Done(f(v)),
+            Outcome::Kernel => Outcome::Kernel,
+        }
+    }
+}

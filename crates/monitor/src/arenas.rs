@@ -56,7 +56,7 @@ impl ArenaMem {
     }
 
     pub fn open_socks(&self) -> impl Iterator<Item = &Sock> {
-        self.socks().filter(|s| s.state.load(Ordering::Acquire) == sock_state::OPEN)
+        self.socks().filter(|s| s.state.load(Ordering::Acquire) != sock_state::FREE)
     }
 
     pub fn stats(&self) -> &Stats {

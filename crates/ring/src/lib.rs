@@ -406,7 +406,11 @@ pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
 pub fn unread(d: &Dir, h: &Half) -> u64 {
     let pos = get(&h.pos);
     let head = d.cons.head.load(Ordering::Acquire);
-    if head > pos || pos - head > CAP { CAP } else { pos - head }
+    if head > pos || pos - head > CAP {
+        CAP
+    } else {
+        pos - head
+    }
 }
 
 /// May a send make progress, as the kernel sees it: a third of the buffer free?

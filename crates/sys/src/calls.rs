@@ -177,7 +177,12 @@ pub fn getrandom_u64() -> u64 {
 
 /// # Safety
 /// `fds` points to `n` pollfds; `mask` is null or a signal mask.
-pub unsafe fn ppoll(fds: *mut libc::pollfd, n: usize, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
+pub unsafe fn ppoll(
+    fds: *mut libc::pollfd,
+    n: usize,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize> {
     let mut ts = timeout_ns.map(timespec);
     let p = ts.as_mut().map_or(core::ptr::null_mut(), |t| t as *mut libc::timespec);
     sc!(SYS_ppoll, fds, n, p, mask, 8)
@@ -191,7 +196,13 @@ pub fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: Option<&libc::epoll_event>) -> R
 ///
 /// # Safety
 /// `evs` has room for `max` events; `mask` is null or a signal mask.
-pub unsafe fn epoll_wait(ep: i32, evs: *mut libc::epoll_event, max: i32, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
+pub unsafe fn epoll_wait(
+    ep: i32,
+    evs: *mut libc::epoll_event,
+    max: i32,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize> {
     match timeout_ns {
         Some(ns) if ns % 1_000_000 != 0 => {
             let ts = timespec(ns);
@@ -213,7 +224,10 @@ pub fn sigmask(set: u64) -> u64 {
 }
 
 fn timespec(ns: u64) -> libc::timespec {
-    libc::timespec { tv_sec: (ns / 1_000_000_000).min(i64::MAX as u64 / 2) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+    libc::timespec {
+        tv_sec: (ns / 1_000_000_000).min(i64::MAX as u64 / 2) as i64,
+        tv_nsec: (ns % 1_000_000_000) as i64,
+    }
 }
 
 /// CLOCK_MONOTONIC, nanoseconds.

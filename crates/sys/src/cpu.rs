@@ -41,7 +41,11 @@ pub fn current() -> u32 {
 fn slow_current() -> u32 {
     // SAFETY: no memory is involved.
     let c = unsafe { libc::sched_getcpu() };
-    if c < 0 { 0 } else { c as u32 + 1 }
+    if c < 0 {
+        0
+    } else {
+        c as u32 + 1
+    }
 }
 
 /// Identity of this thread within the process: its thread pointer.

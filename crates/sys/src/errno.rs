@@ -65,7 +65,33 @@ impl Drop for Saved {
 
 macro_rules! known { ($($name:ident),* $(,)?) => { impl Errno { $(pub const $name: Errno = Errno::new(libc::$name);)* } } }
 known!(
-    EAGAIN, EINTR, EBADF, EINVAL, ENOMEM, EMFILE, EPIPE, ECONNRESET, ENOTCONN, EISCONN, EALREADY, EINPROGRESS,
-    ETIMEDOUT, ENOTSOCK, EFAULT, EEXIST, ENOENT, EOPNOTSUPP, ECONNABORTED, ECONNREFUSED, EIO, ENOTSUP, ESRCH, ENOSYS,
-    EDOM, ENOPROTOOPT, EPROTO, EPERM, EADDRINUSE
+    EAGAIN,
+    EINTR,
+    EBADF,
+    EINVAL,
+    ENOMEM,
+    EMFILE,
+    EPIPE,
+    ECONNRESET,
+    ENOTCONN,
+    EISCONN,
+    EALREADY,
+    EINPROGRESS,
+    ETIMEDOUT,
+    ENOTSOCK,
+    EFAULT,
+    EEXIST,
+    ENOENT,
+    EOPNOTSUPP,
+    ECONNABORTED,
+    ECONNREFUSED,
+    EIO,
+    ENOTSUP,
+    ESRCH,
+    ENOSYS,
+    EDOM,
+    ENOPROTOOPT,
+    EPROTO,
+    EPERM,
+    EADDRINUSE
 );

@@ -1,0 +1,284 @@
+//! `accept`: from the SYN queues, else from the kernel.
+
+use crate::connect::{establish, End};
+use crate::table::{kind, Desc};
+use crate::{bell, chan::Chan, ctl, listen::Listener, name, pool, process, stats, table, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{Counter, Sock};
+use fsocket_abi::channel::{slot_state, status, SERVER};
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// While our queues have connections, the kernel's is looked at this often.
+const KERNEL_EVERY: u32 = 8;
+
+/// # Safety
+/// `addr` and `len` as accept4(2) wants them.
+pub unsafe fn accept(
+    fd: i32,
+    d: &'static Desc,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+) -> Outcome<Result<i32>> {
+    let Some(l) = crate::listen::of(d) else { return Outcome::Kernel };
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+        return Outcome::Kernel;
+    }
+    l.join();
+    ctl::poll();
+    let kernel_turn = l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY;
+    if kernel_turn {
+        l.since_kernel.store(0, Ordering::Relaxed);
+        if kernel_ready(fd) {
+            stats::count(Counter::AcceptKernel);
+            return Outcome::Kernel;
+        }
+    }
+    // SAFETY: the caller's.
+    if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
+        return Outcome::Done(r);
+    }
+    let fl = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
+    if fl & libc::O_NONBLOCK != 0 || l.chans().next().is_none() && ctl::dead() {
+        l.since_kernel.store(0, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        return Outcome::Done(unsafe { from_kernel(fd, addr, len, flags) });
+    }
+    // SAFETY: the caller's.
+    Outcome::Done(unsafe { wait(fd, d, l, addr, len, flags) })
+}
+
+/// # Safety
+/// As [`accept`].
+unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    // SAFETY: the caller's.
+    let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
+    if let Ok(n) = r {
+        stats::count(Counter::AcceptKernel);
+        pool::kernel_allocated(n);
+    }
+    r
+}
+
+fn kernel_ready(fd: i32) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
+}
+
+/// # Safety
+/// As [`accept`].
+unsafe fn from_queue(
+    d: &Desc,
+    l: &Listener,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+) -> Option<Result<i32>> {
+    if !l.has_syn(true) {
+        return None;
+    }
+    // The descriptor first: without one the connection stays in the queue, as
+    // it does in the kernel.
+    let parts = match Parts::get(flags) {
+        Ok(p) => p,
+        Err(e) => return Some(Err(e)),
+    };
+    for _ in 0..64 {
+        let Some((c, slot)) = l.take(false).or_else(|| l.take(true)) else { break };
+        // SAFETY: the caller's.
+        if let Some(r) = unsafe { take_slot(d, l, c, slot, addr, len, flags, &parts) } {
+            return Some(r);
+        }
+    }
+    parts.give_back();
+    None
+}
+
+/// What an accepted connection needs on our side.
+struct Parts {
+    fd: i32,
+    desc: &'static Desc,
+    sock: &'static Sock,
+}
+
+impl Parts {
+    fn get(flags: i32) -> Result<Parts> {
+        let fd = pool::placeholder(flags & libc::SOCK_CLOEXEC != 0)?;
+        match (table::alloc(kind::FRESH), process::alloc_sock()) {
+            (Some(desc), Some(sock)) => Ok(Parts { fd, desc, sock }),
+            (desc, sock) => {
+                if let Some(d) = desc {
+                    table::release(d);
+                }
+                if let Some(s) = sock {
+                    process::free_sock(s);
+                }
+                let _ = sys::close(fd);
+                Err(Errno::ENOMEM)
+            }
+        }
+    }
+    fn give_back(self) {
+        let _ = pool::recycle(self.fd, self.desc);
+        table::release(self.desc);
+        process::free_sock(self.sock);
+    }
+}
+
+/// One connection out of a queue. None: the entry was nonsense.
+///
+/// # Safety
+/// As [`accept`].
+#[allow(clippy::too_many_arguments)] // accept4's own, and what it works on
+unsafe fn take_slot(
+    listener: &Desc,
+    l: &Listener,
+    c: &'static Chan,
+    slot: usize,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+    parts: &Parts,
+) -> Option<Result<i32>> {
+    let s = c.slot(slot);
+    // A client may queue anything: only a fresh SYN is accepted, and only once.
+    if s.state.compare_exchange(slot_state::SYN, slot_state::ESTABLISHED, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        || c.desc(slot).is_some()
+    {
+        stats::count(Counter::HostilePeer);
+        return None;
+    }
+    let bound = l.addr();
+    let claimed = name::load(&s.dst);
+    let port = s.client_port.load(Ordering::Relaxed);
+    // The client's word decides nothing that access rules depend on: the
+    // address must be ours, the port unprivileged, and the client's own address
+    // follows from it.
+    let dst = if !name::is_any(&bound.ip) {
+        bound.ip
+    } else if name::is_loopback(&claimed) || is_local(&claimed) {
+        claimed
+    } else {
+        stats::count(Counter::HostilePeer);
+        refuse(c, slot);
+        return None;
+    };
+    if port < 1024 {
+        stats::count(Counter::HostilePeer);
+        refuse(c, slot);
+        return None;
+    }
+    let family = listener.family.load(Ordering::Relaxed) as u16;
+    let &Parts { fd, desc: d, sock } = parts;
+    d.family.store(family as u32, Ordering::Relaxed);
+    d.nonblock.store(flags & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
+    for (o, v) in d.opt.iter().zip(&listener.opt) {
+        o.store(v.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    d.rcvtimeo.store(listener.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
+    d.sndtimeo.store(listener.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
+    let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: bound.port };
+    establish(d, sock, &e);
+    if !table::install(fd, d) {
+        crate::close::last_reference(d);
+        let _ = sys::close(fd);
+        return Some(Err(Errno::EMFILE));
+    }
+    stats::count(Counter::AcceptShm);
+    if !addr.is_null() && !len.is_null() {
+        // SAFETY: the caller's.
+        let _ = unsafe { name::give(&name::source_for(&dst), port, family, addr, len) };
+    }
+    Some(Ok(fd))
+}
+
+/// Refuse a connection that is already in a queue.
+fn refuse(c: &Chan, slot: usize) {
+    let dir = &c.slot(slot).dir;
+    dir[SERVER].prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+    for w in [&dir[SERVER].want_data, &dir[1 - SERVER].want_space] {
+        let mask = w.take();
+        if mask != 0 {
+            bell::wake(c, slot, w, mask);
+        }
+    }
+}
+
+fn is_local(ip: &[u8; 16]) -> bool {
+    let Some(r) = ctl::registry() else { return false };
+    r.local.iter().take((r.locals as usize).min(r.local.len())).any(|l| l == ip)
+}
+
+/// Blocking accept: sleep on the kernel's queue, the bell and the monitor.
+///
+/// # Safety
+/// As [`accept`].
+unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    let timeo = d.rcvtimeo.load(Ordering::Relaxed);
+    let deadline = (timeo != 0).then(|| sys::now_ns().saturating_add(timeo));
+    loop {
+        ctl::poll();
+        // SAFETY: the caller's.
+        if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
+            return r;
+        }
+        if d.spin_rx.spin(0, || l.has_syn(true)) {
+            continue;
+        }
+        let Some(b) = bell::get() else {
+            // SAFETY: the caller's.
+            return unsafe { from_kernel(fd, addr, len, flags) };
+        };
+        l.arm(b);
+        b.set_sleeping(true);
+        sys::heavy_fence();
+        let mut n = Ok(0);
+        let mut p = [
+            libc::pollfd { fd, events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: b.fd(), events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: ctl::fd(), events: libc::POLLIN, revents: 0 },
+        ];
+        if !l.has_syn(true) {
+            stats::count(Counter::Sleeps);
+            let t0 = sys::cpu::ticks();
+            let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
+            let live = if ctl::dead() { 2 } else { 3 };
+            // SAFETY: `p` has three entries.
+            n = unsafe { sys::ppoll(p.as_mut_ptr(), live, left, core::ptr::null()) };
+            d.spin_rx.slept(sys::cpu::ticks() - t0);
+        }
+        b.set_sleeping(false);
+        l.disarm(b);
+        sys::eventfd_clear(b.fd());
+        b.release();
+        if p[2].revents != 0 {
+            ctl::readable();
+        }
+        n?;
+        if p[0].revents != 0 {
+            // Somebody else may take it first: do not block in there.
+            // SAFETY: the caller's.
+            match unsafe { try_kernel(fd, addr, len, flags) } {
+                Err(Errno::EAGAIN) => {}
+                r => return r,
+            }
+        }
+        if deadline.is_some_and(|t| sys::now_ns() >= t) && !l.has_syn(true) {
+            return Err(Errno::EAGAIN);
+        }
+    }
+}
+
+/// Accept from the kernel without blocking although the socket would.
+///
+/// # Safety
+/// As [`accept`].
+unsafe fn try_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    if !kernel_ready(fd) {
+        return Err(Errno::EAGAIN);
+    }
+    // SAFETY: the caller's. (A rival that takes the connection in between makes
+    // this wait in the kernel for the next one, as any blocking accept may.)
+    unsafe { from_kernel(fd, addr, len, flags) }
+}

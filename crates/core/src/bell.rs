@@ -1,0 +1,185 @@
+//! Bells: what a thread sleeps on when it waits for more than one thing.
+
+use crate::chan::{self, Chan};
+use crate::{ctl, process, stats};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::{SUMMARY_SYN, WAITERS};
+use fsocket_sync::atomic::{fence, AtomicU32};
+use fsocket_sync::doorbell::{Want, FUTEX_BIT};
+use fsocket_sys as sys;
+
+/// Bells per process.
+pub const MAX: usize = 255;
+
+/// An eventfd that the monitor knows; peers fetch it when they must ring it.
+pub struct Bell {
+    fd: AtomicI32,
+    key: AtomicU64,
+    used: AtomicBool,
+}
+
+static BELLS: [Bell; MAX] =
+    [const { Bell { fd: AtomicI32::new(-1), key: AtomicU64::new(0), used: AtomicBool::new(false) } }; MAX];
+
+impl Bell {
+    pub fn index(&self) -> usize {
+        (self as *const Bell as usize - BELLS.as_ptr() as usize) / core::mem::size_of::<Bell>()
+    }
+    pub fn fd(&self) -> i32 {
+        self.fd.load(Ordering::Relaxed)
+    }
+    pub fn key(&self) -> u64 {
+        self.key.load(Ordering::Relaxed)
+    }
+    /// Put it back; its eventfd is kept for the next user.
+    pub fn release(&self) {
+        self.used.store(false, Ordering::Release);
+    }
+    /// The user is gone for good: leave all channels too.
+    pub fn retire(&self) {
+        for c in chan::all() {
+            c.release_waiter(self);
+        }
+        self.release();
+    }
+    /// Say on every channel where this bell has a waiter whether it sleeps.
+    pub fn set_sleeping(&self, on: bool) {
+        for c in chan::all() {
+            if let Some(w) = c.waiter_of(self) {
+                w.sleeping.store(on as u32, Ordering::Relaxed);
+            }
+        }
+    }
+    pub fn ring_self(&self) {
+        let _ = sys::eventfd_ring(self.fd());
+    }
+}
+
+/// A bell for one user.
+pub fn get() -> Option<&'static Bell> {
+    let b = BELLS.iter().find(|b| {
+        !b.used.load(Ordering::Relaxed)
+            && b.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    })?;
+    if b.fd() < 0 && !make(b) {
+        b.release();
+        return None;
+    }
+    Some(b)
+}
+
+fn make(b: &Bell) -> bool {
+    let Ok(fd) = sys::eventfd().and_then(process::high_fd) else { return false };
+    let key = sys::getrandom_u64() | 1;
+    let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::BELL);
+    m.id = key;
+    if !ctl::tell(m, Some(fd)) {
+        let _ = sys::close(fd);
+        return false;
+    }
+    b.key.store(key, Ordering::Relaxed);
+    b.fd.store(fd, Ordering::Release);
+    true
+}
+
+/// The bell with this index.
+pub fn at(i: usize) -> Option<&'static Bell> {
+    BELLS.get(i)
+}
+
+/// Is this one of our eventfds?
+pub fn owns(fd: i32) -> bool {
+    fd >= 100 && BELLS.iter().take(made()).any(|b| b.fd() == fd)
+}
+
+/// Bells are made in order of their index.
+fn made() -> usize {
+    BELLS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
+}
+
+/// Call `f` with each eventfd of ours.
+pub fn each_fd(mut f: impl FnMut(i32)) {
+    for b in &BELLS {
+        if b.fd() >= 0 {
+            f(b.fd());
+        }
+    }
+}
+
+/// In a forked child: eventfds are shared with the parent, so ours they are not.
+pub fn become_child() {
+    for b in &BELLS {
+        let fd = b.fd.swap(-1, Ordering::AcqRel);
+        if fd >= 0 {
+            let _ = sys::close(fd);
+        }
+        b.key.store(0, Ordering::Relaxed);
+        b.used.store(false, Ordering::Relaxed);
+    }
+    for c in chan::all() {
+        c.forget_bells();
+    }
+}
+
+/// Tell the other side that something changed on `slot`: `mask` came from
+/// [`Want::take`].
+#[cold]
+#[inline(never)]
+pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
+    stats::count(Counter::Wakes);
+    if mask & FUTEX_BIT != 0 {
+        wake_futex(&want.seq);
+    }
+    each(c, mask & !FUTEX_BIT, |w| {
+        w.ready[slot / 64 % 16].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+        w.summary.fetch_or(1 << (slot / 64 % 16), Ordering::Release);
+    });
+}
+
+/// Tell waiters that a SYN queue has something.
+#[cold]
+pub fn wake_syn(c: &Chan, mask: u64) {
+    stats::count(Counter::Wakes);
+    each(c, mask & !FUTEX_BIT, |w| {
+        w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
+    });
+}
+
+fn wake_futex(seq: &AtomicU32) {
+    seq.fetch_add(1, Ordering::Release);
+    sys::futex_wake(seq, i32::MAX);
+}
+
+fn each(c: &Chan, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) {
+    let other = 1 - c.my_side();
+    while mask != 0 {
+        let i = mask.trailing_zeros() as usize;
+        mask &= mask - 1;
+        if i >= WAITERS {
+            continue;
+        }
+        let w = c.waiter(other, i);
+        mark(w);
+        // The mark before the look at `sleeping`; the sleeper does the reverse
+        // with a heavy fence between.
+        fence(Ordering::SeqCst);
+        if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
+            let key = w.bell.load(Ordering::Acquire);
+            match (key != 0).then(|| c.peer_bell(i, key)).flatten() {
+                Some(fd) => {
+                    let _ = sys::eventfd_ring(fd);
+                }
+                // Nobody can ring it now; sleeps are bounded when the monitor
+                // is dead, and the mark stays.
+                None => w.sleeping.store(1, Ordering::Relaxed),
+            }
+        }
+    }
+}
+
+/// A bell's eventfd got another number. (An epoll instance that watches it
+/// keeps watching the eventfd itself.)
+pub fn moved(old: i32, new: i32) -> bool {
+    BELLS.iter().any(|b| b.fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+}

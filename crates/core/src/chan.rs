@@ -1,0 +1,403 @@
+//! Channels as this process has them mapped.
+
+use crate::lock::{Guard, Lock};
+use crate::slab::{Slab, Slot};
+use crate::table::{self, Desc};
+use crate::{bell, listen};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
+use fsocket_abi::channel::{
+    self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
+    WAITER_OFF, WORKERS,
+};
+use fsocket_sys as sys;
+
+/// Channels per process.
+pub const MAX: u32 = 2048;
+pub static CHANS: Slab<Chan> = Slab::new(MAX);
+/// Ports of one lease.
+pub const PORT_BLOCK: usize = 64;
+
+/// One mapped channel. Zero is valid.
+#[repr(C)]
+pub struct Chan {
+    /// Monitor's number; 0: not in use.
+    pub id: AtomicU32,
+    base: AtomicPtr<u8>,
+    pub side: AtomicU32,
+    /// Monitor's number of the listener.
+    pub listener: AtomicU64,
+    /// The other side is gone, or this is the parent's: no new connections.
+    pub retired: AtomicBool,
+    link: AtomicU32,
+    /// Slot to descriptor index + 1.
+    desc_of: [AtomicU32; SLOTS],
+    /// Own bell to waiter number + 1.
+    waiter_of: [AtomicU8; bell::MAX],
+    /// Peer's waiter to its bell, as fetched from the monitor.
+    peer_key: [AtomicU64; WAITERS],
+    peer_fd: [AtomicI32; WAITERS],
+    client: Lock<Client>,
+}
+
+/// What the client side keeps: which slots it may use.
+#[derive(Clone, Copy)]
+pub struct Client {
+    free: [u16; SLOTS],
+    free_n: usize,
+    /// Slots closed by us, maybe not yet by the server; a FIFO.
+    closing: [u16; SLOTS],
+    closing_at: usize,
+    closing_n: usize,
+    unused: usize,
+    ports: [u16; SLOTS / PORT_BLOCK],
+    next_worker: u32,
+}
+
+// SAFETY: zero is valid for all fields; `link` is the slab's.
+unsafe impl Slot for Chan {
+    fn link(&self) -> &AtomicU32 {
+        &self.link
+    }
+}
+
+/// Map a channel. The descriptor stays the caller's.
+pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan> {
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    let base = sys::mmap(CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0).ok()?;
+    // SAFETY: a Header lies at the start of every channel; reading its plain
+    // fields once.
+    let (magic, version) = unsafe { ((*(base as *const Header)).magic, (*(base as *const Header)).version) };
+    let slot = (magic == channel::MAGIC && version == fsocket_abi::VERSION).then(|| CHANS.alloc()).flatten();
+    let Some((_, c)) = slot else {
+        // SAFETY: just mapped, nobody knows it.
+        let _ = unsafe { sys::munmap(base, CHANNEL_SIZE) };
+        return None;
+    };
+    c.base.store(base, Ordering::Relaxed);
+    c.side.store(side as u32, Ordering::Relaxed);
+    c.listener.store(listener, Ordering::Relaxed);
+    c.retired.store(false, Ordering::Relaxed);
+    for d in &c.desc_of {
+        d.store(0, Ordering::Relaxed);
+    }
+    c.forget_bells();
+    for k in &c.peer_key {
+        k.store(0, Ordering::Relaxed);
+    }
+    if let Ok(mut cl) = c.client.lock() {
+        cl.free_n = 0;
+        cl.closing_at = 0;
+        cl.closing_n = 0;
+        cl.unused = 0;
+        cl.ports = [0; SLOTS / PORT_BLOCK];
+        cl.next_worker = 0;
+    }
+    c.id.store(id, Ordering::Release);
+    Some(c)
+}
+
+/// One process can be on both sides of a channel; it then has two mappings.
+pub fn by_id(id: u32, side: usize) -> Option<&'static Chan> {
+    all().find(|c| c.id.load(Ordering::Acquire) == id && c.my_side() == side)
+}
+
+pub fn all() -> impl Iterator<Item = &'static Chan> {
+    (0..CHANS.len()).filter_map(|i| CHANS.get(i)).filter(|c| c.id.load(Ordering::Acquire) != 0)
+}
+
+/// The monitor hands us a channel of a listener we work for.
+pub fn serve(id: u32, listener: u64, fd: i32) {
+    let c = by_id(id, channel::SERVER).or_else(|| map(id, listener, channel::SERVER, fd));
+    if let Some(c) = c {
+        c.retired.store(false, Ordering::Relaxed);
+        listen::add_channel(listener, c);
+    }
+}
+
+/// The other side of a channel is gone; what is open in it has been closed by
+/// the monitor. The mapping goes when the last connection is closed here.
+pub fn gone(id: u32) {
+    for c in [CLIENT, channel::SERVER].into_iter().filter_map(|side| by_id(id, side)) {
+        c.retired.store(true, Ordering::Release);
+        crate::route::clear();
+        listen::drop_channel(c);
+        c.unmap_if_unused();
+    }
+}
+
+impl Chan {
+    pub fn index(&self) -> u32 {
+        CHANS.index(self)
+    }
+    fn base(&self) -> *mut u8 {
+        self.base.load(Ordering::Relaxed)
+    }
+    pub fn my_side(&self) -> usize {
+        (self.side.load(Ordering::Relaxed) & 1) as usize
+    }
+    pub fn header(&self) -> &'static Header {
+        // SAFETY: in use means mapped; address space of a channel is only ever
+        // replaced, never returned (`unmap_if_unused`).
+        unsafe { &*(self.base() as *const Header) }
+    }
+    /// `q` 0: any worker; 1 + w: worker w.
+    pub fn queue(&self, q: usize) -> &'static SynQueue {
+        let q = q.min(WORKERS);
+        // SAFETY: as `header`; q is in range.
+        unsafe { &*(self.base().add(SYN_OFF) as *const SynQueue).add(q) }
+    }
+    pub fn waiter(&self, side: usize, w: usize) -> &'static Waiter {
+        let at = (side & 1) * (WAITERS + 1) + w.min(WAITERS);
+        // SAFETY: as `header`; both are in range.
+        unsafe { &*(self.base().add(WAITER_OFF) as *const Waiter).add(at) }
+    }
+    pub fn slot(&self, i: usize) -> &'static channel::Slot {
+        let i = i & (SLOTS - 1);
+        // SAFETY: as `header`; i is in range.
+        unsafe { &*(self.base().add(SLOT_OFF) as *const channel::Slot).add(i) }
+    }
+    pub fn ring(&self, slot: usize, dir: usize) -> *mut u8 {
+        // SAFETY: both in range, so inside the mapping.
+        unsafe { self.base().add(ring_off(slot & (SLOTS - 1), dir & 1)) }
+    }
+
+    pub fn set_desc(&self, slot: usize, d: Option<&Desc>) {
+        self.desc_of[slot & (SLOTS - 1)].store(d.map_or(0, |d| d.index() + 1), Ordering::Release);
+    }
+    pub fn desc(&self, slot: usize) -> Option<&'static Desc> {
+        match self.desc_of[slot & (SLOTS - 1)].load(Ordering::Acquire) {
+            0 => None,
+            i => table::DESCS.get(i - 1),
+        }
+    }
+
+    /// Waiter of a bell of ours on our side of this channel; taken on first use.
+    pub fn waiter_for(&self, b: &bell::Bell) -> Option<usize> {
+        let w = self.waiter_of[b.index()].load(Ordering::Relaxed);
+        if w != 0 {
+            return Some(w as usize - 1);
+        }
+        let (side, key) = (self.my_side(), b.key());
+        for i in 0..WAITERS {
+            let w = self.waiter(side, i);
+            if w.bell.load(Ordering::Relaxed) == 0
+                && w.bell.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                w.sleeping.store(0, Ordering::Relaxed);
+                w.summary.store(0, Ordering::Relaxed);
+                for r in &w.ready {
+                    r.store(0, Ordering::Relaxed);
+                }
+                self.waiter_of[b.index()].store(i as u8 + 1, Ordering::Release);
+                return Some(i);
+            }
+        }
+        None
+    }
+    /// Waiter of a bell here, if it has one.
+    #[inline]
+    pub fn waiter_of(&self, b: &bell::Bell) -> Option<&'static Waiter> {
+        match self.waiter_of[b.index()].load(Ordering::Relaxed) {
+            0 => None,
+            w => Some(self.waiter(self.my_side(), w as usize - 1)),
+        }
+    }
+    pub fn release_waiter(&self, b: &bell::Bell) {
+        let w = self.waiter_of[b.index()].swap(0, Ordering::AcqRel);
+        if w != 0 {
+            let w = self.waiter(self.my_side(), w as usize - 1);
+            w.sleeping.store(0, Ordering::Relaxed);
+            let _ = w.bell.compare_exchange(b.key(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+    /// In a forked child: the bells were the parent's.
+    pub fn forget_bells(&self) {
+        for w in &self.waiter_of {
+            w.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Descriptor of the bell of waiter `w` on the other side.
+    pub fn peer_bell(&self, w: usize, key: u64) -> Option<i32> {
+        let w = w.min(WAITERS - 1);
+        if self.peer_key[w].load(Ordering::Acquire) == key {
+            return Some(self.peer_fd[w].load(Ordering::Relaxed));
+        }
+        let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::GETBELL);
+        m.id = key;
+        m.arg0 = self.id.load(Ordering::Relaxed) as u64;
+        let (_, fd) = crate::ctl::request(m, None).ok()?;
+        let fd = crate::process::high_fd(fd?).ok()?;
+        let had = self.peer_key[w].swap(0, Ordering::AcqRel);
+        let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
+        self.peer_key[w].store(key, Ordering::Release);
+        if had != 0 {
+            let _ = sys::close(old);
+        }
+        Some(fd)
+    }
+
+    /// Return the memory once nothing refers to it. The address range stays
+    /// reserved (inaccessible pages cost nothing), so that a thread that still
+    /// holds a stale pointer cannot hit somebody else's mapping.
+    pub fn unmap_if_unused(&self) {
+        if !self.retired.load(Ordering::Acquire) || self.desc_of.iter().any(|d| d.load(Ordering::Relaxed) != 0) {
+            return;
+        }
+        if self.id.swap(0, Ordering::AcqRel) == 0 {
+            return;
+        }
+        for (k, f) in self.peer_key.iter().zip(&self.peer_fd) {
+            if k.swap(0, Ordering::AcqRel) != 0 {
+                let _ = sys::close(f.load(Ordering::Relaxed));
+            }
+        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: no descriptor refers to a slot of it any more.
+        let _ = unsafe { sys::mmap_over(self.base(), CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1) };
+        CHANS.free(self.index());
+    }
+
+    pub fn client(&self) -> Option<Guard<'_, Client>> {
+        self.client.lock().ok()
+    }
+    pub fn reset_lock_after_fork(&self) {
+        self.client.reset_after_fork();
+    }
+    pub fn lock_for_fork(&self) -> bool {
+        self.client.lock().map(core::mem::forget).is_ok()
+    }
+
+    fn both_closed(&self, slot: usize) -> bool {
+        let s = self.slot(slot);
+        // Acquire: the server's last accesses are before its CLOSED.
+        s.dir.iter().all(|d| d.prod.status.load(Ordering::Acquire) & status::CLOSED != 0)
+    }
+
+    /// The client is done with a slot.
+    pub fn retire_slot(&self, slot: usize) {
+        if self.my_side() != CLIENT {
+            return;
+        }
+        let Some(mut c) = self.client() else { return };
+        if self.both_closed(slot) {
+            let n = c.free_n;
+            if n < SLOTS {
+                c.free[n] = slot as u16;
+                c.free_n += 1;
+            }
+        } else if c.closing_n < SLOTS {
+            let at = (c.closing_at + c.closing_n) % SLOTS;
+            c.closing[at] = slot as u16;
+            c.closing_n += 1;
+        }
+    }
+
+    /// A slot that neither side uses, with its client port; None: all in use,
+    /// or no port to be had.
+    pub fn take_slot(&self, c: &mut Client) -> Option<(usize, u16)> {
+        for _ in 0..c.closing_n.min(if c.free_n == 0 { SLOTS } else { 4 }) {
+            let s = c.closing[c.closing_at];
+            c.closing_at = (c.closing_at + 1) % SLOTS;
+            if self.both_closed(s as usize) {
+                c.closing_n -= 1;
+                let n = c.free_n;
+                c.free[n] = s;
+                c.free_n += 1;
+                if c.free_n >= 2 {
+                    break;
+                }
+            } else {
+                let at = (c.closing_at + c.closing_n - 1) % SLOTS;
+                c.closing[at] = s;
+            }
+        }
+        let slot = if c.free_n > 0 {
+            c.free_n -= 1;
+            c.free[c.free_n] as usize
+        } else if c.unused < SLOTS {
+            c.unused += 1;
+            c.unused - 1
+        } else {
+            return None;
+        };
+        let block = slot / PORT_BLOCK;
+        if c.ports[block] == 0 {
+            let (m, _) = crate::ctl::request(fsocket_proto::Msg::new(fsocket_proto::kind::PORTS), None).ok()?;
+            if m.arg0 < 1024 || m.arg0 > 65536 - PORT_BLOCK as u64 || m.arg1 < PORT_BLOCK as u64 {
+                return None;
+            }
+            c.ports[block] = m.arg0 as u16;
+        }
+        Some((slot, c.ports[block] + (slot % PORT_BLOCK) as u16))
+    }
+
+    pub fn give_back(&self, c: &mut Client, slot: usize) {
+        let n = c.free_n;
+        if n < SLOTS {
+            c.free[n] = slot as u16;
+            c.free_n += 1;
+        }
+    }
+
+    /// Put a slot into a SYN queue: idle workers first, then round-robin over
+    /// empty queues, then over all.
+    pub fn push_syn(&self, c: &mut Client, slot: usize) -> bool {
+        let workers = self.header().workers.load(Ordering::Acquire);
+        let n = 64 - workers.leading_zeros();
+        let start = c.next_worker;
+        c.next_worker = start.wrapping_add(1);
+        let order = |i: u32| (start.wrapping_add(i)) % n.max(1);
+        let has = |w: u32| workers >> w & 1 != 0;
+        let q = |w: u32| self.queue(1 + w as usize);
+        let pick = (0..n)
+            .map(order)
+            .find(|&w| has(w) && queue_len(q(w)) == 0 && q(w).want.armed() != 0)
+            .or_else(|| (0..n).map(order).find(|&w| has(w) && queue_len(q(w)) == 0))
+            .or_else(|| (0..n).map(order).find(|&w| has(w) && queue_len(q(w)) < channel::SYN_CAP as u32));
+        let queue = match pick {
+            Some(w) => q(w),
+            None => self.queue(0),
+        };
+        if queue_len(queue) >= channel::SYN_CAP as u32 {
+            return false;
+        }
+        let t = queue.tail.load(Ordering::Relaxed);
+        queue.entry[t as usize % channel::SYN_CAP].store(slot as u32 + 1, Ordering::Relaxed);
+        // Release: slot and entry, for the acquire in `pop_syn`.
+        queue.tail.store(t.wrapping_add(1), Ordering::Release);
+        // The caller looks at `listener_closed` next; the monitor sets it, runs a
+        // heavy fence and empties the queues. `take` has the light fence.
+        let want = queue.want.take();
+        if want != 0 {
+            bell::wake_syn(self, want);
+        }
+        true
+    }
+}
+
+/// Entries waiting; a head that makes no sense counts as a full queue.
+pub fn queue_len(q: &SynQueue) -> u32 {
+    let n = q.tail.load(Ordering::Acquire).wrapping_sub(q.head.load(Ordering::Relaxed));
+    n.min(channel::SYN_CAP as u32)
+}
+
+/// Take the oldest entry of a queue; its slot number is checked.
+pub fn pop_syn(q: &SynQueue) -> Option<usize> {
+    for _ in 0..2 * channel::SYN_CAP {
+        let h = q.head.load(Ordering::Relaxed);
+        // Acquire: pairs with the release in `push_syn`.
+        let t = q.tail.load(Ordering::Acquire);
+        if h == t {
+            return None;
+        }
+        let e = q.entry[h as usize % channel::SYN_CAP].load(Ordering::Relaxed);
+        if q.head.compare_exchange(h, h.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && e != 0
+            && e as usize <= SLOTS
+        {
+            return Some(e as usize - 1);
+        }
+    }
+    None
+}

@@ -1,0 +1,220 @@
+//! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
+
+use crate::table::{self, kind, Desc};
+use crate::{bell, chan, epoll, listen, pool, process, stats, stream, token, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, sock_state, Counter};
+use fsocket_abi::channel::status;
+use fsocket_ring as ring;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// The application closes `fd`.
+pub fn close(fd: i32) -> Outcome<Result<()>> {
+    if own(fd) {
+        return Outcome::Done(Err(Errno::EBADF));
+    }
+    match table::remove(fd) {
+        None => {
+            if pool::holds(fd) {
+                return Outcome::Done(Err(Errno::EBADF));
+            }
+            pool::kernel_freed(fd);
+            Outcome::Kernel
+        }
+        Some(d) => Outcome::Done(drop_number(fd, d, true)),
+    }
+}
+
+/// Is it a descriptor that the library needs and the application never saw?
+pub fn own(fd: i32) -> bool {
+    fd >= 0 && (fd == crate::ctl::fd() || bell::owns(fd))
+}
+
+/// `fd` left the table. `really`: its placeholder is to be closed too.
+fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
+    let last = d.refs.fetch_sub(1, Ordering::AcqRel) == 1;
+    epoll::number_closed(fd, d, last);
+    if !last {
+        pool::kernel_freed(fd);
+        return if really { sys::close(fd) } else { Ok(()) };
+    }
+    let conn = d.is_conn();
+    last_reference(d);
+    let r = match really {
+        true if conn || d.kind() == kind::FRESH => pool::recycle(fd, d),
+        true => {
+            pool::kernel_freed(fd);
+            sys::close(fd)
+        }
+        false => Ok(()),
+    };
+    table::release(d);
+    r
+}
+
+/// The last number of this process that refers to `d` is gone.
+pub fn last_reference(d: &'static Desc) {
+    match d.kind() {
+        kind::CONN => release_conn(d),
+        kind::LISTENER => listen::closed(d),
+        kind::EPOLL => epoll::destroy(d),
+        _ => {}
+    }
+}
+
+fn release_conn(d: &'static Desc) {
+    let s = d.sock();
+    let (slot, chan) = (d.slot_index.load(Ordering::Relaxed) as usize, d.chan.load(Ordering::Relaxed));
+    // Wait until no other thread is inside an operation on it: the slot may be
+    // used again right after. Busy: we are in a signal handler on top of one;
+    // its operation finds the descriptor gone.
+    let tokens = (token::enter(&s.tx), token::enter(&s.rx));
+    d.kind.store(kind::FRESH, Ordering::Release);
+    let me = process::nonce();
+    for h in &s.holders {
+        if h.load(Ordering::Acquire) == me {
+            h.store(0, Ordering::SeqCst);
+        }
+    }
+    // SeqCst: of two processes that let go at once, at least one sees that
+    // nobody is left; the state decides which of them ends the connection.
+    let others = s.extra_holders.load(Ordering::SeqCst) != 0 || s.holders.iter().any(|h| h.load(Ordering::SeqCst) != 0);
+    let last = !others
+        && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if last {
+        finish(d);
+    }
+    drop(tokens);
+    if let Some(c) = chan::CHANS.get(chan.wrapping_sub(1)) {
+        c.set_desc(slot, None);
+        if last {
+            process::free_sock(s);
+        }
+        c.retire_slot(slot);
+        c.unmap_if_unused();
+    }
+}
+
+/// The protocol part: FIN, or RST if data was not read or the application
+/// asked for it.
+fn finish(d: &Desc) {
+    let s = d.sock();
+    let (r, rx, h) = d.rx();
+    let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
+        && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
+    let unread = ring::readable(r, rx, h) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0;
+    let st = if linger0 || unread { status::RST } else { status::FIN };
+    if st == status::RST {
+        stats::count(Counter::ResetShm);
+    }
+    stats::count(Counter::CloseShm);
+    stats::add(Counter::TxBytes, s.tx.bytes.swap(0, Ordering::Relaxed));
+    stats::add(Counter::RxBytes, s.rx.bytes.swap(0, Ordering::Relaxed));
+    // Release: all data before; pairs with the acquire in `ready::state`.
+    d.tx().1.prod.status.fetch_or(st | status::CLOSED, Ordering::Release);
+    stream::notify_all(d);
+}
+
+pub fn shutdown(d: &Desc, how: i32) -> Outcome<Result<()>> {
+    if !d.is_conn() {
+        if d.kind() == kind::LISTENER {
+            listener_shut(d);
+        }
+        return Outcome::Kernel;
+    }
+    let s = d.sock();
+    let st = crate::ready::state(d);
+    if !(0..=2).contains(&how) {
+        return Outcome::Done(Err(Errno::EINVAL));
+    }
+    if st.reset {
+        return Outcome::Done(Err(Errno::ENOTCONN));
+    }
+    if how != libc::SHUT_RD {
+        let done = s.flags.fetch_or(flag::SHUT_WR, Ordering::AcqRel) & flag::SHUT_WR != 0;
+        if !done {
+            // Behind the last byte of a send that another thread is in.
+            let _t = token::enter(&s.tx);
+            d.tx().1.prod.status.fetch_or(status::FIN, Ordering::Release);
+        }
+    }
+    if how != libc::SHUT_WR {
+        s.flags.fetch_or(flag::SHUT_RD, Ordering::AcqRel);
+    }
+    stream::notify_all(d);
+    // Threads of ours that sleep on it must look again as well.
+    for w in [&d.rx().1.want_data, &d.tx().1.want_space] {
+        w.seq.fetch_add(1, Ordering::Release);
+        sys::futex_wake(&w.seq, i32::MAX);
+    }
+    epoll::changed(d);
+    Outcome::Done(Ok(()))
+}
+
+/// shutdown() of a listener: the kernel stops listening, so do we.
+fn listener_shut(d: &Desc) {
+    listen::closed(d);
+    d.kind.store(kind::BOUND, Ordering::Release);
+}
+
+/// The kernel has duplicated `old` to `new`.
+pub fn duplicated(old: i32, new: i32) {
+    if new != old {
+        overwritten(new);
+    }
+    pool::kernel_allocated(new);
+    if let Some(d) = table::lookup(old) {
+        d.refs.fetch_add(1, Ordering::AcqRel);
+        if !table::install(new, d) {
+            d.refs.fetch_sub(1, Ordering::AcqRel);
+        }
+        // Two numbers, one kernel socket: not a placeholder for anybody else.
+        d.dirty.store(true, Ordering::Relaxed);
+    }
+}
+
+/// `fd` now is something else in the kernel (dup2, or closed behind us).
+pub fn overwritten(fd: i32) {
+    pool::forget(fd);
+    if let Some(d) = table::remove(fd) {
+        let _ = drop_number(fd, d, false);
+    }
+}
+
+/// Numbers `first..=last` are about to be closed by the application: ours go
+/// through `close`. Returns the ranges around our own descriptors that the
+/// kernel may close.
+pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<()>) -> Result<()> {
+    let end = (last as usize).min(table::scan_limit().max(table::MAX_FD.min(1 << 16)) - 1);
+    for fd in first as usize..=end {
+        if table::lookup(fd as i32).is_some() {
+            let _ = close(fd as i32);
+        }
+    }
+    pool::drain();
+    let mut from = first as u64;
+    let mut own_fds = [0i32; bell::MAX + 1];
+    let mut n = 0;
+    bell::each_fd(|fd| {
+        own_fds[n] = fd;
+        n += 1;
+    });
+    if crate::ctl::fd() >= 0 {
+        own_fds[n] = crate::ctl::fd();
+        n += 1;
+    }
+    own_fds[..n].sort_unstable();
+    for &fd in &own_fds[..n] {
+        let fd = fd as u64;
+        if fd >= from && fd <= last as u64 {
+            if fd > from {
+                kernel(from as u32, fd as u32 - 1)?;
+            }
+            from = fd + 1;
+        }
+    }
+    if from <= last as u64 {
+        kernel(from as u32, last)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! `connect`: a slot in a channel instead of a handshake.
+
+use crate::chan::Chan;
+use crate::table::{kind, Desc};
+use crate::{epoll, name, process, ready, route, stats, table, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Counter, Sock};
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, TO_CLIENT, TO_SERVER};
+use fsocket_proto::Addr;
+use fsocket_ring::{init_dir, init_half, Mapped};
+use fsocket_sys::{Errno, Result};
+
+/// # Safety
+/// `addr` is readable for `len` bytes.
+pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, len: u32) -> Outcome<Result<()>> {
+    match d.kind() {
+        kind::CONN => return Outcome::Done(again(d)),
+        kind::FRESH => {}
+        kind::BOUND => return to_kernel(d, Counter::FbBound),
+        _ => return Outcome::Kernel,
+    }
+    // SAFETY: the caller's.
+    let Some(dst) = (unsafe { name::parse(addr, len) }) else { return Outcome::Kernel };
+    let family = d.family.load(Ordering::Relaxed);
+    if dst.family as u32 != family || dst.port == 0 || name::is_any(&dst.ip) {
+        return Outcome::Kernel; // AF mismatches and 0.0.0.0 have rules of their own
+    }
+    match open(fd, d, &dst) {
+        Ok(()) => {
+            stats::count(Counter::ConnectShm);
+            if d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
+                d.sock().flags.fetch_or(flag::CONNECTING, Ordering::Relaxed);
+                return Outcome::Done(Err(Errno::EINPROGRESS));
+            }
+            Outcome::Done(Ok(()))
+        }
+        Err(why) => to_kernel(d, why),
+    }
+}
+
+fn to_kernel<T>(d: &'static Desc, why: Counter) -> Outcome<T> {
+    stats::count(why);
+    stats::count(Counter::ConnectKernel);
+    epoll::leave_to_kernel(d);
+    table::forget(d);
+    Outcome::Kernel
+}
+
+/// `connect` on a socket that is connected: 0 once after EINPROGRESS, as the
+/// kernel does, then EISCONN.
+fn again(d: &Desc) -> Result<()> {
+    let s = d.sock();
+    if s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed) & flag::CONNECTING != 0 {
+        let st = ready::state(d);
+        if st.reset {
+            return Err(Errno::ECONNREFUSED);
+        }
+        return Ok(());
+    }
+    Err(Errno::EISCONN)
+}
+
+fn open(fd: i32, d: &'static Desc, dst: &Addr) -> core::result::Result<(), Counter> {
+    let mut chan = route::find(dst, fd)?;
+    for attempt in 0..3 {
+        let mut cl = chan.client().ok_or(Counter::FbReentry)?;
+        let Some((slot, port)) = chan.take_slot(&mut cl) else {
+            drop(cl);
+            if attempt == 2 {
+                return Err(Counter::FbFull);
+            }
+            chan = route::another(dst, fd, chan)?;
+            continue;
+        };
+        let Some(sock) = process::alloc_sock() else {
+            chan.give_back(&mut cl, slot);
+            return Err(Counter::FbResource);
+        };
+        prepare_slot(chan, slot, dst, port);
+        let me =
+            End { chan, slot, side: CLIENT, family: dst.family, dst: dst.ip, client_port: port, server_port: dst.port };
+        establish(d, sock, &me);
+        let pushed = chan.push_syn(&mut cl, slot);
+        if !pushed {
+            d.kind.store(kind::FRESH, Ordering::Release);
+            chan.set_desc(slot, None);
+            process::free_sock(sock);
+            chan.give_back(&mut cl, slot);
+            return Err(Counter::FbFull);
+        }
+        drop(cl);
+        if chan.header().listener_closed.load(Ordering::Acquire) != 0 {
+            // The monitor emptied the queues before it could see our entry:
+            // what it does to the others we do to ourselves.
+            chan.slot(slot).dir[SERVER].prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+        }
+        epoll::became_conn(d);
+        return Ok(());
+    }
+    Err(Counter::FbFull)
+}
+
+/// The shared part of a new connection, before anybody else can see it.
+fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
+    let s = chan.slot(slot);
+    s.state.store(slot_state::FREE, Ordering::Relaxed);
+    s.generation.fetch_add(1, Ordering::Relaxed);
+    s.family.store(dst.family, Ordering::Relaxed);
+    s.client_port.store(port, Ordering::Relaxed);
+    name::store(&s.dst, &dst.ip);
+    for dir in [TO_SERVER, TO_CLIENT] {
+        // SAFETY: the channel stays mapped; nobody else uses the slot yet.
+        init_dir(unsafe { Mapped::new(chan.ring(slot, dir)) }, &s.dir[dir]);
+    }
+    // Release: all of the above; also ordered by the queue's tail.
+    s.state.store(slot_state::SYN, Ordering::Release);
+}
+
+/// One end of a new connection.
+pub struct End<'a> {
+    pub chan: &'a Chan,
+    pub slot: usize,
+    pub side: usize,
+    pub family: u16,
+    pub dst: [u8; 16],
+    pub client_port: u16,
+    pub server_port: u16,
+}
+
+/// Fill in the socket and make the descriptor a connection.
+pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
+    let nonblock = if d.nonblock.load(Ordering::Relaxed) { flag::NONBLOCK } else { 0 };
+    sock.flags.store(nonblock, Ordering::Relaxed);
+    sock.channel.store(e.chan.id.load(Ordering::Relaxed), Ordering::Relaxed);
+    sock.slot.store(e.slot as u32, Ordering::Relaxed);
+    sock.side.store(e.side as u32, Ordering::Relaxed);
+    sock.err.store(0, Ordering::Relaxed);
+    sock.family.store(e.family, Ordering::Relaxed);
+    let client = (name::source_for(&e.dst), e.client_port);
+    let server = (e.dst, e.server_port);
+    let (local, peer) = if e.side == CLIENT { (client, server) } else { (server, client) };
+    name::store(&sock.local, &local.0);
+    name::store(&sock.peer, &peer.0);
+    sock.local_port.store(local.1, Ordering::Relaxed);
+    sock.peer_port.store(peer.1, Ordering::Relaxed);
+    for (o, v) in sock.opt.iter().zip(&d.opt) {
+        o.store(v.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    sock.rcvtimeo.store(d.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
+    sock.sndtimeo.store(d.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
+    for h in &sock.holders {
+        h.store(0, Ordering::Relaxed);
+    }
+    sock.extra_holders.store(0, Ordering::Relaxed);
+    sock.holders[0].store(process::nonce(), Ordering::Release);
+    for h in [&sock.tx, &sock.rx] {
+        init_half(h);
+        crate::token::reset(h);
+    }
+    let (tx, rx) = (e.chan.ring(e.slot, e.side), e.chan.ring(e.slot, 1 - e.side));
+    // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
+    unsafe { d.attach(sock, e.chan.slot(e.slot), e.side, tx, rx) };
+    d.chan.store(e.chan.index() + 1, Ordering::Relaxed);
+    d.slot_index.store(e.slot as u32, Ordering::Relaxed);
+    e.chan.set_desc(e.slot, Some(d));
+    d.kind.store(kind::CONN, Ordering::Release);
+}

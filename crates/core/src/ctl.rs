@@ -1,0 +1,261 @@
+//! The control socket to the monitor.
+
+use crate::lock::Lock;
+use crate::{chan, process, route};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use fsocket_proto::registry::{self, Registry};
+use fsocket_proto::{kind, Msg, MSG_SIZE};
+use fsocket_sys::{self as sys, Errno, Result};
+use zerocopy::{FromBytes, IntoBytes};
+
+static FD: AtomicI32 = AtomicI32::new(-1);
+static LOCK: Lock<u32> = Lock::new(0);
+static DEAD: AtomicBool = AtomicBool::new(false);
+static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
+static PENDING_SEEN: AtomicU32 = AtomicU32::new(0);
+
+/// How long an answer may take before the monitor counts as dead.
+const PATIENCE_S: i64 = 5;
+
+/// Connect and say hello, without waiting for the answer.
+pub fn open(path: Option<&[u8]>) -> bool {
+    let default = fsocket_proto::paths::SYSTEM_SOCKET.as_bytes();
+    let Ok(fd) = connect(path.unwrap_or(default)) else { return false };
+    let Ok(fd) = process::high_fd(fd) else { return false };
+    adopt_fd(fd)
+}
+
+/// Use `fd` as the control socket and greet the monitor on it.
+pub fn adopt_fd(fd: i32) -> bool {
+    let t = libc::timeval { tv_sec: PATIENCE_S, tv_usec: 0 };
+    // SAFETY: a timeval is plain bytes.
+    let bytes = unsafe { core::slice::from_raw_parts(&t as *const _ as *const u8, core::mem::size_of_val(&t)) };
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, bytes);
+    let mut m = Msg::new(kind::HELLO);
+    m.id = process::nonce();
+    m.arg0 = sys::getpid() as u64;
+    m.arg1 = fsocket_abi::VERSION as u64;
+    if sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
+        let _ = sys::close(fd);
+        return false;
+    }
+    FD.store(fd, Ordering::Release);
+    DEAD.store(false, Ordering::Relaxed);
+    true
+}
+
+fn connect(path: &[u8]) -> Result<i32> {
+    let mut addr = [0u8; core::mem::size_of::<libc::sockaddr_un>()];
+    if path.is_empty() || path.len() + 3 > addr.len() {
+        return Err(Errno::EINVAL);
+    }
+    addr[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+    addr[2..2 + path.len()].copy_from_slice(path);
+    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)?;
+    let r = sys::connect(fd, &addr[..path.len() + 3]).and_then(|()| {
+        // Only root's or our own monitor may tell us what to map.
+        let mut cred = [0u8; 12];
+        sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred)?;
+        let uid = u32::from_ne_bytes([cred[4], cred[5], cred[6], cred[7]]);
+        if uid == 0 || uid == sys::getuid() {
+            Ok(())
+        } else {
+            Err(Errno::EPERM)
+        }
+    });
+    if let Err(e) = r {
+        let _ = sys::close(fd);
+        return Err(e);
+    }
+    Ok(fd)
+}
+
+pub fn fd() -> i32 {
+    FD.load(Ordering::Relaxed)
+}
+
+/// The monitor is gone (or never was): no new connections over shared memory,
+/// and nobody else notices when a peer dies.
+pub fn dead() -> bool {
+    DEAD.load(Ordering::Relaxed) || fd() < 0
+}
+
+fn died() {
+    DEAD.store(true, Ordering::Release);
+}
+
+/// A request with an answer. The second value is a descriptor that came along.
+pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
+    if dead() {
+        return Err(Errno::EIO);
+    }
+    let mut seq = LOCK.lock().map_err(|_| Errno::EAGAIN)?;
+    *seq = seq.wrapping_add(1);
+    m.seq = *seq | 1 << 31;
+    if sys::send_with_fd(fd(), m.as_bytes(), attach, 0).is_err() {
+        died();
+        return Err(Errno::EIO);
+    }
+    loop {
+        match receive(0) {
+            Ok((a, got)) if a.seq == m.seq && a.kind == m.kind => {
+                if a.result != 0 {
+                    close_opt(got);
+                    return Err(Errno::new(a.result));
+                }
+                return Ok((a, got));
+            }
+            Ok((a, got)) => unasked(&a, got),
+            Err(Errno::EINTR) => {}
+            Err(e) => {
+                died();
+                return Err(e);
+            }
+        }
+    }
+}
+
+/// A message without an answer.
+pub fn tell(m: Msg, attach: Option<i32>) -> bool {
+    // SEQPACKET sends are atomic: no lock, so this also works where the lock
+    // is held further up the stack.
+    let ok = !dead() && sys::send_with_fd(fd(), m.as_bytes(), attach, 0).is_ok();
+    if !ok {
+        died();
+    }
+    ok
+}
+
+pub fn send_arena(memfd: i32) -> bool {
+    let mut m = Msg::new(kind::ARENA);
+    m.arg0 = fsocket_abi::arena::ARENA_SIZE as u64;
+    tell(m, Some(memfd))
+}
+
+/// Handle what the monitor sent unasked. Cheap when there is nothing: the
+/// monitor counts its messages in our arena.
+pub fn poll() {
+    let Some(h) = process::arena_header() else { return };
+    let now = h.pending.load(Ordering::Acquire);
+    if now != PENDING_SEEN.load(Ordering::Relaxed) {
+        drain(now);
+    }
+}
+
+#[cold]
+fn drain(pending: u32) {
+    if dead() {
+        return;
+    }
+    let Ok(_l) = LOCK.lock() else { return };
+    PENDING_SEEN.store(pending, Ordering::Relaxed);
+    loop {
+        match receive(libc::MSG_DONTWAIT) {
+            Ok((m, got)) => unasked(&m, got),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return,
+            Err(_) => return died(),
+        }
+    }
+}
+
+/// The control socket is readable although `pending` says nothing: the monitor
+/// closed it, or the message came before the count.
+pub fn readable() {
+    drain(PENDING_SEEN.load(Ordering::Relaxed));
+}
+
+fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
+    let mut buf = [0u8; MSG_SIZE];
+    let (n, got) = sys::recv_with_fd(fd(), &mut buf, flags)?;
+    match Msg::read_from_bytes(&buf) {
+        Ok(m) if n == MSG_SIZE && m.version == fsocket_proto::VERSION => Ok((m, got)),
+        _ => {
+            close_opt(got);
+            Err(Errno::EPROTO)
+        }
+    }
+}
+
+fn close_opt(fd: Option<i32>) {
+    if let Some(fd) = fd {
+        let _ = sys::close(fd);
+    }
+}
+
+fn unasked(m: &Msg, got: Option<i32>) {
+    match m.kind {
+        kind::HELLO if m.result == 0 => {
+            if let Some(fd) = got {
+                map_registry(fd);
+            }
+        }
+        kind::HELLO => process::disable(),
+        kind::CHANNEL_SRV => {
+            if let Some(fd) = got {
+                chan::serve(m.id as u32, m.arg0, fd);
+            }
+        }
+        kind::CHANNEL_GONE => chan::gone(m.id as u32),
+        _ => {}
+    }
+    close_opt(got);
+}
+
+fn map_registry(fd: i32) {
+    if let Ok(p) = sys::mmap(registry::SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
+        REGISTRY.store(p as *mut Registry, Ordering::Release);
+    }
+}
+
+/// The registry; waits for the monitor's first answer if need be.
+pub fn registry() -> Option<&'static Registry> {
+    let p = REGISTRY.load(Ordering::Acquire);
+    if !p.is_null() {
+        // SAFETY: mapped for ever, SIZE bytes, by `map_registry`.
+        return Some(unsafe { &*p });
+    }
+    if dead() {
+        return None;
+    }
+    let l = LOCK.lock().ok()?;
+    while REGISTRY.load(Ordering::Acquire).is_null() && process::enabled() {
+        match receive(0) {
+            Ok((m, got)) => unasked(&m, got),
+            Err(Errno::EINTR) => {}
+            Err(_) => {
+                died();
+                break;
+            }
+        }
+    }
+    drop(l);
+    let p = REGISTRY.load(Ordering::Acquire);
+    // SAFETY: as above.
+    (!p.is_null()).then(|| unsafe { &*p })
+}
+
+pub fn lock_for_fork() -> bool {
+    LOCK.lock().map(core::mem::forget).is_ok()
+}
+pub fn unlock_after_fork() {
+    LOCK.reset_after_fork();
+}
+
+/// In a forked child: the inherited socket is the parent's.
+pub fn become_child(own: Option<i32>) {
+    let old = FD.swap(-1, Ordering::AcqRel);
+    if old >= 0 {
+        let _ = sys::close(old);
+    }
+    PENDING_SEEN.store(0, Ordering::Relaxed);
+    route::clear();
+    if let Some(fd) = own {
+        adopt_fd(fd);
+    }
+}
+
+/// Our control socket got another number; the old one is the application's.
+pub fn moved(old: i32, new: i32) -> bool {
+    FD.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}

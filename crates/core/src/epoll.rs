@@ -1,0 +1,408 @@
+//! `epoll` over our connections and kernel descriptors together.
+//!
+//! The application's epoll instance stays a real one and watches kernel
+//! descriptors, our bell and the control socket. For connections of ours we
+//! keep *items*. An item is *hot* while we look at its ring ourselves on every
+//! call, and *armed* when the peer has been asked to set our ready bit. Items
+//! become hot when they are added or marked ready, and are armed, in one batch
+//! with one heavy fence, before a thread sleeps or when too many are hot. So
+//! the cost of a call grows with the ready connections, not with the open ones.
+
+mod item;
+mod wait;
+
+use crate::bell::{self, Bell};
+use crate::lock::{Guard, Lock};
+use crate::slab::{Slab, Slot};
+use crate::table::{self, kind, Desc};
+use crate::{ctl, listen, spin, Outcome};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use fsocket_sys::{self as sys, Errno, Result};
+use item::{Item, ITEMS};
+
+pub use wait::{after_outer_sleep, before_outer_sleep, readable, wait};
+
+/// Epoll instances per process.
+static EPS: Slab<Ep> = Slab::new(4096);
+/// Hot items per instance at most.
+const HOT: usize = 1 << 19;
+
+/// One epoll instance. Zero is valid.
+#[repr(C)]
+pub struct Ep {
+    fd: AtomicI32,
+    /// Bell index + 1.
+    bell: AtomicU32,
+    /// Items of ours; 0: nothing here concerns us.
+    items: AtomicU32,
+    /// Kernel descriptors were added.
+    kernel: AtomicBool,
+    ctl_added: AtomicBool,
+    link: AtomicU32,
+    spin: spin::Memory,
+    lock: Lock<Inner>,
+}
+
+struct Inner {
+    hot: *mut u32,
+    n: usize,
+    start: usize,
+    /// Threads asleep in the kernel's epoll_wait.
+    sleepers: u32,
+    last_kernel: u64,
+    turns: u32,
+    /// Bit per channel index where this instance has a waiter.
+    chans: [u64; crate::chan::MAX as usize / 64],
+    listeners: [u32; 64],
+    n_listeners: usize,
+}
+
+// SAFETY: zero is valid; `link` is the slab's.
+unsafe impl Slot for Ep {
+    fn link(&self) -> &AtomicU32 {
+        &self.link
+    }
+}
+
+/// Marks our own registrations in the kernel's instance. An application that
+/// stored exactly this number would lose those events; nobody does.
+const BELL_MARK: u64 = 0xF50C_4E7B_E11A_0001;
+const CTL_MARK: u64 = 0xF50C_4E7B_E11A_0002;
+
+/// The kernel has created an instance.
+pub fn created(fd: i32) {
+    crate::pool::kernel_allocated(fd);
+    crate::close::overwritten(fd);
+    if !crate::process::enabled() {
+        return;
+    }
+    let Some((i, ep)) = EPS.alloc() else { return };
+    let Some(d) = table::alloc(kind::EPOLL) else {
+        EPS.free(i);
+        return;
+    };
+    ep.fd.store(fd, Ordering::Relaxed);
+    ep.bell.store(0, Ordering::Relaxed);
+    ep.items.store(0, Ordering::Relaxed);
+    ep.kernel.store(false, Ordering::Relaxed);
+    ep.ctl_added.store(false, Ordering::Relaxed);
+    ep.spin.reset();
+    ep.lock.reset_after_fork();
+    if let Ok(mut g) = ep.lock.lock() {
+        (g.n, g.start, g.sleepers, g.n_listeners) = (0, 0, 0, 0);
+        g.chans.fill(0);
+    }
+    d.object.store(i + 1, Ordering::Relaxed);
+    if !table::install(fd, d) {
+        table::release(d);
+        EPS.free(i);
+    }
+}
+
+fn of(d: &Desc) -> Option<&'static Ep> {
+    (d.kind() == kind::EPOLL).then(|| EPS.get(d.object.load(Ordering::Relaxed).wrapping_sub(1))).flatten()
+}
+
+impl Ep {
+    fn index(&self) -> u32 {
+        EPS.index(self)
+    }
+    fn bell(&self) -> Option<&'static Bell> {
+        match self.bell.load(Ordering::Acquire) {
+            0 => None,
+            b => bell::at(b as usize - 1),
+        }
+    }
+    /// The bell, made and put into the kernel's instance on first use.
+    fn need_bell(&self) -> Option<&'static Bell> {
+        if let Some(b) = self.bell() {
+            return Some(b);
+        }
+        let b = bell::get()?;
+        sys::eventfd_clear(b.fd());
+        let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: BELL_MARK };
+        if sys::epoll_ctl(self.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, b.fd(), Some(&ev)).is_err() {
+            b.release();
+            return None;
+        }
+        self.bell.store(b.index() as u32 + 1, Ordering::Release);
+        Some(b)
+    }
+    fn watch_ctl(&self) {
+        if ctl::dead() || self.ctl_added.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: CTL_MARK };
+        let _ = sys::epoll_ctl(self.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, ctl::fd(), Some(&ev));
+    }
+    fn unwatch_ctl(&self) {
+        if self.ctl_added.swap(false, Ordering::AcqRel) {
+            let _ = sys::epoll_ctl(self.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, ctl::fd(), None);
+        }
+    }
+}
+
+impl Inner {
+    fn push(&mut self, i: u32) -> bool {
+        if self.hot.is_null() {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            match sys::mmap(HOT * 4, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) {
+                Ok(p) => self.hot = p as *mut u32,
+                Err(_) => return false,
+            }
+        }
+        if self.n >= HOT {
+            return false;
+        }
+        // SAFETY: below HOT, inside the mapping.
+        unsafe { *self.hot.add(self.n) = i };
+        self.n += 1;
+        true
+    }
+    fn at(&self, k: usize) -> u32 {
+        debug_assert!(k < self.n);
+        // SAFETY: callers stay below n.
+        unsafe { *self.hot.add(k) }
+    }
+    fn set(&mut self, k: usize, i: u32) {
+        // SAFETY: callers stay below n.
+        unsafe { *self.hot.add(k) = i };
+    }
+    /// Look at an item on every call from now on.
+    fn heat(&mut self, it: &Item) {
+        if !it.hot.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
+            it.hot.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// `epoll_ctl` on an instance we know.
+///
+/// # Safety
+/// `ev` is null or valid.
+pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
+    let Some(ep) = of(ed) else { return Outcome::Kernel };
+    let Some(d) = table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) else {
+        if crate::close::own(fd) {
+            return Outcome::Done(Err(Errno::EBADF));
+        }
+        ep.kernel.store(true, Ordering::Relaxed);
+        return Outcome::Kernel;
+    };
+    if op != libc::EPOLL_CTL_DEL && ev.is_null() {
+        return Outcome::Done(Err(Errno::EFAULT));
+    }
+    let Ok(mut g) = ep.lock.lock() else { return Outcome::Done(Err(Errno::EAGAIN)) };
+    let have = item::find(d, ep.index(), fd);
+    // SAFETY: checked above; the caller's pointer.
+    let ev = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
+    let kfd = ep.fd.load(Ordering::Relaxed);
+    let conn = d.is_conn();
+    Outcome::Done(match (op, have, ev) {
+        (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EEXIST),
+        (libc::EPOLL_CTL_ADD, None, Some(ev)) => {
+            let r = if conn { Ok(()) } else { sys::epoll_ctl(kfd, op, fd, Some(&ev)) };
+            r.and_then(|()| item::add(ep, &mut g, d, fd, &ev, !conn)).inspect(|_| {
+                if d.kind() == kind::LISTENER {
+                    if let Some(l) = listen::of(d) {
+                        drop_and(&mut g, || l.join());
+                    }
+                    ep.watch_ctl();
+                }
+                nudge(ep, &g);
+            })
+        }
+        (libc::EPOLL_CTL_MOD, Some(it), Some(ev)) => {
+            let r = if it.kernel.load(Ordering::Relaxed) { sys::epoll_ctl(kfd, op, fd, Some(&ev)) } else { Ok(()) };
+            r.map(|()| {
+                it.set(&ev);
+                g.heat(it);
+                nudge(ep, &g);
+            })
+        }
+        (libc::EPOLL_CTL_DEL, Some(it), _) => {
+            let r = if it.kernel.load(Ordering::Relaxed) { sys::epoll_ctl(kfd, op, fd, None) } else { Ok(()) };
+            item::unlink(d, it);
+            item::kill(ep, &mut g, it);
+            r
+        }
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None, _) if conn => Err(Errno::ENOENT),
+        _ => return Outcome::Kernel,
+    })
+}
+
+/// The call may hand us channels, which touches this very instance: items only,
+/// never the lock (see `listener_changed`).
+fn drop_and(_g: &mut Guard<'_, Inner>, f: impl FnOnce()) {
+    f()
+}
+
+/// Somebody sleeps in this instance and must look at its items again.
+fn nudge(ep: &Ep, g: &Guard<'_, Inner>) {
+    if g.sleepers > 0 {
+        if let Some(b) = ep.bell() {
+            b.ring_self();
+        }
+    }
+}
+
+/// Do `f` for each item of a descriptor, under its instance's lock.
+fn for_items(d: &Desc, mut f: impl FnMut(&'static Ep, &mut Guard<'_, Inner>, &'static Item)) {
+    let mut it = item::first(d);
+    let mut n = 0;
+    while let Some(i) = it {
+        it = i.next();
+        if let Some(ep) = EPS.get(i.ep.load(Ordering::Relaxed)) {
+            if let Ok(mut g) = ep.lock.lock() {
+                f(ep, &mut g, i);
+            }
+        }
+        n += 1;
+        if n > 4096 {
+            break;
+        }
+    }
+}
+
+/// Something about `d` changed on our own side (shutdown, a full ring): look
+/// at it again.
+pub fn changed(d: &Desc) {
+    if d.items.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for_items(d, |ep, g, it| {
+        g.heat(it);
+        nudge(ep, g);
+    });
+}
+
+/// A descriptor that instances already watched in the kernel became ours.
+pub fn became_conn(d: &Desc) {
+    if d.items.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for_items(d, |ep, g, it| {
+        if it.kernel.swap(false, Ordering::Relaxed) {
+            let _ =
+                sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, it.fd.load(Ordering::Relaxed), None);
+        }
+        g.heat(it);
+        nudge(ep, g);
+    });
+}
+
+/// A descriptor turned out to be the kernel's, where it is registered already.
+pub fn leave_to_kernel(d: &Desc) {
+    forget_items(d, true);
+}
+
+fn forget_items(d: &Desc, to_kernel: bool) {
+    while let Some(it) = item::pop(d) {
+        if let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) {
+            if to_kernel {
+                ep.kernel.store(true, Ordering::Relaxed);
+            }
+            if let Ok(mut g) = ep.lock.lock() {
+                item::kill(ep, &mut g, it);
+            }
+        }
+    }
+}
+
+/// A number was closed; with the last one the items go.
+pub fn number_closed(_fd: i32, d: &Desc, last: bool) {
+    if last && d.items.load(Ordering::Relaxed) != 0 {
+        forget_items(d, false);
+    }
+}
+
+/// A listener got another channel: whoever waits for it must look (and arm) again.
+pub fn listener_changed(id: u64) {
+    for i in 0..table::DESCS.len() {
+        let Some(d) = table::DESCS.get(i) else { continue };
+        if d.kind() == kind::LISTENER && listen::of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
+            let mut it = item::first(d);
+            while let Some(i) = it {
+                it = i.next();
+                // The next wait heats it; a sleeper is told.
+                i.recheck.store(true, Ordering::Release);
+                if let Some(b) = EPS.get(i.ep.load(Ordering::Relaxed)).and_then(|ep| ep.bell()) {
+                    b.ring_self();
+                }
+            }
+        }
+    }
+}
+
+/// A socket that instances already watch has become a listener of ours.
+pub fn became_listener(d: &Desc) {
+    if d.items.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Some(l) = listen::of(d) {
+        l.join();
+    }
+    for_items(d, |ep, g, it| {
+        ep.watch_ctl();
+        g.heat(it);
+        nudge(ep, g);
+    });
+}
+
+/// The application closed an instance.
+pub fn destroy(d: &Desc) {
+    let Some(ep) = of(d) else { return };
+    for i in 0..if ep.items.load(Ordering::Relaxed) == 0 { 0 } else { ITEMS.len() } {
+        let Some(it) = ITEMS.get(i) else { continue };
+        if it.live.load(Ordering::Relaxed) && it.ep.load(Ordering::Relaxed) == ep.index() {
+            if let Some(w) = table::DESCS.get(it.desc.load(Ordering::Relaxed)) {
+                item::unlink(w, it);
+            }
+            if let Ok(mut g) = ep.lock.lock() {
+                item::kill(ep, &mut g, it);
+            }
+        }
+    }
+    if let Ok(mut g) = ep.lock.lock() {
+        for k in 0..g.n {
+            item::bury(g.at(k));
+        }
+        g.n = 0;
+        if !g.hot.is_null() {
+            // SAFETY: under the lock, and nothing is left in it.
+            let _ = unsafe { sys::munmap(g.hot as *mut u8, HOT * 4) };
+            g.hot = core::ptr::null_mut();
+        }
+    }
+    if let Some(b) = ep.bell() {
+        ep.bell.store(0, Ordering::Release);
+        let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, b.fd(), None);
+        b.retire();
+    }
+    EPS.free(ep.index());
+}
+
+/// In a forked child: no bells, nothing armed on our behalf.
+pub fn become_child() {
+    item::reset_lock_after_fork();
+    for i in 0..EPS.len() {
+        let Some(ep) = EPS.get(i) else { continue };
+        ep.lock.reset_after_fork();
+        ep.bell.store(0, Ordering::Relaxed);
+        ep.ctl_added.store(false, Ordering::Relaxed);
+        if let Ok(mut g) = ep.lock.lock() {
+            g.sleepers = 0;
+            g.chans.fill(0);
+        }
+    }
+    for i in 0..ITEMS.len() {
+        let Some(it) = ITEMS.get(i) else { continue };
+        if it.live.load(Ordering::Relaxed) {
+            if let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) {
+                if let Ok(mut g) = ep.lock.lock() {
+                    g.heat(it);
+                }
+            }
+        }
+    }
+}

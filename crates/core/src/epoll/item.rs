@@ -1,0 +1,326 @@
+//! One watched descriptor in one epoll instance.
+
+use super::{Ep, Inner};
+use crate::bell::Bell;
+use crate::chan;
+use crate::lock::Lock;
+use crate::ready::{self, OUT};
+use crate::slab::{Slab, Slot};
+use crate::table::{self, kind, Desc};
+use crate::{listen, stats};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::flag;
+use fsocket_ring as ring;
+use fsocket_sys::{Errno, Result};
+
+pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
+/// Guards the per-descriptor lists against concurrent change.
+static LISTS: Lock<()> = Lock::new(());
+
+/// Zero is valid.
+#[repr(C)]
+pub struct Item {
+    pub ep: AtomicU32,
+    pub fd: AtomicI32,
+    pub desc: AtomicU32,
+    pub events: AtomicU32,
+    pub data: AtomicU64,
+    /// Ring position up to which edges were reported.
+    scan: AtomicU64,
+    /// Status of the peer when the last edge was reported; for a listener its
+    /// arrivals.
+    seen: AtomicU64,
+    next: AtomicU32,
+    link: AtomicU32,
+    pub live: AtomicBool,
+    pub hot: AtomicBool,
+    armed: AtomicBool,
+    /// Just added or modified: readiness itself is an edge.
+    fresh: AtomicBool,
+    /// One-shot, and it has fired.
+    disabled: AtomicBool,
+    /// Also registered in the kernel's instance.
+    pub kernel: AtomicBool,
+    pub recheck: AtomicBool,
+    /// Looked at and not ready in the current pass.
+    pub idle: AtomicBool,
+}
+
+// SAFETY: zero is valid; `link` is the slab's.
+unsafe impl Slot for Item {
+    fn link(&self) -> &AtomicU32 {
+        &self.link
+    }
+}
+
+const ET: u32 = libc::EPOLLET as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+pub fn first(d: &Desc) -> Option<&'static Item> {
+    ITEMS.get(d.items.load(Ordering::Acquire).wrapping_sub(1))
+}
+
+/// The item of (descriptor, instance, number).
+pub fn find(d: &Desc, ep: u32, fd: i32) -> Option<&'static Item> {
+    let mut it = first(d);
+    for _ in 0..4096 {
+        let i = it?;
+        if i.is(d, ep) && i.fd.load(Ordering::Relaxed) == fd {
+            return Some(i);
+        }
+        it = i.next();
+    }
+    None
+}
+
+pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, kernel: bool) -> Result<()> {
+    let (i, it) = ITEMS.alloc().ok_or(Errno::ENOMEM)?;
+    it.ep.store(ep.index(), Ordering::Relaxed);
+    it.fd.store(fd, Ordering::Relaxed);
+    it.desc.store(d.index(), Ordering::Relaxed);
+    it.kernel.store(kernel, Ordering::Relaxed);
+    it.hot.store(false, Ordering::Relaxed);
+    it.armed.store(false, Ordering::Relaxed);
+    it.recheck.store(false, Ordering::Relaxed);
+    it.set(ev);
+    it.live.store(true, Ordering::Release);
+    {
+        let _l = LISTS.lock().map_err(|_| Errno::EAGAIN)?;
+        it.next.store(d.items.load(Ordering::Relaxed), Ordering::Relaxed);
+        d.items.store(i + 1, Ordering::Release);
+    }
+    ep.items.fetch_add(1, Ordering::Relaxed);
+    if kernel {
+        ep.kernel.store(true, Ordering::Relaxed);
+    }
+    // Every non-connection item that may concern us sits in the listener list
+    // too: a bound socket becomes a listener later.
+    if kernel && g.n_listeners < g.listeners.len() {
+        let n = g.n_listeners;
+        g.listeners[n] = i;
+        g.n_listeners += 1;
+    }
+    g.heat(it);
+    Ok(())
+}
+
+/// Take an item out of its descriptor's list.
+pub fn unlink(d: &Desc, it: &Item) {
+    let Ok(_l) = LISTS.lock() else { return };
+    let me = it.index() + 1;
+    if d.items.load(Ordering::Relaxed) == me {
+        d.items.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+        return;
+    }
+    let mut at = first(d);
+    while let Some(i) = at {
+        if i.next.load(Ordering::Relaxed) == me {
+            i.next.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+            return;
+        }
+        at = i.next();
+    }
+}
+
+/// Take the first item out of a descriptor's list.
+pub fn pop(d: &Desc) -> Option<&'static Item> {
+    let _l = LISTS.lock().ok()?;
+    let it = first(d)?;
+    d.items.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+    Some(it)
+}
+
+/// Nobody refers to it any more, except maybe the list of hot items.
+pub fn kill(ep: &Ep, g: &mut Inner, it: &Item) {
+    let n = g.n_listeners;
+    if let Some(k) = g.listeners[..n].iter().position(|&x| x == it.index()) {
+        g.listeners[k] = g.listeners[n - 1];
+        g.n_listeners -= 1;
+    }
+    it.live.store(false, Ordering::Release);
+    ep.items.fetch_sub(1, Ordering::Relaxed);
+    if !it.hot.load(Ordering::Relaxed) {
+        ITEMS.free(it.index());
+    }
+}
+
+/// A dead item leaves the list of hot items.
+pub fn bury(i: u32) {
+    if let Some(it) = ITEMS.get(i) {
+        it.hot.store(false, Ordering::Relaxed);
+        if !it.live.load(Ordering::Relaxed) {
+            ITEMS.free(i);
+        }
+    }
+}
+
+pub fn reset_lock_after_fork() {
+    LISTS.reset_after_fork();
+}
+
+impl Item {
+    pub fn index(&self) -> u32 {
+        ITEMS.index(self)
+    }
+    pub fn next(&self) -> Option<&'static Item> {
+        ITEMS.get(self.next.load(Ordering::Acquire).wrapping_sub(1))
+    }
+    /// Lists are walked without their lock: is this still the item it was?
+    pub fn is(&self, d: &Desc, ep: u32) -> bool {
+        self.live.load(Ordering::Acquire)
+            && self.ep.load(Ordering::Relaxed) == ep
+            && self.desc.load(Ordering::Relaxed) == d.index()
+    }
+
+    /// What `epoll_ctl` said.
+    pub fn set(&self, ev: &libc::epoll_event) {
+        let (events, data) = (ev.events, ev.u64);
+        self.events.store(events, Ordering::Relaxed);
+        self.data.store(data, Ordering::Relaxed);
+        self.fresh.store(true, Ordering::Relaxed);
+        self.disabled.store(false, Ordering::Relaxed);
+        self.scan.store(0, Ordering::Relaxed);
+    }
+
+    fn wanted(&self) -> u32 {
+        self.events.load(Ordering::Relaxed) & !(ET | ONESHOT | EXCLUSIVE)
+    }
+
+    fn desc(&self) -> Option<&'static Desc> {
+        table::DESCS.get(self.desc.load(Ordering::Relaxed))
+    }
+
+    pub fn was_marked(&self) {
+        self.armed.store(false, Ordering::Relaxed);
+    }
+
+    /// Would `take` report something? Changes nothing.
+    #[inline]
+    pub fn ready(&self) -> bool {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(d) = self.desc() else { return false };
+        let events = self.events.load(Ordering::Relaxed);
+        if events & ET == 0 || self.fresh.load(Ordering::Relaxed) {
+            return ready::events(d, self.wanted()) != 0;
+        }
+        self.edge(d, false) && ready::events(d, self.wanted()) != 0
+    }
+
+    /// The events to report now; 0: none.
+    pub fn take(&self) -> u32 {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let Some(d) = self.desc() else { return 0 };
+        let events = self.events.load(Ordering::Relaxed);
+        let edge = events & ET != 0;
+        if edge {
+            let fresh = self.fresh.load(Ordering::Relaxed);
+            if !self.edge(d, true) && !fresh {
+                return 0;
+            }
+        }
+        let ev = ready::events(d, self.wanted());
+        if ev != 0 {
+            if edge {
+                self.fresh.store(false, Ordering::Relaxed);
+            }
+            if events & ONESHOT != 0 {
+                self.disabled.store(true, Ordering::Relaxed);
+            }
+        }
+        ev
+    }
+
+    /// Has something happened since the last report? With `note`, that counts
+    /// as reported.
+    fn edge(&self, d: &Desc, note: bool) -> bool {
+        match d.kind() {
+            kind::CONN => {
+                let (r, rx, h) = d.rx();
+                let status = rx.prod.status.load(Ordering::Acquire) as u64
+                    | (d.sock().flags.load(Ordering::Relaxed) as u64 & (flag::SHUT_RD | flag::SHUT_WR) as u64) << 32;
+                let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
+                let state = status != self.seen.load(Ordering::Relaxed);
+                let blocked = d.sock().flags.load(Ordering::Relaxed) & flag::TX_BLOCKED != 0;
+                let space = blocked && self.wanted() & OUT != 0 && ready::can_send(d);
+                if note {
+                    self.scan.store(at, Ordering::Relaxed);
+                    self.seen.store(status, Ordering::Relaxed);
+                    if space {
+                        d.sock().flags.fetch_and(!flag::TX_BLOCKED, Ordering::Relaxed);
+                    }
+                }
+                data || state || space
+            }
+            kind::LISTENER => {
+                let now = listen::of(d).map_or(0, |l| l.arrivals());
+                let e = now != self.seen.load(Ordering::Relaxed);
+                if note {
+                    self.seen.store(now, Ordering::Relaxed);
+                }
+                e
+            }
+            _ => false,
+        }
+    }
+
+    /// Nothing to do with us (yet): only the kernel knows its readiness.
+    pub fn passive(&self) -> bool {
+        self.desc().is_none_or(|d| !matches!(d.kind(), kind::CONN | kind::LISTENER))
+    }
+
+    /// Where the peer runs, for the decision to spin; None: not a connection.
+    pub fn peer_cpu(&self) -> Option<u32> {
+        self.desc().filter(|d| d.is_conn()).map(ready::peer_cpu)
+    }
+
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) && !self.fresh_listener()
+    }
+    fn fresh_listener(&self) -> bool {
+        self.recheck.load(Ordering::Relaxed)
+    }
+
+    /// Ask the peer to mark us when something happens. The caller runs the
+    /// heavy fence and looks again. Returns the channel's index if a waiter is
+    /// in use there.
+    pub fn arm(&self, b: &Bell, g: &mut Inner) {
+        let Some(d) = self.desc() else { return };
+        match d.kind() {
+            kind::CONN => {
+                let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
+                let Some(c) = chan::CHANS.get(i) else { return };
+                let Some(w) = c.waiter_for(b) else {
+                    // No waiter left: stay hot; sleeps are cut short for it.
+                    stats::count(fsocket_abi::arena::Counter::FbResource);
+                    return;
+                };
+                let (_, rx, _) = d.rx();
+                rx.want_data.arm(1 << w);
+                let (_, tx, h) = d.tx();
+                if self.wanted() & OUT != 0 && !ready::can_send(d) {
+                    tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
+                    tx.want_space.arm(1 << w);
+                }
+                g.chans[i as usize / 64] |= 1 << (i % 64);
+                self.armed.store(true, Ordering::Relaxed);
+            }
+            kind::LISTENER => {
+                if let Some(l) = listen::of(d) {
+                    self.recheck.store(false, Ordering::Relaxed);
+                    l.arm(b);
+                    for c in l.chans() {
+                        let i = c.index();
+                        g.chans[i as usize / 64] |= 1 << (i % 64);
+                    }
+                    self.armed.store(true, Ordering::Relaxed);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! `epoll_wait`.
+
+use super::item::{self, ITEMS};
+use super::{of, Ep, Inner, BELL_MARK, CTL_MARK};
+use crate::bell::Bell;
+use crate::table::Desc;
+use crate::{chan, ctl, stats, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::SUMMARY_SYN;
+use fsocket_sys::{self as sys, cpu, Errno, Result};
+
+/// More hot items than this are armed even without a sleep.
+const MANY_HOT: usize = 64;
+/// While connections of ours keep us busy, kernel descriptors are looked at
+/// every so many calls, or after so many microseconds.
+const KERNEL_TURNS: u32 = 8;
+const KERNEL_US: u64 = 50;
+/// Longest sleep while some item could not be armed, or nobody watches over
+/// our peers, nanoseconds.
+const UNARMED_NS: u64 = 2_000_000;
+const UNWATCHED_NS: u64 = 500_000_000;
+
+/// # Safety
+/// `evs` has room for `max` events; `mask` is null or a signal mask.
+pub unsafe fn wait(
+    d: &'static Desc,
+    evs: *mut libc::epoll_event,
+    max: i32,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Outcome<Result<usize>> {
+    let Some(ep) = of(d) else { return Outcome::Kernel };
+    if ep.items.load(Ordering::Relaxed) == 0 || max <= 0 || evs.is_null() {
+        return Outcome::Kernel;
+    }
+    // SAFETY: the caller's.
+    Outcome::Done(unsafe { run(ep, Out { evs, max: max as usize, n: 0 }, timeout_ns, mask) })
+}
+
+/// The application's array, filled from the front.
+struct Out {
+    evs: *mut libc::epoll_event,
+    max: usize,
+    n: usize,
+}
+
+impl Out {
+    fn push(&mut self, events: u32, data: u64) {
+        debug_assert!(self.n < self.max);
+        // SAFETY: below `max`; the array may be unaligned (packed on x86-64).
+        unsafe { self.evs.add(self.n).write_unaligned(libc::epoll_event { events, u64: data }) };
+        self.n += 1;
+    }
+    fn full(&self) -> bool {
+        self.n >= self.max
+    }
+    fn reported(&self, data: u64, upto: usize) -> bool {
+        // SAFETY: entries below `n` are written.
+        (0..upto.min(self.n)).any(|i| unsafe { self.evs.add(i).read_unaligned() }.u64 == data)
+    }
+
+    /// Add what the kernel has. Returns whether the control socket spoke.
+    ///
+    /// # Safety
+    /// As [`wait`].
+    unsafe fn kernel(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<bool> {
+        if self.full() {
+            return Ok(false);
+        }
+        let before = self.n;
+        // SAFETY: the rest of the array.
+        let k = unsafe {
+            sys::epoll_wait(
+                ep.fd.load(Ordering::Relaxed),
+                self.evs.add(before),
+                (self.max - before) as i32,
+                timeout,
+                mask,
+            )
+        }?;
+        let mut ctl_spoke = false;
+        for i in before..before + k {
+            // SAFETY: the kernel has written k entries from `before` on.
+            let e = unsafe { self.evs.add(i).read_unaligned() };
+            let data = e.u64;
+            match data {
+                BELL_MARK => {
+                    if let Some(b) = ep.bell() {
+                        sys::eventfd_clear(b.fd());
+                    }
+                }
+                CTL_MARK => ctl_spoke = true,
+                // A listener can be ready in both worlds; report it once.
+                _ if self.reported(data, before) => {}
+                _ => self.push(e.events, data),
+            }
+        }
+        Ok(ctl_spoke)
+    }
+}
+
+/// # Safety
+/// As [`wait`].
+unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
+    let mut deadline = None;
+    let mut slept = false;
+    loop {
+        ctl::poll();
+        let peer;
+        {
+            let Ok(mut g) = ep.lock.lock() else {
+                // In a signal handler on top of ourselves.
+                // SAFETY: the caller's.
+                return unsafe {
+                    sys::epoll_wait(ep.fd.load(Ordering::Relaxed), out.evs, out.max as i32, timeout_ns, mask)
+                };
+            };
+            collect(ep, &mut g);
+            report(&mut g, &mut out);
+            if out.n == 0 && g.n > MANY_HOT {
+                arm_all(ep, &mut g);
+                sys::heavy_fence();
+                collect(ep, &mut g);
+                report(&mut g, &mut out);
+            }
+            let now = cpu::ticks();
+            g.turns += 1;
+            let turn = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
+            if out.n == 0 || (turn && ep.kernel.load(Ordering::Relaxed)) {
+                g.turns = 0;
+                g.last_kernel = now;
+                // SAFETY: the caller's.
+                let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null()) };
+                if let Ok(true) = spoke {
+                    drop(g);
+                    control(ep);
+                    if out.n == 0 {
+                        continue;
+                    }
+                    return Ok(out.n);
+                }
+                if out.n == 0 {
+                    spoke?;
+                }
+            }
+            if out.n > 0 {
+                share(ep, &mut g);
+                return Ok(out.n);
+            }
+            peer = spin_target(&g);
+        }
+        if timeout_ns == Some(0) {
+            return Ok(0);
+        }
+        if deadline.is_none() {
+            deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
+        }
+        if deadline.is_some_and(|t| slept && sys::now_ns() >= t) {
+            return Ok(0);
+        }
+        if let Some(cpu) = peer {
+            if ep.spin.spin(cpu, || something(ep)) {
+                continue;
+            }
+        }
+        // SAFETY: the caller's.
+        unsafe { sleep(ep, &mut out, deadline, mask) }?;
+        slept = true;
+        if out.n > 0 {
+            if let Ok(mut g) = ep.lock.lock() {
+                collect(ep, &mut g);
+                report(&mut g, &mut out);
+                share(ep, &mut g);
+            }
+            return Ok(out.n);
+        }
+    }
+}
+
+fn control(ep: &Ep) {
+    ctl::readable();
+    if ctl::dead() {
+        ep.unwatch_ctl();
+    }
+}
+
+/// Turn the marks that peers have set into hot items.
+fn collect(ep: &Ep, g: &mut Inner) {
+    let Some(b) = ep.bell() else {
+        recheck_listeners(g);
+        return;
+    };
+    for word in 0..g.chans.len() {
+        let mut bits = g.chans[word];
+        while bits != 0 {
+            let i = word * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            let Some(c) = chan::CHANS.get(i as u32).filter(|c| c.id.load(Ordering::Relaxed) != 0) else {
+                g.chans[word] &= !(1 << (i % 64));
+                continue;
+            };
+            let Some(w) = c.waiter_of(b) else { continue };
+            if w.summary.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // Acquire: the marks below, and what was published before them.
+            let s = w.summary.swap(0, Ordering::Acquire);
+            if s & SUMMARY_SYN != 0 {
+                for k in 0..g.n_listeners {
+                    if let Some(it) = ITEMS.get(g.listeners[k]) {
+                        it.was_marked();
+                        g.heat(it);
+                    }
+                }
+            }
+            for (k, r) in w.ready.iter().enumerate().filter(|(k, _)| s >> k & 1 != 0) {
+                let mut slots = r.swap(0, Ordering::Acquire);
+                while slots != 0 {
+                    let slot = k * 64 + slots.trailing_zeros() as usize;
+                    slots &= slots - 1;
+                    heat_slot(ep, g, c, slot);
+                }
+            }
+        }
+    }
+    recheck_listeners(g);
+}
+
+fn heat_slot(ep: &Ep, g: &mut Inner, c: &chan::Chan, slot: usize) {
+    let Some(d) = c.desc(slot) else { return };
+    let mut it = item::first(d);
+    for _ in 0..64 {
+        let Some(i) = it else { return };
+        if i.is(d, ep.index()) {
+            i.was_marked();
+            g.heat(i);
+        }
+        it = i.next();
+    }
+}
+
+fn recheck_listeners(g: &mut Inner) {
+    for k in 0..g.n_listeners {
+        if let Some(it) = ITEMS.get(g.listeners[k]) {
+            if it.recheck.load(Ordering::Acquire) {
+                g.heat(it);
+            }
+        }
+    }
+}
+
+/// Report ready hot items; those that are armed and not ready cool down.
+fn report(g: &mut Inner, out: &mut Out) {
+    let n = g.n;
+    if n == 0 {
+        return;
+    }
+    let start = g.start % n;
+    let mut k = 0;
+    while k < n && !out.full() {
+        let at = (start + k) % n;
+        k += 1;
+        let Some(it) = ITEMS.get(g.at(at)) else { continue };
+        let ev = it.take();
+        it.idle.store(ev == 0, Ordering::Relaxed);
+        if ev != 0 {
+            out.push(ev, it.data.load(Ordering::Relaxed));
+            it.was_marked();
+        }
+    }
+    // Everybody has a turn when the array is smaller than what is ready.
+    g.start = if out.full() { start + k } else { 0 };
+    compact(g);
+}
+
+/// Drop dead items from the hot list, and idle ones that are armed or the
+/// kernel's alone.
+fn compact(g: &mut Inner) {
+    let mut keep = 0;
+    for k in 0..g.n {
+        let i = g.at(k);
+        let Some(it) = ITEMS.get(i) else { continue };
+        // An item that was not looked at may be ready although it is armed.
+        let cold = it.idle.swap(false, Ordering::Relaxed) && (it.is_armed() || it.passive());
+        if cold || !it.live.load(Ordering::Relaxed) {
+            item::bury(i);
+        } else {
+            g.set(keep, i);
+            keep += 1;
+        }
+    }
+    g.n = keep;
+}
+
+/// Arm every hot item. They stay in the list until the next look.
+fn arm_all(ep: &Ep, g: &mut Inner) -> bool {
+    let Some(b) = ep.need_bell() else { return g.n == 0 };
+    let mut all = true;
+    for k in 0..g.n {
+        if let Some(it) = ITEMS.get(g.at(k)) {
+            it.arm(b, g);
+            all &= it.is_armed() || it.passive();
+        }
+    }
+    all
+}
+
+/// Is any item ready, or any mark set? For spinning; changes nothing.
+fn something(ep: &Ep) -> bool {
+    let Ok(mut g) = ep.lock.lock() else { return true };
+    if marked(ep, &g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
+        return true;
+    }
+    let now = cpu::ticks();
+    if ep.kernel.load(Ordering::Relaxed) && now - g.last_kernel > 5 * cpu::ticks_per_us() {
+        g.last_kernel = now;
+        let mut p = libc::pollfd { fd: ep.fd.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd.
+        return unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(1);
+    }
+    false
+}
+
+fn marked(ep: &Ep, g: &Inner) -> bool {
+    let Some(b) = ep.bell() else { return false };
+    each_waiter(g, b, |w| w.summary.load(Ordering::Relaxed) != 0)
+}
+
+fn each_waiter(g: &Inner, b: &Bell, mut f: impl FnMut(&fsocket_abi::channel::Waiter) -> bool) -> bool {
+    for (word, &bits) in g.chans.iter().enumerate() {
+        let mut bits = bits;
+        while bits != 0 {
+            let i = word * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            if let Some(w) = chan::CHANS.get(i as u32).and_then(|c| c.waiter_of(b)) {
+                if f(w) {
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
+fn set_sleeping(g: &Inner, b: &Bell, on: bool) {
+    each_waiter(g, b, |w| {
+        w.sleeping.store(on as u32, Ordering::Relaxed);
+        false
+    });
+}
+
+/// Whether spinning may pay: Some(cpu of the peer, or 0). None: every peer we
+/// know of needs this CPU, or there is none.
+fn spin_target(g: &Inner) -> Option<u32> {
+    let me = cpu::current();
+    let mut listener = false;
+    let mut other = false;
+    let mut conns = 0;
+    for k in 0..g.n.min(8) {
+        match ITEMS.get(g.at(k)).and_then(|it| it.peer_cpu()) {
+            Some(c) => {
+                conns += 1;
+                other |= c != me;
+            }
+            None => listener = true,
+        }
+    }
+    if conns == 0 {
+        return listener.then_some(0);
+    }
+    other.then_some(0)
+}
+
+/// Sleep in the kernel until a bell, a kernel descriptor, a signal, or the
+/// deadline.
+///
+/// # Safety
+/// As [`wait`].
+unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *const libc::sigset_t) -> Result<()> {
+    let mut limit = deadline.map(|t| t.saturating_sub(sys::now_ns()));
+    {
+        let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };
+        if !arm_all(ep, &mut g) {
+            limit = Some(limit.map_or(UNARMED_NS, |l| l.min(UNARMED_NS)));
+        }
+        g.sleepers += 1;
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, true);
+        }
+    }
+    if ctl::dead() {
+        limit = Some(limit.map_or(UNWATCHED_NS, |l| l.min(UNWATCHED_NS)));
+    }
+    sys::heavy_fence();
+    let r = if something_after_arming(ep) {
+        Ok(false)
+    } else {
+        stats::count(Counter::Sleeps);
+        let t0 = cpu::ticks();
+        // SAFETY: the caller's.
+        let r = unsafe { out.kernel(ep, limit, mask) };
+        ep.spin.slept(cpu::ticks() - t0);
+        r
+    };
+    if let Ok(mut g) = ep.lock.lock() {
+        g.sleepers = g.sleepers.saturating_sub(1);
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, g.sleepers > 0);
+        }
+        g.last_kernel = cpu::ticks();
+    }
+    match r {
+        Ok(true) => control(ep),
+        Ok(false) => {}
+        Err(e) => return Err(e),
+    }
+    Ok(())
+}
+
+fn something_after_arming(ep: &Ep) -> bool {
+    let Ok(g) = ep.lock.lock() else { return true };
+    marked(ep, &g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
+}
+
+/// Other threads sleep in this instance while we return with events: what we
+/// leave hot must be able to wake them.
+fn share(ep: &Ep, g: &mut Inner) {
+    if g.sleepers == 0 {
+        return;
+    }
+    arm_all(ep, g);
+    if let Some(b) = ep.bell() {
+        set_sleeping(g, b, true);
+        sys::heavy_fence();
+        if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
+            b.ring_self();
+        }
+    }
+}
+
+/// Is an instance itself readable, as `poll` sees it?
+pub fn readable(d: &Desc) -> bool {
+    of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0 && something_after_arming(ep))
+}
+
+/// Before a `poll` that includes the instance sleeps: its bell, which the
+/// kernel's instance watches, must ring for our items. The caller runs the
+/// heavy fence and asks [`readable`] again.
+pub fn before_outer_sleep(d: &Desc) {
+    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return };
+    if let Ok(mut g) = ep.lock.lock() {
+        arm_all(ep, &mut g);
+        g.sleepers += 1;
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, true);
+        }
+    };
+}
+
+pub fn after_outer_sleep(d: &Desc) {
+    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return };
+    if let Ok(mut g) = ep.lock.lock() {
+        g.sleepers = g.sleepers.saturating_sub(1);
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, g.sleepers > 0);
+            sys::eventfd_clear(b.fd());
+        }
+    };
+}

@@ -1,0 +1,123 @@
+//! `fork`: both processes hold every socket afterwards.
+//!
+//! The parent announces the child *before* the fork (ADOPT, with the child's
+//! own control socket) and enters its nonce as a holder of every connection, so
+//! that whatever the two do next, in whatever order, the monitor and the peers
+//! see a consistent count.
+
+use crate::lock::Lock;
+use crate::table::{kind, DESCS};
+use crate::{bell, chan, ctl, epoll, listen, pool, process, route, table};
+use core::sync::atomic::Ordering;
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys as sys;
+
+/// What the parent prepared for the child.
+struct Prepared {
+    nonce: u64,
+    /// The child's control socket, and the monitor's end until it is sent.
+    fd: i32,
+    locked: [bool; 4],
+}
+static PREPARED: Lock<Prepared> = Lock::new(Prepared { nonce: 0, fd: -1, locked: [false; 4] });
+
+/// Before the fork, in the parent.
+pub fn prepare() {
+    if process::nonce() == 0 {
+        return;
+    }
+    // What is undecided is the kernel's from here on: two processes cannot
+    // decide it differently.
+    for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
+        if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
+            epoll::leave_to_kernel(d);
+            table::forget(d);
+        }
+    }
+    let conns = || (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn());
+    let nonce = sys::getrandom_u64() | 1;
+    let state = listen::any() || conns().next().is_some();
+    let fd = if state && !ctl::dead() { announce(nonce) } else { -1 };
+    for d in conns() {
+        // The placeholder is one kernel socket in two processes.
+        d.dirty.store(true, Ordering::Relaxed);
+        let s = d.sock();
+        let free = s.holders.iter().find(|h| {
+            h.load(Ordering::Relaxed) == 0 && h.compare_exchange(0, nonce, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        });
+        if free.is_none() {
+            s.extra_holders.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+    let locked = [ctl::lock_for_fork(), process::lock_for_fork(), pool::lock_for_fork(), route::lock_for_fork()];
+    if let Ok(mut p) = PREPARED.lock() {
+        *p = Prepared { nonce, fd, locked };
+    }
+}
+
+fn announce(nonce: u64) -> i32 {
+    let Ok([child, monitor]) = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) else {
+        return -1;
+    };
+    let mut m = Msg::new(msg::ADOPT);
+    m.id = nonce;
+    let sent = ctl::tell(m, Some(monitor));
+    let _ = sys::close(monitor);
+    if !sent {
+        let _ = sys::close(child);
+        return -1;
+    }
+    process::high_fd(child).unwrap_or(-1)
+}
+
+fn unlock(locked: [bool; 4]) {
+    let undo: [fn(); 4] =
+        [ctl::unlock_after_fork, process::unlock_after_fork, pool::unlock_after_fork, route::unlock_after_fork];
+    for (l, u) in locked.iter().zip(undo) {
+        if *l {
+            u();
+        }
+    }
+}
+
+/// After the fork, in the parent (also when it failed: the monitor then sees
+/// the child's socket closed and takes its holdings back).
+pub fn parent() {
+    if process::nonce() == 0 {
+        return;
+    }
+    if let Ok(mut p) = PREPARED.lock() {
+        unlock(p.locked);
+        if p.fd >= 0 {
+            let _ = sys::close(p.fd);
+        }
+        p.fd = -1;
+    }
+}
+
+/// After the fork, in the child.
+pub fn child() {
+    if process::nonce() == 0 {
+        return;
+    }
+    PREPARED.reset_after_fork();
+    let Ok(p) = PREPARED.lock() else { return };
+    let (nonce, fd, locked) = (p.nonce, p.fd, p.locked);
+    drop(p);
+    unlock(locked);
+    ctl::unlock_after_fork();
+    process::become_child(nonce);
+    ctl::become_child((fd >= 0).then_some(fd));
+    route::reset_after_fork();
+    bell::become_child();
+    for c in chan::all() {
+        c.reset_lock_after_fork();
+        if c.my_side() == fsocket_abi::channel::CLIENT {
+            // The parent hands out its slots; what is open stays usable.
+            c.retired.store(true, Ordering::Relaxed);
+        }
+    }
+    listen::become_child();
+    epoll::become_child();
+    pool::drain();
+}

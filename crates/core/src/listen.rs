@@ -1,0 +1,277 @@
+//! Listeners: the kernel's, with SYN queues beside it.
+
+use crate::chan::{self, Chan};
+use crate::lock::Lock;
+use crate::table::{kind, Desc};
+use crate::{ctl, process, stats};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::WORKERS;
+use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sys::{self as sys, Errno};
+
+/// Listeners per process.
+pub const MAX: usize = 1024;
+/// Channels per listener.
+const CHANS: usize = 1024;
+
+pub struct Listener {
+    /// Monitor's number; 0: free.
+    pub id: AtomicU64,
+    /// Worker number + 1; 0: not registered as a worker. WORKERS + 1: there
+    /// were too many, this one only steals.
+    worker: AtomicU32,
+    /// Channel index + 1.
+    chans: [AtomicU16; CHANS],
+    n: AtomicU32,
+    /// Where the next look at the queues starts.
+    next: AtomicU32,
+    /// Accepts since the kernel's queue was last looked at.
+    pub since_kernel: AtomicU32,
+    pub any: AtomicBool,
+    addr: Lock<Addr>,
+}
+
+static LISTENERS: [Listener; MAX] = [const {
+    Listener {
+        id: AtomicU64::new(0),
+        worker: AtomicU32::new(0),
+        chans: [const { AtomicU16::new(0) }; CHANS],
+        n: AtomicU32::new(0),
+        next: AtomicU32::new(0),
+        since_kernel: AtomicU32::new(0),
+        any: AtomicBool::new(false),
+        addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
+    }
+}; MAX];
+
+/// The descriptor's listener, if it is one.
+pub fn of(d: &Desc) -> Option<&'static Listener> {
+    match d.object.load(Ordering::Relaxed) {
+        i if i > 0 && d.kind() == kind::LISTENER => LISTENERS.get(i as usize - 1),
+        _ => None,
+    }
+}
+
+/// The kernel's `listen` has succeeded: tell the monitor. Failing to is no
+/// error, the listener then is the kernel's alone.
+pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter> {
+    if of(d).is_some() {
+        return Ok(()); // listen() again only changes the backlog
+    }
+    if !process::enabled() {
+        return Err(Counter::FbDisabled);
+    }
+    process::arena().ok_or(Counter::FbResource)?;
+    let addr = bound_address(fd).ok_or(Counter::FbOption)?;
+    let (m, _) = ctl::request(Msg::new(msg::LISTEN), Some(fd)).map_err(|e| match e {
+        Errno::EIO => Counter::FbNoMonitor,
+        _ => Counter::FbResource,
+    })?;
+    let (i, l) = LISTENERS
+        .iter()
+        .enumerate()
+        .find(|(_, l)| l.id.compare_exchange(0, m.id, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+        .ok_or(Counter::FbResource)?;
+    l.worker.store(0, Ordering::Relaxed);
+    l.n.store(0, Ordering::Relaxed);
+    if let Ok(mut a) = l.addr.lock() {
+        *a = addr;
+    }
+    d.object.store(i as u32 + 1, Ordering::Relaxed);
+    d.kind.store(kind::LISTENER, Ordering::Release);
+    stats::count(Counter::Listen);
+    crate::epoll::became_listener(d);
+    Ok(())
+}
+
+fn bound_address(fd: i32) -> Option<Addr> {
+    let mut b = [0u8; 28];
+    let mut len = b.len() as u32;
+    // SAFETY: buffer and length are ours.
+    unsafe {
+        sys::raw(libc::SYS_getsockname, [fd as usize, b.as_mut_ptr() as usize, &mut len as *mut u32 as usize, 0, 0, 0])
+            .ok()?;
+        crate::name::parse(b.as_ptr() as *const libc::sockaddr, len)
+    }
+}
+
+/// A channel was handed to us for listener `id`.
+pub fn add_channel(id: u64, c: &'static Chan) {
+    let Some(l) = LISTENERS.iter().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
+    let v = c.index() as u16 + 1;
+    let n = l.n.load(Ordering::Relaxed) as usize;
+    if l.chans[..n.min(CHANS)].iter().any(|x| x.load(Ordering::Relaxed) == v) {
+        return;
+    }
+    let free = l.chans[..n.min(CHANS)].iter().find(|x| x.load(Ordering::Relaxed) == 0);
+    match free {
+        Some(x) => x.store(v, Ordering::Release),
+        None if n < CHANS => {
+            l.chans[n].store(v, Ordering::Relaxed);
+            l.n.store(n as u32 + 1, Ordering::Release);
+        }
+        None => {}
+    }
+    crate::epoll::listener_changed(id);
+}
+
+/// The client of a channel is gone; its queue may still hold connections that
+/// it opened before: they are accepted as long as the slots say so.
+pub fn drop_channel(c: &Chan) {
+    let v = c.index() as u16 + 1;
+    for l in &LISTENERS {
+        if l.id.load(Ordering::Acquire) == c.listener.load(Ordering::Relaxed) {
+            for x in l.chans.iter().take(l.n.load(Ordering::Relaxed) as usize) {
+                if x.load(Ordering::Relaxed) == v {
+                    x.store(0, Ordering::Release);
+                }
+            }
+        }
+    }
+}
+
+/// The last descriptor of a listener is closed in this process.
+pub fn closed(d: &Desc) {
+    if let Some(l) = of(d) {
+        let id = l.id.load(Ordering::Relaxed);
+        let mut m = Msg::new(msg::UNLISTEN);
+        m.id = id;
+        ctl::tell(m, None);
+        l.n.store(0, Ordering::Relaxed);
+        for x in &l.chans {
+            x.store(0, Ordering::Relaxed);
+        }
+        l.id.store(0, Ordering::Release);
+    }
+}
+
+/// Does this process hold any listener?
+pub fn any() -> bool {
+    LISTENERS.iter().any(|l| l.id.load(Ordering::Relaxed) != 0)
+}
+
+/// In a forked child: registered nowhere yet.
+pub fn become_child() {
+    for l in &LISTENERS {
+        l.worker.store(0, Ordering::Relaxed);
+        l.addr.reset_after_fork();
+    }
+}
+
+impl Listener {
+    /// Become a worker: from now on there is a SYN queue for us, and the
+    /// monitor hands us every channel.
+    pub fn join(&self) {
+        if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || process::arena().is_none() {
+            return;
+        }
+        let mut m = Msg::new(msg::WORKER);
+        m.id = self.id.load(Ordering::Relaxed);
+        let w = match ctl::request(m, None) {
+            Ok((a, _)) if (a.arg0 as usize) < WORKERS => a.arg0 as u32 + 1,
+            Ok(_) | Err(Errno::EAGAIN) => WORKERS as u32 + 1,
+            Err(_) => return,
+        };
+        self.worker.store(w, Ordering::Relaxed);
+    }
+
+    pub fn addr(&self) -> Addr {
+        self.addr.lock().map(|a| *a).unwrap_or_default()
+    }
+
+    pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {
+        let n = (self.n.load(Ordering::Acquire) as usize).min(CHANS);
+        self.chans[..n].iter().filter_map(|x| match x.load(Ordering::Acquire) {
+            0 => None,
+            i => chan::CHANS.get(i as u32 - 1).filter(|c| c.id.load(Ordering::Relaxed) != 0),
+        })
+    }
+
+    /// Own queue number, if there is one.
+    fn own_queue(&self) -> Option<usize> {
+        match self.worker.load(Ordering::Relaxed) as usize {
+            w @ 1..=WORKERS => Some(w),
+            _ => None,
+        }
+    }
+
+    /// Is there a connection for us? With `steal`, also in others' queues.
+    pub fn has_syn(&self, steal: bool) -> bool {
+        self.chans().any(|c| {
+            self.own_queue().is_some_and(|q| chan::queue_len(c.queue(q)) > 0)
+                || chan::queue_len(c.queue(0)) > 0
+                || (steal && others(c).any(|q| chan::queue_len(c.queue(q)) > 0))
+        })
+    }
+
+    /// Sum of all queue positions: changes whenever a connection arrives.
+    pub fn arrivals(&self) -> u64 {
+        self.chans()
+            .map(|c| {
+                let own = self.own_queue().map_or(0, |q| c.queue(q).tail.load(Ordering::Acquire) as u64);
+                own + c.queue(0).tail.load(Ordering::Acquire) as u64
+            })
+            .sum()
+    }
+
+    /// Take a connection: channel and slot.
+    pub fn take(&self, steal: bool) -> Option<(&'static Chan, usize)> {
+        let n = self.n.load(Ordering::Acquire).max(1);
+        let start = self.next.fetch_add(1, Ordering::Relaxed) % n;
+        let rotated = || self.chans().skip(start as usize).chain(self.chans().take(start as usize));
+        for c in rotated() {
+            if let Some(s) = self.own_queue().and_then(|q| chan::pop_syn(c.queue(q))) {
+                return Some((c, s));
+            }
+            if let Some(s) = chan::pop_syn(c.queue(0)) {
+                return Some((c, s));
+            }
+        }
+        if steal {
+            for c in rotated() {
+                for q in others(c) {
+                    if let Some(s) = chan::pop_syn(c.queue(q)) {
+                        if Some(q) != self.own_queue() {
+                            stats::count(Counter::Steals);
+                        }
+                        return Some((c, s));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Ask to be told of new connections.
+    pub fn arm(&self, b: &crate::bell::Bell) {
+        for c in self.chans() {
+            if let Some(w) = c.waiter_for(b) {
+                let bit = 1u64 << w;
+                if let Some(q) = self.own_queue() {
+                    c.queue(q).want.arm(bit);
+                }
+                c.queue(0).want.arm(bit);
+            }
+        }
+    }
+    pub fn disarm(&self, b: &crate::bell::Bell) {
+        for c in self.chans() {
+            if let Some(w) = c.waiter_for(b) {
+                let bit = 1u64 << w;
+                if let Some(q) = self.own_queue() {
+                    c.queue(q).want.disarm(bit);
+                }
+                c.queue(0).want.disarm(bit);
+            }
+        }
+    }
+}
+
+/// Queues that may hold something a dead or busy worker will not take. All of
+/// them are looked at: a worker that left may have left connections behind.
+fn others(c: &Chan) -> impl Iterator<Item = usize> {
+    let mask = c.header().workers.load(Ordering::Acquire);
+    let top = (64 - mask.leading_zeros() as usize).max(8).min(WORKERS);
+    1..=top
+}

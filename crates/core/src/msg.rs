@@ -1,0 +1,130 @@
+//! Vectored sends and receives.
+
+use crate::stream;
+use crate::table::Desc;
+use fsocket_sys::{Errno, Result};
+
+/// Messages up to this size are gathered and sent as one record, bytes.
+const GATHER: usize = 2048;
+/// IOV_MAX
+const MAX_IOV: usize = 1024;
+
+/// # Safety
+/// `iov` points to `n` valid vectors.
+unsafe fn checked<'a>(iov: *const libc::iovec, n: usize) -> Result<(&'a [libc::iovec], usize)> {
+    if n > MAX_IOV {
+        return Err(Errno::EINVAL);
+    }
+    if n == 0 || iov.is_null() {
+        return Ok((&[], 0));
+    }
+    // SAFETY: the caller's.
+    let v = unsafe { core::slice::from_raw_parts(iov, n) };
+    let mut total = 0usize;
+    for x in v {
+        if x.iov_len > isize::MAX as usize {
+            return Err(Errno::EINVAL);
+        }
+        total = total.saturating_add(x.iov_len);
+    }
+    Ok((v, total))
+}
+
+/// # Safety
+/// `iov` points to `n` valid vectors.
+pub unsafe fn sendv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    let (v, total) = unsafe { checked(iov, n) }?;
+    if let [one] = v {
+        // SAFETY: the caller's.
+        return unsafe { stream::send(d, one.iov_base as *const u8, one.iov_len, flags) };
+    }
+    if total <= GATHER {
+        let mut buf = core::mem::MaybeUninit::<[u8; GATHER]>::uninit();
+        let p = buf.as_mut_ptr() as *mut u8;
+        let mut at = 0;
+        for x in v {
+            // SAFETY: the sum of all lengths fits; sources are the caller's.
+            unsafe { core::ptr::copy_nonoverlapping(x.iov_base as *const u8, p.add(at), x.iov_len) };
+            at += x.iov_len;
+        }
+        // SAFETY: `total` bytes were written.
+        return unsafe { stream::send(d, p, total, flags) };
+    }
+    let mut done = 0;
+    for x in v {
+        if x.iov_len == 0 {
+            continue;
+        }
+        // SAFETY: the caller's.
+        match unsafe { stream::send(d, x.iov_base as *const u8, x.iov_len, flags) } {
+            Ok(k) => {
+                done += k;
+                if k < x.iov_len {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// # Safety
+/// `iov` points to `n` valid vectors.
+pub unsafe fn recvv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    let (v, total) = unsafe { checked(iov, n) }?;
+    if let [one] = v {
+        // SAFETY: the caller's.
+        return unsafe { stream::recv(d, one.iov_base as *mut u8, one.iov_len, flags) };
+    }
+    if total == 0 {
+        // SAFETY: zero bytes.
+        return unsafe { stream::recv(d, core::ptr::null_mut(), 0, flags) };
+    }
+    if flags & libc::MSG_PEEK != 0 {
+        // SAFETY: the caller's.
+        return unsafe { peekv(d, v, flags) };
+    }
+    let mut done = 0;
+    for x in v {
+        if x.iov_len == 0 {
+            continue;
+        }
+        // Only the first may wait, unless all is asked for.
+        let f = if done > 0 && flags & libc::MSG_WAITALL == 0 { flags | libc::MSG_DONTWAIT } else { flags };
+        // SAFETY: the caller's.
+        match unsafe { stream::recv(d, x.iov_base as *mut u8, x.iov_len, f) } {
+            Ok(k) => {
+                done += k;
+                if k < x.iov_len {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// A peek starts at the same place each time, so it goes through one buffer.
+///
+/// # Safety
+/// The vectors are valid.
+unsafe fn peekv(d: &Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
+    let mut buf = core::mem::MaybeUninit::<[u8; 16384]>::uninit();
+    let total: usize = v.iter().map(|x| x.iov_len).sum();
+    // SAFETY: the buffer has that many bytes.
+    let got = unsafe { stream::recv(d, buf.as_mut_ptr() as *mut u8, total.min(16384), flags) }?;
+    let mut at = 0;
+    for x in v {
+        let k = x.iov_len.min(got - at);
+        // SAFETY: `got` bytes are initialized; the vector is the caller's.
+        unsafe { core::ptr::copy_nonoverlapping((buf.as_ptr() as *const u8).add(at), x.iov_base as *mut u8, k) };
+        at += k;
+    }
+    Ok(got)
+}

@@ -1,0 +1,126 @@
+//! Socket addresses, and what `getsockname` and friends answer.
+
+use crate::table::Desc;
+use core::sync::atomic::{AtomicU8, Ordering};
+use fsocket_proto::Addr;
+use fsocket_sys::{Errno, Result};
+
+const V4: u16 = libc::AF_INET as u16;
+const V6: u16 = libc::AF_INET6 as u16;
+
+/// Parse what an application passed to `connect`. None: not IPv4 or IPv6, or
+/// malformed; the kernel then says what is wrong with it.
+///
+/// # Safety
+/// `p` is readable for `len` bytes.
+pub unsafe fn parse(p: *const libc::sockaddr, len: u32) -> Option<Addr> {
+    if p.is_null() || len < 16 {
+        return None;
+    }
+    // SAFETY: the caller's length covers each read.
+    unsafe {
+        let mut a = Addr { family: (*p).sa_family, ..Addr::default() };
+        let b = p as *const u8;
+        a.port = u16::from_be_bytes([*b.add(2), *b.add(3)]);
+        match a.family {
+            V4 => {
+                a.ip[10] = 0xff;
+                a.ip[11] = 0xff;
+                core::ptr::copy_nonoverlapping(b.add(4), a.ip.as_mut_ptr().add(12), 4);
+            }
+            V6 if len >= 24 => core::ptr::copy_nonoverlapping(b.add(8), a.ip.as_mut_ptr(), 16),
+            _ => return None,
+        }
+        Some(a)
+    }
+}
+
+pub fn is_v4(ip: &[u8; 16]) -> bool {
+    ip[..10] == [0; 10] && ip[10] == 0xff && ip[11] == 0xff
+}
+
+pub fn is_loopback(ip: &[u8; 16]) -> bool {
+    if is_v4(ip) {
+        ip[12] == 127
+    } else {
+        ip[..15] == [0; 15] && ip[15] == 1
+    }
+}
+
+pub fn is_any(ip: &[u8; 16]) -> bool {
+    if is_v4(ip) {
+        ip[12..] == [0; 4]
+    } else {
+        *ip == [0; 16]
+    }
+}
+
+/// Address that the kernel would give the client of a connection to `dst` on
+/// the same host: 127.0.0.1 for all of 127/8, else the destination itself.
+pub fn source_for(dst: &[u8; 16]) -> [u8; 16] {
+    let mut s = *dst;
+    if is_v4(dst) && dst[12] == 127 {
+        s[13..].copy_from_slice(&[0, 0, 1]);
+    }
+    s
+}
+
+pub fn load(from: &[AtomicU8; 16]) -> [u8; 16] {
+    core::array::from_fn(|i| from[i].load(Ordering::Relaxed))
+}
+pub fn store(to: &[AtomicU8; 16], ip: &[u8; 16]) {
+    for (t, b) in to.iter().zip(ip) {
+        t.store(*b, Ordering::Relaxed);
+    }
+}
+
+/// Write an address the way the kernel does: at most `*len` bytes, then the
+/// true length into `*len`. `family` is that of the application's socket.
+///
+/// # Safety
+/// `len` is valid, `out` writable for `*len` bytes.
+pub unsafe fn give(ip: &[u8; 16], port: u16, family: u16, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
+    let mut b = [0u8; 28];
+    b[..2].copy_from_slice(&family.to_ne_bytes());
+    b[2..4].copy_from_slice(&port.to_be_bytes());
+    let n = if family == V4 {
+        b[4..8].copy_from_slice(&ip[12..]);
+        16
+    } else {
+        b[8..24].copy_from_slice(ip);
+        28
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        if (*len as i32) < 0 {
+            return Err(Errno::EINVAL);
+        }
+        core::ptr::copy_nonoverlapping(b.as_ptr(), out as *mut u8, (*len as usize).min(n));
+        *len = n as u32;
+    }
+    Ok(())
+}
+
+/// `getsockname` of a connection.
+///
+/// # Safety
+/// As [`give`].
+pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
+    let s = d.sock();
+    // SAFETY: the caller's.
+    unsafe { give(&load(&s.local), s.local_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+}
+
+/// `getpeername` of a connection; ENOTCONN once it is reset, as in the kernel.
+///
+/// # Safety
+/// As [`give`].
+pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
+    let s = d.sock();
+    let state = crate::ready::state(d);
+    if state.reset || (state.eof && s.flags.load(Ordering::Relaxed) & fsocket_abi::arena::flag::SHUT_WR != 0) {
+        return Err(Errno::ENOTCONN);
+    }
+    // SAFETY: the caller's.
+    unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+}

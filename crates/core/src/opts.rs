@@ -1,0 +1,324 @@
+//! Socket options and descriptor flags of connections.
+//!
+//! Before the path is chosen options go to the kernel, which checks them, and
+//! are remembered. On a connection of ours the common integer options are
+//! remembered only; the kernel's placeholder answers for the rest.
+
+use crate::table::{kind, Desc};
+use crate::{ready, Outcome};
+use core::sync::atomic::{AtomicI32, Ordering};
+use fsocket_abi::arena::flag;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// Recorded options.
+pub const COUNT: usize = 24;
+pub const LINGER_ON: usize = 22;
+pub const LINGER_SECS: usize = 23;
+
+struct Opt {
+    level: i32,
+    name: i32,
+    default: i32,
+    min: i32,
+    max: i32,
+}
+const fn o(level: i32, name: i32, default: i32, min: i32, max: i32) -> Opt {
+    Opt { level, name, default, min, max }
+}
+const S: i32 = libc::SOL_SOCKET;
+const T: i32 = libc::IPPROTO_TCP;
+const ANY: i32 = i32::MAX;
+/// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
+/// means "any non-zero is 1".
+static TABLE: [Opt; 14] = [
+    o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
+    o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
+    o(S, libc::SO_SNDBUF, 2_626_560, 0, ANY),
+    o(S, libc::SO_RCVBUF, 131_072, 0, ANY),
+    o(S, libc::SO_OOBINLINE, 0, i32::MIN, 1),
+    o(S, libc::SO_RCVLOWAT, 1, 0, ANY),
+    o(T, libc::TCP_NODELAY, 0, i32::MIN, 1),
+    o(T, libc::TCP_CORK, 0, i32::MIN, 1),
+    o(T, libc::TCP_KEEPIDLE, 7200, 1, 32767),
+    o(T, libc::TCP_KEEPINTVL, 75, 1, 32767),
+    o(T, libc::TCP_KEEPCNT, 9, 1, 127),
+    o(T, libc::TCP_QUICKACK, 1, i32::MIN, 1),
+    o(T, libc::TCP_USER_TIMEOUT, 0, 0, ANY),
+    o(T, libc::TCP_DEFER_ACCEPT, 0, i32::MIN, ANY),
+];
+const SNDBUF: usize = 2;
+const RCVBUF: usize = 3;
+const RCVLOWAT: usize = 5;
+
+pub const DEFAULTS: [i32; COUNT] = {
+    let mut d = [0; COUNT];
+    let mut i = 0;
+    while i < TABLE.len() {
+        d[i] = TABLE[i].default;
+        i += 1;
+    }
+    d
+};
+
+fn values(d: &Desc) -> &[AtomicI32; COUNT] {
+    if d.is_conn() {
+        &d.sock().opt
+    } else {
+        &d.opt
+    }
+}
+
+fn find(level: i32, name: i32) -> Option<usize> {
+    TABLE.iter().position(|o| o.level == level && o.name == name)
+}
+
+/// # Safety
+/// `val` is readable for `len` bytes.
+pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const u8, len: u32) -> Outcome<Result<()>> {
+    let conn = d.is_conn();
+    if val.is_null() || len < 4 {
+        return Outcome::Kernel;
+    }
+    // SAFETY: at least four bytes.
+    let v = unsafe { (val as *const i32).read_unaligned() };
+    if !conn {
+        // The kernel decides; what it takes is remembered.
+        // SAFETY: the caller's.
+        let r = sys::setsockopt(fd, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });
+        if r.is_ok() {
+            d.dirty.store(true, Ordering::Relaxed);
+            // SAFETY: the caller's.
+            unsafe { remember(d, level, name, v, val, len) };
+        }
+        return Outcome::Done(r);
+    }
+    // SAFETY: the caller's.
+    if unsafe { remember(d, level, name, v, val, len) } {
+        return Outcome::Done(Ok(()));
+    }
+    // Something rare: the placeholder keeps it and says whether it is legal.
+    d.dirty.store(true, Ordering::Relaxed);
+    Outcome::Kernel
+}
+
+/// # Safety
+/// `val` is readable for `len` bytes.
+unsafe fn remember(d: &Desc, level: i32, name: i32, v: i32, val: *const u8, len: u32) -> bool {
+    let o = values(d);
+    match (level, name) {
+        (S, libc::SO_LINGER) if len >= 8 => {
+            // SAFETY: eight bytes are there.
+            let secs = unsafe { (val as *const i32).add(1).read_unaligned() };
+            o[LINGER_ON].store((v != 0) as i32, Ordering::Relaxed);
+            o[LINGER_SECS].store(secs, Ordering::Relaxed);
+            true
+        }
+        (S, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) if len >= 16 => {
+            // SAFETY: a timeval is there.
+            let t = unsafe { (val as *const libc::timeval).read_unaligned() };
+            if !(0..1_000_000).contains(&t.tv_usec) {
+                return false;
+            }
+            let ns = if t.tv_sec < 0 {
+                0
+            } else {
+                (t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_usec as u64 * 1000
+            };
+            let (a, b) = if name == libc::SO_RCVTIMEO { (&d.rcvtimeo, 0) } else { (&d.sndtimeo, 1) };
+            if d.is_conn() {
+                let s = d.sock();
+                (if b == 0 { &s.rcvtimeo } else { &s.sndtimeo }).store(ns, Ordering::Relaxed);
+            } else {
+                a.store(ns, Ordering::Relaxed);
+            }
+            true
+        }
+        _ => {
+            let Some(i) = find(level, name) else { return false };
+            let t = &TABLE[i];
+            if t.max == 1 {
+                o[i].store((v != 0) as i32, Ordering::Relaxed);
+                return true;
+            }
+            if v < t.min || v > t.max {
+                return false;
+            }
+            let v = match i {
+                // The kernel doubles buffer sizes and has a floor.
+                SNDBUF => v.min(212_992).saturating_mul(2).max(4608),
+                RCVBUF => v.min(212_992).saturating_mul(2).max(2304),
+                RCVLOWAT => v.max(1),
+                _ => v,
+            };
+            o[i].store(v, Ordering::Relaxed);
+            true
+        }
+    }
+}
+
+/// # Safety
+/// `len` is valid, `out` writable for `*len` bytes.
+pub unsafe fn get(
+    fd: i32,
+    d: &'static Desc,
+    level: i32,
+    name: i32,
+    out: *mut u8,
+    len: *mut u32,
+) -> Outcome<Result<()>> {
+    if !d.is_conn() || out.is_null() || len.is_null() {
+        return Outcome::Kernel;
+    }
+    let s = d.sock();
+    // SAFETY: the caller's.
+    let put = |b: &[u8]| unsafe {
+        if (*len as i32) < 0 {
+            return Outcome::Done(Err(Errno::EINVAL));
+        }
+        let n = b.len().min(*len as usize);
+        core::ptr::copy_nonoverlapping(b.as_ptr(), out, n);
+        *len = n as u32;
+        Outcome::Done(Ok(()))
+    };
+    let int = |v: i32| put(&v.to_ne_bytes());
+    let time = |ns: u64| {
+        let (sec, us) = ((ns / 1_000_000_000) as i64, (ns / 1000 % 1_000_000) as i64);
+        let mut b = [0u8; 16];
+        b[..8].copy_from_slice(&sec.to_ne_bytes());
+        b[8..].copy_from_slice(&us.to_ne_bytes());
+        put(&b)
+    };
+    match (level, name) {
+        (S, libc::SO_ERROR) => int(ready::take_error(d)),
+        (S, libc::SO_DOMAIN) => int(s.family.load(Ordering::Relaxed) as i32),
+        (S, libc::SO_ACCEPTCONN) => int(0),
+        (S, libc::SO_RCVTIMEO) => time(s.rcvtimeo.load(Ordering::Relaxed)),
+        (S, libc::SO_SNDTIMEO) => time(s.sndtimeo.load(Ordering::Relaxed)),
+        (S, libc::SO_LINGER) => {
+            let mut b = [0u8; 8];
+            b[..4].copy_from_slice(&s.opt[LINGER_ON].load(Ordering::Relaxed).to_ne_bytes());
+            b[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
+            put(&b)
+        }
+        (T, libc::TCP_INFO) => {
+            let mut info = [0u8; 256];
+            // SAFETY: the caller's; the kernel takes at most our 256.
+            let n = match sys::getsockopt(fd, level, name, &mut info) {
+                Ok(n) => n,
+                Err(e) => return Outcome::Done(Err(e)),
+            };
+            info[0] = tcp_state(d);
+            put(&info[..n])
+        }
+        // The address of the other side before NAT: there is none.
+        _ => match find(level, name) {
+            Some(i) => int(s.opt[i].load(Ordering::Relaxed)),
+            None => Outcome::Kernel,
+        },
+    }
+}
+
+/// Number of the TCP state, as in `include/net/tcp_states.h`.
+fn tcp_state(d: &Desc) -> u8 {
+    let st = ready::state(d);
+    let shut = d.sock().flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0;
+    match (st.reset, st.eof, shut) {
+        (true, _, _) => 7,      // CLOSE
+        (_, false, false) => 1, // ESTABLISHED
+        (_, true, false) => 8,  // CLOSE_WAIT
+        (_, false, true) => 5,  // FIN_WAIT2
+        (_, true, true) => 7,
+    }
+}
+
+/// `fcntl` on a descriptor of ours, for the commands we decide.
+pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<i32>> {
+    let nb = libc::O_NONBLOCK;
+    match (d.kind(), cmd) {
+        (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
+            let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
+            if on {
+                v | nb
+            } else {
+                v & !nb
+            }
+        })),
+        (kind::CONN, libc::F_SETFL) => {
+            set_nonblock(d, arg as i32 & nb != 0);
+            if arg as i32 & libc::O_ASYNC != 0 {
+                crate::stats::count(fsocket_abi::arena::Counter::FbOption);
+            }
+            Outcome::Done(Ok(0))
+        }
+        (kind::FRESH | kind::BOUND | kind::LISTENER, libc::F_SETFL) => {
+            let r = sys::fcntl(fd, cmd, arg);
+            if r.is_ok() {
+                set_nonblock(d, arg as i32 & nb != 0);
+                d.kernel_nonblock.store(arg as i32 & nb != 0, Ordering::Relaxed);
+            }
+            Outcome::Done(r)
+        }
+        _ => Outcome::Kernel,
+    }
+}
+
+fn set_nonblock(d: &Desc, on: bool) {
+    d.nonblock.store(on, Ordering::Relaxed);
+    if d.is_conn() {
+        let f = &d.sock().flags;
+        if on {
+            f.fetch_or(flag::NONBLOCK, Ordering::Relaxed);
+        } else {
+            f.fetch_and(!flag::NONBLOCK, Ordering::Relaxed);
+        }
+    }
+}
+
+/// `ioctl` on a connection. The `int` argument is read or written through `p`.
+///
+/// # Safety
+/// `p` is what the request wants: for those handled here, a valid `int`.
+pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Outcome<Result<i32>> {
+    const FIONBIO: u64 = libc::FIONBIO;
+    const FIONREAD: u64 = libc::FIONREAD;
+    const SIOCOUTQ: u64 = libc::TIOCOUTQ;
+    const SIOCATMARK: u64 = 0x8905;
+    const SIOCOUTQNSD: u64 = 0x894B;
+    match request {
+        FIONBIO => {
+            // SAFETY: the caller's.
+            let on = unsafe { *p } != 0;
+            if d.is_conn() {
+                set_nonblock(d, on);
+                return Outcome::Done(Ok(0));
+            }
+            // SAFETY: the caller's.
+            let r = unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request as usize, p as usize, 0, 0, 0]) };
+            if r.is_ok() {
+                set_nonblock(d, on);
+                d.kernel_nonblock.store(on, Ordering::Relaxed);
+            }
+            Outcome::Done(r.map(|v| v as i32))
+        }
+        FIONREAD | SIOCOUTQ | SIOCATMARK | SIOCOUTQNSD if d.is_conn() => {
+            let v = match request {
+                FIONREAD => {
+                    let (r, rx, h) = d.rx();
+                    match crate::token::enter(h) {
+                        Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
+                        Err(_) => 0,
+                    }
+                }
+                SIOCOUTQ => {
+                    let (_, tx, h) = d.tx();
+                    fsocket_ring::unread(tx, h) as i32
+                }
+                _ => 0,
+            };
+            // SAFETY: the caller's.
+            unsafe { *p = v };
+            Outcome::Done(Ok(0))
+        }
+        _ => Outcome::Kernel,
+    }
+}

@@ -1,0 +1,356 @@
+//! `poll`, `ppoll`, `select`, `pselect`.
+
+use crate::bell::{self, Bell};
+use crate::ready;
+use crate::table::{self, kind, Desc};
+use crate::{chan, ctl, epoll, listen, spin, stats, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_ring as ring;
+use fsocket_sys::{self as sys, cpu, Errno, Result};
+
+/// Descriptors handled on the stack; more take a mapping.
+const STACK: usize = 128;
+const UNWATCHED_NS: u64 = 500_000_000;
+static SPIN: spin::Memory = spin::Memory::new();
+
+/// Is there anything of ours among them?
+fn concerns_us(fds: &[libc::pollfd]) -> bool {
+    fds.iter().any(|p| ours(p.fd).is_some())
+}
+
+fn ours(fd: i32) -> Option<&'static Desc> {
+    table::lookup(fd).filter(|d| matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL))
+}
+
+/// # Safety
+/// `fds` points to `n` pollfds; `mask` is null or a signal mask.
+pub unsafe fn poll(
+    fds: *mut libc::pollfd,
+    n: usize,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Outcome<Result<usize>> {
+    if fds.is_null() || n == 0 || n > table::MAX_FD {
+        return Outcome::Kernel;
+    }
+    // SAFETY: the caller's.
+    let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
+    if !concerns_us(fds) {
+        return Outcome::Kernel;
+    }
+    let blank = libc::pollfd { fd: -1, events: 0, revents: 0 };
+    let mut small = [blank; STACK];
+    if n + 2 <= STACK {
+        // SAFETY: the caller's mask.
+        return Outcome::Done(unsafe { run(fds, &mut small[..n + 2], timeout_ns, mask) });
+    }
+    let len = (n + 2) * core::mem::size_of::<libc::pollfd>();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let Ok(p) = sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
+        return Outcome::Done(Err(Errno::ENOMEM));
+    };
+    // SAFETY: a fresh zeroed mapping of that size.
+    let big = unsafe { core::slice::from_raw_parts_mut(p as *mut libc::pollfd, n + 2) };
+    // SAFETY: the caller's mask.
+    let r = unsafe { run(fds, big, timeout_ns, mask) };
+    // SAFETY: `big` is not used again.
+    let _ = unsafe { sys::munmap(p, len) };
+    Outcome::Done(r)
+}
+
+/// Events of ours, into `revents`; how many descriptors have any.
+fn look(fds: &mut [libc::pollfd]) -> usize {
+    let mut n = 0;
+    for p in fds {
+        p.revents = 0;
+        if let Some(d) = ours(p.fd) {
+            p.revents = events(d, p.events);
+            n += (p.revents != 0) as usize;
+        }
+    }
+    n
+}
+
+fn events(d: &Desc, wanted: i16) -> i16 {
+    let w = wanted as u16 as u32;
+    match d.kind() {
+        kind::EPOLL if w & ready::IN != 0 && epoll::readable(d) => libc::POLLIN | (wanted & libc::POLLRDNORM),
+        kind::EPOLL => 0,
+        _ => ready::events(d, w) as u16 as i16,
+    }
+}
+
+fn any(fds: &[libc::pollfd]) -> bool {
+    fds.iter().any(|p| ours(p.fd).is_some_and(|d| events(d, p.events) != 0))
+}
+
+/// `kernel` has room for all of `fds` and two more.
+///
+/// # Safety
+/// `mask` is null or a signal mask.
+unsafe fn run(
+    fds: &mut [libc::pollfd],
+    kernel: &mut [libc::pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize> {
+    let n = fds.len();
+    let mut kernel_n = 0;
+    let mut listeners = false;
+    for (k, p) in kernel.iter_mut().zip(fds.iter()) {
+        *k = *p;
+        k.revents = 0;
+        match ours(p.fd).map(|d| d.kind()) {
+            Some(kind::CONN) => k.fd = -1,
+            Some(kind::LISTENER) => {
+                listeners = true;
+                kernel_n += 1;
+                if let Some(l) = ours(p.fd).and_then(listen::of) {
+                    l.join();
+                }
+            }
+            _ => kernel_n += (p.fd >= 0) as usize,
+        }
+    }
+    let mut deadline = None;
+    let mut slept = false;
+    loop {
+        ctl::poll();
+        let mut found = look(fds);
+        if kernel_n > 0 {
+            // SAFETY: `kernel` has n entries and more.
+            unsafe { sys::ppoll(kernel.as_mut_ptr(), n, Some(0), core::ptr::null()) }?;
+            found += merge(fds, kernel);
+        }
+        if found > 0 || timeout_ns == Some(0) {
+            return Ok(found);
+        }
+        if deadline.is_none() {
+            deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
+        }
+        if slept && deadline.is_some_and(|t| sys::now_ns() >= t) {
+            return Ok(0);
+        }
+        let single = if n == 1 && kernel_n == 0 { ours(fds[0].fd) } else { None };
+        let peer = fds.iter().find_map(|p| ours(p.fd).filter(|d| d.is_conn()).map(ready::peer_cpu));
+        if let Some(c) = peer {
+            let memory = single.map_or(&SPIN, |d| &d.spin_rx);
+            if memory.spin(c, || any(fds)) {
+                continue;
+            }
+        }
+        // SAFETY: the caller's mask.
+        unsafe { sleep(fds, kernel, listeners, deadline, mask) }?;
+        slept = true;
+    }
+}
+
+/// Kernel results into the application's array; how many more descriptors are
+/// ready. Epoll instances of ours are judged by `look` alone: their bell makes
+/// them readable when nothing is.
+fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
+    let mut more = 0;
+    for (p, k) in fds.iter_mut().zip(kernel) {
+        if k.fd < 0 || k.revents == 0 {
+            continue;
+        }
+        more += (p.revents == 0) as usize;
+        p.revents |= k.revents;
+    }
+    more
+}
+
+/// # Safety
+/// `mask` is null or a signal mask.
+unsafe fn sleep(
+    fds: &[libc::pollfd],
+    kernel: &mut [libc::pollfd],
+    listeners: bool,
+    deadline: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<()> {
+    let n = fds.len();
+    let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
+    let mut limit = if ctl::dead() { Some(left.map_or(UNWATCHED_NS, |l| l.min(UNWATCHED_NS))) } else { left };
+    let b = bell::get();
+    let mut armed = b.is_some();
+    if let Some(b) = b {
+        for p in fds {
+            if let Some(d) = ours(p.fd) {
+                armed &= arm(d, p.events, b);
+            }
+        }
+        b.set_sleeping(true);
+    }
+    if !armed {
+        limit = Some(limit.map_or(2_000_000, |l| l.min(2_000_000)));
+    }
+    sys::heavy_fence();
+    let mut r = Ok(0);
+    let ctl_at = n + 1;
+    if !any(fds) {
+        kernel[n] = libc::pollfd { fd: b.map_or(-1, |b| b.fd()), events: libc::POLLIN, revents: 0 };
+        let watch = listeners && !ctl::dead();
+        kernel[ctl_at] = libc::pollfd { fd: if watch { ctl::fd() } else { -1 }, events: libc::POLLIN, revents: 0 };
+        stats::count(Counter::Sleeps);
+        let t0 = cpu::ticks();
+        // SAFETY: n + 2 entries.
+        r = unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) };
+        SPIN.slept(cpu::ticks() - t0);
+    }
+    if let Some(b) = b {
+        b.set_sleeping(false);
+        for p in fds {
+            if let Some(d) = ours(p.fd) {
+                disarm(d, b);
+            }
+        }
+        sys::eventfd_clear(b.fd());
+        b.release();
+    }
+    if r.is_ok() && kernel[ctl_at].revents != 0 {
+        ctl::readable();
+    }
+    r.map(drop)
+}
+
+/// Ask the peer to ring `b`; false: not possible.
+fn arm(d: &Desc, wanted: i16, b: &Bell) -> bool {
+    match d.kind() {
+        kind::CONN => {
+            let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return false };
+            let Some(w) = c.waiter_for(b) else { return false };
+            d.rx().1.want_data.arm(1 << w);
+            if wanted & libc::POLLOUT != 0 {
+                let (_, tx, h) = d.tx();
+                tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
+                tx.want_space.arm(1 << w);
+            }
+            true
+        }
+        kind::LISTENER => {
+            if let Some(l) = listen::of(d) {
+                l.arm(b);
+            }
+            true
+        }
+        kind::EPOLL => {
+            epoll::before_outer_sleep(d);
+            true
+        }
+        _ => true,
+    }
+}
+
+fn disarm(d: &Desc, b: &Bell) {
+    match d.kind() {
+        kind::CONN => {
+            let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };
+            if let Some(w) = c.waiter_for(b) {
+                d.rx().1.want_data.disarm(1 << w);
+                d.tx().1.want_space.disarm(1 << w);
+            }
+        }
+        kind::LISTENER => {
+            if let Some(l) = listen::of(d) {
+                l.disarm(b);
+            }
+        }
+        kind::EPOLL => epoll::after_outer_sleep(d),
+        _ => {}
+    }
+}
+
+/// Bits of one `fd_set`, or none.
+struct Set {
+    p: *mut u64,
+    words: usize,
+}
+impl Set {
+    fn has(&self, fd: usize) -> bool {
+        // SAFETY: callers stay below `words * 64`; the caller of `select`
+        // vouches for that many bits.
+        !self.p.is_null() && unsafe { *self.p.add(fd / 64) } >> (fd % 64) & 1 != 0
+    }
+    fn clear(&self) {
+        for i in 0..if self.p.is_null() { 0 } else { self.words } {
+            // SAFETY: as in `has`.
+            unsafe { *self.p.add(i) = 0 }
+        }
+    }
+    fn put(&self, fd: usize) {
+        // SAFETY: as in `has`.
+        unsafe { *self.p.add(fd / 64) |= 1 << (fd % 64) }
+    }
+}
+
+/// `select` by way of `poll`, with the kernel's mapping of events. Returns the
+/// number of bits set.
+///
+/// # Safety
+/// Each set is null or has room for `nfds` bits, rounded up to 64.
+pub unsafe fn select(
+    nfds: i32,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Outcome<Result<usize>> {
+    const MAX: usize = 1024;
+    let n = nfds.max(0) as usize;
+    if n == 0 || n > MAX {
+        return Outcome::Kernel;
+    }
+    let words = n.div_ceil(64);
+    let [r, w, x] = [read, write, except].map(|p| Set { p: p as *mut u64, words });
+    let mut fds = [libc::pollfd { fd: -1, events: 0, revents: 0 }; MAX];
+    let mut m = 0;
+    for fd in 0..n {
+        let mut e = 0;
+        if r.has(fd) {
+            e |= libc::POLLIN | libc::POLLRDNORM;
+        }
+        if w.has(fd) {
+            e |= libc::POLLOUT | libc::POLLWRNORM;
+        }
+        if x.has(fd) {
+            e |= libc::POLLPRI;
+        }
+        if e != 0 {
+            fds[m] = libc::pollfd { fd: fd as i32, events: e, revents: 0 };
+            m += 1;
+        }
+    }
+    if !concerns_us(&fds[..m]) {
+        return Outcome::Kernel;
+    }
+    // SAFETY: m entries; the caller's mask.
+    let r0 = unsafe { poll(fds.as_mut_ptr(), m, timeout_ns, mask) };
+    match r0 {
+        Outcome::Kernel => return Outcome::Kernel,
+        Outcome::Done(Err(e)) => return Outcome::Done(Err(e)),
+        Outcome::Done(Ok(_)) => {}
+    }
+    if fds[..m].iter().any(|p| p.revents & libc::POLLNVAL != 0) {
+        return Outcome::Done(Err(Errno::EBADF));
+    }
+    let mut bits = 0;
+    for s in [&r, &w, &x] {
+        s.clear();
+    }
+    for p in &fds[..m] {
+        let (fd, e, ev) = (p.fd as usize, p.events, p.revents);
+        let mut put = |s: &Set, asked: i16, events: i16| {
+            if e & asked != 0 && ev & events != 0 {
+                s.put(fd);
+                bits += 1;
+            }
+        };
+        put(&r, libc::POLLIN, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLHUP | libc::POLLERR);
+        put(&w, libc::POLLOUT, libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND | libc::POLLERR);
+        put(&x, libc::POLLPRI, libc::POLLPRI);
+    }
+    Outcome::Done(Ok(bits))
+}

@@ -1,0 +1,149 @@
+//! Placeholders: pristine kernel sockets that stand behind the descriptor
+//! numbers of our connections. Closing a connection keeps its placeholder for
+//! the next one, so that neither costs a system call.
+
+use crate::lock::Lock;
+use crate::stats;
+use crate::table::Desc;
+use core::sync::atomic::{AtomicI32, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_sys::{self as sys, Result};
+
+/// Placeholders kept at most.
+pub const MAX: usize = 16;
+
+#[derive(Clone, Copy)]
+struct Entry {
+    fd: i32,
+    family: u32,
+    nonblock: bool,
+    cloexec: bool,
+}
+struct Pool {
+    e: [Entry; MAX],
+    n: usize,
+}
+static POOL: Lock<Pool> =
+    Lock::new(Pool { e: [Entry { fd: -1, family: 0, nonblock: false, cloexec: false }; MAX], n: 0 });
+
+/// No descriptor number below this is free in the kernel, as far as we saw.
+/// The pool hands out a number only if the kernel would have chosen it too.
+static FLOOR: AtomicI32 = AtomicI32::new(0);
+
+/// The kernel has just given out `fd`: all below are taken.
+pub fn kernel_allocated(fd: i32) {
+    FLOOR.store(fd + 1, Ordering::Relaxed);
+}
+/// `fd` is free again in the kernel.
+pub fn kernel_freed(fd: i32) {
+    if fd < FLOOR.load(Ordering::Relaxed) {
+        FLOOR.store(fd, Ordering::Relaxed);
+    }
+}
+
+fn take(family: Option<u32>) -> Option<Entry> {
+    let mut p = POOL.lock().ok()?;
+    let floor = FLOOR.load(Ordering::Relaxed);
+    let n = p.n;
+    let (i, lowest) = p.e[..n].iter().enumerate().min_by_key(|(_, e)| e.fd)?;
+    if lowest.fd > floor || family.is_some_and(|f| f != lowest.family) {
+        return None;
+    }
+    let e = *lowest;
+    p.e[i] = p.e[n - 1];
+    p.n -= 1;
+    stats::count(Counter::PoolHits);
+    Some(e)
+}
+
+fn set_cloexec(fd: i32, on: bool) {
+    let _ = sys::fcntl(fd, libc::F_SETFD, if on { libc::FD_CLOEXEC as usize } else { 0 });
+}
+
+/// A placeholder for an accepted connection.
+pub fn placeholder(cloexec: bool) -> Result<i32> {
+    if let Some(e) = take(None) {
+        if e.cloexec != cloexec {
+            set_cloexec(e.fd, cloexec);
+        }
+        return Ok(e.fd);
+    }
+    let open = || sys::socket(libc::AF_INET, libc::SOCK_STREAM | if cloexec { libc::SOCK_CLOEXEC } else { 0 }, 0);
+    let fd = open().or_else(|e| if drain() { open() } else { Err(e) })?;
+    kernel_allocated(fd);
+    Ok(fd)
+}
+
+/// A kernel socket as `socket()` would return it.
+pub fn socket(family: u32, nonblock: bool, cloexec: bool) -> Option<i32> {
+    let e = take(Some(family))?;
+    if e.cloexec != cloexec {
+        set_cloexec(e.fd, cloexec);
+    }
+    if e.nonblock != nonblock {
+        let _ = sys::fcntl(e.fd, libc::F_SETFL, if nonblock { libc::O_NONBLOCK as usize } else { 0 });
+    }
+    Some(e.fd)
+}
+
+/// The number `fd` is not in the table any more: keep its placeholder, or
+/// close it. Returns what `close` returns.
+pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
+    let keep = !d.dirty.load(Ordering::Relaxed) && fd > 2 && fd < 800;
+    if keep {
+        if let Ok(mut p) = POOL.lock() {
+            if p.n < MAX {
+                // What an accepted socket's placeholder is in the kernel is
+                // known; asking is one call, and only on the way in.
+                let fdflags = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0);
+                let n = p.n;
+                p.e[n] = Entry {
+                    fd,
+                    family: d.placeholder_family(),
+                    nonblock: d.placeholder_nonblock(),
+                    cloexec: fdflags & libc::FD_CLOEXEC != 0,
+                };
+                p.n += 1;
+                return Ok(());
+            }
+        }
+    }
+    let r = sys::close(fd);
+    kernel_freed(fd);
+    r
+}
+
+/// Is `fd` a number that the application believes closed?
+pub fn holds(fd: i32) -> bool {
+    POOL.lock().is_ok_and(|p| p.e[..p.n].iter().any(|e| e.fd == fd))
+}
+
+/// The application closes or overwrites a number itself: not ours any more.
+pub fn forget(fd: i32) {
+    if let Ok(mut p) = POOL.lock() {
+        let n = p.n;
+        if let Some(i) = p.e[..n].iter().position(|e| e.fd == fd) {
+            p.e[i] = p.e[n - 1];
+            p.n -= 1;
+        }
+    }
+}
+
+/// Close all; true if there were any.
+pub fn drain() -> bool {
+    let Ok(mut p) = POOL.lock() else { return false };
+    let n = p.n;
+    for e in &p.e[..n] {
+        let _ = sys::close(e.fd);
+        kernel_freed(e.fd);
+    }
+    p.n = 0;
+    n > 0
+}
+
+pub fn lock_for_fork() -> bool {
+    POOL.lock().map(core::mem::forget).is_ok()
+}
+pub fn unlock_after_fork() {
+    POOL.reset_after_fork();
+}

@@ -1,0 +1,240 @@
+//! This process: identity, switches, its arena.
+
+use crate::{ctl, stats};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::{self, sock_state, Header, Sock, ARENA_SIZE, SOCKS, SOCK_OFF, STATS_OFF};
+use fsocket_sys as sys;
+
+/// Nonce of this process; 0: the library is not initialized.
+static NONCE: AtomicU64 = AtomicU64::new(0);
+/// Upper bits of every thread identity, different in parent and child.
+static TAG: AtomicU64 = AtomicU64::new(0);
+/// Shared memory is off for good in this process.
+static DISABLED: AtomicBool = AtomicBool::new(true);
+static CPUS: AtomicU32 = AtomicU32::new(1);
+static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+static ARENA_FAILED: AtomicBool = AtomicBool::new(false);
+static ARENA_LOCK: crate::lock::Lock<Free> = crate::lock::Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
+/// Lowest number for our own descriptors.
+static HIGH_FD: AtomicI32 = AtomicI32::new(900);
+
+const FREE: usize = 256;
+struct Free {
+    list: [u32; FREE],
+    n: usize,
+    scan: u32,
+}
+
+/// Who we are told to be by the environment.
+pub struct Config<'a> {
+    pub socket: Option<&'a [u8]>,
+    pub disabled: bool,
+    pub rseq_offset: Option<isize>,
+}
+
+/// Called once by the constructor, single-threaded as far as anyone can tell.
+pub fn init(c: &Config) {
+    set_nonce(sys::getrandom_u64() | 1);
+    sys::cpu::init(c.rseq_offset);
+    // SAFETY: plain sysconf.
+    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    CPUS.store(cpus.clamp(1, 65536) as u32, Ordering::Relaxed);
+    choose_high_fd();
+    if c.disabled || sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_err() {
+        return;
+    }
+    if ctl::open(c.socket) {
+        DISABLED.store(false, Ordering::Release);
+    }
+}
+
+/// Own descriptors lie above what programs usually hold, but not so high that
+/// the kernel must grow the descriptor table much.
+fn choose_high_fd() {
+    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `r` is ours.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) };
+    let lim = r.rlim_cur.min(1 << 30) as i32;
+    HIGH_FD.store(if lim > 1000 { 900 } else { (lim - 48).max(lim / 2) }, Ordering::Relaxed);
+}
+
+/// Move a descriptor of ours out of the application's way, close-on-exec.
+pub fn high_fd(fd: i32) -> sys::Result<i32> {
+    let high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FD.load(Ordering::Relaxed) as usize);
+    let _ = sys::close(fd);
+    high
+}
+
+fn set_nonce(n: u64) {
+    NONCE.store(n, Ordering::Relaxed);
+    TAG.store((n >> 16) << 48, Ordering::Relaxed);
+}
+
+pub fn nonce() -> u64 {
+    NONCE.load(Ordering::Relaxed)
+}
+
+/// Identity of the calling thread, different from every thread of every
+/// process of the family. Never 0 or 1.
+#[inline(always)]
+pub fn thread() -> u64 {
+    sys::cpu::thread_id() ^ TAG.load(Ordering::Relaxed)
+}
+
+#[inline(always)]
+pub fn enabled() -> bool {
+    !DISABLED.load(Ordering::Relaxed)
+}
+
+/// New connections and listeners use the kernel from now on.
+pub fn disable() {
+    DISABLED.store(true, Ordering::Release);
+}
+
+#[inline(always)]
+pub fn cpus() -> u32 {
+    CPUS.load(Ordering::Relaxed)
+}
+
+/// In a forked child: new identity, no arena of its own yet.
+pub fn become_child(nonce: u64) {
+    set_nonce(nonce);
+    ARENA.store(core::ptr::null_mut(), Ordering::Release);
+    ARENA_FAILED.store(false, Ordering::Relaxed);
+    ARENA_LOCK.reset_after_fork();
+    if let Ok(mut f) = ARENA_LOCK.lock() {
+        f.n = 0;
+        f.scan = 0;
+    }
+    stats::detach();
+}
+
+/// The arena this process made for itself, if it has one.
+pub fn arena_header() -> Option<&'static Header> {
+    let p = ARENA.load(Ordering::Acquire);
+    // SAFETY: a non-null ARENA is a mapping of ARENA_SIZE that is never unmapped.
+    (!p.is_null()).then(|| unsafe { &*(p as *const Header) })
+}
+
+/// The arena, made and announced to the monitor on first use.
+pub fn arena() -> Option<*mut u8> {
+    let p = ARENA.load(Ordering::Acquire);
+    if !p.is_null() {
+        return Some(p);
+    }
+    if ARENA_FAILED.load(Ordering::Relaxed) {
+        return None;
+    }
+    let _l = ARENA_LOCK.lock().ok()?;
+    let p = ARENA.load(Ordering::Acquire);
+    if !p.is_null() {
+        return Some(p);
+    }
+    let made = make_arena();
+    match made {
+        Some(p) => ARENA.store(p, Ordering::Release),
+        None => ARENA_FAILED.store(true, Ordering::Relaxed),
+    }
+    made
+}
+
+fn make_arena() -> Option<*mut u8> {
+    let fd = sys::memfd_create(c"fastsocket-arena", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).ok()?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let map = || {
+        sys::ftruncate(fd, ARENA_SIZE)?;
+        sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize)?;
+        sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE, fd, 0)
+    };
+    let Ok(p) = map() else {
+        let _ = sys::close(fd);
+        return None;
+    };
+    // SAFETY: the mapping is new, zero-filled, and ARENA_SIZE long.
+    unsafe {
+        let h = p as *mut Header;
+        (*h).magic = arena::MAGIC;
+        (*h).version = fsocket_abi::VERSION;
+        (*h).pid.store(sys::getpid() as u32, Ordering::Relaxed);
+        stats::attach(p.add(STATS_OFF) as *const arena::Stats);
+    }
+    let sent = ctl::send_arena(fd);
+    let _ = sys::close(fd);
+    sent.then_some(p)
+}
+
+fn sock_at(base: *mut u8, i: u32) -> &'static Sock {
+    debug_assert!((i as usize) < SOCKS);
+    // SAFETY: callers pass i < SOCKS; the arena stays mapped.
+    unsafe { &*(base.add(SOCK_OFF) as *const Sock).add(i as usize) }
+}
+
+/// A free socket of the arena, in state OPEN, otherwise as its last user left it.
+pub fn alloc_sock() -> Option<&'static Sock> {
+    let base = arena()?;
+    let h = arena_header()?;
+    let mut f = ARENA_LOCK.lock().ok()?;
+    let claim = |i: u32| {
+        let s = sock_at(base, i);
+        s.state
+            .compare_exchange(sock_state::FREE, sock_state::OPEN, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+            .then_some(s)
+    };
+    while f.n > 0 {
+        f.n -= 1;
+        if let Some(s) = claim(f.list[f.n]) {
+            return Some(s);
+        }
+    }
+    let hw = h.high_water.load(Ordering::Relaxed);
+    // Sockets whose last holder was another process of the family come back
+    // only through a look at the arena; a few per call keep it bounded.
+    for _ in 0..if hw as usize >= SOCKS { hw } else { hw.min(4) } {
+        let i = f.scan % hw.min(SOCKS as u32);
+        f.scan = f.scan.wrapping_add(1);
+        if let Some(s) = claim(i) {
+            return Some(s);
+        }
+    }
+    if hw as usize >= SOCKS {
+        return None;
+    }
+    h.high_water.store(hw + 1, Ordering::Release);
+    claim(hw)
+}
+
+/// Give a socket back; the caller was its last holder.
+pub fn free_sock(s: &Sock) {
+    s.state.store(sock_state::FREE, Ordering::Release);
+    let base = ARENA.load(Ordering::Acquire) as usize;
+    let first = base + SOCK_OFF;
+    let at = s as *const Sock as usize;
+    if base == 0 || at < first || at >= base + ARENA_SIZE {
+        return; // lives in the arena of a parent
+    }
+    if let Ok(mut f) = ARENA_LOCK.lock() {
+        if f.n < FREE {
+            let n = f.n;
+            f.list[n] = ((at - first) / core::mem::size_of::<Sock>()) as u32;
+            f.n += 1;
+        }
+    }
+}
+
+pub fn lock_for_fork() -> bool {
+    ARENA_LOCK.lock().map(core::mem::forget).is_ok()
+}
+pub fn unlock_after_fork() {
+    ARENA_LOCK.reset_after_fork();
+}
+
+/// The application wants number `fd` for itself (dup2) and we use it: move.
+pub fn make_way(fd: i32) {
+    let to = (fd + 1).max(HIGH_FD.load(Ordering::Relaxed));
+    if let Ok(new) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, to as usize) {
+        if !ctl::moved(fd, new) && !crate::bell::moved(fd, new) {
+            let _ = sys::close(new);
+        }
+    }
+}

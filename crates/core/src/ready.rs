@@ -1,0 +1,122 @@
+//! Readiness, as `poll` and `epoll` report it.
+
+use crate::table::{kind, Desc};
+use crate::{listen, stream};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::flag;
+use fsocket_abi::channel::status;
+use fsocket_ring as ring;
+
+pub const IN: u32 = libc::EPOLLIN as u32;
+pub const OUT: u32 = libc::EPOLLOUT as u32;
+pub const ERR: u32 = libc::EPOLLERR as u32;
+pub const HUP: u32 = libc::EPOLLHUP as u32;
+pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+pub const RDNORM: u32 = libc::EPOLLRDNORM as u32;
+pub const WRNORM: u32 = libc::EPOLLWRNORM as u32;
+
+/// What the peer's side of a connection says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// No more data will come (what is in the ring can still be read).
+    pub eof: bool,
+    pub reset: bool,
+    /// The peer reads no more.
+    pub closed: bool,
+}
+
+#[inline]
+pub fn state(d: &Desc) -> State {
+    let (_, rx, _) = d.rx();
+    // Acquire: data published before FIN or RST is visible after this.
+    let st = rx.prod.status.load(Ordering::Acquire);
+    let poisoned = d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0;
+    let reset = st & status::RST != 0 || poisoned;
+    State { eof: st & status::FIN != 0 || reset, reset, closed: st & status::CLOSED != 0 }
+}
+
+/// Is there something to receive: data, end or error?
+#[inline(always)]
+pub fn can_recv(d: &Desc) -> bool {
+    let (r, rx, h) = d.rx();
+    ring::readable(r, rx, h) || rx.prod.status.load(Ordering::Acquire) != 0 || local_rx(d)
+}
+
+#[inline]
+fn local_rx(d: &Desc) -> bool {
+    let s = d.sock();
+    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED) != 0 || s.err.load(Ordering::Relaxed) != 0
+}
+
+/// Would a send make progress or fail?
+#[inline(always)]
+pub fn can_send(d: &Desc) -> bool {
+    let (_, tx, h) = d.tx();
+    let (_, rx, _) = d.rx();
+    ring::writable(tx, h)
+        || rx.prod.status.load(Ordering::Acquire) & (status::RST | status::CLOSED) != 0
+        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED) != 0
+}
+
+/// Events of a connection, restricted to `wanted` (ERR and HUP always).
+pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
+    let mut ev = 0;
+    let f = d.sock().flags.load(Ordering::Relaxed);
+    let st = state(d);
+    let (r, rx, h) = d.rx();
+    let rd_closed = st.eof || f & flag::SHUT_RD != 0;
+    if wanted & (IN | RDNORM) != 0 && (rd_closed || ring::readable(r, rx, h)) {
+        ev |= IN | RDNORM;
+    }
+    if rd_closed {
+        ev |= RDHUP;
+    }
+    // Shut down in both directions, or reset.
+    if st.reset || (rd_closed && f & flag::SHUT_WR != 0) || (st.closed && f & flag::SENT_AFTER_CLOSE != 0) {
+        ev |= HUP;
+    }
+    if (st.reset && f & flag::RST_REPORTED == 0) || d.sock().err.load(Ordering::Relaxed) != 0 {
+        ev |= ERR;
+    }
+    if wanted & (OUT | WRNORM) != 0 && can_send(d) {
+        ev |= OUT | WRNORM;
+    }
+    ev & (wanted | ERR | HUP)
+}
+
+/// Events of any descriptor of ours that `poll` can ask about; a listener's
+/// kernel queue is not included.
+pub fn events(d: &Desc, wanted: u32) -> u32 {
+    match d.kind() {
+        kind::CONN => conn_events(d, wanted),
+        kind::LISTENER => match listen::of(d) {
+            Some(l) if wanted & (IN | RDNORM) != 0 && l.has_syn(true) => (IN | RDNORM) & wanted,
+            _ => 0,
+        },
+        _ => 0,
+    }
+}
+
+/// Wait state of the peer for spinning: where it runs.
+#[inline]
+pub fn peer_cpu(d: &Desc) -> u32 {
+    let (_, rx, _) = d.rx();
+    let (_, tx, _) = d.tx();
+    match rx.prod.cpu.load(Ordering::Relaxed) {
+        0 => tx.cons.cpu.load(Ordering::Relaxed),
+        c => c,
+    }
+}
+
+/// `SO_ERROR`: what is pending, taken.
+pub fn take_error(d: &Desc) -> i32 {
+    let s = d.sock();
+    let e = s.err.swap(0, Ordering::AcqRel);
+    if e != 0 {
+        return e;
+    }
+    if state(d).reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+        return stream::reset_errno(d);
+    }
+    0
+}

@@ -1,0 +1,93 @@
+//! When to spin before sleeping: a short, measured time, and only while it
+//! pays.
+
+use crate::{process, stats};
+use core::sync::atomic::{AtomicU32, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_sys::{self as sys, cpu};
+
+/// Longest spin, microseconds. A sleep and wake-up costs about as much.
+const BUDGET_US: u64 = 50;
+/// A wait that ended within this time would have been worth a spin.
+const WORTH_US: u64 = 120;
+/// After a spin that missed, that many waits (doubling) go straight to sleep.
+const MAX_SKIP: u32 = 255;
+
+/// What is remembered of the last waits of one kind. Zero is valid.
+#[derive(Default)]
+pub struct Memory {
+    skip: AtomicU32,
+    penalty: AtomicU32,
+    short: AtomicU32,
+}
+
+impl Memory {
+    pub const fn new() -> Self {
+        Memory { skip: AtomicU32::new(0), penalty: AtomicU32::new(0), short: AtomicU32::new(0) }
+    }
+
+    pub fn reset(&self) {
+        self.skip.store(0, Ordering::Relaxed);
+        self.penalty.store(0, Ordering::Relaxed);
+        self.short.store(0, Ordering::Relaxed);
+    }
+
+    /// Spin until `ready`, or give up. `peer_cpu`: where the peer runs (plus
+    /// one; 0 unknown): never spin for somebody who needs this very CPU.
+    #[inline]
+    pub fn spin(&self, peer_cpu: u32, mut ready: impl FnMut() -> bool) -> bool {
+        if process::cpus() == 1 || (peer_cpu != 0 && peer_cpu == cpu::current()) {
+            return false;
+        }
+        let skip = self.skip.load(Ordering::Relaxed);
+        if skip != 0 {
+            self.skip.store(skip - 1, Ordering::Relaxed);
+            return false;
+        }
+        let us = cpu::ticks_per_us();
+        let start = cpu::ticks();
+        let (end, mut yield_at) = (start + BUDGET_US * us, start + 5 * us);
+        loop {
+            for _ in 0..8 {
+                if ready() {
+                    stats::count(Counter::SpinHits);
+                    self.penalty.store(0, Ordering::Relaxed);
+                    return true;
+                }
+                core::hint::spin_loop();
+            }
+            let now = cpu::ticks();
+            if now >= end {
+                break;
+            }
+            if now >= yield_at {
+                // Somebody else may need this CPU, perhaps the very peer.
+                sys::sched_yield();
+                let after = cpu::ticks();
+                if after - now > 3 * us {
+                    if ready() {
+                        return true;
+                    }
+                    break;
+                }
+                yield_at = after + 5 * us;
+            }
+        }
+        stats::count(Counter::SpinMisses);
+        let p = (self.penalty.load(Ordering::Relaxed) * 2 + 1).min(MAX_SKIP);
+        self.penalty.store(p, Ordering::Relaxed);
+        self.skip.store(p, Ordering::Relaxed);
+        self.short.store(0, Ordering::Relaxed);
+        false
+    }
+
+    /// A sleep is over; it took `ticks`. Two short ones in a row, and spinning
+    /// is tried again.
+    pub fn slept(&self, ticks: u64) {
+        if ticks > WORTH_US * cpu::ticks_per_us() {
+            self.short.store(0, Ordering::Relaxed);
+        } else if self.short.fetch_add(1, Ordering::Relaxed) >= 1 {
+            self.skip.store(0, Ordering::Relaxed);
+        }
+    }
+}

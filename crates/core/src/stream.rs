@@ -1,0 +1,422 @@
+//! Bytes: send, receive, wait.
+
+use crate::table::Desc;
+use crate::{bell, chan, ready, stats, token};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::channel::{status, Dir};
+use fsocket_ring::{self as ring, Hostile};
+use fsocket_sync::doorbell::FUTEX_BIT;
+use fsocket_sys::{self as sys, cpu, Errno, Result};
+
+/// Sleeps are cut into pieces of this length while no monitor watches over
+/// the peer, nanoseconds.
+const UNWATCHED_NS: u64 = 500_000_000;
+
+const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE;
+/// Flags that change nothing for us.
+const SEND_PLAIN: i32 =
+    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_DONTROUTE | libc::MSG_CONFIRM;
+
+/// Publish where we run, if that has changed.
+#[inline(always)]
+fn publish_cpu(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
+    let now = cpu::current();
+    if h.cpu.load(Ordering::Relaxed) != now {
+        h.cpu.store(now, Ordering::Relaxed);
+        to.store(now, Ordering::Relaxed);
+    }
+}
+
+#[inline(always)]
+fn notify(d: &Desc, want: &fsocket_sync::doorbell::Want) {
+    let mask = want.take();
+    if mask != 0 {
+        wake(d, want, mask);
+    }
+}
+
+#[cold]
+fn wake(d: &Desc, want: &fsocket_sync::doorbell::Want, mask: u64) {
+    let i = d.chan.load(Ordering::Relaxed);
+    if let Some(c) = chan::CHANS.get(i.wrapping_sub(1)) {
+        bell::wake(c, d.slot_index.load(Ordering::Relaxed) as usize, want, mask);
+    }
+}
+
+/// Wake whoever waits for our data, and whoever waits for space at the peer.
+pub fn notify_all(d: &Desc) {
+    notify(d, &d.tx().1.want_data);
+    notify(d, &d.rx().1.want_space);
+}
+
+/// A hostile peer: its connection is reset, nothing else happens.
+#[cold]
+fn poison(d: &Desc) {
+    if d.sock().flags.fetch_or(flag::POISONED, Ordering::AcqRel) & flag::POISONED == 0 {
+        stats::count(Counter::HostilePeer);
+        d.tx().1.prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+        notify_all(d);
+    }
+}
+
+pub fn reset_errno(_d: &Desc) -> i32 {
+    libc::ECONNRESET
+}
+
+/// # Safety
+/// `buf` is readable for `len` bytes.
+#[inline(always)]
+pub unsafe fn send(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    if flags & !SEND_PLAIN == 0 && unsafe { send_fast(d, buf, len) } {
+        return Ok(len);
+    }
+    // SAFETY: the caller's.
+    unsafe { send_slow(d, buf, len, flags) }
+}
+
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+unsafe fn send_fast(d: &Desc, buf: *const u8, len: usize) -> bool {
+    let s = d.sock();
+    let (r, tx, h) = d.tx();
+    let (_, rx, _) = d.rx();
+    if s.flags.load(Ordering::Relaxed) & TX_BAD != 0
+        || rx.prod.status.load(Ordering::Relaxed) & (status::RST | status::CLOSED) != 0
+    {
+        return false;
+    }
+    let Ok(t) = token::enter(h) else { return false };
+    // SAFETY: the caller's; the token is ours.
+    let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len) };
+    drop(t);
+    if sent {
+        notify(d, &tx.want_data);
+        publish_cpu(h, &tx.prod.cpu);
+    }
+    sent
+}
+
+/// # Safety
+/// As [`send`].
+#[cold]
+#[inline(never)]
+unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    if flags & libc::MSG_OOB != 0 {
+        stats::count(Counter::FbOption);
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let s = d.sock();
+    let (r, tx, h) = d.tx();
+    let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
+    let mut deadline = None;
+    let mut done = 0;
+    loop {
+        if let Some(e) = send_error(d) {
+            return match e {
+                Refused::Swallow => Ok(len),
+                _ if done > 0 => Ok(done),
+                Refused::Pipe => {
+                    if flags & libc::MSG_NOSIGNAL == 0 {
+                        let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
+                    }
+                    Err(Errno::EPIPE)
+                }
+                Refused::Error(e) => Err(e),
+            };
+        }
+        if done == len {
+            return Ok(done);
+        }
+        let step = match token::enter(h) {
+            Err(token::Busy) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
+            Ok(_) if !d.is_conn() => return Err(Errno::EBADF),
+            Ok(_t) => {
+                populate(h, r_base(d), len - done);
+                // SAFETY: the rest of the caller's buffer; the token is held.
+                unsafe { ring::send(r, tx, h, buf.add(done), len - done) }
+            }
+        };
+        match step {
+            Err(Hostile) => poison(d),
+            Ok(0) => {
+                s.flags.fetch_or(flag::TX_BLOCKED, Ordering::Relaxed);
+                if !block {
+                    // Whoever waits for EPOLLOUT must look at the ring again.
+                    crate::epoll::changed(d);
+                    return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+                }
+                if let Err(e) = wait_space(d, &mut deadline) {
+                    return if done > 0 { Ok(done) } else { Err(e) };
+                }
+            }
+            Ok(n) => {
+                done += n;
+                notify(d, &tx.want_data);
+                publish_cpu(h, &tx.prod.cpu);
+                if done == len {
+                    return Ok(done);
+                }
+            }
+        }
+    }
+}
+
+fn r_base(d: &Desc) -> *mut u8 {
+    let c = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));
+    c.map_or(core::ptr::null_mut(), |c| {
+        c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize)
+    })
+}
+
+/// Make the pages exist that a long message will touch, in one call instead of
+/// one fault each; and find out about a lack of memory here, not by a signal.
+fn populate(h: &Half, base: *mut u8, len: usize) {
+    const CHUNK: u64 = 128 * 1024;
+    const MADV_POPULATE_WRITE: i32 = 23;
+    if len < 8192 || base.is_null() {
+        return;
+    }
+    let at = ring::offset(h);
+    let have = h.populated.load(Ordering::Relaxed);
+    if at + CHUNK / 2 < have || have >= fsocket_abi::channel::RING_CAP as u64 {
+        return;
+    }
+    let from = have & !4095;
+    let n = CHUNK.max(at + CHUNK / 2 - from).min(fsocket_abi::channel::RING_CAP as u64 - from) & !4095;
+    // SAFETY: inside our ring; populating changes no content.
+    if unsafe { sys::madvise(base.add(from as usize), n as usize, MADV_POPULATE_WRITE) }.is_ok() {
+        h.populated.store(from + n, Ordering::Relaxed);
+    }
+}
+
+enum Refused {
+    /// The first send after the peer's close: the kernel takes the bytes, the
+    /// peer answers with a reset.
+    Swallow,
+    Pipe,
+    Error(Errno),
+}
+
+/// Why nothing can be sent, if so; updates what is reported only once.
+fn send_error(d: &Desc) -> Option<Refused> {
+    let s = d.sock();
+    let f = s.flags.load(Ordering::Relaxed);
+    let e = s.err.swap(0, Ordering::AcqRel);
+    if e != 0 {
+        return Some(Refused::Error(Errno::new(e)));
+    }
+    let st = ready::state(d);
+    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+        return Some(Refused::Error(Errno::new(reset_errno(d))));
+    }
+    if f & flag::SHUT_WR != 0 || st.reset {
+        return Some(Refused::Pipe);
+    }
+    if st.closed {
+        if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
+            return Some(Refused::Swallow);
+        }
+        return Some(Refused::Pipe);
+    }
+    None
+}
+
+/// # Safety
+/// `buf` is writable for `len` bytes.
+#[inline(always)]
+pub unsafe fn recv(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0 && len != 0 {
+        let (r, rx, h) = d.rx();
+        if let Ok(t) = token::enter(h) {
+            if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED) == 0 {
+                // SAFETY: the caller's; the token is held.
+                let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
+                drop(t);
+                if let Ok(n @ 1..) = got {
+                    consumed(d, rx, h);
+                    return Ok(n);
+                }
+                if got.is_err() {
+                    poison(d);
+                }
+            }
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { recv_slow(d, buf, len, flags) }
+}
+
+/// After a read: wake a sender that sleeps for space, once there is enough.
+#[inline(always)]
+fn consumed(d: &Desc, rx: &Dir, h: &Half) {
+    fsocket_sync::light_fence();
+    if rx.want_space.armed() != 0 && h.pos.load(Ordering::Relaxed) >= rx.prod.space_at.load(Ordering::Relaxed) {
+        notify(d, &rx.want_space);
+    }
+    publish_cpu(h, &rx.cons.cpu);
+}
+
+/// # Safety
+/// As [`recv`].
+#[cold]
+#[inline(never)]
+unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::EAGAIN);
+    }
+    let s = d.sock();
+    let (r, rx, h) = d.rx();
+    let peek = flags & libc::MSG_PEEK != 0;
+    let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
+    // MSG_TRUNC on TCP: the bytes are discarded.
+    let dst = if flags & libc::MSG_TRUNC != 0 { core::ptr::null_mut() } else { buf };
+    let all = flags & libc::MSG_WAITALL != 0 && block;
+    let mut deadline = None;
+    let mut done = 0;
+    loop {
+        if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
+            let got = match token::enter(h) {
+                Err(token::Busy) => return Err(Errno::EAGAIN),
+                Ok(_) if !d.is_conn() => return Err(Errno::EBADF),
+                Ok(_t) => {
+                    if len == 0 {
+                        ring::available(r, rx, h, 1).map(|n| if n > 0 { usize::MAX } else { 0 })
+                    } else {
+                        let at = if dst.is_null() { dst } else { dst.wrapping_add(done) };
+                        // A peek always starts over.
+                        let (at, n) = if peek { (dst, len) } else { (at, len - done) };
+                        // SAFETY: within the caller's buffer; the token is held.
+                        unsafe { ring::recv(r, rx, h, at, n, peek) }
+                    }
+                }
+            };
+            match got {
+                Err(Hostile) => {
+                    poison(d);
+                    continue;
+                }
+                Ok(usize::MAX) => return Ok(0),
+                Ok(n) if peek && (n == len || (n > 0 && !all)) => return Ok(n),
+                Ok(n) if peek => {
+                    done = n;
+                }
+                Ok(0) => {}
+                Ok(n) => {
+                    done += n;
+                    consumed(d, rx, h);
+                    if done == len || !all {
+                        return Ok(done);
+                    }
+                    continue;
+                }
+            }
+        }
+        if ended(d) {
+            let poisoned = s.flags.load(Ordering::Relaxed) & flag::POISONED != 0;
+            if ring::readable(r, rx, h) && !poisoned && !(peek && done > 0) {
+                continue; // data came before the end that we have just seen
+            }
+            return if done > 0 { Ok(done) } else { end_of_stream(d) };
+        }
+        if !block {
+            return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+        }
+        let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
+        if let Err(e) = r {
+            return if done > 0 { Ok(done) } else { Err(e) };
+        }
+    }
+}
+
+/// Will no more data come, for whatever reason?
+fn ended(d: &Desc) -> bool {
+    let s = d.sock();
+    let f = s.flags.load(Ordering::Relaxed);
+    ready::state(d).eof || s.err.load(Ordering::Relaxed) != 0 || f & (flag::SHUT_RD | flag::POISONED) != 0
+}
+
+/// Nothing is left to read: an error once, then the end.
+fn end_of_stream(d: &Desc) -> Result<usize> {
+    match ready::take_error(d) {
+        0 => Ok(0),
+        e => Err(Errno::new(e)),
+    }
+}
+
+/// MSG_PEEK with MSG_WAITALL: more than what was there.
+fn wait_more(d: &Desc, have: usize, deadline: &mut Option<u64>) -> Result<()> {
+    let (r, rx, h) = d.rx();
+    let more = || {
+        token::enter(h).map_or(true, |_t| ring::available(r, rx, h, have + 1).map_or(true, |n| n > have))
+            || ready::state(d).eof
+    };
+    let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
+    sleep(&rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
+}
+
+/// Block until there is something to receive (data, end or error).
+pub fn wait_data(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
+    let (_, rx, _) = d.rx();
+    let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
+    sleep(&rx.want_data, deadline, timeo, &d.spin_rx, ready::peer_cpu(d), || !d.is_conn() || ready::can_recv(d))
+}
+
+/// Block until a send can make progress or fails.
+pub fn wait_space(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
+    let (_, tx, h) = d.tx();
+    tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
+    let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
+    sleep(&tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+}
+
+/// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set
+/// on first use from `timeo`, nanoseconds; 0: none).
+fn sleep(
+    want: &fsocket_sync::doorbell::Want,
+    deadline: &mut Option<u64>,
+    timeo: u64,
+    spin: &crate::spin::Memory,
+    peer_cpu: u32,
+    mut ready: impl FnMut() -> bool,
+) -> Result<()> {
+    if spin.spin(peer_cpu, &mut ready) {
+        return Ok(());
+    }
+    if timeo != 0 && deadline.is_none() {
+        *deadline = Some(sys::now_ns().saturating_add(timeo));
+    }
+    let t0 = cpu::ticks();
+    loop {
+        let seq = want.seq.load(Ordering::Acquire);
+        want.arm(FUTEX_BIT);
+        sys::heavy_fence();
+        if ready() {
+            break;
+        }
+        stats::count(Counter::Sleeps);
+        let left = match *deadline {
+            Some(t) => match t.saturating_sub(sys::now_ns()) {
+                0 => return Err(Errno::EAGAIN),
+                n => Some(n),
+            },
+            None => crate::ctl::dead().then_some(UNWATCHED_NS),
+        };
+        let r = sys::futex_wait(&want.seq, seq, left);
+        if ready() {
+            break;
+        }
+        match r {
+            Err(Errno::EINTR) => return Err(Errno::EINTR),
+            Err(Errno::ETIMEDOUT) if deadline.is_some() => return Err(Errno::EAGAIN),
+            _ => {}
+        }
+    }
+    spin.slept(cpu::ticks() - t0);
+    Ok(())
+}

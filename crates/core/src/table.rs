@@ -1,0 +1,228 @@
+//! Descriptor number to what we know of it.
+//!
+//! A number that is not in the table is the kernel's alone, and costs one load
+//! per call. Entries are private to the process (a forked child has a copy).
+
+use crate::slab::{Slab, Slot};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::{Half, Sock};
+use fsocket_abi::channel::{Dir, Slot as ChanSlot};
+use fsocket_ring::Mapped;
+
+/// Descriptors from here on are left to the kernel.
+pub const MAX_FD: usize = 1 << 20;
+
+static FDS: [AtomicPtr<Desc>; MAX_FD] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_FD];
+pub static DESCS: Slab<Desc> = Slab::new(1 << 18);
+
+/// What a descriptor is, [`Desc::kind`].
+pub mod kind {
+    pub const FREE: u32 = 0;
+    /// A TCP socket of which nothing is decided: the placeholder is pristine.
+    pub const FRESH: u32 = 1;
+    /// Bound; a listener or a kernel connection to be.
+    pub const BOUND: u32 = 2;
+    /// A kernel listener that also has SYN queues.
+    pub const LISTENER: u32 = 3;
+    /// A connection over shared memory.
+    pub const CONN: u32 = 4;
+    pub const EPOLL: u32 = 5;
+}
+
+/// One open file description of ours, as this process sees it. Zero is valid.
+#[repr(C, align(64))]
+pub struct Desc {
+    pub kind: AtomicU32,
+    /// Descriptor numbers that refer to it in this process.
+    pub refs: AtomicU32,
+    /// CONN: shared state, control block, rings.
+    sock: AtomicPtr<Sock>,
+    slot: AtomicPtr<ChanSlot>,
+    tx_dir: AtomicPtr<Dir>,
+    rx_dir: AtomicPtr<Dir>,
+    tx_ring: AtomicPtr<u8>,
+    rx_ring: AtomicPtr<u8>,
+    // Second line: rarely used.
+    /// CONN: local channel number + 1.
+    pub chan: AtomicU32,
+    pub slot_index: AtomicU32,
+    pub side: AtomicU32,
+    /// Head (item index + 1) of the epoll items that watch it.
+    pub items: AtomicU32,
+    /// AF_INET or AF_INET6.
+    pub family: AtomicU32,
+    /// The placeholder carries state and cannot be used again.
+    pub dirty: AtomicBool,
+    /// FRESH: O_NONBLOCK as last set.
+    pub nonblock: AtomicBool,
+    /// What the placeholder is in the kernel, when the pool gets it: its
+    /// family (0: AF_INET) and O_NONBLOCK.
+    pub kernel_family: AtomicU32,
+    pub kernel_nonblock: AtomicBool,
+    /// LISTENER: index + 1 into the listener table. EPOLL: into the epoll table.
+    pub object: AtomicU32,
+    /// Counts uses, so that a stale reference can be told.
+    pub generation: AtomicU32,
+    pub spin_rx: crate::spin::Memory,
+    pub spin_tx: crate::spin::Memory,
+    link: AtomicU32,
+    /// Options as set before the path was chosen; see `opts`.
+    pub opt: [AtomicI32; crate::opts::COUNT],
+    pub rcvtimeo: AtomicU64,
+    pub sndtimeo: AtomicU64,
+}
+
+// SAFETY: zero is valid for atomics; `link` is used by the slab alone.
+unsafe impl Slot for Desc {
+    fn link(&self) -> &AtomicU32 {
+        &self.link
+    }
+}
+
+impl Desc {
+    #[inline(always)]
+    pub fn kind(&self) -> u32 {
+        // Acquire: pairs with the release that made it a CONN or LISTENER.
+        self.kind.load(Ordering::Acquire)
+    }
+    #[inline(always)]
+    pub fn is_conn(&self) -> bool {
+        self.kind() == kind::CONN
+    }
+    pub fn index(&self) -> u32 {
+        DESCS.index(self)
+    }
+    pub fn placeholder_family(&self) -> u32 {
+        match self.kernel_family.load(Ordering::Relaxed) {
+            0 => libc::AF_INET as u32,
+            f => f,
+        }
+    }
+    pub fn placeholder_nonblock(&self) -> bool {
+        self.kernel_nonblock.load(Ordering::Relaxed)
+    }
+
+    /// Attach the parts of a connection; the caller then sets `kind`.
+    ///
+    /// # Safety
+    /// All stay mapped for as long as the process lives; the ring pointers
+    /// are as [`Mapped::new`] wants them.
+    pub unsafe fn attach(&self, sock: &Sock, slot: &ChanSlot, side: usize, tx: *mut u8, rx: *mut u8) {
+        self.sock.store(sock as *const _ as *mut _, Ordering::Relaxed);
+        self.slot.store(slot as *const _ as *mut _, Ordering::Relaxed);
+        self.tx_dir.store(&slot.dir[side] as *const _ as *mut _, Ordering::Relaxed);
+        self.rx_dir.store(&slot.dir[1 - side] as *const _ as *mut _, Ordering::Relaxed);
+        self.tx_ring.store(tx, Ordering::Relaxed);
+        self.rx_ring.store(rx, Ordering::Relaxed);
+        self.side.store(side as u32, Ordering::Relaxed);
+    }
+
+    // The accessors below are for descriptors of kind CONN. A descriptor is
+    // never detached again while it is in the slab (stale pointers lead to
+    // memory that is still mapped), and `attach` comes before the kind.
+
+    #[inline(always)]
+    pub fn sock(&self) -> &'static Sock {
+        debug_assert!(!self.sock.load(Ordering::Relaxed).is_null());
+        // SAFETY: CONN, see above.
+        unsafe { &*self.sock.load(Ordering::Relaxed) }
+    }
+    #[inline(always)]
+    pub fn slot(&self) -> &'static ChanSlot {
+        // SAFETY: CONN, see above.
+        unsafe { &*self.slot.load(Ordering::Relaxed) }
+    }
+    #[inline(always)]
+    pub fn tx(&self) -> (Mapped, &'static Dir, &'static Half) {
+        // SAFETY: CONN, see above.
+        unsafe {
+            (Mapped::new(self.tx_ring.load(Ordering::Relaxed)), &*self.tx_dir.load(Ordering::Relaxed), &self.sock().tx)
+        }
+    }
+    #[inline(always)]
+    pub fn rx(&self) -> (Mapped, &'static Dir, &'static Half) {
+        // SAFETY: CONN, see above.
+        unsafe {
+            (Mapped::new(self.rx_ring.load(Ordering::Relaxed)), &*self.rx_dir.load(Ordering::Relaxed), &self.sock().rx)
+        }
+    }
+}
+
+#[inline(always)]
+pub fn lookup(fd: i32) -> Option<&'static Desc> {
+    let p = FDS.get(fd as usize)?.load(Ordering::Acquire);
+    // SAFETY: the table holds only pointers into the slab, which stays mapped.
+    unsafe { p.as_ref() }
+}
+
+/// A new description with one reference, all fields at their start values.
+pub fn alloc(kind: u32) -> Option<&'static Desc> {
+    let (_, d) = DESCS.alloc()?;
+    d.refs.store(1, Ordering::Relaxed);
+    d.generation.fetch_add(1, Ordering::Relaxed);
+    for f in [&d.chan, &d.slot_index, &d.items, &d.family, &d.object, &d.kernel_family] {
+        f.store(0, Ordering::Relaxed);
+    }
+    d.dirty.store(false, Ordering::Relaxed);
+    d.nonblock.store(false, Ordering::Relaxed);
+    d.kernel_nonblock.store(false, Ordering::Relaxed);
+    d.spin_rx.reset();
+    d.spin_tx.reset();
+    for (o, v) in d.opt.iter().zip(crate::opts::DEFAULTS) {
+        o.store(v, Ordering::Relaxed);
+    }
+    d.rcvtimeo.store(0, Ordering::Relaxed);
+    d.sndtimeo.store(0, Ordering::Relaxed);
+    d.kind.store(kind, Ordering::Release);
+    Some(d)
+}
+
+/// Give a description back; nobody refers to it any more.
+pub fn release(d: &Desc) {
+    d.kind.store(kind::FREE, Ordering::Release);
+    DESCS.free(d.index());
+}
+
+/// Enter a number. False: the number is too high for the table.
+pub fn install(fd: i32, d: &'static Desc) -> bool {
+    match FDS.get(fd as usize) {
+        Some(e) => {
+            e.store(d as *const Desc as *mut Desc, Ordering::Release);
+            true
+        }
+        None => false,
+    }
+}
+
+/// Take a number out and say what it was.
+pub fn remove(fd: i32) -> Option<&'static Desc> {
+    let p = FDS.get(fd as usize)?.swap(core::ptr::null_mut(), Ordering::AcqRel);
+    // SAFETY: as in `lookup`.
+    unsafe { p.as_ref() }
+}
+
+/// Highest number that a scan must look at.
+pub fn scan_limit() -> usize {
+    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `r` is ours.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) };
+    (r.rlim_cur.max(1024) as usize).min(MAX_FD)
+}
+
+/// Forget a description that turned out to be the kernel's business: every
+/// number that refers to it leaves the table.
+pub fn forget(d: &Desc) {
+    let me = d as *const Desc as *mut Desc;
+    let mut left = d.refs.load(Ordering::Relaxed);
+    for e in FDS.iter().take(scan_limit()) {
+        if left == 0 {
+            break;
+        }
+        if e.load(Ordering::Relaxed) == me
+            && e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            left -= 1;
+        }
+    }
+    release(d);
+}

@@ -1,0 +1,103 @@
+//! Closing and duplicating descriptors, and their flags.
+
+use super::{either, Answer};
+use crate::real;
+use fsocket_core::{close as ops, opts, table};
+use fsocket_sys::{self as sys, Errno};
+use libc::*;
+
+pub unsafe fn close(fd: c_int) -> c_int {
+    either(ops::close(fd), || unsafe { real::close(fd) })
+}
+
+pub unsafe fn dup(fd: c_int) -> c_int {
+    if ops::own(fd) {
+        return Err::<(), _>(Errno::EBADF).answer();
+    }
+    let new = unsafe { real::dup(fd) };
+    if new >= 0 {
+        ops::duplicated(fd, new);
+    }
+    new
+}
+
+pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
+    if old == new {
+        return unsafe { real::dup2(old, new) };
+    }
+    if let Some(r) = before_dup(old, new) {
+        return r;
+    }
+    let r = unsafe { real::dup2(old, new) };
+    if r >= 0 {
+        ops::duplicated(old, new);
+    }
+    r
+}
+
+pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if let Some(r) = before_dup(old, new) {
+        return r;
+    }
+    let r = unsafe { real::dup3(old, new, flags) };
+    if r >= 0 {
+        ops::duplicated(old, new);
+    }
+    r
+}
+
+/// The kernel is about to close `new` silently.
+fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
+    if ops::own(old) {
+        return Some(Err::<(), _>(Errno::EBADF).answer());
+    }
+    if ops::own(new) {
+        // Give way: the application wants this very number.
+        fsocket_core::process::make_way(new);
+    }
+    None
+}
+
+pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
+    unsafe { fcntl_with(fd, cmd, arg, real::fcntl) }
+}
+
+pub unsafe fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
+    unsafe { fcntl_with(fd, cmd, arg, real::fcntl64) }
+}
+
+unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int, c_int, c_ulong) -> c_int) -> c_int {
+    if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
+        let new = unsafe { real(fd, cmd, arg) };
+        if new >= 0 && table::lookup(fd).is_some() {
+            ops::duplicated(fd, new);
+        }
+        return new;
+    }
+    match table::lookup(fd) {
+        Some(d) => either(opts::fcntl(fd, d, cmd, arg as usize), || unsafe { real(fd, cmd, arg) }),
+        None => unsafe { real(fd, cmd, arg) },
+    }
+}
+
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
+    match table::lookup(fd) {
+        Some(d) if arg != 0 => {
+            either(unsafe { opts::ioctl(fd, d, request, arg as *mut i32) }, || unsafe { real::ioctl(fd, request, arg) })
+        }
+        _ => unsafe { real::ioctl(fd, request, arg) },
+    }
+}
+
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
+    if first > last || flags & !CLOSE_RANGE_UNSHARE != 0 {
+        // With CLOEXEC nothing is closed now; malformed calls are the kernel's.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    ops::range(first, last, |a, b| sys::close_range(a, b, flags as u32)).answer()
+}
+
+pub unsafe fn closefrom(first: c_int) {
+    let _ = ops::range(first.max(0) as u32, u32::MAX, |a, b| sys::close_range(a, b, 0));
+}

@@ -1,0 +1,201 @@
+//! Bytes in and out.
+
+use super::Answer;
+use crate::real;
+use fsocket_core::table::{self, Desc};
+use fsocket_core::{msg as ops_msg, sendfile as ops_sendfile, stream};
+use libc::*;
+
+#[inline(always)]
+fn conn(fd: c_int) -> Option<&'static Desc> {
+    table::lookup(fd).filter(|d| d.is_conn())
+}
+
+pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+    match conn(fd) {
+        // read() of nothing is 0 at once, unlike recv().
+        Some(_) if n == 0 => 0,
+        Some(d) => unsafe { stream::recv(d, buf as *mut u8, n, 0) }.answer(),
+        None => unsafe { real::read(fd, buf, n) },
+    }
+}
+
+pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
+    match conn(fd) {
+        Some(d) => unsafe { stream::send(d, buf as *const u8, n, 0) }.answer(),
+        None => unsafe { real::write(fd, buf, n) },
+    }
+}
+
+pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(d) => unsafe { ops_msg::recvv(d, iov, n as usize, 0) }.answer(),
+        None => unsafe { real::readv(fd, iov, n) },
+    }
+}
+
+pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(d) => unsafe { ops_msg::sendv(d, iov, n as usize, 0) }.answer(),
+        None => unsafe { real::writev(fd, iov, n) },
+    }
+}
+
+pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(d) => unsafe { stream::recv(d, buf as *mut u8, n, flags) }.answer(),
+        None => unsafe { real::recv(fd, buf, n, flags) },
+    }
+}
+
+pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(d) => unsafe { stream::send(d, buf as *const u8, n, flags) }.answer(),
+        None => unsafe { real::send(fd, buf, n, flags) },
+    }
+}
+
+pub unsafe fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    match conn(fd) {
+        Some(d) => {
+            let r = unsafe { stream::recv(d, buf as *mut u8, n, flags) };
+            if r.is_ok() && !addr.is_null() && !len.is_null() {
+                // TCP names no sender.
+                unsafe { *len = 0 };
+            }
+            r.answer()
+        }
+        None => unsafe { real::recvfrom(fd, buf, n, flags, addr, len) },
+    }
+}
+
+pub unsafe fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    n: size_t,
+    flags: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> ssize_t {
+    match conn(fd) {
+        Some(d) => unsafe { stream::send(d, buf as *const u8, n, flags) }.answer(),
+        None => unsafe { real::sendto(fd, buf, n, flags, addr, len) },
+    }
+}
+
+pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(d) if !msg.is_null() => {
+            let m = unsafe { &mut *msg };
+            let r = unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen as usize, flags & !MSG_CMSG_CLOEXEC) };
+            if r.is_ok() {
+                m.msg_namelen = 0;
+                m.msg_controllen = 0;
+                m.msg_flags = if flags & MSG_CMSG_CLOEXEC != 0 { MSG_CMSG_CLOEXEC } else { 0 };
+            }
+            r.answer()
+        }
+        _ => unsafe { real::recvmsg(fd, msg, flags) },
+    }
+}
+
+pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(d) if !msg.is_null() => {
+            let m = unsafe { &*msg };
+            unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen as usize, flags) }.answer()
+        }
+        _ => unsafe { real::sendmsg(fd, msg, flags) },
+    }
+}
+
+pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+    if conn(fd).is_none() || vec.is_null() {
+        return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
+    }
+    let mut done = 0;
+    while done < n {
+        let f = if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
+        let m = unsafe { &mut *vec.add(done as usize) };
+        let r = unsafe { recvmsg(fd, &mut m.msg_hdr, f & !MSG_WAITFORONE) };
+        if r < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        m.msg_len = r as c_uint;
+        done += 1;
+        if r == 0 {
+            break;
+        }
+    }
+    done as c_int
+}
+
+pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+    if conn(fd).is_none() || vec.is_null() {
+        return unsafe { real::sendmmsg(fd, vec, n, flags) };
+    }
+    let mut done = 0;
+    while done < n {
+        let m = unsafe { &mut *vec.add(done as usize) };
+        let r = unsafe { sendmsg(fd, &m.msg_hdr, flags) };
+        if r < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        m.msg_len = r as c_uint;
+        done += 1;
+    }
+    done as c_int
+}
+
+// The FORTIFY twins check the size of the destination, then do the same. When
+// the check fails libc's own function ends the program, as it should.
+
+pub unsafe fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t) -> ssize_t {
+    match conn(fd) {
+        Some(_) if n <= cap => unsafe { read(fd, buf, n) },
+        _ => unsafe { real::__read_chk(fd, buf, n, cap) },
+    }
+}
+
+pub unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(_) if n <= cap => unsafe { recv(fd, buf, n, flags) },
+        _ => unsafe { real::__recv_chk(fd, buf, n, cap, flags) },
+    }
+}
+
+pub unsafe fn __recvfrom_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    cap: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    match conn(fd) {
+        Some(_) if n <= cap => unsafe { recvfrom(fd, buf, n, flags, addr, len) },
+        _ => unsafe { real::__recvfrom_chk(fd, buf, n, cap, flags, addr, len) },
+    }
+}
+
+pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
+    match conn(out) {
+        Some(d) => unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer(),
+        None => unsafe { real::sendfile(out, input, off, n) },
+    }
+}
+
+pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
+    match conn(out) {
+        Some(d) => unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer(),
+        None => unsafe { real::sendfile64(out, input, off, n) },
+    }
+}

@@ -1,0 +1,152 @@
+//! Waiting for many descriptors.
+
+use super::either;
+use crate::real;
+use fsocket_core::{epoll, poll as ops, table};
+use libc::*;
+
+fn ms(timeout: c_int) -> Option<u64> {
+    (timeout >= 0).then(|| timeout as u64 * 1_000_000)
+}
+
+/// None: no time-out. Some(Err): not a valid time, the kernel says so.
+unsafe fn ts(t: *const timespec) -> Option<Result<u64, ()>> {
+    let t = unsafe { t.as_ref() }?;
+    if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) {
+        return Some(Err(()));
+    }
+    Some(Ok((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64)))
+}
+
+pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
+    either(unsafe { ops::poll(fds, n as usize, ms(timeout), core::ptr::null()) }, || unsafe {
+        real::poll(fds, n, timeout)
+    })
+}
+
+pub unsafe fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+    match unsafe { ts(timeout) }.transpose() {
+        Ok(t) => {
+            either(unsafe { ops::poll(fds, n as usize, t, mask) }, || unsafe { real::ppoll(fds, n, timeout, mask) })
+        }
+        Err(()) => unsafe { real::ppoll(fds, n, timeout, mask) },
+    }
+}
+
+pub unsafe fn __poll_chk(fds: *mut pollfd, n: nfds_t, timeout: c_int, cap: size_t) -> c_int {
+    if (n as usize).saturating_mul(size_of::<pollfd>()) > cap {
+        return unsafe { real::__poll_chk(fds, n, timeout, cap) };
+    }
+    unsafe { poll(fds, n, timeout) }
+}
+
+pub unsafe fn __ppoll_chk(
+    fds: *mut pollfd,
+    n: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    cap: size_t,
+) -> c_int {
+    if (n as usize).saturating_mul(size_of::<pollfd>()) > cap {
+        return unsafe { real::__ppoll_chk(fds, n, timeout, mask, cap) };
+    }
+    unsafe { ppoll(fds, n, timeout, mask) }
+}
+
+pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval) -> c_int {
+    let t = match unsafe { timeout.as_ref() } {
+        Some(t) if t.tv_sec < 0 || t.tv_usec < 0 => return unsafe { real::select(n, r, w, x, timeout) },
+        Some(t) => Some((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_usec as u64 * 1000)),
+        None => None,
+    };
+    let start = fsocket_sys::now_ns();
+    either(
+        unsafe { ops::select(n, r, w, x, t, core::ptr::null()) }.map_done(|v| {
+            // Linux writes back the time that is left.
+            if let (Some(left), Some(t)) = (unsafe { timeout.as_mut() }, t) {
+                let rest = t.saturating_sub(fsocket_sys::now_ns() - start);
+                left.tv_sec = (rest / 1_000_000_000) as time_t;
+                left.tv_usec = (rest / 1000 % 1_000_000) as suseconds_t;
+            }
+            v
+        }),
+        || unsafe { real::select(n, r, w, x, timeout) },
+    )
+}
+
+pub unsafe fn pselect(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    x: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    match unsafe { ts(timeout) }.transpose() {
+        Ok(t) => {
+            either(unsafe { ops::select(n, r, w, x, t, mask) }, || unsafe { real::pselect(n, r, w, x, timeout, mask) })
+        }
+        Err(()) => unsafe { real::pselect(n, r, w, x, timeout, mask) },
+    }
+}
+
+pub unsafe fn epoll_create(size: c_int) -> c_int {
+    made(unsafe { real::epoll_create(size) })
+}
+
+pub unsafe fn epoll_create1(flags: c_int) -> c_int {
+    made(unsafe { real::epoll_create1(flags) })
+}
+
+fn made(fd: c_int) -> c_int {
+    if fd >= 0 {
+        epoll::created(fd);
+    }
+    fd
+}
+
+pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int {
+    match table::lookup(ep) {
+        Some(d) => either(unsafe { epoll::ctl(d, op, fd, ev) }, || unsafe { real::epoll_ctl(ep, op, fd, ev) }),
+        None => unsafe { real::epoll_ctl(ep, op, fd, ev) },
+    }
+}
+
+pub unsafe fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+    match table::lookup(ep) {
+        Some(d) => either(unsafe { epoll::wait(d, evs, max, ms(timeout), core::ptr::null()) }, || unsafe {
+            real::epoll_wait(ep, evs, max, timeout)
+        }),
+        None => unsafe { real::epoll_wait(ep, evs, max, timeout) },
+    }
+}
+
+pub unsafe fn epoll_pwait(
+    ep: c_int,
+    evs: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    match table::lookup(ep) {
+        Some(d) => either(unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }, || unsafe {
+            real::epoll_pwait(ep, evs, max, timeout, mask)
+        }),
+        None => unsafe { real::epoll_pwait(ep, evs, max, timeout, mask) },
+    }
+}
+
+pub unsafe fn epoll_pwait2(
+    ep: c_int,
+    evs: *mut epoll_event,
+    max: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    match (table::lookup(ep), unsafe { ts(timeout) }.transpose()) {
+        (Some(d), Ok(t)) => either(unsafe { epoll::wait(d, evs, max, t, mask) }, || unsafe {
+            real::epoll_pwait2(ep, evs, max, timeout, mask)
+        }),
+        _ => unsafe { real::epoll_pwait2(ep, evs, max, timeout, mask) },
+    }
+}

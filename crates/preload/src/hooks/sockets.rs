@@ -1,0 +1,152 @@
+//! Making, naming and tuning sockets.
+
+use super::either;
+use crate::real;
+use core::sync::atomic::Ordering;
+use fsocket_core::table::{self, kind};
+use fsocket_core::{
+    accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, pool, process,
+    stats,
+};
+use libc::*;
+
+pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
+    let tcp = matches!(domain, AF_INET | AF_INET6)
+        && ty & !(SOCK_NONBLOCK | SOCK_CLOEXEC) == SOCK_STREAM
+        && matches!(protocol, 0 | IPPROTO_TCP)
+        && process::enabled();
+    let (nonblock, cloexec) = (ty & SOCK_NONBLOCK != 0, ty & SOCK_CLOEXEC != 0);
+    let pooled = if tcp { pool::socket(domain as u32, nonblock, cloexec) } else { None };
+    let fd = match pooled {
+        Some(fd) => fd,
+        None => {
+            let mut fd = unsafe { real::socket(domain, ty, protocol) };
+            if fd < 0 && unsafe { *__errno_location() } == EMFILE && pool::drain() {
+                fd = unsafe { real::socket(domain, ty, protocol) };
+            }
+            if fd < 0 {
+                return fd;
+            }
+            pool::kernel_allocated(fd);
+            close::overwritten(fd);
+            fd
+        }
+    };
+    if tcp {
+        if let Some(d) = table::alloc(kind::FRESH) {
+            d.family.store(domain as u32, Ordering::Relaxed);
+            d.kernel_family.store(domain as u32, Ordering::Relaxed);
+            d.nonblock.store(nonblock, Ordering::Relaxed);
+            d.kernel_nonblock.store(nonblock, Ordering::Relaxed);
+            if !table::install(fd, d) {
+                table::release(d);
+            }
+        }
+    }
+    fd
+}
+
+pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    let r = unsafe { real::bind(fd, addr, len) };
+    if let Some(d) = table::lookup(fd) {
+        if r == 0 && d.kind() == kind::FRESH {
+            d.dirty.store(true, Ordering::Relaxed);
+            d.kind.store(kind::BOUND, Ordering::Release);
+        }
+    }
+    r
+}
+
+pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let r = unsafe { real::listen(fd, backlog) };
+    if r == 0 {
+        if let Some(d) = table::lookup(fd) {
+            if matches!(d.kind(), kind::FRESH | kind::BOUND | kind::LISTENER) {
+                let _errno = fsocket_sys::errno::Saved::errno();
+                d.dirty.store(true, Ordering::Relaxed);
+                if let Err(why) = ops_listen::registered(fd, d) {
+                    stats::count(why);
+                }
+            }
+        }
+    }
+    r
+}
+
+pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match table::lookup(fd) {
+        Some(d) => {
+            either(unsafe { ops_accept::accept(fd, d, addr, len, 0) }, || unsafe { real::accept(fd, addr, len) })
+        }
+        None => seen(unsafe { real::accept(fd, addr, len) }),
+    }
+}
+
+pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    match table::lookup(fd) {
+        Some(d) => either(unsafe { ops_accept::accept(fd, d, addr, len, flags) }, || unsafe {
+            real::accept4(fd, addr, len, flags)
+        }),
+        None => seen(unsafe { real::accept4(fd, addr, len, flags) }),
+    }
+}
+
+/// A descriptor number that the kernel gave out.
+fn seen(fd: c_int) -> c_int {
+    if fd >= 0 {
+        pool::kernel_allocated(fd);
+    }
+    fd
+}
+
+pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    match table::lookup(fd) {
+        Some(d) => {
+            either(unsafe { ops_connect::connect(fd, d, addr, len) }, || unsafe { real::connect(fd, addr, len) })
+        }
+        None => unsafe { real::connect(fd, addr, len) },
+    }
+}
+
+pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match table::lookup(fd) {
+        Some(d) => either(close::shutdown(d, how), || unsafe { real::shutdown(fd, how) }),
+        None => unsafe { real::shutdown(fd, how) },
+    }
+}
+
+pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match table::lookup(fd) {
+        Some(d) if d.is_conn() && !addr.is_null() && !len.is_null() => {
+            super::Answer::answer(unsafe { ops_name::local(d, addr, len) })
+        }
+        _ => unsafe { real::getsockname(fd, addr, len) },
+    }
+}
+
+pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match table::lookup(fd) {
+        Some(d) if d.is_conn() && !addr.is_null() && !len.is_null() => {
+            super::Answer::answer(unsafe { ops_name::peer(d, addr, len) })
+        }
+        _ => unsafe { real::getpeername(fd, addr, len) },
+    }
+}
+
+pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
+    match table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) {
+        Some(d) => either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
+            real::setsockopt(fd, level, name, val, len)
+        }),
+        None => unsafe { real::setsockopt(fd, level, name, val, len) },
+    }
+}
+
+pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int {
+    match table::lookup(fd) {
+        Some(d) => either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
+            real::getsockopt(fd, level, name, val, len)
+        }),
+        None => unsafe { real::getsockopt(fd, level, name, val, len) },
+    }
+}

@@ -1,0 +1,60 @@
+// The one table of hooks. Included twice: by this library, where each line
+// becomes an exported function and a way to the real one, and by the test kit,
+// which checks the exports and writes docs/hooks.md from it.
+//
+// family: "what it does on our path" fn name(arguments) -> result;
+hook_table! {
+    sockets: "placeholder from the pool or the kernel" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int;
+    sockets: "kernel; the socket then is a listener or a kernel connection to be" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    sockets: "kernel, and registered with the monitor" fn listen(fd: c_int, backlog: c_int) -> c_int;
+    sockets: "SYN queues, then the kernel's queue" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    sockets: "SYN queues, then the kernel's queue" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    sockets: "a slot in a channel, else the kernel" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    sockets: "FIN in the ring" fn shutdown(fd: c_int, how: c_int) -> c_int;
+    sockets: "from the connection" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    sockets: "from the connection" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    sockets: "common options recorded, others kept by the placeholder" fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int;
+    sockets: "common options recorded, others answered by the placeholder" fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int;
+    io: "ring" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t;
+    io: "ring" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t;
+    io: "ring" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t;
+    io: "ring; small vectors are one record" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t;
+    io: "ring" fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t;
+    io: "ring" fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t;
+    io: "ring" fn recvfrom(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t;
+    io: "ring; the address is ignored, as for any connected TCP socket" fn sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t) -> ssize_t;
+    io: "ring" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
+    io: "ring" fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
+    io: "ring, message by message" fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    io: "ring, message by message" fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int;
+    io: "ring" fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t) -> ssize_t;
+    io: "ring" fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int) -> ssize_t;
+    io: "ring" fn __recvfrom_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t;
+    io: "file read into the ring" fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t;
+    io: "file read into the ring" fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t;
+    descriptors: "FIN or RST, placeholder back to the pool" fn close(fd: c_int) -> c_int;
+    descriptors: "another number for the same connection" fn dup(fd: c_int) -> c_int;
+    descriptors: "another number for the same connection" fn dup2(old: c_int, new: c_int) -> c_int;
+    descriptors: "another number for the same connection" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    descriptors: "O_NONBLOCK and F_DUPFD; the rest by the placeholder" fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int;
+    descriptors: "as fcntl" fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int;
+    descriptors: "FIONBIO, FIONREAD, SIOCOUTQ, SIOCATMARK" fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int;
+    descriptors: "each connection closed, our own descriptors spared" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    descriptors: "as close_range" fn closefrom(first: c_int) -> ();
+    readiness: "rings and kernel together" fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
+    readiness: "rings and kernel together" fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    readiness: "rings and kernel together" fn __poll_chk(fds: *mut pollfd, n: nfds_t, timeout: c_int, cap: size_t) -> c_int;
+    readiness: "rings and kernel together" fn __ppoll_chk(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t, cap: size_t) -> c_int;
+    readiness: "rings and kernel together" fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval) -> c_int;
+    readiness: "rings and kernel together" fn pselect(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    readiness: "kernel, and known to us" fn epoll_create(size: c_int) -> c_int;
+    readiness: "kernel, and known to us" fn epoll_create1(flags: c_int) -> c_int;
+    readiness: "items of ours, or the kernel's" fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int;
+    readiness: "rings and kernel together" fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
+    readiness: "rings and kernel together" fn epoll_pwait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    readiness: "rings and kernel together" fn epoll_pwait2(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    process: "as fork: a child that shares our memory would close the parent's connections" fn vfork() -> pid_t;
+    process: "shared memory off when the network namespace changes" fn unshare(flags: c_int) -> c_int;
+    process: "shared memory off when the network namespace changes" fn setns(fd: c_int, kind: c_int) -> c_int;
+    process: "an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
+}
