@@ -11,7 +11,8 @@ static NONCE: AtomicU64 = AtomicU64::new(0);
 static TAG: AtomicU64 = AtomicU64::new(0);
 /// Shared memory is off for good in this process.
 static DISABLED: AtomicBool = AtomicBool::new(true);
-static CPUS: AtomicU32 = AtomicU32::new(1);
+/// CPUs of the machine; 0: not asked yet.
+static CPUS: AtomicU32 = AtomicU32::new(0);
 static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 static ARENA_FAILED: AtomicBool = AtomicBool::new(false);
 static ARENA_LOCK: crate::lock::Lock<Free> = crate::lock::Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
@@ -36,9 +37,6 @@ pub struct Config<'a> {
 pub fn init(c: &Config) {
     set_nonce(sys::getrandom_u64() | 1);
     sys::cpu::init(c.rseq_offset);
-    // SAFETY: plain sysconf.
-    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    CPUS.store(cpus.clamp(1, 65536) as u32, Ordering::Relaxed);
     choose_high_fd();
     if c.disabled || sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_err() {
         return;
@@ -93,7 +91,18 @@ pub fn disable() {
 
 #[inline(always)]
 pub fn cpus() -> u32 {
-    CPUS.load(Ordering::Relaxed)
+    match CPUS.load(Ordering::Relaxed) {
+        0 => count_cpus(),
+        n => n,
+    }
+}
+
+#[cold]
+fn count_cpus() -> u32 {
+    // SAFETY: plain sysconf.
+    let n = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.clamp(1, 65536) as u32;
+    CPUS.store(n, Ordering::Relaxed);
+    n
 }
 
 /// In a forked child: new identity, no arena of its own yet.

@@ -3,20 +3,20 @@
 use core::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
 
 static RSEQ_CPU: AtomicIsize = AtomicIsize::new(0);
-static TICKS_PER_US: AtomicU64 = AtomicU64::new(1000);
+/// 0: not measured yet.
+static TICKS_PER_US: AtomicU64 = AtomicU64::new(0);
+static START_NS: AtomicU64 = AtomicU64::new(0);
+static START_TICKS: AtomicU64 = AtomicU64::new(0);
 
-/// Find glibc's rseq area (2.35 and later) and calibrate the tick counter.
+/// Find glibc's rseq area (2.35 and later) and begin to measure the tick counter.
 /// `rseq_offset` is the value of glibc's `__rseq_offset`, if it has one.
 pub fn init(rseq_offset: Option<isize>) {
     if let Some(off) = rseq_offset {
         // struct rseq: cpu_id_start, then cpu_id.
         RSEQ_CPU.store(off + 4, Ordering::Relaxed);
     }
-    let (t0, c0) = (crate::now_ns(), ticks());
-    while crate::now_ns() - t0 < 20_000 {}
-    let (t1, c1) = (crate::now_ns(), ticks());
-    let per_us = c1.wrapping_sub(c0) * 1000 / (t1 - t0).max(1);
-    TICKS_PER_US.store(per_us.max(1), Ordering::Relaxed);
+    START_NS.store(crate::now_ns(), Ordering::Relaxed);
+    START_TICKS.store(ticks(), Ordering::Relaxed);
 }
 
 /// CPU this thread runs on, plus one; 0 if unknown.
@@ -62,5 +62,21 @@ pub fn ticks() -> u64 {
 
 #[inline(always)]
 pub fn ticks_per_us() -> u64 {
-    TICKS_PER_US.load(Ordering::Relaxed)
+    match TICKS_PER_US.load(Ordering::Relaxed) {
+        0 => measure(),
+        n => n,
+    }
+}
+
+/// From the time that has passed since `init`; the longer, the better, and kept
+/// once it is long enough.
+#[cold]
+fn measure() -> u64 {
+    let ns = crate::now_ns().wrapping_sub(START_NS.load(Ordering::Relaxed)).max(1);
+    let ticks = ticks().wrapping_sub(START_TICKS.load(Ordering::Relaxed));
+    let per_us = ((ticks as u128 * 1000 / ns as u128) as u64).clamp(1, 1 << 20);
+    if ns > 200_000 {
+        TICKS_PER_US.store(per_us, Ordering::Relaxed);
+    }
+    per_us
 }
