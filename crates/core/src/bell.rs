@@ -109,7 +109,7 @@ pub fn each_fd(mut f: impl FnMut(i32)) {
 
 /// In a forked child: eventfds are shared with the parent, so ours they are not.
 pub fn become_child() {
-    for b in &BELLS {
+    for b in BELLS.iter().take(made()) {
         let fd = b.fd.swap(-1, Ordering::AcqRel);
         if fd >= 0 {
             let _ = sys::close(fd);
@@ -166,13 +166,10 @@ fn each(c: &Chan, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) {
         fence(Ordering::SeqCst);
         if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
             let key = w.bell.load(Ordering::Acquire);
-            match (key != 0).then(|| c.peer_bell(i, key)).flatten() {
-                Some(fd) => {
-                    let _ = sys::eventfd_ring(fd);
-                }
+            if key == 0 || !c.ring_peer(i, key) {
                 // Nobody can ring it now; sleeps are bounded when the monitor
                 // is dead, and the mark stays.
-                None => w.sleeping.store(1, Ordering::Relaxed),
+                w.sleeping.store(1, Ordering::Relaxed);
             }
         }
     }

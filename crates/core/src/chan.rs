@@ -3,12 +3,13 @@
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
-use crate::{bell, listen};
+use crate::{bell, ctl, listen, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
     self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
     WAITER_OFF, WORKERS,
 };
+use fsocket_proto::{kind, Msg};
 use fsocket_sys as sys;
 
 /// Channels per process.
@@ -36,6 +37,8 @@ pub struct Chan {
     /// Peer's waiter to its bell, as fetched from the monitor.
     peer_key: [AtomicU64; WAITERS],
     peer_fd: [AtomicI32; WAITERS],
+    /// Bell that the monitor has rung for us already.
+    peer_rung: [AtomicU64; WAITERS],
     client: Lock<Client>,
 }
 
@@ -81,7 +84,7 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
         d.store(0, Ordering::Relaxed);
     }
     c.forget_bells();
-    for k in &c.peer_key {
+    for k in c.peer_key.iter().chain(&c.peer_rung) {
         k.store(0, Ordering::Relaxed);
     }
     if let Ok(mut cl) = c.client.lock() {
@@ -217,24 +220,30 @@ impl Chan {
         }
     }
 
-    /// Descriptor of the bell of waiter `w` on the other side.
-    pub fn peer_bell(&self, w: usize, key: u64) -> Option<i32> {
+    /// Ring the bell of waiter `w` on the other side. The first time the
+    /// monitor does it for us, which is cheaper than to fetch a descriptor that
+    /// may never be used again. False: nobody can ring it.
+    pub fn ring_peer(&self, w: usize, key: u64) -> bool {
         let w = w.min(WAITERS - 1);
         if self.peer_key[w].load(Ordering::Acquire) == key {
-            return Some(self.peer_fd[w].load(Ordering::Relaxed));
+            return sys::eventfd_ring(self.peer_fd[w].load(Ordering::Relaxed)).is_ok();
         }
-        let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::GETBELL);
+        let mut m = Msg::new(kind::RING);
         m.id = key;
         m.arg0 = self.id.load(Ordering::Relaxed) as u64;
-        let (_, fd) = crate::ctl::request(m, None).ok()?;
-        let fd = crate::process::high_fd(fd?).ok()?;
+        if self.peer_rung[w].swap(key, Ordering::Relaxed) != key {
+            return ctl::tell(m, None);
+        }
+        m.kind = kind::GETBELL;
+        let Ok((_, Some(fd))) = ctl::request(m, None) else { return false };
+        let Ok(fd) = process::high_fd(fd) else { return false };
         let had = self.peer_key[w].swap(0, Ordering::AcqRel);
         let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
         self.peer_key[w].store(key, Ordering::Release);
         if had != 0 {
             let _ = sys::close(old);
         }
-        Some(fd)
+        sys::eventfd_ring(fd).is_ok()
     }
 
     /// Return the memory once nothing refers to it. The address range stays
@@ -323,13 +332,20 @@ impl Chan {
         };
         let block = slot / PORT_BLOCK;
         if c.ports[block] == 0 {
-            let (m, _) = crate::ctl::request(fsocket_proto::Msg::new(fsocket_proto::kind::PORTS), None).ok()?;
-            if m.arg0 < 1024 || m.arg0 > 65536 - PORT_BLOCK as u64 || m.arg1 < PORT_BLOCK as u64 {
+            let (m, _) = ctl::request(Msg::new(kind::PORTS), None).ok()?;
+            if !legal_block(m.arg0) || m.arg1 < PORT_BLOCK as u64 {
                 return None;
             }
             c.ports[block] = m.arg0 as u16;
         }
         Some((slot, c.ports[block] + (slot % PORT_BLOCK) as u16))
+    }
+
+    /// The lease that came with a new channel.
+    pub fn first_ports(&self, first: u16) {
+        if let Some(mut c) = self.client().filter(|_| legal_block(first as u64)) {
+            c.ports[0] = first;
+        }
     }
 
     pub fn give_back(&self, c: &mut Client, slot: usize) {
@@ -374,6 +390,11 @@ impl Chan {
         }
         true
     }
+}
+
+/// Is that the first port of a lease that we can use?
+fn legal_block(first: u64) -> bool {
+    (1024..=65536 - PORT_BLOCK as u64).contains(&first)
 }
 
 /// Entries waiting; a head that makes no sense counts as a full queue.

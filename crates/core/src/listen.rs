@@ -45,6 +45,13 @@ static LISTENERS: [Listener; MAX] = [const {
     }
 }; MAX];
 
+/// Entries that were ever used: a fork must not touch all of them.
+static USED: AtomicU32 = AtomicU32::new(0);
+
+fn used() -> &'static [Listener] {
+    &LISTENERS[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
+}
+
 /// The descriptor's listener, if it is one.
 pub fn of(d: &Desc) -> Option<&'static Listener> {
     match d.object.load(Ordering::Relaxed) {
@@ -73,6 +80,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter
         .enumerate()
         .find(|(_, l)| l.id.compare_exchange(0, m.id, Ordering::AcqRel, Ordering::Relaxed).is_ok())
         .ok_or(Counter::FbResource)?;
+    USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     l.worker.store(0, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
     if let Ok(mut a) = l.addr.lock() {
@@ -98,7 +106,7 @@ fn bound_address(fd: i32) -> Option<Addr> {
 
 /// A channel was handed to us for listener `id`.
 pub fn add_channel(id: u64, c: &'static Chan) {
-    let Some(l) = LISTENERS.iter().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
+    let Some(l) = used().iter().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
     let v = c.index() as u16 + 1;
     let n = l.n.load(Ordering::Relaxed) as usize;
     if l.chans[..n.min(CHANS)].iter().any(|x| x.load(Ordering::Relaxed) == v) {
@@ -120,7 +128,7 @@ pub fn add_channel(id: u64, c: &'static Chan) {
 /// it opened before: they are accepted as long as the slots say so.
 pub fn drop_channel(c: &Chan) {
     let v = c.index() as u16 + 1;
-    for l in &LISTENERS {
+    for l in used() {
         if l.id.load(Ordering::Acquire) == c.listener.load(Ordering::Relaxed) {
             for x in l.chans.iter().take(l.n.load(Ordering::Relaxed) as usize) {
                 if x.load(Ordering::Relaxed) == v {
@@ -148,12 +156,12 @@ pub fn closed(d: &Desc) {
 
 /// Does this process hold any listener?
 pub fn any() -> bool {
-    LISTENERS.iter().any(|l| l.id.load(Ordering::Relaxed) != 0)
+    used().iter().any(|l| l.id.load(Ordering::Relaxed) != 0)
 }
 
 /// In a forked child: registered nowhere yet.
 pub fn become_child() {
-    for l in &LISTENERS {
+    for l in used() {
         l.worker.store(0, Ordering::Relaxed);
         l.addr.reset_after_fork();
     }

@@ -140,7 +140,7 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<&'static Chan, Counter> {
     };
     let c = match (chan::by_id(a.id as u32, CLIENT), memfd) {
         (Some(c), _) => Some(c),
-        (None, Some(fd)) => chan::map(a.id as u32, a.arg0, CLIENT, fd),
+        (None, Some(fd)) => chan::map(a.id as u32, a.arg0, CLIENT, fd).inspect(|c| c.first_ports(a.addr.port)),
         (None, None) => None,
     };
     if let Some(fd) = memfd {

@@ -7,7 +7,7 @@ use crate::clients::{Client, Clients};
 use crate::descriptor;
 use crate::endpoint::{Config, Endpoint, StartError};
 use crate::listeners::Listeners;
-use crate::ports::Ports;
+use crate::ports::{KernelPorts, Ports};
 use crate::registry::Registry;
 use crate::sockdiag::SockDiag;
 use crate::watchdog::Watchdog;
@@ -99,7 +99,7 @@ impl Monitor {
             arenas: Arenas::default(),
             listeners: Listeners::default(),
             channels: Channels::default(),
-            ports: Ports::default(),
+            ports: Ports::new(KernelPorts::read()),
             registry: Registry::new().map_err(fail("make the registry"))?,
             diag: SockDiag::new(),
             totals: HashMap::new(),

@@ -10,12 +10,12 @@ pub const BLOCK: u16 = 64;
 /// range, then below it.
 const SOURCES: [RangeInclusive<u16>; 2] = [61001..=65535, 10000..=32767];
 
-#[derive(Default)]
 pub struct Ports {
     /// First port of each block that is out.
     leased: BTreeSet<u16>,
     /// Where the last search ended; blocks just returned are not reused soon.
     after: usize,
+    kernel: KernelPorts,
 }
 
 /// Every block, first ports.
@@ -27,16 +27,29 @@ fn blocks() -> impl Iterator<Item = u16> {
 }
 
 impl Ports {
-    /// Takes a free block none of whose ports is `taken`.
-    pub fn lease(&mut self, taken: impl Fn(u16) -> bool) -> Option<u16> {
+    /// `kernel`: as read when the monitor starts.
+    pub fn new(kernel: KernelPorts) -> Ports {
+        Ports { leased: BTreeSet::new(), after: 0, kernel }
+    }
+
+    /// Takes a free block none of whose ports is reserved or `listened` on:
+    /// outside of the kernel's ephemeral range if there is one, else (some
+    /// administrators widen that range to everything) inside. A kernel
+    /// connection may then show the same pair of addresses at the same time.
+    pub fn lease(&mut self, listened: impl Fn(u16) -> bool) -> Option<u16> {
         let all: Vec<u16> = blocks().collect();
-        let found = (0..all.len()).map(|i| (self.after + i) % all.len()).find(|&i| {
-            let first = all[i];
-            !self.leased.contains(&first) && !(first..=first + (BLOCK - 1)).any(&taken)
-        })?;
-        self.after = found + 1;
-        self.leased.insert(all[found]);
-        Some(all[found])
+        let free = |i: usize, avoid: &dyn Fn(u16) -> bool| {
+            let first = all[i % all.len()];
+            !self.leased.contains(&first) && !(first..=first + (BLOCK - 1)).any(avoid)
+        };
+        let never = |p| listened(p) || self.kernel.reserved(p);
+        let found = (self.after..self.after + all.len())
+            .find(|&i| free(i, &|p| never(p) || self.kernel.ephemeral.contains(&p)))
+            .or_else(|| (self.after..self.after + all.len()).find(|&i| free(i, &never)))?;
+        self.after = (found + 1) % all.len();
+        let first = all[found % all.len()];
+        self.leased.insert(first);
+        Some(first)
     }
 
     pub fn give_back(&mut self, first: u16) {
@@ -71,8 +84,8 @@ impl KernelPorts {
         KernelPorts { ephemeral, reserved }
     }
 
-    pub fn contains(&self, port: u16) -> bool {
-        self.ephemeral.contains(&port) || self.reserved.iter().any(|r| r.contains(&port))
+    pub fn reserved(&self, port: u16) -> bool {
+        self.reserved.iter().any(|r| r.contains(&port))
     }
 }
 
@@ -82,10 +95,9 @@ mod tests {
 
     #[test]
     fn leases_do_not_overlap_and_come_back() {
-        let mut ports = Ports::default();
-        let kernel = KernelPorts::parse("32768\t60999\n", "62000-62010,63000\n");
+        let mut ports = Ports::new(KernelPorts::parse("32768\t60999\n", "62000-62010,63000\n"));
         let mut seen = BTreeSet::new();
-        while let Some(first) = ports.lease(|p| kernel.contains(p) || p == 20000) {
+        while let Some(first) = ports.lease(|p| p == 20000) {
             for port in first..=first + (BLOCK - 1) {
                 assert!(seen.insert(port));
                 assert!(SOURCES.iter().any(|s| s.contains(&port)));
@@ -97,18 +109,31 @@ mod tests {
         }
         let first = *seen.first().unwrap();
         ports.give_back(first);
-        assert_eq!(ports.lease(|p| kernel.contains(p) || p == 20000), Some(first));
+        assert_eq!(ports.lease(|p| p == 20000), Some(first));
     }
 
     #[test]
-    fn a_wide_ephemeral_range_leaves_none() {
-        let kernel = KernelPorts::parse("1024 65535", "");
-        assert_eq!(Ports::default().lease(|p| kernel.contains(p)), None);
+    fn a_wide_ephemeral_range_does_not_switch_us_off() {
+        let mut ports = Ports::new(KernelPorts::parse("1024 65535", "62000"));
+        let mut n = 0;
+        while let Some(first) = ports.lease(|_| false) {
+            assert!(!(first..=first + (BLOCK - 1)).contains(&62000));
+            n += 1;
+        }
+        assert!(n > 400);
+    }
+
+    #[test]
+    fn the_ephemeral_range_is_avoided_while_possible() {
+        let mut ports = Ports::new(KernelPorts::parse("20000 65535", ""));
+        for _ in 0..100 {
+            assert!(ports.lease(|_| false).unwrap() < 20000);
+        }
     }
 
     #[test]
     fn garbage_is_survived() {
         let kernel = KernelPorts::parse("", ",x-,-5,7-");
-        assert!(kernel.contains(40000) && !kernel.contains(7));
+        assert!(kernel.ephemeral.contains(&40000) && !kernel.reserved(7));
     }
 }

@@ -5,10 +5,11 @@ use crate::arenas::{Arena, ArenaMem};
 use crate::channels::{Channel, ChannelMem};
 use crate::clients::{Client, Outgoing};
 use crate::descriptor::{self, Attached};
-use crate::ports::{KernelPorts, BLOCK};
+use crate::ports::BLOCK;
 use crate::{limits, ChannelId, ConnId, ListenerId, Monitor};
 use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_proto::{kind, Msg};
+use rustix::fd::AsFd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -42,6 +43,10 @@ impl Monitor {
                 return Ok(());
             }
             kind::BELL => return self.bell(id, &msg, fd),
+            kind::RING => {
+                self.ring(id, &msg);
+                return Ok(());
+            }
             kind::UNBELL => {
                 self.clients.remove_bell(id, msg.id);
                 return Ok(());
@@ -217,7 +222,9 @@ impl Monitor {
                 }
                 _ if self.still_listens(listener) => {
                     let (channel, fd) = self.make_channel(id, listener)?;
-                    return Ok((found(channel), Some(fd)));
+                    let mut answer = found(channel);
+                    answer.addr.port = self.lease_ports(id).unwrap_or(0);
+                    return Ok((answer, Some(fd)));
                 }
                 // Its socket was closed in secret: see who is next.
                 _ => self.end_listener(listener),
@@ -264,18 +271,22 @@ impl Monitor {
     }
 
     fn ports(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let first = self.lease_ports(id)?;
+        Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
+    }
+
+    fn lease_ports(&mut self, id: ConnId) -> Result<u16, Errno> {
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
         let of_uid: usize = self.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
         if client.leases.len() >= limits::LEASES_PER_PROCESS || (client.uid != 0 && of_uid >= limits::LEASES_PER_UID) {
             return Err(Errno::AGAIN);
         }
-        let kernel = KernelPorts::read();
         let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
-        let first = self.ports.lease(|p| kernel.contains(p) || listened.contains(&p)).ok_or(Errno::AGAIN)?;
+        let first = self.ports.lease(|p| listened.contains(&p)).ok_or(Errno::AGAIN)?;
         if let Some(client) = self.clients.get_mut(id) {
             client.leases.push(first);
         }
-        Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
+        Ok(first)
     }
 
     fn bell(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
@@ -288,7 +299,8 @@ impl Monitor {
         Ok(())
     }
 
-    fn get_bell(&mut self, id: ConnId, msg: &Msg) -> Answer {
+    /// A bell on the other side of a channel that `id` is a party of.
+    fn other_bell(&self, id: ConnId, msg: &Msg) -> Result<&OwnedFd, Errno> {
         let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
         let channel = ChannelId::try_from(msg.arg0).map_err(|_| Errno::NOENT)?;
         let ch = self.channels.get(channel).ok_or(Errno::NOENT)?;
@@ -298,9 +310,18 @@ impl Monitor {
             (ch.is_party(CLIENT, family) && ch.is_party(SERVER, owner))
                 || (ch.is_party(SERVER, family) && ch.is_party(CLIENT, owner))
         };
-        let bell = self.clients.bell(msg.id, other_side).ok_or(Errno::NOENT)?;
-        let fd = rustix::io::fcntl_dupfd_cloexec(bell, 0)?;
+        self.clients.bell(msg.id, other_side).ok_or(Errno::NOENT)
+    }
+
+    fn get_bell(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let fd = rustix::io::fcntl_dupfd_cloexec(self.other_bell(id, msg)?, 0)?;
         Ok((Msg { id: msg.id, ..reply(msg) }, Some(Rc::new(fd))))
+    }
+
+    fn ring(&self, id: ConnId, msg: &Msg) {
+        if let Ok(bell) = self.other_bell(id, msg) {
+            crate::wake::ring_bell(bell.as_fd());
+        }
     }
 
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {

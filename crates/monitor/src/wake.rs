@@ -112,7 +112,7 @@ fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
     }
 }
 
-fn ring_bell(bell: rustix::fd::BorrowedFd<'_>) {
+pub fn ring_bell(bell: rustix::fd::BorrowedFd<'_>) {
     use rustix::event::{poll, PollFd, PollFlags, Timespec};
     let mut poll_fd = [PollFd::new(&bell, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

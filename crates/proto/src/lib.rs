@@ -60,6 +60,8 @@ pub mod kind {
     /// memfd; or `result` ENOENT: no listener of ours, EMFILE/ENOMEM: out of
     /// something. One process gets the same channel number back while it has it
     /// and does not call it full (without a descriptor attached: `arg2` = 1).
+    /// A new channel comes with a first lease of ports, as by [`PORTS`]:
+    /// `addr.port` is the first of 64 (0: all are out).
     pub const CONNECT: u32 = 7;
     /// *Sync*: lease of client ports: `arg0` first, `arg1` count (64).
     /// `result` EAGAIN when all are out. Returned at the end of the process.
@@ -72,6 +74,10 @@ pub mod kind {
     /// *Sync*: the descriptor of bell `id`, whose owner must be on the other
     /// side of channel `arg0`. `result` ENOENT otherwise.
     pub const GETBELL: u32 = 11;
+    /// Ring bell `id`, whose owner must be on the other side of channel `arg0`.
+    /// No answer. For the first time a bell must be rung: cheaper than fetching
+    /// it for a connection that may be the only one.
+    pub const RING: u32 = 13;
     /// *Sync*: report as JSON in a memfd; `arg0` length; see
     /// [`crate::report`]. For the command line; needs no HELLO.
     pub const REPORT: u32 = 12;
