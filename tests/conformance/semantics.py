@@ -706,7 +706,7 @@ def sigpipe_kills_and_nosignal_does_not():
 @pair()
 def data_then_close_is_all_read():
     def server(t, s):
-        s.sendall(data(200_000))
+        s.sendall(data(20_000))
         s.close()
         t.step()
 
@@ -1614,7 +1614,8 @@ def tcp_info():
         t.step()
         s.shutdown(socket.SHUT_WR)
         t.step()
-        t.log("state", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[0])
+        # FIN-WAIT-1 or, once the FIN is acknowledged, FIN-WAIT-2.
+        t.log("state", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[0] in (4, 5))
         t.step()
 
     return server, client
@@ -1981,12 +1982,22 @@ def together(case_name):
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    end = time.monotonic() + LIMIT - 5
+    for thread, role in zip(threads, ("server", "client")):
+        thread.join(max(0.1, end - time.monotonic()))
         if thread.is_alive():
-            logs["server"].append(json.dumps(["HANG"]))
+            logs[role].append(json.dumps(["HANG", where(thread)]))
     print(json.dumps(logs), flush=True)
     os._exit(0)
+
+
+def where(thread):
+    """Line that a thread is at."""
+    frame, lines = sys._current_frames().get(thread.ident), []
+    while frame:
+        lines.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(lines[:4])
 
 
 def environment(which):
