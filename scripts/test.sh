@@ -23,16 +23,24 @@ group() {
     fi
 }
 
+total() { grep -oE "test result: .*" "$log" | grep -oE "[0-9]+ $1" | awk '{n += $1} END {print n + 0}'; }
+
 unit() {
     group "unit and integration tests" cargo test --workspace --exclude fsocket-e2e --locked --no-fail-fast -q
 }
 
 loom() {
+    local before
+    before=$(total passed)
     # A target directory of its own: the cfg would rebuild everything twice.
     # Link-time optimisation only costs time here.
     group "loom models" env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" \
         CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
         cargo test --release --locked --no-fail-fast -q -p fsocket-sync -p fsocket-ring --lib --tests
+    if [ "$(total passed)" -eq "$before" ]; then
+        status=1
+        echo "=== loom models FAILED: no model ran"
+    fi
 }
 
 e2e() {
@@ -48,7 +56,6 @@ for name in "$@"; do
     esac
 done
 
-total() { grep -oE "test result: .*" "$log" | grep -oE "[0-9]+ $1" | awk '{n += $1} END {print n + 0}'; }
 passed=$(total passed) failed=$(total failed) ignored=$(total ignored)
 skipped=$(grep -c '^SKIPPED:' "$log")
 unasserted=$(grep -c 'PATH NOT ASSERTED' "$log")
