@@ -70,12 +70,12 @@ pub fn get() -> Option<&'static Bell> {
 }
 
 fn make(b: &Bell) -> bool {
-    let Ok(fd) = sys::eventfd().and_then(process::high_fd) else { return false };
+    let Ok(fd) = sys::eventfd().map(process::high_fd) else { return false };
     let key = sys::getrandom_u64() | 1;
     let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::BELL);
     m.id = key;
     if !ctl::tell(m, Some(fd)) {
-        let _ = sys::close(fd);
+        process::close_own(fd);
         return false;
     }
     b.key.store(key, Ordering::Relaxed);
@@ -88,21 +88,17 @@ pub fn at(i: usize) -> Option<&'static Bell> {
     BELLS.get(i)
 }
 
-/// Is this one of our eventfds?
-pub fn owns(fd: i32) -> bool {
-    fd >= 100 && BELLS.iter().take(made()).any(|b| b.fd() == fd)
-}
-
 /// Bells are made in order of their index.
 fn made() -> usize {
     BELLS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
 }
 
-/// Call `f` with each eventfd of ours.
-pub fn each_fd(mut f: impl FnMut(i32)) {
-    for b in &BELLS {
-        if b.fd() >= 0 {
-            f(b.fd());
+/// Wake every thread of this process that sleeps on a bell: something it must
+/// arm for has appeared.
+pub fn ring_all() {
+    for b in BELLS.iter().take(made()) {
+        if b.used.load(Ordering::Relaxed) {
+            b.ring_self();
         }
     }
 }
@@ -112,7 +108,7 @@ pub fn become_child() {
     for b in BELLS.iter().take(made()) {
         let fd = b.fd.swap(-1, Ordering::AcqRel);
         if fd >= 0 {
-            let _ = sys::close(fd);
+            process::close_own(fd);
         }
         b.key.store(0, Ordering::Relaxed);
         b.used.store(false, Ordering::Relaxed);

@@ -108,12 +108,23 @@ pub fn all() -> impl Iterator<Item = &'static Chan> {
     (0..CHANS.len()).filter_map(|i| CHANS.get(i)).filter(|c| c.id.load(Ordering::Acquire) != 0)
 }
 
+/// A fetched bell got another number.
+pub fn moved(old: i32, new: i32) -> bool {
+    all().any(|c| {
+        (0..WAITERS).any(|w| {
+            c.peer_key[w].load(Ordering::Relaxed) != 0
+                && c.peer_fd[w].compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        })
+    })
+}
+
 /// The monitor hands us a channel of a listener we work for.
 pub fn serve(id: u32, listener: u64, fd: i32) {
     let c = by_id(id, channel::SERVER).or_else(|| map(id, listener, channel::SERVER, fd));
     if let Some(c) = c {
         c.retired.store(false, Ordering::Relaxed);
         listen::add_channel(listener, c);
+        bell::ring_all();
     }
 }
 
@@ -235,13 +246,17 @@ impl Chan {
             return ctl::tell(m, None);
         }
         m.kind = kind::GETBELL;
-        let Ok((_, Some(fd))) = ctl::request(m, None) else { return false };
-        let Ok(fd) = process::high_fd(fd) else { return false };
+        let Ok((_, Some(fd))) = ctl::request(m, None) else {
+            // Not announced yet, perhaps; the monitor keeps a ring for that case.
+            m.kind = kind::RING;
+            return ctl::tell(m, None);
+        };
+        let fd = process::high_fd(fd);
         let had = self.peer_key[w].swap(0, Ordering::AcqRel);
         let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
         self.peer_key[w].store(key, Ordering::Release);
         if had != 0 {
-            let _ = sys::close(old);
+            process::close_own(old);
         }
         sys::eventfd_ring(fd).is_ok()
     }
@@ -258,7 +273,7 @@ impl Chan {
         }
         for (k, f) in self.peer_key.iter().zip(&self.peer_fd) {
             if k.swap(0, Ordering::AcqRel) != 0 {
-                let _ = sys::close(f.load(Ordering::Relaxed));
+                process::close_own(f.load(Ordering::Relaxed));
             }
         }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

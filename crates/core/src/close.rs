@@ -1,7 +1,7 @@
 //! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
 
 use crate::table::{self, kind, Desc};
-use crate::{bell, chan, epoll, listen, pool, process, stats, stream, token, Outcome};
+use crate::{chan, epoll, listen, pool, process, stats, stream, token, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -25,10 +25,7 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
     }
 }
 
-/// Is it a descriptor that the library needs and the application never saw?
-pub fn own(fd: i32) -> bool {
-    fd >= 0 && (fd == crate::ctl::fd() || bell::owns(fd))
-}
+pub use crate::process::owns as own;
 
 /// `fd` left the table. `really`: its placeholder is to be closed too.
 fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
@@ -193,25 +190,11 @@ pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<(
     }
     pool::drain();
     let mut from = first as u64;
-    let mut own_fds = [0i32; bell::MAX + 1];
-    let mut n = 0;
-    bell::each_fd(|fd| {
-        own_fds[n] = fd;
-        n += 1;
-    });
-    if crate::ctl::fd() >= 0 {
-        own_fds[n] = crate::ctl::fd();
-        n += 1;
-    }
-    own_fds[..n].sort_unstable();
-    for &fd in &own_fds[..n] {
-        let fd = fd as u64;
-        if fd >= from && fd <= last as u64 {
-            if fd > from {
-                kernel(from as u32, fd as u32 - 1)?;
-            }
-            from = fd + 1;
+    while let Some(own) = process::next_own(from as u32, last).filter(|_| from <= last as u64) {
+        if own as u64 > from {
+            kernel(from as u32, own - 1)?;
         }
+        from = own as u64 + 1;
     }
     if from <= last as u64 {
         kernel(from as u32, last)?;

@@ -2,7 +2,7 @@
 
 use crate::lock::Lock;
 use crate::{chan, process, route};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_proto::registry::{self, Registry};
 use fsocket_proto::{kind, Msg, MSG_SIZE};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -12,6 +12,7 @@ static FD: AtomicI32 = AtomicI32::new(-1);
 static LOCK: Lock<u32> = Lock::new(0);
 static DEAD: AtomicBool = AtomicBool::new(false);
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
+static UNWATCHED: AtomicU64 = AtomicU64::new(0);
 static PENDING_SEEN: AtomicU32 = AtomicU32::new(0);
 
 /// How long an answer may take before the monitor counts as dead.
@@ -21,8 +22,7 @@ const PATIENCE_S: i64 = 5;
 pub fn open(path: Option<&[u8]>) -> bool {
     let default = fsocket_proto::paths::SYSTEM_SOCKET.as_bytes();
     let Ok(fd) = connect(path.unwrap_or(default)) else { return false };
-    let Ok(fd) = process::high_fd(fd) else { return false };
-    adopt_fd(fd)
+    adopt_fd(process::high_fd(fd))
 }
 
 /// Use `fd` as the control socket and greet the monitor on it.
@@ -36,7 +36,7 @@ pub fn adopt_fd(fd: i32) -> bool {
     m.arg0 = sys::getpid() as u64;
     m.arg1 = fsocket_abi::VERSION as u64;
     if sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
-        let _ = sys::close(fd);
+        process::close_own(fd);
         return false;
     }
     FD.store(fd, Ordering::Release);
@@ -78,6 +78,26 @@ pub fn fd() -> i32 {
 /// and nobody else notices when a peer dies.
 pub fn dead() -> bool {
     DEAD.load(Ordering::Relaxed) || fd() < 0
+}
+
+/// While nobody watches over our peers, sleeps are cut into pieces: short ones
+/// at first, doubling while nothing happens. None: the monitor lives.
+pub fn unwatched() -> Option<u64> {
+    const MIN: u64 = 1_000_000;
+    const MAX: u64 = 500_000_000;
+    if !dead() {
+        return None;
+    }
+    let ns = UNWATCHED.load(Ordering::Relaxed).clamp(MIN, MAX);
+    UNWATCHED.store((ns * 2).min(MAX), Ordering::Relaxed);
+    Some(ns)
+}
+
+/// Something happened: look closely again for a while.
+pub fn progress() {
+    if dead() {
+        UNWATCHED.store(0, Ordering::Relaxed);
+    }
 }
 
 fn died() {
@@ -246,7 +266,7 @@ pub fn unlock_after_fork() {
 pub fn become_child(own: Option<i32>) {
     let old = FD.swap(-1, Ordering::AcqRel);
     if old >= 0 {
-        let _ = sys::close(old);
+        process::close_own(old);
     }
     PENDING_SEEN.store(0, Ordering::Relaxed);
     route::clear();

@@ -38,6 +38,8 @@ pub struct Ep {
     /// Kernel descriptors were added.
     kernel: AtomicBool,
     ctl_added: AtomicBool,
+    /// Threads in the kernel's epoll_wait while no item was ours.
+    plain: AtomicU32,
     link: AtomicU32,
     spin: spin::Memory,
     lock: Lock<Inner>,
@@ -84,6 +86,7 @@ pub fn created(fd: i32) {
     ep.fd.store(fd, Ordering::Relaxed);
     ep.bell.store(0, Ordering::Relaxed);
     ep.items.store(0, Ordering::Relaxed);
+    ep.plain.store(0, Ordering::Relaxed);
     ep.kernel.store(false, Ordering::Relaxed);
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.spin.reset();
@@ -126,6 +129,8 @@ impl Ep {
             return None;
         }
         self.bell.store(b.index() as u32 + 1, Ordering::Release);
+        // Also to hear of the monitor's death.
+        self.watch_ctl();
         Some(b)
     }
     fn watch_ctl(&self) {
@@ -239,8 +244,8 @@ fn drop_and(_g: &mut Guard<'_, Inner>, f: impl FnOnce()) {
 
 /// Somebody sleeps in this instance and must look at its items again.
 fn nudge(ep: &Ep, g: &Guard<'_, Inner>) {
-    if g.sleepers > 0 {
-        if let Some(b) = ep.bell() {
+    if g.sleepers > 0 || ep.plain.load(Ordering::SeqCst) > 0 {
+        if let Some(b) = ep.need_bell() {
             b.ring_self();
         }
     }

@@ -67,7 +67,7 @@ fn announce(nonce: u64) -> i32 {
         let _ = sys::close(child);
         return -1;
     }
-    process::high_fd(child).unwrap_or(-1)
+    process::high_fd(child)
 }
 
 fn unlock(locked: [bool; 4]) {
@@ -89,7 +89,7 @@ pub fn parent() {
     if let Ok(mut p) = PREPARED.lock() {
         unlock(p.locked);
         if p.fd >= 0 {
-            let _ = sys::close(p.fd);
+            process::close_own(p.fd);
         }
         p.fd = -1;
     }

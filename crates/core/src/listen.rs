@@ -280,6 +280,6 @@ impl Listener {
 /// them are looked at: a worker that left may have left connections behind.
 fn others(c: &Chan) -> impl Iterator<Item = usize> {
     let mask = c.header().workers.load(Ordering::Acquire);
-    let top = (64 - mask.leading_zeros() as usize).max(8).min(WORKERS);
+    let top = (64 - mask.leading_zeros() as usize).clamp(8, WORKERS);
     1..=top
 }

@@ -11,7 +11,6 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 
 /// Descriptors handled on the stack; more take a mapping.
 const STACK: usize = 128;
-const UNWATCHED_NS: u64 = 500_000_000;
 static SPIN: spin::Memory = spin::Memory::new();
 
 /// Is there anything of ours among them?
@@ -97,14 +96,12 @@ unsafe fn run(
 ) -> Result<usize> {
     let n = fds.len();
     let mut kernel_n = 0;
-    let mut listeners = false;
     for (k, p) in kernel.iter_mut().zip(fds.iter()) {
         *k = *p;
         k.revents = 0;
         match ours(p.fd).map(|d| d.kind()) {
             Some(kind::CONN) => k.fd = -1,
             Some(kind::LISTENER) => {
-                listeners = true;
                 kernel_n += 1;
                 if let Some(l) = ours(p.fd).and_then(listen::of) {
                     l.join();
@@ -124,6 +121,7 @@ unsafe fn run(
             found += merge(fds, kernel);
         }
         if found > 0 || timeout_ns == Some(0) {
+            ctl::progress();
             return Ok(found);
         }
         if deadline.is_none() {
@@ -141,7 +139,7 @@ unsafe fn run(
             }
         }
         // SAFETY: the caller's mask.
-        unsafe { sleep(fds, kernel, listeners, deadline, mask) }?;
+        unsafe { sleep(fds, kernel, deadline, mask) }?;
         slept = true;
     }
 }
@@ -166,13 +164,15 @@ fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
 unsafe fn sleep(
     fds: &[libc::pollfd],
     kernel: &mut [libc::pollfd],
-    listeners: bool,
     deadline: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<()> {
     let n = fds.len();
     let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
-    let mut limit = if ctl::dead() { Some(left.map_or(UNWATCHED_NS, |l| l.min(UNWATCHED_NS))) } else { left };
+    let mut limit = match (left, ctl::unwatched()) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
     let b = bell::get();
     let mut armed = b.is_some();
     if let Some(b) = b {
@@ -191,8 +191,8 @@ unsafe fn sleep(
     let ctl_at = n + 1;
     if !any(fds) {
         kernel[n] = libc::pollfd { fd: b.map_or(-1, |b| b.fd()), events: libc::POLLIN, revents: 0 };
-        let watch = listeners && !ctl::dead();
-        kernel[ctl_at] = libc::pollfd { fd: if watch { ctl::fd() } else { -1 }, events: libc::POLLIN, revents: 0 };
+        let ctl_fd = if ctl::dead() { -1 } else { ctl::fd() };
+        kernel[ctl_at] = libc::pollfd { fd: ctl_fd, events: libc::POLLIN, revents: 0 };
         stats::count(Counter::Sleeps);
         let t0 = cpu::ticks();
         // SAFETY: n + 2 entries.

@@ -56,11 +56,65 @@ fn choose_high_fd() {
     HIGH_FD.store(if lim > 1000 { 900 } else { (lim - 48).max(lim / 2) }, Ordering::Relaxed);
 }
 
-/// Move a descriptor of ours out of the application's way, close-on-exec.
-pub fn high_fd(fd: i32) -> sys::Result<i32> {
-    let high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FD.load(Ordering::Relaxed) as usize);
+/// Move a descriptor of ours out of the application's way; it is close-on-exec.
+/// Where there is no room up there it stays where it is.
+pub fn high_fd(fd: i32) -> i32 {
+    let dup = || sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FD.load(Ordering::Relaxed) as usize);
+    let high = dup().or_else(|_| {
+        // The application may have lowered its limit since.
+        choose_high_fd();
+        dup()
+    });
+    let kept = match high {
+        Ok(h) => {
+            let _ = sys::close(fd);
+            h
+        }
+        Err(_) => fd,
+    };
+    mark_own(kept, true);
+    kept
+}
+
+/// Close a descriptor of ours.
+pub fn close_own(fd: i32) {
+    mark_own(fd, false);
     let _ = sys::close(fd);
-    high
+}
+
+/// Bit per descriptor number: the library's own.
+static OWN: [AtomicU64; OWN_MAX / 64] = [const { AtomicU64::new(0) }; OWN_MAX / 64];
+const OWN_MAX: usize = 1 << 20;
+
+fn mark_own(fd: i32, on: bool) {
+    let Some(w) = OWN.get(fd as usize / 64) else { return };
+    let bit = 1 << (fd % 64);
+    if on {
+        w.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        w.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// Is it a descriptor that the library needs and the application never saw?
+#[inline]
+pub fn owns(fd: i32) -> bool {
+    fd >= 0 && OWN.get(fd as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) >> (fd % 64) & 1 != 0)
+}
+
+/// The lowest own descriptor in `from..=to`.
+pub fn next_own(from: u32, to: u32) -> Option<u32> {
+    let end = (to as usize).min(OWN_MAX - 1);
+    let mut fd = from as usize;
+    while fd <= end {
+        let rest = OWN[fd / 64].load(Ordering::Relaxed) >> (fd % 64);
+        if rest != 0 {
+            let found = fd + rest.trailing_zeros() as usize;
+            return (found <= end).then_some(found as u32);
+        }
+        fd = (fd / 64 + 1) * 64;
+    }
+    None
 }
 
 fn set_nonce(n: u64) {
@@ -242,7 +296,10 @@ pub fn unlock_after_fork() {
 pub fn make_way(fd: i32) {
     let to = (fd + 1).max(HIGH_FD.load(Ordering::Relaxed));
     if let Ok(new) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, to as usize) {
-        if !ctl::moved(fd, new) && !crate::bell::moved(fd, new) {
+        mark_own(fd, false);
+        if ctl::moved(fd, new) || crate::bell::moved(fd, new) || crate::chan::moved(fd, new) {
+            mark_own(new, true);
+        } else {
             let _ = sys::close(new);
         }
     }

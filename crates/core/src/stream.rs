@@ -9,10 +9,6 @@ use fsocket_ring::{self as ring, Hostile};
 use fsocket_sync::doorbell::FUTEX_BIT;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
-/// Sleeps are cut into pieces of this length while no monitor watches over
-/// the peer, nanoseconds.
-const UNWATCHED_NS: u64 = 500_000_000;
-
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE;
 /// Flags that change nothing for us.
 const SEND_PLAIN: i32 =
@@ -204,9 +200,10 @@ enum Refused {
 fn send_error(d: &Desc) -> Option<Refused> {
     let s = d.sock();
     let f = s.flags.load(Ordering::Relaxed);
-    let e = s.err.swap(0, Ordering::AcqRel);
-    if e != 0 {
-        return Some(Refused::Error(Errno::new(e)));
+    match s.err.swap(0, Ordering::AcqRel) {
+        0 => {}
+        libc::EPIPE => return Some(Refused::Pipe),
+        e => return Some(Refused::Error(Errno::new(e))),
     }
     let st = ready::state(d);
     if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
@@ -217,6 +214,9 @@ fn send_error(d: &Desc) -> Option<Refused> {
     }
     if st.closed {
         if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
+            // The reset that answers it finds us with the peer's FIN received.
+            s.err.store(libc::EPIPE, Ordering::Release);
+            crate::epoll::changed(d);
             return Some(Refused::Swallow);
         }
         return Some(Refused::Pipe);
@@ -341,8 +341,13 @@ fn ended(d: &Desc) -> bool {
     ready::state(d).eof || s.err.load(Ordering::Relaxed) != 0 || f & (flag::SHUT_RD | flag::POISONED) != 0
 }
 
-/// Nothing is left to read: an error once, then the end.
+/// Nothing is left to read: an error once, then the end. After a FIN there is
+/// only the end, whatever error is pending.
 fn end_of_stream(d: &Desc) -> Result<usize> {
+    let st = ready::state(d);
+    if st.eof && !st.reset {
+        return Ok(0);
+    }
     match ready::take_error(d) {
         0 => Ok(0),
         e => Err(Errno::new(e)),
@@ -405,7 +410,7 @@ fn sleep(
                 0 => return Err(Errno::EAGAIN),
                 n => Some(n),
             },
-            None => crate::ctl::dead().then_some(UNWATCHED_NS),
+            None => crate::ctl::unwatched(),
         };
         let r = sys::futex_wait(&want.seq, seq, left);
         if ready() {

@@ -195,6 +195,11 @@ impl Clients {
         }
     }
 
+    /// Has anybody announced a bell with this key?
+    pub fn knows_bell(&self, key: u64) -> bool {
+        self.bell_owners.contains_key(&key)
+    }
+
     pub fn remove_bell(&mut self, id: ConnId, key: u64) {
         if self.all.get_mut(&id).is_some_and(|c| c.bells.remove(&key).is_some()) {
             self.forget_bell_owner(key, id);

@@ -14,6 +14,8 @@ pub const LEASES_PER_PROCESS: usize = 256;
 /// Of about 420 that exist.
 pub const LEASES_PER_UID: usize = 320;
 pub const BELLS_PER_PROCESS: usize = 256;
+/// Rings that wait for their bell, of all processes.
+pub const EARLY_RINGS: usize = 1024;
 /// One user's share of our descriptors, as 1 / n of the limit, in control
 /// sockets.
 pub const CLIENT_SHARE: u64 = 4;

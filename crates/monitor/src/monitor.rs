@@ -13,12 +13,13 @@ use crate::sockdiag::SockDiag;
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::{limits, ConnId, FamilyId};
+use fsocket_proto::Msg;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,9 @@ pub struct Monitor {
     /// Given up for a moment when descriptors run out, to turn somebody away.
     spare: Option<OwnedFd>,
     pub(crate) started: Instant,
+    /// Rings for bells that have not been announced yet: two processes' messages
+    /// come in any order. Requester, key, channel.
+    pub(crate) early_rings: VecDeque<(ConnId, Msg)>,
     own_uid: u32,
     max_clients_per_uid: u64,
     /// Of this process, for which `locals` is valid.
@@ -92,6 +96,7 @@ impl Monitor {
             addresses,
             spare: spare(),
             started: Instant::now(),
+            early_rings: VecDeque::new(),
             own_uid: rustix::process::geteuid().as_raw(),
             max_clients_per_uid: nofile / limits::CLIENT_SHARE,
             netns,

@@ -12,7 +12,7 @@ use fsocket_proto::{kind, Msg};
 use rustix::fd::AsFd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// What an answer is made of.
@@ -296,6 +296,12 @@ impl Monitor {
             return Err(Misbehaved("not a bell"));
         }
         self.clients.add_bell(id, msg.id, fd.keep());
+        let (now, wait) = self.early_rings.drain(..).partition(|(_, r)| r.id == msg.id);
+        self.early_rings = wait;
+        let now: VecDeque<(ConnId, Msg)> = now;
+        for (requester, ring) in now {
+            self.ring(requester, &ring);
+        }
         Ok(())
     }
 
@@ -318,9 +324,14 @@ impl Monitor {
         Ok((Msg { id: msg.id, ..reply(msg) }, Some(Rc::new(fd))))
     }
 
-    fn ring(&self, id: ConnId, msg: &Msg) {
+    fn ring(&mut self, id: ConnId, msg: &Msg) {
         if let Ok(bell) = self.other_bell(id, msg) {
             crate::wake::ring_bell(bell.as_fd());
+        } else if !self.clients.knows_bell(msg.id) {
+            if self.early_rings.len() >= limits::EARLY_RINGS {
+                self.early_rings.pop_front();
+            }
+            self.early_rings.push_back((id, *msg));
         }
     }
 

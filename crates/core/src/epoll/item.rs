@@ -90,7 +90,8 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
         it.next.store(d.items.load(Ordering::Relaxed), Ordering::Relaxed);
         d.items.store(i + 1, Ordering::Release);
     }
-    ep.items.fetch_add(1, Ordering::Relaxed);
+    // SeqCst: against a thread that is about to sleep, see `wait`.
+    ep.items.fetch_add(1, Ordering::SeqCst);
     if kernel {
         ep.kernel.store(true, Ordering::Relaxed);
     }

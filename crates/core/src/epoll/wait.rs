@@ -15,11 +15,9 @@ const MANY_HOT: usize = 64;
 /// While connections of ours keep us busy, kernel descriptors are looked at
 /// every so many calls, or after so many microseconds.
 const KERNEL_TURNS: u32 = 8;
-const KERNEL_US: u64 = 50;
-/// Longest sleep while some item could not be armed, or nobody watches over
-/// our peers, nanoseconds.
+const KERNEL_US: u64 = 10;
+/// Longest sleep while some item could not be armed, nanoseconds.
 const UNARMED_NS: u64 = 2_000_000;
-const UNWATCHED_NS: u64 = 500_000_000;
 
 /// # Safety
 /// `evs` has room for `max` events; `mask` is null or a signal mask.
@@ -31,11 +29,46 @@ pub unsafe fn wait(
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
     let Some(ep) = of(d) else { return Outcome::Kernel };
-    if ep.items.load(Ordering::Relaxed) == 0 || max <= 0 || evs.is_null() {
+    if max <= 0 || evs.is_null() {
         return Outcome::Kernel;
     }
+    let mut out = Out { evs, max: max as usize, n: 0 };
+    let mut left = timeout_ns;
+    if ep.items.load(Ordering::Relaxed) == 0 {
+        // Nothing of ours in it (yet). Another thread may add something while
+        // we sleep; it then rings the bell.
+        let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
+        ep.plain.fetch_add(1, Ordering::SeqCst);
+        let r = if ep.items.load(Ordering::SeqCst) == 0 {
+            // SAFETY: the caller's.
+            unsafe { out.kernel(ep, timeout_ns, mask) }
+        } else {
+            Ok(Spoke::Own)
+        };
+        ep.plain.fetch_sub(1, Ordering::SeqCst);
+        match r {
+            Err(e) => return Outcome::Done(Err(e)),
+            Ok(Spoke::Nobody) => return Outcome::Done(Ok(out.n)),
+            Ok(_) if out.n > 0 => return Outcome::Done(Ok(out.n)),
+            Ok(s) => {
+                if s == Spoke::Control {
+                    control(ep);
+                }
+                left = timeout_ns.map(|t| t.saturating_sub(sys::now_ns().saturating_sub(start)));
+            }
+        }
+    }
     // SAFETY: the caller's.
-    Outcome::Done(unsafe { run(ep, Out { evs, max: max as usize, n: 0 }, timeout_ns, mask) })
+    Outcome::Done(unsafe { run(ep, out, left, mask) })
+}
+
+/// Which of our own descriptors were among the kernel's events.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Spoke {
+    Nobody,
+    /// The bell.
+    Own,
+    Control,
 }
 
 /// The application's array, filled from the front.
@@ -60,13 +93,13 @@ impl Out {
         (0..upto.min(self.n)).any(|i| unsafe { self.evs.add(i).read_unaligned() }.u64 == data)
     }
 
-    /// Add what the kernel has. Returns whether the control socket spoke.
+    /// Add what the kernel has.
     ///
     /// # Safety
     /// As [`wait`].
-    unsafe fn kernel(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<bool> {
+    unsafe fn kernel(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<Spoke> {
         if self.full() {
-            return Ok(false);
+            return Ok(Spoke::Nobody);
         }
         let before = self.n;
         // SAFETY: the rest of the array.
@@ -79,7 +112,7 @@ impl Out {
                 mask,
             )
         }?;
-        let mut ctl_spoke = false;
+        let mut spoke = Spoke::Nobody;
         for i in before..before + k {
             // SAFETY: the kernel has written k entries from `before` on.
             let e = unsafe { self.evs.add(i).read_unaligned() };
@@ -89,14 +122,17 @@ impl Out {
                     if let Some(b) = ep.bell() {
                         sys::eventfd_clear(b.fd());
                     }
+                    if spoke == Spoke::Nobody {
+                        spoke = Spoke::Own;
+                    }
                 }
-                CTL_MARK => ctl_spoke = true,
+                CTL_MARK => spoke = Spoke::Control,
                 // A listener can be ready in both worlds; report it once.
                 _ if self.reported(data, before) => {}
                 _ => self.push(e.events, data),
             }
         }
-        Ok(ctl_spoke)
+        Ok(spoke)
     }
 }
 
@@ -132,7 +168,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 g.last_kernel = now;
                 // SAFETY: the caller's.
                 let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null()) };
-                if let Ok(true) = spoke {
+                if let Ok(Spoke::Control) = spoke {
                     drop(g);
                     control(ep);
                     if out.n == 0 {
@@ -145,6 +181,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 }
             }
             if out.n > 0 {
+                ctl::progress();
                 share(ep, &mut g);
                 return Ok(out.n);
             }
@@ -389,12 +426,12 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
             set_sleeping(&g, b, true);
         }
     }
-    if ctl::dead() {
-        limit = Some(limit.map_or(UNWATCHED_NS, |l| l.min(UNWATCHED_NS)));
+    if let Some(ns) = ctl::unwatched() {
+        limit = Some(limit.map_or(ns, |l| l.min(ns)));
     }
     sys::heavy_fence();
     let r = if something_after_arming(ep) {
-        Ok(false)
+        Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
         let t0 = cpu::ticks();
@@ -411,8 +448,8 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         g.last_kernel = cpu::ticks();
     }
     match r {
-        Ok(true) => control(ep),
-        Ok(false) => {}
+        Ok(Spoke::Control) => control(ep),
+        Ok(_) => {}
         Err(e) => return Err(e),
     }
     Ok(())

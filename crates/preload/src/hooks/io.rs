@@ -94,7 +94,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) if !msg.is_null() => {
             let m = unsafe { &mut *msg };
-            let r = unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen as usize, flags & !MSG_CMSG_CLOEXEC) };
+            let r = unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC) };
             if r.is_ok() {
                 m.msg_namelen = 0;
                 m.msg_controllen = 0;
@@ -110,7 +110,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) if !msg.is_null() => {
             let m = unsafe { &*msg };
-            unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen as usize, flags) }.answer()
+            unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer()
         }
         _ => unsafe { real::sendmsg(fd, msg, flags) },
     }

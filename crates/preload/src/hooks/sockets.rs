@@ -47,6 +47,9 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
 }
 
 pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    if let Some(r) = connected(fd) {
+        return r;
+    }
     let r = unsafe { real::bind(fd, addr, len) };
     if let Some(d) = table::lookup(fd) {
         if r == 0 && d.kind() == kind::FRESH {
@@ -58,6 +61,9 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
 }
 
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
+    if let Some(r) = connected(fd) {
+        return r;
+    }
     let r = unsafe { real::listen(fd, backlog) };
     if r == 0 {
         if let Some(d) = table::lookup(fd) {
@@ -73,7 +79,17 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     r
 }
 
+/// What makes no sense on a connection.
+fn connected(fd: c_int) -> Option<c_int> {
+    table::lookup(fd).filter(|d| d.is_conn())?;
+    fsocket_sys::Errno::EINVAL.set();
+    Some(-1)
+}
+
 pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if let Some(r) = connected(fd) {
+        return r;
+    }
     match table::lookup(fd) {
         Some(d) => {
             either(unsafe { ops_accept::accept(fd, d, addr, len, 0) }, || unsafe { real::accept(fd, addr, len) })
@@ -83,6 +99,9 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_i
 }
 
 pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    if let Some(r) = connected(fd) {
+        return r;
+    }
     match table::lookup(fd) {
         Some(d) => either(unsafe { ops_accept::accept(fd, d, addr, len, flags) }, || unsafe {
             real::accept4(fd, addr, len, flags)
