@@ -99,6 +99,16 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     Some(c)
 }
 
+/// Is there address space for a channel?
+pub fn mappable() -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    match sys::mmap(CHANNEL_SIZE, libc::PROT_NONE, flags, -1, 0) {
+        // SAFETY: just mapped, nobody knows it.
+        Ok(p) => unsafe { sys::munmap(p, CHANNEL_SIZE) }.is_ok(),
+        Err(_) => false,
+    }
+}
+
 /// One process can be on both sides of a channel; it then has two mappings.
 pub fn by_id(id: u32, side: usize) -> Option<&'static Chan> {
     all().find(|c| c.id.load(Ordering::Acquire) == id && c.my_side() == side)
@@ -121,10 +131,13 @@ pub fn moved(old: i32, new: i32) -> bool {
 /// The monitor hands us a channel of a listener we work for.
 pub fn serve(id: u32, listener: u64, fd: i32) {
     let c = by_id(id, channel::SERVER).or_else(|| map(id, listener, channel::SERVER, fd));
-    if let Some(c) = c {
-        c.retired.store(false, Ordering::Relaxed);
-        listen::add_channel(listener, c);
-        bell::ring_all();
+    match c {
+        Some(c) => {
+            c.retired.store(false, Ordering::Relaxed);
+            listen::add_channel(listener, c);
+            bell::ring_all();
+        }
+        None => listen::give_up(listener),
     }
 }
 

@@ -67,6 +67,12 @@ fn release_conn(d: &'static Desc) {
     // its operation finds the descriptor gone.
     let tokens = (token::enter(&s.tx), token::enter(&s.rx));
     d.kind.store(kind::FRESH, Ordering::Release);
+    let channel = chan::CHANS.get(chan.wrapping_sub(1));
+    if let Some(c) = channel {
+        // Before the peer can see that we are done: from then on the slot may
+        // belong to its next connection, which another thread of ours accepts.
+        c.set_desc(slot, None);
+    }
     let me = process::nonce();
     for h in &s.holders {
         if h.load(Ordering::Acquire) == me {
@@ -82,8 +88,7 @@ fn release_conn(d: &'static Desc) {
         finish(d);
     }
     drop(tokens);
-    if let Some(c) = chan::CHANS.get(chan.wrapping_sub(1)) {
-        c.set_desc(slot, None);
+    if let Some(c) = channel {
         if last {
             process::free_sock(s);
         }

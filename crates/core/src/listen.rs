@@ -70,6 +70,10 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter
         return Err(Counter::FbDisabled);
     }
     process::arena().ok_or(Counter::FbResource)?;
+    // A client that opens a connection to us counts on our mapping its channel.
+    if !chan::mappable() {
+        return Err(Counter::FbResource);
+    }
     let addr = bound_address(fd).ok_or(Counter::FbOption)?;
     let (m, _) = ctl::request(Msg::new(msg::LISTEN), Some(fd)).map_err(|e| match e {
         Errno::EIO => Counter::FbNoMonitor,
@@ -151,6 +155,19 @@ pub fn closed(d: &Desc) {
             x.store(0, Ordering::Relaxed);
         }
         l.id.store(0, Ordering::Release);
+    }
+}
+
+/// A channel cannot be mapped here: the kernel serves this listener from now
+/// on. The monitor resets what waits in its queues.
+pub fn give_up(id: u64) {
+    stats::count(Counter::FbResource);
+    for i in 0..crate::table::DESCS.len() {
+        let Some(d) = crate::table::DESCS.get(i) else { continue };
+        if of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
+            closed(d);
+            d.kind.store(kind::BOUND, Ordering::Release);
+        }
     }
 }
 
