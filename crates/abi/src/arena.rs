@@ -120,8 +120,6 @@ pub mod flag {
     pub const SENT_AFTER_CLOSE: u32 = 16;
     /// The peer broke the protocol.
     pub const POISONED: u32 = 32;
-    /// A send found the ring full (EPOLLOUT edge pending).
-    pub const TX_BLOCKED: u32 = 64;
     /// Non-blocking connect reported EINPROGRESS already.
     pub const CONNECTING: u32 = 128;
 }
@@ -153,7 +151,9 @@ pub struct Sock {
     pub holders: [AtomicU64; HOLDERS],
     /// Processes beyond `HOLDERS`; they are only counted.
     pub extra_holders: AtomicU32,
-    _pad1: u32,
+    /// Counts sends that found no space: each entitles whoever waits for
+    /// EPOLLOUT to one more edge.
+    pub tx_blocked: AtomicU32,
     /// SO_RCVTIMEO / SO_SNDTIMEO, nanoseconds; 0: none.
     pub rcvtimeo: AtomicU64,
     pub sndtimeo: AtomicU64,
@@ -165,9 +165,10 @@ pub struct Sock {
 }
 
 /// Token and positions of one direction, touched by its owner only.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct Half {
-    /// Thread that holds the token; see `fsocket-core`'s `token`.
+    /// Thread that holds the token; see [`fsocket_sync::token`].
     pub owner: AtomicU64,
     /// The owner is inside an operation; written by the owner only.
     pub busy: AtomicU64,
@@ -189,6 +190,21 @@ pub struct Half {
     /// tx: ring offset that must stay untouched until the receiver has followed
     /// the last rewind; 0: none.
     pub fence: AtomicU64,
+}
+
+impl fsocket_sync::token::Words for Half {
+    #[inline(always)]
+    fn owner(&self) -> &AtomicU64 {
+        &self.owner
+    }
+    #[inline(always)]
+    fn busy(&self) -> &AtomicU64 {
+        &self.busy
+    }
+    #[inline(always)]
+    fn shared(&self) -> &AtomicU64 {
+        &self.shared
+    }
 }
 
 #[cfg(not(loom))]

@@ -15,13 +15,14 @@ use fsocket_sync::doorbell::Want;
 /// Connections per channel.
 pub const SLOTS: usize = 1024;
 /// Bytes of one ring; a power of two. Sparse: untouched pages cost nothing.
-pub const RING_CAP: usize = 1 << 20;
+/// Under loom so few that a model rewinds and wraps within some messages.
+pub const RING_CAP: usize = if cfg!(loom) { 128 } else { 1 << 20 };
 /// Stream positions start here, so that zero never is one.
 pub const POS_START: u64 = RING_CAP as u64;
 /// Workers of a listener group that get a SYN queue of their own.
 pub const WORKERS: usize = 64;
 /// Entries of one SYN queue; a power of two.
-pub const SYN_CAP: usize = 256;
+pub const SYN_CAP: usize = if cfg!(loom) { 2 } else { 256 };
 /// Waiters per side; bit 63 of a want mask is the futex bit.
 pub const WAITERS: usize = 63;
 
@@ -65,6 +66,7 @@ pub struct Header {
 
 /// SYN queue: the client process produces (under its own lock), any worker of
 /// the group consumes (its own queue, or another's to steal).
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct SynQueue {
     /// Next entry to write; client only.
@@ -139,6 +141,7 @@ pub mod status {
 }
 
 /// One direction of a connection; each line has one writer.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Dir {
     pub prod: Prod,
@@ -150,6 +153,7 @@ pub struct Dir {
 }
 
 /// Written by the sender, rarely: a receiver that finds no record looks here.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Prod {
     pub status: AtomicU32,
@@ -163,6 +167,7 @@ pub struct Prod {
 }
 
 /// Written by the receiver after each read.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct Cons {
     /// Position up to which bytes are consumed.

@@ -173,8 +173,10 @@ impl Inner {
         // SAFETY: callers stay below n.
         unsafe { *self.hot.add(k) = i };
     }
-    /// Look at an item on every call from now on.
+    /// Look at an item on every call from now on, until it is armed anew: what
+    /// it was armed for may not be all that it waits for now.
     fn heat(&mut self, it: &Item) {
+        it.was_marked();
         if !it.hot.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
             it.hot.store(false, Ordering::Relaxed);
         }

@@ -138,7 +138,7 @@ unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<
         match step {
             Err(Hostile) => poison(d),
             Ok(0) => {
-                s.flags.fetch_or(flag::TX_BLOCKED, Ordering::Relaxed);
+                s.tx_blocked.fetch_add(1, Ordering::Relaxed);
                 if !block {
                     // Whoever waits for EPOLLOUT must look at the ring again.
                     crate::epoll::changed(d);

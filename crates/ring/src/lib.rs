@@ -22,7 +22,7 @@ use fsocket_sync::atomic::{AtomicU64, Ordering};
 const CAP: u64 = RING_CAP as u64;
 const MASK: u64 = CAP - 1;
 /// Bytes between two looks at the consumer's position.
-const STEP: u64 = 4096;
+const STEP: u64 = if cfg!(loom) { 32 } else { 4096 };
 
 /// The peer broke the protocol: close this connection, nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -383,6 +383,14 @@ pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
     let (pos, base, left) = (get(&h.pos), get(&h.base), get(&h.limit));
     let mut at = scan.max(align8(pos.wrapping_add(left)));
     let mut base = base;
+    if left == 0
+        && base != pos
+        && b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) == 0
+        && d.prod.rewind_from.load(Ordering::Acquire) == pos
+    {
+        // The reader has not followed the last rewind yet; we have to.
+        base = pos;
+    }
     let mut edge = false;
     for _ in 0..64 {
         let off = at.wrapping_sub(base) & MASK & !7;
@@ -424,5 +432,9 @@ pub fn space_target(h: &Half) -> u64 {
     get(&h.pos).saturating_sub(CAP / 3 * 2)
 }
 
+pub mod syn;
+
+#[cfg(all(test, loom))]
+mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;

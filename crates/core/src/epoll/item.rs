@@ -30,6 +30,8 @@ pub struct Item {
     /// Status of the peer when the last edge was reported; for a listener its
     /// arrivals.
     seen: AtomicU64,
+    /// `tx_blocked` of the socket when EPOLLOUT was last an edge.
+    blocked: AtomicU32,
     next: AtomicU32,
     link: AtomicU32,
     pub live: AtomicBool,
@@ -246,13 +248,13 @@ impl Item {
                     | (d.sock().flags.load(Ordering::Relaxed) as u64 & (flag::SHUT_RD | flag::SHUT_WR) as u64) << 32;
                 let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
                 let state = status != self.seen.load(Ordering::Relaxed);
-                let blocked = d.sock().flags.load(Ordering::Relaxed) & flag::TX_BLOCKED != 0;
-                let space = blocked && self.wanted() & OUT != 0 && ready::can_send(d);
+                let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
+                let space = blocked != self.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
                 if note {
                     self.scan.store(at, Ordering::Relaxed);
                     self.seen.store(status, Ordering::Relaxed);
                     if space {
-                        d.sock().flags.fetch_and(!flag::TX_BLOCKED, Ordering::Relaxed);
+                        self.blocked.store(blocked, Ordering::Relaxed);
                     }
                 }
                 data || state || space

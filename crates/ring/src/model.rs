@@ -1,0 +1,6 @@
+//! The ring and the SYN queue under loom, with small capacities (see
+//! `RING_CAP`, `SYN_CAP`). What the models of the fences mean is said in
+//! `fsocket_sync::model`.
+
+mod pipe;
+mod syn;
