@@ -1,5 +1,5 @@
-//! Atomics facade (`core` or `loom`), the asymmetric fence, and the doorbell
-//! protocol. Nothing here makes a system call: the expensive half of the fence
+//! Atomics facade (`core` or `loom`), the asymmetric fence, and the protocols
+//! that are built on it: doorbells and tokens. Nothing here makes a system call: the expensive half of the fence
 //! is handed in by the caller, so that loom can stand in for the kernel.
 #![cfg_attr(not(loom), no_std)]
 
@@ -17,6 +17,10 @@ pub mod atomic {
 }
 
 pub mod doorbell;
+pub mod token;
+
+#[cfg(loom)]
+pub mod model;
 
 /// The cheap half of the asymmetric fence, for the side that runs often.
 ///

@@ -1,0 +1,103 @@
+//! Tokens: mutual exclusion, and everybody gets in.
+
+use super::every_way;
+use crate::atomic::AtomicU64;
+use crate::token::{enter, Env, Words};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+
+#[derive(Default)]
+struct Token {
+    owner: AtomicU64,
+    busy: AtomicU64,
+    shared: AtomicU64,
+    /// What the token protects. Loom fails on two accesses at once, and on one
+    /// that does not happen after the one before.
+    protected: UnsafeCell<u32>,
+}
+impl Words for Token {
+    fn owner(&self) -> &AtomicU64 {
+        &self.owner
+    }
+    fn busy(&self) -> &AtomicU64 {
+        &self.busy
+    }
+    fn shared(&self) -> &AtomicU64 {
+        &self.shared
+    }
+}
+
+struct Sys;
+impl Env for Sys {
+    fn heavy_fence() {
+        loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
+    }
+    fn pause(_: u32) {
+        loom::thread::yield_now();
+    }
+}
+
+/// A system without `membarrier`.
+struct Unfenced;
+impl Env for Unfenced {
+    fn heavy_fence() {}
+    fn pause(_: u32) {
+        loom::thread::yield_now();
+    }
+}
+
+impl Token {
+    fn operate<E: Env>(&self, me: u64) {
+        let Ok(_inside) = enter::<E, _>(self, me) else { panic!("no signal handlers here") };
+        // SAFETY: the property under test; loom checks it.
+        self.protected.with_mut(|p| unsafe { *p += 1 });
+    }
+}
+
+/// Thread `i` operates `times[i]` times; thread 0 enters once before the others
+/// exist, if `owned`.
+fn run<E: Env>(owned: bool, times: &'static [u32], preemptions: Option<usize>) {
+    every_way(preemptions, move || {
+        let t = Arc::new(Token::default());
+        if owned {
+            t.operate::<E>(16);
+        }
+        let others: Vec<_> = (1..times.len())
+            .map(|i| {
+                let t = t.clone();
+                loom::thread::spawn(move || (0..times[i]).for_each(|_| t.operate::<E>(16 * (i as u64 + 1))))
+            })
+            .collect();
+        (0..times[0]).for_each(|_| t.operate::<E>(16));
+        others.into_iter().for_each(|o| o.join().unwrap());
+        let all = times.iter().sum::<u32>() + owned as u32;
+        // SAFETY: all other threads have ended.
+        t.protected.with(|p| assert_eq!(unsafe { *p }, all));
+    });
+}
+
+#[test]
+fn owner_and_one_that_takes_over() {
+    run::<Sys>(true, &[2, 2], Some(4));
+}
+
+#[test]
+fn two_come_first() {
+    run::<Sys>(false, &[2, 1], Some(4));
+}
+
+#[test]
+fn two_take_over_at_once() {
+    run::<Sys>(true, &[1, 1, 1], Some(1));
+}
+
+#[test]
+fn three_come_first() {
+    run::<Sys>(false, &[1, 1, 1], Some(2));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn needs_the_heavy_fence() {
+    run::<Unfenced>(true, &[1, 1], None);
+}

@@ -1,0 +1,199 @@
+//! Tokens: the right to use one direction of a stream, biased to one thread.
+//!
+//! One thread owns a direction at first and enters without an atomic
+//! read-modify-write and without a fence: it raises its own `busy` flag and
+//! looks again whether it still owns. Another thread that wants in marks the
+//! owner word and runs a heavy fence: after that, either the old owner's flag
+//! is visible to it, or the old owner will see that it lost the token. From
+//! then on everybody, the old owner included, uses an ordinary lock. Nobody
+//! waits for a thread that is not inside an operation, and nobody sleeps while
+//! inside one.
+//!
+//! Values of the owner word, in the order in which it takes them: 0 (nobody
+//! yet), `me` of the first thread, `me | REVOKING` while somebody takes over,
+//! [`SHARED`] for ever.
+
+use crate::atomic::{AtomicU64, Ordering};
+use crate::light_fence;
+
+/// Owner value: use the lock.
+const SHARED: u64 = 1;
+/// Bit of the owner word beside the old owner's identity: somebody takes over;
+/// whoever finds this helps. The identity stays, so that a signal handler on
+/// top of the old owner does not wait for itself.
+const REVOKING: u64 = 1;
+
+/// The calling thread is already inside: a signal handler interrupted it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Busy;
+
+/// The three words of a token. All zero: nobody has ever entered.
+pub trait Words {
+    /// See the module's description.
+    fn owner(&self) -> &AtomicU64;
+    /// The owner is inside; written by the owner only.
+    fn busy(&self) -> &AtomicU64;
+    /// The lock: identity of its holder, or 0.
+    fn shared(&self) -> &AtomicU64;
+}
+
+/// What the protocol needs of the system.
+pub trait Env {
+    /// The other half of [`light_fence`]: `membarrier`.
+    fn heavy_fence();
+    /// Called while waiting for a thread that is inside, for the `turn`-th time.
+    fn pause(turn: u32);
+    /// A bias was revoked.
+    fn took_over() {}
+}
+
+/// Entered; leaves on drop.
+pub struct Entered<'a, W: Words> {
+    w: &'a W,
+    shared: bool,
+}
+
+/// Enter as thread `me`: a non-zero even number that no other thread has.
+/// Waits for a thread that is inside.
+#[inline(always)]
+pub fn enter<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
+    if w.owner().load(Ordering::Relaxed) == me && w.busy().load(Ordering::Relaxed) == 0 {
+        w.busy().store(1, Ordering::Relaxed);
+        light_fence();
+        if w.owner().load(Ordering::Relaxed) == me {
+            return Ok(Entered { w, shared: false });
+        }
+        w.busy().store(0, Ordering::Release);
+    }
+    enter_slowly::<E, W>(w, me)
+}
+
+#[cold]
+#[inline(never)]
+fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
+    loop {
+        // Acquire pairs with the release of whoever wrote the value.
+        match w.owner().load(Ordering::Acquire) {
+            0 => {
+                let _ = w.owner().compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed);
+            }
+            SHARED => return lock::<E, W>(w, me),
+            o if o & !REVOKING == me && w.busy().load(Ordering::Relaxed) != 0 => return Err(Busy),
+            o if o == me => {
+                w.busy().store(1, Ordering::Relaxed);
+                light_fence();
+                if w.owner().load(Ordering::Relaxed) == me {
+                    return Ok(Entered { w, shared: false });
+                }
+                w.busy().store(0, Ordering::Release);
+            }
+            o => {
+                let marked = o | REVOKING;
+                if o != marked {
+                    if w.owner().compare_exchange(o, marked, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                        continue;
+                    }
+                    E::took_over();
+                }
+                E::heavy_fence();
+                // Seeing the flag down once is enough: raised later, the owner
+                // finds that it lost the token. Acquire pairs with the release
+                // in `drop`.
+                wait::<E>(|| w.busy().load(Ordering::Acquire) == 0);
+                let _ = w.owner().compare_exchange(marked, SHARED, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn lock<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
+    if w.shared().load(Ordering::Relaxed) == me {
+        return Err(Busy);
+    }
+    // Acquire pairs with the release in `drop`.
+    wait::<E>(|| w.shared().compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok());
+    Ok(Entered { w, shared: true })
+}
+
+fn wait<E: Env>(mut done: impl FnMut() -> bool) {
+    let mut turn = 0u32;
+    while !done() {
+        turn = turn.saturating_add(1);
+        E::pause(turn);
+    }
+}
+
+impl<W: Words> Drop for Entered<'_, W> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: what we did inside, for the acquire of whoever enters next.
+        if self.shared {
+            self.w.shared().store(0, Ordering::Release);
+        } else {
+            self.w.busy().store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Nobody has ever entered: values for a recycled token that no thread uses.
+pub fn reset<W: Words>(w: &W) {
+    w.owner().store(0, Ordering::Relaxed);
+    w.busy().store(0, Ordering::Relaxed);
+    w.shared().store(0, Ordering::Relaxed);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Token([AtomicU64; 3]);
+    impl Words for Token {
+        fn owner(&self) -> &AtomicU64 {
+            &self.0[0]
+        }
+        fn busy(&self) -> &AtomicU64 {
+            &self.0[1]
+        }
+        fn shared(&self) -> &AtomicU64 {
+            &self.0[2]
+        }
+    }
+    struct Alone;
+    impl Env for Alone {
+        fn heavy_fence() {}
+        fn pause(_: u32) {
+            panic!("waits for itself");
+        }
+    }
+    const ME: u64 = 16;
+    const OTHER: u64 = 32;
+
+    #[test]
+    fn a_signal_handler_is_told_not_to_wait() {
+        let t = Token::default();
+        let inside = enter::<Alone, _>(&t, ME).ok();
+        assert!(inside.is_some());
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy), "as owner");
+        // Another thread has begun to take over and waits for us.
+        t.owner().store(ME | REVOKING, Ordering::Relaxed);
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy), "as owner that loses the token");
+        drop(inside);
+        let inside = enter::<Alone, _>(&t, ME).ok();
+        assert!(inside.is_some());
+        assert_eq!(t.owner().load(Ordering::Relaxed), SHARED, "helped the other thread");
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy), "as holder of the lock");
+    }
+
+    #[test]
+    fn an_idle_owner_is_not_waited_for() {
+        let t = Token::default();
+        drop(enter::<Alone, _>(&t, ME));
+        drop(enter::<Alone, _>(&t, OTHER));
+        assert_eq!(t.owner().load(Ordering::Relaxed), SHARED);
+        assert!(enter::<Alone, _>(&t, ME).is_ok());
+        reset(&t);
+        assert!(enter::<Alone, _>(&t, OTHER).is_ok());
+        assert_eq!(t.owner().load(Ordering::Relaxed), OTHER);
+    }
+}
