@@ -6,11 +6,14 @@ use crate::table::{self, Desc};
 use crate::{bell, ctl, listen, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
-    self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
+    self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS,
     WAITER_OFF, WORKERS,
 };
 use fsocket_proto::{kind, Msg};
+use fsocket_ring::syn;
 use fsocket_sys as sys;
+
+pub use fsocket_ring::syn::{len as queue_len, pop as pop_syn};
 
 /// Channels per process.
 pub const MAX: u32 = 2048;
@@ -398,18 +401,14 @@ impl Chan {
             .map(order)
             .find(|&w| has(w) && queue_len(q(w)) == 0 && q(w).want.armed() != 0)
             .or_else(|| (0..n).map(order).find(|&w| has(w) && queue_len(q(w)) == 0))
-            .or_else(|| (0..n).map(order).find(|&w| has(w) && queue_len(q(w)) < channel::SYN_CAP as u32));
+            .or_else(|| (0..n).map(order).find(|&w| has(w) && queue_len(q(w)) < SYN_CAP as u32));
         let queue = match pick {
             Some(w) => q(w),
             None => self.queue(0),
         };
-        if queue_len(queue) >= channel::SYN_CAP as u32 {
+        if !syn::push(queue, slot) {
             return false;
         }
-        let t = queue.tail.load(Ordering::Relaxed);
-        queue.entry[t as usize % channel::SYN_CAP].store(slot as u32 + 1, Ordering::Relaxed);
-        // Release: slot and entry, for the acquire in `pop_syn`.
-        queue.tail.store(t.wrapping_add(1), Ordering::Release);
         // The caller looks at `listener_closed` next; the monitor sets it, runs a
         // heavy fence and empties the queues. `take` has the light fence.
         let want = queue.want.take();
@@ -423,30 +422,4 @@ impl Chan {
 /// Is that the first port of a lease that we can use?
 fn legal_block(first: u64) -> bool {
     (1024..=65536 - PORT_BLOCK as u64).contains(&first)
-}
-
-/// Entries waiting; a head that makes no sense counts as a full queue.
-pub fn queue_len(q: &SynQueue) -> u32 {
-    let n = q.tail.load(Ordering::Acquire).wrapping_sub(q.head.load(Ordering::Relaxed));
-    n.min(channel::SYN_CAP as u32)
-}
-
-/// Take the oldest entry of a queue; its slot number is checked.
-pub fn pop_syn(q: &SynQueue) -> Option<usize> {
-    for _ in 0..2 * channel::SYN_CAP {
-        let h = q.head.load(Ordering::Relaxed);
-        // Acquire: pairs with the release in `push_syn`.
-        let t = q.tail.load(Ordering::Acquire);
-        if h == t {
-            return None;
-        }
-        let e = q.entry[h as usize % channel::SYN_CAP].load(Ordering::Relaxed);
-        if q.head.compare_exchange(h, h.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            && e != 0
-            && e as usize <= SLOTS
-        {
-            return Some(e as usize - 1);
-        }
-    }
-    None
 }

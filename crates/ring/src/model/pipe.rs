@@ -147,7 +147,8 @@ impl Pipe {
             let n = self.take(at, max);
             if n > 0 {
                 light_fence();
-                if self.dir.want_space.armed() != 0 && get(&self.rx.pos) >= self.dir.prod.space_at.load(Ordering::Relaxed)
+                if self.dir.want_space.armed() != 0
+                    && get(&self.rx.pos) >= self.dir.prod.space_at.load(Ordering::Relaxed)
                 {
                     Self::notify(&self.dir.want_space, &self.space);
                 }

@@ -55,3 +55,9 @@ fn two_workers() {
 fn two_workers_and_a_second_lap() {
     run(3, &[1, 1], Some(3));
 }
+
+/// One entry, so a length of two would be nonsense.
+#[test]
+fn an_empty_queue_never_looks_full() {
+    run(1, &[1, 1], Some(3));
+}
