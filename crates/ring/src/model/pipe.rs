@@ -243,7 +243,8 @@ fn rewind_or_not() {
 /// still poll.
 #[test]
 fn fence() {
-    const R: Run = Run { before: &[8, 8, 8], behind: 0, messages: &[8, 8, 8], max: 64, preemptions: 3 };
+    // The third would lie over that header.
+    const R: Run = Run { before: &[8, 8, 8], behind: 0, messages: &[8, 8, 16], max: 64, preemptions: 3 };
     R.check();
 }
 
@@ -266,4 +267,25 @@ fn full() {
 fn full_and_slow() {
     const R: Run = Run { before: &[24, 24, 24], behind: 3, messages: &[40], max: 24, preemptions: 3 };
     R.check();
+}
+
+/// Who sees FIN finds all bytes. No doorbell here: its fence, which is a real
+/// one in the model only, would hide a missing release.
+#[test]
+fn the_end_comes_last() {
+    every_way(None, || {
+        let p = Arc::new(Pipe::new());
+        let sender = {
+            let p = p.clone();
+            loom::thread::spawn(move || {
+                assert_eq!(p.offer(0, 8), 8);
+                p.dir.prod.status.fetch_or(status::FIN, Ordering::Release);
+            })
+        };
+        let ended = p.dir.prod.status.load(Ordering::Acquire) & status::FIN != 0;
+        let n = p.take(0, 64);
+        assert!(!ended || n == 8, "FIN without the bytes before it");
+        sender.join().unwrap();
+        assert_eq!(n + p.take(n, 64), 8);
+    });
 }
