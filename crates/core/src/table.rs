@@ -63,6 +63,10 @@ pub struct Desc {
     pub object: AtomicU32,
     /// Counts uses, so that a stale reference can be told.
     pub generation: AtomicU32,
+    /// Waits for data in a row without a send in between, and bytes sent at
+    /// the last of them: a one-way stream is received in batches.
+    pub one_way: AtomicU32,
+    pub sent_before: AtomicU64,
     pub spin_rx: crate::spin::Memory,
     pub spin_tx: crate::spin::Memory,
     link: AtomicU32,
@@ -166,6 +170,8 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.dirty.store(false, Ordering::Relaxed);
     d.nonblock.store(false, Ordering::Relaxed);
     d.kernel_nonblock.store(false, Ordering::Relaxed);
+    d.one_way.store(0, Ordering::Relaxed);
+    d.sent_before.store(0, Ordering::Relaxed);
     d.spin_rx.reset();
     d.spin_tx.reset();
     for (o, v) in d.opt.iter().zip(crate::opts::DEFAULTS) {
