@@ -66,22 +66,31 @@ pub fn reset_errno(_d: &Desc) -> i32 {
     libc::ECONNRESET
 }
 
+/// Do these flags leave a send as it is?
+#[inline(always)]
+pub fn plain_send(flags: i32) -> bool {
+    flags & !SEND_PLAIN == 0
+}
+
 /// # Safety
 /// `buf` is readable for `len` bytes.
 #[inline(always)]
 pub unsafe fn send(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    if flags & !SEND_PLAIN == 0 && unsafe { send_fast(d, buf, len) } {
+    if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
         return Ok(len);
     }
     // SAFETY: the caller's.
     unsafe { send_slow(d, buf, len, flags) }
 }
 
+/// The common case of [`send`]: it needs neither the kernel nor a look at the
+/// peer. False: nothing was done.
+///
 /// # Safety
 /// As [`send`].
 #[inline(always)]
-unsafe fn send_fast(d: &Desc, buf: *const u8, len: usize) -> bool {
+pub unsafe fn send_fast(d: &Desc, buf: *const u8, len: usize) -> bool {
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
@@ -105,7 +114,7 @@ unsafe fn send_fast(d: &Desc, buf: *const u8, len: usize) -> bool {
 /// As [`send`].
 #[cold]
 #[inline(never)]
-unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
         stats::count(Counter::FbOption);
         return Err(Errno::EOPNOTSUPP);
@@ -234,25 +243,39 @@ fn send_error(d: &Desc) -> Option<Refused> {
 /// `buf` is writable for `len` bytes.
 #[inline(always)]
 pub unsafe fn recv(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
-    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0 && len != 0 {
-        let (r, rx, h) = d.rx();
-        if let Ok(t) = token::enter(h) {
-            if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED) == 0 {
-                // SAFETY: the caller's; the token is held.
-                let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
-                drop(t);
-                if let Ok(n @ 1..) = got {
-                    consumed(d, rx, h);
-                    return Ok(n);
-                }
-                if got.is_err() {
-                    poison(d);
-                }
-            }
-        }
-    }
     // SAFETY: the caller's.
-    unsafe { recv_slow(d, buf, len, flags) }
+    match unsafe { recv_fast(d, buf, len, flags) } {
+        // SAFETY: the caller's.
+        0 => unsafe { recv_slow(d, buf, len, flags) },
+        n => Ok(n),
+    }
+}
+
+/// The common case of [`recv`]: something is there. 0: nothing was done.
+///
+/// # Safety
+/// As [`recv`].
+#[inline(always)]
+pub unsafe fn recv_fast(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 {
+        return 0;
+    }
+    let (r, rx, h) = d.rx();
+    let Ok(t) = token::enter(h) else { return 0 };
+    if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED) != 0 {
+        return 0;
+    }
+    // SAFETY: the caller's; the token is held. What is wrong with the peer is
+    // found again, and dealt with, by the slow path.
+    let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
+    drop(t);
+    match got {
+        Ok(n @ 1..) => {
+            consumed(d, rx, h);
+            n
+        }
+        _ => 0,
+    }
 }
 
 /// After a read: wake a sender that sleeps for space, once there is enough.
@@ -269,7 +292,7 @@ fn consumed(d: &Desc, rx: &Dir, h: &Half) {
 /// As [`recv`].
 #[cold]
 #[inline(never)]
-unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+pub unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::EINVAL);
     }

@@ -15,12 +15,60 @@ macro_rules! hook_table {
             #[no_mangle]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
                 // SAFETY: the contract is libc's, and the caller keeps it.
-                unsafe { $family::$name($($arg),*) }
+                unsafe { $family!($family::$name($($arg),*)) }
             }
         )*
     };
 }
+// No panic crosses the boundary: a bug in us fails one call. The `io` family
+// guards itself, behind its fast path.
+macro_rules! guarded_family {
+    ($e:expr) => {
+        guarded(|| $e)
+    };
+}
+use guarded_family as sockets;
+use guarded_family as descriptors;
+use guarded_family as readiness;
+use guarded_family as process;
+macro_rules! io {
+    ($e:expr) => {
+        $e
+    };
+}
 include!("table.rs");
+
+/// Run `f`; should it panic, the call fails with EIO.
+#[inline]
+fn guarded<R: Failure>(f: impl FnOnce() -> R) -> R {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or_else(|_| {
+        fsocket_sys::Errno::EIO.set();
+        R::failure()
+    })
+}
+
+/// What a function of this type returns when it fails.
+trait Failure {
+    fn failure() -> Self;
+}
+impl Failure for c_int {
+    fn failure() -> Self {
+        -1
+    }
+}
+impl Failure for ssize_t {
+    fn failure() -> Self {
+        -1
+    }
+}
+impl Failure for () {
+    fn failure() -> Self {}
+}
+impl Failure for *mut c_void {
+    fn failure() -> Self {
+        core::ptr::null_mut()
+    }
+}
 
 /// An answer as libc gives it: a value, or -1 and errno.
 trait Answer<R> {

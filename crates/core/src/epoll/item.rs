@@ -249,7 +249,8 @@ impl Item {
                 let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
                 let state = status != self.seen.load(Ordering::Relaxed);
                 let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
-                let space = blocked != self.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
+                let space =
+                    blocked != self.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
                 if note {
                     self.scan.store(at, Ordering::Relaxed);
                     self.seen.store(status, Ordering::Relaxed);

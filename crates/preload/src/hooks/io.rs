@@ -1,6 +1,6 @@
 //! Bytes in and out.
 
-use super::Answer;
+use super::{guarded, Answer};
 use crate::real;
 use fsocket_core::table::{self, Desc};
 use fsocket_core::{msg as ops_msg, sendfile as ops_sendfile, stream};
@@ -11,46 +11,64 @@ fn conn(fd: c_int) -> Option<&'static Desc> {
     table::lookup(fd).filter(|d| d.is_conn())
 }
 
+/// A send: the fast path bare, the rest guarded.
+#[inline(always)]
+unsafe fn transmit(d: &Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+    if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
+        return n as ssize_t;
+    }
+    guarded(|| unsafe { stream::send_slow(d, buf, n, flags) }.answer())
+}
+
+/// A receive: likewise.
+#[inline(always)]
+unsafe fn receive(d: &Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
+    match unsafe { stream::recv_fast(d, buf, n, flags) } {
+        0 => guarded(|| unsafe { stream::recv_slow(d, buf, n, flags) }.answer()),
+        n => n as ssize_t,
+    }
+}
+
 pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     match conn(fd) {
         // read() of nothing is 0 at once, unlike recv().
         Some(_) if n == 0 => 0,
-        Some(d) => unsafe { stream::recv(d, buf as *mut u8, n, 0) }.answer(),
+        Some(d) => unsafe { receive(d, buf as *mut u8, n, 0) },
         None => unsafe { real::read(fd, buf, n) },
     }
 }
 
 pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     match conn(fd) {
-        Some(d) => unsafe { stream::send(d, buf as *const u8, n, 0) }.answer(),
+        Some(d) => unsafe { transmit(d, buf as *const u8, n, 0) },
         None => unsafe { real::write(fd, buf, n) },
     }
 }
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => unsafe { ops_msg::recvv(d, iov, n as usize, 0) }.answer(),
+        Some(d) => guarded(|| unsafe { ops_msg::recvv(d, iov, n as usize, 0) }.answer()),
         None => unsafe { real::readv(fd, iov, n) },
     }
 }
 
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => unsafe { ops_msg::sendv(d, iov, n as usize, 0) }.answer(),
+        Some(d) => guarded(|| unsafe { ops_msg::sendv(d, iov, n as usize, 0) }.answer()),
         None => unsafe { real::writev(fd, iov, n) },
     }
 }
 
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => unsafe { stream::recv(d, buf as *mut u8, n, flags) }.answer(),
+        Some(d) => unsafe { receive(d, buf as *mut u8, n, flags) },
         None => unsafe { real::recv(fd, buf, n, flags) },
     }
 }
 
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => unsafe { stream::send(d, buf as *const u8, n, flags) }.answer(),
+        Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
         None => unsafe { real::send(fd, buf, n, flags) },
     }
 }
@@ -65,12 +83,12 @@ pub unsafe fn recvfrom(
 ) -> ssize_t {
     match conn(fd) {
         Some(d) => {
-            let r = unsafe { stream::recv(d, buf as *mut u8, n, flags) };
-            if r.is_ok() && !addr.is_null() && !len.is_null() {
+            let r = unsafe { receive(d, buf as *mut u8, n, flags) };
+            if r >= 0 && !addr.is_null() && !len.is_null() {
                 // TCP names no sender.
                 unsafe { *len = 0 };
             }
-            r.answer()
+            r
         }
         None => unsafe { real::recvfrom(fd, buf, n, flags, addr, len) },
     }
@@ -85,7 +103,7 @@ pub unsafe fn sendto(
     len: socklen_t,
 ) -> ssize_t {
     match conn(fd) {
-        Some(d) => unsafe { stream::send(d, buf as *const u8, n, flags) }.answer(),
+        Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
         None => unsafe { real::sendto(fd, buf, n, flags, addr, len) },
     }
 }
@@ -94,13 +112,14 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) if !msg.is_null() => {
             let m = unsafe { &mut *msg };
-            let r = unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC) };
-            if r.is_ok() {
+            let r: ssize_t =
+                guarded(|| unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC) }.answer());
+            if r >= 0 {
                 m.msg_namelen = 0;
                 m.msg_controllen = 0;
                 m.msg_flags = if flags & MSG_CMSG_CLOEXEC != 0 { MSG_CMSG_CLOEXEC } else { 0 };
             }
-            r.answer()
+            r
         }
         _ => unsafe { real::recvmsg(fd, msg, flags) },
     }
@@ -110,7 +129,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) if !msg.is_null() => {
             let m = unsafe { &*msg };
-            unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer()
+            guarded(|| unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer())
         }
         _ => unsafe { real::sendmsg(fd, msg, flags) },
     }
@@ -188,14 +207,14 @@ pub unsafe fn __recvfrom_chk(
 
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {
-        Some(d) => unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer(),
+        Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => unsafe { real::sendfile(out, input, off, n) },
     }
 }
 
 pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {
-        Some(d) => unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer(),
+        Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => unsafe { real::sendfile64(out, input, off, n) },
     }
 }
