@@ -105,6 +105,9 @@ struct Parts {
 impl Parts {
     fn get(flags: i32) -> Result<Parts> {
         let fd = pool::placeholder(flags & libc::SOCK_CLOEXEC != 0)?;
+        // A number that the kernel gives out again although we think it open
+        // was closed below us.
+        crate::close::overwritten(fd);
         match (table::alloc(kind::FRESH), process::alloc_sock()) {
             (Some(desc), Some(sock)) => Ok(Parts { fd, desc, sock }),
             (desc, sock) => {

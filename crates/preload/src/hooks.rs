@@ -61,6 +61,11 @@ impl Failure for ssize_t {
         -1
     }
 }
+impl Failure for c_longlong {
+    fn failure() -> Self {
+        -1
+    }
+}
 impl Failure for () {
     fn failure() -> Self {}
 }

@@ -57,6 +57,12 @@ impl Missing for ssize_t {
         -1
     }
 }
+impl Missing for c_longlong {
+    fn missing() -> Self {
+        enosys();
+        -1
+    }
+}
 impl Missing for () {
     fn missing() -> Self {
         enosys();

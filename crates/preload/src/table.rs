@@ -32,6 +32,13 @@ hook_table! {
     io: "ring" fn __recvfrom_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t;
     io: "file read into the ring" fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t;
     io: "file read into the ring" fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t;
+    io: "ring, at offset -1; ESPIPE at any other" fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
+    io: "ring, at offset -1; ESPIPE at any other" fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
+    io: "as preadv2" fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
+    io: "as pwritev2" fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
+    io: "EINVAL, as for a file system that cannot: programs then copy" fn splice(input: c_int, in_off: *mut loff_t, out: c_int, out_off: *mut loff_t, n: size_t, flags: c_uint) -> ssize_t;
+    io: "EINVAL, as splice" fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t;
+    sockets: "never at the mark" fn sockatmark(fd: c_int) -> c_int;
     descriptors: "FIN or RST, placeholder back to the pool" fn close(fd: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup(fd: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup2(old: c_int, new: c_int) -> c_int;
@@ -56,5 +63,6 @@ hook_table! {
     process: "as fork: a child that shares our memory would close the parent's connections" fn vfork() -> pid_t;
     process: "shared memory off when the network namespace changes" fn unshare(flags: c_int) -> c_int;
     process: "shared memory off when the network namespace changes" fn setns(fd: c_int, kind: c_int) -> c_int;
-    process: "an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
+    process: "the call of that number, as if made by its name" fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long;
+    process: "a stream over our read and write; an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
 }

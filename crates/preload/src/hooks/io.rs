@@ -205,6 +205,67 @@ pub unsafe fn __recvfrom_chk(
     }
 }
 
+pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(_) if off == -1 => unsafe { readv(fd, iov, n) },
+        // The placeholder has the right error.
+        _ => unsafe { real::preadv2(fd, iov, n, off, flags) },
+    }
+}
+
+pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(_) if off == -1 => unsafe { writev(fd, iov, n) },
+        _ => unsafe { real::pwritev2(fd, iov, n, off, flags) },
+    }
+}
+
+pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(_) if off == -1 => unsafe { readv(fd, iov, n) },
+        _ => unsafe { real::preadv64v2(fd, iov, n, off, flags) },
+    }
+}
+
+pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        Some(_) if off == -1 => unsafe { writev(fd, iov, n) },
+        _ => unsafe { real::pwritev64v2(fd, iov, n, off, flags) },
+    }
+}
+
+/// Is one of them a connection of ours, which has no pages to splice? Programs
+/// that splice must be ready for file systems that cannot, and copy then.
+fn cannot_splice(a: c_int, b: c_int) -> bool {
+    let ours = conn(a).is_some() || conn(b).is_some();
+    if ours {
+        fsocket_core::stats::count(fsocket_abi::arena::Counter::FbOption);
+        fsocket_sys::Errno::EINVAL.set();
+    }
+    ours
+}
+
+pub unsafe fn splice(
+    input: c_int,
+    in_off: *mut loff_t,
+    out: c_int,
+    out_off: *mut loff_t,
+    n: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    if cannot_splice(input, out) {
+        return -1;
+    }
+    unsafe { real::splice(input, in_off, out, out_off, n, flags) }
+}
+
+pub unsafe fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t {
+    if cannot_splice(input, out) {
+        return -1;
+    }
+    unsafe { real::tee(input, out, n, flags) }
+}
+
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),

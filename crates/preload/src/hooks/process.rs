@@ -1,5 +1,7 @@
 //! What changes the process under the sockets.
 
+#![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
+
 use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
@@ -28,13 +30,163 @@ pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
     r
 }
 
+/// System calls made by number (libuv closes descriptors like this). Those that
+/// concern a descriptor of ours are the hooks of the same name; the arguments
+/// lie in the same registers.
+pub unsafe fn syscall(
+    number: c_long,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+    e: c_ulong,
+    f: c_ulong,
+) -> c_long {
+    use super::{descriptors as de, io, readiness as re, sockets as so};
+    let fd = a as c_int;
+    // Each arm passes the arguments of the system call, which are those of the
+    // libc function, in order.
+    unsafe {
+        match number {
+            SYS_socket => so::socket(fd, b as _, c as _) as c_long,
+            SYS_epoll_create1 => re::epoll_create1(fd) as c_long,
+            SYS_close => de::close(fd) as c_long,
+            SYS_close_range => de::close_range(a as _, b as _, c as _) as c_long,
+            SYS_unshare => unshare(fd) as c_long,
+            SYS_setns => setns(fd, b as _) as c_long,
+            SYS_dup3 => de::dup3(fd, b as _, c as _) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_dup2 => de::dup2(fd, b as _) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_poll => re::poll(a as _, b as _, c as _) as c_long,
+            SYS_ppoll => re::ppoll(a as _, b as _, c as _, d as _) as c_long,
+            SYS_sendfile => io::sendfile(fd, b as _, c as _, d as _) as c_long,
+            SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            _ if !descriptor_first(number) || table::lookup(fd).is_none() => real::syscall(number, a, b, c, d, e, f),
+            SYS_bind => so::bind(fd, b as _, c as _) as c_long,
+            SYS_listen => so::listen(fd, b as _) as c_long,
+            SYS_accept => so::accept(fd, b as _, c as _) as c_long,
+            SYS_accept4 => so::accept4(fd, b as _, c as _, d as _) as c_long,
+            SYS_connect => so::connect(fd, b as _, c as _) as c_long,
+            SYS_shutdown => so::shutdown(fd, b as _) as c_long,
+            SYS_getsockname => so::getsockname(fd, b as _, c as _) as c_long,
+            SYS_getpeername => so::getpeername(fd, b as _, c as _) as c_long,
+            SYS_setsockopt => so::setsockopt(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_getsockopt => so::getsockopt(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_read => io::read(fd, b as _, c as _) as c_long,
+            SYS_write => io::write(fd, b as _, c as _) as c_long,
+            SYS_readv => io::readv(fd, b as _, c as _) as c_long,
+            SYS_writev => io::writev(fd, b as _, c as _) as c_long,
+            SYS_recvfrom => io::recvfrom(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            SYS_sendto => io::sendto(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            SYS_recvmsg => io::recvmsg(fd, b as _, c as _) as c_long,
+            SYS_sendmsg => io::sendmsg(fd, b as _, c as _) as c_long,
+            SYS_recvmmsg => io::recvmmsg(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
+            SYS_dup => de::dup(fd) as c_long,
+            SYS_fcntl => de::fcntl(fd, b as _, c) as c_long,
+            SYS_ioctl => de::ioctl(fd, b as _, c) as c_long,
+            SYS_epoll_ctl => re::epoll_ctl(fd, b as _, c as _, d as _) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,
+            SYS_epoll_pwait => re::epoll_pwait(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_epoll_pwait2 => re::epoll_pwait2(fd, b as _, c as _, d as _, e as _) as c_long,
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// Is the first argument a descriptor, and the call one of those above?
+fn descriptor_first(number: c_long) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if number == SYS_epoll_wait {
+        return true;
+    }
+    matches!(
+        number,
+        SYS_bind
+            | SYS_listen
+            | SYS_accept
+            | SYS_accept4
+            | SYS_connect
+            | SYS_shutdown
+            | SYS_getsockname
+            | SYS_getpeername
+            | SYS_setsockopt
+            | SYS_getsockopt
+            | SYS_read
+            | SYS_write
+            | SYS_readv
+            | SYS_writev
+            | SYS_recvfrom
+            | SYS_sendto
+            | SYS_recvmsg
+            | SYS_sendmsg
+            | SYS_recvmmsg
+            | SYS_sendmmsg
+            | SYS_dup
+            | SYS_fcntl
+            | SYS_ioctl
+            | SYS_epoll_ctl
+            | SYS_epoll_pwait
+            | SYS_epoll_pwait2
+    )
+}
+
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     // stdio reads and writes below our hooks.
-    if let Some(d) = table::lookup(fd) {
-        if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
+    match table::lookup(fd) {
+        Some(d) if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 => {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
+        Some(d) if d.is_conn() => return unsafe { stream_over(fd, mode) },
+        _ => {}
     }
     unsafe { real::fdopen(fd, mode) }
+}
+
+#[repr(C)]
+struct Cookie {
+    read: unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t,
+    write: unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t,
+    seek: Option<unsafe extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int>,
+    close: unsafe extern "C" fn(*mut c_void) -> c_int,
+}
+extern "C" {
+    fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Cookie) -> *mut c_void;
+}
+
+unsafe extern "C" fn cookie_read(cookie: *mut c_void, buf: *mut c_char, n: size_t) -> ssize_t {
+    unsafe { super::io::read(cookie as usize as c_int, buf as *mut c_void, n) }
+}
+unsafe extern "C" fn cookie_write(cookie: *mut c_void, buf: *const c_char, n: size_t) -> ssize_t {
+    let mut done = 0;
+    while done < n {
+        let r = unsafe { super::io::write(cookie as usize as c_int, buf.add(done) as *const c_void, n - done) };
+        if r <= 0 {
+            // A cookie's writer says 0 for an error.
+            return done as ssize_t;
+        }
+        done += r as usize;
+    }
+    n as ssize_t
+}
+unsafe extern "C" fn cookie_close(cookie: *mut c_void) -> c_int {
+    unsafe { super::descriptors::close(cookie as usize as c_int) }
+}
+
+/// A stdio stream over a connection of ours. The cookie is the descriptor.
+unsafe fn stream_over(fd: c_int, mode: *const c_char) -> *mut c_void {
+    let functions = Cookie { read: cookie_read, write: cookie_write, seek: None, close: cookie_close };
+    let file = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
+    if !file.is_null() {
+        // fileno() answers from here; the place has been part of glibc's ABI
+        // (`struct _IO_FILE`, bits/types/struct_FILE.h) for decades.
+        #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
+        unsafe {
+            *((file as *mut u8).add(112) as *mut c_int) = fd;
+        }
+    }
+    file
 }

@@ -127,6 +127,13 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     }
 }
 
+pub unsafe fn sockatmark(fd: c_int) -> c_int {
+    match table::lookup(fd).filter(|d| d.is_conn()) {
+        Some(_) => 0,
+        None => unsafe { real::sockatmark(fd) },
+    }
+}
+
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::lookup(fd) {
         Some(d) => either(close::shutdown(d, how), || unsafe { real::shutdown(fd, how) }),
