@@ -15,6 +15,7 @@ pub mod connect;
 pub mod ctl;
 pub mod epoll;
 pub mod fork;
+pub mod idle;
 pub mod listen;
 pub mod lock;
 pub mod msg;

@@ -194,10 +194,14 @@ unsafe fn sleep(
         let ctl_fd = if ctl::dead() { -1 } else { ctl::fd() };
         kernel[ctl_at] = libc::pollfd { fd: ctl_fd, events: libc::POLLIN, revents: 0 };
         stats::count(Counter::Sleeps);
+        let (limit, idle) = crate::idle::cut(limit);
         let t0 = cpu::ticks();
         // SAFETY: n + 2 entries.
         r = unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) };
         SPIN.slept(cpu::ticks() - t0);
+        if idle && r == Ok(0) {
+            crate::idle::give_back();
+        }
     }
     if let Some(b) = b {
         b.set_sleeping(false);

@@ -104,6 +104,7 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
                     cloexec: fdflags & libc::FD_CLOEXEC != 0,
                 };
                 p.n += 1;
+                crate::idle::keeping();
                 return Ok(());
             }
         }

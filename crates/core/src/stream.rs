@@ -145,7 +145,7 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
             Err(token::Busy) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
             Ok(_) if !d.is_conn() => return Err(Errno::EBADF),
             Ok(_t) => {
-                populate(h, r_base(d), len - done);
+                populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.
                 unsafe { ring::send(r, tx, h, buf.add(done), len - done) }
             }
@@ -175,22 +175,18 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
     }
 }
 
-fn r_base(d: &Desc) -> *mut u8 {
-    let c = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));
-    c.map_or(core::ptr::null_mut(), |c| {
-        c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize)
-    })
-}
-
 /// Make the pages exist that a long message will touch, in one call instead of
 /// one fault each; and find out about a lack of memory here, not by a signal.
-fn populate(h: &Half, base: *mut u8, len: usize) {
+fn populate(d: &Desc, h: &Half, len: usize) {
     const CHUNK: u64 = 128 * 1024;
     const MADV_POPULATE_WRITE: i32 = 23;
-    if len < 8192 || base.is_null() {
+    let at = ring::offset(h);
+    if len < 8192 && at < 16384 {
         return;
     }
-    let at = ring::offset(h);
+    crate::idle::grown(d);
+    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };
+    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
     let have = h.populated.load(Ordering::Relaxed);
     if at + CHUNK / 2 < have || have >= fsocket_abi::channel::RING_CAP as u64 {
         return;
@@ -456,6 +452,7 @@ fn sleep(
             break;
         }
         stats::count(Counter::Sleeps);
+        crate::idle::before_sleep();
         let left = match *deadline {
             Some(t) => match t.saturating_sub(sys::now_ns()) {
                 0 => return Err(Errno::EAGAIN),

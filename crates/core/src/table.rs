@@ -53,6 +53,8 @@ pub struct Desc {
     pub family: AtomicU32,
     /// The placeholder carries state and cannot be used again.
     pub dirty: AtomicBool,
+    /// CONN: the sending ring carried bulk data; see `idle`.
+    pub grown: AtomicBool,
     /// FRESH: O_NONBLOCK as last set.
     pub nonblock: AtomicBool,
     /// What the placeholder is in the kernel, when the pool gets it: its
@@ -168,6 +170,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
         f.store(0, Ordering::Relaxed);
     }
     d.dirty.store(false, Ordering::Relaxed);
+    d.grown.store(false, Ordering::Relaxed);
     d.nonblock.store(false, Ordering::Relaxed);
     d.kernel_nonblock.store(false, Ordering::Relaxed);
     d.one_way.store(0, Ordering::Relaxed);

@@ -434,10 +434,14 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
+        let (limit, idle) = crate::idle::cut(limit);
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask) };
         ep.spin.slept(cpu::ticks() - t0);
+        if idle && out.n == 0 && r == Ok(Spoke::Nobody) {
+            crate::idle::give_back();
+        }
         r
     };
     if let Ok(mut g) = ep.lock.lock() {

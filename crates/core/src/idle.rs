@@ -1,0 +1,90 @@
+//! What is kept for speed is given back when nothing happens: pages of rings
+//! that carried bulk data, and placeholders. The first sleep after such use is
+//! cut once, at [`QUIET_NS`]; if nothing happened until then, the keeping is
+//! over and the sleep goes on without a limit.
+
+use crate::table::{Desc, DESCS};
+use crate::{chan, pool, token};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use fsocket_abi::channel::RING_CAP;
+use fsocket_ring as ring;
+use fsocket_sys::{self as sys, cpu};
+
+/// How long nothing must happen, nanoseconds.
+const QUIET_NS: u64 = 200_000_000;
+const PAGE: usize = 4096;
+
+/// There is something to give back.
+static KEEPING: AtomicBool = AtomicBool::new(false);
+
+/// When something was last put aside, in ticks.
+static SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// Something is being kept.
+pub fn keeping() {
+    SINCE.store(cpu::ticks(), Ordering::Relaxed);
+    if !KEEPING.load(Ordering::Relaxed) {
+        KEEPING.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Before a sleep on a futex. That sleep cannot be cut: a wait with a time-out
+/// is not restarted after a signal, where the kernel's `recv` would be. So only
+/// what has been lying around for long enough goes.
+pub fn before_sleep() {
+    if KEEPING.load(Ordering::Relaxed) {
+        let ns = cpu::ticks().wrapping_sub(SINCE.load(Ordering::Relaxed)) / cpu::ticks_per_us() * 1000;
+        if ns > QUIET_NS {
+            give_back();
+        }
+    }
+}
+
+/// The ring of `d` grew beyond a few pages.
+pub fn grown(d: &Desc) {
+    d.grown.store(true, Ordering::Relaxed);
+    keeping();
+}
+
+/// A sleep of `limit` (None: for ever): how long it may be now. The second
+/// value: call [`give_back`] if nothing happened for that long.
+pub fn cut(limit: Option<u64>) -> (Option<u64>, bool) {
+    if !KEEPING.load(Ordering::Relaxed) || limit.is_some_and(|l| l <= QUIET_NS) {
+        return (limit, false);
+    }
+    (Some(QUIET_NS), true)
+}
+
+#[cold]
+pub fn give_back() {
+    KEEPING.store(false, Ordering::Relaxed);
+    pool::drain();
+    for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
+        // A ring that is not empty is looked at after the next use.
+        if d.is_conn() && d.grown.load(Ordering::Relaxed) && shrink(d) {
+            d.grown.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Free all pages of our sending ring but the one the peer polls.
+fn shrink(d: &Desc) -> bool {
+    let (_, tx, h) = d.tx();
+    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return true };
+    let Ok(_t) = token::enter(h) else { return false };
+    if !d.is_conn() || ring::unread(tx, h) != 0 {
+        return false;
+    }
+    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
+    let keep = ring::offset(h) as usize & !(PAGE - 1);
+    for (from, to) in [(0, keep), (keep + PAGE, RING_CAP)] {
+        if from < to {
+            // SAFETY: our own ring, empty, and the token is held: nobody reads
+            // these pages before we write them again. The next header lies in
+            // the page that stays.
+            let _ = unsafe { sys::madvise(base.add(from), to - from, libc::MADV_REMOVE) };
+        }
+    }
+    h.populated.store(0, Ordering::Relaxed);
+    true
+}
