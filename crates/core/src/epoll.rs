@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
 
-pub use wait::{after_outer_sleep, before_outer_sleep, readable, wait};
+pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, readable, wait};
 
 /// Epoll instances per process.
 static EPS: Slab<Ep> = Slab::new(4096);
@@ -189,7 +189,7 @@ impl Inner {
 /// `ev` is null or valid.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
     let Some(ep) = of(ed) else { return Outcome::Kernel };
-    let Some(d) = table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) else {
+    let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed)) else {
         if crate::close::own(fd) {
             return Outcome::Done(Err(Errno::EBADF));
         }

@@ -89,6 +89,7 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
 pub fn events(d: &Desc, wanted: u32) -> u32 {
     match d.kind() {
         kind::CONN => conn_events(d, wanted),
+        kind::EPOLL if wanted & (IN | RDNORM) != 0 && crate::epoll::readable(d) => (IN | RDNORM) & wanted,
         kind::LISTENER => match listen::of(d) {
             Some(l) if wanted & (IN | RDNORM) != 0 && l.has_syn(true) => (IN | RDNORM) & wanted,
             _ => 0,

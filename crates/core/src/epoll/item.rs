@@ -274,7 +274,13 @@ impl Item {
 
     /// Nothing to do with us (yet): only the kernel knows its readiness.
     pub fn passive(&self) -> bool {
-        self.desc().is_none_or(|d| !matches!(d.kind(), kind::CONN | kind::LISTENER))
+        self.desc().is_none_or(|d| !matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL))
+    }
+
+    /// An epoll instance inside this one. It is looked at on every call: its
+    /// own waits undo what we arm for it.
+    pub fn nested(&self) -> bool {
+        self.desc().is_some_and(|d| d.kind() == kind::EPOLL)
     }
 
     /// Where the peer runs, for the decision to spin; None: not a connection.
@@ -324,6 +330,9 @@ impl Item {
                     self.armed.store(true, Ordering::Relaxed);
                 }
             }
+            // The inner instance's bell lies in the kernel's inner instance, and
+            // that one in ours.
+            kind::EPOLL => super::arm_inner(d),
             _ => {}
         }
     }

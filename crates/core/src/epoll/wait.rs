@@ -337,7 +337,7 @@ fn arm_all(ep: &Ep, g: &mut Inner) -> bool {
     for k in 0..g.n {
         if let Some(it) = ITEMS.get(g.at(k)) {
             it.arm(b, g);
-            all &= it.is_armed() || it.passive();
+            all &= it.is_armed() || it.passive() || it.nested();
         }
     }
     all
@@ -483,6 +483,17 @@ fn share(ep: &Ep, g: &mut Inner) {
 /// Is an instance itself readable, as `poll` sees it?
 pub fn readable(d: &Desc) -> bool {
     of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0 && something_after_arming(ep))
+}
+
+/// An instance that watches this one is about to sleep.
+pub fn arm_inner(d: &Desc) {
+    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return };
+    if let Ok(mut g) = ep.lock.lock() {
+        arm_all(ep, &mut g);
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, true);
+        }
+    };
 }
 
 /// Before a `poll` that includes the instance sleeps: its bell, which the
