@@ -21,8 +21,14 @@
 //!
 //! # Bounds
 //!
-//! Models with three threads are bounded to a number of preemptions (a switch
-//! away from a thread that could go on); bugs of this kind need one or two.
+//! Most models are bounded to a number of preemptions (a switch away from a
+//! thread that could go on), three or four for two threads; bugs of this kind
+//! need one or two. Three threads that spin for a token are bounded to one:
+//! with two, loom does not come to an end.
+//!
+//! Loom runs each thread in program order: a load never returns what is stored
+//! later. So it cannot tell that a load which only guards an overwrite must be
+//! an acquire (the sender's look at the receiver's position).
 
 #[cfg(test)]
 mod doorbell;

@@ -93,7 +93,7 @@ fn two_take_over_at_once() {
 
 #[test]
 fn three_come_first() {
-    run::<Sys>(false, &[1, 1, 1], Some(2));
+    run::<Sys>(false, &[1, 1, 1], Some(1));
 }
 
 #[test]
