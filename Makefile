@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test unit e2e stock loom bench check fmt lint clean help
+.PHONY: build deps demo test unit e2e stock loom bench docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket
@@ -37,6 +37,9 @@ loom: ## model checking of rings, doorbells and tokens
 bench: deps build ## the whole benchmark; JSON and a picture in bench/out
 	@mkdir -p bench/out
 	@$(RUN) target/release/fastsocket bench --json bench/out/bench.json --report bench/out/bench.html
+
+docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md
+	@$(RUN) cargo run -q --locked -p fsocket-hooktable
 
 check: fmt lint ## formatting and lints, nothing is changed
 

@@ -27,13 +27,15 @@ pub struct Header {
 /// Name of a counter of [`Stats`], in order. One table for the library, the
 /// monitor, the command line and the documentation.
 macro_rules! counters {
-    ($($(#[$doc:meta])* $id:ident = $name:literal),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $id:ident = $name:literal),* $(,)?) => {
         /// Index of a counter.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
-        pub enum Counter { $($(#[$doc])* $id),* }
+        pub enum Counter { $($(#[doc = $doc])* $id),* }
         /// Names of all counters, by index.
         pub const COUNTERS: &[&str] = &[$($name),*];
+        /// What each counts, by index.
+        pub const COUNTER_HELP: &[&str] = &[$(concat!($($doc),*)),*];
     };
 }
 counters! {

@@ -1,0 +1,24 @@
+//! The built library exports the table of hooks: nothing leaks, nothing lacks.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+#[test]
+fn exported_symbols_are_the_table_of_hooks() {
+    let nm = fsocket_testkit::need!("nm");
+    let library = fsocket_testkit::artifacts::library();
+    let out = Command::new(nm).args(["-D", "--defined-only", "--format=posix"]).arg(&library).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8(out.stdout).unwrap();
+    // A symbol's version, if any, is behind an @.
+    let name = |line: &str| line.split([' ', '@']).next().unwrap_or_default().to_owned();
+    let exported: BTreeSet<String> = text.lines().map(name).collect();
+    let table: BTreeSet<String> = fsocket_hooktable::HOOKS.iter().map(|h| h.name.to_owned()).collect();
+    let leaked: Vec<_> = exported.difference(&table).collect();
+    let missing: Vec<_> = table.difference(&exported).collect();
+    assert!(
+        leaked.is_empty() && missing.is_empty(),
+        "{}: exported but not in the table: {leaked:?}; in the table but not exported: {missing:?}",
+        library.display()
+    );
+}

@@ -1,0 +1,40 @@
+//! The library's table of hooks read as data, and the pages of `docs/` that
+//! are written from it and from the table of counters.
+
+pub mod pages;
+pub mod unhooked;
+
+/// One exported function.
+#[derive(Debug, Clone, Copy)]
+pub struct Hook {
+    pub family: &'static str,
+    /// What it does on our path.
+    pub what: &'static str,
+    pub name: &'static str,
+    /// Arguments and result, in Rust's notation.
+    pub signature: &'static str,
+}
+
+macro_rules! hook_table {
+    ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+        /// All hooks, in the table's order.
+        pub const HOOKS: &[Hook] = &[$(Hook {
+            family: stringify!($family),
+            what: $what,
+            name: stringify!($name),
+            signature: concat!("(", stringify!($($arg: $ty),*), ") -> ", stringify!($ret)),
+        }),*];
+    };
+}
+include!("../../preload/src/table.rs");
+
+/// Families in the order in which the table names them first.
+pub fn families() -> Vec<&'static str> {
+    let mut all = Vec::new();
+    for h in HOOKS {
+        if !all.contains(&h.family) {
+            all.push(h.family);
+        }
+    }
+    all
+}

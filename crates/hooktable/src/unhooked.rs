@@ -1,0 +1,40 @@
+//! What libc has for sockets and is not hooked.
+//!
+//! Errors named here were seen on a connection of ours and compared with stock
+//! (x86-64, glibc, Linux 6.18), except those of `clone`, `_Fork` and
+//! `io_uring`, which follow from how they work.
+
+/// Functions, and why they are left alone or what goes wrong.
+pub struct Unhooked {
+    pub names: &'static [&'static str],
+    pub why: &'static str,
+}
+
+const fn u(names: &'static [&'static str], why: &'static str) -> Unhooked {
+    Unhooked { names, why }
+}
+
+/// Nothing is lost: no descriptor of ours is involved, or the placeholder
+/// answers as a connection would.
+pub const HARMLESS: &[Unhooked] = &[
+    u(&["pread", "pwrite", "preadv", "pwritev", "lseek"], "`ESPIPE`, as on any socket; the placeholder gives it."),
+    u(&["fsync", "fdatasync", "ftruncate", "copy_file_range"], "`EINVAL`, as on any socket."),
+    u(&["vmsplice"], "`EBADF`, as on any socket."),
+    u(&["fstat", "fstatat", "isfdtype"], "The placeholder is a TCP socket; owner, mode and type are right."),
+    u(&["socketpair", "pipe", "pipe2"], "Never TCP. Numbers that they return are noticed when they are used."),
+    u(&["eventfd", "signalfd", "timerfd_create", "inotify_init"], "The kernel's; `poll` and `epoll_wait` hand them on."),
+    u(&["fork"], "Reached by `pthread_atfork`: the child holds the same connections."),
+    u(&["pthread_create"], "Threads need no preparation."),
+    u(&["getaddrinfo", "gethostbyname", "res_query"], "libc's resolver calls its own internal `socket`, `connect` and `sendto`, which no preloaded library sees: it uses the kernel from end to end."),
+    u(&["__fdelt_chk", "FD_SET"], "Arithmetic on a bit set."),
+];
+
+/// A program that uses these on a connection of ours notices.
+pub const VISIBLE: &[Unhooked] = &[
+    u(&["execve", "execv", "execvp", "fexecve", "posix_spawn", "posix_spawnp", "system", "popen"], "A connection that the new program inherits (as its standard output, say) is the bare placeholder there: `EPIPE` or `ENOTCONN`. The parent's own use of it goes on."),
+    u(&["aio_read", "aio_write", "lio_listio"], "libc's threads read and write below our hooks: `EPIPE` or `ENOTCONN`."),
+    u(&["dprintf", "vdprintf"], "libc writes below our hooks, to the placeholder: `EPIPE`, and SIGPIPE unless ignored."),
+    u(&["clone", "clone3"], "Called directly with shared memory (`CLONE_VM` without `CLONE_THREAD`), a `close` in the child closes the parent's connection. As a plain fork they bypass `pthread_atfork`: parent and child then disagree about who holds a connection."),
+    u(&["_Fork"], "As `clone`: no `pthread_atfork` handlers run."),
+    u(&["io_uring_setup", "io_uring_enter"], "Raw system calls on the placeholder, which is not connected: `ENOTCONN`. Programs that use it for sockets (node with `UV_USE_IO_URING=1`) need `fastsocket run --no-shm`."),
+];
