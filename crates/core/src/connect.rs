@@ -89,9 +89,14 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr) -> core::result::Result<(), Count
             return Err(Counter::FbFull);
         }
         drop(cl);
-        if chan.header().listener_closed.load(Ordering::Acquire) != 0 {
-            // The monitor emptied the queues before it could see our entry:
-            // what it does to the others we do to ourselves.
+        let syn = (slot_state::SYN, slot_state::ESTABLISHED);
+        let state = &chan.slot(slot).state;
+        if chan.header().listener_closed.load(Ordering::Acquire) != 0
+            && state.compare_exchange(syn.0, syn.1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            // Nobody has accepted it, nobody will, and the monitor emptied the
+            // queues before it could see our entry: what it does to the others
+            // we do to ourselves.
             chan.slot(slot).dir[SERVER].prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
         }
         epoll::became_conn(d);

@@ -149,7 +149,8 @@ pub fn closed(d: &Desc) {
         let id = l.id.load(Ordering::Relaxed);
         let mut m = Msg::new(msg::UNLISTEN);
         m.id = id;
-        ctl::tell(m, None);
+        // With an answer: what waits in our queues is reset when `close` returns.
+        let _ = ctl::request(m, None);
         l.n.store(0, Ordering::Relaxed);
         for x in &l.chans {
             x.store(0, Ordering::Relaxed);

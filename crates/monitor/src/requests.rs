@@ -40,7 +40,10 @@ impl Monitor {
             kind::ARENA => return self.arena(id, fd),
             kind::UNLISTEN => {
                 self.unlisten(id, msg.id);
-                return Ok(());
+                if msg.seq == 0 {
+                    return Ok(());
+                }
+                Ok((reply(&msg), None))
             }
             kind::BELL => return self.bell(id, &msg, fd),
             kind::RING => {

@@ -50,7 +50,11 @@ pub fn end_listening(ch: &Channel, clients: &Clients) {
     // published before this fence, so the loop sees it.
     heavy_fence();
     for slot in ch.mem.touched_slots() {
-        if ch.mem.slot(slot).state.load(Ordering::Acquire) == slot_state::SYN {
+        // Who changes the state from SYN decides: a worker that accepts, or we.
+        let state = &ch.mem.slot(slot).state;
+        let ours =
+            state.compare_exchange(slot_state::SYN, slot_state::ESTABLISHED, Ordering::AcqRel, Ordering::Relaxed);
+        if ours.is_ok() {
             close_side(ch, slot, SERVER, status::RST | status::CLOSED, clients);
         }
     }

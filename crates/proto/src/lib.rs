@@ -46,7 +46,9 @@ pub mod kind {
     /// it at once (else the port would stay taken).
     pub const LISTEN: u32 = 4;
     /// This process closed its last descriptor of listener `id`. No answer.
-    /// The last holder ends the listener.
+    /// The last holder ends the listener. Answered if `seq` is not 0: then the
+    /// connections that nobody accepted have been reset, as after the kernel's
+    /// `close`.
     pub const UNLISTEN: u32 = 5;
     /// This process wants to accept on listener `id`. *Sync*. Before the answer
     /// come one [`CHANNEL_SRV`] for each channel that exists. Answer: `arg0`
