@@ -233,6 +233,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             // SAFETY: the caller's.
             return unsafe { from_kernel(fd, addr, len, flags) };
         };
+        b.for_one_sleep();
         l.arm(b);
         b.set_sleeping(true);
         sys::heavy_fence();

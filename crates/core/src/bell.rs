@@ -17,10 +17,18 @@ pub struct Bell {
     fd: AtomicI32,
     key: AtomicU64,
     used: AtomicBool,
+    /// In the hands of one sleeping thread, not of an epoll instance.
+    transient: AtomicBool,
 }
 
-static BELLS: [Bell; MAX] =
-    [const { Bell { fd: AtomicI32::new(-1), key: AtomicU64::new(0), used: AtomicBool::new(false) } }; MAX];
+static BELLS: [Bell; MAX] = [const {
+    Bell {
+        fd: AtomicI32::new(-1),
+        key: AtomicU64::new(0),
+        used: AtomicBool::new(false),
+        transient: AtomicBool::new(false),
+    }
+}; MAX];
 
 impl Bell {
     pub fn index(&self) -> usize {
@@ -34,6 +42,9 @@ impl Bell {
     }
     /// Put it back; its eventfd is kept for the next user.
     pub fn release(&self) {
+        if self.transient.swap(false, Ordering::SeqCst) {
+            SLEEPERS.fetch_sub(1, Ordering::SeqCst);
+        }
         self.used.store(false, Ordering::Release);
     }
     /// The user is gone for good: leave all channels too.
@@ -51,8 +62,26 @@ impl Bell {
             }
         }
     }
+    /// This use is one sleep of one thread.
+    pub fn for_one_sleep(&self) {
+        self.transient.store(true, Ordering::SeqCst);
+        SLEEPERS.fetch_add(1, Ordering::SeqCst);
+    }
     pub fn ring_self(&self) {
         let _ = sys::eventfd_ring(self.fd());
+    }
+}
+
+static SLEEPERS: AtomicU32 = AtomicU32::new(0);
+
+/// Wake threads of ours in `poll`, `select` and `accept`: they must look again.
+pub fn ring_sleepers() {
+    if SLEEPERS.load(Ordering::SeqCst) != 0 {
+        for b in BELLS.iter().take(made()) {
+            if b.transient.load(Ordering::SeqCst) {
+                b.ring_self();
+            }
+        }
     }
 }
 
@@ -112,7 +141,9 @@ pub fn become_child() {
         }
         b.key.store(0, Ordering::Relaxed);
         b.used.store(false, Ordering::Relaxed);
+        b.transient.store(false, Ordering::Relaxed);
     }
+    SLEEPERS.store(0, Ordering::Relaxed);
     for c in chan::all() {
         c.forget_bells();
     }

@@ -150,6 +150,7 @@ pub fn shutdown(d: &Desc, how: i32) -> Outcome<Result<()>> {
         sys::futex_wake(&w.seq, i32::MAX);
     }
     epoll::changed(d);
+    crate::bell::ring_sleepers();
     Outcome::Done(Ok(()))
 }
 
@@ -172,6 +173,26 @@ pub fn duplicated(old: i32, new: i32) {
         }
         // Two numbers, one kernel socket: not a placeholder for anybody else.
         d.dirty.store(true, Ordering::Relaxed);
+    }
+}
+
+/// `fd` is being passed to another process, which gets the kernel socket alone.
+/// A connection of ours cannot be continued there yet, and a program that passes
+/// one will pass more: from here on it gets kernel connections.
+pub fn passed(fd: i32) {
+    let Some(d) = table::lookup(fd) else { return };
+    d.dirty.store(true, Ordering::Relaxed);
+    match d.kind() {
+        kind::FRESH | kind::BOUND => {
+            epoll::leave_to_kernel(d);
+            table::forget(d);
+        }
+        kind::CONN | kind::LISTENER => {
+            stats::count(Counter::FbOption);
+            process::disable();
+            listen::give_up_all();
+        }
+        _ => {}
     }
 }
 

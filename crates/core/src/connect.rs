@@ -20,10 +20,11 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         _ => return Outcome::Kernel,
     }
     // SAFETY: the caller's.
-    let Some(dst) = (unsafe { name::parse(addr, len) }) else { return Outcome::Kernel };
+    let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(d, Counter::FbOption) };
     let family = d.family.load(Ordering::Relaxed);
     if dst.family as u32 != family || dst.port == 0 || name::is_any(&dst.ip) {
-        return Outcome::Kernel; // AF mismatches and 0.0.0.0 have rules of their own
+        // Mismatched families and 0.0.0.0 have rules of their own.
+        return to_kernel(d, Counter::FbOption);
     }
     match open(fd, d, &dst) {
         Ok(()) => {

@@ -172,6 +172,16 @@ pub fn give_up(id: u64) {
     }
 }
 
+/// All listeners of this process are the kernel's alone from now on.
+pub fn give_up_all() {
+    for l in used() {
+        let id = l.id.load(Ordering::Relaxed);
+        if id != 0 {
+            give_up(id);
+        }
+    }
+}
+
 /// Does this process hold any listener?
 pub fn any() -> bool {
     used().iter().any(|l| l.id.load(Ordering::Relaxed) != 0)

@@ -176,6 +176,7 @@ unsafe fn sleep(
     let b = bell::get();
     let mut armed = b.is_some();
     if let Some(b) = b {
+        b.for_one_sleep();
         for p in fds {
             if let Some(d) = ours(p.fd) {
                 armed &= arm(d, p.events, b);

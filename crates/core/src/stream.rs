@@ -122,7 +122,7 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
-    let mut deadline = None;
+    let (mut deadline, mut hold) = (None, None);
     let mut done = 0;
     loop {
         if let Some(e) = send_error(d) {
@@ -159,6 +159,7 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
                     crate::epoll::changed(d);
                     return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                 }
+                hold.get_or_insert_with(|| Hold::on(d));
                 if let Err(e) = wait_space(d, &mut deadline) {
                     return if done > 0 { Ok(done) } else { Err(e) };
                 }
@@ -274,6 +275,29 @@ pub unsafe fn recv_fast(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> usize
     }
 }
 
+/// Keeps a connection while a thread sleeps in an operation on it: another
+/// thread may close the descriptor meanwhile, and as in the kernel the operation
+/// goes on, and the connection ends when it is over.
+struct Hold(u32);
+
+impl Hold {
+    fn on(d: &Desc) -> Hold {
+        d.refs.fetch_add(1, Ordering::AcqRel);
+        Hold(d.index())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(d) = crate::table::DESCS.get(self.0) {
+            if d.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+                crate::close::last_reference(d);
+                crate::table::release(d);
+            }
+        }
+    }
+}
+
 /// After a read: wake a sender that sleeps for space, once there is enough.
 #[inline(always)]
 fn consumed(d: &Desc, rx: &Dir, h: &Half) {
@@ -302,7 +326,7 @@ pub unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Resul
     // MSG_TRUNC on TCP: the bytes are discarded.
     let dst = if flags & libc::MSG_TRUNC != 0 { core::ptr::null_mut() } else { buf };
     let all = flags & libc::MSG_WAITALL != 0 && block;
-    let mut deadline = None;
+    let (mut deadline, mut hold) = (None, None);
     let mut done = 0;
     loop {
         if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
@@ -352,6 +376,7 @@ pub unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Resul
         if !block {
             return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
         }
+        hold.get_or_insert_with(|| Hold::on(d));
         let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
         if let Err(e) = r {
             return if done > 0 { Ok(done) } else { Err(e) };

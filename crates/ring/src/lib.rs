@@ -231,6 +231,9 @@ pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
 /// As [`send_small`].
 pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize) -> Result<usize, Hostile> {
     let len = len as u64;
+    // A PAD that still has to be published: behind it there must be a record, or
+    // the consumer would be told of data where there is none.
+    let mut padding = None;
     loop {
         let free = CAP - look(d, h, len)?.used;
         let pos = get(&h.pos);
@@ -249,19 +252,27 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
                 put(&h.limit, 0);
                 return Ok(0);
             }
-            pad(b, h, off, skip);
+            padding = Some(pad(b, h, off, skip));
             put(&h.fence, 0);
             continue;
         }
         let to_end = CAP - off;
         if fence == 0 && to_end < 2 * record::HDR {
-            pad(b, h, off, to_end);
+            if free < to_end + 4 * record::HDR {
+                put(&h.limit, 0);
+                return Ok(0);
+            }
+            padding = Some(pad(b, h, off, to_end));
             continue;
         }
         let room = (free - 2 * record::HDR).min(to_end - record::HDR) & !7;
         let n = len.min(room).min(record::MAX);
         // SAFETY: n bytes and two headers fit, see `room`.
         unsafe { put_record(b, d, h, pos, src, n) };
+        if let Some((at, header)) = padding {
+            // Release: the record behind it, for the acquire load in `recv`.
+            b.header(at).store(header, Ordering::Release);
+        }
         // Let small sends run up to the next step, the credit, the fence or the
         // ring's end.
         let taken = record::HDR + align8(n);
@@ -273,13 +284,12 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
     }
 }
 
-/// Make the consumer skip `span` bytes from ring offset `off` on, header
-/// included; the header behind them is zeroed first.
-fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64) {
+/// Go on `span` bytes behind ring offset `off`; the header there is zeroed.
+/// Returns where to store the PAD header, and which, once a record follows.
+fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64) -> (usize, u64) {
     b.header(((off + span) & MASK) as usize).store(0, Ordering::Relaxed);
-    // Release: the zeroed header, for the acquire load in `recv`.
-    b.header(off as usize).store(pack(record::PAD, span - record::HDR), Ordering::Release);
     put(&h.pos, get(&h.pos) + span);
+    (off as usize, pack(record::PAD, span - record::HDR))
 }
 
 /// Ring offset at which the producer stands; pages beyond it are untouched

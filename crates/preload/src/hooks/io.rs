@@ -131,7 +131,28 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
             let m = unsafe { &*msg };
             guarded(|| unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer())
         }
-        _ => unsafe { real::sendmsg(fd, msg, flags) },
+        _ => {
+            if let Some(m) = unsafe { msg.as_ref() }.filter(|m| m.msg_controllen != 0) {
+                guarded(|| unsafe { passing(m) });
+            }
+            unsafe { real::sendmsg(fd, msg, flags) }
+        }
+    }
+}
+
+/// Descriptors leave the process (SCM_RIGHTS): what goes with them is the kernel
+/// socket alone.
+unsafe fn passing(m: &msghdr) {
+    let mut c = unsafe { CMSG_FIRSTHDR(m) };
+    while let Some(h) = unsafe { c.as_ref() } {
+        let len = h.cmsg_len.saturating_sub(unsafe { CMSG_LEN(0) } as usize);
+        if h.cmsg_level == SOL_SOCKET && h.cmsg_type == SCM_RIGHTS {
+            for i in 0..len / size_of::<c_int>() {
+                let fd = unsafe { (CMSG_DATA(c) as *const c_int).add(i).read_unaligned() };
+                fsocket_core::close::passed(fd);
+            }
+        }
+        c = unsafe { CMSG_NXTHDR(m, c) };
     }
 }
 
