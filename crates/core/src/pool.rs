@@ -5,7 +5,7 @@
 use crate::lock::Lock;
 use crate::stats;
 use crate::table::Desc;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Result};
 
@@ -52,6 +52,7 @@ fn take(family: Option<u32>) -> Option<Entry> {
     let e = *lowest;
     p.e[i] = p.e[n - 1];
     p.n -= 1;
+    hold(e.fd, false);
     stats::count(Counter::PoolHits);
     Some(e)
 }
@@ -89,7 +90,7 @@ pub fn socket(family: u32, nonblock: bool, cloexec: bool) -> Option<i32> {
 /// The number `fd` is not in the table any more: keep its placeholder, or
 /// close it. Returns what `close` returns.
 pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
-    let keep = !d.dirty.load(Ordering::Relaxed) && fd > 2 && fd < 800;
+    let keep = !d.dirty.load(Ordering::Relaxed) && fd > 2 && fd < TOP;
     if keep {
         if let Ok(mut p) = POOL.lock() {
             if p.n < MAX {
@@ -104,6 +105,7 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
                     cloexec: fdflags & libc::FD_CLOEXEC != 0,
                 };
                 p.n += 1;
+                hold(fd, true);
                 crate::idle::keeping();
                 return Ok(());
             }
@@ -114,9 +116,25 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
     r
 }
 
+/// Bit per number: in the pool.
+static HELD: [AtomicU64; TOP as usize / 64 + 1] = [const { AtomicU64::new(0) }; TOP as usize / 64 + 1];
+/// Only numbers below are kept.
+const TOP: i32 = 800;
+
+fn hold(fd: i32, on: bool) {
+    let Some(w) = HELD.get(fd as usize / 64) else { return };
+    let bit = 1 << (fd % 64);
+    if on {
+        w.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        w.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
 /// Is `fd` a number that the application believes closed?
+#[inline]
 pub fn holds(fd: i32) -> bool {
-    POOL.lock().is_ok_and(|p| p.e[..p.n].iter().any(|e| e.fd == fd))
+    (0..TOP).contains(&fd) && HELD[fd as usize / 64].load(Ordering::Relaxed) >> (fd % 64) & 1 != 0
 }
 
 /// The application closes or overwrites a number itself: not ours any more.
@@ -126,6 +144,7 @@ pub fn forget(fd: i32) {
         if let Some(i) = p.e[..n].iter().position(|e| e.fd == fd) {
             p.e[i] = p.e[n - 1];
             p.n -= 1;
+            hold(fd, false);
         }
     }
 }
@@ -135,6 +154,7 @@ pub fn drain() -> bool {
     let Ok(mut p) = POOL.lock() else { return false };
     let n = p.n;
     for e in &p.e[..n] {
+        hold(e.fd, false);
         let _ = sys::close(e.fd);
         kernel_freed(e.fd);
     }

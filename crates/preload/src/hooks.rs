@@ -107,6 +107,17 @@ impl Answer<c_int> for Result<()> {
     }
 }
 
+/// A number that the application has closed while its placeholder waits for the
+/// next connection: EBADF, as it would be.
+#[inline(always)]
+fn gone(fd: c_int) -> bool {
+    let gone = fsocket_core::pool::holds(fd);
+    if gone {
+        fsocket_sys::Errno::EBADF.set();
+    }
+    gone
+}
+
 /// Ours, or libc's.
 fn either<T, R>(o: Outcome<T>, real: impl FnOnce() -> R) -> R
 where

@@ -1,6 +1,6 @@
 //! Closing and duplicating descriptors, and their flags.
 
-use super::{either, Answer};
+use super::{either, gone, Answer};
 use crate::real;
 use fsocket_core::{close as ops, opts, table};
 use fsocket_sys::{self as sys, Errno};
@@ -11,7 +11,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
 }
 
 pub unsafe fn dup(fd: c_int) -> c_int {
-    if ops::own(fd) {
+    if ops::own(fd) || gone(fd) {
         return Err::<(), _>(Errno::EBADF).answer();
     }
     let new = unsafe { real::dup(fd) };
@@ -48,7 +48,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 
 /// The kernel is about to close `new` silently.
 fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
-    if ops::own(old) {
+    if ops::own(old) || gone(old) {
         return Some(Err::<(), _>(Errno::EBADF).answer());
     }
     if ops::own(new) {
@@ -67,6 +67,9 @@ pub unsafe fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
 }
 
 unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int, c_int, c_ulong) -> c_int) -> c_int {
+    if gone(fd) {
+        return -1;
+    }
     if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
         let new = unsafe { real(fd, cmd, arg) };
         if new >= 0 && table::lookup(fd).is_some() {
@@ -85,6 +88,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         Some(d) if arg != 0 => {
             either(unsafe { opts::ioctl(fd, d, request, arg as *mut i32) }, || unsafe { real::ioctl(fd, request, arg) })
         }
+        _ if gone(fd) => -1,
         _ => unsafe { real::ioctl(fd, request, arg) },
     }
 }

@@ -1,6 +1,6 @@
 //! Bytes in and out.
 
-use super::{guarded, Answer};
+use super::{gone, guarded, Answer};
 use crate::real;
 use fsocket_core::table::{self, Desc};
 use fsocket_core::{msg as ops_msg, sendfile as ops_sendfile, stream};
@@ -34,6 +34,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
         // read() of nothing is 0 at once, unlike recv().
         Some(_) if n == 0 => 0,
         Some(d) => unsafe { receive(d, buf as *mut u8, n, 0) },
+        None if gone(fd) => -1,
         None => unsafe { real::read(fd, buf, n) },
     }
 }
@@ -41,6 +42,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
 pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, 0) },
+        None if gone(fd) => -1,
         None => unsafe { real::write(fd, buf, n) },
     }
 }
@@ -48,6 +50,7 @@ pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { ops_msg::recvv(d, iov, n as usize, 0) }.answer()),
+        None if gone(fd) => -1,
         None => unsafe { real::readv(fd, iov, n) },
     }
 }
@@ -55,6 +58,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { ops_msg::sendv(d, iov, n as usize, 0) }.answer()),
+        None if gone(fd) => -1,
         None => unsafe { real::writev(fd, iov, n) },
     }
 }
@@ -62,6 +66,7 @@ pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { receive(d, buf as *mut u8, n, flags) },
+        None if gone(fd) => -1,
         None => unsafe { real::recv(fd, buf, n, flags) },
     }
 }
@@ -69,6 +74,7 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
+        None if gone(fd) => -1,
         None => unsafe { real::send(fd, buf, n, flags) },
     }
 }
@@ -90,6 +96,7 @@ pub unsafe fn recvfrom(
             }
             r
         }
+        None if gone(fd) => -1,
         None => unsafe { real::recvfrom(fd, buf, n, flags, addr, len) },
     }
 }
@@ -104,6 +111,7 @@ pub unsafe fn sendto(
 ) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
+        None if gone(fd) => -1,
         None => unsafe { real::sendto(fd, buf, n, flags, addr, len) },
     }
 }

@@ -1,6 +1,6 @@
 //! Waiting for many descriptors.
 
-use super::either;
+use super::{either, gone};
 use crate::real;
 use fsocket_core::{epoll, poll as ops, table};
 use libc::*;
@@ -106,6 +106,9 @@ fn made(fd: c_int) -> c_int {
 }
 
 pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int {
+    if gone(ep) || gone(fd) {
+        return -1;
+    }
     match table::lookup(ep) {
         Some(d) => either(unsafe { epoll::ctl(d, op, fd, ev) }, || unsafe { real::epoll_ctl(ep, op, fd, ev) }),
         None => unsafe { real::epoll_ctl(ep, op, fd, ev) },

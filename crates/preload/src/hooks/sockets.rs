@@ -1,6 +1,6 @@
 //! Making, naming and tuning sockets.
 
-use super::either;
+use super::{either, gone};
 use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
@@ -94,6 +94,7 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_i
         Some(d) => {
             either(unsafe { ops_accept::accept(fd, d, addr, len, 0) }, || unsafe { real::accept(fd, addr, len) })
         }
+        None if gone(fd) => -1,
         None => seen(unsafe { real::accept(fd, addr, len) }),
     }
 }
@@ -106,6 +107,7 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
         Some(d) => either(unsafe { ops_accept::accept(fd, d, addr, len, flags) }, || unsafe {
             real::accept4(fd, addr, len, flags)
         }),
+        None if gone(fd) => -1,
         None => seen(unsafe { real::accept4(fd, addr, len, flags) }),
     }
 }
@@ -123,6 +125,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         Some(d) => {
             either(unsafe { ops_connect::connect(fd, d, addr, len) }, || unsafe { real::connect(fd, addr, len) })
         }
+        None if gone(fd) => -1,
         None => unsafe { real::connect(fd, addr, len) },
     }
 }
@@ -130,6 +133,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 pub unsafe fn sockatmark(fd: c_int) -> c_int {
     match table::lookup(fd).filter(|d| d.is_conn()) {
         Some(_) => 0,
+        None if gone(fd) => -1,
         None => unsafe { real::sockatmark(fd) },
     }
 }
@@ -137,6 +141,7 @@ pub unsafe fn sockatmark(fd: c_int) -> c_int {
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::lookup(fd) {
         Some(d) => either(close::shutdown(d, how), || unsafe { real::shutdown(fd, how) }),
+        None if gone(fd) => -1,
         None => unsafe { real::shutdown(fd, how) },
     }
 }
@@ -164,6 +169,7 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         Some(d) => either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
             real::setsockopt(fd, level, name, val, len)
         }),
+        None if gone(fd) => -1,
         None => unsafe { real::setsockopt(fd, level, name, val, len) },
     }
 }
@@ -173,6 +179,7 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
         Some(d) => either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
             real::getsockopt(fd, level, name, val, len)
         }),
+        None if gone(fd) => -1,
         None => unsafe { real::getsockopt(fd, level, name, val, len) },
     }
 }
