@@ -228,12 +228,17 @@ fn map_registry(fd: i32) {
     }
 }
 
+/// The registry, if it has been needed already.
+pub fn mapped_registry() -> Option<&'static Registry> {
+    let p = REGISTRY.load(Ordering::Acquire);
+    // SAFETY: mapped for ever, SIZE bytes, by `map_registry`.
+    (!p.is_null()).then(|| unsafe { &*p })
+}
+
 /// The registry; waits for the monitor's first answer if need be.
 pub fn registry() -> Option<&'static Registry> {
-    let p = REGISTRY.load(Ordering::Acquire);
-    if !p.is_null() {
-        // SAFETY: mapped for ever, SIZE bytes, by `map_registry`.
-        return Some(unsafe { &*p });
+    if let Some(r) = mapped_registry() {
+        return Some(r);
     }
     if dead() {
         return None;
@@ -250,9 +255,7 @@ pub fn registry() -> Option<&'static Registry> {
         }
     }
     drop(l);
-    let p = REGISTRY.load(Ordering::Acquire);
-    // SAFETY: as above.
-    (!p.is_null()).then(|| unsafe { &*p })
+    mapped_registry()
 }
 
 pub fn lock_for_fork() -> bool {

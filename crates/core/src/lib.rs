@@ -9,6 +9,7 @@
 
 pub mod accept;
 pub mod bell;
+pub mod bits;
 pub mod chan;
 pub mod close;
 pub mod connect;

@@ -2,10 +2,11 @@
 //! numbers of our connections. Closing a connection keeps its placeholder for
 //! the next one, so that neither costs a system call.
 
+use crate::bits::Bits;
 use crate::lock::Lock;
 use crate::stats;
 use crate::table::Desc;
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Result};
 
@@ -52,7 +53,7 @@ fn take(family: Option<u32>) -> Option<Entry> {
     let e = *lowest;
     p.e[i] = p.e[n - 1];
     p.n -= 1;
-    hold(e.fd, false);
+    HELD.set(e.fd, false);
     stats::count(Counter::PoolHits);
     Some(e)
 }
@@ -105,7 +106,7 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
                     cloexec: fdflags & libc::FD_CLOEXEC != 0,
                 };
                 p.n += 1;
-                hold(fd, true);
+                HELD.set(fd, true);
                 crate::idle::keeping();
                 return Ok(());
             }
@@ -116,25 +117,15 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
     r
 }
 
-/// Bit per number: in the pool.
-static HELD: [AtomicU64; TOP as usize / 64 + 1] = [const { AtomicU64::new(0) }; TOP as usize / 64 + 1];
 /// Only numbers below are kept.
 const TOP: i32 = 800;
-
-fn hold(fd: i32, on: bool) {
-    let Some(w) = HELD.get(fd as usize / 64) else { return };
-    let bit = 1 << (fd % 64);
-    if on {
-        w.fetch_or(bit, Ordering::Relaxed);
-    } else {
-        w.fetch_and(!bit, Ordering::Relaxed);
-    }
-}
+/// Numbers in the pool.
+static HELD: Bits<{ TOP as usize / 64 + 1 }> = Bits::new();
 
 /// Is `fd` a number that the application believes closed?
-#[inline]
+#[inline(always)]
 pub fn holds(fd: i32) -> bool {
-    (0..TOP).contains(&fd) && HELD[fd as usize / 64].load(Ordering::Relaxed) >> (fd % 64) & 1 != 0
+    HELD.has(fd)
 }
 
 /// The application closes or overwrites a number itself: not ours any more.
@@ -144,7 +135,7 @@ pub fn forget(fd: i32) {
         if let Some(i) = p.e[..n].iter().position(|e| e.fd == fd) {
             p.e[i] = p.e[n - 1];
             p.n -= 1;
-            hold(fd, false);
+            HELD.set(fd, false);
         }
     }
 }
@@ -154,7 +145,7 @@ pub fn drain() -> bool {
     let Ok(mut p) = POOL.lock() else { return false };
     let n = p.n;
     for e in &p.e[..n] {
-        hold(e.fd, false);
+        HELD.set(e.fd, false);
         let _ = sys::close(e.fd);
         kernel_freed(e.fd);
     }

@@ -1,5 +1,6 @@
 //! This process: identity, switches, its arena.
 
+use crate::bits::Bits;
 use crate::{ctl, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{self, sock_state, Header, Sock, ARENA_SIZE, SOCKS, SOCK_OFF, STATS_OFF};
@@ -72,49 +73,28 @@ pub fn high_fd(fd: i32) -> i32 {
         }
         Err(_) => fd,
     };
-    mark_own(kept, true);
+    OWN.set(kept, true);
     kept
 }
 
 /// Close a descriptor of ours.
 pub fn close_own(fd: i32) {
-    mark_own(fd, false);
+    OWN.set(fd, false);
     let _ = sys::close(fd);
 }
 
-/// Bit per descriptor number: the library's own.
-static OWN: [AtomicU64; OWN_MAX / 64] = [const { AtomicU64::new(0) }; OWN_MAX / 64];
-const OWN_MAX: usize = 1 << 20;
-
-fn mark_own(fd: i32, on: bool) {
-    let Some(w) = OWN.get(fd as usize / 64) else { return };
-    let bit = 1 << (fd % 64);
-    if on {
-        w.fetch_or(bit, Ordering::Relaxed);
-    } else {
-        w.fetch_and(!bit, Ordering::Relaxed);
-    }
-}
+/// The library's own descriptors.
+static OWN: Bits<{ crate::table::MAX_FD / 64 }> = Bits::new();
 
 /// Is it a descriptor that the library needs and the application never saw?
 #[inline]
 pub fn owns(fd: i32) -> bool {
-    fd >= 0 && OWN.get(fd as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) >> (fd % 64) & 1 != 0)
+    OWN.has(fd)
 }
 
 /// The lowest own descriptor in `from..=to`.
 pub fn next_own(from: u32, to: u32) -> Option<u32> {
-    let end = (to as usize).min(OWN_MAX - 1);
-    let mut fd = from as usize;
-    while fd <= end {
-        let rest = OWN[fd / 64].load(Ordering::Relaxed) >> (fd % 64);
-        if rest != 0 {
-            let found = fd + rest.trailing_zeros() as usize;
-            return (found <= end).then_some(found as u32);
-        }
-        fd = (fd / 64 + 1) * 64;
-    }
-    None
+    OWN.next(from, to)
 }
 
 fn set_nonce(n: u64) {
@@ -153,8 +133,12 @@ pub fn cpus() -> u32 {
 
 #[cold]
 fn count_cpus() -> u32 {
-    // SAFETY: plain sysconf.
-    let n = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.clamp(1, 65536) as u32;
+    // The monitor has counted them; sysconf would open a file.
+    let n = match ctl::mapped_registry() {
+        Some(r) if r.cpus > 0 => r.cpus.min(65536) as u32,
+        // SAFETY: plain sysconf.
+        _ => unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.clamp(1, 65536) as u32,
+    };
     CPUS.store(n, Ordering::Relaxed);
     n
 }
@@ -296,9 +280,9 @@ pub fn unlock_after_fork() {
 pub fn make_way(fd: i32) {
     let to = (fd + 1).max(HIGH_FD.load(Ordering::Relaxed));
     if let Ok(new) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, to as usize) {
-        mark_own(fd, false);
+        OWN.set(fd, false);
         if ctl::moved(fd, new) || crate::bell::moved(fd, new) || crate::chan::moved(fd, new) {
-            mark_own(new, true);
+            OWN.set(new, true);
         } else {
             let _ = sys::close(new);
         }

@@ -13,7 +13,7 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 /// `BATCH_NS` before it looks. Measured with 8-byte messages on two CPUs: see
 /// docs/performance.md.
 const ONE_WAY: u32 = 16;
-const BATCH_NS: u64 = 2000;
+const BATCH_NS: u64 = 4000;
 
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE;
 /// Flags that change nothing for us.

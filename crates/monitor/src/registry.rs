@@ -41,6 +41,7 @@ impl Registry {
         let registry = Registry { fd: Rc::new(fd), map, used: Vec::new() };
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         registry.put(offset_of!(Layout, started), now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000);
+        registry.put(offset_of!(Layout, cpus), online_cpus());
         registry.put(offset_of!(Layout, magic), MAGIC);
         Ok(registry)
     }
@@ -126,6 +127,12 @@ impl Registry {
 
 fn entry_off(index: usize) -> usize {
     offset_of!(Layout, entry) + index * size_of::<Entry>()
+}
+
+/// CPUs that are online; 0 if that cannot be told.
+fn online_cpus() -> u64 {
+    // SAFETY: plain sysconf.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(0) as u64
 }
 
 #[cfg(test)]

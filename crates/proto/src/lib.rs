@@ -165,6 +165,8 @@ pub mod registry {
         /// Entries in use are below this.
         pub entries: u64,
         pub locals: u64,
+        /// CPUs of the machine, as the monitor found them at its start.
+        pub cpus: u64,
         /// This host's own addresses in the monitor's network namespace, beyond
         /// loopback; v4-mapped.
         pub local: [[u8; 16]; LOCALS],
