@@ -15,6 +15,10 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 const ONE_WAY: u32 = 16;
 const BATCH_NS: u64 = 4000;
 
+/// With both sides on one CPU a long message is handed over in pieces of this
+/// many bytes, so that they are still in cache when the receiver copies them.
+const SHARED_CPU: usize = 256 * 1024;
+
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE;
 /// Flags that change nothing for us.
 const SEND_PLAIN: i32 =
@@ -123,7 +127,7 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
     let (r, tx, h) = d.tx();
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
     let (mut deadline, mut hold) = (None, None);
-    let mut done = 0;
+    let (mut done, mut shown) = (0, 0);
     loop {
         if let Some(e) = send_error(d) {
             return match e {
@@ -170,6 +174,11 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
                 publish_cpu(h, &tx.prod.cpu);
                 if done == len {
                     return Ok(done);
+                }
+                if done - shown >= SHARED_CPU && ready::peer_cpu(d) == cpu::current() {
+                    // The peer needs this CPU to take what lies in its cache.
+                    shown = done;
+                    sys::sched_yield();
                 }
             }
         }

@@ -235,7 +235,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
     // the consumer would be told of data where there is none.
     let mut padding = None;
     loop {
-        let free = CAP - look(d, h, len)?.used;
+        let free = CAP - look(d, h, len.min(record::MAX))?.used;
         let pos = get(&h.pos);
         let off = (pos - get(&h.base)) & MASK;
         // A record, and the zeroed header behind it, which must not touch
