@@ -116,9 +116,13 @@ pub unsafe fn recvv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> 
 /// The vectors are valid.
 unsafe fn peekv(d: &Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
     let mut buf = core::mem::MaybeUninit::<[u8; 16384]>::uninit();
-    let total: usize = v.iter().map(|x| x.iov_len).sum();
+    let total = v.iter().fold(0usize, |n, x| n.saturating_add(x.iov_len));
     // SAFETY: the buffer has that many bytes.
     let got = unsafe { stream::recv(d, buf.as_mut_ptr() as *mut u8, total.min(16384), flags) }?;
+    if flags & libc::MSG_TRUNC != 0 {
+        // Only counted: nothing was written to the buffer.
+        return Ok(got);
+    }
     let mut at = 0;
     for x in v {
         let k = x.iov_len.min(got - at);

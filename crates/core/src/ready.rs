@@ -1,7 +1,7 @@
 //! Readiness, as `poll` and `epoll` report it.
 
+use crate::listen;
 use crate::table::{kind, Desc};
-use crate::{listen, stream};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
@@ -117,7 +117,7 @@ pub fn take_error(d: &Desc) -> i32 {
         return e;
     }
     if state(d).reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
-        return stream::reset_errno(d);
+        return libc::ECONNRESET;
     }
     0
 }

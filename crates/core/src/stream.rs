@@ -66,10 +66,6 @@ fn poison(d: &Desc) {
     }
 }
 
-pub fn reset_errno(_d: &Desc) -> i32 {
-    libc::ECONNRESET
-}
-
 /// Do these flags leave a send as it is?
 #[inline(always)]
 pub fn plain_send(flags: i32) -> bool {
@@ -228,7 +224,7 @@ fn send_error(d: &Desc) -> Option<Refused> {
     }
     let st = ready::state(d);
     if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
-        return Some(Refused::Error(Errno::new(reset_errno(d))));
+        return Some(Refused::Error(Errno::ECONNRESET));
     }
     if f & flag::SHUT_WR != 0 || st.reset {
         return Some(Refused::Pipe);

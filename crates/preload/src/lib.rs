@@ -7,7 +7,7 @@
 // Every hook has the contract of the libc function it is called as, and hands
 // its arguments on, unchanged, to that function or to an operation with the
 // same contract. That one argument covers each unsafe block in `hooks`.
-#![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, dead_code)]
+#![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
 mod hooks;
 mod init;

@@ -15,7 +15,8 @@ fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
 macro_rules! hook_table {
     ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
         $(
-            #[allow(non_snake_case)]
+            // A few hooks replace the real function altogether.
+            #[allow(non_snake_case, dead_code)]
             pub unsafe fn $name($($arg: $ty),*) -> $ret {
                 static CACHE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
                 let mut p = CACHE.load(Ordering::Acquire);
