@@ -1,5 +1,6 @@
 //! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
 
+use crate::path::{self, Path};
 use crate::table::{self, kind, Desc};
 use crate::{chan, epoll, listen, pool, process, stats, stream, token, Outcome};
 use core::sync::atomic::Ordering;
@@ -60,6 +61,13 @@ pub fn last_reference(d: &'static Desc) {
 }
 
 fn release_conn(d: &'static Desc) {
+    if path::of(d) == Path::Unsettled {
+        // What we sent too late for the other side to take along.
+        let _ = path::follow(d);
+        if !d.is_conn() {
+            return;
+        }
+    }
     let s = d.sock();
     let (slot, chan) = (d.slot_index.load(Ordering::Relaxed) as usize, d.chan.load(Ordering::Relaxed));
     // Wait until no other thread is inside an operation on it: the slot may be
@@ -73,19 +81,13 @@ fn release_conn(d: &'static Desc) {
         // belong to its next connection, which another thread of ours accepts.
         c.set_desc(slot, None);
     }
-    let me = process::nonce();
-    for h in &s.holders {
-        if h.load(Ordering::Acquire) == me {
-            h.store(0, Ordering::SeqCst);
-        }
-    }
-    // SeqCst: of two processes that let go at once, at least one sees that
-    // nobody is left; the state decides which of them ends the connection.
-    let others = s.extra_holders.load(Ordering::SeqCst) != 0 || s.holders.iter().any(|h| h.load(Ordering::SeqCst) != 0);
-    let last = !others
+    // The state decides which of two that let go at once ends the connection.
+    let last = process::let_go(s)
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if last {
         finish(d);
+    } else {
+        path::close_mixed(d, false, false);
     }
     drop(tokens);
     if let Some(c) = channel {
@@ -99,12 +101,13 @@ fn release_conn(d: &'static Desc) {
 
 /// The protocol part: FIN, or RST if data was not read or the application
 /// asked for it.
-fn finish(d: &Desc) {
+fn finish(d: &'static Desc) {
     let s = d.sock();
     let (r, rx, h) = d.rx();
     let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
         && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
     let unread = ring::readable(r, rx, h) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0;
+    path::close_mixed(d, true, unread || linger0);
     let st = if linger0 || unread { status::RST } else { status::FIN };
     if st == status::RST {
         stats::count(Counter::ResetShm);
@@ -117,12 +120,24 @@ fn finish(d: &Desc) {
     stream::notify_all(d);
 }
 
-pub fn shutdown(d: &Desc, how: i32) -> Outcome<Result<()>> {
+pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     if !d.is_conn() {
         if d.kind() == kind::LISTENER {
             listener_shut(d);
         }
         return Outcome::Kernel;
+    }
+    match path::of(d) {
+        Path::Shm => {}
+        Path::Mixed(k) => {
+            let _ = sys::shutdown(k, how);
+        }
+        Path::Unsettled => {
+            return match path::follow(d) {
+                Ok(n) if !d.is_conn() => Outcome::Done(sys::shutdown(n, how)),
+                _ => shutdown(d, how),
+            }
+        }
     }
     let s = d.sock();
     let st = crate::ready::state(d);
@@ -176,9 +191,9 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
-/// `fd` is being passed to another process, which gets the kernel socket alone.
-/// A connection of ours cannot be continued there yet, and a program that passes
-/// one will pass more: from here on it gets kernel connections.
+/// `fd` is being passed to another process: what goes with it must be the real
+/// thing. A program that passes one connection will pass more: from here on it
+/// gets kernel connections at once.
 pub fn passed(fd: i32) {
     let Some(d) = table::lookup(fd) else { return };
     d.dirty.store(true, Ordering::Relaxed);
@@ -187,7 +202,13 @@ pub fn passed(fd: i32) {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
-        kind::CONN | kind::LISTENER => {
+        kind::CONN => {
+            stats::count(Counter::FbOption);
+            path::materialize_one(d);
+            process::disable();
+            listen::give_up_all();
+        }
+        kind::LISTENER => {
             stats::count(Counter::FbOption);
             process::disable();
             listen::give_up_all();

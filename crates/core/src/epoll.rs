@@ -53,6 +53,8 @@ struct Inner {
     sleepers: u32,
     last_kernel: u64,
     turns: u32,
+    /// An item was found whose connection has changed its path.
+    unsettled: bool,
     /// Bit per channel index where this instance has a waiter.
     chans: [u64; crate::chan::MAX as usize / 64],
     listeners: [u32; 64],
@@ -205,6 +207,7 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     let ev = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
     let kfd = ep.fd.load(Ordering::Relaxed);
     let conn = d.is_conn();
+    also(d, kfd, op, ev.as_ref());
     Outcome::Done(match (op, have, ev) {
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EEXIST),
         (libc::EPOLL_CTL_ADD, None, Some(ev)) => {
@@ -296,6 +299,41 @@ pub fn became_conn(d: &Desc) {
         g.heat(it);
         nudge(ep, g);
     });
+}
+
+/// A connection has become the kernel's: its numbers are kernel sockets now.
+/// `also`: the number under which its kernel end was watched meanwhile, or -1.
+pub fn moved_to_kernel(d: &Desc, also: i32) {
+    while let Some(it) = item::pop(d) {
+        let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
+        ep.kernel.store(true, Ordering::Relaxed);
+        let kfd = ep.fd.load(Ordering::Relaxed);
+        if also >= 0 {
+            let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
+        }
+        let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
+        let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+        if let Ok(mut g) = ep.lock.lock() {
+            item::kill(ep, &mut g, it);
+        };
+    }
+}
+
+/// A connection's kernel end is watched beside its ring.
+pub fn also_kernel(d: &Desc, fd: i32) {
+    for_items(d, |ep, g, it| {
+        let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, fd, Some(&it.event()));
+        ep.kernel.store(true, Ordering::Relaxed);
+        g.heat(it);
+    });
+}
+
+/// The same for one change that the program makes.
+fn also(d: &Desc, kfd: i32, op: i32, ev: Option<&libc::epoll_event>) {
+    let end = d.kernel_end.load(Ordering::Relaxed);
+    if d.is_conn() && end != 0 {
+        let _ = sys::epoll_ctl(kfd, op, end - 1, ev);
+    }
 }
 
 /// A descriptor turned out to be the kernel's, where it is registered already.

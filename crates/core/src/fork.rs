@@ -118,6 +118,7 @@ pub fn child() {
         }
     }
     listen::become_child();
+    table::become_child();
     epoll::become_child();
     pool::drain();
 }

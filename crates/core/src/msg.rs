@@ -32,7 +32,7 @@ unsafe fn checked<'a>(iov: *const libc::iovec, n: usize) -> Result<(&'a [libc::i
 
 /// # Safety
 /// `iov` points to `n` valid vectors.
-pub unsafe fn sendv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
+pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     let (v, total) = unsafe { checked(iov, n) }?;
     if let [one] = v {
@@ -73,7 +73,7 @@ pub unsafe fn sendv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> 
 
 /// # Safety
 /// `iov` points to `n` valid vectors.
-pub unsafe fn recvv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
+pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     let (v, total) = unsafe { checked(iov, n) }?;
     if let [one] = v {
@@ -114,7 +114,7 @@ pub unsafe fn recvv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> 
 ///
 /// # Safety
 /// The vectors are valid.
-unsafe fn peekv(d: &Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
+unsafe fn peekv(d: &'static Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
     let mut buf = core::mem::MaybeUninit::<[u8; 16384]>::uninit();
     let total = v.iter().fold(0usize, |n, x| n.saturating_add(x.iov_len));
     // SAFETY: the buffer has that many bytes.

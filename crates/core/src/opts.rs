@@ -231,6 +231,35 @@ fn tcp_state(d: &Desc) -> u8 {
     }
 }
 
+/// Set on a kernel socket what the program has set on the connection.
+pub fn apply(d: &Desc, fd: i32) {
+    let s = d.sock();
+    for (i, (o, v)) in TABLE.iter().zip(&s.opt).enumerate() {
+        let v = v.load(Ordering::Relaxed);
+        if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
+            // The kernel doubles buffer sizes, and so did we.
+            let v = if matches!(i, SNDBUF | RCVBUF) { v / 2 } else { v };
+            let _ = sys::setsockopt(fd, o.level, o.name, &v.to_ne_bytes());
+        }
+    }
+    let linger = s.opt[LINGER_ON].load(Ordering::Relaxed);
+    if linger != 0 {
+        let mut l = [0u8; 8];
+        l[..4].copy_from_slice(&linger.to_ne_bytes());
+        l[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
+        let _ = sys::setsockopt(fd, S, libc::SO_LINGER, &l);
+    }
+    for (name, ns) in [(libc::SO_RCVTIMEO, &s.rcvtimeo), (libc::SO_SNDTIMEO, &s.sndtimeo)] {
+        let ns = ns.load(Ordering::Relaxed);
+        if ns != 0 {
+            let mut t = [0u8; 16];
+            t[..8].copy_from_slice(&(ns / 1_000_000_000).to_ne_bytes());
+            t[8..].copy_from_slice(&(ns / 1000 % 1_000_000).to_ne_bytes());
+            let _ = sys::setsockopt(fd, S, name, &t);
+        }
+    }
+}
+
 /// `fcntl` on a descriptor of ours, for the commands we decide.
 pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<i32>> {
     let nb = libc::O_NONBLOCK;
@@ -265,6 +294,9 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
 fn set_nonblock(d: &Desc, on: bool) {
     d.nonblock.store(on, Ordering::Relaxed);
     if d.is_conn() {
+        if let crate::path::Path::Mixed(k) = crate::path::of(d) {
+            let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
+        }
         let f = &d.sock().flags;
         if on {
             f.fetch_or(flag::NONBLOCK, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! `poll`, `ppoll`, `select`, `pselect`.
 
 use crate::bell::{self, Bell};
+use crate::path::{self, Path};
 use crate::ready;
 use crate::table::{self, kind, Desc};
 use crate::{chan, ctl, epoll, listen, spin, stats, Outcome};
@@ -76,12 +77,16 @@ fn events(d: &Desc, wanted: i16) -> i16 {
     match d.kind() {
         kind::EPOLL if w & ready::IN != 0 && epoll::readable(d) => libc::POLLIN | (wanted & libc::POLLRDNORM),
         kind::EPOLL => 0,
-        _ => ready::events(d, w) as u16 as i16,
+        _ => match ready::events(d, w) {
+            // `settle` makes it the kernel's on the next turn.
+            ready::UNSETTLED => 0,
+            ev => ev as u16 as i16,
+        },
     }
 }
 
 fn any(fds: &[libc::pollfd]) -> bool {
-    fds.iter().any(|p| ours(p.fd).is_some_and(|d| events(d, p.events) != 0))
+    fds.iter().any(|p| ours(p.fd).is_some_and(|d| events(d, p.events) != 0 || unsettled(d)))
 }
 
 /// `kernel` has room for all of `fds` and two more.
@@ -95,25 +100,14 @@ unsafe fn run(
     mask: *const libc::sigset_t,
 ) -> Result<usize> {
     let n = fds.len();
-    let mut kernel_n = 0;
-    for (k, p) in kernel.iter_mut().zip(fds.iter()) {
-        *k = *p;
-        k.revents = 0;
-        match ours(p.fd).map(|d| d.kind()) {
-            Some(kind::CONN) => k.fd = -1,
-            Some(kind::LISTENER) => {
-                kernel_n += 1;
-                if let Some(l) = ours(p.fd).and_then(listen::of) {
-                    l.join();
-                }
-            }
-            _ => kernel_n += (p.fd >= 0) as usize,
-        }
-    }
+    let mut kernel_n = kernels_part(fds, kernel);
     let mut deadline = None;
     let mut slept = false;
     loop {
         ctl::poll();
+        if settle(fds) {
+            kernel_n = kernels_part(fds, kernel);
+        }
         let mut found = look(fds);
         if kernel_n > 0 {
             // SAFETY: `kernel` has n entries and more.
@@ -142,6 +136,47 @@ unsafe fn run(
         unsafe { sleep(fds, kernel, deadline, mask) }?;
         slept = true;
     }
+}
+
+/// What the kernel is asked about; how many of them there are.
+fn kernels_part(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
+    let mut count = 0;
+    for (k, p) in kernel.iter_mut().zip(fds.iter()) {
+        *k = *p;
+        k.revents = 0;
+        match ours(p.fd).map(|d| (d, d.kind())) {
+            Some((d, kind::CONN)) => match path::of(d) {
+                Path::Mixed(end) => {
+                    k.fd = end;
+                    count += 1;
+                }
+                _ => k.fd = -1,
+            },
+            Some((d, kind::LISTENER)) => {
+                count += 1;
+                if let Some(l) = listen::of(d) {
+                    l.join();
+                }
+            }
+            _ => count += (p.fd >= 0) as usize,
+        }
+    }
+    count
+}
+
+fn unsettled(d: &Desc) -> bool {
+    d.is_conn() && path::of(d) == Path::Unsettled
+}
+
+/// Follow connections that have changed their path; true if any has.
+fn settle(fds: &[libc::pollfd]) -> bool {
+    let mut any = false;
+    for p in fds {
+        if let Some(d) = ours(p.fd).filter(|d| unsettled(d)) {
+            any |= path::follow(d) != Err(Errno::EAGAIN);
+        }
+    }
+    any
 }
 
 /// Kernel results into the application's array; how many more descriptors are

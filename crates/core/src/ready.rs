@@ -1,6 +1,7 @@
 //! Readiness, as `poll` and `epoll` report it.
 
 use crate::listen;
+use crate::path::{self, Path};
 use crate::table::{kind, Desc};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
@@ -45,7 +46,8 @@ pub fn can_recv(d: &Desc) -> bool {
 #[inline]
 fn local_rx(d: &Desc) -> bool {
     let s = d.sock();
-    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED) != 0 || s.err.load(Ordering::Relaxed) != 0
+    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MOVED) != 0
+        || s.err.load(Ordering::Relaxed) != 0
 }
 
 /// Would a send make progress or fail?
@@ -54,12 +56,20 @@ pub fn can_send(d: &Desc) -> bool {
     let (_, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
     ring::writable(tx, h)
-        || rx.prod.status.load(Ordering::Acquire) & (status::RST | status::CLOSED) != 0
-        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED) != 0
+        || rx.prod.status.load(Ordering::Acquire) & (status::RST | status::CLOSED | status::MOVING) != 0
+        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED | flag::MOVED) != 0
 }
+
+/// Not an event: the path was switched, [`crate::path::follow`] first.
+pub const UNSETTLED: u32 = 1 << 27;
 
 /// Events of a connection, restricted to `wanted` (ERR and HUP always).
 pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
+    match path::of(d) {
+        Path::Shm => {}
+        Path::Unsettled => return UNSETTLED,
+        Path::Mixed(fd) => return path::events(d, fd, wanted),
+    }
     let mut ev = 0;
     let f = d.sock().flags.load(Ordering::Relaxed);
     let st = state(d);

@@ -14,6 +14,7 @@ use rustix::thread::futex;
 /// hears of it, whether it waits for data or for space.
 pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &Clients) {
     let control = ch.mem.slot(slot);
+    ch.switched.borrow_mut().release(slot, side, control.generation.load(Ordering::Relaxed));
     control.dir[side].prod.status.fetch_or(bits, Ordering::Release);
     // Before the want words are read. The sleeper's membarrier pairs with it
     // (this process is registered).

@@ -65,7 +65,7 @@ impl Mapped {
 unsafe impl Bytes for Mapped {
     #[inline(always)]
     fn header(&self, off: usize) -> &AtomicU64 {
-        debug_assert!(off % 8 == 0 && off < RING_CAP);
+        debug_assert!(off.is_multiple_of(8) && off < RING_CAP);
         // SAFETY: masking keeps the word inside the mapping that `new` was promised.
         unsafe { &*(self.0.add(off & (MASK as usize & !7)) as *const AtomicU64) }
     }

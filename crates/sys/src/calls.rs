@@ -53,6 +53,31 @@ pub fn connect(fd: i32, addr: &[u8]) -> Result<()> {
 pub unsafe fn accept4(fd: i32, addr: *mut u8, len: *mut u32, flags: i32) -> Result<i32> {
     sc!(SYS_accept4, fd, addr, len, flags).map(|v| v as i32)
 }
+pub fn listen(fd: i32, backlog: i32) -> Result<()> {
+    sc!(SYS_listen, fd, backlog).map(drop)
+}
+pub fn shutdown(fd: i32, how: i32) -> Result<()> {
+    sc!(SYS_shutdown, fd, how).map(drop)
+}
+/// Returns the length of the address, which was cut to fit `addr`.
+pub fn getsockname(fd: i32, addr: &mut [u8]) -> Result<usize> {
+    let mut len = addr.len() as u32;
+    sc!(SYS_getsockname, fd, addr.as_mut_ptr(), &mut len as *mut u32)?;
+    Ok(len as usize)
+}
+pub fn dup3(old: i32, new: i32, flags: i32) -> Result<()> {
+    sc!(SYS_dup3, old, new, flags).map(drop)
+}
+/// # Safety
+/// `buf` is readable for `len` bytes.
+pub unsafe fn send(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    sc!(SYS_sendto, fd, buf, len, flags, 0, 0)
+}
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn recv(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    sc!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
+}
 pub fn setsockopt(fd: i32, level: i32, name: i32, val: &[u8]) -> Result<()> {
     sc!(SYS_setsockopt, fd, level, name, val.as_ptr(), val.len()).map(drop)
 }

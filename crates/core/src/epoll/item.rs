@@ -4,6 +4,7 @@ use super::{Ep, Inner};
 use crate::bell::Bell;
 use crate::chan;
 use crate::lock::Lock;
+use crate::path::{self, Path};
 use crate::ready::{self, OUT};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
@@ -186,6 +187,19 @@ impl Item {
         self.scan.store(0, Ordering::Relaxed);
     }
 
+    /// What the kernel is to be told for the same registration. A one-shot that
+    /// has fired stays silent.
+    pub fn event(&self) -> libc::epoll_event {
+        let events = self.events.load(Ordering::Relaxed);
+        let events = if self.disabled.load(Ordering::Relaxed) { events & (ET | ONESHOT) } else { events };
+        libc::epoll_event { events, u64: self.data.load(Ordering::Relaxed) }
+    }
+
+    /// The connection behind it has changed its path and must be followed.
+    pub fn unsettled(&self) -> Option<&'static Desc> {
+        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::of(d) == Path::Unsettled)
+    }
+
     fn wanted(&self) -> u32 {
         self.events.load(Ordering::Relaxed) & !(ET | ONESHOT | EXCLUSIVE)
     }
@@ -220,13 +234,16 @@ impl Item {
         let Some(d) = self.desc() else { return 0 };
         let events = self.events.load(Ordering::Relaxed);
         let edge = events & ET != 0;
-        if edge {
+        if edge && self.unsettled().is_none() {
             let fresh = self.fresh.load(Ordering::Relaxed);
             if !self.edge(d, true) && !fresh {
                 return 0;
             }
         }
         let ev = ready::events(d, self.wanted());
+        if ev == ready::UNSETTLED {
+            return ev;
+        }
         if ev != 0 {
             if edge {
                 self.fresh.store(false, Ordering::Relaxed);
@@ -247,6 +264,7 @@ impl Item {
                 let status = rx.prod.status.load(Ordering::Acquire) as u64
                     | (d.sock().flags.load(Ordering::Relaxed) as u64 & (flag::SHUT_RD | flag::SHUT_WR) as u64) << 32;
                 let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
+                // (A change of path is a change of status, too.)
                 let state = status != self.seen.load(Ordering::Relaxed);
                 let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
                 let space =

@@ -160,6 +160,14 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 collect(ep, &mut g);
                 report(&mut g, &mut out);
             }
+            if core::mem::take(&mut g.unsettled) {
+                drop(g);
+                settle(ep);
+                if out.n > 0 {
+                    return Ok(out.n);
+                }
+                continue;
+            }
             let now = cpu::ticks();
             g.turns += 1;
             let turn = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
@@ -211,6 +219,21 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 share(ep, &mut g);
             }
             return Ok(out.n);
+        }
+    }
+}
+
+/// Follow the connections of this instance that have changed their path. It
+/// changes the items, so the lock is not held.
+fn settle(ep: &Ep) {
+    for _ in 0..ITEMS.len() {
+        let found = {
+            let Ok(g) = ep.lock.lock() else { return };
+            (0..g.n).find_map(|k| ITEMS.get(g.at(k)).and_then(|it| it.unsettled()))
+        };
+        let Some(d) = found else { return };
+        if crate::path::follow(d) == Err(Errno::EAGAIN) {
+            return; // in a signal handler on top of an operation on it
         }
     }
 }
@@ -300,6 +323,10 @@ fn report(g: &mut Inner, out: &mut Out) {
         k += 1;
         let Some(it) = ITEMS.get(g.at(at)) else { continue };
         let ev = it.take();
+        if ev == crate::ready::UNSETTLED {
+            g.unsettled = true;
+            continue;
+        }
         it.idle.store(ev == 0, Ordering::Relaxed);
         if ev != 0 {
             out.push(ev, it.data.load(Ordering::Relaxed));

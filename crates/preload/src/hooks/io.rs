@@ -13,7 +13,7 @@ fn conn(fd: c_int) -> Option<&'static Desc> {
 
 /// A send: the fast path bare, the rest guarded.
 #[inline(always)]
-unsafe fn transmit(d: &Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+unsafe fn transmit(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
         return n as ssize_t;
     }
@@ -22,7 +22,7 @@ unsafe fn transmit(d: &Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t
 
 /// A receive: likewise.
 #[inline(always)]
-unsafe fn receive(d: &Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
+unsafe fn receive(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
         0 => guarded(|| unsafe { stream::recv_slow(d, buf, n, flags) }.answer()),
         n => n as ssize_t,
@@ -263,15 +263,9 @@ pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fl
     }
 }
 
-/// Is one of them a connection of ours, which has no pages to splice? Programs
-/// that splice must be ready for file systems that cannot, and copy then.
-fn cannot_splice(a: c_int, b: c_int) -> bool {
-    let ours = conn(a).is_some() || conn(b).is_some();
-    if ours {
-        fsocket_core::stats::count(fsocket_abi::arena::Counter::FbOption);
-        fsocket_sys::Errno::EINVAL.set();
-    }
-    ours
+/// The kernel does it: a connection of ours becomes a kernel connection first.
+fn to_kernel(fd: c_int) {
+    guarded(|| fsocket_core::exec::hand_over(fd));
 }
 
 pub unsafe fn splice(
@@ -282,16 +276,14 @@ pub unsafe fn splice(
     n: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if cannot_splice(input, out) {
-        return -1;
-    }
+    to_kernel(input);
+    to_kernel(out);
     unsafe { real::splice(input, in_off, out, out_off, n, flags) }
 }
 
 pub unsafe fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t {
-    if cannot_splice(input, out) {
-        return -1;
-    }
+    to_kernel(input);
+    to_kernel(out);
     unsafe { real::tee(input, out, n, flags) }
 }
 
@@ -306,5 +298,68 @@ pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => unsafe { real::sendfile64(out, input, off, n) },
+    }
+}
+
+pub unsafe fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int {
+    to_kernel(fd);
+    unsafe { real::vdprintf(fd, format, args) }
+}
+
+pub unsafe fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int {
+    to_kernel(fd);
+    unsafe { real::__vdprintf_chk(fd, flag, format, args) }
+}
+
+/// The descriptor is the first member of an `aiocb`.
+unsafe fn aio_to_kernel(cb: *mut c_void) {
+    if let Some(fd) = unsafe { (cb as *const c_int).as_ref() } {
+        to_kernel(*fd);
+    }
+}
+
+pub unsafe fn aio_read(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_read(cb)
+    }
+}
+
+pub unsafe fn aio_write(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_write(cb)
+    }
+}
+
+pub unsafe fn aio_read64(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_read64(cb)
+    }
+}
+
+pub unsafe fn aio_write64(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_write64(cb)
+    }
+}
+
+pub unsafe fn lio_listio(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
+    unsafe {
+        for i in 0..n.max(0) as usize {
+            aio_to_kernel(*list.add(i));
+        }
+        real::lio_listio(mode, list, n, event)
+    }
+}
+
+pub unsafe fn lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
+    unsafe {
+        for i in 0..n.max(0) as usize {
+            aio_to_kernel(*list.add(i));
+        }
+        real::lio_listio64(mode, list, n, event)
     }
 }
