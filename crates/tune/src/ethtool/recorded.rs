@@ -154,7 +154,11 @@ impl Nic for Recorded {
         let rss = recording.rss.as_mut().ok_or_else(unsupported)?;
         rss.table = match table {
             RssTable::Default => (0..rss.table.len() as u32).map(|i| i % rss.rings.max(1)).collect(),
-            RssTable::Explicit(entries) if entries.len() == rss.table.len() => entries.clone(),
+            RssTable::Explicit(entries)
+                if entries.len() == rss.table.len() && entries.iter().all(|ring| *ring < rss.rings) =>
+            {
+                entries.clone()
+            }
             RssTable::Explicit(_) => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
         };
         self.store(&recording)
