@@ -109,7 +109,7 @@ pub fn run(args: &Tune) -> i32 {
         Err(e) => {
             eprintln!("fastsocket tune: {e}");
             match e {
-                Error::BadName(_) | Error::Usage(_) => EXIT_OWN,
+                Error::BadName(_) => EXIT_OWN,
                 _ => 1,
             }
         }

@@ -3,6 +3,9 @@
 //! Each test's thread leaves the machine's network and mount namespace, so
 //! that nothing has to be cleaned up: what a test makes goes with its thread.
 
+#[path = "../../tune/tests/common/fake.rs"]
+mod fake;
+
 use fsocket_tune::{ethtool, CpuSet};
 use rustix::thread::{unshare_unsafe, UnshareFlags};
 use std::collections::BTreeMap;
@@ -360,4 +363,29 @@ fn ethtool_says_the_same() {
     for refused in [nic.rss().map(drop), nic.coalesce().map(drop), nic.set_feature("no-such", true)] {
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
     }
+}
+
+/// The command on a recorded server with 96 CPUs and a card of 64 queues.
+#[test]
+fn a_recorded_server() {
+    let fake = fake::Fake::new(32);
+    let before = fake.snapshot();
+    let tune = |line: &str, status| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fastsocket"));
+        command.arg("tune").args(line.split(' ')).arg("--root").arg(fake.dir.path());
+        said(command.output().unwrap(), line, status)
+    };
+    let plan = tune("eth0", 0);
+    for text in ["mlx5_core", "NUMA node 1", "isolated: 46-47", "->  64 combined", "more alike"] {
+        assert!(plan.contains(text), "{text}: {plan}");
+    }
+    assert_eq!(fake.snapshot(), before);
+    assert!(tune("eth0 -v", 0).contains("tx-63 xps_cpus"));
+    tune("eth0 --apply", 0);
+    assert_eq!(fake.affinity(63), "95");
+    assert!(fake.path("var/lib/fastsocket/tune/eth0.json").exists());
+    fake.put("proc/sys/net/core/somaxconn", "7");
+    assert!(tune("eth0 --revert", 1).contains("somebody has set it to 7"));
+    tune("eth0 --revert --force", 0);
+    assert_eq!(fake.snapshot(), before);
 }

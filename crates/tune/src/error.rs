@@ -22,6 +22,4 @@ pub enum Error {
     Damaged(PathBuf, String),
     #[error("another `fastsocket tune` is at work (it holds {0})")]
     Busy(PathBuf),
-    #[error("{0}")]
-    Usage(String),
 }

@@ -64,7 +64,7 @@ pub const ALL: &[Sysctl] = &[
     Sysctl {
         name: "net.ipv4.tcp_syncookies",
         want: Want::OneOf(&["1"]),
-        why: "when a SYN queue overflows, cookies instead of refused clients; 2 (always) loses TCP options",
+        why: "when a SYN queue overflows, cookies instead of refused clients; 2 (always) is for tests",
         source: IP_SYSCTL,
     },
     Sysctl {
