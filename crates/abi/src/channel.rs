@@ -148,6 +148,9 @@ pub mod status {
     pub const RST: u32 = 2;
     /// This side has closed altogether: it reads no more.
     pub const CLOSED: u32 = 4;
+    /// This side has shut down both directions and keeps the socket: data that
+    /// comes now is answered with a reset.
+    pub const DEAF: u32 = 32;
     /// This side is changing the connection's path: it sends nothing more into
     /// the ring, and is about to take what lies in the other one.
     pub const MOVING: u32 = 8;

@@ -108,7 +108,7 @@ fn finish(d: &'static Desc) {
         && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
     let unread = ring::readable(r, rx, h) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0;
     path::close_mixed(d, true, unread || linger0);
-    let st = if linger0 || unread { status::RST } else { status::FIN };
+    let st = if (linger0 || unread) && !crate::ready::over(d) { status::RST } else { status::FIN };
     if st == status::RST {
         stats::count(Counter::ResetShm);
     }
@@ -122,7 +122,7 @@ fn finish(d: &'static Desc) {
 
 pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     if !d.is_conn() {
-        if d.kind() == kind::LISTENER {
+        if d.kind() == kind::LISTENER && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             listener_shut(d);
         }
         return Outcome::Kernel;
@@ -140,11 +140,10 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         }
     }
     let s = d.sock();
-    let st = crate::ready::state(d);
     if !(0..=2).contains(&how) {
         return Outcome::Done(Err(Errno::EINVAL));
     }
-    if st.reset {
+    if crate::ready::over(d) {
         return Outcome::Done(Err(Errno::ENOTCONN));
     }
     if how != libc::SHUT_RD {
@@ -157,6 +156,10 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     }
     if how != libc::SHUT_WR {
         s.flags.fetch_or(flag::SHUT_RD, Ordering::AcqRel);
+    }
+    const BOTH: u32 = flag::SHUT_RD | flag::SHUT_WR;
+    if s.flags.load(Ordering::Relaxed) & BOTH == BOTH {
+        d.tx().1.prod.status.fetch_or(status::DEAF, Ordering::Release);
     }
     stream::notify_all(d);
     // Threads of ours that sleep on it must look again as well.

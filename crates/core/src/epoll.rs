@@ -205,6 +205,21 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     let have = item::find(d, ep.index(), fd);
     // SAFETY: checked above; the caller's pointer.
     let ev = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
+    if let Some(ev) = ev.filter(|ev| ev.events & libc::EPOLLEXCLUSIVE as u32 != 0) {
+        const LEGAL: i32 = libc::EPOLLIN
+            | libc::EPOLLOUT
+            | libc::EPOLLERR
+            | libc::EPOLLHUP
+            | libc::EPOLLWAKEUP
+            | libc::EPOLLET
+            | libc::EPOLLEXCLUSIVE;
+        if op == libc::EPOLL_CTL_MOD || d.kind() == kind::EPOLL || { ev.events } & !(LEGAL as u32) != 0 {
+            return Outcome::Done(Err(Errno::EINVAL));
+        }
+    }
+    if op == libc::EPOLL_CTL_MOD && have.is_some_and(|it| it.is_exclusive()) {
+        return Outcome::Done(Err(Errno::EINVAL));
+    }
     let kfd = ep.fd.load(Ordering::Relaxed);
     let conn = d.is_conn();
     also(d, kfd, op, ev.as_ref());

@@ -71,6 +71,32 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
     Ok(done)
 }
 
+/// `writev`: as [`sendv`], but nothing to write is no error on any socket.
+///
+/// # Safety
+/// As [`sendv`].
+pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize) -> Result<usize> {
+    // SAFETY: the caller's.
+    match unsafe { checked(iov, n) }?.1 {
+        0 => Ok(0),
+        // SAFETY: the caller's.
+        _ => unsafe { sendv(d, iov, n, 0) },
+    }
+}
+
+/// `readv`: as [`recvv`], but room for nothing is filled at once.
+///
+/// # Safety
+/// As [`recvv`].
+pub unsafe fn readv(d: &'static Desc, iov: *const libc::iovec, n: usize) -> Result<usize> {
+    // SAFETY: the caller's.
+    match unsafe { checked(iov, n) }?.1 {
+        0 => Ok(0),
+        // SAFETY: the caller's.
+        _ => unsafe { recvv(d, iov, n, 0) },
+    }
+}
+
 /// # Safety
 /// `iov` points to `n` valid vectors.
 pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {

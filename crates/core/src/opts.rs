@@ -92,6 +92,11 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         }
         return Outcome::Done(r);
     }
+    if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)
+        && d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32
+    {
+        return Outcome::Done(Err(Errno::EINVAL)); // once it has a port
+    }
     // SAFETY: the caller's.
     if unsafe { remember(d, level, name, v, val, len) } {
         return Outcome::Done(Ok(()));

@@ -20,6 +20,9 @@ const BATCH_NS: u64 = 4000;
 /// many bytes, so that they are still in cache when the receiver copies them.
 const SHARED_CPU: usize = 256 * 1024;
 
+/// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
+const MSS: usize = 32 * 1024;
+
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MOVED;
 /// Flags that change nothing for us.
 const SEND_PLAIN: i32 =
@@ -99,7 +102,7 @@ pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
     let Ok(t) = token::enter(h) else { return false };
     // With the token: a thread that switches the path says so while it has it.
     if s.flags.load(Ordering::Relaxed) & TX_BAD != 0
-        || rx.prod.status.load(Ordering::Relaxed) & (status::RST | status::CLOSED | status::MOVING) != 0
+        || rx.prod.status.load(Ordering::Relaxed) & (status::RST | status::CLOSED | status::DEAF | status::MOVING) != 0
     {
         return false;
     }
@@ -143,7 +146,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if let Some(e) = send_error(d) {
+        if let Some(e) = send_error(d, len, flags) {
             return match e {
                 Refused::Swallow => Ok(len),
                 _ if done > 0 => Ok(done),
@@ -263,8 +266,8 @@ enum Refused {
     Error(Errno),
 }
 
-/// Why nothing can be sent, if so; updates what is reported only once.
-fn send_error(d: &Desc) -> Option<Refused> {
+/// Why `len` bytes cannot be sent, if so; updates what is reported only once.
+fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
     let s = d.sock();
     let f = s.flags.load(Ordering::Relaxed);
     match s.err.swap(0, Ordering::AcqRel) {
@@ -274,15 +277,27 @@ fn send_error(d: &Desc) -> Option<Refused> {
     }
     let st = ready::state(d);
     if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
-        return Some(Refused::Error(Errno::ECONNRESET));
+        return Some(match ready::reset_error(st) {
+            libc::EPIPE => Refused::Pipe,
+            e => Refused::Error(Errno::new(e)),
+        });
     }
     if f & flag::SHUT_WR != 0 || st.reset {
         return Some(Refused::Pipe);
     }
     if st.closed {
+        let held = flags & libc::MSG_MORE != 0 && len < MSS;
+        if f & flag::SENT_AFTER_CLOSE == 0 && (len == 0 || held) {
+            // No segment, no answer.
+            return if held { Some(Refused::Swallow) } else { None };
+        }
         if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
             // The reset that answers it finds us with the peer's FIN received.
             s.err.store(libc::EPIPE, Ordering::Release);
+            // A peer that has closed does not care; one that only shut down
+            // both directions has answered, and is reset itself.
+            d.tx().1.prod.status.fetch_or(status::RST, Ordering::Release);
+            notify(d, &d.tx().1.want_data);
             crate::epoll::changed(d);
             return Some(Refused::Swallow);
         }
@@ -428,7 +443,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     continue;
                 }
                 Ok(usize::MAX) => return Ok(0),
-                Ok(n) if peek && (n == len || (n > 0 && !all)) => return Ok(n),
+                Ok(n) if peek && n > 0 && (n == len || !all) => return Ok(n),
                 Ok(n) if peek => {
                     done = n;
                 }
@@ -455,6 +470,9 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         }
         hold.get_or_insert_with(|| Hold::on(d));
         let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
+        if len == 0 {
+            return Ok(0); // whatever has ended the wait
+        }
         if let Err(e) = r {
             return if done > 0 { Ok(done) } else { Err(e) };
         }
@@ -472,7 +490,7 @@ fn ended(d: &Desc) -> bool {
 /// only the end, whatever error is pending.
 fn end_of_stream(d: &Desc) -> Result<usize> {
     let st = ready::state(d);
-    if st.eof && !st.reset {
+    if st.fin {
         return Ok(0);
     }
     match ready::take_error(d) {

@@ -200,6 +200,10 @@ impl Item {
         self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::of(d) == Path::Unsettled)
     }
 
+    pub fn is_exclusive(&self) -> bool {
+        self.events.load(Ordering::Relaxed) & EXCLUSIVE != 0
+    }
+
     fn wanted(&self) -> u32 {
         self.events.load(Ordering::Relaxed) & !(ET | ONESHOT | EXCLUSIVE)
     }

@@ -3,7 +3,7 @@
 use super::{gone, guarded, Answer};
 use crate::real;
 use fsocket_core::table::{self, Desc};
-use fsocket_core::{msg as ops_msg, sendfile as ops_sendfile, stream};
+use fsocket_core::{msg as ops_msg, ready, sendfile as ops_sendfile, stream};
 use libc::*;
 
 #[inline(always)]
@@ -49,7 +49,7 @@ pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => guarded(|| unsafe { ops_msg::recvv(d, iov, n as usize, 0) }.answer()),
+        Some(d) => guarded(|| unsafe { ops_msg::readv(d, iov, n as usize) }.answer()),
         None if gone(fd) => -1,
         None => unsafe { real::readv(fd, iov, n) },
     }
@@ -57,7 +57,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => guarded(|| unsafe { ops_msg::sendv(d, iov, n as usize, 0) }.answer()),
+        Some(d) => guarded(|| unsafe { ops_msg::writev(d, iov, n as usize) }.answer()),
         None if gone(fd) => -1,
         None => unsafe { real::writev(fd, iov, n) },
     }
@@ -165,22 +165,29 @@ unsafe fn passing(m: &msghdr) {
 }
 
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-    if conn(fd).is_none() || vec.is_null() {
+    let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
         return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
+    };
+    // Unlike recvmsg() it looks for an error before it looks for data.
+    if let Some(e) = ready::pending_error(d, flags) {
+        e.set();
+        return -1;
     }
     let mut done = 0;
     while done < n {
         let f = if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
         let m = unsafe { &mut *vec.add(done as usize) };
         let r = unsafe { recvmsg(fd, &mut m.msg_hdr, f & !MSG_WAITFORONE) };
+        if r < 0 && done > 0 {
+            // The next call reports it.
+            ready::put_back_error(d, fsocket_sys::Errno::last());
+            return done as c_int;
+        }
         if r < 0 {
-            return if done > 0 { done as c_int } else { -1 };
+            return -1;
         }
         m.msg_len = r as c_uint;
         done += 1;
-        if r == 0 {
-            break;
-        }
     }
     done as c_int
 }
