@@ -80,7 +80,7 @@ unsafe fn from_queue(
     }
     // The descriptor first: without one the connection stays in the queue, as
     // it does in the kernel.
-    let parts = match Parts::get(flags) {
+    let parts = match Parts::get(d.family.load(Ordering::Relaxed), flags) {
         Ok(p) => p,
         Err(e) => return Some(Err(e)),
     };
@@ -103,13 +103,16 @@ struct Parts {
 }
 
 impl Parts {
-    fn get(flags: i32) -> Result<Parts> {
-        let fd = pool::placeholder(flags & libc::SOCK_CLOEXEC != 0)?;
+    fn get(family: u32, flags: i32) -> Result<Parts> {
+        let fd = pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0)?;
         // A number that the kernel gives out again although we think it open
         // was closed below us.
         crate::close::overwritten(fd);
         match (table::alloc(kind::FRESH), process::alloc_sock()) {
-            (Some(desc), Some(sock)) => Ok(Parts { fd, desc, sock }),
+            (Some(desc), Some(sock)) => {
+                desc.kernel_family.store(family, Ordering::Relaxed);
+                Ok(Parts { fd, desc, sock })
+            }
             (desc, sock) => {
                 if let Some(d) = desc {
                     table::release(d);

@@ -51,6 +51,9 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         // SAFETY: `total` bytes were written.
         return unsafe { stream::send(d, p, total, flags) };
     }
+    if let Some(r) = stream::refused(d, total, 0, flags) {
+        return r;
+    }
     let mut done = 0;
     for x in v {
         if x.iov_len == 0 {

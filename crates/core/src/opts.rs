@@ -225,14 +225,16 @@ pub unsafe fn get(
 
 /// Number of the TCP state, as in `include/net/tcp_states.h`.
 fn tcp_state(d: &Desc) -> u8 {
+    if ready::over(d) {
+        return 7; // CLOSE
+    }
     let st = ready::state(d);
     let shut = d.sock().flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0;
     match (st.reset, st.eof, shut) {
-        (true, _, _) => 7,      // CLOSE
+        (true, _, _) | (_, true, true) => 7,
         (_, false, false) => 1, // ESTABLISHED
         (_, true, false) => 8,  // CLOSE_WAIT
         (_, false, true) => 5,  // FIN_WAIT2
-        (_, true, true) => 7,
     }
 }
 

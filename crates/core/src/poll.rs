@@ -75,8 +75,6 @@ fn look(fds: &mut [libc::pollfd]) -> usize {
 fn events(d: &Desc, wanted: i16) -> i16 {
     let w = wanted as u16 as u32;
     match d.kind() {
-        kind::EPOLL if w & ready::IN != 0 && epoll::readable(d) => libc::POLLIN | (wanted & libc::POLLRDNORM),
-        kind::EPOLL => 0,
         _ => match ready::events(d, w) {
             // `settle` makes it the kernel's on the next turn.
             ready::UNSETTLED => 0,

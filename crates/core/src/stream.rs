@@ -146,18 +146,8 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if let Some(e) = send_error(d, len, flags) {
-            return match e {
-                Refused::Swallow => Ok(len),
-                _ if done > 0 => Ok(done),
-                Refused::Pipe => {
-                    if flags & libc::MSG_NOSIGNAL == 0 {
-                        let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
-                    }
-                    Err(Errno::EPIPE)
-                }
-                Refused::Error(e) => Err(e),
-            };
+        if let Some(r) = refused(d, len, done, flags) {
+            return r;
         }
         if done == len {
             return Ok(done);
@@ -256,6 +246,22 @@ fn path_taken(d: &'static Desc) -> Option<Result<i32>> {
             r => Some(r),
         },
     }
+}
+
+/// What a send of `len` bytes, of which `done` are gone, returns because nothing
+/// more can be sent; None: it can. A vectored send asks once for all its parts.
+pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<Result<usize>> {
+    Some(match send_error(d, len, flags)? {
+        Refused::Swallow => Ok(len),
+        _ if done > 0 => Ok(done),
+        Refused::Pipe => {
+            if flags & libc::MSG_NOSIGNAL == 0 {
+                let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
+            }
+            Err(Errno::EPIPE)
+        }
+        Refused::Error(e) => Err(e),
+    })
 }
 
 enum Refused {

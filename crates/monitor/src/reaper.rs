@@ -252,7 +252,7 @@ impl Monitor {
         let kept = self.family_leases.remove(&family).unwrap_or_default();
         let alive = self.clients.iter().any(|(_, c)| c.family == family);
         for first in leases.into_iter().chain(kept) {
-            if alive && in_use.range(first..first + crate::ports::BLOCK).next().is_some() {
+            if alive && in_use.range(first..=first + (crate::ports::BLOCK - 1)).next().is_some() {
                 self.family_leases.entry(family).or_default().push(first);
             } else {
                 self.ports.give_back(first);

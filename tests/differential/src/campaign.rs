@@ -5,7 +5,7 @@ use crate::judge::{judge, Difference, Verdict};
 use crate::lane::{Lane, Mode, LIBRARY};
 use crate::program::Program;
 use crate::rng::Rng;
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -93,7 +93,8 @@ pub fn run(plan: &Plan, report: &(dyn Fn(u64, &Verdict) + Sync)) -> Result<Outco
             let seed = plan.seed + i;
             let (program, mixable) = generate::program(seed, plan.switches);
             let mixed = if mixable { plan.mixed } else { 0 };
-            let verdict = judge(&mut lane, &program, &modes(seed, &program, mixed))?;
+            let verdict =
+                judge(&mut lane, &program, &modes(seed, &program, mixed)).with_context(|| format!("seed {seed}"))?;
             report(seed, &verdict);
             let mut o = all.lock().unwrap_or_else(|e| e.into_inner());
             o.programs += 1;

@@ -21,6 +21,7 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("bulk", "more than fits into socket buffers: how much fits is not promised (docs/limits.md)"),
     ("outq", "SIOCOUTQ: the kernel counts what is not acknowledged yet, which takes time"),
     ("backlog", "more connections than the backlog of listen (docs/limits.md)"),
+    ("shared_epoll", "an epoll instance used by the child that inherited it (docs/limits.md)"),
     ("lowat", "SO_RCVLOWAT above 1"),
     ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
 ];
@@ -254,7 +255,7 @@ impl Gen {
         match self.rng.below(10) {
             0..=3 if new < ACTORS - 1 => {
                 self.push(actor, 0, Call::Fork, &[new as i64]);
-                self.m.fork(actor);
+                self.m.fork(actor, self.switches.has("shared_epoll"));
             }
             4..=7 if new < ACTORS - 1 => {
                 self.push(actor, 0, Call::Thread, &[new as i64]);
@@ -451,7 +452,8 @@ impl Gen {
             0 => self.push(actor, 0, Call::Send, &[v, 3, libc::MSG_DONTWAIT.into()]),
             1 => self.push(actor, 0, Call::Recv, &[v, 3, libc::MSG_DONTWAIT.into()]),
             2 => self.push(actor, 0, Call::Listen, &[v, 5, -1]),
-            3 => self.push(actor, 0, Call::Bind, &[v, 0, -1]),
+            // (A connection that has ended can be bound again in the kernel.)
+            3 if !self.is_end(v as usize) => self.push(actor, 0, Call::Bind, &[v, 0, -1]),
             4 if !self.m.ports.is_empty() => {
                 let p = self.rng.below(self.m.ports.len());
                 self.push(actor, 0, Call::Connect, &[v, self.m.ports[p].min(0), p as i64]);
@@ -497,6 +499,10 @@ impl Gen {
             return self.rng.pick_opt(&ends).or_else(|| self.rng.pick_opt(&sockets));
         }
         self.rng.pick_opt(&sockets)
+    }
+    fn is_end(&self, var: usize) -> bool {
+        let ends = |a: usize| self.m.fds_of(a).iter().any(|f| f.var == var && f.what.side().is_some());
+        (0..self.m.actors.len()).any(ends)
     }
     fn end_of(&mut self, actor: usize) -> Option<(Fd, Side)> {
         let ends: Vec<_> = self.m.fds_of(actor).into_iter().filter_map(|f| f.what.side().map(|s| (f, s))).collect();

@@ -94,6 +94,9 @@ impl Lane {
     /// Runs a program from start to end. An error is the tester's own.
     pub fn run(&mut self, program: &Program, mode: Mode) -> Result<Transcript> {
         let result = run::run(self, program, mode);
+        if let Some(monitor) = self.host.monitor() {
+            ensure!(monitor.running(), "the monitor ended with this program:\n{program}\n{}", monitor.stderr());
+        }
         if result.is_err() {
             // Whatever is left belongs to the servers' process groups.
             for flavour in 0..2 {

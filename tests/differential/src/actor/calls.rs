@@ -38,6 +38,9 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
     if call.sends() {
         drain_nagle(slot.arg(0) as c_int);
     }
+    if call == Call::Shutdown {
+        await_ack(slot.arg(0) as c_int);
+    }
     (ret, error)
 }
 
@@ -53,6 +56,21 @@ fn drain_nagle(fd: c_int) {
             sys::raw(libc::SYS_ioctl, [fd as usize, SIOCOUTQNSD, &mut unsent as *mut c_int as usize, 0, 0, 0])
         };
         if r.is_err() || unsent == 0 {
+            return;
+        }
+        sys::nanosleep(500_000);
+    }
+}
+
+/// The acknowledgement of a FIN may be delayed, and wakes whoever waits on the
+/// socket. It is there when the step ends. By system call: the placeholder of a
+/// connection on shared memory is in state CLOSE.
+fn await_ack(fd: c_int) {
+    const WAITING: [u8; 3] = [4, 9, 11]; // FIN_WAIT1, LAST_ACK, CLOSING
+    for _ in 0..120 {
+        let mut info = [0u8; 8];
+        let n = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info);
+        if n.is_err() || !WAITING.contains(&info[0]) {
             return;
         }
         sys::nanosleep(500_000);

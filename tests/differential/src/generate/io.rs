@@ -58,7 +58,7 @@ impl Gen {
             5 | 6 => self.push(actor, 0, Call::Write, &[v, len]),
             7 => self.push(actor, 0, Call::WriteV, &[v, len, k]),
             8 => self.push(actor, 0, Call::SendMsg, &[v, len, k, flags]),
-            9 if n <= 3000 => {
+            9 if n <= 3000 && !self.m.is_slept_on(What::End(Side { conn: side.conn, side: to })) => {
                 self.push(actor, 0, Call::SendMmsg, &[v, len, k, flags]);
                 n *= k as usize;
             }
@@ -97,6 +97,11 @@ impl Gen {
         let mut n = self.rng.pick(&[0, 1, 3, 10, 100, 1000, 1000, 20_000]);
         if self.rng.chance(30) {
             n = have;
+        }
+        if n == 0 && have == 0 && !self.m.is_nonblock(fd.var) {
+            // Blocking for no bytes ends with any wake-up, which the kernel has
+            // reasons of its own for.
+            n = 10;
         }
         let mut flags = 0;
         for (bit, percent) in [(libc::MSG_PEEK, 18), (libc::MSG_WAITALL, 15), (libc::MSG_TRUNC, 6)] {

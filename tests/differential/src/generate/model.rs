@@ -206,8 +206,9 @@ impl Model {
         }
     }
 
-    pub fn fork(&mut self, actor: usize) {
-        let copy = self.fds_of(actor);
+    pub fn fork(&mut self, actor: usize, with_epoll: bool) {
+        let mut copy = self.fds_of(actor);
+        copy.retain(|f| with_epoll || !matches!(f.what, What::Epoll(_)));
         self.fds.push(copy);
         let process = self.fds.len() - 1;
         self.actors.push(Actor { process, alive: true, sleeps_on: Vec::new(), consumes: false });
