@@ -135,6 +135,11 @@ pub mod flag {
     pub const MOVING: u32 = 512;
 }
 
+/// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for
+/// who was killed as the library would have.
+pub const LINGER_ON: usize = 22;
+pub const LINGER_SECS: usize = 23;
+
 /// Processes that may hold one socket and be found after a crash.
 pub const HOLDERS: usize = 7;
 

@@ -2,7 +2,7 @@
 
 use crate::connect::{establish, End};
 use crate::table::{kind, Desc};
-use crate::{bell, chan::Chan, ctl, listen::Listener, name, pool, process, stats, table, Outcome};
+use crate::{bell, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER};
@@ -182,6 +182,9 @@ unsafe fn take_slot(
     for (o, v) in d.opt.iter().zip(&listener.opt) {
         o.store(v.load(Ordering::Relaxed), Ordering::Relaxed);
     }
+    // An address of its own makes a socket IPv6-only, unless it is a mapped one.
+    let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
+    d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
     d.rcvtimeo.store(listener.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
     d.sndtimeo.store(listener.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
     let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: bound.port };
@@ -262,7 +265,10 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         if p[2].revents != 0 {
             ctl::readable();
         }
-        n?;
+        match n {
+            Err(Errno::EINTR) if deadline.is_none() && crate::signals::all_restart() => continue,
+            other => other?,
+        };
         if p[0].revents != 0 {
             // Somebody else may take it first: do not block in there.
             // SAFETY: the caller's.

@@ -108,7 +108,13 @@ fn finish(d: &'static Desc) {
         && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
     let unread = ring::readable(r, rx, h) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0;
     path::close_mixed(d, true, unread || linger0);
-    let st = if (linger0 || unread) && !crate::ready::over(d) { status::RST } else { status::FIN };
+    let before = d.tx().1.prod.status.load(Ordering::Relaxed);
+    let st = match crate::ready::over(d) {
+        // It has ended already, and the peer knows how.
+        true if before & (status::FIN | status::RST) != 0 => 0,
+        false if linger0 || unread => status::RST,
+        _ => status::FIN,
+    };
     if st == status::RST {
         stats::count(Counter::ResetShm);
     }
@@ -154,6 +160,8 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             d.tx().1.prod.status.fetch_or(status::FIN, Ordering::Release);
         }
     }
+    // A connect that had not been asked about again has succeeded now.
+    s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed);
     if how != libc::SHUT_WR {
         s.flags.fetch_or(flag::SHUT_RD, Ordering::AcqRel);
     }

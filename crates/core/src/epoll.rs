@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
 
-pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, readable, wait};
+pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, hush, readable, wait};
 
 /// Epoll instances per process.
 static EPS: Slab<Ep> = Slab::new(4096);
@@ -370,7 +370,13 @@ fn forget_items(d: &Desc, to_kernel: bool) {
 }
 
 /// A number was closed; with the last one the items go.
-pub fn number_closed(_fd: i32, d: &Desc, last: bool) {
+pub fn number_closed(fd: i32, d: &Desc, last: bool) {
+    if let Some(ep) = of(d).filter(|ep| !last && ep.fd.load(Ordering::Relaxed) == fd) {
+        // The instance lives on under another number.
+        if let Some(other) = table::number_of(d) {
+            ep.fd.store(other, Ordering::Relaxed);
+        }
+    }
     if last && d.items.load(Ordering::Relaxed) != 0 {
         forget_items(d, false);
     }

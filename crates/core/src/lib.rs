@@ -30,6 +30,7 @@ pub mod process;
 pub mod ready;
 pub mod route;
 pub mod sendfile;
+pub mod signals;
 pub mod slab;
 pub mod spin;
 pub mod stats;

@@ -12,8 +12,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 
 /// Recorded options.
 pub const COUNT: usize = 24;
-pub const LINGER_ON: usize = 22;
-pub const LINGER_SECS: usize = 23;
+pub use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
 
 struct Opt {
     level: i32,
@@ -30,7 +29,7 @@ const T: i32 = libc::IPPROTO_TCP;
 const ANY: i32 = i32::MAX;
 /// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
 /// means "any non-zero is 1".
-static TABLE: [Opt; 14] = [
+static TABLE: [Opt; 15] = [
     o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
     o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
     o(S, libc::SO_SNDBUF, 2_626_560, 0, ANY),
@@ -45,10 +44,12 @@ static TABLE: [Opt; 14] = [
     o(T, libc::TCP_QUICKACK, 1, i32::MIN, 1),
     o(T, libc::TCP_USER_TIMEOUT, 0, 0, ANY),
     o(T, libc::TCP_DEFER_ACCEPT, 0, i32::MIN, ANY),
+    o(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0, i32::MIN, 1),
 ];
 const SNDBUF: usize = 2;
 const RCVBUF: usize = 3;
 const RCVLOWAT: usize = 5;
+pub const V6ONLY: usize = 14;
 
 pub const DEFAULTS: [i32; COUNT] = {
     let mut d = [0; COUNT];
@@ -92,10 +93,13 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         }
         return Outcome::Done(r);
     }
-    if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)
-        && d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32
-    {
-        return Outcome::Done(Err(Errno::EINVAL)); // once it has a port
+    if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) {
+        // Not once it has a port; and the kernel says what IPv4 makes of it.
+        match d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 {
+            true if ready::over(d) => {}
+            true => return Outcome::Done(Err(Errno::EINVAL)),
+            false => return Outcome::Kernel,
+        }
     }
     // SAFETY: the caller's.
     if unsafe { remember(d, level, name, v, val, len) } {
@@ -128,6 +132,10 @@ unsafe fn remember(d: &Desc, level: i32, name: i32, v: i32, val: *const u8, len:
                 0
             } else {
                 (t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_usec as u64 * 1000
+            };
+            let ns = match sys::clock_tick_ns() {
+                0 => ns,
+                tick => ns.div_ceil(tick).saturating_mul(tick), // the kernel counts in ticks
             };
             let (a, b) = if name == libc::SO_RCVTIMEO { (&d.rcvtimeo, 0) } else { (&d.sndtimeo, 1) };
             if d.is_conn() {
@@ -217,6 +225,7 @@ pub unsafe fn get(
         }
         // The address of the other side before NAT: there is none.
         _ => match find(level, name) {
+            Some(V6ONLY) if s.family.load(Ordering::Relaxed) != libc::AF_INET6 as u16 => Outcome::Kernel,
             Some(i) => int(s.opt[i].load(Ordering::Relaxed)),
             None => Outcome::Kernel,
         },

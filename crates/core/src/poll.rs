@@ -74,12 +74,10 @@ fn look(fds: &mut [libc::pollfd]) -> usize {
 
 fn events(d: &Desc, wanted: i16) -> i16 {
     let w = wanted as u16 as u32;
-    match d.kind() {
-        _ => match ready::events(d, w) {
-            // `settle` makes it the kernel's on the next turn.
-            ready::UNSETTLED => 0,
-            ev => ev as u16 as i16,
-        },
+    match ready::events(d, w) {
+        // `settle` makes it the kernel's on the next turn.
+        ready::UNSETTLED => 0,
+        ev => ev as u16 as i16,
     }
 }
 
@@ -108,9 +106,19 @@ unsafe fn run(
         }
         let mut found = look(fds);
         if kernel_n > 0 {
+            for p in fds.iter() {
+                if let Some(d) = ours(p.fd).filter(|d| d.kind() == kind::EPOLL) {
+                    epoll::hush(d);
+                }
+            }
             // SAFETY: `kernel` has n entries and more.
             unsafe { sys::ppoll(kernel.as_mut_ptr(), n, Some(0), core::ptr::null()) }?;
             found += merge(fds, kernel);
+        }
+        if found == 0 && timeout_ns == Some(0) && !mask.is_null() {
+            // A signal that is pending and that the mask lets through.
+            // SAFETY: no descriptors; the caller's mask.
+            unsafe { sys::ppoll(kernel.as_mut_ptr(), 0, Some(0), mask) }?;
         }
         if found > 0 || timeout_ns == Some(0) {
             ctl::progress();

@@ -175,6 +175,9 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                     return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                 }
                 hold.get_or_insert_with(|| Hold::on(d));
+                if done > 0 {
+                    interruptible(&mut deadline, s.sndtimeo.load(Ordering::Relaxed));
+                }
                 if let Err(e) = wait_space(d, &mut deadline) {
                     return if done > 0 { Ok(done) } else { Err(e) };
                 }
@@ -475,6 +478,9 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
         }
         hold.get_or_insert_with(|| Hold::on(d));
+        if done > 0 || len == 0 {
+            interruptible(&mut deadline, s.rcvtimeo.load(Ordering::Relaxed));
+        }
         let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
         if len == 0 {
             return Ok(0); // whatever has ended the wait
@@ -551,6 +557,14 @@ pub fn wait_space(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
     tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
     let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
     sleep(&tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+}
+
+/// A call that has something to return does so after any signal, also one that
+/// restarts calls. A futex wait with a limit is never restarted.
+fn interruptible(deadline: &mut Option<u64>, timeo: u64) {
+    if timeo == 0 {
+        deadline.get_or_insert(u64::MAX / 2);
+    }
 }
 
 /// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set

@@ -271,6 +271,12 @@ pub fn remove(fd: i32) -> Option<&'static Desc> {
     unsafe { p.as_ref() }
 }
 
+/// A number that refers to `d`.
+pub fn number_of(d: &Desc) -> Option<i32> {
+    let me = d as *const Desc as *mut Desc;
+    FDS.iter().take(scan_limit()).position(|e| e.load(Ordering::Relaxed) == me).map(|fd| fd as i32)
+}
+
 /// Highest number that a scan must look at.
 pub fn scan_limit() -> usize {
     let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

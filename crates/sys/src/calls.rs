@@ -255,6 +255,14 @@ fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
+/// The kernel's tick, nanoseconds: what its coarse clocks count in. 0: unknown.
+pub fn clock_tick_ns() -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    match sc!(SYS_clock_getres, libc::CLOCK_MONOTONIC_COARSE, &mut ts as *mut libc::timespec) {
+        Ok(_) => ts.tv_nsec as u64,
+        Err(_) => 0,
+    }
+}
 /// CLOCK_MONOTONIC, nanoseconds.
 #[inline]
 pub fn now_ns() -> u64 {

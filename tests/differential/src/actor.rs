@@ -84,12 +84,15 @@ pub fn resume(path: &str, actor: usize) -> ! {
 }
 
 fn begin_process() {
-    // SAFETY: handlers that only touch atomics; plain alarm.
+    // SAFETY: plain alarm.
+    unsafe { libc::alarm(LIFE) };
+    handle_signals(0);
+}
+
+fn handle_signals(flags: i32) {
+    // SAFETY: handlers that only touch atomics.
     unsafe {
-        libc::alarm(LIFE);
-        for (signal, flags) in
-            [(libc::SIGUSR1, 0), (libc::SIGUSR2, libc::SA_RESTART), (libc::SIGPIPE, libc::SA_RESTART)]
-        {
+        for signal in [libc::SIGUSR1, libc::SIGUSR2, libc::SIGPIPE] {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as usize;
             action.sa_flags = flags;

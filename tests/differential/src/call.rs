@@ -127,7 +127,8 @@ calls! {
     SendFd "send_fd" [Var, Var] 0;
     RecvFd "recv_fd" [Var] 1;
     Sleep "sleep" [Int] 0;
-    // USR1 is handled without SA_RESTART, USR2 with
+    // handlers of USR1, USR2 and PIPE with SA_RESTART, or without
+    SetRestart "sa_restart" [Int] 0;
     BlockSignals "block_signals" [Bits(sym::MASK)] 0;
     Fork "fork" [Actor] 0;
     Thread "thread" [Actor] 0;

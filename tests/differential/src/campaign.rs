@@ -5,7 +5,7 @@ use crate::judge::{judge, Difference, Verdict};
 use crate::lane::{Lane, Mode, LIBRARY};
 use crate::program::Program;
 use crate::rng::Rng;
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,6 +32,8 @@ pub struct Outcome {
     pub varies: Vec<u64>,
     pub late: Vec<(u64, Difference)>,
     pub different: Vec<(u64, Difference)>,
+    /// Where the tester, or the monitor, failed.
+    pub broken: Vec<String>,
     /// Counters of all monitors together.
     pub counters: BTreeMap<String, u64>,
 }
@@ -49,12 +51,13 @@ impl Outcome {
 
     pub fn summary(&self) -> String {
         let mut text = format!(
-            "{} programs in {:.1} s ({:.0} a minute): {} different, {} late, {} where the kernel varies\n",
+            "{} programs in {:.1} s ({:.0} a minute): {} different, {} late, {} broken, {} where the kernel varies\n",
             self.programs,
             self.seconds,
             self.programs as f64 * 60.0 / self.seconds.max(0.001),
             self.different.len(),
             self.late.len(),
+            self.broken.len(),
             self.varies.len()
         );
         let shown = |(n, v): &(&String, &u64)| (SHOWN.contains(&n.as_str()) || n.starts_with("fallback")) && **v > 0;
@@ -84,7 +87,7 @@ pub fn run(plan: &Plan, report: &(dyn Fn(u64, &Verdict) + Sync)) -> Result<Outco
     let all = Mutex::new(Outcome::default());
     let lane = || -> Result<()> {
         let mut lane = Lane::new(&plan.executor)?;
-        let before = lane.snapshot();
+        let mut before = lane.snapshot();
         while found.load(Relaxed) < plan.enough as u64 && plan.time.is_none_or(|t| start.elapsed() < t) {
             let i = next.fetch_add(1, Relaxed);
             if i >= plan.count {
@@ -93,8 +96,18 @@ pub fn run(plan: &Plan, report: &(dyn Fn(u64, &Verdict) + Sync)) -> Result<Outco
             let seed = plan.seed + i;
             let (program, mixable) = generate::program(seed, plan.switches);
             let mixed = if mixable { plan.mixed } else { 0 };
-            let verdict =
-                judge(&mut lane, &program, &modes(seed, &program, mixed)).with_context(|| format!("seed {seed}"))?;
+            let verdict = match judge(&mut lane, &program, &modes(seed, &program, mixed)) {
+                Ok(verdict) => verdict,
+                Err(e) => {
+                    // A monitor that ended, a process that would not start.
+                    let text = format!("seed {seed}: {e:?}");
+                    eprintln!("{text}");
+                    all.lock().unwrap_or_else(|e| e.into_inner()).broken.push(text);
+                    lane = Lane::new(&plan.executor)?;
+                    before = lane.snapshot();
+                    continue;
+                }
+            };
             report(seed, &verdict);
             let mut o = all.lock().unwrap_or_else(|e| e.into_inner());
             o.programs += 1;

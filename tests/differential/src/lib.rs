@@ -16,6 +16,7 @@ pub mod generate;
 pub mod judge;
 pub mod lane;
 pub mod program;
+pub mod regression;
 pub mod rng;
 pub mod shared;
 pub mod shrink;

@@ -105,7 +105,7 @@ fn run(plan: &Plan, smaller: bool, out: Option<&Path>) -> Result<ExitCode> {
         _ => {}
     })?;
     let mut lane = Lane::new(&plan.executor)?;
-    let failed = !outcome.different.is_empty();
+    let failed = !outcome.different.is_empty() || !outcome.broken.is_empty();
     for (what, list) in [("DIFFERENT", outcome.different.as_slice()), ("LATE", outcome.late.as_slice())] {
         for (seed, d) in list {
             println!("=== {what}: seed {seed}");

@@ -26,6 +26,8 @@ pub mod state {
     pub const BUSY: u32 = 3;
     /// The answer is there.
     pub const DONE: u32 = 4;
+    /// The call has returned; the actor waits until the kernel is through with it.
+    pub const SETTLING: u32 = 5;
 }
 
 /// Orders to a fork server: start an actor; collect the dead.

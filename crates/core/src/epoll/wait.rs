@@ -509,7 +509,23 @@ fn share(ep: &Ep, g: &mut Inner) {
 
 /// Is an instance itself readable, as `poll` sees it?
 pub fn readable(d: &Desc) -> bool {
-    of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0 && something_after_arming(ep))
+    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return false };
+    let Ok(mut g) = ep.lock.lock() else { return true };
+    // A mark says that something happened, not that it was asked for.
+    collect(ep, &mut g);
+    (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
+}
+
+/// What we have put into the kernel's instance for ourselves shall not make it
+/// readable now.
+pub fn hush(d: &Desc) {
+    let Some(ep) = of(d) else { return };
+    if let (Some(b), Ok(g)) = (ep.bell(), ep.lock.lock()) {
+        // Not if it is for a thread that sleeps in there.
+        if g.sleepers == 0 {
+            sys::eventfd_clear(b.fd());
+        }
+    }
 }
 
 /// An instance that watches this one is about to sleep.

@@ -1,14 +1,14 @@
 //! Each call of a program, made through libc.
 
-use super::{exec, fork_actor, start_thread};
+use super::{exec, fork_actor, handle_signals, start_thread};
 use crate::call::Call;
-use crate::shared::{Shared, Slot, GUARD, TRANSFER};
+use crate::shared::{state, Shared, Slot, GUARD, TRANSFER};
 use crate::symbols::OPTIONS;
 use fsocket_sys as sys;
 use libc::{c_int, c_void, iovec, msghdr, sockaddr, sockaddr_storage, socklen_t};
 use std::mem::{size_of, zeroed};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// What guards a receive buffer: a call that writes more than it says is told.
 const CANARY: u8 = 0xEE;
@@ -35,11 +35,13 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
         _ => unsafe { dispatch(call, slot) },
     };
     let error = if ret < 0 { errno() } else { 0 };
-    if call.sends() {
-        drain_nagle(slot.arg(0) as c_int);
-    }
-    if call == Call::Shutdown {
-        await_ack(slot.arg(0) as c_int);
+    if call.sends() || call == Call::Shutdown {
+        slot.state.store(state::SETTLING, Release);
+        if call.sends() {
+            drain_nagle(slot.arg(0) as c_int);
+        } else {
+            await_ack(slot.arg(0) as c_int);
+        }
     }
     (ret, error)
 }
@@ -237,6 +239,10 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
             Call::RecvFd => receive_fd(fd(0)),
             Call::Sleep => {
                 sys::nanosleep(a(0).max(0) as u64 * 1_000_000);
+                0
+            }
+            Call::SetRestart => {
+                handle_signals(if a(0) != 0 { libc::SA_RESTART } else { 0 });
                 0
             }
             Call::BlockSignals => {

@@ -51,6 +51,8 @@ impl Gen {
             flags |= i64::from(libc::MSG_OOB);
         }
         let k = self.rng.pick(&[1, 2, 3, 5]);
+        let peer = What::End(Side { conn: side.conn, side: to });
+        let k = if n > 2000 && self.m.is_slept_on(peer) { 1 } else { k };
         let len = n as i64;
         match self.rng.below(12) {
             0..=3 => self.push(actor, 0, Call::Send, &[v, len, flags]),
@@ -152,13 +154,18 @@ impl Gen {
     pub(super) fn end_some(&mut self, actor: usize) {
         if self.rng.chance(15) {
             let Some(fd) = self.any_of(actor) else { return };
+            self.unwatch(actor, fd);
             self.push(actor, 0, Call::Close, &[fd.var as i64]);
             return self.m.close(actor, fd.var);
         }
         let Some((fd, side)) = self.end_of(actor) else { return };
         let v = fd.var as i64;
         let peer = What::End(Side { conn: side.conn, side: 1 - side.side });
-        match self.rng.below(10) {
+        let kind = self.rng.below(10);
+        if kind > 3 {
+            self.unwatch(actor, fd);
+        }
+        match kind {
             0..=3 => {
                 let how = self.rng.pick(&[1, 1, 1, 0, 2]);
                 self.push(actor, 0, Call::Shutdown, &[v, how]);
@@ -187,6 +194,23 @@ impl Gen {
                     self.m.wake_all_on(peer);
                 }
             }
+        }
+    }
+
+    /// Before `fd` is closed: what another process holds stays in the kernel's
+    /// epoll instances until that closes it, too. Ours forget it at once, and
+    /// programs delete what they close.
+    pub(super) fn unwatch(&mut self, actor: usize, fd: Fd) {
+        if self.m.processes_with(fd.what) < 2 {
+            return;
+        }
+        let mut eps: Vec<usize> = self.m.watched.iter().filter(|(_, v)| *v == fd.var).map(|(e, _)| *e).collect();
+        let mine = self.m.fds_of(actor);
+        eps.retain(|ep| mine.iter().any(|f| f.var == *ep));
+        eps.sort_unstable();
+        for ep in eps {
+            self.push(actor, 0, Call::EpollDel, &[ep as i64, fd.var as i64]);
+            self.m.watched.remove(&(ep, fd.var));
         }
     }
 

@@ -68,6 +68,8 @@ pub struct Model {
     pub conns: Vec<Conn>,
     /// Connections that wait at a port, with the client's process.
     queues: HashMap<usize, VecDeque<(usize, usize)>>,
+    /// Several processes accept there.
+    shared_ports: HashSet<usize>,
     nonblock: HashSet<usize>,
     pub kernel_bytes: HashMap<What, usize>,
     /// What an epoll instance watches: instance, variable.
@@ -107,9 +109,7 @@ impl Model {
     pub fn in_order(&self, port: usize, client: usize) -> bool {
         let process = self.process(client);
         let same = self.queues.get(&port).is_none_or(|q| q.iter().all(|(_, p)| *p == process));
-        let is_it = |f: &Fd| f.what == What::Listener { port };
-        let holders = self.fds.iter().filter(|fds| fds.iter().any(is_it)).count();
-        self.queued(port) == 0 || (same && holders <= 1)
+        self.queued(port) == 0 || (same && !self.shared_ports.contains(&port))
     }
 
     fn process(&self, actor: usize) -> usize {
@@ -154,6 +154,9 @@ impl Model {
             found.extend(self.fds_of(a).iter().filter(|f| f.what == what).map(|f| (a, f.var)));
         }
         found
+    }
+    pub fn processes_with(&self, what: What) -> usize {
+        self.fds.iter().filter(|fds| fds.iter().any(|f| f.what == what)).count()
     }
     pub fn listeners(&self) -> Vec<(usize, usize, usize)> {
         let mut found = Vec::new();
@@ -208,6 +211,10 @@ impl Model {
 
     pub fn fork(&mut self, actor: usize, with_epoll: bool) {
         let mut copy = self.fds_of(actor);
+        self.shared_ports.extend(copy.iter().filter_map(|f| match f.what {
+            What::Listener { port } => Some(port),
+            _ => None,
+        }));
         copy.retain(|f| with_epoll || !matches!(f.what, What::Epoll(_)));
         self.fds.push(copy);
         let process = self.fds.len() - 1;

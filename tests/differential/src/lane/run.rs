@@ -253,11 +253,13 @@ impl Run<'_> {
 
     /// Does nothing move: every actor in a call sleeps, and so does the monitor?
     fn quiet(&self) -> bool {
-        self.actors
-            .iter()
-            .enumerate()
-            .all(|(k, a)| !matches!(a.status, Status::Busy(_)) || self.is_done(k) || a.watch.doing() != Doing::Running)
-            && self.lane.monitor_sleeps()
+        let rests = |(k, a): (usize, &Actor)| match (a.status, self.lane.shared.slot(k).state.load(Acquire)) {
+            (Status::Busy(_), state::SETTLING) => false,
+            (Status::Busy(_), state::DONE) => true,
+            (Status::Busy(_), _) => a.watch.doing() != Doing::Running,
+            _ => true,
+        };
+        self.actors.iter().enumerate().all(rests) && self.lane.monitor_sleeps()
     }
 
     /// After a step: let those whom it released finish.
