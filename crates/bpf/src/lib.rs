@@ -12,6 +12,7 @@ mod error;
 mod load;
 pub mod locality;
 pub mod probe;
+pub mod select;
 mod skel;
 
 pub use counters::Count;

@@ -9,4 +9,4 @@ macro_rules! skeletons {
     )*};
 }
 
-skeletons!(locality);
+skeletons!(locality, select);

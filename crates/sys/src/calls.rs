@@ -44,6 +44,15 @@ pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
 pub fn bind(fd: i32, addr: &[u8]) -> Result<()> {
     sc!(SYS_bind, fd, addr.as_ptr(), addr.len()).map(drop)
 }
+pub fn listen(fd: i32, backlog: i32) -> Result<()> {
+    sc!(SYS_listen, fd, backlog).map(drop)
+}
+/// Returns the length of the address, which may be more than was stored.
+pub fn getsockname(fd: i32, addr: &mut [u8]) -> Result<usize> {
+    let mut len = addr.len() as u32;
+    sc!(SYS_getsockname, fd, addr.as_mut_ptr(), &mut len as *mut u32)?;
+    Ok(len as usize)
+}
 /// `addr` is a complete socket address.
 pub fn connect(fd: i32, addr: &[u8]) -> Result<()> {
     sc!(SYS_connect, fd, addr.as_ptr(), addr.len()).map(drop)
