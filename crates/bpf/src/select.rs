@@ -86,6 +86,20 @@ impl Select {
         Ok(())
     }
 
+    /// Sets all counters to zero.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn reset(&self) -> Result<()> {
+        let map = &self.skel.maps.selections;
+        let cpus = libbpf_rs::num_possible_cpus().map_err(|e| Error::map("selections", e))?;
+        let zeros = vec![vec![0u8; 8]; cpus];
+        for key in 0..SELECTIONS.len() as u32 {
+            map.update_percpu(&key.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(|e| Error::map("selections", e))?;
+        }
+        Ok(())
+    }
+
     /// Selections by kind and CPU so far.
     ///
     /// # Errors

@@ -225,6 +225,18 @@ pub unsafe fn epoll_wait(
     }
 }
 
+/// After EINTR: would the kernel have restarted the call that we stand in for?
+/// Only if every handler that there is says SA_RESTART; which one ran cannot be
+/// told.
+pub fn signals_restart() -> bool {
+    (1..=64).all(|signal| {
+        // struct kernel_sigaction: handler, flags, restorer, mask.
+        let mut old = [0u64; 4];
+        let r = sc!(SYS_rt_sigaction, signal, 0, old.as_mut_ptr(), 8);
+        r.is_err() || old[0] <= libc::SIG_IGN as u64 || old[1] & libc::SA_RESTART as u64 != 0
+    })
+}
+
 /// Installs a signal mask and returns the one before.
 pub fn sigmask(set: u64) -> u64 {
     let mut old = 0u64;

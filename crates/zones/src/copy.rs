@@ -287,9 +287,8 @@ mod tests {
         let code = sock_filter { code: 6, jt: 0, jf: 0, k: 0xffff };
         let program = sock_fprog { len: 1, filter: &code as *const _ as *mut _ };
         // SAFETY: a plain struct, as bytes.
-        let bytes = unsafe {
-            core::slice::from_raw_parts(&program as *const _ as *const u8, core::mem::size_of_val(&program))
-        };
+        let bytes =
+            unsafe { core::slice::from_raw_parts(&program as *const _ as *const u8, core::mem::size_of_val(&program)) };
         setsockopt(a, SOL_SOCKET, SO_ATTACH_FILTER, bytes).unwrap();
         assert!(has_filter(a));
         let b = sys::socket(AF_INET, SOCK_STREAM, 0).unwrap();

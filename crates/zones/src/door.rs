@@ -87,9 +87,7 @@ impl Closer {
             Kind::Elsewhere(_) if family == AF_INET6 => sys::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on)
                 .and_then(|()| sys::setsockopt(fd, IPPROTO_IPV6, IPV6_FREEBIND, &on))
                 .and_then(|()| reuse_port(fd, true)),
-            Kind::Elsewhere(_) => {
-                sys::setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &on).and_then(|()| reuse_port(fd, true))
-            }
+            Kind::Elsewhere(_) => sys::setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &on).and_then(|()| reuse_port(fd, true)),
         };
         if let Err(e) = prepared {
             let _ = sys::close(fd);

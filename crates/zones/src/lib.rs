@@ -10,3 +10,5 @@ pub mod classic;
 pub mod copy;
 pub mod door;
 pub mod listener;
+
+pub use fsocket_sys::Errno;
