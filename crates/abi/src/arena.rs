@@ -117,6 +117,8 @@ counters! {
     FbZoneResource = "fallback.zone_resource",
     /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
     FbZoneTurns = "fallback.zone_turns",
+    /// Fallback, zones: it is not seen how the worker waits for connections.
+    FbZoneUnseen = "fallback.zone_unseen",
     /// Fallback, zones: the worker is not pinned, and --pin require was given.
     FbZoneUnpinned = "fallback.zone_unpinned",
 }

@@ -73,13 +73,14 @@ impl Select {
     }
 
     /// Shares the slots of all CPUs among workers: (place, CPU) each. A CPU
-    /// without a worker gets somebody else's.
+    /// without a worker gets somebody else's, or with `orphans_to_global` the
+    /// global listen socket, which everybody serves.
     ///
     /// # Errors
     /// [`Error::Map`].
-    pub fn assign(&self, workers: &[(u32, u32)]) -> Result<()> {
+    pub fn assign(&self, workers: &[(u32, u32)], orphans_to_global: bool) -> Result<()> {
         let slots = &self.skel.maps.slots;
-        for (slot, value) in share_out(self.cpus, self.per_cpu, workers).into_iter().enumerate() {
+        for (slot, value) in share_out(self.cpus, self.per_cpu, workers, orphans_to_global).into_iter().enumerate() {
             let key = (slot as u32).to_ne_bytes();
             slots.update(&key, &value.to_ne_bytes(), MapFlags::ANY).map_err(|e| Error::map("slots", e))?;
         }
@@ -111,14 +112,14 @@ impl Select {
 
 /// The value of every slot. Workers of one CPU take turns in its slots, and so
 /// do all of them in those of a CPU that nobody works on.
-fn share_out(cpus: usize, per_cpu: usize, workers: &[(u32, u32)]) -> Vec<u32> {
+fn share_out(cpus: usize, per_cpu: usize, workers: &[(u32, u32)], orphans_to_global: bool) -> Vec<u32> {
     let mut slots = Vec::with_capacity(cpus * per_cpu);
     for cpu in 0..cpus {
         let own: Vec<u32> =
             workers.iter().filter(|(_, c)| *c as usize % cpus == cpu).map(|(place, _)| place | OWN).collect();
         for k in 0..per_cpu {
             slots.push(match (own.len(), workers.len()) {
-                (0, 0) => GLOBAL,
+                (0, n) if n == 0 || orphans_to_global => GLOBAL,
                 // Not all orphaned CPUs to the same worker.
                 (0, n) => workers[(cpu + k) % n].0,
                 (n, _) => own[k % n],
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn every_slot_has_somebody() {
-        let slots = share_out(4, 8, &[(1, 0), (2, 1), (3, 1)]);
+        let slots = share_out(4, 8, &[(1, 0), (2, 1), (3, 1)], false);
         assert_eq!(slots.len(), 32);
         assert!(slots[..8].iter().all(|s| *s == 1 | OWN));
         assert!(slots[8..16].iter().all(|s| *s == 2 | OWN || *s == 3 | OWN));
@@ -143,6 +144,8 @@ mod tests {
             assert!(slots[16..].contains(&place), "worker {place} has a share of the idle CPUs");
         }
         assert!(slots[16..].iter().all(|s| s & OWN == 0 && *s != GLOBAL));
-        assert!(share_out(2, 8, &[]).iter().all(|s| *s == GLOBAL));
+        assert!(share_out(2, 8, &[], false).iter().all(|s| *s == GLOBAL));
+        let slots = share_out(2, 8, &[(1, 0)], true);
+        assert!(slots[..8].iter().all(|s| *s == 1 | OWN) && slots[8..].iter().all(|s| *s == GLOBAL));
     }
 }

@@ -72,6 +72,9 @@ unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: 
     // SAFETY: the caller's.
     let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
     if let Ok(n) = r {
+        if let Some(z) = table::lookup(fd).and_then(zone::of) {
+            z.returned();
+        }
         stats::count(Counter::AcceptKernel);
         pool::kernel_allocated(n);
     }

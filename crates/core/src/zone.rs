@@ -10,12 +10,14 @@
 //! | `zone/page` | what the processes of a family share about a listener |
 //! | `zone/join` | making a local listen socket |
 //! | `zone/cpu` | which CPU a worker's zone is |
+//! | `zone/pace` | workers that are away for long |
 //! | `zone/accept` | the order of the queues |
 //! | `zone/watch` | epoll, poll, and being told to look |
 
 pub mod accept;
 mod cpu;
 mod join;
+mod pace;
 mod page;
 pub mod watch;
 
@@ -67,9 +69,12 @@ pub struct Zoned {
     inherited: AtomicBool,
     /// The thread that used it first; while it is the only one it needs nothing.
     first: AtomicU64,
+    /// It has been counted that nobody knows how a worker waits.
+    unseen: AtomicBool,
     /// Times that a local listen socket was given up, and when it was last.
     left: AtomicU32,
     left_at: AtomicU64,
+    pace: pace::Pace,
     n: AtomicU32,
     locals: [Local; LOCALS],
     watches: watch::List,
@@ -92,6 +97,8 @@ pub struct Local {
     turns: AtomicU32,
     /// No epoll instance watches the listener any more; see `watch`.
     unwatched: AtomicBool,
+    /// Its thread waits in calls of ours, and is judged by its pace.
+    sleeping: AtomicBool,
 }
 
 impl Local {
@@ -105,6 +112,7 @@ impl Local {
             options: AtomicU32::new(0),
             turns: AtomicU32::new(0),
             unwatched: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
         }
     }
     fn fd(&self) -> i32 {
@@ -149,10 +157,10 @@ pub fn listened(fd: i32) {
         return; // not TCP
     }
     if door::is_open_anyway(fd) {
-        return stats::count(Counter::FbZoneShared);
+        return count(Counter::FbZoneShared);
     }
     let Some((i, z)) = ZONED.iter().enumerate().find(|(_, z)| z.claim()) else {
-        return stats::count(Counter::FbZoneResource);
+        return count(Counter::FbZoneResource);
     };
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     z.fd.store(fd, Ordering::Relaxed);
@@ -245,6 +253,9 @@ pub fn become_child() {
         z.inherited.store(true, Ordering::Relaxed);
         z.group.store(0, Ordering::Relaxed);
         z.left.store(0, Ordering::Relaxed);
+        z.unseen.store(false, Ordering::Relaxed);
+        z.pace.reset();
+        z.first.store(0, Ordering::Relaxed);
         z.watches.clear();
     }
 }
@@ -265,8 +276,10 @@ impl Zoned {
             group: AtomicU64::new(0),
             inherited: AtomicBool::new(false),
             first: AtomicU64::new(0),
+            unseen: AtomicBool::new(false),
             left: AtomicU32::new(0),
             left_at: AtomicU64::new(0),
+            pace: pace::Pace::new(),
             n: AtomicU32::new(0),
             locals: [const { Local::new() }; LOCALS],
             watches: watch::List::new(),
@@ -313,6 +326,10 @@ impl Zoned {
         self.n.load(Ordering::Relaxed) != 0 && self.locals().next().is_some()
     }
 
+    fn has_local(&self, thread: u64) -> bool {
+        self.locals().any(|l| l.thread.load(Ordering::Relaxed) == thread)
+    }
+
     fn changed(&self) {
         if let Some(p) = self.page() {
             p.options.fetch_add(1, Ordering::AcqRel);
@@ -322,7 +339,7 @@ impl Zoned {
     /// No zones for this listener in this process.
     fn off(&self, why: Counter) {
         if self.state.swap(state::OFF, Ordering::AcqRel) != state::OFF {
-            stats::count(why);
+            count(why);
         }
         while let Some(l) = self.locals().next() {
             self.leave(l);
@@ -348,7 +365,9 @@ impl Zoned {
         self.inherited.store(false, Ordering::Relaxed);
         self.first.store(0, Ordering::Relaxed);
         self.left.store(0, Ordering::Relaxed);
+        self.unseen.store(false, Ordering::Relaxed);
         self.n.store(0, Ordering::Relaxed);
+        self.pace.reset();
         self.watches.clear();
         self.state.store(state::FREE, Ordering::Release);
     }
@@ -380,7 +399,7 @@ impl Zoned {
     fn refused(&self, fd: i32, why: Counter) {
         let _ = reuse_port(fd, false);
         self.state.store(state::OFF, Ordering::Release);
-        stats::count(why);
+        count(why);
     }
 
     fn make_guard(&self, fd: i32, shape: &Shape) -> fsocket_sys::Result<i32> {
@@ -403,6 +422,12 @@ impl Zoned {
             }
         })
     }
+}
+
+/// Count a reason where the monitor sees it.
+fn count(why: Counter) {
+    process::arena();
+    stats::count(why);
 }
 
 /// What a failure is called.

@@ -33,6 +33,8 @@ pub type GroupId = u64;
 struct Member {
     conn: ConnId,
     cpu: u32,
+    /// Others of its kind may have no local listen socket yet.
+    on_trial: bool,
 }
 
 struct Group {
@@ -54,7 +56,8 @@ struct Group {
 impl Group {
     fn assign(&self) {
         let workers: Vec<(u32, u32)> = self.members.iter().map(|(place, m)| (*place, m.cpu)).collect();
-        if let Err(e) = self.select.assign(&workers) {
+        let orphans_to_global = self.members.values().any(|m| m.on_trial);
+        if let Err(e) = self.select.assign(&workers, orphans_to_global) {
             tracing::warn!(group = self.id, "slots: {e}");
         }
     }
@@ -170,9 +173,16 @@ impl Monitor {
         let place = (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN)?;
         g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
         let cpu = u32::try_from(msg.arg0).map_err(|_| Errno::INVAL)?;
-        g.members.insert(place, Member { conn: id, cpu });
+        g.members.insert(place, Member { conn: id, cpu, on_trial: msg.arg1 != 0 });
         g.assign();
+        let is_first = g.members.len() == 1;
         tracing::debug!(group = g.id, process = id, cpu, place, "worker");
+        if is_first {
+            // Others of the family sleep on the global socket, where nothing comes
+            // any more: they may join now.
+            self.zones.call(msg.id);
+            self.zones_look();
+        }
         Ok((Msg { arg0: u64::from(place), ..reply(msg) }, None))
     }
 

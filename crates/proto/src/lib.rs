@@ -89,7 +89,8 @@ pub mod kind {
     /// among them, to be attached to `fd`. `result` EOPNOTSUPP: no BPF here.
     pub const GROUP: u32 = 20;
     /// `fd` is a local listen socket of group `id`, whose worker runs on CPU
-    /// `arg0`. *Sync*: `arg0` its place. Only after [`GROUP`] of this process.
+    /// `arg0`. `arg1` 1: others of its kind may be on trial and have only the
+    /// global one. *Sync*: `arg0` its place. Only after [`GROUP`] of this process.
     /// The monitor keeps no descriptor: the socket dies with the worker.
     pub const LOCAL: u32 = 21;
     /// The local listen socket at place `arg0` of group `id` is closed; the

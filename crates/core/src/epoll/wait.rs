@@ -221,6 +221,9 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
 
 fn control(ep: &Ep) {
     ctl::readable();
+    if ep.zoned.load(Ordering::Relaxed) {
+        zone::watch::late();
+    }
     if ctl::dead() {
         ep.unwatch_ctl();
     }

@@ -41,7 +41,16 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
     let nonblock = is_nonblocking(fd);
     z.come(fd, nonblock);
     if !z.is_active() {
-        return Outcome::Kernel;
+        if z.state() != super::state::READY {
+            return Outcome::Kernel;
+        }
+        // As the kernel does, but we see when it returns.
+        return Outcome::Done(peer.from(fd).inspect(|n| {
+            z.pace.accepted();
+            stats::count(Counter::AcceptKernel);
+            stats::count(Counter::AcceptGlobal);
+            pool::kernel_allocated(*n);
+        }));
     }
     Outcome::Done(match z.take_other(fd, nonblock, peer) {
         Err(Errno::EAGAIN) if !nonblock => z.wait(fd, d, peer),
@@ -60,14 +69,17 @@ fn is_ready(fd: i32) -> bool {
 }
 
 impl Zoned {
+    /// A connection was accepted from the global socket, elsewhere.
+    pub fn returned(&self) {
+        self.pace.accepted();
+    }
+
     /// The calling thread is in `accept`: it may become a worker now.
     pub fn come(&self, fd: i32, nonblock: bool) {
-        if self.own().is_none() {
-            if nonblock {
-                self.late(fd);
-            } else {
-                self.worker(fd, super::How::Sleeping);
-            }
+        if !nonblock {
+            self.worker(fd, super::How::Sleeping);
+        } else if self.own().is_none() {
+            self.late(fd);
         }
     }
 
@@ -133,6 +145,7 @@ impl Zoned {
     }
 
     fn accepted(&self, n: i32, zone: u32, from: usize) -> Result<i32> {
+        self.pace.accepted();
         stats::count(Counter::AcceptKernel);
         stats::count([Counter::AcceptLocal, Counter::AcceptGlobal, Counter::AcceptRemote][from.min(2)]);
         stats::zone(zone, from);

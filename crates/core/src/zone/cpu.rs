@@ -44,14 +44,14 @@ fn pin() -> Pin {
 struct Cpus([u64; 64]);
 
 impl Cpus {
-    /// Those that the calling thread may run on.
-    fn mine() -> Option<Cpus> {
+    /// Those that a thread of this process may run on.
+    fn of(tid: i32) -> Option<Cpus> {
         let mut set = Cpus([0; 64]);
         // SAFETY: room for 4096 CPUs; the kernel writes no more than it is told.
         unsafe {
             sys::raw(
                 libc::SYS_sched_getaffinity,
-                [0, core::mem::size_of_val(&set.0), set.0.as_mut_ptr() as usize, 0, 0, 0],
+                [tid as usize, core::mem::size_of_val(&set.0), set.0.as_mut_ptr() as usize, 0, 0, 0],
             )
         }
         .ok()?;
@@ -72,13 +72,13 @@ pub struct Choice {
     pub entry: Option<u32>,
 }
 
-/// Enters the calling thread in the page. None: it is not pinned, and must be.
+/// Enters a thread in the page. None: it is not pinned, and must be.
 ///
 /// As the original's module decided (`enable_listen_spawn`): a worker that the
 /// application has pinned has its zone there; others are given the CPU with the
 /// fewest workers, and moved there if that is wished.
-pub fn choose(page: &Page, is_thread: bool) -> Option<Choice> {
-    let mine = Cpus::mine();
+pub fn choose(page: &Page, tid: i32, is_thread: bool) -> Option<Choice> {
+    let mine = Cpus::of(tid);
     let pinned = mine.as_ref().is_some_and(|m| m.count() == 1);
     if pin() == Pin::Require && !pinned {
         return None;
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(Pin::parse(b"auto"), Pin::Auto);
         assert_eq!(Pin::parse(b"require"), Pin::Require);
         assert_eq!(Pin::parse(b"anything"), Pin::Never);
-        let mine = Cpus::mine().unwrap();
+        let mine = Cpus::of(0).unwrap();
         assert!(mine.count() >= 1 && mine.iter().count() as u32 == mine.count());
     }
 }

@@ -1,5 +1,6 @@
 //! Making a worker's local listen socket, and giving it up.
 
+use super::pace::Shown;
 use super::{cpu, page::Page, reason, state, Local, Zoned, LOCALS};
 use crate::{ctl, process, stats};
 use core::sync::atomic::Ordering;
@@ -18,8 +19,19 @@ pub enum How {
     Sleeping,
     /// In an epoll instance that we are adding it to.
     Epoll,
-    /// By calling `accept` whenever something else tells it to.
-    Unknown,
+}
+
+/// A thread of this process.
+#[derive(Clone, Copy)]
+pub struct Who {
+    pub thread: u64,
+    pub tid: i32,
+}
+
+impl Who {
+    pub fn me() -> Who {
+        Who { thread: process::thread(), tid: sys::gettid() }
+    }
 }
 
 /// A worker that gave up its local listen socket gets one again after this, and
@@ -30,13 +42,52 @@ impl Zoned {
     /// The calling thread is about to use the listener: its local listen socket,
     /// made now if it is a worker beside others.
     pub fn worker(&self, fd: i32, how: How) -> Option<&Local> {
-        if let Some(l) = self.own() {
-            return Some(l);
-        }
-        if how == How::Unknown || self.state() == state::OFF || !self.is_due(fd) {
+        if self.state() == state::OFF {
             return None;
         }
-        self.join(fd)
+        let own = self.own();
+        if how == How::Sleeping {
+            // Seen, though it may have no queue of its own yet.
+            self.unseen.store(true, Ordering::Relaxed);
+            match (self.pace.back(), own) {
+                (Shown::Away, Some(l)) if l.sleeping.load(Ordering::Relaxed) => {
+                    self.step_back(l);
+                    return None;
+                }
+                // Threads may take turns, and then only one of them waits.
+                (shown, None) if shown != Shown::Quick || !self.is_single() => return None,
+                _ => {}
+            }
+        }
+        if own.is_some() {
+            return own;
+        }
+        if !self.is_due(fd) {
+            return None;
+        }
+        self.join(fd, Who::me(), how)
+    }
+
+    /// Is the calling thread the only one that has used the listener here?
+    fn is_single(&self) -> bool {
+        let me = process::thread();
+        match self.first.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(first) => first == me,
+        }
+    }
+
+    /// Threads that watched the listener before it had zones sleep and cannot join
+    /// by themselves: they get theirs now.
+    pub(super) fn join_others(&self, fd: i32, watchers: impl Iterator<Item = (Who, i32, libc::epoll_event)>) {
+        for (who, ep, ev) in watchers {
+            if !self.has_local(who.thread) {
+                let Some(l) = self.join(fd, who, How::Epoll) else { return };
+                if sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&ev)).is_err() {
+                    self.leave(l);
+                }
+            }
+        }
     }
 
     /// Is there reason for one?
@@ -49,20 +100,12 @@ impl Zoned {
                 return false;
             }
         }
-        if self.inherited.load(Ordering::Relaxed) {
-            return true;
-        }
-        let me = process::thread();
-        let first = match self.first.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => me,
-            Err(first) => first,
-        };
         // The first thread of the first process joins when others have.
-        first != me || self.page().is_some_and(|p| p.any())
+        self.inherited.load(Ordering::Relaxed) || !self.is_single() || self.page().is_some_and(|p| p.any())
     }
 
     #[cold]
-    fn join(&self, fd: i32) -> Option<&Local> {
+    fn join(&self, fd: i32, who: Who, how: How) -> Option<&Local> {
         if self.state() == state::PLAIN {
             self.make_ready();
         }
@@ -74,9 +117,10 @@ impl Zoned {
             return None;
         }
         let _l = self.change.lock().ok()?;
+        let is_thread = !self.inherited.load(Ordering::Relaxed) || self.is_active() || who.tid != sys::getpid();
         let made = {
             let _turn = page.lock();
-            let Some(choice) = cpu::choose(page, !self.inherited.load(Ordering::Relaxed) || self.is_active()) else {
+            let Some(choice) = cpu::choose(page, who.tid, is_thread) else {
                 drop(_turn);
                 drop(_l);
                 self.off(Counter::FbZoneUnpinned);
@@ -108,7 +152,7 @@ impl Zoned {
                     page.exit(e);
                 }
                 let _ = sys::close(local);
-                stats::count(Counter::FbZoneResource);
+                super::count(Counter::FbZoneResource);
                 return None;
             }
         };
@@ -120,7 +164,8 @@ impl Zoned {
         l.turns.store(0, Ordering::Relaxed);
         l.unwatched.store(false, Ordering::Relaxed);
         l.place.store(0, Ordering::Relaxed);
-        l.thread.store(process::thread(), Ordering::Release);
+        l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
+        l.thread.store(who.thread, Ordering::Release);
         self.select(fd, l, page);
         process::arena();
         stats::count(Counter::ZoneJoin);
@@ -165,7 +210,7 @@ impl Zoned {
         if self.enter_group(fd, l).is_ok() {
             return;
         }
-        stats::count(Counter::FbZoneClassic);
+        super::count(Counter::FbZoneClassic);
         self.attach_classic(l.fd(), page);
     }
 
@@ -181,6 +226,7 @@ impl Zoned {
         let mut m = Msg::new(msg::LOCAL);
         m.id = self.group.load(Ordering::Relaxed);
         m.arg0 = l.cpu.load(Ordering::Relaxed) as u64;
+        m.arg1 = l.sleeping.load(Ordering::Relaxed) as u64;
         let (answer, _) = ctl::request(m, Some(l.fd()))?;
         l.place.store(answer.arg0 as u32, Ordering::Relaxed);
         Ok(())
@@ -222,7 +268,7 @@ impl Zoned {
         self.left.fetch_add(1, Ordering::Relaxed);
         self.left_at.store(sys::now_ns(), Ordering::Relaxed);
         stats::count(Counter::ZoneLeave);
-        stats::count(Counter::FbZoneTurns);
+        super::count(Counter::FbZoneTurns);
         self.leave(l);
     }
 }

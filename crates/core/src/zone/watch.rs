@@ -4,9 +4,10 @@
 //! one, with the same events and the same data: whoever waits there, by whatever
 //! call, is told. Both ready at once are reported as one by our `epoll_wait`.
 
+use super::join::Who;
 use super::{of, used, How, Local, Zoned};
 use crate::table::{self, Desc};
-use crate::{ctl, process, stats};
+use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Result};
@@ -28,6 +29,13 @@ struct Watch {
     events: AtomicU32,
     data: AtomicU64,
     thread: AtomicU64,
+    tid: AtomicI32,
+}
+
+impl Watch {
+    fn event(&self) -> libc::epoll_event {
+        libc::epoll_event { events: self.events.load(Ordering::Relaxed), u64: self.data.load(Ordering::Relaxed) }
+    }
 }
 
 impl List {
@@ -40,6 +48,7 @@ impl List {
                     events: AtomicU32::new(0),
                     data: AtomicU64::new(0),
                     thread: AtomicU64::new(0),
+                    tid: AtomicI32::new(0),
                 }
             }; MAX],
         )
@@ -61,7 +70,9 @@ impl List {
         w.fd.store(fd, Ordering::Relaxed);
         w.events.store(ev.events, Ordering::Relaxed);
         w.data.store(ev.u64, Ordering::Relaxed);
-        w.thread.store(process::thread(), Ordering::Relaxed);
+        let me = Who::me();
+        w.thread.store(me.thread, Ordering::Relaxed);
+        w.tid.store(me.tid, Ordering::Relaxed);
         w.ep.store(ep, Ordering::Release);
         true
     }
@@ -73,10 +84,11 @@ impl List {
 }
 
 /// The kernel has done `epoll_ctl(ep, op, fd, ev)` for the global listen socket:
-/// the local one follows. True: it is watched there now.
+/// the local one follows. True: it is watched there, or may be later.
 pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_event>) -> bool {
     let Some(z) = of(d) else { return false };
     match (op, ev) {
+        _ if z.state() == super::state::OFF => false,
         (libc::EPOLL_CTL_DEL, _) => {
             z.watches.forget(ep, fd);
             z.unwatched(ep);
@@ -94,7 +106,13 @@ pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_eve
             }
             false
         }
-        (_, Some(ev)) => z.watches.note(ep, fd, ev) && z.watched(ep, fd, ev),
+        (_, Some(ev)) => {
+            let noted = z.watches.note(ep, fd, ev);
+            if noted {
+                z.watched(ep, fd, ev);
+            }
+            noted
+        }
         _ => false,
     }
 }
@@ -105,9 +123,14 @@ impl Zoned {
         l.unwatched.store(false, Ordering::Relaxed);
         if put(ep, l.fd(), ev).is_err() {
             self.leave(l);
-            stats::count(Counter::FbZoneResource);
+            super::count(Counter::FbZoneResource);
             return false;
         }
+        let others = self.watches.iter().filter(|w| w.events.load(Ordering::Relaxed) & IN != 0).map(|w| {
+            let who = Who { thread: w.thread.load(Ordering::Relaxed), tid: w.tid.load(Ordering::Relaxed) };
+            (who, w.ep.load(Ordering::Relaxed), w.event())
+        });
+        self.join_others(fd, others);
         true
     }
 
@@ -120,9 +143,10 @@ impl Zoned {
         let me = process::thread();
         let own = |w: &&Watch| w.thread.load(Ordering::Relaxed) == me && w.events.load(Ordering::Relaxed) & IN != 0;
         if let Some(w) = self.watches.iter().find(own) {
-            let ev =
-                libc::epoll_event { events: w.events.load(Ordering::Relaxed), u64: w.data.load(Ordering::Relaxed) };
+            let ev = w.event();
             self.watched(w.ep.load(Ordering::Relaxed), fd, &ev);
+        } else if !self.unseen.swap(true, Ordering::Relaxed) {
+            super::count(Counter::FbZoneUnseen);
         }
     }
 
@@ -182,6 +206,14 @@ pub fn is_double(data: u64) -> bool {
     used().iter().any(|z| z.is_active() && z.watches.iter().any(|w| w.data.load(Ordering::Relaxed) == data))
 }
 
+/// Workers elsewhere have joined or gone while the calling thread slept in an
+/// epoll instance: it joins now, if it watches a listener.
+pub fn late() {
+    for z in used().iter().filter(|z| z.own().is_none()) {
+        z.late(z.fd.load(Ordering::Relaxed));
+    }
+}
+
 /// Connections have moved between listen sockets, and the kernel wakes nobody
 /// for it: have every instance look again.
 pub fn look(group: u64) {
@@ -191,8 +223,7 @@ pub fn look(group: u64) {
     }) {
         for w in z.watches.iter() {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
-            let ev =
-                libc::epoll_event { events: w.events.load(Ordering::Relaxed), u64: w.data.load(Ordering::Relaxed) };
+            let ev = w.event();
             again(ep, fd, &ev);
             for l in z.locals() {
                 if sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None).is_ok() {
