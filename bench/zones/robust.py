@@ -4,9 +4,12 @@
     robust.py kill   [--seconds 30]   kill -9 of a worker every second, with its queue filled
     robust.py reload [--seconds 30]   a reload every second
 
-Stock nginx with one shared socket, stock nginx with SO_REUSEPORT, and nginx with
-local listen sockets, one after the other, same load: 2 client processes pinned to
-2 CPUs, one connection a request. JSON on standard output.
+One after the other, under the same load (2 client processes pinned to 2 CPUs, one
+connection a request): stock nginx with one shared socket ("shared"); stock nginx with
+SO_REUSEPORT, whose master holds all sockets ("reuseport"); a small server whose workers
+make their own SO_REUSEPORT sockets, as applications do ("separate"); nginx with local
+listen sockets ("ours"). JSON on standard output. Exit status 1 if ours lost a
+connection that no dead worker had accepted.
 
 kill: a worker is stopped for 30 ms, so that its queue fills, counted (connections
 that it had accepted, connections that wait in a queue that only it holds), then
@@ -60,7 +63,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("kill", "reload"))
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--kinds", default="shared,reuseport,ours")
+    parser.add_argument("--kinds", default="shared,reuseport,separate,ours")
     args = parser.parse_args()
     result = {"what": args.what, "seconds": args.seconds, "cpus": os.cpu_count(), "kernel": os.uname().release, "runs": []}
     bad = False

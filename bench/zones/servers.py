@@ -87,10 +87,11 @@ class Place:
         )
 
     def nginx(self, kind, workers=2, extra=()):
-        """kind: "shared", "reuseport" (both stock), "ours"."""
+        """kind: "shared", "reuseport" (both stock nginx), "separate" (stock SO_REUSEPORT,
+        a socket that each worker makes itself; not nginx), "ours"."""
         if kind == "ours" and not self.monitor:
             self.start_monitor()
-        server = Nginx(self, kind, workers, extra)
+        server = Separate(self, workers) if kind == "separate" else Nginx(self, kind, workers, extra)
         self.servers.append(server)
         return server
 
@@ -163,3 +164,15 @@ class Nginx:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(10)
+
+
+class Separate(Nginx):
+    """`separate.py`."""
+
+    def __init__(self, place, workers):
+        self.kind, self.port = "separate", free_port()
+        script = pathlib.Path(__file__).with_name("separate.py")
+        self.process = subprocess.Popen(["/usr/bin/python3", script, str(self.port), str(workers)])
+        if not wait_until(lambda: len(self.workers()) == workers and self.answers()):
+            sys.exit("separate.py did not start")
+        time.sleep(0.3)
