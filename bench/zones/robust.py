@@ -72,14 +72,14 @@ def main():
             server = place.nginx(kind)
             run = load.Load(("127.0.0.1", server.port), args.seconds)
             did = (killing if args.what == "kill" else reloading)(server, run)
-            row = {"kind": kind, **did, **run.result()}
+            row = {"kind": kind, **did, **run.result(), "crashed": server.crashed()}
             if kind == "ours":
                 zones = place.zones()
                 total = lambda name: sum(sum(g["selections"].get(name, [])) for g in zones["groups"])
                 row["selections"] = {n: total(n) for n in ("lookups", "self", "other", "beside", "to_global", "migrated")}
                 row["accepted"] = {n: sum(z["accepted"][n] for z in zones["zones"]) for n in ("local", "global")}
                 row["fallbacks"] = zones["fallbacks"]
-                bad = row["failed"] > row.get("accepted_by_the_dead", 0) or row["accepted"]["local"] == 0
+                bad = row["crashed"] > 0 or row["failed"] > row.get("accepted_by_the_dead", 0) or row["accepted"]["local"] == 0
         result["runs"].append(row)
         print(json.dumps(row), file=sys.stderr)
     print(json.dumps(result, indent=1))

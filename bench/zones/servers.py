@@ -127,7 +127,20 @@ class Nginx:
             text = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         except OSError:
             return []
-        return [int(w) for w in text.split()]
+        return [int(w) for w in text.split() if not self.is_zombie(w)]
+
+    @staticmethod
+    def is_zombie(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    def crashed(self):
+        """Workers that ended by a signal other than our SIGKILL, as nginx's log has it."""
+        log = self.dir / "error.log" if hasattr(self, "dir") else None
+        text = log.read_text() if log and log.exists() else ""
+        return len([s for s in re.findall(r"exited on signal (\d+)", text) if s != "9"])
 
     def accepted_by(self, pid):
         """Connections that a worker has accepted and not closed."""
