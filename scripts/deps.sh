@@ -20,6 +20,9 @@ build_needs=(
     "make make"
     "/usr/include/x86_64-linux-gnu/sys/socket.h|/usr/include/aarch64-linux-gnu/sys/socket.h libc6-dev"
     "pkg-config pkg-config"
+    "clang-19 clang-19"
+    "/usr/include/libelf.h libelf-dev"
+    "/usr/include/zlib.h zlib1g-dev"
 )
 test_needs=(
     "nginx nginx-light"

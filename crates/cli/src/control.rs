@@ -65,10 +65,20 @@ pub fn find() -> Result<PathBuf> {
 
 /// Asks the monitor what there is.
 pub fn report(path: &Path) -> Result<Report> {
+    ask(path, 0)
+}
+
+/// As [`report`]; the counters of zones are zero afterwards.
+pub fn report_and_reset(path: &Path) -> Result<Report> {
+    ask(path, 1)
+}
+
+fn ask(path: &Path, reset: u64) -> Result<Report> {
     let socket = connect(path, SocketFlags::empty()).with_context(|| format!("monitor {}", path.display()))?;
     net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(ANSWER_LIMIT))?;
     let mut request = Msg::new(kind::REPORT);
     request.seq = 1;
+    request.arg1 = reset;
     net::send(&socket, request.as_bytes(), SendFlags::NOSIGNAL)?;
     loop {
         let (answer, fd) = receive(&socket).context("no answer from the monitor")?;

@@ -241,6 +241,7 @@ fn unasked(m: &Msg, got: Option<i32>) {
                 chan::serve(m.id as u32, m.arg0, fd);
             }
         }
+        kind::LOOK => crate::zone::watch::look(m.id),
         kind::CHANNEL_GONE => chan::gone(m.id as u32),
         _ => {}
     }

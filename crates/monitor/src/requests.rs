@@ -43,6 +43,13 @@ impl Monitor {
                 return Ok(());
             }
             kind::REPORT => self.send_report(id, &msg),
+            kind::GROUP => self.group(id, &msg, fd),
+            kind::LOCAL => self.local(id, &msg, fd),
+            kind::CLONE => self.clone_listener(&msg, fd),
+            kind::LEFT => {
+                self.left(id, &msg);
+                return Ok(());
+            }
             kind::ADOPT => return self.adopt(id, &msg, fd),
             kind::ARENA => return self.arena(id, fd),
             kind::UNLISTEN => {
@@ -353,6 +360,10 @@ impl Monitor {
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let viewer = self.clients.get(id).ok_or(Errno::BADF)?.uid;
         let report = self.report(viewer);
+        if msg.arg1 == 1 {
+            let private = self.config.private;
+            self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
+        }
         let json = serde_json::to_vec(&report).map_err(|_| Errno::NOMEM)?;
         let fd = crate::shm::memfd_of("fastsocket-report", &json)
             .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, pool, process,
-    stats,
+    stats, zone,
 };
 use libc::*;
 
@@ -75,6 +75,8 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
                 }
             }
         }
+        let _errno = fsocket_sys::errno::Saved::errno();
+        zone::listened(fd);
     }
     r
 }
@@ -166,9 +168,15 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
     match table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) {
-        Some(d) => either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
-            real::setsockopt(fd, level, name, val, len)
-        }),
+        Some(d) => {
+            let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
+                real::setsockopt(fd, level, name, val, len)
+            });
+            if r == 0 {
+                zone::option_set(d, level, name);
+            }
+            r
+        }
         None if gone(fd) => -1,
         None => unsafe { real::setsockopt(fd, level, name, val, len) },
     }
@@ -176,9 +184,15 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
 
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) => either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
-            real::getsockopt(fd, level, name, val, len)
-        }),
+        Some(d) => {
+            let r = either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
+                real::getsockopt(fd, level, name, val, len)
+            });
+            if r == 0 && zone::hides(d, level, name) && unsafe { *len } >= 4 {
+                unsafe { (val as *mut c_int).write_unaligned(0) };
+            }
+            r
+        }
         None if gone(fd) => -1,
         None => unsafe { real::getsockopt(fd, level, name, val, len) },
     }

@@ -1,0 +1,32 @@
+//! Reading the per-CPU counters of a program (`counters.h`).
+
+use crate::{Error, Result};
+use libbpf_rs::{MapCore, MapFlags};
+
+/// One counter, by CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// What is counted; the name of the reason in the BPF program, in lower case.
+    pub name: &'static str,
+    /// By CPU number; CPUs that were never there count 0.
+    pub by_cpu: Vec<u64>,
+}
+
+impl Count {
+    /// Over all CPUs.
+    pub fn total(&self) -> u64 {
+        self.by_cpu.iter().sum()
+    }
+}
+
+/// All counters of `map`; `names` in the order of the program's enum.
+pub(crate) fn read(map: &impl MapCore, names: &[&'static str]) -> Result<Vec<Count>> {
+    let failed = |e| Error::map(&map.name().to_string_lossy(), e);
+    let mut counts = Vec::with_capacity(names.len());
+    for (key, name) in names.iter().enumerate() {
+        let values = map.lookup_percpu(&(key as u32).to_ne_bytes(), MapFlags::ANY).map_err(failed)?.unwrap_or_default();
+        let by_cpu = values.iter().map(|v| v.first_chunk().map_or(0, |v| u64::from_ne_bytes(*v))).collect();
+        counts.push(Count { name, by_cpu });
+    }
+    Ok(counts)
+}

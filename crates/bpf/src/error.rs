@@ -1,0 +1,63 @@
+//! What can go wrong between us and the kernel's BPF.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A failure, with the object or place that it concerns.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel lacks something, or we lack a privilege.
+    #[error("{0}")]
+    Missing(#[from] crate::probe::Missing),
+    /// The kernel's verifier or loader said no.
+    #[error("{object}: the kernel refused to load it: {source}{}", tail(.log))]
+    Load {
+        /// Name of the BPF object.
+        object: String,
+        source: libbpf_rs::Error,
+        /// Last lines of the verifier's log, if there is one.
+        log: String,
+    },
+    /// Attaching a program that did load failed.
+    #[error("{object}: cannot attach: {source}")]
+    Attach {
+        /// Name of the BPF object or program.
+        object: String,
+        source: libbpf_rs::Error,
+    },
+    /// Reading or writing a map failed.
+    #[error("map {map}: {source}")]
+    Map {
+        /// Name of the map.
+        map: String,
+        source: libbpf_rs::Error,
+    },
+    /// Something with a file: bpffs, a pin, /proc.
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+}
+
+impl Error {
+    pub(crate) fn file(path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+        Error::File { path: path.into(), source: source.into() }
+    }
+
+    pub(crate) fn attach(object: &str, source: libbpf_rs::Error) -> Self {
+        Error::Attach { object: object.to_owned(), source }
+    }
+
+    pub(crate) fn map(map: &str, source: libbpf_rs::Error) -> Self {
+        Error::Map { map: map.to_owned(), source }
+    }
+}
+
+fn tail(log: &str) -> String {
+    if log.is_empty() {
+        String::new()
+    } else {
+        format!("\n{log}")
+    }
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

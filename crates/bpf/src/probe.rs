@@ -1,0 +1,123 @@
+//! What this kernel and this process can do, asked before it is needed.
+
+use libbpf_rs::{libbpf_sys, ErrorKind, MapHandle, MapType};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Why something cannot be had. The text is for the operator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// Neither root nor CAP_BPF (with CAP_NET_ADMIN and CAP_PERFMON).
+    #[error("not permitted to load BPF programs: run as root, or grant CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
+    Permission,
+    /// No type information of the running kernel.
+    #[error("this kernel has no BTF (/sys/kernel/btf/vmlinux): it was built without CONFIG_DEBUG_INFO_BTF")]
+    Btf,
+    /// A tracepoint that programs attach to by type.
+    #[error("this kernel has no tracepoint {0}")]
+    Tracepoint(String),
+    /// No cgroup v2 hierarchy is mounted.
+    #[error("no cgroup v2 hierarchy is mounted (looked in /proc/self/mountinfo)")]
+    Cgroup2,
+    /// The bpf system call itself.
+    #[error("this kernel has no bpf system call")]
+    Syscall,
+    /// bpffs is not there and cannot be mounted.
+    #[error("no bpf file system at {0}, and mounting one failed: {1}")]
+    Bpffs(String, String),
+}
+
+/// May this process load programs at all?
+///
+/// # Errors
+/// [`Missing::Permission`], [`Missing::Syscall`].
+pub fn permitted() -> Result<(), Missing> {
+    // A kind of map that always needs CAP_BPF, whatever unprivileged_bpf_disabled
+    // says: the same check as for our programs, without loading one.
+    let opts = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as u64,
+        map_flags: libbpf_sys::BPF_F_NO_PREALLOC,
+        ..Default::default()
+    };
+    match MapHandle::create(MapType::LpmTrie, Some("fsocket_probe"), 8, 8, 1, &opts) {
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Err(Missing::Permission),
+        Err(e) if e.kind() == ErrorKind::Unsupported => Err(Missing::Syscall),
+        // Anything else will be said in full by what is loaded next.
+        _ => Ok(()),
+    }
+}
+
+/// Is the kernel's own type information there?
+///
+/// # Errors
+/// [`Missing::Btf`].
+pub fn btf() -> Result<(), Missing> {
+    if Path::new("/sys/kernel/btf/vmlinux").exists() {
+        Ok(())
+    } else {
+        Err(Missing::Btf)
+    }
+}
+
+/// Has the kernel the tracepoint `name`, for `tp_btf`?
+///
+/// # Errors
+/// [`Missing::Btf`], [`Missing::Tracepoint`].
+pub fn tracepoint(name: &str) -> Result<(), Missing> {
+    btf()?;
+    let vmlinux = libbpf_rs::btf::Btf::from_vmlinux().map_err(|_| Missing::Btf)?;
+    match vmlinux.type_by_name::<libbpf_rs::btf::types::Typedef<'_>>(&format!("btf_trace_{name}")) {
+        Some(_) => Ok(()),
+        None => Err(Missing::Tracepoint(name.to_owned())),
+    }
+}
+
+/// Where the root of the cgroup v2 hierarchy is mounted. Hybrid systems have it
+/// at /sys/fs/cgroup/unified.
+///
+/// # Errors
+/// [`Missing::Cgroup2`].
+pub fn cgroup2() -> Result<PathBuf, Missing> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    cgroup2_in(&mounts).ok_or(Missing::Cgroup2)
+}
+
+/// `mountinfo`: fields, " - ", file system type, source, options; proc(5).
+fn cgroup2_in(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let (fields, rest) = line.split_once(" - ")?;
+        let root_and_place: Vec<&str> = fields.split(' ').skip(3).take(2).collect();
+        match (rest.split(' ').next()?, root_and_place.as_slice()) {
+            ("cgroup2", ["/", place]) => Some(PathBuf::from(place)),
+            _ => None,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_cgroup2_wherever_it_is() {
+        let hybrid = "25 1 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+                      36 25 0:33 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
+                      37 25 0:34 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 none rw\n";
+        assert_eq!(cgroup2_in(hybrid).unwrap(), Path::new("/sys/fs/cgroup/unified"));
+        let part = "37 25 0:34 /system.slice /mnt rw - cgroup2 none rw\n";
+        assert_eq!(cgroup2_in(part), None, "not the root of the hierarchy");
+    }
+
+    #[test]
+    fn names_what_is_missing() {
+        if btf().is_ok() {
+            assert_eq!(
+                tracepoint("no_such_thing").unwrap_err().to_string(),
+                "this kernel has no tracepoint no_such_thing"
+            );
+            assert_eq!(tracepoint("tcp_probe"), Ok(()));
+        } else {
+            println!("SKIPPED: names_what_is_missing: this kernel has no BTF");
+        }
+    }
+}

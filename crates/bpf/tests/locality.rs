@@ -1,0 +1,97 @@
+//! The locality program on real connections over loopback, where softirq runs on
+//! the sender's CPU: so whether a packet is local is known beforehand.
+
+use fsocket_bpf::locality::{Cell, Kind, Locality};
+use fsocket_bpf::Error;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+
+const ROUNDS: u64 = 50;
+
+/// Says loudly why a test cannot run here.
+macro_rules! or_skip {
+    ($result:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(Error::Missing(reason)) => {
+                println!("SKIPPED: {}: {reason}", module_path!());
+                return;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    };
+}
+
+fn pin(cpu: usize) {
+    // SAFETY: cpu_set_t is plain data.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: cpu is far below CPU_SETSIZE.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: a set of the size named, for this thread.
+    assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }, 0, "cannot pin to CPU {cpu}");
+}
+
+/// Request and answer of one byte, server and client each on a CPU.
+fn ping_pong(server: usize, client: usize) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = thread::spawn(move || {
+        pin(server);
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut byte = [0];
+        while stream.read(&mut byte).unwrap() == 1 {
+            stream.write_all(&byte).unwrap();
+        }
+    });
+    thread::spawn(move || {
+        pin(client);
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let mut byte = [7];
+        for _ in 0..ROUNDS {
+            stream.write_all(&byte).unwrap();
+            stream.read_exact(&mut byte).unwrap();
+        }
+    })
+    .join()
+    .unwrap();
+    serving.join().unwrap();
+}
+
+/// Local and other packets of this process.
+fn shares(cells: &[Cell], kind: Kind) -> (u64, u64) {
+    let mine = || cells.iter().filter(|c| c.tgid == std::process::id() && c.kind == kind);
+    let sum = |local| mine().filter(|c| c.is_local() == local).map(|c| c.packets).sum();
+    (sum(true), sum(false))
+}
+
+#[test]
+fn tells_local_from_remote() {
+    let measuring = or_skip!(Locality::start());
+    ping_pong(0, 0);
+    let cells = measuring.cells().unwrap();
+    for kind in [Kind::Passive, Kind::Active] {
+        let (local, remote) = shares(&cells, kind);
+        assert!(local >= ROUNDS && remote == 0, "one CPU, {kind:?}: {local} local, {remote} remote\n{cells:?}");
+    }
+    assert!(cells.iter().any(|c| c.comm.starts_with("locality") || c.comm.starts_with("tells_local")), "{cells:?}");
+    drop(measuring);
+
+    if thread::available_parallelism().unwrap().get() < 2 {
+        println!("SKIPPED: second half of tells_local_from_remote: one CPU");
+        return;
+    }
+    let measuring = or_skip!(Locality::start());
+    ping_pong(0, 1);
+    let cells = measuring.cells().unwrap();
+    for kind in [Kind::Passive, Kind::Active] {
+        let (_, remote) = shares(&cells, kind);
+        assert!(remote >= ROUNDS, "two CPUs, {kind:?}: {remote} remote\n{cells:?}");
+    }
+    for failure in measuring.reasons().unwrap() {
+        if ["too_many_cpus", "no_record", "no_cell"].contains(&failure.name) {
+            assert_eq!(failure.total(), 0, "{}", failure.name);
+        }
+    }
+}
