@@ -37,6 +37,7 @@ test_needs=(
     "/usr/bin/python3 python3"
     "node nodejs"
     "ss iproute2"
+    "ethtool ethtool"
     "taskset util-linux"
     "ps procps"
 )
