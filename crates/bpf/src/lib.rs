@@ -13,6 +13,9 @@ mod load;
 pub mod locality;
 pub mod probe;
 mod skel;
+pub mod slices;
+pub mod steer;
+pub mod xdp;
 
 pub use counters::Count;
 pub use error::{Error, Result};
