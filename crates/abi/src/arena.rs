@@ -91,6 +91,12 @@ counters! {
     FbReentry = "fallback.reentry",
     /// Fallback: switched off (--no-shm, unshare, setns).
     FbDisabled = "fallback.disabled",
+    /// Kernel connections opened with a source port from their CPU's slice.
+    ConnectSlice = "connect_slice",
+    /// Slices without a free port: the kernel took any.
+    SliceFull = "slice_full",
+    /// Slices not used: the kernel (before 6.3) does not take a port range.
+    SliceRefused = "slice_refused",
 }
 
 #[repr(C, align(64))]

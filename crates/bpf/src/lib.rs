@@ -9,8 +9,11 @@
 pub mod bpffs;
 mod counters;
 mod error;
+mod kallsyms;
 mod load;
 pub mod locality;
+mod locknames;
+pub mod locks;
 pub mod probe;
 mod skel;
 pub mod slices;

@@ -9,10 +9,13 @@ mod bench;
 mod cmdline;
 mod control;
 mod doctor;
+mod locality;
 mod locate;
+mod locks;
 mod private;
 mod run;
 mod stat;
+mod steer;
 
 use clap::error::ErrorKind;
 use clap::Parser;
@@ -46,6 +49,7 @@ fn entry() -> i32 {
         Command::Run(args) => run::run(&args),
         Command::Stat(args) => report_errors(stat::stat(&args)),
         Command::Ss(args) => report_errors(stat::ss(&args)),
+        Command::Steer(args) => report_errors(steer::steer(args)),
         Command::Doctor(pieces) => doctor::run(&pieces),
         Command::Bench(args) => report_errors(bench::run(&args)),
         Command::BenchWorker(args) => bench::worker::run(&args),

@@ -29,6 +29,7 @@ pub mod ready;
 pub mod route;
 pub mod sendfile;
 pub mod slab;
+pub mod slice;
 pub mod spin;
 pub mod stats;
 pub mod stream;

@@ -1,0 +1,105 @@
+//! Source-port slices for connections over the kernel: a connection takes its
+//! port from the slice of the CPU that opens it, and the steering program sends
+//! its packets there (Receive Flow Deliver).
+//!
+//! Only while the monitor steers a device of this network namespace; otherwise
+//! it costs one load. The kernel picks the port (`IP_LOCAL_PORT_RANGE`, 6.3), so
+//! reserved ports and `ip_local_port_range` hold as ever.
+
+use crate::table::{kind, Desc};
+use crate::{ctl, listen, name, process, route, stats};
+use core::sync::atomic::{fence, AtomicBool, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_proto::registry::{Registry, SLICED, SLICE_CPUS};
+use fsocket_proto::Addr;
+use fsocket_sys::{self as sys, Errno};
+
+const IP_LOCAL_PORT_RANGE: i32 = 51;
+
+/// This kernel knows no port range of a socket.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Lets the socket, which is about to be connected by the kernel, take a port of
+/// this CPU's slice. Whatever stands against it, the connection takes any port.
+pub fn choose(fd: i32, d: &Desc, dst: &Addr) {
+    let Some(reg) = active() else { return };
+    // Loopback has no device that is steered.
+    if REFUSED.load(Ordering::Relaxed) || name::is_loopback(&dst.ip) || has_port(fd, d) {
+        return;
+    }
+    let Some((low, high)) = route::netns(fd).ok().and_then(|netns| range(reg, netns, sys::cpu::current())) else {
+        return;
+    };
+    // The counters must get to the monitor, also where all that this process
+    // does goes over the kernel.
+    let _ = process::arena();
+    match sys::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &value(low, high)) {
+        Ok(()) => stats::count(Counter::ConnectSlice),
+        Err(_) => {
+            REFUSED.store(true, Ordering::Relaxed);
+            stats::count(Counter::SliceRefused);
+        }
+    }
+}
+
+/// The kernel's `connect` has failed. True: it was for want of a port in our
+/// slice, the socket may now take any, and it is worth another try.
+pub fn widen(fd: i32) -> bool {
+    let Some(reg) = active() else { return false };
+    let saved = sys::errno::Saved::errno();
+    if !saved.is(Errno::EADDRNOTAVAIL) {
+        return false;
+    }
+    let Ok(netns) = route::netns(fd) else { return false };
+    // A range that the application has set itself is not ours to widen.
+    let ours = |value: [u8; 4]| {
+        (0..SLICE_CPUS as u32).any(|cpu| range(reg, netns, cpu).is_some_and(|r| self::value(r.0, r.1) == value))
+    };
+    let mut now = [0; 4];
+    if sys::getsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &mut now).is_err() || now == [0; 4] || !ours(now) {
+        return false;
+    }
+    if sys::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &value(0, 0)).is_err() {
+        return false;
+    }
+    stats::count(Counter::SliceFull);
+    true
+}
+
+/// The registry, while there are slices anywhere.
+#[inline]
+fn active() -> Option<&'static Registry> {
+    ctl::mapped_registry().filter(|reg| route::volatile(&reg.sliced) != 0)
+}
+
+/// As the option takes it: low in the lower half.
+fn value(low: u16, high: u16) -> [u8; 4] {
+    (u32::from(low) | u32::from(high) << 16).to_ne_bytes()
+}
+
+/// Has the application chosen the port, or a range for it?
+fn has_port(fd: i32, d: &Desc) -> bool {
+    if d.kind() == kind::BOUND && listen::bound_address(fd).is_none_or(|a| a.port != 0) {
+        return true;
+    }
+    let mut range = [0; 4];
+    d.dirty.load(Ordering::Relaxed)
+        && sys::getsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &mut range).is_ok()
+        && range != [0; 4]
+}
+
+/// Lowest and highest port of a CPU's slice.
+fn range(reg: &Registry, netns: u64, cpu: u32) -> Option<(u16, u16)> {
+    let generation = reg.generation.load(Ordering::Acquire);
+    let count = (route::volatile(&reg.sliced) as usize).min(SLICED);
+    let slices = reg.slices.iter().take(count).find(|s| route::volatile(&s.netns) == netns)?;
+    let slice = u32::from(route::volatile(slices.by_cpu.get(cpu as usize)?)).checked_sub(1)?;
+    let (first, ports) = (route::volatile(&slices.first), route::volatile(&slices.ports));
+    fence(Ordering::Acquire);
+    // Being changed: this connection goes without.
+    if generation & 1 != 0 || reg.generation.load(Ordering::Relaxed) != generation || ports == 0 {
+        return None;
+    }
+    let low = first.checked_add(slice.checked_mul(ports)?)?;
+    Some((u16::try_from(low).ok()?, u16::try_from(low.checked_add(ports - 1)?).ok()?))
+}
