@@ -27,9 +27,9 @@ pub fn choose(fd: i32, d: &Desc, dst: &Addr) {
     if REFUSED.load(Ordering::Relaxed) || name::is_loopback(&dst.ip) || has_port(fd, d) {
         return;
     }
-    let Some((low, high)) = route::netns(fd).ok().and_then(|netns| range(reg, netns, sys::cpu::current())) else {
-        return;
-    };
+    // One more than the CPU, or 0.
+    let (Some(cpu), Ok(netns)) = (sys::cpu::current().checked_sub(1), route::netns(fd)) else { return };
+    let Some((low, high)) = range(reg, netns, cpu) else { return };
     // The counters must get to the monitor, also where all that this process
     // does goes over the kernel.
     let _ = process::arena();

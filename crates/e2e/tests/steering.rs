@@ -1,0 +1,186 @@
+//! Receive Flow Deliver with real programs: haproxy in the middle host opens a
+//! connection to the backend host for every request; the packets of these must
+//! be handled on the CPU of the thread that opened them.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::netns::{Chain, Receive};
+use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Finished, Host, Proc};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const REQUESTS: usize = 2000;
+
+/// Leaves, loudly, where nothing can be steered.
+macro_rules! need_steering {
+    () => {
+        need_hosts!();
+        if stock_mode() {
+            return eprintln!("SKIPPED: stock mode has no monitor that steers");
+        }
+        if std::thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
+            return eprintln!("SKIPPED: needs two CPUs");
+        }
+    };
+}
+
+/// The command line, with this host's monitor, in the middle host.
+fn cli(host: &Host, name: &str, args: &[&str]) -> Proc {
+    let mut command = host.command(Stock, artifacts::cli());
+    command.args(args).env("FASTSOCKET_SOCKET", host.socket());
+    Proc::spawn(host.logs(), name, command)
+}
+
+fn steer(host: &Host, args: &[&str]) -> Finished {
+    cli(host, "steer", &[&["steer"], args].concat()).finish(Duration::from_secs(20))
+}
+
+/// nginx, stock, in the backend host, at port 80 over IPv4 and 8080 over IPv6.
+fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
+    let (v4, v6) = (chain.backend_address(), chain.backend.interfaces[0].v6);
+    let dir = host.path().join("backend");
+    host.file("backend/www/1000", e2e::noise(1, 1000));
+    let config = host.file(
+        "backend/nginx.conf",
+        format!(
+            "daemon off;\nuser root;\nworker_processes 2;\npid {0}/pid;\nerror_log {0}/error.log;\n\
+             events {{ worker_connections 1024; }}\nhttp {{ access_log off;\n\
+             client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; fastcgi_temp_path {0}/fcgi;\n\
+             uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
+             server {{ listen {v4}:80 backlog=4096; listen [{v6}]:8080 backlog=4096; root {0}/www; }} }}\n",
+            dir.display()
+        ),
+    );
+    let mut command = std::process::Command::new(nginx);
+    command.arg("-p").arg(&dir).arg("-c").arg(config).env_remove("LD_PRELOAD");
+    chain.backend.place(&mut command);
+    let proc = Proc::spawn(host.logs(), "backend", command);
+    net::wait_until(Duration::from_secs(10), || chain.backend.within(|| net::kernel_sockets(80, "0A")) > 0)
+        .expect("nginx listens in the backend host");
+    proc
+}
+
+/// haproxy with one thread a CPU, and a new connection to `server` a request.
+fn haproxy(host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
+    let front = chain.middle_front();
+    let config = host.file(
+        "haproxy.cfg",
+        format!(
+            "global\n  maxconn 1000\n  nbthread 2\n  cpu-map auto:1/1-2 0-1\ndefaults\n  mode http\n  \
+             timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n  option http-server-close\n  \
+             http-reuse never\nfrontend f\n  bind {front}:8000\n  default_backend b\nbackend b\n  server s1 {server}\n"
+        ),
+    );
+    host.server(Accel, "haproxy", 8000, program, &["-db", "-f", &config.display().to_string()])
+}
+
+/// One request a connection through haproxy, with a measurement around it.
+/// Active connections of haproxy: packets handled locally, and elsewhere.
+fn load(host: &Host, chain: &Chain, ab: &PathBuf) -> (u64, u64) {
+    let measuring = cli(host, "locality", &["stat", "--locality", "4", "--json"]);
+    // It says so when it begins only where somebody reads that.
+    std::thread::sleep(Duration::from_millis(700));
+    let mut command = std::process::Command::new(ab);
+    let url = format!("http://{}:8000/1000", chain.middle_front());
+    command.args(["-q", "-n", &REQUESTS.to_string(), "-c", "8", &url]);
+    chain.client.place(&mut command);
+    let done = Proc::spawn(host.logs(), "ab", command).finish(Duration::from_secs(60)).success();
+    e2e::ab_clean(&done.stdout);
+    assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), REQUESTS as u64 * 1000);
+    let report = measuring.finish(Duration::from_secs(20)).success().stdout;
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    let haproxy = report["processes"].as_array().expect("processes").iter().find(|p| p["program"] == "haproxy");
+    let active = &haproxy.unwrap_or_else(|| panic!("haproxy is not in {report}"))["active"];
+    let number = |name: &str| active[name].as_u64().expect("a number");
+    (number("local"), number("remote"))
+}
+
+#[test]
+fn haproxy_to_a_backend_host_is_local_with_steering() {
+    need_steering!();
+    let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
+    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let _backend = backend(&host, &chain, nginx);
+    let device = chain.middle.interfaces[1].device.clone();
+    let servers = [format!("{}:80", chain.backend_address()), format!("[{}]:8080", chain.backend.interfaces[0].v6)];
+    for server in &servers {
+        let proxy = haproxy(&host, &chain, program.clone(), server);
+
+        // Without steering half of the packets come to the wrong CPU.
+        let before = host.snapshot();
+        let (local, remote) = load(&host, &chain, &ab);
+        println!("{server}: not steered: {local} packets local, {remote} elsewhere");
+        assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
+        assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0, "no slices without steering");
+
+        steer(&host, &[&device]).success().says("rfd by XDP native").says("SOURCE PORTS").says("16384-32767");
+        let before = host.snapshot();
+        let (local, remote) = load(&host, &chain, &ab);
+        println!("{server}: steered: {local} packets local, {remote} elsewhere");
+        // An answer, its end, and ACKs, for each request.
+        assert!(local >= 2 * REQUESTS as u64, "{local} packets");
+        assert_eq!(remote, 0, "beside {local} local packets");
+        let delta = host.snapshot().since(&before);
+        assert_eq!((delta.get("connect_slice"), delta.get("slice_full")), (REQUESTS as i128, 0));
+
+        let status = steer(&host, &["--json"]).success().stdout;
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let packets = &status["devices"][0]["packets"];
+        let count = |name: &str| packets[name].as_array().expect(name).iter().map(|n| n.as_u64().unwrap()).sum::<u64>();
+        assert!(count("to_self") > 0 && count("to_other") > 0, "{status}");
+        assert_eq!(count("no_cpu") + count("queue_full"), 0, "{status}");
+
+        steer(&host, &[&device, "--off"]).success().says("no device");
+        assert!(!shown(&chain, &device).contains("xdp"), "{}", shown(&chain, &device));
+        drop(proxy);
+    }
+}
+
+/// What `ip` says about a device of the middle host.
+fn shown(chain: &Chain, device: &str) -> String {
+    let mut ip = std::process::Command::new("ip");
+    ip.args(["-d", "link", "show", "dev", device]);
+    chain.middle.place(&mut ip);
+    String::from_utf8(ip.output().expect("ip").stdout).expect("text")
+}
+
+#[test]
+fn bad_input_is_told_and_leaves_nothing() {
+    need_steering!();
+    let chain = Chain::new(2, &Receive::Inline).expect("hosts");
+    let mut host = Host::on(&chain.middle);
+    let device = chain.middle.interfaces[1].device.clone();
+    let refused = |host: &Host, args: &[&str], why: &str| {
+        let done = steer(host, args);
+        assert_ne!(done.code, Some(0), "{args:?} was taken: {}", done.stdout);
+        assert!(done.stderr.contains(why), "{args:?}: {:?} instead of {why:?}", done.stderr);
+        assert!(!shown(&chain, &device).contains("xdp"));
+    };
+    refused(&host, &["nosuch0"], "no device nosuch0 in this network namespace");
+    refused(&host, &[&device, "--policy", "nonsense"], "policy nonsense: not rfd");
+    refused(&host, &[&device, "--policy", "/etc/hostname"], "the kernel refused to load it");
+    refused(&host, &[&device, "--cpus", "3-1"], "no CPU and no range");
+    refused(&host, &[&device, "--cpus", "4000"], "map cpus");
+    refused(&host, &[&device, "--off"], "is not steered");
+
+    // Another policy takes the place of the first; a device that goes is told.
+    steer(&host, &[&device]).success().says("rfd by XDP");
+    steer(&host, &[&device, "--policy", "flow-groups", "--mode", "generic"])
+        .success()
+        .says("flow-groups by XDP generic");
+    chain.middle.inside("ip", &["link", "del", &device]).expect("ip link del");
+    // Announced by the kernel, so either still shown as gone, or forgotten.
+    let status = steer(&host, &[]).success().stdout;
+    assert!(status.contains("GONE") || status.contains("no device of this network namespace is steered"), "{status}");
+    steer(&host, &[]).success().says("no device of this network namespace is steered");
+
+    // A monitor that is killed takes the steering with it.
+    let device = chain.middle.interfaces[0].device.clone();
+    steer(&host, &[&device]).success();
+    assert!(shown(&chain, &device).contains("xdp"));
+    host.kill_monitor();
+    net::wait_until(Duration::from_secs(5), || !shown(&chain, &device).contains("xdp")).expect("nothing is left");
+    let done = steer(&host, &[&device]);
+    assert!(done.code != Some(0) && done.stderr.contains("monitor"), "{}", done.stderr);
+}
