@@ -47,7 +47,7 @@ fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
              events {{ worker_connections 1024; }}\nhttp {{ access_log off;\n\
              client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; fastcgi_temp_path {0}/fcgi;\n\
              uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
-             server {{ listen {v4}:80 backlog=4096; listen [{v6}]:8080 backlog=4096; root {0}/www; }} }}\n",
+             server {{ listen {v4}:80 backlog=4096; listen {v4}:81; listen [{v6}]:8080 backlog=4096; root {0}/www; }} }}\n",
             dir.display()
         ),
     );
@@ -135,6 +135,60 @@ fn haproxy_to_a_backend_host_is_local_with_steering() {
         assert!(!shown(&chain, &device).contains("xdp"), "{}", shown(&chain, &device));
         drop(proxy);
     }
+}
+
+/// `net.ipv4.NAME` of the middle host.
+fn sysctl(chain: &Chain, name: &str, value: &str) {
+    let script = format!("echo '{value}' > /proc/sys/net/ipv4/{name}");
+    chain.middle.inside("sh", &["-c", &script]).expect("sysctl");
+}
+
+#[test]
+fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
+    need_steering!();
+    let (nginx, python) = (need!("nginx"), need!("python3"));
+    let chain = Chain::new(2, &Receive::Inline).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let _backend = backend(&host, &chain, nginx);
+    let address = chain.backend_address().to_string();
+    let app = fsocket_testkit::script("apps/slices.py").display().to_string();
+    // Two slices of 32 ports, of which the first lacks 10.
+    sysctl(&chain, "ip_local_port_range", "40000 40063");
+    sysctl(&chain, "ip_local_reserved_ports", "40000-40009");
+    steer(&host, &[&chain.middle.interfaces[1].device]).success().says("40000-40031").says("40032-40063");
+    // Each to a port of its own, lest the first one's TIME_WAIT takes from the
+    // second. The application's own range lies in the second slice.
+    for (cpu, slice, free, to) in [("0", 40000..=40031, 22, "80"), ("1", 40032..=40063, 31, "81")] {
+        let before = host.snapshot();
+        // What comes first takes three of the slice; then it is emptied, and four
+        // more are taken from wherever there are some.
+        let count = free - 3 + 4;
+        let done = host.run(Accel, "slices", 20, &python, &[&app, cpu, &address, to, &count.to_string()]).success();
+        let ports: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
+        let port = |name: &str| ports[name].as_u64().expect(name);
+        assert_eq!(port("bound"), 29999, "{ports}");
+        assert!(
+            (30000..=30099).contains(&port("own_range")) || (40010..=40063).contains(&port("own_range")),
+            "{ports}"
+        );
+        for name in ["late_port", "option", "nonblocking"] {
+            assert!(slice.contains(&port(name)), "{name}: {ports}");
+        }
+        let plain: Vec<u64> = ports["plain"].as_array().expect("ports").iter().map(|p| p.as_u64().unwrap()).collect();
+        let (first, rest) = plain.split_at(free - 3);
+        assert!(first.iter().all(|p| slice.contains(p)), "CPU {cpu}: {ports}");
+        assert!(plain.iter().all(|p| (40010..=40063).contains(p)), "reserved ports stay free: {ports}");
+        assert!(rest.iter().all(|p| !slice.contains(p)), "CPU {cpu}: a full slice: {ports}");
+        let delta = host.snapshot().since(&before);
+        // The bound one, the one with a range of its own and loopback are not counted.
+        assert_eq!(delta.get("connect_slice"), 3 + count as i128, "{ports}");
+        assert_eq!((delta.get("slice_full"), delta.get("slice_refused")), (4, 0), "{ports}");
+    }
+    // Without steering: no slices.
+    steer(&host, &[&chain.middle.interfaces[1].device, "--off"]).success();
+    let before = host.snapshot();
+    host.run(Accel, "slices", 20, &python, &[&app, "0", &address, "80", "1"]).success();
+    assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0);
 }
 
 /// What `ip` says about a device of the middle host.
