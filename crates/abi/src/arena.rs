@@ -9,8 +9,12 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockAR1");
 pub const SOCKS: usize = 65536;
 pub const STATS_OFF: usize = 4096;
 pub const SOCK_OFF: usize = 8192;
+/// Accepts by zone.
+pub const ZONE_OFF: usize = SOCK_OFF + SOCKS * core::mem::size_of::<Sock>();
+/// Zones that are told apart; CPUs beyond share with lower ones.
+pub const ZONES: usize = 1024;
 /// Size of the memfd of an arena, bytes; sparse.
-pub const ARENA_SIZE: usize = SOCK_OFF + SOCKS * core::mem::size_of::<Sock>();
+pub const ARENA_SIZE: usize = ZONE_OFF + ZONES * core::mem::size_of::<Zone>();
 
 #[repr(C)]
 pub struct Header {
@@ -91,6 +95,32 @@ counters! {
     FbReentry = "fallback.reentry",
     /// Fallback: switched off (--no-shm, unshare, setns).
     FbDisabled = "fallback.disabled",
+    /// Connections accepted from the worker's own local listen socket.
+    AcceptLocal = "accept_local",
+    /// Connections accepted from the global listen socket of a zoned listener.
+    AcceptGlobal = "accept_global",
+    /// Connections accepted from the local listen socket of another thread.
+    AcceptRemote = "accept_remote",
+    /// Local listen sockets made.
+    ZoneJoin = "zone_joins",
+    /// Local listen sockets given up while the listener stayed open.
+    ZoneLeave = "zone_leaves",
+    /// Fallback, zones: the program itself shares the address (SO_REUSEPORT).
+    FbZoneShared = "fallback.zone_shared",
+    /// Fallback, zones: neither the process nor a monitor may make a local listen socket.
+    FbZoneDenied = "fallback.zone_denied",
+    /// Fallback, zones: something on the listener cannot be copied (a filter, TCP MD5).
+    FbZoneOption = "fallback.zone_option",
+    /// Fallback, zones: no BPF program; the classic selector instead, without migration.
+    FbZoneClassic = "fallback.zone_classic",
+    /// Fallback, zones: out of descriptors, memory or places.
+    FbZoneResource = "fallback.zone_resource",
+    /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
+    FbZoneTurns = "fallback.zone_turns",
+    /// Fallback, zones: it is not seen how the worker waits for connections.
+    FbZoneUnseen = "fallback.zone_unseen",
+    /// Fallback, zones: the worker is not pinned, and --pin require was given.
+    FbZoneUnpinned = "fallback.zone_unpinned",
     /// Kernel connections opened with a source port from their CPU's slice.
     ConnectSlice = "connect_slice",
     /// Slices without a free port: the kernel took any.
@@ -104,6 +134,25 @@ pub struct Stats {
     pub counter: [AtomicU64; 64],
     /// Name of the program (comm), NUL padded.
     pub comm: [AtomicU8; 16],
+}
+
+/// What the workers of one zone accepted, by [`zone_accept`].
+#[repr(C)]
+pub struct Zone {
+    pub accepted: [AtomicU64; 4],
+}
+
+/// Indices of [`Zone::accepted`].
+pub mod zone_accept {
+    /// From the zone's own local listen socket.
+    pub const LOCAL: usize = 0;
+    /// From the global listen socket.
+    pub const GLOBAL: usize = 1;
+    /// From another zone's, in the same process.
+    pub const REMOTE: usize = 2;
+    /// From another process's.
+    pub const STOLEN: usize = 3;
+    pub const NAMES: [&str; 4] = ["local", "global", "remote", "stolen"];
 }
 
 /// Socket states, [`Sock::state`].

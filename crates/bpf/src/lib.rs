@@ -15,6 +15,7 @@ pub mod locality;
 mod locknames;
 pub mod locks;
 pub mod probe;
+pub mod select;
 mod skel;
 pub mod slices;
 pub mod steer;

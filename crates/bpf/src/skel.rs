@@ -9,4 +9,4 @@ macro_rules! skeletons {
     )*};
 }
 
-skeletons!(locality, locks, readcpu, steer);
+skeletons!(locality, locks, readcpu, select, steer);

@@ -51,6 +51,14 @@ pub struct Run {
     /// No shared memory: every connection uses the kernel
     #[arg(long)]
     pub no_shm: bool,
+    /// No local listen sockets: workers share the one that the program made
+    #[arg(long)]
+    pub no_zones: bool,
+    /// Whether workers are pinned to the CPU of their zone: `auto` where the
+    /// program has not and there is a CPU for each, `never`, `require` (no zone
+    /// for workers that the program has not pinned)
+    #[arg(long, value_enum, default_value_t = PinMode::Auto)]
+    pub pin: PinMode,
     /// Say what is used
     #[arg(short, long)]
     pub verbose: bool,
@@ -61,8 +69,33 @@ pub struct Run {
     pub program: Vec<OsString>,
 }
 
+/// `--pin`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PinMode {
+    Auto,
+    Never,
+    Require,
+}
+
+impl PinMode {
+    /// As in the environment.
+    pub fn word(self) -> &'static str {
+        match self {
+            PinMode::Auto => "auto",
+            PinMode::Never => "never",
+            PinMode::Require => "require",
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct Stat {
+    /// Local listen sockets: accepts and selections by zone (CPU)
+    #[arg(long)]
+    pub zones: bool,
+    /// With --zones: set those counters to zero after showing them
+    #[arg(long, requires = "zones")]
+    pub reset: bool,
     /// All the monitor says, for other programs
     #[arg(long)]
     pub json: bool,

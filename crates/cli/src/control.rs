@@ -67,7 +67,16 @@ pub fn find() -> Result<PathBuf> {
 
 /// Asks the monitor what there is.
 pub fn report(path: &Path) -> Result<Report> {
-    let text = ask(path, Msg::new(kind::REPORT), None)?;
+    report_with(path, 0)
+}
+
+/// As [`report`]; the counters of zones are zero afterwards.
+pub fn report_and_reset(path: &Path) -> Result<Report> {
+    report_with(path, 1)
+}
+
+fn report_with(path: &Path, reset: u64) -> Result<Report> {
+    let text = ask(path, Msg { arg1: reset, ..Msg::new(kind::REPORT) }, None)?;
     serde_json::from_slice(&text).context("malformed report")
 }
 

@@ -15,7 +15,7 @@ const PARTS: &[&str] = &["shm", "zones"];
 
 /// Does not return unless something failed; the exit status.
 pub fn run(args: &Run) -> i32 {
-    let disable = match disabled_parts(std::env::var_os(paths::ENV_DISABLE), args.no_shm) {
+    let disable = match disabled_parts(std::env::var_os(paths::ENV_DISABLE), args.no_shm, args.no_zones) {
         Ok(list) => list,
         Err(e) => {
             eprintln!("fastsocket: {e}");
@@ -34,6 +34,7 @@ pub fn run(args: &Run) -> i32 {
             // One thread: nobody reads the environment meanwhile.
             std::env::set_var(paths::ENV_SOCKET, &setup.socket);
             std::env::set_var("LD_PRELOAD", preload_list(std::env::var_os("LD_PRELOAD"), &setup.library));
+            std::env::set_var(paths::ENV_PIN, args.pin.word());
             if !disable.is_empty() {
                 std::env::set_var(paths::ENV_DISABLE, disable);
             }
@@ -91,16 +92,18 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
     }
 }
 
-/// The list of parts that are off, with `shm` added if asked for.
-fn disabled_parts(now: Option<OsString>, no_shm: bool) -> Result<OsString, String> {
+/// The list of parts that are off, with those added that are asked for.
+fn disabled_parts(now: Option<OsString>, no_shm: bool, no_zones: bool) -> Result<OsString, String> {
     let now = now.unwrap_or_default();
     let now = now.to_string_lossy();
     let mut parts: Vec<&str> = now.split(',').map(str::trim).filter(|p| !p.is_empty()).collect();
     if let Some(bad) = parts.iter().find(|p| !PARTS.contains(p)) {
         return Err(format!("{}: unknown part '{bad}' (known: {})", paths::ENV_DISABLE, PARTS.join(", ")));
     }
-    if no_shm && !parts.contains(&"shm") {
-        parts.push("shm");
+    for (part, off) in [("shm", no_shm), ("zones", no_zones)] {
+        if off && !parts.contains(&part) {
+            parts.push(part);
+        }
     }
     Ok(parts.join(",").into())
 }
@@ -174,10 +177,11 @@ mod tests {
 
     #[test]
     fn disable_list() {
-        let list = |now: Option<&str>, no_shm| disabled_parts(now.map(Into::into), no_shm);
+        let list = |now: Option<&str>, no_shm| disabled_parts(now.map(Into::into), no_shm, false);
         assert_eq!(list(None, false).unwrap(), "");
         assert_eq!(list(None, true).unwrap(), "shm");
         assert_eq!(list(Some("zones, shm"), true).unwrap(), "zones,shm");
+        assert_eq!(disabled_parts(None, false, true).unwrap(), "zones");
         assert!(list(Some("shn"), false).unwrap_err().contains("shn"));
     }
 }

@@ -1,5 +1,7 @@
 //! `fastsocket stat` and `fastsocket ss`: what the monitor knows.
 
+mod zones;
+
 use crate::cmdline::{Ss, Stat};
 use crate::control;
 use anyhow::Result;
@@ -38,6 +40,9 @@ pub fn print(text: impl Display) {
 
 /// `fastsocket stat`.
 pub fn stat(args: &Stat) -> Result<i32> {
+    if args.zones {
+        return zones::show(args.json, args.reset);
+    }
     if let Some(seconds) = args.locality {
         return crate::locality::run(seconds, args.json);
     }

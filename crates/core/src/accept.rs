@@ -2,6 +2,7 @@
 
 use crate::connect::{establish, End};
 use crate::table::{kind, Desc};
+use crate::zone::{self, accept::Peer};
 use crate::{bell, chan::Chan, ctl, listen::Listener, name, pool, process, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
@@ -20,15 +21,21 @@ pub unsafe fn accept(
     len: *mut u32,
     flags: i32,
 ) -> Outcome<Result<i32>> {
-    let Some(l) = crate::listen::of(d) else { return Outcome::Kernel };
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Outcome::Kernel;
     }
+    let Some(l) = crate::listen::of(d) else {
+        // SAFETY: the caller's.
+        return unsafe { zone::accept::accept(fd, d, Peer { addr, len, flags }) };
+    };
     l.join();
     ctl::poll();
     let kernel_turn = l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY;
     if kernel_turn {
         l.since_kernel.store(0, Ordering::Relaxed);
+        if let Some(r) = zone::of(d).and_then(|z| z.take_own(fd, Peer { addr, len, flags })) {
+            return Outcome::Done(r);
+        }
         if kernel_ready(fd) {
             stats::count(Counter::AcceptKernel);
             return Outcome::Kernel;
@@ -38,11 +45,22 @@ pub unsafe fn accept(
     if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
         return Outcome::Done(r);
     }
-    let fl = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
-    if fl & libc::O_NONBLOCK != 0 || l.chans().next().is_none() && ctl::dead() {
+    if let Some(r) = zone::of(d).and_then(|z| z.take_own(fd, Peer { addr, len, flags })) {
         l.since_kernel.store(0, Ordering::Relaxed);
-        // SAFETY: the caller's.
-        return Outcome::Done(unsafe { from_kernel(fd, addr, len, flags) });
+        return Outcome::Done(r);
+    }
+    let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK != 0;
+    if let Some(z) = zone::of(d) {
+        z.come(fd, nonblock);
+    }
+    let zoned = zone::of(d).filter(|z| z.is_active());
+    if nonblock || zoned.is_none() && l.chans().next().is_none() && ctl::dead() {
+        l.since_kernel.store(0, Ordering::Relaxed);
+        return Outcome::Done(match zoned {
+            Some(z) => z.take_other(fd, nonblock, Peer { addr, len, flags }),
+            // SAFETY: the caller's.
+            None => unsafe { from_kernel(fd, addr, len, flags) },
+        });
     }
     // SAFETY: the caller's.
     Outcome::Done(unsafe { wait(fd, d, l, addr, len, flags) })
@@ -54,6 +72,9 @@ unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: 
     // SAFETY: the caller's.
     let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
     if let Ok(n) = r {
+        if let Some(z) = table::lookup(fd).and_then(zone::of) {
+            z.returned();
+        }
         stats::count(Counter::AcceptKernel);
         pool::kernel_allocated(n);
     }
@@ -238,18 +259,23 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         b.set_sleeping(true);
         sys::heavy_fence();
         let mut n = Ok(0);
+        let zoned = zone::of(d).filter(|z| z.is_active());
+        let local = zoned.and_then(|z| z.own_fd()).unwrap_or(-1);
         let mut p = [
             libc::pollfd { fd, events: libc::POLLIN, revents: 0 },
             libc::pollfd { fd: b.fd(), events: libc::POLLIN, revents: 0 },
             libc::pollfd { fd: ctl::fd(), events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: local, events: libc::POLLIN, revents: 0 },
         ];
+        if ctl::dead() {
+            p[2].fd = -1;
+        }
         if !l.has_syn(true) {
             stats::count(Counter::Sleeps);
             let t0 = sys::cpu::ticks();
             let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
-            let live = if ctl::dead() { 2 } else { 3 };
-            // SAFETY: `p` has three entries.
-            n = unsafe { sys::ppoll(p.as_mut_ptr(), live, left, core::ptr::null()) };
+            // SAFETY: `p` has four entries.
+            n = unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) };
             d.spin_rx.slept(sys::cpu::ticks() - t0);
         }
         b.set_sleeping(false);
@@ -259,8 +285,14 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         if p[2].revents != 0 {
             ctl::readable();
         }
+        if let Some(z) = zoned.filter(|_| n != Err(Errno::EINTR)) {
+            match z.take(fd, false, Peer { addr, len, flags }) {
+                Err(Errno::EAGAIN) => {}
+                r => return r,
+            }
+        }
         n?;
-        if p[0].revents != 0 {
+        if zoned.is_none() && p[0].revents != 0 {
             // Somebody else may take it first: do not block in there.
             // SAFETY: the caller's.
             match unsafe { try_kernel(fd, addr, len, flags) } {

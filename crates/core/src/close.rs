@@ -1,7 +1,7 @@
 //! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
 
 use crate::table::{self, kind, Desc};
-use crate::{chan, epoll, listen, pool, process, stats, stream, token, Outcome};
+use crate::{chan, epoll, listen, pool, process, stats, stream, token, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -53,7 +53,11 @@ fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
 pub fn last_reference(d: &'static Desc) {
     match d.kind() {
         kind::CONN => release_conn(d),
-        kind::LISTENER => listen::closed(d),
+        kind::LISTENER => {
+            zone::closed(d);
+            listen::closed(d);
+        }
+        kind::KLISTENER => zone::closed(d),
         kind::EPOLL => epoll::destroy(d),
         _ => {}
     }
@@ -119,7 +123,7 @@ fn finish(d: &Desc) {
 
 pub fn shutdown(d: &Desc, how: i32) -> Outcome<Result<()>> {
     if !d.is_conn() {
-        if d.kind() == kind::LISTENER {
+        if matches!(d.kind(), kind::LISTENER | kind::KLISTENER) {
             listener_shut(d);
         }
         return Outcome::Kernel;
@@ -156,6 +160,7 @@ pub fn shutdown(d: &Desc, how: i32) -> Outcome<Result<()>> {
 
 /// shutdown() of a listener: the kernel stops listening, so do we.
 fn listener_shut(d: &Desc) {
+    zone::shut(d);
     listen::closed(d);
     d.kind.store(kind::BOUND, Ordering::Release);
 }

@@ -38,6 +38,8 @@ pub struct Ep {
     /// Kernel descriptors were added.
     kernel: AtomicBool,
     ctl_added: AtomicBool,
+    /// A local listen socket lies beside a global one in it.
+    zoned: AtomicBool,
     /// Threads in the kernel's epoll_wait while no item was ours.
     plain: AtomicU32,
     link: AtomicU32,
@@ -75,7 +77,7 @@ const CTL_MARK: u64 = 0xF50C_4E7B_E11A_0002;
 pub fn created(fd: i32) {
     crate::pool::kernel_allocated(fd);
     crate::close::overwritten(fd);
-    if !crate::process::enabled() {
+    if !crate::process::enabled() && !crate::zone::enabled() {
         return;
     }
     let Some((i, ep)) = EPS.alloc() else { return };
@@ -89,6 +91,7 @@ pub fn created(fd: i32) {
     ep.plain.store(0, Ordering::Relaxed);
     ep.kernel.store(false, Ordering::Relaxed);
     ep.ctl_added.store(false, Ordering::Relaxed);
+    ep.zoned.store(false, Ordering::Relaxed);
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {
@@ -188,8 +191,29 @@ impl Inner {
 /// # Safety
 /// `ev` is null or valid.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
+    // SAFETY: the caller's.
+    let r = unsafe { ctl_one(ed, op, fd, ev) };
+    let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };
+    // SAFETY: the caller's.
+    let ev = if ev.is_null() { None } else { Some(unsafe { ev.read_unaligned() }) };
+    let kfd = ep.fd.load(Ordering::Relaxed);
+    let r = match r {
+        Outcome::Done(r) => r,
+        Outcome::Kernel => sys::epoll_ctl(kfd, op, fd, ev.as_ref()),
+    };
+    // Also where there is no local listen socket yet: the monitor says when.
+    if r.is_ok() && crate::zone::watch::followed(kfd, op, fd, d, ev.as_ref()) {
+        ep.zoned.store(true, Ordering::Relaxed);
+        ep.watch_ctl();
+    }
+    Outcome::Done(r)
+}
+
+/// # Safety
+/// As [`ctl`].
+unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
     let Some(ep) = of(ed) else { return Outcome::Kernel };
-    let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed)) else {
+    let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed) && d.kind() != kind::KLISTENER) else {
         if crate::close::own(fd) {
             return Outcome::Done(Err(Errno::EBADF));
         }

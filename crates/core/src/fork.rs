@@ -7,7 +7,7 @@
 
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{bell, chan, ctl, epoll, listen, pool, process, route, table};
+use crate::{bell, chan, ctl, epoll, listen, pool, process, route, table, zone};
 use core::sync::atomic::Ordering;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
@@ -36,7 +36,8 @@ pub fn prepare() {
     }
     let conns = || (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn());
     let nonce = sys::getrandom_u64() | 1;
-    let state = listen::any() || conns().next().is_some();
+    zone::prepare();
+    let state = listen::any() || zone::any() || conns().next().is_some();
     let fd = if state && !ctl::dead() { announce(nonce) } else { -1 };
     for d in conns() {
         // The placeholder is one kernel socket in two processes.
@@ -118,6 +119,7 @@ pub fn child() {
         }
     }
     listen::become_child();
+    zone::become_child();
     epoll::become_child();
     pool::drain();
 }

@@ -35,6 +35,7 @@ pub mod stats;
 pub mod stream;
 pub mod table;
 pub mod token;
+pub mod zone;
 
 pub use fsocket_sys::{Errno, Result};
 

@@ -168,7 +168,8 @@ pub fn give_up(id: u64) {
         let Some(d) = crate::table::DESCS.get(i) else { continue };
         if of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
             closed(d);
-            d.kind.store(kind::BOUND, Ordering::Release);
+            let zoned = crate::zone::of(d).is_some();
+            d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
         }
     }
 }

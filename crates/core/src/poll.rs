@@ -3,6 +3,7 @@
 use crate::bell::{self, Bell};
 use crate::ready;
 use crate::table::{self, kind, Desc};
+use crate::zone::{self, watch::Beside};
 use crate::{chan, ctl, epoll, listen, spin, stats, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
@@ -36,21 +37,23 @@ pub unsafe fn poll(
     // SAFETY: the caller's.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
     if !concerns_us(fds) {
-        return Outcome::Kernel;
+        // SAFETY: the caller's mask.
+        return unsafe { zone::watch::poll(fds, timeout_ns, mask) }.map_or(Outcome::Kernel, Outcome::Done);
     }
     let blank = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let mut small = [blank; STACK];
-    if n + 2 <= STACK {
+    let room = n + 2 + zone::watch::EXTRA;
+    if room <= STACK {
         // SAFETY: the caller's mask.
-        return Outcome::Done(unsafe { run(fds, &mut small[..n + 2], timeout_ns, mask) });
+        return Outcome::Done(unsafe { run(fds, &mut small[..room], timeout_ns, mask) });
     }
-    let len = (n + 2) * core::mem::size_of::<libc::pollfd>();
+    let len = room * core::mem::size_of::<libc::pollfd>();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let Ok(p) = sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
         return Outcome::Done(Err(Errno::ENOMEM));
     };
     // SAFETY: a fresh zeroed mapping of that size.
-    let big = unsafe { core::slice::from_raw_parts_mut(p as *mut libc::pollfd, n + 2) };
+    let big = unsafe { core::slice::from_raw_parts_mut(p as *mut libc::pollfd, room) };
     // SAFETY: the caller's mask.
     let r = unsafe { run(fds, big, timeout_ns, mask) };
     // SAFETY: `big` is not used again.
@@ -84,7 +87,7 @@ fn any(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|p| ours(p.fd).is_some_and(|d| events(d, p.events) != 0))
 }
 
-/// `kernel` has room for all of `fds` and two more.
+/// `kernel` has room for all of `fds`, for local listen sockets, and two more.
 ///
 /// # Safety
 /// `mask` is null or a signal mask.
@@ -110,15 +113,21 @@ unsafe fn run(
             _ => kernel_n += (p.fd >= 0) as usize,
         }
     }
+    let beside = Beside::of(fds);
+    for (k, &(_, fd)) in kernel[n..].iter_mut().zip(&beside.at[..beside.n]) {
+        *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    }
     let mut deadline = None;
     let mut slept = false;
     loop {
         ctl::poll();
         let mut found = look(fds);
         if kernel_n > 0 {
-            // SAFETY: `kernel` has n entries and more.
-            unsafe { sys::ppoll(kernel.as_mut_ptr(), n, Some(0), core::ptr::null()) }?;
-            found += merge(fds, kernel);
+            // SAFETY: `kernel` has as many entries and more.
+            unsafe { sys::ppoll(kernel.as_mut_ptr(), n + beside.n, Some(0), core::ptr::null()) }?;
+            merge(fds, kernel);
+            zone::watch::fold(fds, &beside, &kernel[n..]);
+            found = fds.iter().filter(|p| p.revents != 0).count();
         }
         if found > 0 || timeout_ns == Some(0) {
             ctl::progress();
@@ -139,24 +148,20 @@ unsafe fn run(
             }
         }
         // SAFETY: the caller's mask.
-        unsafe { sleep(fds, kernel, deadline, mask) }?;
+        unsafe { sleep(fds, kernel, beside.n, deadline, mask) }?;
         slept = true;
     }
 }
 
-/// Kernel results into the application's array; how many more descriptors are
-/// ready. Epoll instances of ours are judged by `look` alone: their bell makes
+/// Kernel results into the application's array. Epoll instances of ours are judged by `look` alone: their bell makes
 /// them readable when nothing is.
-fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
-    let mut more = 0;
+fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) {
     for (p, k) in fds.iter_mut().zip(kernel) {
         if k.fd < 0 || k.revents == 0 {
             continue;
         }
-        more += (p.revents == 0) as usize;
         p.revents |= k.revents;
     }
-    more
 }
 
 /// # Safety
@@ -164,10 +169,11 @@ fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
 unsafe fn sleep(
     fds: &[libc::pollfd],
     kernel: &mut [libc::pollfd],
+    beside: usize,
     deadline: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<()> {
-    let n = fds.len();
+    let n = fds.len() + beside;
     let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
     let mut limit = match (left, ctl::unwatched()) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -328,7 +334,7 @@ pub unsafe fn select(
             m += 1;
         }
     }
-    if !concerns_us(&fds[..m]) {
+    if !concerns_us(&fds[..m]) && Beside::of(&fds[..m]).n == 0 {
         return Outcome::Kernel;
     }
     // SAFETY: m entries; the caller's mask.

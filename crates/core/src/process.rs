@@ -3,7 +3,9 @@
 use crate::bits::Bits;
 use crate::{ctl, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::{self, sock_state, Header, Sock, ARENA_SIZE, SOCKS, SOCK_OFF, STATS_OFF};
+use fsocket_abi::arena::{
+    self, sock_state, Header, Sock, Zone, ARENA_SIZE, SOCKS, SOCK_OFF, STATS_OFF, ZONES, ZONE_OFF,
+};
 use fsocket_sys as sys;
 
 /// Nonce of this process; 0: the library is not initialized.
@@ -30,7 +32,11 @@ struct Free {
 /// Who we are told to be by the environment.
 pub struct Config<'a> {
     pub socket: Option<&'a [u8]>,
+    /// No shared memory.
     pub disabled: bool,
+    /// No zones.
+    pub no_zones: bool,
+    pub pin: crate::zone::Pin,
     pub rseq_offset: Option<isize>,
 }
 
@@ -39,10 +45,12 @@ pub fn init(c: &Config) {
     set_nonce(sys::getrandom_u64() | 1);
     sys::cpu::init(c.rseq_offset);
     choose_high_fd();
-    if c.disabled || sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_err() {
+    crate::zone::init(!c.no_zones, c.pin);
+    let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
+    if !shm && c.no_zones {
         return;
     }
-    if ctl::open(c.socket) {
+    if ctl::open(c.socket) && shm {
         DISABLED.store(false, Ordering::Release);
     }
 }
@@ -163,6 +171,13 @@ pub fn arena_header() -> Option<&'static Header> {
     (!p.is_null()).then(|| unsafe { &*(p as *const Header) })
 }
 
+/// The counters of a zone, if there is an arena.
+pub fn arena_zone(cpu: u32) -> Option<&'static Zone> {
+    let p = ARENA.load(Ordering::Acquire);
+    // SAFETY: as in `arena_header`; the index stays below ZONES.
+    (!p.is_null()).then(|| unsafe { &*(p.add(ZONE_OFF) as *const Zone).add(cpu as usize % ZONES) })
+}
+
 /// The arena, made and announced to the monitor on first use.
 pub fn arena() -> Option<*mut u8> {
     let p = ARENA.load(Ordering::Acquire);
@@ -281,7 +296,11 @@ pub fn make_way(fd: i32) {
     let to = (fd + 1).max(HIGH_FD.load(Ordering::Relaxed));
     if let Ok(new) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, to as usize) {
         OWN.set(fd, false);
-        if ctl::moved(fd, new) || crate::bell::moved(fd, new) || crate::chan::moved(fd, new) {
+        if ctl::moved(fd, new)
+            || crate::bell::moved(fd, new)
+            || crate::chan::moved(fd, new)
+            || crate::zone::moved(fd, new)
+        {
             OWN.set(new, true);
         } else {
             let _ = sys::close(new);

@@ -7,7 +7,7 @@
 //! reserved ports and `ip_local_port_range` hold as ever.
 
 use crate::table::{kind, Desc};
-use crate::{ctl, listen, name, process, route, stats};
+use crate::{ctl, listen, name, process, route, stats, zone};
 use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::registry::{Registry, SLICED, SLICE_CPUS};
@@ -19,12 +19,43 @@ const IP_LOCAL_PORT_RANGE: i32 = 51;
 /// This kernel knows no port range of a socket.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
+/// [`choose`] for a socket of which nothing is known here, because shared memory
+/// is switched off: it is asked.
+///
+/// # Safety
+/// `addr` is readable for `len` bytes.
+pub unsafe fn choose_unknown(fd: i32, addr: *const libc::sockaddr, len: u32) {
+    // Else the socket was known, and this is not its first `connect`.
+    if process::enabled() || !zone::enabled() || ctl::registry().is_none() || active().is_none() {
+        return;
+    }
+    let mut protocol = [0; 4];
+    let is_tcp = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut protocol).is_ok()
+        && i32::from_ne_bytes(protocol) == libc::IPPROTO_TCP;
+    // SAFETY: the caller's.
+    if let (true, Some(dst)) = (is_tcp, unsafe { name::parse(addr, len) }) {
+        take(fd, &dst, true, true);
+    }
+}
+
 /// Lets the socket, which is about to be connected by the kernel, take a port of
 /// this CPU's slice. Whatever stands against it, the connection takes any port.
 pub fn choose(fd: i32, d: &Desc, dst: &Addr) {
+    take(fd, dst, d.kind() == kind::BOUND, d.dirty.load(Ordering::Relaxed));
+}
+
+/// `bound`: it may have a port already; `touched`: it may have options.
+fn take(fd: i32, dst: &Addr, bound: bool, touched: bool) {
     let Some(reg) = active() else { return };
     // Loopback has no device that is steered.
-    if REFUSED.load(Ordering::Relaxed) || name::is_loopback(&dst.ip) || has_port(fd, d) {
+    if REFUSED.load(Ordering::Relaxed) || name::is_loopback(&dst.ip) {
+        return;
+    }
+    if bound && listen::bound_address(fd).is_none_or(|address| address.port != 0) {
+        return;
+    }
+    let mut own = [0; 4];
+    if touched && sys::getsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &mut own).is_ok() && own != [0; 4] {
         return;
     }
     // One more than the CPU, or 0.
@@ -75,17 +106,6 @@ fn active() -> Option<&'static Registry> {
 /// As the option takes it: low in the lower half.
 fn value(low: u16, high: u16) -> [u8; 4] {
     (u32::from(low) | u32::from(high) << 16).to_ne_bytes()
-}
-
-/// Has the application chosen the port, or a range for it?
-fn has_port(fd: i32, d: &Desc) -> bool {
-    if d.kind() == kind::BOUND && listen::bound_address(fd).is_none_or(|a| a.port != 0) {
-        return true;
-    }
-    let mut range = [0; 4];
-    d.dirty.load(Ordering::Relaxed)
-        && sys::getsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &mut range).is_ok()
-        && range != [0; 4]
 }
 
 /// Lowest and highest port of a CPU's slice.

@@ -27,6 +27,8 @@ pub mod kind {
     /// A connection over shared memory.
     pub const CONN: u32 = 4;
     pub const EPOLL: u32 = 5;
+    /// A kernel listener without SYN queues that may have local listen sockets.
+    pub const KLISTENER: u32 = 6;
 }
 
 /// One open file description of ours, as this process sees it. Zero is valid.
@@ -63,6 +65,8 @@ pub struct Desc {
     pub kernel_nonblock: AtomicBool,
     /// LISTENER: index + 1 into the listener table. EPOLL: into the epoll table.
     pub object: AtomicU32,
+    /// LISTENER, KLISTENER: index + 1 into the table of zoned listeners.
+    pub zone: AtomicU32,
     /// Counts uses, so that a stale reference can be told.
     pub generation: AtomicU32,
     /// Waits for data in a row without a send in between, and bytes sent at
@@ -166,7 +170,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     let (_, d) = DESCS.alloc()?;
     d.refs.store(1, Ordering::Relaxed);
     d.generation.fetch_add(1, Ordering::Relaxed);
-    for f in [&d.chan, &d.slot_index, &d.items, &d.family, &d.object, &d.kernel_family] {
+    for f in [&d.chan, &d.slot_index, &d.items, &d.family, &d.object, &d.zone, &d.kernel_family] {
         f.store(0, Ordering::Relaxed);
     }
     d.dirty.store(false, Ordering::Relaxed);

@@ -3,18 +3,22 @@
 use crate::shm::Mapping;
 use crate::{ConnId, FamilyId};
 use fsocket_abi::arena::{
-    sock_state, Counter, Header, Sock, Stats, ARENA_SIZE, COUNTERS, MAGIC, SOCKS, SOCK_OFF, STATS_OFF,
+    sock_state, Counter, Header, Sock, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, SOCKS, SOCK_OFF, STATS_OFF, ZONES,
+    ZONE_OFF,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::rc::Rc;
 
 /// Values of all counters, by index.
 pub type Totals = [u64; COUNTERS.len()];
+
+/// What was accepted, by zone and kind.
+pub type ZoneTotals = BTreeMap<u32, [u64; 4]>;
 
 pub struct ArenaMem {
     map: Mapping,
@@ -82,6 +86,31 @@ impl ArenaMem {
             add(&mut sum[Counter::RxBytes as usize], sock.rx.bytes.load(Ordering::Relaxed));
         }
         sum
+    }
+
+    /// What was accepted in each zone that accepted anything.
+    pub fn zones(&self) -> impl Iterator<Item = (u32, [u64; 4])> + '_ {
+        let read = |z: &Zone| std::array::from_fn(|i| z.accepted[i].load(Ordering::Relaxed));
+        self.each_zone().map(move |(cpu, z)| (cpu, read(z))).filter(|(_, a)| *a != [0; 4])
+    }
+
+    /// Moves what was accepted into `totals`.
+    pub fn fold_zones(&self, totals: &mut ZoneTotals) {
+        for (cpu, zone) in self.each_zone() {
+            let accepted: [u64; 4] = std::array::from_fn(|i| zone.accepted[i].swap(0, Ordering::Relaxed));
+            if accepted != [0; 4] {
+                let all = totals.entry(cpu).or_default();
+                for (sum, n) in all.iter_mut().zip(accepted) {
+                    add(sum, n);
+                }
+            }
+        }
+    }
+
+    fn each_zone(&self) -> impl Iterator<Item = (u32, &Zone)> {
+        // CPUs of this machine: the pages of others are never touched.
+        let cpus = crate::zones::possible_cpus().min(ZONES) as u32;
+        (0..cpus).map(|z| (z, self.map.at::<Zone>(ZONE_OFF + z as usize * size_of::<Zone>())))
     }
 
     /// Moves the counters into `totals`.

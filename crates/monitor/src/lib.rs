@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
 //! | decisions | [`requests`], [`reaper`], [`report`], [`steer`] |
-//! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`] |
+//! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
 //! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`address`], [`membarrier`], [`sockdiag`] |
 //!
 //! Clients are not trusted: neither their messages, nor their descriptors, nor
@@ -35,6 +35,7 @@ pub mod steer;
 pub mod wake;
 pub mod watchdog;
 pub mod wire;
+pub mod zones;
 
 pub use endpoint::{Config, Endpoint, StartError};
 pub use monitor::Monitor;

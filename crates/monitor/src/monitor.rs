@@ -12,6 +12,7 @@ use crate::registry::Registry;
 use crate::sockdiag::SockDiag;
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
+use crate::zones::Zones;
 use crate::{limits, ConnId, FamilyId};
 use fsocket_proto::Msg;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -51,6 +52,7 @@ pub struct Monitor {
     pub(crate) arenas: Arenas,
     pub(crate) listeners: Listeners,
     pub(crate) channels: Channels,
+    pub(crate) zones: Zones,
     pub(crate) ports: Ports,
     pub(crate) registry: Registry,
     pub(crate) steers: crate::steer::Steers,
@@ -105,6 +107,7 @@ impl Monitor {
             arenas: Arenas::default(),
             listeners: Listeners::default(),
             channels: Channels::default(),
+            zones: Zones::default(),
             ports: Ports::new(KernelPorts::read()),
             registry: Registry::new().map_err(fail("make the registry"))?,
             steers: Default::default(),
@@ -129,7 +132,8 @@ impl Monitor {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            let next = self.deadline.into_iter().chain(self.look_again.map(|(at, _)| at)).min();
+            let next =
+                self.deadline.into_iter().chain(self.look_again.map(|(at, _)| at)).chain(self.zones.next()).min();
             let timeout = next.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
                 Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
@@ -152,6 +156,7 @@ impl Monitor {
                 }
             }
             self.look_again_if_due();
+            self.zones_look();
             let done = self.is_unneeded();
             watchdog.disarm();
             if done {

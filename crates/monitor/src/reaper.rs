@@ -36,6 +36,7 @@ impl Monitor {
                 }
             }
         }
+        self.leave_zones(id);
         for listener in client.works {
             self.stop_working(id, listener);
         }
@@ -99,6 +100,7 @@ impl Monitor {
             }
         }
         arena.mem.fold(totals_of(&mut self.totals, arena.uid));
+        arena.mem.fold_zones(self.zones.totals(arena.uid));
     }
 
     /// Whether an open socket of a live arena is the same end of a connection.
@@ -113,6 +115,7 @@ impl Monitor {
     fn fold_after(&mut self, id: ConnId, uid: u32) {
         if let Some(mem) = self.arenas.of(id).map(|a| a.mem.clone()) {
             mem.fold(totals_of(&mut self.totals, uid));
+            mem.fold_zones(self.zones.totals(uid));
         }
     }
 

@@ -49,6 +49,8 @@ impl Monitor {
             processes: self.report_processes(&sees),
             listeners: self.report_listeners(&sees),
             connections: self.report_connections(&sees),
+            groups: self.report_zones(&sees),
+            zones: self.report_accepts(&sees),
             channels: self
                 .channels
                 .iter()

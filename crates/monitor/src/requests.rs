@@ -36,6 +36,13 @@ impl Monitor {
             kind::PORTS => self.ports(id, &msg),
             kind::GETBELL => self.get_bell(id, &msg),
             kind::REPORT => self.send_report(id, &msg),
+            kind::GROUP => self.group(id, &msg, fd),
+            kind::LOCAL => self.local(id, &msg, fd),
+            kind::CLONE => self.clone_listener(&msg, fd),
+            kind::LEFT => {
+                self.left(id, &msg);
+                return Ok(());
+            }
             kind::STEER => self.steer_request(id, &msg, fd),
             kind::ADOPT => return self.adopt(id, &msg, fd),
             kind::ARENA => return self.arena(id, fd),
@@ -343,6 +350,10 @@ impl Monitor {
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let viewer = self.clients.get(id).ok_or(Errno::BADF)?.uid;
         let report = self.report(viewer);
+        if msg.arg1 == 1 {
+            let private = self.config.private;
+            self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
+        }
         answer_json(msg, &report)
     }
 

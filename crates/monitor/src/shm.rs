@@ -26,6 +26,8 @@ unsafe impl Shared for AtomicU64 {}
 unsafe impl Shared for arena::Sock {}
 // SAFETY: only atomics.
 unsafe impl Shared for arena::Stats {}
+// SAFETY: only atomics.
+unsafe impl Shared for arena::Zone {}
 // SAFETY: atomics and padding that nobody reads.
 unsafe impl Shared for channel::SynQueue {}
 // SAFETY: atomics and padding that nobody reads.

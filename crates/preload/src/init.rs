@@ -1,5 +1,6 @@
 //! Before `main`.
 
+use fsocket_core::zone::Pin;
 use fsocket_core::{fork, process};
 use libc::{c_char, c_int};
 
@@ -12,7 +13,10 @@ static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = 
 extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let _errno = fsocket_sys::errno::Saved::errno();
     let socket = env(envp, b"FASTSOCKET_SOCKET=");
-    let disabled = env(envp, b"FASTSOCKET_DISABLE=").is_some_and(|v| v.split(|c| *c == b',').any(|w| w == b"shm"));
+    let off =
+        |part: &[u8]| env(envp, b"FASTSOCKET_DISABLE=").is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
+    let (disabled, no_zones) = (off(b"shm"), off(b"zones"));
+    let pin = Pin::parse(env(envp, b"FASTSOCKET_PIN=").unwrap_or(b""));
     // SAFETY: a NUL-terminated name; glibc's symbol is a `const ptrdiff_t`.
     let rseq_offset = unsafe {
         let p = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()) as *const isize;
@@ -24,7 +28,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
             Some(*p)
         }
     };
-    process::init(&process::Config { socket, disabled, rseq_offset });
+    process::init(&process::Config { socket, disabled, no_zones, pin, rseq_offset });
     // SAFETY: handlers of the library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }

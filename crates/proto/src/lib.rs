@@ -89,9 +89,29 @@ pub mod kind {
     /// Needs no HELLO.
     pub const STEER: u32 = 14;
     /// *Sync*: report as JSON in a memfd; `arg0` length; see
-    /// [`crate::report`]. For the command line; needs no HELLO.
+    /// [`crate::report`]. For the command line; needs no HELLO. `arg1` 1: the
+    /// counters of zones are zero afterwards.
     pub const REPORT: u32 = 12;
+    /// `fd` is the global listen socket of a listener with local ones beside it
+    /// (at least one exists). *Sync*: `id` group, fd: the program that selects
+    /// among them, to be attached to `fd`. `result` EOPNOTSUPP: no BPF here.
+    pub const GROUP: u32 = 20;
+    /// `fd` is a local listen socket of group `id`, whose worker runs on CPU
+    /// `arg0`. `arg1` 1: others of its kind may be on trial and have only the
+    /// global one. *Sync*: `arg0` its place. Only after [`GROUP`] of this process.
+    /// The monitor keeps no descriptor: the socket dies with the worker.
+    pub const LOCAL: u32 = 21;
+    /// The local listen socket at place `arg0` of group `id` is closed; the
+    /// worker goes on without. No answer.
+    pub const LEFT: u32 = 22;
+    /// Make what this process may not: `fd` is the global listen socket.
+    /// `arg0` 0: a local listen socket, 1: a guard (see the crate zones).
+    /// *Sync*: fd the socket, or `result`.
+    pub const CLONE: u32 = 23;
 
+    /// From the monitor: a local listen socket of group `id` was closed and what
+    /// waited there has moved to the global one. The kernel wakes nobody for it.
+    pub const LOOK: u32 = 40;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;

@@ -20,6 +20,40 @@ pub struct Report {
     /// One entry per end of a connection.
     pub connections: Vec<Connection>,
     pub channels: Vec<Channel>,
+    /// Listeners with local listen sockets.
+    #[serde(default)]
+    pub groups: Vec<Group>,
+    /// Accepts by zone.
+    #[serde(default)]
+    pub zones: Vec<Zone>,
+}
+
+/// A listener with local listen sockets.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Group {
+    pub id: u64,
+    pub local: String,
+    pub workers: Vec<ZoneWorker>,
+    /// Name of a kind of selection to its number by CPU that handled the SYN;
+    /// see `select.bpf.c`.
+    pub selections: BTreeMap<String, Vec<u64>>,
+}
+
+/// One worker's local listen socket.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ZoneWorker {
+    pub pid: u32,
+    /// Its zone.
+    pub cpu: u32,
+    pub place: u32,
+}
+
+/// What the workers of a zone accepted.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Zone {
+    pub cpu: u32,
+    /// local, global, remote, stolen.
+    pub accepted: Counters,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -44,6 +44,15 @@ pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
 pub fn bind(fd: i32, addr: &[u8]) -> Result<()> {
     sc!(SYS_bind, fd, addr.as_ptr(), addr.len()).map(drop)
 }
+pub fn listen(fd: i32, backlog: i32) -> Result<()> {
+    sc!(SYS_listen, fd, backlog).map(drop)
+}
+/// Returns the length of the address, which may be more than was stored.
+pub fn getsockname(fd: i32, addr: &mut [u8]) -> Result<usize> {
+    let mut len = addr.len() as u32;
+    sc!(SYS_getsockname, fd, addr.as_mut_ptr(), &mut len as *mut u32)?;
+    Ok(len as usize)
+}
 /// `addr` is a complete socket address.
 pub fn connect(fd: i32, addr: &[u8]) -> Result<()> {
     sc!(SYS_connect, fd, addr.as_ptr(), addr.len()).map(drop)
@@ -214,6 +223,18 @@ pub unsafe fn epoll_wait(
         Some(ns) => sc!(SYS_epoll_pwait, ep, evs, max, (ns / 1_000_000).min(i32::MAX as u64) as i32, mask, 8),
         None => sc!(SYS_epoll_pwait, ep, evs, max, -1isize, mask, 8),
     }
+}
+
+/// After EINTR: would the kernel have restarted the call that we stand in for?
+/// Only if every handler that there is says SA_RESTART; which one ran cannot be
+/// told.
+pub fn signals_restart() -> bool {
+    (1..=64).all(|signal| {
+        // struct kernel_sigaction: handler, flags, restorer, mask.
+        let mut old = [0u64; 4];
+        let r = sc!(SYS_rt_sigaction, signal, 0, old.as_mut_ptr(), 8);
+        r.is_err() || old[0] <= libc::SIG_IGN as u64 || old[1] & libc::SA_RESTART as u64 != 0
+    })
 }
 
 /// Installs a signal mask and returns the one before.

@@ -208,11 +208,24 @@ impl Host {
 }
 
 impl Host {
+    /// `fastsocket stat --zones`, with the field `counters` of all processes.
+    #[track_caller]
+    pub fn zones(&self) -> serde_json::Value {
+        let mut zones = self.ask_with("stat", &["--zones"]);
+        zones["counters"] = self.ask("stat")["totals"].take();
+        zones
+    }
+
     /// `fastsocket VERB --json`.
     #[track_caller]
     fn ask(&self, verb: &str) -> serde_json::Value {
+        self.ask_with(verb, &[])
+    }
+
+    #[track_caller]
+    fn ask_with(&self, verb: &str, more: &[&str]) -> serde_json::Value {
         let mut command = Command::new(artifacts::cli());
-        command.env(ENV_SOCKET, self.socket()).env_remove("LD_PRELOAD").args([verb, "--json"]);
+        command.env(ENV_SOCKET, self.socket()).env_remove("LD_PRELOAD").args([verb, "--json"]).args(more);
         let output = Proc::spawn(&self.logs, verb, command).finish(Duration::from_secs(10)).success().stdout;
         serde_json::from_str(&output).unwrap_or_else(|e| panic!("{verb} --json: {e}\n{output}"))
     }

@@ -4,7 +4,7 @@ use super::item::{self, ITEMS};
 use super::{of, Ep, Inner, BELL_MARK, CTL_MARK};
 use crate::bell::Bell;
 use crate::table::Desc;
-use crate::{chan, ctl, stats, Outcome};
+use crate::{chan, ctl, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::SUMMARY_SYN;
@@ -29,6 +29,7 @@ pub unsafe fn wait(
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
     let Some(ep) = of(d) else { return Outcome::Kernel };
+    zone::watch::before_sleep();
     if max <= 0 || evs.is_null() {
         return Outcome::Kernel;
     }
@@ -113,6 +114,7 @@ impl Out {
             )
         }?;
         let mut spoke = Spoke::Nobody;
+        let zoned = k > 1 && ep.zoned.load(Ordering::Relaxed);
         for i in before..before + k {
             // SAFETY: the kernel has written k entries from `before` on.
             let e = unsafe { self.evs.add(i).read_unaligned() };
@@ -127,8 +129,10 @@ impl Out {
                     }
                 }
                 CTL_MARK => spoke = Spoke::Control,
-                // A listener can be ready in both worlds; report it once.
+                // A listener can be ready in both worlds, and in several sockets of
+                // the kernel's; report it once.
                 _ if self.reported(data, before) => {}
+                _ if zoned && zone::watch::is_double(data) && self.reported(data, self.n) => {}
                 _ => self.push(e.events, data),
             }
         }
@@ -217,6 +221,9 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
 
 fn control(ep: &Ep) {
     ctl::readable();
+    if ep.zoned.load(Ordering::Relaxed) {
+        zone::watch::late();
+    }
     if ctl::dead() {
         ep.unwatch_ctl();
     }

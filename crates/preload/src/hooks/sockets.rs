@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, pool, process,
-    slice, stats,
+    slice, stats, zone,
 };
 use libc::*;
 
@@ -75,6 +75,8 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
                 }
             }
         }
+        let _errno = fsocket_sys::errno::Saved::errno();
+        zone::listened(fd);
     }
     r
 }
@@ -123,18 +125,24 @@ fn seen(fd: c_int) -> c_int {
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
         Some(d) => {
-            either(unsafe { ops_connect::connect(fd, d, addr, len) }, || {
-                let result = unsafe { real::connect(fd, addr, len) };
-                // A slice that is full: any port will do.
-                if result < 0 && slice::widen(fd) {
-                    return unsafe { real::connect(fd, addr, len) };
-                }
-                result
-            })
+            either(unsafe { ops_connect::connect(fd, d, addr, len) }, || unsafe { kernel_connect(fd, addr, len) })
         }
         None if gone(fd) => -1,
-        None => unsafe { real::connect(fd, addr, len) },
+        None => {
+            unsafe { slice::choose_unknown(fd, addr, len) };
+            unsafe { kernel_connect(fd, addr, len) }
+        }
     }
+}
+
+/// The kernel's; where the socket's slice of source ports is full, any port will
+/// do.
+unsafe fn kernel_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    let result = unsafe { real::connect(fd, addr, len) };
+    if result < 0 && slice::widen(fd) {
+        return unsafe { real::connect(fd, addr, len) };
+    }
+    result
 }
 
 pub unsafe fn sockatmark(fd: c_int) -> c_int {
@@ -173,9 +181,15 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
     match table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) {
-        Some(d) => either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
-            real::setsockopt(fd, level, name, val, len)
-        }),
+        Some(d) => {
+            let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
+                real::setsockopt(fd, level, name, val, len)
+            });
+            if r == 0 {
+                zone::option_set(d, level, name);
+            }
+            r
+        }
         None if gone(fd) => -1,
         None => unsafe { real::setsockopt(fd, level, name, val, len) },
     }
@@ -183,9 +197,15 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
 
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) => either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
-            real::getsockopt(fd, level, name, val, len)
-        }),
+        Some(d) => {
+            let r = either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
+                real::getsockopt(fd, level, name, val, len)
+            });
+            if r == 0 && zone::hides(d, level, name) && unsafe { *len } >= 4 {
+                unsafe { (val as *mut c_int).write_unaligned(0) };
+            }
+            r
+        }
         None if gone(fd) => -1,
         None => unsafe { real::getsockopt(fd, level, name, val, len) },
     }

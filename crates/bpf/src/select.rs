@@ -1,0 +1,151 @@
+//! Selection of the listen socket for a new connection: by the CPU that handles
+//! its SYN. One [`Select`] per listener group; what exactly is chosen stands at
+//! the top of `select.bpf.c`.
+
+use crate::counters::{self, Count};
+use crate::{load, probe, skel, Error, Result};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// The order of `enum selection` in `select.bpf.c`.
+const SELECTIONS: &[&str] = &["lookups", "self", "other", "beside", "to_global", "to_kernel", "migrated"];
+
+/// Place of the global listen socket.
+pub const GLOBAL: u32 = 0;
+/// Places for sockets; `max_entries` of `sockets`.
+pub const PLACES: u32 = 1024;
+/// Slots at least, over all CPUs: what bounds the workers of one CPU.
+const SLOTS: usize = 2048;
+const OWN: u32 = 0x8000_0000;
+
+/// A loaded program with its maps. Goes away with the value once no group of
+/// sockets has it attached.
+pub struct Select {
+    skel: skel::select::SelectSkel<'static>,
+    cpus: usize,
+    per_cpu: usize,
+}
+
+impl Select {
+    /// For CPUs numbered below `cpus`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] with the reason where it cannot be had, [`Error::Load`].
+    pub fn load(cpus: usize) -> Result<Select> {
+        probe::permitted()?;
+        let cpus = cpus.clamp(1, 4096).next_power_of_two();
+        let per_cpu = (SLOTS / cpus).max(8);
+        let storage = load::storage();
+        let skel = load::logged("select", || {
+            let mut open = skel::select::SelectSkelBuilder::default().open(storage)?;
+            if let Some(rodata) = open.maps.rodata_data.as_mut() {
+                rodata.cpu_mask = cpus as u32 - 1;
+                rodata.sub_mask = per_cpu as u32 - 1;
+                rodata.sub_shift = per_cpu.trailing_zeros();
+            }
+            open.maps.slots.set_max_entries((cpus * per_cpu) as u32)?;
+            open.load()
+        })?;
+        Ok(Select { skel, cpus, per_cpu })
+    }
+
+    /// To be attached to a socket of the group (SO_ATTACH_REUSEPORT_EBPF).
+    pub fn program(&self) -> BorrowedFd<'_> {
+        self.skel.progs.select_listener.as_fd()
+    }
+
+    /// Puts a listening socket in its place. The kernel takes it out when it is
+    /// closed.
+    ///
+    /// # Errors
+    /// [`Error::Map`]: not a listening socket that shares its address, or it
+    /// has a place already.
+    pub fn put(&self, place: u32, socket: BorrowedFd<'_>) -> Result<()> {
+        let value = (socket.as_raw_fd() as u64).to_ne_bytes();
+        let sockets = &self.skel.maps.sockets;
+        sockets.update(&place.to_ne_bytes(), &value, MapFlags::ANY).map_err(|e| Error::map("sockets", e))
+    }
+
+    /// Empties a place; nothing there is no error.
+    pub fn take_out(&self, place: u32) {
+        let _ = self.skel.maps.sockets.delete(&place.to_ne_bytes());
+    }
+
+    /// Shares the slots of all CPUs among workers: (place, CPU) each. A CPU
+    /// without a worker gets somebody else's, or with `orphans_to_global` the
+    /// global listen socket, which everybody serves.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn assign(&self, workers: &[(u32, u32)], orphans_to_global: bool) -> Result<()> {
+        let slots = &self.skel.maps.slots;
+        for (slot, value) in share_out(self.cpus, self.per_cpu, workers, orphans_to_global).into_iter().enumerate() {
+            let key = (slot as u32).to_ne_bytes();
+            slots.update(&key, &value.to_ne_bytes(), MapFlags::ANY).map_err(|e| Error::map("slots", e))?;
+        }
+        Ok(())
+    }
+
+    /// Sets all counters to zero.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn reset(&self) -> Result<()> {
+        let map = &self.skel.maps.selections;
+        let cpus = libbpf_rs::num_possible_cpus().map_err(|e| Error::map("selections", e))?;
+        let zeros = vec![vec![0u8; 8]; cpus];
+        for key in 0..SELECTIONS.len() as u32 {
+            map.update_percpu(&key.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(|e| Error::map("selections", e))?;
+        }
+        Ok(())
+    }
+
+    /// Selections by kind and CPU so far.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn counts(&self) -> Result<Vec<Count>> {
+        counters::read(&self.skel.maps.selections, SELECTIONS)
+    }
+}
+
+/// The value of every slot. Workers of one CPU take turns in its slots, and so
+/// do all of them in those of a CPU that nobody works on.
+fn share_out(cpus: usize, per_cpu: usize, workers: &[(u32, u32)], orphans_to_global: bool) -> Vec<u32> {
+    let mut slots = Vec::with_capacity(cpus * per_cpu);
+    for cpu in 0..cpus {
+        let own: Vec<u32> =
+            workers.iter().filter(|(_, c)| *c as usize % cpus == cpu).map(|(place, _)| place | OWN).collect();
+        for k in 0..per_cpu {
+            slots.push(match (own.len(), workers.len()) {
+                (0, n) if n == 0 || orphans_to_global => GLOBAL,
+                // Not all orphaned CPUs to the same worker.
+                (0, n) => workers[(cpu + k) % n].0,
+                (n, _) => own[k % n],
+            });
+        }
+    }
+    slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_has_somebody() {
+        let slots = share_out(4, 8, &[(1, 0), (2, 1), (3, 1)], false);
+        assert_eq!(slots.len(), 32);
+        assert!(slots[..8].iter().all(|s| *s == 1 | OWN));
+        assert!(slots[8..16].iter().all(|s| *s == 2 | OWN || *s == 3 | OWN));
+        assert_eq!(slots[8..16].iter().filter(|s| **s == 2 | OWN).count(), 4);
+        for place in 1..=3 {
+            assert!(slots[16..].contains(&place), "worker {place} has a share of the idle CPUs");
+        }
+        assert!(slots[16..].iter().all(|s| s & OWN == 0 && *s != GLOBAL));
+        assert!(share_out(2, 8, &[], false).iter().all(|s| *s == GLOBAL));
+        let slots = share_out(2, 8, &[(1, 0)], true);
+        assert!(slots[..8].iter().all(|s| *s == 1 | OWN) && slots[8..].iter().all(|s| *s == GLOBAL));
+    }
+}

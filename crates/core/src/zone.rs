@@ -1,0 +1,440 @@
+//! Kernel path: a local listen socket for each worker of a listener.
+//!
+//! A worker (a forked process, or a thread) gets its local listen socket when it
+//! first uses the listener, and holds it alone: when it dies the kernel closes the
+//! socket, and what waits there moves to the global one. See ADR 8.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `zone` | which listeners, and their life |
+//! | `zone/page` | what the processes of a family share about a listener |
+//! | `zone/join` | making a local listen socket |
+//! | `zone/cpu` | which CPU a worker's zone is |
+//! | `zone/pace` | workers that are away for long |
+//! | `zone/accept` | the order of the queues |
+//! | `zone/watch` | epoll, poll, and being told to look |
+
+pub mod accept;
+mod cpu;
+mod join;
+mod pace;
+mod page;
+pub mod watch;
+
+use crate::lock::Lock;
+use crate::table::{self, kind, Desc};
+use crate::{ctl, process, stats};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys::{self as sys, Errno};
+use fsocket_zones::door::{self, Closer};
+use fsocket_zones::listener::{reuse_port, Shape};
+use page::Page;
+
+pub use cpu::Pin;
+pub use join::How;
+
+/// Listeners per process that can have zones.
+const MAX: usize = 128;
+/// Workers (threads) per process and listener.
+const LOCALS: usize = 128;
+
+static ON: AtomicBool = AtomicBool::new(false);
+/// Entries that were ever used.
+static USED: AtomicU32 = AtomicU32::new(0);
+static ZONED: [Zoned; MAX] = [const { Zoned::new() }; MAX];
+
+/// How far a listener has come.
+mod state {
+    pub const FREE: u32 = 0;
+    /// One process, one thread: nothing is done yet.
+    pub const PLAIN: u32 = 1;
+    /// There is a guard and a page: workers may join.
+    pub const READY: u32 = 2;
+    /// Not possible; the reason has been counted.
+    pub const OFF: u32 = 3;
+}
+
+/// A listener of this process.
+pub struct Zoned {
+    state: AtomicU32,
+    /// A number of the global listen socket.
+    fd: AtomicI32,
+    guard: AtomicI32,
+    page: AtomicPtr<Page>,
+    /// The monitor's number of the group; 0: not asked.
+    group: AtomicU64,
+    /// Inherited by fork: using it makes this process a worker.
+    inherited: AtomicBool,
+    /// The thread that used it first; while it is the only one it needs nothing.
+    first: AtomicU64,
+    /// It has been counted that nobody knows how a worker waits.
+    unseen: AtomicBool,
+    /// Times that a local listen socket was given up, and when it was last.
+    left: AtomicU32,
+    left_at: AtomicU64,
+    pace: pace::Pace,
+    n: AtomicU32,
+    locals: [Local; LOCALS],
+    watches: watch::List,
+    /// Guards changes, not reading.
+    change: Lock<()>,
+}
+
+/// A worker's local listen socket.
+pub struct Local {
+    /// 0: free.
+    thread: AtomicU64,
+    fd: AtomicI32,
+    cpu: AtomicU32,
+    /// Place at the monitor; 0: none.
+    place: AtomicU32,
+    /// Entry in the page.
+    entry: AtomicU32,
+    /// Generation of the global socket's options when they were copied.
+    options: AtomicU32,
+    turns: AtomicU32,
+    /// No epoll instance watches the listener any more; see `watch`.
+    unwatched: AtomicBool,
+    /// Its thread waits in calls of ours, and is judged by its pace.
+    sleeping: AtomicBool,
+}
+
+impl Local {
+    const fn new() -> Local {
+        Local {
+            thread: AtomicU64::new(0),
+            fd: AtomicI32::new(-1),
+            cpu: AtomicU32::new(0),
+            place: AtomicU32::new(0),
+            entry: AtomicU32::new(0),
+            options: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
+            unwatched: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
+        }
+    }
+    fn fd(&self) -> i32 {
+        self.fd.load(Ordering::Relaxed)
+    }
+}
+
+/// Called once, before `main`.
+pub fn init(on: bool, pin: Pin) {
+    cpu::set_pin(pin);
+    ON.store(on, Ordering::Release);
+}
+
+pub fn enabled() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+fn used() -> &'static [Zoned] {
+    &ZONED[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
+}
+
+/// The descriptor's zoned listener, if it is one.
+#[inline(always)]
+pub fn of(d: &Desc) -> Option<&'static Zoned> {
+    match d.zone.load(Ordering::Relaxed) {
+        0 => None,
+        i => ZONED.get(i as usize - 1),
+    }
+}
+
+/// The kernel's `listen` has succeeded.
+pub fn listened(fd: i32) {
+    if !enabled() {
+        return;
+    }
+    let known = table::lookup(fd);
+    if let Some(z) = known.and_then(of) {
+        z.changed();
+        return;
+    }
+    if Shape::of(fd).is_err() {
+        return; // not TCP
+    }
+    if door::is_open_anyway(fd) {
+        return count(Counter::FbZoneShared);
+    }
+    let Some((i, z)) = ZONED.iter().enumerate().find(|(_, z)| z.claim()) else {
+        return count(Counter::FbZoneResource);
+    };
+    USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
+    z.fd.store(fd, Ordering::Relaxed);
+    let d = match known {
+        Some(d) => d,
+        None => match table::alloc(kind::FRESH) {
+            Some(d) if table::install(fd, d) => d,
+            other => {
+                if let Some(d) = other {
+                    table::release(d);
+                }
+                return z.free();
+            }
+        },
+    };
+    if matches!(d.kind(), kind::FRESH | kind::BOUND) {
+        // No SYN queues: the kernel's alone, but for us.
+        crate::epoll::leave_to_kernel(d);
+        let mut t = [0u8; 16];
+        if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t) == Ok(16) {
+            let half = |at: usize| t[at..].first_chunk().map_or(0, |v| i64::from_ne_bytes(*v)).max(0) as u64;
+            d.rcvtimeo.store(half(0).saturating_mul(1_000_000_000) + half(8) * 1000, Ordering::Relaxed);
+        }
+        d.dirty.store(true, Ordering::Relaxed);
+        d.kind.store(kind::KLISTENER, Ordering::Release);
+    }
+    d.zone.store(i as u32 + 1, Ordering::Release);
+}
+
+/// The last number of a listener is closed in this process, or `shutdown` ended
+/// the listening: no local listen socket may outlive that.
+pub fn closed(d: &Desc) {
+    let i = d.zone.swap(0, Ordering::AcqRel);
+    if let Some(z) = ZONED.get((i as usize).wrapping_sub(1)) {
+        z.end();
+    }
+}
+
+/// `shutdown` of a listener: for all processes that share it.
+pub fn shut(d: &Desc) {
+    if let Some(p) = of(d).and_then(|z| z.page()) {
+        p.shut.store(1, Ordering::Release);
+    }
+    closed(d);
+}
+
+/// An option of a listener was set: the local ones follow.
+pub fn option_set(d: &Desc, level: i32, name: i32) {
+    let Some(z) = of(d) else { return };
+    // Keys cannot be read back from a socket.
+    const TCP_AO_ADD_KEY: i32 = 38;
+    if level == libc::IPPROTO_TCP && matches!(name, libc::TCP_MD5SIG | TCP_AO_ADD_KEY) {
+        z.off(Counter::FbZoneOption);
+    }
+    if level == libc::SOL_SOCKET && name == libc::SO_REUSEPORT && z.state() == state::PLAIN {
+        z.off(Counter::FbZoneShared);
+    }
+    z.changed();
+}
+
+/// Would `getsockopt` tell of our SO_REUSEPORT?
+pub fn hides(d: &Desc, level: i32, name: i32) -> bool {
+    level == libc::SOL_SOCKET && name == libc::SO_REUSEPORT && of(d).is_some_and(|z| z.state() == state::READY)
+}
+
+/// Before a fork: the child may become a worker.
+pub fn prepare() {
+    for z in used() {
+        if z.state() == state::PLAIN {
+            z.make_ready();
+        }
+    }
+}
+
+/// Is there a listener that a forked child could work for?
+pub fn any() -> bool {
+    used().iter().any(|z| z.state() == state::READY)
+}
+
+/// In a forked child: the parent's local listen sockets are not ours.
+pub fn become_child() {
+    for z in used() {
+        z.change.reset_after_fork();
+        let n = (z.n.swap(0, Ordering::Relaxed) as usize).min(LOCALS);
+        for l in &z.locals[..n] {
+            if l.thread.swap(0, Ordering::Relaxed) != 0 {
+                process::close_own(l.fd.swap(-1, Ordering::Relaxed));
+            }
+        }
+        z.inherited.store(true, Ordering::Relaxed);
+        z.group.store(0, Ordering::Relaxed);
+        z.left.store(0, Ordering::Relaxed);
+        z.unseen.store(false, Ordering::Relaxed);
+        z.pace.reset();
+        z.first.store(0, Ordering::Relaxed);
+        z.watches.clear();
+    }
+}
+
+/// One of our descriptors got another number.
+pub fn moved(old: i32, new: i32) -> bool {
+    let swap = |a: &AtomicI32| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    used().iter().any(|z| swap(&z.guard) || z.locals.iter().any(|l| swap(&l.fd)))
+}
+
+impl Zoned {
+    const fn new() -> Zoned {
+        Zoned {
+            state: AtomicU32::new(state::FREE),
+            fd: AtomicI32::new(-1),
+            guard: AtomicI32::new(-1),
+            page: AtomicPtr::new(core::ptr::null_mut()),
+            group: AtomicU64::new(0),
+            inherited: AtomicBool::new(false),
+            first: AtomicU64::new(0),
+            unseen: AtomicBool::new(false),
+            left: AtomicU32::new(0),
+            left_at: AtomicU64::new(0),
+            pace: pace::Pace::new(),
+            n: AtomicU32::new(0),
+            locals: [const { Local::new() }; LOCALS],
+            watches: watch::List::new(),
+            change: Lock::new(()),
+        }
+    }
+
+    fn claim(&self) -> bool {
+        self.state.compare_exchange(state::FREE, state::PLAIN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+    fn state(&self) -> u32 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    fn page(&self) -> Option<&'static Page> {
+        let p = self.page.load(Ordering::Acquire);
+        // SAFETY: a mapping that is never taken away.
+        (!p.is_null()).then(|| unsafe { &*p })
+    }
+
+    /// Local listen sockets of this process.
+    fn locals(&self) -> impl Iterator<Item = &Local> {
+        let n = (self.n.load(Ordering::Acquire) as usize).min(LOCALS);
+        self.locals[..n].iter().filter(|l| l.thread.load(Ordering::Acquire) != 0)
+    }
+
+    /// The calling thread's local listen socket, if it has one.
+    #[inline]
+    pub fn own(&self) -> Option<&Local> {
+        if self.n.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let me = process::thread();
+        self.locals().find(|l| l.thread.load(Ordering::Relaxed) == me)
+    }
+
+    /// Descriptor of the calling thread's local listen socket.
+    pub fn own_fd(&self) -> Option<i32> {
+        self.own().map(Local::fd)
+    }
+
+    /// Has any thread a local listen socket?
+    pub fn is_active(&self) -> bool {
+        self.n.load(Ordering::Relaxed) != 0 && self.locals().next().is_some()
+    }
+
+    fn has_local(&self, thread: u64) -> bool {
+        self.locals().any(|l| l.thread.load(Ordering::Relaxed) == thread)
+    }
+
+    fn changed(&self) {
+        if let Some(p) = self.page() {
+            p.options.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// No zones for this listener in this process.
+    fn off(&self, why: Counter) {
+        if self.state.swap(state::OFF, Ordering::AcqRel) != state::OFF {
+            count(why);
+        }
+        while let Some(l) = self.locals().next() {
+            self.leave(l);
+        }
+    }
+
+    fn end(&self) {
+        while let Some(l) = self.locals().next() {
+            self.leave(l);
+        }
+        let guard = self.guard.swap(-1, Ordering::AcqRel);
+        if guard >= 0 {
+            process::close_own(guard);
+        }
+        self.free();
+    }
+
+    fn free(&self) {
+        // The page stays mapped: a stale reader may still be in it. It is one
+        // page a listener that forked.
+        self.page.store(core::ptr::null_mut(), Ordering::Release);
+        self.group.store(0, Ordering::Relaxed);
+        self.inherited.store(false, Ordering::Relaxed);
+        self.first.store(0, Ordering::Relaxed);
+        self.left.store(0, Ordering::Relaxed);
+        self.unseen.store(false, Ordering::Relaxed);
+        self.n.store(0, Ordering::Relaxed);
+        self.pace.reset();
+        self.watches.clear();
+        self.state.store(state::FREE, Ordering::Release);
+    }
+
+    /// The guard and the page, which children inherit.
+    fn make_ready(&self) {
+        let Ok(_l) = self.change.lock() else { return };
+        if self.state() != state::PLAIN {
+            return;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        let made = Shape::of(fd).and_then(|shape| self.make_guard(fd, &shape));
+        match made {
+            Ok(guard) => match page::make() {
+                Some(p) => {
+                    self.guard.store(process::high_fd(guard), Ordering::Release);
+                    self.page.store(p, Ordering::Release);
+                    self.state.store(state::READY, Ordering::Release);
+                }
+                None => {
+                    let _ = sys::close(guard);
+                    self.refused(fd, Counter::FbZoneResource);
+                }
+            },
+            Err(e) => self.refused(fd, reason(e)),
+        }
+    }
+
+    fn refused(&self, fd: i32, why: Counter) {
+        let _ = reuse_port(fd, false);
+        self.state.store(state::OFF, Ordering::Release);
+        count(why);
+    }
+
+    fn make_guard(&self, fd: i32, shape: &Shape) -> fsocket_sys::Result<i32> {
+        let own = || {
+            let closer = Closer::new(shape)?;
+            reuse_port(fd, true)?;
+            let guard = door::guard(fd, shape)?;
+            closer.close(shape).and_then(|()| reuse_port(guard, false)).inspect_err(|_| {
+                let _ = sys::close(guard);
+            })?;
+            Ok(guard)
+        };
+        own().or_else(|e| {
+            // The monitor sets SO_REUSEPORT itself.
+            let mut m = Msg::new(msg::CLONE);
+            m.arg0 = 1;
+            match ctl::request(m, Some(fd)) {
+                Ok((_, Some(guard))) => Ok(guard),
+                _ => Err(e),
+            }
+        })
+    }
+}
+
+/// Count a reason where the monitor sees it.
+fn count(why: Counter) {
+    process::arena();
+    stats::count(why);
+}
+
+/// What a failure is called.
+fn reason(e: Errno) -> Counter {
+    match e.raw() {
+        libc::EPERM | libc::EACCES | libc::EADDRINUSE => Counter::FbZoneDenied,
+        libc::EOPNOTSUPP | libc::EINVAL | libc::ENOPROTOOPT => Counter::FbZoneOption,
+        _ => Counter::FbZoneResource,
+    }
+}

@@ -1,0 +1,202 @@
+//! `accept` on a listener with local listen sockets: the global queue now and
+//! then (else it would starve), the worker's own, the global one, then those of
+//! other threads.
+
+use super::{of, Local, Zoned};
+use crate::table::Desc;
+use crate::{ctl, pool, process, stats, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{zone_accept, Counter};
+use fsocket_sys::{self as sys, Errno, Result};
+use fsocket_zones::listener::{self, Shape};
+
+/// While the own queue has connections, the global one is looked at this often.
+const GLOBAL_EVERY: u32 = 16;
+
+/// Where `accept` puts the peer's address.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    pub addr: *mut libc::sockaddr,
+    pub len: *mut u32,
+    pub flags: i32,
+}
+
+impl Peer {
+    fn from(&self, fd: i32) -> Result<i32> {
+        // SAFETY: whoever made this vouches for the two pointers.
+        unsafe { sys::accept4(fd, self.addr as *mut u8, self.len, self.flags) }
+    }
+}
+
+/// `accept` on a listener that has no SYN queues.
+///
+/// # Safety
+/// `peer` as accept4(2) wants it.
+pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
+    let Some(z) = of(d).filter(|z| z.state() != super::state::OFF) else { return Outcome::Kernel };
+    ctl::poll();
+    if let Some(r) = z.take_own(fd, peer) {
+        return Outcome::Done(r);
+    }
+    let nonblock = is_nonblocking(fd);
+    z.come(fd, nonblock);
+    if !z.is_active() {
+        if z.state() != super::state::READY {
+            return Outcome::Kernel;
+        }
+        // As the kernel does, but we see when it returns.
+        return Outcome::Done(peer.from(fd).inspect(|n| {
+            z.pace.accepted();
+            stats::count(Counter::AcceptKernel);
+            stats::count(Counter::AcceptGlobal);
+            pool::kernel_allocated(*n);
+        }));
+    }
+    Outcome::Done(match z.take_other(fd, nonblock, peer) {
+        Err(Errno::EAGAIN) if !nonblock => z.wait(fd, d, peer),
+        r => r,
+    })
+}
+
+fn is_nonblocking(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK != 0
+}
+
+fn is_ready(fd: i32) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
+}
+
+impl Zoned {
+    /// A connection was accepted from the global socket, elsewhere.
+    pub fn returned(&self) {
+        self.pace.accepted();
+    }
+
+    /// The calling thread is in `accept`: it may become a worker now.
+    pub fn come(&self, fd: i32, nonblock: bool) {
+        if !nonblock {
+            self.worker(fd, super::How::Sleeping);
+        } else if self.own().is_none() {
+            self.late(fd);
+        }
+    }
+
+    /// A connection from the own queue, at its turn from the global one. None:
+    /// neither has any.
+    #[inline]
+    pub fn take_own(&self, fd: i32, peer: Peer) -> Option<Result<i32>> {
+        let l = self.own()?;
+        self.follow(fd, l);
+        if l.turns.fetch_add(1, Ordering::Relaxed) % GLOBAL_EVERY == GLOBAL_EVERY - 1 {
+            if let Ok(n) = self.from_global(fd, false, peer) {
+                return Some(Ok(n));
+            }
+        }
+        match peer.from(l.fd()) {
+            Ok(n) => Some(self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::LOCAL)),
+            // Closed on the way, by another thread's shutdown: the global socket
+            // says what there is to say.
+            Err(e) if matches!(e.raw(), libc::EAGAIN | libc::EBADF | libc::EINVAL) => None,
+            Err(e) => Some(Err(e)),
+        }
+    }
+
+    /// A connection from any queue of the kernel; EAGAIN: there is none. Does not
+    /// block, whatever the global socket's mode is (`nonblock`).
+    pub fn take(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
+        self.take_own(fd, peer).unwrap_or_else(|| self.take_other(fd, nonblock, peer))
+    }
+
+    /// As [`Zoned::take`], but not from the own queue, which was just found empty.
+    pub fn take_other(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
+        match self.from_global(fd, nonblock, peer) {
+            Err(Errno::EAGAIN) => {}
+            r => return r,
+        }
+        let own = self.own();
+        for l in self.locals().filter(|l| own.is_none_or(|o| !core::ptr::eq(*l, o))) {
+            if let Ok(n) = peer.from(l.fd()) {
+                return self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::REMOTE);
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    fn from_global(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
+        let r = if nonblock {
+            peer.from(fd)
+        } else {
+            if !is_ready(fd) {
+                return Err(Errno::EAGAIN);
+            }
+            // A rival would leave us asleep in the kernel with our own queue
+            // filling up: one at a time.
+            let _turn = self.page().map(|p| p.lock());
+            if is_ready(fd) {
+                peer.from(fd)
+            } else {
+                Err(Errno::EAGAIN)
+            }
+        };
+        let zone = self.own().map_or_else(|| sys::cpu::current().saturating_sub(1), |l| l.cpu.load(Ordering::Relaxed));
+        self.accepted(r?, zone, zone_accept::GLOBAL)
+    }
+
+    fn accepted(&self, n: i32, zone: u32, from: usize) -> Result<i32> {
+        self.pace.accepted();
+        stats::count(Counter::AcceptKernel);
+        stats::count([Counter::AcceptLocal, Counter::AcceptGlobal, Counter::AcceptRemote][from.min(2)]);
+        stats::zone(zone, from);
+        pool::kernel_allocated(n);
+        Ok(n)
+    }
+
+    /// Options that the application has set since.
+    fn follow(&self, fd: i32, l: &Local) {
+        let Some(page) = self.page() else { return };
+        let now = page.options.load(Ordering::Acquire);
+        if now == l.options.load(Ordering::Relaxed) {
+            return;
+        }
+        l.options.store(now, Ordering::Relaxed);
+        if Shape::of(fd).and_then(|shape| listener::refresh(fd, l.fd(), &shape)).is_err() {
+            self.off(Counter::FbZoneOption);
+        }
+    }
+
+    /// Sleep on the global socket, the own one, and the monitor.
+    fn wait(&self, fd: i32, d: &Desc, peer: Peer) -> Result<i32> {
+        let timeo = d.rcvtimeo.load(Ordering::Relaxed);
+        let deadline = (timeo != 0).then(|| sys::now_ns().saturating_add(timeo));
+        loop {
+            let own = self.own().map_or(-1, |l| l.fd());
+            let control = if ctl::dead() { -1 } else { ctl::fd() };
+            let mut p = [fd, own, control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+            let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
+            // SAFETY: three entries.
+            match unsafe { sys::ppoll(p.as_mut_ptr(), 3, left, core::ptr::null()) } {
+                Err(Errno::EINTR) if sys::signals_restart() => continue,
+                Err(e) => return Err(e),
+                Ok(0) => return Err(Errno::EAGAIN),
+                Ok(_) => {}
+            }
+            if p[2].revents != 0 {
+                ctl::readable();
+            }
+            match self.take(fd, false, peer) {
+                Err(Errno::EAGAIN) => {}
+                r => return r,
+            }
+            if p[0].revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 {
+                // It does not listen any more: the kernel says how.
+                return peer.from(fd);
+            }
+            // Descriptors that another thread closes do not wake us.
+            if process::nonce() == 0 || self.own().is_none() {
+                return peer.from(fd);
+            }
+        }
+    }
+}

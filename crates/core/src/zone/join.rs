@@ -1,0 +1,274 @@
+//! Making a worker's local listen socket, and giving it up.
+
+use super::pace::Shown;
+use super::{cpu, page::Page, reason, state, Local, Zoned, LOCALS};
+use crate::{ctl, process, stats};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys::{self as sys, Errno, Result};
+use fsocket_zones::classic;
+use fsocket_zones::door::Closer;
+use fsocket_zones::listener::{self, reuse_port, Shape};
+
+/// How a worker is about to wait for connections. A local listen socket is made
+/// only where we see to it that it is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// In a call of ours that sleeps on both sockets (accept, poll, select).
+    Sleeping,
+    /// In an epoll instance that we are adding it to.
+    Epoll,
+}
+
+/// A thread of this process.
+#[derive(Clone, Copy)]
+pub struct Who {
+    pub thread: u64,
+    pub tid: i32,
+}
+
+impl Who {
+    pub fn me() -> Who {
+        Who { thread: process::thread(), tid: sys::gettid() }
+    }
+}
+
+/// A worker that gave up its local listen socket gets one again after this, and
+/// twice as long each time: nanoseconds.
+const AGAIN: u64 = 1_000_000_000;
+
+impl Zoned {
+    /// The calling thread is about to use the listener: its local listen socket,
+    /// made now if it is a worker beside others.
+    pub fn worker(&self, fd: i32, how: How) -> Option<&Local> {
+        if self.state() == state::OFF {
+            return None;
+        }
+        let own = self.own();
+        if how == How::Sleeping {
+            // Seen, though it may have no queue of its own yet.
+            self.unseen.store(true, Ordering::Relaxed);
+            match (self.pace.back(), own) {
+                (Shown::Away, Some(l)) if l.sleeping.load(Ordering::Relaxed) => {
+                    self.step_back(l);
+                    return None;
+                }
+                // Threads may take turns, and then only one of them waits.
+                (shown, None) if shown != Shown::Quick || !self.is_single() => return None,
+                _ => {}
+            }
+        }
+        if own.is_some() {
+            return own;
+        }
+        if !self.is_due(fd) {
+            return None;
+        }
+        self.join(fd, Who::me(), how)
+    }
+
+    /// Is the calling thread the only one that has used the listener here?
+    fn is_single(&self) -> bool {
+        let me = process::thread();
+        match self.first.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(first) => first == me,
+        }
+    }
+
+    /// Threads that watched the listener before it had zones sleep and cannot join
+    /// by themselves: they get theirs now.
+    pub(super) fn join_others(&self, fd: i32, watchers: impl Iterator<Item = (Who, i32, libc::epoll_event)>) {
+        for (who, ep, ev) in watchers {
+            if !self.has_local(who.thread) {
+                let Some(l) = self.join(fd, who, How::Epoll) else { return };
+                if sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&ev)).is_err() {
+                    self.leave(l);
+                }
+            }
+        }
+    }
+
+    /// Is there reason for one?
+    pub(super) fn is_due(&self, fd: i32) -> bool {
+        self.fd.store(fd, Ordering::Relaxed);
+        let left = self.left.load(Ordering::Relaxed);
+        if left > 0 {
+            let wait = AGAIN << left.min(6);
+            if sys::now_ns().saturating_sub(self.left_at.load(Ordering::Relaxed)) < wait {
+                return false;
+            }
+        }
+        // The first thread of the first process joins when others have.
+        self.inherited.load(Ordering::Relaxed) || !self.is_single() || self.page().is_some_and(|p| p.any())
+    }
+
+    #[cold]
+    fn join(&self, fd: i32, who: Who, how: How) -> Option<&Local> {
+        if self.state() == state::PLAIN {
+            self.make_ready();
+        }
+        if self.state() != state::READY {
+            return None;
+        }
+        let page = self.page()?;
+        if page.shut.load(Ordering::Acquire) != 0 {
+            return None;
+        }
+        let _l = self.change.lock().ok()?;
+        let is_thread = !self.inherited.load(Ordering::Relaxed) || self.is_active() || who.tid != sys::getpid();
+        let made = {
+            let _turn = page.lock();
+            let Some(choice) = cpu::choose(page, who.tid, is_thread) else {
+                drop(_turn);
+                drop(_l);
+                self.off(Counter::FbZoneUnpinned);
+                return None;
+            };
+            let made = self.make_local(fd);
+            match (&made, choice.entry) {
+                (Ok(_), Some(e)) => page.add_place(e),
+                (Err(_), Some(e)) => page.exit(e),
+                _ => {}
+            }
+            made.map(|local| (local, choice))
+        };
+        let (local, choice) = match made {
+            Ok(m) => m,
+            Err(e) => {
+                drop(_l);
+                self.off(reason(e));
+                return None;
+            }
+        };
+        let l = match self.locals.iter().position(|l| l.thread.load(Ordering::Acquire) == 0) {
+            Some(i) => {
+                self.n.fetch_max(i as u32 + 1, Ordering::AcqRel);
+                &self.locals[i]
+            }
+            None => {
+                if let Some(e) = choice.entry {
+                    page.exit(e);
+                }
+                let _ = sys::close(local);
+                super::count(Counter::FbZoneResource);
+                return None;
+            }
+        };
+        debug_assert!((self.n.load(Ordering::Relaxed) as usize) <= LOCALS);
+        l.fd.store(process::high_fd(local), Ordering::Relaxed);
+        l.cpu.store(choice.cpu, Ordering::Relaxed);
+        l.entry.store(choice.entry.map_or(u32::MAX, |e| e), Ordering::Relaxed);
+        l.options.store(page.options.load(Ordering::Acquire), Ordering::Relaxed);
+        l.turns.store(0, Ordering::Relaxed);
+        l.unwatched.store(false, Ordering::Relaxed);
+        l.place.store(0, Ordering::Relaxed);
+        l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
+        l.thread.store(who.thread, Ordering::Release);
+        self.select(fd, l, page);
+        process::arena();
+        stats::count(Counter::ZoneJoin);
+        Some(l)
+    }
+
+    /// The socket, with the door open meanwhile. Under the page's lock.
+    fn make_local(&self, fd: i32) -> Result<i32> {
+        let shape = Shape::of(fd)?;
+        let guard = self.guard.load(Ordering::Acquire);
+        let own = || {
+            let closer = Closer::new(&shape)?;
+            reuse_port(guard, true)?;
+            let made = listener::like(fd, &shape);
+            let closed = closer.close(&shape);
+            let shut = reuse_port(guard, false);
+            match (made, closed.and(shut)) {
+                (Ok(local), Err(e)) => {
+                    let _ = sys::close(local);
+                    Err(e)
+                }
+                (made, _) => made,
+            }
+        };
+        own().or_else(|e| {
+            // Another user by now, or a port that needs a privilege.
+            reuse_port(guard, true)?;
+            let answer = ctl::request(Msg::new(msg::CLONE), Some(fd));
+            let _ = reuse_port(guard, false);
+            match answer {
+                Ok((_, Some(local))) => Ok(local),
+                Ok(_) => Err(e),
+                Err(Errno::EIO) => Err(e),
+                Err(_) => Err(e),
+            }
+        })
+    }
+
+    /// Have connections of its CPU sent there: by the monitor's program, else by
+    /// the classic one.
+    fn select(&self, fd: i32, l: &Local, page: &Page) {
+        if self.enter_group(fd, l).is_ok() {
+            return;
+        }
+        super::count(Counter::FbZoneClassic);
+        self.attach_classic(l.fd(), page);
+    }
+
+    fn enter_group(&self, fd: i32, l: &Local) -> Result<()> {
+        if self.group.load(Ordering::Relaxed) == 0 {
+            let (m, program) = ctl::request(Msg::new(msg::GROUP), Some(fd))?;
+            let program = program.ok_or(Errno::EIO)?;
+            let attached = classic::attach_loaded(l.fd(), program);
+            let _ = sys::close(program);
+            attached?;
+            self.group.store(m.id, Ordering::Relaxed);
+        }
+        let mut m = Msg::new(msg::LOCAL);
+        m.id = self.group.load(Ordering::Relaxed);
+        m.arg0 = l.cpu.load(Ordering::Relaxed) as u64;
+        m.arg1 = l.sleeping.load(Ordering::Relaxed) as u64;
+        let (answer, _) = ctl::request(m, Some(l.fd()))?;
+        l.place.store(answer.arg0 as u32, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn attach_classic(&self, member: i32, page: &Page) {
+        let _turn = page.lock();
+        let n = page.places.load(Ordering::Relaxed);
+        let _ = classic::attach(member, process::cpus() as usize, n + 1, |cpu| page.place_of(cpu));
+    }
+
+    /// Close a local listen socket; what waits there moves to the global one.
+    pub(super) fn leave(&self, l: &Local) {
+        if l.thread.swap(0, Ordering::AcqRel) == 0 {
+            return;
+        }
+        let fd = l.fd.swap(-1, Ordering::AcqRel);
+        let classic = l.place.load(Ordering::Relaxed) == 0;
+        if let Some(page) = self.page() {
+            let _turn = page.lock();
+            page.exit(l.entry.load(Ordering::Relaxed));
+            process::close_own(fd);
+        } else {
+            process::close_own(fd);
+        }
+        if !classic {
+            let mut m = Msg::new(msg::LEFT);
+            m.id = self.group.load(Ordering::Relaxed);
+            m.arg0 = l.place.load(Ordering::Relaxed) as u64;
+            let _ = ctl::tell(m, None);
+        } else if let Some(page) = self.page() {
+            self.attach_classic(self.fd.load(Ordering::Relaxed), page);
+        }
+    }
+
+    /// The worker stopped waiting for connections, but keeps the listener: others
+    /// must get what comes.
+    pub(super) fn step_back(&self, l: &Local) {
+        self.left.fetch_add(1, Ordering::Relaxed);
+        self.left_at.store(sys::now_ns(), Ordering::Relaxed);
+        stats::count(Counter::ZoneLeave);
+        super::count(Counter::FbZoneTurns);
+        self.leave(l);
+    }
+}

@@ -1,0 +1,338 @@
+//! Waiting for connections on global and local listen sockets together.
+//!
+//! A local listen socket lies in the kernel's epoll instance beside the global
+//! one, with the same events and the same data: whoever waits there, by whatever
+//! call, is told. Both ready at once are reported as one by our `epoll_wait`.
+
+use super::join::Who;
+use super::{of, used, How, Local, Zoned};
+use crate::table::{self, Desc};
+use crate::{ctl, process};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_sys::{self as sys, Result};
+
+/// Registrations remembered per listener and process.
+const MAX: usize = 64;
+
+const IN: u32 = libc::EPOLLIN as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// The epoll instances in which the application watches a listener.
+pub struct List([Watch; MAX]);
+
+struct Watch {
+    /// Descriptor of the instance; -1: free.
+    ep: AtomicI32,
+    fd: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+    thread: AtomicU64,
+    tid: AtomicI32,
+}
+
+impl Watch {
+    fn event(&self) -> libc::epoll_event {
+        libc::epoll_event { events: self.events.load(Ordering::Relaxed), u64: self.data.load(Ordering::Relaxed) }
+    }
+}
+
+impl List {
+    pub const fn new() -> List {
+        List(
+            [const {
+                Watch {
+                    ep: AtomicI32::new(-1),
+                    fd: AtomicI32::new(-1),
+                    events: AtomicU32::new(0),
+                    data: AtomicU64::new(0),
+                    thread: AtomicU64::new(0),
+                    tid: AtomicI32::new(0),
+                }
+            }; MAX],
+        )
+    }
+    pub fn clear(&self) {
+        for w in &self.0 {
+            w.ep.store(-1, Ordering::Relaxed);
+        }
+    }
+    fn iter(&self) -> impl Iterator<Item = &Watch> {
+        self.0.iter().filter(|w| w.ep.load(Ordering::Acquire) >= 0)
+    }
+    fn find(&self, ep: i32, fd: i32) -> Option<&Watch> {
+        self.iter().find(|w| w.ep.load(Ordering::Relaxed) == ep && w.fd.load(Ordering::Relaxed) == fd)
+    }
+    fn note(&self, ep: i32, fd: i32, ev: &libc::epoll_event) -> bool {
+        let free = || self.0.iter().find(|w| w.ep.load(Ordering::Relaxed) < 0);
+        let Some(w) = self.find(ep, fd).or_else(free) else { return false };
+        w.fd.store(fd, Ordering::Relaxed);
+        w.events.store(ev.events, Ordering::Relaxed);
+        w.data.store(ev.u64, Ordering::Relaxed);
+        let me = Who::me();
+        w.thread.store(me.thread, Ordering::Relaxed);
+        w.tid.store(me.tid, Ordering::Relaxed);
+        w.ep.store(ep, Ordering::Release);
+        true
+    }
+    fn forget(&self, ep: i32, fd: i32) {
+        if let Some(w) = self.find(ep, fd) {
+            w.ep.store(-1, Ordering::Release);
+        }
+    }
+}
+
+/// The kernel has done `epoll_ctl(ep, op, fd, ev)` for the global listen socket:
+/// the local one follows. True: it is watched there, or may be later.
+pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_event>) -> bool {
+    let Some(z) = of(d) else { return false };
+    match (op, ev) {
+        _ if z.state() == super::state::OFF => false,
+        (libc::EPOLL_CTL_DEL, _) => {
+            z.watches.forget(ep, fd);
+            z.unwatched(ep);
+            false
+        }
+        (_, Some(ev)) if ev.events & IN == 0 => {
+            z.watches.note(ep, fd, ev);
+            z.unwatched(ep);
+            false
+        }
+        (_, Some(ev)) if ev.events & ONESHOT != 0 => {
+            // Two sockets would fire twice.
+            if z.own().is_some() || z.state() != super::state::OFF {
+                z.off(Counter::FbZoneTurns);
+            }
+            false
+        }
+        (_, Some(ev)) => {
+            let noted = z.watches.note(ep, fd, ev);
+            if noted {
+                z.watched(ep, fd, ev);
+            }
+            noted
+        }
+        _ => false,
+    }
+}
+
+impl Zoned {
+    fn watched(&self, ep: i32, fd: i32, ev: &libc::epoll_event) -> bool {
+        let Some(l) = self.worker(fd, How::Epoll) else { return false };
+        l.unwatched.store(false, Ordering::Relaxed);
+        if put(ep, l.fd(), ev).is_err() {
+            self.leave(l);
+            super::count(Counter::FbZoneResource);
+            return false;
+        }
+        let others = self.watches.iter().filter(|w| w.events.load(Ordering::Relaxed) & IN != 0).map(|w| {
+            let who = Who { thread: w.thread.load(Ordering::Relaxed), tid: w.tid.load(Ordering::Relaxed) };
+            (who, w.ep.load(Ordering::Relaxed), w.event())
+        });
+        self.join_others(fd, others);
+        true
+    }
+
+    /// A worker that was the only one when it began to watch the listener, and is
+    /// not any more.
+    pub(super) fn late(&self, fd: i32) {
+        if self.state() != super::state::READY || !self.is_due(fd) {
+            return;
+        }
+        let me = process::thread();
+        let own = |w: &&Watch| w.thread.load(Ordering::Relaxed) == me && w.events.load(Ordering::Relaxed) & IN != 0;
+        if let Some(w) = self.watches.iter().find(own) {
+            let ev = w.event();
+            self.watched(w.ep.load(Ordering::Relaxed), fd, &ev);
+        } else if !self.unseen.swap(true, Ordering::Relaxed) {
+            super::count(Counter::FbZoneUnseen);
+        }
+    }
+
+    /// `ep` does not watch the listener any more. If nobody does, the own queue
+    /// must not fill; but the application may only be changing its place among
+    /// those that wait (nginx does, every 16 connections), so that is decided when
+    /// the thread goes to sleep.
+    fn unwatched(&self, ep: i32) {
+        let Some(l) = self.own() else { return };
+        let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+        let me = process::thread();
+        let still = self
+            .watches
+            .iter()
+            .any(|w| w.thread.load(Ordering::Relaxed) == me && w.events.load(Ordering::Relaxed) & IN != 0);
+        if !still {
+            l.unwatched.store(true, Ordering::Relaxed);
+            UNWATCHED.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Some thread has a local listen socket that it does not watch.
+static UNWATCHED: AtomicBool = AtomicBool::new(false);
+
+/// The calling thread is about to wait in an epoll instance.
+#[inline(always)]
+pub fn before_sleep() {
+    if UNWATCHED.load(Ordering::Relaxed) {
+        give_up_unwatched();
+    }
+}
+
+#[cold]
+fn give_up_unwatched() {
+    UNWATCHED.store(false, Ordering::Relaxed);
+    for z in used() {
+        if let Some(l) = z.own().filter(|l| l.unwatched.load(Ordering::Relaxed)) {
+            z.step_back(l);
+        }
+        if z.locals().any(|l| l.unwatched.load(Ordering::Relaxed)) {
+            UNWATCHED.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Add, or change what is there.
+fn put(ep: i32, fd: i32, ev: &libc::epoll_event) -> Result<()> {
+    match sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(ev)) {
+        Err(e) if e.raw() == libc::EEXIST => sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, fd, Some(ev)),
+        r => r,
+    }
+}
+
+/// Is this the data of a listener that can be ready twice?
+pub fn is_double(data: u64) -> bool {
+    used().iter().any(|z| z.is_active() && z.watches.iter().any(|w| w.data.load(Ordering::Relaxed) == data))
+}
+
+/// Workers elsewhere have joined or gone while the calling thread slept in an
+/// epoll instance: it joins now, if it watches a listener.
+pub fn late() {
+    for z in used().iter().filter(|z| z.own().is_none()) {
+        z.late(z.fd.load(Ordering::Relaxed));
+    }
+}
+
+/// Connections have moved between listen sockets, and the kernel wakes nobody
+/// for it: have every instance look again.
+pub fn look(group: u64) {
+    for z in used().iter().filter(|z| {
+        let g = z.group.load(Ordering::Relaxed);
+        g == group || g == 0
+    }) {
+        for w in z.watches.iter() {
+            let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
+            let ev = w.event();
+            again(ep, fd, &ev);
+            for l in z.locals() {
+                if sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None).is_ok() {
+                    let _ = put(ep, l.fd(), &ev);
+                }
+            }
+        }
+    }
+}
+
+fn again(ep: i32, fd: i32, ev: &libc::epoll_event) {
+    if ev.events & EXCLUSIVE != 0 {
+        // Cannot be modified; missing in between does no harm, because adding
+        // looks.
+        if sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, None).is_ok() {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(ev));
+        }
+    } else {
+        let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, fd, Some(ev));
+    }
+}
+
+/// The local listen socket to be polled beside descriptor `fd`; the thread
+/// becomes a worker if it is time.
+pub fn beside(fd: i32, events: i16) -> Option<i32> {
+    if events & (libc::POLLIN | libc::POLLRDNORM) == 0 {
+        return None;
+    }
+    let d = table::lookup(fd)?;
+    of(d)?.worker(fd, How::Sleeping).map(Local::fd)
+}
+
+/// Extra entries for `poll`.
+pub const EXTRA: usize = 16;
+
+/// Local listen sockets beside those in `fds`: (index, descriptor).
+pub struct Beside {
+    pub n: usize,
+    pub at: [(usize, i32); EXTRA],
+}
+
+impl Beside {
+    pub fn of(fds: &[libc::pollfd]) -> Beside {
+        let mut b = Beside { n: 0, at: [(0, -1); EXTRA] };
+        if !super::enabled() || used().is_empty() {
+            return b;
+        }
+        for (i, p) in fds.iter().enumerate() {
+            if b.n < EXTRA {
+                if let Some(fd) = beside(p.fd, p.events) {
+                    b.at[b.n] = (i, fd);
+                    b.n += 1;
+                }
+            }
+        }
+        b
+    }
+}
+
+/// `poll` where nothing but local listen sockets is ours. None: not even those.
+///
+/// # Safety
+/// `mask` is null or a signal mask.
+pub unsafe fn poll(
+    fds: &mut [libc::pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Option<Result<usize>> {
+    const MAX: usize = 256;
+    let b = Beside::of(fds);
+    if b.n == 0 || fds.len() + EXTRA + 1 > MAX {
+        return None;
+    }
+    let n = fds.len();
+    let mut all = [libc::pollfd { fd: -1, events: 0, revents: 0 }; MAX];
+    all[..n].copy_from_slice(fds);
+    for (k, &(_, fd)) in b.at[..b.n].iter().enumerate() {
+        all[n + k] = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    }
+    let deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
+    let control = n + b.n;
+    loop {
+        all[control].fd = if ctl::dead() { -1 } else { ctl::fd() };
+        all[control].events = libc::POLLIN;
+        let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
+        // SAFETY: the entries are there; the caller's mask.
+        if let Err(e) = unsafe { sys::ppoll(all.as_mut_ptr(), control + 1, left, mask) } {
+            return Some(Err(e));
+        }
+        if all[control].revents != 0 {
+            ctl::readable();
+        }
+        for (p, a) in fds.iter_mut().zip(&all) {
+            p.revents = a.revents;
+        }
+        fold(fds, &b, &all[n..]);
+        let ready = fds.iter().filter(|p| p.revents != 0).count();
+        if ready > 0 || deadline.is_some_and(|t| sys::now_ns() >= t) {
+            return Some(Ok(ready));
+        }
+    }
+}
+
+/// What the local sockets say, into the entries of the global ones. `extra`: as
+/// the kernel has filled it.
+pub fn fold(fds: &mut [libc::pollfd], b: &Beside, extra: &[libc::pollfd]) {
+    for (&(i, _), e) in b.at[..b.n].iter().zip(extra) {
+        if e.revents & libc::POLLIN != 0 {
+            fds[i].revents |= fds[i].events & (libc::POLLIN | libc::POLLRDNORM);
+        }
+    }
+}

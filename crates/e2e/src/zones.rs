@@ -1,0 +1,161 @@
+//! Shared by the tests of zones: `tests/apps/zone_server.py`, and clients whose
+//! SYN a chosen CPU handles (on loopback: the one they run on).
+
+use fsocket_testkit::{net, stock_mode, Host, Proc, Side};
+use serde_json::Value;
+use std::io::Read;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// What the server said about one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub pid: i32,
+    pub tid: i32,
+    /// CPU that the worker is pinned to, or -1.
+    pub cpu: i32,
+    pub sndbuf: i64,
+    pub keepidle: i64,
+    pub ttl: i64,
+}
+
+/// A running `zone_server.py`.
+pub struct Server {
+    pub process: Proc,
+    pub port: u16,
+}
+
+/// How to start one.
+pub struct Start<'a> {
+    pub mode: &'a str,
+    pub bind: &'a str,
+    pub workers: usize,
+    pub options: &'a [&'a str],
+    pub env: &'a [(&'a str, &'a str)],
+    pub side: Side,
+    /// What runs python: `setpriv …`, or nothing.
+    pub before: &'a [&'a str],
+}
+
+impl Default for Start<'_> {
+    fn default() -> Self {
+        let env = &[("FASTSOCKET_DISABLE", "shm")];
+        let (mode, bind, side) = ("fork-epoll", "127.0.0.1", Side::Accel);
+        Start { mode, bind, workers: 2, options: &["pin"], env, side, before: &[] }
+    }
+}
+
+impl Start<'_> {
+    #[track_caller]
+    pub fn run(&self, host: &Host) -> Server {
+        let port = net::free_port();
+        let script = fsocket_testkit::script("apps/zone_server.py").display().to_string();
+        let (port_text, workers) = (port.to_string(), self.workers.to_string());
+        let mut words: Vec<&str> = self.before.to_vec();
+        words.extend([fsocket_testkit::PYTHON, &script, self.mode, self.bind, &port_text, &workers]);
+        words.extend(self.options);
+        let mut command = host.command(self.side, words[0]);
+        command.args(&words[1..]).envs(self.env.iter().copied());
+        let mut process = Proc::spawn(host.logs(), self.mode, command);
+        let up = net::wait_until(Duration::from_secs(10), || !process.running() || net::kernel_sockets(port, "0A") > 0);
+        assert!(up.is_ok() && process.running(), "{} does not listen: {}", self.mode, process.stderr());
+        Server { process, port }
+    }
+}
+
+impl Server {
+    /// Waits until so many sockets listen on the port: the global one and the
+    /// local ones.
+    #[track_caller]
+    pub fn wait_for_sockets(&self, n: usize) {
+        if stock_mode() {
+            return;
+        }
+        let found = net::wait_until(Duration::from_secs(10), || net::kernel_sockets(self.port, "0A") == n);
+        assert!(found.is_ok(), "{} sockets listen instead of {n}", net::kernel_sockets(self.port, "0A"));
+    }
+
+    /// `n` connections, one after the other, from a thread on this CPU.
+    #[track_caller]
+    pub fn ask(&self, to: &str, cpu: usize, n: usize) -> Vec<Told> {
+        let address: SocketAddr = format!("{}:{}", bracketed(to), self.port).parse().expect("address");
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(cpu);
+                (0..n).map(|i| told(&connect(address), i)).collect()
+            })
+            .join()
+            .expect("every connection is answered")
+        })
+    }
+}
+
+fn bracketed(ip: &str) -> String {
+    if ip.contains(':') {
+        format!("[{ip}]")
+    } else {
+        ip.to_owned()
+    }
+}
+
+/// A connection with a time-out for reading.
+#[track_caller]
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let c = TcpStream::connect_timeout(&address, Duration::from_secs(5)).expect("connect");
+    c.set_read_timeout(Some(Duration::from_secs(8))).expect("time-out");
+    c
+}
+
+/// Reads what the server says.
+#[track_caller]
+pub fn told(mut c: &TcpStream, number: usize) -> Told {
+    let mut text = String::new();
+    c.read_to_string(&mut text).unwrap_or_else(|e| panic!("connection {number}: {e}"));
+    let v: Vec<i64> = text.split_whitespace().map(|w| w.parse().expect("a number")).collect();
+    assert!(v.len() == 6, "connection {number}: {text:?}");
+    Told { pid: v[0] as i32, tid: v[1] as i32, cpu: v[2] as i32, sndbuf: v[3], keepidle: v[4], ttl: v[5] }
+}
+
+/// Moves the calling thread to a CPU.
+pub fn pin(cpu: usize) {
+    // SAFETY: a CPU set is plain bits; the macros stay inside it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0, "CPU {cpu}");
+    }
+}
+
+/// CPUs of this process; tests of locality need two.
+pub fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A counter over all processes.
+pub fn counter(zones: &Value, name: &str) -> u64 {
+    zones["counters"][name].as_u64().unwrap_or(0)
+}
+
+/// Connections accepted in a zone: "local", "global", "remote", "stolen".
+pub fn accepted(zones: &Value, cpu: u64, kind: &str) -> u64 {
+    let all = zones["zones"].as_array().map(Vec::as_slice).unwrap_or_default();
+    all.iter().filter(|z| z["cpu"] == cpu).map(|z| z["accepted"][kind].as_u64().unwrap_or(0)).sum()
+}
+
+/// Selections of a kind over all groups and CPUs.
+pub fn selected(zones: &Value, kind: &str) -> u64 {
+    let all = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let by_cpu = all.iter().flat_map(|g| g["selections"][kind].as_array().map(Vec::as_slice).unwrap_or_default());
+    by_cpu.map(|n| n.as_u64().unwrap_or(0)).sum()
+}
+
+/// Leave a test that needs two CPUs.
+#[macro_export]
+macro_rules! need_two_cpus {
+    () => {
+        if $crate::zones::cpus() < 2 {
+            eprintln!("SKIPPED: needs two CPUs");
+            return;
+        }
+    };
+}

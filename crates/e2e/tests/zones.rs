@@ -1,0 +1,241 @@
+//! Local listen sockets, with a server that says who accepted. Clients are stock,
+//! so that every connection is the kernel's.
+
+use fsocket_e2e::need_two_cpus;
+use fsocket_e2e::zones::{self, accepted, connect, counter, pin, selected, told, Start};
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{net, stock_mode, Host};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Every connection of a CPU goes to the worker that is pinned there.
+#[track_caller]
+fn assert_local(start: &Start, to: &str) {
+    let host = Host::new();
+    let server = start.run(&host);
+    server.wait_for_sockets(1 + start.workers);
+    for cpu in 0..2 {
+        for t in server.ask(to, cpu, 50) {
+            assert!(stock_mode() || t.cpu == cpu as i32, "{} {}: from CPU {cpu}: {t:?}", start.mode, start.bind);
+        }
+    }
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let zones = host.zones();
+    for cpu in 0..2 {
+        assert_eq!(accepted(&zones, cpu, "local"), 50, "{} {}: {zones:#}", start.mode, start.bind);
+    }
+    assert_eq!((selected(&zones, "lookups"), selected(&zones, "self")), (100, 100), "{zones:#}");
+    assert_eq!(counter(&zones, "accept_global"), 0);
+}
+
+#[test]
+fn forked_workers_get_the_connections_of_their_cpu() {
+    need_two_cpus!();
+    for mode in ["fork-epoll", "fork-edge", "fork-exclusive"] {
+        assert_local(&Start { mode, ..Start::default() }, "127.0.0.1");
+    }
+}
+
+#[test]
+fn threads_with_an_epoll_instance_each() {
+    need_two_cpus!();
+    assert_local(&Start { mode: "thread-epoll", ..Start::default() }, "127.0.0.1");
+}
+
+#[test]
+fn beside_shared_memory() {
+    need_two_cpus!();
+    assert_local(&Start { env: &[], ..Start::default() }, "127.0.0.1");
+}
+
+#[test]
+fn every_kind_of_address() {
+    need_two_cpus!();
+    for (bind, options, to) in [
+        ("0.0.0.0", &["pin"][..], "127.0.0.1"),
+        ("127.0.0.2", &["pin"], "127.0.0.2"),
+        ("::1", &["pin"], "::1"),
+        ("::", &["pin"], "::1"),
+        ("::", &["pin", "dual"], "::1"),
+        ("::", &["pin", "dual"], "127.0.0.1"),
+    ] {
+        assert_local(&Start { bind, options, ..Start::default() }, to);
+    }
+}
+
+#[test]
+fn workers_that_dropped_their_privileges() {
+    need_two_cpus!();
+    assert_local(&Start { options: &["pin", "user=65534"], ..Start::default() }, "127.0.0.1");
+}
+
+#[test]
+fn workers_that_wait_in_accept_poll_and_select() {
+    need_two_cpus!();
+    for mode in ["fork-block", "fork-poll", "fork-select"] {
+        let host = Host::new();
+        let server = Start { mode, ..Start::default() }.run(&host);
+        // They have to show first that they come back at once.
+        for round in 0..40 {
+            for cpu in 0..2 {
+                server.ask("127.0.0.1", cpu, 20);
+            }
+            if stock_mode() || net::kernel_sockets(server.port, "0A") == 3 {
+                break;
+            }
+            assert!(round < 39, "{mode}: no local listen sockets");
+        }
+        for cpu in 0..2 {
+            let right = server.ask("127.0.0.1", cpu, 50).iter().filter(|t| t.cpu == cpu as i32).count();
+            assert!(stock_mode() || right == 50, "{mode}: {right} of 50 from CPU {cpu}");
+        }
+    }
+}
+
+#[test]
+fn workers_that_cannot_have_a_queue_of_their_own() {
+    need_two_cpus!();
+    for (mode, why) in [("fork-oneshot", "turns"), ("fork-nonblock", "unseen")] {
+        let host = Host::new();
+        let server = Start { mode, ..Start::default() }.run(&host);
+        for cpu in 0..2 {
+            server.ask("127.0.0.1", cpu, 30);
+        }
+        server.wait_for_sockets(1);
+        if !stock_mode() {
+            let zones = host.zones();
+            assert!(counter(&zones, &format!("fallback.zone_{why}")) > 0, "{mode}: {zones:#}");
+        }
+    }
+    // Threads may take turns in accept: nobody but the one whose turn it is waits.
+    let host = Host::new();
+    let server = Start { mode: "thread-block", ..Start::default() }.run(&host);
+    let both: BTreeSet<i32> = server.ask("127.0.0.1", 0, 100).iter().map(|t| t.tid).collect();
+    server.wait_for_sockets(1);
+    assert_eq!(both.len(), 2);
+}
+
+#[test]
+fn more_and_fewer_workers_than_cpus() {
+    need_two_cpus!();
+    for workers in [1, 5] {
+        let host = Host::new();
+        let server = Start { workers, options: &[], ..Start::default() }.run(&host);
+        server.wait_for_sockets(1 + workers);
+        let mut seen = BTreeSet::new();
+        for cpu in 0..2 {
+            seen.extend(server.ask("127.0.0.1", cpu, 200).iter().map(|t| t.pid));
+        }
+        // All have a share, and nobody waits for ever.
+        assert_eq!(seen.len(), workers);
+    }
+}
+
+#[test]
+fn options_are_inherited() {
+    let host = Host::new();
+    let options = &["pin", "tune"];
+    let stock =
+        Start { options, side: Stock, env: &[], ..Start::default() }.run(&host).ask("127.0.0.1", 0, 1)[0].clone();
+    let server = Start { options, ..Start::default() }.run(&host);
+    server.wait_for_sockets(3);
+    for cpu in 0..zones::cpus().min(2) {
+        let t = &server.ask("127.0.0.1", cpu, 1)[0];
+        assert_eq!((t.sndbuf, t.keepidle, t.ttl), (stock.sndbuf, stock.keepidle, stock.ttl));
+    }
+    assert_eq!((stock.keepidle, stock.ttl), (77, 33));
+}
+
+/// What somebody else's bind to this port gets, of the same user, with
+/// SO_REUSEPORT.
+fn stranger(host: &Host, ip: &str, port: u16) -> String {
+    let code = format!(
+        "import socket\ns = socket.socket({})\ns.setsockopt(1, 15, 1)\n\
+         try:\n    s.bind(('{ip}', {port})); s.listen(5); print('bound')\nexcept OSError as e:\n    print(e.strerror)\n",
+        if ip.contains(':') { "socket.AF_INET6" } else { "" }
+    );
+    host.run(Stock, "stranger", 10, fsocket_testkit::PYTHON, &["-c", &code]).success().stdout.trim().to_owned()
+}
+
+#[test]
+fn the_port_is_as_closed_to_others_as_stock() {
+    for (bind, options) in [("127.0.0.1", &["pin"][..]), ("0.0.0.0", &["pin"]), ("::", &["pin", "dual"])] {
+        let host = Host::new();
+        let server = Start { bind, options, ..Start::default() }.run(&host);
+        server.wait_for_sockets(3);
+        assert_eq!(stranger(&host, bind, server.port), "Address already in use", "{bind}");
+        // And as free as stock once it is closed.
+        drop(server.process);
+        net::wait_until(Duration::from_secs(5), || net::kernel_sockets(server.port, "0A") == 0).expect("all closed");
+        assert_eq!(stranger(&host, bind, server.port), "bound", "{bind}");
+    }
+}
+
+#[test]
+fn a_killed_worker_loses_nothing_that_waited() {
+    need_two_cpus!();
+    let host = Host::new();
+    let server = Start { options: &["pin", "respawn"], ..Start::default() }.run(&host);
+    server.wait_for_sockets(3);
+    for round in 0..5 {
+        let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
+        // SAFETY: a signal to a process of this test.
+        unsafe { libc::kill(victim, libc::SIGSTOP) };
+        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
+        let waiting: Vec<_> = std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(0);
+                (0..100).map(|_| connect(address)).collect()
+            })
+            .join()
+            .expect("nobody is refused")
+        });
+        // SAFETY: as above.
+        unsafe { libc::kill(victim, libc::SIGKILL) };
+        for (i, c) in waiting.iter().enumerate() {
+            assert_ne!(told(c, i).pid, victim, "round {round}");
+        }
+        server.wait_for_sockets(3);
+    }
+    if !stock_mode() {
+        let zones = host.zones();
+        assert!(selected(&zones, "migrated") >= 500, "{zones:#}");
+    }
+}
+
+#[test]
+fn without_root_and_without_monitor() {
+    need_two_cpus!();
+    let host = Host::new();
+    let before = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let env = &[("FASTSOCKET_SOCKET", "/nonexistent")];
+    for bind in ["127.0.0.1", "0.0.0.0"] {
+        let server = Start { bind, before, env, ..Start::default() }.run(&host);
+        server.wait_for_sockets(3);
+        for cpu in 0..2 {
+            let right = server.ask("127.0.0.1", cpu, 50).iter().filter(|t| t.cpu == cpu as i32).count();
+            assert!(stock_mode() || right == 50, "{bind}: {right} of 50 from CPU {cpu}");
+        }
+        assert_eq!(stranger(&host, bind, server.port), "Address already in use", "{bind}");
+    }
+    // The one address that nobody can close again without a privilege.
+    let server = Start { bind: "::", options: &["pin", "dual"], before, env, ..Start::default() }.run(&host);
+    for cpu in 0..2 {
+        server.ask("127.0.0.1", cpu, 30);
+    }
+    server.wait_for_sockets(1);
+}
+
+#[test]
+fn switched_off() {
+    let host = Host::new();
+    let server = Start { env: &[("FASTSOCKET_DISABLE", "shm,zones")], ..Start::default() }.run(&host);
+    server.ask("127.0.0.1", 0, 20);
+    server.wait_for_sockets(1);
+    let taken = host.run(Accel, "second", 10, fsocket_testkit::PYTHON, &["-c", &format!(
+        "import socket,errno\ntry:\n    socket.create_server(('127.0.0.1', {}))\nexcept OSError as e:\n    assert e.errno == errno.EADDRINUSE\n    print('ok')", server.port)]);
+    taken.success().says("ok");
+}

@@ -1,0 +1,390 @@
+//! Listener groups with local listen sockets: who works where, and the BPF
+//! program that selects among them.
+//!
+//! No descriptor of a listen socket is kept: it must die with its worker. The
+//! program's map of sockets holds none either, and loses a socket by itself when
+//! that is closed.
+
+use crate::arenas::{add, ZoneTotals};
+use crate::clients::Outgoing;
+use crate::descriptor::{self, Attached};
+use crate::{ConnId, FamilyId, Monitor};
+use fsocket_abi::arena::zone_accept::NAMES;
+use fsocket_bpf::select::{Select, GLOBAL, PLACES};
+use fsocket_proto::{kind, report, Msg};
+use fsocket_zones::door::{self, Closer};
+use fsocket_zones::listener::{self, reuse_port, Shape};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Groups at most, and of one user.
+const GROUPS: usize = 1024;
+const GROUPS_PER_UID: usize = 64;
+/// When a socket was closed: everybody is told to look at once, and again when
+/// the kernel has surely finished moving its queue.
+const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(200)];
+
+pub type GroupId = u64;
+
+struct Member {
+    conn: ConnId,
+    cpu: u32,
+    /// Others of its kind may have no local listen socket yet.
+    on_trial: bool,
+}
+
+struct Group {
+    id: GroupId,
+    /// Of the global listen socket.
+    cookie: u64,
+    netns: u64,
+    local: String,
+    uid: u32,
+    shape: Vec<u8>,
+    select: Select,
+    /// By place.
+    members: BTreeMap<u32, Member>,
+    /// Who has shown the global listen socket.
+    holders: BTreeSet<ConnId>,
+    families: BTreeSet<FamilyId>,
+}
+
+impl Group {
+    fn assign(&self) {
+        let workers: Vec<(u32, u32)> = self.members.iter().map(|(place, m)| (*place, m.cpu)).collect();
+        let orphans_to_global = self.members.values().any(|m| m.on_trial);
+        if let Err(e) = self.select.assign(&workers, orphans_to_global) {
+            tracing::warn!(group = self.id, "slots: {e}");
+        }
+    }
+}
+
+/// All groups.
+#[derive(Default)]
+pub struct Zones {
+    all: BTreeMap<GroupId, Group>,
+    last_id: GroupId,
+    /// Groups whose workers must look, and when.
+    due: Vec<(Instant, GroupId)>,
+    /// Why no program can be loaded; not tried again.
+    without: Option<String>,
+    /// Accepts by processes that have ended, by user.
+    ended: BTreeMap<u32, ZoneTotals>,
+}
+
+type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
+
+fn reply(msg: &Msg) -> Msg {
+    Msg { seq: msg.seq, ..Msg::new(msg.kind) }
+}
+
+fn errno(e: fsocket_zones::Errno) -> Errno {
+    Errno::from_raw_os_error(e.raw())
+}
+
+/// A listening TCP socket: what it is bound to, and its cookie.
+fn listening(fd: &Attached) -> Result<(Shape, u64), Errno> {
+    if !sockopt::socket_acceptconn(fd.as_fd())? {
+        return Err(Errno::INVAL);
+    }
+    let shape = Shape::of(fd.as_fd().as_raw_fd()).map_err(errno)?;
+    Ok((shape, sockopt::socket_cookie(fd.as_fd())?))
+}
+
+impl Monitor {
+    /// [`kind::GROUP`].
+    pub(crate) fn group(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        let (shape, cookie) = listening(&fd)?;
+        let client = self.clients.get(id).ok_or(Errno::BADF)?;
+        let (uid, family) = (client.uid, client.family);
+        let known = self.zones.all.values().find(|g| g.cookie == cookie).map(|g| g.id);
+        let group = match known {
+            Some(group) => group,
+            None => {
+                let of_uid = self.zones.all.values().filter(|g| g.uid == uid).count();
+                if self.zones.all.len() >= GROUPS || (uid != 0 && of_uid >= GROUPS_PER_UID) {
+                    return Err(Errno::MFILE);
+                }
+                let netns = descriptor::netns_cookie(fd.as_fd())?;
+                self.new_group(&fd, &shape, cookie, netns, uid)?
+            }
+        };
+        let g = self.zones.all.get_mut(&group).ok_or(Errno::NOENT)?;
+        g.holders.insert(id);
+        g.families.insert(family);
+        let program = rustix::io::fcntl_dupfd_cloexec(g.select.program(), 0)?;
+        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
+    }
+
+    fn new_group(&mut self, fd: &Attached, shape: &Shape, cookie: u64, netns: u64, uid: u32) -> Result<GroupId, Errno> {
+        if self.zones.without.is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let select = match Select::load(possible_cpus()) {
+            Ok(select) => select,
+            Err(e) => {
+                tracing::warn!("zones use the classic selector: {e}");
+                self.zones.without = Some(e.to_string());
+                return Err(Errno::OPNOTSUPP);
+            }
+        };
+        // Not a member of a kernel group: no local one was made.
+        select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+        self.zones.last_id += 1;
+        let id = self.zones.last_id;
+        let local = rustix::net::getsockname(fd.as_fd())
+            .ok()
+            .and_then(|a| std::net::SocketAddr::try_from(a).ok())
+            .map(|a| a.to_string())
+            .unwrap_or_default();
+        tracing::info!(group = id, addr = local, "zones");
+        let group = Group {
+            id,
+            cookie,
+            netns,
+            local,
+            uid,
+            shape: shape.addr().to_vec(),
+            select,
+            members: BTreeMap::new(),
+            holders: BTreeSet::new(),
+            families: BTreeSet::new(),
+        };
+        self.zones.all.insert(id, group);
+        Ok(id)
+    }
+
+    /// [`kind::LOCAL`].
+    pub(crate) fn local(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        let (shape, _) = listening(&fd)?;
+        let netns = descriptor::netns_cookie(fd.as_fd())?;
+        let g = self.zones.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
+        // Somebody else's listener; a socket that is not of this group would only
+        // waste a place, for the kernel checks that at each selection.
+        if !g.holders.contains(&id) || g.netns != netns || g.shape != shape.addr() {
+            return Err(Errno::NOENT);
+        }
+        let place = (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN)?;
+        g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+        let cpu = u32::try_from(msg.arg0).map_err(|_| Errno::INVAL)?;
+        g.members.insert(place, Member { conn: id, cpu, on_trial: msg.arg1 != 0 });
+        g.assign();
+        let is_first = g.members.len() == 1;
+        tracing::debug!(group = g.id, process = id, cpu, place, "worker");
+        if is_first {
+            // Others of the family sleep on the global socket, where nothing comes
+            // any more: they may join now.
+            self.zones.call(msg.id);
+            self.zones_look();
+        }
+        Ok((Msg { arg0: u64::from(place), ..reply(msg) }, None))
+    }
+
+    /// [`kind::LEFT`].
+    pub(crate) fn left(&mut self, id: ConnId, msg: &Msg) {
+        let Some(g) = self.zones.all.get_mut(&msg.id) else { return };
+        let Ok(place) = u32::try_from(msg.arg0) else { return };
+        if g.members.get(&place).is_some_and(|m| m.conn == id) {
+            g.members.remove(&place);
+            g.select.take_out(place);
+            g.assign();
+            self.zones.call(msg.id);
+            self.zones_look();
+        }
+    }
+
+    /// A process is gone.
+    pub(crate) fn leave_zones(&mut self, id: ConnId) {
+        let mut call = Vec::new();
+        for g in self.zones.all.values_mut() {
+            let before = g.members.len();
+            for (place, _) in g.members.extract_if(.., |_, m| m.conn == id) {
+                g.select.take_out(place);
+            }
+            if g.members.len() != before {
+                g.assign();
+                call.push(g.id);
+            }
+            g.holders.remove(&id);
+        }
+        self.zones.all.retain(|_, g| !g.holders.is_empty());
+        for group in call {
+            self.zones.call(group);
+        }
+        self.zones_look();
+    }
+
+    /// Tells the workers of groups that are due.
+    pub(crate) fn zones_look(&mut self) {
+        let now = Instant::now();
+        let (due, later) = std::mem::take(&mut self.zones.due).into_iter().partition(|(at, _)| *at <= now);
+        self.zones.due = later;
+        let due: BTreeSet<GroupId> = due.iter().map(|(_, g): &(Instant, GroupId)| *g).collect();
+        for group in due {
+            let Some(g) = self.zones.all.get(&group) else { continue };
+            // Also those without a local listen socket: they have the global one.
+            let to: Vec<ConnId> =
+                self.clients.iter().filter(|(_, c)| g.families.contains(&c.family)).map(|(id, _)| id).collect();
+            for id in to {
+                let msg = Msg { id: group, ..Msg::new(kind::LOOK) };
+                self.clients.send(id, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
+            }
+        }
+    }
+
+    /// [`kind::CLONE`].
+    pub(crate) fn clone_listener(&mut self, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        listening(&fd)?;
+        let elsewhere = descriptor::netns_cookie(fd.as_fd())? != self.netns;
+        let guard = match msg.arg0 {
+            0 => false,
+            1 => true,
+            _ => return Err(Errno::INVAL),
+        };
+        // In a thread, which alone changes its user and network namespace.
+        let made = std::thread::scope(|s| {
+            std::thread::Builder::new()
+                .name("clone".into())
+                .spawn_scoped(s, || clone_as_owner(&fd, elsewhere, guard))
+                .map_err(|_| Errno::AGAIN)?
+                .join()
+                .map_err(|_| Errno::IO)?
+        })?;
+        Ok((reply(msg), Some(Rc::new(made))))
+    }
+
+    /// Accepts by zone and kind.
+    pub(crate) fn report_accepts(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Zone> {
+        let live = self.arenas.iter().filter(|a| sees(a.uid)).flat_map(|a| a.mem.zones());
+        let ended = self.zones.ended.iter().filter(|(uid, _)| sees(**uid)).flat_map(|(_, t)| t);
+        let mut sum = ZoneTotals::new();
+        for (zone, accepted) in live.chain(ended.map(|(zone, a)| (*zone, *a))) {
+            for (sum, n) in sum.entry(zone).or_default().iter_mut().zip(accepted) {
+                add(sum, n);
+            }
+        }
+        let named = |v: [u64; 4]| NAMES.iter().zip(v).map(|(name, n)| ((*name).to_owned(), n)).collect();
+        sum.into_iter().map(|(cpu, accepted)| report::Zone { cpu, accepted: named(accepted) }).collect()
+    }
+
+    /// Sets the counters of what a user sees to zero: accepts and selections.
+    pub(crate) fn reset_zones(&mut self, sees: &dyn Fn(u32) -> bool) {
+        for arena in self.arenas.iter().filter(|a| sees(a.uid)) {
+            arena.mem.fold_zones(&mut ZoneTotals::new());
+        }
+        self.zones.ended.retain(|uid, _| !sees(*uid));
+        for g in self.zones.all.values().filter(|g| sees(g.uid)) {
+            if let Err(e) = g.select.reset() {
+                tracing::warn!(group = g.id, "counters: {e}");
+            }
+        }
+    }
+
+    /// For the report.
+    pub(crate) fn report_zones(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Group> {
+        let pid = |conn: ConnId| self.clients.get(conn).map_or(0, |c| c.pid);
+        let groups = self.zones.all.values().filter(|g| sees(g.uid));
+        groups
+            .map(|g| report::Group {
+                id: g.id,
+                local: g.local.clone(),
+                workers: g
+                    .members
+                    .iter()
+                    .map(|(place, m)| report::ZoneWorker { pid: pid(m.conn), cpu: m.cpu, place: *place })
+                    .collect(),
+                selections: g
+                    .select
+                    .counts()
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|c| (c.name.to_owned(), c.by_cpu))
+                    .collect(),
+            })
+            .collect()
+    }
+}
+
+impl Zones {
+    /// What the ended processes of a user have accepted.
+    pub fn totals(&mut self, uid: u32) -> &mut ZoneTotals {
+        self.ended.entry(uid).or_default()
+    }
+
+    fn call(&mut self, group: GroupId) {
+        let now = Instant::now();
+        self.due.extend(LOOKS.iter().map(|after| (now + *after, group)));
+    }
+
+    /// When [`Monitor::zones_look`] has something to do.
+    pub fn next(&self) -> Option<Instant> {
+        self.due.iter().map(|(at, _)| *at).min()
+    }
+
+    /// Why there is no BPF selection, if there is none.
+    pub fn without(&self) -> Option<&str> {
+        self.without.as_deref()
+    }
+}
+
+/// One more than the highest number that a CPU of this machine may have.
+pub fn possible_cpus() -> usize {
+    static CPUS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *CPUS.get_or_init(read_possible_cpus)
+}
+
+fn read_possible_cpus() -> usize {
+    // "0-63" or "0,2-5": the highest number counts.
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let last = text.trim().rsplit([',', '-']).next().and_then(|n| n.parse::<usize>().ok());
+    last.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n + 1)
+}
+
+/// Makes a socket for the user that `global` belongs to, where it is.
+fn clone_as_owner(global: &Attached, elsewhere: bool, guard: bool) -> Result<OwnedFd, Errno> {
+    const SIOCGSKNS: libc::Ioctl = 0x894C;
+    let fd = global.as_fd().as_raw_fd();
+    let owner = rustix::fs::fstat(global.as_fd())?.st_uid;
+    if elsewhere {
+        // SAFETY: returns a new descriptor, or fails.
+        let ns = unsafe { libc::ioctl(fd, SIOCGSKNS) };
+        if ns < 0 {
+            return Err(Errno::PERM);
+        }
+        // SAFETY: it is ours alone.
+        let ns = unsafe { OwnedFd::from_raw_fd(ns) };
+        // SAFETY: no memory is involved; this thread ends after this function.
+        if unsafe { libc::setns(ns.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
+            return Err(Errno::PERM);
+        }
+    }
+    // The group shares an address only if one user owns all of it.
+    // SAFETY: no memory is involved; the raw calls change this thread alone.
+    let now = unsafe {
+        libc::syscall(libc::SYS_setfsuid, owner);
+        libc::syscall(libc::SYS_setfsuid, u32::MAX) as u32
+    };
+    if now != owner {
+        return Err(Errno::PERM);
+    }
+    let shape = Shape::of(fd).map_err(errno)?;
+    let closer = Closer::new(&shape).map_err(errno)?;
+    if guard {
+        reuse_port(fd, true).map_err(errno)?;
+    }
+    let made = if guard { door::guard(fd, &shape) } else { listener::like(fd, &shape) }.map_err(errno)?;
+    // SAFETY: just made, and nobody else's.
+    let made = unsafe { OwnedFd::from_raw_fd(made) };
+    closer.close(&shape).map_err(errno)?;
+    if guard {
+        reuse_port(made.as_raw_fd(), false).map_err(errno)?;
+    }
+    Ok(made)
+}

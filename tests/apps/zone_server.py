@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""A server with several workers on one listen socket, for the tests of zones.
+
+    zone_server.py MODE ADDRESS PORT WORKERS [OPTION...]
+
+MODE is fork or thread, and how a worker waits: fork-block, fork-nonblock (busy, with
+pauses), fork-epoll, fork-edge, fork-oneshot, fork-exclusive, fork-poll, fork-select,
+and the same with thread-. Each connection is told "PID TID CPU SNDBUF KEEPIDLE TTL\\n" (the
+CPU that the worker is pinned to, or -1; the options of the accepted socket) and closed.
+
+Options: pin (worker i pins itself to CPU i modulo their number), dual (an IPv6 socket
+that takes IPv4 too), tune (sets options on the listener before forking), user=UID (workers
+drop to that user), late (the first worker sets TTL to 99 on the listener when told "tune"
+on its first connection), close (a worker closes the listener on SIGUSR1 and stays).
+"""
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+mode, address, port, workers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+options = sys.argv[5:]
+kind, wait = mode.split("-")
+cpus = sorted(os.sched_getaffinity(0))
+
+
+def answer(conn):
+    mine = os.sched_getaffinity(0)
+    cpu = min(mine) if len(mine) == 1 else -1
+    get = conn.getsockopt
+    told = (
+        os.getpid(),
+        threading.get_native_id(),
+        cpu,
+        get(socket.SOL_SOCKET, socket.SO_SNDBUF),
+        get(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+        get(socket.IPPROTO_IP, socket.IP_TTL),
+    )
+    conn.setblocking(True)
+    conn.sendall((" ".join(map(str, told)) + "\n").encode())
+    conn.close()
+
+
+def drain(listener):
+    while True:
+        try:
+            conn, _ = listener.accept()
+        except BlockingIOError:
+            return
+        answer(conn)
+
+
+def work(listener, index):
+    if "pin" in options:
+        os.sched_setaffinity(0, {cpus[index % len(cpus)]})
+    user = [o for o in options if o.startswith("user=")]
+    if user:
+        os.setgroups([])
+        os.setresuid(*[int(user[0][5:])] * 3)
+    if wait == "block":
+        while True:
+            answer(listener.accept()[0])
+    listener.setblocking(False)
+    if wait == "nonblock":
+        while True:
+            drain(listener)
+            time.sleep(0.002)
+    if wait == "poll":
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while True:
+            if poll.poll():
+                drain(listener)
+    if wait == "select":
+        while True:
+            if select.select([listener], [], [])[0]:
+                drain(listener)
+    flags = {"epoll": 0, "edge": select.EPOLLET, "oneshot": select.EPOLLONESHOT, "exclusive": select.EPOLLEXCLUSIVE}
+    epoll = select.epoll()
+    epoll.register(listener, select.EPOLLIN | flags[wait])
+    while True:
+        events = epoll.poll()
+        assert len({fd for fd, _ in events}) == len(events), f"reported twice: {events}"
+        for _ in events:
+            drain(listener)
+        if wait == "oneshot":
+            epoll.modify(listener, select.EPOLLIN | select.EPOLLONESHOT)
+
+
+def main():
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if "dual" in options else 1)
+    if "tune" in options:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 33000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
+        listener.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 33)
+    listener.bind((address, port))
+    listener.listen(512)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if kind == "thread":
+        for i in range(workers):
+            threading.Thread(target=work, args=(listener, i), daemon=True).start()
+        threading.Event().wait()
+    children = set()
+    signal.signal(signal.SIGTERM, lambda *_: [os.kill(c, signal.SIGKILL) for c in children] and os._exit(0))
+    number = {}
+    for i in range(workers):
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            work(listener, i)
+        children.add(pid)
+        number[pid] = i
+    while children:
+        pid, _ = os.wait()
+        children.discard(pid)
+        if "respawn" in options:
+            new = os.fork()
+            if new == 0:
+                work(listener, number[pid])
+            children.add(new)
+            number[new] = number[pid]
+
+
+main()
