@@ -78,9 +78,8 @@ fn haproxy(host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
 /// host, with a measurement around it: packets of `program`'s connections of that
 /// `kind`, handled where it uses them, and elsewhere.
 fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> (u64, u64) {
-    let measuring = cli(host, "locality", &["stat", "--locality", "4", "--json"]);
-    // It says so when it begins only where somebody reads that.
-    std::thread::sleep(Duration::from_millis(700));
+    let measuring = cli(host, "locality", &["stat", "--locality", "60", "--json"]);
+    net::wait_until(Duration::from_secs(20), || measuring.stderr().contains("measuring")).expect("it measures");
     let mut command = std::process::Command::new(ab);
     let url = format!("http://{}:8000/1000", chain.middle_front());
     command.args(["-q", "-n", &REQUESTS.to_string(), "-c", "8", &url]);
@@ -88,6 +87,7 @@ fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> 
     let done = Proc::spawn(host.logs(), "ab", command).finish(Duration::from_secs(60)).success();
     e2e::ab_clean(&done.stdout);
     assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), REQUESTS as u64 * 1000);
+    measuring.signal(libc::SIGINT);
     let report = measuring.finish(Duration::from_secs(20)).success().stdout;
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     let processes = report["processes"].as_array().expect("processes");
@@ -182,7 +182,6 @@ fn nginx_on_two_queues_is_local() {
     std::thread::sleep(Duration::from_millis(200));
     let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
     println!("zones: {local} packets local, {remote} elsewhere");
-    println!("{:?}", host.snapshot());
     assert!(local >= 2 * REQUESTS as u64, "{local} packets");
     assert_eq!(remote, 0, "beside {local} local packets");
     drop(ours);
