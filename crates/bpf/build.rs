@@ -1,4 +1,5 @@
-//! Compiles every `src/<concern>.bpf.c` into a skeleton `OUT_DIR/<concern>.skel.rs`.
+//! Compiles every `src/<concern>.bpf.c` into a skeleton `OUT_DIR/<concern>.skel.rs`,
+//! and the policies (an example, and what tests need) to objects beside them.
 //!
 //! `clang-19` is Debian's name for it; `CLANG` names another one. Warnings are
 //! errors, because cargo hides what a build script prints when it succeeds.
@@ -14,23 +15,33 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=src");
-    for source in sources(Path::new("src")) {
-        let name = source.file_name().and_then(|n| n.to_str()).expect("a source has an ASCII name");
-        let concern = name.strip_suffix(".bpf.c").expect("as selected");
-        SkeletonBuilder::new()
-            .source(&source)
-            .clang(&clang)
-            .clang_args(["-Wall", "-Werror", "-Isrc", "-mcpu=v3"])
+    println!("cargo:rerun-if-changed=policies");
+    let builder = |source: &Path| {
+        let mut builder = SkeletonBuilder::new();
+        builder.source(source).clang(&clang).clang_args(["-Wall", "-Werror", "-Isrc", "-mcpu=v3"]);
+        builder
+    };
+    for (source, concern) in sources("src") {
+        builder(&source)
             .build_and_generate(out.join(format!("{concern}.skel.rs")))
-            .unwrap_or_else(|error| panic!("{name}: {error:?}\n(clang: {clang}; Debian package clang-19)"));
+            .unwrap_or_else(|error| panic!("{concern}: {error:?}\n(clang: {clang}; Debian package clang-19)"));
+    }
+    for (source, name) in sources("policies") {
+        builder(&source)
+            .obj(out.join(format!("{name}.bpf.o")))
+            .build()
+            .unwrap_or_else(|error| panic!("{name}: {error:?}"));
     }
 }
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = fs::read_dir(folder)
-        .expect("the crate has sources")
-        .map(|entry| entry.expect("a readable folder").path())
-        .filter(|path| path.to_string_lossy().ends_with(".bpf.c"))
+/// The `.bpf.c` files of a folder, and their names without that.
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let files = fs::read_dir(folder).expect("part of the crate").map(|entry| entry.expect("a readable folder").path());
+    let mut found: Vec<(PathBuf, String)> = files
+        .filter_map(|path| {
+            let name = path.file_name()?.to_str()?.strip_suffix(".bpf.c")?.to_owned();
+            Some((path, name))
+        })
         .collect();
     found.sort();
     found

@@ -125,6 +125,12 @@ counters! {
     FbZoneUnseen = "fallback.zone_unseen",
     /// Fallback, zones: the worker is not pinned, and --pin require was given.
     FbZoneUnpinned = "fallback.zone_unpinned",
+    /// Kernel connections opened with a source port from their CPU's slice.
+    ConnectSlice = "connect_slice",
+    /// Slices without a free port: the kernel took any.
+    SliceFull = "slice_full",
+    /// Slices not used: the kernel (before 6.3) does not take a port range.
+    SliceRefused = "slice_refused",
 }
 
 #[repr(C, align(64))]

@@ -32,6 +32,21 @@ pub enum Error {
         map: String,
         source: libbpf_rs::Error,
     },
+    /// No such device in this network namespace.
+    #[error("no device {0} in this network namespace")]
+    Device(String),
+    /// Somebody else's program is attached there.
+    #[error("another {what} program is attached already; ours does not replace it ({source})")]
+    Busy { what: &'static str, source: io::Error },
+    /// The device takes it in no mode.
+    #[error("the device takes no program: {0}")]
+    Refused(String),
+    /// A policy that is none.
+    #[error("{0}: has not exactly one program of type XDP (see docs/steering.md)")]
+    NoPolicy(String),
+    /// A policy made for another version.
+    #[error("{object}: made for version {found} of steer_policy.h, this is {wanted}")]
+    PolicyAbi { object: String, found: u32, wanted: u32 },
     /// Something with a file: bpffs, a pin, /proc.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },

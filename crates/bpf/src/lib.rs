@@ -9,11 +9,17 @@
 pub mod bpffs;
 mod counters;
 mod error;
+mod kallsyms;
 mod load;
 pub mod locality;
+mod locknames;
+pub mod locks;
 pub mod probe;
 pub mod select;
 mod skel;
+pub mod slices;
+pub mod steer;
+pub mod xdp;
 
 pub use counters::Count;
 pub use error::{Error, Result};

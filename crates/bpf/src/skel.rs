@@ -2,11 +2,11 @@
 
 macro_rules! skeletons {
     ($($concern:ident),* $(,)?) => {$(
-        #[allow(clippy::all, clippy::undocumented_unsafe_blocks, dead_code, missing_docs, non_camel_case_types)]
+        #[allow(clippy::all, clippy::undocumented_unsafe_blocks, dead_code, unused_imports, missing_docs, non_camel_case_types)]
         pub(crate) mod $concern {
             include!(concat!(env!("OUT_DIR"), "/", stringify!($concern), ".skel.rs"));
         }
     )*};
 }
 
-skeletons!(locality, select);
+skeletons!(locality, locks, readcpu, select, steer);

@@ -20,6 +20,8 @@ pub enum Command {
     Stat(Stat),
     /// Connections and listeners over shared memory
     Ss(Ss),
+    /// Bring incoming packets to the CPU where their application runs
+    Steer(Steer),
     /// Check whether this machine has what is needed
     Doctor(Pieces),
     /// Prepare a network device and the kernel for short connections, and undo it
@@ -102,6 +104,57 @@ pub struct Stat {
     /// Also counters that are zero
     #[arg(long)]
     pub all: bool,
+    /// Share of packets that are handled on the CPU where the application runs, measured now
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "locks")]
+    pub locality: Option<f64>,
+    /// Contended locks of the kernel, measured now
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5")]
+    pub locks: Option<f64>,
+}
+
+/// Bring incoming packets to the CPU where their application runs (Receive Flow
+/// Deliver). Without a device: what is steered. Needs root and a running monitor;
+/// lasts until --off, or until the monitor ends.
+#[derive(Debug, Args)]
+pub struct Steer {
+    /// Network device, in this network namespace
+    pub device: Option<String>,
+    /// rfd (connections we open, by source port), flow-groups (and accepted ones, by the
+    /// client's port), recv-cpu (where the application last read), or a BPF object of your own
+    #[arg(long, default_value = "rfd")]
+    pub policy: String,
+    /// Tell accepted connections by the socket table, not by well-known ports
+    #[arg(long)]
+    pub precise: bool,
+    /// CPUs that take part, as 0-3,8 [default: all that the monitor may use]
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub cpus: Option<Cpus>,
+    /// native or generic XDP [default: the better one that works]
+    #[arg(long, value_parser = ["native", "generic"])]
+    pub mode: Option<String>,
+    /// Stop; the device is as it was
+    #[arg(long, requires = "device", conflicts_with_all = ["policy", "precise", "cpus", "mode"])]
+    pub off: bool,
+    /// For other programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// CPU numbers, ascending.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cpus(pub Vec<u32>);
+
+/// A list as the kernel writes it: `0-3,8`.
+fn parse_cpus(text: &str) -> Result<Cpus, String> {
+    let mut cpus = std::collections::BTreeSet::new();
+    for part in text.split(',') {
+        let (low, high) = part.split_once('-').unwrap_or((part, part));
+        match (low.trim().parse::<u32>(), high.trim().parse::<u32>()) {
+            (Ok(low), Ok(high)) if low <= high && high < 4096 => cpus.extend(low..=high),
+            _ => return Err(format!("{part:?} is no CPU and no range of CPUs")),
+        }
+    }
+    Ok(Cpus(cpus.into_iter().collect()))
 }
 
 #[derive(Debug, Args)]
@@ -109,4 +162,17 @@ pub struct Ss {
     /// All the monitor says, for other programs
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(parse_cpus("0-2,8,1"), Ok(Cpus(vec![0, 1, 2, 8])));
+        for bad in ["", "3-1", "a", "0,", "0-99999", "-1"] {
+            assert!(parse_cpus(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -2,11 +2,13 @@
 
 use anyhow::{anyhow, bail, Context, Result};
 use fsocket_proto::report::Report;
-use fsocket_proto::{kind, paths, Msg, MSG_SIZE};
-use rustix::fd::OwnedFd;
+use fsocket_proto::{kind, paths, steer, Msg, MSG_SIZE};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
@@ -65,24 +67,44 @@ pub fn find() -> Result<PathBuf> {
 
 /// Asks the monitor what there is.
 pub fn report(path: &Path) -> Result<Report> {
-    ask(path, 0)
+    report_with(path, 0)
 }
 
 /// As [`report`]; the counters of zones are zero afterwards.
 pub fn report_and_reset(path: &Path) -> Result<Report> {
-    ask(path, 1)
+    report_with(path, 1)
 }
 
-fn ask(path: &Path, reset: u64) -> Result<Report> {
+fn report_with(path: &Path, reset: u64) -> Result<Report> {
+    let text = ask(path, Msg { arg1: reset, ..Msg::new(kind::REPORT) }, None)?;
+    serde_json::from_slice(&text).context("malformed report")
+}
+
+/// Has the monitor steer a device, or says what is steered.
+pub fn steer(path: &Path, request: &steer::Request) -> Result<steer::Answer> {
+    let json = serde_json::to_vec(request)?;
+    let fd = fs::memfd_create("fastsocket-request", fs::MemfdFlags::CLOEXEC | fs::MemfdFlags::ALLOW_SEALING)?;
+    std::fs::File::from(fd.try_clone()?).write_all(&json)?;
+    fs::fcntl_add_seals(&fd, fs::SealFlags::SHRINK | fs::SealFlags::GROW | fs::SealFlags::WRITE)?;
+    let text = ask(path, Msg { arg0: json.len() as u64, ..Msg::new(kind::STEER) }, Some(&fd))?;
+    serde_json::from_slice(&text).context("malformed answer")
+}
+
+/// A request that is answered by a memfd; what is in it.
+fn ask(path: &Path, mut request: Msg, attach: Option<&OwnedFd>) -> Result<Vec<u8>> {
     let socket = connect(path, SocketFlags::empty()).with_context(|| format!("monitor {}", path.display()))?;
     net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(ANSWER_LIMIT))?;
-    let mut request = Msg::new(kind::REPORT);
     request.seq = 1;
-    request.arg1 = reset;
-    net::send(&socket, request.as_bytes(), SendFlags::NOSIGNAL)?;
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = net::SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = attach.iter().map(|fd| fd.as_fd()).collect();
+    if !fds.is_empty() && !control.push(net::SendAncillaryMessage::ScmRights(&fds)) {
+        bail!("no room for a descriptor");
+    }
+    net::sendmsg(&socket, &[std::io::IoSlice::new(request.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
     loop {
         let (answer, fd) = receive(&socket).context("no answer from the monitor")?;
-        if answer.kind != kind::REPORT || answer.seq != request.seq {
+        if answer.kind != request.kind || answer.seq != request.seq {
             continue;
         }
         if answer.result != 0 {
@@ -90,11 +112,11 @@ fn ask(path: &Path, reset: u64) -> Result<Report> {
         }
         let file = std::fs::File::from(fd.context("answer without a descriptor")?);
         if answer.arg0 > REPORT_LIMIT {
-            bail!("report of {} bytes", answer.arg0);
+            bail!("answer of {} bytes", answer.arg0);
         }
         let mut text = vec![0; answer.arg0 as usize];
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut text, 0).context("cannot read the report")?;
-        return serde_json::from_slice(&text).context("malformed report");
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut text, 0).context("cannot read the answer")?;
+        return Ok(text);
     }
 }
 

@@ -9,10 +9,14 @@ mod bench;
 mod cmdline;
 mod control;
 mod doctor;
+mod locality;
 mod locate;
+mod locks;
+mod measure;
 mod private;
 mod run;
 mod stat;
+mod steer;
 mod tune;
 
 use clap::error::ErrorKind;
@@ -47,6 +51,7 @@ fn entry() -> i32 {
         Command::Run(args) => run::run(&args),
         Command::Stat(args) => report_errors(stat::stat(&args)),
         Command::Ss(args) => report_errors(stat::ss(&args)),
+        Command::Steer(args) => report_errors(steer::steer(args)),
         Command::Doctor(pieces) => doctor::run(&pieces),
         Command::Tune(args) => tune::run(&args),
         Command::Bench(args) => report_errors(bench::run(&args)),

@@ -19,7 +19,7 @@ fn report() -> Result<Report> {
 }
 
 /// Plain columns; numbers to the right. `right`: which columns are numbers.
-fn table(header: &[&str], right: &[usize]) -> Table {
+pub fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     // No colours and no wrapping: what a pipe gets is what a terminal shows.
     table.load_preset(presets::NOTHING).force_no_tty().set_header(header);
@@ -32,7 +32,7 @@ fn table(header: &[&str], right: &[usize]) -> Table {
     table
 }
 
-fn print(text: impl Display) {
+pub fn print(text: impl Display) {
     for line in text.to_string().lines() {
         anstream::println!("{}", line.trim_end());
     }
@@ -42,6 +42,12 @@ fn print(text: impl Display) {
 pub fn stat(args: &Stat) -> Result<i32> {
     if args.zones {
         return zones::show(args.json, args.reset);
+    }
+    if let Some(seconds) = args.locality {
+        return crate::locality::run(seconds, args.json);
+    }
+    if let Some(seconds) = args.locks {
+        return crate::locks::run(seconds, args.json);
     }
     let report = report()?;
     if args.json {

@@ -2,7 +2,7 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, name, process, ready, route, stats, table, Outcome};
+use crate::{epoll, name, process, ready, route, slice, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, TO_CLIENT, TO_SERVER};
@@ -16,7 +16,13 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     match d.kind() {
         kind::CONN => return Outcome::Done(again(d)),
         kind::FRESH => {}
-        kind::BOUND => return to_kernel(d, Counter::FbBound),
+        kind::BOUND => {
+            // SAFETY: the caller's.
+            if let Some(dst) = unsafe { name::parse(addr, len) } {
+                slice::choose(fd, d, &dst);
+            }
+            return to_kernel(d, Counter::FbBound);
+        }
         _ => return Outcome::Kernel,
     }
     // SAFETY: the caller's.
@@ -35,7 +41,10 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
             }
             Outcome::Done(Ok(()))
         }
-        Err(why) => to_kernel(d, why),
+        Err(why) => {
+            slice::choose(fd, d, &dst);
+            to_kernel(d, why)
+        }
     }
 }
 

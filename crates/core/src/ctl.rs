@@ -235,7 +235,11 @@ fn unasked(m: &Msg, got: Option<i32>) {
                 map_registry(fd);
             }
         }
-        kind::HELLO => process::disable(),
+        kind::HELLO => {
+            // Another version: there is nothing to talk about.
+            process::disable();
+            died();
+        }
         kind::CHANNEL_SRV => {
             if let Some(fd) = got {
                 chan::serve(m.id as u32, m.arg0, fd);
@@ -270,7 +274,7 @@ pub fn registry() -> Option<&'static Registry> {
         return None;
     }
     let l = LOCK.lock().ok()?;
-    while REGISTRY.load(Ordering::Acquire).is_null() && process::enabled() {
+    while REGISTRY.load(Ordering::Acquire).is_null() && !dead() {
         match receive(0) {
             Ok((m, got)) => unasked(&m, got),
             Err(Errno::EINTR) => {}

@@ -32,6 +32,7 @@ pub mod route;
 pub mod sendfile;
 pub mod signals;
 pub mod slab;
+pub mod slice;
 pub mod spin;
 pub mod stats;
 pub mod stream;

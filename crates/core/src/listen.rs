@@ -98,7 +98,8 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter
     Ok(())
 }
 
-fn bound_address(fd: i32) -> Option<Addr> {
+/// What the kernel has bound the socket to.
+pub fn bound_address(fd: i32) -> Option<Addr> {
     let mut b = [0u8; 28];
     let mut len = b.len() as u32;
     // SAFETY: buffer and length are ours.

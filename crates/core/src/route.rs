@@ -154,19 +154,24 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<&'static Chan, Counter> {
     }
 }
 
-/// How many listeners of ours match best; an error says why none does.
-fn count_matches(reg: &Registry, dst: &Addr, fd: i32) -> Result<usize, Counter> {
-    let netns = match NETNS.load(Ordering::Relaxed) {
+/// SO_NETNS_COOKIE of this process, asked once from a socket of its.
+pub fn netns(fd: i32) -> sys::Result<u64> {
+    match NETNS.load(Ordering::Relaxed) {
         0 => {
             let mut b = [0u8; 8];
             const SO_NETNS_COOKIE: i32 = 71;
-            sys::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut b).map_err(|_| Counter::FbResource)?;
+            sys::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut b)?;
             let v = u64::from_ne_bytes(b);
             NETNS.store(v, Ordering::Relaxed);
-            v
+            Ok(v)
         }
-        v => v,
-    };
+        v => Ok(v),
+    }
+}
+
+/// How many listeners of ours match best; an error says why none does.
+fn count_matches(reg: &Registry, dst: &Addr, fd: i32) -> Result<usize, Counter> {
+    let netns = netns(fd).map_err(|_| Counter::FbResource)?;
     for _ in 0..100 {
         let g = reg.generation.load(Ordering::Acquire);
         if g & 1 == 0 {
@@ -213,7 +218,7 @@ fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<usize, Counter> {
 }
 
 /// The monitor may change the registry while we read; the generation tells.
-fn volatile<T: Copy>(p: &T) -> T {
+pub fn volatile<T: Copy>(p: &T) -> T {
     // SAFETY: a reference is valid for reads.
     unsafe { core::ptr::read_volatile(p) }
 }

@@ -21,3 +21,5 @@ pub const EARLY_RINGS: usize = 1024;
 pub const CLIENT_SHARE: u64 = 4;
 /// Requests of one process before others have their turn.
 pub const TURN: usize = 16;
+/// Bytes of a request about steering.
+pub const STEER_REQUEST: usize = 1 << 16;

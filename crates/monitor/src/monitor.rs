@@ -55,6 +55,7 @@ pub struct Monitor {
     pub(crate) zones: Zones,
     pub(crate) ports: Ports,
     pub(crate) registry: Registry,
+    pub(crate) steers: crate::steer::Steers,
     pub(crate) diag: Option<SockDiag>,
     /// Counters of processes that ended, by user.
     pub(crate) totals: HashMap<u32, Totals>,
@@ -109,6 +110,7 @@ impl Monitor {
             zones: Zones::default(),
             ports: Ports::new(KernelPorts::read()),
             registry: Registry::new().map_err(fail("make the registry"))?,
+            steers: Default::default(),
             diag: SockDiag::new(),
             totals: HashMap::new(),
             family_leases: HashMap::new(),
@@ -252,6 +254,8 @@ impl Monitor {
         // everything is read again.
         while !matches!(rustix::net::recv(fd, &mut scratch[..], RecvFlags::DONTWAIT), Err(Errno::AGAIN)) {}
         self.refresh_addresses();
+        // A device that went has taken its addresses with it.
+        self.forget_gone();
     }
 
     fn refresh_addresses(&mut self) {
@@ -268,7 +272,7 @@ impl Monitor {
         if !self.config.private {
             return false;
         }
-        if self.clients.iter().any(|(_, c)| c.is_process()) {
+        if self.clients.iter().any(|(_, c)| c.is_process()) || !self.steers.is_empty() {
             self.deadline = None;
             return false;
         }

@@ -160,6 +160,7 @@ impl Monitor {
         let Some(l) = self.listeners.remove(listener) else { return };
         tracing::info!(listener, addr = crate::address::show(&l.info.addr), "listener ended");
         self.registry.remove(listener);
+        self.refresh_steering();
         for id in l.holders {
             if let Some(client) = self.clients.get_mut(id) {
                 client.holds.remove(&listener);

@@ -4,7 +4,7 @@
 //! [`fsocket_proto::registry`].
 
 use crate::shm::Mapping;
-use fsocket_proto::registry::{Entry, Registry as Layout, ENTRIES, LOCALS, MAGIC, SIZE};
+use fsocket_proto::registry::{Entry, Registry as Layout, Slices, ENTRIES, LOCALS, MAGIC, SIZE, SLICED, SLICE_CPUS};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{fence, AtomicU64, Ordering};
 use rustix::fd::OwnedFd;
@@ -15,6 +15,7 @@ use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 const WORDS: usize = size_of::<Entry>() / 8;
+const _: () = assert!(size_of::<Slices>() % 8 == 0 && offset_of!(Slices, first) % 8 == 0);
 const _: () = assert!(size_of::<Entry>() == 40 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
 
 pub struct Registry {
@@ -63,8 +64,8 @@ impl Registry {
         let mut words = [0u64; WORDS];
         words[0] = listener;
         words[1] = netns;
-        for (word, bytes) in words[2..].iter_mut().zip(addr.as_bytes().chunks_exact(8)) {
-            *word = u64::from_ne_bytes(bytes.try_into().expect("chunks of 8"));
+        for (entry, bytes) in words[2..].iter_mut().zip(addr.as_bytes().chunks_exact(8)) {
+            *entry = word(bytes);
         }
         let index = self.used.len();
         self.used.push(listener);
@@ -95,11 +96,37 @@ impl Registry {
             for ip in addresses.take(LOCALS) {
                 let off = offset_of!(Layout, local) + count * 16;
                 for (i, bytes) in ip.chunks_exact(8).enumerate() {
-                    r.put(off + i * 8, u64::from_ne_bytes(bytes.try_into().expect("chunks of 8")));
+                    r.put(off + i * 8, word(bytes));
                 }
                 count += 1;
             }
             r.put(offset_of!(Layout, locals), count as u64);
+        });
+    }
+
+    /// Replaces the source-port slices: namespace, first port, ports a slice, CPU
+    /// of each slice. Beyond [`SLICED`] namespaces and [`SLICE_CPUS`] they are left
+    /// out: connections from there take any port.
+    pub fn set_slices<'a>(&mut self, all: impl Iterator<Item = (u64, u16, u32, &'a [u32])>) {
+        self.change(|r| {
+            let mut count = 0;
+            for (netns, first, ports, cpus) in all.take(SLICED) {
+                let off = offset_of!(Layout, slices) + count * size_of::<Slices>();
+                let mut by_cpu = [0u16; SLICE_CPUS];
+                for (slice, cpu) in cpus.iter().enumerate() {
+                    if let Some(entry) = by_cpu.get_mut(*cpu as usize) {
+                        *entry = slice as u16 + 1;
+                    }
+                }
+                r.put(off + offset_of!(Slices, netns), netns);
+                let both = [u32::from(first).to_ne_bytes(), ports.to_ne_bytes()].concat();
+                r.put(off + offset_of!(Slices, first), word(&both));
+                for (i, bytes) in by_cpu.as_bytes().chunks_exact(8).enumerate() {
+                    r.put(off + offset_of!(Slices, by_cpu) + i * 8, word(bytes));
+                }
+                count += 1;
+            }
+            r.put(offset_of!(Layout, sliced), count as u64);
         });
     }
 
@@ -123,6 +150,10 @@ impl Registry {
     fn put(&self, off: usize, value: u64) {
         self.map.at::<AtomicU64>(off).store(value, Ordering::Relaxed);
     }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
 }
 
 fn entry_off(index: usize) -> usize {

@@ -26,7 +26,7 @@ impl Monitor {
     /// Handles one request.
     pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let Some(client) = self.clients.get(id) else { return Ok(()) };
-        if !client.is_process() && msg.kind != kind::HELLO && msg.kind != kind::REPORT {
+        if !client.is_process() && !matches!(msg.kind, kind::HELLO | kind::REPORT | kind::STEER) {
             return Err(Misbehaved("no HELLO"));
         }
         let answer = match msg.kind {
@@ -50,6 +50,7 @@ impl Monitor {
                 self.left(id, &msg);
                 return Ok(());
             }
+            kind::STEER => self.steer_request(id, &msg, fd),
             kind::ADOPT => return self.adopt(id, &msg, fd),
             kind::ARENA => return self.arena(id, fd),
             kind::UNLISTEN => {
@@ -165,6 +166,7 @@ impl Monitor {
                 self.drop_stale(info.netns, &info.addr);
                 let new = self.listeners.add(info, uid);
                 self.registry.add(new, info.netns, &info.addr);
+                self.refresh_steering();
                 tracing::info!(listener = new, addr = crate::address::show(&info.addr), process = id, "listen");
                 new
             }
@@ -364,11 +366,37 @@ impl Monitor {
             let private = self.config.private;
             self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
         }
-        let json = serde_json::to_vec(&report).map_err(|_| Errno::NOMEM)?;
-        let fd = crate::shm::memfd_of("fastsocket-report", &json)
-            .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
-        Ok((Msg { arg0: json.len() as u64, ..reply(msg) }, Some(Rc::new(fd))))
+        answer_json(msg, &report)
     }
+
+    fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let client = self.clients.get(id).ok_or(Errno::BADF)?;
+        if client.uid != 0 {
+            return Err(Errno::PERM);
+        }
+        let socket = rustix::io::fcntl_dupfd_cloexec(&client.fd, 0)?;
+        let fd = fd.ok_or(Errno::BADF)?;
+        // Sealed, so that reading it cannot block.
+        let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
+        let length = msg.arg0 as usize;
+        if !seals.contains(rustix::fs::SealFlags::SHRINK) || length > limits::STEER_REQUEST {
+            return Err(Errno::INVAL);
+        }
+        let mut text = vec![0; length];
+        if rustix::io::pread(fd.as_fd(), &mut text, 0)? != length {
+            return Err(Errno::INVAL);
+        }
+        let request = serde_json::from_slice(&text).map_err(|_| Errno::INVAL)?;
+        answer_json(msg, &self.steer(request, socket.as_fd()))
+    }
+}
+
+/// An answer that is too long for a message: in a memfd.
+fn answer_json(msg: &Msg, what: &impl serde::Serialize) -> Answer {
+    let json = serde_json::to_vec(what).map_err(|_| Errno::NOMEM)?;
+    let fd = crate::shm::memfd_of("fastsocket-answer", &json)
+        .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
+    Ok((Msg { arg0: json.len() as u64, ..reply(msg) }, Some(Rc::new(fd))))
 }
 
 /// The frame of an answer.

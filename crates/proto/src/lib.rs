@@ -18,6 +18,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub mod paths;
 #[cfg(feature = "report")]
 pub mod report;
+#[cfg(feature = "report")]
+pub mod steer;
 
 pub const VERSION: u16 = 1;
 
@@ -92,6 +94,12 @@ pub mod kind {
     /// Nobody on the side given needs its end from the monitor any more: it
     /// closes it. Arguments as for CLAIM. No answer.
     pub const RELEASE: u32 = 16;
+    /// *Sync*: steering of devices ([`crate::steer`]). fd: memfd with a request
+    /// as JSON, `arg0` its length; answered by a memfd with the answer as JSON,
+    /// `arg0` its length. The devices are those of the network namespace from
+    /// which the requester has connected to us. `result` EPERM unless he is root.
+    /// Needs no HELLO.
+    pub const STEER: u32 = 17;
     /// *Sync*: report as JSON in a memfd; `arg0` length; see
     /// [`crate::report`]. For the command line; needs no HELLO. `arg1` 1: the
     /// counters of zones are zero afterwards.
@@ -202,6 +210,26 @@ pub mod registry {
         pub addr: Addr,
     }
 
+    /// Network namespaces with source-port slices.
+    pub const SLICED: usize = 8;
+    /// CPUs that can have a slice.
+    pub const SLICE_CPUS: usize = 1024;
+
+    /// The source-port slices of a network namespace: who connects from there
+    /// over the kernel takes his port from the slice of his CPU, so that the
+    /// steering program finds him.
+    #[repr(C)]
+    pub struct Slices {
+        /// SO_NETNS_COOKIE; 0: unused.
+        pub netns: u64,
+        /// First port of the first slice.
+        pub first: u32,
+        /// Ports a slice.
+        pub ports: u32,
+        /// 1 + number of the slice, by CPU; 0: none.
+        pub by_cpu: [u16; SLICE_CPUS],
+    }
+
     #[repr(C)]
     pub struct Registry {
         pub magic: u64,
@@ -217,6 +245,9 @@ pub mod registry {
         /// loopback; v4-mapped.
         pub local: [[u8; 16]; LOCALS],
         pub entry: [Entry; ENTRIES],
+        /// Entries of `slices` in use are below this; 0 is the usual case.
+        pub sliced: u64,
+        pub slices: [Slices; SLICED],
     }
 }
 

@@ -59,6 +59,12 @@ impl Saved {
         // SAFETY: as in `Errno::set`.
         Saved(unsafe { *libc::__errno_location() })
     }
+
+    /// Is it this error?
+    #[inline]
+    pub fn is(&self, e: Errno) -> bool {
+        self.0 == e.raw()
+    }
 }
 
 impl Drop for Saved {
@@ -99,5 +105,6 @@ known!(
     ENOPROTOOPT,
     EPROTO,
     EPERM,
-    EADDRINUSE
+    EADDRINUSE,
+    EADDRNOTAVAIL
 );

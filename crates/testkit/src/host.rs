@@ -1,5 +1,6 @@
 //! A test's own host: a temporary directory and a private monitor.
 
+use crate::netns::NetHost;
 use crate::{artifacts, net, process::Proc, stock_mode, Finished, Snapshot};
 use fsocket_proto::paths::ENV_SOCKET;
 use std::path::{Path, PathBuf};
@@ -22,12 +23,26 @@ pub struct Host {
     dir: tempfile::TempDir,
     /// Kept when the test fails.
     logs: PathBuf,
+    /// Where everything runs, if not in this process's network namespace.
+    place: Option<NetHost>,
 }
 
 impl Host {
     /// A temporary directory, and outside stock mode a monitor in it.
     #[track_caller]
     pub fn new() -> Host {
+        Host::make(None)
+    }
+
+    /// The same in a host made of a network namespace: the monitor and every
+    /// command run there.
+    #[track_caller]
+    pub fn on(place: &NetHost) -> Host {
+        Host::make(Some(place.clone()))
+    }
+
+    #[track_caller]
+    fn make(place: Option<NetHost>) -> Host {
         let dir = tempfile::Builder::new().prefix("fastsocket-test-").tempdir().expect("temporary directory");
         // Servers that drop their privileges must still read their files.
         set_mode(dir.path(), 0o755);
@@ -35,7 +50,7 @@ impl Host {
         std::fs::create_dir(&logs).expect("log directory");
         std::fs::create_dir(dir.path().join("monitor")).expect("monitor directory");
         set_mode(&dir.path().join("monitor"), 0o700);
-        let mut host = Host { monitor: None, dir, logs };
+        let mut host = Host { monitor: None, dir, logs, place };
         if !stock_mode() {
             host.start_monitor();
         } else {
@@ -48,6 +63,7 @@ impl Host {
     pub fn start_monitor(&mut self) {
         let mut command = Command::new(artifacts::monitor());
         command.arg("--private").args(["--linger", "600"]).arg("--socket").arg(self.socket());
+        self.place(&mut command);
         let mut monitor = Proc::spawn(&self.logs, "fastsocketd", command);
         let socket = self.socket();
         let up = net::wait_until(START, || {
@@ -96,6 +112,7 @@ impl Host {
     pub fn command(&self, side: Side, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.path());
+        self.place(&mut command);
         command.env_remove("LD_PRELOAD").env_remove(ENV_SOCKET).env("PYTHONUNBUFFERED", "1");
         if side == Accel && !stock_mode() {
             command.env("LD_PRELOAD", artifacts::library()).env(ENV_SOCKET, self.socket());
@@ -119,13 +136,13 @@ impl Host {
         let mut server = Proc::spawn(&self.logs, name, command);
         let listens = net::wait_until(START, || {
             !server.running()
-                || (net::kernel_sockets(port, "0A") > 0 && (side == Stock || stock_mode() || self.knows(port)))
+                || (self.kernel_sockets(port, "0A") > 0 && (side == Stock || stock_mode() || self.knows(port)))
         });
         assert!(
             listens.is_ok() && server.running(),
             "{name} does not listen on {port} (running: {}, kernel: {}, known to the monitor: {})\n{}\n{}",
             server.running(),
-            net::kernel_sockets(port, "0A"),
+            self.kernel_sockets(port, "0A"),
             stock_mode() || self.knows(port),
             server.stdout(),
             server.stderr()
@@ -152,6 +169,20 @@ impl Host {
         let mut command = self.command(side, program);
         command.args(args);
         Proc::spawn(&self.logs, name, command)
+    }
+
+    fn place(&self, command: &mut Command) {
+        if let Some(place) = &self.place {
+            place.place(command);
+        }
+    }
+
+    /// [`net::kernel_sockets`] where this host is.
+    pub fn kernel_sockets(&self, port: u16, state: &str) -> usize {
+        match &self.place {
+            Some(place) => place.within(|| net::kernel_sockets(port, state)),
+            None => net::kernel_sockets(port, state),
+        }
     }
 
     /// Does the monitor have a listener on this port?

@@ -12,6 +12,7 @@ pub mod artifacts;
 pub mod counters;
 pub mod host;
 pub mod net;
+pub mod netns;
 pub mod process;
 
 pub use counters::{Delta, Snapshot};

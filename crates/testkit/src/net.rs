@@ -23,10 +23,11 @@ pub fn free_port() -> u16 {
 }
 
 /// Kernel TCP sockets with this local port, by state as `/proc/net/tcp` has
-/// it (`0A` is LISTEN, `01` ESTABLISHED).
+/// it (`0A` is LISTEN, `01` ESTABLISHED), in the calling thread's network
+/// namespace.
 pub fn kernel_sockets(port: u16, state: &str) -> usize {
     let suffix = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"]
+    ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"]
         .iter()
         .filter_map(|file| std::fs::read_to_string(file).ok())
         .flat_map(|text| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>())

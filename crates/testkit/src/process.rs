@@ -189,6 +189,28 @@ impl Drop for Proc {
     }
 }
 
+/// Restricts a process or thread (0: the calling one) to these CPUs.
+pub fn set_affinity(pid: i32, cpus: &[usize]) -> std::io::Result<()> {
+    // SAFETY: all zero is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for cpu in cpus.iter().filter(|cpu| **cpu < libc::CPU_SETSIZE as usize) {
+        // SAFETY: within the set, as just checked.
+        unsafe { libc::CPU_SET(*cpu, &mut set) };
+    }
+    // SAFETY: the set lives here, and its size is the one given.
+    match unsafe { libc::sched_setaffinity(pid, std::mem::size_of_val(&set), &set) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Lets a command run on these CPUs only.
+pub fn pin(command: &mut Command, cpus: &[usize]) {
+    let cpus = cpus.to_vec();
+    // SAFETY: between fork and exec: a system call; no memory is allocated.
+    unsafe { command.pre_exec(move || set_affinity(0, &cpus)) };
+}
+
 fn read_lossy(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(mut file) = File::open(path) {

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, pool, process,
-    stats, zone,
+    slice, stats, zone,
 };
 use libc::*;
 
@@ -125,11 +125,24 @@ fn seen(fd: c_int) -> c_int {
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
         Some(d) => {
-            either(unsafe { ops_connect::connect(fd, d, addr, len) }, || unsafe { real::connect(fd, addr, len) })
+            either(unsafe { ops_connect::connect(fd, d, addr, len) }, || unsafe { kernel_connect(fd, addr, len) })
         }
         None if gone(fd) => -1,
-        None => unsafe { real::connect(fd, addr, len) },
+        None => {
+            unsafe { slice::choose_unknown(fd, addr, len) };
+            unsafe { kernel_connect(fd, addr, len) }
+        }
     }
+}
+
+/// The kernel's; where the socket's slice of source ports is full, any port will
+/// do.
+unsafe fn kernel_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    let result = unsafe { real::connect(fd, addr, len) };
+    if result < 0 && slice::widen(fd) {
+        return unsafe { real::connect(fd, addr, len) };
+    }
+    result
 }
 
 pub unsafe fn sockatmark(fd: c_int) -> c_int {

@@ -1,0 +1,345 @@
+//! Receive Flow Deliver and its relatives: which CPU handles an incoming packet.
+//!
+//! One [`Steering`] a device. What steers is in `steer.bpf.c`; here it is loaded,
+//! attached, and told what it needs to know by writing its maps.
+
+use crate::counters::{self, Count};
+use crate::slices::{Slices, GRANULE};
+use crate::xdp::{self, Mode, XdpLink};
+use crate::{load, probe, skel, Error, Result};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{libbpf_sys, Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramType};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+/// The order of `enum steer_reason` in `steer.h`.
+const REASONS: &[&str] =
+    &["to_self", "to_other", "passed_active", "passed_passive", "not_tcp", "fragment", "short", "no_cpu", "queue_full"];
+
+/// Flow groups, by the low 12 bits of the client's port (Affinity-Accept, 3.1).
+pub const GROUPS: usize = 4096;
+
+/// Packets that wait for a CPU before the kernel drops more.
+const QUEUE: u32 = 2048;
+
+/// STEER_ABI in `steer_policy.h`.
+const ABI: u32 = 1;
+
+/// In which order a device is asked to take the program: mode, and whether it
+/// says that it copes with packets in several fragments. Drivers with a large MTU
+/// demand that. Generic mode must not have it: the kernel then copies packets
+/// into per-CPU page pools, and what waits in a cpumap is overwritten (seen on
+/// 6.18: SYN-ACKs lost with IP_INHDR and wrong packet types).
+const VARIANTS: [(Mode, bool); 3] = [(Mode::Native, false), (Mode::Native, true), (Mode::Generic, false)];
+
+/// How packets of one class find their CPU; `enum policy` in `steer.bpf.c`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum By {
+    /// They stay where RSS put them.
+    Stay = 0,
+    /// Source-port slice of the connection.
+    Slice = 1,
+    /// Flow group of the client.
+    Group = 2,
+    /// Where the application last read the socket.
+    Read = 3,
+    /// A BPF object of the operator's own.
+    User = 4,
+}
+
+/// A policy by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Receive Flow Deliver: active connections by slice, passive ones stay.
+    Rfd,
+    /// As RFD, and passive connections by flow group.
+    FlowGroups,
+    /// Every connection to the CPU where its application last read it.
+    RecvCpu,
+    /// Every packet as the object in this file says (see `steer_policy.h`).
+    User(PathBuf),
+}
+
+impl Policy {
+    /// `rfd`, `flow-groups`, `recv-cpu`, or the path of a BPF object.
+    pub fn parse(name: &str) -> Policy {
+        match name {
+            "rfd" => Policy::Rfd,
+            "flow-groups" => Policy::FlowGroups,
+            "recv-cpu" => Policy::RecvCpu,
+            path => Policy::User(PathBuf::from(path)),
+        }
+    }
+
+    /// As [`Policy::parse`] takes it.
+    pub fn name(&self) -> String {
+        match self {
+            Policy::Rfd => "rfd".to_owned(),
+            Policy::FlowGroups => "flow-groups".to_owned(),
+            Policy::RecvCpu => "recv-cpu".to_owned(),
+            Policy::User(path) => path.display().to_string(),
+        }
+    }
+
+    /// Active, passive.
+    fn by(&self) -> (By, By) {
+        match self {
+            Policy::Rfd => (By::Slice, By::Stay),
+            Policy::FlowGroups => (By::Slice, By::Group),
+            Policy::RecvCpu => (By::Read, By::Read),
+            Policy::User(_) => (By::User, By::User),
+        }
+    }
+
+    /// Do clients have to take their ports from slices?
+    pub fn needs_slices(&self) -> bool {
+        self.by().0 == By::Slice
+    }
+}
+
+/// What to attach.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub device: String,
+    pub policy: Policy,
+    /// Classify by the socket table alone: right also where a program listens on
+    /// a port that the monitor does not know, and dearer.
+    pub precise: bool,
+    /// CPUs that take part, ascending.
+    pub cpus: Vec<u32>,
+    /// None: native, else generic.
+    pub mode: Option<Mode>,
+    /// SO_NETNS_COOKIE of the device's network namespace.
+    pub netns: u64,
+}
+
+/// A device that is steered; dropping it ends that and leaves nothing.
+pub struct Steering {
+    // Before the programs: first what sends packets ends.
+    xdp: XdpLink,
+    programs: Programs,
+    device: String,
+    /// Why not in a better mode.
+    because: Option<String>,
+}
+
+/// What is loaded, with its maps: everything here is a map write, nothing is
+/// reloaded.
+pub struct Programs {
+    _links: Vec<Link>,
+    _user: Option<Object>,
+    _readcpu: Option<skel::readcpu::ReadcpuSkel<'static>>,
+    steer: skel::steer::SteerSkel<'static>,
+}
+
+impl Steering {
+    /// Loads and attaches to a device of the calling thread's network namespace.
+    /// Nothing is steered by slice or group before [`Programs::set_slices`] and
+    /// [`Programs::set_groups`].
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Device`], [`Error::Busy`], [`Error::Load`] with
+    /// what the verifier said.
+    pub fn attach(request: &Request) -> Result<Steering> {
+        probe::permitted()?;
+        probe::btf()?;
+        let ifindex = xdp::ifindex(&request.device)?;
+        let mut refused = Vec::new();
+        for (mode, frags) in VARIANTS.iter().filter(|(mode, _)| request.mode.is_none_or(|wanted| wanted == *mode)) {
+            let programs = Programs::load(request, *frags)?;
+            // Last: from here on packets come.
+            match XdpLink::attach(&programs.steer.progs.steer, ifindex, *mode) {
+                Ok(xdp) => {
+                    let because = (!refused.is_empty()).then(|| refused.join("; "));
+                    return Ok(Steering { xdp, programs, device: request.device.clone(), because });
+                }
+                // Somebody else's program: in another mode it would be refused
+                // too, with a less telling error.
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(Error::Busy { what: "XDP", source: e }),
+                Err(e) => refused.push(format!("{} XDP{}: {e}", mode.name(), if *frags { " (fragments)" } else { "" })),
+            }
+        }
+        Err(Error::Refused(refused.join("; ")))
+    }
+
+    /// Name of the device.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// In which mode it runs, and why not in a better one.
+    pub fn mode(&self) -> (Mode, Option<&str>) {
+        (self.xdp.mode, self.because.as_deref())
+    }
+
+    /// False once the device is gone.
+    pub fn is_alive(&self) -> bool {
+        self.xdp.is_alive()
+    }
+}
+
+impl std::ops::Deref for Steering {
+    type Target = Programs;
+
+    fn deref(&self) -> &Programs {
+        &self.programs
+    }
+}
+
+fn put(map: &impl MapCore, key: &[u8], value: &[u8]) -> Result<()> {
+    map.update(key, value, MapFlags::ANY).map_err(|e| Error::map(&map.name().to_string_lossy(), e))
+}
+
+impl Programs {
+    fn load(request: &Request, frags: bool) -> Result<Programs> {
+        let possible = libbpf_rs::num_possible_cpus().map_err(|e| Error::map("cpus", e))?;
+        let mut steer = load::logged("steer", || {
+            let mut open = skel::steer::SteerSkelBuilder::default().open(load::storage())?;
+            open.maps.cpus.set_max_entries(possible as u32)?;
+            open.progs.steer.set_flags(flags(frags));
+            open.progs.enqueued.set_autoload(probe::tracepoint("xdp_cpumap_enqueue").is_ok());
+            open.load()
+        })?;
+        let id = steer.maps.cpus.info().map_err(|e| Error::map("cpus", e))?.info.id;
+        if let Some(bss) = steer.maps.bss_data.as_deref_mut() {
+            bss.cpus_id = id;
+        }
+        for cpu in &request.cpus {
+            // struct bpf_cpumap_val: queue size, no program.
+            let value = [QUEUE.to_ne_bytes(), 0u32.to_ne_bytes()].concat();
+            put(&steer.maps.cpus, &cpu.to_ne_bytes(), &value)?;
+        }
+        let mut links = Vec::new();
+        if steer.progs.enqueued.autoload() {
+            links.push(steer.progs.enqueued.attach().map_err(|e| Error::attach("steer", e))?);
+        }
+        let user = match &request.policy {
+            Policy::User(path) => Some(own_policy(path, &steer, frags)?),
+            _ => None,
+        };
+        let readcpu = match request.policy.by() {
+            (By::Read, _) | (_, By::Read) => Some(readcpu(request.netns, &steer, &mut links)?),
+            _ => None,
+        };
+        // struct config.
+        let (active, passive) = request.policy.by();
+        let config = [active as u32, passive as u32, u32::from(request.precise)].map(u32::to_ne_bytes).concat();
+        put(&steer.maps.settings, &0u32.to_ne_bytes(), &config)?;
+        Ok(Programs { _links: links, _user: user, _readcpu: readcpu, steer })
+    }
+
+    /// Which ports belong to which CPU.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn set_slices(&self, slices: &Slices) -> Result<()> {
+        for granule in 0..65536 / GRANULE {
+            let cpu = slices.cpu_of((granule * GRANULE) as u16).map_or(0, |cpu| cpu + 1);
+            put(&self.steer.maps.slices, &granule.to_ne_bytes(), &cpu.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// The CPU of flow group `group`; None: its packets stay.
+    ///
+    /// # Errors
+    /// [`Error::Map`], also for a group that does not exist.
+    pub fn set_group(&self, group: u32, cpu: Option<u32>) -> Result<()> {
+        put(&self.steer.maps.groups, &group.to_ne_bytes(), &cpu.map_or(0, |cpu| cpu + 1).to_ne_bytes())
+    }
+
+    /// All flow groups, dealt out to `cpus` in turn.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn set_groups(&self, cpus: &[u32]) -> Result<()> {
+        for group in 0..GROUPS {
+            let cpu = (!cpus.is_empty()).then(|| cpus[group % cpus.len()]);
+            self.set_group(group as u32, cpu)?;
+        }
+        Ok(())
+    }
+
+    /// Does somebody listen on `port`? (The third rule of the classification.)
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn set_listened(&self, port: u16, listened: bool) -> Result<()> {
+        put(&self.steer.maps.listened, &u32::from(port).to_ne_bytes(), &[u8::from(listened)])
+    }
+
+    /// Packets by verdict, and by CPU that gave it.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn counts(&self) -> Result<Vec<Count>> {
+        counters::read(&self.steer.maps.reasons, REASONS)
+    }
+}
+
+fn flags(frags: bool) -> u32 {
+    if frags {
+        libbpf_sys::BPF_F_XDP_HAS_FRAGS
+    } else {
+        0
+    }
+}
+
+/// Loads the operator's own policy and puts it into its slot.
+fn own_policy(path: &Path, steer: &skel::steer::SteerSkel<'_>, frags: bool) -> Result<Object> {
+    std::fs::metadata(path).map_err(|e| Error::file(path, e))?;
+    let name = path.display().to_string();
+    let maps = &steer.maps;
+    let shared = [("cpus", maps.cpus.as_fd()), ("reasons", maps.reasons.as_fd()), ("packets", maps.packets.as_fd())];
+    let mut abi = None;
+    let object = load::logged(&name, || {
+        let mut open = ObjectBuilder::default().open_file(path)?;
+        for mut map in open.maps_mut() {
+            if let Some((_, fd)) = shared.iter().find(|(name, _)| map.name() == *name) {
+                map.reuse_fd(*fd)?;
+            }
+            if map.name() == "steer_abi" {
+                abi = Some(map.max_entries());
+            }
+        }
+        for mut program in open.progs_mut() {
+            // What a program array holds must be alike in this.
+            program.set_flags(flags(frags));
+        }
+        open.load()
+    })?;
+    if abi != Some(ABI) {
+        return Err(Error::PolicyAbi { object: name, found: abi.unwrap_or(0), wanted: ABI });
+    }
+    let found: Vec<i32> = object
+        .progs()
+        .filter(|program| program.prog_type() == ProgramType::Xdp)
+        .map(|program| program.as_fd().as_raw_fd())
+        .collect();
+    let [program] = found[..] else { return Err(Error::NoPolicy(name)) };
+    put(&maps.policies, &0u32.to_ne_bytes(), &program.to_ne_bytes())?;
+    Ok(object)
+}
+
+/// The program that remembers where sockets are read.
+fn readcpu(
+    netns: u64,
+    steer: &skel::steer::SteerSkel<'_>,
+    links: &mut Vec<Link>,
+) -> Result<skel::readcpu::ReadcpuSkel<'static>> {
+    probe::tracepoint("tcp_rcv_space_adjust")?;
+    let skel = load::logged("readcpu", || {
+        let mut open = skel::readcpu::ReadcpuSkelBuilder::default().open(load::storage())?;
+        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+            rodata.netns = netns;
+        }
+        open.maps.flows.reuse_fd(steer.maps.flows.as_fd())?;
+        open.load()
+    })?;
+    links.push(skel.progs.reads.attach().map_err(|e| Error::attach("readcpu", e))?);
+    Ok(skel)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! Source-port slices for connections over the kernel: a connection takes its
+//! port from the slice of the CPU that opens it, and the steering program sends
+//! its packets there (Receive Flow Deliver).
+//!
+//! Only while the monitor steers a device of this network namespace; otherwise
+//! it costs one load. The kernel picks the port (`IP_LOCAL_PORT_RANGE`, 6.3), so
+//! reserved ports and `ip_local_port_range` hold as ever.
+
+use crate::table::{kind, Desc};
+use crate::{ctl, listen, name, process, route, stats, zone};
+use core::sync::atomic::{fence, AtomicBool, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_proto::registry::{Registry, SLICED, SLICE_CPUS};
+use fsocket_proto::Addr;
+use fsocket_sys::{self as sys, Errno};
+
+const IP_LOCAL_PORT_RANGE: i32 = 51;
+
+/// This kernel knows no port range of a socket.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// [`choose`] for a socket of which nothing is known here, because shared memory
+/// is switched off: it is asked.
+///
+/// # Safety
+/// `addr` is readable for `len` bytes.
+pub unsafe fn choose_unknown(fd: i32, addr: *const libc::sockaddr, len: u32) {
+    // Else the socket was known, and this is not its first `connect`.
+    if process::enabled() || !zone::enabled() || ctl::registry().is_none() || active().is_none() {
+        return;
+    }
+    let mut protocol = [0; 4];
+    let is_tcp = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut protocol).is_ok()
+        && i32::from_ne_bytes(protocol) == libc::IPPROTO_TCP;
+    // SAFETY: the caller's.
+    if let (true, Some(dst)) = (is_tcp, unsafe { name::parse(addr, len) }) {
+        take(fd, &dst, true, true);
+    }
+}
+
+/// Lets the socket, which is about to be connected by the kernel, take a port of
+/// this CPU's slice. Whatever stands against it, the connection takes any port.
+pub fn choose(fd: i32, d: &Desc, dst: &Addr) {
+    take(fd, dst, d.kind() == kind::BOUND, d.dirty.load(Ordering::Relaxed));
+}
+
+/// `bound`: it may have a port already; `touched`: it may have options.
+fn take(fd: i32, dst: &Addr, bound: bool, touched: bool) {
+    let Some(reg) = active() else { return };
+    // Loopback has no device that is steered.
+    if REFUSED.load(Ordering::Relaxed) || name::is_loopback(&dst.ip) {
+        return;
+    }
+    if bound && listen::bound_address(fd).is_none_or(|address| address.port != 0) {
+        return;
+    }
+    let mut own = [0; 4];
+    if touched && sys::getsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &mut own).is_ok() && own != [0; 4] {
+        return;
+    }
+    // One more than the CPU, or 0.
+    let (Some(cpu), Ok(netns)) = (sys::cpu::current().checked_sub(1), route::netns(fd)) else { return };
+    let Some((low, high)) = range(reg, netns, cpu) else { return };
+    // The counters must get to the monitor, also where all that this process
+    // does goes over the kernel.
+    let _ = process::arena();
+    match sys::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &value(low, high)) {
+        Ok(()) => stats::count(Counter::ConnectSlice),
+        Err(_) => {
+            REFUSED.store(true, Ordering::Relaxed);
+            stats::count(Counter::SliceRefused);
+        }
+    }
+}
+
+/// The kernel's `connect` has failed. True: it was for want of a port in our
+/// slice, the socket may now take any, and it is worth another try.
+pub fn widen(fd: i32) -> bool {
+    let Some(reg) = active() else { return false };
+    let saved = sys::errno::Saved::errno();
+    if !saved.is(Errno::EADDRNOTAVAIL) {
+        return false;
+    }
+    let Ok(netns) = route::netns(fd) else { return false };
+    // A range that the application has set itself is not ours to widen.
+    let ours = |value: [u8; 4]| {
+        (0..SLICE_CPUS as u32).any(|cpu| range(reg, netns, cpu).is_some_and(|r| self::value(r.0, r.1) == value))
+    };
+    let mut now = [0; 4];
+    if sys::getsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &mut now).is_err() || now == [0; 4] || !ours(now) {
+        return false;
+    }
+    if sys::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &value(0, 0)).is_err() {
+        return false;
+    }
+    stats::count(Counter::SliceFull);
+    true
+}
+
+/// The registry, while there are slices anywhere.
+#[inline]
+fn active() -> Option<&'static Registry> {
+    ctl::mapped_registry().filter(|reg| route::volatile(&reg.sliced) != 0)
+}
+
+/// As the option takes it: low in the lower half.
+fn value(low: u16, high: u16) -> [u8; 4] {
+    (u32::from(low) | u32::from(high) << 16).to_ne_bytes()
+}
+
+/// Lowest and highest port of a CPU's slice.
+fn range(reg: &Registry, netns: u64, cpu: u32) -> Option<(u16, u16)> {
+    let generation = reg.generation.load(Ordering::Acquire);
+    let count = (route::volatile(&reg.sliced) as usize).min(SLICED);
+    let slices = reg.slices.iter().take(count).find(|s| route::volatile(&s.netns) == netns)?;
+    let slice = u32::from(route::volatile(slices.by_cpu.get(cpu as usize)?)).checked_sub(1)?;
+    let (first, ports) = (route::volatile(&slices.first), route::volatile(&slices.ports));
+    fence(Ordering::Acquire);
+    // Being changed: this connection goes without.
+    if generation & 1 != 0 || reg.generation.load(Ordering::Relaxed) != generation || ports == 0 {
+        return None;
+    }
+    let low = first.checked_add(slice.checked_mul(ports)?)?;
+    Some((u16::try_from(low).ok()?, u16::try_from(low.checked_add(ports - 1)?).ok()?))
+}

@@ -1,0 +1,290 @@
+//! Receive Flow Deliver with real programs: haproxy in the middle host opens a
+//! connection to the backend host for every request; the packets of these must
+//! be handled on the CPU of the thread that opened them.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::netns::{Chain, Receive};
+use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Finished, Host, Proc};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const REQUESTS: usize = 2000;
+
+/// Leaves, loudly, where nothing can be steered.
+macro_rules! need_steering {
+    () => {
+        need_hosts!();
+        if stock_mode() {
+            return eprintln!("SKIPPED: stock mode has no monitor that steers");
+        }
+        if std::thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
+            return eprintln!("SKIPPED: needs two CPUs");
+        }
+    };
+}
+
+/// The command line, with this host's monitor, in the middle host.
+fn cli(host: &Host, name: &str, args: &[&str]) -> Proc {
+    let mut command = host.command(Stock, artifacts::cli());
+    command.args(args).env("FASTSOCKET_SOCKET", host.socket());
+    Proc::spawn(host.logs(), name, command)
+}
+
+fn steer(host: &Host, args: &[&str]) -> Finished {
+    cli(host, "steer", &[&["steer"], args].concat()).finish(Duration::from_secs(20))
+}
+
+/// nginx, stock, in the backend host, at port 80 over IPv4 and 8080 over IPv6.
+fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
+    let (v4, v6) = (chain.backend_address(), chain.backend.interfaces[0].v6);
+    let dir = host.path().join("backend");
+    host.file("backend/www/1000", e2e::noise(1, 1000));
+    let config = host.file(
+        "backend/nginx.conf",
+        format!(
+            "daemon off;\nuser root;\nworker_processes 2;\npid {0}/pid;\nerror_log {0}/error.log;\n\
+             events {{ worker_connections 1024; }}\nhttp {{ access_log off;\n\
+             client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; fastcgi_temp_path {0}/fcgi;\n\
+             uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
+             server {{ listen {v4}:80 backlog=4096; listen {v4}:81; listen [{v6}]:8080 backlog=4096; root {0}/www; }} }}\n",
+            dir.display()
+        ),
+    );
+    let mut command = std::process::Command::new(nginx);
+    command.arg("-p").arg(&dir).arg("-c").arg(config).env_remove("LD_PRELOAD");
+    chain.backend.place(&mut command);
+    let proc = Proc::spawn(host.logs(), "backend", command);
+    net::wait_until(Duration::from_secs(10), || chain.backend.within(|| net::kernel_sockets(80, "0A")) > 0)
+        .expect("nginx listens in the backend host");
+    proc
+}
+
+/// haproxy with one thread a CPU, and a new connection to `server` a request.
+fn haproxy(host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
+    let front = chain.middle_front();
+    let config = host.file(
+        "haproxy.cfg",
+        format!(
+            "global\n  maxconn 1000\n  nbthread 2\n  cpu-map auto:1/1-2 0-1\ndefaults\n  mode http\n  \
+             timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n  option http-server-close\n  \
+             http-reuse never\nfrontend f\n  bind {front}:8000\n  default_backend b\nbackend b\n  server s1 {server}\n"
+        ),
+    );
+    host.server(Accel, "haproxy", 8000, program, &["-db", "-f", &config.display().to_string()])
+}
+
+/// One request a connection from the client host to port 8000 of the middle
+/// host, with a measurement around it: packets of `program`'s connections of that
+/// `kind`, handled where it uses them, and elsewhere.
+fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> (u64, u64) {
+    let measuring = cli(host, "locality", &["stat", "--locality", "60", "--json"]);
+    net::wait_until(Duration::from_secs(20), || measuring.stderr().contains("measuring")).expect("it measures");
+    let mut command = std::process::Command::new(ab);
+    let url = format!("http://{}:8000/1000", chain.middle_front());
+    command.args(["-q", "-n", &REQUESTS.to_string(), "-c", "8", &url]);
+    chain.client.place(&mut command);
+    let done = Proc::spawn(host.logs(), "ab", command).finish(Duration::from_secs(60)).success();
+    e2e::ab_clean(&done.stdout);
+    assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), REQUESTS as u64 * 1000);
+    measuring.signal(libc::SIGINT);
+    let report = measuring.finish(Duration::from_secs(20)).success().stdout;
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    let processes = report["processes"].as_array().expect("processes");
+    // The backend's nginx is another program of the same name.
+    let own: Vec<_> = processes.iter().filter(|p| p["program"] == program && !stranger(chain, p)).collect();
+    assert!(!own.is_empty(), "{program} is not in {report}");
+    let sum = |name: &str| own.iter().map(|p| p[kind][name].as_u64().expect("a number")).sum();
+    (sum("local"), sum("remote"))
+}
+
+/// Is this process in another host than the middle one?
+fn stranger(chain: &Chain, process: &serde_json::Value) -> bool {
+    let theirs = std::fs::read_link(format!("/proc/{}/ns/net", process["pid"]));
+    let ours = chain.middle.within(|| std::fs::read_link("/proc/thread-self/ns/net"));
+    theirs.ok() != ours.ok()
+}
+
+#[test]
+fn haproxy_to_a_backend_host_is_local_with_steering() {
+    need_steering!();
+    let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
+    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let _backend = backend(&host, &chain, nginx);
+    let device = chain.middle.interfaces[1].device.clone();
+    let servers = [format!("{}:80", chain.backend_address()), format!("[{}]:8080", chain.backend.interfaces[0].v6)];
+    for server in &servers {
+        let proxy = haproxy(&host, &chain, program.clone(), server);
+
+        // Without steering half of the packets come to the wrong CPU.
+        let before = host.snapshot();
+        let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
+        println!("{server}: not steered: {local} packets local, {remote} elsewhere");
+        assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
+        assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0, "no slices without steering");
+
+        steer(&host, &[&device]).success().says("rfd by XDP native").says("SOURCE PORTS").says("16384-32767");
+        let before = host.snapshot();
+        let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
+        println!("{server}: steered: {local} packets local, {remote} elsewhere");
+        // An answer, its end, and ACKs, for each request.
+        assert!(local >= 2 * REQUESTS as u64, "{local} packets");
+        assert_eq!(remote, 0, "beside {local} local packets");
+        let delta = host.snapshot().since(&before);
+        assert_eq!((delta.get("connect_slice"), delta.get("slice_full")), (REQUESTS as i128, 0));
+
+        let status = steer(&host, &["--json"]).success().stdout;
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let packets = &status["devices"][0]["packets"];
+        let count = |name: &str| packets[name].as_array().expect(name).iter().map(|n| n.as_u64().unwrap()).sum::<u64>();
+        assert!(count("to_self") > 0 && count("to_other") > 0, "{status}");
+        assert_eq!(count("no_cpu") + count("queue_full"), 0, "{status}");
+
+        steer(&host, &[&device, "--off"]).success().says("no device");
+        assert!(!shown(&chain, &device).contains("xdp"), "{}", shown(&chain, &device));
+        drop(proxy);
+    }
+}
+
+/// nginx in the middle host, at port 8000, with a worker pinned to each CPU.
+fn front(side: Side, host: &Host, chain: &Chain, nginx: &PathBuf) -> Proc {
+    let dir = host.path().join(format!("front-{side:?}"));
+    std::fs::create_dir_all(dir.join("www")).expect("directory");
+    std::fs::write(dir.join("www/1000"), e2e::noise(1, 1000)).expect("file");
+    let config = format!(
+        "daemon off;\nuser root;\nworker_processes 2;\nworker_cpu_affinity 01 10;\npid {0}/pid;\n\
+         error_log {0}/error.log;\nevents {{ worker_connections 1024; }}\nhttp {{ access_log off;\n\
+         client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; fastcgi_temp_path {0}/fcgi;\n\
+         uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
+         server {{ listen {1}:8000 backlog=4096; root {0}/www; }} }}\n",
+        dir.display(),
+        chain.middle_front()
+    );
+    std::fs::write(dir.join("conf"), config).expect("file");
+    let (dir, config) = (dir.display().to_string(), dir.join("conf").display().to_string());
+    host.server(side, "front", 8000, nginx, &["-p", &dir, "-c", &config])
+}
+
+#[test]
+fn nginx_on_two_queues_is_local() {
+    need_steering!();
+    let (nginx, ab) = (need!("nginx"), need!("ab"));
+    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let stock = front(Stock, &host, &chain, &nginx);
+    let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
+    println!("stock: {local} packets local, {remote} elsewhere");
+    assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
+    drop(stock);
+    let ours = front(Accel, &host, &chain, &nginx);
+    // Which makes both workers known as such.
+    std::thread::sleep(Duration::from_millis(200));
+    let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
+    println!("zones: {local} packets local, {remote} elsewhere");
+    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
+    assert_eq!(remote, 0, "beside {local} local packets");
+    drop(ours);
+}
+
+/// `net.ipv4.NAME` of the middle host.
+fn sysctl(chain: &Chain, name: &str, value: &str) {
+    let script = format!("echo '{value}' > /proc/sys/net/ipv4/{name}");
+    chain.middle.inside("sh", &["-c", &script]).expect("sysctl");
+}
+
+#[test]
+fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
+    need_steering!();
+    let (nginx, python) = (need!("nginx"), need!("python3"));
+    let chain = Chain::new(2, &Receive::Inline).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let _backend = backend(&host, &chain, nginx);
+    let address = chain.backend_address().to_string();
+    let app = fsocket_testkit::script("apps/slices.py").display().to_string();
+    // Two slices of 32 ports, of which the first lacks 10.
+    sysctl(&chain, "ip_local_port_range", "40000 40063");
+    sysctl(&chain, "ip_local_reserved_ports", "40000-40009");
+    steer(&host, &[&chain.middle.interfaces[1].device]).success().says("40000-40031").says("40032-40063");
+    // Each to a port of its own, lest the first one's TIME_WAIT takes from the
+    // second. The application's own range lies in the second slice.
+    for (cpu, slice, free, to) in [("0", 40000..=40031, 22, "80"), ("1", 40032..=40063, 31, "81")] {
+        let before = host.snapshot();
+        // What comes first takes three of the slice; then it is emptied, and four
+        // more are taken from wherever there are some.
+        let count = free - 3 + 4;
+        let done = host.run(Accel, "slices", 20, &python, &[&app, cpu, &address, to, &count.to_string()]).success();
+        let ports: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
+        let port = |name: &str| ports[name].as_u64().expect(name);
+        assert_eq!(port("bound"), 29999, "{ports}");
+        assert!(
+            (30000..=30099).contains(&port("own_range")) || (40010..=40063).contains(&port("own_range")),
+            "{ports}"
+        );
+        for name in ["late_port", "option", "nonblocking"] {
+            assert!(slice.contains(&port(name)), "{name}: {ports}");
+        }
+        let plain: Vec<u64> = ports["plain"].as_array().expect("ports").iter().map(|p| p.as_u64().unwrap()).collect();
+        let (first, rest) = plain.split_at(free - 3);
+        assert!(first.iter().all(|p| slice.contains(p)), "CPU {cpu}: {ports}");
+        assert!(plain.iter().all(|p| (40010..=40063).contains(p)), "reserved ports stay free: {ports}");
+        assert!(rest.iter().all(|p| !slice.contains(p)), "CPU {cpu}: a full slice: {ports}");
+        let delta = host.snapshot().since(&before);
+        // The bound one, the one with a range of its own and loopback are not counted.
+        assert_eq!(delta.get("connect_slice"), 3 + count as i128, "{ports}");
+        assert_eq!((delta.get("slice_full"), delta.get("slice_refused")), (4, 0), "{ports}");
+    }
+    // Without steering: no slices.
+    steer(&host, &[&chain.middle.interfaces[1].device, "--off"]).success();
+    let before = host.snapshot();
+    host.run(Accel, "slices", 20, &python, &[&app, "0", &address, "80", "1"]).success();
+    assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0);
+}
+
+/// What `ip` says about a device of the middle host.
+fn shown(chain: &Chain, device: &str) -> String {
+    let mut ip = std::process::Command::new("ip");
+    ip.args(["-d", "link", "show", "dev", device]);
+    chain.middle.place(&mut ip);
+    String::from_utf8(ip.output().expect("ip").stdout).expect("text")
+}
+
+#[test]
+fn bad_input_is_told_and_leaves_nothing() {
+    need_steering!();
+    let chain = Chain::new(2, &Receive::Inline).expect("hosts");
+    let mut host = Host::on(&chain.middle);
+    let device = chain.middle.interfaces[1].device.clone();
+    let refused = |host: &Host, args: &[&str], why: &str| {
+        let done = steer(host, args);
+        assert_ne!(done.code, Some(0), "{args:?} was taken: {}", done.stdout);
+        assert!(done.stderr.contains(why), "{args:?}: {:?} instead of {why:?}", done.stderr);
+        assert!(!shown(&chain, &device).contains("xdp"));
+    };
+    refused(&host, &["nosuch0"], "no device nosuch0 in this network namespace");
+    refused(&host, &[&device, "--policy", "nonsense"], "policy nonsense: not rfd");
+    refused(&host, &[&device, "--policy", "/etc/hostname"], "the kernel refused to load it");
+    refused(&host, &[&device, "--cpus", "3-1"], "no CPU and no range");
+    refused(&host, &[&device, "--cpus", "4000"], "map cpus");
+    refused(&host, &[&device, "--off"], "is not steered");
+
+    // Another policy takes the place of the first; a device that goes is told.
+    steer(&host, &[&device]).success().says("rfd by XDP");
+    steer(&host, &[&device, "--policy", "flow-groups", "--mode", "generic"])
+        .success()
+        .says("flow-groups by XDP generic");
+    chain.middle.inside("ip", &["link", "del", &device]).expect("ip link del");
+    // Announced by the kernel, so either still shown as gone, or forgotten.
+    let status = steer(&host, &[]).success().stdout;
+    assert!(status.contains("GONE") || status.contains("no device of this network namespace is steered"), "{status}");
+    steer(&host, &[]).success().says("no device of this network namespace is steered");
+
+    // A monitor that is killed takes the steering with it.
+    let device = chain.middle.interfaces[0].device.clone();
+    steer(&host, &[&device]).success();
+    assert!(shown(&chain, &device).contains("xdp"));
+    host.kill_monitor();
+    net::wait_until(Duration::from_secs(5), || !shown(&chain, &device).contains("xdp")).expect("nothing is left");
+    let done = steer(&host, &[&device]);
+    assert!(done.code != Some(0) && done.stderr.contains("monitor"), "{}", done.stderr);
+}

@@ -1,0 +1,194 @@
+//! Steering of devices: who asks for it, what the library and the kernel are
+//! told about it. The steering itself is `fsocket_bpf::steer`.
+//!
+//! Everything is held by descriptors of this process, nothing is pinned: a
+//! monitor that dies leaves devices as they were.
+
+mod place;
+
+use crate::Monitor;
+use fsocket_bpf::slices::Slices;
+use fsocket_bpf::steer::{Policy, Request as Load, Steering};
+use fsocket_bpf::xdp::Mode;
+use fsocket_proto::steer::{Answer, Attach, Device, Request, Slice};
+use place::Place;
+use rustix::fd::BorrowedFd;
+
+/// A device that is steered.
+struct Steered {
+    /// SO_NETNS_COOKIE of its network namespace.
+    netns: u64,
+    request: Attach,
+    cpus: Vec<u32>,
+    slices: Option<Slices>,
+    steering: Steering,
+    /// Ports of the map `listened` that are set.
+    listened: Vec<u16>,
+    place: Place,
+}
+
+/// All devices that are steered.
+#[derive(Default)]
+pub struct Steers(Vec<Steered>);
+
+impl Steers {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Monitor {
+    /// Does what a privileged client asks; `socket` is his control socket.
+    pub fn steer(&mut self, request: Request, socket: BorrowedFd<'_>) -> Answer {
+        let done = Place::of(socket).and_then(|place| self.steer_in(request, place));
+        done.unwrap_or_else(|error| Answer { error: Some(error), ..Default::default() })
+    }
+
+    fn steer_in(&mut self, request: Request, place: Place) -> Result<Answer, String> {
+        let netns = place.cookie;
+        match request {
+            Request::Attach(attach) => {
+                // In its place, not beside it: a device takes one program.
+                self.unsteer(netns, &attach.device);
+                let steered = attach_in(place, attach, &self.steers.0)?;
+                tracing::info!(device = steered.request.device, policy = steered.request.policy, "steering");
+                self.steers.0.push(steered);
+                self.publish_slices();
+            }
+            Request::Detach { device } => {
+                if !self.unsteer(netns, &device) {
+                    return Err(format!("device {device} is not steered"));
+                }
+            }
+            Request::Status => {}
+        }
+        self.refresh_steering();
+        let here = self.steers.0.iter().filter(|s| s.netns == netns);
+        let devices = here.map(Steered::describe).collect::<Result<_, _>>()?;
+        // After they have been shown once as gone.
+        self.forget_gone();
+        Ok(Answer { error: None, devices })
+    }
+
+    /// Ends the steering of a device; false if there was none.
+    fn unsteer(&mut self, netns: u64, device: &str) -> bool {
+        let Some(at) = self.steers.0.iter().position(|s| s.netns == netns && s.request.device == device) else {
+            return false;
+        };
+        // First nobody takes ports for it any more.
+        let steered = self.steers.0.swap_remove(at);
+        self.publish_slices();
+        drop(steered);
+        tracing::info!(device, "not steered any more");
+        true
+    }
+
+    /// Devices may have gone, and listeners have come and gone.
+    pub fn refresh_steering(&mut self) {
+        for steered in &mut self.steers.0 {
+            steered.refresh_listened();
+        }
+    }
+
+    /// Drops devices that do not exist any more.
+    pub fn forget_gone(&mut self) {
+        let before = self.steers.0.len();
+        self.steers.0.retain(|s| s.steering.is_alive());
+        if self.steers.0.len() != before {
+            self.publish_slices();
+        }
+    }
+
+    fn publish_slices(&mut self) {
+        let mut seen: Vec<u64> = Vec::new();
+        let mut all = Vec::new();
+        for s in &self.steers.0 {
+            if let (Some(slices), false) = (&s.slices, seen.contains(&s.netns)) {
+                seen.push(s.netns);
+                all.push((s.netns, slices.first, slices.ports, slices.cpus.as_slice()));
+            }
+        }
+        self.registry.set_slices(all.into_iter());
+    }
+}
+
+/// Loads and attaches, in the network namespace of `place`.
+fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steered, String> {
+    let mode = match request.mode.as_deref() {
+        None => None,
+        Some("native") => Some(Mode::Native),
+        Some("generic") => Some(Mode::Generic),
+        Some(other) => return Err(format!("no such mode: {other} (native or generic)")),
+    };
+    let policy = Policy::parse(&request.policy);
+    let cpus = request.cpus.clone().unwrap_or_else(place::allowed_cpus);
+    let slices = match others.iter().find(|s| s.netns == place.cookie && s.slices.is_some()) {
+        _ if !policy.needs_slices() => None,
+        // Clients have one set of slices, whatever device they leave by.
+        Some(other) if other.cpus != cpus => {
+            return Err(format!("device {} of this network namespace is steered to other CPUs", other.request.device))
+        }
+        Some(other) => other.slices.clone(),
+        None => {
+            let range = place.port_range()?;
+            let (low, high) = (*range.start(), *range.end());
+            let slices = Slices::new(range, &cpus).ok_or_else(|| {
+                format!("ip_local_port_range {low} {high} is too small for slices for {} CPUs", cpus.len())
+            })?;
+            Some(slices)
+        }
+    };
+    let load = Load {
+        device: request.device.clone(),
+        policy,
+        precise: request.precise,
+        cpus: cpus.clone(),
+        mode,
+        netns: place.cookie,
+    };
+    let steering = place.within(|| Steering::attach(&load))?.map_err(|e| format!("{}: {e}", request.device))?;
+    let fill = || {
+        if let Some(slices) = &slices {
+            steering.set_slices(slices)?;
+        }
+        steering.set_groups(&cpus)
+    };
+    fill().map_err(|e| format!("{}: {e}", request.device))?;
+    Ok(Steered { netns: place.cookie, request, cpus, slices, steering, listened: Vec::new(), place })
+}
+
+impl Steered {
+    /// Brings the map of listened ports up to date.
+    fn refresh_listened(&mut self) {
+        let now = self.place.listened_ports();
+        let gone = self.listened.iter().filter(|p| !now.contains(p)).map(|p| (*p, false));
+        for (port, listened) in gone.chain(now.iter().map(|p| (*p, true))) {
+            if let Err(e) = self.steering.set_listened(port, listened) {
+                tracing::warn!("{}: {e}", self.request.device);
+            }
+        }
+        self.listened = now;
+    }
+
+    fn describe(&self) -> Result<Device, String> {
+        let (mode, because) = self.steering.mode();
+        let packets = self.steering.counts().map_err(|e| e.to_string())?;
+        let used = self.place.local_ports();
+        let slice = |slices: &Slices, index: usize| {
+            let range = slices.range(index);
+            let in_use = used.iter().filter(|port| range.contains(port)).count() as u32;
+            Slice { cpu: slices.cpus[index], first: *range.start(), last: *range.end(), in_use }
+        };
+        Ok(Device {
+            device: self.request.device.clone(),
+            policy: self.request.policy.clone(),
+            precise: self.request.precise,
+            by: format!("XDP {}", mode.name()),
+            because: because.map(str::to_owned),
+            alive: self.steering.is_alive(),
+            cpus: self.cpus.clone(),
+            slices: self.slices.iter().flat_map(|s| (0..s.cpus.len()).map(move |i| slice(s, i))).collect(),
+            packets: packets.into_iter().map(|count| (count.name.to_owned(), count.by_cpu)).collect(),
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! A network namespace that is not necessarily the monitor's own, and what can
+//! be read there.
+
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek};
+use std::ops::RangeInclusive;
+
+/// From linux/sockios.h: the network namespace of a socket, as a descriptor.
+const SIOCGSKNS: libc::c_ulong = 0x894C;
+/// State of a listener in /proc/net/tcp.
+const LISTEN: &str = "0A";
+
+pub struct Place {
+    namespace: OwnedFd,
+    /// SO_NETNS_COOKIE.
+    pub cookie: u64,
+    /// /proc/net/tcp and tcp6, which stay those of the namespace in which they
+    /// were opened.
+    tables: Vec<File>,
+}
+
+impl Place {
+    /// Where the other side of a Unix connection has made it: a server's end has
+    /// the network namespace of its client.
+    pub fn of(socket: BorrowedFd<'_>) -> Result<Place, String> {
+        // SAFETY: takes no argument and returns a descriptor.
+        let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
+        if fd < 0 {
+            return Err(format!("cannot tell your network namespace: {}", std::io::Error::last_os_error()));
+        }
+        // SAFETY: the kernel has just made it for us.
+        let namespace = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut place = Place { namespace, cookie: 0, tables: Vec::new() };
+        let found = place.within(|| {
+            let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+            let cookie = socket.and_then(|s| crate::descriptor::netns_cookie(s.as_fd()));
+            let tables = ["tcp", "tcp6"].iter().filter_map(|t| File::open(format!("/proc/thread-self/net/{t}")).ok());
+            cookie.map(|cookie| (cookie, tables.collect()))
+        })?;
+        (place.cookie, place.tables) = found.map_err(|e| format!("cannot make a socket there: {e}"))?;
+        Ok(place)
+    }
+
+    /// Runs `work` on a thread in this namespace. The loop's thread must not
+    /// change its own, nor may its watchdog's signal disturb the BPF verifier.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, String> {
+        let namespace = self.namespace.as_fd();
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("namespace".into()).spawn_scoped(scope, move || {
+                // SAFETY: a plain system call; concerns this thread alone.
+                match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } {
+                    0 => Ok(work()),
+                    _ => Err(format!("cannot enter your network namespace: {}", std::io::Error::last_os_error())),
+                }
+            });
+            let thread = thread.map_err(|e| format!("cannot make a thread: {e}"))?;
+            thread.join().map_err(|_| "broke off".to_owned())?
+        })
+    }
+
+    /// `net.ipv4.ip_local_port_range`.
+    pub fn port_range(&self) -> Result<RangeInclusive<u16>, String> {
+        let file = "/proc/sys/net/ipv4/ip_local_port_range";
+        let text = self.within(|| std::fs::read_to_string(file))?.map_err(|e| format!("{file}: {e}"))?;
+        let mut ends = text.split_whitespace().map(str::parse);
+        match (ends.next(), ends.next()) {
+            (Some(Ok(low)), Some(Ok(high))) => Ok(low..=high),
+            _ => Err(format!("{file}: {text:?}")),
+        }
+    }
+
+    /// Ports on which somebody listens, in order.
+    pub fn listened_ports(&self) -> Vec<u16> {
+        let mut ports = BTreeSet::new();
+        // Listeners come first in these tables, and there may be a million
+        // connections behind them.
+        self.each_socket(|port, state| {
+            let listens = state == LISTEN;
+            if listens {
+                ports.insert(port);
+            }
+            listens
+        });
+        ports.into_iter().collect()
+    }
+
+    /// Local ports of connections, one entry a connection.
+    pub fn local_ports(&self) -> Vec<u16> {
+        let mut ports = Vec::new();
+        self.each_socket(|port, state| {
+            if state != LISTEN {
+                ports.push(port);
+            }
+            true
+        });
+        ports
+    }
+
+    /// Local port and state of each TCP socket, of each table until `f` has seen
+    /// enough of it.
+    fn each_socket(&self, mut f: impl FnMut(u16, &str) -> bool) {
+        for mut table in &self.tables {
+            if table.rewind().is_err() {
+                continue;
+            }
+            for line in BufReader::new(table).lines().skip(1).map_while(Result::ok) {
+                // "  0: 0100007F:1F90 00000000:0000 0A ..."
+                let mut fields = line.split_whitespace().skip(1);
+                let port = fields.next().and_then(|a| u16::from_str_radix(a.rsplit(':').next()?, 16).ok());
+                let (Some(port), Some(state)) = (port, fields.nth(1)) else { continue };
+                if !f(port, state) {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// CPUs on which this process may run, which is what a cpuset leaves it.
+pub fn allowed_cpus() -> Vec<u32> {
+    match rustix::thread::sched_getaffinity(None) {
+        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect(),
+        Err(_) => vec![0],
+    }
+}
