@@ -2,7 +2,7 @@
 //!
 //! A worker (a forked process, or a thread) gets its local listen socket when it
 //! first uses the listener, and holds it alone: when it dies the kernel closes the
-//! socket, and what waits there moves to the global one. See ADR 8.
+//! socket, and what waits there moves to the global one. See ADR 16.
 //!
 //! | file | concern |
 //! | --- | --- |

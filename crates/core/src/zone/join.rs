@@ -117,6 +117,10 @@ impl Zoned {
             return None;
         }
         let _l = self.change.lock().ok()?;
+        // Another thread may have done it for this one meanwhile.
+        if let Some(l) = self.locals().find(|l| l.thread.load(Ordering::Relaxed) == who.thread) {
+            return Some(l);
+        }
         let is_thread = !self.inherited.load(Ordering::Relaxed) || self.is_active() || who.tid != sys::getpid();
         let made = {
             let _turn = page.lock();

@@ -1,0 +1,142 @@
+//! What the selection of a listen socket costs, by the number of local sockets,
+//! beside stock SO_REUSEPORT with as many.
+//!
+//!     cargo run --release -p fsocket-bpf --example select_cost
+//!
+//! Two figures each: nanoseconds of the BPF program a run (the kernel's own
+//! account, BPF_STATS_RUN_TIME), and microseconds a connection (connect, accept,
+//! both closed, one thread each side, on loopback), which is all that can be had
+//! of stock. Rounds alternate; medians. JSON.
+
+use fsocket_bpf::select::{Select, GLOBAL};
+use fsocket_zones::{classic, listener};
+use libbpf_rs::libbpf_sys;
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Instant;
+
+const CONNECTIONS: usize = 3000;
+const ROUNDS: usize = 5;
+
+struct Group {
+    global: TcpListener,
+    locals: Vec<OwnedFd>,
+    select: Option<Select>,
+}
+
+impl Group {
+    fn new(n: usize, ours: bool) -> Group {
+        let global = TcpListener::bind("127.0.0.1:0").expect("bind");
+        global.set_nonblocking(true).expect("mode");
+        let fd = global.as_raw_fd();
+        let shape = listener::Shape::of(fd).expect("shape");
+        listener::reuse_port(fd, true).expect("SO_REUSEPORT");
+        let local = |_| listener::like(fd, &shape).expect("a local listen socket");
+        // SAFETY: each was just made.
+        let locals: Vec<OwnedFd> = (0..n).map(local).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect();
+        let select = ours.then(|| {
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            let select = Select::load(cpus).unwrap_or_else(|e| {
+                println!("SKIPPED: {e}");
+                std::process::exit(0);
+            });
+            select.put(GLOBAL, global.as_fd()).expect("global");
+            let mut workers = Vec::new();
+            for (i, l) in locals.iter().enumerate() {
+                select.put(i as u32 + 1, l.as_fd()).expect("local");
+                workers.push((i as u32 + 1, (i % cpus) as u32));
+            }
+            select.assign(&workers, false).expect("slots");
+            classic::attach_loaded(fd, select.program().as_raw_fd()).expect("attach");
+            select
+        });
+        Group { global, locals, select }
+    }
+
+    /// Seconds for so many connections.
+    fn run(&self) -> f64 {
+        let address = self.global.local_addr().expect("address");
+        let begun = Instant::now();
+        std::thread::scope(|s| {
+            s.spawn(|| client(address));
+            self.serve();
+        });
+        begun.elapsed().as_secs_f64()
+    }
+
+    fn serve(&self) {
+        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).expect("epoll");
+        let all: Vec<BorrowedFd> =
+            std::iter::once(self.global.as_fd()).chain(self.locals.iter().map(|l| l.as_fd())).collect();
+        for (i, fd) in all.iter().enumerate() {
+            let data = rustix::event::epoll::EventData::new_u64(i as u64);
+            rustix::event::epoll::add(&epoll, fd, data, rustix::event::epoll::EventFlags::IN).expect("epoll");
+        }
+        let mut done = 0;
+        let mut events = Vec::with_capacity(64);
+        while done < CONNECTIONS {
+            events.clear();
+            let _ = rustix::event::epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None);
+            for e in &events {
+                while rustix::net::accept(all[e.data.u64() as usize]).is_ok() {
+                    done += 1;
+                }
+            }
+        }
+    }
+}
+
+fn client(address: SocketAddr) {
+    for _ in 0..CONNECTIONS {
+        // The end says that it was accepted: no queue ever fills.
+        let _ = TcpStream::connect(address).expect("connect").read(&mut [0]);
+    }
+}
+
+/// Run time and number of runs of all programs of that name.
+fn spent() -> (u64, u64) {
+    let ours = |p: &libbpf_rs::query::ProgramInfo| p.name.to_string_lossy().starts_with("select_listener");
+    libbpf_rs::query::ProgInfoIter::default().filter(ours).fold((0, 0), |(t, n), p| (t + p.run_time_ns, n + p.run_cnt))
+}
+
+fn median(mut v: Vec<f64>) -> f64 {
+    v.sort_by(f64::total_cmp);
+    v[v.len() / 2]
+}
+
+fn main() {
+    // SAFETY: returns a descriptor that keeps the accounting on while it is open.
+    let _stats = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
+    let mut rows = Vec::new();
+    for n in [1usize, 2, 8, 32, 128, 512] {
+        let (ours, stock) = (Group::new(n, true), Group::new(n, false));
+        let (mut us, mut them, mut ns) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let (t0, n0) = spent();
+            us.push(ours.run() * 1e6 / CONNECTIONS as f64);
+            let (t1, n1) = spent();
+            ns.push((t1 - t0) as f64 / (n1 - n0).max(1) as f64);
+            them.push(stock.run() * 1e6 / CONNECTIONS as f64);
+        }
+        let round = |v: f64| (v * 10.0).round() / 10.0;
+        let selected: u64 = ours
+            .select
+            .iter()
+            .flat_map(|s| s.counts())
+            .flatten()
+            .filter(|c| matches!(c.name, "self" | "other"))
+            .map(|c| c.total())
+            .sum();
+        assert!(selected as usize >= ROUNDS * CONNECTIONS, "selections: {selected}");
+        let row = serde_json::json!({
+            "local_sockets": n,
+            "program_ns": round(median(ns)),
+            "us_per_connection": round(median(us)),
+            "stock_us_per_connection": round(median(them)),
+        });
+        eprintln!("{row}");
+        rows.push(row);
+    }
+    println!("{:#}", serde_json::Value::from(rows));
+}

@@ -1,0 +1,295 @@
+//! Local listen sockets under real programs. Clients are stock, so that every
+//! connection is the kernel's.
+
+use fsocket_e2e as e2e;
+use fsocket_e2e::need_two_cpus;
+use fsocket_e2e::zones::{accepted, counter, pin};
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{need, net, stock_mode, Host, Proc};
+use std::time::Duration;
+
+const NO_SHM: (&str, &str) = ("FASTSOCKET_DISABLE", "shm");
+
+/// nginx with two pinned workers; `events` and `main` go into its configuration.
+#[track_caller]
+fn nginx(host: &Host, main: &str, events: &str, env: &[(&str, &str)]) -> (Proc, u16) {
+    let port = net::free_port();
+    let root = e2e::document_root(host);
+    let dir = host.path().display();
+    host.file("nginx/placeholder", "");
+    let temp: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .iter()
+        .map(|n| format!("  {n}_temp_path {dir}/nginx/{n};\n"))
+        .collect();
+    let config = format!(
+        "worker_processes 2;\nworker_cpu_affinity auto;\npid {dir}/nginx/pid;\nerror_log {dir}/nginx/error.log info;\n\
+         {main}\nevents {{ worker_connections 1024; {events} }}\nhttp {{\n  access_log off;\n{temp}  \
+         server {{ listen 127.0.0.1:{port}; root {}; }}\n}}\n",
+        root.display()
+    );
+    let config = host.file("nginx/nginx.conf", config).display().to_string();
+    let prefix = host.path().join("nginx").display().to_string();
+    let mut command = host.command(Accel, fsocket_testkit::find_program("nginx").expect("nginx"));
+    command.args(["-p", &prefix, "-c", &config]).envs(env.iter().copied());
+    let server = Proc::spawn(host.logs(), "nginx", command);
+    let up = net::wait_until(Duration::from_secs(10), || net::kernel_sockets(port, "0A") > 0);
+    assert!(up.is_ok() && net::kernel_sockets(port, "0A") > 0, "nginx does not listen: {}", server.stderr());
+    (server, port)
+}
+
+/// A tenth of a second's worth of requests from each CPU, all answered.
+#[track_caller]
+fn ab_from_both(host: &Host, port: u16, n: u64) {
+    let ab = fsocket_testkit::find_program("ab").expect("ab");
+    for cpu in 0..2 {
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(cpu);
+                let url = format!("http://127.0.0.1:{port}/64");
+                let n_text = n.to_string();
+                // Nobody may wait for long, either.
+                let args = ["-q", "-s", "5", "-n", &n_text, "-c", "8", &url];
+                let done = host.run(Stock, "ab", 60, &ab, &args).success();
+                e2e::ab_clean(&done.stdout);
+                assert_eq!(e2e::ab_number(&done.stdout, "Complete requests:"), n);
+            })
+            .join()
+            .expect("ab");
+        });
+    }
+}
+
+/// Both zones accepted at least `n` from their own socket.
+#[track_caller]
+fn assert_local(host: &Host, n: u64) {
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let zones = host.zones();
+    for cpu in 0..2 {
+        assert!(accepted(&zones, cpu, "local") >= n, "zone {cpu}: {zones:#}");
+    }
+}
+
+#[test]
+fn nginx_serves_each_cpu_from_its_own_queue() {
+    need!("nginx");
+    need!("ab");
+    need_two_cpus!();
+    for env in [&[NO_SHM][..], &[]] {
+        let host = Host::new();
+        let (_nginx, port) = nginx(&host, "daemon off;", "", env);
+        net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == 3)
+            .expect("zones");
+        ab_from_both(&host, port, 2000);
+        assert_local(&host, 2000);
+    }
+}
+
+#[test]
+fn nginx_that_takes_turns_does_not_hang() {
+    need!("nginx");
+    need!("ab");
+    need_two_cpus!();
+    let host = Host::new();
+    let (_nginx, port) = nginx(&host, "daemon off;", "accept_mutex on;", &[NO_SHM]);
+    ab_from_both(&host, port, 1000);
+    std::thread::sleep(Duration::from_secs(2));
+    // Whoever has the mutex, whoever had it last: nobody waits in the queue of a
+    // worker that does not look.
+    ab_from_both(&host, port, 1000);
+}
+
+#[test]
+fn nginx_reload_and_killed_workers() {
+    need!("nginx");
+    let ab = need!("ab");
+    need_two_cpus!();
+    let host = Host::new();
+    let (nginx, port) = nginx(&host, "daemon off;", "", &[NO_SHM]);
+    let url = format!("http://127.0.0.1:{port}/64");
+    let mut load = host.start(Stock, "ab", &ab, &["-q", "-t", "5", "-n", "1000000", "-c", "16", &url]);
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(900));
+        assert!(load.running(), "ab ended before the reload: {}", load.stderr());
+        nginx.signal(libc::SIGHUP);
+    }
+    let done = load.finish(Duration::from_secs(60)).success();
+    e2e::ab_clean(&done.stdout);
+    // Killed: at most what the dead had accepted fails, 16 at a time.
+    let mut load = host.start(Stock, "ab", &ab, &["-q", "-r", "-t", "5", "-n", "1000000", "-c", "16", &url]);
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(900));
+        assert!(load.running(), "ab ended before the kill: {}", load.stderr());
+        signal(children(nginx.pid())[0], libc::SIGKILL);
+    }
+    let done = load.finish(Duration::from_secs(60)).success();
+    let failed = e2e::ab_number(&done.stdout, "Failed requests:");
+    // ab counts a request that failed under up to three headings.
+    assert!(failed <= 4 * 16 * 3, "{failed}\n{}", done.stdout);
+    ab_from_both(&host, port, 500);
+    if !stock_mode() {
+        assert!(counter(&host.zones(), "zone_joins") >= 2 + 8 + 4);
+    }
+}
+
+#[test]
+fn nginx_binary_upgrade_fails_no_request() {
+    need!("nginx");
+    let ab = need!("ab");
+    need_two_cpus!();
+    let host = Host::new();
+    // In the foreground nginx ignores the signal.
+    let (_starter, port) = nginx(&host, "daemon on;", "", &[NO_SHM]);
+    let pid_file = host.path().join("nginx/pid");
+    let master = || std::fs::read_to_string(&pid_file).ok().and_then(|t| t.trim().parse::<i32>().ok());
+    net::wait_until(Duration::from_secs(5), || master().is_some()).expect("it runs");
+    let old = master().expect("pid");
+    let _end = End(pid_file.clone());
+    net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == 3).expect("zones");
+    let url = format!("http://127.0.0.1:{port}/64");
+    let load = host.start(Stock, "ab", &ab, &["-q", "-t", "4", "-n", "1000000", "-c", "16", &url]);
+    std::thread::sleep(Duration::from_millis(700));
+    // The new one inherits the listen socket, and not our library.
+    signal(old, libc::SIGUSR2);
+    net::wait_until(Duration::from_secs(5), || master().is_some_and(|m| m != old)).expect("the new binary runs");
+    std::thread::sleep(Duration::from_millis(500));
+    signal(old, libc::SIGQUIT);
+    let done = load.finish(Duration::from_secs(60)).success();
+    e2e::ab_clean(&done.stdout);
+    net::wait_until(Duration::from_secs(5), || !std::path::Path::new(&format!("/proc/{old}")).exists()).expect("gone");
+    ab_from_both(&host, port, 200);
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a signal to a process of this test.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Ends the nginx that a pid file names.
+struct End(std::path::PathBuf);
+impl Drop for End {
+    fn drop(&mut self) {
+        for name in ["pid", "pid.oldbin"] {
+            let text = std::fs::read_to_string(self.0.with_file_name(name)).unwrap_or_default();
+            if let Ok(pid @ 2..) = text.trim().parse() {
+                signal(pid, libc::SIGTERM);
+                let gone = || !std::path::Path::new(&format!("/proc/{pid}")).exists();
+                let _ = net::wait_until(Duration::from_secs(5), gone);
+            }
+        }
+    }
+}
+
+#[test]
+fn haproxy_threads() {
+    let haproxy = need!("haproxy");
+    need!("ab");
+    need!("nginx");
+    need_two_cpus!();
+    let host = Host::new();
+    let (_nginx, backend) = e2e::nginx(&host, Stock);
+    let port = net::free_port();
+    let config = host.file(
+        "haproxy.cfg",
+        format!(
+            "global\n  maxconn 500\n  nbthread 2\n  cpu-map auto:1/1-2 0-1\n  noreuseport\ndefaults\n  mode http\n  \
+             timeout connect 5s\n  timeout client 20s\n  timeout server 20s\nfrontend f\n  bind 127.0.0.1:{port}\n  \
+             default_backend b\nbackend b\n  server s1 127.0.0.1:{backend}\n"
+        ),
+    );
+    let mut command = host.command(Accel, &haproxy);
+    command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
+    let mut server = Proc::spawn(host.logs(), "haproxy", command);
+    net::wait_until(Duration::from_secs(10), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
+    assert!(server.running(), "{}", server.stderr());
+    ab_from_both(&host, port, 1000);
+    assert_local(&host, 800);
+}
+
+#[test]
+fn haproxy_that_shares_its_address_is_left_alone() {
+    let haproxy = need!("haproxy");
+    let host = Host::new();
+    let port = net::free_port();
+    let config = host.file(
+        "haproxy.cfg",
+        format!(
+            "global\n  nbthread 2\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n\
+             frontend f\n  bind 127.0.0.1:{port}\n  http-request return status 200 content-type text/plain string hello\n"
+        ),
+    );
+    let mut command = host.command(Accel, &haproxy);
+    command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
+    let mut server = Proc::spawn(host.logs(), "haproxy", command);
+    net::wait_until(Duration::from_secs(10), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
+    let sockets = net::kernel_sockets(port, "0A");
+    let ab = need!("ab");
+    let url = format!("http://127.0.0.1:{port}/");
+    let done = host.run(Stock, "ab", 60, &ab, &["-q", "-n", "1000", "-c", "8", &url]).success();
+    e2e::ab_clean(&done.stdout);
+    assert_eq!(net::kernel_sockets(port, "0A"), sockets);
+    if !stock_mode() {
+        let zones = host.zones();
+        assert!(counter(&zones, "fallback.zone_shared") > 0, "{zones:#}");
+    }
+}
+
+#[test]
+fn lighttpd_workers() {
+    let lighttpd = need!("lighttpd");
+    need!("ab");
+    need_two_cpus!();
+    let host = Host::new();
+    let port = net::free_port();
+    let root = e2e::document_root(&host);
+    let config = host.file(
+        "lighttpd.conf",
+        format!(
+            "server.document-root = \"{}\"\nserver.port = {port}\nserver.bind = \"127.0.0.1\"\n\
+             server.max-worker = 2\nserver.event-handler = \"linux-sysepoll\"\n",
+            root.display()
+        ),
+    );
+    let mut command = host.command(Accel, &lighttpd);
+    command.args(["-D", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1).env("FASTSOCKET_PIN", "auto");
+    let mut server = Proc::spawn(host.logs(), "lighttpd", command);
+    net::wait_until(Duration::from_secs(10), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
+    assert!(server.running(), "{}", server.stderr());
+    ab_from_both(&host, port, 1000);
+    assert_local(&host, 900);
+    if !stock_mode() {
+        // Unpinned workers, one for each CPU: they were pinned.
+        for pid in children(server.pid()) {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+            let list =
+                status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).expect("affinity").trim().to_owned();
+            assert!(list.parse::<u32>().is_ok(), "worker {pid} may run on {list}");
+        }
+    }
+}
+
+#[test]
+fn a_taken_port_is_refused_as_stock() {
+    let nginx = need!("nginx");
+    let host = Host::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("address").port();
+    let config = host.file(
+        "nginx.conf",
+        format!("daemon off;\nerror_log stderr;\nevents {{}}\nhttp {{ server {{ listen 127.0.0.1:{port}; }} }}\n"),
+    );
+    let args = ["-c", &config.display().to_string(), "-g", &format!("pid {}/pid;", host.path().display())];
+    let done = host.run(Accel, "nginx", 20, nginx, &args);
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    assert!(done.stderr.contains("98: Address already in use"), "{}", done.stderr);
+}
+
+/// Child processes of `pid`.
+fn children(pid: u32) -> Vec<i32> {
+    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect()
+}
