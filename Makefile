@@ -6,11 +6,11 @@ SHELL := /bin/bash
 .PHONY: build deps demo test unit e2e stock loom bench docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
-ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket
+ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
 
-build: ## target/release/{libfsocket.so,fastsocketd,fastsocket}
+build: ## target/release/{libfsocket.so,fastsocketd,fastsocket,fastsocket-demo}
 	@scripts/deps.sh build
-	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli
+	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo
 	@ls -l $(ARTIFACTS) | awk '{print "built:", $$NF, "(" $$5 " bytes)"}'
 
 deps: ## install what building, tests and the demo need
