@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test unit e2e stock loom bench docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e stock loom bench docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
@@ -31,6 +31,9 @@ e2e: deps build ## end-to-end tests with real programs only
 stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 	@FASTSOCKET_TEST_MODE=stock scripts/test.sh e2e
 
+test-manycore: build ## 8 and 24 emulated CPUs: right, not fast (minutes; downloads Debian's kernel once)
+	@scripts/manycore.sh
+
 loom: ## model checking of rings, doorbells and tokens
 	@scripts/test.sh loom
 
@@ -48,11 +51,11 @@ fmt:
 
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh demo/*.sh .ci/run; fi
+	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
 	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py
 
 clean:
 	@$(RUN) cargo clean
 
 help: ## this list
-	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26

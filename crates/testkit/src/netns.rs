@@ -137,6 +137,12 @@ impl NetHost {
         unsafe { command.pre_exec(move || enter(fd.as_raw_fd())) };
     }
 
+    /// Moves the calling thread into this host for good. For threads that the
+    /// caller started; see [`NetHost::within`] for a closure.
+    pub fn enter(&self) -> std::io::Result<()> {
+        enter(self.fd.as_raw_fd())
+    }
+
     /// Runs a closure on a thread of its own in this host. Sockets made there
     /// stay in this host.
     #[track_caller]
