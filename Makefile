@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e stock loom bench docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e stock loom bench bench-zones docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
@@ -40,6 +40,10 @@ loom: ## model checking of rings, doorbells and tokens
 bench: deps build ## the whole benchmark; JSON and a picture in bench/out
 	@mkdir -p bench/out
 	@$(RUN) target/release/fastsocket bench --json bench/out/bench.json --report bench/out/bench.html
+
+bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, SO_REUSEPORT, ours; about 15 minutes
+	@mkdir -p bench/out
+	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones -- --json bench/out/zones.json
 
 docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md
 	@$(RUN) cargo run -q --locked -p fsocket-hooktable

@@ -16,6 +16,7 @@ pub mod net;
 pub mod netns;
 pub mod process;
 pub mod servers;
+pub mod workers;
 
 pub use counters::{Delta, Snapshot};
 pub use host::{Host, Side};

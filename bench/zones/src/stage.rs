@@ -1,0 +1,53 @@
+//! Fresh hosts for one measurement, and what our library counted in it.
+
+use crate::Setting;
+use anyhow::{anyhow, ensure, Result};
+use fsocket_testkit::netns::Chain;
+use fsocket_testkit::servers::Way;
+use fsocket_testkit::{Host, Snapshot};
+use serde_json::{json, Value};
+use std::net::SocketAddr;
+
+pub const PORT: u16 = 80;
+
+/// Clients, middle and backend. Fields are dropped in this order: servers'
+/// directories before the namespaces.
+pub struct Stage {
+    pub middle: Host,
+    pub backend: Host,
+    before: Snapshot,
+    pub chain: Chain,
+}
+
+impl Stage {
+    pub fn new(setting: &Setting, way: Way) -> Result<Stage> {
+        let chain = Chain::new(setting.cpus, &setting.receive).map_err(|e| anyhow!(e))?;
+        let middle = if way == Way::Ours { Host::on(&chain.middle) } else { Host::without_monitor(&chain.middle) };
+        let backend = Host::without_monitor(&chain.backend);
+        let before = if way == Way::Ours { middle.snapshot() } else { Snapshot::default() };
+        Ok(Stage { middle, backend, before, chain })
+    }
+
+    /// Where clients connect to.
+    pub fn front(&self) -> SocketAddr {
+        (self.chain.middle_front(), PORT).into()
+    }
+
+    /// Where the middle host connects to.
+    pub fn back(&self) -> SocketAddr {
+        (self.chain.backend_address(), PORT).into()
+    }
+
+    /// The counters that changed, if ours; an error if zones did nothing: what
+    /// silently ran on stock sockets is no measurement of ours.
+    pub fn proof(&self, way: Way) -> Result<Value> {
+        if way != Way::Ours {
+            return Ok(Value::Null);
+        }
+        let delta = self.middle.snapshot().since(&self.before);
+        let counters: serde_json::Map<String, Value> =
+            delta.changed().into_iter().map(|(name, value)| (name.to_owned(), json!(value as i64))).collect();
+        ensure!(delta.get("accept_local") > 0, "NOT OURS: no connection came from a local listen socket: {counters:?}");
+        Ok(Value::Object(counters))
+    }
+}
