@@ -73,8 +73,10 @@ impl Hosts {
     /// Creates a host with a loopback device.
     pub fn add(&mut self, name: &str) -> Result<NetHost, String> {
         let namespace = format!("{}-{name}", self.tag);
+        // Who is killed may have forked meanwhile (a master replaces workers).
         self.cleanup.push(&format!(
-            "[ -e /run/netns/{namespace} ] && {{ ip netns pids {namespace} | xargs -r kill -9; ip netns del {namespace}; }}"
+            "for i in 1 2 3 4 5; do p=$(ip netns pids {namespace}) && [ \"$p\" ] && kill -9 $p || break; done; \
+             ip netns del {namespace}"
         ))?;
         ip(&["netns", "add", &namespace])?;
         ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
