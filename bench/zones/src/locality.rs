@@ -1,35 +1,57 @@
-//! Where packets are received, as the demo server's kernel tells it for each
-//! connection at its end (`SO_INCOMING_CPU` against the worker's CPU).
+//! The share of packets that the kernel handles on the CPU where the
+//! application runs, for accepted (passive) and opened (active) connections,
+//! counted by BPF in the middle host's server.
 
 use crate::stage::Stage;
-use crate::Setting;
-use anyhow::{ensure, Context, Result};
+use crate::{Scenario, Setting};
+use anyhow::{bail, ensure, Result};
+use fsocket_bpf::locality::{Kind, Locality};
 use fsocket_testkit::load::{Load, Plan};
 use fsocket_testkit::servers::{self, Way};
+use fsocket_testkit::workers::children;
 use serde_json::{json, Value};
-use std::time::Duration;
 
 /// For each concurrent one.
 const REQUESTS: u64 = 100;
 
-pub fn run(setting: &Setting, way: Way) -> Result<Value> {
+pub fn run(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
     let stage = Stage::new(setting, way)?;
     let (front, back) = (stage.front(), stage.back());
-    let _backend = servers::demo(&stage.backend, Way::Reuseport, &[back], setting.cpus, &["--quiet"]);
-    let more = ["--quiet", "--json", "--locality", "--proxy", &back.to_string()];
-    let server = servers::demo(&stage.middle, way, &[front], setting.cpus, &more);
+    stage.middle.file("www/64", [b'x'; 64]);
+    let mut backend = None;
+    // First: it must see every connection from its beginning.
+    let locality = Locality::start()?;
+    let server = match scenario {
+        Scenario::LocalityNginx => servers::nginx(&stage.middle, way, &[front], setting.cpus),
+        Scenario::LocalityHaproxy => {
+            backend = Some(servers::demo(&stage.backend, Way::Reuseport, &[back], setting.cpus, &["--quiet"]));
+            servers::haproxy(&stage.middle, way, front, back, setting.cpus)
+        }
+        _ => bail!("not a locality"),
+    };
     let plan = Plan::get(front, "/64", &[b'x'; 64], setting.concurrency);
     let outcome = Load::start(&plan, Some(&stage.chain.client), Some(REQUESTS)).finish();
     ensure!(outcome.failures() == 0, "failed requests: {:?}", outcome.failed);
     let counters = stage.proof(way)?;
-    server.signal(libc::SIGTERM);
-    let said = server.finish(Duration::from_secs(20)).success().stdout;
-    let last: Value = serde_json::from_str(said.lines().last().context("no totals")?)?;
-    let share = |kind: &str| {
-        let number = |name: String| last["total"][&name].as_f64().unwrap_or(0.0);
-        let (part, of) = (number(format!("{kind}_local")), number(kind.to_owned()));
-        ensure!(of >= outcome.answered as f64, "{of} {kind} connections for {} requests", outcome.answered);
-        Ok(part * 100.0 / of)
+    // Other servers of this machine are counted, too.
+    let mut processes = children(server.pid());
+    processes.push(server.pid() as i32);
+    let cells = locality.cells()?;
+    let share = |kind: Kind| -> Result<Value> {
+        let mine = cells.iter().filter(|cell| cell.kind == kind && processes.contains(&(cell.tgid as i32)));
+        let (local, all) = mine.fold((0, 0), |(local, all), cell| {
+            (local + if cell.is_local() { cell.packets } else { 0 }, all + cell.packets)
+        });
+        ensure!(all >= outcome.answered, "{all} packets of {kind:?} connections for {} requests", outcome.answered);
+        Ok(json!({ "percent": local as f64 * 100.0 / all as f64, "packets": all }))
     };
-    Ok(json!({ "passive_percent": share("passive")?, "active_percent": share("active")?, "counters": counters }))
+    let passive = share(Kind::Passive)?;
+    let active = if backend.is_some() { share(Kind::Active)? } else { Value::Null };
+    Ok(json!({
+        "passive_percent": passive["percent"],
+        "passive_packets": passive["packets"],
+        "active_percent": active["percent"],
+        "active_packets": active["packets"],
+        "counters": counters,
+    }))
 }

@@ -62,8 +62,10 @@ pub enum Scenario {
     Demo,
     /// Requests a second: wrk, demo server as a proxy, backend
     DemoProxy,
-    /// Share of connections whose packets are received on the worker's CPU: demo server, proxy
-    Locality,
+    /// Share of packets handled on the worker's CPU: nginx
+    LocalityNginx,
+    /// The same, also for its connections to a backend: haproxy
+    LocalityHaproxy,
     /// kill -9 of an nginx worker every second
     KillNginx,
     /// kill -9 of a worker of the demo server every second
@@ -163,7 +165,7 @@ fn one(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
         Scenario::Nginx | Scenario::Haproxy | Scenario::Demo | Scenario::DemoProxy => {
             throughput::run(scenario, setting, way)
         }
-        Scenario::Locality => locality::run(setting, way),
+        Scenario::LocalityNginx | Scenario::LocalityHaproxy => locality::run(scenario, setting, way),
         Scenario::KillNginx | Scenario::KillDemo | Scenario::ReloadNginx | Scenario::ReloadDemo => {
             disturb::run(scenario, setting, way)
         }

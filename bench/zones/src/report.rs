@@ -44,8 +44,10 @@ impl Row {
         if let Some(rate) = self.median("requests_per_second") {
             return format!("{rate:.0} requests/s");
         }
-        if let (Some(passive), Some(active)) = (self.median("passive_percent"), self.median("active_percent")) {
-            return format!("local: passive {passive:.1} %, active {active:.1} %");
+        if let Some(passive) = self.median("passive_percent") {
+            let active =
+                self.median("active_percent").map_or(String::new(), |active| format!(", active {active:.1} %"));
+            return format!("local packets: passive {passive:.1} %{active}");
         }
         let Some(first) = self.values.first() else { return "-".to_owned() };
         let mut text = format!("{} failed of {} in {} times", first["failed"], first["of"], first["times"]);
