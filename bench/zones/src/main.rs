@@ -102,7 +102,22 @@ pub struct Setting {
     pub concurrency: usize,
 }
 
-fn main() -> Result<()> {
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(true) => std::process::ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("zones-bench: not everything was measured, or was what it should be: see above");
+            std::process::ExitCode::FAILURE
+        }
+        Err(e) => {
+            eprintln!("zones-bench: {e:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+/// False if a measurement failed.
+fn run() -> Result<bool> {
     let args = Args::parse();
     if let Some(why) = netns::unavailable() {
         bail!("{why}");
@@ -129,10 +144,7 @@ fn main() -> Result<()> {
             report.write(&setting)?;
         }
     }
-    if report.print() {
-        return Ok(());
-    }
-    bail!("not everything was measured, or was what it should be: see above")
+    Ok(report.print())
 }
 
 /// All ways of one scenario, in turns.

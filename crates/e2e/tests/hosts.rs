@@ -1,6 +1,6 @@
 //! Real servers in a host of their own, clients in another, each connection
-//! over a network between them. Each test runs on stock sockets too: what the
-//! servers and clients do there is what they must do with zones.
+//! over a network between them, each test on stock sockets and with zones. The
+//! clients are stock: they are somebody else's.
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::load::{Load, Outcome, Plan};
@@ -200,10 +200,23 @@ fn stock_nginx_serves() {
 }
 
 #[test]
+fn zones_nginx_serves() {
+    needs!();
+    nginx_serves(Way::Ours);
+}
+
+#[test]
 fn stock_haproxy_serves() {
     needs!();
     need!("haproxy");
     haproxy_serves(Way::Stock);
+}
+
+#[test]
+fn zones_haproxy_serves() {
+    needs!();
+    need!("haproxy");
+    haproxy_serves(Way::Ours);
 }
 
 #[test]
@@ -214,15 +227,34 @@ fn stock_lighttpd_serves() {
 }
 
 #[test]
+fn zones_lighttpd_serves() {
+    needs!();
+    need!("lighttpd");
+    lighttpd_serves(Way::Ours);
+}
+
+#[test]
 fn stock_demo_proxies() {
     needs!();
     demo_proxies(Way::Stock, CPUS);
 }
 
 #[test]
+fn zones_demo_proxies() {
+    needs!();
+    demo_proxies(Way::Ours, CPUS);
+}
+
+#[test]
 fn stock_kill_loses_no_shared_queue() {
     needs!();
     a_kill_loses_no_queue(Way::Stock);
+}
+
+#[test]
+fn zones_kill_loses_no_queue() {
+    needs!();
+    a_kill_loses_no_queue(Way::Ours);
 }
 
 /// What is to be better with zones, and that the test can see it: a worker's
@@ -241,6 +273,31 @@ fn stock_reuseport_loses_the_queue_of_a_killed_worker() {
 fn stock_reload_fails_no_request() {
     needs!();
     a_reload_fails_no_request(Way::Stock);
+}
+
+#[test]
+fn zones_reload_fails_no_request() {
+    needs!();
+    a_reload_fails_no_request(Way::Ours);
+}
+
+/// More workers than CPUs share zones; fewer leave CPUs to the global socket.
+#[test]
+fn zones_with_more_and_fewer_workers_than_cpus() {
+    needs!();
+    for workers in [1, 5] {
+        let stage = Stage::new(Way::Ours);
+        let nginx = servers::nginx(&stage.middle, Way::Ours, &[stage.front()], workers);
+        net::wait_until(Duration::from_secs(10), || children(nginx.pid()).len() == workers).expect("workers");
+        stage.curl(stage.front());
+        stage.ab_and_wrk(stage.front());
+        let load = stage.load(32);
+        std::thread::sleep(Duration::from_secs(2));
+        let outcome = load.stop();
+        assert!(outcome.answered > 1000 && outcome.failures() == 0, "{workers} workers: {outcome:?}");
+        // A connection that waits for a worker that is never woken would take as long as its time-out.
+        assert!(outcome.slowest < Duration::from_secs(2), "{workers} workers: {outcome:?}");
+    }
 }
 
 /// The load gives each failure its cause: with nobody there, all are refused.

@@ -64,3 +64,17 @@ fn stock_reuseport_spreads_connections_but_not_by_cpu() {
     // 1 in `cpus` by chance; half would be no chance.
     assert!(local > 0 && local < all / 2, "{local} of {all} connections are local: {counted}");
 }
+
+/// Every connection is accepted by the worker on the CPU that receives it.
+#[test]
+#[ignore = "needs many CPUs: make test-manycore"]
+fn zones_accept_every_connection_where_it_is_received() {
+    let cpus = many_cpus();
+    let counted = serve(Way::Ours, cpus);
+    for (cpu, worker) in counted["workers"].as_array().expect("workers").iter().enumerate() {
+        assert!(number(worker, "accepted") > 0, "worker {cpu} of {cpus} accepted nothing: {counted}");
+    }
+    let (local, all) = (number(&counted["total"], "passive_local"), number(&counted["total"], "passive"));
+    println!("{cpus} CPUs, zones: {local} of {all} connections local");
+    assert_eq!(local, all, "{counted}");
+}

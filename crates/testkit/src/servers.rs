@@ -93,11 +93,15 @@ pub fn nginx(host: &Host, way: Way, listen: &[SocketAddr], workers: usize) -> Pr
 }
 
 /// haproxy in HTTP mode: threads.
+///
+/// It sets SO_REUSEPORT on every listen socket, so that the next haproxy can bind
+/// beside it; whoever does that shares its address and gets no zones. Hence
+/// `noreuseport`, except where each thread is to have a socket.
 #[track_caller]
 pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, threads: usize) -> Proc {
-    let shards = if way == Way::Reuseport { " shards by-thread" } else { "" };
+    let (shards, global) = if way == Way::Reuseport { (" shards by-thread", "") } else { ("", "  noreuseport\n") };
     let config = format!(
-        "global\n  maxconn 8000\n  nbthread {threads}\n  cpu-map auto:1/1-{threads} 0-{}\n\
+        "global\n{global}  maxconn 8000\n  nbthread {threads}\n  cpu-map auto:1/1-{threads} 0-{}\n\
          defaults\n  mode http\n  option httpclose\n  retries 0\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n\
          frontend f\n  bind {listen} backlog 4096{shards}\n  default_backend b\n\
          backend b\n  server s {backend}\n",
