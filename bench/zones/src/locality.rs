@@ -29,6 +29,9 @@ pub fn run(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
         }
         _ => bail!("not a locality"),
     };
+    if way == Way::Ours {
+        servers::wait_zones(&stage.middle, setting.cpus as u64);
+    }
     let plan = Plan::get(front, "/64", &[b'x'; 64], setting.concurrency);
     let outcome = Load::start(&plan, Some(&stage.chain.client), Some(REQUESTS)).finish();
     ensure!(outcome.failures() == 0, "failed requests: {:?}", outcome.failed);

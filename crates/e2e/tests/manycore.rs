@@ -21,6 +21,9 @@ fn serve(way: Way, cpus: usize) -> Value {
     let host = Host::on(&chain.middle);
     let address: SocketAddr = (chain.middle_front(), 80).into();
     let server = servers::demo(&host, way, &[address], cpus, &["--locality", "--json", "--quiet"]);
+    if way == Way::Ours {
+        servers::wait_zones(&host, cpus as u64);
+    }
     // Emulated CPUs are slow, and a flood would only fill queues.
     let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
     plan.timeout = Duration::from_secs(60);

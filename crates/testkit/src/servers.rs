@@ -51,6 +51,15 @@ impl Way {
     }
 }
 
+/// Waits until so many workers have a local listen socket. A worker makes it
+/// when it first uses the listener, which is later than the listening: until
+/// then connections come from the global one, to anybody.
+#[track_caller]
+pub fn wait_zones(host: &Host, workers: u64) {
+    let joined = || host.snapshot().total("zone_joins") >= workers;
+    net::wait_until(START, joined).unwrap_or_else(|e| panic!("{workers} local listen sockets: {e}"));
+}
+
 /// Starts a server and waits until it listens on each of the ports.
 #[track_caller]
 fn start(host: &Host, name: &str, command: Command, listen: &[SocketAddr]) -> Proc {
