@@ -29,7 +29,7 @@ pub fn run(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
         }
         _ => bail!("not a locality"),
     };
-    if way == Way::Ours {
+    if way.is_ours() {
         servers::wait_zones(&stage.middle, setting.cpus as u64);
     }
     let plan = Plan::get(front, "/64", &[b'x'; 64], setting.concurrency);

@@ -81,6 +81,8 @@ enum WayName {
     Stock,
     Reuseport,
     Ours,
+    /// Ours, and RFD by XDP on the way to the backend
+    Steered,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -153,7 +155,10 @@ fn measure(scenario: Scenario, setting: &Setting, ways: &[Way], reps: u16, repor
         matches!(scenario, Scenario::KillNginx | Scenario::KillDemo | Scenario::ReloadNginx | Scenario::ReloadDemo);
     let reps = if once { 1 } else { reps };
     let name = scenario.to_possible_value().expect("none is skipped").get_name().to_owned();
-    let mut rows: Vec<Row> = ways.iter().map(|way| Row::new(&name, *way)).collect();
+    let backend = matches!(scenario, Scenario::Haproxy | Scenario::DemoProxy | Scenario::LocalityHaproxy);
+    // What opens no connections is not steered.
+    let ways = ways.iter().filter(|way| backend || **way != Way::Steered);
+    let mut rows: Vec<Row> = ways.map(|way| Row::new(&name, *way)).collect();
     for rep in 1..=reps {
         for row in &mut rows {
             eprintln!("zones-bench: {name}, {}, {rep} of {reps}", row.way.name());

@@ -3,7 +3,7 @@
 use crate::Setting;
 use anyhow::{anyhow, ensure, Result};
 use fsocket_testkit::netns::Chain;
-use fsocket_testkit::servers::Way;
+use fsocket_testkit::servers::{self, Way};
 use fsocket_testkit::{Host, Snapshot};
 use serde_json::{json, Value};
 use std::net::SocketAddr;
@@ -22,9 +22,12 @@ pub struct Stage {
 impl Stage {
     pub fn new(setting: &Setting, way: Way) -> Result<Stage> {
         let chain = Chain::new(setting.cpus, &setting.receive).map_err(|e| anyhow!(e))?;
-        let middle = if way == Way::Ours { Host::on(&chain.middle) } else { Host::without_monitor(&chain.middle) };
+        let middle = if way.is_ours() { Host::on(&chain.middle) } else { Host::without_monitor(&chain.middle) };
+        if way == Way::Steered {
+            servers::steer(&middle, &chain.middle.interfaces[1].device);
+        }
         let backend = Host::without_monitor(&chain.backend);
-        let before = if way == Way::Ours { middle.snapshot() } else { Snapshot::default() };
+        let before = if way.is_ours() { middle.snapshot() } else { Snapshot::default() };
         Ok(Stage { middle, backend, before, chain })
     }
 
@@ -41,13 +44,18 @@ impl Stage {
     /// The counters that changed, if ours; an error if zones did nothing: what
     /// silently ran on stock sockets is no measurement of ours.
     pub fn proof(&self, way: Way) -> Result<Value> {
-        if way != Way::Ours {
+        if !way.is_ours() {
             return Ok(Value::Null);
         }
         let delta = self.middle.snapshot().since(&self.before);
         let counters: serde_json::Map<String, Value> =
             delta.changed().into_iter().map(|(name, value)| (name.to_owned(), json!(value as i64))).collect();
         ensure!(delta.get("accept_local") > 0, "NOT OURS: no connection came from a local listen socket: {counters:?}");
+        let sliced = delta.get("connect_slice");
+        ensure!(
+            way != Way::Steered || sliced > 0,
+            "NOT STEERED: no connection took its port from a slice: {counters:?}"
+        );
         Ok(Value::Object(counters))
     }
 }

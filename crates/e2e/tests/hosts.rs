@@ -41,12 +41,15 @@ impl Stage {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get().min(CPUS));
         let receive = Receive::Threads((0..cpus).collect());
         let chain = Chain::new(CPUS, &receive).expect("hosts");
-        let middle = if way == Way::Ours { Host::on(&chain.middle) } else { Host::without_monitor(&chain.middle) };
+        let middle = if way.is_ours() { Host::on(&chain.middle) } else { Host::without_monitor(&chain.middle) };
+        if way == Way::Steered && !stock_mode() {
+            servers::steer(&middle, &chain.middle.interfaces[1].device);
+        }
         let client = Host::without_monitor(&chain.client);
         let backend = Host::without_monitor(&chain.backend);
         e2e::document_root(&middle);
         e2e::document_root(&backend);
-        let before = if way == Way::Ours { middle.snapshot() } else { Snapshot::default() };
+        let before = if way.is_ours() { middle.snapshot() } else { Snapshot::default() };
         Stage { client, middle, backend, way, before, chain }
     }
 
@@ -89,7 +92,7 @@ impl Stage {
     /// zones, and the most of them from a worker's own.
     #[track_caller]
     fn assert_zones(&self, connections: u64) {
-        if self.way != Way::Ours || stock_mode() {
+        if !self.way.is_ours() || stock_mode() {
             return eprintln!("PATH NOT ASSERTED: {} mode", self.way.name());
         }
         let delta = self.middle.snapshot().since(&self.before);
@@ -97,6 +100,11 @@ impl Stage {
         assert!(accepted.iter().sum::<i128>() >= connections.into(), "wanted {connections} accepts\n{delta}");
         assert!(accepted[0] * 2 > accepted.iter().sum(), "local accepts are not the most\n{delta}");
         assert!(delta.get("accept_shm") == 0, "shared memory was used\n{delta}");
+        let sliced = delta.get("connect_slice");
+        assert!(
+            self.way != Way::Steered || sliced >= connections.into(),
+            "source ports from slices: {sliced}\n{delta}"
+        );
     }
 
     fn load(&self, concurrency: usize) -> Load {
@@ -220,6 +228,13 @@ fn zones_haproxy_serves() {
 }
 
 #[test]
+fn zones_haproxy_serves_steered() {
+    needs!();
+    need!("haproxy");
+    haproxy_serves(Way::Steered);
+}
+
+#[test]
 fn stock_lighttpd_serves() {
     needs!();
     need!("lighttpd");
@@ -243,6 +258,12 @@ fn stock_demo_proxies() {
 fn zones_demo_proxies() {
     needs!();
     demo_proxies(Way::Ours, CPUS);
+}
+
+#[test]
+fn zones_demo_proxies_steered() {
+    needs!();
+    demo_proxies(Way::Steered, CPUS);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn serve(way: Way, cpus: usize) -> Value {
     let host = Host::on(&chain.middle);
     let address: SocketAddr = (chain.middle_front(), 80).into();
     let server = servers::demo(&host, way, &[address], cpus, &["--locality", "--json", "--quiet"]);
-    if way == Way::Ours {
+    if way.is_ours() {
         servers::wait_zones(&host, cpus as u64);
     }
     // Emulated CPUs are slow, and a flood would only fill queues.

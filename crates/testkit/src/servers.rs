@@ -22,16 +22,25 @@ pub enum Way {
     Reuseport,
     /// One listen socket for all workers, under `fastsocket run --no-shm`.
     Ours,
+    /// The same, and `fastsocket steer` brings the packets of the connections
+    /// that it opens to the CPU that opened them; see [`steer`].
+    Steered,
 }
 
 impl Way {
-    pub const ALL: [Way; 3] = [Way::Stock, Way::Reuseport, Way::Ours];
+    pub const ALL: [Way; 4] = [Way::Stock, Way::Reuseport, Way::Ours, Way::Steered];
+
+    /// With the library and a monitor?
+    pub fn is_ours(self) -> bool {
+        matches!(self, Way::Ours | Way::Steered)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
             Way::Stock => "stock",
             Way::Reuseport => "reuseport",
             Way::Ours => "ours",
+            Way::Steered => "steered",
         }
     }
 
@@ -42,7 +51,7 @@ impl Way {
     }
 
     fn command_of(self, host: &Host, path: PathBuf) -> Command {
-        if self != Way::Ours {
+        if !self.is_ours() {
             return host.command(Side::Stock, path);
         }
         let mut command = host.command(Side::Stock, artifacts::cli());
@@ -58,6 +67,14 @@ impl Way {
 pub fn wait_zones(host: &Host, workers: u64) {
     let joined = || host.snapshot().total("zone_joins") >= workers;
     net::wait_until(START, joined).unwrap_or_else(|e| panic!("{workers} local listen sockets: {e}"));
+}
+
+/// Steers a device of the host by RFD, for as long as the host's monitor lives.
+#[track_caller]
+pub fn steer(host: &Host, device: &str) {
+    let mut command = host.command(Side::Stock, artifacts::cli());
+    command.env(ENV_SOCKET, host.socket()).args(["steer", device, "--policy", "rfd"]);
+    Proc::spawn(host.logs(), "steer", command).finish(START).success();
 }
 
 /// Starts a server and waits until it listens on each of the ports.
