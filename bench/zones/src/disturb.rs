@@ -59,6 +59,7 @@ pub fn run(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
         "times": times,
         "accepted_by_the_dead": if kills { json!(killed.accepted) } else { Value::Null },
         "queued_at_death": if kills { json!(killed.queued) } else { Value::Null },
+        "kernel": stage.kernel_counts(),
         "counters": stage.proof(way)?,
     }))
 }

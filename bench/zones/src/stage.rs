@@ -41,6 +41,26 @@ impl Stage {
         (self.chain.backend_address(), PORT).into()
     }
 
+    /// What the middle host's kernel dropped, refused or moved of connections and
+    /// handshakes; only what is not zero.
+    pub fn kernel_counts(&self) -> Value {
+        const NAMES: [&str; 6] = [
+            "ListenOverflows",
+            "ListenDrops",
+            "TCPReqQFullDrop",
+            "TCPMigrateReqSuccess",
+            "TCPMigrateReqFailure",
+            "TCPTimeouts",
+        ];
+        let text = self.chain.middle.within(|| std::fs::read_to_string("/proc/thread-self/net/netstat"));
+        let text = text.unwrap_or_default();
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+        let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return Value::Null };
+        let pairs = names.split_whitespace().zip(values.split_whitespace());
+        let found = pairs.filter(|(name, value)| NAMES.contains(name) && *value != "0");
+        Value::Object(found.map(|(name, value)| (name.to_owned(), json!(value.parse::<u64>().ok()))).collect())
+    }
+
     /// The counters that changed, if ours; an error if zones did nothing: what
     /// silently ran on stock sockets is no measurement of ours.
     pub fn proof(&self, way: Way) -> Result<Value> {

@@ -201,6 +201,23 @@ fn a_reload_fails_no_request(way: Way) {
     stage.assert_zones(outcome.answered);
 }
 
+/// The demo server's parent holds the listener and never waits at it; for a
+/// moment no worker does.
+fn a_renewal_fails_no_request(way: Way) {
+    let stage = Stage::new(way);
+    stage.middle.file("www/64", [b'x'; 64]);
+    let demo = servers::demo(&stage.middle, way, &[stage.front()], CPUS, &["--quiet"]);
+    let load = stage.load(32);
+    for _ in 0..15 {
+        std::thread::sleep(Duration::from_millis(300));
+        demo.signal(libc::SIGHUP);
+    }
+    std::thread::sleep(Duration::from_millis(600));
+    let outcome = load.stop();
+    assert!(outcome.answered > 1000 && outcome.failures() == 0, "{outcome:?}");
+    stage.assert_zones(outcome.answered);
+}
+
 #[test]
 fn stock_nginx_serves() {
     needs!();
@@ -300,6 +317,18 @@ fn stock_reload_fails_no_request() {
 fn zones_reload_fails_no_request() {
     needs!();
     a_reload_fails_no_request(Way::Ours);
+}
+
+#[test]
+fn stock_renewal_fails_no_request() {
+    needs!();
+    a_renewal_fails_no_request(Way::Stock);
+}
+
+#[test]
+fn zones_renewal_fails_no_request() {
+    needs!();
+    a_renewal_fails_no_request(Way::Ours);
 }
 
 /// More workers than CPUs share zones; fewer leave CPUs to the global socket.

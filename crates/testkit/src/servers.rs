@@ -122,10 +122,17 @@ pub fn nginx(host: &Host, way: Way, listen: &[SocketAddr], workers: usize) -> Pr
 ///
 /// It sets SO_REUSEPORT on every listen socket, so that the next haproxy can bind
 /// beside it; whoever does that shares its address and gets no zones. Hence
-/// `noreuseport`, except where each thread is to have a socket.
+/// `noreuseport`, except where each thread is to have a socket. And it hands every
+/// other accepted connection to another thread, which mends an unfair queue, and
+/// would move connections away from where zones brought them: hence `multi-queue
+/// off` for ours.
 #[track_caller]
 pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, threads: usize) -> Proc {
-    let (shards, global) = if way == Way::Reuseport { (" shards by-thread", "") } else { ("", "  noreuseport\n") };
+    let (shards, global) = match way {
+        Way::Reuseport => (" shards by-thread", ""),
+        Way::Stock => ("", "  noreuseport\n"),
+        Way::Ours | Way::Steered => ("", "  noreuseport\n  tune.listener.multi-queue off\n"),
+    };
     let config = format!(
         "global\n{global}  maxconn 8000\n  nbthread {threads}\n  cpu-map auto:1/1-{threads} 0-{}\n\
          defaults\n  mode http\n  option httpclose\n  retries 0\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n\

@@ -33,18 +33,30 @@ impl Killed {
     /// connections to `port`, and kills it with -9 before it can go on.
     #[track_caller]
     pub fn kill_oldest(&mut self, place: &NetHost, parent: u32, port: u16) {
-        let victim = *children(parent).first().expect("a worker");
+        // A busy parent may not have buried the last one yet.
+        let living = || children(parent).into_iter().find(|pid| !matches!(state(*pid), None | Some('Z' | 'X')));
+        let mut found = None;
+        let _ = net::wait_until(Duration::from_secs(5), || {
+            found = living();
+            found.is_some()
+        });
+        let victim = found.expect("a living worker");
         signal(victim, libc::SIGSTOP);
         std::thread::sleep(HOLD);
-        let stopped =
-            || std::fs::read_to_string(format!("/proc/{victim}/stat")).is_ok_and(|stat| stat.contains(") T "));
-        net::wait_until(Duration::from_secs(2), stopped).expect("a stopped worker");
+        net::wait_until(Duration::from_secs(5), || state(victim) == Some('T')).expect("a stopped worker");
         let held = sockets_of(victim);
         let (accepted, queued) = connections(Some(place), port, &held);
         signal(victim, libc::SIGKILL);
         self.accepted += accepted;
         self.queued += queued;
     }
+}
+
+/// A process's state, as `ps` shows it.
+fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may hold anything.
+    stat[stat.rfind(") ")? + 2..].chars().next()
 }
 
 fn signal(pid: i32, signal: i32) {
