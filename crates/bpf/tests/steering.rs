@@ -11,9 +11,11 @@ use fsocket_testkit::{need_hosts, process};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::OnceLock;
 use std::thread;
 
-const CONNECTIONS: usize = 40;
+const CONNECTIONS: usize = 48;
 const ROUNDS: usize = 10;
 const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
 const SO_NETNS_COOKIE: libc::c_int = 71;
@@ -22,7 +24,7 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 macro_rules! need_two_cpus_and_bpf {
     () => {
         need_hosts!();
-        if thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
+        if cpus().len() < 2 {
             return eprintln!("SKIPPED: needs two CPUs");
         }
         if let Err(reason) = fsocket_bpf::probe::permitted() {
@@ -31,12 +33,24 @@ macro_rules! need_two_cpus_and_bpf {
     };
 }
 
+/// CPUs of this machine, which all take part. Counted once, because a pinned
+/// thread would count only its own.
+fn cpus() -> Vec<usize> {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    (0..*COUNT.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))).collect()
+}
+
+fn cpu_numbers() -> Vec<u32> {
+    cpus().iter().map(|cpu| *cpu as u32).collect()
+}
+
+/// With a queue for every CPU.
 fn chain() -> Chain {
-    Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts")
+    Chain::new(cpus().len(), &Receive::Threads(cpus())).expect("hosts")
 }
 
 fn slices() -> Slices {
-    Slices::new(32768..=60999, &[0, 1]).unwrap()
+    Slices::new(32768..=60999, &cpu_numbers()).unwrap()
 }
 
 /// A socket of `host`, with its source port from a slice if one is given.
@@ -51,9 +65,25 @@ fn socket(v6: bool, slice: Option<usize>) -> libc::c_int {
         // SAFETY: a u32 and its size.
         let result =
             unsafe { libc::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, (&raw const both).cast(), 4) };
-        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        if result != 0 {
+            bind_in(fd, v6, &range);
+        }
     }
     fd
+}
+
+/// Before 6.3 a socket has no range: a port of the slice, each only once.
+fn bind_in(fd: libc::c_int, v6: bool, range: &std::ops::RangeInclusive<u16>) {
+    static USED: AtomicU16 = AtomicU16::new(0);
+    let port = range.start() + USED.fetch_add(1, Ordering::Relaxed) % (range.end() - range.start());
+    // SAFETY: all zero is an address; a v4 one is shorter than a v6 one.
+    let mut any: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+    any.sin6_family = if v6 { libc::AF_INET6 } else { libc::AF_INET } as u16;
+    any.sin6_port = port.to_be();
+    let size = if v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
+    // SAFETY: an address of at least the size given.
+    let result = unsafe { libc::bind(fd, (&raw const any).cast(), size as u32) };
+    assert_eq!(result, 0, "bind to {port}: {}", std::io::Error::last_os_error());
 }
 
 fn connect(to: SocketAddr, slice: Option<usize>) -> TcpStream {
@@ -121,10 +151,10 @@ fn echo(host: &NetHost, address: SocketAddr, cpus: &[usize], connections: usize)
 /// Opens connections from the middle host on each CPU in turn, with the source
 /// port from that CPU's slice if `sliced`.
 fn talk(chain: &Chain, to: SocketAddr, sliced: bool) {
-    let server = echo(&chain.backend, to, &[0, 1], CONNECTIONS);
+    let server = echo(&chain.backend, to, &cpus(), CONNECTIONS);
     for number in 0..CONNECTIONS {
         chain.middle.within(|| {
-            let cpu = number % 2;
+            let cpu = number % cpus().len();
             process::set_affinity(0, &[cpu]).expect("affinity");
             let mut stream = connect(to, sliced.then_some(cpu));
             stream.set_nodelay(true).expect("nodelay");
@@ -205,7 +235,7 @@ fn active_connections_are_local_with_slices_and_not_without() {
         steering.set_slices(&slices()).expect("slices");
         for to in [v4(80), v4(5000), v6] {
             let (local, remote) = measured(|| talk(&chain, to, true));
-            assert!(local >= (CONNECTIONS * ROUNDS) as u64, "{mode:?} {to}: {local} local");
+            assert!(local >= (CONNECTIONS * ROUNDS) as u64, "{mode:?} {to}: {local} local, {remote} elsewhere");
             assert_eq!(remote, 0, "{mode:?} {to}: beside {local} local ones");
         }
         assert!(total(&steering, "to_other") > 0 && total(&steering, "to_self") > 0);
@@ -269,7 +299,7 @@ fn the_test_itself_uses_the_sockets_it_says() {
     let chain = chain();
     let to = SocketAddr::from((chain.backend_address(), 80));
     let server = echo(&chain.backend, to, &[0], 2);
-    for slice in [0, 1] {
+    for slice in 0..2 {
         let stream = chain.middle.within(|| connect(to, Some(slice)));
         assert!(slices().range(slice).contains(&stream.local_addr().expect("bound").port()));
         assert!(stream.as_raw_fd() > 2);

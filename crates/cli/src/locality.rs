@@ -1,11 +1,11 @@
 //! `fastsocket stat --locality`: are packets handled where the application runs?
 
+use crate::measure;
 use crate::stat::{print, table};
-use anyhow::{bail, Result};
+use anyhow::Result;
 use fsocket_bpf::locality::{Cell, Kind, Locality};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// Packets of a group of connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -42,15 +42,9 @@ struct Report {
 }
 
 pub fn run(seconds: f64, json: bool) -> Result<i32> {
-    let Some(time) = Duration::try_from_secs_f64(seconds).ok().filter(|t| !t.is_zero()) else {
-        bail!("--locality {seconds}: not a number of seconds")
-    };
     fsocket_bpf::quiet();
     let measuring = Locality::start()?;
-    if !json {
-        anstream::eprintln!("measuring for {seconds} s");
-    }
-    std::thread::sleep(time);
+    let seconds = measure::wait("--locality", seconds)?;
     let cells = measuring.cells()?;
     let reasons = measuring.reasons()?.iter().map(|count| (count.name, count.total())).collect();
     drop(measuring);

@@ -1,23 +1,17 @@
 //! `fastsocket stat --locks`: for which of the kernel's locks do CPUs wait?
 
+use crate::measure;
 use crate::stat::{print, table};
-use anyhow::{bail, Result};
+use anyhow::Result;
 use fsocket_bpf::locks::{Contention, Locks};
-use std::time::Duration;
 
 /// Lines that are shown; JSON has all.
 const SHOWN: usize = 25;
 
 pub fn run(seconds: f64, json: bool) -> Result<i32> {
-    let Some(time) = Duration::try_from_secs_f64(seconds).ok().filter(|t| !t.is_zero()) else {
-        bail!("--locks {seconds}: not a number of seconds")
-    };
     fsocket_bpf::quiet();
     let measuring = Locks::start()?;
-    if !json {
-        anstream::eprintln!("measuring for {seconds} s");
-    }
-    std::thread::sleep(time);
+    let seconds = measure::wait("--locks", seconds)?;
     let all = measuring.contention()?;
     let lost: Vec<_> = measuring.reasons()?.into_iter().filter(|c| c.name != "counted" && c.total() > 0).collect();
     drop(measuring);

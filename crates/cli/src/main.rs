@@ -12,6 +12,7 @@ mod doctor;
 mod locality;
 mod locate;
 mod locks;
+mod measure;
 mod private;
 mod run;
 mod stat;

@@ -3,7 +3,7 @@
 //! be handled on the CPU of the thread that opened them.
 
 use fsocket_e2e as e2e;
-use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Chain, Receive};
 use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Finished, Host, Proc};
 use std::path::PathBuf;
@@ -74,12 +74,12 @@ fn haproxy(host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
     host.server(Accel, "haproxy", 8000, program, &["-db", "-f", &config.display().to_string()])
 }
 
-/// One request a connection through haproxy, with a measurement around it.
-/// Active connections of haproxy: packets handled locally, and elsewhere.
-fn load(host: &Host, chain: &Chain, ab: &PathBuf) -> (u64, u64) {
-    let measuring = cli(host, "locality", &["stat", "--locality", "4", "--json"]);
-    // It says so when it begins only where somebody reads that.
-    std::thread::sleep(Duration::from_millis(700));
+/// One request a connection from the client host to port 8000 of the middle
+/// host, with a measurement around it: packets of `program`'s connections of that
+/// `kind`, handled where it uses them, and elsewhere.
+fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> (u64, u64) {
+    let measuring = cli(host, "locality", &["stat", "--locality", "60", "--json"]);
+    net::wait_until(Duration::from_secs(20), || measuring.stderr().contains("measuring")).expect("it measures");
     let mut command = std::process::Command::new(ab);
     let url = format!("http://{}:8000/1000", chain.middle_front());
     command.args(["-q", "-n", &REQUESTS.to_string(), "-c", "8", &url]);
@@ -87,12 +87,22 @@ fn load(host: &Host, chain: &Chain, ab: &PathBuf) -> (u64, u64) {
     let done = Proc::spawn(host.logs(), "ab", command).finish(Duration::from_secs(60)).success();
     e2e::ab_clean(&done.stdout);
     assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), REQUESTS as u64 * 1000);
+    measuring.signal(libc::SIGINT);
     let report = measuring.finish(Duration::from_secs(20)).success().stdout;
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
-    let haproxy = report["processes"].as_array().expect("processes").iter().find(|p| p["program"] == "haproxy");
-    let active = &haproxy.unwrap_or_else(|| panic!("haproxy is not in {report}"))["active"];
-    let number = |name: &str| active[name].as_u64().expect("a number");
-    (number("local"), number("remote"))
+    let processes = report["processes"].as_array().expect("processes");
+    // The backend's nginx is another program of the same name.
+    let own: Vec<_> = processes.iter().filter(|p| p["program"] == program && !stranger(chain, p)).collect();
+    assert!(!own.is_empty(), "{program} is not in {report}");
+    let sum = |name: &str| own.iter().map(|p| p[kind][name].as_u64().expect("a number")).sum();
+    (sum("local"), sum("remote"))
+}
+
+/// Is this process in another host than the middle one?
+fn stranger(chain: &Chain, process: &serde_json::Value) -> bool {
+    let theirs = std::fs::read_link(format!("/proc/{}/ns/net", process["pid"]));
+    let ours = chain.middle.within(|| std::fs::read_link("/proc/thread-self/ns/net"));
+    theirs.ok() != ours.ok()
 }
 
 #[test]
@@ -109,14 +119,14 @@ fn haproxy_to_a_backend_host_is_local_with_steering() {
 
         // Without steering half of the packets come to the wrong CPU.
         let before = host.snapshot();
-        let (local, remote) = load(&host, &chain, &ab);
+        let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
         println!("{server}: not steered: {local} packets local, {remote} elsewhere");
         assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
         assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0, "no slices without steering");
 
         steer(&host, &[&device]).success().says("rfd by XDP native").says("SOURCE PORTS").says("16384-32767");
         let before = host.snapshot();
-        let (local, remote) = load(&host, &chain, &ab);
+        let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
         println!("{server}: steered: {local} packets local, {remote} elsewhere");
         // An answer, its end, and ACKs, for each request.
         assert!(local >= 2 * REQUESTS as u64, "{local} packets");
@@ -135,6 +145,46 @@ fn haproxy_to_a_backend_host_is_local_with_steering() {
         assert!(!shown(&chain, &device).contains("xdp"), "{}", shown(&chain, &device));
         drop(proxy);
     }
+}
+
+/// nginx in the middle host, at port 8000, with a worker pinned to each CPU.
+fn front(side: Side, host: &Host, chain: &Chain, nginx: &PathBuf) -> Proc {
+    let dir = host.path().join(format!("front-{side:?}"));
+    std::fs::create_dir_all(dir.join("www")).expect("directory");
+    std::fs::write(dir.join("www/1000"), e2e::noise(1, 1000)).expect("file");
+    let config = format!(
+        "daemon off;\nuser root;\nworker_processes 2;\nworker_cpu_affinity 01 10;\npid {0}/pid;\n\
+         error_log {0}/error.log;\nevents {{ worker_connections 1024; }}\nhttp {{ access_log off;\n\
+         client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; fastcgi_temp_path {0}/fcgi;\n\
+         uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
+         server {{ listen {1}:8000 backlog=4096; root {0}/www; }} }}\n",
+        dir.display(),
+        chain.middle_front()
+    );
+    std::fs::write(dir.join("conf"), config).expect("file");
+    let (dir, config) = (dir.display().to_string(), dir.join("conf").display().to_string());
+    host.server(side, "front", 8000, nginx, &["-p", &dir, "-c", &config])
+}
+
+#[test]
+fn nginx_on_two_queues_is_local() {
+    need_steering!();
+    let (nginx, ab) = (need!("nginx"), need!("ab"));
+    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let stock = front(Stock, &host, &chain, &nginx);
+    let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
+    println!("stock: {local} packets local, {remote} elsewhere");
+    assert!(remote * 4 > local, "the network does not spread flows: {local} local, {remote} elsewhere");
+    drop(stock);
+    let ours = front(Accel, &host, &chain, &nginx);
+    // Which makes both workers known as such.
+    std::thread::sleep(Duration::from_millis(200));
+    let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
+    println!("zones: {local} packets local, {remote} elsewhere");
+    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
+    assert_eq!(remote, 0, "beside {local} local packets");
+    drop(ours);
 }
 
 /// `net.ipv4.NAME` of the middle host.

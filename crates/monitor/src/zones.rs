@@ -203,11 +203,12 @@ impl Monitor {
     pub(crate) fn leave_zones(&mut self, id: ConnId) {
         let mut call = Vec::new();
         for g in self.zones.all.values_mut() {
-            let before = g.members.len();
-            for (place, _) in g.members.extract_if(.., |_, m| m.conn == id) {
-                g.select.take_out(place);
+            let places: Vec<u32> = g.members.iter().filter(|(_, m)| m.conn == id).map(|(place, _)| *place).collect();
+            for place in &places {
+                g.members.remove(place);
+                g.select.take_out(*place);
             }
-            if g.members.len() != before {
+            if !places.is_empty() {
                 g.assign();
                 call.push(g.id);
             }

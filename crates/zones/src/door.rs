@@ -32,10 +32,13 @@ const TCP_REPAIR: i32 = 19;
 pub fn guard(global: i32, shape: &Shape) -> Result<i32> {
     let fd = sys::socket(shape.domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)?;
     let bound = copy::before_bind(global, fd, shape.is_v6())
-        // A guard that itself allows others by SO_REUSEADDR is none.
-        .and_then(|()| sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &0i32.to_ne_bytes()))
+        // Connections in TIME_WAIT, that a server before this one has left, let in
+        // who has SO_REUSEADDR, as they let in the listener.
+        .and_then(|()| sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &1i32.to_ne_bytes()))
         .and_then(|()| reuse_port(fd, true))
-        .and_then(|()| sys::bind(fd, shape.addr()));
+        .and_then(|()| sys::bind(fd, shape.addr()))
+        // A guard that itself allows others by SO_REUSEADDR is none.
+        .and_then(|()| sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &0i32.to_ne_bytes()));
     if let Err(e) = bound {
         let _ = sys::close(fd);
         return Err(e);

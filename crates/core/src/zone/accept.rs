@@ -22,7 +22,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    fn from(&self, fd: i32) -> Result<i32> {
+    fn accept(&self, fd: i32) -> Result<i32> {
         // SAFETY: whoever made this vouches for the two pointers.
         unsafe { sys::accept4(fd, self.addr as *mut u8, self.len, self.flags) }
     }
@@ -45,7 +45,7 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
             return Outcome::Kernel;
         }
         // As the kernel does, but we see when it returns.
-        return Outcome::Done(peer.from(fd).inspect(|n| {
+        return Outcome::Done(peer.accept(fd).inspect(|n| {
             z.pace.accepted();
             stats::count(Counter::AcceptKernel);
             stats::count(Counter::AcceptGlobal);
@@ -90,11 +90,11 @@ impl Zoned {
         let l = self.own()?;
         self.follow(fd, l);
         if l.turns.fetch_add(1, Ordering::Relaxed) % GLOBAL_EVERY == GLOBAL_EVERY - 1 {
-            if let Ok(n) = self.from_global(fd, false, peer) {
+            if let Ok(n) = self.take_global(fd, false, peer) {
                 return Some(Ok(n));
             }
         }
-        match peer.from(l.fd()) {
+        match peer.accept(l.fd()) {
             Ok(n) => Some(self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::LOCAL)),
             // Closed on the way, by another thread's shutdown: the global socket
             // says what there is to say.
@@ -111,22 +111,22 @@ impl Zoned {
 
     /// As [`Zoned::take`], but not from the own queue, which was just found empty.
     pub fn take_other(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
-        match self.from_global(fd, nonblock, peer) {
+        match self.take_global(fd, nonblock, peer) {
             Err(Errno::EAGAIN) => {}
             r => return r,
         }
         let own = self.own();
         for l in self.locals().filter(|l| own.is_none_or(|o| !core::ptr::eq(*l, o))) {
-            if let Ok(n) = peer.from(l.fd()) {
+            if let Ok(n) = peer.accept(l.fd()) {
                 return self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::REMOTE);
             }
         }
         Err(Errno::EAGAIN)
     }
 
-    fn from_global(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
+    fn take_global(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
         let r = if nonblock {
-            peer.from(fd)
+            peer.accept(fd)
         } else {
             if !is_ready(fd) {
                 return Err(Errno::EAGAIN);
@@ -135,7 +135,7 @@ impl Zoned {
             // filling up: one at a time.
             let _turn = self.page().map(|p| p.lock());
             if is_ready(fd) {
-                peer.from(fd)
+                peer.accept(fd)
             } else {
                 Err(Errno::EAGAIN)
             }
@@ -191,11 +191,11 @@ impl Zoned {
             }
             if p[0].revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 {
                 // It does not listen any more: the kernel says how.
-                return peer.from(fd);
+                return peer.accept(fd);
             }
             // Descriptors that another thread closes do not wake us.
             if process::nonce() == 0 || self.own().is_none() {
-                return peer.from(fd);
+                return peer.accept(fd);
             }
         }
     }

@@ -32,6 +32,7 @@ pub enum Shown {
 }
 
 impl Pace {
+    #[allow(clippy::new_without_default)] // only ever in statics
     pub const fn new() -> Pace {
         Pace { accepted: AtomicU64::new(0), quick: AtomicU32::new(0) }
     }

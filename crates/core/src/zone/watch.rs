@@ -39,6 +39,7 @@ impl Watch {
 }
 
 impl List {
+    #[allow(clippy::new_without_default)] // only ever in statics
     pub const fn new() -> List {
         List(
             [const {
