@@ -56,7 +56,7 @@ fmt:
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
-	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py
+	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py bench/zones/*.py
 
 clean:
 	@$(RUN) cargo clean

@@ -45,7 +45,8 @@ class Request:
             return "refused" if e.errno == errno.ECONNREFUSED else "reset"
         if not self.got:
             return "empty"
-        return "ok" if self.got.split(b"\r\n\r\n", 1)[-1:][0:] and len(self.got.split(b"\r\n\r\n", 1)[-1]) == self.size else "short"
+        body = self.got.split(b"\r\n\r\n", 1)[-1]
+        return "ok" if len(body) == self.size else "short"
 
 
 def client(address, width, until, size, patience, cpu, out):

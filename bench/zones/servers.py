@@ -87,10 +87,11 @@ class Place:
         )
 
     def nginx(self, kind, workers=2, extra=()):
-        """kind: "shared", "reuseport" (both stock), "ours"."""
+        """kind: "shared", "reuseport" (both stock nginx), "separate" (stock SO_REUSEPORT,
+        a socket that each worker makes itself; not nginx), "ours"."""
         if kind == "ours" and not self.monitor:
             self.start_monitor()
-        server = Nginx(self, kind, workers, extra)
+        server = Separate(self, workers) if kind == "separate" else Nginx(self, kind, workers, extra)
         self.servers.append(server)
         return server
 
@@ -126,7 +127,20 @@ class Nginx:
             text = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         except OSError:
             return []
-        return [int(w) for w in text.split()]
+        return [int(w) for w in text.split() if not self.is_zombie(w)]
+
+    @staticmethod
+    def is_zombie(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    def crashed(self):
+        """Workers that ended by a signal other than our SIGKILL, as nginx's log has it."""
+        log = self.dir / "error.log" if hasattr(self, "dir") else None
+        text = log.read_text() if log and log.exists() else ""
+        return len([s for s in re.findall(r"exited on signal (\d+)", text) if s != "9"])
 
     def accepted_by(self, pid):
         """Connections that a worker has accepted and not closed."""
@@ -163,3 +177,15 @@ class Nginx:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(10)
+
+
+class Separate(Nginx):
+    """`separate.py`."""
+
+    def __init__(self, place, workers):
+        self.kind, self.port = "separate", free_port()
+        script = pathlib.Path(__file__).with_name("separate.py")
+        self.process = subprocess.Popen(["/usr/bin/python3", script, str(self.port), str(workers)])
+        if not wait_until(lambda: len(self.workers()) == workers and self.answers()):
+            sys.exit("separate.py did not start")
+        time.sleep(0.3)

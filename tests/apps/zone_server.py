@@ -10,8 +10,8 @@ CPU that the worker is pinned to, or -1; the options of the accepted socket) and
 
 Options: pin (worker i pins itself to CPU i modulo their number), dual (an IPv6 socket
 that takes IPv4 too), tune (sets options on the listener before forking), user=UID (workers
-drop to that user), late (the first worker sets TTL to 99 on the listener when told "tune"
-on its first connection), close (a worker closes the listener on SIGUSR1 and stays).
+drop to that user), respawn (a worker that dies is started again), quit (a worker that
+gets SIGUSR1 ends in good order).
 """
 import os
 import select
@@ -60,6 +60,8 @@ def work(listener, index):
     if user:
         os.setgroups([])
         os.setresuid(*[int(user[0][5:])] * 3)
+    if "quit" in options:
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
     if wait == "block":
         while True:
             answer(listener.accept()[0])

@@ -12,6 +12,7 @@
 //! | `zone/cpu` | which CPU a worker's zone is |
 //! | `zone/pace` | workers that are away for long |
 //! | `zone/accept` | the order of the queues |
+//! | `zone/parcel` | leaving in good order where nothing migrates |
 //! | `zone/watch` | epoll, poll, and being told to look |
 
 pub mod accept;
@@ -19,6 +20,7 @@ mod cpu;
 mod join;
 mod pace;
 mod page;
+mod parcel;
 pub mod watch;
 
 use crate::lock::Lock;
@@ -62,6 +64,8 @@ pub struct Zoned {
     /// A number of the global listen socket.
     fd: AtomicI32,
     guard: AtomicI32,
+    /// Ends of a socket pair to receive from and to send to; see `parcel`.
+    parcel: [AtomicI32; 2],
     page: AtomicPtr<Page>,
     /// The monitor's number of the group; 0: not asked.
     group: AtomicU64,
@@ -240,6 +244,15 @@ pub fn any() -> bool {
     used().iter().any(|z| z.state() == state::READY)
 }
 
+/// The program ends: what waits for this worker is not lost with it.
+pub fn at_exit() {
+    for z in used() {
+        while let Some(l) = z.locals().next() {
+            z.leave(l);
+        }
+    }
+}
+
 /// In a forked child: the parent's local listen sockets are not ours.
 pub fn become_child() {
     for z in used() {
@@ -263,7 +276,7 @@ pub fn become_child() {
 /// One of our descriptors got another number.
 pub fn moved(old: i32, new: i32) -> bool {
     let swap = |a: &AtomicI32| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    used().iter().any(|z| swap(&z.guard) || z.locals.iter().any(|l| swap(&l.fd)))
+    used().iter().any(|z| swap(&z.guard) || z.parcel.iter().any(swap) || z.locals.iter().any(|l| swap(&l.fd)))
 }
 
 impl Zoned {
@@ -272,6 +285,7 @@ impl Zoned {
             state: AtomicU32::new(state::FREE),
             fd: AtomicI32::new(-1),
             guard: AtomicI32::new(-1),
+            parcel: [const { AtomicI32::new(-1) }; 2],
             page: AtomicPtr::new(core::ptr::null_mut()),
             group: AtomicU64::new(0),
             inherited: AtomicBool::new(false),
@@ -350,6 +364,7 @@ impl Zoned {
         while let Some(l) = self.locals().next() {
             self.leave(l);
         }
+        self.drop_parcel();
         let guard = self.guard.swap(-1, Ordering::AcqRel);
         if guard >= 0 {
             process::close_own(guard);
@@ -385,6 +400,7 @@ impl Zoned {
                 Some(p) => {
                     self.guard.store(process::high_fd(guard), Ordering::Release);
                     self.page.store(p, Ordering::Release);
+                    self.make_parcel();
                     self.state.store(state::READY, Ordering::Release);
                 }
                 None => {

@@ -230,6 +230,37 @@ fn without_root_and_without_monitor() {
 }
 
 #[test]
+fn without_monitor_a_worker_that_ends_hands_over_what_waits() {
+    need_two_cpus!();
+    let host = Host::new();
+    let env = &[("FASTSOCKET_SOCKET", "/nonexistent")];
+    for mode in ["fork-epoll", "fork-edge"] {
+        let server = Start { mode, options: &["pin", "quit"], env, ..Start::default() }.run(&host);
+        server.wait_for_sockets(3);
+        let leaving = server.ask("127.0.0.1", 0, 1)[0].pid;
+        // SAFETY: a signal to a process of this test.
+        unsafe { libc::kill(leaving, libc::SIGSTOP) };
+        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
+        let waiting: Vec<_> = std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(0);
+                (0..100).map(|_| connect(address)).collect()
+            })
+            .join()
+            .expect("nobody is refused")
+        });
+        // SAFETY: as above.
+        unsafe {
+            libc::kill(leaving, libc::SIGUSR1);
+            libc::kill(leaving, libc::SIGCONT);
+        }
+        let by_others = waiting.iter().enumerate().filter(|(i, c)| told(c, *i).pid != leaving).count();
+        assert!(stock_mode() || by_others >= 90, "{mode}: {by_others} of 100 were handed over");
+        server.wait_for_sockets(2);
+    }
+}
+
+#[test]
 fn switched_off() {
     let host = Host::new();
     let server = Start { env: &[("FASTSOCKET_DISABLE", "shm,zones")], ..Start::default() }.run(&host);

@@ -1,6 +1,6 @@
 //! Before `main`.
 
-use fsocket_core::zone::Pin;
+use fsocket_core::zone::{self, Pin};
 use fsocket_core::{fork, process};
 use libc::{c_char, c_int};
 
@@ -31,6 +31,14 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     process::init(&process::Config { socket, disabled, no_zones, pin, rseq_offset });
     // SAFETY: handlers of the library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+}
+
+#[used]
+#[link_section = ".fini_array"]
+static FINI: extern "C" fn() = fini;
+
+extern "C" fn fini() {
+    zone::at_exit();
 }
 
 unsafe extern "C" fn before() {

@@ -6,9 +6,9 @@
 hook_table! {
     sockets: "placeholder from the pool or the kernel" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int;
     sockets: "kernel; the socket then is a listener or a kernel connection to be" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    sockets: "kernel, and registered with the monitor" fn listen(fd: c_int, backlog: c_int) -> c_int;
-    sockets: "SYN queues, then the kernel's queue" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    sockets: "SYN queues, then the kernel's queue" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    sockets: "kernel, registered with the monitor; workers may get local listen sockets" fn listen(fd: c_int, backlog: c_int) -> c_int;
+    sockets: "SYN queues, then the kernel's: the worker's own, the global one" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    sockets: "SYN queues, then the kernel's: the worker's own, the global one" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
     sockets: "a slot in a channel, else the kernel" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     sockets: "FIN in the ring" fn shutdown(fd: c_int, how: c_int) -> c_int;
     sockets: "from the connection" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;

@@ -115,6 +115,9 @@ impl Zoned {
             Err(Errno::EAGAIN) => {}
             r => return r,
         }
+        if let Ok(n) = self.take_parcel(peer) {
+            return self.accepted(n, sys::cpu::current().saturating_sub(1), zone_accept::STOLEN);
+        }
         let own = self.own();
         for l in self.locals().filter(|l| own.is_none_or(|o| !core::ptr::eq(*l, o))) {
             if let Ok(n) = peer.accept(l.fd()) {
@@ -173,10 +176,11 @@ impl Zoned {
         loop {
             let own = self.own().map_or(-1, |l| l.fd());
             let control = if ctl::dead() { -1 } else { ctl::fd() };
-            let mut p = [fd, own, control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+            let mut p =
+                [fd, own, control, self.parcels()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
             let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
-            // SAFETY: three entries.
-            match unsafe { sys::ppoll(p.as_mut_ptr(), 3, left, core::ptr::null()) } {
+            // SAFETY: four entries.
+            match unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) } {
                 Err(Errno::EINTR) if sys::signals_restart() => continue,
                 Err(e) => return Err(e),
                 Ok(0) => return Err(Errno::EAGAIN),

@@ -133,6 +133,7 @@ impl Zoned {
             let made = self.make_local(fd);
             match (&made, choice.entry) {
                 (Ok(_), Some(e)) => page.add_place(e),
+                // It got no place.
                 (Err(_), Some(e)) => page.exit(e),
                 _ => {}
             }
@@ -251,8 +252,14 @@ impl Zoned {
         let classic = l.place.load(Ordering::Relaxed) == 0;
         if let Some(page) = self.page() {
             let _turn = page.lock();
-            page.exit(l.entry.load(Ordering::Relaxed));
+            let entry = l.entry.load(Ordering::Relaxed);
+            page.exit(entry);
+            if classic {
+                self.hand_over(fd);
+            }
             process::close_own(fd);
+            // As the kernel's group now is.
+            page.remove_place(entry);
         } else {
             process::close_own(fd);
         }

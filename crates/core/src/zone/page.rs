@@ -86,11 +86,11 @@ impl Page {
         (free.map(|i| i as u32), cpu)
     }
 
+    /// Free an entry; its place stays until the socket is closed.
     pub fn exit(&self, entry: u32) {
         if let Some(e) = self.entry.get(entry as usize) {
             e.store(0, Ordering::Release);
         }
-        self.remove_place(entry);
     }
 
     /// Is there any worker?
@@ -120,7 +120,8 @@ impl Page {
         }
     }
 
-    fn remove_place(&self, entry: u32) {
+    /// The socket of an entry has left the kernel's group.
+    pub fn remove_place(&self, entry: u32) {
         let n = (self.places.load(Ordering::Relaxed) as usize).min(self.place.len());
         if let Some(k) = self.place[..n].iter().position(|p| p.load(Ordering::Relaxed) == entry + 1) {
             self.close_gap(k);

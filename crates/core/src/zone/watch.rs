@@ -5,7 +5,7 @@
 //! call, is told. Both ready at once are reported as one by our `epoll_wait`.
 
 use super::join::Who;
-use super::{of, used, How, Local, Zoned};
+use super::{of, used, How, Zoned};
 use crate::table::{self, Desc};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -127,6 +127,9 @@ impl Zoned {
             super::count(Counter::FbZoneResource);
             return false;
         }
+        if self.parcels() >= 0 {
+            let _ = put(ep, self.parcels(), ev);
+        }
         let others = self.watches.iter().filter(|w| w.events.load(Ordering::Relaxed) & IN != 0).map(|w| {
             let who = Who { thread: w.thread.load(Ordering::Relaxed), tid: w.tid.load(Ordering::Relaxed) };
             (who, w.ep.load(Ordering::Relaxed), w.event())
@@ -158,6 +161,9 @@ impl Zoned {
     fn unwatched(&self, ep: i32) {
         let Some(l) = self.own() else { return };
         let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+        if self.parcels() >= 0 {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, self.parcels(), None);
+        }
         let me = process::thread();
         let still = self
             .watches
@@ -247,14 +253,15 @@ fn again(ep: i32, fd: i32, ev: &libc::epoll_event) {
     }
 }
 
-/// The local listen socket to be polled beside descriptor `fd`; the thread
+/// The local listen socket, and another descriptor or -1, to be polled beside descriptor `fd`; the thread
 /// becomes a worker if it is time.
-pub fn beside(fd: i32, events: i16) -> Option<i32> {
+fn beside(fd: i32, events: i16) -> Option<[i32; 2]> {
     if events & (libc::POLLIN | libc::POLLRDNORM) == 0 {
         return None;
     }
     let d = table::lookup(fd)?;
-    of(d)?.worker(fd, How::Sleeping).map(Local::fd)
+    let z = of(d)?;
+    z.worker(fd, How::Sleeping).map(|l| [l.fd(), z.parcels()])
 }
 
 /// Extra entries for `poll`.
@@ -274,9 +281,11 @@ impl Beside {
         }
         for (i, p) in fds.iter().enumerate() {
             if b.n < EXTRA {
-                if let Some(fd) = beside(p.fd, p.events) {
-                    b.at[b.n] = (i, fd);
-                    b.n += 1;
+                for fd in beside(p.fd, p.events).into_iter().flatten() {
+                    if b.n < EXTRA {
+                        b.at[b.n] = (i, fd);
+                        b.n += 1;
+                    }
                 }
             }
         }

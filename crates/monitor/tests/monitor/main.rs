@@ -8,3 +8,4 @@ mod ending;
 mod hostile;
 mod reporting;
 mod support;
+mod zones;

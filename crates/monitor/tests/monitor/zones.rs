@@ -1,0 +1,112 @@
+//! Groups of listen sockets, and what may not be had.
+
+use crate::support::*;
+use fsocket_proto::{kind, Msg};
+use fsocket_zones::listener::{like, reuse_port, Shape};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
+
+fn may_load() -> bool {
+    match fsocket_bpf::probe::permitted() {
+        Ok(()) => true,
+        Err(reason) => {
+            println!("SKIPPED: {reason}");
+            false
+        }
+    }
+}
+
+/// A local listen socket beside `global`.
+fn local_of(global: BorrowedFd<'_>) -> OwnedFd {
+    let fd = global.as_raw_fd();
+    reuse_port(fd, true).unwrap();
+    let shape = Shape::of(fd).unwrap();
+    // SAFETY: just made.
+    unsafe { OwnedFd::from_raw_fd(like(fd, &shape).unwrap()) }
+}
+
+fn errno(e: Errno) -> i32 {
+    e.raw_os_error()
+}
+
+#[test]
+fn a_worker_that_ends_is_forgotten_and_the_others_are_told() {
+    if !may_load() {
+        return;
+    }
+    let d = Daemon::start();
+    let (mut a, mut b) = (d.process_with_arena(), d.process_with_arena());
+    let (global, _) = listener();
+    let locals = [local_of(global.as_fd()), local_of(global.as_fd())];
+    let (answer, program) = a.request(Msg::new(kind::GROUP), Some(global.as_fd()));
+    assert_eq!(answer.result, 0);
+    assert!(program.is_some());
+    let group = answer.id;
+    assert_eq!(b.request(Msg::new(kind::GROUP), Some(global.as_fd())).0.id, group, "the same socket");
+    let join = |p: &mut Proc, cpu, fd: &OwnedFd| {
+        p.request(Msg { id: group, arg0: cpu, ..Msg::new(kind::LOCAL) }, Some(fd.as_fd())).0
+    };
+    assert_eq!(join(&mut a, 0, &locals[0]).arg0, 1);
+    assert_eq!(join(&mut b, 1, &locals[1]).arg0, 2);
+    // The first worker was news for everybody, too.
+    drop(a);
+    let mut looks = 0;
+    for _ in 0..16 {
+        let (told, _) = b.wait_unasked();
+        looks += u32::from(told.kind == kind::LOOK && told.id == group);
+        if looks == 4 {
+            // Its place is free again.
+            let third = local_of(global.as_fd());
+            assert_eq!(join(&mut b, 0, &third).arg0, 1);
+            return;
+        }
+    }
+    panic!("nobody was told to look");
+}
+
+#[test]
+fn somebody_elses_group_and_other_sockets_are_refused() {
+    if !may_load() {
+        return;
+    }
+    let d = Daemon::start();
+    let (mut owner, mut other) = (d.process(), d.process());
+    let (global, _) = listener();
+    let local = local_of(global.as_fd());
+    let group = owner.request(Msg::new(kind::GROUP), Some(global.as_fd())).0.id;
+    let join = |p: &mut Proc, group, fd: Option<BorrowedFd<'_>>| {
+        p.request(Msg { id: group, ..Msg::new(kind::LOCAL) }, fd).0.result
+    };
+    assert_eq!(join(&mut other, group, Some(local.as_fd())), errno(Errno::NOENT), "has not shown the global one");
+    assert_eq!(join(&mut owner, group + 1, Some(local.as_fd())), errno(Errno::NOENT));
+    assert_eq!(join(&mut owner, group, None), errno(Errno::BADF));
+    assert_eq!(join(&mut owner, group, Some(connected().as_fd())), errno(Errno::INVAL), "does not listen");
+    let (elsewhere, _) = listener();
+    assert_eq!(join(&mut owner, group, Some(elsewhere.as_fd())), errno(Errno::NOENT), "another address");
+    assert_eq!(join(&mut owner, group, Some(local.as_fd())), 0);
+    // What was never there can be left, by anybody.
+    other.tell(Msg { id: group, arg0: 1, ..Msg::new(kind::LEFT) }, None);
+    owner.tell(Msg { id: 99, arg0: u64::MAX, ..Msg::new(kind::LEFT) }, None);
+    other.sync();
+    owner.sync();
+}
+
+#[test]
+fn only_a_listening_socket_is_copied() {
+    let d = Daemon::start();
+    let mut p = d.process();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let stream = connected();
+    for fd in [None, Some(null.as_fd()), Some(stream.as_fd())] {
+        assert_ne!(p.request(Msg::new(kind::CLONE), fd).0.result, 0);
+    }
+    let (global, _) = listener();
+    assert_ne!(p.request(Msg { arg0: 2, ..Msg::new(kind::CLONE) }, Some(global.as_fd())).0.result, 0);
+    // And a copy is one: it listens on the same address.
+    reuse_port(global.as_raw_fd(), true).unwrap();
+    let (answer, copy) = p.request(Msg::new(kind::CLONE), Some(global.as_fd()));
+    assert_eq!(answer.result, 0);
+    let copy = copy.expect("a socket");
+    assert!(rustix::net::sockopt::socket_acceptconn(&copy).unwrap());
+    assert_eq!(rustix::net::getsockname(&copy).unwrap(), rustix::net::getsockname(&global).unwrap());
+}
