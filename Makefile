@@ -3,14 +3,14 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test unit e2e differential fuzz-differential stock loom bench docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
-ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket
+ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
 
-build: ## target/release/{libfsocket.so,fastsocketd,fastsocket}
+build: ## target/release/{libfsocket.so,fastsocketd,fastsocket,fastsocket-demo}
 	@scripts/deps.sh build
-	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli
+	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo
 	@ls -l $(ARTIFACTS) | awk '{print "built:", $$NF, "(" $$5 " bytes)"}'
 
 deps: ## install what building, tests and the demo need
@@ -38,12 +38,19 @@ fuzz-differential: build ## random programs for TIME seconds, from SEED on
 stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 	@FASTSOCKET_TEST_MODE=stock scripts/test.sh e2e
 
+test-manycore: build ## 8 and 24 emulated CPUs: right, not fast (minutes; downloads Debian's kernel once)
+	@scripts/manycore.sh
+
 loom: ## model checking of rings, doorbells and tokens
 	@scripts/test.sh loom
 
 bench: deps build ## the whole benchmark; JSON and a picture in bench/out
 	@mkdir -p bench/out
 	@$(RUN) target/release/fastsocket bench --json bench/out/bench.json --report bench/out/bench.html
+
+bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, SO_REUSEPORT, ours; about 15 minutes
+	@mkdir -p bench/out
+	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones -- --json bench/out/zones.json
 
 docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md
 	@$(RUN) cargo run -q --locked -p fsocket-hooktable
@@ -55,11 +62,11 @@ fmt:
 
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh demo/*.sh .ci/run; fi
+	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
 	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py bench/zones/*.py
 
 clean:
 	@$(RUN) cargo clean
 
 help: ## this list
-	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 lacks: `deps.sh build` for building,
-# `deps.sh test` for building, tests and the demo. Does nothing when all is
-# there. Needs root (or sudo) only when something is missing. Services that
-# the packages bring are neither started nor left running.
+# `deps.sh test` for building, tests and the demo, `deps.sh manycore` also for
+# emulated machines. Does nothing when all is there. Needs root (or sudo) only
+# when something is missing. Services that the packages bring are neither
+# started nor left running.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=scripts/env.sh
@@ -40,6 +41,14 @@ test_needs=(
     "ethtool ethtool"
     "taskset util-linux"
     "ps procps"
+)
+
+manycore_needs=(
+    "qemu-system-x86_64 qemu-system-x86"
+    "/bin/busybox busybox-static"
+    "cpio cpio"
+    "modprobe kmod"
+    "xz xz-utils"
 )
 
 have() {
@@ -128,7 +137,8 @@ install_missing() {
 case $what in
     build) needs=("${build_needs[@]}") ;;
     test) needs=("${build_needs[@]}" "${test_needs[@]}") ;;
-    *) die "usage: deps.sh [build|test]" ;;
+    manycore) needs=("${build_needs[@]}" "${test_needs[@]}" "${manycore_needs[@]}") ;;
+    *) die "usage: deps.sh [build|test|manycore]" ;;
 esac
 
 collect_missing "${needs[@]}"

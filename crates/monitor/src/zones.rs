@@ -214,7 +214,11 @@ impl Monitor {
             }
             g.holders.remove(&id);
         }
-        self.zones.all.retain(|_, g| !g.holders.is_empty());
+        // A master that waits for nothing itself has shown nothing, and still holds
+        // the listener for the workers to come. What replaces a group has another
+        // program, and the connections that wait with the old one move nowhere.
+        let living: BTreeSet<FamilyId> = self.clients.iter().map(|(_, c)| c.family).collect();
+        self.zones.all.retain(|_, g| !g.holders.is_empty() || g.families.iter().any(|f| living.contains(f)));
         for group in call {
             self.zones.call(group);
         }

@@ -1,4 +1,4 @@
-//! The three files that a build leaves.
+//! The files that a build leaves.
 
 use std::path::PathBuf;
 
@@ -30,4 +30,9 @@ pub fn monitor() -> PathBuf {
 /// The command line.
 pub fn cli() -> PathBuf {
     artefact("fastsocket")
+}
+
+/// The demo server.
+pub fn demo() -> PathBuf {
+    artefact("fastsocket-demo")
 }

@@ -43,6 +43,12 @@ impl Delta {
         self.values.as_ref().and_then(|v| v.get(name).copied()).unwrap_or(0)
     }
 
+    /// The counters that changed, with by how much.
+    pub fn changed(&self) -> Vec<(&str, i128)> {
+        let values = self.values.iter().flatten();
+        values.filter(|(_, value)| **value != 0).map(|(name, value)| (name.as_str(), *value)).collect()
+    }
+
     /// At least `connections` were opened over shared memory, at least as many
     /// accepted, and none over kernel TCP.
     #[track_caller]

@@ -31,13 +31,23 @@ impl Host {
     /// A temporary directory, and outside stock mode a monitor in it.
     #[track_caller]
     pub fn new() -> Host {
-        Host::make(None)
+        let mut host = Host::make(None);
+        host.start_unless_stock();
+        host
     }
 
     /// The same in a host made of a network namespace: the monitor and every
     /// command run there.
     #[track_caller]
     pub fn on(place: &NetHost) -> Host {
+        let mut host = Host::make(Some(place.clone()));
+        host.start_unless_stock();
+        host
+    }
+
+    /// The same for programs that run stock anyway.
+    #[track_caller]
+    pub fn without_monitor(place: &NetHost) -> Host {
         Host::make(Some(place.clone()))
     }
 
@@ -50,13 +60,16 @@ impl Host {
         std::fs::create_dir(&logs).expect("log directory");
         std::fs::create_dir(dir.path().join("monitor")).expect("monitor directory");
         set_mode(&dir.path().join("monitor"), 0o700);
-        let mut host = Host { monitor: None, dir, logs, place };
+        Host { monitor: None, dir, logs, place }
+    }
+
+    #[track_caller]
+    fn start_unless_stock(&mut self) {
         if !stock_mode() {
-            host.start_monitor();
+            self.start_monitor();
         } else {
             eprintln!("FASTSOCKET_TEST_MODE=stock: kernel sockets, no path assertions");
         }
-        host
     }
 
     #[track_caller]

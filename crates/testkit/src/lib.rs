@@ -11,9 +11,12 @@
 pub mod artifacts;
 pub mod counters;
 pub mod host;
+pub mod load;
 pub mod net;
 pub mod netns;
 pub mod process;
+pub mod servers;
+pub mod workers;
 
 pub use counters::{Delta, Snapshot};
 pub use host::{Host, Side};

@@ -73,8 +73,10 @@ impl Hosts {
     /// Creates a host with a loopback device.
     pub fn add(&mut self, name: &str) -> Result<NetHost, String> {
         let namespace = format!("{}-{name}", self.tag);
+        // Who is killed may have forked meanwhile (a master replaces workers).
         self.cleanup.push(&format!(
-            "[ -e /run/netns/{namespace} ] && {{ ip netns pids {namespace} | xargs -r kill -9; ip netns del {namespace}; }}"
+            "for i in 1 2 3 4 5; do p=$(ip netns pids {namespace}) && [ \"$p\" ] && kill -9 $p || break; done; \
+             ip netns del {namespace}"
         ))?;
         ip(&["netns", "add", &namespace])?;
         ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
@@ -135,6 +137,12 @@ impl NetHost {
         // SAFETY: between fork and exec: one system call on a descriptor that
         // the closure keeps open.
         unsafe { command.pre_exec(move || enter(fd.as_raw_fd())) };
+    }
+
+    /// Moves the calling thread into this host for good. For threads that the
+    /// caller started; see [`NetHost::within`] for a closure.
+    pub fn enter(&self) -> std::io::Result<()> {
+        enter(self.fd.as_raw_fd())
     }
 
     /// Runs a closure on a thread of its own in this host. Sockets made there

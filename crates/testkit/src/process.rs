@@ -204,6 +204,17 @@ pub fn set_affinity(pid: i32, cpus: &[usize]) -> std::io::Result<()> {
     }
 }
 
+/// Lets a process or thread run before all ordinary ones (SCHED_FIFO, the lowest
+/// of its priorities).
+pub fn set_realtime(pid: i32) -> std::io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: a structure that lives here.
+    match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &parameters) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// Lets a command run on these CPUs only.
 pub fn pin(command: &mut Command, cpus: &[usize]) {
     let cpus = cpus.to_vec();

@@ -35,7 +35,8 @@ impl Cleanup {
     pub fn new() -> Result<Cleanup, String> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", GUARD, "fastsocket-cleanup"]).current_dir("/");
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).env_remove("LD_PRELOAD");
+        // What is already gone is no news.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).env_remove("LD_PRELOAD");
         // Not in the group that a terminal interrupts.
         command.process_group(0);
         let mut guard = command.spawn().map_err(|e| format!("/bin/sh: {e}"))?;

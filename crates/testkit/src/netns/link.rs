@@ -8,8 +8,8 @@
 //! - [`Receive::Threads`] is the card. The sender's kernel picks a transmit
 //!   queue by the socket's hash (no XPS), which is constant for a connection;
 //!   transmit queue *n* is the peer's receive queue *n*; and each receive queue
-//!   is polled by its own NAPI thread, pinned to one CPU. An XDP program runs
-//!   there, as it would in that CPU's interrupt. NAPI needs GRO on.
+//!   is polled by its own NAPI thread, pinned to one CPU, with a priority above all
+//!   programs. An XDP program runs there, as it would in that CPU's interrupt. NAPI needs GRO on.
 //! - [`Receive::Rps`] spreads by software: the packet arrives on the sender's
 //!   CPU and RPS moves it, by the same hash, to one of the CPUs, before TCP
 //!   sees it. XDP would still run on the sender's CPU.
@@ -104,8 +104,11 @@ fn threads(end: &End, cpus: &[usize], queues: usize) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(5));
     };
     for (queue, pid) in pids.iter().enumerate() {
-        crate::process::set_affinity(*pid, &[cpus[queue % cpus.len()]])
-            .map_err(|e| format!("NAPI thread {pid} of {}: {e}", end.device))?;
+        let failed = |e| format!("NAPI thread {pid} of {}: {e}", end.device);
+        crate::process::set_affinity(*pid, &[cpus[queue % cpus.len()]]).map_err(failed)?;
+        // An interrupt waits for no program. A thread that waits for its turn among
+        // busy ones loses packets: the ring of a veth queue holds 256.
+        crate::process::set_realtime(*pid).map_err(failed)?;
     }
     Ok(())
 }

@@ -1,0 +1,83 @@
+//! Many CPUs: as many receiving queues, as many workers, and each connection's
+//! packets where its worker is. Run by `make test-manycore` in an emulated
+//! machine; here it would only show what one or two CPUs can.
+
+use fsocket_testkit::load::{Load, Plan};
+use fsocket_testkit::netns::{Chain, Receive};
+use fsocket_testkit::servers::{self, Way};
+use fsocket_testkit::{process, Host};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A connection lands on a CPU by a hash: with 24 for each, one CPU gets none
+/// in one of 10^9 runs.
+const EACH: u64 = 24;
+
+/// What the demo server counted when each of `cpus` workers, each on its CPU,
+/// served connections that were received on all CPUs alike.
+fn serve(way: Way, cpus: usize) -> Value {
+    let chain = Chain::new(cpus, &Receive::Threads((0..cpus).collect())).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let address: SocketAddr = (chain.middle_front(), 80).into();
+    let server = servers::demo(&host, way, &[address], cpus, &["--locality", "--json", "--quiet"]);
+    if way.is_ours() {
+        servers::wait_zones(&host, cpus as u64);
+    }
+    // Emulated CPUs are slow, and a flood would only fill queues.
+    let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
+    plan.timeout = Duration::from_secs(60);
+    let requests = EACH * cpus as u64 / plan.concurrency as u64;
+    let outcome = Load::start(&plan, Some(&chain.client), Some(requests)).finish();
+    assert_eq!(outcome.failures(), 0, "{outcome:?}");
+    server.signal(libc::SIGTERM);
+    let said = server.finish(Duration::from_secs(60)).success().stdout;
+    let last = said.lines().last().expect("totals");
+    let counted: Value = serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {said}"));
+    assert_eq!(number(&counted["total"], "requests"), outcome.answered, "{last}");
+    counted
+}
+
+fn number(values: &Value, name: &str) -> u64 {
+    values[name].as_u64().unwrap_or_else(|| panic!("no {name} in {values}"))
+}
+
+fn many_cpus() -> usize {
+    let cpus = std::thread::available_parallelism().expect("CPUs").get();
+    assert!(cpus >= 4, "{cpus} CPUs are not many: run this with `make test-manycore`");
+    // Not from wherever a pinned caller was.
+    process::set_affinity(0, &(0..cpus).collect::<Vec<_>>()).expect("affinity");
+    cpus
+}
+
+/// Every CPU receives, every worker serves, and the kernel's hash sends the
+/// connections to any worker but the receiving CPU's: what there is to win.
+#[test]
+#[ignore = "needs many CPUs: make test-manycore"]
+fn stock_reuseport_spreads_connections_but_not_by_cpu() {
+    let cpus = many_cpus();
+    let counted = serve(Way::Reuseport, cpus);
+    let workers = counted["workers"].as_array().expect("workers");
+    assert_eq!(workers.len(), cpus);
+    for (cpu, worker) in workers.iter().enumerate() {
+        assert!(number(worker, "accepted") > 0, "worker {cpu} of {cpus} accepted nothing: {counted}");
+    }
+    let (local, all) = (number(&counted["total"], "passive_local"), number(&counted["total"], "passive"));
+    println!("{cpus} CPUs, stock SO_REUSEPORT: {local} of {all} connections local");
+    // 1 in `cpus` by chance; half would be no chance.
+    assert!(local > 0 && local < all / 2, "{local} of {all} connections are local: {counted}");
+}
+
+/// Every connection is accepted by the worker on the CPU that receives it.
+#[test]
+#[ignore = "needs many CPUs: make test-manycore"]
+fn zones_accept_every_connection_where_it_is_received() {
+    let cpus = many_cpus();
+    let counted = serve(Way::Ours, cpus);
+    for (cpu, worker) in counted["workers"].as_array().expect("workers").iter().enumerate() {
+        assert!(number(worker, "accepted") > 0, "worker {cpu} of {cpus} accepted nothing: {counted}");
+    }
+    let (local, all) = (number(&counted["total"], "passive_local"), number(&counted["total"], "passive"));
+    println!("{cpus} CPUs, zones: {local} of {all} connections local");
+    assert_eq!(local, all, "{counted}");
+}

@@ -1,0 +1,187 @@
+//! Real servers in a host, each in three ways: stock as it comes, stock with
+//! `SO_REUSEPORT`, and as it comes under `fastsocket run`.
+//!
+//! Every server closes the connection after each answer unless the client asks
+//! otherwise, serves `www/` of its [`Host`], and has its workers pinned.
+
+use crate::{artifacts, find_program, net, Host, Proc, Side};
+use fsocket_proto::paths::ENV_SOCKET;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+const START: Duration = Duration::from_secs(30);
+
+/// How a server is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Way {
+    /// One listen socket for all workers.
+    Stock,
+    /// A listen socket for each worker, as the server itself can have it.
+    Reuseport,
+    /// One listen socket for all workers, under `fastsocket run --no-shm`.
+    Ours,
+    /// The same, and `fastsocket steer` brings the packets of the connections
+    /// that it opens to the CPU that opened them; see [`steer`].
+    Steered,
+}
+
+impl Way {
+    pub const ALL: [Way; 4] = [Way::Stock, Way::Reuseport, Way::Ours, Way::Steered];
+
+    /// With the library and a monitor?
+    pub fn is_ours(self) -> bool {
+        matches!(self, Way::Ours | Way::Steered)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Stock => "stock",
+            Way::Reuseport => "reuseport",
+            Way::Ours => "ours",
+            Way::Steered => "steered",
+        }
+    }
+
+    /// A command of this way in a host.
+    pub fn command(self, host: &Host, program: &str) -> Command {
+        let path = find_program(program).unwrap_or_else(|| panic!("{program} is not installed"));
+        self.command_of(host, path)
+    }
+
+    fn command_of(self, host: &Host, path: PathBuf) -> Command {
+        if !self.is_ours() {
+            return host.command(Side::Stock, path);
+        }
+        let mut command = host.command(Side::Stock, artifacts::cli());
+        command.env(ENV_SOCKET, host.socket()).args(["run", "--no-shm", "--"]).arg(path);
+        command
+    }
+}
+
+/// Waits until so many workers have a local listen socket. A worker makes it
+/// when it first uses the listener, which is later than the listening: until
+/// then connections come from the global one, to anybody.
+#[track_caller]
+pub fn wait_zones(host: &Host, workers: u64) {
+    let joined = || host.snapshot().total("zone_joins") >= workers;
+    net::wait_until(START, joined).unwrap_or_else(|e| panic!("{workers} local listen sockets: {e}"));
+}
+
+/// Steers a device of the host by RFD, for as long as the host's monitor lives.
+#[track_caller]
+pub fn steer(host: &Host, device: &str) {
+    let mut command = host.command(Side::Stock, artifacts::cli());
+    command.env(ENV_SOCKET, host.socket()).args(["steer", device, "--policy", "rfd"]);
+    Proc::spawn(host.logs(), "steer", command).finish(START).success();
+}
+
+/// Starts a server and waits until it listens on each of the ports.
+#[track_caller]
+fn start(host: &Host, name: &str, command: Command, listen: &[SocketAddr]) -> Proc {
+    let mut server = Proc::spawn(host.logs(), name, command);
+    let ready = net::wait_until(START, || {
+        !server.running() || listen.iter().all(|address| host.kernel_sockets(address.port(), "0A") > 0)
+    });
+    assert!(
+        ready.is_ok() && server.running(),
+        "{name} does not listen on {listen:?}\n{}\n{}",
+        server.stdout(),
+        server.stderr()
+    );
+    server
+}
+
+/// nginx: processes.
+#[track_caller]
+pub fn nginx(host: &Host, way: Way, listen: &[SocketAddr], workers: usize) -> Proc {
+    let dir = host.path().join("nginx");
+    std::fs::create_dir_all(&dir).expect("directory");
+    let reuseport = if way == Way::Reuseport { " reuseport" } else { "" };
+    let listens: String = listen.iter().map(|a| format!("listen {a} backlog=4096{reuseport}; ")).collect();
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .iter()
+        .map(|kind| format!("{kind}_temp_path {}/{kind}; ", dir.display()))
+        .collect();
+    let config = format!(
+        "user root;\ndaemon off;\nworker_processes {workers};\nworker_cpu_affinity auto;\nworker_rlimit_nofile 16384;\n\
+         pid {0}/pid;\nerror_log {0}/error.log notice;\nevents {{ worker_connections 4096; accept_mutex off; }}\n\
+         http {{ access_log off; open_file_cache max=16; {temporary}\n\
+         server {{ {listens} root {1}/www; }} }}\n",
+        dir.display(),
+        host.path().display()
+    );
+    let config = host.file("nginx/nginx.conf", config);
+    let mut command = way.command(host, "nginx");
+    command.arg("-p").arg(&dir).arg("-c").arg(config).arg("-e").arg(dir.join("error.log"));
+    start(host, "nginx", command, listen)
+}
+
+/// haproxy in HTTP mode: threads.
+///
+/// It sets SO_REUSEPORT on every listen socket, so that the next haproxy can bind
+/// beside it; whoever does that shares its address and gets no zones. Hence
+/// `noreuseport`, except where each thread is to have a socket. And it hands every
+/// other accepted connection to another thread, which mends an unfair queue, and
+/// would move connections away from where zones brought them: hence `multi-queue
+/// off` for ours.
+#[track_caller]
+pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, threads: usize) -> Proc {
+    let (shards, global) = match way {
+        Way::Reuseport => (" shards by-thread", ""),
+        Way::Stock => ("", "  noreuseport\n"),
+        Way::Ours | Way::Steered => ("", "  noreuseport\n  tune.listener.multi-queue off\n"),
+    };
+    let config = format!(
+        "global\n{global}  maxconn 8000\n  nbthread {threads}\n  cpu-map auto:1/1-{threads} 0-{}\n\
+         defaults\n  mode http\n  option httpclose\n  retries 0\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n\
+         frontend f\n  bind {listen} backlog 4096{shards}\n  default_backend b\n\
+         backend b\n  server s {backend}\n",
+        threads - 1
+    );
+    let config = host.file("haproxy/haproxy.cfg", config);
+    let mut command = way.command(host, "haproxy");
+    command.arg("-db").arg("-f").arg(config);
+    start(host, "haproxy", command, &[listen])
+}
+
+/// lighttpd: processes. It has no SO_REUSEPORT for its workers.
+#[track_caller]
+pub fn lighttpd(host: &Host, way: Way, listen: SocketAddr, workers: usize) -> Proc {
+    assert!(way != Way::Reuseport, "lighttpd cannot");
+    let bind = match listen.ip() {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    };
+    let config = format!(
+        "server.document-root = \"{0}/www\"\nserver.bind = \"{bind}\"\nserver.port = {1}\n\
+         server.max-worker = {workers}\nserver.listen-backlog = 4096\nserver.errorlog = \"{0}/lighttpd.log\"\n",
+        host.path().display(),
+        listen.port()
+    );
+    let config = host.file("lighttpd/lighttpd.conf", config);
+    let mut command = way.command(host, "lighttpd");
+    command.arg("-D").arg("-f").arg(config);
+    start(host, "lighttpd", command, &[listen])
+}
+
+/// The demo server; `more` are further arguments.
+#[track_caller]
+pub fn demo(host: &Host, way: Way, listen: &[SocketAddr], workers: usize, more: &[&str]) -> Proc {
+    let mut command = way.command_of(host, artifacts::demo());
+    command.args(["--workers", &workers.to_string()]).args(more);
+    if way == Way::Reuseport {
+        command.arg("--reuseport");
+    }
+    for address in listen {
+        command.args(["--address", &address.to_string()]);
+    }
+    let mut server = start(host, "demo", command, listen);
+    server.wait_stdout("listening on", START);
+    if way == Way::Reuseport {
+        let all = || host.kernel_sockets(listen[0].port(), "0A") >= workers;
+        net::wait_until(START, all).expect("a listen socket for each worker");
+    }
+    server
+}

@@ -1,0 +1,114 @@
+//! Worker processes of a server, and killing them.
+
+use crate::net;
+use crate::netns::NetHost;
+use std::collections::HashSet;
+use std::process::Command;
+use std::time::Duration;
+
+/// How long a victim is stopped before it is killed, so that something waits
+/// in its queue: a busy worker's is rarely empty, an idle one's always.
+const HOLD: Duration = Duration::from_millis(20);
+
+/// Child processes, oldest first.
+pub fn children(pid: u32) -> Vec<i32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let mut pids: Vec<i32> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+/// What was lost, or might have been, over all kills so far.
+#[derive(Debug, Default)]
+pub struct Killed {
+    /// Connections that the dead had accepted: nobody can save them.
+    pub accepted: u64,
+    /// Connections that waited at that moment, in any queue, to be accepted:
+    /// none of them may be lost.
+    pub queued: u64,
+}
+
+impl Killed {
+    /// Stops the oldest child of `parent`, counts what it holds of the
+    /// connections to `port`, and kills it with -9 before it can go on.
+    #[track_caller]
+    pub fn kill_oldest(&mut self, place: &NetHost, parent: u32, port: u16) {
+        // A busy parent may not have buried the last one yet.
+        let living = || children(parent).into_iter().find(|pid| !matches!(state(*pid), None | Some('Z' | 'X')));
+        let mut found = None;
+        let _ = net::wait_until(Duration::from_secs(5), || {
+            found = living();
+            found.is_some()
+        });
+        let victim = found.expect("a living worker");
+        signal(victim, libc::SIGSTOP);
+        std::thread::sleep(HOLD);
+        net::wait_until(Duration::from_secs(5), || state(victim) == Some('T')).expect("a stopped worker");
+        let held = sockets_of(victim);
+        let (accepted, queued) = connections(Some(place), port, &held);
+        signal(victim, libc::SIGKILL);
+        self.accepted += accepted;
+        self.queued += queued;
+    }
+}
+
+/// A process's state, as `ps` shows it.
+fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may hold anything.
+    stat[stat.rfind(") ")? + 2..].chars().next()
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a plain system call. The number was a child's a moment ago, and
+    // numbers are not reused that fast.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Inodes of the sockets that a process holds.
+fn sockets_of(pid: i32) -> HashSet<u64> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    links.filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()).collect()
+}
+
+/// Open connections to `port`: how many of them are among `held`, and how many
+/// nobody has accepted. `ss`, since /proc/net/tcp would list hundreds of
+/// thousands in TIME-WAIT first, and the victim stands still meanwhile.
+fn connections(place: Option<&NetHost>, port: u16, held: &HashSet<u64>) -> (u64, u64) {
+    let mut command = Command::new("ss");
+    command.args(["-Htne", "state", "established", "state", "close-wait", "sport", "=", &format!(":{port}")]);
+    command.env_remove("LD_PRELOAD");
+    if let Some(place) = place {
+        place.place(&mut command);
+    }
+    let output = command.output().expect("ss");
+    assert!(output.status.success(), "ss: {}", String::from_utf8_lossy(&output.stderr));
+    let mut counts = (0, 0);
+    for line in String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.trim().is_empty()) {
+        let inode = line.split_whitespace().find_map(|word| word.strip_prefix("ino:"));
+        let inode: u64 = inode.map_or(0, |inode| inode.parse().expect("inode"));
+        // Who accepts gives the socket its inode.
+        counts.0 += u64::from(held.contains(&inode));
+        counts.1 += u64::from(inode == 0);
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn accepted_and_waiting_connections_are_told_apart() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let address = listener.local_addr().expect("address");
+        let clients: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).expect("connect")).collect();
+        let accepted: Vec<TcpStream> = (0..2).map(|_| listener.accept().expect("accept").0).collect();
+        let own = sockets_of(std::process::id() as i32);
+        assert_eq!(connections(None, address.port(), &own), (2, 3));
+        assert_eq!(connections(None, address.port(), &HashSet::new()), (0, 3));
+        drop((clients, accepted));
+    }
+}
