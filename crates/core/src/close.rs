@@ -154,6 +154,10 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         return Outcome::Done(Err(Errno::EINVAL));
     }
     if crate::ready::over(d) {
+        // An event for whoever waits on it all the same.
+        let which = [flag::SHUT_RD, flag::SHUT_WR, flag::SHUT_RD | flag::SHUT_WR][how as usize];
+        s.flags.fetch_or(which, Ordering::AcqRel);
+        epoll::changed(d);
         return Outcome::Done(Err(Errno::ENOTCONN));
     }
     if how != libc::SHUT_RD {
@@ -187,7 +191,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
 /// shutdown() of a listener: the kernel stops listening, so do we.
 fn listener_shut(d: &Desc) {
     zone::shut(d);
-    listen::closed(d);
+    listen::shut(d);
     d.kind.store(kind::BOUND, Ordering::Release);
 }
 

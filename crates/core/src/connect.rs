@@ -61,11 +61,13 @@ fn to_kernel<T>(d: &'static Desc, why: Counter) -> Outcome<T> {
 fn again(d: &Desc) -> Result<()> {
     let s = d.sock();
     if s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed) & flag::CONNECTING != 0 {
-        let st = ready::state(d);
-        if st.reset {
-            return Err(Errno::ECONNREFUSED);
+        if !ready::over(d) {
+            return Ok(());
         }
-        return Ok(());
+        return Err(match ready::take_error(d) {
+            0 => Errno::ECONNABORTED,
+            e => Errno::new(e),
+        });
     }
     Err(Errno::EISCONN)
 }

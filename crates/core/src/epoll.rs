@@ -40,6 +40,8 @@ pub struct Ep {
     ctl_added: AtomicBool,
     /// A local listen socket lies beside a global one in it.
     zoned: AtomicBool,
+    /// Another instance that watches this one has slept.
+    nested: AtomicBool,
     /// Threads in the kernel's epoll_wait while no item was ours.
     plain: AtomicU32,
     link: AtomicU32,
@@ -94,6 +96,7 @@ pub fn created(fd: i32) {
     ep.kernel.store(false, Ordering::Relaxed);
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.zoned.store(false, Ordering::Relaxed);
+    ep.nested.store(false, Ordering::Relaxed);
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {
@@ -288,7 +291,7 @@ fn drop_and(_g: &mut Guard<'_, Inner>, f: impl FnOnce()) {
 
 /// Somebody sleeps in this instance and must look at its items again.
 fn nudge(ep: &Ep, g: &Guard<'_, Inner>) {
-    if g.sleepers > 0 || ep.plain.load(Ordering::SeqCst) > 0 {
+    if g.sleepers > 0 || ep.plain.load(Ordering::SeqCst) > 0 || ep.nested.load(Ordering::Relaxed) {
         if let Some(b) = ep.need_bell() {
             b.ring_self();
         }

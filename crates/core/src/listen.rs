@@ -147,10 +147,20 @@ pub fn drop_channel(c: &Chan) {
 
 /// The last descriptor of a listener is closed in this process.
 pub fn closed(d: &Desc) {
+    ended(d, false);
+}
+
+/// The socket is shut down: relatives that hold it do not listen either.
+pub fn shut(d: &Desc) {
+    ended(d, true);
+}
+
+fn ended(d: &Desc, for_all: bool) {
     if let Some(l) = of(d) {
         let id = l.id.load(Ordering::Relaxed);
         let mut m = Msg::new(msg::UNLISTEN);
         m.id = id;
+        m.arg0 = for_all.into();
         // With an answer: what waits in our queues is reset when `close` returns.
         let _ = ctl::request(m, None);
         l.n.store(0, Ordering::Relaxed);

@@ -132,7 +132,12 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
                     break;
                 }
             }
-            Err(_) if done > 0 => break,
+            Err(e) if done > 0 => {
+                if matches!(e, Errno::ECONNRESET | Errno::EPIPE) {
+                    crate::ready::put_back_error(d, e); // the next call's
+                }
+                break;
+            }
             Err(e) => return Err(e),
         }
     }

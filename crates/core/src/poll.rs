@@ -3,6 +3,7 @@
 use crate::bell::{self, Bell};
 use crate::path::{self, Path};
 use crate::ready;
+use crate::signals::Held;
 use crate::table::{self, kind, Desc};
 use crate::zone::{self, watch::Beside};
 use crate::{chan, ctl, epoll, listen, spin, stats, Outcome};
@@ -104,7 +105,7 @@ unsafe fn run(
     for (k, &(_, fd)) in kernel[n..].iter_mut().zip(&beside.at[..beside.n]) {
         *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
-    let mut deadline = None;
+    let (mut deadline, mut held) = (None, None);
     let mut slept = false;
     loop {
         ctl::poll();
@@ -146,6 +147,9 @@ unsafe fn run(
             if memory.spin(c, || any(fds)) {
                 continue;
             }
+        }
+        if !mask.is_null() {
+            held.get_or_insert_with(Held::all);
         }
         // SAFETY: the caller's mask.
         unsafe { sleep(fds, kernel, beside.n, deadline, mask) }?;

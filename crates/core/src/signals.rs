@@ -26,3 +26,28 @@ pub fn all_restart() -> bool {
         !known || matches!(a.handler, libc::SIG_DFL | libc::SIG_IGN) || a.flags & libc::SA_RESTART as u64 != 0
     })
 }
+
+/// While it lives no signal is handled: between the sleeps of one wait with a
+/// mask of its own, where the application's mask must not hold.
+pub struct Held(u64);
+
+impl Held {
+    pub fn all() -> Held {
+        let mut old = 0;
+        set_mask(&u64::MAX, &mut old);
+        Held(old)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        set_mask(&self.0, &mut 0);
+    }
+}
+
+fn set_mask(new: &u64, old: &mut u64) {
+    let how = libc::SIG_SETMASK as usize;
+    let args = [how, new as *const u64 as usize, old as *mut u64 as usize, 8, 0, 0];
+    // SAFETY: the kernel's signal sets are 8 bytes long.
+    let _ = unsafe { sys::raw(libc::SYS_rt_sigprocmask, args) };
+}

@@ -254,6 +254,9 @@ fn path_taken(d: &'static Desc) -> Option<Result<i32>> {
 /// What a send of `len` bytes, of which `done` are gone, returns because nothing
 /// more can be sent; None: it can. A vectored send asks once for all its parts.
 pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<Result<usize>> {
+    if done > 0 && broken(d) {
+        return Some(Ok(done)); // and why is the next call's
+    }
     Some(match send_error(d, len, flags)? {
         Refused::Swallow => Ok(len),
         _ if done > 0 => Ok(done),
@@ -265,6 +268,12 @@ pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<
         }
         Refused::Error(e) => Err(e),
     })
+}
+
+/// Has this side shut down, or is there an error?
+fn broken(d: &Desc) -> bool {
+    let s = d.sock();
+    s.err.load(Ordering::Relaxed) != 0 || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 || ready::state(d).reset
 }
 
 enum Refused {

@@ -134,7 +134,9 @@ impl Monitor {
         }
     }
 
-    pub fn unlisten(&mut self, id: ConnId, listener: ListenerId) {
+    /// A process is done with a listener; with `all` nobody listens any more
+    /// (shutdown, which concerns the socket that relatives share).
+    pub fn unlisten(&mut self, id: ConnId, listener: ListenerId, all: bool) {
         let Some(client) = self.clients.get_mut(id) else { return };
         if !client.holds.remove(&listener) {
             return;
@@ -142,7 +144,10 @@ impl Monitor {
         if client.works.remove(&listener) {
             self.stop_working(id, listener);
         }
-        self.drop_holder(id, listener);
+        match all {
+            true => self.end_listener(listener),
+            false => self.drop_holder(id, listener),
+        }
         self.sweep();
     }
 

@@ -54,7 +54,7 @@ impl Monitor {
             kind::ADOPT => return self.adopt(id, &msg, fd),
             kind::ARENA => return self.arena(id, fd),
             kind::UNLISTEN => {
-                self.unlisten(id, msg.id);
+                self.unlisten(id, msg.id, msg.arg0 != 0);
                 if msg.seq == 0 {
                     return Ok(());
                 }

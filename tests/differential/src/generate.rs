@@ -439,7 +439,8 @@ impl Gen {
             return;
         };
         let tcp = matches!(fd.what, What::End(_) | What::Listener { .. } | What::Fresh { .. });
-        if (tcp && !self.switches.has("scm")) || self.next_var + 1 > VARS {
+        let epoll = matches!(fd.what, What::Epoll(_)); // ours only where it was made
+        if epoll || (tcp && !self.switches.has("scm")) || self.next_var + 1 > VARS {
             return;
         }
         let What::Unix((pair, side)) = over.what else { return };

@@ -30,6 +30,75 @@ pub struct Program {
     pub steps: Vec<Step>,
 }
 
+impl Step {
+    /// May it sleep, and if so: does it take what it waits for?
+    pub fn sleeps(&self) -> Option<bool> {
+        use Call::*;
+        let flag = |i: usize| self.args[i] & i64::from(libc::MSG_DONTWAIT) != 0;
+        match self.call {
+            Accept | AcceptNull | Accept4 | Read | ReadV | PreadV2 | RecvFd => Some(true),
+            Recv | RecvFrom => (!flag(2)).then_some(true),
+            RecvMsg | RecvMmsg => (!flag(3)).then_some(true),
+            EpollWait | EpollPwait | EpollPwait2 => (self.args[2] != 0).then_some(true),
+            Poll | PPoll | Select | PSelect => (self.args[0] != 0).then_some(false),
+            _ => None,
+        }
+    }
+
+    /// Variables that are descriptors here.
+    fn vars(&self) -> Vec<usize> {
+        let mut vars = Vec::new();
+        for (i, kind) in self.call.spec().args.iter().enumerate() {
+            match kind {
+                Kind::Var => vars.push(self.args[i] as usize),
+                Kind::List(_) => vars.extend(self.args[i..].iter().step_by(2).map(|v| *v as usize)),
+                _ => {}
+            }
+        }
+        vars
+    }
+}
+
+impl Program {
+    /// For each variable a number: two that may be the same open file, or an epoll
+    /// instance and what it watches, have the same.
+    fn groups(&self) -> [usize; VARS] {
+        let mut group: [usize; VARS] = std::array::from_fn(|v| v);
+        for step in &self.steps {
+            let vars = step.vars();
+            let (a, b) = match step.call {
+                Call::Dup | Call::DupFd | Call::DupFdCloexec => (step.out as usize, vars[0]),
+                Call::Dup2 | Call::Dup3 | Call::EpollAdd => (vars[0], vars[1]),
+                _ => continue,
+            };
+            let (from, to) = (group[a], group[b]);
+            group.iter_mut().filter(|g| **g == from).for_each(|g| *g = to);
+        }
+        group
+    }
+
+    /// The port at which a descriptor listens, if a step says so.
+    pub fn port_of(&self, var: usize) -> Option<usize> {
+        let group = self.groups();
+        let listens = |s: &&Step| s.call == Call::Listen && s.args[2] >= 0 && group[s.args[0] as usize] == group[var];
+        self.steps.iter().find(listens).map(|s| s.args[2] as usize)
+    }
+
+    /// Has the variable been bound? Then it connects over the kernel.
+    pub fn is_bound(&self, var: usize) -> bool {
+        self.steps.iter().any(|s| s.call == Call::Bind && s.args[0] as usize == var)
+    }
+
+    /// Would step `i` wait for what step `j`, which sleeps, may take, or take what
+    /// that waits for? Who wakes first is then open.
+    pub fn contend(&self, i: usize, j: usize) -> bool {
+        let (a, b) = (&self.steps[i], &self.steps[j]);
+        let (Some(takes), Some(other)) = (a.sleeps(), b.sleeps()) else { return false };
+        let group = self.groups();
+        (takes || other) && a.vars().iter().any(|v| b.vars().iter().any(|w| group[*v] == group[*w]))
+    }
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.call.spec();

@@ -56,12 +56,24 @@ fn attempt(
     }
     *budget -= 1;
     match differs(lane, &candidate, best.mode)? {
-        Some(d) => {
+        // Not another difference, which smaller programs may run into.
+        Some(d) if what(&d) == what(best) => {
             *best = d;
             Ok(true)
         }
-        None => Ok(false),
+        _ => Ok(false),
     }
+}
+
+/// What kind of difference: the calls whose answers differ first, and the answers.
+fn what(d: &Difference) -> Option<[String; 2]> {
+    let (a, b) = d.kernel.lines.iter().zip(&d.ours.lines).find(|(a, b)| a != b)?;
+    let call = |line: &str| {
+        let words: Vec<&str> = line.split("  ").filter(|w| !w.is_empty()).collect();
+        let name = words.iter().flat_map(|w| w.split_whitespace()).find(|w| Call::by_name(w).is_some());
+        format!("{} {}", name.unwrap_or(""), if line.contains("blocks") { "blocks" } else { "" })
+    };
+    Some([call(a), call(b)])
 }
 
 fn simpler_arguments(lane: &mut Lane, best: &mut Difference, budget: &mut usize) -> Result<()> {

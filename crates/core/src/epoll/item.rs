@@ -270,7 +270,9 @@ impl Item {
                 let (r, rx, h) = d.rx();
                 // What TCP would have sent a segment for.
                 let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
-                    | (d.sock().flags.load(Ordering::Relaxed) as u64 & (flag::SHUT_RD | flag::SHUT_WR) as u64) << 32;
+                    | (d.sock().flags.load(Ordering::Relaxed) as u64
+                        & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
+                        << 32;
                 let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
                 let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
                 let state = status != self.seen.load(Ordering::Relaxed);

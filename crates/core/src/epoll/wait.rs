@@ -3,6 +3,7 @@
 use super::item::{self, ITEMS};
 use super::{of, Ep, Inner, BELL_MARK, CTL_MARK};
 use crate::bell::Bell;
+use crate::signals::Held;
 use crate::table::Desc;
 use crate::{chan, ctl, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
@@ -143,7 +144,7 @@ impl Out {
 /// # Safety
 /// As [`wait`].
 unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
-    let mut deadline = None;
+    let (mut deadline, mut held) = (None, None);
     let mut slept = false;
     loop {
         ctl::poll();
@@ -212,6 +213,9 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             if ep.spin.spin(cpu, || something(ep)) {
                 continue;
             }
+        }
+        if !mask.is_null() {
+            held.get_or_insert_with(Held::all);
         }
         // SAFETY: the caller's.
         unsafe { sleep(ep, &mut out, deadline, mask) }?;
@@ -537,7 +541,11 @@ pub fn hush(d: &Desc) {
 
 /// An instance that watches this one is about to sleep.
 pub fn arm_inner(d: &Desc) {
-    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return };
+    let Some(ep) = of(d) else { return };
+    ep.nested.store(true, Ordering::Relaxed);
+    if ep.items.load(Ordering::Relaxed) == 0 {
+        return;
+    }
     if let Ok(mut g) = ep.lock.lock() {
         arm_all(ep, &mut g);
         if let Some(b) = ep.bell() {
@@ -550,7 +558,8 @@ pub fn arm_inner(d: &Desc) {
 /// kernel's instance watches, must ring for our items. The caller runs the
 /// heavy fence and asks [`readable`] again.
 pub fn before_outer_sleep(d: &Desc) {
-    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return };
+    // Also if nothing of ours is in it yet: what is added then is told of.
+    let Some(ep) = of(d) else { return };
     if let Ok(mut g) = ep.lock.lock() {
         arm_all(ep, &mut g);
         g.sleepers += 1;
@@ -561,7 +570,7 @@ pub fn before_outer_sleep(d: &Desc) {
 }
 
 pub fn after_outer_sleep(d: &Desc) {
-    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return };
+    let Some(ep) = of(d) else { return };
     if let Ok(mut g) = ep.lock.lock() {
         g.sleepers = g.sleepers.saturating_sub(1);
         if let Some(b) = ep.bell() {

@@ -46,6 +46,10 @@ struct Run<'a> {
     /// Per process: what each variable is, as a descriptor number.
     vars: Vec<[i64; VARS]>,
     ports: Ports,
+    /// Connections that nobody has accepted: port and client, in order.
+    waiting: Vec<(usize, usize)>,
+    /// Who has accepted at which port.
+    acceptors: Vec<(usize, usize)>,
     lines: Vec<String>,
     quiet_us: u64,
 }
@@ -57,7 +61,17 @@ pub fn run(lane: &mut Lane, program: &Program, mode: Mode) -> Result<Transcript>
     }
     let none = || Actor { status: Status::Absent, process: 0, pid: 0, watch: Watch::new(-1), signals: [0; 3] };
     let actors = (0..ACTORS).map(|_| none()).collect();
-    let mut run = Run { lane, program, actors, vars: Vec::new(), ports: Ports::default(), lines: Vec::new(), quiet_us };
+    let mut run = Run {
+        lane,
+        program,
+        actors,
+        vars: Vec::new(),
+        ports: Ports::default(),
+        waiting: Vec::new(),
+        acceptors: Vec::new(),
+        lines: Vec::new(),
+        quiet_us,
+    };
     let done = run.all(mode);
     let ended = run.end(mode);
     let lines = std::mem::take(&mut run.lines);
@@ -156,7 +170,9 @@ impl Run<'_> {
         };
         let starts = matches!(step.call, Call::Fork | Call::Thread);
         let taken = starts && self.actors[step.args[0] as usize].status != Status::Absent;
-        if let Some(why) = refused.or(taken.then_some("taken")) {
+        let rival = |a: &Actor| matches!(a.status, Status::Busy(j) if self.program.contend(i, j));
+        let crowded = self.actors.iter().any(rival).then_some("crowded");
+        if let Some(why) = refused.or(taken.then_some("taken")).or(crowded).or(self.out_of_order(k, step)) {
             self.say(i, why);
             return Ok(());
         }
@@ -179,6 +195,50 @@ impl Run<'_> {
         self.say(i, &text);
         self.settle();
         Ok(())
+    }
+
+    /// Between connections of several clients, or for several acceptors, there is
+    /// no order: the next one waits until the queue is empty.
+    fn out_of_order(&self, k: usize, step: &Step) -> Option<&'static str> {
+        if step.call != Call::Connect || step.args[2] < 0 {
+            return None;
+        }
+        let (port, client) = (step.args[2] as usize, self.client(k, step));
+        let mut queue = self.waiting.iter().filter(|(p, _)| *p == port);
+        let acceptors = self.acceptors.iter().filter(|(p, _)| *p == port).count();
+        let open = queue.clone().any(|(_, c)| *c != client) || (acceptors > 1 && queue.next().is_some());
+        open.then_some("out of order")
+    }
+
+    /// Who connects: a process, or a socket that uses the kernel.
+    fn client(&self, k: usize, step: &Step) -> usize {
+        let var = step.args[0] as usize;
+        if self.program.is_bound(var) || step.args[1] % 2 == 1 {
+            1000 + var
+        } else {
+            self.actors[k].process
+        }
+    }
+
+    /// Keeps account of who waits to be accepted.
+    fn account(&mut self, k: usize, step: &Step, ret: i64, errno: i32) {
+        match step.call {
+            Call::Connect if step.args[2] >= 0 && (ret == 0 || errno == libc::EINPROGRESS) => {
+                let client = self.client(k, step);
+                self.waiting.push((step.args[2] as usize, client));
+            }
+            Call::Accept | Call::AcceptNull | Call::Accept4 if ret >= 0 => {
+                let Some(port) = self.program.port_of(step.args[0] as usize) else { return };
+                if let Some(i) = self.waiting.iter().position(|(p, _)| *p == port) {
+                    self.waiting.remove(i);
+                }
+                let me = (port, self.actors[k].process);
+                if !self.acceptors.contains(&me) {
+                    self.acceptors.push(me);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Time-outs of sockets make blocked calls return by themselves.
@@ -320,6 +380,7 @@ impl Run<'_> {
         if step.call == Call::Listen && ret == 0 && step.args[2] >= 0 {
             self.ports.listens(step.args[2] as usize, slot.aux[0].load(Relaxed) as u16);
         }
+        self.account(k, step, ret, slot.errno.load(Relaxed));
         if step.call == Call::Connect {
             self.ports.connects(slot.aux[0].load(Relaxed) as u16);
         }
