@@ -230,7 +230,11 @@ pub struct Sock {
     pub sndtimeo: AtomicU64,
     /// Values of recorded integer options; indices belong to the library.
     pub opt: [AtomicI32; 24],
-    _pad2: [u64; 2],
+    /// Counts what is an edge for whoever waits although no state has changed: a
+    /// shutdown of what is shut down.
+    pub edges: AtomicU32,
+    _pad2: u32,
+    _pad3: u64,
     pub tx: Half,
     pub rx: Half,
 }

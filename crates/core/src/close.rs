@@ -150,6 +150,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         }
     }
     let s = d.sock();
+    s.edges.fetch_add(1, Ordering::Relaxed);
     if !(0..=2).contains(&how) {
         return Outcome::Done(Err(Errno::EINVAL));
     }

@@ -171,6 +171,7 @@ pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     }
     sock.extra_holders.store(0, Ordering::Relaxed);
     sock.tx_blocked.store(0, Ordering::Relaxed);
+    sock.edges.store(0, Ordering::Relaxed);
     sock.holders[0].store(process::nonce(), Ordering::Release);
     for h in [&sock.tx, &sock.rx] {
         init_half(h);

@@ -114,6 +114,11 @@ fn of(d: &Desc) -> Option<&'static Ep> {
     (d.kind() == kind::EPOLL).then(|| EPS.get(d.object.load(Ordering::Relaxed).wrapping_sub(1))).flatten()
 }
 
+/// Is anything of ours in this instance?
+pub fn has_items(d: &Desc) -> bool {
+    of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0)
+}
+
 impl Ep {
     fn index(&self) -> u32 {
         EPS.index(self)

@@ -235,7 +235,10 @@ unsafe fn sleep(
         }
         b.set_sleeping(true);
     }
-    if !armed {
+    // Without a bell we look again and again; not for an instance in which
+    // nothing is ours, where what is added rings a new one.
+    let watched = |d: &Desc| d.kind() != kind::EPOLL || epoll::has_items(d);
+    if !armed && fds.iter().any(|p| ours(p.fd).is_some_and(watched)) {
         limit = Some(limit.map_or(2_000_000, |l| l.min(2_000_000)));
     }
     sys::heavy_fence();

@@ -174,5 +174,7 @@ pub fn has_unread(mem: &ChannelMem, slot: usize, side: usize, pos: u64, base: u6
     if (header >> 32) as u32 == record::PAD {
         return mem.ring_word(slot, dir, 0) != 0;
     }
-    header != 0
+    // As the reader sees it: the sender goes on at the start of an empty ring,
+    // which the reader may not have followed.
+    header != 0 || (base != pos && mem.slot(slot).dir[dir].prod.rewind_from.load(Ordering::Acquire) == pos)
 }

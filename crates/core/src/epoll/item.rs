@@ -273,6 +273,7 @@ impl Item {
                     | (d.sock().flags.load(Ordering::Relaxed) as u64
                         & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
                         << 32;
+                let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
                 let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
                 let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
                 let state = status != self.seen.load(Ordering::Relaxed);

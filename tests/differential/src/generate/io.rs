@@ -153,7 +153,7 @@ impl Gen {
     /// Half-close, close, reset.
     pub(super) fn end_some(&mut self, actor: usize) {
         if self.rng.chance(15) {
-            let Some(fd) = self.any_of(actor) else { return };
+            let Some(fd) = self.any_of(actor).filter(|f| !self.m.is_slept_on(f.what)) else { return };
             self.unwatch(actor, fd);
             self.push(actor, 0, Call::Close, &[fd.var as i64]);
             return self.m.close(actor, fd.var);
@@ -163,6 +163,11 @@ impl Gen {
         let peer = What::End(Side { conn: side.conn, side: 1 - side.side });
         let kind = self.rng.below(10);
         if kind > 3 {
+            // Who polls a descriptor that is closed meanwhile keeps it in the
+            // kernel, not here.
+            if self.m.is_slept_on(fd.what) {
+                return;
+            }
             self.unwatch(actor, fd);
         }
         match kind {

@@ -180,6 +180,9 @@ impl Gen {
                         self.send_over(actor, fd, peer);
                     } else {
                         let call = self.rng.pick(&[Call::Shutdown, Call::Close]);
+                        if call == Call::Close {
+                            self.unwatch(actor, fd);
+                        }
                         self.push(actor, 0, call, if call == Call::Close { &[0][..0] } else { &[][..] });
                         let last = self.steps.len() - 1;
                         self.steps[last].args =

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// A step with a time-out of its own, or one that runs on and on, has this long.
 const LIMIT: Duration = Duration::from_secs(6);
+/// Who has not come to rest by then is named.
+const RESTLESS: Duration = Duration::from_secs(2);
 /// Time-outs up to this many milliseconds are waited for; longer ones are never
 /// meant to end.
 pub const SHORT_MS: i64 = 200;
@@ -52,6 +54,7 @@ struct Run<'a> {
     acceptors: Vec<(usize, usize)>,
     lines: Vec<String>,
     quiet_us: u64,
+    restless: bool,
 }
 
 pub fn run(lane: &mut Lane, program: &Program, mode: Mode) -> Result<Transcript> {
@@ -71,6 +74,7 @@ pub fn run(lane: &mut Lane, program: &Program, mode: Mode) -> Result<Transcript>
         acceptors: Vec::new(),
         lines: Vec::new(),
         quiet_us,
+        restless: false,
     };
     let done = run.all(mode);
     let ended = run.end(mode);
@@ -288,6 +292,10 @@ impl Run<'_> {
                 return true;
             }
             let now = Instant::now();
+            if !timed && looks > 0 && now - start > RESTLESS && !self.restless {
+                self.restless = true;
+                self.complain(i);
+            }
             if now - start > LIMIT {
                 return false;
             }
@@ -309,6 +317,18 @@ impl Run<'_> {
             self.nap(seen, if looks == 0 { 300 } else { 150 });
             looks += 1;
         }
+    }
+
+    /// Somebody does not come to rest: a loop that should sleep, perhaps.
+    fn complain(&self, i: usize) {
+        let busy = |k: &usize| matches!(self.actors[*k].status, Status::Busy(_));
+        let running: Vec<String> = (0..ACTORS)
+            .filter(busy)
+            .filter(|k| self.actors[*k].watch.doing() == Doing::Running)
+            .map(|k| format!("a{k}"))
+            .collect();
+        let monitor = if self.lane.monitor_sleeps() { "sleeps" } else { "runs" };
+        eprintln!("restless in step {i} ({}): running {running:?}, the monitor {monitor}", self.program.steps[i]);
     }
 
     /// Does nothing move: every actor in a call sleeps, and so does the monitor?
