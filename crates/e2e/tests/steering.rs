@@ -47,7 +47,7 @@ fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
              events {{ worker_connections 1024; }}\nhttp {{ access_log off;\n\
              client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; fastcgi_temp_path {0}/fcgi;\n\
              uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi;\n\
-             server {{ listen {v4}:80 backlog=4096; listen {v4}:81; listen [{v6}]:8080 backlog=4096; root {0}/www; }} }}\n",
+             server {{ listen {v4}:80 backlog=4096; listen {v4}:81; listen {v4}:82; listen [{v6}]:8080 backlog=4096; root {0}/www; }} }}\n",
             dir.display()
         ),
     );
@@ -234,6 +234,16 @@ fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
         assert_eq!(delta.get("connect_slice"), 3 + count as i128, "{ports}");
         assert_eq!((delta.get("slice_full"), delta.get("slice_refused")), (4, 0), "{ports}");
     }
+    // The same where shared memory is switched off.
+    let before = host.snapshot();
+    let mut command = host.command(Accel, &python);
+    command.args([&app, "1", &address, "82", "5"]).env("FASTSOCKET_DISABLE", "shm");
+    let done = Proc::spawn(host.logs(), "slices", command).finish(Duration::from_secs(20)).success();
+    let ports: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
+    let own = |port: &serde_json::Value| (40032..=40063).contains(&port.as_u64().expect("a port"));
+    assert!(ports["plain"].as_array().expect("ports").iter().all(own), "{ports}");
+    assert!(own(&ports["late_port"]) && ports["bound"] == 29999, "{ports}");
+    assert_eq!(host.snapshot().since(&before).get("connect_slice"), 3 + 5, "{ports}");
     // Without steering: no slices.
     steer(&host, &[&chain.middle.interfaces[1].device, "--off"]).success();
     let before = host.snapshot();
