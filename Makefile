@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test unit e2e stock loom bench docs check fmt lint clean help
+.PHONY: build deps demo test unit e2e differential fuzz-differential stock loom bench docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket
@@ -20,13 +20,20 @@ demo: deps build ## nginx, redis and haproxy, stock and ours in turn
 	@demo/demo.sh
 
 test: deps build ## every test; ends with one line that says how it went
-	@scripts/test.sh unit loom e2e
+	@scripts/test.sh unit loom e2e differential
 
 unit: ## unit and integration tests only
 	@scripts/test.sh unit
 
 e2e: deps build ## end-to-end tests with real programs only
 	@scripts/test.sh e2e
+
+differential: build ## random programs on both paths, and those that differed once
+	@scripts/test.sh differential
+
+fuzz-differential: build ## random programs for TIME seconds, from SEED on
+	@$(RUN) cargo run -q --release --locked -p fsocket-differential -- run --time $(or $(TIME),600) \
+		--seed $(or $(SEED),$$(date +%s)000) --shrink --out target/differential
 
 stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 	@FASTSOCKET_TEST_MODE=stock scripts/test.sh e2e
@@ -55,4 +62,4 @@ clean:
 	@$(RUN) cargo clean
 
 help: ## this list
-	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16

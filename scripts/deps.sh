@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/env.sh"
 
 what=${1:-test}
-min_rust=1.85
+min_rust=1.88
 
 say() { printf 'deps: %s\n' "$*"; }
 die() { printf 'deps: %s\n' "$*" >&2; exit 1; }
@@ -37,6 +37,7 @@ test_needs=(
     "/usr/bin/python3 python3"
     "node nodejs"
     "ss iproute2"
+    "ethtool ethtool"
     "taskset util-linux"
     "ps procps"
 )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs groups of tests (unit, loom, e2e) and ends with one line that adds up
+# Runs groups of tests (unit, loom, e2e, differential) and ends with one line that adds up
 # what the test runners said. Exit status 0 only if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -26,7 +26,7 @@ group() {
 total() { grep -oE "test result: .*" "$log" | grep -oE "[0-9]+ $1" | awk '{n += $1} END {print n + 0}'; }
 
 unit() {
-    group "unit and integration tests" cargo test --workspace --exclude fsocket-e2e --locked --no-fail-fast -q
+    group "unit and integration tests" cargo test --workspace --exclude fsocket-e2e --exclude fsocket-differential --locked --no-fail-fast -q
 }
 
 loom() {
@@ -49,10 +49,15 @@ e2e() {
         cargo test --locked --no-fail-fast -p fsocket-e2e -- --test-threads=1 --nocapture
 }
 
+differential() {
+    group "random programs, on kernel TCP and on shared memory" \
+        cargo test --locked --no-fail-fast -p fsocket-differential -- --test-threads=1 --nocapture
+}
+
 for name in "$@"; do
     case $name in
-        unit | loom | e2e) "$name" ;;
-        *) echo "usage: test.sh [unit] [loom] [e2e]" >&2; exit 2 ;;
+        unit | loom | e2e | differential) "$name" ;;
+        *) echo "usage: test.sh [unit] [loom] [e2e] [differential]" >&2; exit 2 ;;
     esac
 done
 

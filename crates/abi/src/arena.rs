@@ -77,6 +77,10 @@ counters! {
     TakeOvers = "take_overs",
     /// A peer broke the protocol; its connection was reset.
     HostilePeer = "hostile_peer",
+    /// Connections whose path was switched from shared memory to kernel TCP.
+    PathSwitch = "path_switch",
+    /// Fallback: a path could not be switched; the connection was reset.
+    FbSwitch = "fallback.switch",
     /// Fallback: no monitor reachable, or it refused.
     FbNoMonitor = "fallback.no_monitor",
     /// Fallback: nobody with the library listens there.
@@ -173,7 +177,17 @@ pub mod flag {
     pub const POISONED: u32 = 32;
     /// Non-blocking connect reported EINPROGRESS already.
     pub const CONNECTING: u32 = 128;
+    /// This end goes on in a kernel socket that the monitor has; each process
+    /// that holds the connection puts it behind its own descriptors.
+    pub const MOVED: u32 = 256;
+    /// With MOVED: it is not done yet, the rings are the mover's alone.
+    pub const MOVING: u32 = 512;
 }
+
+/// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for
+/// who was killed as the library would have.
+pub const LINGER_ON: usize = 22;
+pub const LINGER_SECS: usize = 23;
 
 /// Processes that may hold one socket and be found after a crash.
 pub const HOLDERS: usize = 7;

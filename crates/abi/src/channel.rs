@@ -111,6 +111,14 @@ pub mod slot_state {
     pub const ESTABLISHED: u32 = 2;
 }
 
+/// [`Slot::switching`], decided by compare-and-swap from 0.
+pub mod switching {
+    /// One side has moved and goes on alone: the other one follows.
+    pub const ONE: u32 = 1;
+    /// Both move, and each waits until the other has.
+    pub const BOTH: u32 = 2;
+}
+
 /// Control block of one connection.
 #[repr(C, align(64))]
 pub struct Slot {
@@ -123,10 +131,12 @@ pub struct Slot {
     pub family: AtomicU16,
     /// Client's port, host order.
     pub client_port: AtomicU16,
-    _pad: u32,
+    /// Which side switches the path, if both want to; see [`switching`].
+    pub switching: AtomicU32,
     /// Destination as the client named it; IPv4 in v4-mapped form.
     pub dst: [AtomicU8; 16],
-    _pad2: [u64; 4],
+    /// By direction; written by its consumer before it says MOVED.
+    pub moved: [Moved; 2],
     pub dir: [Dir; 2],
 }
 
@@ -138,6 +148,26 @@ pub mod status {
     pub const RST: u32 = 2;
     /// This side has closed altogether: it reads no more.
     pub const CLOSED: u32 = 4;
+    /// This side has shut down both directions and keeps the socket: data that
+    /// comes now is answered with a reset.
+    pub const DEAF: u32 = 32;
+    /// This side is changing the connection's path: it sends nothing more into
+    /// the ring, and is about to take what lies in the other one.
+    pub const MOVING: u32 = 8;
+    /// It has: behind the last byte of its ring the stream goes on in a kernel
+    /// socket, and what it left unread in the other ring is the peer's to send
+    /// again there ([`super::Moved`]).
+    pub const MOVED: u32 = 16;
+}
+
+/// Where the consumer of a ring was when it changed the path; with
+/// [`Cons::head`] the whole state of a consumer.
+#[repr(C)]
+pub struct Moved {
+    /// Position at offset 0 of the ring.
+    pub base: AtomicU64,
+    /// Bytes left of the record at [`Cons::head`].
+    pub limit: AtomicU64,
 }
 
 /// One direction of a connection; each line has one writer.
@@ -199,5 +229,5 @@ const _: () = {
     assert!(size_of::<Dir>() == 256);
     assert!(size_of::<Slot>() == 64 + 512);
     assert!(RING_CAP.is_power_of_two() && SYN_CAP.is_power_of_two());
-    assert!(RING_OFF % 4096 == 0);
+    assert!(RING_OFF.is_multiple_of(4096));
 };

@@ -22,6 +22,8 @@ pub enum Command {
     Ss(Ss),
     /// Check whether this machine has what is needed
     Doctor(Pieces),
+    /// Prepare a network device and the kernel for short connections, and undo it
+    Tune(crate::tune::Tune),
     /// Measure stock sockets, ours, Unix sockets and a bare queue in turn
     Bench(crate::bench::Bench),
     #[command(hide = true)]

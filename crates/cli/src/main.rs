@@ -13,6 +13,7 @@ mod locate;
 mod private;
 mod run;
 mod stat;
+mod tune;
 
 use clap::error::ErrorKind;
 use clap::Parser;
@@ -47,6 +48,7 @@ fn entry() -> i32 {
         Command::Stat(args) => report_errors(stat::stat(&args)),
         Command::Ss(args) => report_errors(stat::ss(&args)),
         Command::Doctor(pieces) => doctor::run(&pieces),
+        Command::Tune(args) => tune::run(&args),
         Command::Bench(args) => report_errors(bench::run(&args)),
         Command::BenchWorker(args) => bench::worker::run(&args),
     }

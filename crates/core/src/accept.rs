@@ -3,7 +3,7 @@
 use crate::connect::{establish, End};
 use crate::table::{kind, Desc};
 use crate::zone::{self, accept::Peer};
-use crate::{bell, chan::Chan, ctl, listen::Listener, name, pool, process, stats, table, Outcome};
+use crate::{bell, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER};
@@ -101,7 +101,7 @@ unsafe fn from_queue(
     }
     // The descriptor first: without one the connection stays in the queue, as
     // it does in the kernel.
-    let parts = match Parts::get(flags) {
+    let parts = match Parts::get(d.family.load(Ordering::Relaxed), flags) {
         Ok(p) => p,
         Err(e) => return Some(Err(e)),
     };
@@ -124,13 +124,16 @@ struct Parts {
 }
 
 impl Parts {
-    fn get(flags: i32) -> Result<Parts> {
-        let fd = pool::placeholder(flags & libc::SOCK_CLOEXEC != 0)?;
+    fn get(family: u32, flags: i32) -> Result<Parts> {
+        let fd = pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0)?;
         // A number that the kernel gives out again although we think it open
         // was closed below us.
         crate::close::overwritten(fd);
         match (table::alloc(kind::FRESH), process::alloc_sock()) {
-            (Some(desc), Some(sock)) => Ok(Parts { fd, desc, sock }),
+            (Some(desc), Some(sock)) => {
+                desc.kernel_family.store(family, Ordering::Relaxed);
+                Ok(Parts { fd, desc, sock })
+            }
             (desc, sock) => {
                 if let Some(d) = desc {
                     table::release(d);
@@ -200,6 +203,9 @@ unsafe fn take_slot(
     for (o, v) in d.opt.iter().zip(&listener.opt) {
         o.store(v.load(Ordering::Relaxed), Ordering::Relaxed);
     }
+    // An address of its own makes a socket IPv6-only, unless it is a mapped one.
+    let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
+    d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
     d.rcvtimeo.store(listener.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
     d.sndtimeo.store(listener.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
     let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: bound.port };
@@ -291,7 +297,10 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
                 r => return r,
             }
         }
-        n?;
+        match n {
+            Err(Errno::EINTR) if deadline.is_none() && crate::signals::all_restart() => continue,
+            other => other?,
+        };
         if zoned.is_none() && p[0].revents != 0 {
             // Somebody else may take it first: do not block in there.
             // SAFETY: the caller's.

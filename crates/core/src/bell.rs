@@ -154,11 +154,16 @@ pub fn become_child() {
 #[cold]
 #[inline(never)]
 pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
+    wake_side(c, 1 - c.my_side(), slot, want, mask);
+}
+
+/// Tell one side, also the caller's own.
+pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
     stats::count(Counter::Wakes);
     if mask & FUTEX_BIT != 0 {
         wake_futex(&want.seq);
     }
-    each(c, mask & !FUTEX_BIT, |w| {
+    each(c, side, mask & !FUTEX_BIT, |w| {
         w.ready[slot / 64 % 16].fetch_or(1 << (slot % 64), Ordering::Relaxed);
         w.summary.fetch_or(1 << (slot / 64 % 16), Ordering::Release);
     });
@@ -168,7 +173,7 @@ pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
 #[cold]
 pub fn wake_syn(c: &Chan, mask: u64) {
     stats::count(Counter::Wakes);
-    each(c, mask & !FUTEX_BIT, |w| {
+    each(c, 1 - c.my_side(), mask & !FUTEX_BIT, |w| {
         w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
     });
 }
@@ -178,28 +183,40 @@ fn wake_futex(seq: &AtomicU32) {
     sys::futex_wake(seq, i32::MAX);
 }
 
-fn each(c: &Chan, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) {
-    let other = 1 - c.my_side();
+fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) {
     while mask != 0 {
         let i = mask.trailing_zeros() as usize;
         mask &= mask - 1;
         if i >= WAITERS {
             continue;
         }
-        let w = c.waiter(other, i);
+        let w = c.waiter(side, i);
         mark(w);
         // The mark before the look at `sleeping`; the sleeper does the reverse
         // with a heavy fence between.
         fence(Ordering::SeqCst);
         if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
             let key = w.bell.load(Ordering::Acquire);
-            if key == 0 || !c.ring_peer(i, key) {
+            let rung = key != 0 && if side == c.my_side() { ring_relative(c, key) } else { c.ring_peer(i, key) };
+            if !rung {
                 // Nobody can ring it now; sleeps are bounded when the monitor
                 // is dead, and the mark stays.
                 w.sleeping.store(1, Ordering::Relaxed);
             }
         }
     }
+}
+
+/// Ring a bell on our own side: this process's, or that of one related by fork.
+fn ring_relative(c: &Chan, key: u64) -> bool {
+    if let Some(b) = BELLS.iter().take(made()).find(|b| b.key() == key) {
+        b.ring_self();
+        return true;
+    }
+    let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::RING);
+    m.id = key;
+    m.arg0 = c.id.load(Ordering::Relaxed) as u64;
+    ctl::tell(m, None)
 }
 
 /// A bell's eventfd got another number. (An epoll instance that watches it

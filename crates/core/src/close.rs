@@ -1,5 +1,6 @@
 //! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
 
+use crate::path::{self, Path};
 use crate::table::{self, kind, Desc};
 use crate::{chan, epoll, listen, pool, process, stats, stream, token, zone, Outcome};
 use core::sync::atomic::Ordering;
@@ -64,6 +65,13 @@ pub fn last_reference(d: &'static Desc) {
 }
 
 fn release_conn(d: &'static Desc) {
+    if path::of(d) == Path::Unsettled {
+        // What we sent too late for the other side to take along.
+        let _ = path::follow(d);
+        if !d.is_conn() {
+            return;
+        }
+    }
     let s = d.sock();
     let (slot, chan) = (d.slot_index.load(Ordering::Relaxed) as usize, d.chan.load(Ordering::Relaxed));
     // Wait until no other thread is inside an operation on it: the slot may be
@@ -77,19 +85,13 @@ fn release_conn(d: &'static Desc) {
         // belong to its next connection, which another thread of ours accepts.
         c.set_desc(slot, None);
     }
-    let me = process::nonce();
-    for h in &s.holders {
-        if h.load(Ordering::Acquire) == me {
-            h.store(0, Ordering::SeqCst);
-        }
-    }
-    // SeqCst: of two processes that let go at once, at least one sees that
-    // nobody is left; the state decides which of them ends the connection.
-    let others = s.extra_holders.load(Ordering::SeqCst) != 0 || s.holders.iter().any(|h| h.load(Ordering::SeqCst) != 0);
-    let last = !others
+    // The state decides which of two that let go at once ends the connection.
+    let last = process::let_go(s)
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if last {
         finish(d);
+    } else {
+        path::close_mixed(d, false, false);
     }
     drop(tokens);
     if let Some(c) = channel {
@@ -103,13 +105,20 @@ fn release_conn(d: &'static Desc) {
 
 /// The protocol part: FIN, or RST if data was not read or the application
 /// asked for it.
-fn finish(d: &Desc) {
+fn finish(d: &'static Desc) {
     let s = d.sock();
     let (r, rx, h) = d.rx();
     let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
         && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
     let unread = ring::readable(r, rx, h) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0;
-    let st = if linger0 || unread { status::RST } else { status::FIN };
+    path::close_mixed(d, true, unread || linger0);
+    let before = d.tx().1.prod.status.load(Ordering::Relaxed);
+    let st = match crate::ready::over(d) {
+        // It has ended already, and the peer knows how.
+        true if before & (status::FIN | status::RST) != 0 => 0,
+        false if linger0 || unread => status::RST,
+        _ => status::FIN,
+    };
     if st == status::RST {
         stats::count(Counter::ResetShm);
     }
@@ -121,19 +130,30 @@ fn finish(d: &Desc) {
     stream::notify_all(d);
 }
 
-pub fn shutdown(d: &Desc, how: i32) -> Outcome<Result<()>> {
+pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     if !d.is_conn() {
-        if matches!(d.kind(), kind::LISTENER | kind::KLISTENER) {
+        if matches!(d.kind(), kind::LISTENER | kind::KLISTENER) && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             listener_shut(d);
         }
         return Outcome::Kernel;
     }
+    match path::of(d) {
+        Path::Shm => {}
+        Path::Mixed(k) => {
+            let _ = sys::shutdown(k, how);
+        }
+        Path::Unsettled => {
+            return match path::follow(d) {
+                Ok(n) if !d.is_conn() => Outcome::Done(sys::shutdown(n, how)),
+                _ => shutdown(d, how),
+            }
+        }
+    }
     let s = d.sock();
-    let st = crate::ready::state(d);
     if !(0..=2).contains(&how) {
         return Outcome::Done(Err(Errno::EINVAL));
     }
-    if st.reset {
+    if crate::ready::over(d) {
         return Outcome::Done(Err(Errno::ENOTCONN));
     }
     if how != libc::SHUT_RD {
@@ -144,8 +164,14 @@ pub fn shutdown(d: &Desc, how: i32) -> Outcome<Result<()>> {
             d.tx().1.prod.status.fetch_or(status::FIN, Ordering::Release);
         }
     }
+    // A connect that had not been asked about again has succeeded now.
+    s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed);
     if how != libc::SHUT_WR {
         s.flags.fetch_or(flag::SHUT_RD, Ordering::AcqRel);
+    }
+    const BOTH: u32 = flag::SHUT_RD | flag::SHUT_WR;
+    if s.flags.load(Ordering::Relaxed) & BOTH == BOTH {
+        d.tx().1.prod.status.fetch_or(status::DEAF, Ordering::Release);
     }
     stream::notify_all(d);
     // Threads of ours that sleep on it must look again as well.
@@ -181,9 +207,9 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
-/// `fd` is being passed to another process, which gets the kernel socket alone.
-/// A connection of ours cannot be continued there yet, and a program that passes
-/// one will pass more: from here on it gets kernel connections.
+/// `fd` is being passed to another process: what goes with it must be the real
+/// thing. A program that passes one connection will pass more: from here on it
+/// gets kernel connections at once.
 pub fn passed(fd: i32) {
     let Some(d) = table::lookup(fd) else { return };
     d.dirty.store(true, Ordering::Relaxed);
@@ -192,7 +218,13 @@ pub fn passed(fd: i32) {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
-        kind::CONN | kind::LISTENER => {
+        kind::CONN => {
+            stats::count(Counter::FbOption);
+            path::materialize_one(d);
+            process::disable();
+            listen::give_up_all();
+        }
+        kind::LISTENER => {
             stats::count(Counter::FbOption);
             process::disable();
             listen::give_up_all();

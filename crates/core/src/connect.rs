@@ -111,6 +111,7 @@ fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
     let s = chan.slot(slot);
     s.state.store(slot_state::FREE, Ordering::Relaxed);
     s.generation.fetch_add(1, Ordering::Relaxed);
+    s.switching.store(0, Ordering::Relaxed);
     s.family.store(dst.family, Ordering::Relaxed);
     s.client_port.store(port, Ordering::Relaxed);
     name::store(&s.dst, &dst.ip);

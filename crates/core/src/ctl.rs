@@ -14,15 +14,40 @@ static DEAD: AtomicBool = AtomicBool::new(false);
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
 static UNWATCHED: AtomicU64 = AtomicU64::new(0);
 static PENDING_SEEN: AtomicU32 = AtomicU32::new(0);
+/// Where the monitor was found; a length and the path.
+static PATH: Lock<(usize, [u8; PATH_MAX])> = Lock::new((0, [0; PATH_MAX]));
+/// A forked child that was not announced to the monitor has no socket until it
+/// needs one.
+static LATER: AtomicBool = AtomicBool::new(false);
+
+/// Bytes of a Unix socket's path.
+const PATH_MAX: usize = 108;
 
 /// How long an answer may take before the monitor counts as dead.
 const PATIENCE_S: i64 = 5;
 
 /// Connect and say hello, without waiting for the answer.
 pub fn open(path: Option<&[u8]>) -> bool {
-    let default = fsocket_proto::paths::SYSTEM_SOCKET.as_bytes();
-    let Ok(fd) = connect(path.unwrap_or(default)) else { return false };
+    let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
+    let Ok(fd) = connect(path) else { return false };
+    if let Ok(mut p) = PATH.lock() {
+        p.0 = path.len();
+        p.1[..path.len()].copy_from_slice(path);
+    }
     adopt_fd(process::high_fd(fd))
+}
+
+/// Before something that needs the monitor: a child that was forked when there
+/// was nothing to announce (a server that goes into the background before it
+/// listens) finds it now.
+pub fn wanted() {
+    if !LATER.load(Ordering::Relaxed) || !LATER.swap(false, Ordering::AcqRel) {
+        return;
+    }
+    let Ok((len, path)) = PATH.lock().map(|p| *p) else { return };
+    if let Ok(fd) = connect(&path[..len.min(PATH_MAX)]) {
+        adopt_fd(process::high_fd(fd));
+    }
 }
 
 /// Use `fd` as the control socket and greet the monitor on it.
@@ -274,6 +299,11 @@ pub fn become_child(own: Option<i32>) {
     }
     PENDING_SEEN.store(0, Ordering::Relaxed);
     route::clear();
+    PATH.reset_after_fork();
+    LATER.store(
+        own.is_none() && (LATER.load(Ordering::Relaxed) || old >= 0 && !DEAD.load(Ordering::Relaxed)),
+        Ordering::Release,
+    );
     if let Some(fd) = own {
         adopt_fd(fd);
     }

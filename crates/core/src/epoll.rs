@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
 
-pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, readable, wait};
+pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, hush, readable, wait};
 
 /// Epoll instances per process.
 static EPS: Slab<Ep> = Slab::new(4096);
@@ -55,6 +55,8 @@ struct Inner {
     sleepers: u32,
     last_kernel: u64,
     turns: u32,
+    /// An item was found whose connection has changed its path.
+    unsettled: bool,
     /// Bit per channel index where this instance has a waiter.
     chans: [u64; crate::chan::MAX as usize / 64],
     listeners: [u32; 64],
@@ -227,8 +229,24 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     let have = item::find(d, ep.index(), fd);
     // SAFETY: checked above; the caller's pointer.
     let ev = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
+    if let Some(ev) = ev.filter(|ev| ev.events & libc::EPOLLEXCLUSIVE as u32 != 0) {
+        const LEGAL: i32 = libc::EPOLLIN
+            | libc::EPOLLOUT
+            | libc::EPOLLERR
+            | libc::EPOLLHUP
+            | libc::EPOLLWAKEUP
+            | libc::EPOLLET
+            | libc::EPOLLEXCLUSIVE;
+        if op == libc::EPOLL_CTL_MOD || d.kind() == kind::EPOLL || { ev.events } & !(LEGAL as u32) != 0 {
+            return Outcome::Done(Err(Errno::EINVAL));
+        }
+    }
+    if op == libc::EPOLL_CTL_MOD && have.is_some_and(|it| it.is_exclusive()) {
+        return Outcome::Done(Err(Errno::EINVAL));
+    }
     let kfd = ep.fd.load(Ordering::Relaxed);
     let conn = d.is_conn();
+    also(d, kfd, op, ev.as_ref());
     Outcome::Done(match (op, have, ev) {
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EEXIST),
         (libc::EPOLL_CTL_ADD, None, Some(ev)) => {
@@ -322,6 +340,41 @@ pub fn became_conn(d: &Desc) {
     });
 }
 
+/// A connection has become the kernel's: its numbers are kernel sockets now.
+/// `also`: the number under which its kernel end was watched meanwhile, or -1.
+pub fn moved_to_kernel(d: &Desc, also: i32) {
+    while let Some(it) = item::pop(d) {
+        let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
+        ep.kernel.store(true, Ordering::Relaxed);
+        let kfd = ep.fd.load(Ordering::Relaxed);
+        if also >= 0 {
+            let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
+        }
+        let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
+        let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+        if let Ok(mut g) = ep.lock.lock() {
+            item::kill(ep, &mut g, it);
+        };
+    }
+}
+
+/// A connection's kernel end is watched beside its ring.
+pub fn also_kernel(d: &Desc, fd: i32) {
+    for_items(d, |ep, g, it| {
+        let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, fd, Some(&it.event()));
+        ep.kernel.store(true, Ordering::Relaxed);
+        g.heat(it);
+    });
+}
+
+/// The same for one change that the program makes.
+fn also(d: &Desc, kfd: i32, op: i32, ev: Option<&libc::epoll_event>) {
+    let end = d.kernel_end.load(Ordering::Relaxed);
+    if d.is_conn() && end != 0 {
+        let _ = sys::epoll_ctl(kfd, op, end - 1, ev);
+    }
+}
+
 /// A descriptor turned out to be the kernel's, where it is registered already.
 pub fn leave_to_kernel(d: &Desc) {
     forget_items(d, true);
@@ -341,7 +394,13 @@ fn forget_items(d: &Desc, to_kernel: bool) {
 }
 
 /// A number was closed; with the last one the items go.
-pub fn number_closed(_fd: i32, d: &Desc, last: bool) {
+pub fn number_closed(fd: i32, d: &Desc, last: bool) {
+    if let Some(ep) = of(d).filter(|ep| !last && ep.fd.load(Ordering::Relaxed) == fd) {
+        // The instance lives on under another number.
+        if let Some(other) = table::number_of(d) {
+            ep.fd.store(other, Ordering::Relaxed);
+        }
+    }
     if last && d.items.load(Ordering::Relaxed) != 0 {
         forget_items(d, false);
     }

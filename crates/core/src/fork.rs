@@ -119,6 +119,7 @@ pub fn child() {
         }
     }
     listen::become_child();
+    table::become_child();
     zone::become_child();
     epoll::become_child();
     pool::drain();

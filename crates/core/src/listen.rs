@@ -69,6 +69,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter
     if !process::enabled() {
         return Err(Counter::FbDisabled);
     }
+    ctl::wanted();
     process::arena().ok_or(Counter::FbResource)?;
     // A client that opens a connection to us counts on our mapping its channel.
     if !chan::mappable() {
@@ -258,10 +259,11 @@ impl Listener {
         let start = self.next.fetch_add(1, Ordering::Relaxed) % n;
         let rotated = || self.chans().skip(start as usize).chain(self.chans().take(start as usize));
         for c in rotated() {
-            if let Some(s) = self.own_queue().and_then(|q| chan::pop_syn(c.queue(q))) {
+            // What waits for anybody came before there was a worker.
+            if let Some(s) = chan::pop_syn(c.queue(0)) {
                 return Some((c, s));
             }
-            if let Some(s) = chan::pop_syn(c.queue(0)) {
+            if let Some(s) = self.own_queue().and_then(|q| chan::pop_syn(c.queue(q))) {
                 return Some((c, s));
             }
         }

@@ -32,7 +32,7 @@ unsafe fn checked<'a>(iov: *const libc::iovec, n: usize) -> Result<(&'a [libc::i
 
 /// # Safety
 /// `iov` points to `n` valid vectors.
-pub unsafe fn sendv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
+pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     let (v, total) = unsafe { checked(iov, n) }?;
     if let [one] = v {
@@ -50,6 +50,9 @@ pub unsafe fn sendv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> 
         }
         // SAFETY: `total` bytes were written.
         return unsafe { stream::send(d, p, total, flags) };
+    }
+    if let Some(r) = stream::refused(d, total, 0, flags) {
+        return r;
     }
     let mut done = 0;
     for x in v {
@@ -71,9 +74,35 @@ pub unsafe fn sendv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> 
     Ok(done)
 }
 
+/// `writev`: as [`sendv`], but nothing to write is no error on any socket.
+///
+/// # Safety
+/// As [`sendv`].
+pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize) -> Result<usize> {
+    // SAFETY: the caller's.
+    match unsafe { checked(iov, n) }?.1 {
+        0 => Ok(0),
+        // SAFETY: the caller's.
+        _ => unsafe { sendv(d, iov, n, 0) },
+    }
+}
+
+/// `readv`: as [`recvv`], but room for nothing is filled at once.
+///
+/// # Safety
+/// As [`recvv`].
+pub unsafe fn readv(d: &'static Desc, iov: *const libc::iovec, n: usize) -> Result<usize> {
+    // SAFETY: the caller's.
+    match unsafe { checked(iov, n) }?.1 {
+        0 => Ok(0),
+        // SAFETY: the caller's.
+        _ => unsafe { recvv(d, iov, n, 0) },
+    }
+}
+
 /// # Safety
 /// `iov` points to `n` valid vectors.
-pub unsafe fn recvv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
+pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     let (v, total) = unsafe { checked(iov, n) }?;
     if let [one] = v {
@@ -114,7 +143,7 @@ pub unsafe fn recvv(d: &Desc, iov: *const libc::iovec, n: usize, flags: i32) -> 
 ///
 /// # Safety
 /// The vectors are valid.
-unsafe fn peekv(d: &Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
+unsafe fn peekv(d: &'static Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
     let mut buf = core::mem::MaybeUninit::<[u8; 16384]>::uninit();
     let total = v.iter().fold(0usize, |n, x| n.saturating_add(x.iov_len));
     // SAFETY: the buffer has that many bytes.

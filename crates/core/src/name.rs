@@ -117,8 +117,7 @@ pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result
 /// As [`give`].
 pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
     let s = d.sock();
-    let state = crate::ready::state(d);
-    if state.reset || (state.eof && s.flags.load(Ordering::Relaxed) & fsocket_abi::arena::flag::SHUT_WR != 0) {
+    if crate::ready::over(d) {
         return Err(Errno::ENOTCONN);
     }
     // SAFETY: the caller's.

@@ -12,8 +12,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 
 /// Recorded options.
 pub const COUNT: usize = 24;
-pub const LINGER_ON: usize = 22;
-pub const LINGER_SECS: usize = 23;
+pub use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
 
 struct Opt {
     level: i32,
@@ -30,7 +29,7 @@ const T: i32 = libc::IPPROTO_TCP;
 const ANY: i32 = i32::MAX;
 /// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
 /// means "any non-zero is 1".
-static TABLE: [Opt; 14] = [
+static TABLE: [Opt; 15] = [
     o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
     o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
     o(S, libc::SO_SNDBUF, 2_626_560, 0, ANY),
@@ -45,10 +44,12 @@ static TABLE: [Opt; 14] = [
     o(T, libc::TCP_QUICKACK, 1, i32::MIN, 1),
     o(T, libc::TCP_USER_TIMEOUT, 0, 0, ANY),
     o(T, libc::TCP_DEFER_ACCEPT, 0, i32::MIN, ANY),
+    o(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0, i32::MIN, 1),
 ];
 const SNDBUF: usize = 2;
 const RCVBUF: usize = 3;
 const RCVLOWAT: usize = 5;
+pub const V6ONLY: usize = 14;
 
 pub const DEFAULTS: [i32; COUNT] = {
     let mut d = [0; COUNT];
@@ -92,6 +93,14 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         }
         return Outcome::Done(r);
     }
+    if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) {
+        // Not once it has a port; and the kernel says what IPv4 makes of it.
+        match d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 {
+            true if ready::over(d) => {}
+            true => return Outcome::Done(Err(Errno::EINVAL)),
+            false => return Outcome::Kernel,
+        }
+    }
     // SAFETY: the caller's.
     if unsafe { remember(d, level, name, v, val, len) } {
         return Outcome::Done(Ok(()));
@@ -123,6 +132,10 @@ unsafe fn remember(d: &Desc, level: i32, name: i32, v: i32, val: *const u8, len:
                 0
             } else {
                 (t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_usec as u64 * 1000
+            };
+            let ns = match sys::clock_tick_ns() {
+                0 => ns,
+                tick => ns.div_ceil(tick).saturating_mul(tick), // the kernel counts in ticks
             };
             let (a, b) = if name == libc::SO_RCVTIMEO { (&d.rcvtimeo, 0) } else { (&d.sndtimeo, 1) };
             if d.is_conn() {
@@ -212,6 +225,7 @@ pub unsafe fn get(
         }
         // The address of the other side before NAT: there is none.
         _ => match find(level, name) {
+            Some(V6ONLY) if s.family.load(Ordering::Relaxed) != libc::AF_INET6 as u16 => Outcome::Kernel,
             Some(i) => int(s.opt[i].load(Ordering::Relaxed)),
             None => Outcome::Kernel,
         },
@@ -220,14 +234,45 @@ pub unsafe fn get(
 
 /// Number of the TCP state, as in `include/net/tcp_states.h`.
 fn tcp_state(d: &Desc) -> u8 {
+    if ready::over(d) {
+        return 7; // CLOSE
+    }
     let st = ready::state(d);
     let shut = d.sock().flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0;
     match (st.reset, st.eof, shut) {
-        (true, _, _) => 7,      // CLOSE
+        (true, _, _) | (_, true, true) => 7,
         (_, false, false) => 1, // ESTABLISHED
         (_, true, false) => 8,  // CLOSE_WAIT
         (_, false, true) => 5,  // FIN_WAIT2
-        (_, true, true) => 7,
+    }
+}
+
+/// Set on a kernel socket what the program has set on the connection.
+pub fn apply(d: &Desc, fd: i32) {
+    let s = d.sock();
+    for (i, (o, v)) in TABLE.iter().zip(&s.opt).enumerate() {
+        let v = v.load(Ordering::Relaxed);
+        if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
+            // The kernel doubles buffer sizes, and so did we.
+            let v = if matches!(i, SNDBUF | RCVBUF) { v / 2 } else { v };
+            let _ = sys::setsockopt(fd, o.level, o.name, &v.to_ne_bytes());
+        }
+    }
+    let linger = s.opt[LINGER_ON].load(Ordering::Relaxed);
+    if linger != 0 {
+        let mut l = [0u8; 8];
+        l[..4].copy_from_slice(&linger.to_ne_bytes());
+        l[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
+        let _ = sys::setsockopt(fd, S, libc::SO_LINGER, &l);
+    }
+    for (name, ns) in [(libc::SO_RCVTIMEO, &s.rcvtimeo), (libc::SO_SNDTIMEO, &s.sndtimeo)] {
+        let ns = ns.load(Ordering::Relaxed);
+        if ns != 0 {
+            let mut t = [0u8; 16];
+            t[..8].copy_from_slice(&(ns / 1_000_000_000).to_ne_bytes());
+            t[8..].copy_from_slice(&(ns / 1000 % 1_000_000).to_ne_bytes());
+            let _ = sys::setsockopt(fd, S, name, &t);
+        }
     }
 }
 
@@ -265,6 +310,9 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
 fn set_nonblock(d: &Desc, on: bool) {
     d.nonblock.store(on, Ordering::Relaxed);
     if d.is_conn() {
+        if let crate::path::Path::Mixed(k) = crate::path::of(d) {
+            let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
+        }
         let f = &d.sock().flags;
         if on {
             f.fetch_or(flag::NONBLOCK, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! `poll`, `ppoll`, `select`, `pselect`.
 
 use crate::bell::{self, Bell};
+use crate::path::{self, Path};
 use crate::ready;
 use crate::table::{self, kind, Desc};
 use crate::zone::{self, watch::Beside};
@@ -76,15 +77,15 @@ fn look(fds: &mut [libc::pollfd]) -> usize {
 
 fn events(d: &Desc, wanted: i16) -> i16 {
     let w = wanted as u16 as u32;
-    match d.kind() {
-        kind::EPOLL if w & ready::IN != 0 && epoll::readable(d) => libc::POLLIN | (wanted & libc::POLLRDNORM),
-        kind::EPOLL => 0,
-        _ => ready::events(d, w) as u16 as i16,
+    match ready::events(d, w) {
+        // `settle` makes it the kernel's on the next turn.
+        ready::UNSETTLED => 0,
+        ev => ev as u16 as i16,
     }
 }
 
 fn any(fds: &[libc::pollfd]) -> bool {
-    fds.iter().any(|p| ours(p.fd).is_some_and(|d| events(d, p.events) != 0))
+    fds.iter().any(|p| ours(p.fd).is_some_and(|d| events(d, p.events) != 0 || unsettled(d)))
 }
 
 /// `kernel` has room for all of `fds`, for local listen sockets, and two more.
@@ -98,21 +99,7 @@ unsafe fn run(
     mask: *const libc::sigset_t,
 ) -> Result<usize> {
     let n = fds.len();
-    let mut kernel_n = 0;
-    for (k, p) in kernel.iter_mut().zip(fds.iter()) {
-        *k = *p;
-        k.revents = 0;
-        match ours(p.fd).map(|d| d.kind()) {
-            Some(kind::CONN) => k.fd = -1,
-            Some(kind::LISTENER) => {
-                kernel_n += 1;
-                if let Some(l) = ours(p.fd).and_then(listen::of) {
-                    l.join();
-                }
-            }
-            _ => kernel_n += (p.fd >= 0) as usize,
-        }
-    }
+    let mut kernel_n = kernels_part(fds, kernel);
     let beside = Beside::of(fds);
     for (k, &(_, fd)) in kernel[n..].iter_mut().zip(&beside.at[..beside.n]) {
         *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -121,13 +108,26 @@ unsafe fn run(
     let mut slept = false;
     loop {
         ctl::poll();
+        if settle(fds) {
+            kernel_n = kernels_part(fds, kernel);
+        }
         let mut found = look(fds);
         if kernel_n > 0 {
+            for p in fds.iter() {
+                if let Some(d) = ours(p.fd).filter(|d| d.kind() == kind::EPOLL) {
+                    epoll::hush(d);
+                }
+            }
             // SAFETY: `kernel` has as many entries and more.
             unsafe { sys::ppoll(kernel.as_mut_ptr(), n + beside.n, Some(0), core::ptr::null()) }?;
             merge(fds, kernel);
             zone::watch::fold(fds, &beside, &kernel[n..]);
             found = fds.iter().filter(|p| p.revents != 0).count();
+        }
+        if found == 0 && timeout_ns == Some(0) && !mask.is_null() {
+            // A signal that is pending and that the mask lets through.
+            // SAFETY: no descriptors; the caller's mask.
+            unsafe { sys::ppoll(kernel.as_mut_ptr(), 0, Some(0), mask) }?;
         }
         if found > 0 || timeout_ns == Some(0) {
             ctl::progress();
@@ -151,6 +151,47 @@ unsafe fn run(
         unsafe { sleep(fds, kernel, beside.n, deadline, mask) }?;
         slept = true;
     }
+}
+
+/// What the kernel is asked about; how many of them there are.
+fn kernels_part(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
+    let mut count = 0;
+    for (k, p) in kernel.iter_mut().zip(fds.iter()) {
+        *k = *p;
+        k.revents = 0;
+        match ours(p.fd).map(|d| (d, d.kind())) {
+            Some((d, kind::CONN)) => match path::of(d) {
+                Path::Mixed(end) => {
+                    k.fd = end;
+                    count += 1;
+                }
+                _ => k.fd = -1,
+            },
+            Some((d, kind::LISTENER)) => {
+                count += 1;
+                if let Some(l) = listen::of(d) {
+                    l.join();
+                }
+            }
+            _ => count += (p.fd >= 0) as usize,
+        }
+    }
+    count
+}
+
+fn unsettled(d: &Desc) -> bool {
+    d.is_conn() && path::of(d) == Path::Unsettled
+}
+
+/// Follow connections that have changed their path; true if any has.
+fn settle(fds: &[libc::pollfd]) -> bool {
+    let mut any = false;
+    for p in fds {
+        if let Some(d) = ours(p.fd).filter(|d| unsettled(d)) {
+            any |= path::follow(d) != Err(Errno::EAGAIN);
+        }
+    }
+    any
 }
 
 /// Kernel results into the application's array. Epoll instances of ours are judged by `look` alone: their bell makes

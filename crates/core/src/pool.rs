@@ -42,12 +42,12 @@ pub fn kernel_freed(fd: i32) {
     }
 }
 
-fn take(family: Option<u32>) -> Option<Entry> {
+fn take(family: u32) -> Option<Entry> {
     let mut p = POOL.lock().ok()?;
     let floor = FLOOR.load(Ordering::Relaxed);
     let n = p.n;
     let (i, lowest) = p.e[..n].iter().enumerate().min_by_key(|(_, e)| e.fd)?;
-    if lowest.fd > floor || family.is_some_and(|f| f != lowest.family) {
+    if lowest.fd > floor || family != lowest.family {
         return None;
     }
     let e = *lowest;
@@ -62,15 +62,16 @@ fn set_cloexec(fd: i32, on: bool) {
     let _ = sys::fcntl(fd, libc::F_SETFD, if on { libc::FD_CLOEXEC as usize } else { 0 });
 }
 
-/// A placeholder for an accepted connection.
-pub fn placeholder(cloexec: bool) -> Result<i32> {
-    if let Some(e) = take(None) {
+/// A placeholder for an accepted connection, of the listener's family: it
+/// answers for options that we do not know.
+pub fn placeholder(family: u32, cloexec: bool) -> Result<i32> {
+    if let Some(e) = take(family) {
         if e.cloexec != cloexec {
             set_cloexec(e.fd, cloexec);
         }
         return Ok(e.fd);
     }
-    let open = || sys::socket(libc::AF_INET, libc::SOCK_STREAM | if cloexec { libc::SOCK_CLOEXEC } else { 0 }, 0);
+    let open = || sys::socket(family as i32, libc::SOCK_STREAM | if cloexec { libc::SOCK_CLOEXEC } else { 0 }, 0);
     let fd = open().or_else(|e| if drain() { open() } else { Err(e) })?;
     kernel_allocated(fd);
     Ok(fd)
@@ -78,7 +79,7 @@ pub fn placeholder(cloexec: bool) -> Result<i32> {
 
 /// A kernel socket as `socket()` would return it.
 pub fn socket(family: u32, nonblock: bool, cloexec: bool) -> Option<i32> {
-    let e = take(Some(family))?;
+    let e = take(family)?;
     if e.cloexec != cloexec {
         set_cloexec(e.fd, cloexec);
     }

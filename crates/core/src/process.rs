@@ -284,6 +284,19 @@ pub fn free_sock(s: &Sock) {
     }
 }
 
+/// This process no longer holds a socket. True: nobody does.
+pub fn let_go(s: &Sock) -> bool {
+    let me = nonce();
+    for h in &s.holders {
+        if h.load(Ordering::Acquire) == me {
+            h.store(0, Ordering::SeqCst);
+        }
+    }
+    // SeqCst: of two processes that let go at once, at least one sees that
+    // nobody is left.
+    s.extra_holders.load(Ordering::SeqCst) == 0 && s.holders.iter().all(|h| h.load(Ordering::SeqCst) == 0)
+}
+
 pub fn lock_for_fork() -> bool {
     ARENA_LOCK.lock().map(core::mem::forget).is_ok()
 }

@@ -1,11 +1,13 @@
 //! Readiness, as `poll` and `epoll` report it.
 
 use crate::listen;
+use crate::path::{self, Path};
 use crate::table::{kind, Desc};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
 use fsocket_ring as ring;
+use fsocket_sys::Errno;
 
 pub const IN: u32 = libc::EPOLLIN as u32;
 pub const OUT: u32 = libc::EPOLLOUT as u32;
@@ -20,8 +22,10 @@ pub const WRNORM: u32 = libc::EPOLLWRNORM as u32;
 pub struct State {
     /// No more data will come (what is in the ring can still be read).
     pub eof: bool,
+    /// The peer has sent a FIN, before whatever else it did.
+    pub fin: bool,
     pub reset: bool,
-    /// The peer reads no more.
+    /// The peer reads no more: what it gets now it answers with a reset.
     pub closed: bool,
 }
 
@@ -32,7 +36,25 @@ pub fn state(d: &Desc) -> State {
     let st = rx.prod.status.load(Ordering::Acquire);
     let poisoned = d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0;
     let reset = st & status::RST != 0 || poisoned;
-    State { eof: st & status::FIN != 0 || reset, reset, closed: st & status::CLOSED != 0 }
+    let fin = st & status::FIN != 0;
+    State { eof: fin || reset, fin, reset, closed: st & (status::CLOSED | status::DEAF) != 0 }
+}
+
+/// Is the connection over, so that the kernel's socket would be in state CLOSE?
+/// Reset, both FINs exchanged, or a reset has answered what we sent.
+pub fn over(d: &Desc) -> bool {
+    let st = state(d);
+    let f = d.sock().flags.load(Ordering::Relaxed);
+    st.reset || (st.fin && f & flag::SHUT_WR != 0) || (st.closed && f & flag::SENT_AFTER_CLOSE != 0)
+}
+
+/// What a reset is called: with the peer's FIN received before it, a broken pipe.
+pub fn reset_error(st: State) -> i32 {
+    if st.fin {
+        libc::EPIPE
+    } else {
+        libc::ECONNRESET
+    }
 }
 
 /// Is there something to receive: data, end or error?
@@ -45,7 +67,8 @@ pub fn can_recv(d: &Desc) -> bool {
 #[inline]
 fn local_rx(d: &Desc) -> bool {
     let s = d.sock();
-    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED) != 0 || s.err.load(Ordering::Relaxed) != 0
+    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MOVED) != 0
+        || s.err.load(Ordering::Relaxed) != 0
 }
 
 /// Would a send make progress or fail?
@@ -54,12 +77,20 @@ pub fn can_send(d: &Desc) -> bool {
     let (_, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
     ring::writable(tx, h)
-        || rx.prod.status.load(Ordering::Acquire) & (status::RST | status::CLOSED) != 0
-        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED) != 0
+        || rx.prod.status.load(Ordering::Acquire) & (status::RST | status::CLOSED | status::DEAF | status::MOVING) != 0
+        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED | flag::MOVED) != 0
 }
+
+/// Not an event: the path was switched, [`crate::path::follow`] first.
+pub const UNSETTLED: u32 = 1 << 27;
 
 /// Events of a connection, restricted to `wanted` (ERR and HUP always).
 pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
+    match path::of(d) {
+        Path::Shm => {}
+        Path::Unsettled => return UNSETTLED,
+        Path::Mixed(fd) => return path::events(d, fd, wanted),
+    }
     let mut ev = 0;
     let f = d.sock().flags.load(Ordering::Relaxed);
     let st = state(d);
@@ -116,8 +147,27 @@ pub fn take_error(d: &Desc) -> i32 {
     if e != 0 {
         return e;
     }
-    if state(d).reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
-        return libc::ECONNRESET;
+    let st = state(d);
+    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+        return reset_error(st);
     }
     0
+}
+
+/// The error that `recvmmsg` reports before anything else.
+pub fn pending_error(d: &Desc, flags: i32) -> Option<Errno> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return None;
+    }
+    match take_error(d) {
+        0 => None,
+        e => Some(Errno::new(e)),
+    }
+}
+
+/// What ended a `recvmmsg` that has some messages already: for the next call.
+pub fn put_back_error(d: &Desc, e: Errno) {
+    if e != Errno::EAGAIN {
+        d.sock().err.store(e.raw(), Ordering::Release);
+    }
 }

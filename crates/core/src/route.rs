@@ -55,6 +55,7 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
     if !process::enabled() {
         return Err(Counter::FbDisabled);
     }
+    ctl::wanted();
     let reg = ctl::registry().ok_or(Counter::FbNoMonitor)?;
     if ctl::dead() {
         return Err(Counter::FbNoMonitor);

@@ -9,7 +9,7 @@ const STEP: usize = 16 * 1024;
 
 /// # Safety
 /// `off` is null or valid.
-pub unsafe fn sendfile(out: &Desc, input: i32, off: *mut i64, count: usize) -> Result<usize> {
+pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usize) -> Result<usize> {
     let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
     let p = buf.as_mut_ptr() as *mut u8;
     // Without an offset the file's own position counts, and moves only by what

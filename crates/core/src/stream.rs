@@ -1,5 +1,6 @@
 //! Bytes: send, receive, wait.
 
+use crate::path::{self, Path};
 use crate::table::Desc;
 use crate::{bell, chan, ready, stats, token};
 use core::sync::atomic::Ordering;
@@ -19,7 +20,10 @@ const BATCH_NS: u64 = 4000;
 /// many bytes, so that they are still in cache when the receiver copies them.
 const SHARED_CPU: usize = 256 * 1024;
 
-const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE;
+/// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
+const MSS: usize = 32 * 1024;
+
+const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MOVED;
 /// Flags that change nothing for us.
 const SEND_PLAIN: i32 =
     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_DONTROUTE | libc::MSG_CONFIRM;
@@ -35,7 +39,7 @@ fn publish_cpu(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
 }
 
 #[inline(always)]
-fn notify(d: &Desc, want: &fsocket_sync::doorbell::Want) {
+fn notify(d: &'static Desc, want: &fsocket_sync::doorbell::Want) {
     let mask = want.take();
     if mask != 0 {
         wake(d, want, mask);
@@ -43,22 +47,23 @@ fn notify(d: &Desc, want: &fsocket_sync::doorbell::Want) {
 }
 
 #[cold]
-fn wake(d: &Desc, want: &fsocket_sync::doorbell::Want, mask: u64) {
+fn wake(d: &'static Desc, want: &fsocket_sync::doorbell::Want, mask: u64) {
     let i = d.chan.load(Ordering::Relaxed);
     if let Some(c) = chan::CHANS.get(i.wrapping_sub(1)) {
         bell::wake(c, d.slot_index.load(Ordering::Relaxed) as usize, want, mask);
     }
+    path::after_send(d);
 }
 
 /// Wake whoever waits for our data, and whoever waits for space at the peer.
-pub fn notify_all(d: &Desc) {
+pub fn notify_all(d: &'static Desc) {
     notify(d, &d.tx().1.want_data);
     notify(d, &d.rx().1.want_space);
 }
 
 /// A hostile peer: its connection is reset, nothing else happens.
 #[cold]
-fn poison(d: &Desc) {
+pub fn poison(d: &'static Desc) {
     if d.sock().flags.fetch_or(flag::POISONED, Ordering::AcqRel) & flag::POISONED == 0 {
         stats::count(Counter::HostilePeer);
         d.tx().1.prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
@@ -75,7 +80,7 @@ pub fn plain_send(flags: i32) -> bool {
 /// # Safety
 /// `buf` is readable for `len` bytes.
 #[inline(always)]
-pub unsafe fn send(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
         return Ok(len);
@@ -90,16 +95,17 @@ pub unsafe fn send(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<u
 /// # Safety
 /// As [`send`].
 #[inline(always)]
-pub unsafe fn send_fast(d: &Desc, buf: *const u8, len: usize) -> bool {
+pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
+    let Ok(t) = token::enter(h) else { return false };
+    // With the token: a thread that switches the path says so while it has it.
     if s.flags.load(Ordering::Relaxed) & TX_BAD != 0
-        || rx.prod.status.load(Ordering::Relaxed) & (status::RST | status::CLOSED) != 0
+        || rx.prod.status.load(Ordering::Relaxed) & (status::RST | status::CLOSED | status::DEAF | status::MOVING) != 0
     {
         return false;
     }
-    let Ok(t) = token::enter(h) else { return false };
     // SAFETY: the caller's; the token is ours.
     let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len) };
     drop(t);
@@ -114,10 +120,11 @@ pub unsafe fn send_fast(d: &Desc, buf: *const u8, len: usize) -> bool {
 /// As [`send`].
 #[cold]
 #[inline(never)]
-pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
+        // The kernel has urgent data, the ring has not.
         stats::count(Counter::FbOption);
-        return Err(Errno::EOPNOTSUPP);
+        path::materialize_one(d);
     }
     let s = d.sock();
     let (r, tx, h) = d.tx();
@@ -125,25 +132,33 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
     let (mut deadline, mut hold) = (None, None);
     let (mut done, mut shown) = (0, 0);
     loop {
-        if let Some(e) = send_error(d) {
-            return match e {
-                Refused::Swallow => Ok(len),
-                _ if done > 0 => Ok(done),
-                Refused::Pipe => {
-                    if flags & libc::MSG_NOSIGNAL == 0 {
-                        let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
-                    }
-                    Err(Errno::EPIPE)
-                }
-                Refused::Error(e) => Err(e),
+        if left_rings(d) {
+            hold.get_or_insert_with(|| Hold::on(d));
+        }
+        if let Some(fd) = path_taken(d) {
+            // SAFETY: the rest of the caller's buffer.
+            return match fd.and_then(|fd| unsafe { sys::send(fd, buf.add(done), len - done, flags) }) {
+                Ok(n) => Ok(done + n),
+                Err(_) if done > 0 => Ok(done),
+                Err(e) => Err(e),
             };
+        }
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if let Some(r) = refused(d, len, done, flags) {
+            return r;
         }
         if done == len {
             return Ok(done);
         }
         let step = match token::enter(h) {
             Err(token::Busy) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
-            Ok(_) if !d.is_conn() => return Err(Errno::EBADF),
+            Ok(_) if !d.is_conn() => match path::went_to(d) {
+                Some(_) => continue,
+                None => return Err(Errno::EBADF),
+            },
+            Ok(_) if path::of(d) != Path::Shm => continue,
             Ok(_t) => {
                 populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.
@@ -160,6 +175,9 @@ pub unsafe fn send_slow(d: &Desc, buf: *const u8, len: usize, flags: i32) -> Res
                     return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                 }
                 hold.get_or_insert_with(|| Hold::on(d));
+                if done > 0 {
+                    interruptible(&mut deadline, s.sndtimeo.load(Ordering::Relaxed));
+                }
                 if let Err(e) = wait_space(d, &mut deadline) {
                     return if done > 0 { Ok(done) } else { Err(e) };
                 }
@@ -205,6 +223,50 @@ fn populate(d: &Desc, h: &Half, len: usize) {
     }
 }
 
+#[inline]
+fn left_rings(d: &Desc) -> bool {
+    !d.is_conn() || path::of(d) != Path::Shm
+}
+
+/// Is there something in the ring to receive?
+fn ring_has(d: &Desc) -> bool {
+    let (r, rx, h) = d.rx();
+    d.is_conn() && ring::readable(r, rx, h)
+}
+
+/// Where the rest of an operation is to be done, if no longer in the rings.
+/// The caller keeps `d` meanwhile ([`Hold`]).
+fn path_taken(d: &'static Desc) -> Option<Result<i32>> {
+    if !d.is_conn() {
+        return path::went_to(d).map(Ok);
+    }
+    match path::of(d) {
+        Path::Shm => None,
+        _ if d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0 => None,
+        _ => match path::follow(d) {
+            // Reset half-way: what remains is ours to report.
+            Err(Errno::ECONNRESET) => None,
+            r => Some(r),
+        },
+    }
+}
+
+/// What a send of `len` bytes, of which `done` are gone, returns because nothing
+/// more can be sent; None: it can. A vectored send asks once for all its parts.
+pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<Result<usize>> {
+    Some(match send_error(d, len, flags)? {
+        Refused::Swallow => Ok(len),
+        _ if done > 0 => Ok(done),
+        Refused::Pipe => {
+            if flags & libc::MSG_NOSIGNAL == 0 {
+                let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
+            }
+            Err(Errno::EPIPE)
+        }
+        Refused::Error(e) => Err(e),
+    })
+}
+
 enum Refused {
     /// The first send after the peer's close: the kernel takes the bytes, the
     /// peer answers with a reset.
@@ -213,8 +275,8 @@ enum Refused {
     Error(Errno),
 }
 
-/// Why nothing can be sent, if so; updates what is reported only once.
-fn send_error(d: &Desc) -> Option<Refused> {
+/// Why `len` bytes cannot be sent, if so; updates what is reported only once.
+fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
     let s = d.sock();
     let f = s.flags.load(Ordering::Relaxed);
     match s.err.swap(0, Ordering::AcqRel) {
@@ -224,15 +286,27 @@ fn send_error(d: &Desc) -> Option<Refused> {
     }
     let st = ready::state(d);
     if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
-        return Some(Refused::Error(Errno::ECONNRESET));
+        return Some(match ready::reset_error(st) {
+            libc::EPIPE => Refused::Pipe,
+            e => Refused::Error(Errno::new(e)),
+        });
     }
     if f & flag::SHUT_WR != 0 || st.reset {
         return Some(Refused::Pipe);
     }
     if st.closed {
+        let held = flags & libc::MSG_MORE != 0 && len < MSS;
+        if f & flag::SENT_AFTER_CLOSE == 0 && (len == 0 || held) {
+            // No segment, no answer.
+            return if held { Some(Refused::Swallow) } else { None };
+        }
         if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
             // The reset that answers it finds us with the peer's FIN received.
             s.err.store(libc::EPIPE, Ordering::Release);
+            // A peer that has closed does not care; one that only shut down
+            // both directions has answered, and is reset itself.
+            d.tx().1.prod.status.fetch_or(status::RST, Ordering::Release);
+            notify(d, &d.tx().1.want_data);
             crate::epoll::changed(d);
             return Some(Refused::Swallow);
         }
@@ -244,7 +318,7 @@ fn send_error(d: &Desc) -> Option<Refused> {
 /// # Safety
 /// `buf` is writable for `len` bytes.
 #[inline(always)]
-pub unsafe fn recv(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+pub unsafe fn recv(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     match unsafe { recv_fast(d, buf, len, flags) } {
         // SAFETY: the caller's.
@@ -258,13 +332,13 @@ pub unsafe fn recv(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usi
 /// # Safety
 /// As [`recv`].
 #[inline(always)]
-pub unsafe fn recv_fast(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
     if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 {
         return 0;
     }
     let (r, rx, h) = d.rx();
     let Ok(t) = token::enter(h) else { return 0 };
-    if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED) != 0 {
+    if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MOVING) != 0 {
         return 0;
     }
     // SAFETY: the caller's; the token is held. What is wrong with the peer is
@@ -283,10 +357,10 @@ pub unsafe fn recv_fast(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> usize
 /// Keeps a connection while a thread sleeps in an operation on it: another
 /// thread may close the descriptor meanwhile, and as in the kernel the operation
 /// goes on, and the connection ends when it is over.
-struct Hold(u32);
+pub struct Hold(u32);
 
 impl Hold {
-    fn on(d: &Desc) -> Hold {
+    pub fn on(d: &Desc) -> Hold {
         d.refs.fetch_add(1, Ordering::AcqRel);
         Hold(d.index())
     }
@@ -305,7 +379,7 @@ impl Drop for Hold {
 
 /// After a read: wake a sender that sleeps for space, once there is enough.
 #[inline(always)]
-fn consumed(d: &Desc, rx: &Dir, h: &Half) {
+fn consumed(d: &'static Desc, rx: &Dir, h: &Half) {
     fsocket_sync::light_fence();
     if rx.want_space.armed() != 0 && h.pos.load(Ordering::Relaxed) >= rx.prod.space_at.load(Ordering::Relaxed) {
         notify(d, &rx.want_space);
@@ -317,9 +391,14 @@ fn consumed(d: &Desc, rx: &Dir, h: &Half) {
 /// As [`recv`].
 #[cold]
 #[inline(never)]
-pub unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
-        return Err(Errno::EINVAL);
+        return match path_taken(d) {
+            // SAFETY: the caller's.
+            Some(fd) => fd.and_then(|fd| unsafe { sys::recv(fd, buf, len, flags) }),
+            // Nobody has sent any, or the path would have been switched.
+            None => Err(Errno::EINVAL),
+        };
     }
     if flags & libc::MSG_ERRQUEUE != 0 {
         return Err(Errno::EAGAIN);
@@ -334,10 +413,27 @@ pub unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Resul
     let (mut deadline, mut hold) = (None, None);
     let mut done = 0;
     loop {
+        if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MOVING != 0 {
+            if left_rings(d) {
+                hold.get_or_insert_with(|| Hold::on(d));
+            }
+            if let Some(fd) = path_taken(d) {
+                // SAFETY: the rest of the caller's buffer.
+                return match fd.and_then(|fd| unsafe { sys::recv(fd, buf.wrapping_add(done), len - done, flags) }) {
+                    Ok(n) => Ok(done + n),
+                    Err(_) if done > 0 => Ok(done),
+                    Err(e) => Err(e),
+                };
+            }
+        }
         if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
             let got = match token::enter(h) {
                 Err(token::Busy) => return Err(Errno::EAGAIN),
-                Ok(_) if !d.is_conn() => return Err(Errno::EBADF),
+                Ok(_) if !d.is_conn() => match path::went_to(d) {
+                    Some(_) => continue,
+                    None => return Err(Errno::EBADF),
+                },
+                Ok(_) if s.flags.load(Ordering::Relaxed) & flag::MOVING != 0 => continue,
                 Ok(_t) => {
                     if len == 0 {
                         ring::available(r, rx, h, 1).map(|n| if n > 0 { usize::MAX } else { 0 })
@@ -356,7 +452,7 @@ pub unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Resul
                     continue;
                 }
                 Ok(usize::MAX) => return Ok(0),
-                Ok(n) if peek && (n == len || (n > 0 && !all)) => return Ok(n),
+                Ok(n) if peek && n > 0 && (n == len || !all) => return Ok(n),
                 Ok(n) if peek => {
                     done = n;
                 }
@@ -382,7 +478,13 @@ pub unsafe fn recv_slow(d: &Desc, buf: *mut u8, len: usize, flags: i32) -> Resul
             return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
         }
         hold.get_or_insert_with(|| Hold::on(d));
+        if done > 0 || len == 0 {
+            interruptible(&mut deadline, s.rcvtimeo.load(Ordering::Relaxed));
+        }
         let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
+        if len == 0 {
+            return Ok(0); // whatever has ended the wait
+        }
         if let Err(e) = r {
             return if done > 0 { Ok(done) } else { Err(e) };
         }
@@ -400,7 +502,7 @@ fn ended(d: &Desc) -> bool {
 /// only the end, whatever error is pending.
 fn end_of_stream(d: &Desc) -> Result<usize> {
     let st = ready::state(d);
-    if st.eof && !st.reset {
+    if st.fin {
         return Ok(0);
     }
     match ready::take_error(d) {
@@ -455,6 +557,14 @@ pub fn wait_space(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
     tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
     let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
     sleep(&tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+}
+
+/// A call that has something to return does so after any signal, also one that
+/// restarts calls. A futex wait with a limit is never restarted.
+fn interruptible(deadline: &mut Option<u64>, timeo: u64) {
+    if timeo == 0 {
+        deadline.get_or_insert(u64::MAX / 2);
+    }
 }
 
 /// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set

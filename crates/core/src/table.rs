@@ -4,7 +4,7 @@
 //! per call. Entries are private to the process (a forked child has a copy).
 
 use crate::slab::{Slab, Slot};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use fsocket_abi::arena::{Half, Sock};
 use fsocket_abi::channel::{Dir, Slot as ChanSlot};
 use fsocket_ring::Mapped;
@@ -14,6 +14,9 @@ pub const MAX_FD: usize = 1 << 20;
 
 static FDS: [AtomicPtr<Desc>; MAX_FD] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_FD];
 pub static DESCS: Slab<Desc> = Slab::new(1 << 18);
+
+/// One more than the highest number ever entered.
+static TOP: AtomicUsize = AtomicUsize::new(0);
 
 /// What a descriptor is, [`Desc::kind`].
 pub mod kind {
@@ -65,6 +68,16 @@ pub struct Desc {
     pub kernel_nonblock: AtomicBool,
     /// LISTENER: index + 1 into the listener table. EPOLL: into the epoll table.
     pub object: AtomicU32,
+    /// CONN whose path was switched while the ring still has something to read:
+    /// our own number of the kernel end, plus one.
+    pub kernel_end: AtomicI32,
+    /// A thread is making it the kernel's.
+    pub settling: AtomicBool,
+    /// In [`retire`]'s list: index + 1 of the next, and since when, nanoseconds.
+    retired_next: AtomicU32,
+    retired_at: AtomicU64,
+    /// A number of the kernel connection that this one has become, plus one.
+    pub moved_to: AtomicI32,
     /// LISTENER, KLISTENER: index + 1 into the table of zoned listeners.
     pub zone: AtomicU32,
     /// Counts uses, so that a stale reference can be told.
@@ -173,6 +186,8 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     for f in [&d.chan, &d.slot_index, &d.items, &d.family, &d.object, &d.zone, &d.kernel_family] {
         f.store(0, Ordering::Relaxed);
     }
+    d.moved_to.store(0, Ordering::Relaxed);
+    d.settling.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);
     d.grown.store(false, Ordering::Relaxed);
     d.nonblock.store(false, Ordering::Relaxed);
@@ -192,14 +207,60 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
 
 /// Give a description back; nobody refers to it any more.
 pub fn release(d: &Desc) {
+    let end = d.kernel_end.swap(0, Ordering::AcqRel);
+    if end != 0 {
+        crate::process::close_own(end - 1);
+    }
     d.kind.store(kind::FREE, Ordering::Release);
     DESCS.free(d.index());
+}
+
+/// A description that became the kernel's while other threads may be on their
+/// way into an operation on it: it stays what it is for so long that none of
+/// them can still be, and is given back then. Nothing is lost by a number of
+/// them waiting.
+pub fn retire(d: &Desc) {
+    const LONG_NS: u64 = 2_000_000_000;
+    let Ok(mut q) = RETIRED.lock() else { return };
+    let now = fsocket_sys::now_ns();
+    d.refs.fetch_add(1, Ordering::AcqRel);
+    d.retired_next.store(0, Ordering::Relaxed);
+    d.retired_at.store(now, Ordering::Relaxed);
+    let me = d.index() + 1;
+    match DESCS.get(q.last.wrapping_sub(1)) {
+        Some(last) if q.first != 0 => last.retired_next.store(me, Ordering::Relaxed),
+        _ => q.first = me,
+    }
+    q.last = me;
+    while let Some(old) = DESCS.get(q.first.wrapping_sub(1)) {
+        if now.saturating_sub(old.retired_at.load(Ordering::Relaxed)) < LONG_NS {
+            break;
+        }
+        q.first = old.retired_next.load(Ordering::Relaxed);
+        if old.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            release(old);
+        }
+    }
+}
+
+struct Retired {
+    first: u32,
+    last: u32,
+}
+static RETIRED: crate::lock::Lock<Retired> = crate::lock::Lock::new(Retired { first: 0, last: 0 });
+
+/// In a forked child.
+pub fn become_child() {
+    RETIRED.reset_after_fork();
 }
 
 /// Enter a number. False: the number is too high for the table.
 pub fn install(fd: i32, d: &'static Desc) -> bool {
     match FDS.get(fd as usize) {
         Some(e) => {
+            if fd as usize >= TOP.load(Ordering::Relaxed) {
+                TOP.fetch_max(fd as usize + 1, Ordering::Relaxed);
+            }
             e.store(d as *const Desc as *mut Desc, Ordering::Release);
             true
         }
@@ -214,6 +275,12 @@ pub fn remove(fd: i32) -> Option<&'static Desc> {
     unsafe { p.as_ref() }
 }
 
+/// A number that refers to `d`.
+pub fn number_of(d: &Desc) -> Option<i32> {
+    let me = d as *const Desc as *mut Desc;
+    FDS.iter().take(scan_limit()).position(|e| e.load(Ordering::Relaxed) == me).map(|fd| fd as i32)
+}
+
 /// Highest number that a scan must look at.
 pub fn scan_limit() -> usize {
     let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -225,17 +292,28 @@ pub fn scan_limit() -> usize {
 /// Forget a description that turned out to be the kernel's business: every
 /// number that refers to it leaves the table.
 pub fn forget(d: &Desc) {
+    remove_numbers(d);
+    release(d);
+}
+
+/// Every number that refers to `d` leaves the table.
+pub fn remove_numbers(d: &Desc) {
     let me = d as *const Desc as *mut Desc;
-    let mut left = d.refs.load(Ordering::Relaxed);
-    for e in FDS.iter().take(scan_limit()) {
-        if left == 0 {
-            break;
-        }
-        if e.load(Ordering::Relaxed) == me
-            && e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        {
-            left -= 1;
+    each_entry(d, |_, e| {
+        let _ = e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+    });
+}
+
+/// Do `f` for every number that refers to `d`.
+pub fn each_number(d: &Desc, mut f: impl FnMut(i32)) {
+    each_entry(d, |fd, _| f(fd));
+}
+
+fn each_entry(d: &Desc, mut f: impl FnMut(i32, &AtomicPtr<Desc>)) {
+    let me = d as *const Desc as *mut Desc;
+    for (fd, e) in FDS.iter().take(TOP.load(Ordering::Relaxed)).enumerate() {
+        if e.load(Ordering::Relaxed) == me {
+            f(fd as i32, e);
         }
     }
-    release(d);
 }

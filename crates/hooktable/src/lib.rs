@@ -26,12 +26,28 @@ macro_rules! hook_table {
         }),*];
     };
 }
+macro_rules! variadic_table {
+    ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {
+        /// Those with variable arguments.
+        pub const VARIADIC: &[Hook] = &[$(Hook {
+            family: stringify!($family),
+            what: $what,
+            name: stringify!($name),
+            signature: "(...)",
+        }),*];
+    };
+}
 include!("../../preload/src/table.rs");
+
+/// All hooks.
+pub fn hooks() -> impl Iterator<Item = &'static Hook> {
+    HOOKS.iter().chain(VARIADIC)
+}
 
 /// Families in the order in which the table names them first.
 pub fn families() -> Vec<&'static str> {
     let mut all = Vec::new();
-    for h in HOOKS {
+    for h in hooks() {
         if !all.contains(&h.family) {
             all.push(h.family);
         }

@@ -1,7 +1,7 @@
 //! The generated pages.
 
+use crate::families;
 use crate::unhooked::{Unhooked, HARMLESS, VISIBLE};
-use crate::{families, HOOKS};
 use fsocket_abi::arena::{COUNTERS, COUNTER_HELP};
 use std::fmt::Write;
 
@@ -33,11 +33,11 @@ fn hooks() -> String {
         s,
         "`libfsocket.so` exports these {} functions and nothing else. Each asks whether the descriptor is\n\
          one of ours; if not, libc's function of that name is called with the same arguments.\n",
-        HOOKS.len()
+        crate::hooks().count()
     );
     for family in families() {
         let _ = writeln!(s, "## {family}\n\n| function | on our path |\n| --- | --- |");
-        for h in HOOKS.iter().filter(|h| h.family == family) {
+        for h in crate::hooks().filter(|h| h.family == family) {
             let _ = writeln!(s, "| `{}` | {} |", h.name, cell(h.what));
         }
         s.push('\n');

@@ -31,9 +31,6 @@ pub const HARMLESS: &[Unhooked] = &[
 
 /// A program that uses these on a connection of ours notices.
 pub const VISIBLE: &[Unhooked] = &[
-    u(&["execve", "execv", "execvp", "fexecve", "posix_spawn", "posix_spawnp", "system", "popen"], "A connection that the new program inherits (as its standard output, say) is the bare placeholder there: `EPIPE` or `ENOTCONN`. The parent's own use of it goes on."),
-    u(&["aio_read", "aio_write", "lio_listio"], "libc's threads read and write below our hooks: `EPIPE` or `ENOTCONN`."),
-    u(&["dprintf", "vdprintf"], "libc writes below our hooks, to the placeholder: `EPIPE`, and SIGPIPE unless ignored."),
     u(&["clone", "clone3"], "Called directly with shared memory (`CLONE_VM` without `CLONE_THREAD`), a `close` in the child closes the parent's connection. As a plain fork they bypass `pthread_atfork`: parent and child then disagree about who holds a connection."),
     u(&["_Fork"], "As `clone`: no `pthread_atfork` handlers run."),
     u(&["io_uring_setup", "io_uring_enter"], "Raw system calls on the placeholder, which is not connected: `ENOTCONN`. Programs that use it for sockets (node with `UV_USE_IO_URING=1`) need `fastsocket run --no-shm`."),

@@ -1,6 +1,6 @@
 //! The pages say what the tables say.
 
-use fsocket_hooktable::{pages, unhooked, HOOKS};
+use fsocket_hooktable::{hooks, pages, unhooked};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -18,8 +18,8 @@ fn pages_are_current() {
 
 #[test]
 fn each_function_has_one_line() {
-    let names: BTreeSet<_> = HOOKS.iter().map(|h| h.name).collect();
-    assert_eq!(names.len(), HOOKS.len(), "a function is in the table twice");
+    let names: BTreeSet<_> = hooks().map(|h| h.name).collect();
+    assert_eq!(names.len(), hooks().count(), "a function is in the table twice");
     let mut seen = BTreeSet::new();
     for u in unhooked::HARMLESS.iter().chain(unhooked::VISIBLE) {
         for n in u.names {

@@ -1,14 +1,17 @@
 //! Channels: the shared memory between a client process and a listener group.
 
 use crate::shm::{memfd, Mapping};
+use crate::switch::Switched;
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::channel::{
     ring_off, slot_state, status, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, MAGIC, RING_CAP, RING_OFF,
     SERVER, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
 };
+use fsocket_proto::Addr;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::offset_of;
@@ -156,6 +159,10 @@ pub struct Channel {
     /// Families with a process that was handed this channel as a worker.
     pub server_families: BTreeSet<FamilyId>,
     pub mem: Rc<ChannelMem>,
+    /// Address of the listener.
+    pub addr: Addr,
+    /// Kernel ends of connections that have changed their path.
+    pub switched: RefCell<Switched>,
     pub client_ended: bool,
     pub client_gone: bool,
     pub listener_gone: bool,

@@ -134,6 +134,21 @@ pub fn listening(fd: BorrowedFd<'_>) -> Result<Listening, Errno> {
     Ok(Listening { cookie: sockopt::socket_cookie(fd)?, netns: netns_cookie(fd)?, addr })
 }
 
+/// Checks that `fd` is a TCP socket: connected, or one of which nothing is
+/// decided yet.
+///
+/// # Errors
+/// EINVAL: something else.
+pub fn tcp(fd: BorrowedFd<'_>, connected: bool) -> Result<(), Errno> {
+    let tcp = matches!(sockopt::socket_protocol(fd)?, Some(p) if p == rustix::net::ipproto::TCP);
+    let peer = rustix::net::getpeername(fd).is_ok_and(|a| a.is_some());
+    let bound = SocketAddr::try_from(rustix::net::getsockname(fd)?).is_ok_and(|a| a.port() != 0);
+    if !tcp || peer != connected || bound != connected {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
 fn mapped(ip: std::net::IpAddr) -> [u8; 16] {
     match ip {
         std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

@@ -7,7 +7,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
-//! | decisions | [`requests`], [`reaper`], [`report`] |
+//! | decisions | [`requests`], [`reaper`], [`switch`], [`report`] |
 //! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
 //! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`address`], [`membarrier`], [`sockdiag`] |
 //!
@@ -31,6 +31,7 @@ pub mod report;
 pub mod requests;
 pub mod shm;
 pub mod sockdiag;
+pub mod switch;
 pub mod wake;
 pub mod watchdog;
 pub mod wire;

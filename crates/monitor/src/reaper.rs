@@ -8,7 +8,7 @@ use crate::clients::Outgoing;
 use crate::wake::{close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_stealers};
 use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId, Monitor};
 use fsocket_abi::arena::{sock_state, Counter, Sock};
-use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
+use fsocket_abi::channel::{status, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeSet, HashMap};
@@ -77,9 +77,10 @@ impl Monitor {
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
             let rx = |word: &AtomicU64| word.load(Ordering::Acquire);
             let unread = has_unread(&ch.mem, slot, side, rx(&sock.rx.pos), rx(&sock.rx.base), rx(&sock.rx.limit));
-            close_side(ch, slot, side, closing_bits(unread), &self.clients);
+            let bits = closing_bits(ch, slot, side, sock, unread);
+            close_side(ch, slot, side, bits, &self.clients);
             mem.count(Counter::CloseShm, 1);
-            mem.count(Counter::ResetShm, u64::from(unread));
+            mem.count(Counter::ResetShm, u64::from(bits & status::RST != 0));
         }
         mem.count(Counter::TxBytes, sock.tx.bytes.swap(0, Ordering::Relaxed));
         mem.count(Counter::RxBytes, sock.rx.bytes.swap(0, Ordering::Relaxed));
@@ -255,7 +256,7 @@ impl Monitor {
         let kept = self.family_leases.remove(&family).unwrap_or_default();
         let alive = self.clients.iter().any(|(_, c)| c.family == family);
         for first in leases.into_iter().chain(kept) {
-            if alive && in_use.range(first..first + crate::ports::BLOCK).next().is_some() {
+            if alive && in_use.range(first..=first + (crate::ports::BLOCK - 1)).next().is_some() {
                 self.family_leases.entry(family).or_default().push(first);
             } else {
                 self.ports.give_back(first);

@@ -12,11 +12,12 @@ use fsocket_proto::{kind, Msg};
 use rustix::fd::AsFd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// What an answer is made of.
-type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
+pub type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
 
 /// Ends the client that sent such a thing.
 pub struct Misbehaved(pub &'static str);
@@ -35,6 +36,12 @@ impl Monitor {
             kind::CONNECT => self.connect(id, &msg, fd),
             kind::PORTS => self.ports(id, &msg),
             kind::GETBELL => self.get_bell(id, &msg),
+            kind::SWITCH => self.switch(id, &msg, fd),
+            kind::CLAIM => self.claim(id, &msg),
+            kind::RELEASE => {
+                self.release(id, &msg);
+                return Ok(());
+            }
             kind::REPORT => self.send_report(id, &msg),
             kind::GROUP => self.group(id, &msg, fd),
             kind::LOCAL => self.local(id, &msg, fd),
@@ -253,6 +260,7 @@ impl Monitor {
         }
         let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
+        let addr = l.info.addr;
         let channel = self.channels.next_id();
         let mem =
             ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
@@ -269,6 +277,8 @@ impl Monitor {
             client_family,
             server_families: BTreeSet::new(),
             mem: Rc::new(mem),
+            addr,
+            switched: RefCell::default(),
             client_ended: false,
             client_gone: false,
             listener_gone: false,
@@ -322,8 +332,10 @@ impl Monitor {
         let ch = self.channels.get(channel).ok_or(Errno::NOENT)?;
         // The other side's bells only. A family that talks to itself is on
         // both.
+        // And those of its own side: relatives that must look again.
         let other_side = |owner| {
-            (ch.is_party(CLIENT, family) && ch.is_party(SERVER, owner))
+            owner == family
+                || (ch.is_party(CLIENT, family) && ch.is_party(SERVER, owner))
                 || (ch.is_party(SERVER, family) && ch.is_party(CLIENT, owner))
         };
         self.clients.bell(msg.id, other_side).ok_or(Errno::NOENT)
@@ -360,6 +372,6 @@ impl Monitor {
 }
 
 /// The frame of an answer.
-fn reply(msg: &Msg) -> Msg {
+pub fn reply(msg: &Msg) -> Msg {
     Msg { seq: msg.seq, ..Msg::new(msg.kind) }
 }

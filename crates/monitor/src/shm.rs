@@ -67,7 +67,9 @@ impl Mapping {
     /// If it lies outside or is not aligned: offsets are computed by us from
     /// checked indices, never taken from shared memory.
     pub fn at<T: Shared>(&self, off: usize) -> &T {
-        assert!(off.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len) && off % align_of::<T>() == 0);
+        assert!(
+            off.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len) && off.is_multiple_of(align_of::<T>())
+        );
         // SAFETY: inside the mapping and aligned (asserted; the mapping itself
         // is page-aligned), valid for any bytes and safe to share with
         // concurrent writers (`Shared`), and mapped until `self` is dropped.

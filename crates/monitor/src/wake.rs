@@ -4,6 +4,7 @@
 use crate::channels::{Channel, ChannelMem};
 use crate::clients::Clients;
 use crate::membarrier::heavy_fence;
+use fsocket_abi::arena::{self, flag, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
 use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
@@ -14,6 +15,7 @@ use rustix::thread::futex;
 /// hears of it, whether it waits for data or for space.
 pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &Clients) {
     let control = ch.mem.slot(slot);
+    ch.switched.borrow_mut().release(slot, side, control.generation.load(Ordering::Relaxed));
     control.dir[side].prod.status.fetch_or(bits, Ordering::Release);
     // Before the want words are read. The sleeper's membarrier pairs with it
     // (this process is registered).
@@ -23,10 +25,23 @@ pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &C
     wake_slot(ch, other, &control.dir[other].want_space, slot, clients);
 }
 
-/// Status bits with which a crashed side leaves: as TCP, reset if it had not
-/// read everything.
-pub fn closing_bits(unread: bool) -> u32 {
-    status::CLOSED | if unread { status::RST } else { status::FIN }
+/// Status bits with which `side`, that crashed, leaves: as TCP, reset if it had
+/// not read everything or was not to linger, unless the connection was over.
+pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread: bool) -> u32 {
+    let status = |side: usize| ch.mem.slot(slot).dir[side].prod.status.load(Ordering::Acquire);
+    let (own, peer) = (status(side), status(1 - side));
+    let flags = sock.flags.load(Ordering::Relaxed);
+    let over = peer & status::RST != 0
+        || (peer & status::FIN != 0 && flags & flag::SHUT_WR != 0)
+        || (peer & (status::CLOSED | status::DEAF) != 0 && flags & flag::SENT_AFTER_CLOSE != 0);
+    let opt = |i: usize| sock.opt[i].load(Ordering::Relaxed);
+    let abort = opt(arena::LINGER_ON) != 0 && opt(arena::LINGER_SECS) == 0;
+    status::CLOSED
+        | match over {
+            true if own & (status::FIN | status::RST) != 0 => 0,
+            false if unread || abort => status::RST,
+            _ => status::FIN,
+        }
 }
 
 /// Closes a side of all connections where it is not closed yet: nobody is left

@@ -5,6 +5,7 @@ mod io;
 mod process;
 mod readiness;
 mod sockets;
+mod variadic;
 
 use fsocket_core::{Outcome, Result};
 use libc::*;
@@ -34,6 +35,11 @@ use guarded_family as process;
 macro_rules! io {
     ($e:expr) => {
         $e
+    };
+}
+macro_rules! variadic_table {
+    ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {
+        $(variadic::trampoline!($first, $name);)*
     };
 }
 include!("table.rs");

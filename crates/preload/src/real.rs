@@ -37,6 +37,14 @@ macro_rules! hook_table {
         )*
     };
 }
+macro_rules! variadic_table {
+    ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {};
+}
+/// Address of libc's function of that name; null: there is none.
+pub fn address(name: &core::ffi::CStr) -> *const c_void {
+    // SAFETY: a NUL-terminated name.
+    unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
+}
 include!("table.rs");
 
 /// The libc here is too old to have the function.

@@ -36,8 +36,16 @@ hook_table! {
     io: "ring, at offset -1; ESPIPE at any other" fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
     io: "as preadv2" fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
     io: "as pwritev2" fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t;
-    io: "EINVAL, as for a file system that cannot: programs then copy" fn splice(input: c_int, in_off: *mut loff_t, out: c_int, out_off: *mut loff_t, n: size_t, flags: c_uint) -> ssize_t;
-    io: "EINVAL, as splice" fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t;
+    io: "the connection becomes the kernel's first" fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int;
+    io: "as vdprintf" fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int;
+    io: "the connection becomes the kernel's first" fn aio_read(cb: *mut c_void) -> c_int;
+    io: "as aio_read" fn aio_write(cb: *mut c_void) -> c_int;
+    io: "as aio_read" fn aio_read64(cb: *mut c_void) -> c_int;
+    io: "as aio_read" fn aio_write64(cb: *mut c_void) -> c_int;
+    io: "as aio_read, for each" fn lio_listio(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int;
+    io: "as lio_listio" fn lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int;
+    io: "the connection becomes the kernel's first" fn splice(input: c_int, in_off: *mut loff_t, out: c_int, out_off: *mut loff_t, n: size_t, flags: c_uint) -> ssize_t;
+    io: "as splice" fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t;
     sockets: "never at the mark" fn sockatmark(fd: c_int) -> c_int;
     descriptors: "FIN or RST, placeholder back to the pool" fn close(fd: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup(fd: c_int) -> c_int;
@@ -64,5 +72,26 @@ hook_table! {
     process: "shared memory off when the network namespace changes" fn unshare(flags: c_int) -> c_int;
     process: "shared memory off when the network namespace changes" fn setns(fd: c_int, kind: c_int) -> c_int;
     process: "the call of that number, as if made by its name" fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long;
+    process: "inheritable connections become the kernel's first" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    process: "as execve" fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
+    process: "as execve" fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
+    process: "as execve" fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    process: "as execve" fn fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    process: "as execve" fn execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int) -> c_int;
+    process: "as execve, in the parent" fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    process: "as posix_spawn" fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    process: "as posix_spawn" fn system(command: *const c_char) -> c_int;
+    process: "as posix_spawn" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
     process: "a stream over our read and write; an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
+}
+
+// Functions with variable arguments: looked at, and passed on as they came.
+//
+// family: "what it does on our path" what_happens_first fn name;
+variadic_table! {
+    process: "as execve" inherit fn execl;
+    process: "as execve" inherit fn execlp;
+    process: "as execve" inherit fn execle;
+    io: "the connection becomes the kernel's first" hand_over fn dprintf;
+    io: "as dprintf" hand_over fn __dprintf_chk;
 }

@@ -80,6 +80,18 @@ pub mod kind {
     /// No answer. For the first time a bell must be rung: cheaper than fetching
     /// it for a connection that may be the only one.
     pub const RING: u32 = 13;
+    /// A connection goes over to kernel TCP. `id` channel, `arg0` slot in the low
+    /// half and the requester's side in the high one, `arg1` generation of the
+    /// slot; see [`switch`] for `arg2`. *Sync*: `result` EALREADY when the two
+    /// ends exist (the requester then takes them by CLAIM), EPERM when the
+    /// monitor may not make them (TCP_REPAIR), the attached socket is unused.
+    pub const SWITCH: u32 = 14;
+    /// *Sync*: one end of a connection that has been switched; `id` channel,
+    /// `arg0` slot and the *wanted* side, `arg1` generation. `result` ENOENT.
+    pub const CLAIM: u32 = 15;
+    /// Nobody on the side given needs its end from the monitor any more: it
+    /// closes it. Arguments as for CLAIM. No answer.
+    pub const RELEASE: u32 = 16;
     /// *Sync*: report as JSON in a memfd; `arg0` length; see
     /// [`crate::report`]. For the command line; needs no HELLO. `arg1` 1: the
     /// counters of zones are zero afterwards.
@@ -110,6 +122,20 @@ pub mod kind {
     /// From the monitor: the other side of channel `id` is gone and every
     /// connection in it has been closed or reset; unmap when drained.
     pub const CHANNEL_GONE: u32 = 33;
+}
+
+/// What is attached to a [`kind::SWITCH`], its `arg2`. The requester makes the
+/// sockets because they belong into its network namespace, and owns nothing by
+/// it: the monitor decides the addresses.
+pub mod switch {
+    /// A fresh TCP socket for the requester's end. The answer's `arg0` is the
+    /// address family that the other end needs.
+    pub const OWN: u64 = 0;
+    /// A fresh TCP socket for the other end. Answered when both are connected.
+    pub const OTHER: u64 = 1;
+    /// After EPERM: the two ends of an ordinary connection.
+    pub const OWN_READY: u64 = 2;
+    pub const OTHER_READY: u64 = 3;
 }
 
 /// Address of a listener or destination; IPv4 in v4-mapped form.

@@ -65,7 +65,7 @@ impl Mapped {
 unsafe impl Bytes for Mapped {
     #[inline(always)]
     fn header(&self, off: usize) -> &AtomicU64 {
-        debug_assert!(off % 8 == 0 && off < RING_CAP);
+        debug_assert!(off.is_multiple_of(8) && off < RING_CAP);
         // SAFETY: masking keeps the word inside the mapping that `new` was promised.
         unsafe { &*(self.0.add(off & (MASK as usize & !7)) as *const AtomicU64) }
     }
@@ -386,8 +386,8 @@ pub fn available<B: Bytes>(b: B, d: &Dir, h: &Half, max: usize) -> Result<usize,
     unsafe { recv(b, d, h, core::ptr::null_mut(), max, true) }
 }
 
-/// Edge detection: has something been published since `scan`? Returns the new
-/// scan position. Asked without the token; a racing reader can only cause an
+/// Edge detection: has something been published since `scan` (0: since the last
+/// read)? Returns the new scan position. Asked without the token; a racing reader can only cause an
 /// edge too many.
 pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
     let (pos, base, left) = (get(&h.pos), get(&h.base), get(&h.limit));
@@ -401,7 +401,8 @@ pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
         // The reader has not followed the last rewind yet; we have to.
         base = pos;
     }
-    let mut edge = false;
+    // What was published and read since is an edge, too, as in the kernel.
+    let mut edge = scan != 0 && at > scan;
     for _ in 0..64 {
         let off = at.wrapping_sub(base) & MASK & !7;
         let hdr = b.header(off as usize).load(Ordering::Acquire);

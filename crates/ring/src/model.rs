@@ -3,4 +3,5 @@
 //! `fsocket_sync::model`.
 
 mod pipe;
+mod switch;
 mod syn;

@@ -214,6 +214,11 @@ fn every_edge_is_seen_once() {
     assert_eq!(p.recv(100, false), b"onetwo");
     let (e, mut at) = scan(p.ring(), &p.dir, &p.rx, at);
     assert!(!e);
+    p.send(b"three");
+    p.recv(100, false);
+    let (e, n) = scan(p.ring(), &p.dir, &p.rx, at);
+    assert!(e, "also if they have been read since");
+    at = n;
     for _ in 0..10_000 {
         p.send(&[9; 100]);
         let (e, n) = scan(p.ring(), &p.dir, &p.rx, at);

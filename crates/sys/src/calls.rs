@@ -62,6 +62,22 @@ pub fn connect(fd: i32, addr: &[u8]) -> Result<()> {
 pub unsafe fn accept4(fd: i32, addr: *mut u8, len: *mut u32, flags: i32) -> Result<i32> {
     sc!(SYS_accept4, fd, addr, len, flags).map(|v| v as i32)
 }
+pub fn shutdown(fd: i32, how: i32) -> Result<()> {
+    sc!(SYS_shutdown, fd, how).map(drop)
+}
+pub fn dup3(old: i32, new: i32, flags: i32) -> Result<()> {
+    sc!(SYS_dup3, old, new, flags).map(drop)
+}
+/// # Safety
+/// `buf` is readable for `len` bytes.
+pub unsafe fn send(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    sc!(SYS_sendto, fd, buf, len, flags, 0, 0)
+}
+/// # Safety
+/// `buf` is writable for `len` bytes.
+pub unsafe fn recv(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    sc!(SYS_recvfrom, fd, buf, len, flags, 0, 0)
+}
 pub fn setsockopt(fd: i32, level: i32, name: i32, val: &[u8]) -> Result<()> {
     sc!(SYS_setsockopt, fd, level, name, val.as_ptr(), val.len()).map(drop)
 }
@@ -251,6 +267,14 @@ fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
+/// The kernel's tick, nanoseconds: what its coarse clocks count in. 0: unknown.
+pub fn clock_tick_ns() -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    match sc!(SYS_clock_getres, libc::CLOCK_MONOTONIC_COARSE, &mut ts as *mut libc::timespec) {
+        Ok(_) => ts.tv_nsec as u64,
+        Err(_) => 0,
+    }
+}
 /// CLOCK_MONOTONIC, nanoseconds.
 #[inline]
 pub fn now_ns() -> u64 {

@@ -30,6 +30,12 @@ impl Errno {
         }
     }
 
+    /// What the calling thread's `errno` says.
+    pub fn last() -> Self {
+        // SAFETY: glibc's errno location is valid for the life of the thread.
+        Errno::new(unsafe { *libc::__errno_location() })
+    }
+
     /// Store into the calling thread's `errno`.
     #[inline]
     pub fn set(self) {

@@ -4,12 +4,14 @@ use super::{Ep, Inner};
 use crate::bell::Bell;
 use crate::chan;
 use crate::lock::Lock;
-use crate::ready::{self, OUT};
+use crate::path::{self, Path};
+use crate::ready::{self, IN, OUT, RDNORM};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
 use crate::{listen, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::flag;
+use fsocket_abi::channel::status;
 use fsocket_ring as ring;
 use fsocket_sys::{Errno, Result};
 
@@ -57,6 +59,8 @@ unsafe impl Slot for Item {
 
 const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+/// With IN and RDNORM, what the arrival of data is an edge for.
+const DATA: u32 = (libc::EPOLLPRI | libc::EPOLLRDBAND) as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 pub fn first(d: &Desc) -> Option<&'static Item> {
@@ -186,6 +190,23 @@ impl Item {
         self.scan.store(0, Ordering::Relaxed);
     }
 
+    /// What the kernel is to be told for the same registration. A one-shot that
+    /// has fired stays silent.
+    pub fn event(&self) -> libc::epoll_event {
+        let events = self.events.load(Ordering::Relaxed);
+        let events = if self.disabled.load(Ordering::Relaxed) { events & (ET | ONESHOT) } else { events };
+        libc::epoll_event { events, u64: self.data.load(Ordering::Relaxed) }
+    }
+
+    /// The connection behind it has changed its path and must be followed.
+    pub fn unsettled(&self) -> Option<&'static Desc> {
+        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::of(d) == Path::Unsettled)
+    }
+
+    pub fn is_exclusive(&self) -> bool {
+        self.events.load(Ordering::Relaxed) & EXCLUSIVE != 0
+    }
+
     fn wanted(&self) -> u32 {
         self.events.load(Ordering::Relaxed) & !(ET | ONESHOT | EXCLUSIVE)
     }
@@ -206,7 +227,7 @@ impl Item {
         }
         let Some(d) = self.desc() else { return false };
         let events = self.events.load(Ordering::Relaxed);
-        if events & ET == 0 || self.fresh.load(Ordering::Relaxed) {
+        if events & ET == 0 || self.fresh.load(Ordering::Relaxed) || self.unsettled().is_some() {
             return ready::events(d, self.wanted()) != 0;
         }
         self.edge(d, false) && ready::events(d, self.wanted()) != 0
@@ -220,13 +241,16 @@ impl Item {
         let Some(d) = self.desc() else { return 0 };
         let events = self.events.load(Ordering::Relaxed);
         let edge = events & ET != 0;
-        if edge {
+        if edge && self.unsettled().is_none() {
             let fresh = self.fresh.load(Ordering::Relaxed);
             if !self.edge(d, true) && !fresh {
                 return 0;
             }
         }
         let ev = ready::events(d, self.wanted());
+        if ev == ready::UNSETTLED {
+            return ev;
+        }
         if ev != 0 {
             if edge {
                 self.fresh.store(false, Ordering::Relaxed);
@@ -244,9 +268,11 @@ impl Item {
         match d.kind() {
             kind::CONN => {
                 let (r, rx, h) = d.rx();
-                let status = rx.prod.status.load(Ordering::Acquire) as u64
+                // What TCP would have sent a segment for.
+                let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
                     | (d.sock().flags.load(Ordering::Relaxed) as u64 & (flag::SHUT_RD | flag::SHUT_WR) as u64) << 32;
                 let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
+                let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
                 let state = status != self.seen.load(Ordering::Relaxed);
                 let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
                 let space =

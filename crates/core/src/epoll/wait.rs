@@ -164,6 +164,14 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 collect(ep, &mut g);
                 report(&mut g, &mut out);
             }
+            if core::mem::take(&mut g.unsettled) {
+                drop(g);
+                settle(ep);
+                if out.n > 0 {
+                    return Ok(out.n);
+                }
+                continue;
+            }
             let now = cpu::ticks();
             g.turns += 1;
             let turn = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
@@ -215,6 +223,21 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 share(ep, &mut g);
             }
             return Ok(out.n);
+        }
+    }
+}
+
+/// Follow the connections of this instance that have changed their path. It
+/// changes the items, so the lock is not held.
+fn settle(ep: &Ep) {
+    for _ in 0..ITEMS.len() {
+        let found = {
+            let Ok(g) = ep.lock.lock() else { return };
+            (0..g.n).find_map(|k| ITEMS.get(g.at(k)).and_then(|it| it.unsettled()))
+        };
+        let Some(d) = found else { return };
+        if crate::path::follow(d) == Err(Errno::EAGAIN) {
+            return; // in a signal handler on top of an operation on it
         }
     }
 }
@@ -307,6 +330,10 @@ fn report(g: &mut Inner, out: &mut Out) {
         k += 1;
         let Some(it) = ITEMS.get(g.at(at)) else { continue };
         let ev = it.take();
+        if ev == crate::ready::UNSETTLED {
+            g.unsettled = true;
+            continue;
+        }
         it.idle.store(ev == 0, Ordering::Relaxed);
         if ev != 0 {
             out.push(ev, it.data.load(Ordering::Relaxed));
@@ -489,7 +516,23 @@ fn share(ep: &Ep, g: &mut Inner) {
 
 /// Is an instance itself readable, as `poll` sees it?
 pub fn readable(d: &Desc) -> bool {
-    of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0 && something_after_arming(ep))
+    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return false };
+    let Ok(mut g) = ep.lock.lock() else { return true };
+    // A mark says that something happened, not that it was asked for.
+    collect(ep, &mut g);
+    (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
+}
+
+/// What we have put into the kernel's instance for ourselves shall not make it
+/// readable now.
+pub fn hush(d: &Desc) {
+    let Some(ep) = of(d) else { return };
+    if let (Some(b), Ok(g)) = (ep.bell(), ep.lock.lock()) {
+        // Not if it is for a thread that sleeps in there.
+        if g.sleepers == 0 {
+            sys::eventfd_clear(b.fd());
+        }
+    }
 }
 
 /// An instance that watches this one is about to sleep.

@@ -3,7 +3,7 @@
 use super::{gone, guarded, Answer};
 use crate::real;
 use fsocket_core::table::{self, Desc};
-use fsocket_core::{msg as ops_msg, sendfile as ops_sendfile, stream};
+use fsocket_core::{msg as ops_msg, ready, sendfile as ops_sendfile, stream};
 use libc::*;
 
 #[inline(always)]
@@ -13,7 +13,7 @@ fn conn(fd: c_int) -> Option<&'static Desc> {
 
 /// A send: the fast path bare, the rest guarded.
 #[inline(always)]
-unsafe fn transmit(d: &Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+unsafe fn transmit(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
         return n as ssize_t;
     }
@@ -22,7 +22,7 @@ unsafe fn transmit(d: &Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t
 
 /// A receive: likewise.
 #[inline(always)]
-unsafe fn receive(d: &Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
+unsafe fn receive(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
         0 => guarded(|| unsafe { stream::recv_slow(d, buf, n, flags) }.answer()),
         n => n as ssize_t,
@@ -49,7 +49,7 @@ pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => guarded(|| unsafe { ops_msg::recvv(d, iov, n as usize, 0) }.answer()),
+        Some(d) => guarded(|| unsafe { ops_msg::readv(d, iov, n as usize) }.answer()),
         None if gone(fd) => -1,
         None => unsafe { real::readv(fd, iov, n) },
     }
@@ -57,7 +57,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => guarded(|| unsafe { ops_msg::sendv(d, iov, n as usize, 0) }.answer()),
+        Some(d) => guarded(|| unsafe { ops_msg::writev(d, iov, n as usize) }.answer()),
         None if gone(fd) => -1,
         None => unsafe { real::writev(fd, iov, n) },
     }
@@ -165,22 +165,29 @@ unsafe fn passing(m: &msghdr) {
 }
 
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-    if conn(fd).is_none() || vec.is_null() {
+    let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
         return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
+    };
+    // Unlike recvmsg() it looks for an error before it looks for data.
+    if let Some(e) = ready::pending_error(d, flags) {
+        e.set();
+        return -1;
     }
     let mut done = 0;
     while done < n {
         let f = if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
         let m = unsafe { &mut *vec.add(done as usize) };
         let r = unsafe { recvmsg(fd, &mut m.msg_hdr, f & !MSG_WAITFORONE) };
+        if r < 0 && done > 0 {
+            // The next call reports it.
+            ready::put_back_error(d, fsocket_sys::Errno::last());
+            return done as c_int;
+        }
         if r < 0 {
-            return if done > 0 { done as c_int } else { -1 };
+            return -1;
         }
         m.msg_len = r as c_uint;
         done += 1;
-        if r == 0 {
-            break;
-        }
     }
     done as c_int
 }
@@ -263,15 +270,9 @@ pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fl
     }
 }
 
-/// Is one of them a connection of ours, which has no pages to splice? Programs
-/// that splice must be ready for file systems that cannot, and copy then.
-fn cannot_splice(a: c_int, b: c_int) -> bool {
-    let ours = conn(a).is_some() || conn(b).is_some();
-    if ours {
-        fsocket_core::stats::count(fsocket_abi::arena::Counter::FbOption);
-        fsocket_sys::Errno::EINVAL.set();
-    }
-    ours
+/// The kernel does it: a connection of ours becomes a kernel connection first.
+fn to_kernel(fd: c_int) {
+    guarded(|| fsocket_core::exec::hand_over(fd));
 }
 
 pub unsafe fn splice(
@@ -282,16 +283,14 @@ pub unsafe fn splice(
     n: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if cannot_splice(input, out) {
-        return -1;
-    }
+    to_kernel(input);
+    to_kernel(out);
     unsafe { real::splice(input, in_off, out, out_off, n, flags) }
 }
 
 pub unsafe fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t {
-    if cannot_splice(input, out) {
-        return -1;
-    }
+    to_kernel(input);
+    to_kernel(out);
     unsafe { real::tee(input, out, n, flags) }
 }
 
@@ -306,5 +305,68 @@ pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => unsafe { real::sendfile64(out, input, off, n) },
+    }
+}
+
+pub unsafe fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int {
+    to_kernel(fd);
+    unsafe { real::vdprintf(fd, format, args) }
+}
+
+pub unsafe fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int {
+    to_kernel(fd);
+    unsafe { real::__vdprintf_chk(fd, flag, format, args) }
+}
+
+/// The descriptor is the first member of an `aiocb`.
+unsafe fn aio_to_kernel(cb: *mut c_void) {
+    if let Some(fd) = unsafe { (cb as *const c_int).as_ref() } {
+        to_kernel(*fd);
+    }
+}
+
+pub unsafe fn aio_read(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_read(cb)
+    }
+}
+
+pub unsafe fn aio_write(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_write(cb)
+    }
+}
+
+pub unsafe fn aio_read64(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_read64(cb)
+    }
+}
+
+pub unsafe fn aio_write64(cb: *mut c_void) -> c_int {
+    unsafe {
+        aio_to_kernel(cb);
+        real::aio_write64(cb)
+    }
+}
+
+pub unsafe fn lio_listio(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
+    unsafe {
+        for i in 0..n.max(0) as usize {
+            aio_to_kernel(*list.add(i));
+        }
+        real::lio_listio(mode, list, n, event)
+    }
+}
+
+pub unsafe fn lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
+    unsafe {
+        for i in 0..n.max(0) as usize {
+            aio_to_kernel(*list.add(i));
+        }
+        real::lio_listio64(mode, list, n, event)
     }
 }

@@ -5,7 +5,7 @@
 use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{epoll, process};
+use fsocket_core::{epoll, exec, process};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -61,6 +61,8 @@ pub unsafe fn syscall(
             SYS_poll => re::poll(a as _, b as _, c as _) as c_long,
             SYS_ppoll => re::ppoll(a as _, b as _, c as _, d as _) as c_long,
             SYS_sendfile => io::sendfile(fd, b as _, c as _, d as _) as c_long,
+            SYS_execve => execve(a as _, b as _, c as _) as c_long,
+            SYS_execveat => execveat(fd, b as _, c as _, d as _, e as _) as c_long,
             SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             _ if !descriptor_first(number) || table::lookup(fd).is_none() => real::syscall(number, a, b, c, d, e, f),
             SYS_bind => so::bind(fd, b as _, c as _) as c_long,
@@ -131,6 +133,29 @@ fn descriptor_first(number: c_long) -> bool {
             | SYS_epoll_pwait
             | SYS_epoll_pwait2
     )
+}
+
+/// The new program inherits what is not close-on-exec.
+macro_rules! before_exec {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+        $(pub unsafe fn $name($($arg: $ty),*) -> $ret {
+            exec::before_exec();
+            unsafe { real::$name($($arg),*) }
+        })*
+    };
+}
+type Strings = *const *const c_char;
+before_exec! {
+    execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int;
+    execv(path: *const c_char, argv: Strings) -> c_int;
+    execvp(file: *const c_char, argv: Strings) -> c_int;
+    execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int;
+    fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int;
+    execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int;
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: Strings, envp: Strings) -> c_int;
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: Strings, envp: Strings) -> c_int;
+    system(command: *const c_char) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
 }
 
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {

@@ -8,11 +8,11 @@ use fsocket_sync::light_fence;
 use fsocket_sync::model::{every_way, membarrier, Futex};
 use loom::sync::Arc;
 
-struct Pipe {
+pub struct Pipe {
     words: [AtomicU64; RING_CAP / 8],
-    dir: Dir,
+    pub dir: Dir,
     tx: Half,
-    rx: Half,
+    pub rx: Half,
     data: Futex,
     space: Futex,
 }
@@ -20,7 +20,7 @@ struct Pipe {
 /// Words for the payload too: a relaxed load gives whatever a copy that races
 /// with the other side could see.
 #[derive(Clone, Copy)]
-struct Words<'a>(&'a [AtomicU64; RING_CAP / 8]);
+pub struct Words<'a>(&'a [AtomicU64; RING_CAP / 8]);
 
 // SAFETY: headers and payload are the same array; no pointers are made from it.
 unsafe impl Bytes for Words<'_> {
@@ -54,12 +54,12 @@ unsafe impl Bytes for Words<'_> {
 }
 
 /// Byte `i` of the stream.
-fn byte(i: usize) -> u8 {
+pub fn byte(i: usize) -> u8 {
     i as u8 | 0x80
 }
 
 impl Pipe {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let p = Pipe {
             words: core::array::from_fn(|_| AtomicU64::new(0)),
             dir: Dir::default(),
@@ -73,12 +73,12 @@ impl Pipe {
         init_half(&p.rx);
         p
     }
-    fn ring(&self) -> Words<'_> {
+    pub fn ring(&self) -> Words<'_> {
         Words(&self.words)
     }
 
     /// Bytes `at..at + n` of the stream as far as they fit; no wake-up.
-    fn offer(&self, at: usize, n: usize) -> usize {
+    pub fn offer(&self, at: usize, n: usize) -> usize {
         let data: Vec<u8> = (at..at + n).map(byte).collect();
         // SAFETY: `data` has n bytes; one thread sends.
         unsafe {
@@ -89,7 +89,7 @@ impl Pipe {
         }
     }
     /// Up to `max` bytes, which must be the stream's from `at` on; no wake-up.
-    fn take(&self, at: usize, max: usize) -> usize {
+    pub fn take(&self, at: usize, max: usize) -> usize {
         let mut b = vec![0; max];
         // SAFETY: `b` has `max` bytes; one thread receives.
         let n = unsafe { recv(self.ring(), &self.dir, &self.rx, b.as_mut_ptr(), max, false) };

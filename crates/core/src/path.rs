@@ -1,0 +1,333 @@
+//! Switching a live connection from shared memory to kernel TCP.
+//!
+//! One side *moves* ([`materialize`]): it stops using the rings, gets both ends
+//! of a kernel connection with the addresses of this one, puts what it has not
+//! read yet into the kernel connection on the peer's behalf, and says MOVED.
+//! The other side *follows* ([`follow`]) when it next looks: it sends again, in
+//! the kernel connection, what it put into its ring too late to be taken along,
+//! reads the rest of the mover's ring, and then goes on in the kernel. So each
+//! direction changes its path at one offset of the stream, and nothing is lost
+//! or reordered. Processes related to the mover by fork follow likewise.
+//!
+//! The race is between a sender that has just published a record and a mover
+//! that takes its last look at the ring. The mover says MOVING, arms the want
+//! word, fences heavily, and looks; the sender, after each publication, looks
+//! at the want word. So either the mover sees the record, or the sender comes
+//! to [`after_send`] and sees the mover.
+
+mod pair;
+mod settle;
+
+pub use settle::close_mixed;
+
+use crate::table::Desc;
+use crate::{process, stats, stream, token};
+use core::sync::atomic::{fence, Ordering};
+use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::channel::switching::{BOTH, ONE};
+use fsocket_abi::channel::{status, Dir};
+use fsocket_ring::{self as ring, Mapped};
+use fsocket_sync::doorbell::FUTEX_BIT;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// Bytes moved per step; stack memory.
+const STEP: usize = 16 * 1024;
+/// How long to wait for the other side where it must act first, nanoseconds. It
+/// is in the middle of a few system calls, or dead.
+const PATIENCE_NS: u64 = 2_000_000_000;
+
+/// What has become of the path, as far as this process has looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The rings.
+    Shm,
+    /// It has been switched and this process has not followed yet.
+    Unsettled,
+    /// The kernel, except for what is left to read in the ring.
+    Mixed(i32),
+}
+
+/// Cheap: two loads of lines that every operation reads anyway.
+#[inline]
+pub fn of(d: &Desc) -> Path {
+    let mine = d.kernel_end.load(Ordering::Relaxed);
+    if mine != 0 {
+        return Path::Mixed(mine - 1);
+    }
+    let own = d.sock().flags.load(Ordering::Relaxed) & flag::MOVED != 0;
+    if own || peer_status(d) & (status::MOVING | status::MOVED) != 0 {
+        return Path::Unsettled;
+    }
+    Path::Shm
+}
+
+fn peer_status(d: &Desc) -> u32 {
+    // Acquire: what the mover did before it said so.
+    d.rx().1.prod.status.load(Ordering::Acquire)
+}
+
+/// Where a connection that was one of ours when the caller looked it up has
+/// gone: a descriptor number of the kernel connection.
+pub fn went_to(d: &Desc) -> Option<i32> {
+    match d.moved_to.load(Ordering::Acquire) {
+        0 => None,
+        n => Some(n - 1),
+    }
+}
+
+/// Connections switched in one go at most.
+pub const BATCH: usize = 32;
+
+/// Put kernel sockets behind connections of ours, at most [`BATCH`], with
+/// nothing lost. False: at least one could not be switched and stays as it is.
+pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
+    let conns = || ds.iter().flatten().filter(|d| d.is_conn()).take(BATCH);
+    let mut ends = [const { None }; BATCH];
+    // All stop before any of them looks at what is left to read: both ends of a
+    // connection may be among them.
+    for (d, e) in conns().zip(&mut ends) {
+        *e = start(d);
+    }
+    sys::heavy_fence();
+    for (d, e) in conns().zip(&ends) {
+        if let Some(e) = e {
+            move_out(d, e);
+            e.close();
+        }
+    }
+    for (d, e) in conns().zip(&ends) {
+        let word = &d.slot().switching;
+        if e.is_some() && word.compare_exchange(0, ONE, Ordering::AcqRel, Ordering::Acquire) == Err(BOTH) {
+            await_peer(d);
+        }
+    }
+    let mut all = true;
+    for d in ds.iter().flatten().filter(|d| d.is_conn()) {
+        all &= of(d) != Path::Shm && follow(d).is_ok() && !d.is_conn();
+    }
+    if !all {
+        stats::count(Counter::FbSwitch);
+    }
+    all
+}
+
+/// One connection, wherever it is needed as a kernel socket.
+pub fn materialize_one(d: &'static Desc) -> bool {
+    materialize(&[Some(d)])
+}
+
+/// The mover stops using the rings. None: it is not the mover, or there can be
+/// none.
+fn start(d: &'static Desc) -> Option<pair::Ends> {
+    let s = d.sock();
+    if s.flags.load(Ordering::Relaxed) & flag::MOVED != 0 || peer_status(d) & status::MOVED != 0 {
+        return None;
+    }
+    if peer_status(d) & status::MOVING != 0
+        && d.slot().switching.compare_exchange(0, BOTH, Ordering::AcqRel, Ordering::Acquire).is_err()
+    {
+        return None;
+    }
+    let ends = pair::make(d)?;
+    let (Ok(t1), Ok(t2)) = (token::enter(&s.tx), token::enter(&s.rx)) else {
+        ends.close();
+        return None;
+    };
+    if s.flags.fetch_or(flag::MOVED | flag::MOVING, Ordering::AcqRel) & flag::MOVED != 0 {
+        ends.close(); // a relative was faster
+        return None;
+    }
+    // From here on whoever gets a token sees the flags, and keeps off the rings.
+    drop((t1, t2));
+    d.tx().1.prod.status.fetch_or(status::MOVING, Ordering::Release);
+    // Release: who sees the want word armed sees MOVING.
+    fence(Ordering::Release);
+    d.rx().1.want_data.arm(FUTEX_BIT);
+    Some(ends)
+}
+
+/// After the heavy fence: take along what is left to read.
+fn move_out(d: &'static Desc, ends: &pair::Ends) {
+    let s = d.sock();
+    let (r, rx, rxh) = d.rx();
+    let (_, tx, _) = d.tx();
+    // What does not fit stays for the peer to send again.
+    let _ = pour(r, rx, rxh, ends.other);
+    let m = &d.slot().moved[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
+    m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
+    m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Relaxed);
+    settle::dress(d, ends.own);
+    settle::shut(d, ends.own);
+    let theirs = peer_status(d);
+    let other = 1 - d.side.load(Ordering::Relaxed);
+    if theirs & status::RST != 0 {
+        settle::reset_on_close(ends.other);
+        pair::release(d, other);
+    } else if theirs & status::CLOSED != 0 && theirs & status::MOVED == 0 {
+        pair::release(d, other);
+    } else if theirs & status::FIN != 0 {
+        let _ = sys::shutdown(ends.other, libc::SHUT_WR);
+    }
+    // Release: all of the above before.
+    tx.prod.status.fetch_or(status::MOVED, Ordering::Release);
+    s.flags.fetch_and(!flag::MOVING, Ordering::Release);
+    stats::count(Counter::PathSwitch);
+    stream::notify_all(d);
+    settle::wake_own(d);
+}
+
+/// Both sides move at once: each must have taken along what it had not read
+/// before the other's program may send behind it.
+fn await_peer(d: &Desc) {
+    patiently(|| {
+        let st = peer_status(d);
+        st & status::MOVING != 0 && st & (status::MOVED | status::CLOSED | status::RST) == 0
+    });
+}
+
+/// Wait while somebody else is busy.
+fn patiently(busy: impl Fn() -> bool) {
+    let until = sys::now_ns() + PATIENCE_NS;
+    let mut ns = 1000;
+    loop {
+        if !busy() || sys::now_ns() > until {
+            return;
+        }
+        sys::nanosleep(ns);
+        ns = (ns * 2).min(1_000_000);
+    }
+}
+
+/// Take what can be read out of a ring and send it on in a kernel socket. False:
+/// something is left.
+fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
+    let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
+    let p = buf.as_mut_ptr() as *mut u8;
+    loop {
+        // SAFETY: STEP bytes are there; the caller is the ring's only consumer.
+        let n = match unsafe { ring::recv(r, dir, h, p, STEP, true) } {
+            Ok(0) => return true,
+            Ok(n) => n,
+            Err(_) => return false,
+        };
+        // SAFETY: `n` bytes were written.
+        match unsafe { sys::send(to, p, n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
+            Ok(k) => {
+                // SAFETY: nothing is written.
+                let _ = unsafe { ring::recv(r, dir, h, core::ptr::null_mut(), k, false) };
+            }
+            Err(Errno::EINTR) => {}
+            // Gone: as in the kernel, nobody gets it any more.
+            Err(Errno::EPIPE | Errno::ECONNRESET) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+/// After a publication that somebody had asked to hear of.
+#[cold]
+pub fn after_send(d: &'static Desc) {
+    if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::MOVED == 0 && of(d) == Path::Unsettled {
+        let _ = follow(d);
+    }
+}
+
+/// Go on where the other side, or a relative, has gone. Returns a number of the
+/// kernel connection in this process: behind the program's own descriptors if
+/// nothing is left to read in the ring, else one of ours.
+pub fn follow(d: &'static Desc) -> Result<i32> {
+    let _hold = stream::Hold::on(d);
+    if let Path::Mixed(fd) = of(d) {
+        let (r, rx, _) = d.rx();
+        return if ring::readable(r, rx, &d.sock().rx) { Ok(fd) } else { settle::complete(d, fd) };
+    }
+    let s = d.sock();
+    let (r, rx, rxh) = d.rx();
+    let (ring_tx, tx, txh) = d.tx();
+    // A relative or another thread that moves is not done yet.
+    patiently(|| s.flags.load(Ordering::Acquire) & flag::MOVING != 0);
+    if s.flags.load(Ordering::Acquire) & flag::MOVED == 0 {
+        await_peer(d);
+        if peer_status(d) & status::MOVED == 0 {
+            // It died half-way; the monitor resets the connection.
+            return Err(Errno::ECONNRESET);
+        }
+    }
+    let Some(fd) = pair::claim(d, d.side.load(Ordering::Relaxed)) else {
+        if !d.is_conn() {
+            // Another thread was faster, and needed the monitor's copy no more.
+            return went_to(d).ok_or(Errno::EBADF);
+        }
+        stats::count(Counter::FbSwitch);
+        stream::poison(d);
+        return Err(Errno::ECONNRESET);
+    };
+    {
+        let Ok(_t) = token::enter(txh) else {
+            let _ = sys::close(fd);
+            return Err(Errno::EAGAIN);
+        };
+        if s.flags.load(Ordering::Acquire) & flag::MOVED == 0 {
+            // A consumer in the state in which the mover left the ring. It may
+            // have left nonsense: `recv` checks.
+            let at = &d.slot().moved[d.side.load(Ordering::Relaxed) as usize & 1];
+            let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
+            settle::dress(d, fd);
+            if !pour_all(ring_tx, tx, &h, fd) {
+                stats::count(Counter::FbSwitch);
+                stream::poison(d);
+                let _ = sys::close(fd);
+                return Err(Errno::ECONNRESET);
+            }
+            settle::shut(d, fd);
+            s.flags.fetch_or(flag::MOVED, Ordering::AcqRel);
+        }
+    }
+    stats::count(Counter::PathSwitch);
+    let fd = process::high_fd(fd);
+    if ring::readable(r, rx, rxh) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
+        // Another thread may have been faster.
+        if d.kernel_end.compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            process::close_own(fd);
+        } else {
+            crate::epoll::also_kernel(d, fd);
+        }
+        return Ok(d.kernel_end.load(Ordering::Acquire) - 1);
+    }
+    settle::complete(d, fd)
+}
+
+fn half_at(head: u64, at: &fsocket_abi::channel::Moved) -> Half {
+    // SAFETY: a Half is atomics only; zero is valid.
+    let h: Half = unsafe { core::mem::zeroed() };
+    h.pos.store(head, Ordering::Relaxed);
+    h.base.store(at.base.load(Ordering::Relaxed), Ordering::Relaxed);
+    h.limit.store(at.limit.load(Ordering::Relaxed), Ordering::Relaxed);
+    h
+}
+
+/// [`pour`] until nothing is left; the kernel's buffer takes a whole ring unless
+/// the monitor has no privilege to enlarge it.
+fn pour_all(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
+    let until = sys::now_ns() + PATIENCE_NS;
+    while !pour(r, dir, h, to) {
+        let mut p = libc::pollfd { fd: to, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one pollfd.
+        let _ = unsafe { sys::ppoll(&mut p, 1, Some(100_000_000), core::ptr::null()) };
+        if sys::now_ns() > until {
+            return false;
+        }
+    }
+    true
+}
+
+/// Events of a connection whose path has been switched, and that this process
+/// has followed; the ring's part and the kernel's.
+pub fn events(d: &Desc, fd: i32, wanted: u32) -> u32 {
+    let (r, rx, h) = d.rx();
+    let mut p = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
+    // SAFETY: one pollfd.
+    let _ = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
+    let data = if ring::readable(r, rx, h) { crate::ready::IN | crate::ready::RDNORM } else { 0 };
+    p.revents as u16 as u32 | data & wanted
+}

@@ -1,0 +1,146 @@
+//! Putting the kernel socket behind the program's own descriptor numbers.
+
+use crate::table::{self, kind, Desc};
+use crate::{bell, chan, epoll, opts, process, token};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, sock_state};
+use fsocket_abi::channel::status;
+use fsocket_sys::{self as sys, Result};
+
+/// Give a kernel end what the program has set on the connection.
+pub fn dress(d: &Desc, fd: i32) {
+    if d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
+        let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
+    }
+    opts::apply(d, fd);
+    // The buffers were made large enough for a whole ring; from here on they
+    // grow and shrink like any other's.
+    const SO_BUF_LOCK: i32 = 72;
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &0i32.to_ne_bytes());
+}
+
+/// Repeat the program's `shutdown` in the kernel, behind its last byte.
+pub fn shut(d: &Desc, fd: i32) {
+    let f = d.sock().flags.load(Ordering::Relaxed);
+    let how = match (f & flag::SHUT_RD != 0, f & flag::SHUT_WR != 0) {
+        (true, true) => libc::SHUT_RDWR,
+        (true, false) => libc::SHUT_RD,
+        (false, true) => libc::SHUT_WR,
+        (false, false) => return,
+    };
+    let _ = sys::shutdown(fd, how);
+}
+
+/// Its last close sends RST.
+pub fn reset_on_close(fd: i32) {
+    let mut l = [0u8; 8];
+    l[0] = 1;
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &l);
+}
+
+/// Everything is read out of the ring: `fd` (ours) takes over all numbers and
+/// all epoll registrations, and the descriptor is the kernel's alone. Returns a
+/// number of the kernel connection.
+pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
+    // Of a mixed connection `fd` stays open as long as anybody may be in an
+    // operation on it, like any descriptor; `table::release` closes it.
+    let surplus = || {
+        if d.kernel_end.load(Ordering::Relaxed) != fd + 1 {
+            process::close_own(fd);
+        }
+    };
+    if d.settling.swap(true, Ordering::AcqRel) {
+        surplus();
+        while d.is_conn() {
+            sys::sched_yield();
+        }
+        return crate::path::went_to(d).ok_or(sys::Errno::EBADF);
+    }
+    let mut kept = None;
+    let mut n = 0;
+    table::each_number(d, |number| {
+        let cloexec = sys::fcntl(number, libc::F_GETFD, 0).unwrap_or(0) & libc::FD_CLOEXEC;
+        let flags = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
+        if sys::dup3(fd, number, flags).is_ok() {
+            kept.get_or_insert(number);
+        }
+        n += 1;
+    });
+    d.moved_to.store(kept.map_or(0, |k| k + 1), Ordering::Release);
+    // Release: who sees that it is no connection of ours knows where it went.
+    d.kind.store(kind::FRESH, Ordering::Release);
+    // Behind whatever other threads are in the middle of: the slot may be
+    // somebody else's right after.
+    let s = d.sock();
+    drop((token::enter(&s.tx), token::enter(&s.rx)));
+    epoll::moved_to_kernel(d, d.kernel_end.load(Ordering::Relaxed) - 1);
+    table::remove_numbers(d);
+    // Threads that sleep on it go on in the kernel.
+    wake_own(d);
+    leave(d);
+    surplus();
+    table::retire(d);
+    d.refs.fetch_sub(n, Ordering::AcqRel);
+    kept.ok_or(sys::Errno::EBADF)
+}
+
+/// This process no longer holds the connection as one of ours.
+fn leave(d: &'static Desc) {
+    let s = d.sock();
+    let (slot, side) = (d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed));
+    let channel = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));
+    if let Some(c) = channel {
+        c.set_desc(slot, None);
+    }
+    let open = (sock_state::OPEN, sock_state::CLOSING);
+    if process::let_go(s) && s.state.compare_exchange(open.0, open.1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        // Before CLOSED: from then on the slot can be somebody else's.
+        super::pair::release(d, side);
+        let moved = status::MOVING | status::MOVED | status::CLOSED;
+        d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
+        process::free_sock(s);
+    }
+    if let Some(c) = channel {
+        c.retire_slot(slot);
+        c.unmap_if_unused();
+    }
+}
+
+/// The program closes a connection whose ring still has something. `last`: no
+/// other process has it.
+pub fn close_mixed(d: &Desc, last: bool, reset: bool) {
+    let fd = d.kernel_end.swap(0, Ordering::AcqRel) - 1;
+    if fd < 0 {
+        return;
+    }
+    if last {
+        if reset {
+            reset_on_close(fd);
+        }
+        super::pair::release(d, d.side.load(Ordering::Relaxed));
+        let moved = status::MOVING | status::MOVED;
+        d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
+    }
+    process::close_own(fd);
+}
+
+/// Threads and relatives of this process that sleep on the connection look
+/// again.
+pub fn wake_own(d: &'static Desc) {
+    let wants = [&d.rx().1.want_data, &d.tx().1.want_space];
+    for w in wants {
+        w.seq.fetch_add(1, Ordering::Release);
+        sys::futex_wake(&w.seq, i32::MAX);
+    }
+    if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+        let slot = d.slot_index.load(Ordering::Relaxed) as usize;
+        for w in wants {
+            let mask = w.take();
+            if mask != 0 {
+                bell::wake_side(c, c.my_side(), slot, w, mask);
+            }
+        }
+    }
+    epoll::changed(d);
+    bell::ring_sleepers();
+}

@@ -1,0 +1,47 @@
+//! Connections that become kernel connections while they are in use: nothing
+//! is lost, and the program cannot tell.
+
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::{artifacts, script, Host, PYTHON};
+
+fn transcript(host: &Host, side: Side, cases: &[&str]) -> String {
+    let path = script("apps/switch.py").display().to_string();
+    let mut args = vec![path.as_str()];
+    args.extend_from_slice(cases);
+    host.run(side, "switch", 120, PYTHON, &args).success().says("ok").stdout
+}
+
+#[test]
+fn exec_passing_and_urgent_data() {
+    let host = Host::new();
+    let stock = transcript(&host, Stock, &[]);
+    let before = host.snapshot();
+    let ours = transcript(&host, Accel, &[]);
+    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
+    let delta = host.snapshot().since(&before);
+    // After a descriptor was passed the process opens kernel connections: that
+    // case is a process of its own. Everything else begins in shared memory.
+    delta.assert_shm(40);
+    assert!(delta.get("path_switch") >= 60, "too few connections were switched\n{delta}");
+    assert!(delta.get("fallback.switch") == 0, "a path could not be switched\n{delta}");
+}
+
+/// The monitor of an ordinary user cannot make the kernel connection under the
+/// same port numbers. Everything else is the same.
+#[test]
+fn without_privilege() {
+    let cases = ["unread_bytes_behind_an_exec", "waiting_for_it", "shut_down_before", "closed_before", "in_full_flow"];
+    let host = Host::new();
+    let stock = transcript(&host, Stock, &cases);
+    let program = script("apps/switch.py").display().to_string();
+    let cli = artifacts::cli().display().to_string();
+    let both = format!("{PYTHON} {program} {} && {cli} stat --json", cases.join(" "));
+    let args = ["--reuid=65534", "--regid=65534", "--clear-groups", &cli, "run", "--", "/bin/sh", "-c", &both];
+    let run = host.run(Stock, "setpriv", 120, "/usr/bin/setpriv", &args).success();
+    let (ours, report) = run.stdout.split_once("ok\n").expect("transcript and report");
+    assert!(format!("{ours}ok\n") == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
+    let report: serde_json::Value = serde_json::from_str(report).expect("report");
+    let total = |name: &str| report["totals"][name].as_u64().unwrap_or(0);
+    assert!(total("connect_shm") >= 40, "not over shared memory: {report:#}");
+    assert!(total("path_switch") >= 60 && total("fallback.switch") == 0, "not switched: {report:#}");
+}

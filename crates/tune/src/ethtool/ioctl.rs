@@ -1,0 +1,259 @@
+//! `SIOCETHTOOL`: numbers and layouts of the kernel's include/uapi/linux/ethtool.h.
+//!
+//! Every request is a buffer of 32-bit words here, whose first word is the
+//! command. That is what the structures of that header are (those with a
+//! 64-bit member have it at an even word), so offsets are word numbers.
+
+// The one place of this crate that talks to the kernel with pointers.
+#![allow(unsafe_code)]
+
+use super::{ChannelCount, Channels, Coalesce, Driver, Feature, Nic, Rings, Rss, RssTable};
+use rustix::net::netdevice;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use zerocopy::IntoBytes;
+
+const SIOCGIFHWADDR: libc::Ioctl = 0x8927;
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+
+const GDRVINFO: u32 = 0x03;
+const GCOALESCE: u32 = 0x0e;
+const SCOALESCE: u32 = 0x0f;
+const GRINGPARAM: u32 = 0x10;
+const GSTRINGS: u32 = 0x1b;
+const GRXRINGS: u32 = 0x2d;
+const GRXCLSRLCNT: u32 = 0x2e;
+const GSSET_INFO: u32 = 0x37;
+const GFEATURES: u32 = 0x3a;
+const SFEATURES: u32 = 0x3b;
+const GCHANNELS: u32 = 0x3c;
+const SCHANNELS: u32 = 0x3d;
+const GRSSH: u32 = 0x46;
+const SRSSH: u32 = 0x47;
+
+/// `ETH_SS_FEATURES`, and the length of each string (`ETH_GSTRING_LEN`).
+const SS_FEATURES: u32 = 4;
+const STRING: usize = 32;
+/// More than any kernel or device has: a bound for what we allocate.
+const MOST: usize = 1 << 16;
+
+/// `struct ethtool_rxnfc`: 192 bytes; the rule count lies behind the flow
+/// specification of 168 bytes that starts at byte 16.
+const RXNFC_WORDS: usize = 48;
+const RXNFC_DATA: usize = 2;
+const RXNFC_RULE_CNT: usize = 46;
+
+/// `struct ethtool_rxfh`: command, context, table size, key size, hash
+/// function and input transformation in one word, reserved; then the table.
+const RXFH_HEAD: usize = 6;
+
+/// A device, by name, of the network namespace of the calling thread.
+pub struct Ioctl {
+    socket: OwnedFd,
+    name: String,
+}
+
+/// `struct ifreq` with a pointer, or with a `struct sockaddr`, in its union.
+#[repr(C)]
+union Payload {
+    data: *mut libc::c_void,
+    address: libc::sockaddr,
+    /// The union's size on 64-bit kernels.
+    _all: [u8; 24],
+}
+
+#[repr(C)]
+struct IfReq {
+    name: [u8; libc::IFNAMSIZ],
+    payload: Payload,
+}
+
+impl Ioctl {
+    pub fn new(name: &str) -> io::Result<Ioctl> {
+        use rustix::net::{socket_with, AddressFamily, SocketFlags, SocketType};
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        Ok(Ioctl { socket, name: name.to_owned() })
+    }
+
+    fn request(&self, payload: Payload) -> io::Result<IfReq> {
+        let mut name = [0; libc::IFNAMSIZ];
+        let bytes = self.name.as_bytes();
+        if bytes.len() >= name.len() {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        name[..bytes.len()].copy_from_slice(bytes);
+        Ok(IfReq { name, payload })
+    }
+
+    /// One command; the answer lies in `words` afterwards.
+    fn call(&self, words: &mut [u32]) -> io::Result<()> {
+        let mut request = self.request(Payload { data: words.as_mut_ptr().cast() })?;
+        // SAFETY: the buffer lives through the call, and each caller sized it
+        // for the command in its first word as the header above defines it.
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// A command whose answer has a fixed size.
+    fn ask<const N: usize>(&self, command: u32) -> io::Result<[u32; N]> {
+        let mut words = [0; N];
+        words[0] = command;
+        self.call(&mut words)?;
+        Ok(words)
+    }
+
+    /// Names of all features, by bit.
+    fn feature_names(&self) -> io::Result<Vec<String>> {
+        // cmd, reserved, sset_mask (64 bits), data.
+        let mut info = [GSSET_INFO, 0, 1 << SS_FEATURES, 0, 0];
+        self.call(&mut info)?;
+        let count = (info[4] as usize).min(MOST);
+        let mut words = vec![0u32; 3 + count * STRING / 4];
+        words[..3].copy_from_slice(&[GSTRINGS, SS_FEATURES, count as u32]);
+        self.call(&mut words)?;
+        let given = (words[2] as usize).min(count);
+        Ok(words[3..].as_bytes().chunks_exact(STRING).take(given).map(text).collect())
+    }
+
+    /// The table with its head, as GRSSH gives it.
+    fn rxfh(&self) -> io::Result<Vec<u32>> {
+        let sizes: [u32; RXFH_HEAD] = self.ask(GRSSH)?;
+        let (table, key) = (sizes[2] as usize, sizes[3] as usize);
+        if table > MOST || key > MOST {
+            return Err(io::Error::from_raw_os_error(libc::EPROTO));
+        }
+        if table == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        let mut words = vec![0u32; RXFH_HEAD + table + key.div_ceil(4)];
+        words[0] = GRSSH;
+        (words[2], words[3]) = (sizes[2], sizes[3]);
+        self.call(&mut words)?;
+        Ok(words)
+    }
+}
+
+/// A string that ends at its first zero byte.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+impl Nic for Ioctl {
+    fn identity(&self) -> io::Result<(u32, String)> {
+        let index = netdevice::name_to_index(self.socket.as_fd(), &self.name)?;
+        let mut request = self.request(Payload { _all: [0; 24] })?;
+        // SAFETY: the kernel writes a sockaddr into the request, which is
+        // large enough and lives through the call.
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCGIFHWADDR, &raw mut request) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: initialised above, and any bytes are a valid sockaddr.
+        let address = unsafe { request.payload.address };
+        let hex: Vec<String> = address.sa_data[..6].iter().map(|b| format!("{:02x}", *b as u8)).collect();
+        Ok((index, hex.join(":")))
+    }
+
+    fn driver(&self) -> io::Result<Driver> {
+        let words: [u32; 49] = self.ask(GDRVINFO)?;
+        let bytes = words.as_bytes();
+        let field = |at: usize| text(&bytes[at..at + 32]);
+        Ok(Driver { name: field(4), version: field(36), firmware: field(68), bus: field(100) })
+    }
+
+    fn channels(&self) -> io::Result<Channels> {
+        let w: [u32; 9] = self.ask(GCHANNELS)?;
+        let count = ChannelCount { rx: w[5], tx: w[6], combined: w[8] };
+        Ok(Channels { max_rx: w[1], max_tx: w[2], max_combined: w[4], count })
+    }
+
+    fn set_channels(&self, count: ChannelCount) -> io::Result<()> {
+        let mut words: [u32; 9] = self.ask(GCHANNELS)?;
+        words[0] = SCHANNELS;
+        (words[5], words[6], words[8]) = (count.rx, count.tx, count.combined);
+        self.call(&mut words)
+    }
+
+    fn coalesce(&self) -> io::Result<Coalesce> {
+        let w: [u32; 23] = self.ask(GCOALESCE)?;
+        Ok(Coalesce {
+            adaptive_rx: w[10] != 0,
+            adaptive_tx: w[11] != 0,
+            rx_usecs: w[1],
+            rx_frames: w[2],
+            tx_usecs: w[5],
+            tx_frames: w[6],
+        })
+    }
+
+    fn set_coalesce(&self, to: &Coalesce) -> io::Result<()> {
+        let mut words: [u32; 23] = self.ask(GCOALESCE)?;
+        words[0] = SCOALESCE;
+        (words[1], words[2], words[5], words[6]) = (to.rx_usecs, to.rx_frames, to.tx_usecs, to.tx_frames);
+        (words[10], words[11]) = (to.adaptive_rx.into(), to.adaptive_tx.into());
+        self.call(&mut words)
+    }
+
+    fn rings(&self) -> io::Result<Rings> {
+        let w: [u32; 9] = self.ask(GRINGPARAM)?;
+        Ok(Rings { max_rx: w[1], max_tx: w[4], rx: w[5], tx: w[8] })
+    }
+
+    fn features(&self) -> io::Result<BTreeMap<String, Feature>> {
+        let names = self.feature_names()?;
+        let blocks = names.len().div_ceil(32);
+        // Per block: available, requested, active, never changed.
+        let mut words = vec![0u32; 2 + blocks * 4];
+        (words[0], words[1]) = (GFEATURES, blocks as u32);
+        self.call(&mut words)?;
+        let bit = |i: usize, which: usize| words[2 + i / 32 * 4 + which] >> (i % 32) & 1 == 1;
+        let feature = |i| Feature { on: bit(i, 2), changeable: bit(i, 0) && !bit(i, 3) };
+        Ok(names.into_iter().enumerate().map(|(i, name)| (name, feature(i))).collect())
+    }
+
+    fn set_feature(&self, name: &str, on: bool) -> io::Result<()> {
+        let names = self.feature_names()?;
+        let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        let bit = names.iter().position(|n| n == name).ok_or_else(unsupported)?;
+        let blocks = names.len().div_ceil(32);
+        // Per block: which are to change, and to what.
+        let mut words = vec![0u32; 2 + blocks * 2];
+        (words[0], words[1]) = (SFEATURES, blocks as u32);
+        let block = 2 + bit / 32 * 2;
+        words[block] = 1 << (bit % 32);
+        words[block + 1] = u32::from(on) << (bit % 32);
+        self.call(&mut words)
+    }
+
+    fn rss(&self) -> io::Result<Rss> {
+        let words = self.rxfh()?;
+        let rings: [u32; RXNFC_WORDS] = self.ask(GRXRINGS)?;
+        let table = words[RXFH_HEAD..RXFH_HEAD + words[2] as usize].to_vec();
+        Ok(Rss { rings: rings[RXNFC_DATA], table, key_bytes: words[3] })
+    }
+
+    fn set_rss(&self, table: &RssTable) -> io::Result<()> {
+        // Hash function 0 and key size 0 say "as it is". The word with them
+        // also holds the input transformation (6.8 and later), for which 0
+        // means none: give back what was read.
+        let current: [u32; RXFH_HEAD] = self.ask(GRSSH)?;
+        let transformation = u32::from_ne_bytes([0, current[4].to_ne_bytes()[1], 0, 0]);
+        let entries = match table {
+            RssTable::Default => &[][..],
+            RssTable::Explicit(entries) => entries,
+        };
+        let mut words = vec![SRSSH, 0, entries.len() as u32, 0, transformation, 0];
+        words.extend(entries);
+        self.call(&mut words)
+    }
+
+    fn ntuple_rules(&self) -> io::Result<u32> {
+        let words: [u32; RXNFC_WORDS] = self.ask(GRXCLSRLCNT)?;
+        Ok(words[RXNFC_RULE_CNT])
+    }
+}

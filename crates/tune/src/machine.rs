@@ -1,0 +1,62 @@
+//! The machine as far as a network device's settings depend on it.
+
+mod balance;
+mod kernel;
+mod topology;
+
+pub use balance::Balance;
+pub use kernel::{Conntrack, Limits};
+pub use topology::{Cpus, Node};
+
+use crate::cpus::CpuSet;
+use crate::root::Root;
+use crate::sysctl;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What the planner knows of the machine; nothing in it is bound to a device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    pub cpus: Cpus,
+    /// Kernel settings by name, as in `sysctl`; absent ones are not here.
+    pub sysctls: BTreeMap<String, String>,
+    /// irqbalance, if it runs.
+    pub irqbalance: Option<Balance>,
+    /// Connection tracking, if the kernel has it.
+    pub conntrack: Option<Conntrack>,
+    pub limits: Limits,
+    /// Memory of the machine in MiB.
+    pub memory_mib: u64,
+    /// Ports that somebody listens on (TCP), in this network namespace.
+    pub listening: Vec<u16>,
+}
+
+impl Machine {
+    /// Reads it; what is missing is left empty.
+    pub fn inspect(root: &Root) -> Machine {
+        let sysctls = sysctl::ALL
+            .iter()
+            .filter_map(|s| Some((s.name.to_owned(), root.get(sysctl::path(s.name))?)))
+            .map(|(name, value)| (name, value.split_whitespace().collect::<Vec<_>>().join(" ")))
+            .collect();
+        Machine {
+            cpus: Cpus::inspect(root),
+            sysctls,
+            irqbalance: Balance::inspect(root),
+            conntrack: Conntrack::inspect(root),
+            limits: Limits::inspect(root),
+            memory_mib: kernel::memory_mib(root),
+            listening: kernel::listening(root),
+        }
+    }
+
+    /// A kernel setting that is one number.
+    pub fn sysctl_number(&self, name: &str) -> Option<u64> {
+        self.sysctls.get(name)?.parse().ok()
+    }
+}
+
+/// A list file (`0-3,8`); empty where there is none.
+fn list(root: &Root, path: &str) -> CpuSet {
+    root.get(path).and_then(|t| CpuSet::parse_list(&t).ok()).unwrap_or_default()
+}

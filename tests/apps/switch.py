@@ -1,0 +1,345 @@
+"""Connections that must become kernel connections while they are in use:
+inherited through exec, passed to another process, used for urgent data, or by
+parts of libc that make their own system calls. Prints what a program sees; the
+same lines must come out on stock sockets.
+
+usage: switch.py [CASE...]
+"""
+
+import array
+import ctypes
+import hashlib
+import os
+import random
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+BIG = random.Random(7).randbytes(512 * 1024)
+CASES = {}
+
+
+def case(f):
+    CASES[f.__name__] = f
+    return f
+
+
+def listener(family=socket.AF_INET, address="127.0.0.1"):
+    l = socket.socket(family)
+    l.bind((address, 0))
+    l.listen(64)
+    return l
+
+
+def pair(l):
+    c = socket.create_connection(l.getsockname()[:2])
+    s, _ = l.accept()
+    return c, s
+
+
+def serve(l, f):
+    """Accept one connection in a forked child and run f on it."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            s, _ = l.accept()
+            f(s)
+            os._exit(0)
+        except BaseException as e:
+            print("child:", repr(e), flush=True)
+            os._exit(1)
+    c = socket.create_connection(l.getsockname()[:2])
+    return c, pid
+
+
+def ended(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def read(s, n):
+    parts = []
+    while n > 0:
+        part = s.recv(n)
+        if not part:
+            break
+        parts.append(part)
+        n -= len(part)
+    return b"".join(parts)
+
+
+def become(s, *argv):
+    """Be the program argv with the connection as standard input and output."""
+    os.dup2(s.fileno(), 0)
+    os.dup2(s.fileno(), 1)
+    s.close()
+    os.execv(argv[0], argv)
+
+
+def inetd(l):
+    def cat(s):
+        s.recv(5)
+        become(s, "/bin/cat")
+
+    c, pid = serve(l, cat)
+    names = c.getsockname(), c.getpeername()
+    c.sendall(b"hello")
+    c.sendall(b"more" * 10)
+    print(read(c, 40), names == (c.getsockname(), c.getpeername()))
+
+    def send():
+        c.sendall(BIG)
+        c.shutdown(socket.SHUT_WR)
+
+    t = threading.Thread(target=send)
+    t.start()
+    print(hashlib.sha256(read(c, len(BIG) + 1)).hexdigest())
+    t.join()
+    print(ended(pid))
+
+
+@case
+def inetd_ipv4():
+    inetd(listener())
+
+
+@case
+def inetd_ipv6():
+    inetd(listener(socket.AF_INET6, "::1"))
+
+
+@case
+def inetd_dual_stack():
+    l = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+
+    def names(s):
+        os.set_inheritable(s.fileno(), True)
+        before = s.getsockname(), s.getpeername()
+        os.system("true")
+        print(before == (s.getsockname(), s.getpeername()), flush=True)
+
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        s, _ = l.accept()
+        names(s)
+        os._exit(0)
+    c = socket.create_connection(("127.0.0.1", l.getsockname()[1]))
+    print(ended(pid), c.recv(1))
+
+
+@case
+def unread_bytes_behind_an_exec():
+    def write_and_become(s):
+        s.setblocking(False)
+        s.send(BIG[:60000])
+        become(s, "/bin/echo", "tail")
+
+    c, pid = serve(listener(), write_and_become)
+    print(ended(pid))
+    ep = select.epoll()
+    ep.register(c.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+    got = b""
+    while ep.poll(5):
+        part = c.recv(10000)
+        if not part:
+            break
+        got += part
+    print(len(got), got[:60000] == BIG[:60000], got[60000:])
+
+
+@case
+def passed_with_unread_bytes():
+    a, b = socket.socketpair()
+    def passer(s):
+        s.recv(1)
+        socket.send_fds(a, [b"x"], [s.fileno()])
+
+    c, pid = serve(listener(), passer)
+    c.sendall(b"1unread")
+    _, fds, _, _ = socket.recv_fds(b, 10, 1)
+    s = socket.socket(fileno=fds[0])
+    print(ended(pid), s.recv(100), s.getpeername() == c.getsockname())
+    s.sendall(b"back")
+    print(c.recv(10))
+    s.close()
+    print(c.recv(1))
+
+
+@case
+def waiting_for_it():
+    l = listener()
+    for how in ("recv", "timeout", "poll", "select", "epoll", "epoll-edge", "epoll-oneshot"):
+        def late(s):
+            time.sleep(0.1)
+            become(s, "/bin/echo", "late")
+
+        c, pid = serve(l, late)
+        if how == "timeout":
+            c.settimeout(10)
+        elif how == "poll":
+            p = select.poll()
+            p.register(c, select.POLLIN)
+            print([e for _, e in p.poll(10000)])
+        elif how == "select":
+            print([len(x) for x in select.select([c], [], [], 10)])
+        elif how.startswith("epoll"):
+            mode = {"epoll": 0, "epoll-edge": select.EPOLLET, "epoll-oneshot": select.EPOLLONESHOT}[how]
+            ep = select.epoll()
+            ep.register(c, select.EPOLLIN | mode)
+            print([e & select.EPOLLIN for _, e in ep.poll(10)])
+        print(how, read(c, 6), ended(pid))
+
+
+@case
+def a_server_that_runs_a_command():
+    c, s = pair(listener())
+    for x in c, s:
+        x.set_inheritable(True)
+    c.sendall(b"in flight")
+    s.sendall(b"the other way")
+    print(os.system("true"), s.recv(20), c.recv(20))
+    c.sendall(b"again")
+    print(s.recv(10))
+    c.close()
+    print(s.recv(1))
+
+
+@case
+def parent_and_child_after_it():
+    c, s = pair(listener())
+    subprocess.run(["/bin/echo", "from the child"], stdout=s.fileno(), check=True)
+    print(c.recv(20))
+    s.sendall(b"from the parent")
+    print(c.recv(20))
+    c.sendall(b"to the parent")
+    print(s.recv(20))
+    s.close()
+    print(c.recv(1))
+
+
+@case
+def urgent_data():
+    c, s = pair(listener())
+    s.send(b"before")
+    s.send(b"!", socket.MSG_OOB)
+    s.send(b"behind")
+    time.sleep(0.05)
+    print(c.recv(1, socket.MSG_OOB), c.recv(20), c.recv(20))
+    print([len(x) for x in select.select([], [], [c], 0)])
+
+
+@case
+def libc_writes_to_it():
+    libc = ctypes.CDLL(None)
+    c, s = pair(listener())
+    print(libc.dprintf(s.fileno(), b"%d %s %f\n", 7, b"seven", ctypes.c_double(7.5)), c.recv(40))
+    libc.execl  # resolved like any program's
+
+
+@case
+def shut_down_before():
+    c, s = pair(listener())
+    s.set_inheritable(True)
+    s.sendall(b"last")
+    s.shutdown(socket.SHUT_WR)
+    os.system("true")
+    print(c.recv(10), c.recv(1))
+    c.sendall(b"still open")
+    print(s.recv(20))
+    c.close()
+    print(s.recv(1))
+
+
+@case
+def closed_before():
+    c, s = pair(listener())
+    s.set_inheritable(True)
+    c.sendall(b"bye")
+    c.close()
+    os.system("true")
+    print(s.recv(10), s.recv(1))
+
+
+@case
+def reset_before():
+    c, s = pair(listener())
+    s.set_inheritable(True)
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, array.array("i", [1, 0]).tobytes())
+    c.close()
+    os.system("true")
+    try:
+        print(s.recv(1))
+    except OSError as e:
+        print(e.errno)
+
+
+@case
+def options_survive():
+    c, s = pair(listener())
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    s.settimeout(0.2)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, array.array("q", [1, 500000]).tobytes())
+    s.set_inheritable(True)
+    copy = s.dup()
+    print(os.get_inheritable(s.fileno()), os.get_inheritable(copy.fileno()), os.get_blocking(copy.fileno()))
+    os.system("true")
+    print(os.get_inheritable(s.fileno()), os.get_inheritable(copy.fileno()), os.get_blocking(copy.fileno()))
+    print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+    print(array.array("q", s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)).tolist())
+    try:
+        copy.recv(1)
+    except OSError as e:
+        print(e.errno)
+
+
+@case
+def in_full_flow():
+    """Both directions busy, and the path switched somewhere in between."""
+    l = listener()
+    rng = random.Random(11)
+    good = 0
+    for turn in range(40):
+        up, down = rng.randbytes(rng.randrange(1, 1 << 20)), rng.randbytes(rng.randrange(1, 1 << 20))
+        c, s = pair(l)
+        s.set_inheritable(True)
+        results = {}
+
+        def writer(sock, data, seed):
+            r = random.Random(seed)
+            at = 0
+            while at < len(data):
+                n = r.choice((1, 10, 1000, 5000, 40000, 100000))
+                at += sock.send(data[at : at + n])
+            sock.shutdown(socket.SHUT_WR)
+
+        def reader(sock, name):
+            h = hashlib.sha256()
+            while part := sock.recv(65536):
+                h.update(part)
+            results[name] = h.digest()
+
+        work = [(writer, c, up, turn), (writer, s, down, turn + 1), (reader, c, "down"), (reader, s, "up")]
+        threads = [threading.Thread(target=f, args=args) for f, *args in work]
+        for t in threads:
+            t.start()
+        time.sleep(rng.random() * 0.003)
+        if turn % 4 == 3:
+            c.set_inheritable(True)  # both ends at once
+        os.system("true")
+        for t in threads:
+            t.join(30)
+        good += results == {"up": hashlib.sha256(up).digest(), "down": hashlib.sha256(down).digest()}
+        c.close()
+        s.close()
+    print(good)
+
+
+for name in sys.argv[1:] or CASES:
+    print(f"# {name}", flush=True)
+    CASES[name]()
+print("ok")

@@ -1,0 +1,161 @@
+//! The calls a program can consist of: names, arguments, and what they give.
+
+use crate::symbols::{self as sym, Names};
+
+/// What an argument is, in a program's text and in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `v3`: the descriptor number that a step stored under that name.
+    Var,
+    /// `p1`: a port that a `listen` stored; `-`: port 0.
+    Port,
+    /// `a2`: an actor.
+    Actor,
+    Int,
+    Bits(Names),
+    One(Names),
+    /// Index into [`sym::OPTIONS`].
+    Opt,
+    /// The rest of the line: `v3:IN|OUT v4:IN`.
+    List(Names),
+}
+use Kind::{Actor, Bits, Int, List, One, Opt, Port, Var};
+
+/// Form of a call.
+#[derive(Debug)]
+pub struct Spec {
+    pub name: &'static str,
+    pub args: &'static [Kind],
+    /// Consecutive variables that get descriptors.
+    pub outs: usize,
+}
+
+macro_rules! calls {
+    ($($id:ident $name:literal [$($kind:expr),*] $outs:literal;)*) => {
+        /// A call by number.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u32)]
+        pub enum Call { $($id),* }
+        static SPECS: &[Spec] = &[$(Spec { name: $name, args: &[$($kind),*], outs: $outs }),*];
+        const ALL: &[Call] = &[$(Call::$id),*];
+    };
+}
+
+calls! {
+    Socket "socket" [One(sym::FAMILY), Bits(sym::SOCK_TYPE)] 1;
+    Bind "bind" [Var, One(sym::ADDR), Port] 0;
+    // listen(), and what port it got
+    Listen "listen" [Var, Int, Port] 0;
+    Accept "accept" [Var] 1;
+    // accept() that does not ask for the address
+    AcceptNull "accept_null" [Var] 1;
+    Accept4 "accept4" [Var, Bits(sym::SOCK_TYPE)] 1;
+    // connect(), and what port it got
+    Connect "connect" [Var, One(sym::ADDR), Port] 0;
+    ConnectUnspec "connect_unspec" [Var] 0;
+    Shutdown "shutdown" [Var, One(sym::HOW)] 0;
+    Close "close" [Var] 0;
+    CloseRange "close_range" [Var, Var] 0;
+    GetSockName "getsockname" [Var] 0;
+    GetPeerName "getpeername" [Var] 0;
+    // I/O: descriptor, bytes, ...
+    Send "send" [Var, Int, Bits(sym::MSG)] 0;
+    Recv "recv" [Var, Int, Bits(sym::MSG)] 0;
+    SendTo "sendto" [Var, Int, Bits(sym::MSG)] 0;
+    RecvFrom "recvfrom" [Var, Int, Bits(sym::MSG)] 0;
+    Write "write" [Var, Int] 0;
+    Read "read" [Var, Int] 0;
+    // ... in so many pieces
+    WriteV "writev" [Var, Int, Int] 0;
+    ReadV "readv" [Var, Int, Int] 0;
+    SendMsg "sendmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
+    RecvMsg "recvmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
+    // so many bytes, so many messages
+    SendMmsg "sendmmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
+    RecvMmsg "recvmmsg" [Var, Int, Int, Bits(sym::MSG)] 0;
+    // at offset -1
+    PwriteV2 "pwritev2" [Var, Int, Int] 0;
+    PreadV2 "preadv2" [Var, Int, Int] 0;
+    // out, in, offset (-1: the file's position), bytes
+    SendFile "sendfile" [Var, Var, Int, Int] 0;
+    // send(MSG_MORE), then send(): one step, since what is held back is not
+    // visible for a time that the kernel chooses
+    SendMore "send_more" [Var, Int, Int] 0;
+    SetOpt "setsockopt" [Var, Opt, Int] 0;
+    GetOpt "getsockopt" [Var, Opt] 0;
+    SetLinger "set_linger" [Var, Int, Int] 0;
+    GetLinger "get_linger" [Var] 0;
+    // milliseconds
+    SetRcvTimeo "set_rcvtimeo" [Var, Int] 0;
+    SetSndTimeo "set_sndtimeo" [Var, Int] 0;
+    GetRcvTimeo "get_rcvtimeo" [Var] 0;
+    GetSndTimeo "get_sndtimeo" [Var] 0;
+    TcpState "tcp_state" [Var] 0;
+    GetFl "getfl" [Var] 0;
+    SetFl "setfl" [Var, Bits(sym::FILE_FLAGS)] 0;
+    GetFd "getfd" [Var] 0;
+    SetFd "setfd" [Var, Bits(sym::FD_FLAGS)] 0;
+    Dup "dup" [Var] 1;
+    Dup2 "dup2" [Var, Var] 0;
+    Dup3 "dup3" [Var, Var, Bits(sym::CLOEXEC)] 0;
+    DupFd "dupfd" [Var, Int] 1;
+    DupFdCloexec "dupfd_cloexec" [Var, Int] 1;
+    NbIo "fionbio" [Var, Int] 0;
+    FionRead "fionread" [Var] 0;
+    AtMark "sockatmark" [Var] 0;
+    OutQ "siocoutq" [Var] 0;
+    // milliseconds, then what to wait for
+    Poll "poll" [Int, List(sym::POLL)] 0;
+    PPoll "ppoll" [Int, Bits(sym::MASK), List(sym::POLL)] 0;
+    Select "select" [Int, List(sym::SELECT)] 0;
+    PSelect "pselect" [Int, Bits(sym::MASK), List(sym::SELECT)] 0;
+    EpollCreate "epoll_create" [Bits(sym::CLOEXEC)] 1;
+    EpollAdd "epoll_add" [Var, Var, Bits(sym::POLL)] 0;
+    EpollMod "epoll_mod" [Var, Var, Bits(sym::POLL)] 0;
+    EpollDel "epoll_del" [Var, Var] 0;
+    // instance, events at most, milliseconds
+    EpollWait "epoll_wait" [Var, Int, Int] 0;
+    EpollPwait "epoll_pwait" [Var, Int, Int, Bits(sym::MASK)] 0;
+    EpollPwait2 "epoll_pwait2" [Var, Int, Int, Bits(sym::MASK)] 0;
+    Pipe "pipe" [Bits(sym::SOCK_TYPE)] 2;
+    EventFd "eventfd" [Int, Bits(sym::SOCK_TYPE)] 1;
+    // a timer that has fired (1) or never will (0)
+    TimerFd "timerfd" [Int] 1;
+    SocketPair "socketpair" [Bits(sym::SOCK_TYPE)] 2;
+    // a file of so many bytes
+    File "file" [Int] 1;
+    SendFd "send_fd" [Var, Var] 0;
+    RecvFd "recv_fd" [Var] 1;
+    Sleep "sleep" [Int] 0;
+    // handlers of USR1, USR2 and PIPE with SA_RESTART, or without
+    SetRestart "sa_restart" [Int] 0;
+    BlockSignals "block_signals" [Bits(sym::MASK)] 0;
+    Fork "fork" [Actor] 0;
+    Thread "thread" [Actor] 0;
+    Exec "exec" [] 0;
+    Exit "exit" [] 0;
+    // by the scheduler
+    Kill "kill" [Actor] 0;
+    Signal "signal" [Actor, One(sym::SIGNAL)] 0;
+}
+
+impl Call {
+    pub fn spec(self) -> &'static Spec {
+        &SPECS[self as usize]
+    }
+    pub fn by_name(name: &str) -> Option<Call> {
+        ALL.iter().copied().find(|c| c.spec().name == name)
+    }
+    pub fn by_number(n: u32) -> Option<Call> {
+        ALL.get(n as usize).copied()
+    }
+    /// Done by the scheduler, to an actor.
+    pub fn is_external(self) -> bool {
+        matches!(self, Call::Kill | Call::Signal)
+    }
+    /// Takes bytes from a pattern of the step.
+    pub fn sends(self) -> bool {
+        use Call::*;
+        matches!(self, Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore)
+    }
+}

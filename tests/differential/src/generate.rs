@@ -1,0 +1,528 @@
+//! Random programs. A small model of what the program has done so far (which
+//! variables are what, what lies in flight, who sleeps) steers the choice to
+//! where things happen; it need not be right, since the kernel is the judge.
+
+mod io;
+mod model;
+mod waiting;
+
+use crate::call::Call;
+use crate::program::{Program, Step, ACTORS, PORTS, VARS};
+use crate::rng::Rng;
+use crate::symbols as sym;
+use model::{Fd, Model, Side, What};
+
+/// What is generated only on demand: known gaps, and what the kernel does not
+/// promise.
+pub const SWITCHES: &[(&str, &str)] = &[
+    ("exec", "exec of a program that inherits connections (docs/limits.md)"),
+    ("scm", "SCM_RIGHTS of TCP sockets (docs/limits.md)"),
+    ("oob", "MSG_OOB (docs/limits.md)"),
+    ("bulk", "more than fits into socket buffers: how much fits is not promised (docs/limits.md)"),
+    ("outq", "SIOCOUTQ: the kernel counts what is not acknowledged yet, which takes time"),
+    ("backlog", "more connections than the backlog of listen (docs/limits.md)"),
+    ("shared_epoll", "an epoll instance used by the child that inherited it (docs/limits.md)"),
+    ("lowat", "SO_RCVLOWAT above 1"),
+    ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
+];
+
+/// Which of [`SWITCHES`] are on.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Switches(u32);
+
+impl Switches {
+    pub fn parse(words: &str) -> anyhow::Result<Switches> {
+        let mut on = 0;
+        for word in words.split(',').filter(|w| !w.is_empty()) {
+            match SWITCHES.iter().position(|(name, _)| *name == word) {
+                Some(i) => on |= 1 << i,
+                None if word == "all" => on = u32::MAX,
+                None => anyhow::bail!("no switch {word:?}"),
+            }
+        }
+        Ok(Switches(on))
+    }
+    pub fn has(self, name: &str) -> bool {
+        SWITCHES.iter().position(|(n, _)| *n == name).is_some_and(|i| self.0 >> i & 1 != 0)
+    }
+}
+
+pub(crate) struct Gen {
+    rng: Rng,
+    m: Model,
+    switches: Switches,
+    steps: Vec<Step>,
+    next_var: usize,
+    /// Some connection waits in a queue while others may join it.
+    deferred: bool,
+}
+
+/// The program of a seed, and whether it may also run with the library on one
+/// side only: connections over both paths must not wait for one `accept`, since
+/// between them there is no order.
+pub fn program(seed: u64, switches: Switches) -> (Program, bool) {
+    let mut rng = Rng::new(seed);
+    let processes = rng.pick(&[1, 2, 2, 2, 2, 3]);
+    let length = 6 + rng.below(rng.clone().pick(&[12, 24, 40]));
+    let mut g = Gen { rng, m: Model::new(processes), switches, steps: Vec::new(), next_var: 0, deferred: false };
+    g.opening();
+    for _ in 0..length * 4 {
+        if g.steps.len() >= length {
+            break;
+        }
+        g.something();
+    }
+    g.closing_look();
+    (Program { processes: processes as u8, steps: g.steps }, !g.deferred)
+}
+
+impl Gen {
+    fn push(&mut self, actor: usize, out: usize, call: Call, args: &[i64]) {
+        self.steps.push(Step { actor: actor as u8, out: out as u8, call, args: args.to_vec() });
+    }
+    /// `n` new variables.
+    fn vars(&mut self, n: usize) -> usize {
+        let v = self.next_var.min(VARS - n);
+        self.next_var += n;
+        v
+    }
+    fn new_fd(&mut self, actor: usize, call: Call, args: &[i64], what: What) -> usize {
+        let v = self.vars(1);
+        self.push(actor, v, call, args);
+        self.m.install(actor, Fd { var: v, what });
+        v
+    }
+
+    /// Most programs begin with a listener and a connection.
+    fn opening(&mut self) {
+        self.listener(0);
+        for _ in 0..self.rng.pick(&[1, 1, 1, 2]) {
+            self.connection();
+        }
+    }
+
+    fn listener(&mut self, actor: usize) {
+        let port = self.m.ports.len();
+        if port >= PORTS || self.next_var + 8 > VARS {
+            return;
+        }
+        let addr = self.rng.pick(&[0i64, 0, 0, 1, 1, 2, 3, 4]);
+        let family = if matches!(addr, 2 | 3) { libc::AF_INET6 } else { libc::AF_INET };
+        let nonblock = self.rng.chance(25);
+        let flags = self.socket_flags(nonblock);
+        let v = self.new_fd(actor, Call::Socket, &[family.into(), flags], What::Fresh { family });
+        if self.rng.chance(40) {
+            self.push(actor, 0, Call::SetOpt, &[v as i64, option("REUSEADDR"), 1]);
+        }
+        if self.rng.chance(75) {
+            // Without it Nagle's algorithm decides when small sends arrive.
+            self.push(actor, 0, Call::SetOpt, &[v as i64, option("NODELAY"), 1]);
+        }
+        self.push(actor, 0, Call::Bind, &[v as i64, addr, -1]);
+        let backlog = self.rng.pick(&[16, 128, 5]);
+        self.push(actor, 0, Call::Listen, &[v as i64, backlog, port as i64]);
+        self.m.ports.push(addr);
+        self.m.set(actor, v, What::Listener { port });
+        self.m.set_nonblock(v, nonblock);
+    }
+
+    fn socket_flags(&mut self, nonblock: bool) -> i64 {
+        let cloexec = if self.rng.chance(30) { libc::SOCK_CLOEXEC } else { 0 };
+        i64::from(cloexec | if nonblock { libc::SOCK_NONBLOCK } else { 0 })
+    }
+
+    /// Address and family for a client of a listener.
+    fn way_to(&mut self, port: usize) -> (i64, i32) {
+        let (a, f) = match self.m.ports[port] {
+            0 => (0, libc::AF_INET),
+            1 => (self.rng.pick(&[0, 0, 4]), libc::AF_INET),
+            2 => (2, libc::AF_INET6),
+            3 => self.rng.pick(&[(2, libc::AF_INET6), (0, libc::AF_INET), (5, libc::AF_INET6)]),
+            _ => (4, libc::AF_INET),
+        };
+        if self.rng.chance(2) {
+            return (self.rng.pick(&[0, 2, 4]), f); // may fail
+        }
+        (a, f)
+    }
+
+    /// A client connects, a server accepts, in either order.
+    fn connection(&mut self) {
+        let listeners = self.m.listeners();
+        let Some((server, lv, port)) = self.rng.pick_opt(&listeners) else { return };
+        let awake = self.m.awake();
+        let Some(client) = self
+            .rng
+            .pick_opt(&awake.iter().copied().filter(|a| *a != server).collect::<Vec<_>>())
+            .or(Some(server))
+            .filter(|_| self.next_var + 8 <= VARS)
+        else {
+            return;
+        };
+        if !self.m.in_order(port, client) {
+            return self.accept_waiting(server, lv, port);
+        }
+        let (addr, family) = self.way_to(port);
+        let nonblock = self.rng.chance(25);
+        let flags = self.socket_flags(nonblock);
+        let cv = self.new_fd(client, Call::Socket, &[family.into(), flags], What::Fresh { family });
+        self.m.set_nonblock(cv, nonblock);
+        // A bound client uses the kernel; between connections that wait on the
+        // two paths there is no order, so it is accepted at once.
+        let bound = self.rng.chance(4) && self.m.queued(port) == 0;
+        if bound {
+            self.push(client, 0, Call::Bind, &[cv as i64, if family == libc::AF_INET { 0 } else { 2 }, -1]);
+        }
+        if self.rng.chance(10) && self.epoll_of(client).is_some() {
+            let ep = self.epoll_of(client).unwrap_or(0);
+            self.watch(client, ep, cv);
+        }
+        // A server that waits in accept is released by the client.
+        let early = client != server && self.rng.chance(15) && !self.m.is_nonblock(lv) && self.m.queued(port) == 0;
+        let av = early.then(|| self.accept_step(server, lv));
+        self.push(client, 0, Call::Connect, &[cv as i64, addr, port as i64]);
+        let conn = self.m.new_conn();
+        self.m.set(client, cv, What::End(Side { conn, side: 0 }));
+        if self.rng.chance(80) {
+            self.push(client, 0, Call::SetOpt, &[cv as i64, option("NODELAY"), 1]);
+        }
+        match av {
+            Some(av) => self.m.install(server, Fd { var: av, what: What::End(Side { conn, side: 1 }) }),
+            None => {
+                self.m.queue(port, conn, client);
+                if bound || self.rng.chance(90) {
+                    self.accept_waiting(server, lv, port);
+                } else {
+                    self.deferred = true;
+                }
+            }
+        }
+    }
+
+    fn accept_waiting(&mut self, server: usize, lv: usize, port: usize) {
+        if let Some(conn) = self.m.dequeue(port) {
+            let av = self.accept_step(server, lv);
+            self.m.install(server, Fd { var: av, what: What::End(Side { conn, side: 1 }) });
+        }
+    }
+
+    fn accept_step(&mut self, actor: usize, lv: usize) -> usize {
+        let v = self.vars(1);
+        match self.rng.below(4) {
+            0 => self.push(actor, v, Call::AcceptNull, &[lv as i64]),
+            1 => {
+                let nonblock = self.rng.chance(50);
+                let flags = self.socket_flags(nonblock);
+                self.push(actor, v, Call::Accept4, &[lv as i64, flags]);
+                self.m.set_nonblock(v, nonblock);
+            }
+            _ => self.push(actor, v, Call::Accept, &[lv as i64]),
+        }
+        v
+    }
+
+    /// One more thing happens.
+    fn something(&mut self) {
+        if self.m.someone_sleeps() && self.rng.chance(45) {
+            return self.release();
+        }
+        let awake = self.m.awake();
+        let Some(actor) = self.rng.pick_opt(&awake) else { return self.release() };
+        match self.rng.below(100) {
+            0..=23 => self.transfer(actor),
+            24..=33 => self.receive(actor),
+            34..=41 => self.poll_some(actor),
+            42..=53 => self.epoll_some(actor),
+            54..=58 => self.end_some(actor),
+            59..=63 => self.options(actor),
+            64..=68 => self.flags(actor),
+            69..=73 => self.kernel_things(actor),
+            74..=77 => self.duplicate(actor),
+            78..=81 => self.connection(),
+            82..=83 => self.listener(actor),
+            84..=87 => self.populate(actor),
+            88..=91 => self.ask(actor),
+            92..=93 => self.blocking_timeout(actor),
+            94..=95 => self.pass(actor),
+            96..=97 => self.mischief(actor),
+            _ => self.signal(),
+        }
+    }
+
+    /// A fork, a thread, an end.
+    fn populate(&mut self, actor: usize) {
+        let new = self.m.actors.len();
+        match self.rng.below(10) {
+            0..=3 if new < ACTORS - 1 => {
+                self.push(actor, 0, Call::Fork, &[new as i64]);
+                self.m.fork(actor, self.switches.has("shared_epoll"));
+            }
+            4..=7 if new < ACTORS - 1 => {
+                self.push(actor, 0, Call::Thread, &[new as i64]);
+                self.m.thread(actor);
+            }
+            8 if self.m.awake().len() > 2 => {
+                self.push(actor, 0, Call::Exit, &[]);
+                self.m.process_ends(actor);
+            }
+            9 if self.m.actors.len() > 1 && self.m.processes_alive() > 1 => {
+                let alive = self.m.alive();
+                let victim = self.rng.pick(&alive);
+                self.push(0, 0, Call::Kill, &[victim as i64]);
+                self.m.process_ends(victim);
+            }
+            _ if self.switches.has("exec") && self.m.threads_of(actor) == 1 => self.push(actor, 0, Call::Exec, &[]),
+            _ => {}
+        }
+    }
+
+    fn signal(&mut self) {
+        let alive = self.m.alive();
+        if let Some(a) = self.rng.pick_opt(&alive) {
+            let signal = self.rng.pick(&[libc::SIGUSR1, libc::SIGUSR2]);
+            self.push(0, 0, Call::Signal, &[a as i64, signal.into()]);
+        }
+        if self.rng.chance(30) {
+            if let Some(a) = self.rng.pick_opt(&self.m.awake()) {
+                if self.rng.chance(50) {
+                    let on = self.rng.chance(70);
+                    return self.push(a, 0, Call::SetRestart, &[on.into()]);
+                }
+                let mask = self.rng.below(4) as i64;
+                self.push(a, 0, Call::BlockSignals, &[mask]);
+            }
+        }
+    }
+
+    fn options(&mut self, actor: usize) {
+        let Some(fd) = self.socket_of(actor) else { return };
+        let v = fd.var as i64;
+        if self.rng.chance(50) {
+            let names: Vec<i64> = (0..sym::OPTIONS.len() as i64).collect();
+            let which = self.rng.pick(&names);
+            return self.push(actor, 0, Call::GetOpt, &[v, which]);
+        }
+        match self.rng.below(8) {
+            0 => {
+                let ms = self.rng.pick(&[0, 20, 30, 5000]);
+                let call = self.rng.pick(&[Call::SetRcvTimeo, Call::SetSndTimeo]);
+                self.push(actor, 0, call, &[v, ms]);
+            }
+            1 => {
+                let call = self.rng.pick(&[Call::GetRcvTimeo, Call::GetSndTimeo, Call::GetLinger]);
+                self.push(actor, 0, call, &[v]);
+            }
+            2 => {
+                let (on, secs) = self.rng.pick(&[(0, 0), (1, 0), (1, 0), (1, 3)]);
+                self.push(actor, 0, Call::SetLinger, &[v, on, secs]);
+            }
+            _ => {
+                let mut names = vec![
+                    "REUSEADDR",
+                    "KEEPALIVE",
+                    "OOBINLINE",
+                    "PRIORITY",
+                    "BROADCAST",
+                    "DONTROUTE",
+                    "NODELAY",
+                    "KEEPIDLE",
+                    "KEEPINTVL",
+                    "KEEPCNT",
+                    "USER_TIMEOUT",
+                    "SYNCNT",
+                    "LINGER2",
+                    "TOS",
+                    "TTL",
+                    "BOGUS",
+                    "V6ONLY",
+                    "ERROR",
+                    "TYPE",
+                    "ACCEPTCONN",
+                ];
+                if self.switches.has("lowat") {
+                    names.push("RCVLOWAT");
+                }
+                if self.switches.has("bulk") {
+                    names.extend(["SNDBUF", "RCVBUF"]);
+                }
+                let name = self.rng.pick(&names);
+                let mut value = self.rng.pick(&[0, 1, 1, 5, 100, -1, 40000]);
+                if matches!(name, "NODELAY" | "LINGER2") {
+                    value = 1; // without it sends, or the end, depend on acknowledgements
+                }
+                self.push(actor, 0, Call::SetOpt, &[v, option(name), value]);
+            }
+        }
+    }
+
+    fn flags(&mut self, actor: usize) {
+        let Some(fd) = self.any_of(actor) else { return };
+        let v = fd.var as i64;
+        match self.rng.below(6) {
+            0 => {
+                let on = self.rng.chance(50);
+                self.push(actor, 0, Call::SetFl, &[v, if on { libc::O_NONBLOCK.into() } else { 0 }]);
+                self.m.set_nonblock(fd.var, on);
+            }
+            1 => {
+                let on = self.rng.chance(50);
+                self.push(actor, 0, Call::NbIo, &[v, on.into()]);
+                self.m.set_nonblock(fd.var, on);
+            }
+            2 => self.push(actor, 0, Call::GetFl, &[v]),
+            3 => self.push(actor, 0, Call::GetFd, &[v]),
+            4 => {
+                let on = self.rng.below(2) as i64;
+                self.push(actor, 0, Call::SetFd, &[v, on]);
+            }
+            _ => self.push(actor, 0, Call::FionRead, &[v]),
+        }
+    }
+
+    fn ask(&mut self, actor: usize) {
+        let Some(fd) = self.socket_of(actor) else { return };
+        let call = self.rng.pick(&[
+            Call::GetSockName,
+            Call::GetPeerName,
+            Call::TcpState,
+            Call::AtMark,
+            Call::FionRead,
+            Call::GetFl,
+        ]);
+        self.push(actor, 0, call, &[fd.var as i64]);
+        if self.switches.has("outq") && self.rng.chance(20) {
+            self.push(actor, 0, Call::OutQ, &[fd.var as i64]);
+        }
+        if self.rng.chance(30) {
+            self.push(actor, 0, Call::GetOpt, &[fd.var as i64, option("ERROR")]);
+        }
+    }
+
+    fn duplicate(&mut self, actor: usize) {
+        let Some(fd) = self.any_of(actor) else { return };
+        if self.next_var + 4 > VARS {
+            return;
+        }
+        match self.rng.below(6) {
+            0 | 1 => drop(self.new_fd(actor, Call::Dup, &[fd.var as i64], fd.what)),
+            2 => drop(self.new_fd(actor, Call::DupFd, &[fd.var as i64, 10], fd.what)),
+            3 => drop(self.new_fd(actor, Call::DupFdCloexec, &[fd.var as i64, 0], fd.what)),
+            _ => {
+                let Some(over) = self.any_of(actor) else { return };
+                if self.m.is_slept_on(over.what) {
+                    return;
+                }
+                self.unwatch(actor, over);
+                let args = [fd.var as i64, over.var as i64, 0];
+                if self.rng.chance(50) {
+                    self.push(actor, 0, Call::Dup2, &args[..2]);
+                } else {
+                    self.push(actor, 0, Call::Dup3, &args);
+                }
+                self.m.set(actor, over.var, fd.what);
+            }
+        }
+        let nonblock = self.m.is_nonblock(fd.var);
+        self.m.set_nonblock(self.next_var - 1, nonblock);
+    }
+
+    fn pass(&mut self, actor: usize) {
+        let unix: Vec<_> = self.m.fds_of(actor).into_iter().filter(|f| matches!(f.what, What::Unix(_))).collect();
+        let (Some(over), Some(fd)) = (self.rng.pick_opt(&unix), self.any_of(actor)) else {
+            if self.next_var + 4 <= VARS {
+                let v = self.vars(2);
+                self.push(actor, v, Call::SocketPair, &[0]);
+                let pair = self.m.new_unix();
+                self.m.install(actor, Fd { var: v, what: What::Unix((pair, 0)) });
+                self.m.install(actor, Fd { var: v + 1, what: What::Unix((pair, 1)) });
+            }
+            return;
+        };
+        let tcp = matches!(fd.what, What::End(_) | What::Listener { .. } | What::Fresh { .. });
+        if (tcp && !self.switches.has("scm")) || self.next_var + 1 > VARS {
+            return;
+        }
+        let What::Unix((pair, side)) = over.what else { return };
+        self.push(actor, 0, Call::SendFd, &[over.var as i64, fd.var as i64]);
+        let receivers = self.m.holders_of(What::Unix((pair, 1 - side)));
+        if let Some((other, var)) = self.rng.pick_opt(&receivers) {
+            self.new_fd(other, Call::RecvFd, &[var as i64], fd.what);
+        }
+    }
+
+    /// Calls on descriptors that are not made for them, or closed.
+    fn mischief(&mut self, actor: usize) {
+        let v = self.rng.below(self.next_var) as i64;
+        let foreign = |f: &Fd| f.var == v as usize && matches!(f.what, What::Epoll(_));
+        if (0..self.m.actors.len()).any(|a| self.m.fds_of(a).iter().any(foreign)) {
+            return;
+        }
+        match self.rng.below(12) {
+            0 => self.push(actor, 0, Call::Send, &[v, 3, libc::MSG_DONTWAIT.into()]),
+            1 => self.push(actor, 0, Call::Recv, &[v, 3, libc::MSG_DONTWAIT.into()]),
+            2 => self.push(actor, 0, Call::Listen, &[v, 5, -1]),
+            // (A connection that has ended can be bound again in the kernel.)
+            3 if !self.is_end(v as usize) => self.push(actor, 0, Call::Bind, &[v, 0, -1]),
+            4 if !self.m.ports.is_empty() => {
+                let p = self.rng.below(self.m.ports.len());
+                self.push(actor, 0, Call::Connect, &[v, self.m.ports[p].min(0), p as i64]);
+            }
+            5 => self.push(actor, 0, Call::GetPeerName, &[v]),
+            6 => self.push(actor, 0, Call::Poll, &[0, v, i64::from(libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)]),
+            7 => self.push(actor, 0, Call::Shutdown, &[v, self.rng.clone().pick(&[0, 1, 2, 7])]),
+            8 => self.push(actor, 0, Call::GetOpt, &[v, option("ERROR")]),
+            9 => self.push(actor, 0, Call::GetFl, &[v]),
+            10 if self.switches.has("unspec") => self.push(actor, 0, Call::ConnectUnspec, &[v]),
+            _ => {
+                let held = self.m.fds_of(actor).into_iter().find(|f| f.var == v as usize);
+                if let Some(fd) = held {
+                    self.unwatch(actor, fd);
+                }
+                self.push(actor, 0, Call::Close, &[v]);
+                self.m.close(actor, v as usize);
+            }
+        }
+    }
+
+    /// At the end everybody who can says what is left.
+    fn closing_look(&mut self) {
+        for actor in self.m.one_per_process() {
+            let ends: Vec<_> = self.m.fds_of(actor).into_iter().filter(|f| matches!(f.what, What::End(_))).collect();
+            for fd in ends.iter().take(3) {
+                let v = fd.var as i64;
+                let all = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
+                self.push(actor, 0, Call::Poll, &[0, v, all.into()]);
+                self.push(actor, 0, Call::Recv, &[v, 60000, libc::MSG_DONTWAIT.into()]);
+                if self.rng.chance(50) {
+                    self.push(actor, 0, Call::GetOpt, &[v, option("ERROR")]);
+                    self.push(actor, 0, Call::Recv, &[v, 100, libc::MSG_DONTWAIT.into()]);
+                }
+            }
+        }
+    }
+
+    fn any_of(&mut self, actor: usize) -> Option<Fd> {
+        let fds = self.m.fds_of(actor);
+        self.rng.pick_opt(&fds)
+    }
+    fn socket_of(&mut self, actor: usize) -> Option<Fd> {
+        let ends: Vec<Fd> = self.m.fds_of(actor).into_iter().filter(|f| matches!(f.what, What::End(_))).collect();
+        let sockets: Vec<Fd> = self.m.fds_of(actor).into_iter().filter(|f| f.what.is_socket()).collect();
+        if self.rng.chance(70) {
+            return self.rng.pick_opt(&ends).or_else(|| self.rng.pick_opt(&sockets));
+        }
+        self.rng.pick_opt(&sockets)
+    }
+    fn is_end(&self, var: usize) -> bool {
+        let ends = |a: usize| self.m.fds_of(a).iter().any(|f| f.var == var && f.what.side().is_some());
+        (0..self.m.actors.len()).any(ends)
+    }
+    fn end_of(&mut self, actor: usize) -> Option<(Fd, Side)> {
+        let ends: Vec<_> = self.m.fds_of(actor).into_iter().filter_map(|f| f.what.side().map(|s| (f, s))).collect();
+        self.rng.pick_opt(&ends)
+    }
+}
+
+fn option(name: &str) -> i64 {
+    sym::option(name).unwrap_or(0)
+}

@@ -1,0 +1,121 @@
+//! A lane runs programs, one after the other: a monitor of its own, a fork
+//! server without the library and one with it, and the scheduler that makes one
+//! step at a time and waits until the kernel says that nothing moves any more.
+
+mod format;
+mod run;
+
+use crate::program::Program;
+use crate::shared::{self, state, Shared, REAP};
+use crate::watch::{Doing, Watch};
+use anyhow::{ensure, Context, Result};
+use fsocket_sys as sys;
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{Host, Proc, Snapshot};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
+
+/// Which processes of a program have the library: bit i for process i.
+pub type Mode = u8;
+pub const STOCK: Mode = 0;
+pub const LIBRARY: Mode = 0xff;
+
+/// What a program did: one line per step, and per step that finished later.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Transcript {
+    pub lines: Vec<String>,
+}
+
+/// How long a fork server may take.
+const SERVER: Duration = Duration::from_secs(20);
+
+pub struct Lane {
+    // Dropped first: they talk to the monitor.
+    servers: [Option<Proc>; 2],
+    shared: &'static Shared,
+    path: String,
+    program: PathBuf,
+    monitor: Option<Watch>,
+    host: Host,
+    /// Nothing has moved for so long: it never will. Microseconds.
+    pub quiet_us: u64,
+}
+
+impl Lane {
+    /// `program`: this executable.
+    pub fn new(program: &Path) -> Result<Lane> {
+        let mut host = Host::new();
+        let (shared, fd) = shared::create()?;
+        let path = format!("/proc/{}/fd/{fd}", std::process::id());
+        let monitor = host.monitor().map(|m| Watch::new(m.pid() as i32));
+        let mut lane =
+            Lane { servers: [None, None], shared, path, program: program.into(), monitor, host, quiet_us: 700 };
+        lane.start(0)?;
+        lane.start(1)?;
+        Ok(lane)
+    }
+
+    fn start(&mut self, flavour: usize) -> Result<()> {
+        let (side, name) = [(Stock, "stock"), (Accel, "library")][flavour];
+        self.shared.server(flavour).forget();
+        let text = flavour.to_string();
+        self.servers[flavour] = None;
+        self.servers[flavour] = Some(self.host.start(side, name, &self.program, &["serve", &self.path, &text]));
+        self.server_done(flavour).context("a fork server did not start")
+    }
+
+    fn server_done(&mut self, flavour: usize) -> Result<()> {
+        let end = Instant::now() + SERVER;
+        let slot = self.shared.server(flavour);
+        loop {
+            let seen = self.shared.answers.load(Acquire);
+            if slot.state.load(Acquire) == state::DONE {
+                slot.state.store(state::IDLE, Release);
+                return Ok(());
+            }
+            let server = self.servers[flavour].as_mut().context("no fork server")?;
+            ensure!(server.running(), "fork server {flavour} ended\n{}", server.stderr());
+            ensure!(Instant::now() < end, "fork server {flavour} hangs\n{}", server.stderr());
+            let _ = sys::futex_wait(&self.shared.answers, seen, Some(1_000_000));
+        }
+    }
+
+    fn order_server(&mut self, flavour: usize, call: u32, arg: i64) -> Result<()> {
+        self.shared.server(flavour).order(call, 0, &[arg]);
+        self.server_done(flavour)
+    }
+
+    /// Counters of this lane's monitor.
+    pub fn snapshot(&self) -> Snapshot {
+        self.host.snapshot()
+    }
+
+    /// Runs a program from start to end. An error is the tester's own.
+    pub fn run(&mut self, program: &Program, mode: Mode) -> Result<Transcript> {
+        let result = run::run(self, program, mode);
+        if let Some(monitor) = self.host.monitor() {
+            ensure!(monitor.running(), "the monitor ended with this program:\n{program}\n{}", monitor.stderr());
+        }
+        if result.is_err() {
+            // Whatever is left belongs to the servers' process groups.
+            for flavour in 0..2 {
+                self.start(flavour)?;
+            }
+        }
+        result
+    }
+
+    fn collect_dead(&mut self, flavour: usize) -> Result<()> {
+        self.order_server(flavour, REAP, 0)
+    }
+
+    fn monitor_sleeps(&self) -> bool {
+        self.monitor.as_ref().is_none_or(|m| m.doing() != Doing::Running)
+    }
+
+    /// What the executors said on stderr: panics, mostly.
+    pub fn complaints(&self) -> String {
+        self.servers.iter().flatten().map(|s| s.stderr()).collect()
+    }
+}

@@ -1,0 +1,435 @@
+//! The scheduler.
+
+use super::format::{self, Ports};
+use super::{Lane, Mode, Transcript};
+use crate::call::{Call, Kind};
+use crate::program::{Program, Step, ACTORS, VARS};
+use crate::shared::{state, SPAWN};
+use crate::watch::{Doing, Watch};
+use anyhow::{bail, Result};
+use fsocket_sys as sys;
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
+
+/// A step with a time-out of its own, or one that runs on and on, has this long.
+const LIMIT: Duration = Duration::from_secs(6);
+/// Time-outs up to this many milliseconds are waited for; longer ones are never
+/// meant to end.
+pub const SHORT_MS: i64 = 200;
+/// On top of a time-out of the program, microseconds.
+const SLACK_US: u64 = 30_000;
+/// A lingering close waits for an acknowledgement, which may be delayed.
+const LINGER_US: u64 = 90_000;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Absent,
+    Idle,
+    /// In this step.
+    Busy(usize),
+    Dead,
+}
+
+struct Actor {
+    status: Status,
+    /// Whose variables it uses.
+    process: usize,
+    pid: i32,
+    watch: Watch,
+    signals: [u32; 3],
+}
+
+struct Run<'a> {
+    lane: &'a mut Lane,
+    program: &'a Program,
+    actors: Vec<Actor>,
+    /// Per process: what each variable is, as a descriptor number.
+    vars: Vec<[i64; VARS]>,
+    ports: Ports,
+    lines: Vec<String>,
+    quiet_us: u64,
+}
+
+pub fn run(lane: &mut Lane, program: &Program, mode: Mode) -> Result<Transcript> {
+    let quiet_us = lane.quiet_us;
+    for i in 0..ACTORS {
+        lane.shared.slot(i).forget();
+    }
+    let none = || Actor { status: Status::Absent, process: 0, pid: 0, watch: Watch::new(-1), signals: [0; 3] };
+    let actors = (0..ACTORS).map(|_| none()).collect();
+    let mut run = Run { lane, program, actors, vars: Vec::new(), ports: Ports::default(), lines: Vec::new(), quiet_us };
+    let done = run.all(mode);
+    let ended = run.end(mode);
+    let lines = std::mem::take(&mut run.lines);
+    done?;
+    ended?;
+    Ok(Transcript { lines })
+}
+
+impl Run<'_> {
+    fn all(&mut self, mode: Mode) -> Result<()> {
+        for i in 0..self.program.processes as usize {
+            self.lane.order_server(flavour(mode, i), SPAWN, i as i64)?;
+            self.vars.push([-1; VARS]);
+            if !self.appears(i, i) {
+                bail!("process {i} did not start\n{}", self.lane.complaints());
+            }
+        }
+        for i in 0..self.program.steps.len() {
+            self.step(i)?;
+        }
+        for (k, a) in self.actors.iter().enumerate() {
+            if let Status::Busy(i) = a.status {
+                self.lines.push(format!("     a{k} is left in step {i}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Kill what is left, and collect it.
+    fn end(&mut self, mode: Mode) -> Result<()> {
+        for i in 0..ACTORS {
+            let pid = self.lane.shared.slot(i).pid.load(Relaxed);
+            if pid > 0 && self.actors[i].status != Status::Absent {
+                // SAFETY: a process of this run: uncollected, so nobody else's.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+        }
+        for f in 0..2 {
+            if (0..self.program.processes as usize).any(|i| flavour(mode, i) == f) {
+                self.lane.collect_dead(f)?;
+            }
+        }
+        let end = Instant::now() + Duration::from_millis(200);
+        while !self.lane.monitor_sleeps() && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    fn is_done(&self, k: usize) -> bool {
+        self.lane.shared.slot(k).state.load(Acquire) == state::DONE
+    }
+
+    /// Sleep until somebody answers, at most so long.
+    fn nap(&self, seen: u32, us: u64) {
+        let _ = sys::futex_wait(&self.lane.shared.answers, seen, Some(us * 1000));
+    }
+
+    /// An actor that somebody has started.
+    fn appears(&mut self, i: usize, process: usize) -> bool {
+        let slot = self.lane.shared.slot(i);
+        let end = Instant::now() + LIMIT;
+        loop {
+            let seen = self.lane.shared.answers.load(Acquire);
+            if slot.state.load(Acquire) != state::FREE {
+                break;
+            }
+            if Instant::now() > end {
+                return false;
+            }
+            self.nap(seen, 1000);
+        }
+        let (pid, tid) = (slot.pid.load(Relaxed), slot.tid.load(Relaxed));
+        self.actors[i] = Actor { status: Status::Idle, process, pid, watch: Watch::new(tid), signals: [0; 3] };
+        true
+    }
+
+    fn say(&mut self, i: usize, result: &str) {
+        self.lines.push(format!("{i:3}  {}  =>  {result}", self.program.steps[i]));
+    }
+
+    fn step(&mut self, i: usize) -> Result<()> {
+        let step = &self.program.steps[i];
+        self.more_patience(step);
+        if step.call.is_external() {
+            self.external(i, step);
+            self.settle();
+            return Ok(());
+        }
+        let k = step.actor as usize;
+        let refused = match self.actors[k].status {
+            Status::Idle => None,
+            Status::Absent => Some("nobody"),
+            Status::Dead => Some("dead"),
+            Status::Busy(_) => Some("busy"),
+        };
+        let starts = matches!(step.call, Call::Fork | Call::Thread);
+        let taken = starts && self.actors[step.args[0] as usize].status != Status::Absent;
+        if let Some(why) = refused.or(taken.then_some("taken")) {
+            self.say(i, why);
+            return Ok(());
+        }
+        let args = self.resolve(self.actors[k].process, step);
+        for v in 0..step.call.spec().outs {
+            self.vars[self.actors[k].process][step.out as usize + v] = -1;
+        }
+        self.actors[k].status = Status::Busy(i);
+        self.lane.shared.slot(k).order(step.call as u32, i as u32, &args);
+        let text = if step.call == Call::Exit {
+            let gone = self.process_ends(self.actors[k].pid);
+            if gone { "gone" } else { "did not end" }.into()
+        } else if self.finishes(k, i) {
+            self.result(k, i)
+        } else if self.actors[k].status == Status::Dead {
+            self.why_dead(k)
+        } else {
+            "blocks".into()
+        };
+        self.say(i, &text);
+        self.settle();
+        Ok(())
+    }
+
+    /// Time-outs of sockets make blocked calls return by themselves.
+    fn more_patience(&mut self, step: &Step) {
+        let us = match (step.call, step.args.get(1)) {
+            (Call::SetRcvTimeo | Call::SetSndTimeo, Some(&ms)) if (1..=SHORT_MS).contains(&ms) => {
+                ms as u64 * 1000 + SLACK_US
+            }
+            (Call::SetLinger, Some(&on)) if on != 0 && step.args[2] > 0 => LINGER_US,
+            _ => 0,
+        };
+        self.quiet_us = self.quiet_us.max(us);
+    }
+
+    fn resolve(&self, process: usize, step: &Step) -> Vec<i64> {
+        let vars = &self.vars[process];
+        let mut args = Vec::new();
+        for (i, kind) in step.call.spec().args.iter().enumerate() {
+            match kind {
+                Kind::Var => args.push(vars[step.args[i] as usize]),
+                Kind::Port if step.args[i] < 0 => args.push(0),
+                // listen() is told nothing: it says what port it has
+                Kind::Port => args.push(self.ports.number(step.args[i] as usize)),
+                Kind::List(_) => {
+                    for pair in step.args[i..].chunks_exact(2) {
+                        args.extend([vars[pair[0] as usize], pair[1]]);
+                    }
+                }
+                _ => args.push(step.args[i]),
+            }
+        }
+        if matches!(step.call, Call::EpollAdd | Call::EpollMod | Call::EpollDel) {
+            args.push(step.args[1]); // the event's data
+        }
+        args
+    }
+
+    /// Wait until actor `k` answers (true), or it is clear that it sleeps.
+    fn finishes(&mut self, k: usize, i: usize) -> bool {
+        let start = Instant::now();
+        let timed = has_timeout(&self.program.steps[i]);
+        let mut quiet_since = None;
+        let mut looks = 0;
+        loop {
+            let seen = self.lane.shared.answers.load(Acquire);
+            if self.is_done(k) {
+                return true;
+            }
+            let now = Instant::now();
+            if now - start > LIMIT {
+                return false;
+            }
+            // The first look comes late: most calls are done by then.
+            if looks > 0 && !timed {
+                if self.quiet() {
+                    let since = *quiet_since.get_or_insert(now);
+                    if looks > 3 && now - since >= Duration::from_micros(self.quiet_us) {
+                        return false;
+                    }
+                } else {
+                    quiet_since = None;
+                }
+            }
+            if looks > 0 && self.actors[k].watch.doing() == Doing::Dead && !self.is_done(k) {
+                self.died(k);
+                return false;
+            }
+            self.nap(seen, if looks == 0 { 300 } else { 150 });
+            looks += 1;
+        }
+    }
+
+    /// Does nothing move: every actor in a call sleeps, and so does the monitor?
+    fn quiet(&self) -> bool {
+        let rests = |(k, a): (usize, &Actor)| match (a.status, self.lane.shared.slot(k).state.load(Acquire)) {
+            (Status::Busy(_), state::SETTLING) => false,
+            (Status::Busy(_), state::DONE) => true,
+            (Status::Busy(_), _) => a.watch.doing() != Doing::Running,
+            _ => true,
+        };
+        self.actors.iter().enumerate().all(rests) && self.lane.monitor_sleeps()
+    }
+
+    /// After a step: let those whom it released finish.
+    fn settle(&mut self) {
+        let limit = Instant::now() + LIMIT;
+        let mut quiet = 0;
+        let mut finished = Vec::new();
+        while self.actors.iter().any(|a| matches!(a.status, Status::Busy(_))) && Instant::now() < limit {
+            let seen = self.lane.shared.answers.load(Acquire);
+            let mut moved = false;
+            for k in 0..ACTORS {
+                let Status::Busy(i) = self.actors[k].status else { continue };
+                if self.is_done(k) {
+                    let result = self.result(k, i);
+                    finished.push((k, format!("     a{k} returns from step {i}  =>  {result}")));
+                    moved = true;
+                } else if self.actors[k].watch.doing() == Doing::Dead {
+                    self.died(k);
+                    let why = self.why_dead(k);
+                    finished.push((k, format!("     a{k} in step {i}  =>  {why}")));
+                    moved = true;
+                }
+            }
+            quiet = if !moved && self.quiet() { quiet + 1 } else { 0 };
+            if quiet >= 3 {
+                break;
+            }
+            if !moved {
+                self.nap(seen, 60);
+            }
+        }
+        finished.sort();
+        self.lines.extend(finished.into_iter().map(|(_, line)| line));
+    }
+
+    /// The answer of actor `k` to step `i`, as text; its variables are set.
+    fn result(&mut self, k: usize, i: usize) -> String {
+        let step = &self.program.steps[i];
+        let slot = self.lane.shared.slot(k);
+        let ret = slot.ret.load(Relaxed);
+        let process = self.actors[k].process;
+        let vars = &mut self.vars[process];
+        let outs = step.call.spec().outs;
+        if outs > 0 {
+            vars[step.out as usize] = ret;
+        }
+        if outs > 1 {
+            vars[step.out as usize + 1] = if ret < 0 { -1 } else { slot.aux[0].load(Relaxed) };
+        }
+        if matches!(step.call, Call::Close | Call::CloseRange) && ret == 0 {
+            // The number may be given out again, on one path sooner than on the
+            // other (see `free`): what is closed has no number here.
+            let closed = slot.arg(0)..=slot.arg(step.call.spec().args.len() - 1);
+            for v in vars.iter_mut().filter(|v| closed.contains(v)) {
+                *v = -1;
+            }
+        }
+        if step.call == Call::Listen && ret == 0 && step.args[2] >= 0 {
+            self.ports.listens(step.args[2] as usize, slot.aux[0].load(Relaxed) as u16);
+        }
+        if step.call == Call::Connect {
+            self.ports.connects(slot.aux[0].load(Relaxed) as u16);
+        }
+        let mut text = format::answer(step, slot, &mut self.ports);
+        for (n, name) in ["USR1", "USR2", "PIPE"].iter().enumerate() {
+            let now = slot.signals[n].load(Relaxed);
+            let since = now - self.actors[k].signals[n];
+            self.actors[k].signals[n] = now;
+            if since > 0 {
+                text += &format!("  signal {name}*{since}");
+            }
+        }
+        slot.state.store(state::IDLE, Release);
+        self.actors[k].status = Status::Idle;
+        if step.call == Call::Exec && ret == 0 {
+            self.actors[k].watch = Watch::new(slot.tid.load(Relaxed));
+        }
+        if matches!(step.call, Call::Fork | Call::Thread) && ret == 0 {
+            let process = if step.call == Call::Fork {
+                self.vars.push(self.vars[process]);
+                self.vars.len() - 1
+            } else {
+                process
+            };
+            if !self.appears(step.args[0] as usize, process) {
+                text += "  but nobody appears";
+            }
+        }
+        text
+    }
+
+    fn external(&mut self, i: usize, step: &Step) {
+        let k = step.args[0] as usize;
+        if matches!(self.actors[k].status, Status::Absent | Status::Dead) {
+            return self.say(i, "nobody");
+        }
+        let (pid, tid) = (self.actors[k].pid, self.lane.shared.slot(k).tid.load(Relaxed));
+        if step.call == Call::Kill {
+            // SAFETY: a process of this run.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            let gone = self.process_ends(pid);
+            self.say(i, if gone { "gone" } else { "did not end" });
+        } else {
+            let handled = || self.lane.shared.slot(k).signals.iter().map(|n| n.load(Relaxed)).sum::<u32>();
+            let before = handled();
+            let sent = sys::tgkill(pid, tid, step.args[1] as i32).is_ok();
+            // Two of a kind are one while the first is not handled. (A blocked
+            // one is not handled at all.)
+            for _ in 0..20 {
+                if handled() != before {
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            self.say(i, if sent { "sent" } else { "not sent" });
+        }
+    }
+
+    /// Wait until all threads of a process are gone.
+    fn process_ends(&mut self, pid: i32) -> bool {
+        let end = Instant::now() + LIMIT;
+        let leader = Watch::new(pid);
+        let alive = |a: &Actor| a.pid == pid && a.watch.doing() != Doing::Dead;
+        while self.actors.iter().any(alive) || leader.doing() != Doing::Dead {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        // The monitor hears of it, and tells others.
+        for _ in 0..200 {
+            std::thread::sleep(Duration::from_micros(100));
+            if self.lane.monitor_sleeps() {
+                break;
+            }
+        }
+        self.mark_dead(pid);
+        true
+    }
+
+    fn died(&mut self, k: usize) {
+        self.mark_dead(self.actors[k].pid);
+    }
+
+    fn mark_dead(&mut self, pid: i32) {
+        for a in self.actors.iter_mut().filter(|a| a.pid == pid) {
+            a.status = Status::Dead;
+        }
+    }
+
+    fn why_dead(&self, k: usize) -> String {
+        match Watch::new(self.actors[k].pid).status() {
+            Some(s) if s & 0x7f != 0 => format!("died of signal {}", s & 0x7f),
+            Some(s) => format!("ended with status {}", s >> 8),
+            None => "died".into(),
+        }
+    }
+}
+
+fn flavour(mode: Mode, process: usize) -> usize {
+    (mode >> process & 1).into()
+}
+
+/// Does the step end by itself, if only by its time-out?
+fn has_timeout(step: &Step) -> bool {
+    let ms = match step.call {
+        Call::Poll | Call::PPoll | Call::Select | Call::PSelect => step.args[0],
+        Call::EpollWait | Call::EpollPwait | Call::EpollPwait2 => step.args[2],
+        Call::Sleep | Call::Fork | Call::Thread | Call::Exec => return true,
+        _ => return false,
+    };
+    (0..=SHORT_MS).contains(&ms)
+}

@@ -1,0 +1,167 @@
+//! Programs, and their text.
+
+use crate::call::{Call, Kind};
+use crate::symbols as sym;
+use anyhow::{bail, ensure, Context, Result};
+use std::fmt;
+
+/// Actors, variables and ports of a program at most.
+pub const ACTORS: usize = 12;
+pub const VARS: usize = 64;
+pub const PORTS: usize = 8;
+/// Arguments of a call at most, lists included.
+pub const ARGS: usize = 32;
+
+/// One call by one actor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    pub actor: u8,
+    /// First variable that gets what the call returns.
+    pub out: u8,
+    pub call: Call,
+    /// As [`Kind`] says; a list is flattened into pairs.
+    pub args: Vec<i64>,
+}
+
+/// A program: actor `i < processes` is the first thread of process `i`.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Program {
+    pub processes: u8,
+    pub steps: Vec<Step>,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spec = self.call.spec();
+        if !self.call.is_external() {
+            write!(f, "a{} ", self.actor)?;
+        }
+        match spec.outs {
+            0 => {}
+            1 => write!(f, "v{} = ", self.out)?,
+            _ => write!(f, "v{},v{} = ", self.out, self.out + 1)?,
+        }
+        write!(f, "{}", spec.name)?;
+        for (i, kind) in spec.args.iter().enumerate() {
+            let v = self.args.get(i).copied().unwrap_or(0);
+            match kind {
+                Kind::Var => write!(f, " v{v}")?,
+                Kind::Port if v < 0 => write!(f, " -")?,
+                Kind::Port => write!(f, " p{v}")?,
+                Kind::Actor => write!(f, " a{v}")?,
+                Kind::Int => write!(f, " {v}")?,
+                Kind::Bits(names) => write!(f, " {}", sym::bits(names, v))?,
+                Kind::One(names) => write!(f, " {}", sym::one(names, v))?,
+                Kind::Opt => write!(f, " {}", sym::OPTIONS.get(v as usize).map_or("?", |o| o.0))?,
+                Kind::List(names) => {
+                    for pair in self.args[i..].chunks_exact(2) {
+                        write!(f, " v{}:{}", pair[0], sym::bits(names, pair[1]))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "processes {}", self.processes)?;
+        for step in &self.steps {
+            writeln!(f, "{step}")?;
+        }
+        Ok(())
+    }
+}
+
+fn index(word: &str, prefix: char, limit: usize) -> Result<u8> {
+    let n: u8 = word.strip_prefix(prefix).with_context(|| format!("{word:?}: expected {prefix}N"))?.parse()?;
+    ensure!((n as usize) < limit, "{word}: below {limit}, please");
+    Ok(n)
+}
+
+fn parse_step(line: &str) -> Result<Step> {
+    let mut words = line.split_whitespace().peekable();
+    let mut actor = 0;
+    if let Some(word) = words.next_if(|w| w.starts_with('a') && index(w, 'a', ACTORS).is_ok()) {
+        actor = index(word, 'a', ACTORS)?;
+    }
+    let mut out = 0;
+    let first = words.next().context("an empty step")?;
+    let name = if first.starts_with('v') && words.peek() == Some(&"=") {
+        out = index(first.split(',').next().unwrap_or(first), 'v', VARS)?;
+        words.next();
+        words.next().context("a call is missing")?
+    } else {
+        first
+    };
+    let call = Call::by_name(name).with_context(|| format!("no such call: {name}"))?;
+    let mut args = Vec::new();
+    for kind in call.spec().args {
+        if let Kind::List(names) = kind {
+            for word in words.by_ref() {
+                let (var, events) = word.split_once(':').context("expected vN:EVENTS")?;
+                args.push(index(var, 'v', VARS)?.into());
+                args.push(sym::parse_bits(names, events).with_context(|| format!("flags {events:?}"))?);
+            }
+            break;
+        }
+        let word = words.next().with_context(|| format!("{name}: an argument is missing"))?;
+        args.push(match kind {
+            Kind::Var => index(word, 'v', VARS)?.into(),
+            Kind::Port if word == "-" => -1,
+            Kind::Port => index(word, 'p', PORTS)?.into(),
+            Kind::Actor => index(word, 'a', ACTORS)?.into(),
+            Kind::Int => word.parse().with_context(|| format!("number {word:?}"))?,
+            Kind::Bits(names) => sym::parse_bits(names, word).with_context(|| format!("flags {word:?}"))?,
+            Kind::One(names) => sym::parse_one(names, word).with_context(|| format!("word {word:?}"))?,
+            Kind::Opt => sym::option(word).with_context(|| format!("option {word:?}"))?,
+            Kind::List(_) => bail!("a list is last"),
+        });
+    }
+    ensure!(words.next().is_none(), "{name}: too many arguments");
+    ensure!(args.len() <= ARGS, "{name}: more than {ARGS} arguments");
+    ensure!(out as usize + call.spec().outs <= VARS, "variables end at v{}", VARS - 1);
+    Ok(Step { actor, out, call, args })
+}
+
+impl std::str::FromStr for Program {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Program> {
+        let mut program = Program::default();
+        for (n, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or("").trim();
+            if line.is_empty() {
+                continue;
+            }
+            match line.strip_prefix("processes ") {
+                Some(count) => program.processes = count.trim().parse().context("processes")?,
+                None => program.steps.push(parse_step(line).with_context(|| format!("line {}: {line}", n + 1))?),
+            }
+        }
+        ensure!((1..=4).contains(&program.processes), "processes: 1 to 4");
+        Ok(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_back() {
+        let text = "processes 2\na0 v0 = socket inet NONBLOCK|CLOEXEC\na0 listen v0 16 p0\na1 v2,v3 = pipe 0\n\
+                    a1 connect v1 lo4 p0\na0 poll -1 v0:IN v2:IN|RDHUP\na1 setsockopt v1 NODELAY 1\n\
+                    signal a1 USR1\na1 shutdown v1 WR\na0 bind v0 any6 -\n";
+        let program: Program = text.parse().expect("parses");
+        assert_eq!(program.to_string(), text);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in ["a0 jump v0", "a0 close", "a0 close v99", "a0 close v1 v2", "a0 send v0 10 LOUD", "processes 9"] {
+            assert!(format!("processes 1\n{bad}\n").parse::<Program>().is_err(), "{bad}");
+        }
+    }
+}

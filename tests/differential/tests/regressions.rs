@@ -1,0 +1,60 @@
+//! Every program that differed once, and a short run of new ones.
+
+use fsocket_differential::campaign::{self, Plan};
+use fsocket_differential::generate::Switches;
+use fsocket_differential::lane::Lane;
+use fsocket_differential::regression::Regression;
+use fsocket_testkit::stock_mode;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+fn executor() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_fsocket-differential"))
+}
+
+#[test]
+fn programs_that_differed_once() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
+    let all = Regression::all(&dir).expect("regressions");
+    assert!(all.len() > 10, "only {} regressions in {}", all.len(), dir.display());
+    let mut lane = Lane::new(&executor()).expect("a lane");
+    let failures: Vec<String> = all.iter().filter_map(|r| r.check(&mut lane).err().map(|e| format!("{e:?}"))).collect();
+    assert!(failures.is_empty(), "{} of {} differ\n{}", failures.len(), all.len(), failures.join("\n"));
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+}
+
+/// FASTSOCKET_DIFFERENTIAL_SECONDS and FASTSOCKET_DIFFERENTIAL_SEED make it
+/// longer, or another one.
+#[test]
+fn random_programs() {
+    let number = |name: &str, default| std::env::var(name).map_or(default, |v| v.parse().expect("a number"));
+    let plan = Plan {
+        executor: executor(),
+        seed: number("FASTSOCKET_DIFFERENTIAL_SEED", 1),
+        count: u64::MAX >> 1,
+        time: Some(Duration::from_secs(number("FASTSOCKET_DIFFERENTIAL_SECONDS", 15))),
+        lanes: 3,
+        switches: Switches::default(),
+        mixed: 25,
+        enough: 3,
+    };
+    let outcome = campaign::run(&plan, &|_, _| {}).expect("a run");
+    eprint!("{}", outcome.summary());
+    for (seed, d) in outcome.different.iter().chain(&outcome.late) {
+        eprintln!("=== seed {seed}\n{d}");
+    }
+    assert!(outcome.broken.is_empty(), "{}", outcome.broken.join("\n"));
+    assert!(outcome.different.is_empty() && outcome.late.is_empty(), "see above; replay with the seed");
+    assert!(outcome.programs >= 100, "only {} programs", outcome.programs);
+    assert!(outcome.varies.len() as u64 * 50 <= outcome.programs, "the kernel varies too often to be an oracle");
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    let (shm, kernel) = outcome.paths();
+    assert!(shm > outcome.programs, "{shm} connections over shared memory, {} programs", outcome.programs);
+    assert!(kernel * 10 < shm, "{kernel} connections over kernel TCP with the library, {shm} over shared memory");
+    assert_eq!(outcome.counters.get("hostile_peer"), Some(&0), "a peer was called hostile");
+}
