@@ -59,7 +59,7 @@ pub struct Run {
     /// Whether workers are pinned to the CPU of their zone: `auto` where the
     /// program has not and there is a CPU for each, `never`, `require` (no zone
     /// for workers that the program has not pinned)
-    #[arg(long, value_enum, default_value_t = PinMode::Auto)]
+    #[arg(long, value_enum, default_value_t = PinMode::Never)]
     pub pin: PinMode,
     /// Say what is used
     #[arg(short, long)]
