@@ -15,7 +15,7 @@ use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 const WORDS: usize = size_of::<Entry>() / 8;
-const _: () = assert!(size_of::<Slices>() % 8 == 0 && offset_of!(Slices, first) % 8 == 0);
+const _: () = assert!(size_of::<Slices>().is_multiple_of(8) && offset_of!(Slices, first).is_multiple_of(8));
 const _: () = assert!(size_of::<Entry>() == 40 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
 
 pub struct Registry {
