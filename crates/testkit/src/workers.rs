@@ -47,6 +47,9 @@ impl Killed {
         let held = sockets_of(victim);
         let (accepted, queued) = connections(Some(place), port, &held);
         signal(victim, libc::SIGKILL);
+        // Even that takes its time on a busy machine; the next victim is another.
+        let dead = || matches!(state(victim), None | Some('Z' | 'X'));
+        net::wait_until(Duration::from_secs(10), dead).expect("a dead worker");
         self.accepted += accepted;
         self.queued += queued;
     }
