@@ -6,7 +6,7 @@ use crate::zone::{self, accept::Peer};
 use crate::{bell, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
-use fsocket_abi::channel::{slot_state, status, SERVER};
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// While our queues have connections, the kernel's is looked at this often.
@@ -173,7 +173,9 @@ unsafe fn take_slot(
     if s.state.compare_exchange(slot_state::SYN, slot_state::ESTABLISHED, Ordering::AcqRel, Ordering::Relaxed).is_err()
         || c.desc(slot).is_some()
     {
-        stats::count(Counter::HostilePeer);
+        if s.dir[CLIENT].prod.status.load(Ordering::Acquire) & status::CLOSED == 0 {
+            stats::count(Counter::HostilePeer);
+        } // else its client took it back
         return None;
     }
     let bound = l.addr();

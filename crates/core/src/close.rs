@@ -227,12 +227,12 @@ pub fn passed(fd: i32) {
             stats::count(Counter::FbOption);
             path::materialize_one(d);
             process::disable();
-            listen::give_up_all();
+            listen::unpublish_all();
         }
         kind::LISTENER => {
+            // Whoever gets it cannot take from our queues.
             stats::count(Counter::FbOption);
-            process::disable();
-            listen::give_up_all();
+            listen::unpublish(d);
         }
         _ => {}
     }

@@ -5,7 +5,7 @@ use crate::table::{kind, Desc};
 use crate::{epoll, name, process, ready, route, slice, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
-use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, TO_CLIENT, TO_SERVER};
+use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
 use fsocket_proto::Addr;
 use fsocket_ring::{init_dir, init_half, Mapped};
 use fsocket_sys::{Errno, Result};
@@ -106,10 +106,17 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr) -> core::result::Result<(), Count
         if chan.header().listener_closed.load(Ordering::Acquire) != 0
             && state.compare_exchange(syn.0, syn.1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
-            // Nobody has accepted it, nobody will, and the monitor emptied the
-            // queues before it could see our entry: what it does to the others
-            // we do to ourselves.
-            chan.slot(slot).dir[SERVER].prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+            // Nobody has accepted it, and nobody will: the queues were looked
+            // through for the last time before our entry could be seen. Taken
+            // back; the kernel knows who listens there now.
+            for dir in &chan.slot(slot).dir {
+                dir.prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+            }
+            d.kind.store(kind::FRESH, Ordering::Release);
+            chan.set_desc(slot, None);
+            process::free_sock(sock);
+            chan.retire_slot(slot);
+            return Err(Counter::FbNoListener);
         }
         epoll::became_conn(d);
         return Ok(());

@@ -185,13 +185,26 @@ pub fn give_up(id: u64) {
     }
 }
 
-/// All listeners of this process are the kernel's alone from now on.
-pub fn give_up_all() {
+/// No new connections over shared memory; those that wait in the queues are
+/// accepted as before.
+pub fn unpublish(d: &Desc) {
+    if let Some(l) = of(d) {
+        unpublish_id(l.id.load(Ordering::Relaxed));
+    }
+}
+
+/// The same for all listeners of this process.
+pub fn unpublish_all() {
     for l in used() {
-        let id = l.id.load(Ordering::Relaxed);
-        if id != 0 {
-            give_up(id);
-        }
+        unpublish_id(l.id.load(Ordering::Relaxed));
+    }
+}
+
+fn unpublish_id(id: u64) {
+    if id != 0 {
+        let mut m = Msg::new(msg::UNPUBLISH);
+        m.id = id;
+        let _ = ctl::request(m, None);
     }
 }
 

@@ -146,6 +146,14 @@ impl Listeners {
     /// the exact address, else the wildcard of the same family, else a v6
     /// wildcard that takes v4, too. Sockets that share the address by
     /// SO_REUSEPORT take turns.
+    /// Nobody finds it by its address any more.
+    pub fn hide(&mut self, id: ListenerId) {
+        for ids in self.by_address.values_mut() {
+            ids.retain(|other| *other != id);
+        }
+        self.by_address.retain(|_, ids| !ids.is_empty());
+    }
+
     pub fn find(&mut self, netns: u64, ip: [u8; 16], port: u16) -> Option<ListenerId> {
         let v4 = is_v4(&ip);
         let wildcards: &[[u8; 16]] = if v4 { &[V4_ANY, V6_ANY] } else { &[V6_ANY] };

@@ -36,6 +36,7 @@ impl Monitor {
             kind::CONNECT => self.connect(id, &msg, fd),
             kind::PORTS => self.ports(id, &msg),
             kind::GETBELL => self.get_bell(id, &msg),
+            kind::UNPUBLISH => self.unpublish(id, &msg),
             kind::SWITCH => self.switch(id, &msg, fd),
             kind::CLAIM => self.claim(id, &msg),
             kind::RELEASE => {
@@ -178,6 +179,22 @@ impl Monitor {
             c.holds.insert(listener);
         }
         Ok((Msg { id: listener, ..reply(msg) }, None))
+    }
+
+    fn unpublish(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        if !self.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
+            return Err(Errno::NOENT);
+        }
+        self.registry.remove(msg.id);
+        self.listeners.hide(msg.id);
+        for channel in self.listeners.get(msg.id).iter().flat_map(|l| &l.channels) {
+            if let Some(ch) = self.channels.get(*channel) {
+                ch.mem.set_listener_closed();
+            }
+        }
+        // A client that queued before it could see that is in the queue by now.
+        crate::membarrier::heavy_fence();
+        Ok((reply(msg), None))
     }
 
     fn worker(&mut self, id: ConnId, msg: &Msg) -> Answer {
@@ -333,10 +350,10 @@ impl Monitor {
         let channel = ChannelId::try_from(msg.arg0).map_err(|_| Errno::NOENT)?;
         let ch = self.channels.get(channel).ok_or(Errno::NOENT)?;
         // The other side's bells only. A family that talks to itself is on
-        // both.
-        // And those of its own side: relatives that must look again.
+        // both. (Its own it may have rung, but not fetch: RING.)
+        let own = msg.kind == kind::RING;
         let other_side = |owner| {
-            owner == family
+            (own && owner == family)
                 || (ch.is_party(CLIENT, family) && ch.is_party(SERVER, owner))
                 || (ch.is_party(SERVER, family) && ch.is_party(CLIENT, owner))
         };

@@ -78,8 +78,8 @@ pub mod kind {
     /// *Sync*: the descriptor of bell `id`, whose owner must be on the other
     /// side of channel `arg0`. `result` ENOENT otherwise.
     pub const GETBELL: u32 = 11;
-    /// Ring bell `id`, whose owner must be on the other side of channel `arg0`.
-    /// No answer. For the first time a bell must be rung: cheaper than fetching
+    /// Ring bell `id`, whose owner must be on the other side of channel `arg0`, or
+    /// a relative. No answer. For the first time a bell must be rung: cheaper than fetching
     /// it for a connection that may be the only one.
     pub const RING: u32 = 13;
     /// A connection goes over to kernel TCP. `id` channel, `arg0` slot in the low
@@ -94,6 +94,10 @@ pub mod kind {
     /// Nobody on the side given needs its end from the monitor any more: it
     /// closes it. Arguments as for CLAIM. No answer.
     pub const RELEASE: u32 = 16;
+    /// Listener `id` was handed to a process that may not have the library. *Sync*:
+    /// when it is answered no connection comes to it over shared memory any more
+    /// but those that wait in its queues; new ones use the kernel.
+    pub const UNPUBLISH: u32 = 18;
     /// *Sync*: steering of devices ([`crate::steer`]). fd: memfd with a request
     /// as JSON, `arg0` its length; answered by a memfd with the answer as JSON,
     /// `arg0` its length. The devices are those of the network namespace from

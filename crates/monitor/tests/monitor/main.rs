@@ -8,4 +8,5 @@ mod ending;
 mod hostile;
 mod reporting;
 mod support;
+mod switching;
 mod zones;
