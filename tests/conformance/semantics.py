@@ -452,6 +452,62 @@ def dontwait_fills():
     return server, client
 
 
+@pair()
+def small_buffers_hold_back():
+    def server(t, s):
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        t.step()
+        t.step()
+        got = read_all(s)
+        t.log("nothing lost", hashlib.sha256(got).hexdigest() == t.hear())
+
+    def client(t, s):
+        t.call("more than the system allows", s.setsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+        t.log("clamped", s.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        t.step()
+        digest, total = hashlib.sha256(), 0
+        block = data(1000)
+        for _ in range(3):
+            # The kernel moves bytes on while we look: a little more may fit.
+            while True:
+                try:
+                    sent = s.send(block, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    break
+                digest.update(block[:sent])
+                total += sent
+            time.sleep(0.02)
+        # Without a bound a megabyte and more would fit.
+        t.log("some", 2000 < total < 250_000)
+        t.step()
+        t.log("writable again", events(s, 4, 5))
+        rest = data(300_000, 2)
+        s.sendall(rest)
+        digest.update(rest)
+        s.close()
+        t.tell(digest.hexdigest())
+
+    return server, client
+
+
+@pair()
+def taken_by_the_receiver_is_acknowledged():
+    def server(t, s):
+        t.step()
+        t.log("bytes", s.recv(100))
+
+    def client(t, s):
+        s.send(b"not read yet")
+        time.sleep(0.05)
+        value = array.array("i", [7])
+        fcntl.ioctl(s.fileno(), termios.TIOCOUTQ, value)
+        t.log("SIOCOUTQ", value[0])
+        t.step()
+
+    return server, client
+
+
 # --- closing ----------------------------------------------------------------
 
 

@@ -259,7 +259,11 @@ pub struct Half {
     pub populated: AtomicU64,
     /// CPU last published, plus one.
     pub cpu: AtomicU32,
-    _pad: u32,
+    /// tx: bytes of the ring this side's buffer allows ([`channel::Cons::window`]
+    /// comes on top); 0: all of it.
+    ///
+    /// [`channel::Cons::window`]: crate::channel::Cons::window
+    pub cap: AtomicU32,
     /// Lock once several threads share the direction.
     pub shared: AtomicU64,
     /// tx: ring offset that must stay untouched until the receiver has followed

@@ -204,6 +204,9 @@ pub struct Cons {
     pub head: AtomicU64,
     /// CPU the receiver runs on, plus one; 0 unknown.
     pub cpu: AtomicU32,
+    /// Bytes the receiver's buffer adds to what a sender with a buffer of its own
+    /// choice may have under way ([`crate::arena::Half::cap`]).
+    pub window: AtomicU32,
 }
 
 /// Record header: low 32 bits length in bytes, high 32 bits kind. Never zero.

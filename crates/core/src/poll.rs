@@ -283,7 +283,7 @@ fn arm(d: &Desc, wanted: i16, b: &Bell) -> bool {
             d.rx().1.want_data.arm(1 << w);
             if wanted & libc::POLLOUT != 0 {
                 let (_, tx, h) = d.tx();
-                tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
+                tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
                 tx.want_space.arm(1 << w);
             }
             true

@@ -563,7 +563,7 @@ pub fn wait_data(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
 /// Block until a send can make progress or fails.
 pub fn wait_space(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
     let (_, tx, h) = d.tx();
-    tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
+    tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
     let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
     sleep(&tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
 }

@@ -132,6 +132,7 @@ pub fn init_half(h: &Half) {
     put(&h.populated, 0);
     put(&h.fence, 0);
     h.cpu.store(0, Ordering::Relaxed);
+    h.cap.store(0, Ordering::Relaxed);
 }
 
 /// Start values of the shared lines of a direction, and the first header; the
@@ -143,6 +144,7 @@ pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
     d.prod.space_at.store(0, Ordering::Relaxed);
     d.cons.head.store(POS_START, Ordering::Relaxed);
     d.cons.cpu.store(0, Ordering::Relaxed);
+    d.cons.window.store(0, Ordering::Relaxed);
     d.want_data.reset();
     d.want_space.reset();
     b.header(0).store(0, Ordering::Relaxed);
@@ -224,6 +226,17 @@ pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
     Ok(Space { used: pos - head })
 }
 
+/// Bytes that may be under way, headers included: the whole ring, unless this
+/// side has chosen the size of its buffer. The peer's word only shrinks or grows
+/// that within the ring.
+#[inline]
+fn capacity(d: &Dir, h: &Half) -> u64 {
+    match h.cap.load(Ordering::Relaxed) as u64 {
+        0 => CAP,
+        own => (own + d.cons.window.load(Ordering::Relaxed) as u64).min(CAP),
+    }
+}
+
 /// Send up to `len` bytes. Returns how many fitted into at most one record
 /// (0: no space) and the ring offset behind them. Call again for the rest.
 ///
@@ -231,19 +244,25 @@ pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
 /// As [`send_small`].
 pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize) -> Result<usize, Hostile> {
     let len = len as u64;
+    let mut allowed = None;
     // A PAD that still has to be published: behind it there must be a record, or
     // the consumer would be told of data where there is none.
     let mut padding = None;
     loop {
-        let free = CAP - look(d, h, len.min(record::MAX))?.used;
+        let used = look(d, h, len.min(record::MAX))?.used;
+        let free = CAP - used;
+        // Decided before any padding: a small buffer must not be used up by a
+        // step over the ring's end, behind which there has to be a record.
+        let allowed = *allowed.get_or_insert_with(|| capacity(d, h).saturating_sub(used) & !7);
         let pos = get(&h.pos);
         let off = (pos - get(&h.base)) & MASK;
         // A record, and the zeroed header behind it, which must not touch
         // unread bytes; at the ring's end that header is at offset 0.
-        if free < 4 * record::HDR {
+        if free < 4 * record::HDR || allowed <= 2 * record::HDR {
             put(&h.limit, 0);
             return Ok(0);
         }
+        let len = len.min(allowed - record::HDR);
         let fence = get(&h.fence);
         if fence != 0 && off + align8(len.min(record::MAX)) + 2 * record::HDR > fence {
             // Step over the fence. It is skipped, not written.
@@ -278,6 +297,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         let taken = record::HDR + align8(n);
         let off = (off + taken) & MASK;
         let end = if fence != 0 { fence } else { CAP };
+        let free = free.min(allowed.max(taken));
         let span = (STEP - (off & (STEP - 1))).min(free - taken).min(end - off);
         put(&h.limit, get(&h.pos) + span);
         return Ok(n as usize);
@@ -420,8 +440,7 @@ pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
     (edge, at)
 }
 
-/// Bytes sent and not consumed by the peer, headers included; for SIOCOUTQ and
-/// readiness. A peer that lies about it gets "full".
+/// Bytes sent and not consumed by the peer, headers included; for readiness. A peer that lies about it gets "full".
 pub fn unread(d: &Dir, h: &Half) -> u64 {
     let pos = get(&h.pos);
     let head = d.cons.head.load(Ordering::Acquire);
@@ -435,12 +454,18 @@ pub fn unread(d: &Dir, h: &Half) -> u64 {
 /// May a send make progress, as the kernel sees it: a third of the buffer free?
 #[inline]
 pub fn writable(d: &Dir, h: &Half) -> bool {
-    get(&h.limit) > get(&h.pos) + SMALL as u64 || unread(d, h) <= CAP / 3 * 2
+    get(&h.limit) > get(&h.pos) + SMALL as u64 || unread(d, h) <= capacity(d, h) / 3 * 2
 }
 
 /// Position of the consumer at which a sleeping producer wants to be woken.
-pub fn space_target(h: &Half) -> u64 {
-    get(&h.pos).saturating_sub(CAP / 3 * 2)
+pub fn space_target(d: &Dir, h: &Half) -> u64 {
+    get(&h.pos).saturating_sub(capacity(d, h) / 3 * 2)
+}
+
+/// Of the bytes not yet consumed, those that the receiver's kernel would not
+/// have acknowledged: what exceeds its buffer. For SIOCOUTQ.
+pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
+    unread(d, h).saturating_sub(d.cons.window.load(Ordering::Relaxed) as u64)
 }
 
 pub mod syn;

@@ -94,11 +94,18 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Bytes of the sender's buffer; 0: the ring's.
+fn buffer() -> impl Strategy<Value = u32> {
+    prop_oneof![1 => Just(0u32), 2 => 1024u32..1 << 20]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn behaves_like_a_queue(ops in proptest::collection::vec(op(), 1..150)) {
+    fn behaves_like_a_queue(ops in proptest::collection::vec(op(), 1..150), cap in buffer(), window in 0u32..200_000) {
         let p = Pair::new();
+        p.tx.cap.store(cap, Ordering::Relaxed);
+        p.dir.cons.window.store(window, Ordering::Relaxed);
         let mut model: VecDeque<u8> = VecDeque::new();
         let mut next = 0u32;
         for op in ops {
@@ -107,8 +114,12 @@ proptest! {
                     let data: Vec<u8> = (0..n).map(|i| (next.wrapping_add(i as u32)).wrapping_mul(2654435761) as u8).collect();
                     let sent = p.send(&data);
                     // Small rings of unread data always have room.
-                    if model.len() + n * 2 < RING_CAP / 4 { prop_assert_eq!(sent, n) }
+                    if cap == 0 && model.len() + n * 2 < RING_CAP / 4 { prop_assert_eq!(sent, n) }
+                    // However small the buffer, an empty one takes something.
+                    prop_assert!(sent > 0 || !model.is_empty());
                     model.extend(&data[..sent]);
+                    prop_assert!(cap == 0 || model.len() <= (cap + window) as usize);
+                    if sent < n { prop_assert!(!writable(&p.dir, &p.tx)) }
                     next = next.wrapping_add(sent as u32);
                 }
                 Op::Recv(n) => {

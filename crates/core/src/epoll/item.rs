@@ -342,7 +342,7 @@ impl Item {
                 rx.want_data.arm(1 << w);
                 let (_, tx, h) = d.tx();
                 if self.wanted() & OUT != 0 && !ready::can_send(d) {
-                    tx.prod.space_at.store(ring::space_target(h), Ordering::Relaxed);
+                    tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
                     tx.want_space.arm(1 << w);
                 }
                 g.chans[i as usize / 64] |= 1 << (i % 64);

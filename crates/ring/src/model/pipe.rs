@@ -127,7 +127,7 @@ impl Pipe {
         while at < end {
             match self.offer(at, end - at) {
                 0 => {
-                    self.dir.prod.space_at.store(space_target(&self.tx), Ordering::Relaxed);
+                    self.dir.prod.space_at.store(space_target(&self.dir, &self.tx), Ordering::Relaxed);
                     Self::sleep(&self.dir.want_space, &self.space, || writable(&self.dir, &self.tx));
                 }
                 n => {
