@@ -1,0 +1,109 @@
+"""Comparison of two sides by test name, and the page made of it."""
+
+import collections
+import fnmatch
+import json
+import tomllib
+
+SHM = ("connect_shm", "accept_shm", "connect_kernel", "accept_kernel", "path_switch")
+
+
+def load_known(path):
+    known = tomllib.loads(path.read_text()).get("known", [])
+    for k in known:
+        if set(k) != {"suite", "test", "kind", "reason"} or k["kind"] not in ("limit", "flaky") or not k["reason"]:
+            raise SystemExit(f"suites: {path.name}: malformed entry: {k}")
+    return known
+
+
+def counts(results):
+    c = collections.Counter(results.values())
+    return {k: c[k] for k in ("pass", "fail", "skip")}
+
+
+def matching(known, suite, name):
+    step_free = name.split("/", 1)[1]
+    for k in known:
+        if k["suite"] == suite and (fnmatch.fnmatchcase(name, k["test"]) or fnmatch.fnmatchcase(step_free, k["test"])):
+            return k
+    return None
+
+
+def compare(suite, stock, ours, known):
+    """stock, ours: "STEP/NAME" -> result. What differs, and what is wrong."""
+    differences, wrong = [], []
+    for name, was in sorted(stock.items()):
+        now = ours.get(name, "missing")
+        entry = matching(known, suite, name)
+        if was == "pass" and now == "pass":
+            if entry and entry["kind"] == "limit":
+                wrong.append(f"{name}: passes, but is listed as known: {entry['reason']}")
+            continue
+        if was == now or was != "pass":
+            if was != now and now != "skip":
+                differences.append({"test": name, "stock": was, "ours": now, "reason": entry["reason"] if entry else ""})
+            continue
+        reason = entry["reason"] if entry else ""
+        differences.append({"test": name, "stock": was, "ours": now, "reason": reason})
+        if not entry:
+            wrong.append(f"{name}: {was} on stock, {now} on ours")
+    return differences, wrong
+
+
+def record(suite, version, stock, ours, counters, known):
+    """What is kept of a run of both sides."""
+    differences, wrong = compare(suite, stock, ours, known)
+    shown = {k: v for k, v in counters.items() if v and (k in SHM or k.startswith("fallback."))}
+    return {
+        "version": version,
+        "stock": counts(stock),
+        "ours": counts(ours),
+        "differences": differences,
+        "wrong": wrong,
+        "counters": shown,
+    }
+
+
+def page(records):
+    lines = [
+        "# Published suites, stock and ours",
+        "",
+        "Written by `make suites` (tests/suites); do not edit. Each suite runs once on kernel sockets and once",
+        "under the library, in a network namespace of its own, and the results are compared by the tests' names:",
+        "what passes on stock has to pass on ours. `shm` counts connections opened and accepted over shared memory,",
+        "`kernel` those over kernel TCP, `switched` those that went over to it while they lived.",
+        "",
+        "| suite | version | stock pass / fail / skip | ours pass / fail / skip | shm | kernel | switched |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, r in sorted(records.items()):
+        c = r["counters"]
+        get = lambda *names: " + ".join(str(c.get(n, 0)) for n in names)  # noqa: E731
+        side = lambda s: f"{s['pass']} / {s['fail']} / {s['skip']}"  # noqa: E731
+        lines.append(
+            f"| {name} | {r['version']} | {side(r['stock'])} | {side(r['ours'])} "
+            f"| {get('connect_shm', 'accept_shm')} | {get('connect_kernel', 'accept_kernel')} | {get('path_switch')} |"
+        )
+    lines += ["", "## Differences", ""]
+    rows = [(n, d) for n, r in sorted(records.items()) for d in r["differences"]]
+    if rows:
+        lines += ["| suite | test | stock | ours | reason |", "| --- | --- | --- | --- | --- |"]
+        lines += [
+            f"| {n} | `{d['test']}` | {d['stock']} | {d['ours']} | {d['reason'] or 'unexplained'} |"
+            if d["stock"] == "pass"
+            else f"| {n} | `{d['test']}` | {d['stock']} | {d['ours']} | {d['reason'] or 'not judged: it fails on stock'} |"
+            for n, d in rows
+        ]
+    else:
+        lines.append("None.")
+    lines += ["", "## Why the kernel was used", "", "| suite | reasons |", "| --- | --- |"]
+    for name, r in sorted(records.items()):
+        why = {k.removeprefix("fallback."): v for k, v in r["counters"].items() if k.startswith("fallback.")}
+        text = ", ".join(f"{k} {v}" for k, v in sorted(why.items())) or "never"
+        lines.append(f"| {name} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(records, page_path, json_path):
+    json_path.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
+    page_path.write_text(page(records))
