@@ -42,6 +42,8 @@ pub struct Chan {
     peer_fd: [AtomicI32; WAITERS],
     /// Bell that the monitor has rung for us already.
     peer_rung: [AtomicU64; WAITERS],
+    /// How often the monitor has rung it for us.
+    peer_rings: [AtomicU32; WAITERS],
     client: Lock<Client>,
 }
 
@@ -247,9 +249,10 @@ impl Chan {
         }
     }
 
-    /// Ring the bell of waiter `w` on the other side. The first time the
+    /// Ring the bell of waiter `w` on the other side. The first times the
     /// monitor does it for us, which is cheaper than to fetch a descriptor that
-    /// may never be used again. False: nobody can ring it.
+    /// may never be used again: a one-shot client rings when it connects, when it
+    /// asks and when it closes. False: nobody can ring it.
     pub fn ring_peer(&self, w: usize, key: u64) -> bool {
         let w = w.min(WAITERS - 1);
         if self.peer_key[w].load(Ordering::Acquire) == key {
@@ -259,6 +262,9 @@ impl Chan {
         m.id = key;
         m.arg0 = self.id.load(Ordering::Relaxed) as u64;
         if self.peer_rung[w].swap(key, Ordering::Relaxed) != key {
+            self.peer_rings[w].store(0, Ordering::Relaxed);
+        }
+        if self.peer_rings[w].fetch_add(1, Ordering::Relaxed) < 3 {
             return ctl::tell(m, None);
         }
         m.kind = kind::GETBELL;

@@ -137,7 +137,9 @@ fn start(d: &'static Desc) -> Option<pair::Ends> {
         ends.close(); // a relative was faster
         return None;
     }
-    // From here on whoever gets a token sees the flags, and keeps off the rings.
+    // From here on whoever gets a token sees the flags, or finds no room, and
+    // keeps off the rings.
+    s.tx.limit.store(0, Ordering::Relaxed);
     drop((t1, t2));
     d.tx().1.prod.status.fetch_or(status::MOVING, Ordering::Release);
     // Release: who sees the want word armed sees MOVING.

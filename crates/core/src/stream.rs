@@ -99,13 +99,14 @@ pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
-    let Ok(t) = token::enter(h) else { return false };
-    // With the token: a thread that switches the path says so while it has it.
+    // Who switches the path leaves no room to `send_small`, while he has the
+    // token: these may be looked at before.
     if s.flags.load(Ordering::Relaxed) & TX_BAD != 0
         || rx.prod.status.load(Ordering::Relaxed) & (status::RST | status::CLOSED | status::DEAF | status::MOVING) != 0
     {
         return false;
     }
+    let Ok(t) = token::enter(h) else { return false };
     // SAFETY: the caller's; the token is ours.
     let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len) };
     drop(t);
