@@ -73,12 +73,25 @@ class Cache:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
             env = self.apt_env(self.apt_conf())
-            self.sh(["apt-get", "source", "--download-only", package], cwd=place, env=env)
+            self.newest_there(package, place, env)
             dsc = next(place.glob("*.dsc"))
             self.sh(["dpkg-source", "-x", dsc.name, "tree"], cwd=place)
             self.mark(f"source-{package}")
         dsc = next(place.glob("*.dsc")).read_text(errors="replace")
         return place / "tree", re.search(r"^Version: (.*)$", dsc, re.M).group(1)
+
+    def newest_there(self, package, place, env):
+        """Downloads the newest version that the mirror still (or already) has."""
+        argv = ["apt-cache", "madison", package]
+        text = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+        lines = [[f.strip() for f in line.split("|")] for line in text.splitlines()]
+        versions = dict.fromkeys(f[1] for f in lines if len(f) == 3 and f[2].endswith("Sources"))
+        for version in versions:
+            try:
+                return self.sh(["apt-get", "source", "--download-only", f"{package}={version}"], cwd=place, env=env)
+            except RuntimeError as error:
+                last = error
+        raise last if versions else RuntimeError(f"no source of {package}")
 
     # crates.io ----------------------------------------------------------
 
@@ -99,7 +112,9 @@ class Cache:
             source = next(home.glob(f"registry/src/*/{name}-{version}"))
             shutil.copytree(source, place)
             with open(place / "Cargo.toml", "a") as manifest:
-                manifest.write("\n[workspace]\n")
+                # Crates that its tests use beside it must mean this very crate.
+                manifest.write(f'\n[workspace]\n[patch.crates-io]\n{name} = {{ path = "." }}\n')
+            (place / "Cargo.lock").unlink(missing_ok=True)
             self.mark(f"crate-{name}-{version}")
         return place
 

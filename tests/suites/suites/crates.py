@@ -5,7 +5,7 @@ from suites import Step
 
 NAME = "crates"
 
-TOKIO = "tcp_* udp* uds_* unix_* net_* io_async_fd* io_copy_bidirectional rt_common".split()
+TOKIO = "tcp_* udp* uds_* net_* io_async_fd* io_copy_bidirectional rt_common".split()
 
 # name, version, arguments of `cargo test`. tokio's unit tests do not build from
 # its crate; hyper's crate has its unit tests only.
