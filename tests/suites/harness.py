@@ -7,6 +7,7 @@ Called by run.py; called again, as process 1 of the new namespaces, by itself.
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,11 +32,18 @@ exec "$@"
 """
 
 
+def snapshot(where):
+    """Copies of what is tested: a build meanwhile changes nothing."""
+    where.mkdir(parents=True)
+    for name in TOOLS.values():
+        if not (BIN / name).exists():
+            raise SystemExit(f"suites: {BIN / name} is missing: run `make build` first")
+        shutil.copy2(BIN / name, where / name)
+    os.environ["SUITES_BIN"] = str(where)
+
+
 def tool(name):
-    path = BIN / TOOLS[name]
-    if not path.exists():
-        raise SystemExit(f"suites: {path} is missing: run `make build` first")
-    return str(path)
+    return str(pathlib.Path(os.environ["SUITES_BIN"]) / TOOLS[name])
 
 
 def plain_env(extra=None):

@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import pathlib
+import shutil
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -58,7 +59,7 @@ def run_step(suite, step, side, out):
         argv, side, place, cwd=step.cwd, env=step.env, timeout=step.timeout, user=step.user
     )
     results = {f"{step.name}/{name}": r for name, r in step.parse(place).items()}
-    if not results:
+    if not results and status != 0:
         results = {f"{step.name}/(whole)": "fail"}
     if status is None or status < 0:
         # Killed: what it did not report is missing from the results.
@@ -122,12 +123,18 @@ def main():
         name, _, step = s.partition(":")
         wanted[name] += [step] if step else []
     good = True
-    for name, steps in wanted.items():
-        try:
-            good &= run_suite(name, steps, args, out, known)
-        except RuntimeError as error:
-            print(f"{name}: NOT RUN: {error}", flush=True)
-            good = False
+    tested = pathlib.Path(args.cache).resolve() / f"tested-{os.getpid()}"
+    if not args.prepare:
+        harness.snapshot(tested)
+    try:
+        for name, steps in wanted.items():
+            try:
+                good &= run_suite(name, steps, args, out, known)
+            except RuntimeError as error:
+                print(f"{name}: NOT RUN: {error}", flush=True)
+                good = False
+    finally:
+        shutil.rmtree(tested, ignore_errors=True)
     raise SystemExit(0 if good else 1)
 
 

@@ -2,7 +2,7 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, name, process, ready, route, slice, stats, table, Outcome};
+use crate::{epoll, foreign, name, process, ready, route, slice, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
@@ -32,6 +32,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         // Mismatched families and 0.0.0.0 have rules of their own.
         return to_kernel(d, Counter::FbOption);
     }
+    foreign::noticed();
     match open(fd, d, &dst) {
         Ok(()) => {
             stats::count(Counter::ConnectShm);

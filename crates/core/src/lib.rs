@@ -16,6 +16,7 @@ pub mod connect;
 pub mod ctl;
 pub mod epoll;
 pub mod exec;
+pub mod foreign;
 pub mod fork;
 pub mod idle;
 pub mod listen;

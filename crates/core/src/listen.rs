@@ -3,7 +3,7 @@
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::table::{kind, Desc};
-use crate::{ctl, process, stats};
+use crate::{ctl, foreign, process, stats};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
@@ -66,10 +66,11 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter
     if of(d).is_some() {
         return Ok(()); // listen() again only changes the backlog
     }
+    ctl::wanted();
+    foreign::noticed();
     if !process::enabled() {
         return Err(Counter::FbDisabled);
     }
-    ctl::wanted();
     process::arena().ok_or(Counter::FbResource)?;
     // A client that opens a connection to us counts on our mapping its channel.
     if !chan::mappable() {
@@ -181,6 +182,16 @@ pub fn give_up(id: u64) {
             closed(d);
             let zoned = crate::zone::of(d).is_some();
             d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
+        }
+    }
+}
+
+/// All listeners of this process are the kernel's alone from now on.
+pub fn give_up_all() {
+    for l in used() {
+        let id = l.id.load(Ordering::Relaxed);
+        if id != 0 {
+            give_up(id);
         }
     }
 }

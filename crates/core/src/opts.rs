@@ -158,6 +158,11 @@ pub fn size_buffers(d: &Desc) {
     d.rx().1.cons.window.store(bytes(RCVBUF, 5), Ordering::Relaxed);
 }
 
+/// Size of the send buffer as the kernel would have it, bytes.
+pub fn send_buffer(d: &Desc) -> usize {
+    d.sock().opt[SNDBUF].load(Ordering::Relaxed).max(1) as usize
+}
+
 /// # Safety
 /// `val` is readable for `len` bytes.
 unsafe fn remember(d: &Desc, level: i32, name: i32, v: i32, val: *const u8, len: u32) -> bool {
@@ -352,6 +357,15 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
             Outcome::Done(r)
         }
         _ => Outcome::Kernel,
+    }
+}
+
+/// The program may have changed O_NONBLOCK of the placeholder without our seeing.
+pub fn nonblock_from_below(d: &Desc, fd: i32) {
+    let Ok(flags) = sys::fcntl(fd, libc::F_GETFL, 0) else { return };
+    let on = flags & libc::O_NONBLOCK != 0;
+    if on != d.placeholder_nonblock() {
+        set_nonblock(d, on);
     }
 }
 

@@ -259,7 +259,8 @@ pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<
         return Some(Ok(done)); // and why is the next call's
     }
     Some(match send_error(d, len, flags)? {
-        Refused::Swallow => Ok(len),
+        // No more than a send buffer holds: what is longer meets the reset.
+        Refused::Swallow => Ok(len.min(crate::opts::send_buffer(d))),
         _ if done > 0 => Ok(done),
         Refused::Pipe => {
             if flags & libc::MSG_NOSIGNAL == 0 {
@@ -483,6 +484,12 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 continue; // data came before the end that we have just seen
             }
             return if done > 0 { Ok(done) } else { end_of_stream(d) };
+        }
+        if done == 0 && d.items.load(Ordering::Relaxed) == 0 {
+            hold.get_or_insert_with(|| Hold::on(d));
+            if crate::foreign::noticed() {
+                continue;
+            }
         }
         if !block {
             return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };

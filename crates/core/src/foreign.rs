@@ -1,0 +1,179 @@
+//! Programs that make some of their system calls themselves.
+//!
+//! Rust's `rustix` (so `polling`, `async-io`) calls libc for `recv` but not for
+//! `epoll_ctl`: a connection of ours can sit in an epoll instance that we never
+//! saw, where its placeholder is never ready the way the connection is. Such an
+//! instance is a descriptor like any other, so we look for one where
+//! connections begin and where a program would have to wait. Once one is found
+//! this process is left to the kernel, with everything that it has.
+
+use crate::table::{self, DESCS};
+use crate::{close, ctl, listen, opts, path, process, stats};
+use core::sync::atomic::{AtomicU32, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_sys as sys;
+
+static LOOKS: AtomicU32 = AtomicU32::new(0);
+/// So often we look every time, then every that many times: a look costs some
+/// 0.1 us a number, and such programs make their instance before they wait.
+const OFTEN: u32 = 64;
+/// Numbers looked at: instances are made early.
+const NUMBERS: i32 = 64;
+/// Instances whose registrations are carried over.
+const INSTANCES: usize = 8;
+
+/// Now and then, look for an instance that is not ours to see. True: there is
+/// one, and everything has gone over to the kernel.
+pub fn noticed() -> bool {
+    let n = LOOKS.fetch_add(1, Ordering::Relaxed);
+    if n >= OFTEN && !n.is_multiple_of(OFTEN) || !process::enabled() {
+        return false;
+    }
+    let mut found = [-1; INSTANCES];
+    let n = find(&mut found);
+    if n == 0 {
+        return false;
+    }
+    stats::count(Counter::FbOption);
+    process::disable();
+    leave(&found[..n]);
+    true
+}
+
+fn find(found: &mut [i32; INSTANCES]) -> usize {
+    // A descriptor that can be polled and is in nobody else's instance: taking
+    // it out gives ENOENT for an instance, EINVAL for anything else.
+    let probe = ctl::fd();
+    if ctl::dead() {
+        return 0;
+    }
+    let mut n = 0;
+    for fd in (3..NUMBERS).filter(|fd| *fd != probe) {
+        if table::lookup(fd).is_some() || close::own(fd) {
+            continue;
+        }
+        if sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, probe, None) == Err(sys::Errno::ENOENT) && n < INSTANCES {
+            found[n] = fd;
+            n += 1;
+        }
+    }
+    n
+}
+
+/// Everything goes to the kernel, and is watched there as it was.
+fn leave(instances: &[i32]) {
+    // What waits in our queues is reset: the program would never hear of it.
+    listen::give_up_all();
+    for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn()) {
+        let mut watched = [None; 4];
+        let mut n = 0;
+        table::each_number(d, |fd| {
+            opts::nonblock_from_below(d, fd);
+            for ep in instances {
+                if let Some(ev) = registration(*ep, fd).filter(|_| n < watched.len()) {
+                    watched[n] = Some((*ep, fd, ev));
+                    n += 1;
+                }
+            }
+        });
+        if path::materialize_one(d) {
+            // Another socket under the same number is not registered.
+            for (ep, fd, ev) in watched.iter().flatten() {
+                let _ = sys::epoll_ctl(*ep, libc::EPOLL_CTL_ADD, *fd, Some(ev));
+            }
+        }
+    }
+}
+
+/// What `fd` is registered for in `ep`, from the kernel's own account, lines of
+/// "tfd: 7 events: 19 data: 2a  pos:…", numbers behind `tfd` in hexadecimal.
+fn registration(ep: i32, fd: i32) -> Option<libc::epoll_event> {
+    let mut path = [0u8; 40];
+    let prefix = b"/proc/self/fdinfo/";
+    path[..prefix.len()].copy_from_slice(prefix);
+    decimal(ep, &mut path[prefix.len()..]);
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
+    // SAFETY: a NUL-terminated path.
+    let info = unsafe { sys::raw(libc::SYS_openat, args) }.ok()? as i32;
+    let mut buf = [0u8; 4096];
+    let (mut have, mut found) = (0, None);
+    // 4 MiB: more than any table of descriptors fills.
+    for _ in 0..4096 {
+        // SAFETY: within `buf`.
+        let n = unsafe { sys::read(info, buf.as_mut_ptr().add(have), buf.len() - have) }.unwrap_or(0);
+        have += n;
+        let text = &buf[..have];
+        found = found.or_else(|| text.split(|b| *b == b'\n').find_map(|line| parse(line, fd)));
+        if n == 0 || found.is_some() {
+            break;
+        }
+        let rest = text.iter().rposition(|b| *b == b'\n').map_or(have, |i| i + 1);
+        buf.copy_within(rest..have, 0);
+        have -= rest;
+    }
+    let _ = sys::close(info);
+    found
+}
+
+fn parse(line: &[u8], fd: i32) -> Option<libc::epoll_event> {
+    let mut words = core::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let mut field = |name| (words.next() == Some(name)).then(|| words.next()).flatten();
+    if field("tfd:")?.parse() != Ok(fd) {
+        return None;
+    }
+    let events = u32::from_str_radix(field("events:")?, 16).ok()?;
+    let u64 = u64::from_str_radix(field("data:")?, 16).ok()?;
+    Some(libc::epoll_event { events, u64 })
+}
+
+fn decimal(v: i32, to: &mut [u8]) {
+    let mut digits = 1;
+    while v / 10i32.pow(digits) > 0 {
+        digits += 1;
+    }
+    for i in 0..digits {
+        to[i as usize] = b'0' + (v / 10i32.pow(digits - 1 - i) % 10) as u8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registration_is_read_from_the_kernels_account() {
+        let line = b"tfd:        7 events: 4000001d data:         fffffffffffffff0  pos:0 ino:1b sdev:9";
+        let ev = parse(line, 7).unwrap();
+        assert_eq!(({ ev.events }, { ev.u64 }), (0x4000_001d, 0xffff_ffff_ffff_fff0));
+        assert!(parse(line, 8).is_none());
+        assert!(parse(b"pos:\t0", 7).is_none());
+        assert!(parse(b"tfd: 7 events: 19 da", 7).is_none());
+    }
+
+    #[test]
+    fn numbers_in_paths() {
+        for v in [0, 9, 10, 63, 12345] {
+            let mut b = [0u8; 8];
+            decimal(v, &mut b);
+            let end = b.iter().position(|c| *c == 0).unwrap();
+            assert_eq!(core::str::from_utf8(&b[..end]).unwrap().parse(), Ok(v));
+        }
+    }
+
+    #[test]
+    fn registrations_of_a_real_instance_are_found() {
+        // SAFETY: plain system calls.
+        let ep = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let bell = sys::eventfd().unwrap();
+        assert!(registration(ep, bell).is_none());
+        let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0xABCD_EF01_2345_6789 };
+        sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, bell, Some(&ev)).unwrap();
+        let got = registration(ep, bell).unwrap();
+        // The kernel adds HUP and ERR, which it reports always.
+        assert_eq!({ got.events } & { ev.events }, { ev.events });
+        assert_eq!({ got.u64 }, { ev.u64 });
+        for fd in [ep, bell] {
+            let _ = sys::close(fd);
+        }
+    }
+}
