@@ -132,6 +132,28 @@ def inetd_dual_stack():
 
 
 @case
+def the_whole_server_is_replaced():
+    code = """
+import os, socket
+l = socket.create_server(("127.0.0.1", 0))
+print(l.getsockname()[1], flush=True)
+s, _ = l.accept()
+for fd in 0, 1:
+    os.dup2(s.fileno(), fd)
+s.close()
+l.close()
+os.execv("/bin/cat", ["cat"])
+"""
+    p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    c = socket.create_connection(("127.0.0.1", int(p.stdout.readline())))
+    time.sleep(0.3)
+    c.sendall(b"still there")
+    print(c.recv(20))
+    c.shutdown(socket.SHUT_WR)
+    print(c.recv(1), p.wait())
+
+
+@case
 def unread_bytes_behind_an_exec():
     def write_and_become(s):
         s.setblocking(False)

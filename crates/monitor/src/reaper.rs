@@ -222,7 +222,10 @@ impl Monitor {
         // to be accepted, by workers who may yet have to be told; and a worker
         // may be about to. So a channel stays while anything in it is open,
         // unless too many do.
+        // The same for one that went over to the kernel, whose peer has not come
+        // for its end yet.
         let done = (ch.client_gone || ch.listener_gone)
+            && !ch.switched.borrow().is_waiting()
             && (servers_gone || ch.mem.slots_in_use() == 0 || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
         if ch.client_gone && !done {
             let wait = Duration::from_secs(1);

@@ -33,6 +33,11 @@ struct Ends {
 pub struct Switched(HashMap<usize, Ends>);
 
 impl Switched {
+    /// Is there an end that somebody may still come for?
+    pub fn is_waiting(&self) -> bool {
+        self.0.values().any(|ends| ends.ready)
+    }
+
     /// One side needs its end no more.
     pub fn release(&mut self, slot: usize, side: usize, generation: u32) {
         if let Some(ends) = self.0.get_mut(&slot).filter(|e| e.generation == generation) {
@@ -171,6 +176,7 @@ impl Monitor {
             if let Ok(ch) = self.party(id, named.channel) {
                 ch.switched.borrow_mut().release(named.slot, named.side, named.generation);
             }
+            self.sweep();
         }
     }
 }
