@@ -71,6 +71,10 @@ hook_table! {
     process: "as fork: a child that shares our memory would close the parent's connections" fn vfork() -> pid_t;
     process: "shared memory off when the network namespace changes" fn unshare(flags: c_int) -> c_int;
     process: "shared memory off when the network namespace changes" fn setns(fd: c_int, kind: c_int) -> c_int;
+    process: "a lower limit counts for the descriptors that we keep, too" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int;
+    process: "as setrlimit" fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int;
+    process: "as setrlimit" fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
+    process: "as setrlimit" fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     process: "the call of that number, as if made by its name" fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long;
     process: "inheritable connections become the kernel's first" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     process: "as execve" fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;

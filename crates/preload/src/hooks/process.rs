@@ -5,7 +5,7 @@
 use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{epoll, exec, process};
+use fsocket_core::{epoll, exec, pool, process};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -28,6 +28,32 @@ pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
         process::disable();
     }
     r
+}
+
+/// A number that we keep for the next socket may lie above the new limit; the
+/// kernel would not give it out any more.
+fn limited(r: c_int, resource: c_uint) -> c_int {
+    if r == 0 && resource == RLIMIT_NOFILE as c_uint {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        pool::drain();
+    }
+    r
+}
+
+pub unsafe fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
+    limited(unsafe { real::setrlimit(resource, limit) }, resource)
+}
+
+pub unsafe fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int {
+    limited(unsafe { real::setrlimit64(resource, limit) }, resource)
+}
+
+pub unsafe fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+    limited(unsafe { real::prlimit(pid, resource, new, old) }, if new.is_null() { c_uint::MAX } else { resource })
+}
+
+pub unsafe fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+    limited(unsafe { real::prlimit64(pid, resource, new, old) }, if new.is_null() { c_uint::MAX } else { resource })
 }
 
 /// System calls made by number (libuv closes descriptors like this). Those that
