@@ -192,6 +192,63 @@ def passed_with_unread_bytes():
 
 
 @case
+def others_wait_while_one_is_passed():
+    a, b = socket.socketpair()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            l = listener()
+            a.sendall(str(l.getsockname()[1]).encode())
+            a.recv(1)
+            for i in range(3):
+                s, _ = l.accept()
+                if i == 0:
+                    socket.send_fds(a, [b"x"], [s.fileno()])
+                s.sendall(b"served")
+                s.close()
+            a.recv(1)
+            # Those that come later are served, too.
+            l.accept()[0].sendall(b"late")
+            os._exit(0)
+        except BaseException as e:
+            print("child:", repr(e), flush=True)
+            os._exit(1)
+    address = ("127.0.0.1", int(b.recv(10)))
+    waiting = [socket.create_connection(address) for _ in range(3)]
+    b.sendall(b"g")
+    _, fds, _, _ = socket.recv_fds(b, 10, 1)
+    os.close(fds[0])
+    for c in waiting:
+        c.settimeout(10)
+        print(c.recv(100), c.recv(100))
+    with socket.create_connection(address) as late:
+        b.sendall(b"g")
+        print(late.recv(100))
+    print(ended(pid))
+
+
+@case
+def bound_before():
+    l = listener()
+    for address in ("", "127.0.0.1"):
+        c = socket.socket()
+        c.bind((address, 0))
+        port = c.getsockname()[1]
+        c.connect(l.getsockname())
+        s, peer = l.accept()
+        print(peer == c.getsockname() == ("127.0.0.1", port))
+        c.send(b"before")
+        s.set_inheritable(True)
+        print(s.recv(10), subprocess.run(["/bin/echo", "from the child"], stdout=s.fileno(), check=True).returncode)
+        print(c.recv(100), peer == c.getsockname() == s.getpeername())
+        try:
+            socket.socket().bind(("127.0.0.1", port))
+        except OSError as e:
+            print(e.strerror)
+
+
+@case
 def waiting_for_it():
     l = listener()
     for how in ("recv", "timeout", "poll", "select", "epoll", "epoll-edge", "epoll-oneshot"):

@@ -2,29 +2,23 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, foreign, name, process, ready, route, slice, stats, table, Outcome};
+use crate::{epoll, foreign, listen, name, process, ready, route, slice, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
 use fsocket_proto::Addr;
 use fsocket_ring::{init_dir, init_half, Mapped};
-use fsocket_sys::{Errno, Result};
+use fsocket_sys::{self as sys, Errno, Result};
 
 /// # Safety
 /// `addr` is readable for `len` bytes.
 pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, len: u32) -> Outcome<Result<()>> {
-    match d.kind() {
+    let bound = match d.kind() {
         kind::CONN => return Outcome::Done(again(d)),
-        kind::FRESH => {}
-        kind::BOUND => {
-            // SAFETY: the caller's.
-            if let Some(dst) = unsafe { name::parse(addr, len) } {
-                slice::choose(fd, d, &dst);
-            }
-            return to_kernel(d, Counter::FbBound);
-        }
+        kind::FRESH => false,
+        kind::BOUND => true,
         _ => return Outcome::Kernel,
-    }
+    };
     // SAFETY: the caller's.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(d, Counter::FbOption) };
     let family = d.family.load(Ordering::Relaxed);
@@ -32,8 +26,15 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         // Mismatched families and 0.0.0.0 have rules of their own.
         return to_kernel(d, Counter::FbOption);
     }
+    let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
+        Some(None) => {
+            slice::choose(fd, d, &dst);
+            return to_kernel(d, Counter::FbBound);
+        }
+        port => port.flatten(),
+    };
     foreign::noticed();
-    match open(fd, d, &dst) {
+    match open(fd, d, &dst, own_port) {
         Ok(()) => {
             stats::count(Counter::ConnectShm);
             if d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
@@ -73,7 +74,26 @@ fn again(d: &Desc) -> Result<()> {
     Err(Errno::EISCONN)
 }
 
-fn open(fd: i32, d: &'static Desc, dst: &Addr) -> core::result::Result<(), Counter> {
+/// The port that the program has bound, if the connection can have it: the
+/// placeholder keeps it from others as long as the connection lives. A port of
+/// the program's choice that may be shared has rules of its own (who connects
+/// second to one place gets EADDRNOTAVAIL), and an address other than the one
+/// that follows from the destination is the kernel's business.
+fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
+    let here = listen::bound_address(fd)?;
+    let set = |name| {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_err() || v != [0; 4]
+    };
+    let usual = name::is_any(&here.ip) || here.ip == name::source_for(&dst.ip);
+    let sole = d.any_port.load(Ordering::Relaxed) || !set(libc::SO_REUSEADDR);
+    // (It may be a listener that is the kernel's alone.)
+    let free = usual && here.port >= 1024 && sole && !set(libc::SO_REUSEPORT) && !set(libc::SO_ACCEPTCONN);
+    free.then_some(here.port)
+}
+
+/// `own_port`: the client's port; else one of the monitor's.
+fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::result::Result<(), Counter> {
     let mut chan = route::find(dst, fd)?;
     for attempt in 0..3 {
         let mut cl = chan.client().ok_or(Counter::FbReentry)?;
@@ -85,6 +105,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr) -> core::result::Result<(), Count
             chan = route::another(dst, fd, chan)?;
             continue;
         };
+        let port = own_port.unwrap_or(port);
         let Some(sock) = process::alloc_sock() else {
             chan.give_back(&mut cl, slot);
             return Err(Counter::FbResource);

@@ -58,6 +58,8 @@ pub struct Desc {
     pub family: AtomicU32,
     /// The placeholder carries state and cannot be used again.
     pub dirty: AtomicBool,
+    /// The kernel chose the port that it is bound to.
+    pub any_port: AtomicBool,
     /// CONN: the sending ring carried bulk data; see `idle`.
     pub grown: AtomicBool,
     /// FRESH: O_NONBLOCK as last set.
@@ -189,6 +191,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.moved_to.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);
+    d.any_port.store(false, Ordering::Relaxed);
     d.grown.store(false, Ordering::Relaxed);
     d.nonblock.store(false, Ordering::Relaxed);
     d.kernel_nonblock.store(false, Ordering::Relaxed);

@@ -54,6 +54,8 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     if let Some(d) = table::lookup(fd) {
         if r == 0 && d.kind() == kind::FRESH {
             d.dirty.store(true, Ordering::Relaxed);
+            let asked = unsafe { fsocket_core::name::parse(addr, len) };
+            d.any_port.store(asked.is_some_and(|a| a.port == 0), Ordering::Relaxed);
             d.kind.store(kind::BOUND, Ordering::Release);
         }
     }
