@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 lacks: `deps.sh build` for building,
 # `deps.sh test` for building, tests and the demo, `deps.sh manycore` also for
-# emulated machines. Does nothing when all is there. Needs root (or sudo) only
+# emulated machines, `deps.sh suites` also for the published suites. Does nothing when all is there. Needs root (or sudo) only
 # when something is missing. Services that the packages bring are neither
 # started nor left running.
 set -euo pipefail
@@ -49,6 +49,17 @@ manycore_needs=(
     "cpio cpio"
     "modprobe kmod"
     "xz xz-utils"
+)
+
+# Beyond the above, for tests/suites.
+suites_needs=(
+    "cmake cmake"
+    "dpkg-source dpkg-dev"
+    "prove perl"
+    "tclsh tcl"
+    "/usr/include/event2/event.h libevent-dev"
+    "ip iproute2"
+    "unshare util-linux"
 )
 
 have() {
@@ -138,7 +149,8 @@ case $what in
     build) needs=("${build_needs[@]}") ;;
     test) needs=("${build_needs[@]}" "${test_needs[@]}") ;;
     manycore) needs=("${build_needs[@]}" "${test_needs[@]}" "${manycore_needs[@]}") ;;
-    *) die "usage: deps.sh [build|test|manycore]" ;;
+    suites) needs=("${build_needs[@]}" "${test_needs[@]}" "${suites_needs[@]}") ;;
+    *) die "usage: deps.sh [build|test|manycore|suites]" ;;
 esac
 
 collect_missing "${needs[@]}"

@@ -1,6 +1,7 @@
 """Comparison of two sides by test name, and the page made of it."""
 
 import collections
+import fcntl
 import fnmatch
 import json
 import tomllib
@@ -50,18 +51,26 @@ def compare(suite, stock, ours, known):
     return differences, wrong
 
 
-def record(suite, version, stock, ours, counters, known):
-    """What is kept of a run of both sides."""
+def record(suite, stock, ours, counters, known):
+    """What is kept of one step, run on both sides."""
     differences, wrong = compare(suite, stock, ours, known)
     shown = {k: v for k, v in counters.items() if v and (k in SHM or k.startswith("fallback."))}
     return {
-        "version": version,
         "stock": counts(stock),
         "ours": counts(ours),
         "differences": differences,
         "wrong": wrong,
         "counters": shown,
     }
+
+
+def total(steps):
+    """The sum of several steps."""
+    sums = {key: collections.Counter() for key in ("stock", "ours", "counters")}
+    for step in steps:
+        for key, value in sums.items():
+            value.update(step[key])
+    return {key: dict(value) for key, value in sums.items()}
 
 
 def page(records):
@@ -76,16 +85,17 @@ def page(records):
         "| suite | version | stock pass / fail / skip | ours pass / fail / skip | shm | kernel | switched |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, r in sorted(records.items()):
+    sums = {name: total(r["steps"].values()) for name, r in sorted(records.items())}
+    for name, r in sums.items():
         c = r["counters"]
         get = lambda *names: " + ".join(str(c.get(n, 0)) for n in names)  # noqa: E731
         side = lambda s: f"{s['pass']} / {s['fail']} / {s['skip']}"  # noqa: E731
         lines.append(
-            f"| {name} | {r['version']} | {side(r['stock'])} | {side(r['ours'])} "
+            f"| {name} | {records[name]['version']} | {side(r['stock'])} | {side(r['ours'])} "
             f"| {get('connect_shm', 'accept_shm')} | {get('connect_kernel', 'accept_kernel')} | {get('path_switch')} |"
         )
     lines += ["", "## Differences", ""]
-    rows = [(n, d) for n, r in sorted(records.items()) for d in r["differences"]]
+    rows = [(n, d) for n, r in sorted(records.items()) for s in r["steps"].values() for d in s["differences"]]
     if rows:
         lines += ["| suite | test | stock | ours | reason |", "| --- | --- | --- | --- | --- |"]
         lines += [
@@ -97,13 +107,29 @@ def page(records):
     else:
         lines.append("None.")
     lines += ["", "## Why the kernel was used", "", "| suite | reasons |", "| --- | --- |"]
-    for name, r in sorted(records.items()):
+    for name, r in sums.items():
         why = {k.removeprefix("fallback."): v for k, v in r["counters"].items() if k.startswith("fallback.")}
         text = ", ".join(f"{k} {v}" for k, v in sorted(why.items())) or "never"
         lines.append(f"| {name} | {text} |")
     return "\n".join(lines) + "\n"
 
 
-def write(records, page_path, json_path):
-    json_path.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
-    page_path.write_text(page(records))
+def keep(docs, suite, version, step, record, all_steps):
+    """Puts a step's record into conformance.json, and makes the page anew."""
+    path = docs / "conformance.json"
+    with open(path, "a+") as file:
+        # Several suites may run at once.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        records = json.loads(file.read() or "{}")
+        mine = records.setdefault(suite, {"version": version, "steps": {}})
+        if mine["version"] != version:
+            mine["steps"] = {}
+        mine["version"] = version
+        mine["steps"][step] = {k: v for k, v in record.items() if k != "wrong"}
+        if all_steps is not None:
+            mine["steps"] = {name: r for name, r in mine["steps"].items() if name in all_steps}
+        file.truncate(0)
+        file.write(json.dumps(records, indent=1, sort_keys=True) + "\n")
+        file.flush()
+        (docs / "conformance.md").write_text(page(records))

@@ -81,34 +81,32 @@ def run_suite(name, wanted, args, out, known):
         return True
     steps = [s for s in steps if not wanted or s.name in wanted]
     print(f"{name} {version}: {len(steps)} steps", flush=True)
-    results = {side: {} for side in args.sides}
-    counters = collections.Counter()
+    wrong, done = [], []
     for step in steps:
         # In turns: both see the same machine.
-        for side in args.sides:
-            found, counted = run_step(suite, step, side, out)
-            results[side].update(found)
-            counters.update(counted)
-    (out / name / "results.json").write_text(json.dumps(results, indent=1))
-    if len(args.sides) < 2:
-        for test, result in sorted(results[args.sides[0]].items()):
-            if result == "fail":
-                print(f"  fails: {test}")
+        results = {side: run_step(suite, step, side, out) for side in args.sides}
+        if len(args.sides) < 2:
+            for test, result in sorted(results[args.sides[0]][0].items()):
+                if result == "fail":
+                    print(f"    fails: {test}", flush=True)
+            continue
+        (stock, _), (ours, counters) = results["stock"], results["ours"]
+        record = report.record(name, stock, ours, counters, known)
+        for d in record["differences"]:
+            print(f"    {d['test']}: stock {d['stock']}, ours {d['ours']} ({d['reason'] or 'no reason known'})")
+        for w in record["wrong"]:
+            print(f"    WRONG {w}", flush=True)
+        wrong += record["wrong"]
+        done.append(record)
+        report.keep(DOCS, name, version, step.name, record, None if wanted else [s.name for s in steps])
+    if not done:
         return True
-    record = report.record(name, version, results["stock"], results["ours"], counters, known)
-    if not wanted and not counters["connect_shm"] and not counters["accept_shm"]:
-        record["wrong"].append("no connection went over shared memory: this run says nothing")
-    for d in record["differences"]:
-        print(f"  {d['test']}: stock {d['stock']}, ours {d['ours']} ({d['reason'] or 'no reason known'})")
-    for w in record["wrong"]:
-        print(f"  WRONG {w}")
-    if not wanted:
-        path = DOCS / "conformance.json"
-        records = json.loads(path.read_text()) if path.exists() else {}
-        records[name] = record
-        report.write(records, DOCS / "conformance.md", path)
-    print(f"{name}: stock {record['stock']}, ours {record['ours']}, {'OK' if not record['wrong'] else 'FAILED'}", flush=True)
-    return not record["wrong"]
+    total = report.total(done)
+    if not wanted and not total["counters"].get("connect_shm") and not total["counters"].get("accept_shm"):
+        wrong.append("no connection went over shared memory: this run says nothing")
+        print(f"  WRONG {wrong[-1]}")
+    print(f"{name}: stock {total['stock']}, ours {total['ours']}, {'OK' if not wrong else 'FAILED'}", flush=True)
+    return not wrong
 
 
 def main():

@@ -8,9 +8,8 @@ NAME = "redis"
 UNITS = """
     unit/networking unit/protocol unit/auth unit/info unit/introspection unit/introspection-2 unit/limits unit/obuf-limits
     unit/client-eviction unit/querybuf unit/pubsub unit/pubsubshard unit/multi unit/tracking unit/pause unit/wait
-    unit/shutdown unit/replybufsize unit/quit unit/keyrange unit/acl unit/cluster/cli integration/replication
-    integration/replication-psync integration/block-repl integration/redis-cli integration/redis-benchmark
-    integration/psync2-pingoff integration/failover integration/dismiss-mem integration/logging
+    unit/shutdown unit/replybufsize unit/quit unit/acl unit/cluster/cli integration/redis-cli
+    integration/redis-benchmark integration/logging integration/replication
 """.split()
 
 
