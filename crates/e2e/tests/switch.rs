@@ -2,7 +2,7 @@
 //! is lost, and the program cannot tell.
 
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{artifacts, script, Host, PYTHON};
+use fsocket_testkit::{artifacts, script, stock_mode, Host, PYTHON};
 
 fn transcript(host: &Host, side: Side, cases: &[&str]) -> String {
     let path = script("apps/switch.py").display().to_string();
@@ -19,9 +19,16 @@ fn exec_passing_and_urgent_data() {
     let ours = transcript(&host, Accel, &[]);
     assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
     let delta = host.snapshot().since(&before);
-    // After a descriptor was passed the process opens kernel connections: that
-    // case is a process of its own. Everything else begins in shared memory.
-    delta.assert_shm(40);
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    // After a connection was passed the process accepts new ones over the kernel:
+    // one case shows it with one connection. Everything else begins in shared
+    // memory.
+    assert!(delta.get("connect_shm") >= 60 && delta.get("accept_shm") >= 60, "not over shared memory\n{delta}");
+    assert!(delta.get("connect_kernel") <= 1 && delta.get("accept_kernel") <= 1, "over kernel TCP\n{delta}");
+    assert!(delta.get("hostile_peer") == 0, "a peer was called hostile\n{delta}");
     assert!(delta.get("path_switch") >= 60, "too few connections were switched\n{delta}");
     assert!(delta.get("fallback.switch") == 0, "a path could not be switched\n{delta}");
 }
@@ -30,6 +37,10 @@ fn exec_passing_and_urgent_data() {
 /// same port numbers. Everything else is the same.
 #[test]
 fn without_privilege() {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
     let cases = ["unread_bytes_behind_an_exec", "waiting_for_it", "shut_down_before", "closed_before", "in_full_flow"];
     let host = Host::new();
     let stock = transcript(&host, Stock, &cases);
