@@ -481,7 +481,7 @@ def small_buffers_hold_back():
         # Without a bound a megabyte and more would fit.
         t.log("some", 2000 < total < 250_000)
         t.step()
-        t.log("writable again", events(s, 4, 5))
+        t.log("writable again", events(s, 4, 10_000))
         rest = data(300_000, 2)
         s.sendall(rest)
         digest.update(rest)
