@@ -410,14 +410,20 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
             }
             Outcome::Done(r.map(|v| v as i32))
         }
-        FIONREAD | SIOCOUTQ | SIOCATMARK | SIOCOUTQNSD if d.is_conn() => {
+        FIONREAD | SIOCOUTQ | SIOCATMARK | SIOCOUTQNSD if crate::path::still_ours(d) => {
             let v = match request {
                 FIONREAD => {
                     let (r, rx, h) = d.rx();
-                    match crate::token::enter(h) {
+                    let here = match crate::token::enter(h) {
                         Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
                         Err(_) => 0,
-                    }
+                    };
+                    here + crate::path::kernel_part(d).map_or(0, |k| {
+                        let mut n = 0i32;
+                        let a = [k as usize, FIONREAD as usize, &raw mut n as usize, 0, 0, 0];
+                        // SAFETY: `n` is ours.
+                        unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
+                    })
                 }
                 SIOCOUTQ => {
                     let (_, tx, h) = d.tx();

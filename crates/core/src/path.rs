@@ -18,7 +18,7 @@
 mod pair;
 mod settle;
 
-pub use settle::close_mixed;
+pub use settle::{close_mixed, wake_own};
 
 use crate::table::Desc;
 use crate::{process, stats, stream, token};
@@ -70,6 +70,23 @@ fn peer_status(d: &Desc) -> u32 {
 /// gone: a descriptor number of the kernel connection.
 pub fn went_to(d: &Desc) -> Option<i32> {
     match d.moved_to.load(Ordering::Acquire) {
+        0 => None,
+        n => Some(n - 1),
+    }
+}
+
+/// For calls that are rare: go after a path that was switched, and say whether
+/// the connection still is one of ours. Bytes in the ring keep it one.
+pub fn still_ours(d: &'static Desc) -> bool {
+    if d.is_conn() && of(d) != Path::Shm {
+        let _ = follow(d);
+    }
+    d.is_conn()
+}
+
+/// The kernel's part of a connection of which the ring has something left.
+pub fn kernel_part(d: &Desc) -> Option<i32> {
+    match d.kernel_end.load(Ordering::Acquire) {
         0 => None,
         n => Some(n - 1),
     }

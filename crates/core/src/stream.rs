@@ -123,6 +123,9 @@ pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
 #[inline(never)]
 pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
+        if let Some(r) = (path::of(d) == Path::Shm).then(|| refused(d, len, 0, flags)).flatten() {
+            return r;
+        }
         // The kernel has urgent data, the ring has not.
         stats::count(Counter::FbOption);
         path::materialize_one(d);
@@ -224,8 +227,9 @@ fn populate(d: &Desc, h: &Half, len: usize) {
     }
 }
 
+/// Is the path no longer the rings alone?
 #[inline]
-fn left_rings(d: &Desc) -> bool {
+pub fn left_rings(d: &Desc) -> bool {
     !d.is_conn() || path::of(d) != Path::Shm
 }
 
@@ -318,7 +322,8 @@ fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
             // both directions has answered, and is reset itself.
             d.tx().1.prod.status.fetch_or(status::RST, Ordering::Release);
             notify(d, &d.tx().1.want_data);
-            crate::epoll::changed(d);
+            // Relatives that wait on it see the hang-up, too.
+            path::wake_own(d);
             return Some(Refused::Swallow);
         }
         return Some(Refused::Pipe);
@@ -334,7 +339,41 @@ pub unsafe fn recv(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Re
     match unsafe { recv_fast(d, buf, len, flags) } {
         // SAFETY: the caller's.
         0 => unsafe { recv_slow(d, buf, len, flags) },
+        // SAFETY: the caller's.
+        n if n < len && left_rings(d) => Ok(n + unsafe { rest(d, buf.wrapping_add(n), len - n, flags) }),
         n => Ok(n),
+    }
+}
+
+/// What a receive that has taken the ring's last bytes finds behind them in the
+/// kernel, where the path was switched: how many bytes more.
+///
+/// # Safety
+/// As [`recv`].
+#[cold]
+pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    let _hold = Hold::on(d);
+    if ring_has(d) {
+        return 0;
+    }
+    match path_taken(d) {
+        // SAFETY: the caller's.
+        Some(Ok(fd)) => unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// The same for a look ahead: the ring's bytes stay where they are.
+///
+/// # Safety
+/// As [`recv`].
+#[cold]
+unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    let _hold = Hold::on(d);
+    match path_taken(d) {
+        // SAFETY: the caller's.
+        Some(Ok(fd)) if d.is_conn() => unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0),
+        _ => 0,
     }
 }
 
@@ -463,6 +502,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     continue;
                 }
                 Ok(usize::MAX) => return Ok(0),
+                Ok(n) if peek && n > 0 && n < len && left_rings(d) => {
+                    let at = if dst.is_null() { dst } else { dst.wrapping_add(n) };
+                    // SAFETY: the rest of the caller's buffer.
+                    return Ok(n + unsafe { peek_rest(d, at, len - n, flags) });
+                }
                 Ok(n) if peek && n > 0 && (n == len || !all) => return Ok(n),
                 Ok(n) if peek => {
                     done = n;
@@ -471,6 +515,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 Ok(n) => {
                     done += n;
                     consumed(d, rx, h);
+                    if done < len && !all && left_rings(d) {
+                        let at = if dst.is_null() { dst } else { dst.wrapping_add(done) };
+                        // SAFETY: the rest of the caller's buffer.
+                        return Ok(done + unsafe { rest(d, at, len - done, flags) });
+                    }
                     if done == len || !all {
                         return Ok(done);
                     }

@@ -3,7 +3,7 @@
 use super::{gone, guarded, Answer};
 use crate::real;
 use fsocket_core::table::{self, Desc};
-use fsocket_core::{msg as ops_msg, ready, sendfile as ops_sendfile, stream};
+use fsocket_core::{msg as ops_msg, path, ready, sendfile as ops_sendfile, stream};
 use libc::*;
 
 #[inline(always)]
@@ -25,7 +25,10 @@ unsafe fn transmit(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) ->
 unsafe fn receive(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
         0 => guarded(|| unsafe { stream::recv_slow(d, buf, n, flags) }.answer()),
-        n => n as ssize_t,
+        got if got < n && stream::left_rings(d) => {
+            guarded(|| (got + unsafe { stream::rest(d, buf.add(got), n - got, flags) }) as ssize_t)
+        }
+        got => got as ssize_t,
     }
 }
 
@@ -118,6 +121,10 @@ pub unsafe fn sendto(
 
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
+        // Urgent data come with a flag that is the kernel's to set.
+        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => unsafe {
+            real::recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags)
+        },
         Some(d) if !msg.is_null() => {
             let m = unsafe { &mut *msg };
             let r: ssize_t =

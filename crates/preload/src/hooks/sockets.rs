@@ -5,8 +5,8 @@ use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
 use fsocket_core::{
-    accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, pool, process,
-    slice, stats, zone,
+    accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, path, pool,
+    process, slice, stats, zone,
 };
 use libc::*;
 
@@ -148,7 +148,7 @@ unsafe fn kernel_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_
 }
 
 pub unsafe fn sockatmark(fd: c_int) -> c_int {
-    match table::lookup(fd).filter(|d| d.is_conn()) {
+    match table::lookup(fd).filter(|d| path::still_ours(d)) {
         Some(_) => 0,
         None if gone(fd) => -1,
         None => unsafe { real::sockatmark(fd) },
