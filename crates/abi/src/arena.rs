@@ -234,7 +234,9 @@ pub struct Sock {
     /// shutdown of what is shut down.
     pub edges: AtomicU32,
     _pad2: u32,
-    _pad3: u64,
+    /// SO_COOKIE of the placeholder, written before an `exec`: whoever has that
+    /// socket afterwards has the connection.
+    pub placeholder: AtomicU64,
     pub tx: Half,
     pub rx: Half,
 }

@@ -218,6 +218,9 @@ unsafe fn take_slot(
         return Some(Err(Errno::EMFILE));
     }
     stats::count(Counter::AcceptShm);
+    if fd <= table::STDIO {
+        crate::path::materialize_one(d);
+    }
     if !addr.is_null() && !len.is_null() {
         // SAFETY: the caller's.
         let _ = unsafe { name::give(&name::source_for(&dst), port, family, addr, len) };

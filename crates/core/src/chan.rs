@@ -320,13 +320,48 @@ impl Chan {
         s.dir.iter().all(|d| d.prod.status.load(Ordering::Acquire) & status::CLOSED != 0)
     }
 
+    /// Has the last connection in this slot become a kernel connection, under the
+    /// port that belongs to the slot?
+    fn went_to_kernel(&self, slot: usize) -> bool {
+        self.slot(slot).switching.load(Ordering::Relaxed) != 0
+    }
+
+    /// Not as long as the kernel connection lives, or rests.
+    fn port_is_free(&self, c: &Client, slot: usize) -> bool {
+        let port = c.ports[slot / PORT_BLOCK] + (slot % PORT_BLOCK) as u16;
+        if !self.went_to_kernel(slot) {
+            return true;
+        }
+        let mut any = [0u8; 28];
+        any[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+        any[2..4].copy_from_slice(&port.to_be_bytes());
+        let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        // Both IP versions at once; a host without IPv6 has the other one.
+        let (fd, len) = match sys::socket(libc::AF_INET6, flags, 0) {
+            Ok(fd) => {
+                let _ = sys::setsockopt(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0i32.to_ne_bytes());
+                (fd, 28)
+            }
+            Err(_) => match sys::socket(libc::AF_INET, flags, 0) {
+                Ok(fd) => {
+                    any[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+                    (fd, 16)
+                }
+                Err(_) => return false,
+            },
+        };
+        let free = sys::bind(fd, &any[..len]).is_ok();
+        let _ = sys::close(fd);
+        free
+    }
+
     /// The client is done with a slot.
     pub fn retire_slot(&self, slot: usize) {
         if self.my_side() != CLIENT {
             return;
         }
         let Some(mut c) = self.client() else { return };
-        if self.both_closed(slot) {
+        if self.both_closed(slot) && !self.went_to_kernel(slot) {
             let n = c.free_n;
             if n < SLOTS {
                 c.free[n] = slot as u16;
@@ -345,7 +380,7 @@ impl Chan {
         for _ in 0..c.closing_n.min(if c.free_n == 0 { SLOTS } else { 4 }) {
             let s = c.closing[c.closing_at];
             c.closing_at = (c.closing_at + 1) % SLOTS;
-            if self.both_closed(s as usize) {
+            if self.both_closed(s as usize) && self.port_is_free(c, s as usize) {
                 c.closing_n -= 1;
                 let n = c.free_n;
                 c.free[n] = s;

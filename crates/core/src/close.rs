@@ -46,7 +46,7 @@ fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
         }
         false => Ok(()),
     };
-    table::release(d);
+    table::done_with(d);
     r
 }
 
@@ -66,8 +66,11 @@ pub fn last_reference(d: &'static Desc) {
 
 fn release_conn(d: &'static Desc) {
     if path::of(d) == Path::Unsettled {
-        // What we sent too late for the other side to take along.
+        // What we sent too late for the other side to take along. It is let go
+        // here and once: not by who holds it meanwhile.
+        d.refs.fetch_add(1, Ordering::AcqRel);
         let _ = path::follow(d);
+        d.refs.fetch_sub(1, Ordering::AcqRel);
         if !d.is_conn() {
             return;
         }
@@ -140,7 +143,13 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     match path::of(d) {
         Path::Shm => {}
         Path::Mixed(k) => {
-            let _ = sys::shutdown(k, how);
+            // What is left in the ring can be read as before.
+            let r = sys::shutdown(k, how);
+            let which = [flag::SHUT_RD, flag::SHUT_WR, flag::SHUT_RD | flag::SHUT_WR];
+            d.sock().flags.fetch_or(which.get(how as usize).copied().unwrap_or(0), Ordering::AcqRel);
+            epoll::changed(d);
+            crate::bell::ring_sleepers();
+            return Outcome::Done(r);
         }
         Path::Unsettled => {
             return match path::follow(d) {
@@ -209,6 +218,9 @@ pub fn duplicated(old: i32, new: i32) {
         }
         // Two numbers, one kernel socket: not a placeholder for anybody else.
         d.dirty.store(true, Ordering::Relaxed);
+        if new <= table::STDIO && d.is_conn() {
+            path::materialize_one(d);
+        }
     }
 }
 

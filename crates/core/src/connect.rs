@@ -22,6 +22,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     // SAFETY: the caller's.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(d, Counter::FbOption) };
     let family = d.family.load(Ordering::Relaxed);
+    if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
+        return to_kernel(d, Counter::FbOption);
+    }
     if dst.family as u32 != family || dst.port == 0 || name::is_any(&dst.ip) {
         // Mismatched families and 0.0.0.0 have rules of their own.
         return to_kernel(d, Counter::FbOption);

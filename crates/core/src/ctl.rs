@@ -30,11 +30,22 @@ const PATIENCE_S: i64 = 5;
 pub fn open(path: Option<&[u8]>) -> bool {
     let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
     let Ok(fd) = connect(path) else { return false };
-    if let Ok(mut p) = PATH.lock() {
+    remember(path);
+    adopt_fd(process::high_fd(fd))
+}
+
+/// Where the monitor is, although it was reached on another way.
+pub fn remember(path: &[u8]) {
+    if let Some(mut p) = PATH.lock().ok().filter(|_| path.len() <= PATH_MAX) {
         p.0 = path.len();
         p.1[..path.len()].copy_from_slice(path);
     }
-    adopt_fd(process::high_fd(fd))
+}
+
+/// Is that where our monitor is? None: the system's.
+pub fn same_path(path: Option<&[u8]>) -> bool {
+    let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
+    PATH.lock().is_ok_and(|p| p.1[..p.0.min(PATH_MAX)] == *path)
 }
 
 /// Before something that needs the monitor: a child that was forked when there

@@ -1,22 +1,109 @@
-//! Connections that leave this program: through `exec`, or into code of libc
-//! that makes its own system calls.
+//! Connections that leave this program: through `exec` and `posix_spawn`, or into
+//! code of libc that makes its own system calls.
+//!
+//! A program that will load the library inherits connections and listeners as
+//! they are ([`crate::inherit`] is its side). For every other one they become the
+//! kernel's first.
 
-use crate::table::{self, Desc, DESCS};
-use crate::{path, stats};
+pub mod environment;
+mod program;
+
+use crate::lock::Lock;
+use crate::path::{self, Path};
+use crate::table::{self, kind, Desc, DESCS};
+use crate::{ctl, fork, inherit, listen, pool, process, stats};
+use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
+use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
-/// The program is about to be replaced, or a child of it is: what it inherits
-/// becomes a kernel connection, because the new program may not have the
-/// library (static, set-user-ID), and because the state that we keep of a
-/// connection does not survive `exec`.
-pub fn before_exec() {
+use program::Fate;
+pub use program::Start;
+
+/// What the next program is to find; ended by [`Next::failed`] or
+/// [`Next::spawned`].
+pub struct Next {
+    /// Its control socket, a number of ours that survives `exec`, and its nonce.
+    heir: Option<(i32, u64)>,
+    /// It runs the same binary as this one, and somebody has cleared the
+    /// environment: the library goes along all the same, as zones and connections
+    /// would stay with the kernel's socket.
+    inject: bool,
+}
+
+/// The heir of a `posix_spawn` under way in another thread: a child forked just
+/// then closes it.
+static LOOSE: AtomicI32 = AtomicI32::new(-1);
+/// One at a time.
+static SPAWNING: Lock<()> = Lock::new(());
+
+/// The program is about to be replaced, or (`spawn`) a child of it is.
+pub fn prepare(start: &Start, spawn: bool) -> Next {
+    let mut next = Next { heir: None, inject: false };
+    if process::nonce() == 0 {
+        return next;
+    }
+    let carried = environment::carries_us(start.env);
+    next.inject = !carried && !spawn && environment::lost_us(start.env) && program::is_this_one(start);
+    // Numbers of ours that wait for the next connection are nobody's there.
+    pool::drain();
+    // What is close-on-exec ends before the new program runs: it waits for the
+    // monitor to have seen that.
+    if !descs().any(|d| matches!(d.kind(), kind::CONN | kind::LISTENER)) {
+        return next;
+    }
+    let fate = program::fate(start);
+    if fate == Fate::Fails {
+        return next;
+    }
+    if (carried || next.inject) && !ctl::dead() && !descs().any(watches) && fate == Fate::Loads {
+        next.heir = bequeath();
+    }
+    if next.heir.is_none() {
+        leave_to_kernel(|d| d.is_conn() && inheritable(d));
+    }
+    next
+}
+
+/// Everything inheritable becomes the kernel's, because it cannot be known what
+/// the next program is.
+pub fn before_unknown() {
+    if process::nonce() != 0 {
+        pool::drain();
+        leave_to_kernel(|d| d.is_conn() && inheritable(d));
+    }
+}
+
+fn descs() -> impl Iterator<Item = &'static Desc> {
+    (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.refs.load(Ordering::Relaxed) > 0)
+}
+
+fn inheritable(d: &Desc) -> bool {
+    if !matches!(d.kind(), kind::CONN | kind::LISTENER) {
+        return false;
+    }
+    survives(d)
+}
+
+fn survives(d: &Desc) -> bool {
+    let mut any = false;
+    table::each_number(d, |fd| any |= sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0));
+    any
+}
+
+/// An epoll instance that survives: what it watches in our queues and rings is
+/// known to this program only.
+fn watches(d: &Desc) -> bool {
+    d.kind() == kind::EPOLL && survives(d)
+}
+
+fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
     let mut at = 0;
     loop {
         let mut batch = [None; path::BATCH];
         let mut n = 0;
         while at < DESCS.len() && n < path::BATCH {
-            if let Some(d) = DESCS.get(at).filter(|d| d.is_conn() && inheritable(d)) {
+            if let Some(d) = DESCS.get(at).filter(|d| which(d)) {
                 batch[n] = Some(d);
                 n += 1;
             }
@@ -29,10 +116,96 @@ pub fn before_exec() {
     }
 }
 
-fn inheritable(d: &Desc) -> bool {
-    let mut any = false;
-    table::each_number(d, |fd| any |= sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0));
-    any
+/// Announce the heir and leave it everything inheritable.
+fn bequeath() -> Option<(i32, u64)> {
+    let nonce = sys::getrandom_u64() | 1;
+    let fd = fork::announce(nonce, true)?;
+    if !inherit::mark(fd, nonce) {
+        process::close_own(fd);
+        return None;
+    }
+    for d in descs().filter(|d| inheritable(d)) {
+        if let Some(l) = listen::of(d) {
+            let mut m = Msg::new(msg::KEEP);
+            m.id = nonce;
+            m.arg0 = l.id.load(Ordering::Relaxed);
+            ctl::tell(m, None);
+        } else if path::of(d) == Path::Shm {
+            leave_conn(d, nonce);
+        }
+    }
+    // What has no place for another holder, or is about to leave the rings anyway.
+    leave_to_kernel(|d| d.is_conn() && inheritable(d) && !left_to(d, nonce));
+    LOOSE.store(fd, Ordering::Release);
+    let _ = sys::fcntl(fd, libc::F_SETFD, 0);
+    Some((fd, nonce))
+}
+
+fn left_to(d: &Desc, nonce: u64) -> bool {
+    d.sock().holders.iter().any(|h| h.load(Ordering::Relaxed) == nonce)
+}
+
+fn leave_conn(d: &'static Desc, nonce: u64) {
+    let Some(cookie) = table::number_of(d).and_then(inherit::cookie) else { return };
+    let s = d.sock();
+    s.placeholder.store(cookie, Ordering::Relaxed);
+    // The placeholder is a kernel socket of two programs from here on.
+    d.dirty.store(true, Ordering::Relaxed);
+    let free = |h: &&fsocket_sync::atomic::AtomicU64| {
+        h.load(Ordering::Relaxed) == 0 && h.compare_exchange(0, nonce, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    let _ = s.holders.iter().find(free);
+}
+
+impl Next {
+    /// Call `f` with the environment for the next program.
+    pub fn with_environment<R>(
+        &self,
+        env: *const *const libc::c_char,
+        f: impl FnOnce(*const *const libc::c_char) -> R,
+    ) -> R {
+        environment::extended(env, self.heir, self.inject, f)
+    }
+
+    /// There is no next program: `exec` has returned.
+    pub fn failed(self) {
+        let Some((fd, nonce)) = self.heir else { return };
+        for d in descs().filter(|d| d.is_conn()) {
+            for h in &d.sock().holders {
+                let _ = h.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+        // The monitor sees its end closed, and takes the listeners back.
+        done_with(fd);
+    }
+
+    /// It runs, in a child.
+    pub fn spawned(self) {
+        if let Some((fd, _)) = self.heir {
+            done_with(fd);
+        }
+    }
+}
+
+fn done_with(fd: i32) {
+    LOOSE.store(-1, Ordering::Release);
+    process::close_own(fd);
+}
+
+/// In a forked child: an heir that another thread of the parent is starting.
+pub fn become_child() {
+    SPAWNING.reset_after_fork();
+    let fd = LOOSE.swap(-1, Ordering::AcqRel);
+    if fd >= 0 {
+        process::close_own(fd);
+    }
+}
+
+/// Run a `posix_spawn`: one thread at a time, so that no child gets another's
+/// heir.
+pub fn one_at_a_time<R>(f: impl FnOnce() -> R) -> R {
+    let _lock = SPAWNING.lock();
+    f()
 }
 
 /// Code that we do not see is about to use `fd`.

@@ -7,7 +7,7 @@
 
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{bell, chan, ctl, epoll, listen, pool, process, route, table, zone};
+use crate::{bell, chan, ctl, epoll, exec, listen, pool, process, route, table, zone};
 use core::sync::atomic::Ordering;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
@@ -38,7 +38,7 @@ pub fn prepare() {
     let nonce = sys::getrandom_u64() | 1;
     zone::prepare();
     let state = listen::any() || zone::any() || conns().next().is_some();
-    let fd = if state && !ctl::dead() { announce(nonce) } else { -1 };
+    let fd = if state && !ctl::dead() { announce(nonce, false).unwrap_or(-1) } else { -1 };
     for d in conns() {
         // The placeholder is one kernel socket in two processes.
         d.dirty.store(true, Ordering::Relaxed);
@@ -56,19 +56,20 @@ pub fn prepare() {
     }
 }
 
-fn announce(nonce: u64) -> i32 {
-    let Ok([child, monitor]) = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) else {
-        return -1;
-    };
+/// Tell the monitor of a child, or of the `heir` that replaces this program.
+/// Returns its control socket.
+pub fn announce(nonce: u64, heir: bool) -> Option<i32> {
+    let [child, monitor] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).ok()?;
     let mut m = Msg::new(msg::ADOPT);
     m.id = nonce;
+    m.arg0 = heir.into();
     let sent = ctl::tell(m, Some(monitor));
     let _ = sys::close(monitor);
     if !sent {
         let _ = sys::close(child);
-        return -1;
+        return None;
     }
-    process::high_fd(child)
+    Some(process::high_fd(child))
 }
 
 fn unlock(locked: [bool; 4]) {
@@ -108,6 +109,7 @@ pub fn child() {
     unlock(locked);
     ctl::unlock_after_fork();
     process::become_child(nonce);
+    exec::become_child();
     ctl::become_child((fd >= 0).then_some(fd));
     route::reset_after_fork();
     bell::become_child();

@@ -19,6 +19,7 @@ pub mod exec;
 pub mod foreign;
 pub mod fork;
 pub mod idle;
+pub mod inherit;
 pub mod listen;
 pub mod lock;
 pub mod msg;

@@ -61,10 +61,11 @@ pub fn of(d: &Desc) -> Option<&'static Listener> {
 }
 
 /// The kernel's `listen` has succeeded: tell the monitor. Failing to is no
-/// error, the listener then is the kernel's alone.
-pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter> {
+/// error, the listener then is the kernel's alone. True: the program that this
+/// one has replaced was a worker of it.
+pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Counter> {
     if of(d).is_some() {
-        return Ok(()); // listen() again only changes the backlog
+        return Ok(false); // listen() again only changes the backlog
     }
     ctl::wanted();
     foreign::noticed();
@@ -96,7 +97,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<(), Counter
     d.kind.store(kind::LISTENER, Ordering::Release);
     stats::count(Counter::Listen);
     crate::epoll::became_listener(d);
-    Ok(())
+    Ok(m.arg0 != 0)
 }
 
 /// What the kernel has bound the socket to.
@@ -229,6 +230,13 @@ pub fn become_child() {
     for l in used() {
         l.worker.store(0, Ordering::Relaxed);
         l.addr.reset_after_fork();
+    }
+}
+
+/// Become a worker of every listener.
+pub fn join_all() {
+    for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
+        l.join();
     }
 }
 

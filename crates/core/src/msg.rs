@@ -51,7 +51,7 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         // SAFETY: `total` bytes were written.
         return unsafe { stream::send(d, p, total, flags) };
     }
-    if let Some(r) = stream::refused(d, total, 0, flags) {
+    if let Some(r) = (!stream::left_rings(d)).then(|| stream::refused(d, total, 0, flags)).flatten() {
         return r;
     }
     let mut done = 0;

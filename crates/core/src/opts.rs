@@ -76,9 +76,13 @@ fn find(level: i32, name: i32) -> Option<usize> {
 /// # Safety
 /// `val` is readable for `len` bytes.
 pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const u8, len: u32) -> Outcome<Result<()>> {
-    let conn = d.is_conn();
-    if val.is_null() || len < 4 {
+    let conn = crate::path::still_ours(d);
+    if val.is_null() || len < 4 || (!conn && d.is_gone()) {
         return Outcome::Kernel;
+    }
+    if let Some(k) = crate::path::kernel_part(d) {
+        // SAFETY: the caller's.
+        let _ = sys::setsockopt(k, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });
     }
     // SAFETY: at least four bytes.
     let v = unsafe { (val as *const i32).read_unaligned() };
@@ -232,7 +236,7 @@ pub unsafe fn get(
     out: *mut u8,
     len: *mut u32,
 ) -> Outcome<Result<()>> {
-    if !d.is_conn() || out.is_null() || len.is_null() {
+    if !crate::path::still_ours(d) || out.is_null() || len.is_null() {
         return Outcome::Kernel;
     }
     let s = d.sock();
@@ -298,6 +302,44 @@ fn tcp_state(d: &Desc) -> u8 {
         (_, true, false) => 8,  // CLOSE_WAIT
         (_, false, true) => 5,  // FIN_WAIT2
     }
+}
+
+/// Learn what is set on a listener that somebody else has made.
+pub fn adopt(fd: i32, d: &Desc) {
+    let int = |level: i32, name: i32| {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, level, name, &mut v).ok().map(|_| i32::from_ne_bytes(v))
+    };
+    const SO_BUF_LOCK: i32 = 72;
+    let chosen = int(S, SO_BUF_LOCK).unwrap_or(0);
+    for (i, (o, v)) in TABLE.iter().zip(&d.opt).enumerate() {
+        // Sizes that nobody chose are the kernel's of a listener; QUICKACK is a
+        // state more than an option.
+        let skip = match i {
+            SNDBUF => chosen & 1 == 0,
+            RCVBUF => chosen & 2 == 0,
+            _ => o.name == libc::TCP_QUICKACK && o.level == T,
+        };
+        if let Some(now) = int(o.level, o.name).filter(|_| !skip) {
+            v.store(now, Ordering::Relaxed);
+        }
+    }
+    let mut linger = [0u8; 8];
+    if sys::getsockopt(fd, S, libc::SO_LINGER, &mut linger).is_ok() {
+        for (i, at) in [(LINGER_ON, 0), (LINGER_SECS, 4)] {
+            let v = [linger[at], linger[at + 1], linger[at + 2], linger[at + 3]];
+            d.opt[i].store(i32::from_ne_bytes(v), Ordering::Relaxed);
+        }
+    }
+    for (name, to) in [(libc::SO_RCVTIMEO, &d.rcvtimeo), (libc::SO_SNDTIMEO, &d.sndtimeo)] {
+        let mut t = [0u8; 16];
+        if sys::getsockopt(fd, S, name, &mut t).is_ok() {
+            let part = |at: usize| t[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
+            to.store(part(0).saturating_mul(1_000_000_000).saturating_add(part(8) * 1000), Ordering::Relaxed);
+        }
+    }
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
+    d.kernel_nonblock.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
 }
 
 /// Set on a kernel socket what the program has set on the connection.

@@ -120,7 +120,13 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
     }
     let mut all = true;
     for d in ds.iter().flatten().filter(|d| d.is_conn()) {
-        all &= of(d) != Path::Shm && follow(d).is_ok() && !d.is_conn();
+        let told = settle::error_is_told(d);
+        let end = if of(d) == Path::Shm { Err(Errno::EIO) } else { follow(d) };
+        all &= end.is_ok() && !d.is_conn();
+        if let (true, Ok(fd)) = (told, end) {
+            // The kernel's socket has just met the reset that the program knows of.
+            let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut [0u8; 4]);
+        }
     }
     if !all {
         stats::count(Counter::FbSwitch);
@@ -179,7 +185,13 @@ fn move_out(d: &'static Desc, ends: &pair::Ends) {
     settle::shut(d, ends.own);
     let theirs = peer_status(d);
     let other = 1 - d.side.load(Ordering::Relaxed);
-    if theirs & status::RST != 0 {
+    // A reset behind a FIN is a broken pipe; one also answers what we have sent to
+    // a peer that was gone.
+    let answered = theirs & status::CLOSED != 0 && s.flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
+    if theirs & status::RST != 0 || answered {
+        if theirs & status::FIN != 0 {
+            let _ = sys::shutdown(ends.other, libc::SHUT_WR);
+        }
         settle::reset_on_close(ends.other);
         pair::release(d, other);
     } else if theirs & status::CLOSED != 0 && theirs & status::MOVED == 0 {

@@ -38,20 +38,34 @@ pub struct Config<'a> {
     pub no_zones: bool,
     pub pin: crate::zone::Pin,
     pub rseq_offset: Option<isize>,
+    /// What the program before this one has left (FASTSOCKET_HEIR).
+    pub heir: Option<&'a [u8]>,
 }
 
 /// Called once by the constructor, single-threaded as far as anyone can tell.
 pub fn init(c: &Config) {
-    set_nonce(sys::getrandom_u64() | 1);
+    let heir = c.heir.and_then(crate::inherit::heir);
+    set_nonce(heir.map_or_else(|| sys::getrandom_u64() | 1, |(_, nonce)| nonce));
     sys::cpu::init(c.rseq_offset);
     choose_high_fd();
     crate::zone::init(!c.no_zones, c.pin);
     let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
     if !shm && c.no_zones {
+        if let Some((fd, _)) = heir {
+            let _ = sys::close(fd);
+        }
         return;
     }
-    if ctl::open(c.socket) && shm {
+    let open = match heir {
+        Some((fd, _)) => {
+            ctl::remember(c.socket.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes()));
+            ctl::adopt_fd(high_fd(fd))
+        }
+        None => ctl::open(c.socket),
+    };
+    if open && shm {
         DISABLED.store(false, Ordering::Release);
+        crate::inherit::take_over(heir.is_some());
     }
 }
 

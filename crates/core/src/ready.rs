@@ -37,7 +37,9 @@ pub fn state(d: &Desc) -> State {
     let poisoned = d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0;
     let reset = st & status::RST != 0 || poisoned;
     let fin = st & status::FIN != 0;
-    State { eof: fin || reset, fin, reset, closed: st & (status::CLOSED | status::DEAF) != 0 }
+    // A side that has gone over to the kernel is done with the rings, not closed.
+    let closed = st & (status::CLOSED | status::DEAF) != 0 && st & status::MOVED == 0;
+    State { eof: fin || reset, fin, reset, closed }
 }
 
 /// Is the connection over, so that the kernel's socket would be in state CLOSE?

@@ -357,10 +357,19 @@ pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> us
         return 0;
     }
     match path_taken(d) {
+        // A receive ends before urgent data; begun there it would go over them.
+        Some(Ok(fd)) if at_mark(fd) => 0,
         // SAFETY: the caller's.
         Some(Ok(fd)) => unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0),
         _ => 0,
     }
+}
+
+fn at_mark(fd: i32) -> bool {
+    const SIOCATMARK: usize = 0x8905;
+    let mut at = 0i32;
+    // SAFETY: an int for the answer.
+    unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, SIOCATMARK, &raw mut at as usize, 0, 0, 0]) }.is_ok() && at != 0
 }
 
 /// The same for a look ahead: the ring's bytes stay where they are.
@@ -421,7 +430,7 @@ impl Drop for Hold {
         if let Some(d) = crate::table::DESCS.get(self.0) {
             if d.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
                 crate::close::last_reference(d);
-                crate::table::release(d);
+                crate::table::done_with(d);
             }
         }
     }
@@ -468,6 +477,9 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 hold.get_or_insert_with(|| Hold::on(d));
             }
             if let Some(fd) = path_taken(d) {
+                if done > 0 && fd.is_ok_and(at_mark) {
+                    return Ok(done);
+                }
                 // SAFETY: the rest of the caller's buffer.
                 return match fd.and_then(|fd| unsafe { sys::recv(fd, buf.wrapping_add(done), len - done, flags) }) {
                     Ok(n) => Ok(done + n),

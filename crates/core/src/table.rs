@@ -9,6 +9,9 @@ use fsocket_abi::arena::{Half, Sock};
 use fsocket_abi::channel::{Dir, Slot as ChanSlot};
 use fsocket_ring::Mapped;
 
+/// Numbers up to here are the kernel's, also as connections: stdio has streams on
+/// them that read and write below our hooks.
+pub const STDIO: i32 = 2;
 /// Descriptors from here on are left to the kernel.
 pub const MAX_FD: usize = 1 << 20;
 
@@ -114,6 +117,10 @@ impl Desc {
     pub fn is_conn(&self) -> bool {
         self.kind() == kind::CONN
     }
+    /// A connection that has become the kernel's: its numbers are not ours any more.
+    pub fn is_gone(&self) -> bool {
+        self.moved_to.load(Ordering::Acquire) != 0
+    }
     pub fn index(&self) -> u32 {
         DESCS.index(self)
     }
@@ -216,6 +223,14 @@ pub fn release(d: &Desc) {
     }
     d.kind.store(kind::FREE, Ordering::Release);
     DESCS.free(d.index());
+}
+
+/// The last reference is gone and has been seen to: give the description back,
+/// unless its end has made it wait for others ([`retire`]).
+pub fn done_with(d: &Desc) {
+    if d.refs.load(Ordering::Acquire) == 0 {
+        release(d);
+    }
 }
 
 /// A description that became the kernel's while other threads may be on their

@@ -7,7 +7,7 @@ use fsocket_abi::arena::{
     ZONE_OFF,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,6 +133,8 @@ pub struct Arena {
     /// Live processes that have it mapped: its creator and those forked since.
     pub users: BTreeSet<ConnId>,
     pub mem: Rc<ArenaMem>,
+    /// For a process that gets it through `exec`.
+    pub fd: Rc<OwnedFd>,
 }
 
 #[derive(Default)]

@@ -29,6 +29,10 @@ pub struct Client {
     /// Listeners that it holds, and those that it works for.
     pub holds: BTreeSet<ListenerId>,
     pub works: BTreeSet<ListenerId>,
+    /// Announced before an `exec`; not yet seen.
+    pub is_heir: bool,
+    /// Of `holds`: left to an heir that has not shown that it has them.
+    pub unclaimed: BTreeSet<ListenerId>,
     pub bells: HashMap<u64, OwnedFd>,
     /// First ports of its leases.
     pub leases: Vec<u16>,
@@ -56,6 +60,8 @@ impl Client {
             family,
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
+            is_heir: false,
+            unclaimed: BTreeSet::new(),
             bells: HashMap::new(),
             leases: Vec::new(),
             out: VecDeque::new(),

@@ -20,6 +20,7 @@ pub mod channels;
 pub mod clients;
 pub mod descriptor;
 pub mod endpoint;
+pub mod heir;
 pub mod limits;
 pub mod listeners;
 pub mod membarrier;

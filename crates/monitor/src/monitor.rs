@@ -181,7 +181,7 @@ impl Monitor {
         }
     }
 
-    fn client_event(&mut self, id: ConnId, flags: EventFlags) {
+    pub(crate) fn client_event(&mut self, id: ConnId, flags: EventFlags) {
         if flags.contains(EventFlags::OUT) {
             self.clients.flush(id, &self.arenas);
         }

@@ -5,9 +5,11 @@
 
 use crate::arenas::{Arena, ArenaMem, Totals};
 use crate::clients::Outgoing;
-use crate::wake::{close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_stealers};
+use crate::wake::{
+    close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers,
+};
 use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId, Monitor};
-use fsocket_abi::arena::{sock_state, Counter, Sock};
+use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
 use fsocket_abi::channel::{status, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
@@ -63,6 +65,32 @@ impl Monitor {
             let empty = sock.holders.iter().all(|h| h.load(Ordering::Acquire) == 0);
             if held && empty && sock.extra_holders.load(Ordering::Acquire) == 0 {
                 self.close_sock(sock, mem, family);
+            } else if held && died_inside(sock, nonce) {
+                self.break_token(sock, nonce, mem, family);
+            }
+        }
+    }
+
+    /// A process died in the middle of an operation on a socket that relatives
+    /// use, too. Nobody can say how far it came, so the connection is reset; and
+    /// nobody waits for the dead.
+    fn break_token(&self, sock: &Sock, nonce: u64, mem: &ArenaMem, family: FamilyId) {
+        let side = sock.side.load(Ordering::Relaxed) as usize;
+        let slot = sock.slot.load(Ordering::Relaxed) as usize;
+        let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+        sock.flags.fetch_or(flag::POISONED, Ordering::AcqRel);
+        if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
+            close_side(ch, slot, side, status::RST, &self.clients);
+            wake_side(ch, slot, side, &self.clients);
+            mem.count(Counter::ResetShm, 1);
+        }
+        for half in [&sock.tx, &sock.rx] {
+            if is_of(nonce, half.owner.load(Ordering::Acquire)) {
+                half.busy.store(0, Ordering::Release);
+            }
+            let holder = half.shared.load(Ordering::Acquire);
+            if is_of(nonce, holder) {
+                let _ = half.shared.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
     }
@@ -226,7 +254,9 @@ impl Monitor {
         // for its end yet.
         let done = (ch.client_gone || ch.listener_gone)
             && !ch.switched.borrow().is_waiting()
-            && (servers_gone || ch.mem.slots_in_use() == 0 || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
+            && ((servers_gone && !self.has_socks(id, CLIENT, ch.client_family))
+                || ch.mem.slots_in_use() == 0
+                || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
         if ch.client_gone && !done {
             let wait = Duration::from_secs(1);
             self.look_again.get_or_insert((Instant::now() + wait, wait));
@@ -272,6 +302,19 @@ impl Monitor {
             }
         }
     }
+}
+
+/// Is this thread one of the process with that nonce? Its identity carries 16 bits
+/// of it; 0 and 1 are nobody's.
+fn is_of(nonce: u64, thread: u64) -> bool {
+    thread > 1 && thread >> 48 == nonce >> 16 & 0xffff
+}
+
+fn died_inside(sock: &Sock, nonce: u64) -> bool {
+    [&sock.tx, &sock.rx].iter().any(|half| {
+        is_of(nonce, half.shared.load(Ordering::Acquire))
+            || half.busy.load(Ordering::Acquire) != 0 && is_of(nonce, half.owner.load(Ordering::Acquire))
+    })
 }
 
 fn totals_of(totals: &mut HashMap<u32, Totals>, uid: u32) -> &mut Totals {

@@ -52,6 +52,10 @@ impl Monitor {
                 return Ok(());
             }
             kind::STEER => self.steer_request(id, &msg, fd),
+            kind::KEEP => return self.keep(id, &msg),
+            kind::ESTATE => self.estate(id, &msg),
+            kind::PART => self.part(id, &msg),
+            kind::SETTLED => self.settled(id, &msg),
             kind::ADOPT => return self.adopt(id, &msg, fd),
             kind::ARENA => return self.arena(id, fd),
             kind::UNLISTEN => {
@@ -110,7 +114,10 @@ impl Monitor {
         // become somebody with fewer rights, never with more.
         let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
         child.nonce = msg.id;
-        child.holds = p.holds.clone();
+        child.is_heir = msg.arg0 == 1;
+        if !child.is_heir {
+            child.holds = p.holds.clone();
+        }
         let holds = child.holds.clone();
         if !self.may_connect(child.uid) {
             // Its connections are then seen as closed when its parent goes.
@@ -149,6 +156,7 @@ impl Monitor {
             uid: client.uid,
             users: BTreeSet::from([id]),
             mem,
+            fd: Rc::new(fd.keep()),
         });
         Ok(())
     }
@@ -177,8 +185,11 @@ impl Monitor {
         }
         if let Some(c) = self.clients.get_mut(id) {
             c.holds.insert(listener);
+            c.unclaimed.remove(&listener);
         }
-        Ok((Msg { id: listener, ..reply(msg) }, None))
+        let worked =
+            self.predecessors(id).iter().any(|p| self.clients.get(*p).is_some_and(|c| c.works.contains(&listener)));
+        Ok((Msg { id: listener, arg0: worked.into(), ..reply(msg) }, None))
     }
 
     fn unpublish(&mut self, id: ConnId, msg: &Msg) -> Answer {

@@ -38,10 +38,15 @@ impl Switched {
         self.0.values().any(|ends| ends.ready)
     }
 
-    /// One side needs its end no more.
-    pub fn release(&mut self, slot: usize, side: usize, generation: u32) {
+    /// One side needs its end no more; `reset`: it closes with a reset, if nobody
+    /// else has that end.
+    pub fn release(&mut self, slot: usize, side: usize, generation: u32, reset: bool) {
         if let Some(ends) = self.0.get_mut(&slot).filter(|e| e.generation == generation) {
-            ends.end[side & 1] = None;
+            let end = ends.end[side & 1].take();
+            if let Some(end) = end.filter(|_| reset && ends.ready) {
+                let linger: [i32; 2] = [1, 0];
+                let _ = set(end.as_fd(), libc::SOL_SOCKET, libc::SO_LINGER, &linger.map(i32::to_ne_bytes).concat());
+            }
             // Half-made by a requester that died, or done with.
             if !ends.ready || ends.end.iter().all(Option::is_none) {
                 self.0.remove(&slot);
@@ -174,7 +179,7 @@ impl Monitor {
     pub fn release(&mut self, id: ConnId, msg: &Msg) {
         if let Ok(named) = Named::parse(msg) {
             if let Ok(ch) = self.party(id, named.channel) {
-                ch.switched.borrow_mut().release(named.slot, named.side, named.generation);
+                ch.switched.borrow_mut().release(named.slot, named.side, named.generation, false);
             }
             self.sweep();
         }

@@ -15,7 +15,8 @@ use rustix::thread::futex;
 /// hears of it, whether it waits for data or for space.
 pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &Clients) {
     let control = ch.mem.slot(slot);
-    ch.switched.borrow_mut().release(slot, side, control.generation.load(Ordering::Relaxed));
+    let reset = bits & status::RST != 0;
+    ch.switched.borrow_mut().release(slot, side, control.generation.load(Ordering::Relaxed), reset);
     control.dir[side].prod.status.fetch_or(bits, Ordering::Release);
     // Before the want words are read. The sleeper's membarrier pairs with it
     // (this process is registered).
@@ -23,6 +24,14 @@ pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &C
     let other = 1 - side;
     wake_slot(ch, other, &control.dir[side].want_data, slot, clients);
     wake_slot(ch, other, &control.dir[other].want_space, slot, clients);
+}
+
+/// Those on `side` who wait on a connection look again.
+pub fn wake_side(ch: &Channel, slot: usize, side: usize, clients: &Clients) {
+    let control = ch.mem.slot(slot);
+    fence(Ordering::SeqCst);
+    wake_slot(ch, side, &control.dir[1 - side].want_data, slot, clients);
+    wake_slot(ch, side, &control.dir[side].want_space, slot, clients);
 }
 
 /// Status bits with which `side`, that crashed, leaves: as TCP, reset if it had

@@ -1,5 +1,6 @@
 //! Before `main`.
 
+use fsocket_core::exec::environment;
 use fsocket_core::zone::{self, Pin};
 use fsocket_core::{fork, process};
 use libc::{c_char, c_int};
@@ -17,6 +18,8 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
         |part: &[u8]| env(envp, b"FASTSOCKET_DISABLE=").is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
     let (disabled, no_zones) = (off(b"shm"), off(b"zones"));
     let pin = Pin::parse(env(envp, b"FASTSOCKET_PIN=").unwrap_or(b""));
+    environment::remember(envp, library());
+    let heir = env(envp, environment::HEIR);
     // SAFETY: a NUL-terminated name; glibc's symbol is a `const ptrdiff_t`.
     let rseq_offset = unsafe {
         let p = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()) as *const isize;
@@ -28,7 +31,10 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
             Some(*p)
         }
     };
-    process::init(&process::Config { socket, disabled, no_zones, pin, rseq_offset });
+    process::init(&process::Config { socket, disabled, no_zones, pin, rseq_offset, heir });
+    if heir.is_some() {
+        forget(envp, environment::HEIR);
+    }
     // SAFETY: handlers of the library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }
@@ -52,6 +58,37 @@ unsafe extern "C" fn in_parent() {
 unsafe extern "C" fn in_child() {
     let _errno = fsocket_sys::errno::Saved::errno();
     fork::child();
+}
+
+/// The path under which the loader knows this library.
+fn library() -> &'static [u8] {
+    // SAFETY: all-zero is a valid Dl_info; the name it gives lives as long as the
+    // library, which is never unloaded.
+    unsafe {
+        let mut i: libc::Dl_info = core::mem::zeroed();
+        if libc::dladdr(init as *const libc::c_void, &mut i) == 0 || i.dli_fname.is_null() {
+            return b"";
+        }
+        core::ffi::CStr::from_ptr(i.dli_fname).to_bytes()
+    }
+}
+
+/// Take a variable out of the environment: it was for us.
+fn forget(envp: *const *const c_char, name: &[u8]) {
+    let mut from = envp as *mut *const c_char;
+    let mut to = from;
+    // SAFETY: the array that the loader passes is the program's own, writable and
+    // ends with null; nothing else runs yet.
+    unsafe {
+        while !(*from).is_null() {
+            if !core::ffi::CStr::from_ptr(*from).to_bytes().starts_with(name) {
+                *to = *from;
+                to = to.add(1);
+            }
+            from = from.add(1);
+        }
+        *to = core::ptr::null();
+    }
 }
 
 /// Value of an environment variable; `name` ends with '='.

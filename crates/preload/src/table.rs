@@ -76,7 +76,7 @@ hook_table! {
     process: "as setrlimit" fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     process: "as setrlimit" fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     process: "the call of that number, as if made by its name" fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long;
-    process: "inheritable connections become the kernel's first" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    process: "a program that loads the library inherits connections as they are; for others they become the kernel's first" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     process: "as execve" fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     process: "as execve" fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
     process: "as execve" fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
@@ -84,18 +84,19 @@ hook_table! {
     process: "as execve" fn execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int) -> c_int;
     process: "as execve, in the parent" fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     process: "as posix_spawn" fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
-    process: "as posix_spawn" fn system(command: *const c_char) -> c_int;
-    process: "as posix_spawn" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
+    process: "inheritable connections become the kernel's first" fn system(command: *const c_char) -> c_int;
+    process: "as system" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
     process: "a stream over our read and write; an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
 }
 
-// Functions with variable arguments: looked at, and passed on as they came.
+// Functions with variable arguments: looked at, and passed on as they came, or
+// called with a list.
 //
 // family: "what it does on our path" what_happens_first fn name;
 variadic_table! {
-    process: "as execve" inherit fn execl;
-    process: "as execve" inherit fn execlp;
-    process: "as execve" inherit fn execle;
+    process: "as execve" list fn execl;
+    process: "as execve" list_by_path fn execlp;
+    process: "as execve" list_and_environment fn execle;
     io: "the connection becomes the kernel's first" hand_over fn dprintf;
     io: "as dprintf" hand_over fn __dprintf_chk;
 }

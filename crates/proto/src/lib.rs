@@ -36,7 +36,21 @@ pub mod kind {
     /// belongs to the parent's family, holds every listener that the parent
     /// holds, and every connection of the family whose `holders` name its
     /// nonce. The child itself sends HELLO (same nonce) on the new socket.
+    /// `arg0` 1: the child is the *heir*, the program that replaces this one by
+    /// `exec` (or that `posix_spawn` starts); of the listeners it gets those that
+    /// [`KEEP`] names.
     pub const ADOPT: u32 = 2;
+    /// The heir with nonce `id` holds listener `arg0`, too. No answer.
+    pub const KEEP: u32 = 50;
+    /// *Sync*: the `id`-th arena that the heir has inherited, fd: its memfd.
+    /// `result` ENOENT: there are no more.
+    pub const ESTATE: u32 = 51;
+    /// *Sync*: memory of channel `id` for a process that is on side `arg0` of it,
+    /// fd: memfd, `arg0` its listener. `result` ENOENT.
+    pub const PART: u32 = 52;
+    /// *Sync*: the heir has taken over what it has descriptors for. What the
+    /// replaced program had alone is closed when this is answered.
+    pub const SETTLED: u32 = 53;
     /// Arena of this process: fd memfd sealed against shrink and grow, of
     /// exactly `ARENA_SIZE`. No answer. The monitor checks seals and size
     /// before it maps.
@@ -45,7 +59,8 @@ pub mod kind {
     /// The monitor takes address and network namespace from the descriptor
     /// itself (SO_ACCEPTCONN, SO_DOMAIN, SO_PROTOCOL, getsockname, IPV6_V6ONLY,
     /// SO_NETNS_COOKIE), so nobody registers what he does not hold, and closes
-    /// it at once (else the port would stay taken).
+    /// it at once (else the port would stay taken). `arg0` 1: the program that
+    /// this one has replaced worked for it.
     pub const LISTEN: u32 = 4;
     /// This process closed its last descriptor of listener `id`. No answer.
     /// The last holder ends the listener. Answered if `seq` is not 0: then the

@@ -94,6 +94,7 @@ known!(
     EFAULT,
     EEXIST,
     ENOENT,
+    ENOTDIR,
     EOPNOTSUPP,
     ECONNABORTED,
     ECONNREFUSED,

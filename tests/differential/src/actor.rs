@@ -75,8 +75,10 @@ fn spawn(shared: &'static Shared, actor: usize) {
 /// Main of a process that `exec` of a program has made. Never returns.
 pub fn resume(path: &str, actor: usize) -> ! {
     let shared = attach(path);
-    begin_process();
     let slot = shared.slot(actor);
+    // Before anybody may send a signal.
+    MINE.with(|mine| mine.set(Some(slot)));
+    begin_process();
     slot.tid.store(sys::gettid(), Relaxed);
     slot.ret.store(0, Relaxed);
     shared.answered(slot);

@@ -31,6 +31,13 @@ pub fn shut(d: &Desc, fd: i32) {
     let _ = sys::shutdown(fd, how);
 }
 
+/// Has the program been told of the error with which the connection ended?
+pub fn error_is_told(d: &Desc) -> bool {
+    let s = d.sock();
+    let f = s.flags.load(Ordering::Relaxed);
+    f & flag::RST_REPORTED != 0 || f & flag::SENT_AFTER_CLOSE != 0 && s.err.load(Ordering::Relaxed) == 0
+}
+
 /// Its last close sends RST.
 pub fn reset_on_close(fd: i32) {
     let mut l = [0u8; 8];

@@ -3,7 +3,9 @@
 #![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
 
 use crate::real;
+use core::ffi::CStr;
 use core::sync::atomic::Ordering;
+use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
 use fsocket_core::{epoll, exec, pool, process};
 use libc::*;
@@ -161,27 +163,115 @@ fn descriptor_first(number: c_long) -> bool {
     )
 }
 
-/// The new program inherits what is not close-on-exec.
-macro_rules! before_exec {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
-        $(pub unsafe fn $name($($arg: $ty),*) -> $ret {
-            exec::before_exec();
-            unsafe { real::$name($($arg),*) }
-        })*
-    };
-}
 type Strings = *const *const c_char;
-before_exec! {
-    execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int;
-    execv(path: *const c_char, argv: Strings) -> c_int;
-    execvp(file: *const c_char, argv: Strings) -> c_int;
-    execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int;
-    fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int;
-    execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int;
-    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: Strings, envp: Strings) -> c_int;
-    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: Strings, envp: Strings) -> c_int;
-    system(command: *const c_char) -> c_int;
-    popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
+
+extern "C" {
+    static environ: Strings;
+}
+
+/// The environment of the program as it is now.
+fn current() -> Strings {
+    // SAFETY: libc's variable; a copy of the pointer.
+    unsafe { environ }
+}
+
+/// The program in `file`, relative to `dir`; `search`: by PATH.
+fn program<'a>(dir: c_int, file: *const c_char, search: bool, env: Strings) -> Option<exec::Start<'a>> {
+    if file.is_null() {
+        return None;
+    }
+    // SAFETY: a C string of the caller's.
+    let file = unsafe { CStr::from_ptr(file) };
+    let path = search.then(|| environment::value(current(), b"PATH=").unwrap_or_default());
+    Some(exec::Start { dir, file, path, env })
+}
+
+/// `f` replaces this program, with the environment that it is given.
+fn replaced_by(start: Option<exec::Start>, f: impl FnOnce(Strings) -> c_int) -> c_int {
+    let Some(start) = start else { return f(core::ptr::null()) };
+    let next = exec::prepare(&start, false);
+    let r = next.with_environment(start.env, f);
+    let _errno = fsocket_sys::errno::Saved::errno();
+    next.failed();
+    r
+}
+
+/// `f` starts another program.
+fn started(start: Option<exec::Start>, f: impl FnOnce(Strings) -> c_int) -> c_int {
+    let Some(start) = start else { return f(core::ptr::null()) };
+    exec::one_at_a_time(|| {
+        let next = exec::prepare(&start, true);
+        let r = next.with_environment(start.env, f);
+        let _errno = fsocket_sys::errno::Saved::errno();
+        match r {
+            0 => next.spawned(),
+            _ => next.failed(),
+        }
+        r
+    })
+}
+
+pub unsafe fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
+    replaced_by(program(AT_FDCWD, path, false, envp), |env| unsafe { real::execve(path, argv, env) })
+}
+
+pub unsafe fn execv(path: *const c_char, argv: Strings) -> c_int {
+    unsafe { execve(path, argv, current()) }
+}
+
+pub unsafe fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
+    replaced_by(program(AT_FDCWD, file, true, envp), |env| unsafe { real::execvpe(file, argv, env) })
+}
+
+pub unsafe fn execvp(file: *const c_char, argv: Strings) -> c_int {
+    unsafe { execvpe(file, argv, current()) }
+}
+
+pub unsafe fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
+    replaced_by(program(fd, c"".as_ptr(), false, envp), |env| unsafe { real::fexecve(fd, argv, env) })
+}
+
+pub unsafe fn execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int {
+    replaced_by(program(dir, path, false, envp), |env| unsafe { real::execveat(dir, path, argv, env, flags) })
+}
+
+pub unsafe fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    started(program(AT_FDCWD, path, false, envp), |env| unsafe {
+        real::posix_spawn(pid, path, actions, attributes, argv, env)
+    })
+}
+
+pub unsafe fn posix_spawnp(
+    pid: *mut pid_t,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    started(program(AT_FDCWD, file, true, envp), |env| unsafe {
+        real::posix_spawnp(pid, file, actions, attributes, argv, env)
+    })
+}
+
+// The shell of these two is started inside libc, with an environment that we do
+// not see.
+
+pub unsafe fn system(command: *const c_char) -> c_int {
+    exec::before_unknown();
+    unsafe { real::system(command) }
+}
+
+pub unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+    exec::before_unknown();
+    unsafe { real::popen(command, mode) }
 }
 
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {

@@ -1,25 +1,113 @@
 //! Functions with variable arguments. They cannot be written in Rust: a few
-//! instructions keep every register that may carry an argument, let us do what
-//! is to be done before, and jump to libc's function.
+//! instructions keep every register that may carry an argument. Then either we do
+//! what is to be done before and jump to libc's function, or (`execl` and its
+//! like) the arguments become a list, and the hook that takes lists is called.
 
-use super::guarded;
+use super::{guarded, process};
 use crate::real;
 use core::ffi::CStr;
 use fsocket_core::exec;
+use fsocket_sys as sys;
 use libc::*;
-
-/// The program is about to be replaced.
-pub fn inherit(_first: usize) {
-    guarded(exec::before_exec);
-}
 
 /// The first argument is a descriptor that libc writes to itself.
 pub fn hand_over(fd: usize) {
     guarded(|| exec::hand_over(fd as c_int));
 }
 
+/// Arguments as the caller has passed them: some in registers, then the stack.
+pub struct Arguments {
+    registers: *const usize,
+    stack: *const usize,
+}
+
+/// Registers that carry arguments.
+const REGISTERS: usize = if cfg!(target_arch = "x86_64") { 6 } else { 8 };
+/// Strings for which there is room on the stack.
+const STRINGS: usize = 256;
+
+impl Arguments {
+    /// # Safety
+    /// The caller passed more than `i` arguments, all of them pointers.
+    unsafe fn get(&self, i: usize) -> *const c_char {
+        // SAFETY: the caller's; `REGISTERS` of them lie in the first place.
+        unsafe {
+            match i.checked_sub(REGISTERS) {
+                None => *self.registers.add(i) as *const c_char,
+                Some(i) => *self.stack.add(i) as *const c_char,
+            }
+        }
+    }
+
+    /// Call `f` with the strings from argument 1 to the null that ends them, and
+    /// with the number of the argument behind that.
+    ///
+    /// # Safety
+    /// There is such a null.
+    unsafe fn with_list(&self, f: impl FnOnce(*const *const c_char, usize) -> c_int) -> c_int {
+        let mut n = 0;
+        // SAFETY: up to the null.
+        while !unsafe { self.get(1 + n) }.is_null() {
+            n += 1;
+        }
+        let fill = |list: &mut [*const c_char]| {
+            for (i, s) in list.iter_mut().enumerate().take(n) {
+                // SAFETY: before the null.
+                *s = unsafe { self.get(1 + i) };
+            }
+        };
+        if n < STRINGS {
+            let mut list = [core::ptr::null(); STRINGS];
+            fill(&mut list);
+            return f(list.as_ptr(), n + 2);
+        }
+        let size = (n + 1) * size_of::<*const c_char>();
+        let Ok(memory) = sys::mmap(size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) else {
+            sys::Errno::ENOMEM.set();
+            return -1;
+        };
+        let memory = memory as *mut *const c_char;
+        // SAFETY: room for n + 1 pointers, zero, aligned to a page.
+        fill(unsafe { core::slice::from_raw_parts_mut(memory, n + 1) });
+        let r = f(memory, n + 2);
+        // SAFETY: mapped above.
+        let _ = unsafe { sys::munmap(memory as *mut u8, size) };
+        r
+    }
+}
+
+/// # Safety
+/// As `execl(3)`.
+pub unsafe fn list(a: &Arguments) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { a.with_list(|argv, _| process::execv(a.get(0), argv)) }
+}
+
+/// # Safety
+/// As `execlp(3)`.
+pub unsafe fn list_by_path(a: &Arguments) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { a.with_list(|argv, _| process::execvp(a.get(0), argv)) }
+}
+
+/// # Safety
+/// As `execle(3)`.
+pub unsafe fn list_and_environment(a: &Arguments) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { a.with_list(|argv, next| process::execve(a.get(0), argv, a.get(next) as *const *const c_char)) }
+}
+
+/// Called by the few instructions below.
+///
+/// # Safety
+/// `registers` and `stack` are where the arguments lie.
+pub unsafe fn collected(registers: *const usize, stack: *const usize, f: unsafe fn(&Arguments) -> c_int) -> c_int {
+    // SAFETY: the caller's.
+    guarded(|| unsafe { f(&Arguments { registers, stack }) })
+}
+
 extern "C" fn missing() -> c_int {
-    fsocket_sys::Errno::ENOSYS.set();
+    sys::Errno::ENOSYS.set();
     -1
 }
 
@@ -32,10 +120,10 @@ pub fn target(name: &CStr) -> *const c_void {
 }
 
 macro_rules! trampoline {
-    ($first:ident, $name:ident) => {
+    (hand_over, $name:ident) => {
         const _: () = {
             extern "C" fn before(first: usize) -> *const c_void {
-                variadic::$first(first);
+                variadic::hand_over(first);
                 const NAME: &core::ffi::CStr =
                     match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                         Ok(n) => n,
@@ -87,6 +175,47 @@ macro_rules! trampoline {
                     "ldp x29, x30, [sp], #224",
                     "br x16",
                     before = sym before,
+                )
+            }
+        };
+    };
+    ($collector:ident, $name:ident) => {
+        const _: () = {
+            unsafe extern "C" fn collected(registers: *const usize, stack: *const usize) -> c_int {
+                // SAFETY: as laid out by the instructions below.
+                unsafe { variadic::collected(registers, stack, variadic::$collector) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[unsafe(naked)]
+            #[no_mangle]
+            unsafe extern "C" fn $name() {
+                // The caller's arguments on the stack lie behind the return address.
+                core::arch::naked_asm!(
+                    "sub rsp, 56",
+                    "mov [rsp], rdi", "mov [rsp + 8], rsi", "mov [rsp + 16], rdx",
+                    "mov [rsp + 24], rcx", "mov [rsp + 32], r8", "mov [rsp + 40], r9",
+                    "mov rdi, rsp",
+                    "lea rsi, [rsp + 64]",
+                    "call {collected}",
+                    "add rsp, 56",
+                    "ret",
+                    collected = sym collected,
+                )
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[unsafe(naked)]
+            #[no_mangle]
+            unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "stp x29, x30, [sp, #-80]!",
+                    "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
+                    "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                    "add x0, sp, #16",
+                    "add x1, sp, #80",
+                    "bl {collected}",
+                    "ldp x29, x30, [sp], #80",
+                    "ret",
+                    collected = sym collected,
                 )
             }
         };

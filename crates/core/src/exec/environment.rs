@@ -1,0 +1,169 @@
+//! The environment that the next program gets.
+
+use crate::ctl;
+use crate::lock::Lock;
+use core::ffi::{c_char, CStr};
+use core::fmt::Write;
+use fsocket_sys as sys;
+
+/// The variable that leads the next program to what it inherits.
+pub const HEIR: &[u8] = b"FASTSOCKET_HEIR=";
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const SOCKET: &[u8] = b"FASTSOCKET_SOCKET=";
+const DISABLE: &[u8] = b"FASTSOCKET_DISABLE=";
+
+/// Bytes of one variable that is kept.
+const LEN: usize = 1024;
+/// Variables that are given again to the same binary in a cleared environment.
+const KEPT: [&[u8]; 4] = [PRELOAD, SOCKET, DISABLE, b"FASTSOCKET_PIN="];
+/// Entries on the stack; a longer environment gets memory of its own.
+const ENTRIES: usize = 256;
+
+/// The program's own environment at its start. It may clear or overwrite it.
+struct Start {
+    /// Place and length of the entry of `LD_PRELOAD` that is this library; 0: it
+    /// was loaded by other means, as every program's here.
+    entry: (usize, usize),
+    /// `NAME=value` with a NUL; empty: not set.
+    kept: [[u8; LEN]; KEPT.len()],
+}
+static START: Lock<Start> = Lock::new(Start { entry: (0, 0), kept: [[0; LEN]; KEPT.len()] });
+
+type Env = *const *const c_char;
+
+fn entries(env: Env) -> impl Iterator<Item = *const c_char> {
+    let mut at = env;
+    core::iter::from_fn(move || {
+        if at.is_null() {
+            return None;
+        }
+        // SAFETY: an environment is an array of strings that ends with null.
+        let entry = unsafe { *at };
+        if entry.is_null() {
+            return None;
+        }
+        at = at.wrapping_add(1);
+        Some(entry)
+    })
+}
+
+fn bytes<'a>(entry: *const c_char) -> &'a [u8] {
+    // SAFETY: a C string of the program's, that it keeps during the call.
+    unsafe { CStr::from_ptr(entry) }.to_bytes()
+}
+
+/// Value of a variable; `name` ends with '='.
+pub fn value<'a>(env: Env, name: &[u8]) -> Option<&'a [u8]> {
+    entries(env).find_map(|e| bytes(e).strip_prefix(name))
+}
+
+fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|c| matches!(c, b':' | b' ')).filter(|w| !w.is_empty())
+}
+
+/// At start: remember what the environment says of us. `library` is the path
+/// under which the loader knows this library.
+pub fn remember(env: Env, library: &[u8]) {
+    let Ok(mut s) = START.lock() else { return };
+    let name = |path: &[u8]| path.rsplit(|c| *c == b'/').next().map_or(0, |n| path.len() - n.len());
+    for (i, which) in KEPT.iter().enumerate() {
+        let Some(entry) = entries(env).map(bytes).find(|e| e.starts_with(which)).filter(|e| e.len() < LEN) else {
+            continue;
+        };
+        s.kept[i][..entry.len()].copy_from_slice(entry);
+        if i == 0 {
+            let list = &entry[PRELOAD.len()..];
+            let same = |w: &&[u8]| *w == library || w[name(w)..] == library[name(library)..];
+            if let Some(w) = words(list).find(same) {
+                s.entry = (w.as_ptr() as usize - entry.as_ptr() as usize, w.len());
+            }
+        }
+    }
+}
+
+/// Will a dynamically linked program with this environment have the library, the
+/// same monitor, and shared memory?
+pub fn carries_us(env: Env) -> bool {
+    let Ok(s) = START.lock() else { return false };
+    let (at, len) = s.entry;
+    let own = &s.kept[0][at..at + len];
+    let loaded = len == 0 || value(env, PRELOAD).is_some_and(|v| words(v).any(|w| w == own));
+    let off = value(env, DISABLE).is_some_and(|v| v.split(|c| *c == b',').any(|w| w == b"shm"));
+    loaded && !off && ctl::same_path(value(env, SOCKET))
+}
+
+/// Has the environment been cleared of us? (One with another `LD_PRELOAD` is left
+/// as it is.)
+pub fn lost_us(env: Env) -> bool {
+    START.lock().is_ok_and(|s| s.entry.1 != 0) && value(env, PRELOAD).is_none()
+}
+
+/// Call `f` with `env`, and with what `heir` (control socket and nonce) and
+/// `inject` add to it.
+pub fn extended<R>(env: Env, heir: Option<(i32, u64)>, inject: bool, f: impl FnOnce(Env) -> R) -> R {
+    if heir.is_none() && !inject {
+        return f(env);
+    }
+    let mut variable = Text { buf: [0; 64], len: 0 };
+    if let Some((fd, nonce)) = heir {
+        let _ = variable.write_str(core::str::from_utf8(HEIR).unwrap_or_default());
+        let _ = write!(variable, "{fd}:{nonce:x}");
+    }
+    let needed = entries(env).count() + KEPT.len() + 2;
+    let mut stack = [core::ptr::null::<c_char>(); ENTRIES];
+    if needed <= ENTRIES {
+        fill(&mut stack, env, heir.is_some().then_some(&variable), inject);
+        return f(stack.as_ptr());
+    }
+    let size = needed * core::mem::size_of::<*const c_char>();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let Ok(memory) = sys::mmap(size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else { return f(env) };
+    // SAFETY: `size` bytes of zeros, aligned to a page.
+    let list = unsafe { core::slice::from_raw_parts_mut(memory as *mut *const c_char, needed) };
+    fill(list, env, heir.is_some().then_some(&variable), inject);
+    let r = f(memory as Env);
+    // SAFETY: mapped above, nobody refers to it any more.
+    let _ = unsafe { sys::munmap(memory, size) };
+    r
+}
+
+/// `list` is long enough and ends with null.
+fn fill(list: &mut [*const c_char], env: Env, heir: Option<&Text>, inject: bool) {
+    let mut n = 0;
+    let mut add = |entry: *const c_char| {
+        list[n] = entry;
+        n += 1;
+    };
+    for e in entries(env).filter(|e| !bytes(*e).starts_with(HEIR)) {
+        add(e);
+    }
+    if inject {
+        if let Ok(s) = START.lock() {
+            for (text, name) in s.kept.iter().zip(KEPT) {
+                if text[0] != 0 && value(env, name).is_none() {
+                    add(text.as_ptr() as *const c_char);
+                }
+            }
+        }
+    }
+    if let Some(t) = heir {
+        add(t.buf.as_ptr() as *const c_char);
+    }
+}
+
+/// A short C string.
+struct Text {
+    buf: [u8; 64],
+    len: usize,
+}
+impl Write for Text {
+    fn write_str(&mut self, s: &str) -> core::fmt::Result {
+        let end = self.len + s.len();
+        if end >= self.buf.len() {
+            return Err(core::fmt::Error);
+        }
+        self.buf[self.len..end].copy_from_slice(s.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}

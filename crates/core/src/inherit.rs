@@ -1,0 +1,350 @@
+//! What this program has inherited through `exec`: connections of the program
+//! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
+
+use crate::table::{self, kind, Desc};
+use crate::{chan, close, ctl, listen, path, process, stats};
+use core::sync::atomic::{AtomicBool, Ordering};
+use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
+use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys as sys;
+
+/// Arenas that one program can inherit.
+const ARENAS: usize = 64;
+
+/// The name that an heir's control socket has: it is the one that FASTSOCKET_HEIR
+/// speaks of, not another one under its number.
+fn name_of(nonce: u64) -> [u8; 28] {
+    let mut b = [0u8; 28];
+    b[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+    b[3..19].copy_from_slice(b"fastsocket-heir/");
+    b[19..27].copy_from_slice(&nonce.to_ne_bytes());
+    b
+}
+
+/// Give a control socket the name of an heir.
+pub fn mark(fd: i32, nonce: u64) -> bool {
+    sys::bind(fd, &name_of(nonce)).is_ok()
+}
+
+/// SO_COOKIE: the kernel's number of a socket, unique as long as it runs.
+pub fn cookie(fd: i32) -> Option<u64> {
+    let mut b = [0u8; 8];
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut b).ok()?;
+    Some(u64::from_ne_bytes(b))
+}
+
+/// The value of FASTSOCKET_HEIR: control socket and nonce, if it is still true.
+pub fn heir(value: &[u8]) -> Option<(i32, u64)> {
+    let text = core::str::from_utf8(value).ok()?;
+    let (fd, nonce) = text.split_once(':')?;
+    let (fd, nonce) = (fd.parse().ok()?, u64::from_str_radix(nonce, 16).ok()?);
+    let mut name = [0u8; 28];
+    (sys::getsockname(fd, &mut name).ok()? == name.len() && name == name_of(nonce)).then_some((fd, nonce))
+}
+
+/// At start, with a monitor: take over what is there. `heir`: the program before
+/// this one has left something.
+pub fn take_over(heir: bool) {
+    let mut estate = [None; ARENAS];
+    if heir {
+        for (i, e) in estate.iter_mut().enumerate() {
+            *e = arena(i);
+            if e.is_none() {
+                break;
+            }
+        }
+    }
+    let conns = || estate.iter().flatten().flat_map(socks).filter(|s| is_mine(s));
+    let mut listens = false;
+    each_descriptor(|fd| match what(fd) {
+        What::Listener(_) => listens = true,
+        What::Unconnected(family) if heir => {
+            if let Some(c) = cookie(fd) {
+                if let Some(s) = conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c) {
+                    conn(fd, family, s);
+                }
+            }
+        }
+        _ => {}
+    });
+    let worked = listens && take_listeners();
+    if !heir {
+        return;
+    }
+    // Descriptors that were closed on the way here.
+    for s in conns().filter(|s| descs().all(|d| !core::ptr::eq(d.sock(), *s))) {
+        if let Some(d) = attach(s, libc::AF_INET as u32) {
+            d.refs.store(0, Ordering::Relaxed);
+            close::last_reference(d);
+            table::done_with(d);
+        }
+    }
+    let _ = ctl::request(Msg::new(msg::SETTLED), None);
+    if worked {
+        // In its place, so that connections keep their order.
+        listen::join_all();
+    }
+    for fd in 0..=table::STDIO {
+        if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
+            path::materialize_one(d);
+        }
+    }
+}
+
+/// True: the program before this one was a worker of one of them.
+fn take_listeners() -> bool {
+    let (mut foreign_epoll, mut worked) = (false, false);
+    each_descriptor(|fd| foreign_epoll |= is_epoll(fd));
+    // An instance that was made before knows nothing of our queues.
+    if !foreign_epoll {
+        each_descriptor(|fd| {
+            if let What::Listener(family) = what(fd) {
+                worked |= listener(fd, family);
+            }
+        });
+    }
+    worked
+}
+
+fn descs() -> impl Iterator<Item = &'static Desc> {
+    (0..table::DESCS.len()).filter_map(|i| table::DESCS.get(i)).filter(|d| d.is_conn())
+}
+
+/// The `i`-th arena of the estate, mapped for good.
+fn arena(i: usize) -> Option<*mut u8> {
+    let mut m = Msg::new(msg::ESTATE);
+    m.id = i as u64;
+    let (_, fd) = ctl::request(m, None).ok()?;
+    let fd = fd?;
+    let base = sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0);
+    let _ = sys::close(fd);
+    let base = base.ok()?;
+    // SAFETY: at least a Header is mapped; a plain field read once.
+    (unsafe { (*(base as *const Header)).magic } == MAGIC).then_some(base)
+}
+
+/// The sockets of an arena that were ever used.
+fn socks(base: &*mut u8) -> impl Iterator<Item = &'static Sock> {
+    let base = *base;
+    // SAFETY: an arena, mapped for good by `arena`.
+    let high = unsafe { &*(base as *const Header) }.high_water.load(Ordering::Acquire) as usize;
+    // SAFETY: below SOCKS, so inside the mapping.
+    (0..high.min(SOCKS)).map(move |i| unsafe { &*(base.add(SOCK_OFF) as *const Sock).add(i) })
+}
+
+fn is_mine(s: &Sock) -> bool {
+    let me = process::nonce();
+    s.state.load(Ordering::Acquire) == sock_state::OPEN && s.holders.iter().any(|h| h.load(Ordering::Relaxed) == me)
+}
+
+/// `fd` is the placeholder of a connection.
+fn conn(fd: i32, family: u32, s: &'static Sock) {
+    let known = descs().find(|d| core::ptr::eq(d.sock(), s));
+    let d = match known {
+        Some(d) => {
+            d.refs.fetch_add(1, Ordering::AcqRel);
+            d
+        }
+        None => match attach(s, family) {
+            Some(d) => d,
+            None => return,
+        },
+    };
+    if !table::install(fd, d) {
+        d.refs.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A description for a connection that lives in memory we have not mapped yet.
+fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
+    let (id, slot) = (s.channel.load(Ordering::Relaxed), s.slot.load(Ordering::Relaxed) as usize);
+    let side = s.side.load(Ordering::Relaxed) as usize;
+    if slot >= SLOTS || !matches!(side, CLIENT | SERVER) {
+        return None;
+    }
+    let c = chan::by_id(id, side).or_else(|| {
+        let mut m = Msg::new(msg::PART);
+        m.id = id as u64;
+        m.arg0 = side as u64;
+        let (a, fd) = ctl::request(m, None).ok()?;
+        let fd = fd?;
+        let c = chan::map(id, a.arg0, side, fd);
+        let _ = sys::close(fd);
+        // Its slots are for others to give out; a worker's becomes whole again
+        // when the monitor hands it over.
+        c.inspect(|c| c.retired.store(true, Ordering::Relaxed))
+    })?;
+    let d = table::alloc(kind::FRESH)?;
+    d.family.store(s.family.load(Ordering::Relaxed) as u32, Ordering::Relaxed);
+    d.kernel_family.store(family, Ordering::Relaxed);
+    d.dirty.store(true, Ordering::Relaxed);
+    let (tx, rx) = (c.ring(slot, side), c.ring(slot, 1 - side));
+    // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
+    unsafe { d.attach(s, c.slot(slot), side, tx, rx) };
+    d.chan.store(c.index() + 1, Ordering::Relaxed);
+    d.slot_index.store(slot as u32, Ordering::Relaxed);
+    c.set_desc(slot, Some(d));
+    d.kind.store(kind::CONN, Ordering::Release);
+    Some(d)
+}
+
+/// An inherited listener is published as if this program had called `listen`.
+/// True: the program before it was a worker.
+fn listener(fd: i32, family: u32) -> bool {
+    let same = (0..fd).find(|n| table::lookup(*n).is_some_and(|d| !d.is_conn()) && cookie(*n) == cookie(fd));
+    if let Some(d) = same.and_then(table::lookup) {
+        d.refs.fetch_add(1, Ordering::AcqRel);
+        if !table::install(fd, d) {
+            d.refs.fetch_sub(1, Ordering::AcqRel);
+        }
+        return false;
+    }
+    let Some(d) = table::alloc(kind::BOUND) else { return false };
+    d.family.store(family, Ordering::Relaxed);
+    d.kernel_family.store(family, Ordering::Relaxed);
+    d.dirty.store(true, Ordering::Relaxed);
+    crate::opts::adopt(fd, d);
+    if !table::install(fd, d) {
+        table::release(d);
+        return false;
+    }
+    match listen::registered(fd, d) {
+        Ok(worked) => worked,
+        Err(why) => {
+            stats::count(why);
+            false
+        }
+    }
+}
+
+enum What {
+    Other,
+    /// A TCP listener, by address family.
+    Listener(u32),
+    /// A TCP socket without an address.
+    Unconnected(u32),
+}
+
+fn what(fd: i32) -> What {
+    let mut b = [0u8; 28];
+    if sys::getsockname(fd, &mut b).is_err() {
+        return What::Other;
+    }
+    let family = u16::from_ne_bytes([b[0], b[1]]) as u32;
+    let int = |name: i32| {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).map_or(-1, |_| i32::from_ne_bytes(v))
+    };
+    let inet = matches!(family as i32, libc::AF_INET | libc::AF_INET6);
+    if !inet || int(libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
+        return What::Other;
+    }
+    match int(libc::SO_ACCEPTCONN) {
+        1 => What::Listener(family),
+        _ => What::Unconnected(family),
+    }
+}
+
+/// Only an epoll instance says of a descriptor that it does not contain it.
+fn is_epoll(fd: i32) -> bool {
+    sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, ctl::fd(), None) == Err(sys::Errno::ENOENT)
+}
+
+/// Do `f` for every open descriptor that is not ours.
+fn each_descriptor(mut f: impl FnMut(i32)) {
+    static BUSY: AtomicBool = AtomicBool::new(false);
+    if BUSY.swap(true, Ordering::Acquire) {
+        return;
+    }
+    let args = [libc::AT_FDCWD as usize, c"/proc/self/fd".as_ptr() as usize, 0, 0, 0, 0];
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
+    // SAFETY: a C string.
+    match unsafe { sys::raw(libc::SYS_openat, [args[0], args[1], flags, 0, 0, 0]) } {
+        Ok(dir) => {
+            list(dir as i32, |fd| {
+                if fd != dir as i32 && !process::owns(fd) {
+                    f(fd);
+                }
+            });
+            let _ = sys::close(dir as i32);
+        }
+        // No /proc: the numbers that programs hand down.
+        Err(_) => (0..256).filter(|fd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok()).for_each(f),
+    }
+    BUSY.store(false, Ordering::Release);
+}
+
+/// The numbers that are names in a directory.
+fn list(dir: i32, mut f: impl FnMut(i32)) {
+    /// Bytes of a directory entry before its name.
+    const HEAD: usize = 19;
+    #[repr(align(8))]
+    struct Buffer([u8; 2048]);
+    let mut buf = Buffer([0; 2048]);
+    loop {
+        let args = [dir as usize, buf.0.as_mut_ptr() as usize, buf.0.len(), 0, 0, 0];
+        // SAFETY: the buffer has that many bytes.
+        let n = match unsafe { sys::raw(libc::SYS_getdents64, args) } {
+            Ok(n @ 1..) => n.min(buf.0.len()),
+            _ => return,
+        };
+        let mut at = 0;
+        while at + HEAD < n {
+            let len = u16::from_ne_bytes([buf.0[at + 16], buf.0[at + 17]]) as usize;
+            let name = &buf.0[at + HEAD..(at + len.max(HEAD)).min(n)];
+            let digits = name.split(|c| *c == 0).next().unwrap_or_default();
+            if let Some(fd) = core::str::from_utf8(digits).ok().and_then(|d| d.parse().ok()) {
+                f(fd);
+            }
+            at += len.max(HEAD + 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_heir_is_known_by_its_name() {
+        let [a, b] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).unwrap();
+        assert!(mark(a, 0x1234_5678_9abc_def1));
+        let mut text = [0u8; 32];
+        let said = |fd: i32, text: &mut [u8; 32]| {
+            use core::fmt::Write;
+            struct W<'a>(&'a mut [u8], usize);
+            impl Write for W<'_> {
+                fn write_str(&mut self, s: &str) -> core::fmt::Result {
+                    self.0[self.1..self.1 + s.len()].copy_from_slice(s.as_bytes());
+                    self.1 += s.len();
+                    Ok(())
+                }
+            }
+            let mut w = W(text, 0);
+            write!(w, "{fd}:123456789abcdef1").unwrap();
+            w.1
+        };
+        let n = said(a, &mut text);
+        assert_eq!(heir(&text[..n]), Some((a, 0x1234_5678_9abc_def1)));
+        let n = said(b, &mut text);
+        assert_eq!(heir(&text[..n]), None, "another socket under that number");
+        assert_eq!(heir(b"900"), None);
+        assert_eq!(heir(b"-1:1"), None);
+        let _ = (sys::close(a), sys::close(b));
+    }
+
+    #[test]
+    fn descriptors_are_seen_for_what_they_are() {
+        let s = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0).unwrap();
+        assert!(matches!(what(s), What::Unconnected(2)));
+        sys::listen(s, 1).unwrap();
+        assert!(matches!(what(s), What::Listener(2)));
+        let u = sys::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0).unwrap();
+        assert!(matches!(what(u), What::Other));
+        let mut seen = 0;
+        each_descriptor(|fd| seen += i32::from(fd == s || fd == u));
+        assert_eq!(seen, 2);
+        let _ = (sys::close(s), sys::close(u));
+    }
+}

@@ -1,0 +1,88 @@
+//! `exec`: the next program of a process inherits from the one before.
+//!
+//! The program that is about to be replaced announces its *heir* (ADOPT with
+//! `arg0` 1), says which listeners it leaves to it (KEEP), and enters the heir's
+//! nonce as a holder of the connections. The next program takes over from there:
+//! it maps the arenas (ESTATE) and channels (PART) in which those connections
+//! live, registers the listeners that it has found among its descriptors, and
+//! says when it is done (SETTLED).
+
+use crate::requests::{reply, Answer, Misbehaved};
+use crate::{ConnId, Monitor};
+use fsocket_proto::Msg;
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+
+/// Rounds of reading what a process that was replaced has sent last.
+const ROUNDS: usize = 64;
+
+impl Monitor {
+    /// A listener goes to the heir as well.
+    pub fn keep(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
+        let Some(client) = self.clients.get(id) else { return Ok(()) };
+        let (family, listener) = (client.family, msg.arg0);
+        if !client.holds.contains(&listener) {
+            return Ok(());
+        }
+        let is_heir = |c: &crate::clients::Client| c.nonce == msg.id && !c.greeted && c.is_heir;
+        let heir = self.clients.family_members(family).into_iter().find(|m| self.clients.get(*m).is_some_and(is_heir));
+        let heir = heir.ok_or(Misbehaved("KEEP for nobody"))?;
+        if let (Some(c), Some(l)) = (self.clients.get_mut(heir), self.listeners.get_mut(listener)) {
+            c.holds.insert(listener);
+            c.unclaimed.insert(listener);
+            l.holders.insert(heir);
+        }
+        Ok(())
+    }
+
+    /// The `id`-th arena in which the heir may have connections.
+    pub fn estate(&self, id: ConnId, msg: &Msg) -> Answer {
+        let mut inherited = self.arenas.iter().filter(|a| a.creator != id && a.users.contains(&id));
+        let arena = inherited.nth(msg.id.min(1 << 20) as usize).ok_or(Errno::NOENT)?;
+        Ok((reply(msg), Some(arena.fd.clone())))
+    }
+
+    /// The memory of channel `id`, for who is on side `arg0` of it.
+    pub fn part(&self, id: ConnId, msg: &Msg) -> Answer {
+        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
+        let side = msg.arg0 as usize;
+        let channel = u32::try_from(msg.id).ok().and_then(|c| self.channels.get(c));
+        let channel = channel.filter(|ch| side < 2 && ch.is_party(side, family)).ok_or(Errno::NOENT)?;
+        Ok((Msg { arg0: channel.listener, ..reply(msg) }, Some(channel.mem.fd())))
+    }
+
+    /// The heir has taken what it has descriptors for; the rest of the estate goes
+    /// as if it had been closed.
+    pub fn settled(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        self.bury_predecessors(id);
+        let left = self.clients.get_mut(id).map(|c| std::mem::take(&mut c.unclaimed)).unwrap_or_default();
+        for listener in left {
+            self.unlisten(id, listener, false);
+        }
+        Ok((reply(msg), None))
+    }
+
+    /// The program that an heir has replaced, as long as we have not seen its end.
+    pub fn predecessors(&self, id: ConnId) -> Vec<ConnId> {
+        let Some(me) = self.clients.get(id).filter(|c| c.is_heir) else { return Vec::new() };
+        let same = |m: &ConnId| *m != id && self.clients.get(*m).is_some_and(|c| c.pid == me.pid);
+        self.clients.family_members(me.family).into_iter().filter(same).collect()
+    }
+
+    /// What the replaced program had alone is closed before the new one goes on,
+    /// as in the kernel.
+    fn bury_predecessors(&mut self, id: ConnId) {
+        for conn in self.predecessors(id) {
+            for _ in 0..ROUNDS {
+                if self.clients.doomed.contains(&conn) {
+                    break;
+                }
+                self.client_event(conn, EventFlags::IN);
+            }
+            if self.clients.doomed.contains(&conn) {
+                self.clients.doomed.retain(|d| *d != conn);
+                self.end_process(conn);
+            }
+        }
+    }
+}
