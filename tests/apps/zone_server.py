@@ -11,7 +11,9 @@ CPU that the worker is pinned to, or -1; the options of the accepted socket) and
 Options: pin (worker i pins itself to CPU i modulo their number), dual (an IPv6 socket
 that takes IPv4 too), tune (sets options on the listener before forking), user=UID (workers
 drop to that user), respawn (a worker that dies is started again), quit (a worker that
-gets SIGUSR1 ends in good order).
+gets SIGUSR1 ends in good order). SO_REUSEPORT by the program itself: reuseport (one socket,
+shared), sockets (one for each worker, made before the first fork, as nginx does), each (a
+worker makes its own).
 """
 import os
 import select
@@ -56,6 +58,10 @@ def drain(listener):
 def work(listener, index):
     if "pin" in options:
         os.sched_setaffinity(0, {cpus[index % len(cpus)]})
+    if "each" in options:
+        listener = listen()
+    elif "sockets" in options:
+        listener = listener[index]
     user = [o for o in options if o.startswith("user=")]
     if user:
         os.setgroups([])
@@ -92,18 +98,28 @@ def work(listener, index):
             epoll.modify(listener, select.EPOLLIN | select.EPOLLONESHOT)
 
 
-def main():
+def listen():
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if "dual" in options else 1)
+    if {"reuseport", "sockets", "each"} & set(options):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if "tune" in options:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 33000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
         listener.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 33)
     listener.bind((address, port))
     listener.listen(512)
+    return listener
+
+
+def main():
+    if "sockets" in options:
+        listener = [listen() for _ in range(workers)]
+    else:
+        listener = None if "each" in options else listen()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if kind == "thread":
         for i in range(workers):

@@ -109,7 +109,7 @@ counters! {
     ZoneJoin = "zone_joins",
     /// Local listen sockets given up while the listener stayed open.
     ZoneLeave = "zone_leaves",
-    /// Fallback, zones: the program itself shares the address (SO_REUSEPORT).
+    /// Fallback, zones: the program itself shares the address (SO_REUSEPORT), and there is no BPF, or a stranger.
     FbZoneShared = "fallback.zone_shared",
     /// Fallback, zones: neither the process nor a monitor may make a local listen socket.
     FbZoneDenied = "fallback.zone_denied",
@@ -123,7 +123,7 @@ counters! {
     FbZoneTurns = "fallback.zone_turns",
     /// Fallback, zones: it is not seen how the worker waits for connections.
     FbZoneUnseen = "fallback.zone_unseen",
-    /// Fallback, zones: the worker is not pinned, and --pin require was given.
+    /// Fallback, zones: the worker is not pinned, and --pin require or its own SO_REUSEPORT asks for it.
     FbZoneUnpinned = "fallback.zone_unpinned",
     /// Kernel connections opened with a source port from their CPU's slice.
     ConnectSlice = "connect_slice",

@@ -37,8 +37,8 @@ pub unsafe fn accept(
             return Outcome::Done(r);
         }
         if kernel_ready(fd) {
-            stats::count(Counter::AcceptKernel);
-            return Outcome::Kernel;
+            // SAFETY: the caller's.
+            return Outcome::Done(unsafe { from_kernel(fd, addr, len, flags) });
         }
     }
     // SAFETY: the caller's.

@@ -13,6 +13,7 @@
 //! | `zone/pace` | workers that are away for long |
 //! | `zone/accept` | the order of the queues |
 //! | `zone/parcel` | leaving in good order where nothing migrates |
+//! | `zone/shared` | listeners that share their address by the program's own wish |
 //! | `zone/watch` | epoll, poll, and being told to look |
 
 pub mod accept;
@@ -21,6 +22,7 @@ mod join;
 mod pace;
 mod page;
 mod parcel;
+pub mod shared;
 pub mod watch;
 
 use crate::lock::Lock;
@@ -79,6 +81,7 @@ pub struct Zoned {
     left: AtomicU32,
     left_at: AtomicU64,
     pace: pace::Pace,
+    shared: shared::Shared,
     n: AtomicU32,
     locals: [Local; LOCALS],
     watches: watch::List,
@@ -160,14 +163,16 @@ pub fn listened(fd: i32) {
     if Shape::of(fd).is_err() {
         return; // not TCP
     }
-    if door::is_open_anyway(fd) {
-        return count(Counter::FbZoneShared);
-    }
+    let shared = door::is_open_anyway(fd);
     let Some((i, z)) = ZONED.iter().enumerate().find(|(_, z)| z.claim()) else {
         return count(Counter::FbZoneResource);
     };
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     z.fd.store(fd, Ordering::Relaxed);
+    if shared && !z.announce(fd) {
+        z.free();
+        return count(Counter::FbZoneShared);
+    }
     let d = match known {
         Some(d) => d,
         None => match table::alloc(kind::FRESH) {
@@ -219,7 +224,7 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
     if level == libc::IPPROTO_TCP && matches!(name, libc::TCP_MD5SIG | TCP_AO_ADD_KEY) {
         z.off(Counter::FbZoneOption);
     }
-    if level == libc::SOL_SOCKET && name == libc::SO_REUSEPORT && z.state() == state::PLAIN {
+    if level == libc::SOL_SOCKET && name == libc::SO_REUSEPORT && (z.state() == state::PLAIN || z.is_shared()) {
         z.off(Counter::FbZoneShared);
     }
     z.changed();
@@ -227,7 +232,9 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
 
 /// Would `getsockopt` tell of our SO_REUSEPORT?
 pub fn hides(d: &Desc, level: i32, name: i32) -> bool {
-    level == libc::SOL_SOCKET && name == libc::SO_REUSEPORT && of(d).is_some_and(|z| z.state() == state::READY)
+    level == libc::SOL_SOCKET
+        && name == libc::SO_REUSEPORT
+        && of(d).is_some_and(|z| z.state() == state::READY && !z.is_shared())
 }
 
 /// Before a fork: the child may become a worker.
@@ -264,6 +271,7 @@ pub fn become_child() {
             }
         }
         z.inherited.store(true, Ordering::Relaxed);
+        z.shared.become_child();
         z.group.store(0, Ordering::Relaxed);
         z.left.store(0, Ordering::Relaxed);
         z.unseen.store(false, Ordering::Relaxed);
@@ -294,6 +302,7 @@ impl Zoned {
             left: AtomicU32::new(0),
             left_at: AtomicU64::new(0),
             pace: pace::Pace::new(),
+            shared: shared::Shared::new(),
             n: AtomicU32::new(0),
             locals: [const { Local::new() }; LOCALS],
             watches: watch::List::new(),
@@ -355,12 +364,14 @@ impl Zoned {
         if self.state.swap(state::OFF, Ordering::AcqRel) != state::OFF {
             count(why);
         }
+        self.leave_membership();
         while let Some(l) = self.locals().next() {
             self.leave(l);
         }
     }
 
     fn end(&self) {
+        self.leave_membership();
         while let Some(l) = self.locals().next() {
             self.leave(l);
         }
@@ -383,6 +394,7 @@ impl Zoned {
         self.unseen.store(false, Ordering::Relaxed);
         self.n.store(0, Ordering::Relaxed);
         self.pace.reset();
+        self.shared.reset();
         self.watches.clear();
         self.state.store(state::FREE, Ordering::Release);
     }
@@ -394,6 +406,14 @@ impl Zoned {
             return;
         }
         let fd = self.fd.load(Ordering::Relaxed);
+        if self.is_shared() {
+            // The program wants its address shared: there is no door to guard.
+            if let Some(p) = page::make() {
+                self.page.store(p, Ordering::Release);
+                self.state.store(state::READY, Ordering::Release);
+            }
+            return;
+        }
         let made = Shape::of(fd).and_then(|shape| self.make_guard(fd, &shape));
         match made {
             Ok(guard) => match page::make() {

@@ -3,7 +3,7 @@
 
 use fsocket_e2e as e2e;
 use fsocket_e2e::need_two_cpus;
-use fsocket_e2e::zones::{accepted, counter, pin};
+use fsocket_e2e::zones::{accepted, counter, pin, selected};
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{need, net, stock_mode, Host, Proc};
 use std::time::Duration;
@@ -13,6 +13,12 @@ const NO_SHM: (&str, &str) = ("FASTSOCKET_DISABLE", "shm");
 /// nginx with two pinned workers; `events` and `main` go into its configuration.
 #[track_caller]
 fn nginx(host: &Host, main: &str, events: &str, env: &[(&str, &str)]) -> (Proc, u16) {
+    nginx_listening(host, main, events, "", env)
+}
+
+/// The same with `how` behind its `listen`.
+#[track_caller]
+fn nginx_listening(host: &Host, main: &str, events: &str, how: &str, env: &[(&str, &str)]) -> (Proc, u16) {
     let port = net::free_port();
     let root = e2e::document_root(host);
     let dir = host.path().display();
@@ -24,7 +30,7 @@ fn nginx(host: &Host, main: &str, events: &str, env: &[(&str, &str)]) -> (Proc, 
     let config = format!(
         "worker_processes 2;\nworker_cpu_affinity auto;\npid {dir}/nginx/pid;\nerror_log {dir}/nginx/error.log info;\n\
          {main}\nevents {{ worker_connections 1024; {events} }}\nhttp {{\n  access_log off;\n{temp}  \
-         server {{ listen 127.0.0.1:{port}; root {}; }}\n}}\n",
+         server {{ listen 127.0.0.1:{port} {how}; root {}; }}\n}}\n",
         root.display()
     );
     let config = host.file("nginx/nginx.conf", config).display().to_string();
@@ -207,32 +213,78 @@ fn haproxy_threads() {
     assert_local(&host, 800);
 }
 
+/// haproxy as it is by default: SO_REUSEPORT on every socket.
 #[test]
-fn haproxy_that_shares_its_address_is_left_alone() {
+fn haproxy_by_default() {
     let haproxy = need!("haproxy");
-    let host = Host::new();
-    let port = net::free_port();
-    let config = host.file(
-        "haproxy.cfg",
-        format!(
-            "global\n  nbthread 2\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n\
-             frontend f\n  bind 127.0.0.1:{port}\n  http-request return status 200 content-type text/plain string hello\n"
-        ),
-    );
-    let mut command = host.command(Accel, &haproxy);
-    command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
-    let mut server = Proc::spawn(host.logs(), "haproxy", command);
-    net::wait_until(Duration::from_secs(10), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
-    let sockets = net::kernel_sockets(port, "0A");
-    let ab = need!("ab");
-    let url = format!("http://127.0.0.1:{port}/");
-    let done = host.run(Stock, "ab", 60, &ab, &["-q", "-n", "1000", "-c", "8", &url]).success();
-    e2e::ab_clean(&done.stdout);
-    assert_eq!(net::kernel_sockets(port, "0A"), sockets);
-    if !stock_mode() {
-        let zones = host.zones();
-        assert!(counter(&zones, "fallback.zone_shared") > 0, "{zones:#}");
+    need!("ab");
+    need_two_cpus!();
+    for shards in ["1", "by-thread"] {
+        let host = Host::new();
+        let port = net::free_port();
+        let config = host.file(
+            "haproxy.cfg",
+            format!(
+                "global\n  maxconn 500\n  nbthread 2\n  cpu-map auto:1/1-2 0-1\ndefaults\n  mode http\n  timeout connect 5s\n  \
+                 timeout client 20s\n  timeout server 20s\nfrontend f\n  bind 127.0.0.1:{port} shards {shards}\n  \
+                 http-request return status 200 content-type text/plain string hello\n"
+            ),
+        );
+        let mut command = host.command(Accel, &haproxy);
+        command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
+        let mut server = Proc::spawn(host.logs(), "haproxy", command);
+        let up = || !server.running() || net::kernel_sockets(port, "0A") > 0;
+        net::wait_until(Duration::from_secs(10), up).expect("up");
+        assert!(server.running(), "{}", server.stderr());
+        ab_from_both(&host, port, 1000);
+        if !stock_mode() {
+            let before = host.zones();
+            ab_from_both(&host, port, 1000);
+            let zones = host.zones();
+            // All that came since both threads wait. (ab opens some more than it uses.)
+            let since = |kind| selected(&zones, kind) - selected(&before, kind);
+            assert!(since("lookups") >= 2000 && since("self") == since("lookups"), "shards {shards}: {zones:#}");
+            assert_eq!(counter(&zones, "fallback.zone_shared"), 0, "{zones:#}");
+        }
     }
+}
+
+#[test]
+fn nginx_reuseport() {
+    need!("nginx");
+    let ab = need!("ab");
+    need_two_cpus!();
+    let host = Host::new();
+    let (nginx, port) = nginx_listening(&host, "daemon off;", "", "reuseport", &[NO_SHM]);
+    ab_from_both(&host, port, 1000);
+    let check = |what: &str| {
+        let before = host.zones();
+        ab_from_both(&host, port, 1000);
+        if stock_mode() {
+            return;
+        }
+        let zones = host.zones();
+        let local = |z: &_| accepted(z, 0, "local") + accepted(z, 1, "local");
+        let since = |kind| selected(&zones, kind) - selected(&before, kind);
+        assert!(since("lookups") >= 2000 && since("self") == since("lookups"), "{what}: {zones:#}");
+        assert!(local(&zones) - local(&before) >= 2000, "{what}: {zones:#}");
+        assert_eq!(net::kernel_sockets(port, "0A"), 2, "{what}: nothing was made beside them");
+    };
+    check("started");
+    let url = format!("http://127.0.0.1:{port}/64");
+    let mut load = host.start(Stock, "ab", &ab, &["-q", "-t", "4", "-n", "1000000", "-c", "16", &url]);
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(900));
+        assert!(load.running(), "ab ended before the reload: {}", load.stderr());
+        nginx.signal(libc::SIGHUP);
+    }
+    let done = load.finish(Duration::from_secs(60)).success();
+    e2e::ab_clean(&done.stdout);
+    check("after reloads");
+    signal(children(nginx.pid())[0], libc::SIGKILL);
+    net::wait_until(Duration::from_secs(5), || children(nginx.pid()).len() == 2).expect("a new worker");
+    ab_from_both(&host, port, 200);
+    check("after a kill");
 }
 
 #[test]

@@ -123,9 +123,40 @@ impl SockDiag {
         self.ask(i32::from(info.addr.family), info, [0; 16], libc::NLM_F_DUMP as u16)
     }
 
+    /// Cookies of all sockets that listen on exactly this address; `None`: no usable
+    /// answer.
+    pub fn listeners(&mut self, addr: &Addr) -> Option<Vec<u64>> {
+        let mut bound = addr.ip;
+        if i32::from(addr.family) == libc::AF_INET {
+            bound = [0; 16];
+            bound[..4].copy_from_slice(&addr.ip[12..]);
+        }
+        let mut found = Vec::new();
+        self.each(i32::from(addr.family), addr.port, [0; 16], libc::NLM_F_DUMP as u16, |answer| {
+            if answer.id.src == bound {
+                found.push(cookie(&answer.id));
+            }
+            false
+        })?;
+        Some(found)
+    }
+
     /// Whether a socket with the cookie is among the answers; `None`: no
     /// usable answer.
     fn ask(&mut self, family: i32, info: &Listening, ip: [u8; 16], flags: u16) -> Option<bool> {
+        self.each(family, info.addr.port, ip, flags, |answer| cookie(&answer.id) == info.cookie)
+    }
+
+    /// Shows the listening sockets that are answered to `is_it` until it says yes.
+    /// Whether it did; `None`: no usable answer.
+    fn each(
+        &mut self,
+        family: i32,
+        port: u16,
+        ip: [u8; 16],
+        flags: u16,
+        mut is_it: impl FnMut(&Answer) -> bool,
+    ) -> Option<bool> {
         self.seq = self.seq.wrapping_add(1);
         let request = Request {
             head: Head {
@@ -141,7 +172,7 @@ impl SockDiag {
             pad: 0,
             states: 1 << TCP_LISTEN,
             id: SockId {
-                sport: info.addr.port.to_be_bytes(),
+                sport: port.to_be_bytes(),
                 dport: [0; 2],
                 src: ip,
                 dst: ip,
@@ -171,7 +202,7 @@ impl SockDiag {
                     NLMSG_ERROR => return (errno_of(body) == libc::ENOENT).then_some(false),
                     _ => {
                         let found = Answer::read_from_prefix(body)
-                            .is_ok_and(|(a, _)| u32::from(a.state) == TCP_LISTEN && cookie(&a.id) == info.cookie);
+                            .is_ok_and(|(a, _)| u32::from(a.state) == TCP_LISTEN && is_it(&a));
                         if found || flags == 0 {
                             return Some(found);
                         }

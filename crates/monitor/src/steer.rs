@@ -4,7 +4,7 @@
 //! Everything is held by descriptors of this process, nothing is pinned: a
 //! monitor that dies leaves devices as they were.
 
-mod place;
+pub(crate) mod place;
 
 use crate::Monitor;
 use fsocket_bpf::slices::Slices;

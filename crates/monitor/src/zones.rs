@@ -5,6 +5,8 @@
 //! program's map of sockets holds none either, and loses a socket by itself when
 //! that is closed.
 
+mod own;
+
 use crate::arenas::{add, ZoneTotals};
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
@@ -32,6 +34,8 @@ pub type GroupId = u64;
 
 struct Member {
     conn: ConnId,
+    /// Of its socket.
+    cookie: u64,
     cpu: u32,
     /// Others of its kind may have no local listen socket yet.
     on_trial: bool,
@@ -39,8 +43,10 @@ struct Member {
 
 struct Group {
     id: GroupId,
-    /// Of the global listen socket.
+    /// Of the global listen socket; 0: there is none.
     cookie: u64,
+    /// The program itself shares the address.
+    own: Option<own::Own>,
     netns: u64,
     local: String,
     uid: u32,
@@ -55,8 +61,12 @@ struct Group {
 
 impl Group {
     fn assign(&self) {
-        let workers: Vec<(u32, u32)> = self.members.iter().map(|(place, m)| (*place, m.cpu)).collect();
-        let orphans_to_global = self.members.values().any(|m| m.on_trial);
+        let mut workers: Vec<(u32, u32)> = self.members.iter().map(|(place, m)| (*place, m.cpu)).collect();
+        if self.own.as_ref().is_some_and(own::Own::is_mixed) {
+            workers.clear();
+        }
+        // Without a global one: to any socket of the address.
+        let orphans_to_global = self.own.is_some() || self.members.values().any(|m| m.on_trial);
         if let Err(e) = self.select.assign(&workers, orphans_to_global) {
             tracing::warn!(group = self.id, "slots: {e}");
         }
@@ -86,6 +96,11 @@ fn errno(e: fsocket_zones::Errno) -> Errno {
     Errno::from_raw_os_error(e.raw())
 }
 
+/// The CPU that a worker names.
+fn cpu_of(msg: &Msg) -> Result<u32, Errno> {
+    u32::try_from(msg.arg0).ok().filter(|cpu| *cpu < u32::MAX).ok_or(Errno::INVAL)
+}
+
 /// A listening TCP socket: what it is bound to, and its cookie.
 fn listening(fd: &Attached) -> Result<(Shape, u64), Errno> {
     if !sockopt::socket_acceptconn(fd.as_fd())? {
@@ -99,6 +114,9 @@ impl Monitor {
     /// [`kind::GROUP`].
     pub(crate) fn group(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
+        if msg.arg0 == 1 {
+            return self.own_group(id, msg, &fd);
+        }
         let (shape, cookie) = listening(&fd)?;
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
         let (uid, family) = (client.uid, client.family);
@@ -106,12 +124,8 @@ impl Monitor {
         let group = match known {
             Some(group) => group,
             None => {
-                let of_uid = self.zones.all.values().filter(|g| g.uid == uid).count();
-                if self.zones.all.len() >= GROUPS || (uid != 0 && of_uid >= GROUPS_PER_UID) {
-                    return Err(Errno::MFILE);
-                }
                 let netns = descriptor::netns_cookie(fd.as_fd())?;
-                self.new_group(&fd, &shape, cookie, netns, uid)?
+                self.new_group(&fd, &shape, None, netns, uid)?
             }
         };
         let g = self.zones.all.get_mut(&group).ok_or(Errno::NOENT)?;
@@ -121,7 +135,18 @@ impl Monitor {
         Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
     }
 
-    fn new_group(&mut self, fd: &Attached, shape: &Shape, cookie: u64, netns: u64, uid: u32) -> Result<GroupId, Errno> {
+    fn new_group(
+        &mut self,
+        fd: &Attached,
+        shape: &Shape,
+        own: Option<own::Own>,
+        netns: u64,
+        uid: u32,
+    ) -> Result<GroupId, Errno> {
+        let of_uid = self.zones.all.values().filter(|g| g.uid == uid).count();
+        if self.zones.all.len() >= GROUPS || (uid != 0 && of_uid >= GROUPS_PER_UID) {
+            return Err(Errno::MFILE);
+        }
         if self.zones.without.is_some() {
             return Err(Errno::OPNOTSUPP);
         }
@@ -133,8 +158,12 @@ impl Monitor {
                 return Err(Errno::OPNOTSUPP);
             }
         };
-        // Not a member of a kernel group: no local one was made.
-        select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+        let mut cookie = 0;
+        if own.is_none() {
+            // Not a member of a kernel group: no local one was made.
+            select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+            cookie = sockopt::socket_cookie(fd.as_fd())?;
+        }
         self.zones.last_id += 1;
         let id = self.zones.last_id;
         let local = rustix::net::getsockname(fd.as_fd())
@@ -146,6 +175,7 @@ impl Monitor {
         let group = Group {
             id,
             cookie,
+            own,
             netns,
             local,
             uid,
@@ -162,7 +192,7 @@ impl Monitor {
     /// [`kind::LOCAL`].
     pub(crate) fn local(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
-        let (shape, _) = listening(&fd)?;
+        let (shape, cookie) = listening(&fd)?;
         let netns = descriptor::netns_cookie(fd.as_fd())?;
         let g = self.zones.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
         // Somebody else's listener; a socket that is not of this group would only
@@ -170,11 +200,17 @@ impl Monitor {
         if !g.holders.contains(&id) || g.netns != netns || g.shape != shape.addr() {
             return Err(Errno::NOENT);
         }
-        let place = (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN)?;
-        g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
-        let cpu = u32::try_from(msg.arg0).map_err(|_| Errno::INVAL)?;
-        g.members.insert(place, Member { conn: id, cpu, on_trial: msg.arg1 != 0 });
-        g.assign();
+        let member = |cpu| Member { conn: id, cookie, cpu, on_trial: msg.arg1 != 0 };
+        let (place, cpu) = if g.own.is_some() {
+            let cpu = if msg.arg0 == u64::MAX { u32::MAX } else { cpu_of(msg)? };
+            g.add_own(member(cpu), &fd)?
+        } else {
+            let place = (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN)?;
+            g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+            g.members.insert(place, member(cpu_of(msg)?));
+            g.assign();
+            (place, cpu_of(msg)?)
+        };
         let is_first = g.members.len() == 1;
         tracing::debug!(group = g.id, process = id, cpu, place, "worker");
         if is_first {
@@ -183,7 +219,7 @@ impl Monitor {
             self.zones.call(msg.id);
             self.zones_look();
         }
-        Ok((Msg { arg0: u64::from(place), ..reply(msg) }, None))
+        Ok((Msg { arg0: u64::from(place), arg1: u64::from(cpu), ..reply(msg) }, None))
     }
 
     /// [`kind::LEFT`].
@@ -228,6 +264,9 @@ impl Monitor {
     /// Tells the workers of groups that are due.
     pub(crate) fn zones_look(&mut self) {
         let now = Instant::now();
+        let settled: Vec<GroupId> =
+            self.zones.all.values_mut().filter_map(|g| g.settle_if_due(now).then_some(g.id)).collect();
+        settled.into_iter().for_each(|group| self.zones.call(group));
         let (due, later) = std::mem::take(&mut self.zones.due).into_iter().partition(|(at, _)| *at <= now);
         self.zones.due = later;
         let due: BTreeSet<GroupId> = due.iter().map(|(_, g): &(Instant, GroupId)| *g).collect();
@@ -330,7 +369,9 @@ impl Zones {
 
     /// When [`Monitor::zones_look`] has something to do.
     pub fn next(&self) -> Option<Instant> {
-        self.due.iter().map(|(at, _)| *at).min()
+        let looks = |o: &&own::Own, g: &Group| !g.members.is_empty() || o.is_mixed();
+        let strangers = self.all.values().filter_map(|g| g.own.as_ref().filter(|o| looks(o, g)));
+        self.due.iter().map(|(at, _)| *at).chain(strangers.map(own::Own::next)).min()
     }
 
     /// Why there is no BPF selection, if there is none.

@@ -126,10 +126,14 @@ pub mod kind {
     /// `fd` is the global listen socket of a listener with local ones beside it
     /// (at least one exists). *Sync*: `id` group, fd: the program that selects
     /// among them, to be attached to `fd`. `result` EOPNOTSUPP: no BPF here.
+    /// `arg0` 1: one of several sockets that the program itself makes share the
+    /// address. Every one is to be shown. Without fd: strangers have some there;
+    /// [`LOOK`] says when to ask again.
     pub const GROUP: u32 = 20;
     /// `fd` is a local listen socket of group `id`, whose worker runs on CPU
     /// `arg0`. `arg1` 1: others of its kind may be on trial and have only the
-    /// global one. *Sync*: `arg0` its place. Only after [`GROUP`] of this process.
+    /// global one. `arg0` all ones: on any CPU. *Sync*: `arg0` its place, `arg1` the CPU.
+    /// Only after [`GROUP`] of this process.
     /// The monitor keeps no descriptor: the socket dies with the worker.
     pub const LOCAL: u32 = 21;
     /// The local listen socket at place `arg0` of group `id` is closed; the

@@ -38,6 +38,13 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
     if let Some(r) = z.take_own(fd, peer) {
         return Outcome::Done(r);
     }
+    if z.is_member(fd) {
+        return Outcome::Done(peer.accept(fd).inspect(|n| {
+            stats::count(Counter::AcceptKernel);
+            z.returned();
+            pool::kernel_allocated(*n);
+        }));
+    }
     let nonblock = is_nonblocking(fd);
     z.come(fd, nonblock);
     if !z.is_active() {
@@ -71,11 +78,15 @@ fn is_ready(fd: i32) -> bool {
 impl Zoned {
     /// A connection was accepted from the global socket, elsewhere.
     pub fn returned(&self) {
+        self.count_member();
         self.pace.accepted();
     }
 
     /// The calling thread is in `accept`: it may become a worker now.
     pub fn come(&self, fd: i32, nonblock: bool) {
+        if self.is_member(fd) {
+            return;
+        }
         if !nonblock {
             self.worker(fd, super::How::Sleeping);
         } else if self.own().is_none() {

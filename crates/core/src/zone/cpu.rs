@@ -65,6 +65,29 @@ impl Cpus {
     }
 }
 
+/// The CPU to which a thread is pinned.
+pub fn pinned(tid: i32) -> Option<u32> {
+    let mine = Cpus::of(tid)?;
+    (mine.count() == 1).then(|| mine.iter().next()).flatten()
+}
+
+/// May a worker that nobody has pinned be pinned to the CPU that it is assigned?
+pub fn assigned(is_process: bool) -> bool {
+    pin() == Pin::Auto && is_process
+}
+
+/// Pins the calling thread. False: it may not run there.
+pub fn pin_to(cpu: u32) -> bool {
+    let mut one = [0u64; 64];
+    let Some(w) = one.get_mut(cpu as usize / 64) else { return false };
+    *w = 1 << (cpu % 64);
+    // SAFETY: room for 4096 CPUs, which the kernel only reads.
+    let r = unsafe {
+        sys::raw(libc::SYS_sched_setaffinity, [0, core::mem::size_of_val(&one), one.as_ptr() as usize, 0, 0, 0])
+    };
+    r.is_ok()
+}
+
 /// A worker's zone.
 pub struct Choice {
     pub cpu: u32,
@@ -93,14 +116,8 @@ pub fn choose(page: &Page, tid: i32, is_thread: bool) -> Option<Choice> {
     // Threads run as their program arranges them: it may hand a connection from
     // one to another, and we cannot see how many there will be.
     if pin() == Pin::Auto && !pinned && !is_thread && others == 0 {
-        let mut one = [0u64; 64];
-        if let Some(w) = one.get_mut(cpu as usize / 64) {
-            *w = 1 << (cpu % 64);
-            // SAFETY: as above. A CPU that was taken away meanwhile: stay.
-            let _ = unsafe {
-                sys::raw(libc::SYS_sched_setaffinity, [0, core::mem::size_of_val(&one), one.as_ptr() as usize, 0, 0, 0])
-            };
-        }
+        // A CPU that was taken away meanwhile: stay.
+        pin_to(cpu);
     }
     Some(Choice { cpu, entry })
 }

@@ -42,7 +42,7 @@ impl Zoned {
     /// The calling thread is about to use the listener: its local listen socket,
     /// made now if it is a worker beside others.
     pub fn worker(&self, fd: i32, how: How) -> Option<&Local> {
-        if self.state() == state::OFF {
+        if self.state() == state::OFF || self.is_member(fd) {
             return None;
         }
         let own = self.own();
@@ -69,7 +69,7 @@ impl Zoned {
     }
 
     /// Is the calling thread the only one that has used the listener here?
-    fn is_single(&self) -> bool {
+    pub(super) fn is_single(&self) -> bool {
         let me = process::thread();
         match self.first.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => true,
@@ -171,6 +171,7 @@ impl Zoned {
         l.place.store(0, Ordering::Relaxed);
         l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
         l.thread.store(who.thread, Ordering::Release);
+        self.leave_membership();
         self.select(fd, l, page);
         process::arena();
         stats::count(Counter::ZoneJoin);
@@ -180,6 +181,12 @@ impl Zoned {
     /// The socket, with the door open meanwhile. Under the page's lock.
     fn make_local(&self, fd: i32) -> Result<i32> {
         let shape = Shape::of(fd)?;
+        if self.is_shared() {
+            return listener::like(fd, &shape).or_else(|e| match ctl::request(Msg::new(msg::CLONE), Some(fd)) {
+                Ok((_, Some(local))) => Ok(local),
+                _ => Err(e),
+            });
+        }
         let guard = self.guard.load(Ordering::Acquire);
         let own = || {
             let closer = Closer::new(&shape)?;
@@ -211,9 +218,14 @@ impl Zoned {
 
     /// Have connections of its CPU sent there: by the monitor's program, else by
     /// the classic one.
-    fn select(&self, fd: i32, l: &Local, page: &Page) {
+    pub(super) fn select(&self, fd: i32, l: &Local, page: &Page) {
         if self.enter_group(fd, l).is_ok() {
             return;
+        }
+        if self.is_shared() {
+            // Others are in the group: the kernel's hash among all, as it was. The
+            // monitor says when they have gone.
+            return super::count(Counter::FbZoneShared);
         }
         super::count(Counter::FbZoneClassic);
         self.attach_classic(l.fd(), page);
@@ -221,12 +233,10 @@ impl Zoned {
 
     fn enter_group(&self, fd: i32, l: &Local) -> Result<()> {
         if self.group.load(Ordering::Relaxed) == 0 {
-            let (m, program) = ctl::request(Msg::new(msg::GROUP), Some(fd))?;
-            let program = program.ok_or(Errno::EIO)?;
-            let attached = classic::attach_loaded(l.fd(), program);
-            let _ = sys::close(program);
-            attached?;
-            self.group.store(m.id, Ordering::Relaxed);
+            let (_, selects) = self.ask_group(fd, self.is_shared())?;
+            if !selects {
+                return Err(Errno::EAGAIN);
+            }
         }
         let mut m = Msg::new(msg::LOCAL);
         m.id = self.group.load(Ordering::Relaxed);
@@ -254,7 +264,7 @@ impl Zoned {
             let _turn = page.lock();
             let entry = l.entry.load(Ordering::Relaxed);
             page.exit(entry);
-            if classic {
+            if classic && !self.is_shared() {
                 self.hand_over(fd);
             }
             process::close_own(fd);
@@ -264,11 +274,8 @@ impl Zoned {
             process::close_own(fd);
         }
         if !classic {
-            let mut m = Msg::new(msg::LEFT);
-            m.id = self.group.load(Ordering::Relaxed);
-            m.arg0 = l.place.load(Ordering::Relaxed) as u64;
-            let _ = ctl::tell(m, None);
-        } else if let Some(page) = self.page() {
+            self.tell_left(l.place.load(Ordering::Relaxed));
+        } else if let Some(page) = self.page().filter(|_| !self.is_shared()) {
             self.attach_classic(self.fd.load(Ordering::Relaxed), page);
         }
     }

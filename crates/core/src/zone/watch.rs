@@ -90,6 +90,13 @@ pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_eve
     let Some(z) = of(d) else { return false };
     match (op, ev) {
         _ if z.state() == super::state::OFF => false,
+        // Nothing lies beside it: only to be told when connections have moved. Noted
+        // first, so that another thread that comes now finds this one.
+        (_, Some(ev))
+            if op != libc::EPOLL_CTL_DEL && z.is_shared() && z.watches.note(ep, fd, ev) && z.is_member(fd) =>
+        {
+            true
+        }
         (libc::EPOLL_CTL_DEL, _) => {
             z.watches.forget(ep, fd);
             z.unwatched(ep);
@@ -141,11 +148,15 @@ impl Zoned {
     /// A worker that was the only one when it began to watch the listener, and is
     /// not any more.
     pub(super) fn late(&self, fd: i32) {
+        let me = process::thread();
+        let own = |w: &&Watch| w.thread.load(Ordering::Relaxed) == me && w.events.load(Ordering::Relaxed) & IN != 0;
+        // Of several sockets of the program's own, a worker uses one.
+        if self.is_shared() && (self.watches.iter().find(own).is_none() || self.is_member(fd)) {
+            return;
+        }
         if self.state() != super::state::READY || !self.is_due(fd) {
             return;
         }
-        let me = process::thread();
-        let own = |w: &&Watch| w.thread.load(Ordering::Relaxed) == me && w.events.load(Ordering::Relaxed) & IN != 0;
         if let Some(w) = self.watches.iter().find(own) {
             let ev = w.event();
             self.watched(w.ep.load(Ordering::Relaxed), fd, &ev);
@@ -216,8 +227,14 @@ pub fn is_double(data: u64) -> bool {
 /// Workers elsewhere have joined or gone while the calling thread slept in an
 /// epoll instance: it joins now, if it watches a listener.
 pub fn late() {
-    for z in used().iter().filter(|z| z.own().is_none()) {
-        z.late(z.fd.load(Ordering::Relaxed));
+    for z in used() {
+        let fd = z.fd.load(Ordering::Relaxed);
+        match (z.own(), z.page()) {
+            (None, _) => z.late(fd),
+            // Strangers were at the address when it joined.
+            (Some(l), Some(page)) if z.is_shared() && l.place.load(Ordering::Relaxed) == 0 => z.select(fd, l, page),
+            _ => {}
+        }
     }
 }
 
@@ -228,6 +245,7 @@ pub fn look(group: u64) {
         let g = z.group.load(Ordering::Relaxed);
         g == group || g == 0
     }) {
+        z.ask_again();
         for w in z.watches.iter() {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
             let ev = w.event();

@@ -91,6 +91,48 @@ fn somebody_elses_group_and_other_sockets_are_refused() {
     owner.sync();
 }
 
+/// A listening socket that shares `at`, as a program makes it.
+fn shared(at: std::net::SocketAddr) -> OwnedFd {
+    let s = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::sockopt::set_socket_reuseport(&s, true).unwrap();
+    rustix::net::bind(&s, &at).unwrap();
+    rustix::net::listen(&s, 5).unwrap();
+    s
+}
+
+#[test]
+fn strangers_on_a_shared_address() {
+    if !may_load() {
+        return;
+    }
+    let d = Daemon::start();
+    let mut p = d.process_with_arena();
+    let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let stranger = shared(any);
+    let at = rustix::net::getsockname(&stranger).unwrap().try_into().unwrap();
+    let ours = [shared(at), shared(at)];
+    let announce = |p: &mut Proc, fd: &OwnedFd| p.request(Msg { arg0: 1, ..Msg::new(kind::GROUP) }, Some(fd.as_fd()));
+    let (answer, program) = announce(&mut p, &ours[0]);
+    assert_eq!((answer.result, program.is_some()), (0, false), "the stranger was there first");
+    let (again, program) = announce(&mut p, &ours[1]);
+    assert_eq!((again.id, program.is_some()), (answer.id, false));
+    drop(stranger);
+    // He has gone, and we are told.
+    let (told, _) = p.wait_unasked();
+    assert_eq!((told.kind, told.id), (kind::LOOK, answer.id));
+    let (answer, program) = announce(&mut p, &ours[0]);
+    assert_eq!((answer.result, program.is_some()), (0, true));
+    let join = |p: &mut Proc, cpu, fd: &OwnedFd| {
+        p.request(Msg { id: answer.id, arg0: cpu, ..Msg::new(kind::LOCAL) }, Some(fd.as_fd())).0
+    };
+    let (first, second) = (join(&mut p, 0, &ours[0]), join(&mut p, 1, &ours[1]));
+    assert_eq!((first.result, first.arg0, second.arg0), (0, 1, 2));
+    // Another process of the same program takes a socket over: the same place.
+    let mut q = d.process_with_arena();
+    announce(&mut q, &ours[1]);
+    assert_eq!(join(&mut q, 1, &ours[1]).arg0, 2);
+}
+
 #[test]
 fn only_a_listening_socket_is_copied() {
     let d = Daemon::start();

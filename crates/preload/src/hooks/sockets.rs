@@ -182,7 +182,7 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 }
 
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
-    match table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) {
+    let r = match table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) {
         Some(d) => {
             let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
                 real::setsockopt(fd, level, name, val, len)
@@ -194,7 +194,11 @@ pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_voi
         }
         None if gone(fd) => -1,
         None => unsafe { real::setsockopt(fd, level, name, val, len) },
+    };
+    if r == 0 {
+        zone::shared::option_set(level, name);
     }
+    r
 }
 
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int {

@@ -1,0 +1,206 @@
+//! Listeners for which the program itself has set SO_REUSEPORT (nginx `reuseport`,
+//! haproxy by default): it may have several listen sockets on one address, and other
+//! processes may add theirs.
+//!
+//! Where every worker has a listen socket of its own already, that one is its local
+//! listen socket: the monitor's program selects it for the CPU to which the worker is
+//! pinned, and otherwise leaves the choice to the kernel's hash, as it was. Nothing is
+//! made, and nothing costs a system call a connection. A socket that several
+//! workers share gets local ones beside it, as any listener does. There is no door to
+//! close: the program wants its address shared. See ADR 22.
+
+use super::{count, cpu, join::Who, state, Zoned};
+use crate::{ctl, process, stats};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::{zone_accept, Counter};
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys::Result;
+use fsocket_zones::classic;
+
+/// The program selects among its sockets by a program of its own.
+static OWN_SELECTOR: AtomicBool = AtomicBool::new(false);
+
+/// Values of [`Shared::place`] that are no places.
+const NONE: u32 = 0;
+const REFUSED: u32 = u32::MAX;
+
+/// What is known of such a listener. Zero: it is none.
+pub struct Shared {
+    /// The monitor's number of the address; stays through fork, to tell siblings.
+    address: AtomicU64,
+    /// Of the worker in this process for which the socket itself is the local one.
+    place: AtomicU32,
+    cpu: AtomicU32,
+}
+
+impl Shared {
+    #[allow(clippy::new_without_default)] // only ever in statics
+    pub const fn new() -> Shared {
+        Shared { address: AtomicU64::new(0), place: AtomicU32::new(NONE), cpu: AtomicU32::new(0) }
+    }
+
+    pub fn reset(&self) {
+        self.address.store(0, Ordering::Relaxed);
+        self.place.store(NONE, Ordering::Relaxed);
+    }
+
+    /// In a forked child: the place is the parent's.
+    pub fn become_child(&self) {
+        self.place.store(NONE, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn address(&self) -> u64 {
+        self.address.load(Ordering::Relaxed)
+    }
+}
+
+/// `setsockopt` has succeeded: a selector of the program's own is left alone.
+pub fn option_set(level: i32, name: i32) {
+    const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
+    const SO_ATTACH_REUSEPORT_EBPF: i32 = 52;
+    if level == libc::SOL_SOCKET
+        && matches!(name, SO_ATTACH_REUSEPORT_CBPF | SO_ATTACH_REUSEPORT_EBPF)
+        && !OWN_SELECTOR.swap(true, Ordering::Relaxed)
+    {
+        for z in super::used().iter().filter(|z| z.is_shared()) {
+            z.off(Counter::FbZoneShared);
+        }
+    }
+}
+
+impl Zoned {
+    /// Has the program itself set SO_REUSEPORT?
+    #[inline(always)]
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.address() != 0
+    }
+
+    /// The program listens on a socket that shares its address: the monitor is told,
+    /// so that it knows all sockets of the address. False: left as it is.
+    pub(super) fn announce(&self, fd: i32) -> bool {
+        if OWN_SELECTOR.load(Ordering::Relaxed) {
+            return false;
+        }
+        ctl::wanted();
+        match self.ask_group(fd, true) {
+            // While strangers are there the group is asked for again at times.
+            Ok((id, _)) => self.shared.address.store(id, Ordering::Relaxed),
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Enters the monitor's group of `fd`, and has its program select there. The
+    /// group's number, and whether it does.
+    pub(super) fn ask_group(&self, fd: i32, shared: bool) -> Result<(u64, bool)> {
+        let mut m = Msg::new(msg::GROUP);
+        m.arg0 = shared.into();
+        let (m, program) = ctl::request(m, Some(fd))?;
+        let Some(program) = program else { return Ok((m.id, false)) };
+        let attached = classic::attach_loaded(fd, program);
+        let _ = fsocket_sys::close(program);
+        attached?;
+        self.group.store(m.id, Ordering::Relaxed);
+        Ok((m.id, true))
+    }
+
+    /// Is the program's own socket all that the calling thread needs? It then is its
+    /// local one from here on, if the thread is pinned.
+    #[inline]
+    pub(super) fn is_member(&self, fd: i32) -> bool {
+        if !self.is_shared() || self.state() == state::OFF || self.is_active() {
+            return false;
+        }
+        let mine = self.is_single() && !self.inherited.load(Ordering::Relaxed) || self.has_siblings();
+        let place = self.shared.place.load(Ordering::Relaxed);
+        match (mine, place) {
+            (true, NONE) => self.become_member(fd),
+            (false, NONE | REFUSED) | (true, _) => {}
+            // A second worker waits on it: they get local ones.
+            (false, _) => self.leave_membership(),
+        }
+        // Another thread may have become one meanwhile.
+        mine && !self.is_active()
+    }
+
+    /// Has this process, or had its parent, other sockets on the same address?
+    fn has_siblings(&self) -> bool {
+        let address = self.shared.address();
+        super::used().iter().filter(|z| z.shared.address() == address).nth(1).is_some()
+    }
+
+    #[cold]
+    fn become_member(&self, fd: i32) {
+        let Ok(_l) = self.change.lock() else { return };
+        if self.shared.place.load(Ordering::Relaxed) != NONE {
+            return;
+        }
+        let done = self.enter(fd);
+        self.shared.place.store(done.unwrap_or(REFUSED), Ordering::Release);
+        match done {
+            Ok(_) => {
+                process::arena();
+                stats::count(Counter::ZoneJoin);
+            }
+            Err(why) => count(why),
+        }
+    }
+
+    /// The place, if the thread is pinned (or may be) and the monitor has one.
+    fn enter(&self, fd: i32) -> core::result::Result<u32, Counter> {
+        let pinned = cpu::pinned(Who::me().tid);
+        let assigned = cpu::assigned(self.inherited.load(Ordering::Relaxed));
+        if pinned.is_none() && !assigned {
+            return Err(Counter::FbZoneUnpinned);
+        }
+        if self.group.load(Ordering::Relaxed) == 0 && !matches!(self.ask_group(fd, true), Ok((_, true))) {
+            return Err(Counter::FbZoneShared);
+        }
+        let mut m = Msg::new(msg::LOCAL);
+        m.id = self.group.load(Ordering::Relaxed);
+        m.arg0 = pinned.map_or(u64::MAX, u64::from);
+        let (answer, _) = ctl::request(m, Some(fd)).map_err(|_| Counter::FbZoneResource)?;
+        let (place, cpu) = (answer.arg0 as u32, answer.arg1 as u32);
+        self.shared.cpu.store(cpu, Ordering::Relaxed);
+        if pinned.is_none() && !cpu::pin_to(cpu) {
+            self.tell_left(place);
+            return Err(Counter::FbZoneUnpinned);
+        }
+        Ok(place)
+    }
+
+    pub(super) fn leave_membership(&self) {
+        let place = self.shared.place.swap(NONE, Ordering::AcqRel);
+        if !matches!(place, NONE | REFUSED) {
+            self.tell_left(place);
+        }
+    }
+
+    pub(super) fn tell_left(&self, place: u32) {
+        let mut m = Msg::new(msg::LEFT);
+        m.id = self.group.load(Ordering::Relaxed);
+        m.arg0 = place.into();
+        let _ = ctl::tell(m, None);
+    }
+
+    /// Others have joined or gone: who was refused may ask again.
+    pub(super) fn ask_again(&self) {
+        let _ = self.shared.place.compare_exchange(REFUSED, NONE, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// A connection was accepted from the program's own socket, which may be a local
+    /// one.
+    pub(super) fn count_member(&self) {
+        if !self.is_shared() {
+            return;
+        }
+        match self.shared.place.load(Ordering::Relaxed) {
+            NONE | REFUSED => stats::count(Counter::AcceptGlobal),
+            _ => {
+                stats::count(Counter::AcceptLocal);
+                stats::zone(self.shared.cpu.load(Ordering::Relaxed), zone_accept::LOCAL);
+            }
+        }
+    }
+}

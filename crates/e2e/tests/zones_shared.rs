@@ -1,0 +1,243 @@
+//! Programs that share their address themselves (SO_REUSEPORT): each worker's own
+//! socket is its local one, and who does not know us is not starved.
+
+use fsocket_e2e::need_two_cpus;
+use fsocket_e2e::zones::{accepted, connect, counter, pin, selected, told, Server, Start};
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{net, stock_mode, Host, Side};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Connections from each of two CPUs, all to the worker that is pinned there.
+#[track_caller]
+fn assert_local(server: &Server, what: &str) {
+    for cpu in 0..2 {
+        for t in server.ask("127.0.0.1", cpu, 50) {
+            assert!(stock_mode() || t.cpu == cpu as i32, "{what}: from CPU {cpu}: {t:?}");
+        }
+    }
+}
+
+#[test]
+fn each_workers_own_socket_is_its_local_one() {
+    need_two_cpus!();
+    for (mode, hows) in [
+        ("fork-epoll", &["sockets", "each"][..]),
+        ("fork-edge", &["sockets"]),
+        ("fork-block", &["sockets"]),
+        ("fork-poll", &["sockets"]),
+        ("fork-oneshot", &["sockets"]),
+    ] {
+        for how in hows {
+            for env in [&[("FASTSOCKET_DISABLE", "shm")][..], &[]] {
+                let host = Host::new();
+                let server = Start { mode, options: &["pin", how], env, ..Start::default() }.run(&host);
+                let what = format!("{mode} {how} {env:?}");
+                if !stock_mode() {
+                    wait_for_places(&host, 2);
+                }
+                assert_local(&server, &what);
+                // Nothing was made beside them.
+                server.wait_for_sockets(2);
+                if !stock_mode() {
+                    let zones = host.zones();
+                    assert_eq!(
+                        (selected(&zones, "lookups"), selected(&zones, "self")),
+                        (100, 100),
+                        "{what}: {zones:#}"
+                    );
+                    let local = accepted(&zones, 0, "local") + accepted(&zones, 1, "local");
+                    assert_eq!(local, 100, "{what}: {zones:#}");
+                }
+            }
+        }
+    }
+}
+
+/// Until so many workers have a place, in all groups.
+#[track_caller]
+fn wait_for_places(host: &Host, n: usize) {
+    let there = || {
+        let zones = host.zones();
+        let groups = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
+        groups.iter().map(|g| g["workers"].as_array().map_or(0, Vec::len)).sum::<usize>() == n
+    };
+    let found = net::wait_until(Duration::from_secs(10), there);
+    assert!(found.is_ok(), "{:#}", host.zones());
+}
+
+#[test]
+fn threads_with_a_socket_each() {
+    need_two_cpus!();
+    for how in ["sockets", "each"] {
+        let host = Host::new();
+        let server = Start { mode: "thread-epoll", options: &["pin", how], ..Start::default() }.run(&host);
+        if !stock_mode() {
+            wait_for_places(&host, 2);
+        }
+        assert_local(&server, how);
+        server.wait_for_sockets(2);
+    }
+}
+
+#[test]
+fn one_socket_for_several_workers_gets_local_ones() {
+    need_two_cpus!();
+    for mode in ["fork-epoll", "thread-epoll"] {
+        let host = Host::new();
+        let server = Start { mode, options: &["pin", "reuseport"], ..Start::default() }.run(&host);
+        server.wait_for_sockets(3);
+        if !stock_mode() {
+            wait_for_places(&host, 2);
+        }
+        assert_local(&server, mode);
+    }
+}
+
+#[test]
+fn unpinned_workers_are_left_to_the_hash() {
+    need_two_cpus!();
+    let host = Host::new();
+    let server = Start { options: &["sockets"], ..Start::default() }.run(&host);
+    let mut by_worker = BTreeMap::new();
+    for cpu in 0..2 {
+        for t in server.ask("127.0.0.1", cpu, 200) {
+            *by_worker.entry(t.pid).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(by_worker.len(), 2);
+    // Binomial, 400 at a half: 140 is six deviations away.
+    assert!(by_worker.values().all(|n| *n > 140), "{by_worker:?}");
+    if !stock_mode() {
+        let zones = host.zones();
+        assert!(counter(&zones, "fallback.zone_unpinned") >= 2, "{zones:#}");
+        // The first ones may have come before there was a program.
+        let by_hash = selected(&zones, "to_kernel");
+        assert!(by_hash >= 390 && by_hash == selected(&zones, "lookups"), "{zones:#}");
+    }
+    // Unless they may be pinned.
+    let env = &[("FASTSOCKET_DISABLE", "shm"), ("FASTSOCKET_PIN", "auto")];
+    let server = Start { options: &["sockets"], env, ..Start::default() }.run(&host);
+    if !stock_mode() {
+        wait_for_places(&host, 2);
+        assert_local(&server, "pinned by us");
+    }
+}
+
+/// A second server on the same port, and the share of connections that each of the
+/// two gets from CPU 0, where the first one has a worker.
+fn shares(host: &Host, first: &Server, side: Side, port: u16) -> (Server, usize) {
+    let port_text = port.to_string();
+    let script = fsocket_testkit::script("apps/zone_server.py").display().to_string();
+    let mut command = host.command(side, fsocket_testkit::PYTHON);
+    command.args([&script, "fork-epoll", "127.0.0.1", &port_text, "2", "pin", "sockets"]);
+    command.env("FASTSOCKET_DISABLE", "shm");
+    let before = net::kernel_sockets(port, "0A");
+    let process = fsocket_testkit::Proc::spawn(host.logs(), "second", command);
+    net::wait_until(Duration::from_secs(10), || net::kernel_sockets(port, "0A") == before + 2).expect("it listens");
+    let pids = children(first.process.pid());
+    let second = Server { process, port };
+    // Strangers are looked for once a second while connections come.
+    let by_second = || second.ask("127.0.0.1", 0, 200).iter().filter(|t| !pids.contains(&t.pid)).count();
+    let mut n = 0;
+    for _ in 0..12 {
+        n = by_second();
+        if n > 50 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    (second, n)
+}
+
+fn children(pid: u32) -> Vec<i32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn a_stranger_on_the_address_gets_its_share() {
+    need_two_cpus!();
+    let host = Host::new();
+    let server = Start { options: &["pin", "sockets"], ..Start::default() }.run(&host);
+    if !stock_mode() {
+        wait_for_places(&host, 2);
+    }
+    let port = server.port;
+    let (stranger, n) = shares(&host, &server, Stock, port);
+    assert!((50..150).contains(&n), "a stranger's sockets got {n} of 200");
+    drop(stranger);
+    if stock_mode() {
+        return;
+    }
+    // It has gone: the zones are back.
+    let all_local = || server.ask("127.0.0.1", 1, 50).iter().all(|t| t.cpu == 1);
+    net::wait_until(Duration::from_secs(20), all_local).expect("zones again");
+    // One of ours shares them: by CPU for both.
+    let (second, n) = shares(&host, &server, Accel, port);
+    assert!((50..150).contains(&n), "the other one got {n} of 200");
+    assert_local(&server, "two servers");
+    // And takes all over, without a loss, when the first one is gone.
+    drop(server);
+    assert_local(&second, "the second one");
+}
+
+#[test]
+fn a_selector_of_the_programs_own_is_left_alone() {
+    need_two_cpus!();
+    let host = Host::new();
+    // The classic program: everything to the second socket.
+    let code = "import socket, struct, ctypes, os, select, sys\n\
+        def make():\n    s = socket.socket(); s.setsockopt(1, 15, 1); s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen(64); return s\n\
+        a, b = make(), make()\n\
+        code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 1))\n\
+        b.setsockopt(1, 51, struct.pack('HxxxxxxP', 1, ctypes.addressof(code)))\n\
+        os.sched_setaffinity(0, {0})\n\
+        e = select.epoll(); e.register(a, 1); e.register(b, 1)\n\
+        while True:\n    for fd, _ in e.poll():\n        s = a if fd == a.fileno() else b\n        c, _ = s.accept(); c.sendall(b'a' if s is a else b'b'); c.close()\n";
+    let port = net::free_port();
+    let mut command = host.command(Accel, fsocket_testkit::PYTHON);
+    command.args(["-c", code, &port.to_string()]).env("FASTSOCKET_DISABLE", "shm");
+    let process = fsocket_testkit::Proc::spawn(host.logs(), "selector", command);
+    net::wait_until(Duration::from_secs(10), || net::kernel_sockets(port, "0A") == 2).expect("it listens");
+    std::thread::sleep(Duration::from_millis(200));
+    let address: SocketAddr = ([127, 0, 0, 1], port).into();
+    for _ in 0..40 {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut connect(address), &mut text).expect("an answer");
+        assert_eq!(text, "b", "{}", process.stderr());
+    }
+}
+
+#[test]
+fn a_killed_process_loses_nothing_that_waited() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("SKIPPED: stock resets what waits in a socket that is closed");
+    }
+    let host = Host::new();
+    let server = Start { options: &["pin", "each", "respawn"], ..Start::default() }.run(&host);
+    for round in 0..5 {
+        wait_for_places(&host, 2);
+        let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
+        // SAFETY: a signal to a process of this test.
+        unsafe { libc::kill(victim, libc::SIGSTOP) };
+        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
+        let waiting: Vec<_> = std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(0);
+                (0..100).map(|_| connect(address)).collect()
+            })
+            .join()
+            .expect("nobody is refused")
+        });
+        // SAFETY: as above.
+        unsafe { libc::kill(victim, libc::SIGKILL) };
+        for (i, c) in waiting.iter().enumerate() {
+            assert_ne!(told(c, i).pid, victim, "round {round}");
+        }
+    }
+    let zones = host.zones();
+    assert!(selected(&zones, "migrated") >= 500, "{zones:#}");
+}
