@@ -101,7 +101,9 @@ pub struct Local {
     entry: AtomicU32,
     /// Generation of the global socket's options when they were copied.
     options: AtomicU32,
+    /// Connections since the global queue was looked at, and after how many it is.
     turns: AtomicU32,
+    every: AtomicU32,
     /// No epoll instance watches the listener any more; see `watch`.
     unwatched: AtomicBool,
     /// Its thread waits in calls of ours, and is judged by its pace.
@@ -118,6 +120,7 @@ impl Local {
             entry: AtomicU32::new(0),
             options: AtomicU32::new(0),
             turns: AtomicU32::new(0),
+            every: AtomicU32::new(0),
             unwatched: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
         }

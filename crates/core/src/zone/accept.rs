@@ -10,8 +10,10 @@ use fsocket_abi::arena::{zone_accept, Counter};
 use fsocket_sys::{self as sys, Errno, Result};
 use fsocket_zones::listener::{self, Shape};
 
-/// While the own queue has connections, the global one is looked at this often.
+/// While the own queue has connections, the global one is looked at this often; as
+/// long as nothing is found there seldomer, up to every so many connections.
 const GLOBAL_EVERY: u32 = 16;
+const GLOBAL_SELDOM: u32 = 256;
 
 /// Where `accept` puts the peer's address.
 #[derive(Clone, Copy)]
@@ -75,6 +77,21 @@ fn is_ready(fd: i32) -> bool {
     matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
 }
 
+impl Local {
+    /// Is it the global socket's turn?
+    fn is_global_turn(&self) -> bool {
+        let n = self.turns.load(Ordering::Relaxed) + 1;
+        let every = self.every.load(Ordering::Relaxed).clamp(GLOBAL_EVERY, GLOBAL_SELDOM);
+        self.turns.store(if n >= every { 0 } else { n }, Ordering::Relaxed);
+        n >= every
+    }
+
+    fn global_had(&self, any: bool) {
+        let every = self.every.load(Ordering::Relaxed).clamp(GLOBAL_EVERY, GLOBAL_SELDOM);
+        self.every.store(if any { GLOBAL_EVERY } else { every * 2 }, Ordering::Relaxed);
+    }
+}
+
 impl Zoned {
     /// A connection was accepted from the global socket, elsewhere.
     pub fn returned(&self) {
@@ -100,10 +117,12 @@ impl Zoned {
     pub fn take_own(&self, fd: i32, peer: Peer) -> Option<Result<i32>> {
         let l = self.own()?;
         self.follow(fd, l);
-        if l.turns.fetch_add(1, Ordering::Relaxed) % GLOBAL_EVERY == GLOBAL_EVERY - 1 {
+        if l.is_global_turn() {
             if let Ok(n) = self.take_global(fd, false, peer) {
+                l.global_had(true);
                 return Some(Ok(n));
             }
+            l.global_had(false);
         }
         match peer.accept(l.fd()) {
             Ok(n) => Some(self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::LOCAL)),
@@ -213,5 +232,23 @@ impl Zoned {
                 return peer.accept(fd);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_global_queue_gets_its_turn() {
+        let l = Local::new();
+        let until = |l: &Local| (1..10_000).find(|_| l.is_global_turn()).unwrap();
+        assert_eq!(until(&l), GLOBAL_EVERY);
+        for every in [32, 64, 128, 256, 256, 256] {
+            l.global_had(false);
+            assert_eq!(until(&l), every);
+        }
+        l.global_had(true);
+        assert_eq!(until(&l), GLOBAL_EVERY, "often again once there is something");
     }
 }

@@ -167,6 +167,7 @@ impl Zoned {
         l.entry.store(choice.entry.map_or(u32::MAX, |e| e), Ordering::Relaxed);
         l.options.store(page.options.load(Ordering::Acquire), Ordering::Relaxed);
         l.turns.store(0, Ordering::Relaxed);
+        l.every.store(0, Ordering::Relaxed);
         l.unwatched.store(false, Ordering::Relaxed);
         l.place.store(0, Ordering::Relaxed);
         l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);

@@ -71,9 +71,12 @@ impl List {
         w.fd.store(fd, Ordering::Relaxed);
         w.events.store(ev.events, Ordering::Relaxed);
         w.data.store(ev.u64, Ordering::Relaxed);
-        let me = Who::me();
-        w.thread.store(me.thread, Ordering::Relaxed);
-        w.tid.store(me.tid, Ordering::Relaxed);
+        // Some servers take the listener out and in again every few connections.
+        if w.thread.load(Ordering::Relaxed) != process::thread() {
+            let me = Who::me();
+            w.thread.store(me.thread, Ordering::Relaxed);
+            w.tid.store(me.tid, Ordering::Relaxed);
+        }
         w.ep.store(ep, Ordering::Release);
         true
     }
