@@ -7,6 +7,7 @@ use crate::{load, probe, skel, Error, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 
 /// The order of `enum selection` in `select.bpf.c`.
 const SELECTIONS: &[&str] = &["lookups", "self", "other", "beside", "to_global", "to_kernel", "migrated"];
@@ -33,6 +34,16 @@ impl Select {
     /// # Errors
     /// [`Error::Missing`] with the reason where it cannot be had, [`Error::Load`].
     pub fn load(cpus: usize) -> Result<Select> {
+        Select::load_in(cpus, None)
+    }
+
+    /// As [`Select::load`], with the maps pinned in the folder `pins`. Maps that are
+    /// pinned there already, by a process that is gone, are taken over with what is in
+    /// them: a program that still uses them and this one then select alike.
+    ///
+    /// # Errors
+    /// As of [`Select::load`]; also where maps there are of another version.
+    pub fn load_in(cpus: usize, pins: Option<&Path>) -> Result<Select> {
         probe::permitted()?;
         let cpus = cpus.clamp(1, 4096).next_power_of_two();
         let per_cpu = (SLOTS / cpus).max(8);
@@ -45,6 +56,15 @@ impl Select {
                 rodata.sub_shift = per_cpu.trailing_zeros();
             }
             open.maps.slots.set_max_entries((cpus * per_cpu) as u32)?;
+            if let Some(folder) = pins {
+                for mut map in open.open_object_mut().maps_mut() {
+                    let name = map.name().to_string_lossy().into_owned();
+                    // The loader's own (.rodata) are different each time.
+                    if !name.contains('.') {
+                        map.set_pin_path(folder.join(name))?;
+                    }
+                }
+            }
             open.load()
         })?;
         Ok(Select { skel, cpus, per_cpu })
@@ -65,6 +85,12 @@ impl Select {
         let value = (socket.as_raw_fd() as u64).to_ne_bytes();
         let sockets = &self.skel.maps.sockets;
         sockets.update(&place.to_ne_bytes(), &value, MapFlags::ANY).map_err(|e| Error::map("sockets", e))
+    }
+
+    /// Cookie of the socket in a place.
+    pub fn cookie(&self, place: u32) -> Option<u64> {
+        let value = self.skel.maps.sockets.lookup(&place.to_ne_bytes(), MapFlags::ANY).ok()??;
+        Some(u64::from_ne_bytes(value.try_into().ok()?))
     }
 
     /// Empties a place; nothing there is no error.

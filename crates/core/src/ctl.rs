@@ -19,6 +19,9 @@ static PATH: Lock<(usize, [u8; PATH_MAX])> = Lock::new((0, [0; PATH_MAX]));
 /// A forked child that was not announced to the monitor has no socket until it
 /// needs one.
 static LATER: AtomicBool = AtomicBool::new(false);
+/// When to look for the monitor again, and how long it was not there before.
+static LATER_AT: AtomicU64 = AtomicU64::new(0);
+const LATER_PAUSE: u64 = 1_000_000_000;
 
 /// Bytes of a Unix socket's path.
 const PATH_MAX: usize = 108;
@@ -50,14 +53,37 @@ pub fn same_path(path: Option<&[u8]>) -> bool {
 
 /// Before something that needs the monitor: a child that was forked when there
 /// was nothing to announce (a server that goes into the background before it
-/// listens) finds it now.
+/// listens), or whose parent's has died, finds it now.
 pub fn wanted() {
-    if !LATER.load(Ordering::Relaxed) || !LATER.swap(false, Ordering::AcqRel) {
+    if LATER.load(Ordering::Relaxed) {
+        look_for_it();
+    }
+}
+
+/// Is there none now, and it is looked for?
+pub fn may_come() -> bool {
+    dead() && LATER.load(Ordering::Relaxed)
+}
+
+#[cold]
+fn look_for_it() {
+    let now = sys::now_ns();
+    if now < LATER_AT.load(Ordering::Relaxed) || !LATER.swap(false, Ordering::AcqRel) {
         return;
     }
     let Ok((len, path)) = PATH.lock().map(|p| *p) else { return };
-    if let Ok(fd) = connect(&path[..len.min(PATH_MAX)]) {
-        adopt_fd(process::high_fd(fd));
+    match connect(&path[..len.min(PATH_MAX)]) {
+        Ok(fd) => {
+            if DEAD.load(Ordering::Relaxed) {
+                // Another monitor: it knows nothing of what was shared over the first.
+                process::disable();
+            }
+            adopt_fd(process::high_fd(fd));
+        }
+        Err(_) => {
+            LATER_AT.store(now + LATER_PAUSE, Ordering::Relaxed);
+            LATER.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -315,10 +341,7 @@ pub fn become_child(own: Option<i32>) {
     PENDING_SEEN.store(0, Ordering::Relaxed);
     route::clear();
     PATH.reset_after_fork();
-    LATER.store(
-        own.is_none() && (LATER.load(Ordering::Relaxed) || old >= 0 && !DEAD.load(Ordering::Relaxed)),
-        Ordering::Release,
-    );
+    LATER.store(own.is_none() && (LATER.load(Ordering::Relaxed) || old >= 0), Ordering::Release);
     if let Some(fd) = own {
         adopt_fd(fd);
     }

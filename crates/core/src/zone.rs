@@ -81,6 +81,8 @@ pub struct Zoned {
     left: AtomicU32,
     left_at: AtomicU64,
     pace: pace::Pace,
+    /// As far as the page's deaths were answered.
+    deaths: AtomicU32,
     shared: shared::Shared,
     n: AtomicU32,
     locals: [Local; LOCALS],
@@ -305,6 +307,7 @@ impl Zoned {
             left: AtomicU32::new(0),
             left_at: AtomicU64::new(0),
             pace: pace::Pace::new(),
+            deaths: AtomicU32::new(0),
             shared: shared::Shared::new(),
             n: AtomicU32::new(0),
             locals: [const { Local::new() }; LOCALS],
@@ -398,6 +401,7 @@ impl Zoned {
         self.n.store(0, Ordering::Relaxed);
         self.pace.reset();
         self.shared.reset();
+        self.deaths.store(0, Ordering::Relaxed);
         self.watches.clear();
         self.state.store(state::FREE, Ordering::Release);
     }

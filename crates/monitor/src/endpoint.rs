@@ -19,6 +19,8 @@ pub struct Config {
     pub linger: Duration,
     /// Permissions of the socket.
     pub mode: u32,
+    /// A directory for what a monitor after this one takes over, where there may be one.
+    pub keep: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]

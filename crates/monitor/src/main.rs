@@ -26,6 +26,10 @@ struct Options {
     /// Permissions of the socket, octal [default: 0666; with --private 0600]
     #[arg(long, value_parser = parse_mode)]
     mode: Option<u32>,
+    /// Directory for what a restarted monitor takes over, with pins in /sys/fs/bpf
+    /// [default: that of the socket; with --private nothing is kept]
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
     /// Log to standard error; twice for more. FASTSOCKET_LOG sets a filter
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -58,7 +62,10 @@ fn main() -> ExitCode {
 
 fn serve(options: Options) -> anyhow::Result<()> {
     let linger = Duration::try_from_secs_f64(options.linger).map_err(|e| anyhow::anyhow!("--linger: {e}"))?;
+    let beside = || options.socket.parent().map(PathBuf::from);
+    let keep = options.keep.or_else(|| if options.private { None } else { beside() });
     let config = Config {
+        keep,
         socket: options.socket,
         private: options.private,
         linger,

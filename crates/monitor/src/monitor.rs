@@ -119,6 +119,11 @@ impl Monitor {
             look_again: None,
         };
         monitor.refresh_addresses();
+        if let Some(directory) = monitor.config.keep.clone() {
+            monitor.zones.take_over(&directory, monitor.netns);
+            monitor.steers.take_over(&directory, monitor.netns);
+            monitor.publish_slices();
+        }
         Ok(monitor)
     }
 
@@ -148,7 +153,14 @@ impl Monitor {
                 match what {
                     ENDPOINT => self.accept(),
                     ADDRESSES => self.addresses_changed(),
-                    STOP => return Ok(()),
+                    STOP => {
+                        // A private one ends with its programs.
+                        if self.config.private {
+                            self.zones.leave_nothing();
+                            self.steers.leave_nothing();
+                        }
+                        return Ok(());
+                    }
                     client => self.client_event(client, flags),
                 }
                 while let Some(id) = self.clients.doomed.pop() {
@@ -160,6 +172,7 @@ impl Monitor {
             let done = self.is_unneeded();
             watchdog.disarm();
             if done {
+                self.zones.leave_nothing();
                 tracing::info!("nobody needs this monitor any more");
                 return Ok(());
             }

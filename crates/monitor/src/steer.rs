@@ -4,6 +4,7 @@
 //! Everything is held by descriptors of this process, nothing is pinned: a
 //! monitor that dies leaves devices as they were.
 
+mod keep;
 pub(crate) mod place;
 
 use crate::Monitor;
@@ -29,11 +30,16 @@ struct Steered {
 
 /// All devices that are steered.
 #[derive(Default)]
-pub struct Steers(Vec<Steered>);
+pub struct Steers {
+    all: Vec<Steered>,
+    /// File for what a monitor after this one takes up again, and SO_NETNS_COOKIE of
+    /// this process.
+    keep: Option<(std::path::PathBuf, u64)>,
+}
 
 impl Steers {
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 }
 
@@ -50,10 +56,11 @@ impl Monitor {
             Request::Attach(attach) => {
                 // In its place, not beside it: a device takes one program.
                 self.unsteer(netns, &attach.device);
-                let steered = attach_in(place, attach, &self.steers.0)?;
+                let steered = attach_in(place, attach, &self.steers.all)?;
                 tracing::info!(device = steered.request.device, policy = steered.request.policy, "steering");
-                self.steers.0.push(steered);
+                self.steers.all.push(steered);
                 self.publish_slices();
+                self.steers.write();
             }
             Request::Detach { device } => {
                 if !self.unsteer(netns, &device) {
@@ -63,7 +70,7 @@ impl Monitor {
             Request::Status => {}
         }
         self.refresh_steering();
-        let here = self.steers.0.iter().filter(|s| s.netns == netns);
+        let here = self.steers.all.iter().filter(|s| s.netns == netns);
         let devices = here.map(Steered::describe).collect::<Result<_, _>>()?;
         // After they have been shown once as gone.
         self.forget_gone();
@@ -72,37 +79,38 @@ impl Monitor {
 
     /// Ends the steering of a device; false if there was none.
     fn unsteer(&mut self, netns: u64, device: &str) -> bool {
-        let Some(at) = self.steers.0.iter().position(|s| s.netns == netns && s.request.device == device) else {
+        let Some(at) = self.steers.all.iter().position(|s| s.netns == netns && s.request.device == device) else {
             return false;
         };
         // First nobody takes ports for it any more.
-        let steered = self.steers.0.swap_remove(at);
+        let steered = self.steers.all.swap_remove(at);
         self.publish_slices();
         drop(steered);
+        self.steers.write();
         tracing::info!(device, "not steered any more");
         true
     }
 
     /// Devices may have gone, and listeners have come and gone.
     pub fn refresh_steering(&mut self) {
-        for steered in &mut self.steers.0 {
+        for steered in &mut self.steers.all {
             steered.refresh_listened();
         }
     }
 
     /// Drops devices that do not exist any more.
     pub fn forget_gone(&mut self) {
-        let before = self.steers.0.len();
-        self.steers.0.retain(|s| s.steering.is_alive());
-        if self.steers.0.len() != before {
+        let before = self.steers.all.len();
+        self.steers.all.retain(|s| s.steering.is_alive());
+        if self.steers.all.len() != before {
             self.publish_slices();
         }
     }
 
-    fn publish_slices(&mut self) {
+    pub(crate) fn publish_slices(&mut self) {
         let mut seen: Vec<u64> = Vec::new();
         let mut all = Vec::new();
-        for s in &self.steers.0 {
+        for s in &self.steers.all {
             if let (Some(slices), false) = (&s.slices, seen.contains(&s.netns)) {
                 seen.push(s.netns);
                 all.push((s.netns, slices.first, slices.ports, slices.cpus.as_slice()));

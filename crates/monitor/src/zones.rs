@@ -5,6 +5,7 @@
 //! program's map of sockets holds none either, and loses a socket by itself when
 //! that is closed.
 
+mod keep;
 mod own;
 
 use crate::arenas::{add, ZoneTotals};
@@ -33,7 +34,9 @@ const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duratio
 pub type GroupId = u64;
 
 struct Member {
+    /// 0: it had joined before this monitor was started.
     conn: ConnId,
+    pid: u32,
     /// Of its socket.
     cookie: u64,
     cpu: u32,
@@ -57,6 +60,8 @@ struct Group {
     /// Who has shown the global listen socket.
     holders: BTreeSet<ConnId>,
     families: BTreeSet<FamilyId>,
+    /// From a monitor before this one.
+    taken_over: bool,
 }
 
 impl Group {
@@ -78,6 +83,12 @@ impl Group {
 pub struct Zones {
     all: BTreeMap<GroupId, Group>,
     last_id: GroupId,
+    /// Where groups are kept for a monitor after this one.
+    keep: Option<keep::Keep>,
+    /// Something is to be written down.
+    changed: bool,
+    /// When to look after workers that have not told us of themselves.
+    orphans: Option<Instant>,
     /// Groups whose workers must look, and when.
     due: Vec<(Instant, GroupId)>,
     /// Why no program can be loaded; not tried again.
@@ -150,9 +161,12 @@ impl Monitor {
         if self.zones.without.is_some() {
             return Err(Errno::OPNOTSUPP);
         }
-        let select = match Select::load(possible_cpus()) {
+        let id = self.zones.last_id + 1;
+        let pins = self.zones.keep.as_ref().and_then(|k| k.folder(id));
+        let select = match Select::load_in(possible_cpus(), pins.as_deref()) {
             Ok(select) => select,
             Err(e) => {
+                self.zones.keep.iter().for_each(|k| k.forget(id));
                 tracing::warn!("zones use the classic selector: {e}");
                 self.zones.without = Some(e.to_string());
                 return Err(Errno::OPNOTSUPP);
@@ -164,8 +178,8 @@ impl Monitor {
             select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL)?;
             cookie = sockopt::socket_cookie(fd.as_fd())?;
         }
-        self.zones.last_id += 1;
-        let id = self.zones.last_id;
+        self.zones.last_id = id;
+        self.zones.changed = true;
         let local = rustix::net::getsockname(fd.as_fd())
             .ok()
             .and_then(|a| std::net::SocketAddr::try_from(a).ok())
@@ -184,6 +198,7 @@ impl Monitor {
             members: BTreeMap::new(),
             holders: BTreeSet::new(),
             families: BTreeSet::new(),
+            taken_over: false,
         };
         self.zones.all.insert(id, group);
         Ok(id)
@@ -200,7 +215,10 @@ impl Monitor {
         if !g.holders.contains(&id) || g.netns != netns || g.shape != shape.addr() {
             return Err(Errno::NOENT);
         }
-        let member = |cpu| Member { conn: id, cookie, cpu, on_trial: msg.arg1 != 0 };
+        let pid = self.clients.get(id).map_or(0, |c| c.pid);
+        self.zones.changed = true;
+        let g = self.zones.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
+        let member = |cpu| Member { conn: id, pid, cookie, cpu, on_trial: msg.arg1 != 0 };
         let (place, cpu) = if g.own.is_some() {
             let cpu = if msg.arg0 == u64::MAX { u32::MAX } else { cpu_of(msg)? };
             g.add_own(member(cpu), &fd)?
@@ -230,6 +248,7 @@ impl Monitor {
             g.members.remove(&place);
             g.select.take_out(place);
             g.assign();
+            self.zones.changed = true;
             self.zones.call(msg.id);
             self.zones_look();
         }
@@ -254,7 +273,17 @@ impl Monitor {
         // the listener for the workers to come. What replaces a group has another
         // program, and the connections that wait with the old one move nowhere.
         let living: BTreeSet<FamilyId> = self.clients.iter().map(|(_, c)| c.family).collect();
-        self.zones.all.retain(|_, g| !g.holders.is_empty() || g.families.iter().any(|f| living.contains(f)));
+        let keep = &self.zones.keep;
+        let mut changed = !call.is_empty();
+        self.zones.all.retain(|id, g| {
+            let stays = !g.holders.is_empty() || g.families.iter().any(|f| living.contains(f)) || g.lives_on();
+            if !stays {
+                changed = true;
+                keep.iter().for_each(|k| k.forget(*id));
+            }
+            stays
+        });
+        self.zones.changed |= changed;
         for group in call {
             self.zones.call(group);
         }
@@ -264,6 +293,7 @@ impl Monitor {
     /// Tells the workers of groups that are due.
     pub(crate) fn zones_look(&mut self) {
         let now = Instant::now();
+        self.zones.keep_up(now);
         let settled: Vec<GroupId> =
             self.zones.all.values_mut().filter_map(|g| g.settle_if_due(now).then_some(g.id)).collect();
         settled.into_iter().for_each(|group| self.zones.call(group));
@@ -333,7 +363,6 @@ impl Monitor {
 
     /// For the report.
     pub(crate) fn report_zones(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Group> {
-        let pid = |conn: ConnId| self.clients.get(conn).map_or(0, |c| c.pid);
         let groups = self.zones.all.values().filter(|g| sees(g.uid));
         groups
             .map(|g| report::Group {
@@ -342,7 +371,7 @@ impl Monitor {
                 workers: g
                     .members
                     .iter()
-                    .map(|(place, m)| report::ZoneWorker { pid: pid(m.conn), cpu: m.cpu, place: *place })
+                    .map(|(place, m)| report::ZoneWorker { pid: m.pid, cpu: m.cpu, place: *place })
                     .collect(),
                 selections: g
                     .select
@@ -371,7 +400,7 @@ impl Zones {
     pub fn next(&self) -> Option<Instant> {
         let looks = |o: &&own::Own, g: &Group| !g.members.is_empty() || o.is_mixed();
         let strangers = self.all.values().filter_map(|g| g.own.as_ref().filter(|o| looks(o, g)));
-        self.due.iter().map(|(at, _)| *at).chain(strangers.map(own::Own::next)).min()
+        self.due.iter().map(|(at, _)| *at).chain(strangers.map(own::Own::next)).chain(self.orphans).min()
     }
 
     /// Why there is no BPF selection, if there is none.

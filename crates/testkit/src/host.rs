@@ -25,6 +25,8 @@ pub struct Host {
     logs: PathBuf,
     /// Where everything runs, if not in this process's network namespace.
     place: Option<NetHost>,
+    /// The monitor keeps what one after it takes over.
+    keeps: bool,
 }
 
 impl Host {
@@ -32,6 +34,15 @@ impl Host {
     #[track_caller]
     pub fn new() -> Host {
         let mut host = Host::make(None);
+        host.start_unless_stock();
+        host
+    }
+
+    /// The same with a monitor that can be restarted.
+    #[track_caller]
+    pub fn keeping() -> Host {
+        let mut host = Host::make(None);
+        host.keeps = true;
         host.start_unless_stock();
         host
     }
@@ -60,7 +71,7 @@ impl Host {
         std::fs::create_dir(&logs).expect("log directory");
         std::fs::create_dir(dir.path().join("monitor")).expect("monitor directory");
         set_mode(&dir.path().join("monitor"), 0o700);
-        Host { monitor: None, dir, logs, place }
+        Host { monitor: None, dir, logs, place, keeps: false }
     }
 
     #[track_caller]
@@ -76,6 +87,9 @@ impl Host {
     pub fn start_monitor(&mut self) {
         let mut command = Command::new(artifacts::monitor());
         command.arg("--private").args(["--linger", "600"]).arg("--socket").arg(self.socket());
+        if self.keeps {
+            command.arg("--keep").arg(self.dir.path().join("monitor"));
+        }
         self.place(&mut command);
         let mut monitor = Proc::spawn(&self.logs, "fastsocketd", command);
         let socket = self.socket();
@@ -252,6 +266,11 @@ impl Default for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        if let Some(monitor) = self.monitor.as_mut().filter(|_| self.keeps) {
+            // It then leaves no pins.
+            monitor.signal(libc::SIGTERM);
+            let _ = net::wait_until(START, || !monitor.running());
+        }
         if std::thread::panicking() && std::env::var_os("FASTSOCKET_TEST_KEEP").is_some() {
             let kept = self.dir.path().with_extension("kept");
             if std::fs::rename(self.dir.path(), &kept).is_ok() {

@@ -43,7 +43,7 @@ pub unsafe fn wait(
         ep.plain.fetch_add(1, Ordering::SeqCst);
         let r = if ep.items.load(Ordering::SeqCst) == 0 {
             // SAFETY: the caller's.
-            unsafe { out.kernel(ep, timeout_ns, mask) }
+            unsafe { out.plain(ep, timeout_ns, mask) }
         } else {
             Ok(Spoke::Own)
         };
@@ -93,6 +93,34 @@ impl Out {
     fn reported(&self, data: u64, upto: usize) -> bool {
         // SAFETY: entries below `n` are written.
         (0..upto.min(self.n)).any(|i| unsafe { self.evs.add(i).read_unaligned() }.u64 == data)
+    }
+
+    /// As [`Out::kernel`], where nothing is ours but perhaps local listen sockets.
+    ///
+    /// # Safety
+    /// As [`wait`].
+    unsafe fn plain(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<Spoke> {
+        let end = timeout.map(|t| sys::now_ns().saturating_add(t));
+        let mut left = timeout;
+        loop {
+            let zoned = ep.zoned.load(Ordering::Relaxed);
+            if zoned && !ep.ctl_added.load(Ordering::Relaxed) {
+                // There may be a monitor again.
+                ep.watch_ctl();
+            }
+            let piece = if zoned && left != Some(0) { ctl::unwatched() } else { None };
+            let Some(piece) = piece.filter(|p| left.is_none_or(|l| l > *p)) else {
+                // SAFETY: the caller's.
+                return unsafe { self.kernel(ep, left, mask) };
+            };
+            // SAFETY: the caller's.
+            let spoke = unsafe { self.kernel(ep, Some(piece), mask) }?;
+            if self.n > 0 || spoke != Spoke::Nobody {
+                return Ok(spoke);
+            }
+            zone::watch::alone();
+            left = end.map(|t| t.saturating_sub(sys::now_ns()));
+        }
     }
 
     /// Add what the kernel has.
@@ -465,6 +493,7 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         }
     }
     if let Some(ns) = ctl::unwatched() {
+        zone::watch::alone();
         limit = Some(limit.map_or(ns, |l| l.min(ns)));
     }
     sys::heavy_fence();

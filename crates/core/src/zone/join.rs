@@ -116,6 +116,16 @@ impl Zoned {
         if page.shut.load(Ordering::Acquire) != 0 {
             return None;
         }
+        ctl::wanted();
+        if ctl::dead() && page.selected.load(Ordering::Acquire) != 0 {
+            // The program goes on selecting among those it knows, and moves what waits
+            // when one dies: a classic one would not. So this worker takes from the
+            // global queue, and asks again.
+            self.left.fetch_max(1, Ordering::Relaxed);
+            self.left_at.store(sys::now_ns(), Ordering::Relaxed);
+            super::count(Counter::FbNoMonitor);
+            return None;
+        }
         let _l = self.change.lock().ok()?;
         // Another thread may have done it for this one meanwhile.
         if let Some(l) = self.locals().find(|l| l.thread.load(Ordering::Relaxed) == who.thread) {
@@ -221,7 +231,12 @@ impl Zoned {
     /// the classic one.
     pub(super) fn select(&self, fd: i32, l: &Local, page: &Page) {
         if self.enter_group(fd, l).is_ok() {
+            page.selected.store(1, Ordering::Release);
             return;
+        }
+        if page.selected.load(Ordering::Acquire) != 0 && !self.is_shared() {
+            // The monitor went just now: as above, at the next look.
+            return self.leave(l);
         }
         if self.is_shared() {
             // Others are in the group: the kernel's hash among all, as it was. The
@@ -265,7 +280,7 @@ impl Zoned {
             let _turn = page.lock();
             let entry = l.entry.load(Ordering::Relaxed);
             page.exit(entry);
-            if classic && !self.is_shared() {
+            if classic && !self.is_shared() && page.selected.load(Ordering::Relaxed) == 0 {
                 self.hand_over(fd);
             }
             process::close_own(fd);
@@ -276,7 +291,8 @@ impl Zoned {
         }
         if !classic {
             self.tell_left(l.place.load(Ordering::Relaxed));
-        } else if let Some(page) = self.page().filter(|_| !self.is_shared()) {
+        } else if let Some(page) = self.page().filter(|p| !self.is_shared() && p.selected.load(Ordering::Relaxed) == 0)
+        {
             self.attach_classic(self.fd.load(Ordering::Relaxed), page);
         }
     }

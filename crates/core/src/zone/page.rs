@@ -18,6 +18,11 @@ pub struct Page {
     pub options: AtomicU32,
     /// `shutdown` was called on it.
     pub shut: AtomicU32,
+    /// The monitor's program selects in the kernel's group, whether the monitor lives
+    /// or not.
+    pub selected: AtomicU32,
+    /// Workers that were found dead.
+    deaths: AtomicU32,
     /// Workers in the classic selector's group, in the kernel's order.
     pub places: AtomicU32,
     /// Pid in the upper half, CPU + 1 in the lower; 0: free.
@@ -72,18 +77,27 @@ impl Page {
     /// Enter the calling process as a worker. `choose` gets the number of live
     /// workers on each CPU asked for and says which CPU it shall be.
     pub fn enter(&self, choose: impl FnOnce(&dyn Fn(u32) -> u32) -> u32) -> (Option<u32>, u32) {
-        for e in &self.entry {
-            let v = e.load(Ordering::Relaxed);
-            if v != 0 && !is_alive((v >> 32) as u32) {
-                let _ = e.compare_exchange(v, 0, Ordering::AcqRel, Ordering::Relaxed);
-            }
-        }
+        self.deaths();
         let on = |cpu: u32| self.entry.iter().filter(|e| e.load(Ordering::Relaxed) as u32 == cpu + 1).count() as u32;
         let cpu = choose(&on);
         let me = (sys::getpid() as u64) << 32 | (cpu as u64 + 1);
         let free =
             self.entry.iter().position(|e| e.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok());
         (free.map(|i| i as u32), cpu)
+    }
+
+    /// Frees the entries of workers that have died. How many have, ever.
+    pub fn deaths(&self) -> u32 {
+        for e in &self.entry {
+            let v = e.load(Ordering::Relaxed);
+            if v != 0
+                && !is_alive((v >> 32) as u32)
+                && e.compare_exchange(v, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                self.deaths.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+        self.deaths.load(Ordering::Acquire)
     }
 
     /// Free an entry; its place stays until the socket is closed.

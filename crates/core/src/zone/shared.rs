@@ -23,6 +23,8 @@ static OWN_SELECTOR: AtomicBool = AtomicBool::new(false);
 /// Values of [`Shared::place`] that are no places.
 const NONE: u32 = 0;
 const REFUSED: u32 = u32::MAX;
+/// An address that the monitor has not been told yet.
+const UNTOLD: u64 = u64::MAX;
 
 /// What is known of such a listener. Zero: it is none.
 pub struct Shared {
@@ -86,6 +88,7 @@ impl Zoned {
         match self.ask_group(fd, true) {
             // While strangers are there the group is asked for again at times.
             Ok((id, _)) => self.shared.address.store(id, Ordering::Relaxed),
+            Err(_) if ctl::may_come() => self.shared.address.store(UNTOLD, Ordering::Relaxed),
             Err(_) => return false,
         }
         true
@@ -102,6 +105,7 @@ impl Zoned {
         let _ = fsocket_sys::close(program);
         attached?;
         self.group.store(m.id, Ordering::Relaxed);
+        let _ = self.shared.address.compare_exchange(UNTOLD, m.id, Ordering::Relaxed, Ordering::Relaxed);
         Ok((m.id, true))
     }
 
@@ -116,6 +120,13 @@ impl Zoned {
         let place = self.shared.place.load(Ordering::Relaxed);
         match (mine, place) {
             (true, NONE) => self.become_member(fd),
+            (true, REFUSED) if ctl::may_come() => {
+                ctl::wanted();
+                if !ctl::dead() {
+                    self.ask_again();
+                    self.become_member(fd);
+                }
+            }
             (false, NONE | REFUSED) | (true, _) => {}
             // A second worker waits on it: they get local ones.
             (false, _) => self.leave_membership(),
@@ -154,6 +165,7 @@ impl Zoned {
         if pinned.is_none() && !assigned {
             return Err(Counter::FbZoneUnpinned);
         }
+        ctl::wanted();
         if self.group.load(Ordering::Relaxed) == 0 && !matches!(self.ask_group(fd, true), Ok((_, true))) {
             return Err(Counter::FbZoneShared);
         }

@@ -262,6 +262,28 @@ pub fn look(group: u64) {
     }
 }
 
+/// The monitor has died, and nobody says when a worker dies: look oneself, also for
+/// another monitor.
+pub fn alone() {
+    if used().iter().any(|z| z.page().is_some() || z.is_shared()) {
+        ctl::wanted();
+    }
+    for z in used() {
+        if z.own().is_none() {
+            if !ctl::dead() {
+                z.ask_again();
+                z.left.store(0, Ordering::Relaxed);
+            }
+            z.late(z.fd.load(Ordering::Relaxed));
+        }
+        let Some(page) = z.page() else { continue };
+        let deaths = page.deaths();
+        if z.deaths.swap(deaths, Ordering::Relaxed) != deaths {
+            look(z.group.load(Ordering::Relaxed));
+        }
+    }
+}
+
 fn again(ep: i32, fd: i32, ev: &libc::epoll_event) {
     if ev.events & EXCLUSIVE != 0 {
         // Cannot be modified; missing in between does no harm, because adding

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 /// From linux/sockios.h: the network namespace of a socket, as a descriptor.
 const SIOCGSKNS: libc::c_ulong = 0x894C;
@@ -42,6 +43,21 @@ impl Place {
         })?;
         (place.cookie, place.tables) = found.map_err(|e| format!("cannot make a socket there: {e}"))?;
         Ok(place)
+    }
+
+    /// The network namespace that a file names; `socket` makes a socket there.
+    pub fn named(file: &Path, socket: impl FnOnce() -> Result<OwnedFd, String> + Send) -> Result<Place, String> {
+        let namespace = File::open(file).map_err(|e| format!("{}: {e}", file.display()))?.into();
+        let there = Place { namespace, cookie: 0, tables: Vec::new() };
+        Place::of(there.within(socket)??.as_fd())
+    }
+
+    /// The file that names it, as `ip netns` makes them.
+    pub fn file(&self) -> Option<PathBuf> {
+        let mine = rustix::fs::fstat(&self.namespace).ok()?;
+        let named = std::fs::read_dir("/run/netns").ok()?.flatten().map(|e| e.path());
+        let is_it = |p: &PathBuf| rustix::fs::stat(p).is_ok_and(|s| (s.st_dev, s.st_ino) == (mine.st_dev, mine.st_ino));
+        named.into_iter().find(is_it)
     }
 
     /// Runs `work` on a thread in this namespace. The loop's thread must not

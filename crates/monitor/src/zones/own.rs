@@ -14,8 +14,9 @@ use crate::sockdiag::SockDiag;
 use crate::steer::place::{allowed_cpus, Place};
 use crate::{ConnId, Monitor};
 use fsocket_bpf::select::{GLOBAL, PLACES};
-use fsocket_proto::Msg;
+use fsocket_proto::{Addr, Msg};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -26,6 +27,32 @@ const LOOK: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(8);
 /// A socket that was just made is shown to us in a moment.
 const SOON: Duration = Duration::from_millis(20);
+
+/// As it is kept for a monitor after this one.
+#[derive(Serialize, Deserialize)]
+pub struct KeptOwn {
+    cookie: u64,
+    netns: u64,
+    ip: [u8; 16],
+    port: u16,
+    family: u16,
+    v6only: u32,
+    uid: u32,
+    known: BTreeSet<u64>,
+}
+
+impl KeptOwn {
+    /// `netns`: of this process.
+    pub fn take_over(self, netns: u64) -> Own {
+        let KeptOwn { cookie, ip, port, family, v6only, uid, known, .. } = self;
+        let info = Listening { cookie, netns: self.netns, addr: Addr { ip, port, family, v6only } };
+        let diag = (netns == self.netns).then(SockDiag::new).flatten();
+        let mut own =
+            Own { info, uid, known, diag, mixed: false, given: true, next: Instant::now(), pause: SOON, lookups: 0 };
+        own.look_for_strangers();
+        own
+    }
+}
 
 /// What such a group has beside others.
 pub struct Own {
@@ -46,10 +73,15 @@ pub struct Own {
 
 impl Own {
     fn new(fd: &Attached, info: Listening, uid: u32) -> Own {
-        // In its network namespace, which is not necessarily ours.
-        let diag = Place::of(fd.as_fd()).and_then(|place| place.within(SockDiag::new)).ok().flatten();
+        let diag = diag_of(fd);
         let known = BTreeSet::from([info.cookie]);
         Own { info, uid, known, diag, mixed: false, given: false, next: Instant::now(), pause: SOON, lookups: 0 }
+    }
+
+    pub fn keep(&self) -> KeptOwn {
+        let Listening { cookie, netns, addr } = self.info;
+        let Addr { ip, port, family, v6only } = addr;
+        KeptOwn { cookie, netns, ip, port, family, v6only, uid: self.uid, known: self.known.clone() }
     }
 
     fn is_for(&self, info: &Listening, uid: u32) -> bool {
@@ -80,6 +112,11 @@ impl Own {
         self.pause = pause;
         self.next = Instant::now() + pause;
     }
+}
+
+/// In the socket's network namespace, which is not necessarily ours.
+fn diag_of(fd: &Attached) -> Option<SockDiag> {
+    Place::of(fd.as_fd()).and_then(|place| place.within(SockDiag::new)).ok().flatten()
 }
 
 impl Group {
@@ -162,6 +199,9 @@ impl Monitor {
         g.families.insert(family);
         if let Some(own) = &mut g.own {
             own.known.insert(info.cookie);
+            if own.diag.is_none() {
+                own.diag = diag_of(fd);
+            }
         }
         g.settle();
         // Strangers may have a selector of their own.

@@ -91,8 +91,14 @@ fn a_stale_socket_is_replaced() {
 fn somebody_elses_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let start = |path: &Path| {
-        Endpoint::publish(&Config { socket: path.join("s"), private: true, linger: Duration::ZERO, mode: 0o600 })
-            .map(|_| ())
+        Endpoint::publish(&Config {
+            socket: path.join("s"),
+            private: true,
+            linger: Duration::ZERO,
+            mode: 0o600,
+            keep: None,
+        })
+        .map(|_| ())
     };
     let open = dir.path().join("open");
     std::fs::create_dir(&open).unwrap();

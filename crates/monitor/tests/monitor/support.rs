@@ -41,6 +41,7 @@ impl Daemon {
             private: true,
             linger: Duration::from_secs(60),
             mode: 0o600,
+            keep: None,
         };
         change(&mut config);
         let socket = config.socket.clone();

@@ -1,0 +1,77 @@
+//! Steering that a restarted monitor takes up again: what was asked for, in a file.
+//! Nothing of it is pinned (ADR 18): in between, devices are as they were.
+
+use super::place::Place;
+use super::{attach_in, Steers};
+use fsocket_proto::steer::Attach;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    request: Attach,
+    /// File of the network namespace (`ip netns`); none: the monitor's own.
+    netns: Option<PathBuf>,
+}
+
+impl Steers {
+    /// Steers again what a monitor before this one did. `netns`: of this process.
+    pub fn take_over(&mut self, directory: &Path, netns: u64) {
+        let file = directory.join("steer.json");
+        let kept = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Vec<Kept>>(&text).ok());
+        for Kept { request, netns } in kept.into_iter().flatten() {
+            let device = request.device.clone();
+            let done = place(netns.as_deref()).and_then(|place| attach_in(place, request, &self.all));
+            match done {
+                Ok(steered) => {
+                    tracing::info!(device, "steered again");
+                    self.all.push(steered);
+                }
+                Err(e) => tracing::warn!(device, "not steered again: {e}"),
+            }
+        }
+        self.keep = Some((file, netns));
+    }
+
+    /// Writes down what is steered now.
+    pub(super) fn write(&self) {
+        let Some((file, own)) = &self.keep else { return };
+        let mut kept = Vec::new();
+        for s in &self.all {
+            let netns = (s.netns != *own).then(|| s.place.file());
+            match netns {
+                Some(None) => tracing::warn!(device = s.request.device, "a network namespace without a name: not kept"),
+                netns => kept.push(Kept { request: s.request.clone(), netns: netns.flatten() }),
+            }
+        }
+        let new = file.with_extension("new");
+        let written = serde_json::to_vec(&kept)
+            .map_err(std::io::Error::from)
+            .and_then(|text| std::fs::write(&new, text))
+            .and_then(|()| std::fs::rename(&new, file));
+        if let Err(e) = written {
+            tracing::warn!("{}: {e}", file.display());
+        }
+    }
+
+    /// No monitor comes after this one.
+    pub fn leave_nothing(&mut self) {
+        if let Some((file, _)) = self.keep.take() {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+fn socket() -> Result<OwnedFd, String> {
+    rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(|e| format!("cannot make a socket: {e}"))
+}
+
+fn place(netns: Option<&Path>) -> Result<Place, String> {
+    match netns {
+        None => Place::of(socket()?.as_fd()),
+        Some(file) => Place::named(file, socket),
+    }
+}

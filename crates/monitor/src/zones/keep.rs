@@ -1,0 +1,199 @@
+//! What a restarted monitor takes over: the BPF maps of the groups, pinned, and a file
+//! that says what they are. The programs go on selecting meanwhile; who dies
+//! leaves his place in the maps by himself. See ADR 25.
+
+use super::own::{KeptOwn, Own};
+use super::{possible_cpus, Group, GroupId, Member, Zones};
+use fsocket_bpf::bpffs;
+use fsocket_bpf::select::{Select, GLOBAL};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether workers that have not told us of themselves live.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Where things are kept.
+pub struct Keep {
+    file: PathBuf,
+    /// Tells the pins of one monitor from those of others.
+    tag: String,
+}
+
+impl Keep {
+    pub fn new(directory: &Path) -> Keep {
+        let mut hash = DefaultHasher::new();
+        directory.hash(&mut hash);
+        Keep { file: directory.join("zones.json"), tag: format!("zones-{:016x}", hash.finish()) }
+    }
+
+    fn concern(&self, group: GroupId) -> String {
+        format!("{}-{group}", self.tag)
+    }
+
+    /// The folder for a group's pins; none: it cannot be had, and the group ends with
+    /// this process.
+    pub fn folder(&self, group: GroupId) -> Option<PathBuf> {
+        bpffs::folder(&self.concern(group)).inspect_err(|e| tracing::warn!(group, "not kept: {e}")).ok()
+    }
+
+    pub fn forget(&self, group: GroupId) {
+        if let Err(e) = bpffs::remove(&self.concern(group)) {
+            tracing::warn!(group, "{e}");
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    last_id: GroupId,
+    groups: Vec<KeptGroup>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct KeptGroup {
+    id: GroupId,
+    cookie: u64,
+    own: Option<KeptOwn>,
+    netns: u64,
+    local: String,
+    uid: u32,
+    shape: Vec<u8>,
+    members: Vec<KeptMember>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct KeptMember {
+    place: u32,
+    cpu: u32,
+    cookie: u64,
+    pid: u32,
+}
+
+impl KeptGroup {
+    fn of(g: &Group) -> KeptGroup {
+        let member =
+            |(place, m): (&u32, &Member)| KeptMember { place: *place, cpu: m.cpu, cookie: m.cookie, pid: m.pid };
+        KeptGroup {
+            id: g.id,
+            cookie: g.cookie,
+            own: g.own.as_ref().map(Own::keep),
+            netns: g.netns,
+            local: g.local.clone(),
+            uid: g.uid,
+            shape: g.shape.clone(),
+            members: g.members.iter().map(member).collect(),
+        }
+    }
+
+    /// The group, if a socket of it lives.
+    fn take_over(self, keep: &Keep, netns: u64) -> Option<Group> {
+        let folder = keep.folder(self.id)?;
+        let select = Select::load_in(possible_cpus(), Some(&folder));
+        let select = select.inspect_err(|e| tracing::warn!(group = self.id, "not taken over: {e}")).ok()?;
+        let lives = |m: &KeptMember| select.cookie(m.place) == Some(m.cookie);
+        let member =
+            |m: KeptMember| (m.place, Member { conn: 0, pid: m.pid, cookie: m.cookie, cpu: m.cpu, on_trial: false });
+        let members: BTreeMap<u32, Member> = self.members.into_iter().filter(lives).map(member).collect();
+        if members.is_empty() && (self.cookie == 0 || select.cookie(GLOBAL) != Some(self.cookie)) {
+            return None;
+        }
+        let group = Group {
+            id: self.id,
+            cookie: self.cookie,
+            own: self.own.map(|o| o.take_over(netns)),
+            netns: self.netns,
+            local: self.local,
+            uid: self.uid,
+            shape: self.shape,
+            select,
+            members,
+            holders: BTreeSet::new(),
+            families: BTreeSet::new(),
+            taken_over: true,
+        };
+        group.assign();
+        tracing::info!(group = group.id, addr = group.local, workers = group.members.len(), "taken over");
+        Some(group)
+    }
+}
+
+impl Group {
+    /// Of a group that was taken over: does any socket of it live? Its processes have
+    /// not told us of themselves.
+    pub(super) fn lives_on(&self) -> bool {
+        self.taken_over && (!self.members.is_empty() || self.select.cookie(GLOBAL).is_some())
+    }
+
+    /// Drops workers that died unseen. Whether there were any.
+    fn bury(&mut self) -> bool {
+        let before = self.members.len();
+        let select = &self.select;
+        self.members.retain(|place, m| m.conn != 0 || select.cookie(*place) == Some(m.cookie));
+        self.members.len() != before
+    }
+}
+
+impl Zones {
+    /// Takes over what a monitor before this one has left. `netns`: of this process.
+    pub fn take_over(&mut self, directory: &Path, netns: u64) {
+        let keep = Keep::new(directory);
+        if let Some(kept) = std::fs::read(&keep.file).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok()) {
+            self.last_id = kept.last_id;
+            for group in kept.groups {
+                let id = group.id;
+                match group.take_over(&keep, netns) {
+                    Some(group) => {
+                        self.all.insert(id, group);
+                    }
+                    None => keep.forget(id),
+                }
+            }
+        }
+        self.keep = Some(keep);
+        self.orphans = Some(Instant::now() + LOOK);
+    }
+
+    /// Buries workers that died unseen, and writes down what has changed.
+    pub(super) fn keep_up(&mut self, now: Instant) {
+        if self.orphans.is_some_and(|at| at <= now) {
+            let mut call = Vec::new();
+            for g in self.all.values_mut().filter(|g| g.taken_over) {
+                if g.bury() {
+                    g.assign();
+                    call.push(g.id);
+                }
+            }
+            self.changed |= !call.is_empty();
+            call.into_iter().for_each(|group| self.call(group));
+            let left = self.all.values().any(|g| g.members.values().any(|m| m.conn == 0));
+            self.orphans = left.then(|| now + LOOK);
+        }
+        if std::mem::take(&mut self.changed) {
+            self.write();
+        }
+    }
+
+    fn write(&self) {
+        let Some(keep) = &self.keep else { return };
+        let kept = Kept { last_id: self.last_id, groups: self.all.values().map(KeptGroup::of).collect() };
+        let new = keep.file.with_extension("new");
+        let written = serde_json::to_vec(&kept)
+            .map_err(std::io::Error::from)
+            .and_then(|text| std::fs::write(&new, text))
+            .and_then(|()| std::fs::rename(&new, &keep.file));
+        if let Err(e) = written {
+            tracing::warn!("{}: {e}", keep.file.display());
+        }
+    }
+
+    /// Nobody needs this monitor any more, nor one after it.
+    pub fn leave_nothing(&mut self) {
+        if let Some(keep) = self.keep.take() {
+            self.all.keys().for_each(|group| keep.forget(*group));
+            let _ = std::fs::remove_file(&keep.file);
+        }
+    }
+}
