@@ -180,6 +180,8 @@ fn a_stranger_on_the_address_gets_its_share() {
     assert_local(&server, "two servers");
     // And takes all over, without a loss, when the first one is gone.
     drop(server);
+    assert_eq!(second.ask("127.0.0.1", 0, 50).len(), 50);
+    wait_for_places(&host, 2);
     assert_local(&second, "the second one");
 }
 
