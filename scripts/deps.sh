@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 lacks: `deps.sh build` for building,
 # `deps.sh test` for building, tests and the demo, `deps.sh manycore` also for
-# emulated machines, `deps.sh suites` also for the published suites. Does nothing when all is there. Needs root (or sudo) only
+# emulated machines, `deps.sh suites` also for the published suites, `deps.sh programs`
+# also for the servers of tests/programs. Does nothing when all is there. Needs root (or sudo) only
 # when something is missing. Services that the packages bring are neither
 # started nor left running.
 set -euo pipefail
@@ -59,6 +60,26 @@ suites_needs=(
     "tclsh tcl"
     "/usr/include/event2/event.h libevent-dev"
     "ip iproute2"
+    "unshare util-linux"
+)
+
+# Beyond the above, for tests/programs.
+programs_needs=(
+    "apache2 apache2"
+    "php-fpm8.2 php8.2-fpm"
+    "mariadbd mariadb-server"
+    "mariadb mariadb-client"
+    "/usr/lib/postgresql/15/bin/postgres postgresql-15"
+    "psql postgresql-client-15"
+    "memccat libmemcached-tools"
+    "/usr/bin/gunicorn gunicorn"
+    "/usr/bin/uvicorn uvicorn"
+    "sshd openssh-server"
+    "ssh openssh-client"
+    "vsftpd vsftpd"
+    "lftp lftp"
+    "javac openjdk-17-jdk-headless"
+    "go golang-go"
     "unshare util-linux"
 )
 
@@ -150,7 +171,8 @@ case $what in
     test) needs=("${build_needs[@]}" "${test_needs[@]}") ;;
     manycore) needs=("${build_needs[@]}" "${test_needs[@]}" "${manycore_needs[@]}") ;;
     suites) needs=("${build_needs[@]}" "${test_needs[@]}" "${suites_needs[@]}") ;;
-    *) die "usage: deps.sh [build|test|manycore|suites]" ;;
+    programs) needs=("${build_needs[@]}" "${test_needs[@]}" "${programs_needs[@]}") ;;
+    *) die "usage: deps.sh [build|test|manycore|suites|programs]" ;;
 esac
 
 collect_missing "${needs[@]}"

@@ -1,0 +1,218 @@
+"""Where one program is tried: a directory of its own, a monitor, processes that
+end with it, and clients. Runs as root in namespaces of its own (run.py)."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "suites"))
+
+import harness  # noqa: E402
+
+PYTHON = "/usr/bin/python3"
+#: The library's own descriptors and sockets may outlive a program this long, seconds.
+SETTLE = 5.0
+
+
+class Wrong(Exception):
+    """A step did not do what it has to."""
+
+
+class Lab:
+    """`side`: "stock" or "ours". `out`: where logs stay."""
+
+    def __init__(self, side, out):
+        self.side = side
+        self.out = pathlib.Path(out)
+        # Gone with the namespace, and open to servers that drop their privileges.
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755,size=2g", "lab", "/run"], check=True)
+        subprocess.run(["mount", "-t", "bpf", "bpf", "/sys/fs/bpf"], check=False, stderr=subprocess.DEVNULL)
+        self.path = pathlib.Path("/run/lab")
+        self.path.mkdir(mode=0o755)
+        self.processes = []
+        self.env = harness.plain_env()
+        self.monitor = None
+        if side == "ours":
+            self.start_monitor()
+
+    def start_monitor(self):
+        """The system's: servers that give up root reach it as well."""
+        pathlib.Path("/run/fastsocket").mkdir(mode=0o755, exist_ok=True)
+        log = open(self.out / "monitor.log", "ab")
+        self.monitor = subprocess.Popen([harness.tool("monitor")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env)
+        self.until(lambda: self.ask("stat") is not None, 10, "the monitor does not answer")
+
+    def file(self, name, content, mode=0o644):
+        path = self.path / name
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.chmod(mode)
+        return path
+
+    def directory(self, name, user=None, mode=0o755):
+        path = self.path / name
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        path.chmod(mode)
+        if user:
+            shutil.chown(path, user)
+        return path
+
+    def command(self, argv, side=None):
+        argv = [str(a) for a in argv]
+        return [harness.tool("cli"), "run", "--", *argv] if (side or self.side) == "ours" else argv
+
+    def start(self, argv, *, env=None, side=None, name=None, cwd=None, stdout=None):
+        """A process in the background, under the library on our side."""
+        log = open(self.out / f"{name or pathlib.Path(str(argv[0])).name}.log", "ab")
+        process = subprocess.Popen(
+            self.command(argv, side), cwd=cwd or self.path, env={**self.env, **(env or {})}, stdin=subprocess.DEVNULL,
+            stdout=stdout or log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def run(self, argv, *, env=None, side=None, timeout=60, status=0, data=None):
+        """Standard output of a client that has to end with `status`."""
+        argv = [str(a) for a in argv]
+        try:
+            done = subprocess.run(
+                self.command(argv, side), cwd=self.path, env={**self.env, **(env or {})}, input=data,
+                stdin=subprocess.DEVNULL if data is None else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as e:
+            raise Wrong(f"{argv[0]} did not end within {timeout} s: {(e.stderr or b'').decode(errors='replace')[-300:]}") from None
+        if status is not None and done.returncode != status:
+            said = (done.stderr or done.stdout).decode(errors="replace").strip()[-400:]
+            raise Wrong(f"{argv[0]} ended with {done.returncode}: {said}")
+        return done.stdout
+
+    def same(self, got, want, what):
+        if got != want:
+            raise Wrong(f"{what}: {len(got)} bytes instead of {len(want)}, or other bytes")
+
+    def until(self, true, limit, message):
+        end = time.monotonic() + limit
+        while not true():
+            if time.monotonic() > end:
+                raise Wrong(message() if callable(message) else message)
+            time.sleep(0.02)
+
+    def sockets(self, port, state="0A"):
+        """Kernel sockets of a local port and state (hexadecimal, as in /proc/net/tcp)."""
+        n = 0
+        for name in ("tcp", "tcp6"):
+            for line in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+                words = line.split()
+                n += words[3] == state and int(words[1].rsplit(":", 1)[1], 16) == port
+        return n
+
+    def listens(self, port, process=None, limit=30, known=True):
+        """Waits for a listener that, on our side, the monitor knows (`known`)."""
+
+        def there():
+            if process is not None and process.poll() is not None:
+                raise Wrong(f"ended with {process.returncode} before it listened")
+            return self.sockets(port) > 0 and (self.side == "stock" or not known or self.knows(port))
+
+        kernel = lambda: f"nobody listens on {port} (kernel: {self.sockets(port)})"  # noqa: E731
+        self.until(there, limit, kernel)
+
+    def knows(self, port):
+        state = self.ask("ss")
+        return bool(state) and any(x["local"].endswith(f":{port}") for x in state["listeners"])
+
+    def ask(self, verb):
+        """`fastsocket VERB --json`, or None if nobody answers."""
+        done = subprocess.run([harness.tool("cli"), verb, "--json"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def counters(self):
+        """Ours, and `tcp_opens`: connections that the kernel opened in this namespace, by its own count."""
+        rows = [r.split() for r in pathlib.Path("/proc/net/snmp").read_text().splitlines() if r.startswith("Tcp:")]
+        kernel = {"tcp_opens": int(dict(zip(*rows, strict=True))["ActiveOpens"])}
+        if self.side == "stock":
+            return kernel
+        said = self.ask("stat")
+        if said is None:
+            raise Wrong("the monitor does not answer")
+        return {**said["totals"], **kernel}
+
+    def load(self, spec):
+        """`load.py` in the background; see there."""
+        log = open(self.out / "load.out", "wb+")
+        process = self.start([PYTHON, HERE / "load.py", json.dumps(spec)], name="load", stdout=log)
+        process.result = log
+        return process
+
+    def ended_load(self, process):
+        """Stops a load; what it says."""
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            raise Wrong("the load's clients hang") from None
+        process.result.seek(0)
+        text = process.result.read()
+        if process.returncode != 0 or not text:
+            raise Wrong(f"the load ended with {process.returncode}")
+        return json.loads(text)
+
+    def left(self):
+        """Processes besides this one, its ancestors and the monitor."""
+        mine = {1, os.getpid()} | ({self.monitor.pid} if self.monitor else set())
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in mine:
+                try:
+                    state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                    if state != "Z":
+                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:60])
+                except OSError:
+                    pass
+        return found
+
+    def settled(self):
+        """Waits until the monitor has forgotten everything; what it still holds after that."""
+        rest = {}
+
+        def empty():
+            state, stat = self.ask("ss") or {}, self.ask("stat") or {}
+            rest.clear()
+            rest.update({k: len(state.get(k, ())) for k in ("listeners", "channels", "connections") if state.get(k)})
+            rest.update({"processes": len(stat["processes"])} if stat.get("processes") else {})
+            return not rest
+
+        try:
+            self.until(empty, SETTLE, "")
+        except Wrong:
+            return dict(rest)
+        return {}
+
+    def end(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if self.monitor:
+            self.monitor.terminate()
+            self.monitor.wait(10)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def noise(seed, size):
+    """Bytes that repeat nowhere, the same on every run."""
+    import random
+
+    return random.Random(seed).randbytes(size)

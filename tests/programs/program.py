@@ -1,0 +1,226 @@
+"""What every program goes through, and what it may say about itself."""
+
+import signal
+import subprocess
+import time
+
+from lab import Wrong, free_port
+
+#: Counters that say which path connections took.
+PATHS = ("connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "path_switch", "hostile_peer", "tcp_opens")
+RELOADS = 3
+
+
+class Program:
+    """A server and its client. Subclasses say how; `lab` is where."""
+
+    name = ""
+    #: argv whose first line of output names the version.
+    version = ()
+    #: The path of connections: "shm"; "switch" (begun over shared memory, then the kernel's,
+    #: by nature of the program: the connection goes through exec or to another process);
+    #: "passes" (it accepts here and serves there: the first connection switches, and everything
+    #: after it is the kernel's); "kernel" (no libc: raw system calls).
+    path = "shm"
+    #: Signal for a clean end, and the exit statuses that are one.
+    stop_signal = signal.SIGTERM
+    stop_status = (0,)
+    #: After a reload the listener is inherited through exec: the kernel's from then on (docs/limits.md).
+    inherits = False
+    #: Why a reload may lose requests (it does on stock sockets).
+    reload_loses = ""
+    restarts = True
+    threads = 8
+    env = None
+
+    def __init__(self, lab):
+        self.lab = lab
+        self.port = free_port()
+        self.process = None
+
+    # What subclasses say.
+
+    def prepare(self):
+        """Files, databases, further servers."""
+
+    def argv(self):
+        raise NotImplementedError
+
+    def serve(self):
+        """Real clients, bytes compared. The number of TCP connections they made, at least."""
+        raise NotImplementedError
+
+    def load(self):
+        """For load.py, without the number of threads."""
+        raise NotImplementedError
+
+    #: def reload(self): once; `None` where the program has nothing of the kind.
+    reload = None
+
+    def ready(self):
+        """Called after the listener is there."""
+
+    def after(self):
+        """Called after the end: ends further servers."""
+
+    # What is done with it.
+
+    def start(self):
+        self.process = self.lab.start(self.argv(), name=type(self).__name__.lower(), env=self.env)
+        self.lab.listens(self.port, self.process, known=self.path != "kernel")
+        self.ready()
+
+    def stop(self):
+        """A clean end; how long it took, seconds."""
+        began = time.monotonic()
+        self.process.send_signal(self.stop_signal)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            raise Wrong("does not end within 30 s of being told to") from None
+        if self.process.returncode not in self.stop_status:
+            raise Wrong(f"ended with {self.process.returncode}, not with one of {self.stop_status}")
+        return time.monotonic() - began
+
+    def alive(self):
+        if self.process.poll() is not None:
+            raise Wrong(f"ended by itself with {self.process.returncode}")
+
+
+def difference(before, after):
+    names = [n for n in after if n in PATHS or n.startswith("fallback.")]
+    return {n: after[n] - before.get(n, 0) for n in names if after[n] - before.get(n, 0)}
+
+
+def judge_path(program, moved, connections, where):
+    """Did the connections of a step take the path that they have to?"""
+    get = lambda name: moved.get(name, 0)  # noqa: E731
+    if get("hostile_peer"):
+        raise Wrong(f"{where}: a peer was called hostile: {moved}")
+    if program.path == "kernel":
+        # A client that never meets one of ours has no place for counters: the kernel's own.
+        if get("connect_shm") or get("accept_shm") or get("tcp_opens") < connections:
+            raise Wrong(f"{where}: not all over the kernel: {moved}")
+        return
+    if program.path == "passes":
+        seen = get("accept_shm") + get("accept_kernel")
+        if seen < connections or get("accept_shm") and not get("path_switch"):
+            raise Wrong(f"{where}: {connections} connections, switched or the kernel's: {moved}")
+        return
+    if get("connect_shm") < connections or get("accept_shm") < connections:
+        raise Wrong(f"{where}: {connections} connections were to go over shared memory: {moved}")
+    if get("connect_kernel") or get("accept_kernel"):
+        raise Wrong(f"{where}: connections over kernel TCP: {moved}")
+    if program.path == "shm" and get("tcp_opens"):
+        raise Wrong(f"{where}: the kernel opened connections: {moved}")
+    if program.path == "switch" and not get("path_switch"):
+        raise Wrong(f"{where}: no connection was switched; this program is named as one that does: {moved}")
+
+
+class Trial:
+    """All steps of one program on one side; each is a row of the result."""
+
+    def __init__(self, program):
+        self.p = program
+        self.lab = program.lab
+        self.steps = {}
+
+    def run(self):
+        before = self.lab.counters()
+        try:
+            self.step("start", self.begin)
+            if self.steps["start"]["ok"]:
+                self.step("serve", lambda: self.serve("serve"))
+                self.step("reload", self.reload)
+                self.step("restart", self.restart)
+                self.step("shutdown", self.shutdown)
+        finally:
+            path = difference(before, self.lab.counters()) if self.lab.side == "ours" else {}
+        return {"steps": self.steps, "path": path}
+
+    def step(self, name, action):
+        began = time.monotonic()
+        self.loads = []
+        try:
+            more = action()
+            self.steps[name] = {"ok": True, **(more or {})}
+        except Wrong as e:
+            self.steps[name] = {"ok": False, "why": str(e)}
+        except Exception as e:  # noqa: BLE001 - the other steps still say something
+            self.steps[name] = {"ok": False, "why": f"{type(e).__name__}: {e}"}
+        for load in self.loads:
+            if load.poll() is None:
+                load.kill()
+                load.wait()
+        self.steps[name]["seconds"] = round(time.monotonic() - began, 1)
+        print(f"{name}: {self.steps[name]}", flush=True)
+
+    def begin(self):
+        self.p.prepare()
+        self.p.start()
+
+    def serve(self, where, path=True):
+        before = self.lab.counters()
+        connections = self.p.serve()
+        if self.lab.side == "ours" and path:
+            judge_path(self.p, difference(before, self.lab.counters()), connections, where)
+        return {"connections": connections}
+
+    def start_load(self):
+        load = self.lab.load({"threads": self.p.threads, **self.p.load()})
+        self.loads.append(load)
+        return load
+
+    def reload(self):
+        if self.p.reload is None:
+            return {"none": True}
+        load = self.start_load()
+        for _ in range(RELOADS):
+            time.sleep(1.0)
+            self.p.reload()
+            self.p.alive()
+        time.sleep(1.5)
+        said = self.lab.ended_load(load)
+        if said["wrong"]:
+            raise Wrong(f"during reload: {said['wrong']}")
+        if not said["ok"]:
+            raise Wrong(f"during reload nothing was served: {said}")
+        if said["failed"] and not self.p.reload_loses:
+            raise Wrong(f"requests failed during reload: {said}")
+        self.lab.listens(self.p.port, self.p.process, known=False)
+        self.serve("after the reload", path=not self.p.inherits)
+        return {"requests": said["ok"], "failed": said["failed"]}
+
+    def restart(self):
+        load = self.start_load()
+        time.sleep(1.0)
+        took = self.p.stop()
+        time.sleep(0.2)
+        self.p.start()
+        time.sleep(1.5)
+        said = self.lab.ended_load(load)
+        if said["wrong"]:
+            raise Wrong(f"during restart: {said['wrong']}")
+        slow = {k: n for k, n in said["failed"].items() if "timeout" in k or "no end" in k}
+        if slow:
+            raise Wrong(f"clients hung during restart: {said['failed']}")
+        self.serve("after the restart")
+        return {"requests": said["ok"], "failed": said["failed"], "stop_s": round(took, 1)}
+
+    def shutdown(self):
+        took = self.p.stop()
+        self.p.after()
+        left = []
+
+        def gone():
+            left[:] = self.lab.left()
+            return not left
+
+        self.lab.until(gone, 10, lambda: f"processes are left: {left}")
+        if self.lab.side == "ours":
+            rest = self.lab.settled()
+            if rest:
+                raise Wrong(f"the monitor still holds {rest}")
+        if self.lab.sockets(self.p.port):
+            raise Wrong("somebody still listens on the port")
+        return {"stop_s": round(took, 1)}
