@@ -25,6 +25,8 @@ class Program:
     #: Signal for a clean end, and the exit statuses that are one.
     stop_signal = signal.SIGTERM
     stop_status = (0,)
+    #: Why some connections are the kernel's from the start.
+    kernel_too = ""
     #: After a reload the listener is inherited through exec: the kernel's from then on (docs/limits.md).
     inherits = False
     #: Why a reload may lose requests (it does on stock sockets).
@@ -109,7 +111,7 @@ def judge_path(program, moved, connections, where):
         return
     if get("connect_shm") < connections or get("accept_shm") < connections:
         raise Wrong(f"{where}: {connections} connections were to go over shared memory: {moved}")
-    if get("connect_kernel") or get("accept_kernel"):
+    if (get("connect_kernel") or get("accept_kernel")) and not program.kernel_too:
         raise Wrong(f"{where}: connections over kernel TCP: {moved}")
     if program.path == "shm" and get("tcp_opens"):
         raise Wrong(f"{where}: the kernel opened connections: {moved}")

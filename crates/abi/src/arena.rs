@@ -97,7 +97,7 @@ counters! {
     FbOption = "fallback.option",
     /// Fallback: called from a signal handler that interrupted us.
     FbReentry = "fallback.reentry",
-    /// Fallback: switched off (--no-shm, unshare, setns).
+    /// Fallback: switched off (--no-shm, unshare, setns, seccomp, RLIMIT_AS).
     FbDisabled = "fallback.disabled",
     /// Connections accepted from the worker's own local listen socket.
     AcceptLocal = "accept_local",

@@ -3,7 +3,7 @@
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
-use crate::{bell, ctl, listen, process};
+use crate::{bell, ctl, listen, process, space};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
     self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS,
@@ -71,7 +71,12 @@ unsafe impl Slot for Chan {
 /// Map a channel. The descriptor stays the caller's.
 pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan> {
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-    let base = sys::mmap(CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0).ok()?;
+    let fresh = || sys::mmap(CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0);
+    let base = fresh().or_else(|_| {
+        space::give_back_all();
+        fresh()
+    });
+    let base = base.ok()?;
     // SAFETY: a Header lies at the start of every channel; reading its plain
     // fields once.
     let (magic, version) = unsafe { ((*(base as *const Header)).magic, (*(base as *const Header)).version) };
@@ -168,8 +173,8 @@ impl Chan {
         (self.side.load(Ordering::Relaxed) & 1) as usize
     }
     pub fn header(&self) -> &'static Header {
-        // SAFETY: in use means mapped; address space of a channel is only ever
-        // replaced, never returned (`unmap_if_unused`).
+        // SAFETY: in use means mapped; address space of a channel is replaced
+        // when it ends, and returned only much later (`unmap_if_unused`).
         unsafe { &*(self.base() as *const Header) }
     }
     /// `q` 0: any worker; 1 + w: worker w.
@@ -284,8 +289,8 @@ impl Chan {
     }
 
     /// Return the memory once nothing refers to it. The address range stays
-    /// reserved (inaccessible pages cost nothing), so that a thread that still
-    /// holds a stale pointer cannot hit somebody else's mapping.
+    /// reserved for a while (see [`space`]), so that a thread that still holds a
+    /// stale pointer cannot hit somebody else's mapping.
     pub fn unmap_if_unused(&self) {
         if !self.retired.load(Ordering::Acquire) || self.desc_of.iter().any(|d| d.load(Ordering::Relaxed) != 0) {
             return;
@@ -301,6 +306,7 @@ impl Chan {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: no descriptor refers to a slot of it any more.
         let _ = unsafe { sys::mmap_over(self.base(), CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1) };
+        space::retire(self.base());
         CHANS.free(self.index());
     }
 

@@ -60,9 +60,14 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
         next.heir = bequeath();
     }
     if next.heir.is_none() {
-        leave_to_kernel(|d| d.is_conn() && inheritable(d));
+        leave_to_kernel(inheritable);
     }
     next
+}
+
+/// All connections of this process become the kernel's.
+pub fn hand_over_all() {
+    leave_to_kernel(|_| true);
 }
 
 /// Everything inheritable becomes the kernel's, because it cannot be known what
@@ -70,7 +75,7 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
 pub fn before_unknown() {
     if process::nonce() != 0 {
         pool::drain();
-        leave_to_kernel(|d| d.is_conn() && inheritable(d));
+        leave_to_kernel(inheritable);
     }
 }
 
@@ -103,7 +108,7 @@ fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
         let mut batch = [None; path::BATCH];
         let mut n = 0;
         while at < DESCS.len() && n < path::BATCH {
-            if let Some(d) = DESCS.get(at).filter(|d| which(d)) {
+            if let Some(d) = DESCS.get(at).filter(|d| d.is_conn() && which(d)) {
                 batch[n] = Some(d);
                 n += 1;
             }
@@ -135,7 +140,7 @@ fn bequeath() -> Option<(i32, u64)> {
         }
     }
     // What has no place for another holder, or is about to leave the rings anyway.
-    leave_to_kernel(|d| d.is_conn() && inheritable(d) && !left_to(d, nonce));
+    leave_to_kernel(|d| inheritable(d) && !left_to(d, nonce));
     LOOSE.store(fd, Ordering::Release);
     let _ = sys::fcntl(fd, libc::F_SETFD, 0);
     Some((fd, nonce))

@@ -23,7 +23,7 @@ static PREPARED: Lock<Prepared> = Lock::new(Prepared { nonce: 0, fd: -1, locked:
 
 /// Before the fork, in the parent.
 pub fn prepare() {
-    if process::nonce() == 0 {
+    if process::nonce() == 0 || crate::sandbox::sealed() {
         return;
     }
     // What is undecided is the kernel's from here on: two processes cannot
@@ -85,7 +85,7 @@ fn unlock(locked: [bool; 4]) {
 /// After the fork, in the parent (also when it failed: the monitor then sees
 /// the child's socket closed and takes its holdings back).
 pub fn parent() {
-    if process::nonce() == 0 {
+    if process::nonce() == 0 || crate::sandbox::sealed() {
         return;
     }
     if let Ok(mut p) = PREPARED.lock() {
@@ -99,7 +99,7 @@ pub fn parent() {
 
 /// After the fork, in the child.
 pub fn child() {
-    if process::nonce() == 0 {
+    if process::nonce() == 0 || crate::sandbox::sealed() {
         return;
     }
     PREPARED.reset_after_fork();

@@ -11,6 +11,16 @@ const POOL: usize = 32;
 /// Shared memory that may stay resident, bytes: what the connections open at
 /// the same time touched.
 const RESIDENT: u64 = 64 << 20;
+/// Address space that may stay reserved, kB: 64 channels that have ended, and a
+/// few that live, of 2 GiB each.
+const KEPT_SPACE: i64 = (64 + 4) * 2 * 1024 * 1024;
+
+/// kB.
+fn address_space(pid: u32) -> i64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmSize:")).expect("VmSize");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
 
 #[track_caller]
 fn churn(kind: &str, count: usize, concurrent: usize) {
@@ -60,6 +70,7 @@ fn a_hundred_client_processes_leave_nothing() {
     let args = ["seq", &port, "--connections", "2", "--bytes", "1000"];
     e2e::python(&host, Accel, 30, "echo_client.py", &args);
     let descriptors = server.descriptors();
+    let space = address_space(server.pid());
     let before = host.snapshot();
     for _ in 0..100 {
         e2e::python(&host, Accel, 30, "echo_client.py", &args);
@@ -68,6 +79,8 @@ fn a_hundred_client_processes_leave_nothing() {
     after.since(&before).assert_shm(200);
     let settled = net::wait_until(Duration::from_secs(5), || server.descriptors() <= descriptors + POOL);
     assert!(settled.is_ok(), "server descriptors {descriptors} -> {}", server.descriptors());
+    let grown = address_space(server.pid()) - space;
+    assert!(grown <= KEPT_SPACE, "address space grew by {grown} kB");
     if let Some(report) = host.snapshot().report {
         assert!(report.channels.len() <= 4, "channels of ended clients remain: {:?}", report.channels);
     }

@@ -1,7 +1,7 @@
 //! What libc has for sockets and is not hooked.
 //!
 //! Errors named here were seen on a connection of ours and compared with stock
-//! (x86-64, glibc, Linux 6.18), except those of `clone`, `_Fork` and
+//! (x86-64, glibc, Linux 6.18), except those of `clone` and
 //! `io_uring`, which follow from how they work.
 
 /// Functions, and why they are left alone or what goes wrong.
@@ -31,7 +31,6 @@ pub const HARMLESS: &[Unhooked] = &[
 
 /// A program that uses these on a connection of ours notices.
 pub const VISIBLE: &[Unhooked] = &[
-    u(&["clone", "clone3"], "Called directly with shared memory (`CLONE_VM` without `CLONE_THREAD`), a `close` in the child closes the parent's connection. As a plain fork they bypass `pthread_atfork`: parent and child then disagree about who holds a connection."),
-    u(&["_Fork"], "As `clone`: no `pthread_atfork` handlers run."),
+    u(&["clone (sharing memory)"], "With `CLONE_VM` and without `CLONE_THREAD`, a `close` in the child closes the parent's connection."),
     u(&["io_uring_setup", "io_uring_enter"], "Raw system calls on the placeholder, which is not connected: `ENOTCONN`. Programs that use it for sockets (node with `UV_USE_IO_URING=1`) need `fastsocket run --no-shm`."),
 ];

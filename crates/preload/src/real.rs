@@ -45,6 +45,11 @@ pub fn address(name: &core::ffi::CStr) -> *const c_void {
     // SAFETY: a NUL-terminated name.
     unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
 }
+/// Address of a variable of libc; null: there is none.
+pub fn object(name: &core::ffi::CStr) -> *const c_void {
+    // SAFETY: a NUL-terminated name.
+    unsafe { dlsym(RTLD_DEFAULT, name.as_ptr()) }
+}
 include!("table.rs");
 
 /// The libc here is too old to have the function.

@@ -64,6 +64,7 @@ class Vsftpd(Program):
     name = "vsftpd"
     version = ("sh", "-c", "vsftpd -v 0>&1")
     path = "switch"
+    kernel_too = "passive data connections: their listener is made under RLIMIT_AS and seccomp"
     stop_status = (0, -15)
     threads = 3
 

@@ -7,7 +7,7 @@ use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{epoll, exec, pool, process};
+use fsocket_core::{epoll, exec, fork, pool, process, sandbox, space};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -39,7 +39,18 @@ fn limited(r: c_int, resource: c_uint) -> c_int {
         let _errno = fsocket_sys::errno::Saved::errno();
         pool::drain();
     }
+    if r == 0 && resource == RLIMIT_AS as c_uint {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        space::limited(single_threaded());
+    }
     r
+}
+
+/// What libc says; an old one says nothing.
+fn single_threaded() -> bool {
+    let p = real::object(c"__libc_single_threaded") as *const c_char;
+    // SAFETY: glibc's symbol is a `char`.
+    !p.is_null() && unsafe { p.read_volatile() } != 0
 }
 
 pub unsafe fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
@@ -82,6 +93,18 @@ pub unsafe fn syscall(
             SYS_close_range => de::close_range(a as _, b as _, c as _) as c_long,
             SYS_unshare => unshare(fd) as c_long,
             SYS_setns => setns(fd, b as _) as c_long,
+            SYS_prctl => prctl(fd, b, c, d, e) as c_long,
+            SYS_seccomp => {
+                seccomp(a, c);
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            #[cfg(target_arch = "x86_64")]
+            SYS_fork => forked(0, || real::syscall(number, a, b, c, d, e, f)),
+            SYS_clone if forks(a) && b == 0 => forked(a, || real::syscall(number, a, b, c, d, e, f)),
+            SYS_clone3 => match clone3_flags(a, b) {
+                Some(flags) => forked(flags, || real::syscall(number, a, b, c, d, e, f)),
+                None => real::syscall(number, a, b, c, d, e, f),
+            },
             SYS_dup3 => de::dup3(fd, b as _, c as _) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_dup2 => de::dup2(fd, b as _) as c_long,
@@ -124,6 +147,103 @@ pub unsafe fn syscall(
             _ => real::syscall(number, a, b, c, d, e, f),
         }
     }
+}
+
+/// Does clone(2) with these flags make a process with memory of its own?
+fn forks(flags: c_ulong) -> bool {
+    flags & (CLONE_VM | CLONE_THREAD) as c_ulong == 0
+}
+
+/// Flags of a clone3(2) that is a fork on the caller's stack.
+///
+/// # Safety
+/// `args` is readable for `size` bytes.
+unsafe fn clone3_flags(args: c_ulong, size: c_ulong) -> Option<c_ulong> {
+    // struct clone_args: u64 each; the first is the flags, the sixth the stack.
+    if args == 0 || size < 64 {
+        return None;
+    }
+    let (flags, stack) = unsafe { (*(args as *const u64), *(args as *const u64).add(5)) };
+    (forks(flags) && stack == 0).then_some(flags)
+}
+
+/// A fork that runs none of the handlers of `pthread_atfork`: ours run here.
+fn forked(flags: c_ulong, call: impl FnOnce() -> c_long) -> c_long {
+    fork::prepare();
+    let r = call();
+    let _errno = fsocket_sys::errno::Saved::errno();
+    match r {
+        0 => born(flags),
+        _ => fork::parent(),
+    }
+    r
+}
+
+fn born(flags: c_ulong) {
+    fork::child();
+    if flags & CLONE_NEWNET as c_ulong != 0 {
+        process::disable();
+    }
+}
+
+#[allow(non_snake_case)] // libc's name
+pub unsafe fn _Fork() -> pid_t {
+    forked(0, || unsafe { real::_Fork() } as c_long) as pid_t
+}
+
+/// What a child made by [`clone`] does first.
+struct Start {
+    f: extern "C" fn(*mut c_void) -> c_int,
+    arg: *mut c_void,
+    flags: c_ulong,
+}
+
+extern "C" fn begin(start: *mut c_void) -> c_int {
+    // The parent's `clone` has it on its stack, of which the child has a copy.
+    let Start { f, arg, flags } = unsafe { core::ptr::read(start as *const Start) };
+    super::guarded(|| born(flags));
+    f(arg)
+}
+
+pub unsafe fn clone(
+    f: *mut c_void,
+    stack: *mut c_void,
+    flags: c_int,
+    arg: *mut c_void,
+    parent_tid: *mut c_void,
+    tls: *mut c_void,
+    child_tid: *mut c_void,
+) -> c_int {
+    if !forks(flags as c_ulong) || f.is_null() || stack.is_null() {
+        return unsafe { real::clone(f, stack, flags, arg, parent_tid, tls, child_tid) };
+    }
+    let f: extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(f) };
+    let mut start = Start { f, arg, flags: flags as c_ulong };
+    fork::prepare();
+    let first = &raw mut start as *mut c_void;
+    let r = unsafe { real::clone(begin as *mut c_void, stack, flags, first, parent_tid, tls, child_tid) };
+    let _errno = fsocket_sys::errno::Saved::errno();
+    fork::parent();
+    r
+}
+
+/// A filter of system calls is about to be set, unless the call only asks
+/// whether there could be one (no filter: EFAULT).
+fn seccomp(operation: c_ulong, filter: c_ulong) {
+    let sets = operation == SECCOMP_SET_MODE_STRICT as c_ulong
+        || operation == SECCOMP_SET_MODE_FILTER as c_ulong && filter != 0;
+    if sets {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        sandbox::enter();
+    }
+}
+
+pub unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    if option == PR_SET_SECCOMP {
+        // Its modes are one more than the operations of seccomp(2).
+        seccomp(a.wrapping_sub(1), b);
+    }
+    unsafe { real::prctl(option, a, b, c, d) }
 }
 
 /// Is the first argument a descriptor, and the call one of those above?

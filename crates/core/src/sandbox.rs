@@ -1,0 +1,38 @@
+//! Before a system-call filter: afterwards the library may make no call that
+//! the program would not make itself, so everything becomes the kernel's.
+
+use crate::table::{self, kind, DESCS};
+use crate::{ctl, epoll, exec, listen, pool, process};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+static SEALED: AtomicBool = AtomicBool::new(false);
+
+/// Has this process, or the one that it was forked from, been sealed?
+pub fn sealed() -> bool {
+    SEALED.load(Ordering::Relaxed)
+}
+
+/// The program asks the kernel to filter its system calls from now on. What it
+/// allows we do not know; it was not written with us in mind.
+pub fn enter() {
+    if process::nonce() == 0 || SEALED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    process::disable();
+    // This process's share: relatives that hold the listener go on. (If nobody
+    // does, what waits in its queues is reset.)
+    if listen::any() {
+        listen::give_up_all();
+    }
+    exec::hand_over_all();
+    for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
+        if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
+            epoll::leave_to_kernel(d);
+            table::forget(d);
+        }
+    }
+    pool::drain();
+    // The socket stays open, so that the monitor knows us alive, but what it
+    // says is not read any more.
+    ctl::deafen();
+}

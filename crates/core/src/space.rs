@@ -1,0 +1,65 @@
+//! Address space of channels that are no longer used.
+//!
+//! A thread may still hold a pointer into a channel whose last connection has
+//! just been closed. Its range stays ours, without memory, until so many more
+//! channels have ended that nobody can be that late; then it is returned. It
+//! must be: a server sees a new channel with every client process, and of 2 GiB
+//! each there are only 65,536 in 128 TiB.
+
+use crate::{chan, exec, listen, process};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use fsocket_abi::channel::CHANNEL_SIZE;
+use fsocket_sys as sys;
+
+/// Ranges that wait.
+const WAITING: usize = 64;
+static RANGES: [AtomicPtr<u8>; WAITING] = [const { AtomicPtr::new(core::ptr::null_mut()) }; WAITING];
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// A range of CHANNEL_SIZE bytes has no memory behind it any more.
+pub fn retire(range: *mut u8) {
+    let i = NEXT.fetch_add(1, Ordering::Relaxed) % WAITING;
+    give_back(RANGES[i].swap(range, Ordering::AcqRel));
+}
+
+fn give_back(range: *mut u8) {
+    if !range.is_null() {
+        // SAFETY: a range of ours that nobody refers to any more; the swap has
+        // made it this call's alone.
+        let _ = unsafe { sys::munmap(range, CHANNEL_SIZE) };
+    }
+}
+
+/// All that waits, at once: there is no room for another channel.
+pub fn give_back_all() {
+    for r in &RANGES {
+        give_back(r.swap(core::ptr::null_mut(), Ordering::AcqRel));
+    }
+}
+
+/// The program has set a limit to its address space. If what we have reserved
+/// leaves no room below it, it gets everything back and uses the kernel.
+/// `alone`: there is no second thread.
+pub fn limited(alone: bool) {
+    if process::nonce() == 0 || chan::mappable() {
+        return;
+    }
+    if alone {
+        give_back_all();
+    }
+    if chan::all().next().is_none() {
+        return;
+    }
+    process::disable();
+    if listen::any() {
+        listen::give_up_all();
+    }
+    exec::hand_over_all();
+    if alone {
+        for c in chan::all() {
+            c.retired.store(true, Ordering::Release);
+            c.unmap_if_unused();
+        }
+        give_back_all();
+    }
+}

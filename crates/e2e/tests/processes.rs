@@ -1,0 +1,41 @@
+//! Processes that are made, or confined, behind the library's back.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::{net, script, stock_mode, Host, PYTHON};
+use std::time::Duration;
+
+/// As many connections as the script has ways, and of them those that must
+/// become the kernel's: under a limit, under a filter.
+const WAYS: i128 = 6;
+const SWITCHED: i128 = 2;
+
+#[track_caller]
+fn every_way(server: Side, client: Side) {
+    let host = Host::new();
+    let port = net::free_port();
+    let path = script("apps/process_ways.py").display().to_string();
+    let mut served = host.server(server, "ways", port, PYTHON, &[&path, "serve", &port.to_string()]);
+    let before = host.snapshot();
+    e2e::python(&host, client, 60, "process_ways.py", &["ask", &port.to_string()]);
+    served.wait_stdout("ok", Duration::from_secs(10));
+    let delta = host.snapshot().since(&before);
+    if (server, client) == (Accel, Accel) {
+        delta.assert_shm(WAYS);
+        assert!(stock_mode() || delta.get("path_switch") >= SWITCHED, "not switched\n{delta}");
+        assert_eq!(delta.get("fallback.switch"), 0, "could not be switched\n{delta}");
+    } else {
+        delta.assert_kernel_only();
+    }
+}
+
+#[test]
+fn forked_by_number_limited_or_filtered() {
+    every_way(Accel, Accel);
+}
+
+#[test]
+fn mixed_pairs_of_those() {
+    every_way(Stock, Accel);
+    every_way(Accel, Stock);
+}
