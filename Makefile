@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones suites programs docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones suites programs soak docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
@@ -60,6 +60,10 @@ programs: build ## real programs, stock and ours: served, reloaded, restarted, s
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/run.py $(PROGRAMS)
 
+soak: build ## mixed programs with random kills for TIME seconds (3600); what is left at the end: SEED=1
+	@scripts/deps.sh test
+	@$(RUN) python3 tests/soak/soak.py --time $(or $(TIME),3600) $(if $(SEED),--seed $(SEED))
+
 docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md
 	@$(RUN) cargo run -q --locked -p fsocket-hooktable
 
@@ -71,7 +75,7 @@ fmt:
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
-	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py bench/zones/*.py
+	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py bench/zones/*.py
 
 clean:
 	@$(RUN) cargo clean

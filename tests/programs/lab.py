@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -146,7 +147,7 @@ class Lab:
 
     def load(self, spec):
         """`load.py` in the background; see there."""
-        log = open(self.out / "load.out", "wb+")
+        log = tempfile.TemporaryFile()
         process = self.start([PYTHON, HERE / "load.py", json.dumps(spec)], name="load", stdout=log)
         process.result = log
         return process
@@ -177,6 +178,13 @@ class Lab:
                 except OSError:
                     pass
         return found
+
+    def settled_connections(self):
+        """Waits a while for the connections of clients that have ended."""
+        try:
+            self.until(lambda: not (self.ask("ss") or {}).get("connections"), SETTLE, "")
+        except Wrong:
+            pass
 
     def settled(self):
         """Waits until the monitor has forgotten everything; what it still holds after that."""

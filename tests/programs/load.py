@@ -2,7 +2,8 @@
 """Clients that go on until SIGTERM, and count. One JSON argument:
 
     {"threads": N, "kind": "http", "port": P, "paths": {PATH: SHA256, …}, "keep": BOOL}
-    {"threads": N, "kind": "redis" | "memcached", "port": P}
+    {"threads": N, "kind": "redis" | "memcached" | "echo", "port": P}
+    {"threads": 1, "kind": "echo-fork", "port": P}    the connection is used by two processes in turn
     {"threads": N, "kind": "run", "argv": […], "sha": SHA256 of its standard output}
 
 Writes {"ok": N, "failed": {REASON: N}, "wrong": [WHAT, …]}: `wrong` are answers
@@ -139,6 +140,64 @@ def memcached_client(spec):
     return exchange(spec, lambda k, v: (b"set %s 0 0 %d\r\n%s\r\n" % (k, len(v), v), b"get %s\r\n" % k), answer)
 
 
+def echo_some(c, n):
+    """Messages of sizes that fit a segment and not; the answers must be them."""
+    for size in (1, 100, 5000, 200000):
+        data = hashlib.sha256(f"{os.getpid()}-{n}-{size}".encode()).digest() * (size // 32 + 1)
+        c.sendall(data)
+        got = bytearray()
+        while len(got) < len(data):
+            more = c.recv(65536)
+            if not more:
+                raise ConnectionError("the connection ended")
+            got += more
+        if got != data:
+            raise Wrong(f"{len(data)} other bytes")
+
+
+def echo_client(spec):
+    n = 0
+    while not stop.is_set():
+        try:
+            with socket.create_connection(("127.0.0.1", spec["port"]), timeout=LIMIT) as c:
+                for _ in range(5):
+                    n += 1
+                    echo_some(c, n)
+                    yield None
+                c.shutdown(socket.SHUT_WR)
+                if c.recv(1):
+                    raise Wrong("more than was sent")
+        except OSError as e:
+            yield e
+
+
+def echo_fork_client(spec):
+    """A child talks first, then the parent on the same connection."""
+    n = 0
+    while not stop.is_set():
+        n += 1
+        try:
+            with socket.create_connection(("127.0.0.1", spec["port"]), timeout=LIMIT) as c:
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        echo_some(c, n)
+                        os._exit(0)
+                    except Wrong:
+                        os._exit(2)
+                    except OSError:
+                        os._exit(1)
+                _, status = os.waitpid(pid, 0)
+                if os.waitstatus_to_exitcode(status) == 2:
+                    raise Wrong("a forked child got other bytes")
+                if status:
+                    raise ConnectionError("the connection ended in the child")
+                echo_some(c, n)
+                yield None
+        except OSError as e:
+            yield e
+
+
 def run_client(spec):
     while not stop.is_set():
         try:
@@ -168,7 +227,9 @@ def main():
     spec = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     ok, failed, wrong = collections.Counter(), collections.Counter(), []
-    client = {"http": http_client, "redis": redis_client, "memcached": memcached_client, "run": run_client}[spec["kind"]]
+    kinds = {"http": http_client, "redis": redis_client, "memcached": memcached_client, "run": run_client}
+    kinds |= {"echo": echo_client, "echo-fork": echo_fork_client}
+    client = kinds[spec["kind"]]
 
     def work():
         while not stop.is_set():

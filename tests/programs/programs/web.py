@@ -130,18 +130,19 @@ class Haproxy(Http):
     name = "haproxy"
     version = ("haproxy", "-v")
     stop_status = (0, 143)
-    extra = ""
     inherits = True
 
     def prepare(self):
         self.backend = Nginx(self.lab)
         self.backend.prepare()
         self.backend.start()
-        self.conf = self.lab.file(
-            "haproxy.cfg",
-            f"global\n  maxconn 500\n  nbthread 2\n  user haproxy\n  group haproxy\n  stats socket /run/lab/haproxy.sock expose-fd listeners\n{self.extra}"
+        self.conf = self.lab.file("haproxy.cfg", self.text())
+
+    def text(self):
+        return (
+            f"global\n  maxconn 500\n  nbthread 2\n  user haproxy\n  group haproxy\n  stats socket /run/lab/haproxy.sock expose-fd listeners\n"
             f"defaults\n  mode http\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\n"
-            f"frontend f\n  bind 127.0.0.1:{self.port}\n  default_backend b\nbackend b\n  server s1 127.0.0.1:{self.backend.port}\n",
+            f"frontend f\n  bind 127.0.0.1:{self.port}\n  default_backend b\nbackend b\n  server s1 127.0.0.1:{self.backend.port}\n"
         )
 
     def argv(self):
