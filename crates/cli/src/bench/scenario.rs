@@ -125,8 +125,8 @@ fn metric(key: &'static str, label: &'static str, unit: Unit, better: Better, ba
 
 fn micro(name: String, op: Op, size: usize, metrics: Vec<Metric>) -> Scenario {
     let mut paths = Path::ALL.to_vec();
-    if op == Op::Conn {
-        // The queue has no connections.
+    if matches!(op, Op::Conn | Op::Turns | Op::TurnsRate) {
+        // The queue has no connections, and one thread at each end.
         paths.retain(|p| *p != Path::Queue);
     }
     let layouts = vec![Layout::TwoCpus, Layout::SameCpu];
@@ -172,6 +172,8 @@ pub fn all() -> Vec<Scenario> {
     }
     let rate = |bars: &[Bar]| vec![metric("rate", "", PerSecond, Higher, bars)];
     list.push(micro("conn".to_owned(), Op::Conn, 64, rate(&[Stock(20.0)])));
+    list.push(micro("turns-8".to_owned(), Op::Turns, 8, rate(&[Stock(3.0)])));
+    list.push(micro("turns-rate-8".to_owned(), Op::TurnsRate, 8, rate(&[Stock(3.0)])));
 
     const REDIS: &[&str] = &["redis-server", "redis-benchmark"];
     for (clients, factor) in [(1, 3.0), (50, 1.8)] {

@@ -4,6 +4,7 @@
 
 pub mod link;
 mod ops;
+mod turns;
 
 use clap::{Args, ValueEnum};
 use link::{Listener, Socket};
@@ -32,6 +33,10 @@ pub enum Op {
     Rate,
     /// One way; the receiver takes one message at a time.
     RateExact,
+    /// Ping-pong by two threads in turns.
+    Turns,
+    /// One way, by two threads in turns.
+    TurnsRate,
     /// Connect, 64 bytes each way, close.
     Conn,
     /// Open connections, 64 bytes each way once, then wait.
@@ -116,6 +121,7 @@ fn work(args: &Worker) -> std::io::Result<()> {
             match args.op {
                 Op::Conn => print_outcome(&ops::connections(unix, args)?),
                 Op::Idle => ops::idle(unix, args),
+                Op::Turns | Op::TurnsRate => print_outcome(&turns::measure(Socket::connect(unix, &args.addr)?, args)?),
                 _ => print_outcome(&ops::measure(&mut Socket::connect(unix, &args.addr)?, args)?),
             }
         }

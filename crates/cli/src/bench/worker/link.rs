@@ -105,6 +105,16 @@ impl Socket {
     }
 }
 
+impl Socket {
+    /// The same descriptor for another thread, which does not close it.
+    ///
+    /// # Safety
+    /// This value lives longer than the one that is returned.
+    pub unsafe fn again(&self) -> std::mem::ManuallyDrop<Socket> {
+        std::mem::ManuallyDrop::new(Socket(self.0))
+    }
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
         // SAFETY: the descriptor is this value's own.

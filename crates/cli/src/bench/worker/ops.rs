@@ -32,10 +32,10 @@ mod ticks {
     }
 }
 
-/// The server's side of `rtt`, `rate` and `rate-exact`.
+/// The server's side of all that go over one connection.
 pub fn serve(link: &mut impl Link, args: &Worker) -> io::Result<()> {
     match args.op {
-        Op::Rtt => {
+        Op::Rtt | Op::Turns => {
             let mut message = vec![0; args.size];
             while link.recv_all(&mut message)? {
                 link.send(&message)?;

@@ -1,0 +1,83 @@
+//! Two threads that use one socket in strict turns: what taking a socket over
+//! costs. The socket changes hands at every message.
+
+use super::link::{Link, Socket};
+use super::{Op, Outcome, Worker};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+/// Turns between two looks at the clock.
+const BURST: u32 = 64;
+
+/// Whose turn it is: 0 or 1. Both threads are on the client's CPU, as a worker is
+/// pinned: the one that has to wait lets the other run at once, and a turn costs
+/// a switch of threads, on either path.
+struct Baton {
+    turn: AtomicU32,
+    stop: AtomicBool,
+}
+
+impl Baton {
+    /// False: no more turns.
+    fn wait(&self, me: u32) -> bool {
+        while self.turn.load(Ordering::Acquire) != me {
+            std::thread::yield_now();
+        }
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn pass(&self, me: u32) {
+        self.turn.store(1 - me, Ordering::Release);
+    }
+}
+
+/// The client's side of `turns` and `turns-rate`.
+pub fn measure(socket: Socket, args: &Worker) -> io::Result<Outcome> {
+    socket.no_delay();
+    let baton = Baton { turn: AtomicU32::new(0), stop: AtomicBool::new(false) };
+    let started = Instant::now();
+    let mine = |me: u32| -> io::Result<u64> {
+        // SAFETY: `socket` outlives both threads, and closes it once.
+        let mut link = unsafe { socket.again() };
+        let done = take_turns(&mut *link, me, &baton, args, started);
+        // Also after an error, or the other waits for ever.
+        baton.stop.store(true, Ordering::Relaxed);
+        baton.pass(me);
+        done
+    };
+    let (a, b) = std::thread::scope(|s| {
+        let other = s.spawn(|| mine(1));
+        (mine(0), other.join())
+    });
+    let ops = a? + b.map_err(|_| io::Error::other("a thread panicked"))??;
+    let mut socket = socket;
+    socket.finish()?;
+    if args.op == Op::TurnsRate {
+        let mut total = [0; 8];
+        if !socket.recv_all(&mut total)? || u64::from_ne_bytes(total) != ops * args.size as u64 {
+            return Err(io::Error::other("not all bytes arrived"));
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Outcome { ops, bytes: ops * args.size as u64, seconds, ..Default::default() })
+}
+
+fn take_turns(link: &mut Socket, me: u32, baton: &Baton, args: &Worker, started: Instant) -> io::Result<u64> {
+    let mut message = vec![0u8; args.size];
+    let mut echo = vec![0u8; args.size];
+    let mut ops = 0u64;
+    while baton.wait(me) {
+        message.fill(ops as u8 ^ (me as u8) << 7);
+        link.send(&message)?;
+        if args.op == Op::Turns && (!link.recv_all(&mut echo)? || echo != message) {
+            return Err(io::Error::other("echo differs"));
+        }
+        ops += 1;
+        if ops % u64::from(BURST) == 0 && started.elapsed().as_secs_f64() >= args.secs {
+            break;
+        }
+        baton.pass(me);
+    }
+    Ok(ops)
+}
