@@ -33,6 +33,8 @@
 #[cfg(test)]
 mod doorbell;
 #[cfg(test)]
+mod nap;
+#[cfg(test)]
 mod token;
 
 use crate::atomic::{AtomicU32, Ordering};
