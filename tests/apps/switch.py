@@ -154,6 +154,45 @@ os.execv("/bin/cat", ["cat"])
 
 
 @case
+def queued_for_a_program_without_the_library():
+    """Who has connected, and was not accepted yet, is served by the next program."""
+    l = listener()
+    l.set_inheritable(True)
+    address = l.getsockname()
+    early = [socket.create_connection(address) for _ in range(3)]
+    early[0].sendall(BIG[:50000])
+    early[1].sendall(b"and no more")
+    early[1].shutdown(socket.SHUT_WR)
+    names = [c.getsockname()[1] for c in early]
+    code = f"""
+import hashlib, socket
+l = socket.socket(fileno={l.fileno()})
+for _ in range(4):
+    s, a = l.accept()
+    s.sendall(str(a[1]).encode() + b" " + hashlib.sha256(s.recv(50000, socket.MSG_WAITALL)).hexdigest().encode())
+    s.close()
+"""
+    sys.stdout.flush()
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(r, 1)
+        os.execv("/usr/bin/env", ["env", "-u", "LD_PRELOAD", sys.executable, "-c", code])
+    l.close()
+    os.write(w, b"go")
+    early[2].shutdown(socket.SHUT_WR)
+    late = socket.create_connection(address)
+    late.shutdown(socket.SHUT_WR)
+    for c, name in zip([*early, late], [*names, late.getsockname()[1]]):
+        answer = b""
+        while piece := c.recv(1000):
+            answer += piece
+        port, digest = answer.split()
+        print(int(port) == name, digest.decode()[:16])
+    print(ended(pid))
+
+
+@case
 def unread_bytes_behind_an_exec():
     def write_and_become(s):
         s.setblocking(False)

@@ -188,6 +188,8 @@ pub mod flag {
     pub const MOVED: u32 = 256;
     /// With MOVED: it is not done yet, the rings are the mover's alone.
     pub const MOVING: u32 = 512;
+    /// SO_RCVLOWAT is above 1.
+    pub const LOWAT: u32 = 1024;
 }
 
 /// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for

@@ -153,21 +153,9 @@ impl Parts {
     }
 }
 
-/// One connection out of a queue. None: the entry was nonsense.
-///
-/// # Safety
-/// As [`accept`].
-#[allow(clippy::too_many_arguments)] // accept4's own, and what it works on
-unsafe fn take_slot(
-    listener: &Desc,
-    l: &Listener,
-    c: &'static Chan,
-    slot: usize,
-    addr: *mut libc::sockaddr,
-    len: *mut u32,
-    flags: i32,
-    parts: &Parts,
-) -> Option<Result<i32>> {
+/// Take one entry of a queue for this process: the address that the client has
+/// connected to, and its port. None: it was nonsense, or is somebody else's.
+pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u16)> {
     let s = c.slot(slot);
     // A client may queue anything: only a fresh SYN is accepted, and only once.
     if s.state.compare_exchange(slot_state::SYN, slot_state::ESTABLISHED, Ordering::AcqRel, Ordering::Relaxed).is_err()
@@ -198,6 +186,26 @@ unsafe fn take_slot(
         refuse(c, slot);
         return None;
     }
+    Some((dst, port))
+}
+
+/// One connection out of a queue. None: the entry was nonsense.
+///
+/// # Safety
+/// As [`accept`].
+#[allow(clippy::too_many_arguments)] // accept4's own, and what it works on
+unsafe fn take_slot(
+    listener: &Desc,
+    l: &Listener,
+    c: &'static Chan,
+    slot: usize,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+    parts: &Parts,
+) -> Option<Result<i32>> {
+    let (dst, port) = claim(l, c, slot)?;
+    let bound = l.addr();
     let family = listener.family.load(Ordering::Relaxed) as u16;
     let &Parts { fd, desc: d, sock } = parts;
     d.family.store(family as u32, Ordering::Relaxed);
@@ -229,7 +237,7 @@ unsafe fn take_slot(
 }
 
 /// Refuse a connection that is already in a queue.
-fn refuse(c: &Chan, slot: usize) {
+pub fn refuse(c: &Chan, slot: usize) {
     let dir = &c.slot(slot).dir;
     dir[SERVER].prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
     for w in [&dir[SERVER].want_data, &dir[1 - SERVER].want_space] {

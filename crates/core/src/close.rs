@@ -106,6 +106,23 @@ fn release_conn(d: &'static Desc) {
     }
 }
 
+/// The program goes on with the socket as an unconnected one: the connection
+/// ends, and the placeholder is all that is left. (Not if relatives have it, too.)
+pub fn dissolve(d: &'static Desc) {
+    let s = d.sock();
+    let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
+    if others || s.extra_holders.load(Ordering::Relaxed) != 0 || path::of(d) != Path::Shm {
+        return;
+    }
+    let _hold = stream::Hold::on(d);
+    release_conn(d);
+    epoll::moved_to_kernel(d, -1);
+    let mut n = 0;
+    table::each_number(d, |_| n += 1);
+    table::remove_numbers(d);
+    d.refs.fetch_sub(n, Ordering::AcqRel);
+}
+
 /// The protocol part: FIN, or RST if data was not read or the application
 /// asked for it.
 fn finish(d: &'static Desc) {
@@ -199,7 +216,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
 }
 
 /// shutdown() of a listener: the kernel stops listening, so do we.
-fn listener_shut(d: &Desc) {
+pub fn listener_shut(d: &Desc) {
     zone::shut(d);
     listen::shut(d);
     d.kind.store(kind::BOUND, Ordering::Release);

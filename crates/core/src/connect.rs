@@ -2,7 +2,7 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, foreign, listen, name, process, ready, route, slice, stats, table, Outcome};
+use crate::{epoll, foreign, listen, name, opts, process, ready, route, slice, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
@@ -13,6 +13,20 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// # Safety
 /// `addr` is readable for `len` bytes.
 pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, len: u32) -> Outcome<Result<()>> {
+    // SAFETY: a family is there, if anything is.
+    if !addr.is_null() && len >= 2 && unsafe { (*addr).sa_family } as i32 == libc::AF_UNSPEC {
+        // The connection is reset, the listener listens no more; the kernel knows
+        // what is left of a socket after that.
+        match d.kind() {
+            kind::CONN => {
+                stats::count(Counter::FbOption);
+                crate::path::materialize_one(d);
+            }
+            kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
+            _ => return to_kernel(d, Counter::FbOption),
+        }
+        return Outcome::Kernel;
+    }
     let bound = match d.kind() {
         kind::CONN => return Outcome::Done(again(d)),
         kind::FRESH => false,
@@ -36,6 +50,10 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         }
         port => port.flatten(),
     };
+    if bound && family as i32 == libc::AF_INET6 {
+        // An address of its own may have made it an IPv6-only one.
+        opts::learn(d, fd, opts::V6ONLY);
+    }
     foreign::noticed();
     match open(fd, d, &dst, own_port) {
         Ok(()) => {
@@ -63,16 +81,19 @@ fn to_kernel<T>(d: &'static Desc, why: Counter) -> Outcome<T> {
 
 /// `connect` on a socket that is connected: 0 once after EINPROGRESS, as the
 /// kernel does, then EISCONN.
-fn again(d: &Desc) -> Result<()> {
+fn again(d: &'static Desc) -> Result<()> {
     let s = d.sock();
     if s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed) & flag::CONNECTING != 0 {
         if !ready::over(d) {
             return Ok(());
         }
-        return Err(match ready::take_error(d) {
+        let e = match ready::take_error(d) {
             0 => Errno::ECONNABORTED,
             e => Errno::new(e),
-        });
+        };
+        // The kernel takes it for a connect that has failed.
+        crate::close::dissolve(d);
+        return Err(e);
     }
     Err(Errno::EISCONN)
 }

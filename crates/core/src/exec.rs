@@ -60,7 +60,7 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
         next.heir = bequeath();
     }
     if next.heir.is_none() {
-        leave_to_kernel(inheritable);
+        leave_all();
     }
     next
 }
@@ -77,6 +77,14 @@ pub fn before_unknown() {
         pool::drain();
         leave_to_kernel(inheritable);
     }
+}
+
+/// The next program has the descriptors, and nothing of us.
+fn leave_all() {
+    for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d)) {
+        listen::leave_to_kernel(d);
+    }
+    leave_to_kernel(inheritable);
 }
 
 fn descs() -> impl Iterator<Item = &'static Desc> {

@@ -62,7 +62,6 @@ fn find(found: &mut [i32; INSTANCES]) -> usize {
 
 /// Everything goes to the kernel, and is watched there as it was.
 fn leave(instances: &[i32]) {
-    // What waits in our queues is reset: the program would never hear of it.
     listen::give_up_all();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn()) {
         let mut watched = [None; 4];

@@ -180,6 +180,7 @@ pub fn give_up(id: u64) {
     for i in 0..crate::table::DESCS.len() {
         let Some(d) = crate::table::DESCS.get(i) else { continue };
         if of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
+            leave_to_kernel(d);
             closed(d);
             let zoned = crate::zone::of(d).is_some();
             d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
@@ -201,23 +202,34 @@ pub fn give_up_all() {
 /// accepted as before.
 pub fn unpublish(d: &Desc) {
     if let Some(l) = of(d) {
-        unpublish_id(l.id.load(Ordering::Relaxed));
+        unpublish_id(l.id.load(Ordering::Relaxed), false);
     }
 }
 
-/// The same for all listeners of this process.
+/// This program does not listen over shared memory any more, but its listener
+/// goes on. If nobody else does either, what waits in our queues waits in the
+/// kernel's from now on.
+pub fn leave_to_kernel(d: &'static Desc) {
+    if let Some(l) = of(d) {
+        if unpublish_id(l.id.load(Ordering::Relaxed), true) {
+            crate::path::requeue(d);
+        }
+    }
+}
+
+/// [`unpublish`] for all listeners of this process.
 pub fn unpublish_all() {
     for l in used() {
-        unpublish_id(l.id.load(Ordering::Relaxed));
+        unpublish_id(l.id.load(Ordering::Relaxed), false);
     }
 }
 
-fn unpublish_id(id: u64) {
-    if id != 0 {
-        let mut m = Msg::new(msg::UNPUBLISH);
-        m.id = id;
-        let _ = ctl::request(m, None);
-    }
+/// `last`: only if no other process holds it. True: done.
+fn unpublish_id(id: u64, last: bool) -> bool {
+    let mut m = Msg::new(msg::UNPUBLISH);
+    m.id = id;
+    m.arg0 = last.into();
+    id != 0 && ctl::request(m, None).is_ok()
 }
 
 /// Does this process hold any listener?

@@ -74,22 +74,26 @@ pub fn store(to: &[AtomicU8; 16], ip: &[u8; 16]) {
     }
 }
 
+/// A `sockaddr_in` or `sockaddr_in6`, and its length.
+pub fn sockaddr(family: i32, ip: &[u8; 16], port: u16) -> ([u8; 28], usize) {
+    let mut b = [0u8; 28];
+    b[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    b[2..4].copy_from_slice(&port.to_be_bytes());
+    if family == V4 as i32 {
+        b[4..8].copy_from_slice(&ip[12..]);
+        return (b, 16);
+    }
+    b[8..24].copy_from_slice(ip);
+    (b, 28)
+}
+
 /// Write an address the way the kernel does: at most `*len` bytes, then the
 /// true length into `*len`. `family` is that of the application's socket.
 ///
 /// # Safety
 /// `len` is valid, `out` writable for `*len` bytes.
 pub unsafe fn give(ip: &[u8; 16], port: u16, family: u16, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
-    let mut b = [0u8; 28];
-    b[..2].copy_from_slice(&family.to_ne_bytes());
-    b[2..4].copy_from_slice(&port.to_be_bytes());
-    let n = if family == V4 {
-        b[4..8].copy_from_slice(&ip[12..]);
-        16
-    } else {
-        b[8..24].copy_from_slice(ip);
-        28
-    };
+    let (b, n) = sockaddr(family as i32, ip, port);
     // SAFETY: the caller's.
     unsafe {
         if (*len as i32) < 0 {

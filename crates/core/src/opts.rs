@@ -106,6 +106,11 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         let r = sys::setsockopt(fd, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });
         if r.is_ok() && learn(d, fd, i) {
             size_buffers(d);
+            if i == RCVLOWAT {
+                size_lowat(d);
+                // What is there may be enough now.
+                crate::path::wake_own(d);
+            }
         }
         return Outcome::Done(r);
     }
@@ -131,12 +136,13 @@ fn buffer(level: i32, name: i32) -> Option<usize> {
     match (level, name) {
         (S, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => Some(SNDBUF),
         (S, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => Some(RCVBUF),
+        (S, libc::SO_RCVLOWAT) => Some(RCVLOWAT),
         _ => None,
     }
 }
 
 /// Remember what the kernel has made of a buffer's size.
-fn learn(d: &Desc, fd: i32, i: usize) -> bool {
+pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
     let mut b = [0u8; 4];
     let known = sys::getsockopt(fd, TABLE[i].level, TABLE[i].name, &mut b).is_ok();
     if known {
@@ -160,6 +166,9 @@ pub fn size_buffers(d: &Desc) {
     h.cap.store(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 }, Ordering::Relaxed);
     // The rest of the step that was granted under the old size goes first.
     d.rx().1.cons.window.store(bytes(RCVBUF, 5), Ordering::Relaxed);
+    if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+        size_lowat(d);
+    }
 }
 
 /// Size of the send buffer as the kernel would have it, bytes.
@@ -169,7 +178,7 @@ pub fn send_buffer(d: &Desc) -> usize {
 
 /// # Safety
 /// `val` is readable for `len` bytes.
-unsafe fn remember(d: &Desc, level: i32, name: i32, v: i32, val: *const u8, len: u32) -> bool {
+unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const u8, len: u32) -> bool {
     let o = values(d);
     match (level, name) {
         (S, libc::SO_LINGER) if len >= 8 => {
@@ -224,6 +233,21 @@ unsafe fn remember(d: &Desc, level: i32, name: i32, v: i32, val: *const u8, len:
             true
         }
     }
+}
+
+/// Note whether the connection has a low-water mark at all.
+fn size_lowat(d: &Desc) {
+    let s = d.sock();
+    match s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+        true => s.flags.fetch_or(flag::LOWAT, Ordering::AcqRel),
+        false => s.flags.fetch_and(!flag::LOWAT, Ordering::AcqRel),
+    };
+}
+
+/// SO_RCVLOWAT, bytes; no more than what a ring can hold beside what is on its way.
+pub fn lowat(d: &Desc) -> usize {
+    const MOST: i32 = fsocket_abi::channel::RING_CAP as i32 / 2;
+    d.sock().opt[RCVLOWAT].load(Ordering::Relaxed).clamp(1, MOST) as usize
 }
 
 /// # Safety

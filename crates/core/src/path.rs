@@ -16,8 +16,10 @@
 //! to [`after_send`] and sees the mover.
 
 mod pair;
+mod queue;
 mod settle;
 
+pub use queue::requeue;
 pub use settle::{close_mixed, wake_own};
 
 use crate::table::Desc;
@@ -103,7 +105,7 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
     // All stop before any of them looks at what is left to read: both ends of a
     // connection may be among them.
     for (d, e) in conns().zip(&mut ends) {
-        *e = start(d);
+        *e = start(d, pair::make);
     }
     sys::heavy_fence();
     for (d, e) in conns().zip(&ends) {
@@ -141,7 +143,7 @@ pub fn materialize_one(d: &'static Desc) -> bool {
 
 /// The mover stops using the rings. None: it is not the mover, or there can be
 /// none.
-fn start(d: &'static Desc) -> Option<pair::Ends> {
+fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Option<pair::Ends> {
     let s = d.sock();
     if s.flags.load(Ordering::Relaxed) & flag::MOVED != 0 || peer_status(d) & status::MOVED != 0 {
         return None;
@@ -151,7 +153,7 @@ fn start(d: &'static Desc) -> Option<pair::Ends> {
     {
         return None;
     }
-    let ends = pair::make(d)?;
+    let ends = make(d)?;
     let (Ok(t1), Ok(t2)) = (token::enter(&s.tx), token::enter(&s.rx)) else {
         ends.close();
         return None;

@@ -4,8 +4,8 @@ use crate::listen;
 use crate::path::{self, Path};
 use crate::table::{kind, Desc};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
-use fsocket_abi::channel::status;
+use fsocket_abi::arena::{flag, Half};
+use fsocket_abi::channel::{status, Dir};
 use fsocket_ring as ring;
 use fsocket_sys::Errno;
 
@@ -59,11 +59,23 @@ pub fn reset_error(st: State) -> i32 {
     }
 }
 
+/// Is there as much as the program wants to hear of (SO_RCVLOWAT)?
+#[inline(always)]
+fn readable(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
+    ring::readable(r, rx, h) && (d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT == 0 || enough(d, r, rx, h))
+}
+
+#[cold]
+fn enough(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
+    let want = crate::opts::lowat(d);
+    ring::available(r, rx, h, want).map_or(true, |n| n >= want)
+}
+
 /// Is there something to receive: data, end or error?
 #[inline(always)]
 pub fn can_recv(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
-    ring::readable(r, rx, h) || rx.prod.status.load(Ordering::Acquire) != 0 || local_rx(d)
+    readable(d, r, rx, h) || rx.prod.status.load(Ordering::Acquire) != 0 || local_rx(d)
 }
 
 #[inline]
@@ -98,7 +110,7 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
     let st = state(d);
     let (r, rx, h) = d.rx();
     let rd_closed = st.eof || f & flag::SHUT_RD != 0;
-    if wanted & (IN | RDNORM) != 0 && (rd_closed || ring::readable(r, rx, h)) {
+    if wanted & (IN | RDNORM) != 0 && (rd_closed || readable(d, r, rx, h)) {
         ev |= IN | RDNORM;
     }
     if rd_closed {

@@ -19,8 +19,7 @@ pub fn enter() {
         return;
     }
     process::disable();
-    // This process's share: relatives that hold the listener go on. (If nobody
-    // does, what waits in its queues is reset.)
+    // This process's share: relatives that hold the listener go on.
     if listen::any() {
         listen::give_up_all();
     }

@@ -397,7 +397,8 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     }
     let (r, rx, h) = d.rx();
     let Ok(t) = token::enter(h) else { return 0 };
-    if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MOVING) != 0 {
+    const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MOVING | flag::LOWAT;
+    if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
         return 0;
     }
     // SAFETY: the caller's; the token is held. What is wrong with the peer is
@@ -468,7 +469,12 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
     // MSG_TRUNC on TCP: the bytes are discarded.
     let dst = if flags & libc::MSG_TRUNC != 0 { core::ptr::null_mut() } else { buf };
-    let all = flags & libc::MSG_WAITALL != 0 && block;
+    // As many bytes end a sleep.
+    let target = match block {
+        true if flags & libc::MSG_WAITALL != 0 => len,
+        true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => crate::opts::lowat(d).min(len),
+        _ => 1,
+    };
     let (mut deadline, mut hold) = (None, None);
     let mut done = 0;
     loop {
@@ -519,7 +525,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     // SAFETY: the rest of the caller's buffer.
                     return Ok(n + unsafe { peek_rest(d, at, len - n, flags) });
                 }
-                Ok(n) if peek && n > 0 && (n == len || !all) => return Ok(n),
+                Ok(n) if peek && n > 0 && n >= target => return Ok(n),
                 Ok(n) if peek => {
                     done = n;
                 }
@@ -527,12 +533,12 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 Ok(n) => {
                     done += n;
                     consumed(d, rx, h);
-                    if done < len && !all && left_rings(d) {
+                    if done < len && done >= target && left_rings(d) {
                         let at = if dst.is_null() { dst } else { dst.wrapping_add(done) };
                         // SAFETY: the rest of the caller's buffer.
                         return Ok(done + unsafe { rest(d, at, len - done, flags) });
                     }
-                    if done == len || !all {
+                    if done >= target {
                         return Ok(done);
                     }
                     continue;

@@ -196,6 +196,9 @@ impl Monitor {
         if !self.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
             return Err(Errno::NOENT);
         }
+        if msg.arg0 != 0 && self.listeners.get(msg.id).is_some_and(|l| l.holders.len() > 1) {
+            return Err(Errno::BUSY);
+        }
         self.registry.remove(msg.id);
         self.listeners.hide(msg.id);
         for channel in self.listeners.get(msg.id).iter().flat_map(|l| &l.channels) {

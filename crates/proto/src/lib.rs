@@ -111,7 +111,8 @@ pub mod kind {
     pub const RELEASE: u32 = 16;
     /// Listener `id` was handed to a process that may not have the library. *Sync*:
     /// when it is answered no connection comes to it over shared memory any more
-    /// but those that wait in its queues; new ones use the kernel.
+    /// but those that wait in its queues; new ones use the kernel. `arg0` 1: only if
+    /// the requester alone holds it; else `result` EBUSY.
     pub const UNPUBLISH: u32 = 18;
     /// *Sync*: steering of devices ([`crate::steer`]). fd: memfd with a request
     /// as JSON, `arg0` its length; answered by a memfd with the answer as JSON,

@@ -465,7 +465,13 @@ pub fn space_target(d: &Dir, h: &Half) -> u64 {
 /// Of the bytes not yet consumed, those that the receiver's kernel would not
 /// have acknowledged: what exceeds its buffer. For SIOCOUTQ.
 pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
-    unread(d, h).saturating_sub(d.cons.window.load(Ordering::Relaxed) as u64)
+    // Nobody has accepted it yet: a buffer of the usual size.
+    const USUAL: u64 = 131_072 / 4 * 5;
+    let window = match d.cons.window.load(Ordering::Relaxed) {
+        0 => USUAL,
+        w => w as u64,
+    };
+    unread(d, h).saturating_sub(window)
 }
 
 pub mod syn;

@@ -15,14 +15,11 @@ use model::{Fd, Model, Side, What};
 /// What is generated only on demand: known gaps, and what the kernel does not
 /// promise.
 pub const SWITCHES: &[(&str, &str)] = &[
-    ("exec", "exec of a program that inherits connections (docs/limits.md)"),
     ("scm", "SCM_RIGHTS of TCP sockets (docs/limits.md)"),
     ("oob", "MSG_OOB (docs/limits.md)"),
     ("bulk", "more than fits into socket buffers: how much fits is not promised (docs/limits.md)"),
     ("outq", "SIOCOUTQ: the kernel counts what is not acknowledged yet, which takes time"),
-    ("backlog", "more connections than the backlog of listen (docs/limits.md)"),
     ("shared_epoll", "an epoll instance used by the child that inherited it (docs/limits.md)"),
-    ("lowat", "SO_RCVLOWAT above 1"),
     ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
 ];
 
@@ -271,7 +268,10 @@ impl Gen {
                 self.push(0, 0, Call::Kill, &[victim as i64]);
                 self.m.process_ends(victim);
             }
-            _ if self.switches.has("exec") && self.m.threads_of(actor) == 1 => self.push(actor, 0, Call::Exec, &[]),
+            _ if self.m.threads_of(actor) == 1 => {
+                self.m.exec(actor);
+                self.push(actor, 0, Call::Exec, &[]);
+            }
             _ => {}
         }
     }
@@ -338,10 +338,8 @@ impl Gen {
                     "ERROR",
                     "TYPE",
                     "ACCEPTCONN",
+                    "RCVLOWAT",
                 ];
-                if self.switches.has("lowat") {
-                    names.push("RCVLOWAT");
-                }
                 if self.switches.has("bulk") {
                     names.extend(["SNDBUF", "RCVBUF"]);
                 }

@@ -553,6 +553,13 @@ pub fn readable(d: &Desc) -> bool {
     let Ok(mut g) = ep.lock.lock() else { return true };
     // A mark says that something happened, not that it was asked for.
     collect(ep, &mut g);
+    if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.unsettled().is_some())) {
+        // What has gone over to the kernel is the kernel's instance to report.
+        drop(g);
+        settle(ep);
+        let Ok(again) = ep.lock.lock() else { return true };
+        g = again;
+    }
     (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
 }
 

@@ -6,7 +6,8 @@ use core::sync::atomic::Ordering;
 use fsocket_proto::{kind, switch, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Two connected sockets, ours to close.
+/// Two connected sockets, ours to close. -1: that end is in the kernel's hands
+/// already.
 pub struct Ends {
     pub own: i32,
     pub other: i32,
@@ -15,7 +16,9 @@ pub struct Ends {
 impl Ends {
     pub fn close(&self) {
         for fd in [self.own, self.other] {
-            process::close_own(fd);
+            if fd >= 0 {
+                process::close_own(fd);
+            }
         }
     }
 }
@@ -73,7 +76,7 @@ fn taken(d: &Desc, side: u32) -> Option<Ends> {
     }
 }
 
-fn fresh(family: i32) -> Result<i32> {
+pub fn fresh(family: i32) -> Result<i32> {
     sys::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_TCP).map(process::high_fd)
 }
 
@@ -92,6 +95,16 @@ fn plain(d: &Desc, mut m: Msg, own_family: i32, other_family: i32) -> Option<End
         }
     }
     Some(ends)
+}
+
+/// Give the monitor a copy of an end that exists already, for the other side to
+/// come for. (This side needs none of its own.)
+pub fn announce(d: &Desc, ends: &Ends) -> bool {
+    let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
+    [switch::OWN_READY, switch::OTHER_READY].into_iter().all(|what| {
+        m.arg2 = what;
+        ctl::request(m, Some(ends.other)).is_ok()
+    })
 }
 
 fn connect_to(listener: i32, v4: bool, own_family: i32, other_family: i32) -> Result<Ends> {

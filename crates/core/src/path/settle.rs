@@ -92,7 +92,7 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
 }
 
 /// This process no longer holds the connection as one of ours.
-fn leave(d: &'static Desc) {
+pub fn leave(d: &'static Desc) {
     let s = d.sock();
     let (slot, side) = (d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed));
     let channel = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));

@@ -98,6 +98,13 @@ impl Model {
         let process = self.process(client);
         self.queues.entry(port).or_default().push_back((conn, process));
     }
+    /// The program that replaces another one is a client of its own.
+    pub fn exec(&mut self, actor: usize) {
+        let process = self.process(actor);
+        for (_, p) in self.queues.values_mut().flatten().filter(|(_, p)| *p == process) {
+            *p = usize::MAX;
+        }
+    }
     pub fn queued(&self, port: usize) -> usize {
         self.queues.get(&port).map_or(0, VecDeque::len)
     }

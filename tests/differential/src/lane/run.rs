@@ -241,6 +241,19 @@ impl Run<'_> {
                     self.acceptors.push(me);
                 }
             }
+            Call::Exec if ret == 0 => {
+                // Another client, and without what was close-on-exec: such a number
+                // may be given out again.
+                let process = self.actors[k].process;
+                for (_, client) in self.waiting.iter_mut().filter(|(_, client)| *client == process) {
+                    *client += 2000;
+                }
+                let pid = self.actors[k].pid;
+                let open = |fd: i64| std::path::Path::new(&format!("/proc/{pid}/fd/{fd}")).symlink_metadata().is_ok();
+                for v in self.vars[process].iter_mut().filter(|v| **v >= 0 && !open(**v)) {
+                    *v = -1;
+                }
+            }
             _ => {}
         }
     }

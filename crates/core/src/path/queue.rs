@@ -1,0 +1,104 @@
+//! Connections that nobody has accepted, when this program stops to listen over
+//! shared memory and its listener goes on: they are queued in the kernel's
+//! listener instead, where whoever has the socket finds them.
+//!
+//! The server's end is made by a real `connect` to the listener from the client's
+//! address. The client's end of that is handed over like any other
+//! ([`super`]): what the client has sent is sent again in it.
+
+use super::{move_out, pair, settle, start};
+use crate::chan::Chan;
+use crate::connect::{establish, End};
+use crate::listen::{self, Listener};
+use crate::table::{self, kind, Desc};
+use crate::{accept, ctl, name, process};
+use core::sync::atomic::Ordering;
+use fsocket_abi::channel::SERVER;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// How long the kernel's queue may refuse one of them, nanoseconds.
+const PATIENCE_NS: u64 = 200_000_000;
+
+/// Put everything that waits for `d`, a listener that takes no new connections
+/// over shared memory any more, into the kernel's queue.
+pub fn requeue(d: &'static Desc) {
+    let Some(l) = listen::of(d) else { return };
+    l.join();
+    ctl::poll();
+    while let Some((c, slot)) = l.take(true) {
+        if let Some((dst, port)) = accept::claim(l, c, slot) {
+            if one(d, l, c, slot, dst, port).is_none() {
+                accept::refuse(c, slot);
+            }
+        }
+    }
+}
+
+fn one(listener: &Desc, l: &Listener, c: &'static Chan, slot: usize, dst: [u8; 16], port: u16) -> Option<()> {
+    let server = l.addr().port;
+    let client_family = c.slot(slot).family.load(Ordering::Relaxed);
+    let other = dial(client_family as i32, &name::source_for(&dst), port, &dst, server).ok()?;
+    let ends = pair::Ends { own: -1, other };
+    let parts = table::alloc(kind::FRESH).and_then(|d| match process::alloc_sock() {
+        Some(s) => Some((d, s)),
+        None => {
+            table::release(d);
+            None
+        }
+    });
+    let Some((d, sock)) = parts else {
+        ends.close();
+        return None;
+    };
+    let family = listener.family.load(Ordering::Relaxed) as u16;
+    d.family.store(family as u32, Ordering::Relaxed);
+    let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: server };
+    establish(d, sock, &e);
+    let started = pair::announce(d, &ends) && start(d, |_| Some(pair::Ends { own: -1, other })).is_some();
+    if !started {
+        // Reset, as by a listener that is closed.
+        settle::reset_on_close(other);
+        ends.close();
+        crate::close::last_reference(d);
+        table::done_with(d);
+        return Some(());
+    }
+    sys::heavy_fence();
+    move_out(d, &ends);
+    ends.close();
+    d.kind.store(kind::FRESH, Ordering::Release);
+    settle::leave(d);
+    table::release(d);
+    Some(())
+}
+
+/// A connection from the client's address to the listener's, in the kernel.
+fn dial(family: i32, from: &[u8; 16], port: u16, to: &[u8; 16], to_port: u16) -> Result<i32> {
+    let fd = pair::fresh(family)?;
+    let r = (|| {
+        sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32.to_ne_bytes())?;
+        let (a, len) = name::sockaddr(family, from, port);
+        if sys::bind(fd, &a[..len]).is_err() {
+            // Somebody has the port; better another one than none.
+            let (a, len) = name::sockaddr(family, from, 0);
+            sys::bind(fd, &a[..len])?;
+        }
+        sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize)?;
+        let (a, len) = name::sockaddr(family, to, to_port);
+        match sys::connect(fd, &a[..len]) {
+            Err(Errno::EINPROGRESS) => {
+                let mut p = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+                // SAFETY: one pollfd.
+                unsafe { sys::ppoll(&mut p, 1, Some(PATIENCE_NS), core::ptr::null()) }?;
+                // Still on its way, or refused.
+                sys::connect(fd, &a[..len]).map_err(|e| if e == Errno::EISCONN { Errno::EIO } else { e })
+            }
+            r => r,
+        }?;
+        sys::fcntl(fd, libc::F_SETFL, 0)
+    })();
+    if r.is_err() {
+        process::close_own(fd);
+    }
+    r.map(|_| fd)
+}
