@@ -129,8 +129,9 @@ pub struct Steer {
     /// CPUs that take part, as 0-3,8 [default: all that the monitor may use]
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub cpus: Option<Cpus>,
-    /// native or generic XDP [default: the better one that works]
-    #[arg(long, value_parser = ["native", "generic"])]
+    /// rules in the card, native or generic XDP, or the kernel's RPS with RFS [default: the
+    /// first of these that works]
+    #[arg(long, value_parser = ["ntuple", "native", "generic", "rps"])]
     pub mode: Option<String>,
     /// Stop; the device is as it was
     #[arg(long, requires = "device", conflicts_with_all = ["policy", "precise", "cpus", "mode"])]

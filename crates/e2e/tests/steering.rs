@@ -298,3 +298,103 @@ fn bad_input_is_told_and_leaves_nothing() {
     let done = steer(&host, &[&device]);
     assert!(done.code != Some(0) && done.stderr.contains("monitor"), "{}", done.stderr);
 }
+
+/// Masks and flow counts of the receive queues of a device of the middle host.
+fn rps(host: &Host, chain: &Chain, device: &str) -> String {
+    let out = host.file("rps", "");
+    let script = format!("cat /sys/class/net/{device}/queues/rx-*/rps_* > {}", out.display());
+    chain.middle.inside("sh", &["-c", &script]).expect("queues");
+    std::fs::read_to_string(out).expect("text")
+}
+
+/// Where RFS looks flows up: one table for all network namespaces, which can be set from
+/// the first one only. As found when this ends.
+struct FlowTable(String);
+impl FlowTable {
+    const FILE: &str = "/proc/sys/net/core/rps_sock_flow_entries";
+    fn set() -> FlowTable {
+        let before = std::fs::read_to_string(Self::FILE).expect("RFS");
+        std::fs::write(Self::FILE, "32768").expect("root");
+        FlowTable(before)
+    }
+}
+impl Drop for FlowTable {
+    fn drop(&mut self) {
+        std::fs::write(Self::FILE, &self.0).expect("root");
+    }
+}
+
+#[test]
+fn without_xdp_the_kernel_follows_the_application() {
+    need_steering!();
+    let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
+    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let mut host = Host::on(&chain.middle);
+    let _backend = backend(&host, &chain, nginx);
+    let device = chain.middle.interfaces[1].device.clone();
+    let before = rps(&host, &chain, &device);
+    // Somebody else's program is there, and the device has no filters.
+    let other = Host::on(&chain.middle);
+    steer(&other, &[&device]).success().says("by XDP native").says("the device has no filters");
+    steer(&host, &[&device])
+        .success()
+        .says("rfd by RPS")
+        .says("rules in the card")
+        .says("another XDP program is attached already");
+    assert_ne!(rps(&host, &chain, &device), before);
+    steer(&host, &[&device, "--off"]).success();
+    steer(&other, &[&device, "--off"]).success();
+    assert_eq!(rps(&host, &chain, &device), before);
+
+    let proxy = haproxy(&host, &chain, program, &format!("{}:80", chain.backend_address()));
+    let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
+    println!("not steered: {local} packets local, {remote} elsewhere");
+    steer(&host, &[&device, "--mode", "rps"]).success().says("by RPS");
+    let _table = FlowTable::set();
+    let (local_rps, remote_rps) = load(&host, &chain, &ab, "haproxy", "active");
+    println!("RPS: {local_rps} packets local, {remote_rps} elsewhere");
+    // It is a table of hashes that is written when the application reads or writes.
+    assert!(remote_rps * 20 < local_rps, "{local_rps} local, {remote_rps} elsewhere");
+    drop(proxy);
+
+    // A killed monitor leaves the masks, and the next one undoes them.
+    host.kill_monitor();
+    assert_ne!(rps(&host, &chain, &device), before);
+    host.start_monitor();
+    assert_eq!(rps(&host, &chain, &device), before);
+    steer(&host, &[]).success().says("no device of this network namespace is steered");
+    for (args, why) in [
+        (&["--mode", "ntuple"][..], "the device has no filters"),
+        (&["--mode", "ntuple", "--policy", "recv-cpu"], "cannot do policy recv-cpu"),
+        (&["--mode", "rps", "--policy", "/etc/hostname"], "cannot do policy /etc/hostname"),
+    ] {
+        let done = steer(&host, &[&[device.as_str()], args].concat());
+        assert!(done.code != Some(0) && done.stderr.contains(why), "{args:?}: {}", done.stderr);
+    }
+    // A device that goes.
+    steer(&host, &[&device, "--mode", "rps"]).success();
+    chain.middle.inside("ip", &["link", "del", &device]).expect("ip link del");
+    let status = steer(&host, &[]).success().stdout;
+    assert!(status.contains("GONE") || status.contains("no device of this network namespace is steered"), "{status}");
+}
+
+#[test]
+fn a_restarted_monitor_steers_again() {
+    need_steering!();
+    let chain = Chain::new(2, &Receive::Inline).expect("hosts");
+    let mut host = Host::keeping_on(&chain.middle);
+    let [first, second] = [0, 1].map(|i| chain.middle.interfaces[i].device.clone());
+    steer(&host, &[&first]).success().says("rfd by XDP");
+    steer(&host, &[&second, "--mode", "rps"]).success().says("by RPS");
+    host.kill_monitor();
+    host.start_monitor();
+    let status = steer(&host, &[]).success().stdout;
+    assert!(status.contains(&format!("{first}: rfd by XDP")), "{status}");
+    assert!(status.contains(&format!("{second}: rfd by RPS")), "{status}");
+    steer(&host, &[&first, "--off"]).success();
+    host.kill_monitor();
+    host.start_monitor();
+    let status = steer(&host, &[]).success().stdout;
+    assert!(!status.contains(&first) && status.contains(&second), "{status}");
+    steer(&host, &[&second, "--off"]).success();
+}

@@ -121,7 +121,10 @@ impl Monitor {
         monitor.refresh_addresses();
         if let Some(directory) = monitor.config.keep.clone() {
             monitor.zones.take_over(&directory, monitor.netns);
-            monitor.steers.take_over(&directory, monitor.netns);
+        }
+        let directory = monitor.config.keep.as_deref().or(monitor.config.socket.parent()).map(std::path::PathBuf::from);
+        if let Some(directory) = directory {
+            monitor.steers.take_over(&directory, monitor.netns, monitor.config.keep.is_some());
             monitor.publish_slices();
         }
         Ok(monitor)
@@ -173,6 +176,7 @@ impl Monitor {
             watchdog.disarm();
             if done {
                 self.zones.leave_nothing();
+                self.steers.leave_nothing();
                 tracing::info!("nobody needs this monitor any more");
                 return Ok(());
             }

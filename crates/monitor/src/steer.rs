@@ -6,6 +6,7 @@
 
 mod keep;
 pub(crate) mod place;
+mod plain;
 
 use crate::Monitor;
 use fsocket_bpf::slices::Slices;
@@ -13,6 +14,7 @@ use fsocket_bpf::steer::{Policy, Request as Load, Steering};
 use fsocket_bpf::xdp::Mode;
 use fsocket_proto::steer::{Answer, Attach, Device, Request, Slice};
 use place::Place;
+use plain::{Plain, Way};
 use rustix::fd::BorrowedFd;
 
 /// A device that is steered.
@@ -25,6 +27,8 @@ struct Steered {
     steering: Steering,
     /// Ports of the map `listened` that are set.
     listened: Vec<u16>,
+    /// Why not in a better way.
+    because: Vec<String>,
     place: Place,
 }
 
@@ -32,6 +36,8 @@ struct Steered {
 #[derive(Default)]
 pub struct Steers {
     all: Vec<Steered>,
+    /// Without a program of ours.
+    plain: Vec<Plain>,
     /// File for what a monitor after this one takes up again, and SO_NETNS_COOKIE of
     /// this process.
     keep: Option<(std::path::PathBuf, u64)>,
@@ -39,7 +45,7 @@ pub struct Steers {
 
 impl Steers {
     pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.all.is_empty() && self.plain.is_empty()
     }
 }
 
@@ -55,10 +61,9 @@ impl Monitor {
         match request {
             Request::Attach(attach) => {
                 // In its place, not beside it: a device takes one program.
+                plain::ways(&attach)?;
                 self.unsteer(netns, &attach.device);
-                let steered = attach_in(place, attach, &self.steers.all)?;
-                tracing::info!(device = steered.request.device, policy = steered.request.policy, "steering");
-                self.steers.all.push(steered);
+                self.steers.attach(place, attach)?;
                 self.publish_slices();
                 self.steers.write();
             }
@@ -71,7 +76,8 @@ impl Monitor {
         }
         self.refresh_steering();
         let here = self.steers.all.iter().filter(|s| s.netns == netns);
-        let devices = here.map(Steered::describe).collect::<Result<_, _>>()?;
+        let mut devices = here.map(Steered::describe).collect::<Result<Vec<_>, _>>()?;
+        devices.extend(self.steers.plain.iter().filter(|p| p.netns == netns).map(Plain::describe));
         // After they have been shown once as gone.
         self.forget_gone();
         Ok(Answer { error: None, devices })
@@ -79,6 +85,14 @@ impl Monitor {
 
     /// Ends the steering of a device; false if there was none.
     fn unsteer(&mut self, netns: u64, device: &str) -> bool {
+        let plain = |p: &Plain| p.netns == netns && p.request.device == device;
+        if let Some(at) = self.steers.plain.iter().position(plain) {
+            let steered = self.steers.plain.swap_remove(at);
+            self.publish_slices();
+            drop(steered);
+            self.steers.write();
+            return true;
+        }
         let Some(at) = self.steers.all.iter().position(|s| s.netns == netns && s.request.device == device) else {
             return false;
         };
@@ -100,23 +114,73 @@ impl Monitor {
 
     /// Drops devices that do not exist any more.
     pub fn forget_gone(&mut self) {
-        let before = self.steers.all.len();
+        let before = self.steers.all.len() + self.steers.plain.len();
         self.steers.all.retain(|s| s.steering.is_alive());
-        if self.steers.all.len() != before {
+        self.steers.plain.retain(Plain::is_alive);
+        if self.steers.all.len() + self.steers.plain.len() != before {
             self.publish_slices();
+            self.steers.write();
         }
     }
 
     pub(crate) fn publish_slices(&mut self) {
         let mut seen: Vec<u64> = Vec::new();
         let mut all = Vec::new();
-        for s in &self.steers.all {
-            if let (Some(slices), false) = (&s.slices, seen.contains(&s.netns)) {
-                seen.push(s.netns);
-                all.push((s.netns, slices.first, slices.ports, slices.cpus.as_slice()));
+        let by_xdp = self.steers.all.iter().map(|s| (s.netns, &s.slices));
+        for (netns, slices) in by_xdp.chain(self.steers.plain.iter().map(|p| (p.netns, &p.slices))) {
+            if let (Some(slices), false) = (slices, seen.contains(&netns)) {
+                seen.push(netns);
+                all.push((netns, slices.first, slices.ports, slices.cpus.as_slice()));
             }
         }
         self.registry.set_slices(all.into_iter());
+    }
+}
+
+impl Steers {
+    /// In the first way that the device and the kernel take.
+    fn attach(&mut self, place: Place, attach: Attach) -> Result<(), String> {
+        let mut refused = Vec::new();
+        for way in plain::ways(&attach)? {
+            let there = place.again()?;
+            let done = match way {
+                Way::Xdp => attach_in(there, attach.clone(), &self.all).map(|mut steered| {
+                    steered.because = refused.clone();
+                    self.all.push(steered);
+                }),
+                way => Plain::attach(there, &attach, way, &refused, &self.all).map(|plain| self.plain.push(plain)),
+            };
+            match done {
+                Ok(()) => {
+                    tracing::info!(device = attach.device, policy = attach.policy, ?way, "steering");
+                    return Ok(());
+                }
+                Err(e) => refused.push(match way {
+                    Way::Xdp => e,
+                    Way::Ntuple => format!("rules in the card: {e}"),
+                    Way::Rps => format!("RPS: {e}"),
+                }),
+            }
+        }
+        Err(refused.join("; "))
+    }
+}
+
+/// The slices of a network namespace: clients have one set of them, whatever device they
+/// leave by.
+fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Slices, String> {
+    match others.iter().find(|s| s.netns == place.cookie && s.slices.is_some()) {
+        Some(other) if other.cpus != cpus => {
+            Err(format!("device {} of this network namespace is steered to other CPUs", other.request.device))
+        }
+        Some(Steered { slices: Some(slices), .. }) => Ok(slices.clone()),
+        _ => {
+            let range = place.port_range()?;
+            let (low, high) = (*range.start(), *range.end());
+            Slices::new(range, cpus).ok_or_else(|| {
+                format!("ip_local_port_range {low} {high} is too small for slices for {} CPUs", cpus.len())
+            })
+        }
     }
 }
 
@@ -130,22 +194,7 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
     };
     let policy = Policy::parse(&request.policy);
     let cpus = request.cpus.clone().unwrap_or_else(place::allowed_cpus);
-    let slices = match others.iter().find(|s| s.netns == place.cookie && s.slices.is_some()) {
-        _ if !policy.needs_slices() => None,
-        // Clients have one set of slices, whatever device they leave by.
-        Some(other) if other.cpus != cpus => {
-            return Err(format!("device {} of this network namespace is steered to other CPUs", other.request.device))
-        }
-        Some(other) => other.slices.clone(),
-        None => {
-            let range = place.port_range()?;
-            let (low, high) = (*range.start(), *range.end());
-            let slices = Slices::new(range, &cpus).ok_or_else(|| {
-                format!("ip_local_port_range {low} {high} is too small for slices for {} CPUs", cpus.len())
-            })?;
-            Some(slices)
-        }
-    };
+    let slices = policy.needs_slices().then(|| slices_for(&place, &cpus, others)).transpose()?;
     let load = Load {
         device: request.device.clone(),
         policy,
@@ -162,7 +211,16 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
         steering.set_groups(&cpus)
     };
     fill().map_err(|e| format!("{}: {e}", request.device))?;
-    Ok(Steered { netns: place.cookie, request, cpus, slices, steering, listened: Vec::new(), place })
+    Ok(Steered {
+        netns: place.cookie,
+        request,
+        cpus,
+        slices,
+        steering,
+        listened: Vec::new(),
+        because: Vec::new(),
+        place,
+    })
 }
 
 impl Steered {
@@ -192,7 +250,10 @@ impl Steered {
             policy: self.request.policy.clone(),
             precise: self.request.precise,
             by: format!("XDP {}", mode.name()),
-            because: because.map(str::to_owned),
+            because: {
+                let why: Vec<&str> = self.because.iter().map(String::as_str).chain(because).collect();
+                (!why.is_empty()).then(|| why.join("; "))
+            },
             alive: self.steering.is_alive(),
             cpus: self.cpus.clone(),
             slices: self.slices.iter().flat_map(|s| (0..s.cpus.len()).map(move |i| slice(s, i))).collect(),

@@ -23,7 +23,7 @@ pub struct Attach {
     pub precise: bool,
     /// CPUs that take part; none: all that the monitor may run on.
     pub cpus: Option<Vec<u32>>,
-    /// `native` or `generic`; none: the better one that works.
+    /// `ntuple`, `native`, `generic` or `rps`; none: the first of these that works.
     pub mode: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub struct Device {
     pub device: String,
     pub policy: String,
     pub precise: bool,
-    /// How: `XDP native`, `XDP generic`.
+    /// How: rules in the card, `XDP native`, `XDP generic`, RPS.
     pub by: String,
     /// Why not in a better way.
     pub because: Option<String>,

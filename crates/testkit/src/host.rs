@@ -47,6 +47,15 @@ impl Host {
         host
     }
 
+    /// The same in a host made of a network namespace.
+    #[track_caller]
+    pub fn keeping_on(place: &NetHost) -> Host {
+        let mut host = Host::make(Some(place.clone()));
+        host.keeps = true;
+        host.start_unless_stock();
+        host
+    }
+
     /// The same in a host made of a network namespace: the monitor and every
     /// command run there.
     #[track_caller]

@@ -149,6 +149,16 @@ pub enum RssTable {
     Explicit(Vec<u32>),
 }
 
+/// A filter: TCP packets to some ports go to a queue (`ethtool -N`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    pub v6: bool,
+    /// Destination port, and which of its bits count.
+    pub port: u16,
+    pub mask: u16,
+    pub queue: u32,
+}
+
 pub const NTUPLE: &str = "rx-ntuple-filter";
 pub const GRO: &str = "rx-gro";
 pub const LRO: &str = "rx-lro";
@@ -172,6 +182,9 @@ pub trait Nic {
     fn set_rss(&self, table: &RssTable) -> io::Result<()>;
     /// Steering rules installed now (`ethtool -n`).
     fn ntuple_rules(&self) -> io::Result<u32>;
+    /// Installs a rule; its location.
+    fn add_rule(&self, rule: &Rule) -> io::Result<u32>;
+    fn remove_rule(&self, location: u32) -> io::Result<()>;
 }
 
 #[cfg(test)]

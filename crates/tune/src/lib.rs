@@ -10,6 +10,7 @@
 
 mod apply;
 mod cpus;
+pub mod deliver;
 mod device;
 mod error;
 pub mod ethtool;

@@ -202,6 +202,12 @@ impl<F: Fn(&str) -> io::Result<()>> Nic for Eventful<F> {
     fn ntuple_rules(&self) -> io::Result<u32> {
         self.0.ntuple_rules()
     }
+    fn add_rule(&self, rule: &Rule) -> io::Result<u32> {
+        self.0.add_rule(rule)
+    }
+    fn remove_rule(&self, location: u32) -> io::Result<()> {
+        self.0.remove_rule(location)
+    }
 }
 
 /// Tunes while `event` happens.

@@ -2,8 +2,10 @@
 //! Nothing of it is pinned (ADR 18): in between, devices are as they were.
 
 use super::place::Place;
-use super::{attach_in, Steers};
+use super::plain::undo;
+use super::Steers;
 use fsocket_proto::steer::Attach;
+use fsocket_tune::deliver::Step;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
@@ -14,36 +16,50 @@ struct Kept {
     request: Attach,
     /// File of the network namespace (`ip netns`); none: the monitor's own.
     netns: Option<PathBuf>,
+    /// What does not end with the process.
+    #[serde(default)]
+    steps: Vec<Step>,
 }
 
 impl Steers {
-    /// Steers again what a monitor before this one did. `netns`: of this process.
-    pub fn take_over(&mut self, directory: &Path, netns: u64) {
+    /// Undoes what a monitor before this one has left of its steering, and with `again`
+    /// steers as it did. `netns`: of this process.
+    pub fn take_over(&mut self, directory: &Path, netns: u64, again: bool) {
         let file = directory.join("steer.json");
         let kept = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Vec<Kept>>(&text).ok());
-        for Kept { request, netns } in kept.into_iter().flatten() {
+        let any = kept.as_ref().is_some_and(|k| !k.is_empty());
+        for Kept { request, netns, steps } in kept.into_iter().flatten() {
             let device = request.device.clone();
-            let done = place(netns.as_deref()).and_then(|place| attach_in(place, request, &self.all));
-            match done {
-                Ok(steered) => {
-                    tracing::info!(device, "steered again");
-                    self.all.push(steered);
+            let done = place(netns.as_deref()).and_then(|place| {
+                if !steps.is_empty() {
+                    undo(&place, &device, &steps);
                 }
-                Err(e) => tracing::warn!(device, "not steered again: {e}"),
+                if again {
+                    self.attach(place, request)
+                } else {
+                    Ok(())
+                }
+            });
+            if let Err(e) = done {
+                tracing::warn!(device, "not steered again: {e}");
             }
         }
         self.keep = Some((file, netns));
+        if any {
+            self.write();
+        }
     }
 
     /// Writes down what is steered now.
     pub(super) fn write(&self) {
         let Some((file, own)) = &self.keep else { return };
         let mut kept = Vec::new();
-        for s in &self.all {
-            let netns = (s.netns != *own).then(|| s.place.file());
-            match netns {
-                Some(None) => tracing::warn!(device = s.request.device, "a network namespace without a name: not kept"),
-                netns => kept.push(Kept { request: s.request.clone(), netns: netns.flatten() }),
+        let by_xdp = self.all.iter().map(|s| (s.netns, &s.place, &s.request, Vec::new()));
+        let plain = self.plain.iter().map(|p| (p.netns, &p.place, &p.request, p.steps.clone()));
+        for (netns, place, request, steps) in by_xdp.chain(plain) {
+            match (netns != *own).then(|| place.file()) {
+                Some(None) => tracing::warn!(device = request.device, "a network namespace without a name: not kept"),
+                netns => kept.push(Kept { request: request.clone(), netns: netns.flatten(), steps }),
             }
         }
         let new = file.with_extension("new");

@@ -52,6 +52,13 @@ impl Place {
         Place::of(there.within(socket)??.as_fd())
     }
 
+    /// The same once more.
+    pub fn again(&self) -> Result<Place, String> {
+        let failed = |e: std::io::Error| format!("cannot hold the network namespace twice: {e}");
+        let tables = self.tables.iter().map(File::try_clone).collect::<Result<_, _>>().map_err(failed)?;
+        Ok(Place { namespace: self.namespace.try_clone().map_err(failed)?, cookie: self.cookie, tables })
+    }
+
     /// The file that names it, as `ip netns` makes them.
     pub fn file(&self) -> Option<PathBuf> {
         let mine = rustix::fs::fstat(&self.namespace).ok()?;

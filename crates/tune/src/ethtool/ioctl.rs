@@ -7,7 +7,7 @@
 // The one place of this crate that talks to the kernel with pointers.
 #![allow(unsafe_code)]
 
-use super::{ChannelCount, Channels, Coalesce, Driver, Feature, Nic, Rings, Rss, RssTable};
+use super::{ChannelCount, Channels, Coalesce, Driver, Feature, Nic, Rings, Rss, RssTable, Rule};
 use rustix::net::netdevice;
 use std::collections::BTreeMap;
 use std::io;
@@ -24,6 +24,9 @@ const GRINGPARAM: u32 = 0x10;
 const GSTRINGS: u32 = 0x1b;
 const GRXRINGS: u32 = 0x2d;
 const GRXCLSRLCNT: u32 = 0x2e;
+const GRXCLSRLALL: u32 = 0x30;
+const SRXCLSRLDEL: u32 = 0x31;
+const SRXCLSRLINS: u32 = 0x32;
 const GSSET_INFO: u32 = 0x37;
 const GFEATURES: u32 = 0x3a;
 const SFEATURES: u32 = 0x3b;
@@ -43,6 +46,19 @@ const MOST: usize = 1 << 16;
 const RXNFC_WORDS: usize = 48;
 const RXNFC_DATA: usize = 2;
 const RXNFC_RULE_CNT: usize = 46;
+/// Bytes of the flow specification in it: kind, fields, masks, queue, location. The
+/// fields are a `struct ethtool_tcpip4_spec` or `…6_spec`, with ports behind two addresses.
+const FLOW_KIND: usize = 16;
+const FLOW_FIELDS: usize = 20;
+const FLOW_MASKS: usize = 92;
+const FLOW_QUEUE: usize = 168;
+const FLOW_LOCATION: usize = 176;
+const TCP_V4_FLOW: u32 = 0x01;
+const TCP_V6_FLOW: u32 = 0x05;
+/// The driver chooses a location (RX_CLS_LOC_ANY), where it says that it can
+/// (RX_CLS_LOC_SPECIAL in the answer to GRXCLSRLCNT).
+const LOCATION_ANY: u32 = u32::MAX;
+const LOCATION_SPECIAL: u32 = 0x8000_0000;
 
 /// `struct ethtool_rxfh`: command, context, table size, key size, hash
 /// function and input transformation in one word, reserved; then the table.
@@ -119,6 +135,20 @@ impl Ioctl {
         Ok(words[3..].as_bytes().chunks_exact(STRING).take(given).map(text).collect())
     }
 
+    /// The highest location without a rule: filters above ours stay before them.
+    fn free_location(&self) -> io::Result<u32> {
+        let counted: [u32; RXNFC_WORDS] = self.ask(GRXCLSRLCNT)?;
+        let count = (counted[RXNFC_RULE_CNT] as usize).min(MOST);
+        // The locations lie behind the structure.
+        let mut words = vec![0u32; RXNFC_WORDS + count];
+        (words[0], words[RXNFC_RULE_CNT]) = (GRXCLSRLALL, count as u32);
+        self.call(&mut words)?;
+        // Their place is right behind the count, within the padding.
+        let taken = &words[RXNFC_RULE_CNT + 1..][..count];
+        let size = words[RXNFC_DATA].min(MOST as u32);
+        (0..size).rev().find(|l| !taken.contains(l)).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
     /// The table with its head, as GRSSH gives it.
     fn rxfh(&self) -> io::Result<Vec<u32>> {
         let sizes: [u32; RXFH_HEAD] = self.ask(GRSSH)?;
@@ -135,6 +165,22 @@ impl Ioctl {
         self.call(&mut words)?;
         Ok(words)
     }
+}
+
+/// `struct ethtool_rxnfc` that installs a rule.
+fn insertion(rule: &Rule, location: u32) -> [u32; RXNFC_WORDS] {
+    let mut words = [0u32; RXNFC_WORDS];
+    words[0] = SRXCLSRLINS;
+    let bytes = words.as_mut_bytes();
+    let (kind, addresses) = if rule.v6 { (TCP_V6_FLOW, 32) } else { (TCP_V4_FLOW, 8) };
+    // The source port lies before the destination's.
+    let port = addresses + 2;
+    bytes[FLOW_KIND..][..4].copy_from_slice(&kind.to_ne_bytes());
+    bytes[FLOW_FIELDS + port..][..2].copy_from_slice(&rule.port.to_be_bytes());
+    bytes[FLOW_MASKS + port..][..2].copy_from_slice(&rule.mask.to_be_bytes());
+    bytes[FLOW_QUEUE..][..8].copy_from_slice(&u64::from(rule.queue).to_ne_bytes());
+    bytes[FLOW_LOCATION..][..4].copy_from_slice(&location.to_ne_bytes());
+    words
 }
 
 /// A string that ends at its first zero byte.
@@ -255,5 +301,41 @@ impl Nic for Ioctl {
     fn ntuple_rules(&self) -> io::Result<u32> {
         let words: [u32; RXNFC_WORDS] = self.ask(GRXCLSRLCNT)?;
         Ok(words[RXNFC_RULE_CNT])
+    }
+
+    fn add_rule(&self, rule: &Rule) -> io::Result<u32> {
+        let counted: [u32; RXNFC_WORDS] = self.ask(GRXCLSRLCNT)?;
+        let location = if counted[RXNFC_DATA] & LOCATION_SPECIAL != 0 { LOCATION_ANY } else { self.free_location()? };
+        let mut words = insertion(rule, location);
+        self.call(&mut words)?;
+        // Where the driver has put it.
+        Ok(words[FLOW_LOCATION / 4])
+    }
+
+    fn remove_rule(&self, location: u32) -> io::Result<()> {
+        let mut words = [0u32; RXNFC_WORDS];
+        (words[0], words[FLOW_LOCATION / 4]) = (SRXCLSRLDEL, location);
+        self.call(&mut words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offsets as `pahole -C ethtool_rxnfc` prints them for x86-64.
+    #[test]
+    fn a_rule_as_the_kernel_reads_it() {
+        let words = insertion(&Rule { v6: false, port: 0xa000, mask: 0xe000, queue: 3 }, 9);
+        let bytes = words.as_bytes();
+        assert_eq!((words[0], words[4], words[42], words[43], words[44]), (0x32, 1, 3, 0, 9));
+        assert_eq!((&bytes[30..32], &bytes[102..104]), (&[0xa0, 0][..], &[0xe0, 0][..]));
+        let words = insertion(&Rule { v6: true, port: 0xa000, mask: 0xe000, queue: 3 }, 9);
+        let bytes = words.as_bytes();
+        assert_eq!(words[4], 5);
+        assert_eq!((&bytes[54..56], &bytes[126..128]), (&[0xa0, 0][..], &[0xe0, 0][..]));
+        // Nothing else is asked for.
+        let others = bytes.iter().enumerate().filter(|(i, b)| **b != 0 && *i >= 20 && *i < 164).count();
+        assert_eq!(others, 2);
     }
 }

@@ -1,6 +1,6 @@
 //! A device in a file: for tests of devices that a test machine does not have.
 
-use super::{ChannelCount, Channels, Coalesce, Driver, Feature, Nic, Rings, Rss, RssTable, NTUPLE};
+use super::{ChannelCount, Channels, Coalesce, Driver, Feature, Nic, Rings, Rss, RssTable, Rule, NTUPLE};
 use crate::root::Root;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,6 +21,9 @@ pub struct Recording {
     pub rings: Option<Rings>,
     pub features: BTreeMap<String, Feature>,
     pub rss: Option<Rss>,
+    /// By location.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rules: BTreeMap<u32, Rule>,
 }
 
 /// Answers from a `Recording`.
@@ -165,7 +168,25 @@ impl Nic for Recorded {
     }
 
     fn ntuple_rules(&self) -> io::Result<u32> {
-        let features = self.load()?.features;
-        features.get(NTUPLE).map(|_| 0).ok_or_else(unsupported)
+        let recording = self.load()?;
+        recording.features.get(NTUPLE).map(|_| recording.rules.len() as u32).ok_or_else(unsupported)
+    }
+
+    fn add_rule(&self, rule: &Rule) -> io::Result<u32> {
+        let mut recording = self.load()?;
+        recording.features.get(NTUPLE).filter(|f| f.on).ok_or_else(unsupported)?;
+        if rule.queue >= recording.channels.map_or(1, |c| c.count.receiving()) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let location = recording.rules.keys().next_back().map_or(0, |last| last + 1);
+        recording.rules.insert(location, *rule);
+        self.store(&recording)?;
+        Ok(location)
+    }
+
+    fn remove_rule(&self, location: u32) -> io::Result<()> {
+        let mut recording = self.load()?;
+        recording.rules.remove(&location).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
+        self.store(&recording)
     }
 }

@@ -1,0 +1,222 @@
+//! Steering without a program of ours: rules in the card, before XDP is tried, and the
+//! kernel's RPS with RFS, where XDP cannot be had.
+//!
+//! These settings do not go with a descriptor, as an XDP program does. What was changed is
+//! written down at once, and a monitor that comes after one that was killed
+//! undoes it.
+
+use super::place::Place;
+use super::{slices_for, Steered};
+use fsocket_bpf::slices::Slices;
+use fsocket_bpf::steer::Policy;
+use fsocket_proto::steer::{Attach, Device};
+use fsocket_tune::deliver::{self, Ports, Step};
+use fsocket_tune::ethtool::{Ioctl, Nic};
+use fsocket_tune::{CpuSet, Root};
+
+/// A way to steer, in the order in which they are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Ntuple,
+    Xdp,
+    Rps,
+}
+
+/// The ways that a request leaves open.
+///
+/// # Errors
+/// An unknown mode, or one that cannot do what the policy wants.
+pub fn ways(request: &Attach) -> Result<Vec<Way>, String> {
+    let policy = Policy::parse(&request.policy);
+    let only = |way, can| match can {
+        true => Ok(vec![way]),
+        false => Err(format!("{} cannot do policy {}", request.mode.as_deref().unwrap_or("it"), request.policy)),
+    };
+    // A card's rules know ports and nothing else; the kernel knows nobody's own policy.
+    let (rules, rps) = (policy == Policy::Rfd && !request.precise, !matches!(policy, Policy::User(_)));
+    match request.mode.as_deref() {
+        None => Ok([(rules, Way::Ntuple), (true, Way::Xdp), (rps, Way::Rps)]
+            .into_iter()
+            .filter_map(|(can, way)| can.then_some(way))
+            .collect()),
+        Some("ntuple") => only(Way::Ntuple, rules),
+        Some("rps") => only(Way::Rps, rps),
+        Some("native" | "generic") => Ok(vec![Way::Xdp]),
+        Some(other) => Err(format!("no such mode: {other} (ntuple, native, generic or rps)")),
+    }
+}
+
+/// A device that is steered so.
+pub struct Plain {
+    pub netns: u64,
+    pub request: Attach,
+    pub place: Place,
+    pub slices: Option<Slices>,
+    cpus: Vec<u32>,
+    way: Way,
+    rfs: bool,
+    pub steps: Vec<Step>,
+    because: Vec<String>,
+    ifindex: u32,
+}
+
+impl Plain {
+    /// # Errors
+    /// Why the device or the kernel does not do it; then nothing is changed.
+    pub fn attach(
+        place: Place,
+        request: &Attach,
+        way: Way,
+        because: &[String],
+        others: &[Steered],
+    ) -> Result<Plain, String> {
+        let cpus = request.cpus.clone().unwrap_or_else(super::place::allowed_cpus);
+        let name = request.device.as_str();
+        let slices = (way == Way::Ntuple).then(|| slices_for(&place, &cpus, others)).transpose()?;
+        let (steps, ifindex, rfs) = in_sys(&place, name, |root, nic| {
+            let (ifindex, _) = nic.identity().map_err(|e| format!("{name}: {e}"))?;
+            let mut rfs = false;
+            let steps = match &slices {
+                Some(slices) => {
+                    deliver::filters(nic)?;
+                    let ports = |(i, cpu): (usize, &u32)| Ports {
+                        cpu: *cpu,
+                        first: *slices.range(i).start(),
+                        count: slices.ports,
+                    };
+                    let ports: Vec<Ports> = slices.cpus.iter().enumerate().map(ports).collect();
+                    let rules = deliver::rules(&ports, &deliver::queues_by_cpu(root, name));
+                    deliver::install(nic, &rules?)?
+                }
+                None => {
+                    let steps = deliver::follow(root, root, name, &cpus.iter().copied().collect::<CpuSet>())?;
+                    rfs = root.number(deliver::FLOW_TABLE).is_some_and(|n| n > 0);
+                    steps
+                }
+            };
+            Ok((steps, ifindex, rfs))
+        })?;
+        let mut because = because.to_vec();
+        if way == Way::Rps && !rfs {
+            because.push("RFS: cannot see net.core.rps_sock_flow_entries from here; set it to 32768".to_owned());
+        }
+        let request = request.clone();
+        Ok(Plain { netns: place.cookie, request, place, slices, cpus, way, rfs, steps, because, ifindex })
+    }
+
+    pub fn is_alive(&self) -> bool {
+        let name = self.request.device.as_str();
+        let there = || Ioctl::new(name).and_then(|nic| nic.identity()).is_ok_and(|(index, _)| index == self.ifindex);
+        self.place.within(there).unwrap_or(false)
+    }
+
+    pub fn describe(&self) -> Device {
+        let slices = self.slices.iter().flat_map(|s| (0..s.cpus.len()).map(|i| (s.cpus[i], s.range(i))));
+        let used = if self.slices.is_some() { self.place.local_ports() } else { Vec::new() };
+        let slice = |(cpu, range): (u32, std::ops::RangeInclusive<u16>)| fsocket_proto::steer::Slice {
+            cpu,
+            first: *range.start(),
+            last: *range.end(),
+            in_use: used.iter().filter(|port| range.contains(port)).count() as u32,
+        };
+        Device {
+            device: self.request.device.clone(),
+            policy: self.request.policy.clone(),
+            precise: self.request.precise,
+            by: match self.way {
+                Way::Ntuple => "rules in the card".to_owned(),
+                _ if self.rfs => "RPS, following the application (RFS)".to_owned(),
+                _ => "RPS".to_owned(),
+            },
+            because: (!self.because.is_empty()).then(|| self.because.join("; ")),
+            alive: self.is_alive(),
+            cpus: self.cpus.clone(),
+            slices: slices.map(slice).collect(),
+            packets: Default::default(),
+        }
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        undo(&self.place, &self.request.device, &self.steps);
+    }
+}
+
+/// Undoes what was recorded of a device.
+pub fn undo(place: &Place, device: &str, steps: &[Step]) {
+    let done = in_sys(place, device, |root, nic| {
+        deliver::undo_in_card(nic, steps);
+        deliver::undo_files(root, root, steps);
+        Ok(())
+    });
+    if let Err(e) = done {
+        tracing::warn!(device, "not undone: {e}");
+    }
+}
+
+/// Runs `work` where /sys is that of `place`, and /proc/sys that of the machine's first network
+/// namespace, which alone has the table for RFS.
+fn in_sys<T: Send>(
+    place: &Place,
+    device: &str,
+    work: impl FnOnce(&Root, &Ioctl) -> Result<T, String> + Send,
+) -> Result<T, String> {
+    let failed = |what: &'static str| move |e: std::io::Error| format!("{what}: {e}");
+    place.within(|| {
+        // Its socket stays there.
+        let nic = Ioctl::new(device).map_err(failed("socket"))?;
+        mount_sys().map_err(failed("cannot mount /sys of the network namespace"))?;
+        if let Ok(first) = std::fs::File::open("/proc/1/ns/net") {
+            use std::os::fd::AsRawFd;
+            // SAFETY: concerns this thread alone. Where it fails there is no RFS.
+            unsafe { libc::setns(first.as_raw_fd(), libc::CLONE_NEWNET) };
+        }
+        work(&Root::new("/"), &nic)
+    })?
+}
+
+/// For the calling thread, which ends afterwards.
+fn mount_sys() -> std::io::Result<()> {
+    let checked = |r: libc::c_int| if r == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
+    let (none, sys) = (c"none".as_ptr(), c"sysfs".as_ptr());
+    // SAFETY: C strings throughout; unshared first, so that only this thread sees the mounts.
+    unsafe {
+        checked(libc::unshare(libc::CLONE_NEWNS))?;
+        checked(libc::mount(none, c"/".as_ptr(), std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()))?;
+        // Not on top of the same one.
+        libc::umount2(c"/sys".as_ptr(), libc::MNT_DETACH);
+        checked(libc::mount(sys, c"/sys".as_ptr(), sys, 0, std::ptr::null()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(policy: &str, mode: Option<&str>) -> Attach {
+        Attach {
+            device: "eth0".to_owned(),
+            policy: policy.to_owned(),
+            precise: false,
+            cpus: None,
+            mode: mode.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn the_order_of_ways() {
+        use Way::{Ntuple, Rps, Xdp};
+        assert_eq!(ways(&request("rfd", None)).unwrap(), [Ntuple, Xdp, Rps]);
+        assert_eq!(ways(&Attach { precise: true, ..request("rfd", None) }).unwrap(), [Xdp, Rps]);
+        assert_eq!(ways(&request("flow-groups", None)).unwrap(), [Xdp, Rps]);
+        assert_eq!(ways(&request("recv-cpu", None)).unwrap(), [Xdp, Rps]);
+        assert_eq!(ways(&request("/x.o", None)).unwrap(), [Xdp]);
+        assert_eq!(ways(&request("rfd", Some("rps"))).unwrap(), [Rps]);
+        assert_eq!(ways(&request("rfd", Some("ntuple"))).unwrap(), [Ntuple]);
+        assert_eq!(ways(&request("rfd", Some("generic"))).unwrap(), [Xdp]);
+        for (policy, mode) in [("recv-cpu", "ntuple"), ("/x.o", "rps"), ("rfd", "magic")] {
+            assert!(ways(&request(policy, Some(mode))).is_err(), "{policy} by {mode}");
+        }
+    }
+}

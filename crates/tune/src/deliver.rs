@@ -1,0 +1,177 @@
+//! Bringing packets to the CPU of their application without a program of ours: by
+//! rules in the card, or by the kernel's RPS with RFS. What is changed is a list of
+//! [`Step`]s, from which it can be undone, by another process too.
+
+use crate::cpus::CpuSet;
+use crate::device::{check_name, interrupts, Role};
+use crate::error::Error;
+use crate::ethtool::{Nic, Rule, NTUPLE};
+use crate::root::Root;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+
+/// Entries of the kernel's table of flows for RFS, at least ([scaling]: "a value of 32768
+/// ... has been found to work fairly well on a moderately loaded server").
+pub const FLOWS: u64 = 32768;
+/// That table; in the machine's first network namespace only.
+pub const FLOW_TABLE: &str = "proc/sys/net/core/rps_sock_flow_entries";
+
+/// One change, with what is needed to undo it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// A file of the device below /sys, or a kernel setting.
+    File { path: String, before: String, after: String },
+    /// Filters were switched on.
+    Filters,
+    /// A rule in the card.
+    Rule { location: u32 },
+}
+
+/// Ports of one CPU: a power of two of them, aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    pub cpu: u32,
+    pub first: u16,
+    pub count: u32,
+}
+
+/// The receive queue whose interrupt goes to each CPU.
+pub fn queues_by_cpu(root: &Root, device: &str) -> BTreeMap<u32, u32> {
+    let mut queues = BTreeMap::new();
+    // A driver may have interrupts for queues that are not in use.
+    let used = root.numbered(format!("sys/class/net/{device}/queues"), "rx-").len() as u32;
+    let receives = |irq: &&interrupts::Irq| matches!(irq.role, Role::Both | Role::Rx) && irq.queue < used;
+    for irq in interrupts::of_device(root, device).iter().filter(receives) {
+        let at = if irq.effective.is_empty() { &irq.affinity } else { &irq.effective };
+        // More than one CPU: nobody knows which of them.
+        if let (1, Some(cpu)) = (at.len(), at.first()) {
+            queues.entry(cpu).or_insert(irq.queue);
+        }
+    }
+    queues
+}
+
+/// Rules that bring answers to a CPU's ports to its queue; for IPv4 and IPv6.
+///
+/// # Errors
+/// A CPU that no queue belongs to.
+pub fn rules(slices: &[Ports], queues: &BTreeMap<u32, u32>) -> Result<Vec<Rule>, String> {
+    let mut rules = Vec::new();
+    for s in slices {
+        let queue = queues.get(&s.cpu).ok_or(format!("no queue's interrupt goes to CPU {} alone", s.cpu))?;
+        debug_assert!(s.count.is_power_of_two() && u32::from(s.first) % s.count == 0);
+        let mask = !(s.count.wrapping_sub(1)) as u16;
+        rules.extend([false, true].map(|v6| Rule { v6, port: s.first, mask, queue: *queue }));
+    }
+    Ok(rules)
+}
+
+/// Are filters on?
+///
+/// # Errors
+/// The device has none.
+pub fn filters(nic: &dyn Nic) -> Result<bool, String> {
+    let features = nic.features().map_err(|e| format!("features: {e}"))?;
+    let filters = features.get(NTUPLE).filter(|f| f.on || f.changeable);
+    filters.map(|f| f.on).ok_or_else(|| "the device has no filters".to_owned())
+}
+
+/// Puts the rules into the card.
+///
+/// # Errors
+/// Why it takes none; then nothing is changed.
+pub fn install(nic: &dyn Nic, rules: &[Rule]) -> Result<Vec<Step>, String> {
+    let mut steps = Vec::new();
+    if !filters(nic)? {
+        nic.set_feature(NTUPLE, true).map_err(|e| format!("switching filters on: {e}"))?;
+        steps.push(Step::Filters);
+    }
+    for rule in rules {
+        match nic.add_rule(rule) {
+            Ok(location) => steps.push(Step::Rule { location }),
+            Err(e) => {
+                let n = steps.iter().filter(|s| matches!(s, Step::Rule { .. })).count();
+                undo_in_card(nic, &steps);
+                return Err(format!("rule {} of {}: {e}", n + 1, rules.len()));
+            }
+        }
+    }
+    Ok(steps)
+}
+
+/// RPS to `cpus` on every queue, with RFS where the kernel has its table: packets then
+/// follow the application's last read or write. `first` has the /proc of the first network
+/// namespace.
+///
+/// # Errors
+/// Why it cannot be had; then nothing is changed.
+pub fn follow(root: &Root, first: &Root, device: &str, cpus: &CpuSet) -> Result<Vec<Step>, String> {
+    check_name(device).map_err(|e: Error| e.to_string())?;
+    let queues = format!("sys/class/net/{device}/queues");
+    let numbers = root.numbered(&queues, "rx-");
+    if numbers.is_empty() {
+        return Err("no receive queues".to_owned());
+    }
+    let mut steps = Vec::new();
+    let undone = |steps: &[Step], why: String| {
+        undo_files(root, first, steps);
+        why
+    };
+    match first.number(FLOW_TABLE) {
+        Some(n) if n < FLOWS => {
+            if let Err(e) = set(first, FLOW_TABLE, &FLOWS.to_string(), &mut steps) {
+                return Err(undone(&steps, format!("RFS: {e}")));
+            }
+        }
+        _ => {}
+    }
+    let each = (FLOWS / (numbers.len() as u64).next_power_of_two()).max(256).to_string();
+    for q in numbers {
+        let done = set(root, &format!("{queues}/rx-{q}/rps_flow_cnt"), &each, &mut steps)
+            .and_then(|()| set(root, &format!("{queues}/rx-{q}/rps_cpus"), &cpus.mask(), &mut steps));
+        if let Err(e) = done {
+            return Err(undone(&steps, format!("RPS of queue {q}: {e}")));
+        }
+    }
+    Ok(steps)
+}
+
+fn set(root: &Root, path: &str, to: &str, steps: &mut Vec<Step>) -> io::Result<()> {
+    let before = root.read(path)?;
+    root.write(path, to)?;
+    // As the kernel writes it.
+    let after = root.read(path)?;
+    if before != after {
+        steps.push(Step::File { path: path.to_owned(), before, after });
+    }
+    Ok(())
+}
+
+/// Undoes what [`install`] has done. Rules that are gone are no error.
+pub fn undo_in_card(nic: &dyn Nic, steps: &[Step]) {
+    for step in steps.iter().rev() {
+        let _ = match step {
+            Step::Rule { location } => nic.remove_rule(*location),
+            Step::Filters => nic.set_feature(NTUPLE, false),
+            Step::File { .. } => Ok(()),
+        };
+    }
+}
+
+/// Undoes what [`follow`] has done, but for what somebody has changed since.
+pub fn undo_files(root: &Root, first: &Root, steps: &[Step]) {
+    for step in steps.iter().rev() {
+        let Step::File { path, before, after } = step else { continue };
+        // Nothing else is ever recorded; the record may come from a file.
+        let root = match path.as_str() {
+            FLOW_TABLE => first,
+            path if path.starts_with("sys/class/net/") && !path.contains("..") => root,
+            _ => continue,
+        };
+        if root.get(path).as_ref() == Some(after) {
+            let _ = root.write(path, before);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Rules in a card, and RPS, on recorded devices.
+
+#[path = "common/fake.rs"]
+mod fake;
+
+use fake::{Fake, FIRST_IRQ};
+use fsocket_tune::deliver::{self, Ports, Step};
+use fsocket_tune::ethtool::{Ioctl, Nic, Recorded, Rule, NTUPLE};
+use fsocket_tune::{CpuSet, Root};
+
+fn root(fake: &Fake) -> Root {
+    Root::new(fake.dir.path())
+}
+
+#[test]
+fn a_rule_matches_a_slice_by_its_mask() {
+    let queues = [(0, 7), (1, 8)].into();
+    let slices = [Ports { cpu: 0, first: 32768, count: 8192 }, Ports { cpu: 1, first: 40960, count: 8192 }];
+    let rules = deliver::rules(&slices, &queues).unwrap();
+    let expected = |v6, port, queue| Rule { v6, port, mask: 0xe000, queue };
+    assert_eq!(
+        rules,
+        [expected(false, 32768, 7), expected(true, 32768, 7), expected(false, 40960, 8), expected(true, 40960, 8)]
+    );
+    for (port, queue) in
+        [(32768, Some(7)), (40959, Some(7)), (40960, Some(8)), (49151, Some(8)), (49152, None), (80, None)]
+    {
+        let hit = rules.iter().filter(|r| !r.v6).find(|r| port & r.mask == r.port).map(|r| r.queue);
+        assert_eq!(hit, queue, "port {port}");
+    }
+    let all = Ports { cpu: 0, first: 0, count: 65536 };
+    assert_eq!(deliver::rules(&[all], &queues).unwrap()[0].mask, 0);
+    assert!(deliver::rules(&[Ports { cpu: 2, ..all }], &queues).unwrap_err().contains("CPU 2"));
+}
+
+#[test]
+fn queues_of_interrupts() {
+    let fake = Fake::new(4);
+    for (i, at) in ["24", "25", "26-27", "28"].iter().enumerate() {
+        let irq = FIRST_IRQ + i as u32;
+        for file in ["smp_affinity_list", "effective_affinity_list"] {
+            fake.put(format!("proc/irq/{irq}/{file}"), at);
+        }
+    }
+    let queues = deliver::queues_by_cpu(&root(&fake), "eth0");
+    assert_eq!(queues, [(24, 0), (25, 1), (28, 3)].into(), "one that goes to two CPUs serves neither alone");
+}
+
+#[test]
+fn rules_go_in_and_out_of_a_card() {
+    let fake = Fake::new(4);
+    let nic = Recorded::new(&root(&fake), "eth0");
+    let before = nic.features().unwrap()[NTUPLE];
+    let rule = Rule { v6: false, port: 32768, mask: 0xe000, queue: 1 };
+    let steps = deliver::install(&nic, &[rule, Rule { v6: true, ..rule }]).unwrap();
+    assert_eq!(nic.load().unwrap().rules.values().filter(|r| !r.v6).collect::<Vec<_>>(), [&rule]);
+    assert_eq!(nic.ntuple_rules().unwrap(), 2);
+    assert!(nic.features().unwrap()[NTUPLE].on);
+    deliver::undo_in_card(&nic, &steps);
+    assert_eq!((nic.ntuple_rules().unwrap(), nic.features().unwrap()[NTUPLE]), (0, before));
+    // A queue that is not there: as it was, and which rule it was.
+    let error = deliver::install(&nic, &[rule, Rule { queue: 99, ..rule }]).unwrap_err();
+    assert!(error.contains("rule 2 of 2"), "{error}");
+    assert_eq!((nic.ntuple_rules().unwrap(), nic.features().unwrap()[NTUPLE]), (0, before));
+}
+
+#[test]
+fn a_device_without_filters_says_so() {
+    let lo = Ioctl::new("lo").unwrap();
+    let rule = Rule { v6: false, port: 32768, mask: 0xe000, queue: 0 };
+    assert_eq!(deliver::install(&lo, &[rule]).unwrap_err(), "the device has no filters");
+    assert!(lo.add_rule(&rule).is_err() && lo.remove_rule(0).is_err());
+}
+
+#[test]
+fn rps_follows_and_goes_back() {
+    let fake = Fake::new(4);
+    let root = root(&fake);
+    let cpus = CpuSet::parse_list("24-27").unwrap();
+    let read = |q: u32, what: &str| root.read(format!("sys/class/net/eth0/queues/rx-{q}/{what}")).unwrap();
+    let before: Vec<String> = (0..4).flat_map(|q| [read(q, "rps_cpus"), read(q, "rps_flow_cnt")]).collect();
+    let steps = deliver::follow(&root, &root, "eth0", &cpus).unwrap();
+    for q in 0..4 {
+        assert_eq!(CpuSet::parse_mask(&read(q, "rps_cpus")).unwrap(), cpus);
+        assert_eq!(read(q, "rps_flow_cnt"), "8192");
+    }
+    assert_eq!(root.number(deliver::FLOW_TABLE), Some(deliver::FLOWS));
+    // Somebody has other ideas about one of them since.
+    fake.put("sys/class/net/eth0/queues/rx-1/rps_flow_cnt", "77");
+    // The record may come from a file that somebody else has written.
+    let evil = Step::File { path: "sys/class/net/../../../etc/x".into(), before: "b".into(), after: "a".into() };
+    let mut recorded: Vec<Step> = serde_json::from_str(&serde_json::to_string(&steps).unwrap()).unwrap();
+    recorded.push(evil);
+    deliver::undo_files(&root, &root, &recorded);
+    let after: Vec<String> = (0..4).flat_map(|q| [read(q, "rps_cpus"), read(q, "rps_flow_cnt")]).collect();
+    for (i, (was, is)) in before.iter().zip(&after).enumerate() {
+        assert_eq!(is, if i == 3 { "77" } else { was }, "{i}");
+    }
+    assert_eq!(root.number(deliver::FLOW_TABLE), Some(0));
+    assert!(deliver::follow(&root, &root, "eth9", &cpus).is_err());
+    assert!(deliver::follow(&root, &root, "../lo", &cpus).is_err());
+}
