@@ -13,7 +13,7 @@ that takes IPv4 too), tune (sets options on the listener before forking), user=U
 drop to that user), respawn (a worker that dies is started again), quit (a worker that
 gets SIGUSR1 ends in good order). SO_REUSEPORT by the program itself: reuseport (one socket,
 shared), sockets (one for each worker, made before the first fork, as nginx does), each (a
-worker makes its own).
+worker makes its own). fd3: the socket is descriptor 3, as from systemd.
 """
 import os
 import select
@@ -119,7 +119,7 @@ def main():
     if "sockets" in options:
         listener = [listen() for _ in range(workers)]
     else:
-        listener = None if "each" in options else listen()
+        listener = None if "each" in options else socket.socket(fileno=3) if "fd3" in options else listen()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if kind == "thread":
         for i in range(workers):

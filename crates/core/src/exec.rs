@@ -11,7 +11,7 @@ mod program;
 use crate::lock::Lock;
 use crate::path::{self, Path};
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{ctl, fork, inherit, listen, pool, process, stats};
+use crate::{ctl, fork, inherit, listen, pool, process, stats, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
@@ -29,6 +29,8 @@ pub struct Next {
     /// environment: the library goes along all the same, as zones and connections
     /// would stay with the kernel's socket.
     inject: bool,
+    /// Guards of zoned listeners go along.
+    guards: bool,
 }
 
 /// The heir of a `posix_spawn` under way in another thread: a child forked just
@@ -39,12 +41,16 @@ static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`) a child of it is.
 pub fn prepare(start: &Start, spawn: bool) -> Next {
-    let mut next = Next { heir: None, inject: false };
+    let mut next = Next { heir: None, inject: false, guards: false };
     if process::nonce() == 0 {
         return next;
     }
     let carried = environment::carries_us(start.env);
     next.inject = !carried && !spawn && environment::lost_us(start.env) && program::is_this_one(start);
+    if carried || next.inject {
+        next.guards = true;
+        zone::heir::before_exec();
+    }
     // Numbers of ours that wait for the next connection are nobody's there.
     pool::drain();
     // What is close-on-exec ends before the new program runs: it waits for the
@@ -182,6 +188,9 @@ impl Next {
 
     /// There is no next program: `exec` has returned.
     pub fn failed(self) {
+        if self.guards {
+            zone::heir::after_exec();
+        }
         let Some((fd, nonce)) = self.heir else { return };
         for d in descs().filter(|d| d.is_conn()) {
             for h in &d.sock().holders {
@@ -194,6 +203,9 @@ impl Next {
 
     /// It runs, in a child.
     pub fn spawned(self) {
+        if self.guards {
+            zone::heir::after_exec();
+        }
         if let Some((fd, _)) = self.heir {
             done_with(fd);
         }

@@ -2,7 +2,7 @@
 //! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
 
 use crate::table::{self, kind, Desc};
-use crate::{chan, close, ctl, listen, path, process, stats};
+use crate::{chan, close, ctl, listen, path, process, stats, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
@@ -209,12 +209,27 @@ fn listener(fd: i32, family: u32) -> bool {
         table::release(d);
         return false;
     }
-    match listen::registered(fd, d) {
+    let worked = match listen::registered(fd, d) {
         Ok(worked) => worked,
         Err(why) => {
             stats::count(why);
             false
         }
+    };
+    zone::heir::inherited(fd);
+    worked
+}
+
+/// The same where nothing but zones is wanted, or there is no monitor.
+pub fn take_zones() {
+    let mut foreign_epoll = false;
+    each_descriptor(|fd| foreign_epoll |= ctl::fd() >= 0 && is_epoll(fd));
+    if !foreign_epoll {
+        each_descriptor(|fd| {
+            if matches!(what(fd), What::Listener(_)) {
+                zone::heir::inherited(fd);
+            }
+        });
     }
 }
 

@@ -66,6 +66,8 @@ pub fn init(c: &Config) {
     if open && shm {
         DISABLED.store(false, Ordering::Release);
         crate::inherit::take_over(heir.is_some());
+    } else if !c.no_zones {
+        crate::inherit::take_zones();
     }
 }
 
@@ -97,6 +99,11 @@ pub fn high_fd(fd: i32) -> i32 {
     };
     OWN.set(kept, true);
     kept
+}
+
+/// Where descriptors of ours begin.
+pub fn high() -> i32 {
+    HIGH_FD.load(Ordering::Relaxed)
 }
 
 /// Close a descriptor of ours.

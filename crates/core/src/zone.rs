@@ -9,6 +9,7 @@
 //! | `zone` | which listeners, and their life |
 //! | `zone/page` | what the processes of a family share about a listener |
 //! | `zone/join` | making a local listen socket |
+//! | `zone/heir` | listeners that go on in another program |
 //! | `zone/cpu` | which CPU a worker's zone is |
 //! | `zone/pace` | workers that are away for long |
 //! | `zone/accept` | the order of the queues |
@@ -18,6 +19,7 @@
 
 pub mod accept;
 mod cpu;
+pub mod heir;
 mod join;
 mod pace;
 mod page;
@@ -157,9 +159,13 @@ pub fn of(d: &Desc) -> Option<&'static Zoned> {
 
 /// The kernel's `listen` has succeeded.
 pub fn listened(fd: i32) {
-    if !enabled() {
-        return;
+    if enabled() {
+        listened_with(fd, None);
     }
+}
+
+/// `guard`: it has one already, which the program before this one has made.
+fn listened_with(fd: i32, guard: Option<i32>) {
     let known = table::lookup(fd);
     if let Some(z) = known.and_then(of) {
         z.changed();
@@ -168,12 +174,13 @@ pub fn listened(fd: i32) {
     if Shape::of(fd).is_err() {
         return; // not TCP
     }
-    let shared = door::is_open_anyway(fd);
+    let shared = guard.is_none() && door::is_open_anyway(fd);
     let Some((i, z)) = ZONED.iter().enumerate().find(|(_, z)| z.claim()) else {
         return count(Counter::FbZoneResource);
     };
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     z.fd.store(fd, Ordering::Relaxed);
+    z.guard.store(guard.unwrap_or(-1), Ordering::Relaxed);
     if shared && !z.announce(fd) {
         z.free();
         return count(Counter::FbZoneShared);
@@ -239,7 +246,7 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
 pub fn hides(d: &Desc, level: i32, name: i32) -> bool {
     level == libc::SOL_SOCKET
         && name == libc::SO_REUSEPORT
-        && of(d).is_some_and(|z| z.state() == state::READY && !z.is_shared())
+        && of(d).is_some_and(|z| z.state() == state::READY && !z.is_shared() || z.guard.load(Ordering::Relaxed) >= 0)
 }
 
 /// Before a fork: the child may become a worker.
@@ -421,17 +428,21 @@ impl Zoned {
             }
             return;
         }
-        let made = Shape::of(fd).and_then(|shape| self.make_guard(fd, &shape));
+        let made = match self.guard.load(Ordering::Relaxed) {
+            inherited @ 0.. => Ok(inherited),
+            _ => Shape::of(fd).and_then(|shape| self.make_guard(fd, &shape)).map(process::high_fd),
+        };
         match made {
             Ok(guard) => match page::make() {
                 Some(p) => {
-                    self.guard.store(process::high_fd(guard), Ordering::Release);
+                    self.guard.store(guard, Ordering::Release);
                     self.page.store(p, Ordering::Release);
                     self.make_parcel();
                     self.state.store(state::READY, Ordering::Release);
                 }
                 None => {
-                    let _ = sys::close(guard);
+                    process::close_own(guard);
+                    self.guard.store(-1, Ordering::Release);
                     self.refused(fd, Counter::FbZoneResource);
                 }
             },

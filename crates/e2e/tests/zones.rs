@@ -269,3 +269,105 @@ fn switched_off() {
         "import socket,errno\ntry:\n    socket.create_server(('127.0.0.1', {}))\nexcept OSError as e:\n    assert e.errno == errno.EADDRINUSE\n    print('ok')", server.port)]);
     taken.success().says("ok");
 }
+
+#[test]
+fn a_listener_from_a_service_manager() {
+    need_two_cpus!();
+    // It listens, has not the library, and becomes the server.
+    let manager = "import os, socket, sys\nwords = sys.argv[2:]\ns = socket.socket()\n\
+        s.setsockopt(1, 2, 1)\ns.bind((words[3], int(words[4])))\ns.listen(512)\n\
+        if s.fileno() != 3: os.dup2(s.fileno(), 3)\nos.set_inheritable(3, True)\n\
+        os.environ['LD_PRELOAD'] = sys.argv[1]\nos.execvp(words[0], words)\n";
+    let library = fsocket_testkit::artifacts::library().display().to_string();
+    let library = if stock_mode() { "" } else { library.as_str() };
+    let before = &["env", "-u", "LD_PRELOAD", fsocket_testkit::PYTHON, "-c", manager, library];
+    for env in [&[("FASTSOCKET_DISABLE", "shm")][..], &[]] {
+        assert_local(&Start { before, env, options: &["pin", "fd3"], ..Start::default() }, "127.0.0.1");
+    }
+    // Without a monitor: the classic selector.
+    let host = Host::new();
+    let env = &[("FASTSOCKET_SOCKET", "/nonexistent")];
+    let server = Start { before, env, options: &["pin", "fd3"], ..Start::default() }.run(&host);
+    server.wait_for_sockets(3);
+    for cpu in 0..2 {
+        let right = server.ask("127.0.0.1", cpu, 50).iter().filter(|t| t.cpu == cpu as i32).count();
+        assert!(stock_mode() || right == 50, "{right} of 50 from CPU {cpu}");
+    }
+}
+
+#[test]
+fn several_ports_and_several_programs_on_the_same_cpus() {
+    need_two_cpus!();
+    let host = Host::new();
+    let servers: Vec<_> = ["fork-epoll", "thread-epoll", "fork-edge"]
+        .into_iter()
+        .map(|mode| Start { mode, ..Start::default() }.run(&host))
+        .collect();
+    for server in &servers {
+        server.wait_for_sockets(3);
+    }
+    for _ in 0..3 {
+        for server in &servers {
+            for cpu in 0..2 {
+                for t in server.ask("127.0.0.1", cpu, 20) {
+                    assert!(stock_mode() || t.cpu == cpu as i32, "{t:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cpu_that_is_taken_away_by_taskset() {
+    need_two_cpus!();
+    let host = Host::new();
+    // All on CPU 1: both workers are, and CPU 0 has nobody.
+    let before = &["taskset", "-c", "1"];
+    let server = Start { before, ..Start::default() }.run(&host);
+    server.wait_for_sockets(3);
+    let mut seen = BTreeSet::new();
+    for cpu in 0..2 {
+        for t in server.ask("127.0.0.1", cpu, 100) {
+            assert_eq!(t.cpu, 1);
+            seen.insert(t.pid);
+        }
+    }
+    assert_eq!(seen.len(), 2, "both have a share");
+    if !stock_mode() {
+        let zones = host.zones();
+        assert_eq!((selected(&zones, "self"), selected(&zones, "other")), (100, 100), "{zones:#}");
+    }
+}
+
+#[test]
+fn ways_of_pinning() {
+    need_two_cpus!();
+    let with = |pin: &'static str, options: &'static [&'static str]| {
+        let host = Host::new();
+        let env = [("FASTSOCKET_DISABLE", "shm"), ("FASTSOCKET_PIN", pin)];
+        let server = Start { env: &env, options, ..Start::default() }.run(&host);
+        if pin == "require" && options.is_empty() {
+            server.ask("127.0.0.1", 0, 20);
+            server.wait_for_sockets(1);
+        } else {
+            server.wait_for_sockets(3);
+        }
+        let told: Vec<_> = (0..2).flat_map(|cpu| server.ask("127.0.0.1", cpu, 30)).collect();
+        let zones = if stock_mode() { Default::default() } else { host.zones() };
+        (told, zones)
+    };
+    if stock_mode() {
+        return eprintln!("SKIPPED: stock pins nobody");
+    }
+    let (told, zones) = with("auto", &[]);
+    assert!(told.iter().enumerate().all(|(i, t)| t.cpu == i as i32 / 30), "pinned, each to its CPU: {told:?}");
+    assert_eq!(selected(&zones, "self"), 60);
+    let (told, zones) = with("never", &[]);
+    assert!(told.iter().all(|t| t.cpu == -1), "nobody is pinned: {told:?}");
+    assert_eq!(selected(&zones, "self"), 60, "but each CPU has somebody");
+    let (told, zones) = with("require", &[]);
+    assert!(told.iter().all(|t| t.cpu == -1), "{told:?}");
+    assert!(counter(&zones, "fallback.zone_unpinned") >= 1, "{zones:#}");
+    let (told, _) = with("require", &["pin"]);
+    assert!(told.iter().enumerate().all(|(i, t)| t.cpu == i as i32 / 30), "{told:?}");
+}

@@ -139,32 +139,46 @@ fn nginx_reload_and_killed_workers() {
     }
 }
 
+/// USR2: the new binary inherits the listen sockets, and works for them beside the old
+/// one; then the old one goes.
 #[test]
 fn nginx_binary_upgrade_fails_no_request() {
     need!("nginx");
     let ab = need!("ab");
     need_two_cpus!();
-    let host = Host::new();
-    // In the foreground nginx ignores the signal.
-    let (_starter, port) = nginx(&host, "daemon on;", "", &[NO_SHM]);
-    let pid_file = host.path().join("nginx/pid");
-    let master = || std::fs::read_to_string(&pid_file).ok().and_then(|t| t.trim().parse::<i32>().ok());
-    net::wait_until(Duration::from_secs(5), || master().is_some()).expect("it runs");
-    let old = master().expect("pid");
-    let _end = End(pid_file.clone());
-    net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == 3).expect("zones");
-    let url = format!("http://127.0.0.1:{port}/64");
-    let load = host.start(Stock, "ab", &ab, &["-q", "-t", "4", "-n", "1000000", "-c", "16", &url]);
-    std::thread::sleep(Duration::from_millis(700));
-    // The new one inherits the listen socket, and not our library.
-    signal(old, libc::SIGUSR2);
-    net::wait_until(Duration::from_secs(5), || master().is_some_and(|m| m != old)).expect("the new binary runs");
-    std::thread::sleep(Duration::from_millis(500));
-    signal(old, libc::SIGQUIT);
-    let done = load.finish(Duration::from_secs(60)).success();
-    e2e::ab_clean(&done.stdout);
-    net::wait_until(Duration::from_secs(5), || !std::path::Path::new(&format!("/proc/{old}")).exists()).expect("gone");
-    ab_from_both(&host, port, 200);
+    for (listen, sockets, env) in [("", 3, &[NO_SHM][..]), ("", 3, &[]), ("reuseport", 2, &[NO_SHM])] {
+        let host = Host::new();
+        // In the foreground nginx ignores the signal.
+        let (_starter, port) = nginx_listening(&host, "daemon on;", "", listen, env);
+        let pid_file = host.path().join("nginx/pid");
+        let master = || std::fs::read_to_string(&pid_file).ok().and_then(|t| t.trim().parse::<i32>().ok());
+        net::wait_until(Duration::from_secs(5), || master().is_some()).expect("it runs");
+        let old = master().expect("pid");
+        let _end = End(pid_file.clone());
+        let listening =
+            |n| net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == n);
+        listening(sockets).expect("zones");
+        let url = format!("http://127.0.0.1:{port}/64");
+        let load = host.start(Stock, "ab", &ab, &["-q", "-t", "4", "-n", "1000000", "-c", "16", &url]);
+        std::thread::sleep(Duration::from_millis(700));
+        signal(old, libc::SIGUSR2);
+        net::wait_until(Duration::from_secs(5), || master().is_some_and(|m| m != old)).expect("the new binary runs");
+        std::thread::sleep(Duration::from_millis(500));
+        signal(old, libc::SIGQUIT);
+        let done = load.finish(Duration::from_secs(60)).success();
+        e2e::ab_clean(&done.stdout);
+        let gone = || !std::path::Path::new(&format!("/proc/{old}")).exists();
+        net::wait_until(Duration::from_secs(5), gone).expect("gone");
+        listening(sockets).expect("zones of the new one");
+        if stock_mode() {
+            continue;
+        }
+        let before = host.zones();
+        ab_from_both(&host, port, 1000);
+        let zones = host.zones();
+        let since = |kind| selected(&zones, kind) - selected(&before, kind);
+        assert!(since("lookups") >= 2000 && since("self") == since("lookups"), "{listen} {env:?}: {zones:#}");
+    }
 }
 
 fn signal(pid: i32, signal: i32) {

@@ -63,6 +63,14 @@ pub fn reuse_port(fd: i32, on: bool) -> Result<()> {
     sys::setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &(on as i32).to_ne_bytes())
 }
 
+/// Whether SO_REUSEPORT is set.
+///
+/// # Errors
+/// Of `getsockopt`.
+pub fn reuse_port_of(fd: i32) -> Result<bool> {
+    int(fd, SOL_SOCKET, SO_REUSEPORT).map(|v| v != 0)
+}
+
 /// The backlog of a listening socket, and how many connections wait to be
 /// accepted: Linux answers them in `tcpi_sacked` and `tcpi_unacked`.
 ///

@@ -182,6 +182,10 @@ impl Monitor {
     /// [`GROUP`](fsocket_proto::kind::GROUP) of a program's own sockets.
     pub(super) fn own_group(&mut self, id: ConnId, msg: &Msg, fd: &Attached) -> Answer {
         let info = descriptor::listening(fd.as_fd())?;
+        if self.zones.all.values().any(|g| g.cookie == info.cookie) {
+            // Not the program: we have made it share its address, for the program before.
+            return Err(Errno::EXIST);
+        }
         let owner = rustix::fs::fstat(fd.as_fd())?.st_uid;
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
         let (uid, family) = (client.uid, client.family);

@@ -1,0 +1,66 @@
+//! Listeners that go on in another program: binary upgrades, socket activation.
+//!
+//! The guard (ADR 17) goes along to a program that will load the library, so that
+//! its workers can join as those before them did; their local listen sockets are in
+//! the same group of the kernel's and of the monitor's. Without it they could not:
+//! the guard keeps the address closed as long as the program before lives.
+
+use super::{listened_with, used};
+use crate::process;
+use core::sync::atomic::Ordering;
+use fsocket_sys as sys;
+use fsocket_zones::door;
+use fsocket_zones::listener::{reuse_port_of, Shape};
+
+/// Own descriptors that are looked at for a guard.
+const LOOK: i32 = 256;
+
+/// The next program loads the library: guards survive `exec`.
+pub fn before_exec() {
+    set_flags(0);
+}
+
+/// They do not go further than that: `exec` has failed, or was a child's.
+pub fn after_exec() {
+    set_flags(libc::FD_CLOEXEC as usize);
+}
+
+fn set_flags(flags: usize) {
+    for z in used() {
+        let guard = z.guard.load(Ordering::Relaxed);
+        if guard >= 0 {
+            let _ = sys::fcntl(guard, libc::F_SETFD, flags);
+        }
+    }
+}
+
+/// This program has inherited the listening socket `fd`, whoever has made it: as if
+/// it had called `listen`.
+pub fn inherited(fd: i32) {
+    if super::enabled() {
+        listened_with(fd, guard_of(fd));
+    }
+}
+
+/// The guard that came with the listener: bound to the same address, not listening, and
+/// closed to others.
+fn guard_of(fd: i32) -> Option<i32> {
+    if !door::is_open_anyway(fd) {
+        return None;
+    }
+    let shape = Shape::of(fd).ok()?;
+    let first = process::high();
+    let is_guard = |n: &i32| {
+        *n != fd
+            && sys::fcntl(*n, libc::F_GETFD, 0) == Ok(0)
+            && Shape::of(*n).is_ok_and(|s| s.addr() == shape.addr() && s.v6only == shape.v6only)
+            && reuse_port_of(*n) == Ok(false)
+            && !listens(*n)
+    };
+    (first..first + LOOK).find(is_guard).map(process::high_fd)
+}
+
+fn listens(fd: i32) -> bool {
+    let mut v = [0u8; 4];
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut v).is_ok() && v != [0; 4]
+}
