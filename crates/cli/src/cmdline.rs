@@ -107,6 +107,12 @@ pub struct Stat {
     /// Share of packets that are handled on the CPU where the application runs, measured now
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "locks")]
     pub locality: Option<f64>,
+    /// With --locality: only this process and its descendants; may be repeated
+    #[arg(long, value_name = "PID", requires = "locality")]
+    pub pid: Vec<u32>,
+    /// With --locality: only programs of this name; may be repeated
+    #[arg(long, value_name = "NAME", requires = "locality")]
+    pub comm: Vec<String>,
     /// Contended locks of the kernel, measured now
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5")]
     pub locks: Option<f64>,

@@ -41,14 +41,43 @@ struct Report {
     unattributed: BTreeMap<&'static str, u64>,
 }
 
-pub fn run(seconds: f64, json: bool) -> Result<i32> {
+/// Which processes are shown; empty: all.
+#[derive(Debug, Default)]
+pub struct Filter {
+    /// With their descendants.
+    pub pids: Vec<u32>,
+    pub names: Vec<String>,
+}
+
+/// Generations that are followed to an ancestor.
+const GENERATIONS: usize = 32;
+
+impl Filter {
+    /// `parent`: of a process, if it is there.
+    fn takes(&self, row: &Row, parent: impl Fn(u32) -> Option<u32>) -> bool {
+        let ancestors = || std::iter::successors(Some(row.pid), |pid| parent(*pid)).take(GENERATIONS);
+        (self.pids.is_empty() || ancestors().any(|pid| self.pids.contains(&pid)))
+            && (self.names.is_empty() || self.names.contains(&row.program))
+    }
+}
+
+/// From /proc. A process that has ended has no parent.
+fn parent(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok().filter(|pid| *pid != 0)
+}
+
+/// `filter` is applied at the end: processes may come and go meanwhile.
+pub fn run(seconds: f64, json: bool, filter: &Filter) -> Result<i32> {
     fsocket_bpf::quiet();
     let measuring = Locality::start()?;
     let seconds = measure::wait("--locality", seconds)?;
     let cells = measuring.cells()?;
     let reasons = measuring.reasons()?.iter().map(|count| (count.name, count.total())).collect();
     drop(measuring);
-    let report = Report { seconds, processes: rows(&cells), unattributed: unattributed(reasons) };
+    let mut processes = rows(&cells);
+    processes.retain(|row| filter.takes(row, parent));
+    let report = Report { seconds, processes, unattributed: unattributed(reasons) };
     if json {
         anstream::println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -133,6 +162,19 @@ mod tests {
         let nearly = report(&[cell(Kind::Passive, 0, 0, 99_999), cell(Kind::Passive, 1, 0, 1)]);
         assert!(nearly.contains("99.9 %"), "{nearly}");
         assert!(report(&[]).contains("no packet"));
+    }
+
+    #[test]
+    fn a_filter_takes_descendants_and_names() {
+        let row = rows(&[cell(Kind::Passive, 0, 0, 1)]).remove(0);
+        let parent = |pid: u32| [(7, 5), (5, 1)].iter().find(|(child, _)| *child == pid).map(|(_, parent)| *parent);
+        let takes = |pids: &[u32], names: &[&str]| {
+            let names = names.iter().map(|n| (*n).to_owned()).collect();
+            Filter { pids: pids.to_vec(), names }.takes(&row, parent)
+        };
+        assert!(takes(&[], &[]) && takes(&[7], &[]) && takes(&[3, 5], &[]) && takes(&[], &["x", "nginx"]));
+        assert!(!takes(&[3], &[]) && !takes(&[7], &["haproxy"]) && !takes(&[], &["ngin"]));
+        assert!(!Filter { pids: vec![3], names: vec![] }.takes(&row, |pid| Some(pid)), "a circle ends");
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod zones;
 
 use crate::cmdline::{Ss, Stat};
 use crate::control;
+use crate::locality::Filter;
 use anyhow::Result;
 use comfy_table::{presets, CellAlignment, Table};
 use fsocket_abi::arena::COUNTERS;
@@ -44,7 +45,7 @@ pub fn stat(args: &Stat) -> Result<i32> {
         return zones::show(args.json, args.reset);
     }
     if let Some(seconds) = args.locality {
-        return crate::locality::run(seconds, args.json);
+        return crate::locality::run(seconds, args.json, &Filter { pids: args.pid.clone(), names: args.comm.clone() });
     }
     if let Some(seconds) = args.locks {
         return crate::locks::run(seconds, args.json);

@@ -371,3 +371,52 @@ fn ways_of_pinning() {
     let (told, _) = with("require", &["pin"]);
     assert!(told.iter().enumerate().all(|(i, t)| t.cpu == i as i32 / 30), "{told:?}");
 }
+
+/// `net.ipv4.tcp_migrate_req`, as found when this ends.
+struct MigrateReq(String);
+impl MigrateReq {
+    const FILE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
+    fn set() -> MigrateReq {
+        let before = std::fs::read_to_string(Self::FILE).expect("since 5.14");
+        std::fs::write(Self::FILE, "1").expect("root");
+        MigrateReq(before)
+    }
+}
+impl Drop for MigrateReq {
+    fn drop(&mut self) {
+        std::fs::write(Self::FILE, &self.0).expect("root");
+    }
+}
+
+#[test]
+fn without_monitor_the_kernel_can_move_what_a_killed_worker_leaves() {
+    need_two_cpus!();
+    // SAFETY: no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("SKIPPED: needs root to set net.ipv4.tcp_migrate_req");
+    }
+    let _set = MigrateReq::set();
+    let host = Host::new();
+    let env = &[("FASTSOCKET_SOCKET", "/nonexistent")];
+    let server = Start { options: &["pin", "respawn"], env, ..Start::default() }.run(&host);
+    for round in 0..3 {
+        server.wait_for_sockets(3);
+        let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
+        // SAFETY: a signal to a process of this test.
+        unsafe { libc::kill(victim, libc::SIGSTOP) };
+        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
+        let waiting: Vec<_> = std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(0);
+                (0..100).map(|_| connect(address)).collect()
+            })
+            .join()
+            .expect("nobody is refused")
+        });
+        // SAFETY: as above.
+        unsafe { libc::kill(victim, libc::SIGKILL) };
+        for (i, c) in waiting.iter().enumerate() {
+            assert_ne!(told(c, i).pid, victim, "round {round}");
+        }
+    }
+}
