@@ -47,7 +47,7 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
     }
     let carried = environment::carries_us(start.env);
     next.inject = !carried && !spawn && environment::lost_us(start.env) && program::is_this_one(start);
-    if carried || next.inject {
+    if environment::carries_zones(start.env) || next.inject {
         next.guards = true;
         zone::heir::before_exec();
     }

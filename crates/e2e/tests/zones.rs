@@ -420,3 +420,19 @@ fn without_monitor_the_kernel_can_move_what_a_killed_worker_leaves() {
         }
     }
 }
+
+#[test]
+fn a_program_that_is_started_does_not_keep_the_port() {
+    let host = Host::new();
+    // A zoned server starts a program that outlives it; Python's sockets are close-on-exec.
+    let code = "import os, socket, sys, time\ns = socket.socket()\ns.bind(('127.0.0.1', int(sys.argv[1])))\n\
+        s.listen(8)\nif os.fork() == 0:\n    time.sleep(0.3)\n    os._exit(0)\nos.wait()\n\
+        (os.fork() or os.execv('/bin/sleep', ['sleep', '4']))\nprint('started', flush=True)\n";
+    let port = net::free_port();
+    let mut command = host.command(fsocket_testkit::host::Accel, fsocket_testkit::PYTHON);
+    command.args(["-c", code, &port.to_string()]).env("FASTSOCKET_DISABLE", "shm");
+    let mut server = fsocket_testkit::Proc::spawn(host.logs(), "starter", command);
+    server.wait_stdout("started", Duration::from_secs(10));
+    net::wait_until(Duration::from_secs(3), || !server.running()).expect("it ends");
+    assert_eq!(stranger(&host, "127.0.0.1", port), "bound");
+}

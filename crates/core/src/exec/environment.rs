@@ -84,11 +84,20 @@ pub fn remember(env: Env, library: &[u8]) {
 /// Will a dynamically linked program with this environment have the library, the
 /// same monitor, and shared memory?
 pub fn carries_us(env: Env) -> bool {
+    carries(env, b"shm")
+}
+
+/// The same with zones instead of shared memory.
+pub fn carries_zones(env: Env) -> bool {
+    carries(env, b"zones")
+}
+
+fn carries(env: Env, what: &[u8]) -> bool {
     let Ok(s) = START.lock() else { return false };
     let (at, len) = s.entry;
     let own = &s.kept[0][at..at + len];
     let loaded = len == 0 || value(env, PRELOAD).is_some_and(|v| words(v).any(|w| w == own));
-    let off = value(env, DISABLE).is_some_and(|v| v.split(|c| *c == b',').any(|w| w == b"shm"));
+    let off = value(env, DISABLE).is_some_and(|v| v.split(|c| *c == b',').any(|w| w == what));
     loaded && !off && ctl::same_path(value(env, SOCKET))
 }
 

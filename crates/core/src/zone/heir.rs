@@ -15,22 +15,25 @@ use fsocket_zones::listener::{reuse_port_of, Shape};
 /// Own descriptors that are looked at for a guard.
 const LOOK: i32 = 256;
 
-/// The next program loads the library: guards survive `exec`.
+/// The next program loads the library: guards survive `exec` with their listeners.
+/// Without it they would keep the address from others.
 pub fn before_exec() {
-    set_flags(0);
+    let survives = |fd| sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0);
+    for z in used().iter().filter(|z| survives(z.fd.load(Ordering::Relaxed))) {
+        set_flags(z.guard.load(Ordering::Relaxed), 0);
+    }
 }
 
 /// They do not go further than that: `exec` has failed, or was a child's.
 pub fn after_exec() {
-    set_flags(libc::FD_CLOEXEC as usize);
+    for z in used() {
+        set_flags(z.guard.load(Ordering::Relaxed), libc::FD_CLOEXEC as usize);
+    }
 }
 
-fn set_flags(flags: usize) {
-    for z in used() {
-        let guard = z.guard.load(Ordering::Relaxed);
-        if guard >= 0 {
-            let _ = sys::fcntl(guard, libc::F_SETFD, flags);
-        }
+fn set_flags(guard: i32, flags: usize) {
+    if guard >= 0 {
+        let _ = sys::fcntl(guard, libc::F_SETFD, flags);
     }
 }
 
