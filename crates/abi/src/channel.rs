@@ -194,7 +194,14 @@ pub struct Prod {
     pub rewind_from: AtomicU64,
     /// With `want_space` armed: wake the sender once `head` has reached this.
     pub space_at: AtomicU64,
+    /// Processes that hold this end, for a peer that no monitor tells when they
+    /// die; 0: none, `u32::MAX`: a child that has not entered itself yet.
+    pub pids: [AtomicU32; HOLDERS],
+    /// The process namespace of those numbers; 0: not known, or there are more.
+    pub ns: AtomicU32,
 }
+/// Processes named in [`Prod::pids`].
+pub const HOLDERS: usize = 8;
 
 /// Written by the receiver after each read.
 #[cfg_attr(loom, derive(Default))]
@@ -229,7 +236,7 @@ const _: () = {
     assert!(offset_of!(SynQueue, want) == 128);
     assert!(size_of::<Waiter>() == 256);
     assert!(offset_of!(Waiter, summary) == 64 && offset_of!(Waiter, ready) == 128);
-    assert!(size_of::<Dir>() == 256);
+    assert!(size_of::<Dir>() == 256 && size_of::<Prod>() == 64);
     assert!(size_of::<Slot>() == 64 + 512);
     assert!(RING_CAP.is_power_of_two() && SYN_CAP.is_power_of_two());
     assert!(RING_OFF.is_multiple_of(4096));

@@ -2,7 +2,7 @@
 
 use crate::path::{self, Path};
 use crate::table::{self, kind, Desc};
-use crate::{chan, epoll, listen, pool, process, stats, stream, token, zone, Outcome};
+use crate::{chan, epoll, listen, peers, pool, process, stats, stream, token, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -88,6 +88,7 @@ fn release_conn(d: &'static Desc) {
         // belong to its next connection, which another thread of ours accepts.
         c.set_desc(slot, None);
     }
+    peers::leave(d);
     // The state decides which of two that let go at once ends the connection.
     let last = process::let_go(s)
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();

@@ -235,6 +235,7 @@ pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     unsafe { d.attach(sock, e.chan.slot(e.slot), e.side, tx, rx) };
     d.chan.store(e.chan.index() + 1, Ordering::Relaxed);
     d.slot_index.store(e.slot as u32, Ordering::Relaxed);
+    crate::peers::enter(d);
     crate::opts::size_buffers(d);
     e.chan.set_desc(e.slot, Some(d));
     d.kind.store(kind::CONN, Ordering::Release);

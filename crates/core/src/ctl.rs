@@ -142,6 +142,23 @@ pub fn dead() -> bool {
     DEAD.load(Ordering::Relaxed) || fd() < 0
 }
 
+/// Before a sleep in which the control socket is not looked at: has the monitor
+/// died? Asks the kernel a few times a second at most.
+pub fn notice() {
+    const EVERY_US: u64 = 100_000;
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let now = sys::cpu::ticks();
+    if dead() || now.wrapping_sub(LAST.load(Ordering::Relaxed)) < EVERY_US * sys::cpu::ticks_per_us() {
+        return;
+    }
+    LAST.store(now, Ordering::Relaxed);
+    let mut p = libc::pollfd { fd: fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    if matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1)) {
+        readable();
+    }
+}
+
 /// While nobody watches over our peers, sleeps are cut into pieces: short ones
 /// at first, doubling while nothing happens. None: the monitor lives.
 pub fn unwatched() -> Option<u64> {

@@ -7,7 +7,7 @@
 
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{bell, chan, ctl, epoll, exec, listen, pool, process, route, table, zone};
+use crate::{bell, chan, ctl, epoll, exec, listen, peers, pool, process, route, table, zone};
 use core::sync::atomic::Ordering;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
@@ -42,6 +42,7 @@ pub fn prepare() {
     for d in conns() {
         // The placeholder is one kernel socket in two processes.
         d.dirty.store(true, Ordering::Relaxed);
+        peers::expect(d);
         let s = d.sock();
         let free = s.holders.iter().find(|h| {
             h.load(Ordering::Relaxed) == 0 && h.compare_exchange(0, nonce, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -110,6 +111,7 @@ pub fn child() {
     ctl::unlock_after_fork();
     process::become_child(nonce);
     exec::become_child();
+    peers::become_child();
     ctl::become_child((fd >= 0).then_some(fd));
     route::reset_after_fork();
     bell::become_child();

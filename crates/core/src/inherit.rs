@@ -2,7 +2,7 @@
 //! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
 
 use crate::table::{self, kind, Desc};
-use crate::{chan, close, ctl, listen, path, process, stats, zone};
+use crate::{chan, close, ctl, listen, path, peers, process, stats, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
@@ -186,6 +186,7 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
     d.slot_index.store(slot as u32, Ordering::Relaxed);
     c.set_desc(slot, Some(d));
     d.kind.store(kind::CONN, Ordering::Release);
+    peers::join(d);
     Some(d)
 }
 

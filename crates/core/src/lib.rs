@@ -26,6 +26,7 @@ pub mod msg;
 pub mod name;
 pub mod opts;
 pub mod path;
+pub mod peers;
 pub mod poll;
 pub mod pool;
 pub mod process;

@@ -224,6 +224,9 @@ unsafe fn sleep(
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
     };
+    if ctl::dead() {
+        fds.iter().filter_map(|p| ours(p.fd)).for_each(crate::peers::look);
+    }
     let b = bell::get();
     let mut armed = b.is_some();
     if let Some(b) = b {

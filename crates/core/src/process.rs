@@ -172,9 +172,43 @@ fn count_cpus() -> u32 {
     n
 }
 
+/// Number of this process; 0: not asked yet.
+static PID: AtomicU32 = AtomicU32::new(0);
+/// Its process namespace; 0: not asked yet, UNKNOWN: cannot be had.
+static PID_NAMESPACE: AtomicU32 = AtomicU32::new(0);
+const UNKNOWN: u32 = u32::MAX;
+
+#[inline]
+pub fn pid() -> u32 {
+    match PID.load(Ordering::Relaxed) {
+        0 => {
+            let n = sys::getpid() as u32;
+            PID.store(n, Ordering::Relaxed);
+            n
+        }
+        n => n,
+    }
+}
+
+/// Names the namespace in which process numbers mean something; 0: not known.
+#[inline]
+pub fn pid_namespace() -> u32 {
+    match PID_NAMESPACE.load(Ordering::Relaxed) {
+        0 => {
+            let n = sys::inode(c"/proc/self/ns/pid").map_or(UNKNOWN, |i| i as u32);
+            PID_NAMESPACE.store(n, Ordering::Relaxed);
+            pid_namespace()
+        }
+        UNKNOWN => 0,
+        n => n,
+    }
+}
+
 /// In a forked child: new identity, no arena of its own yet.
 pub fn become_child(nonce: u64) {
     set_nonce(nonce);
+    PID.store(0, Ordering::Relaxed);
+    PID_NAMESPACE.store(0, Ordering::Relaxed);
     ARENA.store(core::ptr::null_mut(), Ordering::Release);
     ARENA_FAILED.store(false, Ordering::Relaxed);
     ARENA_LOCK.reset_after_fork();

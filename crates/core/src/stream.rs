@@ -596,14 +596,14 @@ fn end_of_stream(d: &Desc) -> Result<usize> {
 }
 
 /// MSG_PEEK with MSG_WAITALL: more than what was there.
-fn wait_more(d: &Desc, have: usize, deadline: &mut Option<u64>) -> Result<()> {
+fn wait_more(d: &'static Desc, have: usize, deadline: &mut Option<u64>) -> Result<()> {
     let (r, rx, h) = d.rx();
     let more = || {
         token::enter(h).map_or(true, |_t| ring::available(r, rx, h, have + 1).map_or(true, |n| n > have))
             || ready::state(d).eof
     };
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
-    sleep(&rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
+    sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
 }
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?
@@ -617,7 +617,7 @@ fn streaming(d: &Desc) -> bool {
 }
 
 /// Block until there is something to receive (data, end or error).
-pub fn wait_data(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
+pub fn wait_data(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
     let (_, rx, _) = d.rx();
     let peer = ready::peer_cpu(d);
     if streaming(d) && peer != cpu::current() {
@@ -632,15 +632,15 @@ pub fn wait_data(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
         }
     }
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
-    sleep(&rx.want_data, deadline, timeo, &d.spin_rx, peer, || !d.is_conn() || ready::can_recv(d))
+    sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, peer, || !d.is_conn() || ready::can_recv(d))
 }
 
 /// Block until a send can make progress or fails.
-pub fn wait_space(d: &Desc, deadline: &mut Option<u64>) -> Result<()> {
+pub fn wait_space(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
     let (_, tx, h) = d.tx();
     tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
     let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
-    sleep(&tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+    sleep(d, &tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
 }
 
 /// A call that has something to return does so after any signal, also one that
@@ -653,7 +653,9 @@ fn interruptible(deadline: &mut Option<u64>, timeo: u64) {
 
 /// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set
 /// on first use from `timeo`, nanoseconds; 0: none).
+#[allow(clippy::too_many_arguments)] // what to wait for, and for how long
 fn sleep(
+    d: &'static Desc,
     want: &fsocket_sync::doorbell::Want,
     deadline: &mut Option<u64>,
     timeo: u64,
@@ -675,14 +677,20 @@ fn sleep(
         if ready() {
             break;
         }
+        crate::ctl::notice();
+        crate::peers::look(d);
+        if ready() {
+            break;
+        }
         stats::count(Counter::Sleeps);
         crate::idle::before_sleep();
+        let unwatched = crate::ctl::unwatched();
         let left = match *deadline {
             Some(t) => match t.saturating_sub(sys::now_ns()) {
                 0 => return Err(Errno::EAGAIN),
-                n => Some(n),
+                n => Some(unwatched.map_or(n, |u| u.min(n))),
             },
-            None => crate::ctl::unwatched(),
+            None => unwatched,
         };
         let r = sys::futex_wait(&want.seq, seq, left);
         if ready() {
@@ -690,7 +698,7 @@ fn sleep(
         }
         match r {
             Err(Errno::EINTR) => return Err(Errno::EINTR),
-            Err(Errno::ETIMEDOUT) if deadline.is_some() => return Err(Errno::EAGAIN),
+            Err(Errno::ETIMEDOUT) if deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
             _ => {}
         }
     }

@@ -88,6 +88,68 @@ fn killed_monitor_leaves_connections_and_new_ones_use_the_kernel() {
 }
 
 #[test]
+fn killed_monitor_then_killed_server_ends_the_clients_connection() {
+    let mut host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let before = host.snapshot();
+    let mut client = Held::start(&host, port);
+    host.snapshot().since(&before).assert_shm(1);
+    host.kill_monitor();
+    drop(server); // SIGKILL
+    client.expect("wait", "EOF");
+}
+
+/// Open sockets of a process, those that it keeps for the next connection included.
+fn sockets(pid: u32) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
+    let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    links.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
+}
+
+#[test]
+fn killed_monitor_then_killed_clients_are_noticed_by_servers() {
+    for kind in ["epoll", "poll", "select", "asyncio"] {
+        let mut host = Host::new();
+        let (server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
+        let mut first = Held::start(&host, port);
+        let open = sockets(server.pid());
+        let before = host.snapshot();
+        let second = Held::start(&host, port);
+        host.snapshot().since(&before).assert_shm(1);
+        assert!(sockets(server.pid()) > open, "{kind}: the second connection");
+        host.kill_monitor();
+        drop(second.proc); // SIGKILL
+        let closed = net::wait_until(LIMIT, || sockets(server.pid()) <= open);
+        assert!(closed.is_ok(), "{kind}: {} sockets instead of {open}", sockets(server.pid()));
+        // The other one goes on.
+        first.expect("echo", "echoed");
+        first.expect("exit", "bye");
+    }
+}
+
+/// A forked relative holds the connection as well: it goes on until both are gone.
+#[test]
+fn killed_monitor_then_killed_relatives() {
+    let mut host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let path = script("apps/relatives.py").display().to_string();
+    let before = host.snapshot();
+    let mut parent = host.start(Accel, "relatives", PYTHON, &[&path, &port.to_string()]);
+    parent.wait_stdout("child ", LIMIT);
+    host.snapshot().since(&before).assert_shm(1);
+    let child: i32 = parent.stdout().trim().rsplit(' ').next().and_then(|w| w.parse().ok()).expect("a number");
+    let open = sockets(server.pid());
+    host.kill_monitor();
+    parent.signal(libc::SIGKILL);
+    let talked = net::wait_until(LIMIT, || !parent.running() && parent.stdout().contains("the child still talks"));
+    assert!(talked.is_ok(), "{}{}", parent.stdout(), parent.stderr());
+    // SAFETY: a plain system call; the number is our grandchild's.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    let closed = net::wait_until(LIMIT, || sockets(server.pid()) < open);
+    assert!(closed.is_ok(), "{} sockets, {open} before", sockets(server.pid()));
+}
+
+#[test]
 fn a_server_started_without_a_monitor_works() {
     let mut host = Host::new();
     host.kill_monitor();

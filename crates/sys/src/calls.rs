@@ -173,6 +173,17 @@ pub fn heavy_fence() {
     }
 }
 
+/// Signal 0: does the process exist?
+pub fn kill(pid: i32, signal: i32) -> Result<()> {
+    sc!(SYS_kill, pid, signal).map(drop)
+}
+/// Inode number of a file.
+pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
+    let mut st = core::mem::MaybeUninit::<libc::stat>::zeroed();
+    sc!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), st.as_mut_ptr(), 0)?;
+    // SAFETY: zeroed, and filled in by the kernel.
+    Ok(unsafe { st.assume_init() }.st_ino)
+}
 pub fn getpid() -> i32 {
     sc!(SYS_getpid).map_or(0, |v| v as i32)
 }

@@ -481,6 +481,8 @@ fn spin_target(g: &Inner) -> Option<u32> {
 /// # Safety
 /// As [`wait`].
 unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *const libc::sigset_t) -> Result<()> {
+    // Items that are not hot are in no list of the instance.
+    crate::peers::look_at_all();
     let mut limit = deadline.map(|t| t.saturating_sub(sys::now_ns()));
     {
         let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };

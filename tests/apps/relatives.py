@@ -1,0 +1,39 @@
+#!/usr/bin/python3
+"""A connection held by parent and child: relatives.py PORT.
+
+Says "child PID"; when the parent is gone, the child talks on for a second, says
+so, and sleeps.
+"""
+import os
+import socket
+import sys
+import time
+
+
+def trip(sock, message):
+    sock.sendall(message)
+    got = b""
+    while len(got) < len(message):
+        part = sock.recv(100)
+        if not part:
+            raise SystemExit("EOF in the middle")
+        got += part
+    if got != message:
+        raise SystemExit("bytes differ")
+
+
+sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20)
+trip(sock, b"hello\n")
+parent = os.getpid()
+child = os.fork()
+if child:
+    print("child", child, flush=True)
+    time.sleep(60)
+    sys.exit(1)
+while os.getppid() == parent:
+    time.sleep(0.01)
+for i in range(20):
+    time.sleep(0.05)
+    trip(sock, b"message %d\n" % i)
+print("the child still talks", flush=True)
+time.sleep(60)
