@@ -40,7 +40,7 @@ pub fn measure(socket: Socket, args: &Worker) -> io::Result<Outcome> {
     let mine = |me: u32| -> io::Result<u64> {
         // SAFETY: `socket` outlives both threads, and closes it once.
         let mut link = unsafe { socket.again() };
-        let done = take_turns(&mut *link, me, &baton, args, started);
+        let done = take_turns(&mut link, me, &baton, args, started);
         // Also after an error, or the other waits for ever.
         baton.stop.store(true, Ordering::Relaxed);
         baton.pass(me);
@@ -74,7 +74,7 @@ fn take_turns(link: &mut Socket, me: u32, baton: &Baton, args: &Worker, started:
             return Err(io::Error::other("echo differs"));
         }
         ops += 1;
-        if ops % u64::from(BURST) == 0 && started.elapsed().as_secs_f64() >= args.secs {
+        if ops.is_multiple_of(u64::from(BURST)) && started.elapsed().as_secs_f64() >= args.secs {
             break;
         }
         baton.pass(me);
