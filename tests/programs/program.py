@@ -27,7 +27,7 @@ class Program:
     stop_status = (0,)
     #: Why some connections are the kernel's from the start.
     kernel_too = ""
-    #: After a reload the listener is inherited through exec: the kernel's from then on (docs/limits.md).
+    #: A reload passes the listener to another process (SCM_RIGHTS): the kernel's from then on (docs/limits.md).
     inherits = False
     #: Why a reload may lose requests (it does on stock sockets).
     reload_loses = ""

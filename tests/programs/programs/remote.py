@@ -15,7 +15,6 @@ class Openssh(Program):
     path = "switch"
     stop_status = (0, 255)
     threads = 2
-    inherits = True
 
     def prepare(self):
         self.lab.directory("../sshd")

@@ -73,10 +73,9 @@ class Nginx(Http):
 
 
 class NginxUpgrade(Nginx):
-    """The binary upgrade: the new program inherits the listener through exec."""
+    """The binary upgrade: the new program inherits the listener through exec, and goes on with it."""
 
     name = "nginx, binary upgrade"
-    inherits = True
     # It ignores the signal where its parent is the one that started it.
     daemon = "on"
 
@@ -186,7 +185,6 @@ class PhpFpm(Http):
     name = "php-fpm behind nginx"
     version = ("php-fpm8.2", "-v")
     stop_signal = signal.SIGQUIT
-    inherits = True
 
     def prepare(self):
         self.fpm = free_port()
