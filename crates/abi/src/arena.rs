@@ -105,6 +105,8 @@ counters! {
     AcceptGlobal = "accept_global",
     /// Connections accepted from the local listen socket of another thread.
     AcceptRemote = "accept_remote",
+    /// Connections accepted from the local listen socket of another process.
+    AcceptStolen = "accept_stolen",
     /// Local listen sockets made.
     ZoneJoin = "zone_joins",
     /// Local listen sockets given up while the listener stayed open.

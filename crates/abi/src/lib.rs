@@ -10,6 +10,7 @@
 #![cfg_attr(not(loom), no_std)]
 
 pub mod arena;
+pub mod balance;
 pub mod channel;
 
 /// Version of every layout in this crate; the monitor refuses another one.

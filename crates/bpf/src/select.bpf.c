@@ -10,6 +10,7 @@
  */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
+#include "balance.h"
 #include "counters.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -75,6 +76,7 @@ static __always_inline bool from_slot(struct sk_reuseport_md *ctx, __u32 slot, b
 	is_own = *value & OWN;
 	if (place == GLOBAL || bpf_sk_select_reuseport(ctx, &sockets, &place, 0))
 		return false;
+	added(place);
 	if (!first)
 		COUNT(selections, BESIDE);
 	else if (is_own)

@@ -5,7 +5,7 @@
 use crate::counters::{self, Count};
 use crate::{load, probe, skel, Error, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
@@ -24,6 +24,7 @@ const OWN: u32 = 0x8000_0000;
 /// sockets has it attached.
 pub struct Select {
     skel: skel::select::SelectSkel<'static>,
+    bell: RingBuffer<'static>,
     cpus: usize,
     per_cpu: usize,
 }
@@ -67,12 +68,31 @@ impl Select {
             }
             open.load()
         })?;
-        Ok(Select { skel, cpus, per_cpu })
+        let ring = |e| Error::map("bell", e);
+        let mut bell = RingBufferBuilder::new();
+        bell.add(&skel.maps.bell, |_| 0).map_err(ring)?;
+        let bell = bell.build().map_err(ring)?;
+        Ok(Select { skel, bell, cpus, per_cpu })
     }
 
     /// To be attached to a socket of the group (SO_ATTACH_REUSEPORT_EBPF).
     pub fn program(&self) -> BorrowedFd<'_> {
         self.skel.progs.select_listener.as_fd()
+    }
+
+    /// What workers and monitor map: one `fsocket_abi::balance::Balance`.
+    pub fn balance(&self) -> BorrowedFd<'_> {
+        self.skel.maps.balances.as_fd()
+    }
+
+    /// Readable when the program wants the monitor to look, until [`Select::heard`].
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.skel.maps.bell.as_fd()
+    }
+
+    /// The bell was heard.
+    pub fn heard(&self) {
+        let _ = self.bell.consume();
     }
 
     /// Puts a listening socket in its place. The kernel takes it out when it is

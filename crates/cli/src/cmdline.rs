@@ -56,6 +56,9 @@ pub struct Run {
     /// No local listen sockets: workers share the one that the program made
     #[arg(long)]
     pub no_zones: bool,
+    /// No connection stealing: a worker takes from its own queue and the shared one only
+    #[arg(long)]
+    pub no_balance: bool,
     /// Whether workers are pinned to the CPU of their zone: `auto` where the
     /// program has not and there is a CPU for each, `never`, `require` (no zone
     /// for workers that the program has not pinned)

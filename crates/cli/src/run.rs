@@ -10,18 +10,19 @@ use std::path::{Path, PathBuf};
 const EXIT_CANNOT_EXECUTE: i32 = 126;
 const EXIT_NOT_FOUND: i32 = 127;
 
-/// Words that [`paths::ENV_DISABLE`] may hold.
-const PARTS: &[&str] = &["shm", "zones"];
+/// Words that [`paths::ENV_DISABLE`] may hold, in the order of the options.
+const PARTS: [&str; 3] = ["shm", "zones", "balance"];
 
 /// Does not return unless something failed; the exit status.
 pub fn run(args: &Run) -> i32 {
-    let disable = match disabled_parts(std::env::var_os(paths::ENV_DISABLE), args.no_shm, args.no_zones) {
-        Ok(list) => list,
-        Err(e) => {
-            eprintln!("fastsocket: {e}");
-            return EXIT_OWN;
-        }
-    };
+    let disable =
+        match disabled_parts(std::env::var_os(paths::ENV_DISABLE), [args.no_shm, args.no_zones, args.no_balance]) {
+            Ok(list) => list,
+            Err(e) => {
+                eprintln!("fastsocket: {e}");
+                return EXIT_OWN;
+            }
+        };
     match prepare(&args.pieces) {
         Ok(setup) => {
             if args.verbose {
@@ -93,14 +94,14 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
 }
 
 /// The list of parts that are off, with those added that are asked for.
-fn disabled_parts(now: Option<OsString>, no_shm: bool, no_zones: bool) -> Result<OsString, String> {
+fn disabled_parts(now: Option<OsString>, off: [bool; 3]) -> Result<OsString, String> {
     let now = now.unwrap_or_default();
     let now = now.to_string_lossy();
     let mut parts: Vec<&str> = now.split(',').map(str::trim).filter(|p| !p.is_empty()).collect();
     if let Some(bad) = parts.iter().find(|p| !PARTS.contains(p)) {
         return Err(format!("{}: unknown part '{bad}' (known: {})", paths::ENV_DISABLE, PARTS.join(", ")));
     }
-    for (part, off) in [("shm", no_shm), ("zones", no_zones)] {
+    for (part, off) in PARTS.into_iter().zip(off) {
         if off && !parts.contains(&part) {
             parts.push(part);
         }
@@ -177,11 +178,11 @@ mod tests {
 
     #[test]
     fn disable_list() {
-        let list = |now: Option<&str>, no_shm| disabled_parts(now.map(Into::into), no_shm, false);
+        let list = |now: Option<&str>, no_shm| disabled_parts(now.map(Into::into), [no_shm, false, false]);
         assert_eq!(list(None, false).unwrap(), "");
         assert_eq!(list(None, true).unwrap(), "shm");
         assert_eq!(list(Some("zones, shm"), true).unwrap(), "zones,shm");
-        assert_eq!(disabled_parts(None, false, true).unwrap(), "zones");
+        assert_eq!(disabled_parts(None, [false, true, true]).unwrap(), "zones,balance");
         assert!(list(Some("shn"), false).unwrap_err().contains("shn"));
     }
 }

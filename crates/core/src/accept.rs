@@ -285,6 +285,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             libc::pollfd { fd: b.fd(), events: libc::POLLIN, revents: 0 },
             libc::pollfd { fd: ctl::fd(), events: libc::POLLIN, revents: 0 },
             libc::pollfd { fd: local, events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: zoned.map_or(-1, |z| z.peers_fd()), events: libc::POLLIN, revents: 0 },
         ];
         if ctl::dead() {
             p[2].fd = -1;
@@ -292,8 +293,9 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         if !l.has_syn(true) {
             stats::count(Counter::Sleeps);
             let t0 = sys::cpu::ticks();
-            let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
-            // SAFETY: `p` has four entries.
+            zone::balance::before_sleep();
+            let left = zone::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
+            // SAFETY: `p` has five entries.
             n = unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) };
             d.spin_rx.slept(sys::cpu::ticks() - t0);
         }
@@ -305,6 +307,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             ctl::readable();
         }
         if let Some(z) = zoned.filter(|_| n != Err(Errno::EINTR)) {
+            z.peers_spoke(p[4].revents != 0);
             match z.take(fd, false, Peer { addr, len, flags }) {
                 Err(Errno::EAGAIN) => {}
                 r => return r,

@@ -186,7 +186,9 @@ pub fn deafen() {
 }
 
 fn died() {
-    DEAD.store(true, Ordering::Release);
+    if !DEAD.swap(true, Ordering::AcqRel) {
+        crate::zone::balance::alone();
+    }
 }
 
 /// A request with an answer. The second value is a descriptor that came along.
@@ -305,6 +307,9 @@ fn unasked(m: &Msg, got: Option<i32>) {
                 chan::serve(m.id as u32, m.arg0, fd);
             }
         }
+        kind::PEER if got.is_some_and(|fd| crate::zone::balance::came(m.id, m.arg0, fd)) => return,
+        kind::PEER_GONE => crate::zone::balance::went(m.id, m.arg0),
+        kind::NUDGE => crate::zone::balance::nudged(m.id),
         kind::LOOK => crate::zone::watch::look(m.id),
         kind::CHANNEL_GONE => chan::gone(m.id as u32),
         _ => {}

@@ -151,6 +151,7 @@ unsafe fn run(
         if !mask.is_null() {
             held.get_or_insert_with(Held::all);
         }
+        beside.arm(&mut kernel[n..]);
         // SAFETY: the caller's mask.
         unsafe { sleep(fds, kernel, beside.n, deadline, mask) }?;
         slept = true;
@@ -252,7 +253,8 @@ unsafe fn sleep(
         let ctl_fd = if ctl::dead() { -1 } else { ctl::fd() };
         kernel[ctl_at] = libc::pollfd { fd: ctl_fd, events: libc::POLLIN, revents: 0 };
         stats::count(Counter::Sleeps);
-        let (limit, idle) = crate::idle::cut(limit);
+        zone::balance::before_sleep();
+        let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         let t0 = cpu::ticks();
         // SAFETY: n + 2 entries.
         r = unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) };

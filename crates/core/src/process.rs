@@ -36,6 +36,8 @@ pub struct Config<'a> {
     pub disabled: bool,
     /// No zones.
     pub no_zones: bool,
+    /// No stealing.
+    pub no_balance: bool,
     pub pin: crate::zone::Pin,
     pub rseq_offset: Option<isize>,
     /// What the program before this one has left (FASTSOCKET_HEIR).
@@ -49,6 +51,7 @@ pub fn init(c: &Config) {
     sys::cpu::init(c.rseq_offset);
     choose_high_fd();
     crate::zone::init(!c.no_zones, c.pin);
+    crate::zone::balance::init(!c.no_zones && !c.no_balance);
     let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
     if !shm && c.no_zones {
         if let Some((fd, _)) = heir {

@@ -13,11 +13,13 @@
 //! | `zone/cpu` | which CPU a worker's zone is |
 //! | `zone/pace` | workers that are away for long |
 //! | `zone/accept` | the order of the queues |
+//! | `zone/balance` | taking from the queues of busy or absent workers |
 //! | `zone/parcel` | leaving in good order where nothing migrates |
 //! | `zone/shared` | listeners that share their address by the program's own wish |
 //! | `zone/watch` | epoll, poll, and being told to look |
 
 pub mod accept;
+pub mod balance;
 mod cpu;
 pub mod heir;
 mod join;
@@ -89,6 +91,7 @@ pub struct Zoned {
     n: AtomicU32,
     locals: [Local; LOCALS],
     watches: watch::List,
+    peers: balance::Peers,
     /// Guards changes, not reading.
     change: Lock<()>,
 }
@@ -112,6 +115,17 @@ pub struct Local {
     unwatched: AtomicBool,
     /// Its thread waits in calls of ours, and is judged by its pace.
     sleeping: AtomicBool,
+    /// Others of the group may steal from it, and it from them.
+    shared: AtomicBool,
+    /// Accepted from the own queue since the last turn of a busy zone.
+    fair: AtomicU32,
+    /// Since when its thread looks at the other queues, in ticks; 0: it does not.
+    peers_since: AtomicU64,
+    /// With which events and data it lies in an epoll instance, mixed.
+    put: AtomicU64,
+    /// Instance out of which the application has taken the listener, but we not yet the
+    /// socket; -1: none.
+    lazy: AtomicI32,
 }
 
 impl Local {
@@ -127,6 +141,11 @@ impl Local {
             every: AtomicU32::new(0),
             unwatched: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
+            fair: AtomicU32::new(0),
+            peers_since: AtomicU64::new(0),
+            put: AtomicU64::new(0),
+            lazy: AtomicI32::new(-1),
         }
     }
     fn fd(&self) -> i32 {
@@ -280,8 +299,12 @@ pub fn become_child() {
         for l in &z.locals[..n] {
             if l.thread.swap(0, Ordering::Relaxed) != 0 {
                 process::close_own(l.fd.swap(-1, Ordering::Relaxed));
+                l.shared.store(false, Ordering::Relaxed);
+                l.peers_since.store(0, Ordering::Relaxed);
+                l.lazy.store(-1, Ordering::Relaxed);
             }
         }
+        z.peers.become_child();
         z.inherited.store(true, Ordering::Relaxed);
         z.shared.become_child();
         z.group.store(0, Ordering::Relaxed);
@@ -296,7 +319,9 @@ pub fn become_child() {
 /// One of our descriptors got another number.
 pub fn moved(old: i32, new: i32) -> bool {
     let swap = |a: &AtomicI32| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    used().iter().any(|z| swap(&z.guard) || z.parcel.iter().any(swap) || z.locals.iter().any(|l| swap(&l.fd)))
+    used().iter().any(|z| {
+        swap(&z.guard) || z.parcel.iter().any(swap) || z.locals.iter().any(|l| swap(&l.fd)) || z.peers.moved(&swap)
+    })
 }
 
 impl Zoned {
@@ -319,6 +344,7 @@ impl Zoned {
             n: AtomicU32::new(0),
             locals: [const { Local::new() }; LOCALS],
             watches: watch::List::new(),
+            peers: balance::Peers::new(),
             change: Lock::new(()),
         }
     }
@@ -410,6 +436,7 @@ impl Zoned {
         self.shared.reset();
         self.deaths.store(0, Ordering::Relaxed);
         self.watches.clear();
+        self.peers.forget();
         self.state.store(state::FREE, Ordering::Release);
     }
 

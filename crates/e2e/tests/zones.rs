@@ -48,7 +48,7 @@ fn threads_with_an_epoll_instance_each() {
 #[test]
 fn beside_shared_memory() {
     need_two_cpus!();
-    assert_local(&Start { env: &[], ..Start::default() }, "127.0.0.1");
+    assert_local(&Start { env: &[("FASTSOCKET_DISABLE", "balance")], ..Start::default() }, "127.0.0.1");
 }
 
 #[test]
@@ -176,8 +176,18 @@ fn the_port_is_as_closed_to_others_as_stock() {
 #[test]
 fn a_killed_worker_loses_nothing_that_waited() {
     need_two_cpus!();
+    for (env, how) in [("shm,balance", "migrated"), ("shm", "stolen")] {
+        a_killed_worker_loses_nothing(env, how);
+    }
+}
+
+/// What waits with the dead moves to the global socket, or is taken by those who have a
+/// descriptor of his.
+#[track_caller]
+fn a_killed_worker_loses_nothing(off: &str, how: &str) {
     let host = Host::new();
-    let server = Start { options: &["pin", "respawn"], ..Start::default() }.run(&host);
+    let env = &[("FASTSOCKET_DISABLE", off)];
+    let server = Start { options: &["pin", "respawn"], env, ..Start::default() }.run(&host);
     server.wait_for_sockets(3);
     for round in 0..5 {
         let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
@@ -201,7 +211,8 @@ fn a_killed_worker_loses_nothing_that_waited() {
     }
     if !stock_mode() {
         let zones = host.zones();
-        assert!(selected(&zones, "migrated") >= 500, "{zones:#}");
+        let saved = if how == "migrated" { selected(&zones, how) } else { counter(&zones, "accept_stolen") };
+        assert!(saved >= 500, "{how}: {zones:#}");
     }
 }
 

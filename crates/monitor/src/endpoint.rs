@@ -1,5 +1,6 @@
 //! The place where clients find the monitor: its socket in the file system.
 
+use crate::zones::balance::Knobs;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -21,6 +22,7 @@ pub struct Config {
     pub mode: u32,
     /// A directory for what a monitor after this one takes over, where there may be one.
     pub keep: Option<PathBuf>,
+    pub balance: Knobs,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@
 //! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
 //! | decisions | [`requests`], [`reaper`], [`switch`], [`steer`], [`report`] |
 //! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
-//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`address`], [`membarrier`], [`sockdiag`] |
+//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`address`], [`membarrier`], [`sockdiag`], [`settings`] |
 //!
 //! Clients are not trusted: neither their messages, nor their descriptors, nor
 //! what lies in memory that they share with us.
@@ -30,6 +30,7 @@ pub mod reaper;
 pub mod registry;
 pub mod report;
 pub mod requests;
+pub mod settings;
 pub mod shm;
 pub mod sockdiag;
 pub mod steer;
@@ -41,6 +42,7 @@ pub mod zones;
 
 pub use endpoint::{Config, Endpoint, StartError};
 pub use monitor::Monitor;
+pub use zones::balance::Knobs;
 
 /// A process, by the number of its control socket; never reused.
 pub type ConnId = u64;

@@ -30,6 +30,9 @@ struct Options {
     /// [default: that of the socket; with --private nothing is kept]
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
+    /// Configuration file; it need not exist if it is not named here
+    #[arg(long, value_name = "FILE", env = "FASTSOCKET_CONFIG")]
+    config: Option<PathBuf>,
     /// Log to standard error; twice for more. FASTSOCKET_LOG sets a filter
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -70,6 +73,7 @@ fn serve(options: Options) -> anyhow::Result<()> {
         private: options.private,
         linger,
         mode: options.mode.unwrap_or(if options.private { 0o600 } else { 0o666 }),
+        balance: fsocket_monitor::settings::read(options.config.as_deref())?.balance.knobs()?,
     };
     // Blocked before anything exists that would have to be removed.
     let stop = stop_signals()?;

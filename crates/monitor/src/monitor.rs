@@ -29,13 +29,15 @@ const ENDPOINT: u64 = 1;
 const ADDRESSES: u64 = 2;
 const STOP: u64 = 3;
 const FIRST_CLIENT: ConnId = 15;
+/// Groups whose program rings; the group's number in the lower bits.
+pub(crate) const FIRST_BELL: u64 = 1 << 63;
 /// A private monitor gives its first client this much longer.
 const START_GRACE: Duration = Duration::from_secs(10);
 
 pub struct Monitor {
     pub(crate) config: Config,
     endpoint: Endpoint,
-    epoll: Rc<OwnedFd>,
+    pub(crate) epoll: Rc<OwnedFd>,
     addresses: Option<OwnedFd>,
     /// Given up for a moment when descriptors run out, to turn somebody away.
     spare: Option<OwnedFd>,
@@ -164,6 +166,7 @@ impl Monitor {
                         }
                         return Ok(());
                     }
+                    bell if bell & FIRST_BELL != 0 => self.balance_rung(bell & !FIRST_BELL),
                     client => self.client_event(client, flags),
                 }
                 while let Some(id) = self.clients.doomed.pop() {
@@ -172,6 +175,7 @@ impl Monitor {
             }
             self.look_again_if_due();
             self.zones_look();
+            self.balance_if_due();
             let done = self.is_unneeded();
             watchdog.disarm();
             if done {

@@ -47,6 +47,11 @@ impl Monitor {
             kind::GROUP => self.group(id, &msg, fd),
             kind::LOCAL => self.local(id, &msg, fd),
             kind::CLONE => self.clone_listener(&msg, fd),
+            kind::BALANCE => self.balance(id, &msg),
+            kind::SHARE => {
+                let _ = self.share(id, &msg, fd);
+                return Ok(());
+            }
             kind::LEFT => {
                 self.left(id, &msg);
                 return Ok(());

@@ -4,7 +4,7 @@
 //! out references to atomics only, every offset is checked, and the seals
 //! (no shrink) are what keeps an access from ending in SIGBUS.
 
-use fsocket_abi::{arena, channel};
+use fsocket_abi::{arena, balance, channel};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -28,6 +28,8 @@ unsafe impl Shared for arena::Sock {}
 unsafe impl Shared for arena::Stats {}
 // SAFETY: only atomics.
 unsafe impl Shared for arena::Zone {}
+// SAFETY: atomics and padding that nobody reads.
+unsafe impl Shared for balance::Queue {}
 // SAFETY: atomics and padding that nobody reads.
 unsafe impl Shared for channel::SynQueue {}
 // SAFETY: atomics and padding that nobody reads.

@@ -4,6 +4,7 @@
 //! Everything is held by descriptors of this process, nothing is pinned: a
 //! monitor that dies leaves devices as they were.
 
+mod groups;
 mod keep;
 pub(crate) mod place;
 mod plain;
@@ -12,10 +13,13 @@ use crate::Monitor;
 use fsocket_bpf::slices::Slices;
 use fsocket_bpf::steer::{Policy, Request as Load, Steering};
 use fsocket_bpf::xdp::Mode;
+use fsocket_proto::report::FlowGroups;
 use fsocket_proto::steer::{Answer, Attach, Device, Request, Slice};
+use groups::{Groups, Spare};
 use place::Place;
 use plain::{Plain, Way};
 use rustix::fd::BorrowedFd;
+use std::time::Instant;
 
 /// A device that is steered.
 struct Steered {
@@ -29,6 +33,8 @@ struct Steered {
     listened: Vec<u16>,
     /// Why not in a better way.
     because: Vec<String>,
+    /// Only where passive connections are steered by them.
+    groups: Option<Groups>,
     place: Place,
 }
 
@@ -38,6 +44,8 @@ pub struct Steers {
     all: Vec<Steered>,
     /// Without a program of ours.
     plain: Vec<Plain>,
+    /// CPUs that may take their flow groups back.
+    spare: Spare,
     /// File for what a monitor after this one takes up again, and SO_NETNS_COOKIE of
     /// this process.
     keep: Option<(std::path::PathBuf, u64)>,
@@ -184,6 +192,52 @@ fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Slices,
     }
 }
 
+/// A zone that is not busy takes flow groups from the one it stole from most.
+pub struct Move {
+    /// SO_NETNS_COOKIE of the listener.
+    pub netns: u64,
+    /// CPUs.
+    pub from: u32,
+    pub to: u32,
+}
+
+impl Steers {
+    /// Moves flow groups, `asked` at a time (0: the paper's share), and brings back those
+    /// whose CPU has time to spare again. True: some are away.
+    pub fn migrate(&mut self, moves: &[Move], asked: u32, now: Instant) -> bool {
+        let Steers { all, spare, .. } = self;
+        let mut away = false;
+        for s in all {
+            let (Some(groups), steering) = (&mut s.groups, &s.steering) else { continue };
+            let set = |group, cpu| steering.set_group(group, Some(cpu)).is_ok();
+            let n = groups.step(asked);
+            let here = |m: &&Move| m.netns == s.netns && s.cpus.contains(&m.from) && s.cpus.contains(&m.to);
+            let mut left = Vec::new();
+            for m in moves.iter().filter(here) {
+                groups.take(m.from, m.to, n, set);
+                left.push(m.from);
+            }
+            if groups.any_away() {
+                away = true;
+                for cpu in spare.look(now).iter().filter(|cpu| s.cpus.contains(cpu) && !left.contains(cpu)) {
+                    groups.bring_back(*cpu, n, set);
+                }
+            }
+        }
+        away
+    }
+
+    /// For the report.
+    pub fn report(&self) -> Vec<FlowGroups> {
+        let of = |s: &Steered| {
+            let g = s.groups.as_ref()?;
+            let device = s.request.device.clone();
+            Some(FlowGroups { device, by_cpu: g.by_cpu(), moved: g.moved, returned: g.returned })
+        };
+        self.all.iter().filter_map(of).collect()
+    }
+}
+
 /// Loads and attaches, in the network namespace of `place`.
 fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steered, String> {
     let mode = match request.mode.as_deref() {
@@ -195,6 +249,7 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
     let policy = Policy::parse(&request.policy);
     let cpus = request.cpus.clone().unwrap_or_else(place::allowed_cpus);
     let slices = policy.needs_slices().then(|| slices_for(&place, &cpus, others)).transpose()?;
+    let groups = (policy == Policy::FlowGroups).then(|| Groups::dealt(&cpus));
     let load = Load {
         device: request.device.clone(),
         policy,
@@ -219,6 +274,7 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
         steering,
         listened: Vec::new(),
         because: Vec::new(),
+        groups,
         place,
     })
 }

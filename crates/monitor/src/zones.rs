@@ -31,6 +31,8 @@ const GROUPS_PER_UID: usize = 64;
 /// the kernel has surely finished moving its queue.
 const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(200)];
 
+pub(crate) mod balance;
+
 pub type GroupId = u64;
 
 struct Member {
@@ -62,6 +64,8 @@ struct Group {
     families: BTreeSet<FamilyId>,
     /// From a monitor before this one.
     taken_over: bool,
+    /// Once a worker has asked for it.
+    balance: Option<balance::Balance>,
 }
 
 impl Group {
@@ -95,6 +99,8 @@ pub struct Zones {
     without: Option<String>,
     /// Accepts by processes that have ended, by user.
     ended: BTreeMap<u32, ZoneTotals>,
+    /// When queues are measured next.
+    balance_next: Option<Instant>,
 }
 
 type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
@@ -199,6 +205,7 @@ impl Monitor {
             holders: BTreeSet::new(),
             families: BTreeSet::new(),
             taken_over: false,
+            balance: None,
         };
         self.zones.all.insert(id, group);
         Ok(id)
@@ -249,6 +256,7 @@ impl Monitor {
             g.select.take_out(place);
             g.assign();
             self.zones.changed = true;
+            self.unshare(msg.id, place, id);
             self.zones.call(msg.id);
             self.zones_look();
         }
@@ -257,17 +265,22 @@ impl Monitor {
     /// A process is gone.
     pub(crate) fn leave_zones(&mut self, id: ConnId) {
         let mut call = Vec::new();
+        let mut left = Vec::new();
         for g in self.zones.all.values_mut() {
             let places: Vec<u32> = g.members.iter().filter(|(_, m)| m.conn == id).map(|(place, _)| *place).collect();
             for place in &places {
                 g.members.remove(place);
                 g.select.take_out(*place);
+                left.push((g.id, *place));
             }
             if !places.is_empty() {
                 g.assign();
                 call.push(g.id);
             }
             g.holders.remove(&id);
+        }
+        for (group, place) in left {
+            self.unshare(group, place, id);
         }
         // A master that waits for nothing itself has shown nothing, and still holds
         // the listener for the workers to come. What replaces a group has another
@@ -368,6 +381,7 @@ impl Monitor {
             .map(|g| report::Group {
                 id: g.id,
                 local: g.local.clone(),
+                balance: g.report_balance(),
                 workers: g
                     .members
                     .iter()
@@ -400,7 +414,13 @@ impl Zones {
     pub fn next(&self) -> Option<Instant> {
         let looks = |o: &&own::Own, g: &Group| !g.members.is_empty() || o.is_mixed();
         let strangers = self.all.values().filter_map(|g| g.own.as_ref().filter(|o| looks(o, g)));
-        self.due.iter().map(|(at, _)| *at).chain(strangers.map(own::Own::next)).chain(self.orphans).min()
+        self.due
+            .iter()
+            .map(|(at, _)| *at)
+            .chain(strangers.map(own::Own::next))
+            .chain(self.orphans)
+            .chain(self.balance_next)
+            .min()
     }
 
     /// Why there is no BPF selection, if there is none.

@@ -16,7 +16,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     let socket = env(envp, b"FASTSOCKET_SOCKET=");
     let off =
         |part: &[u8]| env(envp, b"FASTSOCKET_DISABLE=").is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
-    let (disabled, no_zones) = (off(b"shm"), off(b"zones"));
+    let (disabled, no_zones, no_balance) = (off(b"shm"), off(b"zones"), off(b"balance"));
     let pin = Pin::parse(env(envp, b"FASTSOCKET_PIN=").unwrap_or(b""));
     environment::remember(envp, library());
     let heir = env(envp, environment::HEIR);
@@ -31,7 +31,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
             Some(*p)
         }
     };
-    process::init(&process::Config { socket, disabled, no_zones, pin, rseq_offset, heir });
+    process::init(&process::Config { socket, disabled, no_zones, no_balance, pin, rseq_offset, heir });
     if heir.is_some() {
         forget(envp, environment::HEIR);
     }

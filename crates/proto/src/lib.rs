@@ -145,6 +145,24 @@ pub mod kind {
     /// *Sync*: fd the socket, or `result`.
     pub const CLONE: u32 = 23;
 
+    /// The balance of group `id`, of which this process has shown the global listen
+    /// socket. *Sync*: fd the BPF array to be mapped (`fsocket_abi::balance`); `result`
+    /// EOPNOTSUPP: there is none.
+    pub const BALANCE: u32 = 24;
+    /// The local listen socket at place `arg0` of group `id` is waited for: others of
+    /// the group that do the same may steal from it, and this process gets theirs. No
+    /// answer.
+    pub const SHARE: u32 = 25;
+
+    /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,
+    /// whose worker has zone `arg1`, to steal from.
+    pub const PEER: u32 = 41;
+    /// From the monitor: the worker at place `arg0` of group `id` is gone or has given up
+    /// its local listen socket. What waits there is anybody's; the descriptor is to be
+    /// closed once it is empty, so that the kernel moves what is still in a handshake.
+    pub const PEER_GONE: u32 = 42;
+    /// From the monitor: connections of group `id` wait for a worker that does not look.
+    pub const NUDGE: u32 = 43;
     /// From the monitor: a local listen socket of group `id` was closed and what
     /// waited there has moved to the global one. The kernel wakes nobody for it.
     pub const LOOK: u32 = 40;

@@ -26,6 +26,20 @@ pub struct Report {
     /// Accepts by zone.
     #[serde(default)]
     pub zones: Vec<Zone>,
+    /// Devices whose passive connections are steered by flow group.
+    #[serde(default)]
+    pub flow_groups: Vec<FlowGroups>,
+}
+
+/// The flow groups of a steered device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct FlowGroups {
+    pub device: String,
+    /// Number of groups that are steered to each CPU.
+    pub by_cpu: BTreeMap<u32, u32>,
+    /// Moved away from a busy zone, and brought back, since the device is steered.
+    pub moved: u64,
+    pub returned: u64,
 }
 
 /// A listener with local listen sockets.
@@ -34,9 +48,44 @@ pub struct Group {
     pub id: u64,
     pub local: String,
     pub workers: Vec<ZoneWorker>,
+    /// If its workers take from each other's queues.
+    #[serde(default)]
+    pub balance: Option<Balance>,
     /// Name of a kind of selection to its number by CPU that handled the SYN;
     /// see `select.bpf.c`.
     pub selections: BTreeMap<String, Vec<u64>>,
+}
+
+/// The accept queues of a listener's zones.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Balance {
+    /// Longest that a queue should be: the backlog over the zones.
+    pub limit: u32,
+    pub queues: Vec<Queue>,
+    pub steals: Vec<Steals>,
+}
+
+/// One zone's accept queue.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Queue {
+    pub place: u32,
+    pub cpu: u32,
+    /// Connections that wait, as the kernel says.
+    pub length: u32,
+    /// The same by our own counts, with handshakes that have just begun.
+    pub counted: u64,
+    pub average: f64,
+    pub busy: bool,
+    pub added: u64,
+    pub taken: u64,
+}
+
+/// Connections that the worker at place `thief` accepted from the queue of `victim`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Steals {
+    pub thief: u32,
+    pub victim: u32,
+    pub connections: u64,
 }
 
 /// One worker's local listen socket.

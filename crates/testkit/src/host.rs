@@ -17,6 +17,8 @@ pub use Side::{Accel, Stock};
 
 /// How long a server may take to listen.
 const START: Duration = Duration::from_secs(10);
+/// The monitor's configuration file, in the host's directory.
+const SETTINGS: &str = "fastsocketd.toml";
 
 pub struct Host {
     monitor: Option<Proc>,
@@ -65,6 +67,16 @@ impl Host {
         host
     }
 
+    /// As [`Host::new`], or in a host made of a network namespace, with a configuration
+    /// file for the monitor.
+    #[track_caller]
+    pub fn configured(place: Option<&NetHost>, settings: &str) -> Host {
+        let mut host = Host::make(place.cloned());
+        host.file(SETTINGS, settings);
+        host.start_unless_stock();
+        host
+    }
+
     /// The same for programs that run stock anyway.
     #[track_caller]
     pub fn without_monitor(place: &NetHost) -> Host {
@@ -98,6 +110,9 @@ impl Host {
         command.arg("--private").args(["--linger", "600"]).arg("--socket").arg(self.socket());
         if self.keeps {
             command.arg("--keep").arg(self.dir.path().join("monitor"));
+        }
+        if self.path().join(SETTINGS).exists() {
+            command.arg("--config").arg(self.path().join(SETTINGS));
         }
         self.place(&mut command);
         let mut monitor = Proc::spawn(&self.logs, "fastsocketd", command);

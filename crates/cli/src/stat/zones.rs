@@ -5,7 +5,7 @@ use super::{print, table};
 use crate::control;
 use anyhow::Result;
 use fsocket_abi::arena::zone_accept::NAMES;
-use fsocket_proto::report::{Group, Report};
+use fsocket_proto::report::{Balance, Group, Report};
 
 /// Kinds of selections, in the order shown; `select.bpf.c` says what they are.
 const SELECTIONS: [&str; 7] = ["lookups", "self", "other", "beside", "to_global", "to_kernel", "migrated"];
@@ -24,6 +24,7 @@ pub fn show(json: bool, reset: bool) -> Result<i32> {
             "version": report.version,
             "groups": report.groups,
             "zones": report.zones,
+            "flow_groups": report.flow_groups,
             "fallbacks": reasons,
         });
         anstream::println!("{}", serde_json::to_string_pretty(&value)?);
@@ -48,6 +49,16 @@ fn text(report: &Report) -> String {
     let mut text = format!("Accepted, by zone\n{accepts}\n");
     for group in &report.groups {
         text += &of_group(group);
+    }
+    if !report.flow_groups.is_empty() {
+        let mut groups = table(&["DEVICE", "CPU", "FLOW GROUPS", "MOVED", "BACK"], &[1, 2, 3, 4]);
+        for f in &report.flow_groups {
+            for (cpu, n) in &f.by_cpu {
+                let (cpu, n) = (cpu.to_string(), n.to_string());
+                groups.add_row([f.device.clone(), cpu, n, f.moved.to_string(), f.returned.to_string()]);
+            }
+        }
+        text += &format!("\nFlow groups\n{groups}\n");
     }
     text += "\nWithout a zone, or a lesser one\n";
     let mut why = table(&["REASON", "TIMES"], &[1]);
@@ -74,16 +85,48 @@ fn of_group(group: &Group) -> String {
             selections.add_row(std::iter::once(cpu.to_string()).chain(counts.iter().map(u64::to_string)));
         }
     }
+    let balance = group.balance.as_ref().map_or(String::new(), |b| of_balance(b, group));
     format!(
-        "\nWorkers of {}\n{workers}\nListen sockets selected, by CPU that handled the SYN\n{selections}\n",
+        "\nWorkers of {}\n{workers}\n{balance}Listen sockets selected, by CPU that handled the SYN\n{selections}\n",
         group.local
     )
+}
+
+/// Accept queues, and who stole from whom.
+fn of_balance(b: &Balance, group: &Group) -> String {
+    let header = ["CPU", "PID", "LENGTH", "AVERAGE", "LIMIT", "BUSY", "ADDED", "ACCEPTED"];
+    let mut queues = table(&header, &[0, 1, 2, 3, 4, 6, 7]);
+    for q in &b.queues {
+        let pid = group.workers.iter().find(|w| w.place == q.place).map_or(0, |w| w.pid);
+        queues.add_row([
+            q.cpu.to_string(),
+            pid.to_string(),
+            q.length.to_string(),
+            format!("{:.1}", q.average),
+            b.limit.to_string(),
+            if q.busy { "busy" } else { "" }.to_owned(),
+            q.added.to_string(),
+            q.taken.to_string(),
+        ]);
+    }
+    let mut text = format!("Accept queues\n{queues}\n");
+    if !b.steals.is_empty() {
+        let cpu = |place: u32| {
+            b.queues.iter().find(|q| q.place == place).map_or_else(|| "gone".to_owned(), |q| q.cpu.to_string())
+        };
+        let mut steals = table(&["BY CPU", "FROM CPU", "CONNECTIONS"], &[0, 1, 2]);
+        for s in &b.steals {
+            steals.add_row([cpu(s.thief), cpu(s.victim), s.connections.to_string()]);
+        }
+        text += &format!("Stolen\n{steals}\n");
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fsocket_proto::report::{Counters, Zone, ZoneWorker};
+    use fsocket_proto::report::{Counters, Queue, Steals, Zone, ZoneWorker};
 
     #[test]
     fn a_line_for_each_cpu() {
@@ -93,6 +136,18 @@ mod tests {
                 id: 1,
                 local: "0.0.0.0:80".to_owned(),
                 workers: vec![ZoneWorker { pid: 77, cpu: 1, place: 1 }],
+                balance: Some(Balance {
+                    limit: 64,
+                    queues: vec![Queue {
+                        place: 1,
+                        cpu: 1,
+                        length: 50,
+                        average: 7.25,
+                        busy: true,
+                        ..Default::default()
+                    }],
+                    steals: vec![Steals { thief: 2, victim: 1, connections: 9 }],
+                }),
                 selections: [("lookups".to_owned(), vec![0, 5])].into(),
             }],
             zones: vec![Zone { cpu: 1, accepted: Counters::from([("local".to_owned(), 5)]) }],
@@ -102,6 +157,8 @@ mod tests {
         let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
         assert!(lines.contains(&vec!["1", "5", "0", "0", "0"]), "{text}");
         assert!(lines.contains(&vec!["77", "1"]), "{text}");
+        assert!(lines.contains(&vec!["1", "77", "50", "7.2", "64", "busy", "0", "0"]), "{text}");
+        assert!(lines.contains(&vec!["gone", "1", "9"]), "{text}");
         assert!(lines.contains(&vec!["1", "5", "0", "0", "0", "0", "0", "0"]), "{text}");
         assert!(lines.contains(&vec!["shared", "3"]) && !text.contains("remote\n"), "{text}");
     }

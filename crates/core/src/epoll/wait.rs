@@ -36,7 +36,7 @@ pub unsafe fn wait(
     }
     let mut out = Out { evs, max: max as usize, n: 0 };
     let mut left = timeout_ns;
-    if ep.items.load(Ordering::Relaxed) == 0 {
+    if ep.items.load(Ordering::Relaxed) == 0 && !zone::balance::pending() {
         // Nothing of ours in it (yet). Another thread may add something while
         // we sleep; it then rings the bell.
         let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
@@ -71,6 +71,8 @@ enum Spoke {
     /// The bell.
     Own,
     Control,
+    /// Another worker's listen socket.
+    Peer,
 }
 
 /// The application's array, filled from the front.
@@ -123,6 +125,15 @@ impl Out {
         }
     }
 
+    /// Add listeners that would get something from another worker's queue.
+    fn peers(&mut self, ep: &Ep) {
+        zone::balance::look(ep.fd.load(Ordering::Relaxed), |events, data| {
+            if !self.full() && !self.reported(data, self.n) {
+                self.push(events, data);
+            }
+        });
+    }
+
     /// Add what the kernel has.
     ///
     /// # Safety
@@ -158,6 +169,12 @@ impl Out {
                     }
                 }
                 CTL_MARK => spoke = Spoke::Control,
+                zone::balance::PEER_MARK => {
+                    zone::balance::spoke();
+                    if spoke == Spoke::Nobody {
+                        spoke = Spoke::Peer;
+                    }
+                }
                 // A listener can be ready in both worlds, and in several sockets of
                 // the kernel's; report it once.
                 _ if self.reported(data, before) => {}
@@ -219,6 +236,9 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 }
                 if out.n == 0 {
                     spoke?;
+                }
+                if zone::balance::pending() {
+                    out.peers(ep);
                 }
             }
             if out.n > 0 {
@@ -503,7 +523,7 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
-        let (limit, idle) = crate::idle::cut(limit);
+        let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask) };

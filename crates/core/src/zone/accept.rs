@@ -24,7 +24,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    fn accept(&self, fd: i32) -> Result<i32> {
+    pub(super) fn accept(&self, fd: i32) -> Result<i32> {
         // SAFETY: whoever made this vouches for the two pointers.
         unsafe { sys::accept4(fd, self.addr as *mut u8, self.len, self.flags) }
     }
@@ -117,6 +117,9 @@ impl Zoned {
     pub fn take_own(&self, fd: i32, peer: Peer) -> Option<Result<i32>> {
         let l = self.own()?;
         self.follow(fd, l);
+        if let Some(r) = self.take_for_balance(l, peer) {
+            return Some(r);
+        }
         if l.is_global_turn() {
             if let Ok(n) = self.take_global(fd, false, peer) {
                 l.global_had(true);
@@ -125,7 +128,10 @@ impl Zoned {
             l.global_had(false);
         }
         match peer.accept(l.fd()) {
-            Ok(n) => Some(self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::LOCAL)),
+            Ok(n) => {
+                self.took_own(l);
+                Some(self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::LOCAL))
+            }
             // Closed on the way, by another thread's shutdown: the global socket
             // says what there is to say.
             Err(e) if matches!(e.raw(), libc::EAGAIN | libc::EBADF | libc::EINVAL) => None,
@@ -148,9 +154,16 @@ impl Zoned {
         if let Ok(n) = self.take_parcel(peer) {
             return self.accepted(n, sys::cpu::current().saturating_sub(1), zone_accept::STOLEN);
         }
+        if let Some(r) = self.take_from_peers(peer) {
+            return r;
+        }
         let own = self.own();
+        if own.is_some_and(|l| self.balance_of(l).is_some()) {
+            return Err(Errno::EAGAIN);
+        }
         for l in self.locals().filter(|l| own.is_none_or(|o| !core::ptr::eq(*l, o))) {
             if let Ok(n) = peer.accept(l.fd()) {
+                self.took_own(l);
                 return self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::REMOTE);
             }
         }
@@ -177,10 +190,12 @@ impl Zoned {
         self.accepted(r?, zone, zone_accept::GLOBAL)
     }
 
-    fn accepted(&self, n: i32, zone: u32, from: usize) -> Result<i32> {
+    pub(super) fn accepted(&self, n: i32, zone: u32, from: usize) -> Result<i32> {
         self.pace.accepted();
         stats::count(Counter::AcceptKernel);
-        stats::count([Counter::AcceptLocal, Counter::AcceptGlobal, Counter::AcceptRemote][from.min(2)]);
+        stats::count(
+            [Counter::AcceptLocal, Counter::AcceptGlobal, Counter::AcceptRemote, Counter::AcceptStolen][from.min(3)],
+        );
         stats::zone(zone, from);
         pool::kernel_allocated(n);
         Ok(n)
@@ -206,16 +221,21 @@ impl Zoned {
         loop {
             let own = self.own().map_or(-1, |l| l.fd());
             let control = if ctl::dead() { -1 } else { ctl::fd() };
-            let mut p =
-                [fd, own, control, self.parcels()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-            let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
-            // SAFETY: four entries.
+            super::balance::before_sleep();
+            let mut p = [fd, own, control, self.parcels(), self.peers_fd()].map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            });
+            let left = super::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
+            // SAFETY: five entries.
             match unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) } {
                 Err(Errno::EINTR) if sys::signals_restart() => continue,
                 Err(e) => return Err(e),
-                Ok(0) => return Err(Errno::EAGAIN),
+                Ok(0) if deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
                 Ok(_) => {}
             }
+            self.peers_spoke(p[4].revents != 0);
             if p[2].revents != 0 {
                 ctl::readable();
             }

@@ -65,7 +65,11 @@ impl Zoned {
         if !self.is_due(fd) {
             return None;
         }
-        self.join(fd, Who::me(), how)
+        let l = self.join(fd, Who::me(), how)?;
+        if how == How::Sleeping {
+            self.share(l);
+        }
+        Some(l)
     }
 
     /// Is the calling thread the only one that has used the listener here?
@@ -83,8 +87,10 @@ impl Zoned {
         for (who, ep, ev) in watchers {
             if !self.has_local(who.thread) {
                 let Some(l) = self.join(fd, who, How::Epoll) else { return };
-                if sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&ev)).is_err() {
+                if self.put_local(ep, l, &ev).is_err() {
                     self.leave(l);
+                } else {
+                    self.share(l);
                 }
             }
         }
@@ -180,6 +186,10 @@ impl Zoned {
         l.every.store(0, Ordering::Relaxed);
         l.unwatched.store(false, Ordering::Relaxed);
         l.place.store(0, Ordering::Relaxed);
+        l.shared.store(false, Ordering::Relaxed);
+        l.fair.store(0, Ordering::Relaxed);
+        l.peers_since.store(0, Ordering::Relaxed);
+        l.lazy.store(-1, Ordering::Relaxed);
         l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
         l.thread.store(who.thread, Ordering::Release);
         self.leave_membership();
@@ -260,6 +270,7 @@ impl Zoned {
         m.arg1 = l.sleeping.load(Ordering::Relaxed) as u64;
         let (answer, _) = ctl::request(m, Some(l.fd()))?;
         l.place.store(answer.arg0 as u32, Ordering::Relaxed);
+        self.map_balance();
         Ok(())
     }
 
@@ -276,6 +287,7 @@ impl Zoned {
         }
         let fd = l.fd.swap(-1, Ordering::AcqRel);
         let classic = l.place.load(Ordering::Relaxed) == 0;
+        self.unshare(l, fd);
         if let Some(page) = self.page() {
             let _turn = page.lock();
             let entry = l.entry.load(Ordering::Relaxed);

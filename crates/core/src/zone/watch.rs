@@ -5,7 +5,7 @@
 //! call, is told. Both ready at once are reported as one by our `epoll_wait`.
 
 use super::join::Who;
-use super::{of, used, How, Zoned};
+use super::{balance, of, used, How, Zoned};
 use crate::table::{self, Desc};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The epoll instances in which the application watches a listener.
 pub struct List([Watch; MAX]);
 
-struct Watch {
+pub(super) struct Watch {
     /// Descriptor of the instance; -1: free.
     ep: AtomicI32,
     fd: AtomicI32,
@@ -33,6 +33,15 @@ struct Watch {
 }
 
 impl Watch {
+    pub(super) fn ep(&self) -> i32 {
+        self.ep.load(Ordering::Relaxed)
+    }
+    pub(super) fn data(&self) -> u64 {
+        self.data.load(Ordering::Relaxed)
+    }
+    pub(super) fn thread(&self) -> u64 {
+        self.thread.load(Ordering::Relaxed)
+    }
     fn event(&self) -> libc::epoll_event {
         libc::epoll_event { events: self.events.load(Ordering::Relaxed), u64: self.data.load(Ordering::Relaxed) }
     }
@@ -61,6 +70,10 @@ impl List {
     }
     fn iter(&self) -> impl Iterator<Item = &Watch> {
         self.0.iter().filter(|w| w.ep.load(Ordering::Acquire) >= 0)
+    }
+    /// Those in which connections are waited for.
+    pub(super) fn active(&self) -> impl Iterator<Item = &Watch> {
+        self.iter().filter(|w| w.events.load(Ordering::Relaxed) & IN != 0)
     }
     fn find(&self, ep: i32, fd: i32) -> Option<&Watch> {
         self.iter().find(|w| w.ep.load(Ordering::Relaxed) == ep && w.fd.load(Ordering::Relaxed) == fd)
@@ -101,13 +114,14 @@ pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_eve
             true
         }
         (libc::EPOLL_CTL_DEL, _) => {
+            let exclusive = z.watches.find(ep, fd).is_some_and(|w| w.events.load(Ordering::Relaxed) & EXCLUSIVE != 0);
             z.watches.forget(ep, fd);
-            z.unwatched(ep);
+            z.unwatched(ep, exclusive);
             false
         }
         (_, Some(ev)) if ev.events & IN == 0 => {
             z.watches.note(ep, fd, ev);
-            z.unwatched(ep);
+            z.unwatched(ep, false);
             false
         }
         (_, Some(ev)) if ev.events & ONESHOT != 0 => {
@@ -132,11 +146,13 @@ impl Zoned {
     fn watched(&self, ep: i32, fd: i32, ev: &libc::epoll_event) -> bool {
         let Some(l) = self.worker(fd, How::Epoll) else { return false };
         l.unwatched.store(false, Ordering::Relaxed);
-        if put(ep, l.fd(), ev).is_err() {
+        if self.put_local(ep, l, ev).is_err() {
             self.leave(l);
             super::count(Counter::FbZoneResource);
             return false;
         }
+        l.lazy.store(-1, Ordering::Relaxed);
+        self.share(l);
         if self.parcels() >= 0 {
             let _ = put(ep, self.parcels(), ev);
         }
@@ -172,9 +188,15 @@ impl Zoned {
     /// must not fill; but the application may only be changing its place among
     /// those that wait (nginx does, every 16 connections), so that is decided when
     /// the thread goes to sleep.
-    fn unwatched(&self, ep: i32) {
+    fn unwatched(&self, ep: i32, exclusive: bool) {
         let Some(l) = self.own() else { return };
-        let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+        if exclusive && self.balance_of(l).is_some() && self.locals().count() == 1 {
+            // It would lose its place as the first to be woken for its own queue.
+            l.lazy.store(ep, Ordering::Relaxed);
+        } else {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+            self.take_out_peers(ep);
+        }
         if self.parcels() >= 0 {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, self.parcels(), None);
         }
@@ -199,6 +221,7 @@ pub fn before_sleep() {
     if UNWATCHED.load(Ordering::Relaxed) {
         give_up_unwatched();
     }
+    balance::before_sleep();
 }
 
 #[cold]
@@ -215,7 +238,7 @@ fn give_up_unwatched() {
 }
 
 /// Add, or change what is there.
-fn put(ep: i32, fd: i32, ev: &libc::epoll_event) -> Result<()> {
+pub(super) fn put(ep: i32, fd: i32, ev: &libc::epoll_event) -> Result<()> {
     match sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(ev)) {
         Err(e) if e.raw() == libc::EEXIST => sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, fd, Some(ev)),
         r => r,
@@ -253,7 +276,8 @@ pub fn look(group: u64) {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
             let ev = w.event();
             again(ep, fd, &ev);
-            for l in z.locals() {
+            // Nothing moves to a local one; and who is shared would lose his place.
+            for l in z.locals().filter(|l| !l.shared.load(Ordering::Relaxed)) {
                 if sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None).is_ok() {
                     let _ = put(ep, l.fd(), &ev);
                 }
@@ -296,15 +320,15 @@ fn again(ep: i32, fd: i32, ev: &libc::epoll_event) {
     }
 }
 
-/// The local listen socket, and another descriptor or -1, to be polled beside descriptor `fd`; the thread
-/// becomes a worker if it is time.
-fn beside(fd: i32, events: i16) -> Option<[i32; 2]> {
+/// The local listen socket, and two other descriptors or -1, to be polled beside
+/// descriptor `fd`; the thread becomes a worker if it is time.
+fn beside(fd: i32, events: i16) -> Option<(&'static Zoned, [i32; 3])> {
     if events & (libc::POLLIN | libc::POLLRDNORM) == 0 {
         return None;
     }
     let d = table::lookup(fd)?;
     let z = of(d)?;
-    z.worker(fd, How::Sleeping).map(|l| [l.fd(), z.parcels()])
+    z.worker(fd, How::Sleeping).map(|l| (z, [l.fd(), z.parcels(), z.peers_fd()]))
 }
 
 /// Extra entries for `poll`.
@@ -314,25 +338,39 @@ pub const EXTRA: usize = 16;
 pub struct Beside {
     pub n: usize,
     pub at: [(usize, i32); EXTRA],
+    /// Which of them stands for the peers of a listener; see `balance`.
+    peers: [Option<&'static Zoned>; EXTRA],
 }
 
 impl Beside {
     pub fn of(fds: &[libc::pollfd]) -> Beside {
-        let mut b = Beside { n: 0, at: [(0, -1); EXTRA] };
+        let mut b = Beside { n: 0, at: [(0, -1); EXTRA], peers: [None; EXTRA] };
         if !super::enabled() || used().is_empty() {
             return b;
         }
         for (i, p) in fds.iter().enumerate() {
             if b.n < EXTRA {
-                for fd in beside(p.fd, p.events).into_iter().flatten() {
-                    if b.n < EXTRA {
+                let Some((z, fds)) = beside(p.fd, p.events) else { continue };
+                let peers = [None, None, Some(z)];
+                for (fd, peers) in fds.into_iter().zip(peers) {
+                    if b.n < EXTRA && (fd >= 0 || peers.is_some()) {
                         b.at[b.n] = (i, fd);
+                        b.peers[b.n] = peers;
                         b.n += 1;
                     }
                 }
             }
         }
         b
+    }
+
+    /// Before a sleep: what is to be polled for the peers by now.
+    pub fn arm(&self, extra: &mut [libc::pollfd]) {
+        for (z, e) in self.peers[..self.n].iter().zip(extra) {
+            if let Some(z) = z {
+                e.fd = z.peers_fd();
+            }
+        }
     }
 }
 
@@ -361,7 +399,9 @@ pub unsafe fn poll(
     loop {
         all[control].fd = if ctl::dead() { -1 } else { ctl::fd() };
         all[control].events = libc::POLLIN;
-        let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
+        b.arm(&mut all[n..]);
+        balance::before_sleep();
+        let left = balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
         // SAFETY: the entries are there; the caller's mask.
         if let Err(e) = unsafe { sys::ppoll(all.as_mut_ptr(), control + 1, left, mask) } {
             return Some(Err(e));
@@ -383,8 +423,9 @@ pub unsafe fn poll(
 /// What the local sockets say, into the entries of the global ones. `extra`: as
 /// the kernel has filled it.
 pub fn fold(fds: &mut [libc::pollfd], b: &Beside, extra: &[libc::pollfd]) {
-    for (&(i, _), e) in b.at[..b.n].iter().zip(extra) {
-        if e.revents & libc::POLLIN != 0 {
+    for ((&(i, _), e), peers) in b.at[..b.n].iter().zip(extra).zip(b.peers) {
+        let spoke = e.revents & libc::POLLIN != 0;
+        if peers.map_or(spoke, |z| z.peers_spoke(spoke)) {
             fds[i].revents |= fds[i].events & (libc::POLLIN | libc::POLLRDNORM);
         }
     }

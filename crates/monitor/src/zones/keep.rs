@@ -113,6 +113,7 @@ impl KeptGroup {
             holders: BTreeSet::new(),
             families: BTreeSet::new(),
             taken_over: true,
+            balance: None,
         };
         group.assign();
         tracing::info!(group = group.id, addr = group.local, workers = group.members.len(), "taken over");

@@ -97,6 +97,7 @@ fn somebody_elses_directory_is_refused() {
             linger: Duration::ZERO,
             mode: 0o600,
             keep: None,
+            balance: Default::default(),
         })
         .map(|_| ())
     };

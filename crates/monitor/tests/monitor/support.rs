@@ -42,6 +42,7 @@ impl Daemon {
             linger: Duration::from_secs(60),
             mode: 0o600,
             keep: None,
+            balance: Default::default(),
         };
         change(&mut config);
         let socket = config.socket.clone();

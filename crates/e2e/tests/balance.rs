@@ -1,0 +1,250 @@
+//! Connection stealing: a worker that does not accept leaves no connection waiting while
+//! another is idle, however they wait. Clients are stock, so that every connection is
+//! the kernel's.
+
+use fsocket_e2e::need_two_cpus;
+use fsocket_e2e::zones::{connect, counter, pin, selected};
+use fsocket_testkit::host::Side::Accel;
+use fsocket_testkit::{net, stock_mode, Host, Proc};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+struct Server {
+    process: Proc,
+    port: u16,
+}
+
+/// `busy_server.py` with two workers, both of which have a local listen socket that the other
+/// may steal from.
+#[track_caller]
+fn server(host: &Host, mode: &str, backlog: u32, env: &[(&str, &str)]) -> Server {
+    let port = net::free_port();
+    let script = fsocket_testkit::script("apps/busy_server.py").display().to_string();
+    let mut command = host.command(Accel, fsocket_testkit::PYTHON);
+    command.args([&script, mode, &port.to_string(), "2", &backlog.to_string()]).env("FASTSOCKET_DISABLE", "shm");
+    command.envs(env.iter().copied());
+    let mut process = Proc::spawn(host.logs(), mode, command);
+    let up = net::wait_until(Duration::from_secs(10), || !process.running() || net::kernel_sockets(port, "0A") > 0);
+    assert!(up.is_ok() && process.running(), "{mode}: {}", process.stderr());
+    let server = Server { process, port };
+    // Who waits in a call must first show that he comes back at once.
+    for round in 0..60 {
+        if stock_mode() || net::kernel_sockets(port, "0A") == 3 {
+            break;
+        }
+        assert!(round < 59, "{mode}: no local listen sockets");
+        for cpu in 0..2 {
+            (0..20).for_each(|_| _ = server.told(&server.say(cpu, "who")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server
+}
+
+impl Server {
+    /// A connection whose SYN this CPU handles.
+    #[track_caller]
+    fn say(&self, cpu: usize, words: &str) -> TcpStream {
+        let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(cpu);
+                let mut c = connect(address);
+                c.write_all(words.as_bytes()).expect("send");
+                c
+            })
+            .join()
+            .expect("a connection")
+        })
+    }
+
+    /// Pid and thread of who answered.
+    #[track_caller]
+    fn told(&self, mut c: &TcpStream) -> (i32, i32) {
+        let mut text = String::new();
+        c.read_to_string(&mut text).expect("an answer");
+        let v: Vec<i32> = text.split_whitespace().map(|w| w.parse().expect("a number")).collect();
+        assert_eq!(v.len(), 2, "{text:?}");
+        (v[0], v[1])
+    }
+
+    /// The worker of a CPU.
+    #[track_caller]
+    fn worker(&self, cpu: usize) -> (i32, i32) {
+        self.told(&self.say(cpu, "who"))
+    }
+}
+
+/// A host whose workers may be away for a while because this machine does other things,
+/// before anybody steals from them.
+#[track_caller]
+fn patient() -> Host {
+    Host::configured(None, "[balance]\npatience_us = 30000\n")
+}
+
+/// Connections that one worker took from another's queue, by the shared counts.
+fn stolen(zones: &Value) -> u64 {
+    let steals = zones["groups"][0]["balance"]["steals"].as_array().cloned().unwrap_or_default();
+    steals.iter().map(|s| s["connections"].as_u64().unwrap_or(0)).sum()
+}
+
+/// How workers wait, and what is switched off.
+const WAYS: [(&str, &str); 9] = [
+    ("epoll", "shm"),
+    ("edge", "shm"),
+    ("exclusive", "shm"),
+    ("poll", "shm"),
+    ("select", "shm"),
+    ("thread-epoll", "shm"),
+    ("thread-edge", "shm"),
+    // Beside SYN queues.
+    ("epoll", ""),
+    ("poll", ""),
+];
+
+#[test]
+fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
+    need_two_cpus!();
+    for (mode, off) in WAYS {
+        let host = patient();
+        let server = server(&host, mode, 512, &[("FASTSOCKET_DISABLE", off)]);
+        let busy = server.worker(0);
+        let sleeper = server.say(0, "sleep 2");
+        std::thread::sleep(Duration::from_millis(100));
+        // They come to the sleeper's queue one after the other: each time somebody who
+        // sleeps must be woken.
+        for n in 0..20 {
+            let began = Instant::now();
+            let c = server.say(0, "who");
+            if stock_mode() {
+                server.told(&c);
+                continue;
+            }
+            let by = server.told(&c);
+            let took = began.elapsed();
+            assert_ne!(by, busy, "{mode}: connection {n}");
+            assert!(took < Duration::from_millis(500), "{mode}: connection {n} waited {took:?}");
+        }
+        let asleep = server.told(&sleeper);
+        assert!(stock_mode() || asleep == busy, "{mode}");
+        if stock_mode() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            continue;
+        }
+        let zones = host.zones();
+        assert!(stolen(&zones) >= 20, "{mode}: {zones:#}");
+        let by_counter = if mode.starts_with("thread") { "accept_remote" } else { "accept_stolen" };
+        assert!(counter(&zones, by_counter) >= 20, "{mode}: {zones:#}");
+    }
+}
+
+#[test]
+fn nobody_steals_while_the_own_worker_waits() {
+    need_two_cpus!();
+    for mode in ["epoll", "exclusive"] {
+        let host = patient();
+        let server = server(&host, mode, 512, &[]);
+        let own = server.worker(0);
+        for n in 0..200 {
+            let by = server.worker(0);
+            assert!(stock_mode() || by == own, "{mode}: connection {n}");
+        }
+        if !stock_mode() {
+            assert_eq!(stolen(&host.zones()), 0, "{mode}");
+        }
+    }
+}
+
+#[test]
+fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
+    need_two_cpus!();
+    // Limit 32 a zone, busy above 24.
+    let host = patient();
+    let server = server(&host, "epoll", 64, &[]);
+    let (victim, _) = server.worker(0);
+    let other = server.worker(1).0;
+    assert_ne!(victim, other);
+    // Neither worker accepts.
+    for pid in [victim, other] {
+        // SAFETY: a signal to a process of this test.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+    }
+    let waiting: Vec<TcpStream> = (0..40).map(|_| server.say(0, "who")).collect();
+    if !stock_mode() {
+        let zones = host.zones();
+        let queue = zones["groups"][0]["balance"]["queues"]
+            .as_array()
+            .and_then(|q| q.iter().find(|q| q["cpu"] == 0).cloned())
+            .expect("a queue for CPU 0");
+        assert_eq!(queue["length"], 40, "{zones:#}");
+        assert_eq!(queue["busy"], true, "{zones:#}");
+    }
+    // SAFETY: as above.
+    unsafe {
+        libc::kill(victim, libc::SIGKILL);
+        libc::kill(other, libc::SIGCONT);
+    }
+    for (n, c) in waiting.iter().enumerate() {
+        let by = server.told(c).0;
+        assert!(by == other, "connection {n} was served by {by}");
+    }
+    if stock_mode() {
+        return;
+    }
+    // All of them are the one's that is left; its queue is not busy any more.
+    for cpu in 0..2 {
+        assert_eq!(server.worker(cpu).0, other);
+    }
+    net::wait_until(Duration::from_secs(5), || net::kernel_sockets(server.port, "0A") == 2)
+        .expect("the dead one's socket is closed");
+    let zones = host.zones();
+    assert!(counter(&zones, "accept_stolen") + selected(&zones, "migrated") >= 40, "{zones:#}");
+}
+
+#[test]
+fn busy_is_over_when_the_queue_has_been_short_for_a_while() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let host = Host::new();
+    let server = server(&host, "epoll", 64, &[]);
+    let busy = |host: &Host| {
+        let zones = host.zones();
+        let queues = zones["groups"][0]["balance"]["queues"].as_array().expect("queues").clone();
+        queues.iter().any(|q| q["busy"] == true)
+    };
+    let workers = [server.worker(0).0, server.worker(1).0];
+    assert!(!busy(&host));
+    // SAFETY: signals to processes of this test.
+    workers.iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
+    let waiting: Vec<TcpStream> = (0..30).map(|_| server.say(0, "who")).collect();
+    assert!(busy(&host));
+    // SAFETY: as above.
+    workers.iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGCONT), 0) });
+    waiting.iter().for_each(|c| _ = server.told(c));
+    net::wait_until(Duration::from_secs(3), || !busy(&host)).expect("not busy any more");
+}
+
+#[test]
+fn switched_off() {
+    need_two_cpus!();
+    let host = Host::new();
+    let server = server(&host, "epoll", 512, &[("FASTSOCKET_DISABLE", "shm,balance")]);
+    let busy = server.worker(0);
+    let sleeper = server.say(0, "sleep 1");
+    std::thread::sleep(Duration::from_millis(100));
+    let c = server.say(0, "who");
+    let by = server.told(&c);
+    server.told(&sleeper);
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    assert_eq!(by, busy, "it waits for its own worker");
+    let zones = host.zones();
+    assert_eq!(counter(&zones, "accept_stolen"), 0);
+    assert!(zones["groups"][0]["balance"].is_null(), "{zones:#}");
+    drop(server.process);
+}

@@ -1,0 +1,379 @@
+//! The balance of a listener group: who may steal from whom, how long the queues
+//! are, who is busy. See ADR 26.
+//!
+//! The counts lie in a BPF array that the workers map, too; here they are compared with
+//! what the kernel says of each listen socket, ten times a second while anything
+//! comes, never while nothing does: then the BPF program rings.
+
+use super::{listening, reply, Answer, Group, GroupId};
+use crate::clients::Outgoing;
+use crate::descriptor::{self, Attached};
+use crate::shm::Mapping;
+use crate::steer::Move;
+use crate::{ConnId, Monitor};
+use fsocket_abi::balance::{self as abi, Queue, BALANCE_SIZE, ONE, QUEUES};
+use fsocket_proto::{kind, report, Msg};
+use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use fsocket_sync::nap;
+use fsocket_zones::listener;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::{offset_of, size_of};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// What can be chosen; the paper's values by default.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Knobs {
+    /// No stealing, no migration at all.
+    pub off: bool,
+    /// A queue is busy above this share of its limit, percent.
+    pub busy: u32,
+    /// And not busy any more when its average is below this, percent.
+    pub idle: u32,
+    /// Local connections for one stolen from a busy zone.
+    pub ratio: u32,
+    /// How long a connection is left to a worker that is not busy.
+    pub patience: Duration,
+    /// How often queues are measured and flow groups moved.
+    pub interval: Duration,
+    /// Whether flow groups are moved at all.
+    pub migrate: bool,
+    /// Flow groups that one zone takes at a time; 0: as many as move a CPU's share in the
+    /// paper's time.
+    pub groups: u32,
+}
+
+impl Default for Knobs {
+    fn default() -> Knobs {
+        Knobs {
+            off: false,
+            busy: 75,
+            idle: 10,
+            ratio: 5,
+            patience: Duration::from_millis(1),
+            interval: Duration::from_millis(100),
+            migrate: true,
+            groups: 0,
+        }
+    }
+}
+
+/// A worker's local listen socket, and what was seen of its queue last.
+struct Shared {
+    socket: Rc<OwnedFd>,
+    added: u64,
+    looked: u64,
+    length: u64,
+    /// From whom it has stolen, at the last look.
+    stolen: [u32; QUEUES],
+}
+
+pub(super) struct Balance {
+    mem: Mapping,
+    /// By place.
+    shared: BTreeMap<u32, Shared>,
+    /// Somebody rings when something comes.
+    napping: bool,
+}
+
+/// What one look at a group found.
+#[derive(Default)]
+struct Found {
+    /// A connection waits for a worker that has not looked since the last time.
+    stuck: bool,
+    moves: Vec<(u32, u32)>,
+}
+
+fn bit(place: u32) -> u64 {
+    1 << (place - 1)
+}
+
+impl Balance {
+    pub(super) fn new(mem: impl AsFd) -> std::io::Result<Balance> {
+        let mem = Mapping::new(mem, BALANCE_SIZE)?;
+        Ok(Balance { mem, shared: BTreeMap::new(), napping: false })
+    }
+
+    fn word(&self, off: usize) -> &AtomicU32 {
+        self.mem.at(off)
+    }
+    fn bits(&self, off: usize) -> &AtomicU64 {
+        self.mem.at(off)
+    }
+    fn busy(&self) -> &AtomicU64 {
+        self.bits(offset_of!(abi::Balance, busy))
+    }
+    fn gone(&self) -> &AtomicU64 {
+        self.bits(offset_of!(abi::Balance, gone))
+    }
+    fn queue(&self, place: u32) -> &Queue {
+        self.mem.at(offset_of!(abi::Balance, queue) + (place as usize - 1) % QUEUES * size_of::<Queue>())
+    }
+    fn stolen(&self, thief: u32) -> [u32; QUEUES] {
+        let row = offset_of!(abi::Balance, stolen) + (thief as usize - 1) % QUEUES * QUEUES * 4;
+        std::array::from_fn(|v| self.word(row + v * 4).load(Ordering::Relaxed))
+    }
+
+    /// The limit is the application's backlog over the zones (3.3.1).
+    fn set_limits(&self, knobs: &Knobs) {
+        let limit = match self.shared.values().next() {
+            Some(first) if self.shared.len() > 1 => {
+                let backlog = listener::backlog(first.socket.as_raw_fd()).map_or(0, |(limit, _)| limit);
+                (backlog / self.shared.len() as u32).clamp(1, 0x7fff)
+            }
+            // Nobody to steal from, and nothing to count.
+            _ => 0,
+        };
+        let share = |percent: u32| u64::from(limit) * u64::from(percent.min(100));
+        self.word(offset_of!(abi::Balance, high)).store((share(knobs.busy) / 100).max(1) as u32, Ordering::Relaxed);
+        let low = share(knobs.idle) * u64::from(ONE) / 100;
+        self.word(offset_of!(abi::Balance, low)).store(low.max(1) as u32, Ordering::Relaxed);
+        self.word(offset_of!(abi::Balance, ratio)).store(knobs.ratio.clamp(1, 1 << 16), Ordering::Relaxed);
+        let patience = knobs.patience.as_micros().clamp(1, 10_000_000) as u32;
+        self.word(offset_of!(abi::Balance, patience)).store(patience, Ordering::Relaxed);
+        self.word(offset_of!(abi::Balance, limit)).store(limit, Ordering::Release);
+    }
+
+    /// A new worker has this place.
+    fn enter(&mut self, place: u32, socket: Rc<OwnedFd>) {
+        let q = self.queue(place);
+        let waiting = listener::backlog(socket.as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
+        let added = q.added.load(Ordering::Relaxed);
+        q.drift.store(added.wrapping_sub(q.taken.load(Ordering::Relaxed)).wrapping_sub(waiting), Ordering::Relaxed);
+        q.average.store(0, Ordering::Relaxed);
+        let looked = q.looked.load(Ordering::Relaxed);
+        self.gone().fetch_and(!bit(place), Ordering::Relaxed);
+        self.busy().fetch_and(!bit(place), Ordering::Relaxed);
+        let stolen = self.stolen(place);
+        self.shared.insert(place, Shared { socket, added, looked, length: waiting, stolen });
+    }
+
+    /// Its worker is gone. True: it was shared.
+    fn leave(&mut self, place: u32) -> bool {
+        let was = self.shared.remove(&place).is_some();
+        if was {
+            self.gone().fetch_or(bit(place), Ordering::Relaxed);
+            self.busy().fetch_and(!bit(place), Ordering::Relaxed);
+        }
+        was
+    }
+
+    /// Measures every queue.
+    fn look(&mut self, cpu: impl Fn(u32) -> Option<u32>) -> Found {
+        let mut found = Found::default();
+        let low = self.word(offset_of!(abi::Balance, low)).load(Ordering::Relaxed);
+        let high = self.word(offset_of!(abi::Balance, high)).load(Ordering::Relaxed);
+        let mut shared = std::mem::take(&mut self.shared);
+        for (&place, s) in &mut shared {
+            let q = self.queue(place);
+            let (added, taken) = (q.added.load(Ordering::Relaxed), q.taken.load(Ordering::Relaxed));
+            let length = listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
+            q.drift.store(added.wrapping_sub(taken).wrapping_sub(length), Ordering::Relaxed);
+            let mut average = q.average.load(Ordering::Relaxed);
+            if added == s.added {
+                // Nothing comes that could move the average.
+                average = (length.min(0x7fff) as u32) * ONE;
+                q.average.store(average, Ordering::Relaxed);
+            }
+            if length > u64::from(high) {
+                self.busy().fetch_or(bit(place), Ordering::Relaxed);
+            } else if average < low {
+                self.busy().fetch_and(!bit(place), Ordering::Relaxed);
+            }
+            let looked = q.looked.load(Ordering::Relaxed);
+            found.stuck |= length > 0 && s.length > 0 && looked == s.looked;
+            (s.added, s.looked, s.length) = (added, looked, length);
+            // 3.3.2: each zone that is not busy takes from the one it stole from most.
+            let now = self.stolen(place);
+            let most = (0..QUEUES).map(|v| (now[v].wrapping_sub(s.stolen[v]), v)).max().filter(|(n, _)| *n > 0);
+            s.stolen = now;
+            if let (Some((_, victim)), true) = (most, self.busy().load(Ordering::Relaxed) & bit(place) == 0) {
+                if let (Some(from), Some(to)) = (cpu(victim as u32 + 1), cpu(place)) {
+                    if from != to {
+                        found.moves.push((from, to));
+                    }
+                }
+            }
+        }
+        self.shared = shared;
+        found
+    }
+
+    /// Nothing waits, nothing came: from now on the program rings.
+    fn lie_down(&mut self) {
+        let quiet = self.shared.values().all(|s| s.length == 0) && self.busy().load(Ordering::Relaxed) == 0;
+        let all = |b: &Balance| -> bool {
+            b.shared.iter().any(|(place, s)| b.queue(*place).added.load(Ordering::SeqCst) != s.added)
+        };
+        self.napping = quiet && nap::lie_down(self.word(offset_of!(abi::Balance, nap)), || all(self));
+    }
+}
+
+impl Group {
+    fn conns_that_share(&self) -> BTreeSet<ConnId> {
+        let shared = |place: &u32| self.balance.as_ref().is_some_and(|b| b.shared.contains_key(place));
+        self.members.iter().filter(|(place, _)| shared(place)).map(|(_, m)| m.conn).collect()
+    }
+}
+
+impl Monitor {
+    /// [`kind::BALANCE`].
+    pub(crate) fn balance(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let off = self.config.balance.off;
+        let g = self.zones.all.get_mut(&msg.id).filter(|g| g.holders.contains(&id)).ok_or(Errno::NOENT)?;
+        // Sockets that the program itself has made may be strangers' to each other.
+        if off || g.own.is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if g.balance.is_none() {
+            g.balance = Some(Balance::new(g.select.balance()).map_err(|_| Errno::OPNOTSUPP)?);
+            let data = EventData::new_u64(crate::monitor::FIRST_BELL | g.id);
+            epoll::add(&*self.epoll, g.select.bell(), data, EventFlags::IN)?;
+        }
+        let map = rustix::io::fcntl_dupfd_cloexec(g.select.balance(), 0)?;
+        Ok((reply(msg), Some(Rc::new(map))))
+    }
+
+    /// [`kind::SHARE`].
+    pub(crate) fn share(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Option<()> {
+        let fd = fd?;
+        let (shape, _) = listening(&fd).ok()?;
+        let netns = descriptor::netns_cookie(fd.as_fd()).ok()?;
+        let place = u32::try_from(msg.arg0).ok().filter(|p| (1..=QUEUES as u32).contains(p))?;
+        let g = self.zones.all.get_mut(&msg.id)?;
+        let cpu = g.members.get(&place).filter(|m| m.conn == id)?.cpu;
+        // As for LOCAL: nobody hands the others a listener that is not theirs.
+        if g.netns != netns || g.shape != shape.addr() {
+            return None;
+        }
+        let others = g.conns_that_share();
+        let is_first = !others.contains(&id);
+        let balance = g.balance.as_mut()?;
+        let socket = Rc::new(fd.keep());
+        balance.enter(place, socket.clone());
+        balance.set_limits(&self.config.balance);
+        balance.lie_down();
+        let peer = |place: u32, cpu: u32, fd: &Rc<OwnedFd>| {
+            let msg = Msg { id: g.id, arg0: place.into(), arg1: cpu.into(), ..Msg::new(kind::PEER) };
+            Outgoing { msg, fd: Some(fd.clone()), unasked: true }
+        };
+        for other in others.into_iter().filter(|other| *other != id) {
+            self.clients.send(other, peer(place, cpu, &socket), &self.arenas);
+        }
+        if is_first {
+            for (p, m) in g.members.iter().filter(|(_, m)| m.conn != id) {
+                if let Some(s) = g.balance.as_ref().and_then(|b| b.shared.get(p)) {
+                    self.clients.send(id, peer(*p, m.cpu, &s.socket), &self.arenas);
+                }
+            }
+        }
+        tracing::debug!(group = g.id, process = id, place, "balanced");
+        self.zones.balance_at(Instant::now() + self.config.balance.interval);
+        Some(())
+    }
+
+    /// The worker at a place is gone, or has closed its socket.
+    pub(super) fn unshare(&mut self, group: GroupId, place: u32, owner: ConnId) {
+        let Some(g) = self.zones.all.get_mut(&group) else { return };
+        let Some(balance) = g.balance.as_mut() else { return };
+        if !balance.leave(place) {
+            return;
+        }
+        balance.set_limits(&self.config.balance);
+        let msg = Msg { id: group, arg0: place.into(), ..Msg::new(kind::PEER_GONE) };
+        for other in g.conns_that_share().into_iter().filter(|other| *other != owner) {
+            self.clients.send(other, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
+        }
+    }
+
+    /// A group's program has rung.
+    pub(crate) fn balance_rung(&mut self, group: GroupId) {
+        if let Some(g) = self.zones.all.get_mut(&group) {
+            g.select.heard();
+            if let Some(b) = &mut g.balance {
+                b.napping = false;
+            }
+        }
+        self.zones.balance_at(Instant::now());
+    }
+
+    /// Looks at the queues if it is time.
+    pub(crate) fn balance_if_due(&mut self) {
+        let now = Instant::now();
+        if self.zones.balance_next.is_none_or(|at| at > now) {
+            return;
+        }
+        self.zones.balance_next = None;
+        let mut moves = Vec::new();
+        let mut nudges = Vec::new();
+        let mut again = false;
+        for g in self.zones.all.values_mut() {
+            let members = &g.members;
+            let Some(b) = g.balance.as_mut().filter(|b| !b.napping && !b.shared.is_empty()) else { continue };
+            let before: u64 = b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add);
+            let found = b.look(|place| members.get(&place).map(|m| m.cpu));
+            if b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add) == before {
+                b.lie_down();
+            }
+            again |= !b.napping;
+            moves.extend(found.moves.into_iter().map(|(from, to)| Move { netns: g.netns, from, to }));
+            if found.stuck {
+                nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
+            }
+        }
+        for (group, conn) in nudges {
+            let msg = Msg { id: group, ..Msg::new(kind::NUDGE) };
+            self.clients.send(conn, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
+        }
+        if self.config.balance.migrate {
+            again |= self.steers.migrate(&moves, self.config.balance.groups, now);
+        }
+        if again {
+            self.zones.balance_at(now + self.config.balance.interval);
+        }
+    }
+}
+
+impl super::Zones {
+    /// The next look is not later than this.
+    fn balance_at(&mut self, at: Instant) {
+        self.balance_next = Some(self.balance_next.map_or(at, |next| next.min(at)));
+    }
+}
+
+impl Group {
+    /// For the report: queues, and steals by pair.
+    pub(super) fn report_balance(&self) -> Option<report::Balance> {
+        let b = self.balance.as_ref()?;
+        let busy = b.busy().load(Ordering::Relaxed);
+        let queues = b.shared.iter().map(|(place, s)| {
+            let q = b.queue(*place);
+            report::Queue {
+                place: *place,
+                cpu: self.members.get(place).map_or(0, |m| m.cpu),
+                length: listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| n),
+                counted: q.length(),
+                average: f64::from(q.average.load(Ordering::Relaxed)) / f64::from(ONE),
+                busy: busy & bit(*place) != 0,
+                added: q.added.load(Ordering::Relaxed),
+                taken: q.taken.load(Ordering::Relaxed),
+            }
+        });
+        let steals = b.shared.keys().flat_map(|thief| {
+            let row = b.stolen(*thief);
+            row.into_iter().enumerate().filter(|(_, n)| *n > 0).map(move |(victim, n)| report::Steals {
+                thief: *thief,
+                victim: victim as u32 + 1,
+                connections: n.into(),
+            })
+        });
+        Some(report::Balance {
+            limit: b.word(offset_of!(abi::Balance, limit)).load(Ordering::Relaxed),
+            queues: queues.collect(),
+            steals: steals.collect(),
+        })
+    }
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Workers of which some do not accept for a while, for the tests of the balance.
+
+    busy_server.py MODE PORT WORKERS BACKLOG
+
+MODE is how a worker waits: epoll, edge, exclusive, poll, select, block; with "thread-" before
+it workers are threads. Worker i pins itself to CPU i modulo their number. A connection
+sends one line: "who" is answered "PID TID\\n"; "sleep SECONDS" is answered the same, and
+before that its worker does nothing else for so long.
+"""
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+mode, port, workers, backlog = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+threads, wait = mode.startswith("thread-"), mode.rsplit("-", 1)[-1]
+cpus = sorted(os.sched_getaffinity(0))
+
+
+def serve(conn):
+    conn.setblocking(True)
+    conn.settimeout(10)
+    try:
+        words = conn.recv(100).decode().split()
+        if words and words[0] == "sleep":
+            time.sleep(float(words[1]))
+        conn.sendall(f"{os.getpid()} {threading.get_native_id()}\n".encode())
+    except OSError:
+        pass
+    conn.close()
+
+
+def work(listener, index):
+    os.sched_setaffinity(0, {cpus[index % len(cpus)]})
+    if wait == "block":
+        while True:
+            serve(listener.accept()[0])
+    listener.setblocking(False)
+
+    def drain():
+        # One connection a turn, as most servers do.
+        try:
+            conn, _ = listener.accept()
+        except BlockingIOError:
+            return False
+        serve(conn)
+        return True
+
+    if wait == "poll":
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while True:
+            poll.poll()
+            drain()
+    if wait == "select":
+        while True:
+            select.select([listener], [], [])
+            drain()
+    flags = {"epoll": 0, "edge": select.EPOLLET, "exclusive": select.EPOLLEXCLUSIVE}[wait]
+    epoll = select.epoll()
+    epoll.register(listener, select.EPOLLIN | flags)
+    while True:
+        epoll.poll()
+        while drain() and flags == select.EPOLLET:
+            pass
+
+
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", port))
+listener.listen(backlog)
+if threads:
+    for i in range(workers):
+        threading.Thread(target=work, args=(listener, i), daemon=True).start()
+    threading.Event().wait()
+children = []
+signal.signal(signal.SIGTERM, lambda *_: [os.kill(c, signal.SIGKILL) for c in children] and os._exit(0))
+for i in range(workers):
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        work(listener, i)
+    children.append(pid)
+while children:
+    pid, _ = os.wait()
+    children.remove(pid)
