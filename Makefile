@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones suites programs soak docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones bench-balance suites programs soak docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
@@ -50,7 +50,11 @@ bench: deps build ## the whole benchmark; JSON and a picture in bench/out
 
 bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, SO_REUSEPORT, ours; about 15 minutes
 	@mkdir -p bench/out
-	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones -- --json bench/out/zones.json
+	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin zones-bench -- --json bench/out/zones.json
+
+bench-balance: deps build ## busy cores, stealing, flow groups (namespaces; needs root): about 4 minutes
+	@mkdir -p bench/out
+	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --json bench/out/balance.json --timeline bench/out
 
 suites: build ## published test suites, stock and ours (slow): SUITES="cpython libevent"
 	@scripts/deps.sh suites

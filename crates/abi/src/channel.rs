@@ -49,7 +49,7 @@ pub const fn ring_off(slot: usize, dir: usize) -> usize {
     RING_OFF + (slot * 2 + dir) * RING_CAP
 }
 
-/// First page. Written by the monitor; the sides only read it (either could
+/// First page. Written by the monitor but for `busy`; the sides only read it (either could
 /// scribble on it: that hurts this channel alone).
 #[repr(C)]
 pub struct Header {
@@ -62,6 +62,9 @@ pub struct Header {
     pub listener_closed: AtomicU32,
     /// Not zero: the client process is gone.
     pub client_gone: AtomicU32,
+    /// Written by the client: bit w, worker w's queue has been long lately. A hint of whom to
+    /// steal from first.
+    pub busy: AtomicU64,
 }
 
 /// SYN queue: the client process produces (under its own lock), any worker of

@@ -101,6 +101,13 @@ pub struct Stat {
     /// With --zones: set those counters to zero after showing them
     #[arg(long, requires = "zones")]
     pub reset: bool,
+    /// With --zones: queues, steals and flow groups ten times a second, as JSON; drawn beside
+    /// it, in the same name with .svg
+    #[arg(long, value_name = "FILE.json", requires = "zones", conflicts_with = "reset")]
+    pub timeline: Option<PathBuf>,
+    /// How long that goes on
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, requires = "timeline")]
+    pub seconds: f64,
     /// All the monitor says, for other programs
     #[arg(long)]
     pub json: bool,

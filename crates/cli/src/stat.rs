@@ -1,5 +1,6 @@
 //! `fastsocket stat` and `fastsocket ss`: what the monitor knows.
 
+mod timeline;
 mod zones;
 
 use crate::cmdline::{Ss, Stat};
@@ -41,6 +42,9 @@ pub fn print(text: impl Display) {
 
 /// `fastsocket stat`.
 pub fn stat(args: &Stat) -> Result<i32> {
+    if let Some(file) = &args.timeline {
+        return timeline::record(file, args.seconds);
+    }
     if args.zones {
         return zones::show(args.json, args.reset);
     }

@@ -106,7 +106,8 @@ unsafe fn from_queue(
         Err(e) => return Some(Err(e)),
     };
     for _ in 0..64 {
-        let Some((c, slot)) = l.take(false).or_else(|| l.take(true)) else { break };
+        let next = l.take_busy().or_else(|| l.take(false)).or_else(|| l.take(true));
+        let Some((c, slot)) = next else { break };
         // SAFETY: the caller's.
         if let Some(r) = unsafe { take_slot(d, l, c, slot, addr, len, flags, &parts) } {
             return Some(r);

@@ -6,10 +6,11 @@ use crate::table::{self, Desc};
 use crate::{bell, ctl, listen, process, space};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
-    self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS,
+    self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
     WAITER_OFF, WORKERS,
 };
 use fsocket_proto::{kind, Msg};
+use fsocket_ring::dispatch::{self, Busy};
 use fsocket_ring::syn;
 use fsocket_sys as sys;
 
@@ -59,6 +60,7 @@ pub struct Client {
     unused: usize,
     ports: [u16; SLOTS / PORT_BLOCK],
     next_worker: u32,
+    busy: Busy,
 }
 
 // SAFETY: zero is valid for all fields; `link` is the slab's.
@@ -104,6 +106,7 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
         cl.unused = 0;
         cl.ports = [0; SLOTS / PORT_BLOCK];
         cl.next_worker = 0;
+        cl.busy = Busy::new();
     }
     c.id.store(id, Ordering::Release);
     Some(c)
@@ -434,21 +437,14 @@ impl Chan {
         }
     }
 
-    /// Put a slot into a SYN queue: idle workers first, then round-robin over
-    /// empty queues, then over all.
+    /// Put a slot into a SYN queue: idle workers first, busy ones last.
     pub fn push_syn(&self, c: &mut Client, slot: usize) -> bool {
         let workers = self.header().workers.load(Ordering::Acquire);
-        let n = 64 - workers.leading_zeros();
         let start = c.next_worker;
         c.next_worker = start.wrapping_add(1);
-        let order = |i: u32| (start.wrapping_add(i)) % n.max(1);
-        let has = |w: u32| workers >> w & 1 != 0;
         let q = |w: u32| self.queue(1 + w as usize);
-        let pick = (0..n)
-            .map(order)
-            .find(|&w| has(w) && queue_len(q(w)) == 0 && q(w).want.armed() != 0)
-            .or_else(|| (0..n).map(order).find(|&w| has(w) && queue_len(q(w)) == 0))
-            .or_else(|| (0..n).map(order).find(|&w| has(w) && queue_len(q(w)) < SYN_CAP as u32));
+        let busy = c.busy.mask();
+        let pick = dispatch::choose(workers, busy, start, q);
         let queue = match pick {
             Some(w) => q(w),
             None => self.queue(0),
@@ -456,9 +452,15 @@ impl Chan {
         if !syn::push(queue, slot) {
             return false;
         }
+        if let Some(w) = pick {
+            c.busy.added(w, |w| queue_len(q(w)));
+            if c.busy.mask() != busy {
+                self.header().busy.store(c.busy.mask(), Ordering::Relaxed);
+            }
+        }
         // The caller looks at `listener_closed` next; the monitor sets it, runs a
         // heavy fence and empties the queues. `take` has the light fence.
-        let want = queue.want.take();
+        let want = dispatch::wake(queue, workers, q);
         if want != 0 {
             bell::wake_syn(self, want);
         }

@@ -14,6 +14,8 @@ use fsocket_sys::{self as sys, Errno};
 pub const MAX: usize = 1024;
 /// Channels per listener.
 const CHANS: usize = 1024;
+/// Connections of the own queue for one of a busy worker's (Affinity-Accept, 3.3.1).
+const FAIR: u32 = 5;
 
 pub struct Listener {
     /// Monitor's number; 0: free.
@@ -28,6 +30,8 @@ pub struct Listener {
     next: AtomicU32,
     /// Accepts since the kernel's queue was last looked at.
     pub since_kernel: AtomicU32,
+    /// Taken from the own queue since the last turn of a busy worker's.
+    fair: AtomicU32,
     pub any: AtomicBool,
     addr: Lock<Addr>,
 }
@@ -40,6 +44,7 @@ static LISTENERS: [Listener; MAX] = [const {
         n: AtomicU32::new(0),
         next: AtomicU32::new(0),
         since_kernel: AtomicU32::new(0),
+        fair: AtomicU32::new(0),
         any: AtomicBool::new(false),
         addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
     }
@@ -298,14 +303,37 @@ impl Listener {
         })
     }
 
-    /// Sum of all queue positions: changes whenever a connection arrives.
+    /// Sum of all queue positions: changes whenever a connection arrives, also for another
+    /// worker. He may be busy, and then it is an edge for whoever looks.
     pub fn arrivals(&self) -> u64 {
-        self.chans()
-            .map(|c| {
-                let own = self.own_queue().map_or(0, |q| c.queue(q).tail.load(Ordering::Acquire) as u64);
-                own + c.queue(0).tail.load(Ordering::Acquire) as u64
-            })
-            .sum()
+        let tail = |c: &Chan, q| c.queue(q).tail.load(Ordering::Acquire) as u64;
+        self.chans().map(|c| tail(c, 0) + others(c).map(|q| tail(c, q)).sum::<u64>()).sum()
+    }
+
+    /// Its turn: a connection of a busy worker, one for [`FAIR`] of our own. Busy workers
+    /// do not steal.
+    pub fn take_busy(&self) -> Option<(&'static Chan, usize)> {
+        if self.fair.load(Ordering::Relaxed) < FAIR {
+            return None;
+        }
+        self.fair.store(0, Ordering::Relaxed);
+        let own = self.own_queue().map_or(0, |q| 1u64 << (q - 1));
+        for c in self.chans() {
+            // A client may write anything here: what it names is only looked at.
+            let mut busy = c.header().busy.load(Ordering::Relaxed);
+            if busy & own != 0 {
+                continue;
+            }
+            while busy != 0 {
+                let w = busy.trailing_zeros() as usize;
+                busy &= busy - 1;
+                if let Some(s) = chan::pop_syn(c.queue(1 + w)) {
+                    stats::count(Counter::Steals);
+                    return Some((c, s));
+                }
+            }
+        }
+        None
     }
 
     /// Take a connection: channel and slot.
@@ -319,6 +347,7 @@ impl Listener {
                 return Some((c, s));
             }
             if let Some(s) = self.own_queue().and_then(|q| chan::pop_syn(c.queue(q))) {
+                self.fair.store(self.fair.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
                 return Some((c, s));
             }
         }

@@ -248,3 +248,60 @@ fn switched_off() {
     assert!(zones["groups"][0]["balance"].is_null(), "{zones:#}");
     drop(server.process);
 }
+
+/// A client with the library: all its connections go over shared memory.
+const SHM_CLIENT: &str = r#"
+import socket, sys, time
+address = ("127.0.0.1", int(sys.argv[1]))
+def say(words):
+    s = socket.create_connection(address, 5)
+    s.settimeout(10)
+    s.sendall(words.encode())
+    return s
+def told(s):
+    text = b""
+    while not text.endswith(b"\n"):
+        got = s.recv(100)
+        assert got, text
+        text += got
+    s.close()
+    return text.split()[0].decode()
+sleeper = say("sleep 2")
+time.sleep(0.1)
+worst, by = 0.0, set()
+for _ in range(20):
+    began = time.monotonic()
+    by.add(told(say("who")))
+    worst = max(worst, time.monotonic() - began)
+# Ten at once, while nobody waits anywhere.
+many = [say("who") for _ in range(10)]
+by |= {told(s) for s in many}
+print(f"{worst:.3f}", told(sleeper), *by)
+"#;
+
+#[test]
+fn over_shared_memory_nobody_waits_behind_a_sleeping_worker_either() {
+    need_two_cpus!();
+    for mode in ["epoll", "edge", "poll", "block"] {
+        let host = Host::new();
+        let port = net::free_port();
+        let script = fsocket_testkit::script("apps/busy_server.py").display().to_string();
+        let mut command = host.command(Accel, fsocket_testkit::PYTHON);
+        command.args([&script, mode, &port.to_string(), "2", "64"]);
+        let _server = Proc::spawn(host.logs(), mode, command);
+        net::wait_until(Duration::from_secs(10), || net::kernel_sockets(port, "0A") > 0).expect("it listens");
+        let before = host.snapshot();
+        let args = ["-c", SHM_CLIENT, &port.to_string()];
+        let done = host.run(Accel, "client", 30, fsocket_testkit::PYTHON, &args).success().stdout;
+        let words: Vec<&str> = done.split_whitespace().collect();
+        let (worst, sleeper, by) = (words[0].parse::<f64>().expect("seconds"), words[1], &words[2..]);
+        if stock_mode() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            continue;
+        }
+        assert!(worst < 0.5, "{mode}: {done}");
+        assert!(!by.contains(&sleeper), "{mode}: {done}");
+        let delta = host.snapshot().since(&before);
+        assert_eq!((delta.get("accept_shm"), delta.get("accept_kernel")), (31, 0), "{mode}: {delta}");
+    }
+}

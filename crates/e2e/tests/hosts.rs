@@ -96,7 +96,7 @@ impl Stage {
             return eprintln!("PATH NOT ASSERTED: {} mode", self.way.name());
         }
         let delta = self.middle.snapshot().since(&self.before);
-        let accepted = ["accept_local", "accept_global", "accept_remote"].map(|name| delta.get(name));
+        let accepted = ["accept_local", "accept_global", "accept_remote", "accept_stolen"].map(|name| delta.get(name));
         assert!(accepted.iter().sum::<i128>() >= connections.into(), "wanted {connections} accepts\n{delta}");
         assert!(accepted[0] * 2 > accepted.iter().sum(), "local accepts are not the most\n{delta}");
         assert!(delta.get("accept_shm") == 0, "shared memory was used\n{delta}");

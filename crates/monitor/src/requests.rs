@@ -48,6 +48,10 @@ impl Monitor {
             kind::LOCAL => self.local(id, &msg, fd),
             kind::CLONE => self.clone_listener(&msg, fd),
             kind::BALANCE => self.balance(id, &msg),
+            kind::PEER_CLOSED => {
+                self.peer_closed(id, &msg);
+                return Ok(());
+            }
             kind::SHARE => {
                 let _ = self.share(id, &msg, fd);
                 return Ok(());

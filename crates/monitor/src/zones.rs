@@ -407,6 +407,8 @@ impl Zones {
 
     fn call(&mut self, group: GroupId) {
         let now = Instant::now();
+        // Looks that are due later than the new ones add nothing.
+        self.due.retain(|(at, g)| *g != group || *at <= now);
         self.due.extend(LOOKS.iter().map(|after| (now + *after, group)));
     }
 

@@ -154,6 +154,10 @@ pub mod kind {
     /// answer.
     pub const SHARE: u32 = 25;
 
+    /// This process has closed a socket it was told of by [`PEER_GONE`], of group `id`. If it
+    /// was the last to do so, the kernel has moved what waited there. No answer.
+    pub const PEER_CLOSED: u32 = 26;
+
     /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,
     /// whose worker has zone `arg1`, to steal from.
     pub const PEER: u32 = 41;

@@ -476,6 +476,7 @@ pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
     unread(d, h).saturating_sub(window)
 }
 
+pub mod dispatch;
 pub mod syn;
 
 #[cfg(all(test, loom))]

@@ -93,13 +93,27 @@ fn start(host: &Host, name: &str, command: Command, listen: &[SocketAddr]) -> Pr
     server
 }
 
+/// Ends the steering of a device.
+#[track_caller]
+pub fn unsteer(host: &Host, device: &str) {
+    let mut command = host.command(Side::Stock, artifacts::cli());
+    command.env(ENV_SOCKET, host.socket()).args(["steer", device, "--off"]);
+    Proc::spawn(host.logs(), "unsteer", command).finish(START).success();
+}
+
 /// nginx: processes.
 #[track_caller]
 pub fn nginx(host: &Host, way: Way, listen: &[SocketAddr], workers: usize) -> Proc {
+    nginx_with_backlog(host, way, listen, workers, 4096)
+}
+
+/// The same, with a backlog.
+#[track_caller]
+pub fn nginx_with_backlog(host: &Host, way: Way, listen: &[SocketAddr], workers: usize, backlog: u32) -> Proc {
     let dir = host.path().join("nginx");
     std::fs::create_dir_all(&dir).expect("directory");
     let reuseport = if way == Way::Reuseport { " reuseport" } else { "" };
-    let listens: String = listen.iter().map(|a| format!("listen {a} backlog=4096{reuseport}; ")).collect();
+    let listens: String = listen.iter().map(|a| format!("listen {a} backlog={backlog}{reuseport}; ")).collect();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
         .map(|kind| format!("{kind}_temp_path {}/{kind}; ", dir.display()))

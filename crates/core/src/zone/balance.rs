@@ -379,6 +379,9 @@ impl Zoned {
         for s in self.peers.iter().filter(|s| s.gone.load(Ordering::Relaxed)) {
             if !ready(s.fd.load(Ordering::Relaxed)) {
                 self.drop_peer(s);
+                let mut m = Msg::new(msg::PEER_CLOSED);
+                m.id = self.group.load(Ordering::Relaxed);
+                let _ = ctl::tell(m, None);
             }
         }
         let busy = b.busy.load(Ordering::Relaxed);

@@ -289,6 +289,14 @@ impl Monitor {
         }
     }
 
+    /// [`kind::PEER_CLOSED`].
+    pub(crate) fn peer_closed(&mut self, id: ConnId, msg: &Msg) {
+        if self.zones.all.get(&msg.id).is_some_and(|g| g.holders.contains(&id)) {
+            self.zones.call(msg.id);
+            self.zones_look();
+        }
+    }
+
     /// A group's program has rung.
     pub(crate) fn balance_rung(&mut self, group: GroupId) {
         if let Some(g) = self.zones.all.get_mut(&group) {

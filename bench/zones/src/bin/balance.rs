@@ -1,0 +1,334 @@
+//! The experiment of Affinity-Accept's section 6.5, at this machine's size: a web server at
+//! half load, CPU hogs on half of the cores, a CPU-bound job beside the server; stock
+//! SO_REUSEPORT, ours without balance, ours with it.
+//!
+//! Clients come at a fixed rate whatever the server does (one connection a request), so that
+//! a slow server cannot slow them down.
+
+#[path = "balance/client.rs"]
+mod client;
+#[path = "balance/cpu.rs"]
+mod cpu;
+
+use anyhow::{anyhow, bail, ensure, Context, Result};
+use clap::Parser;
+use client::{Client, Outcome};
+use comfy_table::{presets, Table};
+use fsocket_testkit::netns::{self, Chain, Receive};
+use fsocket_testkit::servers::{self, Way};
+use fsocket_testkit::{artifacts, find_program, Host, Proc, Side};
+use serde_json::{json, Value};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// nginx at half load beside CPU hogs: SO_REUSEPORT, ours without and with balance.
+///
+/// Needs root, a release build (`make`), nginx, wrk. Exit status 1 if a bar was missed or
+/// something could not be measured.
+#[derive(Debug, Parser)]
+#[command(name = "balance-bench", max_term_width = 100)]
+struct Args {
+    /// Share of the highest rate at which clients come
+    #[arg(long, default_value_t = 0.5)]
+    load: f64,
+    /// Hogs on each of the upper half of the CPUs
+    #[arg(long, default_value_t = 4)]
+    hogs: usize,
+    /// Seconds without, with, and after the hogs
+    #[arg(long, value_delimiter = ',', default_values_t = [4, 14, 12])]
+    phases: Vec<u64>,
+    /// A client gives up after this, seconds
+    #[arg(long, default_value_t = 5)]
+    timeout: u64,
+    /// The application's backlog
+    #[arg(long, default_value_t = 256)]
+    backlog: u32,
+    /// Turns of the comparison at full, even load; 0: not made
+    #[arg(long, default_value_t = 5)]
+    reps: usize,
+    /// Write everything
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where time-lines are written
+    #[arg(long, value_name = "DIR")]
+    timeline: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Reuseport,
+    Unbalanced,
+    Balanced,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Reuseport, Kind::Unbalanced, Kind::Balanced];
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Reuseport => "reuseport",
+            Kind::Unbalanced => "ours, no balance",
+            Kind::Balanced => "ours, balance",
+        }
+    }
+    fn way(self) -> Way {
+        if self == Kind::Reuseport {
+            Way::Reuseport
+        } else {
+            Way::Ours
+        }
+    }
+}
+
+/// Fresh hosts with a running server.
+struct Stage {
+    _server: Proc,
+    host: Host,
+    front: SocketAddr,
+    chain: Chain,
+}
+
+const BODY: usize = 64;
+
+impl Stage {
+    fn new(kind: Kind, backlog: u32) -> Result<Stage> {
+        let cpus = cpu::count();
+        let receive = Receive::Threads((0..cpus).collect());
+        let chain = Chain::new(cpus, &receive).map_err(|e| anyhow!(e))?;
+        let host = match kind {
+            Kind::Reuseport => Host::without_monitor(&chain.middle),
+            Kind::Unbalanced => Host::configured(Some(&chain.middle), "[balance]\nenabled = false\n"),
+            Kind::Balanced => Host::configured(Some(&chain.middle), ""),
+        };
+        host.file("www/64", [b'x'; BODY]);
+        let front: SocketAddr = (chain.middle_front(), 80).into();
+        let server = servers::nginx_with_backlog(&host, kind.way(), &[front], cpus, backlog);
+        if kind != Kind::Reuseport {
+            servers::wait_zones(&host, cpus as u64);
+        }
+        if kind == Kind::Balanced {
+            let mut steer = host.command(Side::Stock, artifacts::cli());
+            steer.env("FASTSOCKET_SOCKET", host.socket());
+            steer.args(["steer", &chain.middle.interfaces[0].device, "--policy", "flow-groups"]);
+            Proc::spawn(host.logs(), "steer", steer).finish(Duration::from_secs(20)).success();
+            cpu::urgent_cpumaps()?;
+        }
+        Ok(Stage { _server: server, host, front, chain })
+    }
+
+    /// Requests a second that wrk gets.
+    fn full_rate(&self, seconds: u32) -> Result<f64> {
+        let mut wrk = Command::new(find_program("wrk").context("wrk is not installed")?);
+        self.chain.client.place(&mut wrk);
+        wrk.args([format!("-t{}", cpu::count()), "-c64".to_owned(), format!("-d{seconds}s")]);
+        wrk.args(["-H", "Connection: close"]).arg(format!("http://{}/64", self.front));
+        let said = Proc::spawn(self.host.logs(), "wrk", wrk).finish(Duration::from_secs(60)).success().stdout;
+        ensure!(!said.contains("Socket errors") && !said.contains("Non-2xx"), "wrk: {said}");
+        let rate = said.lines().find_map(|line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
+        rate.with_context(|| format!("wrk: no rate in {said}"))
+    }
+
+    fn zones(&self) -> Value {
+        self.host.zones()
+    }
+}
+
+/// One way's whole run.
+fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
+    let stage = Stage::new(kind, args.backlog)?;
+    let [before, during, after] = args.phases[..] else { bail!("--phases: three numbers") };
+    let job_limit = Duration::from_secs(60);
+    let recorder = match (&args.timeline, kind) {
+        (Some(dir), Kind::Balanced) => {
+            std::fs::create_dir_all(dir)?;
+            let mut stat = stage.host.command(Side::Stock, artifacts::cli());
+            stat.env("FASTSOCKET_SOCKET", stage.host.socket()).args(["stat", "--zones", "--timeline"]);
+            stat.arg(std::fs::canonicalize(dir)?.join("balance-timeline.json"));
+            stat.args(["--seconds", &(before + during + after + 4).to_string()]);
+            Some(Proc::spawn(stage.host.logs(), "timeline", stat))
+        }
+        _ => None,
+    };
+    let client = Client::start(&stage.chain.client, stage.front, rate, Duration::from_secs(args.timeout));
+    let started = Instant::now();
+    let groups = |stage: &Stage| -> Value {
+        if kind == Kind::Balanced {
+            stage.zones()["flow_groups"][0]["by_cpu"].clone()
+        } else {
+            Value::Null
+        }
+    };
+    let home = groups(&stage);
+    std::thread::sleep(Duration::from_secs(before));
+    let hogs_from = started.elapsed();
+    let hogs = cpu::Hogs::start(args.hogs);
+    std::thread::sleep(Duration::from_secs(during));
+    hogs.stop();
+    let hogs_to = started.elapsed();
+    let away = groups(&stage);
+    // Where groups have migrated they still are.
+    let job = cpu::job(args.hogs, work, job_limit)?;
+    let job_to = started.elapsed();
+    let mut back = None;
+    let ends = Instant::now() + Duration::from_secs(after);
+    while Instant::now() < ends {
+        std::thread::sleep(Duration::from_millis(200));
+        if kind == Kind::Balanced && back.is_none() && groups(&stage) == home {
+            back = Some((started.elapsed() - job_to).as_secs_f64());
+        }
+    }
+    let outcome = client.stop();
+    drop(recorder.map(|r| r.finish(Duration::from_secs(20)).success()));
+    let zones = if kind == Kind::Reuseport { Value::Null } else { stage.zones() };
+    if kind == Kind::Balanced {
+        let stolen = zones["counters"]["accept_stolen"].as_u64().unwrap_or(0);
+        ensure!(stolen > 0, "NOT OURS: nothing was stolen");
+    }
+    let part = |from: Duration, to: Duration| outcome.between(from, to).json();
+    Ok(json!({
+        "way": kind.name(),
+        "undisturbed": part(Duration::from_secs(1), hogs_from),
+        "hogs": part(hogs_from, hogs_to),
+        "hogs_last_third": part(hogs_to - (hogs_to - hogs_from) / 3, hogs_to),
+        "job_seconds": job.as_secs_f64(),
+        "after": part(job_to + Duration::from_secs(1), started.elapsed()),
+        "groups": { "home": home, "away": away, "back_after_seconds": back },
+        "counters": zones["counters"].clone(),
+    }))
+}
+
+fn median(mut v: Vec<f64>) -> f64 {
+    v.sort_by(f64::total_cmp);
+    match v.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => v[n / 2],
+        n => (v[n / 2 - 1] + v[n / 2]) / 2.0,
+    }
+}
+
+fn main() -> ExitCode {
+    match measure(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("balance-bench: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(args: &Args) -> Result<bool> {
+    if let Some(why) = netns::unavailable() {
+        bail!("{why}");
+    }
+    ensure!(cpu::count() >= 2, "needs two CPUs");
+    ensure!(args.phases.len() == 3, "--phases: three numbers");
+    let full = Stage::new(Kind::Reuseport, 4096)?.full_rate(3)?;
+    let rate = full * args.load;
+    let (work, alone) = cpu::calibrate(args.hogs)?;
+    eprintln!(
+        "balance-bench: full rate {full:.0}/s, clients come at {rate:.0}/s; job alone {:.2} s",
+        alone.as_secs_f64()
+    );
+    let mut rows = Vec::new();
+    for kind in Kind::ALL {
+        eprintln!("balance-bench: {}", kind.name());
+        rows.push(run(kind, rate, work, args)?);
+    }
+    let mut even = Vec::new();
+    for rep in 0..args.reps {
+        eprintln!("balance-bench: full load, {} of {}", rep + 1, args.reps);
+        // The steering is no part of it: the same hosts but for the balance.
+        let mut pair = [0.0; 2];
+        // Turn about, lest the second always profits.
+        for n in [rep % 2, 1 - rep % 2] {
+            let kind = [Kind::Unbalanced, Kind::Balanced][n];
+            let stage = Stage::new(kind, 4096)?;
+            if kind == Kind::Balanced {
+                servers::unsteer(&stage.host, &stage.chain.middle.interfaces[0].device);
+            }
+            stage.full_rate(1)?;
+            pair[n] = stage.full_rate(3)?;
+        }
+        even.push(pair);
+    }
+    report(args, full, rate, alone, &rows, &even)
+}
+
+fn report(args: &Args, full: f64, rate: f64, alone: Duration, rows: &[Value], even: &[[f64; 2]]) -> Result<bool> {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
+        "way",
+        "alone: median / p90 ms",
+        "hogs: median / p90 ms",
+        "timed out",
+        "last third",
+        "job s",
+        "groups back",
+    ]);
+    let two = |v: &Value| format!("{:.2} / {:.2}", number(&v["median_ms"]), number(&v["p90_ms"]));
+    for row in rows {
+        table.add_row([
+            row["way"].as_str().unwrap_or("").to_owned(),
+            two(&row["undisturbed"]),
+            two(&row["hogs"]),
+            format!("{:.2} %", number(&row["hogs"]["timed_out_percent"])),
+            two(&row["hogs_last_third"]),
+            format!("{:.2}", number(&row["job_seconds"])),
+            row["groups"]["back_after_seconds"].as_f64().map_or("-".to_owned(), |s| format!("{s:.1} s")),
+        ]);
+    }
+    println!("{table}");
+    println!("clients come at {rate:.0}/s, {:.2} of {full:.0}/s; job alone {:.2} s", args.load, alone.as_secs_f64());
+    let ours = rows.last().context("no row")?;
+    let ratio = median(even.iter().map(|[off, on]| on / off).collect());
+    let job = number(&ours["job_seconds"]) / alone.as_secs_f64();
+    let slower = number(&ours["hogs"]["median_ms"]) / number(&ours["undisturbed"]["median_ms"]);
+    let lost = number(&ours["hogs"]["timed_out_percent"]);
+    let mut bars = vec![
+        ("no time-outs", lost == 0.0, format!("{lost:.2} %")),
+        ("median with hogs within 2 times the undisturbed", slower <= 2.0, format!("{slower:.2}")),
+        ("job within 10 % of its time alone", job <= 1.1, format!("{job:.2}")),
+        (
+            "flow groups back",
+            !ours["groups"]["back_after_seconds"].is_null(),
+            format!("{} away, {} at home", ours["groups"]["away"], ours["groups"]["home"]),
+        ),
+    ];
+    if !even.is_empty() {
+        bars.push(("full, even load: on against off within 2 %", ratio >= 0.98, format!("{ratio:.3}")));
+    }
+    for (what, ok, value) in &bars {
+        println!("{} {what}: {value}", if *ok { "ok    " } else { "MISSED" });
+    }
+    if let Some(file) = &args.json {
+        let whole = json!({
+            "command": std::env::args().collect::<Vec<_>>(),
+            "cpus": cpu::count(),
+            "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
+            "load_average": std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim(),
+            "full_rate": full, "rate": rate, "job_alone_seconds": alone.as_secs_f64(),
+            "rows": rows, "even_off_on": even,
+        });
+        std::fs::write(file, serde_json::to_string_pretty(&whole)? + "\n")
+            .with_context(|| file.display().to_string())?;
+    }
+    Ok(bars.iter().all(|(_, ok, _)| *ok))
+}
+
+fn number(v: &Value) -> f64 {
+    v.as_f64().unwrap_or(f64::NAN)
+}
+
+impl Outcome {
+    fn json(&self) -> Value {
+        json!({
+            "requests": self.asked,
+            "median_ms": self.percentile(0.5),
+            "p90_ms": self.percentile(0.9),
+            "p99_ms": self.percentile(0.99),
+            "timed_out_percent": self.lost as f64 * 100.0 / self.asked.max(1) as f64,
+        })
+    }
+}

@@ -1,0 +1,182 @@
+//! Clients that come at a fixed rate: one thread, one epoll instance, on CPU 0 and before
+//! everything else there, as if they were on another machine.
+
+use fsocket_testkit::netns::NetHost;
+use std::collections::{HashMap, VecDeque};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Connections under way at most; what comes beyond is lost.
+const MOST: usize = 8192;
+
+/// Requests by when they were begun: latency, or none if it was given up.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    all: Vec<(Duration, Option<Duration>)>,
+    pub asked: u64,
+    pub lost: u64,
+}
+
+impl Outcome {
+    fn new(all: Vec<(Duration, Option<Duration>)>) -> Outcome {
+        let lost = all.iter().filter(|(_, latency)| latency.is_none()).count() as u64;
+        Outcome { asked: all.len() as u64, lost, all }
+    }
+
+    /// Those begun between two times since the start.
+    pub fn between(&self, from: Duration, to: Duration) -> Outcome {
+        Outcome::new(self.all.iter().filter(|(at, _)| (from..to).contains(at)).copied().collect())
+    }
+
+    /// Milliseconds; who gave up waited longer than anybody.
+    pub fn percentile(&self, share: f64) -> Option<f64> {
+        let mut v: Vec<f64> =
+            self.all.iter().map(|(_, l)| l.map_or(f64::INFINITY, |l| l.as_secs_f64() * 1000.0)).collect();
+        v.sort_by(f64::total_cmp);
+        v.get(((v.len() as f64 * share) as usize).min(v.len().saturating_sub(1))).copied()
+    }
+}
+
+pub struct Client {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Outcome>,
+}
+
+impl Client {
+    pub fn start(place: &NetHost, to: SocketAddr, rate: f64, timeout: Duration) -> Client {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (place, theirs) = (place.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            place.enter().expect("setns");
+            super::cpu::urgent_here(0).expect("CPU 0, and a real-time priority");
+            drive(to, rate, timeout, &theirs)
+        });
+        Client { stop, thread }
+    }
+
+    pub fn stop(self) -> Outcome {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+struct Request {
+    stream: TcpStream,
+    begun: Instant,
+    sent: bool,
+    got: usize,
+}
+
+fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Outcome {
+    // SAFETY: no memory is involved.
+    let ep = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    assert!(ep >= 0, "epoll");
+    // SAFETY: just made, ours alone.
+    let ep = unsafe { std::os::fd::OwnedFd::from_raw_fd(ep) };
+    let started = Instant::now();
+    let mut all = Vec::new();
+    let mut open: HashMap<i32, Request> = HashMap::new();
+    // In the order of their beginning, to find those that have waited too long.
+    let mut order: VecDeque<(Instant, i32)> = VecDeque::new();
+    let mut next = 0u64;
+    loop {
+        let stopped = stop.load(Ordering::Relaxed);
+        if stopped && open.is_empty() {
+            return Outcome::new(all);
+        }
+        let due = |n: u64| started + Duration::from_secs_f64(n as f64 / rate);
+        while !stopped && due(next) <= Instant::now() {
+            next += 1;
+            // Since when it should have begun: a client that is held up hides nothing.
+            let begun = due(next - 1);
+            match (open.len() < MOST).then(|| begin(&ep, to)).flatten() {
+                Some(stream) => {
+                    let fd = stream.as_raw_fd();
+                    order.push_back((begun, fd));
+                    open.insert(fd, Request { stream, begun, sent: false, got: 0 });
+                }
+                None => all.push((begun - started, None)),
+            }
+        }
+        let wait =
+            if stopped { Duration::from_millis(20) } else { due(next).saturating_duration_since(Instant::now()) };
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 256];
+        let ts = libc::timespec { tv_sec: 0, tv_nsec: i64::from(wait.min(Duration::from_millis(20)).subsec_nanos()) };
+        // SAFETY: an array of that many events, and a timespec.
+        let n = unsafe {
+            libc::syscall(libc::SYS_epoll_pwait2, ep.as_raw_fd(), events.as_mut_ptr(), events.len(), &ts, 0, 0)
+        };
+        for e in &events[..n.max(0) as usize] {
+            let fd = e.u64 as i32;
+            let Some(r) = open.get_mut(&fd) else { continue };
+            if let Some(good) = step(&ep, r) {
+                all.push((r.begun - started, good.then(|| r.begun.elapsed())));
+                open.remove(&fd);
+            }
+        }
+        while order.front().is_some_and(|(begun, _)| begun.elapsed() > timeout) {
+            let Some((begun, fd)) = order.pop_front() else { break };
+            // The number may be another's by now.
+            if open.get(&fd).is_some_and(|r| r.begun == begun) {
+                open.remove(&fd);
+                all.push((begun - started, None));
+            }
+        }
+        while order.front().is_some_and(|(begun, fd)| open.get(fd).is_none_or(|r| r.begun != *begun)) {
+            order.pop_front();
+        }
+    }
+}
+
+fn watch(ep: &impl AsRawFd, op: i32, fd: i32, events: i32) -> bool {
+    let mut ev = libc::epoll_event { events: events as u32, u64: fd as u64 };
+    // SAFETY: one event.
+    unsafe { libc::epoll_ctl(ep.as_raw_fd(), op, fd, &mut ev) == 0 }
+}
+
+fn begin(ep: &impl AsRawFd, to: SocketAddr) -> Option<TcpStream> {
+    let SocketAddr::V4(to) = to else { return None };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::socket(libc::AF_INET, kind, 0) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: just made, ours alone.
+    let stream = unsafe { TcpStream::from_raw_fd(fd) };
+    let addr = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: to.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(*to.ip()).to_be() },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: an address of that size.
+    let r = unsafe { libc::connect(fd, (&raw const addr).cast(), size_of_val(&addr) as u32) };
+    let begun = r == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINPROGRESS);
+    (begun && watch(ep, libc::EPOLL_CTL_ADD, fd, libc::EPOLLOUT)).then_some(stream)
+}
+
+/// True: answered; false: failed; None: goes on.
+fn step(ep: &impl AsRawFd, r: &mut Request) -> Option<bool> {
+    if !r.sent {
+        if r.stream.write_all(b"GET /64 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").is_err() {
+            return Some(false);
+        }
+        r.sent = true;
+        return (!watch(ep, libc::EPOLL_CTL_MOD, r.stream.as_raw_fd(), libc::EPOLLIN)).then_some(false);
+    }
+    let mut buf = [0u8; 2048];
+    loop {
+        match r.stream.read(&mut buf) {
+            Ok(0) => return Some(r.got > super::BODY),
+            Ok(n) => r.got += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
+            Err(_) => return Some(false),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Hogs, a CPU-bound job, and who runs where.
+
+use anyhow::{ensure, Context, Result};
+use fsocket_testkit::process::{set_affinity, set_realtime};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// CPUs of this process.
+pub fn count() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The CPUs that are disturbed: the upper half.
+fn upper() -> std::ops::Range<usize> {
+    count() / 2..count()
+}
+
+fn gettid() -> i32 {
+    // SAFETY: no memory is involved.
+    unsafe { libc::gettid() }
+}
+
+/// The calling thread: on that CPU, before everything else.
+pub fn urgent_here(cpu: usize) -> std::io::Result<()> {
+    set_affinity(gettid(), &[cpu])?;
+    set_realtime(gettid())
+}
+
+/// The kernel's threads that take steered packets, as urgent as the interrupts they stand
+/// for.
+pub fn urgent_cpumaps() -> Result<()> {
+    let mut found = 0;
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if comm.starts_with("cpumap/") {
+            set_realtime(pid).with_context(|| comm.trim().to_owned())?;
+            found += 1;
+        }
+    }
+    ensure!(found > 0, "no cpumap thread: nothing is steered");
+    Ok(())
+}
+
+/// A piece of work that takes a few microseconds.
+fn piece(seed: u64) -> u64 {
+    (0..2000u64).fold(seed, |x, i| black_box(x.rotate_left(7).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ i))
+}
+
+/// Threads that do nothing but compute, so many on each CPU of the upper half.
+pub struct Hogs {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Hogs {
+    pub fn start(each: usize) -> Hogs {
+        let stop = Arc::new(AtomicBool::new(false));
+        let spawn = |cpu: usize| {
+            let stop = stop.clone();
+            std::thread::spawn(move || {
+                set_affinity(gettid(), &[cpu]).expect("affinity");
+                let mut x = cpu as u64;
+                while !stop.load(Ordering::Relaxed) {
+                    x = piece(x);
+                }
+            })
+        };
+        let threads = upper().flat_map(|cpu| std::iter::repeat_n(cpu, each)).map(spawn).collect();
+        Hogs { stop, threads }
+    }
+
+    pub fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for t in self.threads {
+            let _ = t.join();
+        }
+    }
+}
+
+/// The job: `each` threads on each CPU of the upper half, `work` pieces each; how long it
+/// takes.
+pub fn job(each: usize, work: u64, limit: Duration) -> Result<Duration> {
+    let started = Instant::now();
+    let spawn = |cpu: usize| {
+        std::thread::spawn(move || {
+            set_affinity(gettid(), &[cpu]).expect("affinity");
+            let mut x = cpu as u64;
+            for n in 0..work {
+                x = piece(x);
+                if n % 1024 == 0 && started.elapsed() > limit {
+                    return false;
+                }
+            }
+            true
+        })
+    };
+    let threads: Vec<_> = upper().flat_map(|cpu| std::iter::repeat_n(cpu, each)).map(spawn).collect();
+    let done = threads.into_iter().all(|t| t.join().unwrap_or(false));
+    ensure!(done, "the job did not end within {limit:?}");
+    Ok(started.elapsed())
+}
+
+/// As much work as takes about 3 s without a server; and how long exactly.
+pub fn calibrate(each: usize) -> Result<(u64, Duration)> {
+    let trial = job(each, 20_000, Duration::from_secs(60))?;
+    let work = (20_000.0 * 3.0 / trial.as_secs_f64()) as u64;
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        took.push(job(each, work, Duration::from_secs(60))?);
+    }
+    took.sort_unstable();
+    Ok((work, took[1]))
+}

@@ -1,0 +1,150 @@
+//! To which worker of a listener a client gives a new connection, and whom it wakes:
+//! workers that wait first, busy ones last (Affinity-Accept, 3.3.1, with a SYN queue for
+//! the accept queue and the client for the core that takes the SYN).
+
+use fsocket_abi::channel::{SynQueue, SYN_CAP, WORKERS};
+
+/// A queue is busy above 75 % of what it holds, until its average is below 10 %.
+const HIGH: u32 = SYN_CAP as u32 * 3 / 4;
+const LOW: u32 = (SYN_CAP as u32 * ONE) / 10;
+/// Averages are 16.16 fixed point, and move by 1 / (2 * SYN_CAP) of the difference.
+const ONE: u32 = 1 << 16;
+
+/// Which workers' queues have been long lately. Kept by the client, which adds to them.
+#[derive(Clone, Copy)]
+pub struct Busy {
+    average: [u32; WORKERS],
+    mask: u64,
+}
+
+impl Busy {
+    pub const fn new() -> Busy {
+        Busy { average: [0; WORKERS], mask: 0 }
+    }
+
+    /// Bit per worker.
+    pub fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    /// A connection was added to worker `w`'s queue, which is `len` long now. The averages of
+    /// busy ones move, too: nothing may be added to them any more that could.
+    pub fn added(&mut self, w: u32, lens: impl Fn(u32) -> u32) {
+        let mut look = self.mask | 1 << w;
+        while look != 0 {
+            let w = look.trailing_zeros();
+            look &= look - 1;
+            let len = lens(w).min(SYN_CAP as u32);
+            let average = &mut self.average[w as usize % WORKERS];
+            let now = len * ONE;
+            let step = now.abs_diff(*average) / (2 * SYN_CAP as u32);
+            *average = if now > *average { *average + step } else { *average - step };
+            // An average that was never high says nothing; a queue that is empty does.
+            if len > HIGH {
+                self.mask |= 1 << w;
+            } else if *average < LOW {
+                self.mask &= !(1 << w);
+            }
+        }
+    }
+}
+
+impl Default for Busy {
+    fn default() -> Busy {
+        Busy::new()
+    }
+}
+
+/// The worker for a new connection; None: none has room. `workers`: bit per worker that is
+/// there. `start` turns, so that all have their share.
+pub fn choose<'a>(workers: u64, busy: u64, start: u32, queue: impl Fn(u32) -> &'a SynQueue) -> Option<u32> {
+    let n = 64 - workers.leading_zeros();
+    let order = || (0..n).map(|i| start.wrapping_add(i) % n.max(1)).filter(|w| workers >> w & 1 != 0);
+    let len = |w: u32| crate::syn::len(queue(w));
+    let is_busy = |w: u32| busy >> w & 1 != 0;
+    order()
+        .find(|&w| len(w) == 0 && queue(w).want.armed() != 0)
+        .or_else(|| order().find(|&w| !is_busy(w) && len(w) == 0))
+        .or_else(|| order().filter(|&w| len(w) < SYN_CAP as u32).min_by_key(|&w| (is_busy(w), len(w))))
+}
+
+/// After a connection was put into `chosen`: whom to wake. Who waits there, else who waits
+/// anywhere: he may have begun to since the worker was chosen. Each looks into all queues
+/// after arming, before he sleeps, so that one of the two sees the other.
+pub fn wake<'a>(chosen: &SynQueue, workers: u64, queue: impl Fn(u32) -> &'a SynQueue) -> u64 {
+    let want = chosen.want.take();
+    if want != 0 {
+        return want;
+    }
+    (0..64 - workers.leading_zeros())
+        .filter(|w| workers >> w & 1 != 0)
+        .map(|w| queue(w).want.take())
+        .find(|want| *want != 0)
+        .unwrap_or(0)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use fsocket_sync::atomic::Ordering::Relaxed;
+
+    fn queues() -> [SynQueue; 3] {
+        // SAFETY: atomics and padding, for which zero is valid.
+        core::array::from_fn(|_| unsafe { core::mem::zeroed() })
+    }
+
+    fn fill(q: &SynQueue, n: u32) {
+        q.head.store(0, Relaxed);
+        q.tail.store(n, Relaxed);
+    }
+
+    #[test]
+    fn who_waits_comes_first_and_who_is_busy_last() {
+        let q = queues();
+        let of = |w: u32| &q[w as usize];
+        assert_eq!(choose(0b111, 0, 1, of), Some(1));
+        q[2].want.arm(1);
+        assert_eq!(choose(0b111, 0, 1, of), Some(2));
+        fill(&q[2], 1);
+        assert_eq!(choose(0b111, 0b010, 1, of), Some(0), "1 is busy, 2 has something");
+        fill(&q[0], 9);
+        fill(&q[1], 3);
+        fill(&q[2], 5);
+        assert_eq!(choose(0b111, 0, 0, of), Some(1), "the shortest");
+        assert_eq!(choose(0b111, 0b010, 0, of), Some(2), "the shortest that is not busy");
+        assert_eq!(choose(0b010, 0b010, 0, of), Some(1), "nobody else is there");
+        fill(&q[1], SYN_CAP as u32);
+        assert_eq!(choose(0b010, 0, 0, of), None);
+        assert_eq!(choose(0, 0, 0, of), None);
+    }
+
+    #[test]
+    fn busy_is_soon_seen_and_slowly_forgotten() {
+        let mut b = Busy::new();
+        for len in 1..=HIGH {
+            b.added(1, |_| len);
+        }
+        assert_eq!(b.mask(), 0);
+        b.added(1, |_| HIGH + 1);
+        assert_eq!(b.mask(), 0b10);
+        // Connections go to another worker, and this one's queue is empty at last.
+        let mut additions = 0;
+        while b.mask() != 0 {
+            b.added(0, |_| 0);
+            additions += 1;
+            assert!(additions < 10_000);
+        }
+        assert!(additions > 50, "{additions}");
+    }
+
+    #[test]
+    fn somebody_who_waits_elsewhere_is_woken() {
+        let q = queues();
+        let of = |w: u32| &q[w as usize];
+        q[2].want.arm(4);
+        assert_eq!(wake(&q[0], 0b111, of), 4);
+        assert_eq!(wake(&q[0], 0b111, of), 0);
+        q[2].want.arm(4);
+        assert_eq!(wake(&q[0], 0b011, of), 0, "that worker is gone");
+    }
+}
