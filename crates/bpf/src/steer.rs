@@ -249,14 +249,13 @@ impl Programs {
         put(&self.steer.maps.groups, &group.to_ne_bytes(), &cpu.map_or(0, |cpu| cpu + 1).to_ne_bytes())
     }
 
-    /// All flow groups, dealt out to `cpus` in turn.
+    /// All flow groups, as [`dealt`].
     ///
     /// # Errors
     /// [`Error::Map`].
     pub fn set_groups(&self, cpus: &[u32]) -> Result<()> {
         for group in 0..GROUPS {
-            let cpu = (!cpus.is_empty()).then(|| cpus[group % cpus.len()]);
-            self.set_group(group as u32, cpu)?;
+            self.set_group(group as u32, dealt(group, cpus))?;
         }
         Ok(())
     }
@@ -276,6 +275,12 @@ impl Programs {
     pub fn counts(&self) -> Result<Vec<Count>> {
         counters::read(&self.steer.maps.reasons, REASONS)
     }
+}
+
+/// The CPU of a flow group at first: dealt out in turn, two at a time, because Linux clients
+/// connect from ports of one parity.
+pub fn dealt(group: usize, cpus: &[u32]) -> Option<u32> {
+    (!cpus.is_empty()).then(|| cpus[group / 2 % cpus.len()])
 }
 
 fn flags(frags: bool) -> u32 {

@@ -93,14 +93,6 @@ fn start(host: &Host, name: &str, command: Command, listen: &[SocketAddr]) -> Pr
     server
 }
 
-/// Ends the steering of a device.
-#[track_caller]
-pub fn unsteer(host: &Host, device: &str) {
-    let mut command = host.command(Side::Stock, artifacts::cli());
-    command.env(ENV_SOCKET, host.socket()).args(["steer", device, "--off"]);
-    Proc::spawn(host.logs(), "unsteer", command).finish(START).success();
-}
-
 /// nginx: processes.
 #[track_caller]
 pub fn nginx(host: &Host, way: Way, listen: &[SocketAddr], workers: usize) -> Proc {

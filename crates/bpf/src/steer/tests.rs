@@ -168,14 +168,14 @@ fn leaves_alone_what_it_does_not_understand() {
 #[test]
 fn flow_groups_are_the_clients_low_twelve_bits() {
     let Some(p) = programs(Policy::FlowGroups, false) else { return };
-    assert_eq!(judged(&p, &v4(50001, 80)), (PASS, "passed_passive"), "no group has a CPU yet");
+    assert_eq!(judged(&p, &v4(50002, 80)), (PASS, "passed_passive"), "no group has a CPU yet");
     p.set_groups(&[0, 1]).unwrap();
-    assert_eq!(judged(&p, &v4(50001, 80)), (REDIRECT, "to_other"));
-    assert_eq!(judged(&p, &v4(50002, 80)), (PASS, "to_self"));
-    // Moving a group is one map write.
-    p.set_group(50001 & 4095, Some(0)).unwrap();
+    assert_eq!(judged(&p, &v4(50002, 80)), (REDIRECT, "to_other"));
     assert_eq!(judged(&p, &v4(50001, 80)), (PASS, "to_self"));
-    assert_eq!(judged(&p, &v4(50001 - 4096, 80)), (PASS, "to_self"), "the same group");
+    // Moving a group is one map write.
+    p.set_group(50002 & 4095, Some(0)).unwrap();
+    assert_eq!(judged(&p, &v4(50002, 80)), (PASS, "to_self"));
+    assert_eq!(judged(&p, &v4(50002 - 4096, 80)), (PASS, "to_self"), "the same group");
     assert_eq!(judged(&p, &v4(50003, 80)), (REDIRECT, "to_other"), "no other group moved");
     assert!(p.set_group(4096, Some(0)).is_err());
     // Active connections go by slice all the same.

@@ -1,7 +1,7 @@
 //! Which CPU a flow group is steered to, by whom it was moved, and when it may come
 //! back (Affinity-Accept, 3.3.2).
 
-use fsocket_bpf::steer::GROUPS;
+use fsocket_bpf::steer::{dealt, GROUPS};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,7 @@ pub struct Groups {
 impl Groups {
     /// Dealt out in turn, as `Programs::set_groups` does.
     pub fn dealt(cpus: &[u32]) -> Groups {
-        let now: Vec<u32> =
-            if cpus.is_empty() { Vec::new() } else { (0..GROUPS).map(|g| cpus[g % cpus.len()]).collect() };
+        let now: Vec<u32> = (0..GROUPS).filter_map(|group| dealt(group, cpus)).collect();
         Groups { home: now.clone(), now, cpus: cpus.len(), next: 0, moved: 0, returned: 0 }
     }
 
@@ -157,7 +156,11 @@ mod tests {
         assert_eq!(g.step(0), 25);
         assert_eq!(g.step(3), 3);
         assert!(!g.any_away());
-        g.take(1, 0, 100, |group, cpu| group % 2 == 1 && cpu == 0);
+        // A client that takes every second port.
+        for cpu in 0..2 {
+            assert_eq!((0..GROUPS).step_by(2).filter(|n| g.now[*n] == cpu).count(), 1024);
+        }
+        g.take(1, 0, 100, |group, cpu| group / 2 % 2 == 1 && cpu == 0);
         assert_eq!((g.by_cpu()[&0], g.by_cpu()[&1], g.moved), (2148, 1948, 100));
         assert!(g.any_away());
         g.take(1, 0, 4096, |_, _| true);

@@ -2,7 +2,7 @@
 //! everything else there, as if they were on another machine.
 
 use fsocket_testkit::netns::NetHost;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -14,31 +14,57 @@ use std::time::{Duration, Instant};
 /// Connections under way at most; what comes beyond is lost.
 const MOST: usize = 8192;
 
-/// Requests by when they were begun: latency, or none if it was given up.
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    After(Duration),
+    /// Given up.
+    TimedOut,
+    /// Reset, refused; or cut off, which has no error.
+    Failed(Option<ErrorKind>),
+    /// The client could not begin it: no port, or too many under way.
+    NotBegun,
+}
+
+/// Requests by when they were begun.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    all: Vec<(Duration, Option<Duration>)>,
-    pub asked: u64,
-    pub lost: u64,
+    all: Vec<(Duration, End)>,
 }
 
 impl Outcome {
-    fn new(all: Vec<(Duration, Option<Duration>)>) -> Outcome {
-        let lost = all.iter().filter(|(_, latency)| latency.is_none()).count() as u64;
-        Outcome { asked: all.len() as u64, lost, all }
-    }
-
     /// Those begun between two times since the start.
     pub fn between(&self, from: Duration, to: Duration) -> Outcome {
-        Outcome::new(self.all.iter().filter(|(at, _)| (from..to).contains(at)).copied().collect())
+        Outcome { all: self.all.iter().filter(|(at, _)| (from..to).contains(at)).copied().collect() }
     }
 
-    /// Milliseconds; who gave up waited longer than anybody.
+    /// Milliseconds; who was not answered waited longer than anybody.
     pub fn percentile(&self, share: f64) -> Option<f64> {
-        let mut v: Vec<f64> =
-            self.all.iter().map(|(_, l)| l.map_or(f64::INFINITY, |l| l.as_secs_f64() * 1000.0)).collect();
+        let ms = |end: &End| match end {
+            End::After(latency) => latency.as_secs_f64() * 1000.0,
+            _ => f64::INFINITY,
+        };
+        let mut v: Vec<f64> = self.all.iter().map(|(_, end)| ms(end)).collect();
         v.sort_by(f64::total_cmp);
         v.get(((v.len() as f64 * share) as usize).min(v.len().saturating_sub(1))).copied()
+    }
+
+    /// All, timed out, failed, not begun.
+    pub fn counts(&self) -> [usize; 4] {
+        let n = |end: End| self.all.iter().filter(|(_, e)| *e == end).count();
+        let failed = self.causes().values().sum();
+        [self.all.len(), n(End::TimedOut), failed, n(End::NotBegun)]
+    }
+
+    /// Of those that failed.
+    pub fn causes(&self) -> BTreeMap<String, usize> {
+        let mut sum = BTreeMap::new();
+        for (_, end) in &self.all {
+            if let End::Failed(cause) = end {
+                *sum.entry(cause.map_or("cut off".to_owned(), |k| k.to_string())).or_default() += 1;
+            }
+        }
+        sum
     }
 }
 
@@ -87,7 +113,7 @@ fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Out
     loop {
         let stopped = stop.load(Ordering::Relaxed);
         if stopped && open.is_empty() {
-            return Outcome::new(all);
+            return Outcome { all };
         }
         let due = |n: u64| started + Duration::from_secs_f64(n as f64 / rate);
         while !stopped && due(next) <= Instant::now() {
@@ -100,7 +126,7 @@ fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Out
                     order.push_back((begun, fd));
                     open.insert(fd, Request { stream, begun, sent: false, got: 0 });
                 }
-                None => all.push((begun - started, None)),
+                None => all.push((begun - started, End::NotBegun)),
             }
         }
         let wait =
@@ -114,17 +140,17 @@ fn drive(to: SocketAddr, rate: f64, timeout: Duration, stop: &AtomicBool) -> Out
         for e in &events[..n.max(0) as usize] {
             let fd = e.u64 as i32;
             let Some(r) = open.get_mut(&fd) else { continue };
-            if let Some(good) = step(&ep, r) {
-                all.push((r.begun - started, good.then(|| r.begun.elapsed())));
-                open.remove(&fd);
+            if let Some(end) = step(&ep, r) {
+                all.push((r.begun - started, end));
+                forget(&ep, open.remove(&fd));
             }
         }
         while order.front().is_some_and(|(begun, _)| begun.elapsed() > timeout) {
             let Some((begun, fd)) = order.pop_front() else { break };
             // The number may be another's by now.
             if open.get(&fd).is_some_and(|r| r.begun == begun) {
-                open.remove(&fd);
-                all.push((begun - started, None));
+                forget(&ep, open.remove(&fd));
+                all.push((begun - started, End::TimedOut));
             }
         }
         while order.front().is_some_and(|(begun, fd)| open.get(fd).is_none_or(|r| r.begun != *begun)) {
@@ -137,6 +163,14 @@ fn watch(ep: &impl AsRawFd, op: i32, fd: i32, events: i32) -> bool {
     let mut ev = libc::epoll_event { events: events as u32, u64: fd as u64 };
     // SAFETY: one event.
     unsafe { libc::epoll_ctl(ep.as_raw_fd(), op, fd, &mut ev) == 0 }
+}
+
+/// Out of the instance before it is closed: a child that is being started may hold the
+/// socket for a moment, and its number is soon another's.
+fn forget(ep: &impl AsRawFd, r: Option<Request>) {
+    if let Some(r) = r {
+        watch(ep, libc::EPOLL_CTL_DEL, r.stream.as_raw_fd(), 0);
+    }
 }
 
 fn begin(ep: &impl AsRawFd, to: SocketAddr) -> Option<TcpStream> {
@@ -161,22 +195,24 @@ fn begin(ep: &impl AsRawFd, to: SocketAddr) -> Option<TcpStream> {
     (begun && watch(ep, libc::EPOLL_CTL_ADD, fd, libc::EPOLLOUT)).then_some(stream)
 }
 
-/// True: answered; false: failed; None: goes on.
-fn step(ep: &impl AsRawFd, r: &mut Request) -> Option<bool> {
+/// None: it goes on.
+fn step(ep: &impl AsRawFd, r: &mut Request) -> Option<End> {
     if !r.sent {
-        if r.stream.write_all(b"GET /64 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").is_err() {
-            return Some(false);
+        if let Err(e) = r.stream.write_all(b"GET /64 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n") {
+            return Some(End::Failed(Some(e.kind())));
         }
         r.sent = true;
-        return (!watch(ep, libc::EPOLL_CTL_MOD, r.stream.as_raw_fd(), libc::EPOLLIN)).then_some(false);
+        let watched = watch(ep, libc::EPOLL_CTL_MOD, r.stream.as_raw_fd(), libc::EPOLLIN);
+        return (!watched).then_some(End::Failed(None));
     }
     let mut buf = [0u8; 2048];
     loop {
         match r.stream.read(&mut buf) {
-            Ok(0) => return Some(r.got > super::BODY),
+            Ok(0) if r.got > super::BODY => return Some(End::After(r.begun.elapsed())),
+            Ok(0) => return Some(End::Failed(None)),
             Ok(n) => r.got += n,
             Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
-            Err(_) => return Some(false),
+            Err(e) => return Some(End::Failed(Some(e.kind()))),
         }
     }
 }

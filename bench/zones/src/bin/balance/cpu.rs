@@ -115,3 +115,29 @@ pub fn calibrate(each: usize) -> Result<(u64, Duration)> {
     took.sort_unstable();
     Ok((work, took[1]))
 }
+
+/// CPU time since some moment: clock ticks by CPU, idle and all.
+pub struct Used(Vec<(u64, u64)>);
+
+impl Used {
+    pub fn now() -> Used {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let cpus = text.lines().filter(|l| l.starts_with("cpu") && !l.starts_with("cpu "));
+        Used(
+            cpus.map(|l| {
+                let v: Vec<u64> = l.split_whitespace().skip(1).take(8).filter_map(|w| w.parse().ok()).collect();
+                (v.get(3).unwrap_or(&0) + v.get(4).unwrap_or(&0), v.iter().sum())
+            })
+            .collect(),
+        )
+    }
+
+    /// Percent of each CPU that was not idle.
+    pub fn since(&self) -> Vec<f64> {
+        let share = |((idle, all), (idle_then, all_then)): (&(u64, u64), &(u64, u64))| {
+            let all = all.saturating_sub(*all_then).max(1) as f64;
+            100.0 - idle.saturating_sub(*idle_then) as f64 * 100.0 / all
+        };
+        Used::now().0.iter().zip(&self.0).map(share).collect()
+    }
+}
