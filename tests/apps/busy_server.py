@@ -17,18 +17,21 @@ import threading
 import time
 
 mode, port, workers, backlog = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+served = 0
 threads, wait = mode.startswith("thread-"), mode.rsplit("-", 1)[-1]
 cpus = sorted(os.sched_getaffinity(0))
 
 
 def serve(conn):
+    global served
+    served += 1
     conn.setblocking(True)
     conn.settimeout(10)
     try:
         words = conn.recv(100).decode().split()
         if words and words[0] == "sleep":
             time.sleep(float(words[1]))
-        conn.sendall(f"{os.getpid()} {threading.get_native_id()}\n".encode())
+        conn.sendall(f"{os.getpid()} {threading.get_native_id()} {served}\n".encode())
     except OSError:
         pass
     conn.close()

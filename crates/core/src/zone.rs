@@ -121,6 +121,8 @@ pub struct Local {
     fair: AtomicU32,
     /// Since when its thread looks at the other queues, in ticks; 0: it does not.
     peers_since: AtomicU64,
+    /// When it last did, in ticks.
+    peers_looked: AtomicU64,
     /// With which events and data it lies in an epoll instance, mixed.
     put: AtomicU64,
     /// Instance out of which the application has taken the listener, but we not yet the
@@ -144,6 +146,7 @@ impl Local {
             shared: AtomicBool::new(false),
             fair: AtomicU32::new(0),
             peers_since: AtomicU64::new(0),
+            peers_looked: AtomicU64::new(0),
             put: AtomicU64::new(0),
             lazy: AtomicI32::new(-1),
         }

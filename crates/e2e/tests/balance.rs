@@ -62,12 +62,18 @@ impl Server {
 
     /// Pid and thread of who answered.
     #[track_caller]
-    fn told(&self, mut c: &TcpStream) -> (i32, i32) {
+    fn told(&self, c: &TcpStream) -> (i32, i32) {
+        let v = self.all_told(c);
+        (v[0], v[1])
+    }
+
+    /// And the how many-th of its process it was.
+    #[track_caller]
+    fn all_told(&self, mut c: &TcpStream) -> [i32; 3] {
         let mut text = String::new();
         c.read_to_string(&mut text).expect("an answer");
         let v: Vec<i32> = text.split_whitespace().map(|w| w.parse().expect("a number")).collect();
-        assert_eq!(v.len(), 2, "{text:?}");
-        (v[0], v[1])
+        v.try_into().unwrap_or_else(|v| panic!("{text:?}: {v:?}"))
     }
 
     /// The worker of a CPU.
@@ -201,6 +207,34 @@ fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
         .expect("the dead one's socket is closed");
     let zones = host.zones();
     assert!(counter(&zones, "accept_stolen") + selected(&zones, "migrated") >= 40, "{zones:#}");
+}
+
+#[test]
+fn five_local_ones_for_one_of_a_busy_zone() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    // Limit 64 a zone, busy above 48.
+    let host = patient();
+    let server = server(&host, "epoll", 128, &[]);
+    let [victim, thief] = [0, 1].map(|cpu| server.worker(cpu).0);
+    assert_ne!(victim, thief);
+    // SAFETY: signals to processes of this test.
+    [victim, thief].iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
+    let busy: Vec<TcpStream> = (0..60).map(|_| server.say(0, "who")).collect();
+    let own: Vec<TcpStream> = (0..40).map(|_| server.say(1, "who")).collect();
+    // SAFETY: as above.
+    unsafe { libc::kill(thief, libc::SIGCONT) };
+    let mut order: Vec<(i32, bool)> = own.iter().map(|c| (server.all_told(c)[2], false)).collect();
+    order.extend(busy.iter().map(|c| (server.all_told(c)[2], true)));
+    // SAFETY: as above.
+    unsafe { libc::kill(victim, libc::SIGCONT) };
+    order.sort_unstable();
+    // While it had its own.
+    let last_own = order.iter().rposition(|(_, stolen)| !stolen).expect("its own");
+    let stolen = order[..last_own].iter().filter(|(_, stolen)| *stolen).count();
+    assert!((7..=9).contains(&stolen), "{stolen} stolen beside 40 of its own: {order:?}");
 }
 
 #[test]

@@ -140,6 +140,10 @@ fn patience_ns(b: &Balance) -> u64 {
     b.patience.load(Ordering::Relaxed).clamp(10, 10_000_000) as u64 * 1000
 }
 
+fn patience_ticks(b: &Balance) -> u64 {
+    patience_ns(b) / 1000 * cpu::ticks_per_us()
+}
+
 impl Local {
     /// It looks at its queue.
     fn looks(&self, b: &Balance) {
@@ -149,6 +153,12 @@ impl Local {
     }
     fn is_waiting_for_peers(&self) -> bool {
         self.peers_since.load(Ordering::Relaxed) != 0
+    }
+    /// It has waited long enough.
+    fn look_at_once(&self) {
+        self.peers_since.store(1, Ordering::Relaxed);
+        self.peers_looked.store(0, Ordering::Relaxed);
+        PENDING.store(true, Ordering::Relaxed);
     }
     fn wait_for_peers(&self, since: u64) {
         let _ = self.peers_since.compare_exchange(0, since.max(1), Ordering::Relaxed, Ordering::Relaxed);
@@ -446,7 +456,7 @@ impl Zoned {
 /// with us? Nor may we have only just seen them: it may be waking up for them.
 fn is_left_alone(b: &Balance, l: &Local, v: &Victim) -> bool {
     let Some(q) = queue(b, v.place) else { return false };
-    let ticks = patience_ns(b) / 1000 * cpu::ticks_per_us();
+    let ticks = patience_ticks(b);
     let now = cpu::ticks();
     // Clocks of two CPUs may differ a little: what lies ahead is now.
     let ago = |then: u64| now.saturating_sub(then);
@@ -495,7 +505,7 @@ pub fn went(group: u64, place: u64) {
             s.gone.store(true, Ordering::Relaxed);
         }
         for l in z.locals() {
-            l.wait_for_peers(1);
+            l.look_at_once();
         }
     }
 }
@@ -504,7 +514,7 @@ pub fn went(group: u64, place: u64) {
 pub fn nudged(group: u64) {
     for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for l in z.locals() {
-            l.wait_for_peers(1);
+            l.look_at_once();
         }
     }
 }
@@ -529,9 +539,13 @@ pub fn alone() {
 pub fn spoke() {
     let now = cpu::ticks();
     for z in used() {
-        if let Some(l) = z.own().filter(|l| z.balance_of(l).is_some()) {
-            l.wait_for_peers(now);
+        let Some((l, b)) = z.own().and_then(|l| Some((l, z.balance_of(l)?))) else { continue };
+        if !l.is_waiting_for_peers() {
+            // Nothing can be taken before its worker has had its time, but from the busy.
+            let others = b.busy.load(Ordering::Relaxed) & !bit(l.place.load(Ordering::Relaxed));
+            l.peers_looked.store(if others == 0 { now } else { 0 }, Ordering::Relaxed);
         }
+        l.wait_for_peers(now);
     }
 }
 
@@ -581,7 +595,16 @@ pub fn cut(limit: Option<u64>) -> Option<u64> {
 pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
     for z in used() {
         let Some(l) = z.own().filter(|l| l.is_waiting_for_peers()) else { continue };
-        if z.settle_peers(l) == Waits::Now {
+        // While there is enough to do, that costs a system call a millisecond, not one a turn.
+        let now = cpu::ticks();
+        let ago = now.saturating_sub(l.peers_looked.load(Ordering::Relaxed));
+        if z.balance().is_some_and(|b| ago < patience_ticks(b)) {
+            continue;
+        }
+        let waits = z.settle_peers(l);
+        // What is reported is reported again until it is gone.
+        l.peers_looked.store(if waits == Waits::Later { now } else { 0 }, Ordering::Relaxed);
+        if waits == Waits::Now {
             for w in z.watches.active().filter(|w| w.ep() == ep) {
                 report(libc::EPOLLIN as u32, w.data());
             }
