@@ -97,14 +97,12 @@ fn stolen(zones: &Value) -> u64 {
 }
 
 /// How workers wait, and what is switched off.
-const WAYS: [(&str, &str); 9] = [
+const WAYS: [(&str, &str); 7] = [
     ("epoll", "shm"),
     ("edge", "shm"),
     ("exclusive", "shm"),
     ("poll", "shm"),
     ("select", "shm"),
-    ("thread-epoll", "shm"),
-    ("thread-edge", "shm"),
     // Beside SYN queues.
     ("epoll", ""),
     ("poll", ""),
@@ -141,8 +139,7 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
         }
         let zones = host.zones();
         assert!(stolen(&zones) >= 20, "{mode}: {zones:#}");
-        let by_counter = if mode.starts_with("thread") { "accept_remote" } else { "accept_stolen" };
-        assert!(counter(&zones, by_counter) >= 20, "{mode}: {zones:#}");
+        assert!(counter(&zones, "accept_stolen") >= 20, "{mode}: {zones:#}");
     }
 }
 

@@ -177,7 +177,8 @@ impl Zoned {
 
     /// The monitor's program selects among us: map its counts.
     pub(super) fn map_balance(&self) {
-        if !ON.load(Ordering::Relaxed) || self.balance().is_some() {
+        // Threads of one process look into each other's queues anyway (`take_other`).
+        if !ON.load(Ordering::Relaxed) || self.balance().is_some() || !self.inherited.load(Ordering::Relaxed) {
             return;
         }
         let mut m = Msg::new(msg::BALANCE);
@@ -194,7 +195,7 @@ impl Zoned {
     pub(super) fn share(&self, l: &Local) {
         let Some(b) = self.balance() else { return };
         let place = l.place.load(Ordering::Relaxed);
-        if !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
+        if self.locals().count() > 1 || !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
             return;
         }
         l.looks(b);
