@@ -156,8 +156,6 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
         }
         _ => None,
     };
-    let client = Client::start(&stage.chain.client, stage.front, rate, Duration::from_secs(args.timeout));
-    let started = Instant::now();
     let groups = |stage: &Stage| -> Value {
         if kind == Kind::Balanced {
             stage.zones()["flow_groups"][0]["by_cpu"].clone()
@@ -165,7 +163,10 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
             Value::Null
         }
     };
+    // Before anybody comes who could move them.
     let home = groups(&stage);
+    let client = Client::start(&stage.chain.client, stage.front, rate, Duration::from_secs(args.timeout));
+    let started = Instant::now();
     let used = cpu::Used::now();
     std::thread::sleep(Duration::from_secs(before));
     let used = used.since();
