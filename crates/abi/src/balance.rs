@@ -12,6 +12,10 @@ use fsocket_sync::atomic::{AtomicU32, AtomicU64};
 /// Queues that are balanced: places 1 to this one. A bit each in a word.
 pub const QUEUES: usize = 64;
 
+/// So much more patience others have with a worker that keeps up: on a machine with
+/// other work everybody is away for a millisecond now and then.
+pub const TRUST: u64 = 10;
+
 /// Lengths are kept as 16.16 fixed point where they are averages.
 pub const ONE: u32 = 1 << 16;
 
@@ -67,9 +71,12 @@ pub struct Balance {
     /// Local connections that are accepted for one stolen from a busy zone.
     pub ratio: AtomicU32,
     /// A connection in a queue that is not busy is left alone while the queue's worker has
-    /// looked within this, microseconds.
+    /// looked within this, microseconds; [`TRUST`] times as long if it keeps up.
     pub patience: AtomicU32,
-    _pad: [u32; 6],
+    /// Bit per queue: its worker does not keep up, of late a good part of what came was
+    /// stolen.
+    pub strained: AtomicU64,
+    _pad: [u32; 4],
     pub queue: [Queue; QUEUES],
     /// Connections stolen, by thief and victim.
     pub stolen: [[AtomicU32; QUEUES]; QUEUES],

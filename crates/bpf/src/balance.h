@@ -25,7 +25,8 @@ struct balance {
 	__u32 low;
 	__u32 ratio;
 	__u32 patience;
-	__u32 pad[6];
+	__u64 strained;
+	__u32 pad[4];
 	struct queue queue[QUEUES];
 	__u32 stolen[QUEUES][QUEUES];
 };

@@ -6,7 +6,7 @@
 //! busy = 75           # a queue is busy above this share of its limit, percent
 //! idle = 10           # and no longer when its average is below this
 //! ratio = 5           # local connections for one stolen from a busy zone
-//! patience_us = 1000  # how long a connection is left to a worker that is not busy
+//! patience_us = 1000  # how long a connection is left to a worker that is not busy; tenfold while it keeps up
 //! interval_ms = 100   # how often queues are measured and flow groups move
 //! migrate = true      # flow groups
 //! groups = 0          # flow groups that one zone takes at a time; 0: a CPU's share in 8.5 s

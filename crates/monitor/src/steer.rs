@@ -204,7 +204,10 @@ pub struct Move {
 impl Steers {
     /// Moves flow groups, `asked` at a time (0: the paper's share), and brings back those
     /// whose CPU has time to spare again. True: some are away.
-    pub fn migrate(&mut self, moves: &[Move], asked: u32, now: Instant) -> bool {
+    /// `zones`: SO_NETNS_COOKIE and CPU of each that is balanced. A zone whose CPU has no time
+    /// left gives groups to one that has, also before anything had to be stolen: the kernel's
+    /// scheduler may well run its worker at once, at the cost of whatever else runs there.
+    pub fn migrate(&mut self, moves: &[Move], zones: &[(u64, u32)], asked: u32, now: Instant) -> bool {
         let Steers { all, spare, .. } = self;
         let mut away = false;
         for s in all {
@@ -217,9 +220,16 @@ impl Steers {
                 groups.take(m.from, m.to, n, set);
                 left.push(m.from);
             }
+            let spare = spare.look(now);
+            let zone = |cpu: &u32| s.cpus.contains(cpu) && zones.contains(&(s.netns, *cpu));
+            for from in spare.full.iter().filter(|cpu| zone(cpu) && !left.contains(cpu)) {
+                if let Some(to) = groups.least(spare.idle.iter().copied().filter(zone)) {
+                    groups.take(*from, to, n, set);
+                }
+            }
             if groups.any_away() {
                 away = true;
-                for cpu in spare.look(now).iter().filter(|cpu| s.cpus.contains(cpu) && !left.contains(cpu)) {
+                for cpu in spare.idle.iter().filter(|cpu| s.cpus.contains(cpu) && !left.contains(cpu)) {
                     groups.bring_back(*cpu, n, set);
                 }
             }

@@ -16,7 +16,7 @@ use super::{used, watch, Local, Zoned};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use fsocket_abi::arena::zone_accept;
-use fsocket_abi::balance::{Balance, Queue, BALANCE_SIZE, QUEUES};
+use fsocket_abi::balance::{Balance, Queue, BALANCE_SIZE, QUEUES, TRUST};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, cpu, Result};
 
@@ -140,8 +140,13 @@ fn patience_ns(b: &Balance) -> u64 {
     b.patience.load(Ordering::Relaxed).clamp(10, 10_000_000) as u64 * 1000
 }
 
-fn patience_ticks(b: &Balance) -> u64 {
-    patience_ns(b) / 1000 * cpu::ticks_per_us()
+/// While somebody is strained, else [`TRUST`] times as long.
+fn usual_patience_ns(b: &Balance) -> u64 {
+    patience_ns(b) * if b.strained.load(Ordering::Relaxed) == 0 { TRUST } else { 1 }
+}
+
+fn ticks(ns: u64) -> u64 {
+    ns / 1000 * cpu::ticks_per_us()
 }
 
 impl Local {
@@ -457,7 +462,8 @@ impl Zoned {
 /// with us? Nor may we have only just seen them: it may be waking up for them.
 fn is_left_alone(b: &Balance, l: &Local, v: &Victim) -> bool {
     let Some(q) = queue(b, v.place) else { return false };
-    let ticks = patience_ticks(b);
+    let strained = b.strained.load(Ordering::Relaxed) & bit(v.place) != 0;
+    let ticks = ticks(patience_ns(b) * if strained { 1 } else { TRUST });
     let now = cpu::ticks();
     // Clocks of two CPUs may differ a little: what lies ahead is now.
     let ago = |then: u64| now.saturating_sub(then);
@@ -584,7 +590,7 @@ pub fn cut(limit: Option<u64>) -> Option<u64> {
     for z in used() {
         if let (Some(l), Some(b)) = (z.own(), z.balance()) {
             if l.is_waiting_for_peers() {
-                ns = ns.min(patience_ns(b));
+                ns = ns.min(usual_patience_ns(b));
             }
         }
     }
@@ -599,7 +605,7 @@ pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
         // While there is enough to do, that costs a system call a millisecond, not one a turn.
         let now = cpu::ticks();
         let ago = now.saturating_sub(l.peers_looked.load(Ordering::Relaxed));
-        if z.balance().is_some_and(|b| ago < patience_ticks(b)) {
+        if z.balance().is_some_and(|b| ago < ticks(usual_patience_ns(b))) {
             continue;
         }
         let waits = z.settle_peers(l);

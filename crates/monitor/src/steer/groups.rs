@@ -60,6 +60,12 @@ impl Groups {
         self.moved += moved;
     }
 
+    /// The one of these CPUs that has the fewest groups.
+    pub fn least(&self, cpus: impl Iterator<Item = u32>) -> Option<u32> {
+        let by_cpu = self.by_cpu();
+        cpus.min_by_key(|cpu| by_cpu.get(cpu).copied().unwrap_or(0))
+    }
+
     /// Brings up to `n` groups of a CPU back to it.
     pub fn bring_back(&mut self, cpu: u32, n: usize, set: impl Fn(u32, u32) -> bool) {
         let back = self.change(n, |now, home| (home == cpu && now != cpu).then_some(cpu), set);
@@ -89,11 +95,13 @@ impl Groups {
 /// Idle time and all time by CPU, in clock ticks.
 type Times = BTreeMap<u32, (u64, u64)>;
 
-/// Which CPUs have time to spare, from /proc/stat.
+/// Which CPUs have time to spare and which have none, from /proc/stat.
 #[derive(Debug, Default)]
 pub struct Spare {
     last: Option<(Instant, Times)>,
-    cpus: BTreeSet<u32>,
+    pub idle: BTreeSet<u32>,
+    /// Somebody else's work is done there, or more of ours than fits.
+    pub full: BTreeSet<u32>,
 }
 
 impl Spare {
@@ -101,34 +109,39 @@ impl Spare {
     const OVER: Duration = Duration::from_millis(300);
     /// A CPU with that share of idle time can take its groups back, percent.
     const IDLE: u64 = 20;
+    /// One with less than that has none, percent.
+    const FULL: u64 = 3;
 
-    /// The CPUs that had time to spare lately.
-    pub fn look(&mut self, now: Instant) -> &BTreeSet<u32> {
+    /// What they had lately.
+    pub fn look(&mut self, now: Instant) -> &Spare {
         match &self.last {
             Some((at, _)) if now.saturating_duration_since(*at) < Self::OVER => {}
             // Too long ago to say anything about now.
             Some((at, _)) if now.saturating_duration_since(*at) > Self::OVER * 4 => {
-                self.cpus.clear();
+                self.idle.clear();
+                self.full.clear();
                 self.last = Some((now, read()));
             }
             Some((_, before)) => {
                 let here = read();
-                self.cpus = spare(before, &here);
+                self.idle = share(before, &here, |idle| idle >= Self::IDLE);
+                self.full = share(before, &here, |idle| idle < Self::FULL);
                 self.last = Some((now, here));
             }
             None => self.last = Some((now, read())),
         }
-        &self.cpus
+        self
     }
 }
 
-fn spare(before: &Times, now: &Times) -> BTreeSet<u32> {
-    let enough = |(cpu, (idle, all)): (&u32, &(u64, u64))| {
+/// CPUs whose idle time in between, percent, is such.
+fn share(before: &Times, now: &Times, such: impl Fn(u64) -> bool) -> BTreeSet<u32> {
+    let is_such = |(cpu, (idle, all)): (&u32, &(u64, u64))| {
         let (idle_then, all_then) = before.get(cpu)?;
         let (idle, all) = (idle.saturating_sub(*idle_then), all.saturating_sub(*all_then));
-        (all > 0 && idle * 100 >= all * Spare::IDLE).then_some(*cpu)
+        (all > 0 && such(idle * 100 / all)).then_some(*cpu)
     };
-    now.iter().filter_map(enough).collect()
+    now.iter().filter_map(is_such).collect()
 }
 
 fn read() -> Times {
@@ -182,8 +195,10 @@ mod tests {
         let text = |idle: u64, user: u64| format!("cpu  9 9 9 9\ncpu0 {user} 0 0 {idle} 0 0 0 0 0 0\nintr 5\n");
         let then = parse(&text(100, 100));
         assert_eq!(then[&0], (100, 200));
-        assert!(spare(&then, &parse(&text(101, 129))).is_empty());
-        assert!(spare(&then, &parse(&text(107, 123))).contains(&0));
-        assert!(spare(&then, &then).is_empty());
+        let idle = |then: &Times, now: &str| share(then, &parse(now), |idle| idle >= Spare::IDLE);
+        assert!(idle(&then, &text(101, 129)).is_empty());
+        assert!(idle(&then, &text(107, 123)).contains(&0));
+        assert!(idle(&then, &text(100, 100)).is_empty());
+        assert!(share(&then, &parse(&text(100, 140)), |idle| idle < Spare::FULL).contains(&0));
     }
 }

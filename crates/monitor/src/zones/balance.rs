@@ -61,12 +61,19 @@ impl Default for Knobs {
     }
 }
 
+/// A worker does not keep up when one in so many of its connections is stolen, and for so
+/// many looks after the last time.
+const STRAINED_SHARE: u64 = 20;
+const STRAINED_LOOKS: u32 = 20;
+
 /// A worker's local listen socket, and what was seen of its queue last.
 struct Shared {
     socket: Rc<OwnedFd>,
     added: u64,
     looked: u64,
     length: u64,
+    /// Looks until it counts as keeping up again.
+    strained: u32,
     /// From whom it has stolen, at the last look.
     stolen: [u32; QUEUES],
 }
@@ -105,6 +112,9 @@ impl Balance {
     }
     fn busy(&self) -> &AtomicU64 {
         self.bits(offset_of!(abi::Balance, busy))
+    }
+    fn strained(&self) -> &AtomicU64 {
+        self.bits(offset_of!(abi::Balance, strained))
     }
     fn gone(&self) -> &AtomicU64 {
         self.bits(offset_of!(abi::Balance, gone))
@@ -147,8 +157,9 @@ impl Balance {
         let looked = q.looked.load(Ordering::Relaxed);
         self.gone().fetch_and(!bit(place), Ordering::Relaxed);
         self.busy().fetch_and(!bit(place), Ordering::Relaxed);
+        self.strained().fetch_and(!bit(place), Ordering::Relaxed);
         let stolen = self.stolen(place);
-        self.shared.insert(place, Shared { socket, added, looked, length: waiting, stolen });
+        self.shared.insert(place, Shared { socket, added, looked, length: waiting, strained: 0, stolen });
     }
 
     /// Its worker is gone. True: it was shared.
@@ -167,6 +178,12 @@ impl Balance {
         let low = self.word(offset_of!(abi::Balance, low)).load(Ordering::Relaxed);
         let high = self.word(offset_of!(abi::Balance, high)).load(Ordering::Relaxed);
         let mut shared = std::mem::take(&mut self.shared);
+        let mut lost = [0u64; QUEUES];
+        for (&place, s) in &shared {
+            for (n, (now, before)) in lost.iter_mut().zip(self.stolen(place).iter().zip(s.stolen)) {
+                *n += u64::from(now.wrapping_sub(before));
+            }
+        }
         for (&place, s) in &mut shared {
             let q = self.queue(place);
             let (added, taken) = (q.added.load(Ordering::Relaxed), q.taken.load(Ordering::Relaxed));
@@ -182,6 +199,16 @@ impl Balance {
                 self.busy().fetch_or(bit(place), Ordering::Relaxed);
             } else if average < low {
                 self.busy().fetch_and(!bit(place), Ordering::Relaxed);
+            }
+            let lost = lost[(place as usize - 1) % QUEUES];
+            if lost > 0 && lost * STRAINED_SHARE >= added.wrapping_sub(s.added) {
+                s.strained = STRAINED_LOOKS;
+                self.strained().fetch_or(bit(place), Ordering::Relaxed);
+            } else if s.strained > 0 {
+                s.strained -= 1;
+                if s.strained == 0 {
+                    self.strained().fetch_and(!bit(place), Ordering::Relaxed);
+                }
             }
             let looked = q.looked.load(Ordering::Relaxed);
             found.stuck |= length > 0 && s.length > 0 && looked == s.looked;
@@ -316,6 +343,7 @@ impl Monitor {
         }
         self.zones.balance_next = None;
         let mut moves = Vec::new();
+        let mut zones = Vec::new();
         let mut nudges = Vec::new();
         let mut again = false;
         for g in self.zones.all.values_mut() {
@@ -327,6 +355,7 @@ impl Monitor {
                 b.lie_down();
             }
             again |= !b.napping;
+            zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
             moves.extend(found.moves.into_iter().map(|(from, to)| Move { netns: g.netns, from, to }));
             if found.stuck {
                 nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
@@ -337,7 +366,7 @@ impl Monitor {
             self.clients.send(conn, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
         }
         if self.config.balance.migrate {
-            again |= self.steers.migrate(&moves, self.config.balance.groups, now);
+            again |= self.steers.migrate(&moves, &zones, self.config.balance.groups, now);
         }
         if again {
             self.zones.balance_at(now + self.config.balance.interval);
