@@ -177,10 +177,10 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         }
     }
     let s = d.sock();
-    s.edges.fetch_add(1, Ordering::Relaxed);
     if !(0..=2).contains(&how) {
         return Outcome::Done(Err(Errno::EINVAL));
     }
+    s.edges.fetch_add(1, Ordering::Relaxed);
     if crate::ready::over(d) {
         // An event for whoever waits on it all the same.
         let which = [flag::SHUT_RD, flag::SHUT_WR, flag::SHUT_RD | flag::SHUT_WR][how as usize];

@@ -108,7 +108,10 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
             size_buffers(d);
             if i == RCVLOWAT {
                 size_lowat(d);
-                // What is there may be enough now.
+                // What is there may be enough now, or the end is.
+                if crate::ready::wanted(d) {
+                    d.sock().edges.fetch_add(1, Ordering::Relaxed);
+                }
                 crate::path::wake_own(d);
             }
         }

@@ -65,6 +65,12 @@ fn readable(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
     ring::readable(r, rx, h) && (d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT == 0 || enough(d, r, rx, h))
 }
 
+/// Would the kernel say that there is something, asked anew?
+pub fn wanted(d: &Desc) -> bool {
+    let (r, rx, h) = d.rx();
+    readable(d, r, rx, h) || state(d).fin
+}
+
 #[cold]
 fn enough(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
     let want = crate::opts::lowat(d);

@@ -213,6 +213,11 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             if core::mem::take(&mut g.unsettled) {
                 drop(g);
                 settle(ep);
+                if out.n > 0 && !out.full() {
+                    // What has just become the kernel's is reported with the rest.
+                    // SAFETY: the caller's.
+                    let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null()) };
+                }
                 if out.n > 0 {
                     return Ok(out.n);
                 }

@@ -95,6 +95,7 @@ fn dial(family: i32, from: &[u8; 16], port: u16, to: &[u8; 16], to_port: u16) ->
             }
             r => r,
         }?;
+        sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &0i32.to_ne_bytes())?;
         sys::fcntl(fd, libc::F_SETFL, 0)
     })();
     if r.is_err() {
