@@ -206,13 +206,8 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         d.tx().1.prod.status.fetch_or(status::DEAF, Ordering::Release);
     }
     stream::notify_all(d);
-    // Threads of ours that sleep on it must look again as well.
-    for w in [&d.rx().1.want_data, &d.tx().1.want_space] {
-        w.seq.fetch_add(1, Ordering::Release);
-        sys::futex_wake(&w.seq, i32::MAX);
-    }
-    epoll::changed(d);
-    crate::bell::ring_sleepers();
+    // Threads and relatives of ours that sleep on it must look again as well.
+    path::wake_own(d);
     Outcome::Done(Ok(()))
 }
 

@@ -118,12 +118,14 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         return unsafe { peekv(d, v, flags) };
     }
     let mut done = 0;
+    let target = stream::low_water(d).min(total);
     for x in v {
         if x.iov_len == 0 {
             continue;
         }
-        // Only the first may wait, unless all is asked for.
-        let f = if done > 0 && flags & libc::MSG_WAITALL == 0 { flags | libc::MSG_DONTWAIT } else { flags };
+        // Only the first may wait, unless more is asked for.
+        let enough = done >= target && flags & libc::MSG_WAITALL == 0;
+        let f = if done > 0 && enough { flags | libc::MSG_DONTWAIT } else { flags };
         // SAFETY: the caller's.
         match unsafe { stream::recv(d, x.iov_base as *mut u8, x.iov_len, f) } {
             Ok(k) => {

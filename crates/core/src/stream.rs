@@ -227,6 +227,14 @@ fn populate(d: &Desc, h: &Half, len: usize) {
     }
 }
 
+/// SO_RCVLOWAT, bytes: a receive that may wait waits for that much.
+pub fn low_water(d: &Desc) -> usize {
+    match d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT != 0 {
+        true => crate::opts::lowat(d),
+        false => 1,
+    }
+}
+
 /// Is the path no longer the rings alone?
 #[inline]
 pub fn left_rings(d: &Desc) -> bool {

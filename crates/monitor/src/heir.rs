@@ -69,10 +69,26 @@ impl Monitor {
         self.clients.family_members(me.family).into_iter().filter(same).collect()
     }
 
+    /// The queues of the worker that was replaced are the heir's, so that connections keep
+    /// their order.
+    fn take_places(&mut self, id: ConnId, numbers: &[(crate::ListenerId, usize)]) {
+        let Some(client) = self.clients.get_mut(id) else { return };
+        for (listener, number) in numbers {
+            if client.holds.contains(listener)
+                && self.listeners.get_mut(*listener).is_some_and(|l| l.inherit(id, *number))
+            {
+                client.works.insert(*listener);
+            }
+        }
+    }
+
     /// What the replaced program had alone is closed before the new one goes on,
     /// as in the kernel.
     fn bury_predecessors(&mut self, id: ConnId) {
         for conn in self.predecessors(id) {
+            let works: Vec<_> = self.clients.get(conn).iter().flat_map(|c| c.works.iter().copied()).collect();
+            let numbers: Vec<_> =
+                works.iter().filter_map(|l| Some((*l, self.listeners.get(*l)?.number_of(conn)?))).collect();
             for _ in 0..ROUNDS {
                 if self.clients.doomed.contains(&conn) {
                     break;
@@ -82,6 +98,7 @@ impl Monitor {
             if self.clients.doomed.contains(&conn) {
                 self.clients.doomed.retain(|d| *d != conn);
                 self.end_process(conn);
+                self.take_places(id, &numbers);
             }
         }
     }

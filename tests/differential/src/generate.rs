@@ -16,6 +16,7 @@ use model::{Fd, Model, Side, What};
 /// promise.
 pub const SWITCHES: &[(&str, &str)] = &[
     ("scm", "SCM_RIGHTS of TCP sockets (docs/limits.md)"),
+    ("exec_epoll", "exec with an epoll instance that survives it: the path switch is an edge (docs/limits.md)"),
     ("oob", "MSG_OOB (docs/limits.md)"),
     ("bulk", "more than fits into socket buffers: how much fits is not promised (docs/limits.md)"),
     ("outq", "SIOCOUTQ: the kernel counts what is not acknowledged yet, which takes time"),
@@ -268,7 +269,7 @@ impl Gen {
                 self.push(0, 0, Call::Kill, &[victim as i64]);
                 self.m.process_ends(victim);
             }
-            _ if self.m.threads_of(actor) == 1 => {
+            _ if self.m.threads_of(actor) == 1 && (self.switches.has("exec_epoll") || !self.m.has_epoll(actor)) => {
                 self.m.exec(actor);
                 self.push(actor, 0, Call::Exec, &[]);
             }
@@ -338,8 +339,10 @@ impl Gen {
                     "ERROR",
                     "TYPE",
                     "ACCEPTCONN",
-                    "RCVLOWAT",
                 ];
+                if matches!(fd.what, What::End(_)) {
+                    names.push("RCVLOWAT"); // of a listener: docs/limits.md
+                }
                 if self.switches.has("bulk") {
                     names.extend(["SNDBUF", "RCVBUF"]);
                 }

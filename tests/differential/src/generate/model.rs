@@ -105,6 +105,9 @@ impl Model {
             *p = usize::MAX;
         }
     }
+    pub fn has_epoll(&self, actor: usize) -> bool {
+        self.fds_of(actor).iter().any(|f| matches!(f.what, What::Epoll(_)))
+    }
     pub fn queued(&self, port: usize) -> usize {
         self.queues.get(&port).map_or(0, VecDeque::len)
     }
