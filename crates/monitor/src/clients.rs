@@ -29,8 +29,10 @@ pub struct Client {
     /// Listeners that it holds, and those that it works for.
     pub holds: BTreeSet<ListenerId>,
     pub works: BTreeSet<ListenerId>,
-    /// Announced before an `exec`; not yet seen.
+    /// Announced before an `exec`.
     pub is_heir: bool,
+    /// By whom, until it has taken over.
+    pub heir_of: Option<ConnId>,
     /// Of `holds`: left to an heir that has not shown that it has them.
     pub unclaimed: BTreeSet<ListenerId>,
     pub bells: HashMap<u64, OwnedFd>,
@@ -61,6 +63,7 @@ impl Client {
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
             is_heir: false,
+            heir_of: None,
             unclaimed: BTreeSet::new(),
             bells: HashMap::new(),
             leases: Vec::new(),

@@ -55,6 +55,9 @@ impl Monitor {
     /// as if it had been closed.
     pub fn settled(&mut self, id: ConnId, msg: &Msg) -> Answer {
         self.bury_predecessors(id);
+        if let Some(c) = self.clients.get_mut(id) {
+            c.heir_of = None;
+        }
         let left = self.clients.get_mut(id).map(|c| std::mem::take(&mut c.unclaimed)).unwrap_or_default();
         for listener in left {
             self.unlisten(id, listener, false);
@@ -71,7 +74,9 @@ impl Monitor {
 
     /// The queues of the worker that was replaced are the heir's, so that connections keep
     /// their order.
-    fn take_places(&mut self, id: ConnId, numbers: &[(crate::ListenerId, usize)]) {
+    pub fn take_places(&mut self, of: ConnId, numbers: &[(crate::ListenerId, usize)]) {
+        let is_heir = |c: &crate::clients::Client| c.heir_of == Some(of);
+        let Some(id) = self.clients.iter().find(|(_, c)| is_heir(c)).map(|(id, _)| id) else { return };
         let Some(client) = self.clients.get_mut(id) else { return };
         for (listener, number) in numbers {
             if client.holds.contains(listener)
@@ -86,9 +91,6 @@ impl Monitor {
     /// as in the kernel.
     fn bury_predecessors(&mut self, id: ConnId) {
         for conn in self.predecessors(id) {
-            let works: Vec<_> = self.clients.get(conn).iter().flat_map(|c| c.works.iter().copied()).collect();
-            let numbers: Vec<_> =
-                works.iter().filter_map(|l| Some((*l, self.listeners.get(*l)?.number_of(conn)?))).collect();
             for _ in 0..ROUNDS {
                 if self.clients.doomed.contains(&conn) {
                     break;
@@ -98,7 +100,6 @@ impl Monitor {
             if self.clients.doomed.contains(&conn) {
                 self.clients.doomed.retain(|d| *d != conn);
                 self.end_process(conn);
-                self.take_places(id, &numbers);
             }
         }
     }

@@ -39,9 +39,12 @@ impl Monitor {
             }
         }
         self.leave_zones(id);
+        let number = |l: &ListenerId| Some((*l, self.listeners.get(*l)?.number_of(id)?));
+        let numbers: Vec<_> = client.works.iter().filter_map(number).collect();
         for listener in client.works {
             self.stop_working(id, listener);
         }
+        self.take_places(id, &numbers);
         for listener in client.holds {
             self.drop_holder(id, listener);
         }

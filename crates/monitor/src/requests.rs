@@ -124,6 +124,7 @@ impl Monitor {
         let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
         child.nonce = msg.id;
         child.is_heir = msg.arg0 == 1;
+        child.heir_of = child.is_heir.then_some(parent);
         if !child.is_heir {
             child.holds = p.holds.clone();
         }
@@ -196,8 +197,9 @@ impl Monitor {
             c.holds.insert(listener);
             c.unclaimed.remove(&listener);
         }
-        let worked =
-            self.predecessors(id).iter().any(|p| self.clients.get(*p).is_some_and(|c| c.works.contains(&listener)));
+        let works = |c: ConnId| self.clients.get(c).is_some_and(|c| c.works.contains(&listener));
+        let worked = works(id) && self.clients.get(id).is_some_and(|c| c.is_heir)
+            || self.predecessors(id).into_iter().any(works);
         Ok((Msg { id: listener, arg0: worked.into(), ..reply(msg) }, None))
     }
 
