@@ -474,11 +474,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let s = d.sock();
     let (r, rx, h) = d.rx();
     let peek = flags & libc::MSG_PEEK != 0;
-    let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
+    let mut block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
     // MSG_TRUNC on TCP: the bytes are discarded.
     let dst = if flags & libc::MSG_TRUNC != 0 { core::ptr::null_mut() } else { buf };
     // As many bytes end a sleep.
-    let target = match block {
+    let mut target = match block {
         true if flags & libc::MSG_WAITALL != 0 => len,
         true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => crate::opts::lowat(d).min(len),
         _ => 1,
@@ -578,6 +578,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             return Ok(0); // whatever has ended the wait
         }
         if let Err(e) = r {
+            if done == 0 && block && low_water(d) > 1 && ring_has(d) {
+                // Less than was waited for is better than nothing.
+                (block, target) = (false, 1);
+                continue;
+            }
             return if done > 0 { Ok(done) } else { Err(e) };
         }
     }
@@ -607,8 +612,7 @@ fn end_of_stream(d: &Desc) -> Result<usize> {
 fn wait_more(d: &'static Desc, have: usize, deadline: &mut Option<u64>) -> Result<()> {
     let (r, rx, h) = d.rx();
     let more = || {
-        token::enter(h).map_or(true, |_t| ring::available(r, rx, h, have + 1).map_or(true, |n| n > have))
-            || ready::state(d).eof
+        token::enter(h).map_or(true, |_t| ring::available(r, rx, h, have + 1).map_or(true, |n| n > have)) || ended(d)
     };
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
     sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
