@@ -53,9 +53,10 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
     }
     // Numbers of ours that wait for the next connection are nobody's there.
     pool::drain();
-    // What is close-on-exec ends before the new program runs: it waits for the
-    // monitor to have seen that.
-    if !descs().any(|d| matches!(d.kind(), kind::CONN | kind::LISTENER)) {
+    // What is close-on-exec ends with this program, before the next one runs: that
+    // waits for the monitor to have seen it. A child's parent keeps it.
+    let ours = |d: &Desc| matches!(d.kind(), kind::CONN | kind::LISTENER);
+    if !descs().any(|d| if spawn { inheritable(d) } else { ours(d) }) {
         return next;
     }
     let fate = program::fate(start);

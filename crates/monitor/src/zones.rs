@@ -11,6 +11,7 @@ mod own;
 use crate::arenas::{add, ZoneTotals};
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
+use crate::requests::{reply, Answer};
 use crate::{ConnId, FamilyId, Monitor};
 use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_bpf::select::{Select, GLOBAL, PLACES};
@@ -101,12 +102,6 @@ pub struct Zones {
     ended: BTreeMap<u32, ZoneTotals>,
     /// When queues are measured next.
     balance_next: Option<Instant>,
-}
-
-type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
-
-fn reply(msg: &Msg) -> Msg {
-    Msg { seq: msg.seq, ..Msg::new(msg.kind) }
 }
 
 fn errno(e: fsocket_zones::Errno) -> Errno {

@@ -1,7 +1,7 @@
 //! Ends: of processes, listeners and channels.
 
 use crate::support::*;
-use fsocket_abi::arena::{sock_state, Counter};
+use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::{ring_off, slot_state, status, CLIENT, POS_START, SERVER, SUMMARY_SYN};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
@@ -115,6 +115,70 @@ fn a_shared_socket_outlives_one_of_its_holders() {
     let map = server.arena.unwrap();
     let sock: &fsocket_abi::arena::Sock = map.at(fsocket_abi::arena::SOCK_OFF);
     wait_until("it is free", || sock.state.load(Ordering::Acquire) == sock_state::FREE);
+}
+
+#[test]
+fn who_dies_inside_an_operation_does_not_block_relatives() {
+    let mut s = scene();
+    let child = s.server.adopt();
+    for slot in 0..3 {
+        s.ch.set_state(slot, slot_state::ESTABLISHED);
+        s.server.open_sock(slot, s.ch.id, slot, SERVER, &[s.server.nonce, child.nonce]);
+    }
+    // Threads of both, as the library names them.
+    let thread = |p: &Proc| 0x7f00_0000_1000 | (p.nonce >> 16) << 48;
+    s.server.sock(0).tx.owner.store(thread(&child), Ordering::Relaxed);
+    s.server.sock(0).tx.busy.store(1, Ordering::Relaxed);
+    s.server.sock(1).rx.owner.store(1, Ordering::Relaxed);
+    s.server.sock(1).rx.shared.store(thread(&child), Ordering::Relaxed);
+    s.server.sock(2).tx.owner.store(thread(&s.server), Ordering::Relaxed);
+    s.server.sock(2).tx.busy.store(1, Ordering::Relaxed);
+    assert_ne!(thread(&child) >> 48, thread(&s.server) >> 48);
+    drop(child);
+    wait_until("both are reset", || (0..2).all(|slot| s.ch.status(slot, SERVER) == status::RST));
+    wait_until("nobody is inside", || s.server.sock(1).rx.shared.load(Ordering::Acquire) == 0);
+    assert_eq!(s.server.sock(0).tx.busy.load(Ordering::Acquire), 0);
+    for slot in 0..2 {
+        assert_ne!(s.server.sock(slot).flags.load(Ordering::Acquire) & flag::POISONED, 0);
+        assert_eq!(s.server.sock(slot).state.load(Ordering::Acquire), sock_state::OPEN, "the relative's to close");
+    }
+    // The relative is inside this one itself.
+    s.server.sync();
+    assert_eq!(s.ch.status(2, SERVER), 0);
+    assert_eq!(s.server.sock(2).tx.busy.load(Ordering::Acquire), 1);
+}
+
+#[test]
+fn an_heir_takes_what_it_claims_and_no_more() {
+    let mut s = scene();
+    let (second, other_port) = listener();
+    let other = s.server.listen(&second);
+    let mut next = s.server.heir(&[s.listener, other, 4711]);
+    s.ch.set_state(0, slot_state::ESTABLISHED);
+    s.server.open_sock(0, s.ch.id, 0, SERVER, &[s.server.nonce, next.nonce]);
+    let ask = |kind, id, arg0| Msg { id, arg0, ..Msg::new(kind) };
+    let nowhere = rustix::io::Errno::NOENT.raw_os_error();
+    assert!(next.request(ask(kind::ESTATE, 0, 0), None).1.is_some());
+    assert_eq!(next.request(ask(kind::ESTATE, 1, 0), None).0.result, nowhere);
+    let (part, memory) = next.request(ask(kind::PART, s.ch.id.into(), SERVER as u64), None);
+    assert_eq!((part.arg0, memory.is_some()), (s.listener, true));
+    for (channel, side) in [(s.ch.id.into(), CLIENT as u64), (s.ch.id.into(), 2), (u64::MAX, 0)] {
+        assert_eq!(next.request(ask(kind::PART, channel, side), None).0.result, nowhere);
+    }
+    // The program before it ends first: its place waits for the heir.
+    let Scene { server, ch, d, mut client, _socket, listener, port, .. } = s;
+    drop(server.fd);
+    wait_until("the old program is gone", || ch.workers() == 0);
+    assert_eq!(ch.status(0, SERVER), 0);
+    assert_eq!(next.listen(&_socket), listener);
+    assert_eq!(next.request(Msg::new(kind::SETTLED), None).0.result, 0);
+    assert_eq!(next.work(listener), 0);
+    let mut c = d.process();
+    assert_eq!(c.connect_to(v4([127, 0, 0, 1], port), 0).0.result, 0);
+    assert_eq!(c.connect_to(v4([127, 0, 0, 1], other_port), 0).0.result, nowhere, "nobody claimed it");
+    client.sync();
+    drop(next);
+    wait_until("the connection ends with the heir", || ch.status(0, SERVER) != 0);
 }
 
 #[test]

@@ -115,7 +115,8 @@ pub struct Proc {
 impl Proc {
     pub fn on(fd: OwnedFd) -> Proc {
         static NEXT: Nonces = Nonces::new(1000);
-        let nonce = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        // Threads are told apart by its bits 16 to 31.
+        let nonce = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) << 16 | 1;
         Proc { fd, nonce, seq: 0, unasked: Vec::new(), arena: None }
     }
 
@@ -252,12 +253,27 @@ impl Proc {
 
     /// What a parent does before it forks.
     pub fn adopt(&mut self) -> Proc {
+        let mut child = self.announce(false);
+        child.hello();
+        child
+    }
+
+    /// What a program does before the `exec` of the next one, to which it leaves
+    /// these listeners.
+    pub fn heir(&mut self, listeners: &[u64]) -> Proc {
+        let mut next = self.announce(true);
+        for l in listeners {
+            self.tell(Msg { id: next.nonce, arg0: *l, ..Msg::new(kind::KEEP) }, None);
+        }
+        next.hello();
+        next
+    }
+
+    fn announce(&mut self, heir: bool) -> Proc {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let mut child = Proc::on(ours);
-        self.tell(Msg { id: child.nonce, ..Msg::new(kind::ADOPT) }, Some(theirs.as_fd()));
-        drop(theirs);
-        child.hello();
+        let child = Proc::on(ours);
+        self.tell(Msg { id: child.nonce, arg0: heir.into(), ..Msg::new(kind::ADOPT) }, Some(theirs.as_fd()));
         child
     }
 }
