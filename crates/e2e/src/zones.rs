@@ -66,6 +66,29 @@ impl Start<'_> {
 }
 
 impl Server {
+    /// Stops the worker of CPU 0, lets 100 connections wait for it, kills it, and expects
+    /// every one of them to be served by another.
+    #[track_caller]
+    pub fn kill_while_hundred_wait(&self, round: usize) {
+        let victim = self.ask("127.0.0.1", 0, 1)[0].pid;
+        // SAFETY: a signal to a process of this test.
+        unsafe { libc::kill(victim, libc::SIGSTOP) };
+        let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
+        let waiting: Vec<_> = std::thread::scope(|s| {
+            s.spawn(|| {
+                pin(0);
+                (0..100).map(|_| connect(address)).collect()
+            })
+            .join()
+            .expect("nobody is refused")
+        });
+        // SAFETY: as above.
+        unsafe { libc::kill(victim, libc::SIGKILL) };
+        for (i, c) in waiting.iter().enumerate() {
+            assert_ne!(told(c, i).pid, victim, "round {round}");
+        }
+    }
+
     /// Waits until so many sockets listen on the port: the global one and the
     /// local ones.
     #[track_caller]

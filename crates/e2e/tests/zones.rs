@@ -190,23 +190,7 @@ fn a_killed_worker_loses_nothing(off: &str, how: &str) {
     let server = Start { options: &["pin", "respawn"], env, ..Start::default() }.run(&host);
     server.wait_for_sockets(3);
     for round in 0..5 {
-        let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
-        // SAFETY: a signal to a process of this test.
-        unsafe { libc::kill(victim, libc::SIGSTOP) };
-        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
-        let waiting: Vec<_> = std::thread::scope(|s| {
-            s.spawn(|| {
-                pin(0);
-                (0..100).map(|_| connect(address)).collect()
-            })
-            .join()
-            .expect("nobody is refused")
-        });
-        // SAFETY: as above.
-        unsafe { libc::kill(victim, libc::SIGKILL) };
-        for (i, c) in waiting.iter().enumerate() {
-            assert_ne!(told(c, i).pid, victim, "round {round}");
-        }
+        server.kill_while_hundred_wait(round);
         server.wait_for_sockets(3);
     }
     if !stock_mode() {
@@ -412,23 +396,7 @@ fn without_monitor_the_kernel_can_move_what_a_killed_worker_leaves() {
     let server = Start { options: &["pin", "respawn"], env, ..Start::default() }.run(&host);
     for round in 0..3 {
         server.wait_for_sockets(3);
-        let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
-        // SAFETY: a signal to a process of this test.
-        unsafe { libc::kill(victim, libc::SIGSTOP) };
-        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
-        let waiting: Vec<_> = std::thread::scope(|s| {
-            s.spawn(|| {
-                pin(0);
-                (0..100).map(|_| connect(address)).collect()
-            })
-            .join()
-            .expect("nobody is refused")
-        });
-        // SAFETY: as above.
-        unsafe { libc::kill(victim, libc::SIGKILL) };
-        for (i, c) in waiting.iter().enumerate() {
-            assert_ne!(told(c, i).pid, victim, "round {round}");
-        }
+        server.kill_while_hundred_wait(round);
     }
 }
 

@@ -2,7 +2,7 @@
 //! socket is its local one, and who does not know us is not starved.
 
 use fsocket_e2e::need_two_cpus;
-use fsocket_e2e::zones::{accepted, connect, counter, pin, selected, told, Server, Start};
+use fsocket_e2e::zones::{accepted, connect, counter, selected, Server, Start};
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{net, stock_mode, Host, Side};
 use std::collections::BTreeMap;
@@ -222,23 +222,7 @@ fn a_killed_process_loses_nothing_that_waited() {
     let server = Start { options: &["pin", "each", "respawn"], ..Start::default() }.run(&host);
     for round in 0..5 {
         wait_for_places(&host, 2);
-        let victim = server.ask("127.0.0.1", 0, 1)[0].pid;
-        // SAFETY: a signal to a process of this test.
-        unsafe { libc::kill(victim, libc::SIGSTOP) };
-        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
-        let waiting: Vec<_> = std::thread::scope(|s| {
-            s.spawn(|| {
-                pin(0);
-                (0..100).map(|_| connect(address)).collect()
-            })
-            .join()
-            .expect("nobody is refused")
-        });
-        // SAFETY: as above.
-        unsafe { libc::kill(victim, libc::SIGKILL) };
-        for (i, c) in waiting.iter().enumerate() {
-            assert_ne!(told(c, i).pid, victim, "round {round}");
-        }
+        server.kill_while_hundred_wait(round);
     }
     let zones = host.zones();
     assert!(selected(&zones, "migrated") >= 500, "{zones:#}");
