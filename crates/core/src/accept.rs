@@ -277,7 +277,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         b.for_one_sleep();
         l.arm(b);
         b.set_sleeping(true);
-        sys::heavy_fence();
+        bell::before_sleep();
         let mut n = Ok(0);
         let zoned = zone::of(d).filter(|z| z.is_active());
         let local = zoned.and_then(|z| z.own_fd()).unwrap_or(-1);

@@ -122,9 +122,21 @@ fn made() -> usize {
     BELLS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
 }
 
+/// Between arming and the last look before a sleep on a bell: what a peer publishes is
+/// seen, or it sees that we sleep. Costs an interrupt on every busy CPU, unless
+/// nobody shares memory with us.
+pub fn before_sleep() {
+    // The bell before the look for channels; `ring_all` does the reverse.
+    fence(Ordering::SeqCst);
+    if !chan::none() {
+        sys::heavy_fence();
+    }
+}
+
 /// Wake every thread of this process that sleeps on a bell: something it must
 /// arm for has appeared.
 pub fn ring_all() {
+    fence(Ordering::SeqCst);
     for b in BELLS.iter().take(made()) {
         if b.used.load(Ordering::Relaxed) {
             b.ring_self();

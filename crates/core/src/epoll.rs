@@ -16,7 +16,7 @@ use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
 use crate::{ctl, listen, spin, Outcome};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
 
@@ -416,6 +416,8 @@ pub fn number_closed(fd: i32, d: &Desc, last: bool) {
 
 /// A listener got another channel: whoever waits for it must look (and arm) again.
 pub fn listener_changed(id: u64) {
+    // As `bell::before_sleep` says.
+    fence(Ordering::SeqCst);
     for i in 0..table::DESCS.len() {
         let Some(d) = table::DESCS.get(i) else { continue };
         if d.kind() == kind::LISTENER && listen::of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {

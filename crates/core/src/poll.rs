@@ -245,7 +245,7 @@ unsafe fn sleep(
     if !armed && fds.iter().any(|p| ours(p.fd).is_some_and(watched)) {
         limit = Some(limit.map_or(2_000_000, |l| l.min(2_000_000)));
     }
-    sys::heavy_fence();
+    bell::before_sleep();
     let mut r = Ok(0);
     let ctl_at = n + 1;
     if !any(fds) {

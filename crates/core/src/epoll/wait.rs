@@ -2,7 +2,7 @@
 
 use super::item::{self, ITEMS};
 use super::{of, Ep, Inner, BELL_MARK, CTL_MARK};
-use crate::bell::Bell;
+use crate::bell::{self, Bell};
 use crate::signals::Held;
 use crate::table::Desc;
 use crate::{chan, ctl, stats, zone, Outcome};
@@ -206,7 +206,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             report(&mut g, &mut out);
             if out.n == 0 && g.n > MANY_HOT {
                 arm_all(ep, &mut g);
-                sys::heavy_fence();
+                bell::before_sleep();
                 collect(ep, &mut g);
                 report(&mut g, &mut out);
             }
@@ -223,10 +223,12 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 }
                 continue;
             }
+            // Only the kernel can have something: it is asked once, by the sleep.
+            let ask = timeout_ns == Some(0) || !alone(ep) || zone::balance::pending();
             let now = cpu::ticks();
             g.turns += 1;
             let turn = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
-            if out.n == 0 || (turn && ep.kernel.load(Ordering::Relaxed)) {
+            if (out.n == 0 && ask) || (turn && ep.kernel.load(Ordering::Relaxed)) {
                 g.turns = 0;
                 g.last_kernel = now;
                 // SAFETY: the caller's.
@@ -251,7 +253,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 share(ep, &mut g);
                 return Ok(out.n);
             }
-            peer = spin_target(&g);
+            peer = if ask { spin_target(&g) } else { None };
         }
         if timeout_ns == Some(0) {
             return Ok(0);
@@ -478,6 +480,12 @@ fn set_sleeping(g: &Inner, b: &Bell, on: bool) {
     });
 }
 
+/// Nobody shares memory with us: no peer can mark anything. With a bell, as a
+/// channel that comes rings it.
+fn alone(ep: &Ep) -> bool {
+    ep.bell().is_some() && chan::none()
+}
+
 /// Whether spinning may pay: Some(cpu of the peer, or 0). None: every peer we
 /// know of needs this CPU, or there is none.
 fn spin_target(g: &Inner) -> Option<u32> {
@@ -523,7 +531,7 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         zone::watch::alone();
         limit = Some(limit.map_or(ns, |l| l.min(ns)));
     }
-    sys::heavy_fence();
+    bell::before_sleep();
     let r = if something_after_arming(ep) {
         Ok(Spoke::Nobody)
     } else {
