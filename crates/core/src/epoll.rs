@@ -9,6 +9,7 @@
 //! the cost of a call grows with the ready connections, not with the open ones.
 
 mod item;
+mod shell;
 mod wait;
 
 use crate::bell::{self, Bell};
@@ -20,7 +21,8 @@ use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
 
-pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, hush, readable, wait};
+pub use shell::{is_polled, moved, shell_of};
+pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, pulses, readable, wait};
 
 /// Epoll instances per process.
 static EPS: Slab<Ep> = Slab::new(4096);
@@ -44,6 +46,10 @@ pub struct Ep {
     nested: AtomicBool,
     /// Threads in the kernel's epoll_wait while no item was ours.
     plain: AtomicU32,
+    /// What is ours lies in an instance of our own around this one.
+    shell: shell::Shell,
+    /// What happened to our items here, for an instance that watches this one.
+    pulses: AtomicU32,
     link: AtomicU32,
     spin: spin::Memory,
     lock: Lock<Inner>,
@@ -97,6 +103,8 @@ pub fn created(fd: i32) {
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.zoned.store(false, Ordering::Relaxed);
     ep.nested.store(false, Ordering::Relaxed);
+    ep.shell.reset();
+    ep.pulses.store(0, Ordering::Relaxed);
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {
@@ -137,7 +145,7 @@ impl Ep {
         let b = bell::get()?;
         sys::eventfd_clear(b.fd());
         let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: BELL_MARK };
-        if sys::epoll_ctl(self.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, b.fd(), Some(&ev)).is_err() {
+        if sys::epoll_ctl(self.home(), libc::EPOLL_CTL_ADD, b.fd(), Some(&ev)).is_err() {
             b.release();
             return None;
         }
@@ -151,11 +159,11 @@ impl Ep {
             return;
         }
         let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: CTL_MARK };
-        let _ = sys::epoll_ctl(self.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, ctl::fd(), Some(&ev));
+        let _ = sys::epoll_ctl(self.home(), libc::EPOLL_CTL_ADD, ctl::fd(), Some(&ev));
     }
     fn unwatch_ctl(&self) {
         if self.ctl_added.swap(false, Ordering::AcqRel) {
-            let _ = sys::epoll_ctl(self.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, ctl::fd(), None);
+            let _ = sys::epoll_ctl(self.home(), libc::EPOLL_CTL_DEL, ctl::fd(), None);
         }
     }
 }
@@ -258,6 +266,9 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     Outcome::Done(match (op, have, ev) {
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EEXIST),
         (libc::EPOLL_CTL_ADD, None, Some(ev)) => {
+            if let Some(inner) = of(d) {
+                inner.is_watched();
+            }
             let r = if conn { Ok(()) } else { sys::epoll_ctl(kfd, op, fd, Some(&ev)) };
             r.and_then(|()| item::add(ep, &mut g, d, fd, &ev, !conn)).inspect(|_| {
                 if d.kind() == kind::LISTENER {
@@ -476,9 +487,13 @@ pub fn destroy(d: &Desc) {
     }
     if let Some(b) = ep.bell() {
         ep.bell.store(0, Ordering::Release);
-        let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, b.fd(), None);
+        for other in (0..EPS.len()).filter_map(|i| EPS.get(i)) {
+            other.unhear(b);
+        }
+        let _ = sys::epoll_ctl(ep.home(), libc::EPOLL_CTL_DEL, b.fd(), None);
         b.retire();
     }
+    ep.shell.close();
     EPS.free(ep.index());
 }
 
@@ -490,6 +505,7 @@ pub fn become_child() {
         ep.lock.reset_after_fork();
         ep.bell.store(0, Ordering::Relaxed);
         ep.ctl_added.store(false, Ordering::Relaxed);
+        ep.shell.become_child();
         if let Ok(mut g) = ep.lock.lock() {
             g.sleepers = 0;
             g.chans.fill(0);

@@ -114,11 +114,6 @@ unsafe fn run(
         }
         let mut found = look(fds);
         if kernel_n > 0 {
-            for p in fds.iter() {
-                if let Some(d) = ours(p.fd).filter(|d| d.kind() == kind::EPOLL) {
-                    epoll::hush(d);
-                }
-            }
             // SAFETY: `kernel` has as many entries and more.
             unsafe { sys::ppoll(kernel.as_mut_ptr(), n + beside.n, Some(0), core::ptr::null()) }?;
             merge(fds, kernel);
@@ -178,7 +173,12 @@ fn kernels_part(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
                     l.join();
                 }
             }
-            _ => count += (p.fd >= 0) as usize,
+            other => {
+                if let Some((d, kind::EPOLL)) = other {
+                    epoll::is_polled(d);
+                }
+                count += (p.fd >= 0) as usize;
+            }
         }
     }
     count
@@ -199,8 +199,7 @@ fn settle(fds: &[libc::pollfd]) -> bool {
     any
 }
 
-/// Kernel results into the application's array. Epoll instances of ours are judged by `look` alone: their bell makes
-/// them readable when nothing is.
+/// Kernel results into the application's array.
 fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) {
     for (p, k) in fds.iter_mut().zip(kernel) {
         if k.fd < 0 || k.revents == 0 {
@@ -255,10 +254,12 @@ unsafe fn sleep(
         stats::count(Counter::Sleeps);
         zone::balance::before_sleep();
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
+        in_shells(fds, kernel, true);
         let t0 = cpu::ticks();
         // SAFETY: n + 2 entries.
         r = unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) };
         SPIN.slept(cpu::ticks() - t0);
+        in_shells(fds, kernel, false);
         if idle && r == Ok(0) {
             crate::idle::give_back();
         }
@@ -277,6 +278,17 @@ unsafe fn sleep(
         ctl::readable();
     }
     r.map(drop)
+}
+
+/// Instances of ours are waited for in their shells, which hear the bells, too.
+fn in_shells(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
+    for (p, k) in fds.iter().zip(kernel) {
+        if p.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
+            if let Some(s) = ours(p.fd).filter(|d| d.kind() == kind::EPOLL).and_then(epoll::shell_of) {
+                (k.fd, k.revents) = (if on { s } else { p.fd }, 0);
+            }
+        }
+    }
 }
 
 /// Ask the peer to ring `b`; false: not possible.

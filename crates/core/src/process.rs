@@ -371,6 +371,7 @@ pub fn make_way(fd: i32) {
             || crate::bell::moved(fd, new)
             || crate::chan::moved(fd, new)
             || crate::zone::moved(fd, new)
+            || crate::epoll::moved(fd, new)
         {
             OWN.set(new, true);
         } else {

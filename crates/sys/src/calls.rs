@@ -223,6 +223,9 @@ pub unsafe fn ppoll(
     let p = ts.as_mut().map_or(core::ptr::null_mut(), |t| t as *mut libc::timespec);
     sc!(SYS_ppoll, fds, n, p, mask, 8)
 }
+pub fn epoll_create1(flags: i32) -> Result<i32> {
+    sc!(SYS_epoll_create1, flags).map(|v| v as i32)
+}
 pub fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: Option<&libc::epoll_event>) -> Result<()> {
     let p = ev.map_or(core::ptr::null(), |e| e as *const libc::epoll_event);
     sc!(SYS_epoll_ctl, ep, op, fd, p).map(drop)

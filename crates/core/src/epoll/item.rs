@@ -19,6 +19,18 @@ pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
 /// Guards the per-descriptor lists against concurrent change.
 static LISTS: Lock<()> = Lock::new(());
 
+/// Up to where edges were reported. Zero is valid.
+struct Told {
+    /// Ring position.
+    scan: AtomicU64,
+    /// Status of the peer; of a listener its arrivals, of an instance its pulses.
+    seen: AtomicU64,
+    /// `tx_blocked` of the socket when EPOLLOUT was last an edge.
+    blocked: AtomicU32,
+    /// Not once since it was added or modified: readiness itself is an edge.
+    fresh: AtomicBool,
+}
+
 /// Zero is valid.
 #[repr(C)]
 pub struct Item {
@@ -27,20 +39,14 @@ pub struct Item {
     pub desc: AtomicU32,
     pub events: AtomicU32,
     pub data: AtomicU64,
-    /// Ring position up to which edges were reported.
-    scan: AtomicU64,
-    /// Status of the peer when the last edge was reported; for a listener its
-    /// arrivals.
-    seen: AtomicU64,
-    /// `tx_blocked` of the socket when EPOLLOUT was last an edge.
-    blocked: AtomicU32,
+    told: Told,
+    /// What was passed on to instances that watch this one.
+    passed: Told,
     next: AtomicU32,
     link: AtomicU32,
     pub live: AtomicBool,
     pub hot: AtomicBool,
     armed: AtomicBool,
-    /// Just added or modified: readiness itself is an edge.
-    fresh: AtomicBool,
     /// One-shot, and it has fired.
     disabled: AtomicBool,
     /// Also registered in the kernel's instance.
@@ -185,9 +191,14 @@ impl Item {
         let (events, data) = (ev.events, ev.u64);
         self.events.store(events, Ordering::Relaxed);
         self.data.store(data, Ordering::Relaxed);
-        self.fresh.store(true, Ordering::Relaxed);
         self.disabled.store(false, Ordering::Relaxed);
-        self.scan.store(0, Ordering::Relaxed);
+        for t in [&self.told, &self.passed] {
+            t.fresh.store(true, Ordering::Relaxed);
+            t.scan.store(0, Ordering::Relaxed);
+        }
+        if let Some(d) = self.desc().filter(|d| self.deaf(d)) {
+            self.told.fresh.store(ready::events(d, self.wanted()) != 0, Ordering::Relaxed);
+        }
     }
 
     /// What the kernel is to be told for the same registration. A one-shot that
@@ -226,11 +237,28 @@ impl Item {
             return false;
         }
         let Some(d) = self.desc() else { return false };
+        if self.deaf(d) && !self.told.fresh.load(Ordering::Relaxed) {
+            return false;
+        }
         let events = self.events.load(Ordering::Relaxed);
-        if events & ET == 0 || self.fresh.load(Ordering::Relaxed) || self.unsettled().is_some() {
+        if events & ET == 0 || self.told.fresh.load(Ordering::Relaxed) || self.unsettled().is_some() {
             return ready::events(d, self.wanted()) != 0;
         }
-        self.edge(d, false) && ready::events(d, self.wanted()) != 0
+        self.edge(d, &self.told, false) && ready::events(d, self.wanted()) != 0
+    }
+
+    /// Has something come for it that the kernel would have told an outer instance of?
+    pub fn pulse(&self) -> bool {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(d) = self.desc() else { return false };
+        let came = self.edge(d, &self.passed, true);
+        let fresh = self.passed.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
+        if fresh {
+            self.passed.fresh.store(false, Ordering::Relaxed);
+        }
+        came || fresh
     }
 
     /// The events to report now; 0: none.
@@ -239,11 +267,18 @@ impl Item {
             return 0;
         }
         let Some(d) = self.desc() else { return 0 };
+        if self.deaf(d) {
+            let ready = self.told.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
+            if !ready {
+                self.told.fresh.store(false, Ordering::Relaxed);
+                return 0;
+            }
+        }
         let events = self.events.load(Ordering::Relaxed);
         let edge = events & ET != 0;
         if edge && self.unsettled().is_none() {
-            let fresh = self.fresh.load(Ordering::Relaxed);
-            if !self.edge(d, true) && !fresh {
+            let fresh = self.told.fresh.load(Ordering::Relaxed);
+            if !self.edge(d, &self.told, true) && !fresh {
                 return 0;
             }
         }
@@ -253,7 +288,7 @@ impl Item {
         }
         if ev != 0 {
             if edge {
-                self.fresh.store(false, Ordering::Relaxed);
+                self.told.fresh.store(false, Ordering::Relaxed);
             }
             if events & ONESHOT != 0 {
                 self.disabled.store(true, Ordering::Relaxed);
@@ -262,9 +297,15 @@ impl Item {
         ev
     }
 
+    /// An instance tells those that watch it of EPOLLIN alone: an item that does not ask
+    /// for that is ready if it was when it was added, until it is not once.
+    fn deaf(&self, d: &Desc) -> bool {
+        d.kind() == kind::EPOLL && self.events.load(Ordering::Relaxed) & IN == 0
+    }
+
     /// Has something happened since the last report? With `note`, that counts
     /// as reported.
-    fn edge(&self, d: &Desc, note: bool) -> bool {
+    fn edge(&self, d: &Desc, told: &Told, note: bool) -> bool {
         match d.kind() {
             kind::CONN => {
                 let (r, rx, h) = d.rx();
@@ -274,26 +315,34 @@ impl Item {
                         & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
                         << 32;
                 let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
-                let (data, at) = ring::scan(r, rx, h, self.scan.load(Ordering::Relaxed));
+                let (data, at) = ring::scan(r, rx, h, told.scan.load(Ordering::Relaxed));
                 let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
-                let state = status != self.seen.load(Ordering::Relaxed);
+                let state = status != told.seen.load(Ordering::Relaxed);
                 let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
                 let space =
-                    blocked != self.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
+                    blocked != told.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
                 if note {
-                    self.scan.store(at, Ordering::Relaxed);
-                    self.seen.store(status, Ordering::Relaxed);
+                    told.scan.store(at, Ordering::Relaxed);
+                    told.seen.store(status, Ordering::Relaxed);
                     if space {
-                        self.blocked.store(blocked, Ordering::Relaxed);
+                        told.blocked.store(blocked, Ordering::Relaxed);
                     }
                 }
                 data || state || space
             }
             kind::LISTENER => {
                 let now = listen::of(d).map_or(0, |l| l.arrivals());
-                let e = now != self.seen.load(Ordering::Relaxed);
+                let e = now != told.seen.load(Ordering::Relaxed);
                 if note {
-                    self.seen.store(now, Ordering::Relaxed);
+                    told.seen.store(now, Ordering::Relaxed);
+                }
+                e
+            }
+            kind::EPOLL => {
+                let now = super::pulses(d) as u64;
+                let e = now != told.seen.load(Ordering::Relaxed);
+                if note {
+                    told.seen.store(now, Ordering::Relaxed);
                 }
                 e
             }
@@ -327,7 +376,7 @@ impl Item {
     /// Ask the peer to mark us when something happens. The caller runs the
     /// heavy fence and looks again. Returns the channel's index if a waiter is
     /// in use there.
-    pub fn arm(&self, b: &Bell, g: &mut Inner) {
+    pub fn arm(&self, b: &Bell, g: &mut Inner, root: &Ep) {
         let Some(d) = self.desc() else { return };
         match d.kind() {
             kind::CONN => {
@@ -359,9 +408,7 @@ impl Item {
                     self.armed.store(true, Ordering::Relaxed);
                 }
             }
-            // The inner instance's bell lies in the kernel's inner instance, and
-            // that one in ours.
-            kind::EPOLL => super::arm_inner(d),
+            kind::EPOLL => super::arm_inner(d, root),
             _ => {}
         }
     }

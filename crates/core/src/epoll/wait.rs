@@ -1,7 +1,7 @@
 //! `epoll_wait`.
 
 use super::item::{self, ITEMS};
-use super::{of, Ep, Inner, BELL_MARK, CTL_MARK};
+use super::{of, shell, Ep, Inner, BELL_MARK, CTL_MARK};
 use crate::bell::{self, Bell};
 use crate::signals::Held;
 use crate::table::Desc;
@@ -142,6 +142,46 @@ impl Out {
         if self.full() {
             return Ok(Spoke::Nobody);
         }
+        if timeout == Some(0) {
+            // SAFETY: the caller's.
+            return unsafe { self.inside(ep, timeout, mask) };
+        }
+        let Some(shell) = ep.sleeps_in() else {
+            // SAFETY: the caller's.
+            let r = unsafe { self.inside(ep, timeout, mask) };
+            ep.woken_inside();
+            return r;
+        };
+        let mut few = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        // SAFETY: 16 entries; the caller's mask.
+        let k = unsafe { sys::epoll_wait(shell, few.as_mut_ptr(), few.len() as i32, timeout, mask) }?;
+        let mut spoke = if k > 0 { Spoke::Own } else { Spoke::Nobody };
+        let mut inner = false;
+        for e in &few[..k.min(few.len())] {
+            match e.u64 {
+                shell::INNER_MARK => inner = true,
+                CTL_MARK => spoke = Spoke::Control,
+                _ => {}
+            }
+        }
+        if let Some(b) = ep.bell().filter(|_| few[..k.min(few.len())].iter().any(|e| e.u64 == BELL_MARK)) {
+            sys::eventfd_clear(b.fd());
+        }
+        if inner {
+            // SAFETY: the caller's.
+            let own = unsafe { self.inside(ep, Some(0), core::ptr::null()) }?;
+            if spoke == Spoke::Own && own != Spoke::Nobody {
+                spoke = own;
+            }
+        }
+        Ok(spoke)
+    }
+
+    /// Add what is in the application's instance itself.
+    ///
+    /// # Safety
+    /// As [`wait`].
+    unsafe fn inside(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<Spoke> {
         let before = self.n;
         // SAFETY: the rest of the array.
         let k = unsafe {
@@ -205,7 +245,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             collect(ep, &mut g);
             report(&mut g, &mut out);
             if out.n == 0 && g.n > MANY_HOT {
-                arm_all(ep, &mut g);
+                arm_all(ep, &mut g, ep);
                 bell::before_sleep();
                 collect(ep, &mut g);
                 report(&mut g, &mut out);
@@ -424,12 +464,14 @@ fn compact(g: &mut Inner) {
 }
 
 /// Arm every hot item. They stay in the list until the next look.
-fn arm_all(ep: &Ep, g: &mut Inner) -> bool {
+///
+/// `root`: the instance that will sleep; it hears this one's bell and those inside.
+fn arm_all(ep: &Ep, g: &mut Inner, root: &Ep) -> bool {
     let Some(b) = ep.need_bell() else { return g.n == 0 };
     let mut all = true;
     for k in 0..g.n {
         if let Some(it) = ITEMS.get(g.at(k)) {
-            it.arm(b, g);
+            it.arm(b, g, root);
             all &= it.is_armed() || it.passive() || it.nested();
         }
     }
@@ -519,7 +561,7 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
     let mut limit = deadline.map(|t| t.saturating_sub(sys::now_ns()));
     {
         let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };
-        if !arm_all(ep, &mut g) {
+        if !arm_all(ep, &mut g, ep) {
             limit = Some(limit.map_or(UNARMED_NS, |l| l.min(UNARMED_NS)));
         }
         g.sleepers += 1;
@@ -572,7 +614,7 @@ fn share(ep: &Ep, g: &mut Inner) {
     if g.sleepers == 0 {
         return;
     }
-    arm_all(ep, g);
+    arm_all(ep, g, ep);
     if let Some(b) = ep.bell() {
         set_sleeping(g, b, true);
         sys::heavy_fence();
@@ -582,7 +624,8 @@ fn share(ep: &Ep, g: &mut Inner) {
     }
 }
 
-/// Is an instance itself readable, as `poll` sees it?
+/// Is an instance itself readable, as `poll` sees it? For connections of ours and SYN
+/// queues; of the rest the kernel says it.
 pub fn readable(d: &Desc) -> bool {
     let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return false };
     let Ok(mut g) = ep.lock.lock() else { return true };
@@ -598,41 +641,45 @@ pub fn readable(d: &Desc) -> bool {
     (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
 }
 
-/// What we have put into the kernel's instance for ourselves shall not make it
-/// readable now.
-pub fn hush(d: &Desc) {
-    let Some(ep) = of(d) else { return };
-    if let (Some(b), Ok(g)) = (ep.bell(), ep.lock.lock()) {
-        // Not if it is for a thread that sleeps in there.
-        if g.sleepers == 0 {
-            sys::eventfd_clear(b.fd());
+/// How often something came for an instance, as one that watches it by its
+/// edges is told.
+pub fn pulses(d: &Desc) -> u32 {
+    let Some(ep) = of(d) else { return 0 };
+    if let Ok(mut g) = ep.lock.lock() {
+        collect(ep, &mut g);
+        // What is not hot is armed: nothing has come for it.
+        for it in (0..g.n).filter_map(|k| ITEMS.get(g.at(k))) {
+            ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);
         }
     }
+    ep.pulses.load(Ordering::Relaxed)
 }
 
 /// An instance that watches this one is about to sleep.
-pub fn arm_inner(d: &Desc) {
-    let Some(ep) = of(d) else { return };
+pub fn arm_inner(d: &Desc, root: &Ep) {
+    let Some(ep) = of(d).filter(|ep| !core::ptr::eq(*ep, root)) else { return };
     ep.nested.store(true, Ordering::Relaxed);
+    // Also if nothing of ours is in it yet: what is added then is told of.
+    if let Some(b) = ep.need_bell() {
+        root.hear(b);
+    }
     if ep.items.load(Ordering::Relaxed) == 0 {
         return;
     }
     if let Ok(mut g) = ep.lock.lock() {
-        arm_all(ep, &mut g);
+        arm_all(ep, &mut g, root);
         if let Some(b) = ep.bell() {
             set_sleeping(&g, b, true);
         }
     };
 }
 
-/// Before a `poll` that includes the instance sleeps: its bell, which the
-/// kernel's instance watches, must ring for our items. The caller runs the
-/// heavy fence and asks [`readable`] again.
+/// Before a `poll` that includes the instance sleeps, in its shell: its bell must ring for our
+/// items. The caller runs the heavy fence and asks [`readable`] again.
 pub fn before_outer_sleep(d: &Desc) {
-    // Also if nothing of ours is in it yet: what is added then is told of.
     let Some(ep) = of(d) else { return };
     if let Ok(mut g) = ep.lock.lock() {
-        arm_all(ep, &mut g);
+        arm_all(ep, &mut g, ep);
         g.sleepers += 1;
         if let Some(b) = ep.bell() {
             set_sleeping(&g, b, true);
@@ -646,7 +693,11 @@ pub fn after_outer_sleep(d: &Desc) {
         g.sleepers = g.sleepers.saturating_sub(1);
         if let Some(b) = ep.bell() {
             set_sleeping(&g, b, g.sleepers > 0);
-            sys::eventfd_clear(b.fd());
+            // Not if it is for a thread that sleeps in there.
+            if g.sleepers == 0 {
+                sys::eventfd_clear(b.fd());
+            }
         }
     };
+    ep.drain_shell();
 }
