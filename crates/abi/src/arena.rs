@@ -79,6 +79,8 @@ counters! {
     HostilePeer = "hostile_peer",
     /// Connections whose path was switched from shared memory to kernel TCP.
     PathSwitch = "path_switch",
+    /// Kernel connections that went over to shared memory.
+    PathUpgrade = "path_upgrade",
     /// Fallback: a path could not be switched; the connection was reset.
     FbSwitch = "fallback.switch",
     /// Fallback: no monitor reachable, or it refused.

@@ -112,6 +112,16 @@ pub mod slot_state {
     pub const SYN: u32 = 1;
     /// A worker took it.
     pub const ESTABLISHED: u32 = 2;
+    /// For a kernel connection that is to go over, with the slot's generation ([`of`]): its
+    /// opener waits for the other side; which has taken it and waits for the opener; one of
+    /// them does not want to.
+    pub const OFFERED: u32 = 3;
+    pub const TAKEN: u32 = 4;
+    pub const REFUSED: u32 = 5;
+    /// So that who comes late does not take the slot's next use for the one he means.
+    pub fn of(state: u32, generation: u32) -> u32 {
+        state | generation << 8
+    }
 }
 
 /// [`Slot::switching`], decided by compare-and-swap from 0.

@@ -77,6 +77,8 @@ unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: 
         }
         stats::count(Counter::AcceptKernel);
         pool::kernel_allocated(n);
+        // SAFETY: the caller's, as the kernel has filled it.
+        unsafe { crate::upgrade::accepted(n, addr, len) };
     }
     r
 }

@@ -153,6 +153,10 @@ fn finish(d: &'static Desc) {
 
 pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     if !d.is_conn() {
+        crate::upgrade::give_up(d);
+        if d.is_conn() {
+            return shutdown(d, how);
+        }
         if matches!(d.kind(), kind::LISTENER | kind::KLISTENER) && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             listener_shut(d);
         }
@@ -231,8 +235,11 @@ pub fn duplicated(old: i32, new: i32) {
         }
         // Two numbers, one kernel socket: not a placeholder for anybody else.
         d.dirty.store(true, Ordering::Relaxed);
-        if new <= table::STDIO && d.is_conn() {
-            path::materialize_one(d);
+        if new <= table::STDIO {
+            crate::upgrade::give_up(d);
+            if d.is_conn() {
+                path::materialize_one(d);
+            }
         }
     }
 }
@@ -248,6 +255,7 @@ pub fn passed(fd: i32) {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
+        kind::KERNEL => crate::upgrade::give_up(d),
         kind::CONN => {
             stats::count(Counter::FbOption);
             path::materialize_one(d);

@@ -2,7 +2,7 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, foreign, listen, name, opts, process, ready, route, slice, stats, table, Outcome};
+use crate::{epoll, foreign, listen, name, opts, process, ready, route, slice, stats, table, upgrade, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
@@ -46,7 +46,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
         Some(None) => {
             slice::choose(fd, d, &dst);
-            return to_kernel(d, Counter::FbBound);
+            return over_kernel(d, &dst, Counter::FbBound);
         }
         port => port.flatten(),
     };
@@ -66,9 +66,19 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         }
         Err(why) => {
             slice::choose(fd, d, &dst);
-            to_kernel(d, why)
+            over_kernel(d, &dst, why)
         }
     }
+}
+
+/// The kernel connects it, for the time being.
+fn over_kernel<T>(d: &'static Desc, dst: &Addr, why: Counter) -> Outcome<T> {
+    if !upgrade::connecting(d, dst) {
+        return to_kernel(d, why);
+    }
+    stats::count(why);
+    stats::count(Counter::ConnectKernel);
+    Outcome::Kernel
 }
 
 fn to_kernel<T>(d: &'static Desc, why: Counter) -> Outcome<T> {
@@ -135,6 +145,8 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             return Err(Counter::FbResource);
         };
         prepare_slot(chan, slot, dst, port);
+        // Release: all of the above; also ordered by the queue's tail.
+        chan.slot(slot).state.store(slot_state::SYN, Ordering::Release);
         let me =
             End { chan, slot, side: CLIENT, family: dst.family, dst: dst.ip, client_port: port, server_port: dst.port };
         establish(d, sock, &me);
@@ -171,7 +183,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
 }
 
 /// The shared part of a new connection, before anybody else can see it.
-fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
+pub fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
     let s = chan.slot(slot);
     s.state.store(slot_state::FREE, Ordering::Relaxed);
     s.generation.fetch_add(1, Ordering::Relaxed);
@@ -183,8 +195,6 @@ fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
         // SAFETY: the channel stays mapped; nobody else uses the slot yet.
         init_dir(unsafe { Mapped::new(chan.ring(slot, dir)) }, &s.dir[dir]);
     }
-    // Release: all of the above; also ordered by the queue's tail.
-    s.state.store(slot_state::SYN, Ordering::Release);
 }
 
 /// One end of a new connection.

@@ -247,6 +247,7 @@ pub fn poll() {
     if now != PENDING_SEEN.load(Ordering::Relaxed) {
         drain(now);
     }
+    crate::upgrade::answer();
 }
 
 #[cold]
@@ -270,6 +271,7 @@ fn drain(pending: u32) {
 /// closed it, or the message came before the count.
 pub fn readable() {
     drain(PENDING_SEEN.load(Ordering::Relaxed));
+    crate::upgrade::answer();
 }
 
 fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
@@ -312,6 +314,7 @@ fn unasked(m: &Msg, got: Option<i32>) {
         kind::NUDGE => crate::zone::balance::nudged(m.id),
         kind::LOOK => crate::zone::watch::look(m.id),
         kind::CHANNEL_GONE => chan::gone(m.id as u32),
+        kind::UPGRADE_SRV if got.is_some_and(|fd| crate::upgrade::asked(m, fd)) => return,
         _ => {}
     }
     close_opt(got);

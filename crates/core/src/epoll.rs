@@ -271,6 +271,10 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
             }
             let r = if conn { Ok(()) } else { sys::epoll_ctl(kfd, op, fd, Some(&ev)) };
             r.and_then(|()| item::add(ep, &mut g, d, fd, &ev, !conn)).inspect(|_| {
+                if d.kind() == kind::KERNEL {
+                    // Somebody may ask for it to go over while all of us sleep here.
+                    ep.watch_ctl();
+                }
                 if d.kind() == kind::LISTENER {
                     if let Some(l) = listen::of(d) {
                         drop_and(&mut g, || l.join());

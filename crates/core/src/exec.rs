@@ -45,6 +45,7 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
     if process::nonce() == 0 {
         return next;
     }
+    crate::upgrade::give_up_all();
     let carried = environment::carries_us(start.env);
     next.inject = !carried && !spawn && environment::lost_us(start.env) && program::is_this_one(start);
     if environment::carries_zones(start.env) || next.inject {
@@ -82,6 +83,7 @@ pub fn hand_over_all() {
 pub fn before_unknown() {
     if process::nonce() != 0 {
         pool::drain();
+        crate::upgrade::give_up_all();
         leave_to_kernel(inheritable);
     }
 }
@@ -236,6 +238,7 @@ pub fn one_at_a_time<R>(f: impl FnOnce() -> R) -> R {
 
 /// Code that we do not see is about to use `fd`.
 pub fn hand_over(fd: i32) {
+    crate::upgrade::give_up_number(fd);
     if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
         stats::count(Counter::FbOption);
         path::materialize_one(d);

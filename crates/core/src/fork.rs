@@ -7,7 +7,7 @@
 
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{bell, chan, ctl, epoll, exec, listen, peers, pool, process, route, table, zone};
+use crate::{bell, chan, ctl, epoll, exec, listen, peers, pool, process, route, table, upgrade, zone};
 use core::sync::atomic::Ordering;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
@@ -34,6 +34,7 @@ pub fn prepare() {
             table::forget(d);
         }
     }
+    upgrade::give_up_all();
     let conns = || (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn());
     let nonce = sys::getrandom_u64() | 1;
     zone::prepare();

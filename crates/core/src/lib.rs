@@ -43,6 +43,7 @@ pub mod stats;
 pub mod stream;
 pub mod table;
 pub mod token;
+pub mod upgrade;
 pub mod zone;
 
 pub use fsocket_sys::{Errno, Result};

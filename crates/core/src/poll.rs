@@ -6,7 +6,7 @@ use crate::ready;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc};
 use crate::zone::{self, watch::Beside};
-use crate::{chan, ctl, epoll, listen, spin, stats, Outcome};
+use crate::{chan, ctl, epoll, listen, spin, stats, upgrade, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
@@ -22,7 +22,7 @@ fn concerns_us(fds: &[libc::pollfd]) -> bool {
 }
 
 fn ours(fd: i32) -> Option<&'static Desc> {
-    table::lookup(fd).filter(|d| matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL))
+    table::lookup(fd).filter(|d| matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL | kind::KERNEL))
 }
 
 /// # Safety
@@ -100,6 +100,7 @@ unsafe fn run(
     mask: *const libc::sigset_t,
 ) -> Result<usize> {
     let n = fds.len();
+    let mut epoch = upgrade::epoch();
     let mut kernel_n = kernels_part(fds, kernel);
     let beside = Beside::of(fds);
     for (k, &(_, fd)) in kernel[n..].iter_mut().zip(&beside.at[..beside.n]) {
@@ -109,7 +110,8 @@ unsafe fn run(
     let mut slept = false;
     loop {
         ctl::poll();
-        if settle(fds) {
+        let before = core::mem::replace(&mut epoch, upgrade::epoch());
+        if settle(fds) || before != epoch {
             kernel_n = kernels_part(fds, kernel);
         }
         let mut found = look(fds);
@@ -240,7 +242,7 @@ unsafe fn sleep(
     }
     // Without a bell we look again and again; not for an instance in which
     // nothing is ours, where what is added rings a new one.
-    let watched = |d: &Desc| d.kind() != kind::EPOLL || epoll::has_items(d);
+    let watched = |d: &Desc| !matches!(d.kind(), kind::EPOLL | kind::KERNEL) || epoll::has_items(d);
     if !armed && fds.iter().any(|p| ours(p.fd).is_some_and(watched)) {
         limit = Some(limit.map_or(2_000_000, |l| l.min(2_000_000)));
     }

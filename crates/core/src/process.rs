@@ -39,6 +39,8 @@ pub struct Config<'a> {
     /// No stealing.
     pub no_balance: bool,
     pub pin: crate::zone::Pin,
+    /// Calls on a kernel connection before it may go over; 0: never.
+    pub upgrade: Option<u32>,
     pub rseq_offset: Option<isize>,
     /// What the program before this one has left (FASTSOCKET_HEIR).
     pub heir: Option<&'a [u8]>,
@@ -50,6 +52,7 @@ pub fn init(c: &Config) {
     set_nonce(heir.map_or_else(|| sys::getrandom_u64() | 1, |(_, nonce)| nonce));
     sys::cpu::init(c.rseq_offset);
     choose_high_fd();
+    crate::upgrade::init(c.upgrade);
     crate::zone::init(!c.no_zones, c.pin);
     crate::zone::balance::init(!c.no_zones && !c.no_balance);
     let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();

@@ -23,6 +23,7 @@ pub fn enter() {
     if listen::any() {
         listen::give_up_all();
     }
+    crate::upgrade::give_up_all();
     exec::hand_over_all();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {

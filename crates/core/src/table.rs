@@ -35,6 +35,8 @@ pub mod kind {
     pub const EPOLL: u32 = 5;
     /// A kernel listener without SYN queues that may have local listen sockets.
     pub const KLISTENER: u32 = 6;
+    /// A kernel connection with somebody on this host; see `upgrade`.
+    pub const KERNEL: u32 = 7;
 }
 
 /// One open file description of ours, as this process sees it. Zero is valid.
@@ -91,6 +93,12 @@ pub struct Desc {
     /// the last of them: a one-way stream is received in batches.
     pub one_way: AtomicU32,
     pub sent_before: AtomicU64,
+    /// KERNEL: calls under way and what is decided, calls so far, tries to go over.
+    pub using: AtomicU32,
+    pub calls: AtomicU32,
+    pub tries: AtomicU32,
+    /// The number of the call that tries next.
+    pub next_try: AtomicU32,
     pub spin_rx: crate::spin::Memory,
     pub spin_tx: crate::spin::Memory,
     link: AtomicU32,

@@ -56,3 +56,26 @@ fn without_privilege() {
     assert!(total("connect_shm") >= 40, "not over shared memory: {report:#}");
     assert!(total("path_switch") >= 60 && total("fallback.switch") == 0, "not switched: {report:#}");
 }
+
+/// The other way: long-lived connections that have begun in the kernel.
+#[test]
+fn from_the_kernel_to_shared_memory() {
+    let host = Host::new();
+    let path = script("apps/upgrade.py").display().to_string();
+    let run = |side: Side| host.run(side, "upgrade", 120, PYTHON, &[&path]).success().says("ok").stdout;
+    let stock = run(Stock);
+    let before = host.snapshot();
+    let ours = run(Accel);
+    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
+    let delta = host.snapshot().since(&before);
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    // Both ends count. One connection is used by two processes and stays; a machine under load
+    // may miss another one.
+    let (began, over) = (delta.get("connect_kernel"), delta.get("path_upgrade"));
+    assert!(began >= 30 && delta.get("connect_shm") == 0, "they were to begin in the kernel\n{delta}");
+    assert!(over >= 2 * began - 6, "{over} ends of {began} connections went over\n{delta}");
+    assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
+}

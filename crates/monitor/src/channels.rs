@@ -137,7 +137,8 @@ impl ChannelMem {
             .filter(|&i| {
                 let slot = self.slot(i);
                 let closed = |side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
-                slot.state.load(Ordering::Acquire) != slot_state::FREE && !(closed(CLIENT) && closed(SERVER))
+                matches!(slot.state.load(Ordering::Acquire), slot_state::SYN | slot_state::ESTABLISHED)
+                    && !(closed(CLIENT) && closed(SERVER))
             })
             .count()
     }

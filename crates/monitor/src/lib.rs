@@ -35,6 +35,7 @@ pub mod shm;
 pub mod sockdiag;
 pub mod steer;
 pub mod switch;
+pub mod upgrade;
 pub mod wake;
 pub mod watchdog;
 pub mod wire;

@@ -38,6 +38,7 @@ impl Monitor {
                 }
             }
         }
+        self.offers.leave(id);
         self.leave_zones(id);
         let number = |l: &ListenerId| Some((*l, self.listeners.get(*l)?.number_of(id)?));
         let numbers: Vec<_> = client.works.iter().filter_map(number).collect();

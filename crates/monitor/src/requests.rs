@@ -39,6 +39,11 @@ impl Monitor {
             kind::UNPUBLISH => self.unpublish(id, &msg),
             kind::SWITCH => self.switch(id, &msg, fd),
             kind::CLAIM => self.claim(id, &msg),
+            kind::UPGRADE => self.upgrade(id, &msg, fd),
+            kind::OFFER => {
+                let _ = self.offer_upgrade(id, &msg, fd);
+                return Ok(());
+            }
             kind::RELEASE => {
                 self.release(id, &msg);
                 return Ok(());

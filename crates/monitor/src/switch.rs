@@ -80,7 +80,7 @@ impl Named {
 
 impl Monitor {
     /// The channel, if the requester is on a side of it.
-    fn party(&self, id: ConnId, channel: ChannelId) -> Result<&Channel, Errno> {
+    pub(crate) fn party(&self, id: ConnId, channel: ChannelId) -> Result<&Channel, Errno> {
         let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
         let ch = self.channels.get(channel).ok_or(Errno::NOENT)?;
         if !ch.is_party(CLIENT, family) && !ch.is_party(SERVER, family) {

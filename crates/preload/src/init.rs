@@ -18,6 +18,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
         |part: &[u8]| env(envp, b"FASTSOCKET_DISABLE=").is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
     let (disabled, no_zones, no_balance) = (off(b"shm"), off(b"zones"), off(b"balance"));
     let pin = Pin::parse(env(envp, b"FASTSOCKET_PIN=").unwrap_or(b""));
+    let upgrade = env(envp, b"FASTSOCKET_UPGRADE=").and_then(|v| core::str::from_utf8(v).ok()?.parse().ok());
     environment::remember(envp, library());
     let heir = env(envp, environment::HEIR);
     // SAFETY: a NUL-terminated name; glibc's symbol is a `const ptrdiff_t`.
@@ -31,7 +32,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
             Some(*p)
         }
     };
-    process::init(&process::Config { socket, disabled, no_zones, no_balance, pin, rseq_offset, heir });
+    process::init(&process::Config { socket, disabled, no_zones, no_balance, pin, upgrade, rseq_offset, heir });
     if heir.is_some() {
         forget(envp, environment::HEIR);
     }

@@ -170,6 +170,17 @@ pub mod kind {
     /// From the monitor: a local listen socket of group `id` was closed and what
     /// waited there has moved to the global one. The kernel wakes nobody for it.
     pub const LOOK: u32 = 40;
+    /// `fd` is a kernel connection that this process has accepted and that may go over to
+    /// shared memory; `id` is what it calls it. No answer.
+    pub const OFFER: u32 = 54;
+    /// `fd` is the other end of one: it is to go over into slot `arg0` (generation `arg1`)
+    /// of channel `id`, which is in state OFFERED. *Sync*: the other side has been told;
+    /// `result` ENOENT: nobody has offered it, EXDEV: it never can.
+    pub const UPGRADE: u32 = 55;
+    /// From the monitor: UPGRADE of the connection that this process calls `arg2`, into
+    /// slot (low half of `arg1`, generation in the high one) of channel `id` of listener
+    /// `arg0`, fd memfd.
+    pub const UPGRADE_SRV: u32 = 34;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;

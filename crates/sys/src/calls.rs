@@ -53,6 +53,11 @@ pub fn getsockname(fd: i32, addr: &mut [u8]) -> Result<usize> {
     sc!(SYS_getsockname, fd, addr.as_mut_ptr(), &mut len as *mut u32)?;
     Ok(len as usize)
 }
+pub fn getpeername(fd: i32, addr: &mut [u8]) -> Result<usize> {
+    let mut len = addr.len() as u32;
+    sc!(SYS_getpeername, fd, addr.as_mut_ptr(), &mut len as *mut u32)?;
+    Ok(len as usize)
+}
 /// `addr` is a complete socket address.
 pub fn connect(fd: i32, addr: &[u8]) -> Result<()> {
     sc!(SYS_connect, fd, addr.as_ptr(), addr.len()).map(drop)

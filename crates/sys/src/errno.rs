@@ -93,6 +93,7 @@ known!(
     ENOTSOCK,
     EFAULT,
     EEXIST,
+    EXDEV,
     ENOENT,
     ENOTDIR,
     EOPNOTSUPP,

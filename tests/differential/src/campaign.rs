@@ -39,7 +39,16 @@ pub struct Outcome {
 }
 
 /// The counters that show what path was taken.
-const SHOWN: &[&str] = &["connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "close_shm", "hostile_peer"];
+const SHOWN: &[&str] = &[
+    "connect_shm",
+    "connect_kernel",
+    "accept_shm",
+    "accept_kernel",
+    "close_shm",
+    "path_switch",
+    "path_upgrade",
+    "hostile_peer",
+];
 
 impl Outcome {
     /// Connections opened over shared memory, and over kernel TCP although the

@@ -21,6 +21,7 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("bulk", "more than fits into socket buffers: how much fits is not promised (docs/limits.md)"),
     ("outq", "SIOCOUTQ: the kernel counts what is not acknowledged yet, which takes time"),
     ("shared_epoll", "an epoll instance used by the child that inherited it (docs/limits.md)"),
+    ("upgrade", "more clients whose connections begin in the kernel, and go over to shared memory at once (FASTSOCKET_UPGRADE=1)"),
     ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
 ];
 
@@ -167,7 +168,12 @@ impl Gen {
         self.m.set_nonblock(cv, nonblock);
         // A bound client uses the kernel; between connections that wait on the
         // two paths there is no order, so it is accepted at once.
-        let bound = self.rng.chance(4) && self.m.queued(port) == 0;
+        let upgrade = self.switches.has("upgrade") && self.rng.chance(60);
+        let bound = (upgrade || self.rng.chance(4)) && self.m.queued(port) == 0;
+        if bound && upgrade {
+            // Such a one is the kernel's, at first.
+            self.push(client, 0, Call::SetOpt, &[cv as i64, option("REUSEPORT"), 1]);
+        }
         if bound {
             self.push(client, 0, Call::Bind, &[cv as i64, if family == libc::AF_INET { 0 } else { 2 }, -1]);
         }

@@ -90,6 +90,9 @@ fn main() -> Result<ExitCode> {
         What::Replay { file, mode, shrink, times } => return replay(&executor, &file, mode, shrink, times),
         What::Run { seed, count, time, lanes, with, mixed, enough, shrink, out } => {
             let switches = Switches::parse(&with)?;
+            if switches.has("upgrade") {
+                std::env::set_var("FASTSOCKET_UPGRADE", "1");
+            }
             let time = time.map(Duration::from_secs);
             let plan = Plan { executor, seed, count, time, lanes, switches, mixed, enough };
             return run(&plan, shrink, out.as_deref());

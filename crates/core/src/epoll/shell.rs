@@ -17,6 +17,10 @@ use fsocket_sys as sys;
 /// In a shell: the application's instance has something.
 pub(super) const INNER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
 
+/// How long threads may take to leave the application's instance for its shell.
+const LEAVING_TURNS: u32 = 200;
+const LEAVING_NS: u64 = 20_000;
+
 /// Zero is valid.
 pub(super) struct Shell {
     /// Descriptor + 1; 0: none.
@@ -117,11 +121,17 @@ impl Ep {
         if let Some(b) = self.bell() {
             put(new, b, libc::EPOLLIN);
             self.shell.inside.store(true, Ordering::SeqCst);
-            // Those that sleep inside leave; the last one takes the bell out.
-            if self.shell.direct.load(Ordering::SeqCst) > 0 {
+            // Those that sleep inside leave; the last one takes the bell out. Until then
+            // it can be seen there.
+            let mut turns = 0;
+            while self.shell.direct.load(Ordering::SeqCst) > 0 && turns < LEAVING_TURNS {
                 b.ring_self();
-            } else {
+                sys::nanosleep(LEAVING_NS);
+                turns += 1;
+            }
+            if self.shell.direct.load(Ordering::SeqCst) == 0 {
                 self.take_bell_out();
+                sys::eventfd_clear(b.fd());
             }
         }
         Some(new)
@@ -146,10 +156,9 @@ impl Ep {
         Some(s)
     }
     pub(super) fn woken_inside(&self) {
-        if self.shell.direct.fetch_sub(1, Ordering::SeqCst) == 1 && self.shell.inside.load(Ordering::Relaxed) {
-            if self.shell.fd().is_some() {
-                self.take_bell_out();
-            }
+        let last = self.shell.direct.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.shell.inside.load(Ordering::Relaxed) && self.shell.fd().is_some() {
+            self.take_bell_out();
         }
     }
 

@@ -15,7 +15,7 @@ const DISABLE: &[u8] = b"FASTSOCKET_DISABLE=";
 /// Bytes of one variable that is kept.
 const LEN: usize = 1024;
 /// Variables that are given again to the same binary in a cleared environment.
-const KEPT: [&[u8]; 4] = [PRELOAD, SOCKET, DISABLE, b"FASTSOCKET_PIN="];
+const KEPT: [&[u8]; 5] = [PRELOAD, SOCKET, DISABLE, b"FASTSOCKET_PIN=", b"FASTSOCKET_UPGRADE="];
 /// Entries on the stack; a longer environment gets memory of its own.
 const ENTRIES: usize = 256;
 

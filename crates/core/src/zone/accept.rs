@@ -26,7 +26,11 @@ pub struct Peer {
 impl Peer {
     pub(super) fn accept(&self, fd: i32) -> Result<i32> {
         // SAFETY: whoever made this vouches for the two pointers.
-        unsafe { sys::accept4(fd, self.addr as *mut u8, self.len, self.flags) }
+        let n = unsafe { sys::accept4(fd, self.addr as *mut u8, self.len, self.flags) }?;
+        pool::kernel_allocated(n);
+        // SAFETY: as above, as the kernel has filled it.
+        unsafe { crate::upgrade::accepted(n, self.addr, self.len) };
+        Ok(n)
     }
 }
 
@@ -41,10 +45,9 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
         return Outcome::Done(r);
     }
     if z.is_member(fd) {
-        return Outcome::Done(peer.accept(fd).inspect(|n| {
+        return Outcome::Done(peer.accept(fd).inspect(|_| {
             stats::count(Counter::AcceptKernel);
             z.returned();
-            pool::kernel_allocated(*n);
         }));
     }
     let nonblock = is_nonblocking(fd);
@@ -54,11 +57,10 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
             return Outcome::Kernel;
         }
         // As the kernel does, but we see when it returns.
-        return Outcome::Done(peer.accept(fd).inspect(|n| {
+        return Outcome::Done(peer.accept(fd).inspect(|_| {
             z.pace.accepted();
             stats::count(Counter::AcceptKernel);
             stats::count(Counter::AcceptGlobal);
-            pool::kernel_allocated(*n);
         }));
     }
     Outcome::Done(match z.take_other(fd, nonblock, peer) {
@@ -197,7 +199,6 @@ impl Zoned {
             [Counter::AcceptLocal, Counter::AcceptGlobal, Counter::AcceptRemote, Counter::AcceptStolen][from.min(3)],
         );
         stats::zone(zone, from);
-        pool::kernel_allocated(n);
         Ok(n)
     }
 

@@ -2,13 +2,59 @@
 
 use super::{gone, guarded, Answer};
 use crate::real;
-use fsocket_core::table::{self, Desc};
+use fsocket_core::table::{self, kind, Desc};
+use fsocket_core::upgrade::{self, Call, Entered};
 use fsocket_core::{msg as ops_msg, path, ready, sendfile as ops_sendfile, stream};
 use libc::*;
 
 #[inline(always)]
 fn conn(fd: c_int) -> Option<&'static Desc> {
     table::lookup(fd).filter(|d| d.is_conn())
+}
+
+/// A call on what is no connection of ours. A kernel connection may become one before it, and
+/// is then `$again`; until it returns it cannot.
+macro_rules! in_kernel {
+    ($fd:expr, $call:expr, $again:expr, $real:expr) => {
+        match upgrade::enter($fd, $call) {
+            Entered::Ours => $again,
+            Entered::Interrupted => {
+                fsocket_sys::Errno::EINTR.set();
+                -1
+            }
+            Entered::Kernel(_using) => $real,
+        }
+    };
+}
+
+/// What a receive of up to `n` bytes is.
+#[inline(always)]
+fn receives(n: size_t, flags: c_int) -> Call {
+    if n == 0 || flags & (MSG_DONTWAIT | MSG_ERRQUEUE | MSG_OOB) != 0 {
+        Call::Look
+    } else {
+        Call::Receive
+    }
+}
+
+/// The same into several places.
+unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
+    if iov.is_null() || n > 1024 {
+        return Call::Look;
+    }
+    receives((0..n).map(|i| unsafe { (*iov.add(i)).iov_len }).fold(0, size_t::saturating_add), flags)
+}
+
+unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
+    match unsafe { msg.as_ref() } {
+        Some(m) => unsafe { gathers(m.msg_iov, m.msg_iovlen, flags) },
+        None => Call::Look,
+    }
+}
+
+/// A connection of ours, or one that may become one.
+fn candidate(fd: c_int) -> bool {
+    table::lookup(fd).is_some_and(|d| matches!(d.kind(), kind::CONN | kind::KERNEL))
 }
 
 /// A send: the fast path bare, the rest guarded.
@@ -38,7 +84,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
         Some(_) if n == 0 => 0,
         Some(d) => unsafe { receive(d, buf as *mut u8, n, 0) },
         None if gone(fd) => -1,
-        None => unsafe { real::read(fd, buf, n) },
+        None => unsafe { in_kernel!(fd, receives(n, 0), read(fd, buf, n), real::read(fd, buf, n)) },
     }
 }
 
@@ -46,7 +92,7 @@ pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, 0) },
         None if gone(fd) => -1,
-        None => unsafe { real::write(fd, buf, n) },
+        None => unsafe { in_kernel!(fd, Call::Send, write(fd, buf, n), real::write(fd, buf, n)) },
     }
 }
 
@@ -54,7 +100,9 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { ops_msg::readv(d, iov, n as usize) }.answer()),
         None if gone(fd) => -1,
-        None => unsafe { real::readv(fd, iov, n) },
+        None => unsafe {
+            in_kernel!(fd, gathers(iov, n.max(0) as size_t, 0), readv(fd, iov, n), real::readv(fd, iov, n))
+        },
     }
 }
 
@@ -62,7 +110,7 @@ pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { ops_msg::writev(d, iov, n as usize) }.answer()),
         None if gone(fd) => -1,
-        None => unsafe { real::writev(fd, iov, n) },
+        None => unsafe { in_kernel!(fd, Call::Send, writev(fd, iov, n), real::writev(fd, iov, n)) },
     }
 }
 
@@ -70,7 +118,7 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
     match conn(fd) {
         Some(d) => unsafe { receive(d, buf as *mut u8, n, flags) },
         None if gone(fd) => -1,
-        None => unsafe { real::recv(fd, buf, n, flags) },
+        None => unsafe { in_kernel!(fd, receives(n, flags), recv(fd, buf, n, flags), real::recv(fd, buf, n, flags)) },
     }
 }
 
@@ -78,7 +126,7 @@ pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ss
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
         None if gone(fd) => -1,
-        None => unsafe { real::send(fd, buf, n, flags) },
+        None => unsafe { in_kernel!(fd, Call::Send, send(fd, buf, n, flags), real::send(fd, buf, n, flags)) },
     }
 }
 
@@ -100,7 +148,14 @@ pub unsafe fn recvfrom(
             r
         }
         None if gone(fd) => -1,
-        None => unsafe { real::recvfrom(fd, buf, n, flags, addr, len) },
+        None => unsafe {
+            in_kernel!(
+                fd,
+                receives(n, flags),
+                recvfrom(fd, buf, n, flags, addr, len),
+                real::recvfrom(fd, buf, n, flags, addr, len)
+            )
+        },
     }
 }
 
@@ -115,7 +170,9 @@ pub unsafe fn sendto(
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
         None if gone(fd) => -1,
-        None => unsafe { real::sendto(fd, buf, n, flags, addr, len) },
+        None => unsafe {
+            in_kernel!(fd, Call::Send, sendto(fd, buf, n, flags, addr, len), real::sendto(fd, buf, n, flags, addr, len))
+        },
     }
 }
 
@@ -136,7 +193,8 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
             }
             r
         }
-        _ => unsafe { real::recvmsg(fd, msg, flags) },
+        Some(_) => unsafe { real::recvmsg(fd, msg, flags) },
+        None => unsafe { in_kernel!(fd, message(msg, flags), recvmsg(fd, msg, flags), real::recvmsg(fd, msg, flags)) },
     }
 }
 
@@ -146,11 +204,14 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
             let m = unsafe { &*msg };
             guarded(|| unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer())
         }
-        _ => {
+        known => {
             if let Some(m) = unsafe { msg.as_ref() }.filter(|m| m.msg_controllen != 0) {
                 guarded(|| unsafe { passing(m) });
             }
-            unsafe { real::sendmsg(fd, msg, flags) }
+            match known {
+                Some(_) => unsafe { real::sendmsg(fd, msg, flags) },
+                None => unsafe { in_kernel!(fd, Call::Send, sendmsg(fd, msg, flags), real::sendmsg(fd, msg, flags)) },
+            }
         }
     }
 }
@@ -172,6 +233,7 @@ unsafe fn passing(m: &msghdr) {
 }
 
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+    upgrade::give_up_number(fd);
     let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
         return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
     };
@@ -200,6 +262,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
 }
 
 pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+    upgrade::give_up_number(fd);
     if conn(fd).is_none() || vec.is_null() {
         return unsafe { real::sendmmsg(fd, vec, n, flags) };
     }
@@ -220,15 +283,15 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
 // the check fails libc's own function ends the program, as it should.
 
 pub unsafe fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t) -> ssize_t {
-    match conn(fd) {
-        Some(_) if n <= cap => unsafe { read(fd, buf, n) },
+    match candidate(fd) {
+        true if n <= cap => unsafe { read(fd, buf, n) },
         _ => unsafe { real::__read_chk(fd, buf, n, cap) },
     }
 }
 
 pub unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int) -> ssize_t {
-    match conn(fd) {
-        Some(_) if n <= cap => unsafe { recv(fd, buf, n, flags) },
+    match candidate(fd) {
+        true if n <= cap => unsafe { recv(fd, buf, n, flags) },
         _ => unsafe { real::__recv_chk(fd, buf, n, cap, flags) },
     }
 }
@@ -242,13 +305,14 @@ pub unsafe fn __recvfrom_chk(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> ssize_t {
-    match conn(fd) {
-        Some(_) if n <= cap => unsafe { recvfrom(fd, buf, n, flags, addr, len) },
+    match candidate(fd) {
+        true if n <= cap => unsafe { recvfrom(fd, buf, n, flags, addr, len) },
         _ => unsafe { real::__recvfrom_chk(fd, buf, n, cap, flags, addr, len) },
     }
 }
 
 pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    upgrade::give_up_number(fd);
     match conn(fd) {
         Some(_) if off == -1 => unsafe { readv(fd, iov, n) },
         // The placeholder has the right error.
@@ -257,6 +321,7 @@ pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags:
 }
 
 pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    upgrade::give_up_number(fd);
     match conn(fd) {
         Some(_) if off == -1 => unsafe { writev(fd, iov, n) },
         _ => unsafe { real::pwritev2(fd, iov, n, off, flags) },
@@ -264,6 +329,7 @@ pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags
 }
 
 pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    upgrade::give_up_number(fd);
     match conn(fd) {
         Some(_) if off == -1 => unsafe { readv(fd, iov, n) },
         _ => unsafe { real::preadv64v2(fd, iov, n, off, flags) },
@@ -271,6 +337,7 @@ pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fla
 }
 
 pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+    upgrade::give_up_number(fd);
     match conn(fd) {
         Some(_) if off == -1 => unsafe { writev(fd, iov, n) },
         _ => unsafe { real::pwritev64v2(fd, iov, n, off, flags) },
@@ -302,6 +369,7 @@ pub unsafe fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t
 }
 
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
+    upgrade::give_up_number(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => unsafe { real::sendfile(out, input, off, n) },
@@ -309,6 +377,7 @@ pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> 
 }
 
 pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
+    upgrade::give_up_number(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => unsafe { real::sendfile64(out, input, off, n) },

@@ -7,7 +7,7 @@ use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{epoll, exec, fork, pool, process, sandbox, space};
+use fsocket_core::{epoll, exec, fork, pool, process, sandbox, space, upgrade};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -396,6 +396,7 @@ pub unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void 
 
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     // stdio reads and writes below our hooks.
+    upgrade::give_up_number(fd);
     match table::lookup(fd) {
         Some(d) if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 => {
             epoll::leave_to_kernel(d);

@@ -1,0 +1,548 @@
+//! Kernel connections that go over to shared memory while they are in use.
+//!
+//! A connection between two programs with the library can start in the kernel: one of them
+//! had no monitor yet, the client was bound, the queue was full. After some calls each side
+//! tells the monitor of its end; the one that has opened it asks for a slot to be
+//! connected with the other end. Both go over at one moment at which the
+//! stream is at rest in both directions: nothing is on its way, nothing waits to be
+//! read, no thread is inside a call on it. So there is nothing to be put in order,
+//! and no byte that could be lost. The slot's state decides:
+//!
+//! OFFERED (opener: its end is at rest, and these bytes have passed) -> TAKEN (accepter: mine, too,
+//! and the same; from here on it sends nothing) -> ESTABLISHED (opener) or REFUSED, by either.
+//!
+//! The kernel connection stays behind the descriptors as their placeholder. Calls on such a
+//! connection are counted in `Desc::using` until it is decided; whoever comes while it
+//! is decided waits for that.
+
+use crate::connect::{establish, prepare_slot, End};
+use crate::lock::Lock;
+use crate::signals::Held;
+use crate::table::{self, kind, Desc, DESCS};
+use crate::{bell, chan, ctl, epoll, name, opts, process, route, stats};
+use core::sync::atomic::{fence, AtomicU32, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
+use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// `Desc::using`: it is being decided.
+const GOING: u32 = 1 << 31;
+/// It stays the kernel's.
+const NEVER: u32 = 1 << 30;
+
+/// Calls before the first try; each further one waits four times as long.
+const CALLS: u32 = 32;
+const TRIES: u32 = 6;
+static FIRST: AtomicU32 = AtomicU32::new(CALLS);
+
+/// How long the opener waits for the other side, nanoseconds: one that sleeps in us, or is in
+/// the middle of its calls, is there sooner.
+const OFFER_NS: u64 = 2_000_000;
+/// How long the accepter waits for the opener, which waits for it.
+const ANSWER_NS: u64 = 20_000_000;
+
+/// Bumped when a connection went over: who has looked at kinds must look again.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+
+/// FASTSOCKET_UPGRADE: calls before the first try, 0: never.
+pub fn init(calls: Option<u32>) {
+    FIRST.store(calls.unwrap_or(CALLS), Ordering::Relaxed);
+}
+
+pub fn epoch() -> u32 {
+    EPOCH.load(Ordering::Acquire)
+}
+
+fn wanted() -> bool {
+    FIRST.load(Ordering::Relaxed) != 0 && process::enabled()
+}
+
+fn is_here(ip: &[u8; 16]) -> bool {
+    let local = |r: &fsocket_proto::registry::Registry| {
+        r.local.iter().take((r.locals as usize).min(r.local.len())).any(|l| l == ip)
+    };
+    name::is_loopback(ip) || ctl::mapped_registry().is_some_and(local)
+}
+
+fn begin(d: &Desc, side: usize) {
+    d.side.store(side as u32, Ordering::Relaxed);
+    d.using.store(0, Ordering::Relaxed);
+    d.calls.store(0, Ordering::Relaxed);
+    d.tries.store(0, Ordering::Relaxed);
+    d.next_try.store(FIRST.load(Ordering::Relaxed), Ordering::Relaxed);
+    d.dirty.store(true, Ordering::Relaxed);
+    d.kind.store(kind::KERNEL, Ordering::Release);
+}
+
+/// A socket connects to `dst` over the kernel. False: nobody there can ever share
+/// memory with us, forget it.
+pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
+    if !wanted() || !is_here(&dst.ip) {
+        return false;
+    }
+    begin(d, CLIENT);
+    true
+}
+
+/// The kernel has accepted a connection; `addr` and `len` are what the caller of `accept`
+/// was told, or null.
+///
+/// # Safety
+/// `addr` is null or readable for what `len` says.
+pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
+    if !wanted() || fd <= table::STDIO {
+        return;
+    }
+    let peer = if addr.is_null() || len.is_null() {
+        peer_of(fd)
+    } else {
+        // SAFETY: the caller's; an address that did not fit is no address.
+        unsafe { name::parse(addr, *len) }
+    };
+    let Some(peer) = peer.filter(|p| is_here(&p.ip)) else { return };
+    let Some(d) = table::alloc(kind::FRESH) else { return };
+    d.family.store(peer.family as u32, Ordering::Relaxed);
+    d.kernel_family.store(peer.family as u32, Ordering::Relaxed);
+    begin(d, SERVER);
+    if !table::install(fd, d) {
+        table::release(d);
+    }
+}
+
+fn own_of(fd: i32) -> Option<Addr> {
+    let mut b = [0u8; 28];
+    let n = sys::getsockname(fd, &mut b).ok()?;
+    // SAFETY: the buffer is as long as said.
+    unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
+}
+
+fn peer_of(fd: i32) -> Option<Addr> {
+    let mut b = [0u8; 28];
+    let n = sys::getpeername(fd, &mut b).ok()?;
+    // SAFETY: as above.
+    unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
+}
+
+/// What a call wants.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    Send,
+    /// To receive without waiting.
+    Look,
+    /// To receive; it waits unless the socket is non-blocking.
+    Receive,
+}
+
+/// How a call on a descriptor that was no connection of ours goes on.
+pub enum Entered {
+    /// It is one now.
+    Ours,
+    /// In the kernel; keep the value for as long.
+    Kernel(Option<Using>),
+    /// A signal has ended its wait.
+    Interrupted,
+}
+
+/// A call of the kernel's on a connection that may go over.
+pub struct Using(&'static Desc);
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        // Release: what the call did, before one that decides to go over.
+        self.0.using.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Before a call on a descriptor.
+#[inline(always)]
+pub fn enter(fd: i32, call: Call) -> Entered {
+    match table::lookup(fd) {
+        Some(d) if d.kind() == kind::KERNEL => enter_counted(fd, d, call),
+        _ => Entered::Kernel(None),
+    }
+}
+
+#[cold]
+fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
+    if d.using.load(Ordering::Relaxed) & NEVER != 0 {
+        return Entered::Kernel(None);
+    }
+    let calls = d.calls.fetch_add(1, Ordering::Relaxed) + 1;
+    if calls >= d.next_try.load(Ordering::Relaxed) {
+        consider(fd, d, call, calls);
+    }
+    let offered = d.side.load(Ordering::Relaxed) as usize == SERVER && d.tries.load(Ordering::Relaxed) > 0;
+    if offered {
+        ctl::poll();
+        if call == Call::Receive && wait(fd, d) {
+            return Entered::Interrupted;
+        }
+    }
+    loop {
+        if d.is_conn() {
+            return Entered::Ours;
+        }
+        let now = d.using.load(Ordering::Acquire);
+        if d.kind() != kind::KERNEL || now & NEVER != 0 {
+            return if d.is_conn() { Entered::Ours } else { Entered::Kernel(None) };
+        }
+        if now & GOING != 0 {
+            sys::nanosleep(20_000);
+            continue;
+        }
+        // Acquire: the end of a decision.
+        if d.using.compare_exchange(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let using = Using(d);
+            // It may have gone over before we counted.
+            return if d.is_conn() { Entered::Ours } else { Entered::Kernel(Some(using)) };
+        }
+    }
+}
+
+/// It is used in a way that the kernel alone can do, or by somebody else as well.
+pub fn give_up(d: &Desc) {
+    while d.kind() == kind::KERNEL {
+        let now = d.using.load(Ordering::Acquire);
+        if now & GOING != 0 {
+            sys::nanosleep(20_000);
+        } else if d.using.compare_exchange(now, now | NEVER, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// The same for a number.
+pub fn give_up_number(fd: i32) {
+    if let Some(d) = table::lookup(fd) {
+        give_up(d);
+    }
+}
+
+/// Others will have our descriptors.
+pub fn give_up_all() {
+    let ours = |d: &&Desc| d.kind() == kind::KERNEL && d.refs.load(Ordering::Relaxed) > 0;
+    (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(ours).for_each(give_up);
+}
+
+/// Before a receive of the accepting side sleeps: in a way in which the other side can have it
+/// over. True: a signal has ended the wait.
+fn wait(fd: i32, d: &Desc) -> bool {
+    let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
+    let mut t = [0u8; 16];
+    let limited = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t).is_err() || t != [0; 16];
+    if !blocking || limited {
+        return false;
+    }
+    loop {
+        let Some(b) = bell::get() else { return false };
+        b.for_one_sleep();
+        // The bell before the look; `went_over` does the reverse.
+        fence(Ordering::SeqCst);
+        let ours = d.kind() != kind::KERNEL || d.using.load(Ordering::SeqCst) & NEVER != 0;
+        let control = if ctl::dead() { -1 } else { ctl::fd() };
+        let mut p = [fd, b.fd(), control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        let r = match ours {
+            true => Ok(0),
+            // SAFETY: three entries.
+            false => unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), None, core::ptr::null()) },
+        };
+        sys::eventfd_clear(b.fd());
+        b.release();
+        if p[2].revents != 0 {
+            ctl::readable();
+        }
+        if ours || p[0].revents != 0 || d.kind() != kind::KERNEL {
+            return false;
+        }
+        if r == Err(Errno::EINTR) && !crate::signals::all_restart() {
+            return true;
+        }
+    }
+}
+
+/// Enough calls have gone by for a try.
+fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
+    /// Who never sends is tried while it receives.
+    const QUIET: u32 = 16;
+    let opener = d.side.load(Ordering::Relaxed) as usize != SERVER;
+    let late = calls - d.next_try.load(Ordering::Relaxed);
+    // Before a request most connections are at rest; behind it the answer may be on its way.
+    if opener && (call != Call::Send && late < QUIET || at_rest(fd).is_none() && late < calls / 2) {
+        return;
+    }
+    d.next_try.store(calls.saturating_mul(4), Ordering::Relaxed);
+    if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES || ctl::dead() {
+        return give_up(d);
+    }
+    if !opener {
+        let mut m = Msg::new(msg::OFFER);
+        m.id = key(d);
+        ctl::tell(m, Some(fd));
+        return;
+    }
+    // A handler that comes in between would wait for us.
+    let _held = Held::all();
+    if d.using.compare_exchange(0, GOING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        let r = open(fd, d);
+        let after = if r == Err(Errno::EXDEV) { NEVER } else { 0 };
+        d.using.store(after, Ordering::Release);
+    }
+}
+
+fn key(d: &Desc) -> u64 {
+    (d.generation.load(Ordering::Relaxed) as u64) << 32 | d.index() as u64
+}
+
+fn unread(fd: i32) -> Option<i32> {
+    let mut n = -1i32;
+    let args = [fd as usize, libc::FIONREAD as usize, &mut n as *mut i32 as usize, 0, 0, 0];
+    // SAFETY: the kernel writes an int.
+    unsafe { sys::raw(libc::SYS_ioctl, args) }.ok()?;
+    Some(n)
+}
+
+/// Bytes of each direction, from the beginning of the connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    sent: u64,
+    received: u64,
+}
+
+/// Connected, with nothing to read and nothing kept back, and nothing on it that changes
+/// what bytes mean: what has passed. If the other side says the same, nothing is on its way. (What
+/// is not acknowledged yet says little: the kernel waits with that for a chance to send.)
+fn at_rest(fd: i32) -> Option<Counts> {
+    const ESTABLISHED: u8 = 1;
+    const TCP_ULP: i32 = 31;
+    /// Offsets into `struct tcp_info` (linux/tcp.h), complete since 4.19.
+    const TOTAL_RETRANS: usize = 100;
+    const BYTES_RECEIVED: usize = 128;
+    const NOTSENT_BYTES: usize = 144;
+    const BYTES_SENT: usize = 200;
+    let mut info = [0u8; 224];
+    if sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()? < info.len() {
+        return None;
+    }
+    let int = |at: usize| info[at..].first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
+    let long = |at: usize| info[at..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
+    let mut ulp = [0u8; 16];
+    let plain = sys::getsockopt(fd, libc::IPPROTO_TCP, TCP_ULP, &mut ulp).is_ok_and(|_| ulp[0] == 0);
+    let zero = |name| {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_ok() && v == [0; 4]
+    };
+    // What was sent twice is counted twice.
+    let rest = info[0] == ESTABLISHED
+        && int(NOTSENT_BYTES) == 0
+        && int(TOTAL_RETRANS) == 0
+        && unread(fd) == Some(0)
+        && plain
+        && zero(libc::SO_ZEROCOPY);
+    rest.then(|| Counts { sent: long(BYTES_SENT), received: long(BYTES_RECEIVED) })
+}
+
+/// The addresses are those that a connection of ours would have.
+fn usual(client: &Addr, server: &Addr) -> bool {
+    client.port >= 1024 && name::source_for(&server.ip) == client.ip
+}
+
+/// The opening side. Holds `GOING`.
+fn open(fd: i32, d: &'static Desc) -> Result<()> {
+    const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
+    let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
+    if !usual(&me, &dst) {
+        return Err(Errno::EXDEV);
+    }
+    let Some(counts) = at_rest(fd) else { return NOT_NOW };
+    let Ok(chan) = route::find(&dst, fd) else { return NOT_NOW };
+    let Some(sock) = process::alloc_sock() else { return NOT_NOW };
+    let slot = chan.client().and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
+    let Some(slot) = slot else {
+        process::free_sock(sock);
+        return NOT_NOW;
+    };
+    let s = chan.slot(slot);
+    let of = |state| slot_state::of(state, s.generation.load(Ordering::Relaxed));
+    prepare_slot(chan, slot, &dst, me.port);
+    // Not used for anything else as long as the slot is not switched back.
+    s.moved[0].base.store(counts.sent, Ordering::Relaxed);
+    s.moved[0].limit.store(counts.received, Ordering::Relaxed);
+    s.state.store(of(slot_state::OFFERED), Ordering::Release);
+    let mut m = Msg::new(msg::UPGRADE);
+    m.id = chan.id.load(Ordering::Relaxed) as u64;
+    m.arg0 = slot as u64;
+    m.arg1 = s.generation.load(Ordering::Relaxed) as u64;
+    let asked = ctl::request(m, Some(fd));
+    if asked.is_ok() {
+        wait_while(&s.state, of(slot_state::OFFERED), OFFER_NS);
+    }
+    // Acquire, AcqRel: what the other side did before it took it, and the reverse.
+    let taken = s.state.load(Ordering::Acquire) == of(slot_state::TAKEN) && at_rest(fd) == Some(counts);
+    let end = if taken { slot_state::ESTABLISHED } else { of(slot_state::REFUSED) };
+    let done =
+        s.state.compare_exchange(of(slot_state::TAKEN), end, Ordering::AcqRel, Ordering::Acquire).is_ok_and(|_| taken);
+    if !done {
+        s.state.store(of(slot_state::REFUSED), Ordering::Release);
+    }
+    sys::futex_wake(&s.state, 1);
+    if !done {
+        process::free_sock(sock);
+        if let Some(mut c) = chan.client() {
+            chan.give_back(&mut c, slot);
+        }
+        return asked.and(NOT_NOW);
+    }
+    learn(fd, d);
+    let family = d.family.load(Ordering::Relaxed) as u16;
+    establish(
+        d,
+        sock,
+        &End { chan, slot, side: CLIENT, family, dst: dst.ip, client_port: me.port, server_port: dst.port },
+    );
+    went_over(d);
+    Ok(())
+}
+
+/// Options and mode, which the program has set on the kernel's socket.
+fn learn(fd: i32, d: &Desc) {
+    opts::adopt(fd, d);
+    let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
+    d.nonblock.store(nonblock, Ordering::Relaxed);
+    d.kernel_nonblock.store(nonblock, Ordering::Relaxed);
+}
+
+fn went_over(d: &'static Desc) {
+    stats::count(Counter::PathUpgrade);
+    epoll::became_conn(d);
+    EPOCH.fetch_add(1, Ordering::AcqRel);
+    fence(Ordering::SeqCst);
+    bell::ring_sleepers();
+}
+
+fn wait_while(word: &AtomicU32, value: u32, patience: u64) {
+    let until = sys::now_ns() + patience;
+    while word.load(Ordering::Acquire) == value {
+        let left = until.saturating_sub(sys::now_ns());
+        if left == 0 {
+            return;
+        }
+        let _ = sys::futex_wait(word, value, Some(left));
+    }
+}
+
+/// Somebody has opened a connection that we have accepted, and wants it in shared memory.
+#[derive(Clone, Copy)]
+struct Asked {
+    channel: u32,
+    listener: u64,
+    slot: usize,
+    generation: u32,
+    key: u64,
+    /// Memory of the channel.
+    fd: i32,
+}
+struct Queue {
+    asked: [Option<Asked>; 32],
+}
+static QUEUE: Lock<Queue> = Lock::new(Queue { asked: [None; 32] });
+static WAITING: AtomicU32 = AtomicU32::new(0);
+
+/// From the monitor. It may come in the middle of anything, so it is only noted. False: the
+/// descriptor was not taken.
+pub fn asked(m: &Msg, fd: i32) -> bool {
+    let Ok(mut q) = QUEUE.lock() else { return false };
+    let Some(free) = q.asked.iter_mut().find(|a| a.is_none()) else { return false };
+    let (slot, generation) = (m.arg1 as u32 as usize, (m.arg1 >> 32) as u32);
+    *free = Some(Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, fd });
+    WAITING.fetch_add(1, Ordering::Release);
+    true
+}
+
+/// Where nothing is locked.
+#[inline]
+pub fn answer() {
+    if WAITING.load(Ordering::Acquire) != 0 {
+        answer_all();
+    }
+}
+
+#[cold]
+fn answer_all() {
+    loop {
+        let next = match QUEUE.lock() {
+            Ok(mut q) => q.asked.iter_mut().find_map(Option::take),
+            Err(_) => return,
+        };
+        let Some(a) = next else { return };
+        WAITING.fetch_sub(1, Ordering::AcqRel);
+        let _held = Held::all();
+        take(&a);
+        let _ = sys::close(a.fd);
+    }
+}
+
+fn take(a: &Asked) {
+    if a.slot >= SLOTS {
+        return;
+    }
+    let known = chan::by_id(a.channel, SERVER);
+    let c = known.or_else(|| {
+        let c = chan::map(a.channel, a.listener, SERVER, a.fd)?;
+        // It goes with its last connection, unless we come to work for the listener.
+        c.retired.store(true, Ordering::Relaxed);
+        Some(c)
+    });
+    let Some(c) = c else { return };
+    let state = &c.slot(a.slot).state;
+    let of = |state| slot_state::of(state, a.generation);
+    if !accept(c, a) {
+        let (from, to) = (of(slot_state::OFFERED), of(slot_state::REFUSED));
+        let _ = state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+        sys::futex_wake(state, 1);
+        c.unmap_if_unused();
+    }
+}
+
+/// The accepting side.
+fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
+    let mine = |d: &&Desc| d.kind() == kind::KERNEL && key(d) == a.key && d.refs.load(Ordering::Relaxed) > 0;
+    let Some(d) = DESCS.get(a.key as u32).filter(mine) else { return false };
+    let Some(fd) = table::number_of(d) else { return false };
+    if d.using.compare_exchange(0, GOING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return false;
+    }
+    let done = accept_at_rest(c, a, fd, d);
+    d.using.store(0, Ordering::Release);
+    done
+}
+
+fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) -> bool {
+    let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return false };
+    let said = &c.slot(a.slot).moved[0];
+    let theirs = || Counts { sent: said.limit.load(Ordering::Relaxed), received: said.base.load(Ordering::Relaxed) };
+    if !usual(&peer, &me) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
+        return false;
+    }
+    let Some(sock) = process::alloc_sock() else { return false };
+    let state = &c.slot(a.slot).state;
+    let step = |from, to| state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+    let of = |state| slot_state::of(state, a.generation);
+    if step(of(slot_state::OFFERED), of(slot_state::TAKEN)).is_err() {
+        process::free_sock(sock);
+        return false;
+    }
+    sys::futex_wake(state, 1);
+    wait_while(state, of(slot_state::TAKEN), ANSWER_NS);
+    if step(of(slot_state::TAKEN), of(slot_state::REFUSED)) != Err(slot_state::ESTABLISHED) {
+        process::free_sock(sock);
+        return false;
+    }
+    learn(fd, d);
+    let family = d.family.load(Ordering::Relaxed) as u16;
+    let e =
+        End { chan: c, slot: a.slot, side: SERVER, family, dst: me.ip, client_port: peer.port, server_port: me.port };
+    establish(d, sock, &e);
+    went_over(d);
+    true
+}

@@ -1,0 +1,152 @@
+//! Kernel connections between two of our clients that go over to shared memory.
+//!
+//! Both show their end; what the kernel says of the two descriptors, and nothing that
+//! they write, decides whether these are the ends of one connection.
+
+use crate::clients::Outgoing;
+use crate::descriptor::{self, Attached};
+use crate::requests::{reply, Answer};
+use crate::{ChannelId, ConnId, Monitor};
+use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
+use fsocket_proto::{kind, Msg};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+/// Offers of one process that are kept.
+const PER_CLIENT: usize = 1024;
+
+/// One end: network namespace, its own address and the peer's.
+type End = (u64, SocketAddr, SocketAddr);
+
+#[derive(Default)]
+pub struct Offers {
+    by_end: HashMap<End, (ConnId, u64)>,
+    number: HashMap<ConnId, usize>,
+}
+
+impl Offers {
+    fn add(&mut self, end: End, by: ConnId, name: u64) {
+        if self.number.get(&by).is_some_and(|n| *n >= PER_CLIENT) {
+            // They are not taken back when a connection ends.
+            self.leave(by);
+        }
+        if let Some((before, _)) = self.by_end.insert(end, (by, name)) {
+            self.less(before);
+        }
+        *self.number.entry(by).or_default() += 1;
+    }
+    fn less(&mut self, by: ConnId) {
+        if let Some(n) = self.number.get_mut(&by) {
+            *n -= 1;
+            if *n == 0 {
+                self.number.remove(&by);
+            }
+        }
+    }
+    fn take(&mut self, end: &End) -> Option<(ConnId, u64)> {
+        let found = self.by_end.remove(end)?;
+        self.less(found.0);
+        Some(found)
+    }
+    /// A process is gone.
+    pub fn leave(&mut self, id: ConnId) {
+        if self.number.remove(&id).is_some() {
+            self.by_end.retain(|_, (by, _)| *by != id);
+        }
+    }
+}
+
+fn canonical(a: SocketAddr) -> SocketAddr {
+    let ip = match a.ip() {
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4),
+        v4 => v4,
+    };
+    SocketAddr::new(ip, a.port())
+}
+
+fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
+    descriptor::tcp(fd, true)?;
+    let own = SocketAddr::try_from(rustix::net::getsockname(fd)?).map_err(|_| Errno::INVAL)?;
+    let peer = rustix::net::getpeername(fd)?.ok_or(Errno::NOTCONN)?;
+    let peer = SocketAddr::try_from(peer).map_err(|_| Errno::INVAL)?;
+    Ok((descriptor::netns_cookie(fd)?, canonical(own), canonical(peer)))
+}
+
+impl Monitor {
+    pub fn offer_upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Errno> {
+        let end = end_of(fd.ok_or(Errno::BADF)?.as_fd())?;
+        self.offers.add(end, id, msg.id);
+        Ok(())
+    }
+
+    pub fn upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
+        let (netns, own, peer) = end_of(fd.ok_or(Errno::BADF)?.as_fd())?;
+        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
+        let ch = self.party(id, channel)?;
+        if !ch.is_party(CLIENT, family) || msg.arg0 >= SLOTS as u64 {
+            return Err(Errno::INVAL);
+        }
+        let there = (netns, peer, own);
+        let &(other, name) = self.offers.by_end.get(&there).ok_or(Errno::NOENT)?;
+        if other == id {
+            // Nobody is there to answer while it asks.
+            return Err(Errno::XDEV);
+        }
+        let other_family = self.clients.get(other).ok_or(Errno::NOENT)?.family;
+        if !ch.is_party(SERVER, other_family) {
+            return Err(Errno::NOENT);
+        }
+        let out = Msg {
+            id: msg.id,
+            arg0: ch.listener,
+            arg1: msg.arg1 << 32 | msg.arg0,
+            arg2: name,
+            ..Msg::new(kind::UPGRADE_SRV)
+        };
+        let fd = Some(ch.mem.fd());
+        self.offers.take(&there);
+        tracing::debug!(channel, slot = msg.arg0, from = id, to = other, "a kernel connection goes over");
+        self.clients.send(other, Outgoing { msg: out, fd, unasked: true }, &self.arenas);
+        Ok((reply(msg), None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_two_ends_of_a_connection_find_each_other() {
+        for any in ["127.0.0.1:0", "[::]:0"] {
+            let l = TcpListener::bind(any).unwrap();
+            let c = TcpStream::connect(("127.0.0.1", l.local_addr().unwrap().port())).unwrap();
+            let (s, _) = l.accept().unwrap();
+            let ((n1, own1, peer1), (n2, own2, peer2)) = (end_of(c.as_fd()).unwrap(), end_of(s.as_fd()).unwrap());
+            assert_eq!((n1, own1, peer1), (n2, peer2, own2));
+            assert!(end_of(l.as_fd()).is_err());
+        }
+    }
+
+    #[test]
+    fn offers_go_with_their_process_and_are_bounded() {
+        let at = |port: u16| (1, SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 1], 9)));
+        let mut o = Offers::default();
+        o.add(at(1), 7, 70);
+        o.add(at(2), 8, 80);
+        o.add(at(1), 7, 71);
+        assert_eq!(o.take(&at(1)), Some((7, 71)));
+        assert_eq!(o.take(&at(1)), None);
+        assert!(!o.number.contains_key(&7));
+        o.leave(8);
+        assert!(o.by_end.is_empty() && o.number.is_empty());
+        for port in 0..3 * PER_CLIENT as u16 {
+            o.add(at(port), 7, 1);
+        }
+        assert!(o.by_end.len() <= PER_CLIENT);
+    }
+}
