@@ -30,8 +30,9 @@ pub fn noticed() -> bool {
         return false;
     }
     let mut found = [-1; INSTANCES];
+    let ended = ENDED.load(Ordering::SeqCst);
     let n = find(&mut found);
-    if n == 0 {
+    if n == 0 || BEGUN.load(Ordering::SeqCst) != ended || !found[..n].iter().any(|fd| stays(*fd)) {
         return false;
     }
     stats::count(Counter::FbOption);
@@ -40,19 +41,52 @@ pub fn noticed() -> bool {
     true
 }
 
+/// Instances that other threads make through us: begun, and known to our tables. Between the
+/// two the kernel has one that we have not seen yet.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+static ENDED: AtomicU32 = AtomicU32::new(0);
+
+/// Make an instance, and put it where it belongs, by `make`.
+pub fn making<T>(make: impl FnOnce() -> T) -> T {
+    BEGUN.fetch_add(1, Ordering::SeqCst);
+    let made = make();
+    ENDED.fetch_add(1, Ordering::SeqCst);
+    made
+}
+
+/// In a forked child: who made one is not here.
+pub fn become_child() {
+    ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
+}
+
+/// Is it still nobody's after a moment? An instance that another thread duplicates or closes
+/// is not in our tables for as long as that takes.
+fn stays(fd: i32) -> bool {
+    (0..MOMENTS).all(|_| {
+        sys::nanosleep(1_000_000);
+        is_unseen(fd, ctl::fd())
+    })
+}
+
+/// Milliseconds.
+const MOMENTS: u32 = 5;
+
+/// Is it an instance that is neither the program's, as far as we know, nor our own? `probe` is
+/// a descriptor that can be polled and is in nobody else's instance: taking it out gives
+/// ENOENT for an instance, EINVAL for anything else.
+fn is_unseen(fd: i32, probe: i32) -> bool {
+    let instance = || sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, probe, None) == Err(sys::Errno::ENOENT);
+    fd != probe && table::lookup(fd).is_none() && !close::own(fd) && instance()
+}
+
 fn find(found: &mut [i32; INSTANCES]) -> usize {
-    // A descriptor that can be polled and is in nobody else's instance: taking
-    // it out gives ENOENT for an instance, EINVAL for anything else.
     let probe = ctl::fd();
     if ctl::dead() {
         return 0;
     }
     let mut n = 0;
-    for fd in (3..NUMBERS).filter(|fd| *fd != probe) {
-        if table::lookup(fd).is_some() || close::own(fd) {
-            continue;
-        }
-        if sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, probe, None) == Err(sys::Errno::ENOENT) && n < INSTANCES {
+    for fd in 3..NUMBERS {
+        if n < INSTANCES && is_unseen(fd, probe) {
             found[n] = fd;
             n += 1;
         }

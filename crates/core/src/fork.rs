@@ -7,7 +7,7 @@
 
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{bell, chan, ctl, epoll, exec, listen, peers, pool, process, route, table, upgrade, zone};
+use crate::{bell, chan, ctl, epoll, exec, foreign, listen, peers, pool, process, route, table, upgrade, zone};
 use core::sync::atomic::Ordering;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
@@ -125,6 +125,7 @@ pub fn child() {
     }
     listen::become_child();
     table::become_child();
+    foreign::become_child();
     zone::become_child();
     epoll::become_child();
     pool::drain();

@@ -425,10 +425,12 @@ impl Zoned {
         if inner >= 0 {
             return inner;
         }
-        // SAFETY: no memory is involved.
-        let made = unsafe { sys::raw(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) };
+        let made = crate::foreign::making(|| {
+            // SAFETY: no memory is involved.
+            let fd = unsafe { sys::raw(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) };
+            fd.map(|fd| process::high_fd(fd as i32))
+        });
         let Ok(fd) = made else { return -1 };
-        let fd = process::high_fd(fd as i32);
         if self.peers.inner.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire).is_err() {
             process::close_own(fd);
             return -1;

@@ -2,7 +2,7 @@
 
 use super::{either, gone};
 use crate::real;
-use fsocket_core::{epoll, poll as ops, table};
+use fsocket_core::{epoll, foreign, poll as ops, table};
 use libc::*;
 
 fn ms(timeout: c_int) -> Option<u64> {
@@ -91,18 +91,21 @@ pub unsafe fn pselect(
 }
 
 pub unsafe fn epoll_create(size: c_int) -> c_int {
-    made(unsafe { real::epoll_create(size) })
+    made(|| unsafe { real::epoll_create(size) })
 }
 
 pub unsafe fn epoll_create1(flags: c_int) -> c_int {
-    made(unsafe { real::epoll_create1(flags) })
+    made(|| unsafe { real::epoll_create1(flags) })
 }
 
-fn made(fd: c_int) -> c_int {
-    if fd >= 0 {
-        epoll::created(fd);
-    }
-    fd
+fn made(make: impl FnOnce() -> c_int) -> c_int {
+    foreign::making(|| {
+        let fd = make();
+        if fd >= 0 {
+            epoll::created(fd);
+        }
+        fd
+    })
 }
 
 pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int {
