@@ -312,9 +312,6 @@ impl Chan {
                 process::close_own(f.load(Ordering::Relaxed));
             }
         }
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: no descriptor refers to a slot of it any more.
-        let _ = unsafe { sys::mmap_over(self.base(), CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1) };
         space::retire(self.base());
         CHANS.free(self.index());
     }

@@ -1,8 +1,15 @@
 //! Fixed-size objects out of one lazily touched mapping: no allocator, no lock,
 //! addresses stay valid for the life of the process.
+//!
+//! The mapping is address space at first, and becomes memory piece by piece: where the
+//! kernel promises no more than it has (`vm.overcommit_memory=2`), writable memory
+//! counts in full, touched or not.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Bytes of a slab that become memory at once, at first; later as many as there are.
+const PIECE: usize = 64 << 10;
 
 /// An object that can lie on the free list.
 ///
@@ -17,6 +24,8 @@ pub struct Slab<T: Slot> {
     base: AtomicPtr<T>,
     capacity: u32,
     fresh: AtomicU32,
+    /// Objects whose memory may be touched; never below `fresh`.
+    usable: AtomicU32,
     /// Low half: index + 1 of the first free object; high half: a counter that
     /// defeats ABA.
     free: AtomicU64,
@@ -29,6 +38,7 @@ impl<T: Slot + 'static> Slab<T> {
             base: AtomicPtr::new(core::ptr::null_mut()),
             capacity,
             fresh: AtomicU32::new(0),
+            usable: AtomicU32::new(0),
             free: AtomicU64::new(0),
             _t: PhantomData,
         }
@@ -39,9 +49,9 @@ impl<T: Slot + 'static> Slab<T> {
         if !p.is_null() {
             return Some(p);
         }
-        let len = self.capacity as usize * core::mem::size_of::<T>();
+        let len = self.bytes(self.capacity);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let new = fsocket_sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0).ok()? as *mut T;
+        let new = fsocket_sys::mmap(len, libc::PROT_NONE, flags, -1, 0).ok()? as *mut T;
         match self.base.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(new),
             Err(other) => {
@@ -50,6 +60,26 @@ impl<T: Slot + 'static> Slab<T> {
                 Some(other)
             }
         }
+    }
+
+    fn bytes(&self, objects: u32) -> usize {
+        objects as usize * core::mem::size_of::<T>()
+    }
+
+    /// Makes memory of more of the mapping, at least of object `i`; false: there is none.
+    #[cold]
+    fn grow(&self, base: *mut T, i: u32) -> bool {
+        let least = (PIECE / core::mem::size_of::<T>()) as u32 + 1;
+        let wanted = i.saturating_mul(2).max(i + least).min(self.capacity);
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the mapping is ours, and this long. Threads that come here at once make the
+        // same pages writable; nothing is ever taken back.
+        let done = unsafe { fsocket_sys::mprotect(base as *mut u8, self.bytes(wanted), writable) };
+        if done.is_ok() {
+            // Release: whoever sees the number may touch the memory.
+            self.usable.fetch_max(wanted, Ordering::Release);
+        }
+        done.is_ok()
     }
 
     /// A free object and its index; its content is whatever was left there.
@@ -69,13 +99,17 @@ impl<T: Slot + 'static> Slab<T> {
                 return Some((i - 1, t));
             }
         }
-        let i = self.fresh.fetch_add(1, Ordering::Relaxed);
-        if i >= self.capacity {
-            self.fresh.fetch_sub(1, Ordering::Relaxed);
-            return None;
+        let mut i = self.fresh.load(Ordering::Relaxed);
+        loop {
+            if i >= self.capacity || (i >= self.usable.load(Ordering::Acquire) && !self.grow(base, i)) {
+                return None;
+            }
+            match self.fresh.compare_exchange_weak(i, i + 1, Ordering::Release, Ordering::Relaxed) {
+                // SAFETY: `i` is usable; zero bytes are a valid T.
+                Ok(_) => return Some((i, unsafe { &*base.add(i as usize) })),
+                Err(now) => i = now,
+            }
         }
-        // SAFETY: `i` is below the capacity; zero bytes are a valid T.
-        Some((i, unsafe { &*base.add(i as usize) }))
     }
 
     pub fn free(&self, i: u32) {
@@ -97,7 +131,7 @@ impl<T: Slot + 'static> Slab<T> {
         if base.is_null() || i >= self.fresh.load(Ordering::Relaxed).min(self.capacity) {
             return None;
         }
-        // SAFETY: below `fresh`, so inside the mapping and initialized.
+        // SAFETY: below `fresh`, so inside the mapping, usable and initialized.
         Some(unsafe { &*base.add(i as usize) })
     }
 

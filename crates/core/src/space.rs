@@ -16,10 +16,36 @@ const WAITING: usize = 64;
 static RANGES: [AtomicPtr<u8>; WAITING] = [const { AtomicPtr::new(core::ptr::null_mut()) }; WAITING];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// A range of CHANNEL_SIZE bytes has no memory behind it any more.
+/// No descriptor refers to a slot in this range of CHANNEL_SIZE bytes any more: its memory
+/// goes, its addresses stay for a while.
 pub fn retire(range: *mut u8) {
+    blank(range);
     let i = NEXT.fetch_add(1, Ordering::Relaxed) % WAITING;
     give_back(RANGES[i].swap(range, Ordering::AcqRel));
+}
+
+/// Memory of nobody's, none until it is touched. Of a file, because private memory counts
+/// in full where `vm.overcommit_memory` is 2, 2 GiB for each channel that has ended; in
+/// private memory where a filter of system calls may be set.
+fn blank(range: *mut u8) {
+    let writable = libc::PROT_READ | libc::PROT_WRITE;
+    if process::enabled() {
+        if let Ok(fd) = sys::memfd_create(c"fastsocket-blank", libc::MFD_CLOEXEC) {
+            let over = || {
+                sys::ftruncate(fd, CHANNEL_SIZE)?;
+                // SAFETY: the caller's: nobody uses what is there.
+                unsafe { sys::mmap_over(range, CHANNEL_SIZE, writable, libc::MAP_SHARED, fd) }
+            };
+            let done: sys::Result<*mut u8> = over();
+            let _ = sys::close(fd);
+            if done.is_ok() {
+                return;
+            }
+        }
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: as above.
+    let _ = unsafe { sys::mmap_over(range, CHANNEL_SIZE, writable, flags, -1) };
 }
 
 fn give_back(range: *mut u8) {

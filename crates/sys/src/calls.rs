@@ -113,6 +113,11 @@ pub unsafe fn mmap_over(at: *mut u8, len: usize, prot: i32, flags: i32, fd: i32)
     sc!(SYS_mmap, at, len, prot, flags | libc::MAP_FIXED, fd, 0).map(|v| v as *mut u8)
 }
 /// # Safety
+/// The range belongs to the caller, and no reference to it breaks under the protection.
+pub unsafe fn mprotect(at: *mut u8, len: usize, prot: i32) -> Result<()> {
+    sc!(SYS_mprotect, at, len, prot).map(drop)
+}
+/// # Safety
 /// Nobody uses the range any more.
 pub unsafe fn munmap(at: *mut u8, len: usize) -> Result<()> {
     sc!(SYS_munmap, at, len).map(drop)
