@@ -35,6 +35,7 @@ pub fn run(args: &Run) -> i32 {
             // One thread: nobody reads the environment meanwhile.
             std::env::set_var(paths::ENV_SOCKET, &setup.socket);
             std::env::set_var("LD_PRELOAD", preload_list(std::env::var_os("LD_PRELOAD"), &setup.library));
+            std::env::set_var(ENV_ASAN, asan_options(std::env::var_os(ENV_ASAN)));
             std::env::set_var(paths::ENV_PIN, args.pin.word());
             if !disable.is_empty() {
                 std::env::set_var(paths::ENV_DISABLE, disable);
@@ -109,7 +110,30 @@ fn disabled_parts(now: Option<OsString>, off: [bool; 3]) -> Result<OsString, Str
     Ok(parts.join(",").into())
 }
 
-/// `LD_PRELOAD` with the library first, once; what else is there stays.
+/// Options of AddressSanitizer's runtime.
+const ENV_ASAN: &str = "ASAN_OPTIONS";
+/// Where it is a library (gcc's default) it ends the program if another one comes before it.
+const ASAN_ORDER: &str = "verify_asan_link_order";
+
+/// The options, and that the order of libraries is as it should be. Before the user's, who has
+/// the last word: a later option counts.
+fn asan_options(now: Option<OsString>) -> OsString {
+    let mut options = OsString::from(format!("{ASAN_ORDER}=0"));
+    if let Some(now) = now.filter(|now| !now.is_empty()) {
+        options.push(":");
+        options.push(now);
+    }
+    options
+}
+
+/// Runtimes of sanitizers: they watch the program from before us, if they are asked to.
+fn is_sanitizer(entry: &[u8]) -> bool {
+    let name = Path::new(OsStr::from_bytes(entry)).file_name().unwrap_or_default().as_bytes();
+    [&b"libasan."[..], b"libtsan.", b"liblsan.", b"libubsan.", b"libclang_rt."].iter().any(|p| name.starts_with(p))
+}
+
+/// `LD_PRELOAD` with the library first (after the runtimes of sanitizers), once; what else is
+/// there stays.
 pub fn preload_list(now: Option<OsString>, library: &Path) -> OsString {
     let now = now.unwrap_or_default();
     let is_separator = |b: &u8| *b == b':' || *b == b' ';
@@ -118,15 +142,12 @@ pub fn preload_list(now: Option<OsString>, library: &Path) -> OsString {
     if entries.iter().any(|e| same(e)) {
         return now;
     }
-    let mut list = library.as_os_str().as_bytes().to_vec();
-    for entry in entries {
-        // Another build of the library: two of them would hook each other.
-        if Path::new(OsStr::from_bytes(entry)).file_name() != Some(OsStr::new(locate::LIBRARY)) {
-            list.push(b':');
-            list.extend_from_slice(entry);
-        }
-    }
-    OsString::from_vec(list)
+    let (before, after): (Vec<&[u8]>, Vec<&[u8]>) = entries.into_iter().partition(|e| is_sanitizer(e));
+    // Another build of the library: two of them would hook each other.
+    let stranger = |e: &&[u8]| Path::new(OsStr::from_bytes(e)).file_name() != Some(OsStr::new(locate::LIBRARY));
+    let ours = library.as_os_str().as_bytes();
+    let list: Vec<&[u8]> = before.into_iter().chain([ours]).chain(after.into_iter().filter(stranger)).collect();
+    OsString::from_vec(list.join(&b':'))
 }
 
 /// Becomes the program; returns the exit status if it cannot.
@@ -167,6 +188,14 @@ mod tests {
     #[test]
     fn another_build_is_replaced() {
         assert_eq!(preload("/x/libfsocket.so:/b.so"), "/opt/fs/libfsocket.so:/b.so");
+    }
+
+    #[test]
+    fn sanitizers_stay_in_front() {
+        let list = preload("/b.so:/usr/lib/libtsan.so.2:libclang_rt.asan-x86_64.so");
+        assert_eq!(list, "/usr/lib/libtsan.so.2:libclang_rt.asan-x86_64.so:/opt/fs/libfsocket.so:/b.so");
+        assert_eq!(asan_options(None), "verify_asan_link_order=0");
+        assert_eq!(asan_options(Some("log_path=/x".into())), "verify_asan_link_order=0:log_path=/x");
     }
 
     #[test]
