@@ -42,6 +42,10 @@ test_needs=(
     "ethtool ethtool"
     "taskset util-linux"
     "ps procps"
+    "valgrind valgrind"
+    "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2|/usr/lib/aarch64-linux-gnu/libjemalloc.so.2 libjemalloc2"
+    "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4|/usr/lib/aarch64-linux-gnu/libtcmalloc_minimal.so.4 libtcmalloc-minimal4"
+    "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2.0|/usr/lib/aarch64-linux-gnu/libmimalloc.so.2.0 libmimalloc2.0"
 )
 
 manycore_needs=(

@@ -1,0 +1,86 @@
+//! The C programs of `tests/apps/native`, compiled for one test, and pairs of them.
+
+use fsocket_testkit::host::{Accel, Side};
+use fsocket_testkit::{artifacts, find_program, net, script, stock_mode, Host, Proc};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Compiles `sources` of `tests/apps/native` with these further arguments into a file
+/// of the host's directory.
+#[track_caller]
+pub fn build(host: &Host, name: &str, sources: &[&str], flags: &[&str]) -> PathBuf {
+    let out = host.path().join(name);
+    let cc = find_program("cc").expect("a C compiler: building needs it, too");
+    let mut command = Command::new(cc);
+    command.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&out);
+    command.args(sources.iter().map(|s| script(&format!("apps/native/{s}")))).args(flags);
+    Proc::spawn(host.logs(), "cc", command).finish(Duration::from_secs(60)).success();
+    out
+}
+
+/// `LD_PRELOAD` with other libraries before and after ours; in stock mode without ours.
+pub fn preload(before: &[&Path], after: &[&Path]) -> String {
+    let ours = (!stock_mode()).then(artifacts::library);
+    let all = before.iter().copied().chain(ours.as_deref()).chain(after.iter().copied());
+    all.map(|p| p.display().to_string()).collect::<Vec<_>>().join(":")
+}
+
+/// How the echo program is run, on both sides.
+#[derive(Default)]
+pub struct Echo<'a> {
+    /// What runs it, as `valgrind -q`.
+    pub before: &'a [&'a str],
+    pub env: &'a [(&'a str, &'a str)],
+    /// The whole of `LD_PRELOAD`; `None`: the library.
+    pub preload: Option<String>,
+}
+
+impl Echo<'_> {
+    fn command(&self, host: &Host, side: Side, program: &Path, args: &[&str]) -> Command {
+        let mut words: Vec<String> = self.before.iter().map(|w| (*w).to_owned()).collect();
+        words.push(program.display().to_string());
+        let mut command = host.command(side, &words[0]);
+        command.args(&words[1..]).args(args).envs(self.env.iter().copied());
+        if let Some(list) = &self.preload {
+            command.env("LD_PRELOAD", list);
+        }
+        command
+    }
+
+    /// A server of `connections` that end it.
+    #[track_caller]
+    pub fn serve(&self, host: &Host, side: Side, program: &Path, connections: usize) -> (Proc, String) {
+        let port = net::free_port();
+        let text = port.to_string();
+        let command = self.command(host, side, program, &["serve", &text, &connections.to_string()]);
+        let mut server = Proc::spawn(host.logs(), "serve", command);
+        let known = || stock_mode() || side != Accel || host.snapshot().report.is_some_and(|r| !r.listeners.is_empty());
+        let up = net::wait_until(Duration::from_secs(20), || {
+            !server.running() || (net::kernel_sockets(port, "0A") > 0 && known())
+        });
+        assert!(up.is_ok() && server.running(), "it does not listen:\n{}", server.stderr());
+        (server, text)
+    }
+
+    /// Server and client, `connections` at once, then both in one process. Everything must
+    /// go over shared memory, and nobody may complain.
+    #[track_caller]
+    pub fn check(&self, program: &Path, host: &Host, connections: usize, messages: usize) {
+        let before = host.snapshot();
+        let (server, port) = self.serve(host, Accel, program, connections);
+        let (many, each) = (connections.to_string(), messages.to_string());
+        let finish = |p: Proc| {
+            let done = p.finish(Duration::from_secs(90)).success().says("ok");
+            let quiet = !done.stderr.contains("WARNING: ThreadSanitizer") && !done.stderr.contains("runtime error");
+            assert!(quiet, "{}", done.stderr);
+        };
+        let ask = self.command(host, Accel, program, &["ask", &port, &many, &each]);
+        finish(Proc::spawn(host.logs(), "ask", ask));
+        finish(server);
+        let port = net::free_port().to_string();
+        let both = self.command(host, Accel, program, &["both", &port, &many, &each]);
+        finish(Proc::spawn(host.logs(), "both", both));
+        host.snapshot().since(&before).assert_shm(4 * connections as i128);
+    }
+}
