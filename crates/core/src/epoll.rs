@@ -58,7 +58,6 @@ pub struct Ep {
 struct Inner {
     hot: *mut u32,
     n: usize,
-    start: usize,
     /// Threads asleep in the kernel's epoll_wait.
     sleepers: u32,
     last_kernel: u64,
@@ -108,7 +107,7 @@ pub fn created(fd: i32) {
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {
-        (g.n, g.start, g.sleepers, g.n_listeners) = (0, 0, 0, 0);
+        (g.n, g.sleepers, g.n_listeners) = (0, 0, 0);
         g.chans.fill(0);
     }
     d.object.store(i + 1, Ordering::Relaxed);

@@ -89,3 +89,19 @@ fn mixed_pairs() {
         host.snapshot().since(&before).assert_kernel_only();
     }
 }
+
+/// The order of events, where the kernel has one that does not depend on chance.
+#[test]
+fn epoll_reports_in_order() {
+    let host = Host::new();
+    let mut said = Vec::new();
+    for side in [Stock, Accel] {
+        let before = host.snapshot();
+        let port = fsocket_testkit::net::free_port().to_string();
+        said.push(e2e::python(&host, side, 30, "epoll_order.py", &[&port]));
+        if side == Accel {
+            host.snapshot().since(&before).assert_shm(5);
+        }
+    }
+    assert_eq!(said[0], said[1]);
+}

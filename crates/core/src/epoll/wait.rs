@@ -417,17 +417,21 @@ fn recheck_listeners(g: &mut Inner) {
 }
 
 /// Report ready hot items; those that are armed and not ready cool down.
+///
+/// What is reported goes behind all others. So everybody has a turn when the array is smaller
+/// than what is ready; and as we do not know when an item became ready, who was answered long
+/// ago comes before who was answered just now, and has likely asked before.
 fn report(g: &mut Inner, out: &mut Out) {
     let n = g.n;
     if n == 0 {
         return;
     }
-    let start = g.start % n;
-    let mut k = 0;
-    while k < n && !out.full() {
-        let at = (start + k) % n;
-        k += 1;
-        let Some(it) = ITEMS.get(g.at(at)) else { continue };
+    for k in 0..n {
+        if out.full() {
+            break;
+        }
+        let i = g.at(k);
+        let Some(it) = ITEMS.get(i) else { continue };
         let ev = it.take();
         if ev == crate::ready::UNSETTLED {
             g.unsettled = true;
@@ -437,12 +441,17 @@ fn report(g: &mut Inner, out: &mut Out) {
         if ev != 0 {
             out.push(ev, it.data.load(Ordering::Relaxed));
             it.was_marked();
+            // With others only: alone it is first and last.
+            if n > 1 && g.push(i) {
+                g.set(k, NOBODY);
+            }
         }
     }
-    // Everybody has a turn when the array is smaller than what is ready.
-    g.start = if out.full() { start + k } else { 0 };
     compact(g);
 }
+
+/// No item has this index.
+const NOBODY: u32 = u32::MAX;
 
 /// Drop dead items from the hot list, and idle ones that are armed or the
 /// kernel's alone.

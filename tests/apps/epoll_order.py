@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""The order in which an epoll instance reports connections, where there is one to expect.
+
+    epoll_order.py PORT      what was reported; the lines must be the same on every path
+"""
+
+import os
+import select
+import socket
+import sys
+
+N = 5
+
+
+def client(port, orders, done):
+    conns = [socket.create_connection(("127.0.0.1", port)) for _ in range(N)]
+    for i, c in enumerate(conns):
+        c.sendall(b"%d" % i)
+    os.write(done, b".")
+    for line in orders:
+        for i in line.split():
+            conns[int(i)].sendall(b"x")
+        os.write(done, b".")
+
+
+def main():
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    (orders_r, orders_w), (done_r, done_w) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(orders_w)
+        with os.fdopen(orders_r) as orders:
+            client(int(sys.argv[1]), orders, done_w)
+        os._exit(0)
+    os.close(orders_r)
+    ep = select.epoll()
+    number, conn = {}, {}
+    for _ in range(N):
+        c, _ = listener.accept()
+        i = int(c.recv(1))
+        number[c.fileno()], conn[i] = i, c
+        ep.register(c, select.EPOLLIN)
+    assert os.read(done_r, 1) == b"."
+
+    def send(*order):
+        os.write(orders_w, (" ".join(map(str, order)) + "\n").encode())
+        assert os.read(done_r, 1) == b"."
+
+    def report(most=-1):
+        return [number[fd] for fd, _ in ep.poll(0, most)]
+
+    def take(*which):
+        for i in which:
+            conn[i].recv(100)
+
+    # Who has long been silent has asked before who was answered just now.
+    for busy, silent in [(0, 3), (4, 1), (2, 0)]:
+        for _ in range(20):
+            send(busy)
+            assert report() == [busy]
+            take(busy)
+        # The kernel has it in its list of what is ready until somebody looks.
+        assert report() == []
+        send(silent, busy)
+        print("in order:", report() == [silent, busy])
+        take(silent, busy)
+    # With room for one, or two, everybody has a turn.
+    send(*range(N))
+    for most in (1, 2):
+        turns = [i for _ in range(4 * N // most) for i in report(most)]
+        print("turns:", sorted(turns[: N - N % most]) == sorted(set(turns[: N - N % most])), sorted(turns[:N]) if most == 1 else "")
+        print("each as often:", max(map(turns.count, range(N))) - min(map(turns.count, range(N))) <= 1)
+    print("all, still:", sorted(report()))
+    take(*range(N))
+    print("none:", report())
+    os.close(orders_w)
+    os.waitpid(pid, 0)
+    print("ok")
+
+
+main()
