@@ -517,7 +517,7 @@ fn count(why: Counter) {
 /// What a failure is called.
 fn reason(e: Errno) -> Counter {
     match e.raw() {
-        libc::EPERM | libc::EACCES | libc::EADDRINUSE => Counter::FbZoneDenied,
+        libc::EPERM | libc::EACCES | libc::EADDRINUSE | libc::EXDEV => Counter::FbZoneDenied,
         libc::EOPNOTSUPP | libc::EINVAL | libc::ENOPROTOOPT => Counter::FbZoneOption,
         _ => Counter::FbZoneResource,
     }

@@ -93,7 +93,6 @@ known!(
     ENOTSOCK,
     EFAULT,
     EEXIST,
-    EXDEV,
     ENOENT,
     ENOTDIR,
     EOPNOTSUPP,
@@ -107,6 +106,7 @@ known!(
     ENOPROTOOPT,
     EPROTO,
     EPERM,
+    EXDEV,
     EADDRINUSE,
     EADDRNOTAVAIL
 );

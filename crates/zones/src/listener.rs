@@ -111,6 +111,25 @@ pub fn like(global: i32, shape: &Shape) -> Result<i32> {
     }
 }
 
+/// Is the calling thread in the network namespace of this socket? It may have inherited the
+/// socket, or have gone elsewhere since.
+///
+/// # Errors
+/// EXDEV: it is not. Else of the calls.
+pub fn in_namespace_of(fd: i32) -> Result<()> {
+    let cookie = |fd| {
+        let mut value = [0u8; 8];
+        sys::getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &mut value).map(|_| value)
+    };
+    let here = sys::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)?;
+    let both = cookie(here).and_then(|here| Ok((here, cookie(fd)?)));
+    let _ = sys::close(here);
+    match both? {
+        (here, there) if here == there => Ok(()),
+        _ => Err(Errno::EXDEV),
+    }
+}
+
 /// Makes a local listen socket like the global one again.
 ///
 /// # Errors

@@ -202,14 +202,18 @@ impl Zoned {
     /// The socket, with the door open meanwhile. Under the page's lock.
     fn make_local(&self, fd: i32) -> Result<i32> {
         let shape = Shape::of(fd)?;
+        let near = listener::in_namespace_of(fd);
         if self.is_shared() {
-            return listener::like(fd, &shape).or_else(|e| match ctl::request(Msg::new(msg::CLONE), Some(fd)) {
-                Ok((_, Some(local))) => Ok(local),
-                _ => Err(e),
+            return near.and_then(|()| listener::like(fd, &shape)).or_else(|e| {
+                match ctl::request(Msg::new(msg::CLONE), Some(fd)) {
+                    Ok((_, Some(local))) => Ok(local),
+                    _ => Err(e),
+                }
             });
         }
         let guard = self.guard.load(Ordering::Acquire);
         let own = || {
+            near?;
             let closer = Closer::new(&shape)?;
             reuse_port(guard, true)?;
             let made = listener::like(fd, &shape);
@@ -224,7 +228,8 @@ impl Zoned {
             }
         };
         own().or_else(|e| {
-            // Another user by now, or a port that needs a privilege.
+            // Another user by now, or in another network namespace, or a port that needs a
+            // privilege.
             reuse_port(guard, true)?;
             let answer = ctl::request(Msg::new(msg::CLONE), Some(fd));
             let _ = reuse_port(guard, false);
