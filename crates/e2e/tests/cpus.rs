@@ -1,0 +1,159 @@
+//! CPUs that are taken from workers while they serve, and given back: nobody is refused, nobody
+//! waits for ever.
+
+use fsocket_e2e::cpus::Cpuset;
+use fsocket_e2e::native::{self, Echo};
+use fsocket_e2e::zones::{connect, counter, told, Server, Start};
+use fsocket_e2e::{need_hotplug, need_two_cpus};
+use fsocket_testkit::host::Accel;
+use fsocket_testkit::{stock_mode, Host, Proc};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Connections from stock clients on both CPUs while `happens`; how many, and the slowest. Every
+/// one must be answered.
+#[track_caller]
+fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
+    let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
+    let stop = AtomicBool::new(false);
+    let client = || {
+        let (mut n, mut slowest) = (0, Duration::ZERO);
+        while !stop.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            told(&connect(address), n);
+            slowest = slowest.max(began.elapsed());
+            n += 1;
+        }
+        (n as u64, slowest)
+    };
+    std::thread::scope(|s| {
+        let clients: Vec<_> = (0..4).map(|_| s.spawn(client)).collect();
+        std::thread::sleep(Duration::from_millis(300));
+        // Also where it panics the clients must end.
+        let happened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(happens));
+        stop.store(true, Ordering::Relaxed);
+        let all: Vec<_> = clients.into_iter().map(|c| c.join()).collect();
+        if let Err(panic) = happened {
+            std::panic::resume_unwind(panic);
+        }
+        let all = all.into_iter().map(|c| c.expect("every connection is answered"));
+        all.fold((0, Duration::ZERO), |(n, slowest), (m, s)| (n + m, slowest.max(s)))
+    })
+}
+
+#[track_caller]
+fn served(what: &str, host: &Host, server: &Server, (n, slowest): (u64, Duration)) {
+    println!("{what}: {n} connections, the slowest took {slowest:?}");
+    // A SYN that is dropped comes again after a second.
+    assert!(n > 500 && slowest < Duration::from_millis(900), "{what}: {n} connections, slowest {slowest:?}");
+    // And afterwards, from each CPU.
+    for cpu in 0..2 {
+        assert_eq!(server.ask("127.0.0.1", cpu, 30).len(), 30);
+    }
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let zones = host.zones();
+    let all: u64 =
+        ["local", "global", "remote", "stolen"].iter().map(|k| counter(&zones, &format!("accept_{k}"))).sum();
+    assert!(all >= n + 60, "{what}: {zones:#}");
+    assert!(counter(&zones, "accept_local") * 2 > all, "{what}: most are a worker's own: {zones:#}");
+}
+
+/// Ways of waiting, of pinning, with and without stealing.
+const WAYS: [(&str, &[&str], &str); 4] = [
+    ("fork-epoll", &["pin"], "shm,balance"),
+    ("fork-epoll", &["pin"], "shm"),
+    ("fork-edge", &[], "shm"),
+    ("thread-epoll", &["pin"], "shm"),
+];
+
+#[test]
+fn a_cpu_is_unplugged_and_plugged_again() {
+    need_two_cpus!();
+    let cpu = need_hotplug!();
+    for (mode, options, off) in WAYS {
+        let host = Host::new();
+        let env = [("FASTSOCKET_DISABLE", off), ("FASTSOCKET_PIN", "auto")];
+        let server = Start { mode, options, env: &env, ..Start::default() }.run(&host);
+        server.wait_for_sockets(3);
+        let seen = under_load(&server, || {
+            cpu.away_and_back(2);
+        });
+        served(&format!("{mode} {options:?} {off}"), &host, &server, seen);
+    }
+}
+
+/// Server and monitor begin while a CPU is away, and find it later; a worker on it joins then.
+#[test]
+fn begun_while_a_cpu_is_unplugged() {
+    need_two_cpus!();
+    let cpu = need_hotplug!();
+    cpu.set(false);
+    let host = Host::new();
+    let server = Start { options: &[], workers: 3, ..Start::default() }.run(&host);
+    server.wait_for_sockets(4);
+    assert_eq!(server.ask("127.0.0.1", 0, 50).len(), 50);
+    let seen = under_load(&server, || {
+        cpu.set(true);
+        std::thread::sleep(Duration::from_millis(500));
+    });
+    println!("{seen:?}");
+    for cpu in 0..2 {
+        assert_eq!(server.ask("127.0.0.1", cpu, 50).len(), 50);
+    }
+    let late = Start::default().run(&host);
+    late.wait_for_sockets(3);
+    for cpu in 0..2 {
+        assert!(stock_mode() || late.ask("127.0.0.1", cpu, 30).iter().all(|t| t.cpu == cpu as i32));
+    }
+}
+
+/// Both ends look at the CPU of the other to know whether spinning pays.
+#[test]
+fn unplugged_beneath_shared_memory() {
+    need_two_cpus!();
+    let cpu = need_hotplug!();
+    let host = Host::new();
+    let echo = native::build(&host, "echo", &["echo.c"], &[]);
+    let before = host.snapshot();
+    let way = Echo::default();
+    let (server, port) = way.serve(&host, Accel, &echo, 6);
+    let mut ask = host.command(Accel, &echo);
+    ask.args(["ask", &port, "6", "30000"]);
+    let mut ask = Proc::spawn(host.logs(), "ask", ask);
+    cpu.away_and_back(2);
+    assert!(ask.running(), "it ended before the CPU came back: nothing is shown");
+    ask.finish(Duration::from_secs(120)).success().says("ok");
+    server.finish(Duration::from_secs(10)).success().says("ok");
+    host.snapshot().since(&before).assert_shm(6);
+}
+
+/// A CPU is taken from the group that the workers are in, and given back.
+#[test]
+fn a_cpu_is_taken_by_a_cpuset() {
+    need_two_cpus!();
+    let Some(set) = Cpuset::new() else {
+        return eprintln!("SKIPPED: no control group with CPUs can be made here (root, cpuset)");
+    };
+    let procs = set.procs().display().to_string();
+    let enter = format!("echo $$ > {procs} && exec \"$@\"");
+    let before = ["sh", "-c", enter.as_str(), "enter"];
+    for (mode, options, off) in WAYS {
+        let host = Host::new();
+        set.cpus("0-1");
+        let env = [("FASTSOCKET_DISABLE", off), ("FASTSOCKET_PIN", "auto")];
+        let server = Start { mode, options, env: &env, before: &before, ..Start::default() }.run(&host);
+        server.wait_for_sockets(3);
+        let members = std::fs::read_to_string(&procs).expect("members");
+        assert!(members.lines().any(|pid| pid == server.process.pid().to_string()), "{members}");
+        let seen = under_load(&server, || {
+            for cpus in ["0", "0-1", "1", "0-1"] {
+                set.cpus(cpus);
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        served(&format!("cpuset, {mode} {options:?} {off}"), &host, &server, seen);
+    }
+}

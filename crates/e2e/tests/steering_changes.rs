@@ -1,0 +1,135 @@
+//! What is steered changes while it carries connections: a CPU goes and comes back, a device
+//! disappears.
+
+use fsocket_e2e::need_hotplug;
+use fsocket_testkit::host::Stock;
+use fsocket_testkit::load::{Load, Plan};
+use fsocket_testkit::netns::{Chain, Receive};
+use fsocket_testkit::servers::{self, Way};
+use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Host, Proc};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Leaves, loudly, where nothing can be steered.
+macro_rules! need_steering {
+    () => {
+        need_hosts!();
+        need!("nginx");
+        if stock_mode() {
+            return eprintln!("SKIPPED: stock mode has no monitor that steers");
+        }
+        if std::thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
+            return eprintln!("SKIPPED: needs two CPUs");
+        }
+    };
+}
+
+/// A proxy in the middle host, nginx behind it, and a load from the client host.
+struct Stage {
+    middle: Host,
+    /// Its files are what nginx serves.
+    _backend: Host,
+    _proxy: Proc,
+    _nginx: Proc,
+    plan: Plan,
+    chain: Chain,
+}
+
+impl Stage {
+    /// Both devices of the middle host are steered.
+    fn new(chain: Chain) -> Stage {
+        let middle = Host::on(&chain.middle);
+        let backend = Host::without_monitor(&chain.backend);
+        backend.file("www/64", [b'x'; 64]);
+        for device in &chain.middle.interfaces {
+            servers::steer(&middle, &device.device);
+        }
+        let front: SocketAddr = (chain.middle_front(), 80).into();
+        let back: SocketAddr = (chain.backend_address(), 80).into();
+        let nginx = servers::nginx(&backend, Way::Stock, &[back], 2);
+        let proxy = ["--proxy", &back.to_string(), "--quiet"];
+        let demo = servers::demo(&middle, Way::Steered, &[front], 2, &proxy);
+        servers::wait_zones(&middle, 2);
+        Stage {
+            middle,
+            _backend: backend,
+            _proxy: demo,
+            _nginx: nginx,
+            plan: Plan::get(front, "/64", &[b'x'; 64], 3),
+            chain,
+        }
+    }
+
+    /// A load while `happens`, which says for how long the kernel let nothing run on a CPU. No
+    /// request may fail, and each takes its source port from a slice.
+    #[track_caller]
+    fn under_load(&self, what: &str, happens: impl FnOnce() -> Duration) {
+        let before = self.middle.snapshot();
+        let load = Load::start(&self.plan, Some(&self.chain.client), None);
+        std::thread::sleep(Duration::from_millis(400));
+        let stood = happens();
+        let outcome = load.stop();
+        println!("{what}: {outcome:?}");
+        assert!(outcome.answered > 200, "{what}: {outcome:?}");
+        if stood < Duration::from_secs(2) {
+            assert!(outcome.failures() == 0, "{what}: {outcome:?}");
+            assert!(outcome.slowest < Duration::from_secs(3), "{what}: {outcome:?}");
+        } else {
+            // docs/limits.md, "Steering".
+            eprintln!("{what}: NOT JUDGED: the kernel took {stood:?} to take a CPU away");
+        }
+        let delta = self.middle.snapshot().since(&before);
+        let sliced = delta.get("connect_slice");
+        assert!(sliced >= outcome.answered.into(), "{what}: {sliced} ports from slices\n{delta}");
+    }
+
+    /// What `fastsocket steer` shows.
+    fn status(&self) -> String {
+        let mut command = self.middle.command(Stock, artifacts::cli());
+        command.arg("steer").env("FASTSOCKET_SOCKET", self.middle.socket());
+        Proc::spawn(self.middle.logs(), "steer", command).finish(Duration::from_secs(20)).success().stdout
+    }
+}
+
+fn pause(ms: u64) -> Duration {
+    std::thread::sleep(Duration::from_millis(ms));
+    Duration::ZERO
+}
+
+/// Packets for a CPU that is away are still handled; back again, they are its own.
+#[test]
+fn a_cpu_goes_and_comes_back() {
+    need_steering!();
+    let cpu = need_hotplug!();
+    // Not by threads that run before all others: of those one CPU would have no time left.
+    let stage = Stage::new(Chain::new(2, &Receive::Inline).expect("hosts"));
+    stage.under_load("unplugged", || cpu.away_and_back(2));
+    stage.under_load("afterwards", || pause(600));
+}
+
+/// One of three steered devices disappears under load; what the others carry goes on, and the
+/// device of that name that comes later can be steered.
+#[test]
+fn a_device_disappears() {
+    need_steering!();
+    let mut chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let Chain { middle, backend, hosts, .. } = &mut chain;
+    hosts.link(middle, backend, 2, &Receive::Inline).expect("a third link");
+    let device = chain.middle.interfaces[2].clone();
+    let stage = Stage::new(chain);
+    assert!(stage.status().contains(&device.device), "{}", stage.status());
+    stage.under_load("a device disappears", || {
+        stage.chain.middle.inside("ip", &["link", "del", &device.device]).expect("ip link del");
+        pause(500)
+    });
+    let gone = || !stage.status().contains(&device.device);
+    net::wait_until(Duration::from_secs(5), gone).unwrap_or_else(|e| panic!("{e}: {}", stage.status()));
+    let inside = |args: &[&str]| stage.chain.middle.inside("ip", args).expect("ip");
+    inside(&["link", "add", &device.device, "numtxqueues", "2", "numrxqueues", "2", "type", "veth"]);
+    inside(&["link", "set", &device.device, "up"]);
+    stage.under_load("a device comes", || {
+        servers::steer(&stage.middle, &device.device);
+        pause(300)
+    });
+    assert!(stage.status().contains(&format!("{}: rfd", device.device)), "{}", stage.status());
+}
