@@ -98,7 +98,8 @@ impl Ep {
 
     #[cold]
     fn make_shell(&self) -> Option<i32> {
-        let Ok(new) = sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd) else {
+        let new = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+        let Ok(new) = new else {
             stats::count(Counter::FbResource);
             return None;
         };

@@ -425,11 +425,7 @@ impl Zoned {
         if inner >= 0 {
             return inner;
         }
-        let made = crate::foreign::making(|| {
-            // SAFETY: no memory is involved.
-            let fd = unsafe { sys::raw(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) };
-            fd.map(|fd| process::high_fd(fd as i32))
-        });
+        let made = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(fd) = made else { return -1 };
         if self.peers.inner.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire).is_err() {
             process::close_own(fd);
