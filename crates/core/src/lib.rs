@@ -46,6 +46,8 @@ pub mod token;
 pub mod upgrade;
 pub mod zone;
 
+#[cfg(not(loom))]
+pub use fsocket_ring::{copy_by, Memcpy};
 pub use fsocket_sys::{Errno, Result};
 
 /// What a hook shall do: the answer, or "let libc do it".
