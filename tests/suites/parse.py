@@ -86,7 +86,7 @@ def redis(out):
 
 def prove(out):
     found = Results()
-    for m in re.finditer(r"^(t/\S+\.t) \.+ (?:.*\r)?(ok|skipped|Failed|Dubious|No subtests)", _log(out), re.M):
+    for m in re.finditer(r"^(t[\w-]*/\S+\.t) \.+ (?:.*\r)?(ok|skipped|Failed|Dubious|No subtests)", _log(out), re.M):
         found[m[1]] = {"ok": "pass", "skipped": "skip"}.get(m[2], "fail")
     return found
 

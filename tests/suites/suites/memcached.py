@@ -1,4 +1,6 @@
-"""memcached's t/*.t."""
+"""memcached's t/*.t: as they come, which is over Unix sockets mostly, and over TCP."""
+
+import shutil
 
 import parse
 from suites import Step
@@ -15,4 +17,22 @@ def prepare(cache):
     tests = sorted(str(p.relative_to(tree)) for p in tree.glob("t/*.t"))
     # Not about memcached: whether its source is tidy.
     tests = [t for t in tests if t not in ("t/whitespace.t",)]
-    return version, [Step("prove", ["prove", "-j2", *tests], parse.prove, cwd=tree, timeout=1500)]
+    steps = []
+    for name, where in (("prove", "t"), ("tcp", over_tcp(tree))):
+        files = [t.replace("t/", f"{where}/", 1) for t in tests]
+        steps.append(Step(name, ["prove", "-j2", *files], parse.prove, cwd=tree, timeout=1500))
+    return version, steps
+
+
+def over_tcp(tree):
+    """The tests once more, told that there are no Unix sockets."""
+    place = tree / "t-tcp"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(tree / "t", place)
+    module = place / "lib" / "MemcachedTest.pm"
+    text = module.read_text()
+    here = "sub supports_unix_socket {\n"
+    if here not in text:
+        raise RuntimeError("MemcachedTest.pm is not as expected: no supports_unix_socket")
+    module.write_text(text.replace(here, here + "    return 0;\n"))
+    return place.name
