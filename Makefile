@@ -52,9 +52,10 @@ bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, 
 	@mkdir -p bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin zones-bench -- --json bench/out/zones.json
 
-bench-balance: deps build ## busy cores, stealing, flow groups (namespaces; needs root): about 4 minutes
+bench-balance: deps build ## busy cores, stealing, flow groups (namespaces; needs root): about 6 minutes
 	@mkdir -p bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --json bench/out/balance.json --timeline bench/out
+	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --path shm --json bench/out/balance-shm.json
 
 suites: build ## published test suites, stock and ours (slow): SUITES="cpython libevent"
 	@scripts/deps.sh suites

@@ -49,7 +49,7 @@ pub const fn ring_off(slot: usize, dir: usize) -> usize {
     RING_OFF + (slot * 2 + dir) * RING_CAP
 }
 
-/// First page. Written by the monitor but for `busy`; the sides only read it (either could
+/// First page. Written by the monitor but for `busy` and `nap`; the sides only read it (either could
 /// scribble on it: that hurts this channel alone).
 #[repr(C)]
 pub struct Header {
@@ -65,6 +65,14 @@ pub struct Header {
     /// Written by the client: bit w, worker w's queue has been long lately. A hint of whom to
     /// steal from first.
     pub busy: AtomicU64,
+    /// Bit w: worker w's CPU has no time left, and that of another worker has: new
+    /// connections are better off there.
+    pub avoid: AtomicU64,
+    /// 1: the monitor does not look at this channel; who puts something into a queue
+    /// swaps it for 0, and tells.
+    pub nap: AtomicU32,
+    /// Not 0: no balance. Each connection to the next worker, who alone takes it.
+    pub turns: AtomicU32,
 }
 
 /// SYN queue: the client process produces (under its own lock), any worker of

@@ -10,7 +10,7 @@ use fsocket_abi::channel::{
     WAITER_OFF, WORKERS,
 };
 use fsocket_proto::{kind, Msg};
-use fsocket_ring::dispatch::{self, Busy};
+use fsocket_ring::dispatch::{self, Busy, Workers};
 use fsocket_ring::syn;
 use fsocket_sys as sys;
 
@@ -440,6 +440,22 @@ impl Chan {
         }
     }
 
+    /// Are connections distributed by who has time, and stolen?
+    pub fn is_balanced(&self) -> bool {
+        self.header().turns.load(Ordering::Relaxed) == 0 && crate::zone::balance::enabled()
+    }
+
+    /// Something was put into a queue: the monitor looks from now on, if it did not.
+    /// (Without a fence. Whoever is overlooked is the only one for a while; the next is not.)
+    pub fn arrived(&self) {
+        let nap = &self.header().nap;
+        if nap.load(Ordering::Relaxed) != 0 && nap.swap(0, Ordering::AcqRel) == 1 && !ctl::dead() {
+            let mut m = Msg::new(kind::ARRIVES);
+            m.id = self.id.load(Ordering::Relaxed) as u64;
+            let _ = ctl::tell(m, None);
+        }
+    }
+
     /// Put a slot into a SYN queue: idle workers first, busy ones last.
     pub fn push_syn(&self, c: &mut Client, slot: usize) -> bool {
         let workers = self.header().workers.load(Ordering::Acquire);
@@ -447,7 +463,12 @@ impl Chan {
         c.next_worker = start.wrapping_add(1);
         let q = |w: u32| self.queue(1 + w as usize);
         let busy = c.busy.mask();
-        let pick = dispatch::choose(workers, busy, start, q);
+        let h = self.header();
+        // (Nobody changes it any more where the monitor has died.)
+        let avoid = if ctl::dead() { 0 } else { h.avoid.load(Ordering::Relaxed) };
+        let turns = !self.is_balanced();
+        let workers = Workers { all: workers, busy, avoid, turns };
+        let pick = dispatch::choose(workers, start, q);
         let queue = match pick {
             Some(w) => q(w),
             None => self.queue(0),
@@ -463,7 +484,10 @@ impl Chan {
         }
         // The caller looks at `listener_closed` next; the monitor sets it, runs a
         // heavy fence and empties the queues. `take` has the light fence.
-        let want = dispatch::wake(queue, workers, q);
+        let want = match pick {
+            Some(w) => dispatch::wake(w, workers, q),
+            None => queue.want.take(),
+        };
         if want != 0 {
             bell::wake_syn(self, want);
         }

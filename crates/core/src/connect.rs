@@ -159,6 +159,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             return Err(Counter::FbFull);
         }
         drop(cl);
+        chan.arrived();
         let syn = (slot_state::SYN, slot_state::ESTABLISHED);
         let state = &chan.slot(slot).state;
         if chan.header().listener_closed.load(Ordering::Acquire) != 0

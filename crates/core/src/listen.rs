@@ -307,7 +307,10 @@ impl Listener {
     /// worker. He may be busy, and then it is an edge for whoever looks.
     pub fn arrivals(&self) -> u64 {
         let tail = |c: &Chan, q| c.queue(q).tail.load(Ordering::Acquire) as u64;
-        self.chans().map(|c| tail(c, 0) + others(c).map(|q| tail(c, q)).sum::<u64>()).sum()
+        let own = self.own_queue();
+        let mine =
+            |c| own.map_or(0, |q| tail(c, q)) + others(c).filter(|q| Some(*q) != own).map(|q| tail(c, q)).sum::<u64>();
+        self.chans().map(|c| tail(c, 0) + mine(c)).sum()
     }
 
     /// Its turn: a connection of a busy worker, one for [`FAIR`] of our own. Busy workers
@@ -318,7 +321,7 @@ impl Listener {
         }
         self.fair.store(0, Ordering::Relaxed);
         let own = self.own_queue().map_or(0, |q| 1u64 << (q - 1));
-        for c in self.chans() {
+        for c in self.chans().filter(|c| c.is_balanced()) {
             // A client may write anything here: what it names is only looked at.
             let mut busy = c.header().busy.load(Ordering::Relaxed);
             if busy & own != 0 {
@@ -392,9 +395,11 @@ impl Listener {
 }
 
 /// Queues that may hold something a dead or busy worker will not take. All of
-/// them are looked at: a worker that left may have left connections behind.
+/// them are looked at: a worker that left may have left connections behind. Without
+/// balance only such ones.
 fn others(c: &Chan) -> impl Iterator<Item = usize> {
     let mask = c.header().workers.load(Ordering::Acquire);
     let top = (64 - mask.leading_zeros() as usize).clamp(8, WORKERS);
-    1..=top
+    let taken = if c.is_balanced() { 0 } else { mask };
+    (1..=top).filter(move |q| taken >> (q - 1) & 1 == 0)
 }

@@ -43,6 +43,19 @@ impl ChannelMem {
         self.map.at::<AtomicU64>(offset_of!(Header, workers)).store(mask, Ordering::Release);
     }
 
+    pub fn set_avoid(&self, mask: u64) {
+        self.map.at::<AtomicU64>(offset_of!(Header, avoid)).store(mask, Ordering::Relaxed);
+    }
+
+    /// Each connection to the next worker.
+    pub fn set_turns(&self) {
+        self.map.at::<AtomicU32>(offset_of!(Header, turns)).store(1, Ordering::Relaxed);
+    }
+
+    pub fn nap(&self) -> &AtomicU32 {
+        self.map.at(offset_of!(Header, nap))
+    }
+
     pub fn set_listener_closed(&self) {
         self.map.at::<AtomicU32>(offset_of!(Header, listener_closed)).store(1, Ordering::SeqCst);
     }

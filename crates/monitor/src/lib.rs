@@ -19,6 +19,7 @@ pub mod arenas;
 pub mod channels;
 pub mod clients;
 pub mod descriptor;
+pub mod dispatch;
 pub mod endpoint;
 pub mod heir;
 pub mod limits;

@@ -70,6 +70,7 @@ pub struct Monitor {
     /// When to look again for channels that wait to be emptied, and how long
     /// the wait before that was.
     pub(crate) look_again: Option<(Instant, Duration)>,
+    pub(crate) dispatch: crate::dispatch::Dispatch,
 }
 
 impl Monitor {
@@ -121,6 +122,7 @@ impl Monitor {
             last_family: 0,
             deadline,
             look_again: None,
+            dispatch: Default::default(),
         };
         monitor.refresh_addresses();
         if let Some(directory) = monitor.config.keep.clone() {
@@ -144,8 +146,13 @@ impl Monitor {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            let next =
-                self.deadline.into_iter().chain(self.look_again.map(|(at, _)| at)).chain(self.zones.next()).min();
+            let next = self
+                .deadline
+                .into_iter()
+                .chain(self.look_again.map(|(at, _)| at))
+                .chain(self.zones.next())
+                .chain(self.dispatch.next)
+                .min();
             let timeout = next.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
                 Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
@@ -178,6 +185,7 @@ impl Monitor {
             self.look_again_if_due();
             self.zones_look();
             self.balance_if_due();
+            self.dispatch_if_due();
             let done = self.is_unneeded();
             watchdog.disarm();
             if done {

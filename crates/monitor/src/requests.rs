@@ -53,6 +53,10 @@ impl Monitor {
             kind::LOCAL => self.local(id, &msg, fd),
             kind::CLONE => self.clone_listener(&msg, fd),
             kind::BALANCE => self.balance(id, &msg),
+            kind::ARRIVES => {
+                self.arrives_in(id, &msg);
+                return Ok(());
+            }
             kind::PEER_CLOSED => {
                 self.peer_closed(id, &msg);
                 return Ok(());
@@ -314,6 +318,9 @@ impl Monitor {
         let mem =
             ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
         mem.set_workers(l.worker_mask());
+        if self.config.balance.off {
+            mem.set_turns();
+        }
         let fd = mem.fd();
         l.channels.insert(channel);
         let workers: Vec<ConnId> = l.accepting().collect();
@@ -336,6 +343,7 @@ impl Monitor {
             self.offer(channel, worker);
         }
         tracing::debug!(channel, listener, process = id, "channel");
+        self.arrives(channel);
         Ok((channel, fd))
     }
 

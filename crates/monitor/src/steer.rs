@@ -15,7 +15,8 @@ use fsocket_bpf::steer::{Policy, Request as Load, Steering};
 use fsocket_bpf::xdp::Mode;
 use fsocket_proto::report::FlowGroups;
 use fsocket_proto::steer::{Answer, Attach, Device, Request, Slice};
-use groups::{Groups, Spare};
+use groups::Groups;
+pub use groups::Spare;
 use place::Place;
 use plain::{Plain, Way};
 use rustix::fd::BorrowedFd;
@@ -235,6 +236,11 @@ impl Steers {
             }
         }
         away
+    }
+
+    /// Which CPUs have time to spare.
+    pub fn spare(&mut self, now: Instant) -> &Spare {
+        self.spare.look(now)
     }
 
     /// For the report.

@@ -158,6 +158,10 @@ pub mod kind {
     /// was the last to do so, the kernel has moved what waited there. No answer.
     pub const PEER_CLOSED: u32 = 26;
 
+    /// New connections in channel `id`, whose [`nap`](fsocket_abi::channel::Header::nap) was
+    /// set. No answer.
+    pub const ARRIVES: u32 = 27;
+
     /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,
     /// whose worker has zone `arg1`, to steal from.
     pub const PEER: u32 = 41;

@@ -55,29 +55,60 @@ impl Default for Busy {
     }
 }
 
-/// The worker for a new connection; None: none has room. `workers`: bit per worker that is
-/// there. `start` turns, so that all have their share.
-pub fn choose<'a>(workers: u64, busy: u64, start: u32, queue: impl Fn(u32) -> &'a SynQueue) -> Option<u32> {
-    let n = 64 - workers.leading_zeros();
-    let order = || (0..n).map(|i| start.wrapping_add(i) % n.max(1)).filter(|w| workers >> w & 1 != 0);
-    let len = |w: u32| crate::syn::len(queue(w));
-    let is_busy = |w: u32| busy >> w & 1 != 0;
-    order()
-        .find(|&w| len(w) == 0 && queue(w).want.armed() != 0)
-        .or_else(|| order().find(|&w| !is_busy(w) && len(w) == 0))
-        .or_else(|| order().filter(|&w| len(w) < SYN_CAP as u32).min_by_key(|&w| (is_busy(w), len(w))))
+/// The workers of a listener, a bit each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Workers {
+    /// Who is there.
+    pub all: u64,
+    /// Whose queue has been long lately.
+    pub busy: u64,
+    /// Whose CPU has no time left, while another's has.
+    pub avoid: u64,
+    /// No balance: they take turns.
+    pub turns: bool,
 }
 
-/// After a connection was put into `chosen`: whom to wake. Who waits there, else who waits
-/// anywhere: he may have begun to since the worker was chosen. Each looks into all queues
-/// after arming, before he sleeps, so that one of the two sees the other.
-pub fn wake<'a>(chosen: &SynQueue, workers: u64, queue: impl Fn(u32) -> &'a SynQueue) -> u64 {
-    let want = chosen.want.take();
-    if want != 0 {
+impl Workers {
+    /// Those that a connection goes to while any of them has room to spare.
+    fn good(self) -> u64 {
+        self.all & !(self.busy | self.avoid)
+    }
+}
+
+/// The worker for a new connection; None: none has room. `start` turns, so that all have
+/// their share.
+pub fn choose<'a>(workers: Workers, start: u32, queue: impl Fn(u32) -> &'a SynQueue) -> Option<u32> {
+    let n = 64 - workers.all.leading_zeros();
+    let order = |among: u64| (0..n).map(move |i| start.wrapping_add(i) % n.max(1)).filter(move |w| among >> w & 1 != 0);
+    let len = |w: u32| crate::syn::len(queue(w));
+    let has_room = |w: &u32| len(*w) < SYN_CAP as u32;
+    if workers.turns {
+        return order(workers.all).find(has_room);
+    }
+    let good = workers.good();
+    let waits = |w: &u32| len(*w) == 0 && queue(*w).want.armed() != 0;
+    // Who waits has time, however long the queue was, but not on a CPU that has none.
+    order(workers.all & !workers.avoid)
+        .find(waits)
+        .or_else(|| order(good).find(|w| len(*w) == 0))
+        .or_else(|| order(good).filter(has_room).min_by_key(|w| len(*w)))
+        .or_else(|| order(workers.all).find(waits))
+        .or_else(|| order(workers.all).filter(has_room).min_by_key(|w| len(*w)))
+}
+
+/// After a connection was put into the queue of `chosen`: whom to wake. Who waits there,
+/// else who waits anywhere: he may have begun to since the worker was chosen. Each looks
+/// into all queues after arming, before he sleeps, so that one of the two sees the other.
+/// (Not who is to be avoided, for one who is not: that one computes, and will look; if he
+/// does not, the monitor sees it.)
+pub fn wake<'a>(chosen: u32, workers: Workers, queue: impl Fn(u32) -> &'a SynQueue) -> u64 {
+    let want = queue(chosen).want.take();
+    if want != 0 || workers.turns {
         return want;
     }
-    (0..64 - workers.leading_zeros())
-        .filter(|w| workers >> w & 1 != 0)
+    let others = if workers.avoid >> chosen & 1 != 0 { workers.all } else { workers.all & !workers.avoid };
+    (0..64 - others.leading_zeros())
+        .filter(|w| others >> w & 1 != 0)
         .map(|w| queue(w).want.take())
         .find(|want| *want != 0)
         .unwrap_or(0)
@@ -98,24 +129,56 @@ mod tests {
         q.tail.store(n, Relaxed);
     }
 
+    fn are(all: u64, busy: u64, avoid: u64) -> Workers {
+        Workers { all, busy, avoid, turns: false }
+    }
+
     #[test]
     fn who_waits_comes_first_and_who_is_busy_last() {
         let q = queues();
         let of = |w: u32| &q[w as usize];
-        assert_eq!(choose(0b111, 0, 1, of), Some(1));
+        assert_eq!(choose(are(0b111, 0, 0), 1, of), Some(1));
         q[2].want.arm(1);
-        assert_eq!(choose(0b111, 0, 1, of), Some(2));
+        assert_eq!(choose(are(0b111, 0, 0), 1, of), Some(2));
         fill(&q[2], 1);
-        assert_eq!(choose(0b111, 0b010, 1, of), Some(0), "1 is busy, 2 has something");
+        assert_eq!(choose(are(0b111, 0b010, 0), 1, of), Some(0), "1 is busy, 2 has something");
         fill(&q[0], 9);
         fill(&q[1], 3);
         fill(&q[2], 5);
-        assert_eq!(choose(0b111, 0, 0, of), Some(1), "the shortest");
-        assert_eq!(choose(0b111, 0b010, 0, of), Some(2), "the shortest that is not busy");
-        assert_eq!(choose(0b010, 0b010, 0, of), Some(1), "nobody else is there");
+        assert_eq!(choose(are(0b111, 0, 0), 0, of), Some(1), "the shortest");
+        assert_eq!(choose(are(0b111, 0b010, 0), 0, of), Some(2), "the shortest that is not busy");
+        assert_eq!(choose(are(0b010, 0b010, 0), 0, of), Some(1), "nobody else is there");
         fill(&q[1], SYN_CAP as u32);
-        assert_eq!(choose(0b010, 0, 0, of), None);
-        assert_eq!(choose(0, 0, 0, of), None);
+        assert_eq!(choose(are(0b010, 0, 0), 0, of), None);
+        assert_eq!(choose(are(0, 0, 0), 0, of), None);
+    }
+
+    #[test]
+    fn whose_cpu_has_no_time_is_avoided_until_all_others_are_busy() {
+        let q = queues();
+        let of = |w: u32| &q[w as usize];
+        q[1].want.arm(1);
+        assert_eq!(choose(are(0b011, 0, 0b010), 1, of), Some(0), "though 1 waits");
+        fill(&q[0], HIGH);
+        assert_eq!(choose(are(0b011, 0, 0b010), 1, of), Some(0));
+        assert_eq!(choose(are(0b011, 0b001, 0b010), 0, of), Some(1));
+        assert_eq!(wake(0, are(0b011, 0, 0b010), of), 0, "0 computes, and will look");
+        assert_eq!(wake(1, are(0b011, 0, 0b010), of), 1);
+        q[1].want.arm(1);
+        assert_eq!(wake(0, are(0b011, 0, 0b011), of), 1);
+    }
+
+    #[test]
+    fn turns() {
+        let q = queues();
+        let of = |w: u32| &q[w as usize];
+        let workers = Workers { turns: true, ..are(0b101, 0b001, 0b001) };
+        q[2].want.arm(1);
+        fill(&q[0], 7);
+        assert_eq!([0, 1, 2, 3].map(|start| choose(workers, start, of)), [Some(0), Some(2), Some(2), Some(0)]);
+        assert_eq!(wake(0, workers, of), 0, "it is the first one's");
+        fill(&q[0], SYN_CAP as u32);
+        assert_eq!(choose(workers, 0, of), Some(2));
     }
 
     #[test]
@@ -142,9 +205,9 @@ mod tests {
         let q = queues();
         let of = |w: u32| &q[w as usize];
         q[2].want.arm(4);
-        assert_eq!(wake(&q[0], 0b111, of), 4);
-        assert_eq!(wake(&q[0], 0b111, of), 0);
+        assert_eq!(wake(0, are(0b111, 0, 0), of), 4);
+        assert_eq!(wake(0, are(0b111, 0, 0), of), 0);
         q[2].want.arm(4);
-        assert_eq!(wake(&q[0], 0b011, of), 0, "that worker is gone");
+        assert_eq!(wake(0, are(0b011, 0, 0), of), 0, "that worker is gone");
     }
 }

@@ -1,4 +1,4 @@
-//! Real servers in a host, each in three ways: stock as it comes, stock with
+//! Real servers in a host, each in several ways: stock as it comes, stock with
 //! `SO_REUSEPORT`, and as it comes under `fastsocket run`.
 //!
 //! Every server closes the connection after each answer unless the client asks
@@ -25,14 +25,18 @@ pub enum Way {
     /// The same, and `fastsocket steer` brings the packets of the connections
     /// that it opens to the CPU that opened them; see [`steer`].
     Steered,
+    /// One listen socket for all workers, under `fastsocket run`: who comes from this host
+    /// and has the library comes over shared memory.
+    Shm,
 }
 
 impl Way {
+    /// Those that serve clients of other hosts.
     pub const ALL: [Way; 4] = [Way::Stock, Way::Reuseport, Way::Ours, Way::Steered];
 
     /// With the library and a monitor?
     pub fn is_ours(self) -> bool {
-        matches!(self, Way::Ours | Way::Steered)
+        matches!(self, Way::Ours | Way::Steered | Way::Shm)
     }
 
     pub fn name(self) -> &'static str {
@@ -41,6 +45,7 @@ impl Way {
             Way::Reuseport => "reuseport",
             Way::Ours => "ours",
             Way::Steered => "steered",
+            Way::Shm => "shm",
         }
     }
 
@@ -55,7 +60,11 @@ impl Way {
             return host.command(Side::Stock, path);
         }
         let mut command = host.command(Side::Stock, artifacts::cli());
-        command.env(ENV_SOCKET, host.socket()).args(["run", "--no-shm", "--"]).arg(path);
+        command.env(ENV_SOCKET, host.socket()).arg("run");
+        if self != Way::Shm {
+            command.arg("--no-shm");
+        }
+        command.arg("--").arg(path);
         command
     }
 }
@@ -137,7 +146,7 @@ pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, t
     let (shards, global) = match way {
         Way::Reuseport => (" shards by-thread", ""),
         Way::Stock => ("", "  noreuseport\n"),
-        Way::Ours | Way::Steered => ("", "  noreuseport\n  tune.listener.multi-queue off\n"),
+        Way::Ours | Way::Steered | Way::Shm => ("", "  noreuseport\n  tune.listener.multi-queue off\n"),
     };
     let config = format!(
         "global\n{global}  maxconn 8000\n  nbthread {threads}\n  cpu-map auto:1/1-{threads} 0-{}\n\

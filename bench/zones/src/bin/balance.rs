@@ -4,23 +4,29 @@
 //!
 //! Clients come at a fixed rate whatever the server does (one connection a request), so that
 //! a slow server cannot slow them down.
+//!
+//! Over the network clients are in a namespace of their own, and the kernel brings them to a
+//! worker (flow groups, stealing). With `--path shm` they are on the server's host with the
+//! library, and choose a worker themselves; stock clients come over loopback.
 
 #[path = "balance/client.rs"]
 mod client;
 #[path = "balance/cpu.rs"]
 mod cpu;
+#[path = "balance/stage.rs"]
+mod stage;
 
-use anyhow::{anyhow, bail, ensure, Context, Result};
-use clap::Parser;
-use client::{Client, Outcome};
+use anyhow::{bail, ensure, Context, Result};
+use clap::{Parser, ValueEnum};
+use client::Outcome;
 use comfy_table::{presets, Table};
-use fsocket_testkit::netns::{self, Chain, Receive};
-use fsocket_testkit::servers::{self, Way};
-use fsocket_testkit::{artifacts, find_program, Host, Proc, Side};
+use fsocket_testkit::netns;
+use fsocket_testkit::servers::Way;
 use serde_json::{json, Value};
+use stage::Stage;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// nginx at half load beside CPU hogs: SO_REUSEPORT, ours without and with balance.
@@ -30,6 +36,9 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Parser)]
 #[command(name = "balance-bench", max_term_width = 100)]
 struct Args {
+    /// How clients come
+    #[arg(long, value_enum, default_value_t = Path::Network)]
+    path: Path,
     /// Share of the highest rate at which clients come. They and the card are on the same CPUs as
     /// the server: 0.3 of what wrk gets uses half of them
     #[arg(long, default_value_t = 0.3)]
@@ -58,6 +67,17 @@ struct Args {
     /// Where time-lines are written
     #[arg(long, value_name = "DIR")]
     timeline: Option<PathBuf>,
+    /// Be the clients: to this address, at that rate, until SIGTERM
+    #[arg(long, hide = true, requires = "rate")]
+    drive: Option<SocketAddr>,
+    #[arg(long, hide = true)]
+    rate: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Path {
+    Network,
+    Shm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,88 +96,35 @@ impl Kind {
             Kind::Balanced => "ours, balance",
         }
     }
-    fn way(self) -> Way {
-        if self == Kind::Reuseport {
-            Way::Reuseport
-        } else {
-            Way::Ours
+    fn way(self, path: Path) -> Way {
+        match (self, path) {
+            (Kind::Reuseport, _) => Way::Reuseport,
+            (_, Path::Network) => Way::Ours,
+            (_, Path::Shm) => Way::Shm,
         }
     }
 }
 
-/// Fresh hosts with a running server.
-struct Stage {
-    _server: Proc,
-    host: Host,
-    front: SocketAddr,
-    chain: Chain,
-}
-
+/// Bytes of an answer's body.
 const BODY: usize = 64;
-
-impl Stage {
-    fn new(kind: Kind, backlog: u32) -> Result<Stage> {
-        let cpus = cpu::count();
-        // The card is none of the disturbed CPUs' business: it is on the lower half, and where
-        // packets go from there is what is compared.
-        let receive = Receive::Threads((0..cpus.div_ceil(2)).collect());
-        let chain = Chain::new(cpus, &receive).map_err(|e| anyhow!(e))?;
-        let host = match kind {
-            Kind::Reuseport => Host::without_monitor(&chain.middle),
-            Kind::Unbalanced => Host::configured(Some(&chain.middle), "[balance]\nenabled = false\n"),
-            Kind::Balanced => Host::configured(Some(&chain.middle), ""),
-        };
-        host.file("www/64", [b'x'; BODY]);
-        let front: SocketAddr = (chain.middle_front(), 80).into();
-        let server = servers::nginx_with_backlog(&host, kind.way(), &[front], cpus, backlog);
-        if kind != Kind::Reuseport {
-            servers::wait_zones(&host, cpus as u64);
-        }
-        if kind != Kind::Reuseport {
-            let mut steer = host.command(Side::Stock, artifacts::cli());
-            steer.env("FASTSOCKET_SOCKET", host.socket());
-            steer.args(["steer", &chain.middle.interfaces[0].device, "--policy", "flow-groups"]);
-            Proc::spawn(host.logs(), "steer", steer).finish(Duration::from_secs(20)).success();
-            cpu::urgent_cpumaps()?;
-        }
-        Ok(Stage { _server: server, host, front, chain })
-    }
-
-    /// Requests a second that wrk gets.
-    fn full_rate(&self, seconds: u32) -> Result<f64> {
-        let mut wrk = Command::new(find_program("wrk").context("wrk is not installed")?);
-        self.chain.client.place(&mut wrk);
-        wrk.args([format!("-t{}", cpu::count()), "-c64".to_owned(), format!("-d{seconds}s")]);
-        wrk.args(["-H", "Connection: close"]).arg(format!("http://{}/64", self.front));
-        let said = Proc::spawn(self.host.logs(), "wrk", wrk).finish(Duration::from_secs(60)).success().stdout;
-        ensure!(!said.contains("Socket errors") && !said.contains("Non-2xx"), "wrk: {said}");
-        let rate = said.lines().find_map(|line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
-        rate.with_context(|| format!("wrk: no rate in {said}"))
-    }
-
-    fn zones(&self) -> Value {
-        self.host.zones()
-    }
-}
 
 /// One way's whole run.
 fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
-    let stage = Stage::new(kind, args.backlog)?;
+    let stage = Stage::new(kind, args.path, args.backlog)?;
     let [before, during, after] = args.phases[..] else { bail!("--phases: three numbers") };
     let job_limit = Duration::from_secs(60);
     let recorder = match (&args.timeline, kind) {
-        (Some(dir), Kind::Balanced) => {
+        (Some(dir), Kind::Balanced) if args.path == Path::Network => {
             std::fs::create_dir_all(dir)?;
-            let mut stat = stage.host.command(Side::Stock, artifacts::cli());
-            stat.env("FASTSOCKET_SOCKET", stage.host.socket()).args(["stat", "--zones", "--timeline"]);
-            stat.arg(std::fs::canonicalize(dir)?.join("balance-timeline.json"));
-            stat.args(["--seconds", &(before + during + after + 4).to_string()]);
-            Some(Proc::spawn(stage.host.logs(), "timeline", stat))
+            let file = std::fs::canonicalize(dir)?.join("balance-timeline.json").display().to_string();
+            let seconds = (before + during + after + 4).to_string();
+            Some(stage.watch(&["stat", "--zones", "--timeline", &file, "--seconds", &seconds]))
         }
         _ => None,
     };
+    let has_groups = kind == Kind::Balanced && args.path == Path::Network;
     let groups = |stage: &Stage| -> Value {
-        if kind == Kind::Balanced {
+        if has_groups {
             stage.zones()["flow_groups"][0]["by_cpu"].clone()
         } else {
             Value::Null
@@ -165,7 +132,8 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     };
     // Before anybody comes who could move them.
     let home = groups(&stage);
-    let client = Client::start(&stage.chain.client, stage.front, rate, Duration::from_secs(args.timeout));
+    let counted = stage.counted();
+    let client = stage.drive(rate, args.timeout)?;
     let started = Instant::now();
     let used = cpu::Used::now();
     std::thread::sleep(Duration::from_secs(before));
@@ -183,16 +151,23 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     let ends = Instant::now() + Duration::from_secs(after);
     while Instant::now() < ends {
         std::thread::sleep(Duration::from_millis(200));
-        if kind == Kind::Balanced && back.is_none() && groups(&stage) == home {
+        if has_groups && back.is_none() && groups(&stage) == home {
             back = Some((started.elapsed() - job_to).as_secs_f64());
         }
     }
-    let outcome = client.stop();
+    let outcome = client.stop()?;
     drop(recorder.map(|r| r.finish(Duration::from_secs(20)).success()));
     let zones = if kind == Kind::Reuseport { Value::Null } else { stage.zones() };
-    if kind == Kind::Balanced {
+    if has_groups {
         let stolen = zones["counters"]["accept_stolen"].as_u64().unwrap_or(0);
         ensure!(stolen > 0, "NOT OURS: nothing was stolen");
+    }
+    let over_shm = stage.counted().zip(counted).map(|(now, before)| now.since(&before));
+    if let (Some(counted), Path::Shm) = (&over_shm, args.path) {
+        let [shm, kernel] = ["accept_shm", "accept_kernel"].map(|name| counted.get(name));
+        // (Where a worker's connections wait so long that a channel has no slot left, the rest
+        // is the kernel's.)
+        ensure!(shm > kernel, "NOT OURS: {shm} over shared memory, {kernel} not: {counted}");
     }
     let part = |from: Duration, to: Duration| outcome.between(from, to).json();
     Ok(json!({
@@ -205,6 +180,8 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
         "after": part(job_to + Duration::from_secs(1), started.elapsed()),
         "groups": { "home": home, "away": away, "back_after_seconds": back },
         "counters": zones["counters"].clone(),
+        "accept_shm": over_shm.as_ref().map(|c| c.get("accept_shm")),
+        "accept_kernel": over_shm.as_ref().map(|c| c.get("accept_kernel")),
     }))
 }
 
@@ -218,7 +195,12 @@ fn median(mut v: Vec<f64>) -> f64 {
 }
 
 fn main() -> ExitCode {
-    match measure(&Args::parse()) {
+    let args = Args::parse();
+    if let (Some(to), Some(rate)) = (args.drive, args.rate) {
+        client::serve(to, rate, Duration::from_secs(args.timeout));
+        return ExitCode::SUCCESS;
+    }
+    match measure(&args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
@@ -229,12 +211,12 @@ fn main() -> ExitCode {
 }
 
 fn measure(args: &Args) -> Result<bool> {
-    if let Some(why) = netns::unavailable() {
+    if let Some(why) = netns::unavailable().filter(|_| args.path == Path::Network) {
         bail!("{why}");
     }
     ensure!(cpu::count() >= 2, "needs two CPUs");
     ensure!(args.phases.len() == 3, "--phases: three numbers");
-    let full = Stage::new(Kind::Reuseport, 4096)?.full_rate(3)?;
+    let full = Stage::new(Kind::Reuseport, args.path, 4096)?.full_rate(3)?;
     let rate = full * args.load;
     let (work, alone) = cpu::calibrate(args.hogs)?;
     eprintln!(
@@ -253,7 +235,7 @@ fn measure(args: &Args) -> Result<bool> {
         // Turn about, lest the second always profits.
         for n in [rep % 2, 1 - rep % 2] {
             let kind = [Kind::Unbalanced, Kind::Balanced][n];
-            let stage = Stage::new(kind, 4096)?;
+            let stage = Stage::new(kind, args.path, 4096)?;
             stage.full_rate(1)?;
             pair[n] = stage.full_rate(3)?;
         }
@@ -300,12 +282,14 @@ fn report(args: &Args, full: f64, rate: f64, alone: Duration, rows: &[Value], ev
         ("no time-outs, nothing lost", lost == 0.0, format!("{lost:.2} %")),
         ("median with hogs within 2 times the undisturbed", slower <= 2.0, format!("{slower:.2}")),
         ("job within 10 % of its time alone", job <= 1.1, format!("{job:.2}")),
-        (
+    ];
+    if args.path == Path::Network {
+        bars.push((
             "flow groups back",
             !ours["groups"]["back_after_seconds"].is_null(),
             format!("{} away, {} at home", ours["groups"]["away"], ours["groups"]["home"]),
-        ),
-    ];
+        ));
+    }
     if !even.is_empty() {
         bars.push(("full, even load: on against off within 2 %", ratio >= 0.98, format!("{ratio:.3}")));
     }

@@ -39,6 +39,12 @@ pub fn init(on: bool) {
     ON.store(on, Ordering::Release);
 }
 
+/// Has the program not switched it off?
+#[inline]
+pub fn enabled() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
 /// Another worker's local listen socket.
 struct Sock {
     fd: AtomicI32,

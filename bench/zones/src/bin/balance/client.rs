@@ -1,7 +1,9 @@
 //! Clients that come at a fixed rate: one thread, one epoll instance, on CPU 0 and before
 //! everything else there, as if they were on another machine.
 
+use anyhow::{Context, Result};
 use fsocket_testkit::netns::NetHost;
+use fsocket_testkit::Proc;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,13 +17,13 @@ use std::time::{Duration, Instant};
 const MOST: usize = 8192;
 
 /// What became of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     After(Duration),
     /// Given up.
     TimedOut,
-    /// Reset, refused; or cut off, which has no error.
-    Failed(Option<ErrorKind>),
+    /// Reset, refused, cut off.
+    Failed(String),
     /// The client could not begin it: no port, or too many under way.
     NotBegun,
 }
@@ -35,7 +37,7 @@ pub struct Outcome {
 impl Outcome {
     /// Those begun between two times since the start.
     pub fn between(&self, from: Duration, to: Duration) -> Outcome {
-        Outcome { all: self.all.iter().filter(|(at, _)| (from..to).contains(at)).copied().collect() }
+        Outcome { all: self.all.iter().filter(|(at, _)| (from..to).contains(at)).cloned().collect() }
     }
 
     /// Milliseconds; who was not answered waited longer than anybody.
@@ -61,16 +63,21 @@ impl Outcome {
         let mut sum = BTreeMap::new();
         for (_, end) in &self.all {
             if let End::Failed(cause) = end {
-                *sum.entry(cause.map_or("cut off".to_owned(), |k| k.to_string())).or_default() += 1;
+                *sum.entry(cause.clone()).or_default() += 1;
             }
         }
         sum
     }
 }
 
-pub struct Client {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Outcome>,
+/// Said by clients that are a program of their own, when they begin.
+pub const HERE: &str = "clients come";
+
+pub enum Client {
+    /// In another network namespace.
+    Thread(Arc<AtomicBool>, JoinHandle<Outcome>),
+    /// With the library, or on its side of the comparison.
+    Program(Proc),
 }
 
 impl Client {
@@ -82,12 +89,75 @@ impl Client {
             super::cpu::urgent_here(0).expect("CPU 0, and a real-time priority");
             drive(to, rate, timeout, &theirs)
         });
-        Client { stop, thread }
+        Client::Thread(stop, thread)
     }
 
-    pub fn stop(self) -> Outcome {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    pub fn stop(self) -> Result<Outcome> {
+        match self {
+            Client::Thread(stop, thread) => {
+                stop.store(true, Ordering::Relaxed);
+                Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            }
+            Client::Program(program) => {
+                program.signal(libc::SIGTERM);
+                let said = program.finish(Duration::from_secs(60)).success().stdout;
+                let all = said.lines().filter(|line| *line != HERE).map(End::parse);
+                Ok(Outcome { all: all.collect::<Option<_>>().context("what clients said")? })
+            }
+        }
+    }
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn stop(_: i32) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+/// To be the clients, until SIGTERM: what became of each request is written to stdout. Not
+/// before everything else: what is between them and the server is their own work.
+pub fn serve(to: SocketAddr, rate: f64, timeout: Duration) {
+    // SAFETY: a handler that only stores.
+    unsafe { libc::signal(libc::SIGTERM, stop as extern "C" fn(i32) as libc::sighandler_t) };
+    super::cpu::here(0).expect("CPU 0");
+    println!("{HERE}");
+    let outcome = drive(to, rate, timeout, &STOP);
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    for (at, end) in &outcome.all {
+        writeln!(out, "{} {end}", at.as_nanos()).expect("stdout");
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::After(took) => write!(f, "{}", took.as_nanos()),
+            End::TimedOut => f.write_str("late"),
+            End::Failed(cause) => write!(f, "failed {cause}"),
+            End::NotBegun => f.write_str("none"),
+        }
+    }
+}
+
+impl End {
+    fn failed(e: &std::io::Error) -> End {
+        End::Failed(e.kind().to_string())
+    }
+    fn cut_off() -> End {
+        End::Failed("cut off".to_owned())
+    }
+    /// A line of [`serve`].
+    fn parse(line: &str) -> Option<(Duration, End)> {
+        let (at, end) = line.split_once(' ')?;
+        let end = match end {
+            "late" => End::TimedOut,
+            "none" => End::NotBegun,
+            _ => match end.strip_prefix("failed ") {
+                Some(cause) => End::Failed(cause.to_owned()),
+                None => End::After(Duration::from_nanos(end.parse().ok()?)),
+            },
+        };
+        Some((Duration::from_nanos(at.parse().ok()?), end))
     }
 }
 
@@ -199,20 +269,20 @@ fn begin(ep: &impl AsRawFd, to: SocketAddr) -> Option<TcpStream> {
 fn step(ep: &impl AsRawFd, r: &mut Request) -> Option<End> {
     if !r.sent {
         if let Err(e) = r.stream.write_all(b"GET /64 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n") {
-            return Some(End::Failed(Some(e.kind())));
+            return Some(End::failed(&e));
         }
         r.sent = true;
         let watched = watch(ep, libc::EPOLL_CTL_MOD, r.stream.as_raw_fd(), libc::EPOLLIN);
-        return (!watched).then_some(End::Failed(None));
+        return (!watched).then_some(End::cut_off());
     }
     let mut buf = [0u8; 2048];
     loop {
         match r.stream.read(&mut buf) {
             Ok(0) if r.got > super::BODY => return Some(End::After(r.begun.elapsed())),
-            Ok(0) => return Some(End::Failed(None)),
+            Ok(0) => return Some(End::cut_off()),
             Ok(n) => r.got += n,
             Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
-            Err(e) => return Some(End::Failed(Some(e.kind()))),
+            Err(e) => return Some(End::failed(&e)),
         }
     }
 }

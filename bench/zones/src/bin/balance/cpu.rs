@@ -23,9 +23,14 @@ fn gettid() -> i32 {
     unsafe { libc::gettid() }
 }
 
+/// The calling thread: on that CPU.
+pub fn here(cpu: usize) -> std::io::Result<()> {
+    set_affinity(gettid(), &[cpu])
+}
+
 /// The calling thread: on that CPU, before everything else.
 pub fn urgent_here(cpu: usize) -> std::io::Result<()> {
-    set_affinity(gettid(), &[cpu])?;
+    here(cpu)?;
     set_realtime(gettid())
 }
 

@@ -1,0 +1,205 @@
+//! Connections over shared memory go to workers that have time.
+//!
+//! Which worker a connection goes to the client decides alone, from what it sees in its
+//! channel: who waits, whose queue is long. What it cannot see is said here, as flow groups do
+//! for the kernel's path: a worker on a CPU that has no time left gets none while another's
+//! has, also if the scheduler would run it at once, for the other work there pays. And who
+//! sleeps is woken for a queue at which its worker does not look.
+//!
+//! While nothing comes in a channel it is not looked at: its client says when that is over.
+
+use crate::channels::ChannelMem;
+use crate::steer::Spare;
+use crate::wake::wake_stealers;
+use crate::{ChannelId, ConnId, ListenerId, Monitor};
+use fsocket_abi::channel::WORKERS;
+use fsocket_proto::Msg;
+use fsocket_sync::{atomic::Ordering, nap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+/// What is known of where connections over shared memory go.
+#[derive(Default)]
+pub struct Dispatch {
+    /// When channels are looked at next.
+    pub next: Option<Instant>,
+    /// Those in which something comes.
+    awake: BTreeMap<ChannelId, Seen>,
+    /// By listener: workers on CPUs without time.
+    avoid: BTreeMap<ListenerId, u64>,
+}
+
+/// A channel's queues, as they were at the last look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// Head and tail by queue.
+    ends: BTreeMap<usize, (u32, u32)>,
+}
+
+impl Seen {
+    fn now(mem: &ChannelMem) -> Seen {
+        let ends = |q: usize| {
+            let queue = mem.queue(q);
+            (queue.head.load(Ordering::Acquire), queue.tail.load(Ordering::Acquire))
+        };
+        Seen { ends: mem.touched_queues().map(|q| (q, ends(q))).collect() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ends.values().all(|(head, tail)| head == tail)
+    }
+
+    /// Something has waited since then, and nobody has looked.
+    fn is_stuck_since(&self, before: &Seen) -> bool {
+        self.ends.iter().any(|(q, (head, _))| before.ends.get(q).is_some_and(|(h, t)| h != t && head == h))
+    }
+}
+
+/// Whom to avoid, from whom that was and on which CPU each is; None: on any.
+fn avoid(was: u64, cpus: &[(usize, Option<u32>)], spare: &Spare) -> u64 {
+    let which = |is: &dyn Fn(u32) -> bool, unpinned: bool| {
+        let of = cpus.iter().filter(|(_, cpu)| cpu.map_or(unpinned, is));
+        of.fold(0u64, |mask, (w, _)| mask | 1 << w)
+    };
+    let idle = which(&|cpu| spare.idle.contains(&cpu), !spare.idle.is_empty());
+    let full = which(&|cpu| spare.full.contains(&cpu), false);
+    let all = which(&|_| true, true);
+    // Its time is back when a fifth of the CPU's is idle, as for flow groups.
+    let still = was & all & !idle;
+    let new = if idle & !still == 0 { 0 } else { full };
+    match still | new {
+        // Then they are alike.
+        mask if mask == all => 0,
+        mask => mask,
+    }
+}
+
+impl Monitor {
+    /// [`fsocket_proto::kind::ARRIVES`].
+    pub(crate) fn arrives_in(&mut self, id: ConnId, msg: &Msg) {
+        let channel = ChannelId::try_from(msg.id).unwrap_or_default();
+        if self.channels.get(channel).is_some_and(|ch| ch.client == id) {
+            self.arrives(channel);
+        }
+    }
+
+    /// Connections may come in a channel.
+    pub(crate) fn arrives(&mut self, channel: ChannelId) {
+        if self.config.balance.off {
+            return;
+        }
+        self.dispatch.awake.entry(channel).or_default();
+        let at = Instant::now() + self.config.balance.interval;
+        self.dispatch.next.get_or_insert(at);
+    }
+
+    /// Looks at the channels if it is time.
+    pub(crate) fn dispatch_if_due(&mut self) {
+        let now = Instant::now();
+        if self.dispatch.next.is_none_or(|at| at > now) {
+            return;
+        }
+        let mut awake = std::mem::take(&mut self.dispatch.awake);
+        awake.retain(|id, before| {
+            let Some(ch) = self.channels.get(*id).filter(|ch| !ch.client_gone && !ch.listener_gone) else {
+                return false;
+            };
+            let seen = Seen::now(&ch.mem);
+            if seen.is_stuck_since(before) {
+                wake_stealers(ch, &self.clients);
+            }
+            let quiet = seen == *before && seen.is_empty();
+            *before = seen;
+            if quiet {
+                // Nobody looks after it from now on.
+                ch.mem.set_avoid(0);
+            }
+            !(quiet && nap::lie_down(ch.mem.nap(), || Seen::now(&ch.mem) != *before))
+        });
+        let listeners: BTreeSet<ListenerId> =
+            awake.keys().filter_map(|id| self.channels.get(*id)).map(|ch| ch.listener).collect();
+        self.dispatch.avoid.retain(|id, _| listeners.contains(id));
+        for id in listeners {
+            let mask = self.whom_to_avoid(id, now);
+            self.dispatch.avoid.insert(id, mask);
+        }
+        for id in awake.keys() {
+            if let Some(ch) = self.channels.get(*id) {
+                ch.mem.set_avoid(self.dispatch.avoid.get(&ch.listener).copied().unwrap_or(0));
+            }
+        }
+        self.dispatch.next = (!awake.is_empty()).then(|| now + self.config.balance.interval);
+        self.dispatch.awake = awake;
+    }
+
+    fn whom_to_avoid(&mut self, listener: ListenerId, now: Instant) -> u64 {
+        let Some(l) = self.listeners.get(listener) else { return 0 };
+        let workers = l.workers.iter().enumerate().take(WORKERS).filter_map(|(w, conn)| {
+            let pid = self.clients.get((*conn)?)?.pid;
+            Some((w, pinned(pid)))
+        });
+        let cpus: Vec<(usize, Option<u32>)> = workers.collect();
+        if cpus.len() < 2 || cpus.iter().all(|(_, cpu)| cpu.is_none()) {
+            return 0;
+        }
+        let was = self.dispatch.avoid.get(&listener).copied().unwrap_or(0);
+        let mask = avoid(was, &cpus, self.steers.spare(now));
+        if mask != was {
+            tracing::debug!(listener, "workers {mask:#x} are on CPUs without time");
+        }
+        mask
+    }
+}
+
+/// The one CPU that a process may run on.
+fn pinned(pid: u32) -> Option<u32> {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let set = rustix::thread::sched_getaffinity(Some(pid)).ok()?;
+    if set.count() != 1 {
+        return None;
+    }
+    (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spare(idle: &[u32], full: &[u32]) -> Spare {
+        let mut spare = Spare::default();
+        spare.idle.extend(idle);
+        spare.full.extend(full);
+        spare
+    }
+
+    #[test]
+    fn a_worker_on_a_full_cpu_is_avoided_while_another_has_time() {
+        let two = [(0, Some(0)), (1, Some(1))];
+        assert_eq!(avoid(0, &two, &spare(&[0], &[1])), 0b10);
+        assert_eq!(avoid(0, &two, &spare(&[], &[1])), 0, "the other has not much either");
+        assert_eq!(avoid(0, &two, &spare(&[], &[0, 1])), 0);
+        assert_eq!(avoid(0b10, &two, &spare(&[], &[0, 1])), 0b10, "what the other has it has got from this one");
+        assert_eq!(avoid(0b10, &two, &spare(&[0], &[])), 0b10, "not much of its time is idle");
+        assert_eq!(avoid(0b10, &two, &spare(&[0, 1], &[])), 0);
+        assert_eq!(avoid(0b11, &two, &spare(&[], &[])), 0);
+    }
+
+    #[test]
+    fn who_is_pinned_nowhere_goes_where_time_is() {
+        let two = [(0, None), (3, Some(1))];
+        assert_eq!(avoid(0, &two, &spare(&[0], &[1])), 0b1000);
+        assert_eq!(avoid(0, &two, &spare(&[], &[1])), 0);
+        // A number that somebody else had.
+        assert_eq!(avoid(0b100, &two, &spare(&[0], &[])), 0);
+    }
+
+    #[test]
+    fn what_waits_and_is_not_looked_at_is_stuck() {
+        let seen = |head, tail| Seen { ends: [(1, (head, tail))].into() };
+        assert!(seen(5, 9).is_stuck_since(&seen(5, 6)));
+        assert!(!seen(6, 9).is_stuck_since(&seen(5, 6)));
+        assert!(!seen(5, 6).is_stuck_since(&seen(5, 5)), "it has only just come");
+        assert!(!seen(5, 6).is_stuck_since(&Seen::default()));
+        assert!(seen(5, 5).is_empty() && !seen(5, 6).is_empty());
+    }
+}
