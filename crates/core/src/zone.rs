@@ -123,6 +123,9 @@ pub struct Local {
     peers_since: AtomicU64,
     /// When it last did, in ticks.
     peers_looked: AtomicU64,
+    /// An epoll instance with all peers, for when its thread sleeps in `poll` or `accept`;
+    /// -1: none.
+    inner: AtomicI32,
     /// With which events and data it lies in an epoll instance, mixed.
     put: AtomicU64,
     /// Instance out of which the application has taken the listener, but we not yet the
@@ -147,6 +150,7 @@ impl Local {
             fair: AtomicU32::new(0),
             peers_since: AtomicU64::new(0),
             peers_looked: AtomicU64::new(0),
+            inner: AtomicI32::new(-1),
             put: AtomicU64::new(0),
             lazy: AtomicI32::new(-1),
         }
@@ -305,6 +309,7 @@ pub fn become_child() {
                 l.shared.store(false, Ordering::Relaxed);
                 l.peers_since.store(0, Ordering::Relaxed);
                 l.lazy.store(-1, Ordering::Relaxed);
+                balance::close(&l.inner);
             }
         }
         z.peers.become_child();
@@ -323,7 +328,10 @@ pub fn become_child() {
 pub fn moved(old: i32, new: i32) -> bool {
     let swap = |a: &AtomicI32| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     used().iter().any(|z| {
-        swap(&z.guard) || z.parcel.iter().any(swap) || z.locals.iter().any(|l| swap(&l.fd)) || z.peers.moved(&swap)
+        swap(&z.guard)
+            || z.parcel.iter().any(swap)
+            || z.locals.iter().any(|l| swap(&l.fd) || swap(&l.inner))
+            || z.peers.moved(&swap)
     })
 }
 

@@ -97,12 +97,15 @@ fn stolen(zones: &Value) -> u64 {
 }
 
 /// How workers wait, and what is switched off.
-const WAYS: [(&str, &str); 7] = [
+const WAYS: [(&str, &str); 10] = [
     ("epoll", "shm"),
     ("edge", "shm"),
     ("exclusive", "shm"),
     ("poll", "shm"),
     ("select", "shm"),
+    ("thread-epoll", "shm"),
+    ("thread-edge", "shm"),
+    ("thread-exclusive", "shm"),
     // Beside SYN queues.
     ("epoll", ""),
     ("poll", ""),
@@ -139,14 +142,15 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
         }
         let zones = host.zones();
         assert!(stolen(&zones) >= 20, "{mode}: {zones:#}");
-        assert!(counter(&zones, "accept_stolen") >= 20, "{mode}: {zones:#}");
+        let counted = if mode.starts_with("thread") { "accept_remote" } else { "accept_stolen" };
+        assert!(counter(&zones, counted) >= 20, "{mode}: {zones:#}");
     }
 }
 
 #[test]
 fn nobody_steals_while_the_own_worker_waits() {
     need_two_cpus!();
-    for mode in ["epoll", "exclusive"] {
+    for mode in ["epoll", "exclusive", "thread-epoll"] {
         let host = patient();
         let server = server(&host, mode, 512, &[]);
         let own = server.worker(0);

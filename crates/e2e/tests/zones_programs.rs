@@ -227,6 +227,34 @@ fn haproxy_threads() {
     assert_local(&host, 800);
 }
 
+/// Threads begin to watch the listener at the same moment.
+#[test]
+fn each_thread_of_haproxy_has_a_queue_at_every_start() {
+    let haproxy = need!("haproxy");
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let host = Host::new();
+    for start in 0..20 {
+        let port = net::free_port();
+        let config = host.file(
+            "haproxy.cfg",
+            format!(
+                "global\n  maxconn 500\n  nbthread 2\n  cpu-map auto:1/1-2 0-1\n  noreuseport\ndefaults\n  mode http\n  \
+                 timeout connect 5s\n  timeout client 20s\n  timeout server 20s\nfrontend f\n  bind 127.0.0.1:{port}\n  \
+                 http-request return status 200 content-type text/plain string hello\n"
+            ),
+        );
+        let mut command = host.command(Accel, &haproxy);
+        command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
+        let server = Proc::spawn(host.logs(), "haproxy", command);
+        let sockets = || net::kernel_sockets(port, "0A");
+        let both = net::wait_until(Duration::from_secs(3), || sockets() == 3);
+        assert!(both.is_ok(), "start {start}: {} listen sockets: {}", sockets(), server.stderr());
+    }
+}
+
 /// haproxy as it is by default: SO_REUSEPORT on every socket.
 #[test]
 fn haproxy_by_default() {

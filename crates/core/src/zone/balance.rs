@@ -60,8 +60,6 @@ pub struct Peers {
     all: [Sock; PEERS],
     /// Place of the last victim.
     last: AtomicU32,
-    /// An epoll instance with all peers, for who sleeps in `poll` or `accept`; -1: none.
-    inner: AtomicI32,
 }
 
 /// Somebody to steal from.
@@ -92,7 +90,6 @@ impl Peers {
             all: [const { Sock { fd: AtomicI32::new(-1), place: AtomicU32::new(0), gone: AtomicBool::new(false) } };
                 PEERS],
             last: AtomicU32::new(0),
-            inner: AtomicI32::new(-1),
         }
     }
 
@@ -102,7 +99,7 @@ impl Peers {
     }
 
     pub fn moved(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
-        swap(&self.inner) || self.all.iter().any(|s| swap(&s.fd))
+        self.all.iter().any(|s| swap(&s.fd))
     }
 
     /// In a forked child: nothing of it is ours.
@@ -111,7 +108,6 @@ impl Peers {
             s.place.store(0, Ordering::Relaxed);
             close(&s.fd);
         }
-        close(&self.inner);
         self.n.store(0, Ordering::Relaxed);
         let map = self.map.swap(core::ptr::null_mut(), Ordering::Relaxed);
         if !map.is_null() {
@@ -127,7 +123,7 @@ impl Peers {
     }
 }
 
-fn close(fd: &AtomicI32) {
+pub(super) fn close(fd: &AtomicI32) {
     let fd = fd.swap(-1, Ordering::AcqRel);
     if fd >= 0 {
         process::close_own(fd);
@@ -188,8 +184,7 @@ impl Zoned {
 
     /// The monitor's program selects among us: map its counts.
     pub(super) fn map_balance(&self) {
-        // Threads of one process look into each other's queues anyway (`take_other`).
-        if !ON.load(Ordering::Relaxed) || self.balance().is_some() || !self.inherited.load(Ordering::Relaxed) {
+        if !ON.load(Ordering::Relaxed) || self.balance().is_some() {
             return;
         }
         let mut m = Msg::new(msg::BALANCE);
@@ -206,13 +201,15 @@ impl Zoned {
     pub(super) fn share(&self, l: &Local) {
         let Some(b) = self.balance() else { return };
         let place = l.place.load(Ordering::Relaxed);
-        if self.locals().count() > 1 || !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
+        if !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
             return;
         }
         l.looks(b);
         for w in self.watches.active().filter(|w| w.thread() != l.thread.load(Ordering::Relaxed)) {
             put_peer(w.ep(), l.fd());
         }
+        let own = l.inner.load(Ordering::Relaxed);
+        self.inners().filter(|inner| *inner != own).for_each(|inner| put_inner(inner, l.fd()));
         let mut m = Msg::new(msg::SHARE);
         m.id = self.group.load(Ordering::Relaxed);
         m.arg0 = place as u64;
@@ -262,6 +259,8 @@ impl Zoned {
             return;
         }
         l.peers_since.store(0, Ordering::Relaxed);
+        close(&l.inner);
+        self.take_out_of_inner(fd);
         let lazy = l.lazy.swap(-1, Ordering::Relaxed);
         for ep in self.watches.active().map(|w| w.ep()).chain((lazy >= 0).then_some(lazy)) {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, None);
@@ -273,7 +272,6 @@ impl Zoned {
             for s in self.peers.iter() {
                 self.drop_peer(s);
             }
-            close(&self.peers.inner);
         }
     }
 
@@ -282,13 +280,21 @@ impl Zoned {
         for w in self.watches.active() {
             let _ = sys::epoll_ctl(w.ep(), libc::EPOLL_CTL_DEL, fd, None);
         }
-        let inner = self.peers.inner.load(Ordering::Relaxed);
-        if inner >= 0 {
-            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, None);
-        }
+        self.take_out_of_inner(fd);
         close(&s.fd);
         s.gone.store(false, Ordering::Relaxed);
         s.place.store(0, Ordering::Release);
+    }
+
+    /// Instances of those that sleep in `poll` or `accept`.
+    fn inners(&self) -> impl Iterator<Item = i32> + '_ {
+        self.locals().map(|l| l.inner.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
+    }
+
+    fn take_out_of_inner(&self, fd: i32) {
+        for inner in self.inners() {
+            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, None);
+        }
     }
 
     /// Whom a worker may steal from.
@@ -427,18 +433,16 @@ impl Zoned {
         if l.is_waiting_for_peers() {
             return -1;
         }
-        let inner = self.peers.inner.load(Ordering::Acquire);
+        let inner = l.inner.load(Ordering::Acquire);
         if inner >= 0 {
             return inner;
         }
         let made = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(fd) = made else { return -1 };
-        if self.peers.inner.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            process::close_own(fd);
-            return -1;
-        }
-        for s in self.peers.iter() {
-            put_inner(fd, s.fd.load(Ordering::Relaxed));
+        // Nobody but its thread makes one; who joins from now on finds it.
+        l.inner.store(fd, Ordering::Release);
+        for v in self.victims(l) {
+            put_inner(fd, v.fd);
         }
         fd
     }
@@ -502,10 +506,7 @@ pub fn came(group: u64, place: u64, fd: i32) -> bool {
     for w in z.watches.active() {
         put_peer(w.ep(), fd);
     }
-    let inner = z.peers.inner.load(Ordering::Acquire);
-    if inner >= 0 {
-        put_inner(inner, fd);
-    }
+    z.inners().for_each(|inner| put_inner(inner, fd));
     true
 }
 
@@ -537,11 +538,11 @@ pub fn alone() {
         for l in z.locals() {
             l.shared.store(false, Ordering::Relaxed);
             l.peers_since.store(0, Ordering::Relaxed);
+            close(&l.inner);
         }
         for s in z.peers.iter() {
             z.drop_peer(s);
         }
-        close(&z.peers.inner);
     }
 }
 

@@ -15,6 +15,10 @@ use fsocket_sys::{self as sys, Result};
 /// Registrations remembered per listener and process.
 const MAX: usize = 64;
 
+/// Instead of an instance: nobody's; about to be somebody's.
+const FREE: i32 = -1;
+const TAKEN: i32 = -2;
+
 const IN: u32 = libc::EPOLLIN as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
@@ -23,7 +27,7 @@ const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 pub struct List([Watch; MAX]);
 
 pub(super) struct Watch {
-    /// Descriptor of the instance; -1: free.
+    /// Descriptor of the instance, [`FREE`] or [`TAKEN`].
     ep: AtomicI32,
     fd: AtomicI32,
     events: AtomicU32,
@@ -53,7 +57,7 @@ impl List {
         List(
             [const {
                 Watch {
-                    ep: AtomicI32::new(-1),
+                    ep: AtomicI32::new(FREE),
                     fd: AtomicI32::new(-1),
                     events: AtomicU32::new(0),
                     data: AtomicU64::new(0),
@@ -65,7 +69,7 @@ impl List {
     }
     pub fn clear(&self) {
         for w in &self.0 {
-            w.ep.store(-1, Ordering::Relaxed);
+            w.ep.store(FREE, Ordering::Relaxed);
         }
     }
     fn iter(&self) -> impl Iterator<Item = &Watch> {
@@ -79,7 +83,9 @@ impl List {
         self.iter().find(|w| w.ep.load(Ordering::Relaxed) == ep && w.fd.load(Ordering::Relaxed) == fd)
     }
     fn note(&self, ep: i32, fd: i32, ev: &libc::epoll_event) -> bool {
-        let free = || self.0.iter().find(|w| w.ep.load(Ordering::Relaxed) < 0);
+        // Other threads note theirs at the same time.
+        let claim = |w: &&Watch| w.ep.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free = || self.0.iter().find(claim);
         let Some(w) = self.find(ep, fd).or_else(free) else { return false };
         w.fd.store(fd, Ordering::Relaxed);
         w.events.store(ev.events, Ordering::Relaxed);
@@ -95,7 +101,7 @@ impl List {
     }
     fn forget(&self, ep: i32, fd: i32) {
         if let Some(w) = self.find(ep, fd) {
-            w.ep.store(-1, Ordering::Release);
+            w.ep.store(FREE, Ordering::Release);
         }
     }
 }
