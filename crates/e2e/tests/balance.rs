@@ -340,3 +340,43 @@ fn over_shared_memory_nobody_waits_behind_a_sleeping_worker_either() {
         assert_eq!((delta.get("accept_shm"), delta.get("accept_kernel")), (31, 0), "{mode}: {delta}");
     }
 }
+
+/// Listens with two threads that watch, closes, and listens there again at once.
+const AGAIN: &str = r#"
+import select, socket, sys, threading
+port = int(sys.argv[1])
+for turn in range(40):
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(64)
+    watched, over = threading.Barrier(3), threading.Barrier(3)
+    def watch():
+        epoll = select.epoll()
+        epoll.register(listener, select.EPOLLIN)
+        watched.wait()
+        over.wait()
+        epoll.close()
+    threads = [threading.Thread(target=watch) for _ in range(2)]
+    [t.start() for t in threads]
+    watched.wait()
+    over.wait()
+    [t.join() for t in threads]
+    listener.close()
+print("done")
+"#;
+
+#[test]
+fn an_address_is_free_when_its_listener_is_closed() {
+    need_two_cpus!();
+    let host = Host::new();
+    let port = net::free_port();
+    let mut command = host.command(Accel, fsocket_testkit::PYTHON);
+    command.args(["-c", AGAIN, &port.to_string()]).env("FASTSOCKET_DISABLE", "shm");
+    Proc::spawn(host.logs(), "again", command).finish(Duration::from_secs(30)).success().says("done");
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let joins = counter(&host.zones(), "zone_joins");
+    assert!(joins >= 80, "{joins} local listen sockets");
+}

@@ -67,7 +67,10 @@ impl Monitor {
             }
             kind::LEFT => {
                 self.left(id, &msg);
-                return Ok(());
+                if msg.seq == 0 {
+                    return Ok(());
+                }
+                Ok((reply(&msg), None))
             }
             kind::STEER => self.steer_request(id, &msg, fd),
             kind::KEEP => return self.keep(id, &msg),

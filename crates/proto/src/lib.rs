@@ -138,7 +138,8 @@ pub mod kind {
     /// The monitor keeps no descriptor: the socket dies with the worker.
     pub const LOCAL: u32 = 21;
     /// The local listen socket at place `arg0` of group `id` is closed; the
-    /// worker goes on without. No answer.
+    /// worker goes on without. *Sync* (the monitor holds no descriptor of it any more) or
+    /// without an answer.
     pub const LEFT: u32 = 22;
     /// Make what this process may not: `fd` is the global listen socket.
     /// `arg0` 0: a local listen socket, 1: a guard (see the crate zones).

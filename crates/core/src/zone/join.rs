@@ -292,6 +292,7 @@ impl Zoned {
         }
         let fd = l.fd.swap(-1, Ordering::AcqRel);
         let classic = l.place.load(Ordering::Relaxed) == 0;
+        let shared = l.shared.load(Ordering::Relaxed);
         self.unshare(l, fd);
         if let Some(page) = self.page() {
             let _turn = page.lock();
@@ -307,7 +308,7 @@ impl Zoned {
             process::close_own(fd);
         }
         if !classic {
-            self.tell_left(l.place.load(Ordering::Relaxed));
+            self.tell_left(l.place.load(Ordering::Relaxed), shared);
         } else if let Some(page) = self.page().filter(|p| !self.is_shared() && p.selected.load(Ordering::Relaxed) == 0)
         {
             self.attach_classic(self.fd.load(Ordering::Relaxed), page);

@@ -14,7 +14,7 @@ use crate::{ctl, process, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
 use fsocket_proto::{kind as msg, Msg};
-use fsocket_sys::Result;
+use fsocket_sys::{Errno, Result};
 use fsocket_zones::classic;
 
 /// The program selects among its sockets by a program of its own.
@@ -176,7 +176,7 @@ impl Zoned {
         let (place, cpu) = (answer.arg0 as u32, answer.arg1 as u32);
         self.shared.cpu.store(cpu, Ordering::Relaxed);
         if pinned.is_none() && !cpu::pin_to(cpu) {
-            self.tell_left(place);
+            self.tell_left(place, false);
             return Err(Counter::FbZoneUnpinned);
         }
         Ok(place)
@@ -185,15 +185,19 @@ impl Zoned {
     pub(super) fn leave_membership(&self) {
         let place = self.shared.place.swap(NONE, Ordering::AcqRel);
         if !matches!(place, NONE | REFUSED) {
-            self.tell_left(place);
+            self.tell_left(place, false);
         }
     }
 
-    pub(super) fn tell_left(&self, place: u32) {
+    /// `wait`: until the monitor has closed its descriptor of the socket, so that the address
+    /// is free when the program has closed the listener.
+    pub(super) fn tell_left(&self, place: u32, wait: bool) {
         let mut m = Msg::new(msg::LEFT);
         m.id = self.group.load(Ordering::Relaxed);
         m.arg0 = place.into();
-        let _ = ctl::tell(m, None);
+        if !wait || matches!(ctl::request(m, None), Err(Errno::EAGAIN)) {
+            let _ = ctl::tell(m, None);
+        }
     }
 
     /// Others have joined or gone: who was refused may ask again.
