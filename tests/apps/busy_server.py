@@ -4,7 +4,8 @@
     busy_server.py MODE PORT WORKERS BACKLOG
 
 MODE is how a worker waits: epoll, edge, exclusive, poll, select, block; with "thread-" before
-it workers are threads. Worker i pins itself to CPU i modulo their number. A connection
+it workers are threads, with "own-" before it each has a listen socket of its own
+(SO_REUSEPORT). Worker i pins itself to CPU i modulo their number. A connection
 sends one line: "who" is answered "PID TID\\n"; "sleep SECONDS" is answered the same, and
 before that its worker does nothing else for so long.
 """
@@ -18,7 +19,7 @@ import time
 
 mode, port, workers, backlog = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 served = 0
-threads, wait = mode.startswith("thread-"), mode.rsplit("-", 1)[-1]
+threads, own, wait = mode.startswith("thread-"), "own-" in mode, mode.rsplit("-", 1)[-1]
 cpus = sorted(os.sched_getaffinity(0))
 
 
@@ -37,8 +38,19 @@ def serve(conn):
     conn.close()
 
 
+def listening():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if own:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(backlog)
+    return listener
+
+
 def work(listener, index):
     os.sched_setaffinity(0, {cpus[index % len(cpus)]})
+    listener = listener or listening()
     if wait == "block":
         while True:
             serve(listener.accept()[0])
@@ -72,10 +84,7 @@ def work(listener, index):
             pass
 
 
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-listener.bind(("127.0.0.1", port))
-listener.listen(backlog)
+listener = None if own else listening()
 if threads:
     for i in range(workers):
         threading.Thread(target=work, args=(listener, i), daemon=True).start()

@@ -56,6 +56,17 @@ static __always_inline void ring_bell(void)
 	bpf_ringbuf_output(&bell, &nothing, sizeof(nothing), BPF_RB_FORCE_WAKEUP);
 }
 
+/* A connection went to a socket that the kernel has chosen among those of the program's own:
+ * the monitor looks who waits, if it did not. */
+static __always_inline void stirred(void)
+{
+	__u32 zero = 0;
+	struct balance *b = bpf_map_lookup_elem(&balances, &zero);
+
+	if (b && b->nap && __sync_val_compare_and_swap(&b->nap, 1, 0) == 1)
+		ring_bell();
+}
+
 /* A connection was directed to the queue at this place (Affinity-Accept, 3.3.1:
  * the average moves with each addition, alpha = 1 / (2 * limit)). */
 static __always_inline void added(__u32 place)

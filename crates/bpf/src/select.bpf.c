@@ -103,8 +103,10 @@ int select_listener(struct sk_reuseport_md *ctx)
 	}
 	if (bpf_sk_select_reuseport(ctx, &sockets, &place, 0)) {
 		/* Nobody holds it any more. */
-		if (!ctx->migrating_sk)
+		if (!ctx->migrating_sk) {
 			COUNT(selections, TO_KERNEL);
+			stirred();
+		}
 		return SK_PASS;
 	}
 	if (!ctx->migrating_sk)

@@ -26,12 +26,16 @@ fn server(host: &Host, mode: &str, backlog: u32, env: &[(&str, &str)]) -> Server
     command.args([&script, mode, &port.to_string(), "2", &backlog.to_string()]).env("FASTSOCKET_DISABLE", "shm");
     command.envs(env.iter().copied());
     let mut process = Proc::spawn(host.logs(), mode, command);
-    let up = net::wait_until(Duration::from_secs(10), || !process.running() || net::kernel_sockets(port, "0A") > 0);
+    let own = mode.contains("own-");
+    let least = if own { 2 } else { 1 };
+    let listens = || net::kernel_sockets(port, "0A") >= least;
+    let up = net::wait_until(Duration::from_secs(10), || !process.running() || listens());
     assert!(up.is_ok() && process.running(), "{mode}: {}", process.stderr());
     let server = Server { process, port };
     // Who waits in a call must first show that he comes back at once.
     for round in 0..60 {
-        if stock_mode() || net::kernel_sockets(port, "0A") == 3 {
+        let zones = || counter(&host.zones(), "zone_joins");
+        if stock_mode() || if own { zones() == 2 } else { net::kernel_sockets(port, "0A") == 3 } {
             break;
         }
         assert!(round < 59, "{mode}: no local listen sockets");
@@ -145,6 +149,60 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
         let counted = if mode.starts_with("thread") { "accept_remote" } else { "accept_stolen" };
         assert!(counter(&zones, counted) >= 20, "{mode}: {zones:#}");
     }
+}
+
+/// Where workers have sockets of their own (SO_REUSEPORT) the kernel wakes nobody else; the
+/// monitor does when it has looked twice.
+#[test]
+fn who_waits_at_a_sleeping_workers_own_socket_is_served_by_another() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    for mode in ["own-epoll", "own-edge", "own-exclusive", "thread-own-epoll"] {
+        let host = patient();
+        let server = server(&host, mode, 512, &[]);
+        let busy = server.worker(0);
+        let sleeper = server.say(0, "sleep 6");
+        std::thread::sleep(Duration::from_millis(100));
+        for n in 0..4 {
+            let began = Instant::now();
+            let many: Vec<TcpStream> = (0..10).map(|_| server.say(0, "who")).collect();
+            for c in &many {
+                assert_ne!(server.told(c), busy, "{mode}: connection {n}");
+            }
+            let took = began.elapsed();
+            assert!(took < Duration::from_millis(1200), "{mode}: connections {n} waited {took:?}");
+        }
+        assert_eq!(server.told(&sleeper), busy, "{mode}");
+        assert!(stolen(&host.zones()) >= 40, "{mode}: {:#}", host.zones());
+    }
+}
+
+#[test]
+fn a_killed_workers_own_sockets_connections_are_served() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let host = patient();
+    let server = server(&host, "own-epoll", 512, &[]);
+    let [victim, other] = [0, 1].map(|cpu| server.worker(cpu).0);
+    assert_ne!(victim, other);
+    // SAFETY: signals to processes of this test.
+    [victim, other].iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
+    let waiting: Vec<TcpStream> = (0..40).map(|_| server.say(0, "who")).collect();
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(libc::kill(victim, libc::SIGKILL), 0);
+        assert_eq!(libc::kill(other, libc::SIGCONT), 0);
+    }
+    for (n, c) in waiting.iter().enumerate() {
+        assert_eq!(server.told(c).0, other, "connection {n}");
+    }
+    assert_eq!(server.worker(0).0, other);
+    let alone = || net::kernel_sockets(server.port, "0A") == 1;
+    net::wait_until(Duration::from_secs(5), alone).expect("the dead one's socket is closed");
 }
 
 #[test]

@@ -45,10 +45,7 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
         return Outcome::Done(r);
     }
     if z.is_member(fd) {
-        return Outcome::Done(peer.accept(fd).inspect(|_| {
-            stats::count(Counter::AcceptKernel);
-            z.returned();
-        }));
+        return Outcome::Done(z.accept_member(fd, peer));
     }
     let nonblock = is_nonblocking(fd);
     z.come(fd, nonblock);

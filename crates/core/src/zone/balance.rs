@@ -69,6 +69,9 @@ struct Victim {
     gone: bool,
     /// In this process.
     near: bool,
+    /// The kernel wakes us for it. (Not for a socket of the program's own, which it waits for
+    /// in its own way: we would be woken beside its worker each time. The monitor nudges.)
+    wakes: bool,
 }
 
 /// What a look at the peers shows.
@@ -205,11 +208,13 @@ impl Zoned {
             return;
         }
         l.looks(b);
-        for w in self.watches.active().filter(|w| w.thread() != l.thread.load(Ordering::Relaxed)) {
-            put_peer(w.ep(), l.fd());
+        if !self.member().is_some_and(|m| core::ptr::eq(l, m)) {
+            for w in self.watches.active().filter(|w| w.thread() != l.thread.load(Ordering::Relaxed)) {
+                put_peer(w.ep(), l.fd());
+            }
+            let own = l.inner.load(Ordering::Relaxed);
+            self.inners().filter(|inner| *inner != own).for_each(|inner| put_inner(inner, l.fd()));
         }
-        let own = l.inner.load(Ordering::Relaxed);
-        self.inners().filter(|inner| *inner != own).for_each(|inner| put_inner(inner, l.fd()));
         let mut m = Msg::new(msg::SHARE);
         m.id = self.group.load(Ordering::Relaxed);
         m.arg0 = place as u64;
@@ -236,7 +241,7 @@ impl Zoned {
             }
             r => r?,
         }
-        for v in self.victims(l) {
+        for v in self.victims(l).filter(|v| v.wakes) {
             put_peer(ep, v.fd);
         }
         Ok(())
@@ -268,7 +273,12 @@ impl Zoned {
         if lazy >= 0 {
             self.take_out_peers(lazy);
         }
-        if self.locals().next().is_none() {
+        self.drop_peers_if_idle();
+    }
+
+    /// Nobody is left in this process who could steal.
+    pub(super) fn drop_peers_if_idle(&self) {
+        if self.workers().next().is_none() {
             for s in self.peers.iter() {
                 self.drop_peer(s);
             }
@@ -304,12 +314,29 @@ impl Zoned {
             place: s.place.load(Ordering::Relaxed),
             gone: s.gone.load(Ordering::Relaxed),
             near: false,
+            wakes: !self.is_shared(),
         });
-        let near = self
-            .locals()
-            .filter(|o| !core::ptr::eq(*o, l) && o.shared.load(Ordering::Relaxed))
-            .map(|o| Victim { fd: o.fd(), place: o.place.load(Ordering::Relaxed), gone: false, near: true });
-        far.chain(near).filter(|v| v.fd >= 0)
+        let of = |o: &Local, wakes| Victim {
+            fd: o.fd(),
+            place: o.place.load(Ordering::Relaxed),
+            gone: false,
+            near: true,
+            wakes,
+        };
+        let other = |o: &&Local| !core::ptr::eq(*o, l) && o.shared.load(Ordering::Relaxed);
+        let near = self.locals().filter(other).map(move |o| of(o, true));
+        let siblings = self.sibling_members(l).map(move |o| of(o, false));
+        far.chain(near).chain(siblings).filter(|v| v.fd >= 0)
+    }
+
+    /// The calling thread as a worker that may take part.
+    fn me(&self) -> Option<&Local> {
+        self.own().or_else(|| self.own_member())
+    }
+
+    /// All of this process.
+    fn workers(&self) -> impl Iterator<Item = &Local> {
+        self.locals().chain(self.member())
     }
 
     /// The counts, for a worker that takes part.
@@ -346,7 +373,7 @@ impl Zoned {
 
     /// Nothing local: busy zones first, then those whose worker does not look.
     pub(super) fn take_from_peers(&self, peer: Peer) -> Option<Result<i32>> {
-        let l = self.own()?;
+        let l = self.me()?;
         let b = self.balance_of(l)?;
         let (busy, mine) = (b.busy.load(Ordering::Relaxed), bit(l.place.load(Ordering::Relaxed)));
         let may = busy & mine == 0;
@@ -441,7 +468,7 @@ impl Zoned {
         let Ok(fd) = made else { return -1 };
         // Nobody but its thread makes one; who joins from now on finds it.
         l.inner.store(fd, Ordering::Release);
-        for v in self.victims(l) {
+        for v in self.victims(l).filter(|v| v.wakes) {
             put_inner(fd, v.fd);
         }
         fd
@@ -503,10 +530,10 @@ pub fn came(group: u64, place: u64, fd: i32) -> bool {
     s.gone.store(false, Ordering::Relaxed);
     s.place.store(place as u32, Ordering::Release);
     z.peers.n.fetch_max(i as u32 + 1, Ordering::AcqRel);
-    for w in z.watches.active() {
-        put_peer(w.ep(), fd);
+    if !z.is_shared() {
+        z.watches.active().for_each(|w| put_peer(w.ep(), fd));
+        z.inners().for_each(|inner| put_inner(inner, fd));
     }
-    z.inners().for_each(|inner| put_inner(inner, fd));
     true
 }
 
@@ -516,7 +543,7 @@ pub fn went(group: u64, place: u64) {
         for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {
             s.gone.store(true, Ordering::Relaxed);
         }
-        for l in z.locals() {
+        for l in z.workers() {
             l.look_at_once();
         }
     }
@@ -525,7 +552,7 @@ pub fn went(group: u64, place: u64) {
 /// [`msg::NUDGE`]: somebody's connections wait, and he does not look.
 pub fn nudged(group: u64) {
     for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
-        for l in z.locals() {
+        for l in z.workers() {
             l.look_at_once();
         }
     }
@@ -535,7 +562,7 @@ pub fn nudged(group: u64) {
 /// worker's alone again, and dies with it.
 pub fn alone() {
     for z in used() {
-        for l in z.locals() {
+        for l in z.workers() {
             l.shared.store(false, Ordering::Relaxed);
             l.peers_since.store(0, Ordering::Relaxed);
             close(&l.inner);
@@ -551,7 +578,7 @@ pub fn alone() {
 pub fn spoke() {
     let now = cpu::ticks();
     for z in used() {
-        let Some((l, b)) = z.own().and_then(|l| Some((l, z.balance_of(l)?))) else { continue };
+        let Some((l, b)) = z.me().and_then(|l| Some((l, z.balance_of(l)?))) else { continue };
         if !l.is_waiting_for_peers() {
             // Nothing can be taken before its worker has had its time, but from the busy.
             let others = b.busy.load(Ordering::Relaxed) & !bit(l.place.load(Ordering::Relaxed));
@@ -571,15 +598,15 @@ pub fn pending() -> bool {
 fn own_pending() -> bool {
     let mut any = false;
     for z in used() {
-        any |= z.locals().any(Local::is_waiting_for_peers);
-        if z.own().is_some_and(Local::is_waiting_for_peers) {
+        any |= z.workers().any(Local::is_waiting_for_peers);
+        if z.me().is_some_and(Local::is_waiting_for_peers) {
             return true;
         }
     }
     if !any {
         PENDING.store(false, Ordering::Relaxed);
         // Somebody may have begun in between.
-        if used().iter().any(|z| z.locals().any(Local::is_waiting_for_peers)) {
+        if used().iter().any(|z| z.workers().any(Local::is_waiting_for_peers)) {
             PENDING.store(true, Ordering::Relaxed);
         }
     }
@@ -593,7 +620,7 @@ pub fn cut(limit: Option<u64>) -> Option<u64> {
     }
     let mut ns = u64::MAX;
     for z in used() {
-        if let (Some(l), Some(b)) = (z.own(), z.balance()) {
+        if let (Some(l), Some(b)) = (z.me(), z.balance()) {
             if l.is_waiting_for_peers() {
                 ns = ns.min(usual_patience_ns(b));
             }
@@ -606,7 +633,7 @@ pub fn cut(limit: Option<u64>) -> Option<u64> {
 /// (events, data) that would get something from them.
 pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
     for z in used() {
-        let Some(l) = z.own().filter(|l| l.is_waiting_for_peers()) else { continue };
+        let Some(l) = z.me().filter(|l| l.is_waiting_for_peers()) else { continue };
         // While there is enough to do, that costs a system call a millisecond, not one a turn.
         let now = cpu::ticks();
         let ago = now.saturating_sub(l.peers_looked.load(Ordering::Relaxed));
@@ -629,7 +656,7 @@ pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
 pub fn before_sleep() {
     if ON.load(Ordering::Relaxed) {
         for z in used() {
-            if let Some((l, b)) = z.own().and_then(|l| Some((l, z.balance_of(l)?))) {
+            if let Some((l, b)) = z.me().and_then(|l| Some((l, z.balance_of(l)?))) {
                 l.looks(b);
             }
         }

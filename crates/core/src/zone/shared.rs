@@ -9,8 +9,9 @@
 //! workers share gets local ones beside it, as any listener does. There is no door to
 //! close: the program wants its address shared. See ADR 22.
 
-use super::{count, cpu, join::Who, state, Zoned};
-use crate::{ctl, process, stats};
+use super::accept::Peer;
+use super::{count, cpu, join::Who, state, Local, Zoned};
+use crate::{ctl, pool, process, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
 use fsocket_proto::{kind as msg, Msg};
@@ -33,22 +34,32 @@ pub struct Shared {
     /// Of the worker in this process for which the socket itself is the local one.
     place: AtomicU32,
     cpu: AtomicU32,
+    /// What balance keeps of that worker, if it takes part. Its descriptor is the program's.
+    worker: Local,
 }
 
 impl Shared {
     #[allow(clippy::new_without_default)] // only ever in statics
     pub const fn new() -> Shared {
-        Shared { address: AtomicU64::new(0), place: AtomicU32::new(NONE), cpu: AtomicU32::new(0) }
+        Shared { address: AtomicU64::new(0), place: AtomicU32::new(NONE), cpu: AtomicU32::new(0), worker: Local::new() }
     }
 
     pub fn reset(&self) {
         self.address.store(0, Ordering::Relaxed);
         self.place.store(NONE, Ordering::Relaxed);
+        self.stop_working();
+    }
+
+    fn stop_working(&self) -> bool {
+        self.worker.thread.store(0, Ordering::Relaxed);
+        self.worker.peers_since.store(0, Ordering::Relaxed);
+        self.worker.shared.swap(false, Ordering::AcqRel)
     }
 
     /// In a forked child: the place is the parent's.
     pub fn become_child(&self) {
         self.place.store(NONE, Ordering::Relaxed);
+        self.stop_working();
     }
 
     #[inline(always)]
@@ -150,7 +161,8 @@ impl Zoned {
         let done = self.enter(fd);
         self.shared.place.store(done.unwrap_or(REFUSED), Ordering::Release);
         match done {
-            Ok(_) => {
+            Ok(place) => {
+                self.share_member(fd, place);
                 process::arena();
                 stats::count(Counter::ZoneJoin);
             }
@@ -184,9 +196,71 @@ impl Zoned {
 
     pub(super) fn leave_membership(&self) {
         let place = self.shared.place.swap(NONE, Ordering::AcqRel);
-        if !matches!(place, NONE | REFUSED) {
-            self.tell_left(place, false);
+        let shared = self.shared.stop_working();
+        if shared {
+            self.drop_peers_if_idle();
         }
+        if !matches!(place, NONE | REFUSED) {
+            self.tell_left(place, shared);
+        }
+    }
+
+    /// Others of the family may steal from the program's own socket, and its worker from
+    /// theirs.
+    fn share_member(&self, fd: i32, place: u32) {
+        self.map_balance();
+        let l = &self.shared.worker;
+        l.fd.store(fd, Ordering::Relaxed);
+        l.cpu.store(self.shared.cpu.load(Ordering::Relaxed), Ordering::Relaxed);
+        l.place.store(place, Ordering::Relaxed);
+        l.fair.store(0, Ordering::Relaxed);
+        l.peers_since.store(0, Ordering::Relaxed);
+        l.thread.store(process::thread(), Ordering::Release);
+        self.share(l);
+    }
+
+    /// The worker for which the program's own socket is the local one, if others may steal
+    /// from it.
+    pub(super) fn member(&self) -> Option<&Local> {
+        let l = &self.shared.worker;
+        l.shared.load(Ordering::Acquire).then_some(l)
+    }
+
+    /// The calling thread as such a worker.
+    pub(super) fn own_member(&self) -> Option<&Local> {
+        self.member().filter(|l| l.thread.load(Ordering::Relaxed) == process::thread())
+    }
+
+    /// Those in this process that have other sockets of the same address.
+    pub(super) fn sibling_members<'a>(&'a self, l: &'a Local) -> impl Iterator<Item = &'static Local> + 'a {
+        let address = self.shared.address();
+        let siblings = super::used().iter().filter(move |z| address != 0 && z.shared.address() == address);
+        siblings.filter_map(Zoned::member).filter(move |o| !core::ptr::eq(*o, l))
+    }
+
+    /// `accept` on the program's own socket; peers when that has nothing, or a busy one's
+    /// turn has come.
+    pub(super) fn accept_member(&self, fd: i32, peer: Peer) -> Result<i32> {
+        let Some(l) = self.own_member() else { return peer.accept(fd).inspect(|n| self.member_took(*n)) };
+        if let Some(r) = self.take_for_balance(l, peer) {
+            return r;
+        }
+        match peer.accept(fd) {
+            Ok(n) => {
+                self.took_own(l);
+                self.member_took(n);
+                Ok(n)
+            }
+            // It does not block.
+            Err(Errno::EAGAIN) => self.take_from_peers(peer).unwrap_or(Err(Errno::EAGAIN)),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn member_took(&self, n: i32) {
+        stats::count(Counter::AcceptKernel);
+        self.returned();
+        pool::kernel_allocated(n);
     }
 
     /// `wait`: until the monitor has closed its descriptor of the socket, so that the address

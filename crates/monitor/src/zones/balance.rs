@@ -251,8 +251,7 @@ impl Monitor {
     pub(crate) fn balance(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let off = self.config.balance.off;
         let g = self.zones.all.get_mut(&msg.id).filter(|g| g.holders.contains(&id)).ok_or(Errno::NOENT)?;
-        // Sockets that the program itself has made may be strangers' to each other.
-        if off || g.own.is_some() {
+        if off {
             return Err(Errno::OPNOTSUPP);
         }
         if g.balance.is_none() {
@@ -276,7 +275,13 @@ impl Monitor {
         if g.netns != netns || g.shape != shape.addr() {
             return None;
         }
-        let others = g.conns_that_share();
+        let mut others = g.conns_that_share();
+        if g.own.is_some() {
+            // Related or not (workers that were started one by one): who shares the address must
+            // serve whatever comes. But not another user's, who may have got the socket.
+            let uid = |conn: ConnId| self.clients.get(conn).map(|c| c.uid);
+            others.retain(|other| uid(*other) == uid(id));
+        }
         let is_first = !others.contains(&id);
         let balance = g.balance.as_mut()?;
         let socket = Rc::new(fd.keep());
@@ -287,11 +292,11 @@ impl Monitor {
             let msg = Msg { id: g.id, arg0: place.into(), arg1: cpu.into(), ..Msg::new(kind::PEER) };
             Outgoing { msg, fd: Some(fd.clone()), unasked: true }
         };
-        for other in others.into_iter().filter(|other| *other != id) {
+        for other in others.iter().copied().filter(|other| *other != id) {
             self.clients.send(other, peer(place, cpu, &socket), &self.arenas);
         }
         if is_first {
-            for (p, m) in g.members.iter().filter(|(_, m)| m.conn != id) {
+            for (p, m) in g.members.iter().filter(|(_, m)| m.conn != id && others.contains(&m.conn)) {
                 if let Some(s) = g.balance.as_ref().and_then(|b| b.shared.get(p)) {
                     self.clients.send(id, peer(*p, m.cpu, &s.socket), &self.arenas);
                 }
