@@ -35,6 +35,8 @@ mod doorbell;
 #[cfg(test)]
 mod nap;
 #[cfg(test)]
+mod steal;
+#[cfg(test)]
 mod token;
 
 use crate::atomic::{AtomicU32, Ordering};

@@ -446,9 +446,8 @@ impl Zoned {
             if v.gone || may && (busy & bit(v.place) != 0 || is_left_alone(b, l, &v)) {
                 return Waits::Now;
             }
-            if may {
-                waits = Waits::Later;
-            }
+            // Also while this worker is busy itself: nobody would tell it again.
+            waits = Waits::Later;
         }
         waits
     }

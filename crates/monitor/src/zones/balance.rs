@@ -65,6 +65,9 @@ impl Default for Knobs {
 /// many looks after the last time.
 const STRAINED_SHARE: u64 = 20;
 const STRAINED_LOOKS: u32 = 20;
+/// A handshake that takes longer is taken for one that never ends: until then the monitor
+/// stays awake, because nobody rings when it ends.
+const HANDSHAKE: Duration = Duration::from_secs(3);
 
 /// A worker's local listen socket, and what was seen of its queue last.
 struct Shared {
@@ -72,6 +75,11 @@ struct Shared {
     added: u64,
     looked: u64,
     length: u64,
+    /// `added - taken - length`: handshakes that have not ended; since when it is that, and
+    /// what it was when nothing was under way.
+    open: u64,
+    open_since: Instant,
+    lost: u64,
     /// Looks until it counts as keeping up again.
     strained: u32,
     /// From whom it has stolen, at the last look.
@@ -152,14 +160,17 @@ impl Balance {
         let q = self.queue(place);
         let waiting = listener::backlog(socket.as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
         let added = q.added.load(Ordering::Relaxed);
-        q.drift.store(added.wrapping_sub(q.taken.load(Ordering::Relaxed)).wrapping_sub(waiting), Ordering::Relaxed);
+        let open = added.wrapping_sub(q.taken.load(Ordering::Relaxed)).wrapping_sub(waiting);
+        q.drift.store(open, Ordering::Relaxed);
         q.average.store(0, Ordering::Relaxed);
         let looked = q.looked.load(Ordering::Relaxed);
         self.gone().fetch_and(!bit(place), Ordering::Relaxed);
         self.busy().fetch_and(!bit(place), Ordering::Relaxed);
         self.strained().fetch_and(!bit(place), Ordering::Relaxed);
         let stolen = self.stolen(place);
-        self.shared.insert(place, Shared { socket, added, looked, length: waiting, strained: 0, stolen });
+        let (length, lost, open_since) = (waiting, open, Instant::now());
+        let shared = Shared { socket, added, looked, length, open, open_since, lost, strained: 0, stolen };
+        self.shared.insert(place, shared);
     }
 
     /// Its worker is gone. True: it was shared.
@@ -173,7 +184,7 @@ impl Balance {
     }
 
     /// Measures every queue.
-    fn look(&mut self, cpu: impl Fn(u32) -> Option<u32>) -> Found {
+    fn look(&mut self, now: Instant, cpu: impl Fn(u32) -> Option<u32>) -> Found {
         let mut found = Found::default();
         let low = self.word(offset_of!(abi::Balance, low)).load(Ordering::Relaxed);
         let high = self.word(offset_of!(abi::Balance, high)).load(Ordering::Relaxed);
@@ -188,7 +199,13 @@ impl Balance {
             let q = self.queue(place);
             let (added, taken) = (q.added.load(Ordering::Relaxed), q.taken.load(Ordering::Relaxed));
             let length = listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
-            q.drift.store(added.wrapping_sub(taken).wrapping_sub(length), Ordering::Relaxed);
+            let open = added.wrapping_sub(taken).wrapping_sub(length);
+            q.drift.store(open, Ordering::Relaxed);
+            if open != s.open {
+                (s.open, s.open_since) = (open, now);
+            } else if now.saturating_duration_since(s.open_since) >= HANDSHAKE {
+                s.lost = open;
+            }
             let mut average = q.average.load(Ordering::Relaxed);
             if added == s.added {
                 // Nothing comes that could move the average.
@@ -231,7 +248,8 @@ impl Balance {
 
     /// Nothing waits, nothing came: from now on the program rings.
     fn lie_down(&mut self) {
-        let quiet = self.shared.values().all(|s| s.length == 0) && self.busy().load(Ordering::Relaxed) == 0;
+        let quiet =
+            self.shared.values().all(|s| s.length == 0 && s.open == s.lost) && self.busy().load(Ordering::Relaxed) == 0;
         let all = |b: &Balance| -> bool {
             b.shared.iter().any(|(place, s)| b.queue(*place).added.load(Ordering::SeqCst) != s.added)
         };
@@ -355,7 +373,7 @@ impl Monitor {
             let members = &g.members;
             let Some(b) = g.balance.as_mut().filter(|b| !b.napping && !b.shared.is_empty()) else { continue };
             let before: u64 = b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add);
-            let found = b.look(|place| members.get(&place).map(|m| m.cpu));
+            let found = b.look(now, |place| members.get(&place).map(|m| m.cpu));
             if b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add) == before {
                 b.lie_down();
             }
@@ -417,5 +435,75 @@ impl Group {
             queues: queues.collect(),
             steals: steals.collect(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::memfd;
+    use rustix::fs::SealFlags;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    /// One queue of a listener, which is looked at in turns of a tenth of a second.
+    struct Watched {
+        balance: Balance,
+        listener: TcpListener,
+        now: Instant,
+    }
+
+    impl Watched {
+        fn new() -> Watched {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let mem = memfd("balance", BALANCE_SIZE, SealFlags::SHRINK).unwrap();
+            let mut balance = Balance::new(mem).unwrap();
+            balance.enter(1, Rc::new(listener.try_clone().unwrap().into()));
+            balance.set_limits(&Knobs::default());
+            Watched { balance, listener, now: Instant::now() }
+        }
+        /// As the BPF program.
+        fn syn(&self) {
+            self.balance.queue(1).added.fetch_add(1, Ordering::SeqCst);
+        }
+        fn accept(&self) {
+            self.listener.accept().unwrap();
+            self.balance.queue(1).taken.fetch_add(1, Ordering::SeqCst);
+        }
+        /// Stuck, and whether it naps afterwards.
+        fn look(&mut self, after: Duration) -> (bool, bool) {
+            self.now += after;
+            let stuck = self.balance.look(self.now, |_| None).stuck;
+            self.balance.lie_down();
+            (stuck, self.balance.napping)
+        }
+    }
+
+    const TURN: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn a_handshake_that_is_open_keeps_the_monitor_awake() {
+        let mut w = Watched::new();
+        assert_eq!(w.look(TURN), (false, true));
+        w.syn();
+        assert_eq!(w.look(TURN), (false, false));
+        assert_eq!(w.look(TURN), (false, false), "nothing has come since, but it will");
+        let address = w.listener.local_addr().unwrap();
+        let _client = TcpStream::connect(address).unwrap();
+        assert_eq!(w.look(TURN), (false, false));
+        assert_eq!(w.look(TURN), (true, false), "nobody looks at it");
+        w.accept();
+        assert_eq!(w.look(TURN), (false, true));
+    }
+
+    #[test]
+    fn not_for_ever() {
+        let mut w = Watched::new();
+        w.syn();
+        assert_eq!(w.look(TURN), (false, false));
+        assert_eq!(w.look(HANDSHAKE - TURN), (false, false));
+        assert_eq!(w.look(TURN), (false, true));
+        w.syn();
+        assert_eq!(w.look(TURN), (false, false), "another one");
+        assert_eq!(w.look(HANDSHAKE), (false, true));
     }
 }
