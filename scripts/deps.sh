@@ -34,6 +34,7 @@ test_needs=(
     "wrk wrk"
     "ab apache2-utils"
     "memcached memcached"
+    "/usr/include/liburing.h liburing-dev"
     "lighttpd lighttpd"
     "curl curl"
     "/usr/bin/python3 python3"

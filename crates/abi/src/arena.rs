@@ -97,6 +97,8 @@ counters! {
     FbResource = "fallback.resource",
     /// Fallback: an option or operation that only the kernel has.
     FbOption = "fallback.option",
+    /// Fallback: a connection or a listener used on an io_uring, or a ring that cannot be looked into.
+    FbUring = "fallback.io_uring",
     /// Fallback: called from a signal handler that interrupted us.
     FbReentry = "fallback.reentry",
     /// Fallback: switched off (--no-shm, unshare, setns, seccomp, RLIMIT_AS).

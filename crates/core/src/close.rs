@@ -19,6 +19,7 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
             if pool::holds(fd) {
                 return Outcome::Done(Err(Errno::EBADF));
             }
+            crate::uring::closed(fd);
             pool::kernel_freed(fd);
             Outcome::Kernel
         }
@@ -273,6 +274,7 @@ pub fn passed(fd: i32) {
 
 /// `fd` now is something else in the kernel (dup2, or closed behind us).
 pub fn overwritten(fd: i32) {
+    crate::uring::closed(fd);
     pool::forget(fd);
     if let Some(d) = table::remove(fd) {
         let _ = drop_number(fd, d, false);
@@ -290,6 +292,7 @@ pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<(
         }
     }
     pool::drain();
+    crate::uring::closed_range(first, last);
     let mut from = first as u64;
     while let Some(own) = process::next_own(from as u32, last).filter(|_| from <= last as u64) {
         if own as u64 > from {

@@ -126,6 +126,13 @@ pub fn has_items(d: &Desc) -> bool {
     of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0)
 }
 
+/// Something of the kernel's is in this instance, whoever has put it there.
+pub fn has_kernels(d: &Desc) {
+    if let Some(ep) = of(d) {
+        ep.kernel.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Ep {
     fn index(&self) -> u32 {
         EPS.index(self)

@@ -97,7 +97,7 @@ fn leave_all() {
 }
 
 fn descs() -> impl Iterator<Item = &'static Desc> {
-    (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.refs.load(Ordering::Relaxed) > 0)
+    table::all()
 }
 
 fn inheritable(d: &Desc) -> bool {

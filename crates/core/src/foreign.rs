@@ -6,9 +6,12 @@
 //! instance is a descriptor like any other, so we look for one where
 //! connections begin and where a program would have to wait. Once one is found
 //! this process is left to the kernel, with everything that it has.
+//!
+//! The same goes for io_uring: a ring that was made neither through libc nor through
+//! liburing ([`crate::uring`]).
 
 use crate::table::{self, DESCS};
-use crate::{close, ctl, listen, opts, path, process, stats};
+use crate::{close, ctl, listen, opts, path, process, stats, uring};
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;
@@ -29,9 +32,22 @@ pub fn noticed() -> bool {
     if n >= OFTEN && !n.is_multiple_of(OFTEN) || !process::enabled() {
         return false;
     }
+    // A ring costs more to tell.
+    look(n < 4 || n.is_power_of_two() || n >= OFTEN)
+}
+
+/// As [`noticed`], and not only now and then: before something that others see.
+pub fn noticed_now() -> bool {
+    process::enabled() && look(true)
+}
+
+fn look(rings: bool) -> bool {
     let mut found = [-1; INSTANCES];
     let ended = ENDED.load(Ordering::SeqCst);
-    let n = find(&mut found);
+    let Some(n) = find(&mut found, rings) else {
+        uring::leave_everything();
+        return true;
+    };
     if n == 0 || BEGUN.load(Ordering::SeqCst) != ended || !found[..n].iter().any(|fd| stays(*fd)) {
         return false;
     }
@@ -64,34 +80,58 @@ pub fn become_child() {
 fn stays(fd: i32) -> bool {
     (0..MOMENTS).all(|_| {
         sys::nanosleep(1_000_000);
-        is_unseen(fd, ctl::fd())
+        is_unseen(fd)
     })
 }
 
 /// Milliseconds.
 const MOMENTS: u32 = 5;
 
-/// Is it an instance that is neither the program's, as far as we know, nor our own? `probe` is
-/// a descriptor that can be polled and is in nobody else's instance: taking it out gives
-/// ENOENT for an instance, EINVAL for anything else.
-fn is_unseen(fd: i32, probe: i32) -> bool {
-    let instance = || sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, probe, None) == Err(sys::Errno::ENOENT);
-    fd != probe && table::lookup(fd).is_none() && !close::own(fd) && instance()
+/// Is it neither the program's, as far as we know, nor our own?
+fn is_unknown(fd: i32) -> bool {
+    fd != ctl::fd() && table::lookup(fd).is_none() && !close::own(fd)
 }
 
-fn find(found: &mut [i32; INSTANCES]) -> usize {
-    let probe = ctl::fd();
+/// What taking something out of it gives that can be polled and is in nobody else's instance: ENOENT
+/// for an instance, EINVAL for anything else.
+fn probe(fd: i32) -> Result<(), sys::Errno> {
+    sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, ctl::fd(), None)
+}
+
+fn is_unseen(fd: i32) -> bool {
+    is_unknown(fd) && probe(fd) == Err(sys::Errno::ENOENT)
+}
+
+/// How many instances there are. None: there is a ring.
+fn find(found: &mut [i32; INSTANCES], rings: bool) -> Option<usize> {
     if ctl::dead() {
-        return 0;
+        return Some(0);
     }
     let mut n = 0;
-    for fd in 3..NUMBERS {
-        if n < INSTANCES && is_unseen(fd, probe) {
-            found[n] = fd;
-            n += 1;
+    for fd in (3..NUMBERS).filter(|fd| is_unknown(*fd)) {
+        match probe(fd) {
+            Err(sys::Errno::ENOENT) if n < INSTANCES => {
+                found[n] = fd;
+                n += 1;
+            }
+            Err(sys::Errno::EINVAL) if rings && !uring::known(fd) && is_ring(fd) => return None,
+            _ => {}
         }
     }
-    n
+    Some(n)
+}
+
+/// Asked of /proc: a system-call filter may end a program that makes a call of io_uring.
+fn is_ring(fd: i32) -> bool {
+    let mut path = [0u8; 40];
+    let prefix = b"/proc/self/fd/";
+    path[..prefix.len()].copy_from_slice(prefix);
+    decimal(fd, &mut path[prefix.len()..]);
+    let mut name = [0u8; 32];
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, name.as_mut_ptr() as usize, name.len(), 0, 0];
+    // SAFETY: a NUL-terminated path and a buffer of that size.
+    let n = unsafe { sys::raw(libc::SYS_readlinkat, args) }.unwrap_or(0);
+    &name[..n] == b"anon_inode:[io_uring]"
 }
 
 /// Everything goes to the kernel, and is watched there as it was.

@@ -112,6 +112,7 @@ pub fn child() {
     ctl::unlock_after_fork();
     process::become_child(nonce);
     exec::become_child();
+    crate::uring::become_child();
     peers::become_child();
     ctl::become_child((fd >= 0).then_some(fd));
     route::reset_after_fork();

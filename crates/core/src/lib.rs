@@ -44,6 +44,7 @@ pub mod stream;
 pub mod table;
 pub mod token;
 pub mod upgrade;
+pub mod uring;
 pub mod zone;
 
 #[cfg(not(loom))]

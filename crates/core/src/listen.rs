@@ -73,7 +73,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         return Ok(false); // listen() again only changes the backlog
     }
     ctl::wanted();
-    foreign::noticed();
+    foreign::noticed_now();
     if !process::enabled() {
         return Err(Counter::FbDisabled);
     }
@@ -191,6 +191,15 @@ pub fn give_up(id: u64) {
             d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
         }
     }
+}
+
+/// Who accepts is below us from now on: what waits goes into the kernel's queue, or
+/// to the relatives that still listen as before.
+pub fn abandon(d: &'static Desc) {
+    leave_to_kernel(d);
+    closed(d);
+    let zoned = crate::zone::of(d).is_some();
+    d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
 }
 
 /// All listeners of this process are the kernel's alone from now on.

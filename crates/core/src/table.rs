@@ -315,6 +315,11 @@ pub fn scan_limit() -> usize {
     (r.rlim_cur.max(1024) as usize).min(MAX_FD)
 }
 
+/// All descriptions in use.
+pub fn all() -> impl Iterator<Item = &'static Desc> {
+    (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.refs.load(Ordering::Relaxed) > 0)
+}
+
 /// Forget a description that turned out to be the kernel's business: every
 /// number that refers to it leaves the table.
 pub fn forget(d: &Desc) {

@@ -246,6 +246,14 @@ pub fn closed(d: &Desc) {
     }
 }
 
+/// Who accepts is below us, and sees the global listen socket only. False: it was
+/// the only one already.
+pub fn leave(d: &Desc) -> bool {
+    let Some(z) = of(d).filter(|z| z.state() != state::OFF) else { return false };
+    z.off(Counter::FbZoneUnseen);
+    true
+}
+
 /// `shutdown` of a listener: for all processes that share it.
 pub fn shut(d: &Desc) {
     if let Some(p) = of(d).and_then(|z| z.page()) {

@@ -1,8 +1,8 @@
 //! What libc has for sockets and is not hooked.
 //!
 //! Errors named here were seen on a connection of ours and compared with stock
-//! (x86-64, glibc, Linux 6.18), except those of `clone` and
-//! `io_uring`, which follow from how they work.
+//! (x86-64, glibc, Linux 6.18), except those of `clone`, which follow from how it
+//! works.
 
 /// Functions, and why they are left alone or what goes wrong.
 pub struct Unhooked {
@@ -17,6 +17,7 @@ const fn u(names: &'static [&'static str], why: &'static str) -> Unhooked {
 /// Nothing is lost: no descriptor of ours is involved, or the placeholder
 /// answers as a connection would.
 pub const HARMLESS: &[Unhooked] = &[
+    u(&["io_uring_get_sqe", "io_uring_wait_cqes", "__io_uring_get_cqe"], "They submit nothing (from Linux 5.11 on)."),
     u(&["pread", "pwrite", "preadv", "pwritev", "lseek"], "`ESPIPE`, as on any socket; the placeholder gives it."),
     u(&["fsync", "fdatasync", "ftruncate", "copy_file_range"], "`EINVAL`, as on any socket."),
     u(&["vmsplice"], "`EBADF`, as on any socket."),
@@ -30,7 +31,7 @@ pub const HARMLESS: &[Unhooked] = &[
 ];
 
 /// A program that uses these on a connection of ours notices.
-pub const VISIBLE: &[Unhooked] = &[
-    u(&["clone (sharing memory)"], "With `CLONE_VM` and without `CLONE_THREAD`, a `close` in the child closes the parent's connection."),
-    u(&["io_uring_setup", "io_uring_enter"], "Raw system calls on the placeholder, which is not connected: `ENOTCONN`. Programs that use it for sockets (node with `UV_USE_IO_URING=1`) need `fastsocket run --no-shm`."),
-];
+pub const VISIBLE: &[Unhooked] = &[u(
+    &["clone (sharing memory)"],
+    "With `CLONE_VM` and without `CLONE_THREAD`, a `close` in the child closes the parent's connection.",
+)];

@@ -5,6 +5,7 @@ mod io;
 mod process;
 mod readiness;
 mod sockets;
+mod uring;
 mod variadic;
 
 use fsocket_core::{Outcome, Result};
@@ -32,6 +33,7 @@ use guarded_family as sockets;
 use guarded_family as descriptors;
 use guarded_family as readiness;
 use guarded_family as process;
+use guarded_family as uring;
 macro_rules! io {
     ($e:expr) => {
         $e

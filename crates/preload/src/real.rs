@@ -7,7 +7,17 @@ use libc::*;
 #[cold]
 fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
     // SAFETY: a NUL-terminated name.
-    let p = unsafe { dlsym(RTLD_NEXT, name.as_ptr()) };
+    let mut p = unsafe { dlsym(RTLD_NEXT, name.as_ptr()) };
+    if p.is_null() && name.to_bytes().starts_with(b"io_uring") {
+        // Loaded by a plug-in for itself: only its handle leads there.
+        // SAFETY: NUL-terminated names; nothing is loaded that is not there.
+        unsafe {
+            let library = dlopen(c"liburing.so.2".as_ptr(), RTLD_LAZY | RTLD_NOLOAD);
+            if !library.is_null() {
+                p = dlsym(library, name.as_ptr());
+            }
+        }
+    }
     cache.store(p, Ordering::Release);
     p
 }

@@ -89,6 +89,25 @@ hook_table! {
     process: "as posix_spawn" fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     process: "inheritable connections become the kernel's first" fn system(command: *const c_char) -> c_int;
     process: "as system" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
+    uring: "the ring is known" fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int;
+    uring: "the ring is known" fn io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, params: *mut c_void) -> c_int;
+    uring: "the ring is known" fn io_uring_queue_init_mem(entries: c_uint, ring: *mut c_void, params: *mut c_void, memory: *mut c_void, size: size_t) -> c_int;
+    uring: "the ring is known" fn io_uring_queue_mmap(fd: c_int, params: *mut c_void, ring: *mut c_void) -> c_int;
+    uring: "the ring is forgotten" fn io_uring_queue_exit(ring: *mut c_void) -> ();
+    uring: "what the entries name becomes the kernel's first" fn io_uring_submit(ring: *mut c_void) -> c_int;
+    uring: "as io_uring_submit" fn io_uring_submit_and_wait(ring: *mut c_void, n: c_uint) -> c_int;
+    uring: "as io_uring_submit" fn io_uring_submit_and_wait_timeout(ring: *mut c_void, cqe: *mut c_void, n: c_uint, timeout: *mut c_void, mask: *mut c_void) -> c_int;
+    uring: "as io_uring_submit" fn io_uring_submit_and_wait_min_timeout(ring: *mut c_void, cqe: *mut c_void, n: c_uint, timeout: *mut c_void, least: c_uint, mask: *mut c_void) -> c_int;
+    uring: "as io_uring_submit" fn io_uring_submit_and_wait_reg(ring: *mut c_void, cqe: *mut c_void, n: c_uint, index: c_int) -> c_int;
+    uring: "as io_uring_submit" fn io_uring_submit_and_get_events(ring: *mut c_void) -> c_int;
+    uring: "the ring is known" fn io_uring_setup(entries: c_uint, params: *mut c_void) -> c_int;
+    uring: "as io_uring_submit" fn io_uring_enter(fd: c_uint, submit: c_uint, n: c_uint, flags: c_uint, mask: *mut c_void) -> c_int;
+    uring: "as io_uring_submit" fn io_uring_enter2(fd: c_uint, submit: c_uint, n: c_uint, flags: c_uint, arg: *mut c_void, size: size_t) -> c_int;
+    uring: "registered descriptors become the kernel's first" fn io_uring_register(fd: c_uint, op: c_uint, arg: *const c_void, n: c_uint) -> c_int;
+    uring: "as io_uring_register" fn io_uring_register_files(ring: *mut c_void, files: *const c_int, n: c_uint) -> c_int;
+    uring: "as io_uring_register" fn io_uring_register_files_tags(ring: *mut c_void, files: *const c_int, tags: *const c_void, n: c_uint) -> c_int;
+    uring: "as io_uring_register" fn io_uring_register_files_update(ring: *mut c_void, off: c_uint, files: *const c_int, n: c_uint) -> c_int;
+    uring: "as io_uring_register" fn io_uring_register_files_update_tag(ring: *mut c_void, off: c_uint, files: *const c_int, tags: *const c_void, n: c_uint) -> c_int;
     process: "a stream over our read and write; an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
 }
 

@@ -44,6 +44,16 @@ pub fn script(relative: &str) -> PathBuf {
     path
 }
 
+/// Compiles a C program of `tests/` (e.g. `apps/uring.c`) with more arguments for
+/// the compiler; the result is `to`.
+#[track_caller]
+pub fn compile(source: &str, to: &std::path::Path, more: &[&str]) {
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-O1", "-pthread", "-o"]).arg(to).arg(script(source)).args(more);
+    let out = cc.output().unwrap_or_else(|e| panic!("cc: {e}"));
+    assert!(out.status.success(), "cc {source} {more:?}:\n{}", String::from_utf8_lossy(&out.stderr));
+}
+
 /// Full path of a program, searched in PATH and the sbin directories.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();

@@ -114,6 +114,15 @@ pub unsafe fn syscall(
             SYS_sendfile => io::sendfile(fd, b as _, c as _, d as _) as c_long,
             SYS_execve => execve(a as _, b as _, c as _) as c_long,
             SYS_execveat => execveat(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_io_uring_setup => super::uring::setup(b, real::syscall(number, a, b, c, d, e, f)),
+            SYS_io_uring_enter => {
+                super::uring::enter(fd, b as _, d as _);
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            SYS_io_uring_register => {
+                super::uring::register(b as _, c as _, d as _);
+                real::syscall(number, a, b, c, d, e, f)
+            }
             SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             _ if !descriptor_first(number) || table::lookup(fd).is_none() => real::syscall(number, a, b, c, d, e, f),
             SYS_bind => so::bind(fd, b as _, c as _) as c_long,

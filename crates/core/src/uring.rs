@@ -1,0 +1,150 @@
+//! io_uring: what a program names on a ring becomes the kernel's before the
+//! kernel sees the entry.
+//!
+//! The kernel works on descriptors below us: on a connection of ours it would find
+//! an unconnected socket, and an accept would never see who waits in our queues. A
+//! ring that only reads files (mariadb) costs its sockets nothing.
+//!
+//! A ring is known if it was made through libc's `syscall` or liburing's functions;
+//! entries are then looked at when they are submitted. Rings made by system calls
+//! of a program's own are found by [`crate::foreign`], and everything is left to the
+//! kernel, as for a ring that a kernel thread polls without any call.
+
+mod entry;
+mod rings;
+
+use crate::table::{self, kind, Desc};
+use crate::{close, epoll, exec, listen, path, pool, process, stats, zone};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+
+pub use rings::{become_child, closed, closed_range, known, Queue};
+
+/// IORING_SETUP_SQPOLL: a kernel thread takes entries as they are written.
+const SETUP_SQPOLL: u32 = 1 << 1;
+/// IORING_ENTER_REGISTERED_RING: the number is not a descriptor.
+const ENTER_REGISTERED: u32 = 1 << 4;
+
+/// `io_uring_setup(2)` has returned `fd`.
+///
+/// # Safety
+/// `params` is the call's `struct io_uring_params`.
+pub unsafe fn made(fd: i32, params: *const u8) {
+    // SAFETY: the caller's.
+    let p = unsafe { rings::Params::read(params) };
+    if p.flags & SETUP_SQPOLL != 0 || !rings::map(fd, &p) {
+        rings::remember(fd, None);
+        leave_everything();
+    }
+}
+
+/// liburing has made a ring: its queue, and the ring's descriptor.
+pub fn made_by_liburing(fd: i32, q: Queue) {
+    rings::remember(fd, Some(q));
+}
+
+/// Before `io_uring_enter(2)`.
+pub fn entering(fd: i32, to_submit: u32, flags: u32) {
+    if to_submit == 0 {
+        return;
+    }
+    if flags & ENTER_REGISTERED == 0 && rings::known(fd) {
+        if let Some(q) = rings::queue(fd) {
+            submitting(&q, q.tail());
+        }
+        return;
+    }
+    rings::each(|q| submitting(q, q.tail()));
+}
+
+/// Entries of `q` up to `tail` are about to be submitted.
+pub fn submitting(q: &Queue, tail: u32) {
+    if process::nonce() == 0 {
+        return;
+    }
+    q.each(tail, |e| {
+        for fd in e.descriptors() {
+            used(fd);
+        }
+        // SAFETY: the kernel reads the same through the entry's pointers.
+        unsafe { e.further(used) };
+        if let Some(ep) = e.instance().and_then(table::lookup) {
+            epoll::has_kernels(ep);
+        }
+        if let Some(fd) = e.closes() {
+            // What is left of ours is an instance, or a listener of the kernel's.
+            if table::lookup(fd).is_some() {
+                close::overwritten(fd);
+            }
+            pool::kernel_freed(fd);
+        }
+    });
+}
+
+/// Before `io_uring_register(2)`.
+///
+/// # Safety
+/// `arg` and `n` are what the operation wants.
+pub unsafe fn registering(op: u32, arg: *const u8, n: u32) {
+    if !arg.is_null() && process::nonce() != 0 {
+        // SAFETY: the caller's.
+        unsafe { entry::registered(op, arg, n, used) };
+    }
+}
+
+/// The kernel is told of these descriptors.
+///
+/// # Safety
+/// `fds` points to `n` numbers.
+pub unsafe fn named(fds: *const i32, n: u32) {
+    if !fds.is_null() && process::nonce() != 0 {
+        // SAFETY: the caller's.
+        unsafe { entry::numbers(fds, n as usize, used) };
+    }
+}
+
+/// The kernel is about to use `fd` below us.
+pub fn used(fd: i32) {
+    let Some(d) = table::lookup(fd) else { return };
+    match d.kind() {
+        kind::CONN => {
+            stats::count(Counter::FbUring);
+            path::materialize_one(d);
+        }
+        kind::LISTENER | kind::KLISTENER => leave_listener(d),
+        kind::KERNEL => crate::upgrade::give_up(d),
+        kind::FRESH | kind::BOUND if d.refs.load(Ordering::Relaxed) > 0 => {
+            epoll::leave_to_kernel(d);
+            table::forget(d);
+        }
+        // The kernel knows nothing of what is ours in there.
+        kind::EPOLL if epoll::has_items(d) => leave_everything(),
+        _ => {}
+    }
+}
+
+fn leave_listener(d: &'static Desc) {
+    let ours = d.kind() == kind::LISTENER;
+    if zone::leave(d) || ours {
+        stats::count(Counter::FbUring);
+    }
+    if ours {
+        listen::abandon(d);
+    }
+}
+
+/// Nobody can tell what the kernel will be asked for.
+pub fn leave_everything() {
+    crate::upgrade::give_up_all();
+    if process::nonce() == 0 {
+        return;
+    }
+    // Counters need a place, also in a program that has not used us yet.
+    let _ = process::arena();
+    stats::count(Counter::FbUring);
+    process::disable();
+    for d in table::all().filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER)) {
+        leave_listener(d);
+    }
+    exec::hand_over_all();
+}

@@ -1,0 +1,236 @@
+//! Entries of a submission queue: which descriptors they name.
+
+/// Bytes of a `struct io_uring_sqe`; a large one has as many again behind it.
+pub const SIZE: usize = 64;
+
+/// IOSQE_FIXED_FILE: the number is a place in the ring's own table.
+const FIXED_FILE: u8 = 1;
+/// SPLICE_F_FD_IN_FIXED: likewise.
+const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
+/// Most numbers that one call can name (IORING_MAX_FIXED_FILES).
+const MOST: usize = 1 << 20;
+
+/// Numbers of operations (enum io_uring_op). Unknown ones are taken to have a
+/// descriptor where most of them have it.
+mod op {
+    pub const NOP: u8 = 0;
+    pub const POLL_REMOVE: u8 = 7;
+    pub const SENDMSG: u8 = 9;
+    pub const TIMEOUT: u8 = 11;
+    pub const TIMEOUT_REMOVE: u8 = 12;
+    pub const ASYNC_CANCEL: u8 = 14;
+    pub const LINK_TIMEOUT: u8 = 15;
+    pub const CLOSE: u8 = 19;
+    pub const FILES_UPDATE: u8 = 20;
+    pub const MADVISE: u8 = 25;
+    pub const EPOLL_CTL: u8 = 29;
+    pub const SPLICE: u8 = 30;
+    pub const PROVIDE_BUFFERS: u8 = 31;
+    pub const REMOVE_BUFFERS: u8 = 32;
+    pub const TEE: u8 = 33;
+    pub const SOCKET: u8 = 45;
+    pub const SENDMSG_ZC: u8 = 48;
+    pub const WAITID: u8 = 50;
+    pub const FUTEX_WAIT: u8 = 51;
+    pub const FUTEX_WAITV: u8 = 53;
+}
+
+/// io_uring_register's operations.
+mod register {
+    pub const FILES: u32 = 2;
+    pub const FILES_UPDATE: u32 = 6;
+    pub const FILES2: u32 = 13;
+    pub const FILES_UPDATE2: u32 = 14;
+}
+
+/// One entry, copied: the program may change it meanwhile, as it may under the kernel.
+pub struct Entry {
+    op: u8,
+    flags: u8,
+    fd: i32,
+    off: u64,
+    addr: u64,
+    len: u32,
+    rw_flags: u32,
+    splice_in: i32,
+}
+
+impl Entry {
+    /// # Safety
+    /// `at` is an entry of a ring.
+    pub unsafe fn read(at: *const u8) -> Entry {
+        // SAFETY: the caller's.
+        unsafe {
+            Entry {
+                op: at.read_volatile(),
+                flags: at.add(1).read_volatile(),
+                fd: (at.add(4) as *const i32).read_volatile(),
+                off: (at.add(8) as *const u64).read_volatile(),
+                addr: (at.add(16) as *const u64).read_volatile(),
+                len: (at.add(24) as *const u32).read_volatile(),
+                rw_flags: (at.add(28) as *const u32).read_volatile(),
+                splice_in: (at.add(44) as *const i32).read_volatile(),
+            }
+        }
+    }
+
+    /// Numbers that the entry itself has; some are -1.
+    pub fn descriptors(&self) -> [i32; 2] {
+        let first = match self.op {
+            op::NOP
+            | op::POLL_REMOVE
+            | op::TIMEOUT..=op::TIMEOUT_REMOVE
+            | op::ASYNC_CANCEL..=op::LINK_TIMEOUT
+            | op::FILES_UPDATE
+            | op::MADVISE
+            | op::PROVIDE_BUFFERS..=op::REMOVE_BUFFERS
+            | op::SOCKET
+            | op::WAITID
+            | op::FUTEX_WAIT..=op::FUTEX_WAITV => -1,
+            // The instance is asked for the other one; it is not used itself.
+            op::EPOLL_CTL => -1,
+            // A place in the ring's table, if there is one.
+            op::CLOSE if self.splice_in != 0 => -1,
+            _ if self.flags & FIXED_FILE != 0 => -1,
+            _ => self.fd,
+        };
+        let second = match self.op {
+            op::EPOLL_CTL => self.off as i32,
+            op::SPLICE | op::TEE if self.rw_flags & SPLICE_FD_IN_FIXED == 0 => self.splice_in,
+            _ => -1,
+        };
+        [first, second]
+    }
+
+    /// The epoll instance whose registrations change.
+    pub fn instance(&self) -> Option<i32> {
+        (self.op == op::EPOLL_CTL).then_some(self.fd)
+    }
+
+    /// The number that is closed.
+    pub fn closes(&self) -> Option<i32> {
+        (self.op == op::CLOSE && self.splice_in == 0).then_some(self.fd)
+    }
+
+    /// Numbers that the entry points to.
+    ///
+    /// # Safety
+    /// Its pointers are as the kernel wants them.
+    pub unsafe fn further(&self, used: impl FnMut(i32)) {
+        match self.op {
+            // SAFETY: the caller's.
+            op::FILES_UPDATE => unsafe { numbers(self.addr as *const i32, self.len as usize, used) },
+            // SAFETY: the caller's.
+            op::SENDMSG | op::SENDMSG_ZC => unsafe { passed(self.addr as *const libc::msghdr) },
+            _ => {}
+        }
+    }
+}
+
+/// # Safety
+/// `fds` is null or points to `n` numbers.
+pub unsafe fn numbers(fds: *const i32, n: usize, mut used: impl FnMut(i32)) {
+    if fds.is_null() {
+        return;
+    }
+    for i in 0..n.min(MOST) {
+        // SAFETY: the caller's.
+        used(unsafe { fds.add(i).read_unaligned() });
+    }
+}
+
+/// Descriptors that a message passes to another process.
+///
+/// # Safety
+/// `m` is null or a message.
+pub unsafe fn passed(m: *const libc::msghdr) {
+    // SAFETY: the caller's.
+    let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
+    // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.
+    unsafe {
+        let mut c = libc::CMSG_FIRSTHDR(m);
+        while let Some(h) = c.as_ref() {
+            let len = h.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+            if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
+                numbers(libc::CMSG_DATA(c) as *const i32, len / size_of::<i32>(), crate::close::passed);
+            }
+            c = libc::CMSG_NXTHDR(m, c);
+        }
+    }
+}
+
+/// Numbers that io_uring_register(2) is given.
+///
+/// # Safety
+/// `arg` and `n` are what the operation wants.
+pub unsafe fn registered(op: u32, arg: *const u8, n: u32, used: impl FnMut(i32)) {
+    // SAFETY: the caller's; layouts of include/uapi/linux/io_uring.h.
+    unsafe {
+        let list = |at: usize| (arg.add(at) as *const u64).read_unaligned() as *const i32;
+        let count = |at: usize| (arg.add(at) as *const u32).read_unaligned() as usize;
+        match op {
+            register::FILES => numbers(arg as *const i32, n as usize, used),
+            register::FILES_UPDATE => numbers(list(8), n as usize, used),
+            register::FILES2 => numbers(list(16), count(0), used),
+            register::FILES_UPDATE2 => numbers(list(8), count(24), used),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(op: u8, flags: u8, fd: i32) -> Entry {
+        let mut b = [0u64; SIZE / 8];
+        let p = b.as_mut_ptr() as *mut u8;
+        // SAFETY: within the array.
+        unsafe {
+            *p = op;
+            *p.add(1) = flags;
+            *(p.add(4) as *mut i32) = fd;
+            Entry::read(p)
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_no_descriptors() {
+        const RECV: u8 = 27;
+        assert_eq!(entry(RECV, 0, 10).descriptors(), [10, -1]);
+        assert_eq!(entry(RECV, FIXED_FILE, 10).descriptors(), [-1, -1]);
+        // The family, AF_INET6.
+        assert_eq!(entry(op::SOCKET, 0, 10).descriptors(), [-1, -1]);
+        assert_eq!(entry(op::PROVIDE_BUFFERS, 0, 10).descriptors(), [-1, -1]);
+    }
+
+    #[test]
+    fn a_place_that_is_closed_is_no_number() {
+        assert_eq!(entry(op::CLOSE, 0, 10).closes(), Some(10));
+        let mut e = entry(op::CLOSE, 0, 0);
+        e.splice_in = 3;
+        assert_eq!((e.closes(), e.descriptors()), (None, [-1, -1]));
+    }
+
+    #[test]
+    fn lists_of_numbers() {
+        let fds = [5, 6, -1];
+        let mut update = [0u64; 4];
+        update[1] = fds.as_ptr() as u64;
+        update[3] = 3;
+        let mut got = [0; 8];
+        let mut n = 0;
+        let mut used = |fd| {
+            got[n] = fd;
+            n += 1;
+        };
+        let p = update.as_ptr() as *const u8;
+        // SAFETY: laid out as the operations want it.
+        unsafe {
+            registered(register::FILES, fds.as_ptr() as *const u8, 2, &mut used);
+            registered(register::FILES_UPDATE, p, 1, &mut used);
+            registered(register::FILES_UPDATE2, p, 0, &mut used);
+        }
+        assert_eq!(&got[..n], [5, 6, 5, 5, 6, -1]);
+    }
+}

@@ -1,0 +1,223 @@
+//! The rings of this process, and where their submission queues lie.
+
+use crate::lock::Lock;
+use crate::uring::entry::{Entry, SIZE};
+use core::sync::atomic::{AtomicU32, Ordering};
+use fsocket_sys as sys;
+
+/// Rings at a time. Those beyond are looked for by `foreign`.
+const MAX: usize = 64;
+
+const SETUP_SQE128: u32 = 1 << 10;
+const SETUP_NO_MMAP: u32 = 1 << 14;
+const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
+const SETUP_NO_SQARRAY: u32 = 1 << 16;
+const OFF_SQ_RING: usize = 0;
+const OFF_SQES: usize = 0x1000_0000;
+/// More than the kernel makes (IORING_MAX_ENTRIES, doubled for a large entry).
+const MOST: u32 = 65536;
+
+/// What of `struct io_uring_params` (include/uapi/linux/io_uring.h) is needed.
+pub struct Params {
+    pub flags: u32,
+    entries: u32,
+    head: usize,
+    tail: usize,
+    array: usize,
+    /// NO_MMAP: where entries and rings lie.
+    sqes: usize,
+    rings: usize,
+}
+
+impl Params {
+    /// # Safety
+    /// A `struct io_uring_params` as the kernel has filled it.
+    pub unsafe fn read(p: *const u8) -> Params {
+        // SAFETY: the caller's; 120 bytes.
+        let u = |at: usize| unsafe { (p.add(at) as *const u32).read_unaligned() };
+        // SAFETY: the caller's.
+        let q = |at: usize| unsafe { (p.add(at) as *const u64).read_unaligned() } as usize;
+        Params {
+            entries: u(0),
+            flags: u(8),
+            head: u(40) as usize,
+            tail: u(44) as usize,
+            array: u(64) as usize,
+            sqes: q(72),
+            rings: q(112),
+        }
+    }
+}
+
+/// A submission queue.
+#[derive(Clone, Copy)]
+pub struct Queue {
+    head: *const u32,
+    tail: *const u32,
+    /// Null: entry `i` is number `i`.
+    array: *const u32,
+    sqes: *const u8,
+    entries: u32,
+    /// An entry is twice as long.
+    large: bool,
+}
+// SAFETY: memory that is shared with the kernel; it is only read, word by word.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    /// A queue as liburing's `struct io_uring` describes it. It fills entries in
+    /// order, whatever its array says before a submission.
+    ///
+    /// # Safety
+    /// The pointers are those of a ring that lives until [`closed`].
+    pub unsafe fn of_liburing(head: *const u32, tail: *const u32, sqes: *const u8, entries: u32, flags: u32) -> Queue {
+        Queue { head, tail, array: core::ptr::null(), sqes, entries, large: flags & SETUP_SQE128 != 0 }
+    }
+
+    /// Up to where the program has filled it.
+    pub fn tail(&self) -> u32 {
+        // SAFETY: an aligned word of the ring, which the program writes too.
+        unsafe { AtomicU32::from_ptr(self.tail as *mut u32) }.load(Ordering::Acquire)
+    }
+
+    /// Entries that the kernel has not taken yet.
+    pub fn each(&self, tail: u32, mut f: impl FnMut(&Entry)) {
+        if self.entries == 0 || self.entries > MOST {
+            return;
+        }
+        // SAFETY: as in `tail`.
+        let head = unsafe { AtomicU32::from_ptr(self.head as *mut u32) }.load(Ordering::Acquire);
+        let mask = self.entries - 1;
+        for i in 0..tail.wrapping_sub(head).min(self.entries) {
+            let mut at = head.wrapping_add(i) & mask;
+            if !self.array.is_null() {
+                // SAFETY: below the number of entries.
+                at = unsafe { self.array.add(at as usize).read_volatile() };
+                if at >= self.entries {
+                    continue; // the kernel drops it
+                }
+            }
+            let size = if self.large { SIZE * 2 } else { SIZE };
+            // SAFETY: below the number of entries; the kernel reads it as well.
+            f(&unsafe { Entry::read(self.sqes.add(at as usize * size)) });
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Ring {
+    /// -1: no entry.
+    fd: i32,
+    queue: Option<Queue>,
+    /// Mappings of ours: address and length.
+    own: [(usize, usize); 2],
+}
+
+const NONE: Ring = Ring { fd: -1, queue: None, own: [(0, 0); 2] };
+
+struct Rings([Ring; MAX]);
+static RINGS: Lock<Rings> = Lock::new(Rings([NONE; MAX]));
+/// Entries in use.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// Is `fd` a ring that we know of?
+pub fn known(fd: i32) -> bool {
+    COUNT.load(Ordering::Relaxed) != 0 && RINGS.lock().is_ok_and(|r| r.0.iter().any(|r| r.fd == fd))
+}
+
+pub fn queue(fd: i32) -> Option<Queue> {
+    RINGS.lock().ok()?.0.iter().find(|r| r.fd == fd)?.queue
+}
+
+pub fn each(mut f: impl FnMut(&Queue)) {
+    for i in 0..MAX {
+        let q = RINGS.lock().ok().and_then(|r| r.0[i].queue);
+        if let Some(q) = q {
+            f(&q);
+        }
+    }
+}
+
+/// None: nothing of it can be seen.
+pub fn remember(fd: i32, queue: Option<Queue>) {
+    put(Ring { fd, queue, own: [(0, 0); 2] });
+}
+
+fn put(ring: Ring) -> bool {
+    closed(ring.fd);
+    let Ok(mut r) = RINGS.lock() else { return false };
+    let Some(free) = r.0.iter_mut().find(|r| r.fd < 0) else { return false };
+    *free = ring;
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    true
+}
+
+/// Look at the ring's memory as well as the program does. False: that cannot be.
+pub fn map(fd: i32, p: &Params) -> bool {
+    let array = |base: usize| match p.flags & SETUP_NO_SQARRAY {
+        0 => (base + p.array) as *const u32,
+        _ => core::ptr::null(),
+    };
+    let large = p.flags & SETUP_SQE128 != 0;
+    let queue = |rings: usize, sqes: usize| Queue {
+        head: (rings + p.head) as *const u32,
+        tail: (rings + p.tail) as *const u32,
+        array: array(rings),
+        sqes: sqes as *const u8,
+        entries: p.entries,
+        large,
+    };
+    if p.flags & SETUP_REGISTERED_FD_ONLY != 0 {
+        return false;
+    }
+    if p.flags & SETUP_NO_MMAP != 0 {
+        return put(Ring { fd, queue: Some(queue(p.rings, p.sqes)), own: [(0, 0); 2] });
+    }
+    let behind = if p.flags & SETUP_NO_SQARRAY == 0 { p.array + p.entries as usize * 4 } else { 0 };
+    let lengths = [behind.max(p.head + 4).max(p.tail + 4), p.entries as usize * if large { SIZE * 2 } else { SIZE }];
+    let view = |len, off| sys::mmap(len, libc::PROT_READ, libc::MAP_SHARED, fd, off);
+    let Ok(rings) = view(lengths[0], OFF_SQ_RING) else { return false };
+    let Ok(sqes) = view(lengths[1], OFF_SQES) else {
+        unmap((rings as usize, lengths[0]));
+        return false;
+    };
+    let own = [(rings as usize, lengths[0]), (sqes as usize, lengths[1])];
+    let done = put(Ring { fd, queue: Some(queue(own[0].0, own[1].0)), own });
+    if !done {
+        own.into_iter().for_each(unmap);
+    }
+    done
+}
+
+fn unmap((at, len): (usize, usize)) {
+    if len > 0 {
+        // SAFETY: a mapping of `map`, out of the list.
+        let _ = unsafe { sys::munmap(at as *mut u8, len) };
+    }
+}
+
+/// The program closes `fd`: our view of the ring would keep it alive.
+#[inline]
+pub fn closed(fd: i32) {
+    if COUNT.load(Ordering::Relaxed) != 0 {
+        closed_range(fd as u32, fd as u32);
+    }
+}
+
+#[cold]
+pub fn closed_range(first: u32, last: u32) {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let Ok(mut r) = RINGS.lock() else { return };
+    for e in r.0.iter_mut().filter(|e| e.fd >= 0 && (first..=last).contains(&(e.fd as u32))) {
+        e.own.into_iter().for_each(unmap);
+        *e = NONE;
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// In a forked child.
+pub fn become_child() {
+    RINGS.reset_after_fork();
+}

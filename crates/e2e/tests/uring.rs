@@ -1,0 +1,111 @@
+//! Sockets on an io_uring become the kernel's, and nothing is lost; a ring that
+//! reads files leaves them alone.
+
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::{compile, need, stock_mode, Host};
+use std::path::Path;
+
+/// Does the kernel here let anybody make a ring?
+fn allowed() -> bool {
+    let off = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|v| v.trim() == "2");
+    if off {
+        assert!(std::env::var_os("FASTSOCKET_TEST_STRICT").is_none(), "kernel.io_uring_disabled is 2");
+        eprintln!("SKIPPED: kernel.io_uring_disabled is 2");
+    }
+    !off
+}
+
+fn transcript(host: &Host, side: Side, program: &Path, args: &[&str]) -> String {
+    host.run(side, "uring", 60, program, args).success().says("ok").stdout
+}
+
+/// The same on both sides; returns what was counted.
+#[track_caller]
+fn equal(host: &Host, how: &[&str], args: &[&str]) -> fsocket_testkit::counters::Delta {
+    let program = host.path().join("uring");
+    compile("apps/uring.c", &program, how);
+    let stock = transcript(host, Stock, &program, args);
+    let before = host.snapshot();
+    let ours = transcript(host, Accel, &program, args);
+    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
+    host.snapshot().since(&before)
+}
+
+#[track_caller]
+fn switched(delta: &fsocket_testkit::counters::Delta) {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    // Five connections begin in shared memory, one of them waiting to be accepted; from
+    // then on the listener is the kernel's.
+    assert!(delta.get("connect_shm") == 5 && delta.get("accept_shm") == 4, "not over shared memory\n{delta}");
+    assert!(delta.get("path_switch") >= 10, "not switched\n{delta}");
+    assert!(delta.get("fallback.io_uring") >= 5, "no reason\n{delta}");
+    assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
+}
+
+#[test]
+fn liburing() {
+    need!("cc");
+    if !allowed() {
+        return;
+    }
+    switched(&equal(&Host::new(), &["-luring"], &[]));
+}
+
+#[test]
+fn rings_by_syscall() {
+    need!("cc");
+    if !allowed() {
+        return;
+    }
+    switched(&equal(&Host::new(), &["-DRAW"], &[]));
+}
+
+#[test]
+fn files_only() {
+    need!("cc");
+    if !allowed() {
+        return;
+    }
+    for how in ["-luring", "-DRAW"] {
+        let delta = equal(&Host::new(), &[how], &["files"]);
+        if stock_mode() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            continue;
+        }
+        assert!(delta.get("connect_shm") == 20 && delta.get("accept_shm") == 20, "{how}\n{delta}");
+        assert!(delta.get("path_switch") == 0 && delta.get("fallback.io_uring") == 0, "{how}\n{delta}");
+    }
+}
+
+#[track_caller]
+fn left_to_the_kernel(how: &[&str]) {
+    let delta = equal(&Host::new(), how, &[]);
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    assert!(delta.get("fallback.io_uring") == 1, "no reason\n{delta}");
+    assert!(delta.get("connect_shm") == 0 && delta.get("accept_shm") == 0, "{delta}");
+}
+
+/// Entries that nobody sees before the kernel does.
+#[test]
+fn a_ring_that_a_kernel_thread_polls() {
+    need!("cc");
+    if allowed() {
+        left_to_the_kernel(&["-DRAW", "-DPOLLED"]);
+    }
+}
+
+/// A ring that no hook has seen: it is found.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn rings_by_system_calls_of_its_own() {
+    need!("cc");
+    if allowed() {
+        left_to_the_kernel(&["-DINLINE"]);
+    }
+}

@@ -1,0 +1,244 @@
+//! liburing. It makes its system calls itself, below every hook of libc.
+//!
+//! `struct io_uring` is part of its ABI; what is read here has not moved since
+//! version 2.0.
+
+use crate::real;
+use fsocket_core::uring::{self, Queue};
+use libc::*;
+
+/// The beginning of `struct io_uring_sq`.
+#[repr(C)]
+struct Sq {
+    head: *const u32,
+    tail: *const u32,
+    mask: *const u32,
+    entries: *const u32,
+    flags: *const u32,
+    dropped: *const u32,
+    array: *const u32,
+    sqes: *const u8,
+    sqe_head: u32,
+    sqe_tail: u32,
+    ring_sz: size_t,
+    ring_ptr: *const c_void,
+    more: [u32; 4],
+}
+/// `struct io_uring_cq`.
+#[repr(C)]
+struct Cq {
+    pointers: [*const c_void; 7],
+    ring_sz: size_t,
+    ring_ptr: *const c_void,
+    more: [u32; 4],
+}
+/// The beginning of `struct io_uring`.
+#[repr(C)]
+struct Ring {
+    sq: Sq,
+    cq: Cq,
+    flags: u32,
+    fd: c_int,
+}
+
+unsafe fn queue(r: &Ring) -> Option<Queue> {
+    if r.sq.mask.is_null() || r.sq.head.is_null() || r.sq.tail.is_null() || r.sq.sqes.is_null() {
+        return None;
+    }
+    unsafe { Some(Queue::of_liburing(r.sq.head, r.sq.tail, r.sq.sqes, (*r.sq.mask).wrapping_add(1), r.flags)) }
+}
+
+/// A function of liburing has returned `r` for this ring.
+unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
+    if let Some(ring) = unsafe { (ring as *const Ring).as_ref() }.filter(|_| r >= 0) {
+        if let Some(q) = unsafe { queue(ring) } {
+            uring::made_by_liburing(ring.fd, q);
+        }
+    }
+    r
+}
+
+/// Entries that the program has filled are about to be submitted.
+unsafe fn submitting(ring: *const c_void) {
+    if let Some(ring) = unsafe { (ring as *const Ring).as_ref() } {
+        if let Some(q) = unsafe { queue(ring) } {
+            uring::submitting(&q, ring.sq.sqe_tail);
+        }
+    }
+}
+
+/// io_uring_setup(2) has returned `r`.
+pub unsafe fn setup(params: c_ulong, r: c_long) -> c_long {
+    if r >= 0 && params != 0 {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        unsafe { uring::made(r as c_int, params as *const u8) };
+    }
+    r
+}
+
+/// Before io_uring_enter(2).
+pub fn enter(fd: c_int, to_submit: c_uint, flags: c_uint) {
+    uring::entering(fd, to_submit, flags);
+}
+
+/// Before io_uring_register(2).
+pub unsafe fn register(op: c_uint, arg: *const u8, n: c_uint) {
+    unsafe { uring::registering(op, arg, n) };
+}
+
+pub unsafe fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
+    unsafe { made(ring, real::io_uring_queue_init(entries, ring, flags)) }
+}
+
+pub unsafe fn io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, params: *mut c_void) -> c_int {
+    unsafe { made(ring, real::io_uring_queue_init_params(entries, ring, params)) }
+}
+
+pub unsafe fn io_uring_queue_init_mem(
+    entries: c_uint,
+    ring: *mut c_void,
+    params: *mut c_void,
+    memory: *mut c_void,
+    size: size_t,
+) -> c_int {
+    unsafe { made(ring, real::io_uring_queue_init_mem(entries, ring, params, memory, size)) }
+}
+
+pub unsafe fn io_uring_queue_mmap(fd: c_int, params: *mut c_void, ring: *mut c_void) -> c_int {
+    unsafe { made(ring, real::io_uring_queue_mmap(fd, params, ring)) }
+}
+
+pub unsafe fn io_uring_queue_exit(ring: *mut c_void) {
+    unsafe {
+        let fd = (ring as *const Ring).as_ref().map(|r| r.fd);
+        if let Some(fd) = fd {
+            uring::closed(fd);
+        }
+        real::io_uring_queue_exit(ring);
+        if let Some(fd) = fd {
+            fsocket_core::pool::kernel_freed(fd);
+        }
+    }
+}
+
+pub unsafe fn io_uring_submit(ring: *mut c_void) -> c_int {
+    unsafe {
+        submitting(ring);
+        real::io_uring_submit(ring)
+    }
+}
+
+pub unsafe fn io_uring_submit_and_wait(ring: *mut c_void, n: c_uint) -> c_int {
+    unsafe {
+        submitting(ring);
+        real::io_uring_submit_and_wait(ring, n)
+    }
+}
+
+pub unsafe fn io_uring_submit_and_wait_timeout(
+    ring: *mut c_void,
+    cqe: *mut c_void,
+    n: c_uint,
+    timeout: *mut c_void,
+    mask: *mut c_void,
+) -> c_int {
+    unsafe {
+        submitting(ring);
+        real::io_uring_submit_and_wait_timeout(ring, cqe, n, timeout, mask)
+    }
+}
+
+pub unsafe fn io_uring_submit_and_wait_min_timeout(
+    ring: *mut c_void,
+    cqe: *mut c_void,
+    n: c_uint,
+    timeout: *mut c_void,
+    least: c_uint,
+    mask: *mut c_void,
+) -> c_int {
+    unsafe {
+        submitting(ring);
+        real::io_uring_submit_and_wait_min_timeout(ring, cqe, n, timeout, least, mask)
+    }
+}
+
+pub unsafe fn io_uring_submit_and_wait_reg(ring: *mut c_void, cqe: *mut c_void, n: c_uint, index: c_int) -> c_int {
+    unsafe {
+        submitting(ring);
+        real::io_uring_submit_and_wait_reg(ring, cqe, n, index)
+    }
+}
+
+pub unsafe fn io_uring_submit_and_get_events(ring: *mut c_void) -> c_int {
+    unsafe {
+        submitting(ring);
+        real::io_uring_submit_and_get_events(ring)
+    }
+}
+
+pub unsafe fn io_uring_setup(entries: c_uint, params: *mut c_void) -> c_int {
+    unsafe { setup(params as c_ulong, real::io_uring_setup(entries, params).into()) as c_int }
+}
+
+pub unsafe fn io_uring_enter(fd: c_uint, submit: c_uint, n: c_uint, flags: c_uint, mask: *mut c_void) -> c_int {
+    enter(fd as c_int, submit, flags);
+    unsafe { real::io_uring_enter(fd, submit, n, flags, mask) }
+}
+
+pub unsafe fn io_uring_enter2(
+    fd: c_uint,
+    submit: c_uint,
+    n: c_uint,
+    flags: c_uint,
+    arg: *mut c_void,
+    size: size_t,
+) -> c_int {
+    enter(fd as c_int, submit, flags);
+    unsafe { real::io_uring_enter2(fd, submit, n, flags, arg, size) }
+}
+
+pub unsafe fn io_uring_register(fd: c_uint, op: c_uint, arg: *const c_void, n: c_uint) -> c_int {
+    unsafe {
+        register(op, arg as *const u8, n);
+        real::io_uring_register(fd, op, arg, n)
+    }
+}
+
+pub unsafe fn io_uring_register_files(ring: *mut c_void, files: *const c_int, n: c_uint) -> c_int {
+    unsafe {
+        uring::named(files, n);
+        real::io_uring_register_files(ring, files, n)
+    }
+}
+
+pub unsafe fn io_uring_register_files_tags(
+    ring: *mut c_void,
+    files: *const c_int,
+    tags: *const c_void,
+    n: c_uint,
+) -> c_int {
+    unsafe {
+        uring::named(files, n);
+        real::io_uring_register_files_tags(ring, files, tags, n)
+    }
+}
+
+pub unsafe fn io_uring_register_files_update(ring: *mut c_void, off: c_uint, files: *const c_int, n: c_uint) -> c_int {
+    unsafe {
+        uring::named(files, n);
+        real::io_uring_register_files_update(ring, off, files, n)
+    }
+}
+
+pub unsafe fn io_uring_register_files_update_tag(
+    ring: *mut c_void,
+    off: c_uint,
+    files: *const c_int,
+    tags: *const c_void,
+    n: c_uint,
+) -> c_int {
+    unsafe {
+        uring::named(files, n);
+        real::io_uring_register_files_update_tag(ring, off, files, tags, n)
+    }
+}

@@ -1,0 +1,296 @@
+/* Sockets on an io_uring: what each operation returned, as a transcript.
+ *
+ *     cc uring.c -luring            rings by liburing
+ *     cc -DRAW uring.c              rings by syscall(2)
+ *     cc -DRAW -DPOLLED uring.c     likewise, and a kernel thread takes the entries
+ *     cc -DINLINE uring.c           rings by system calls of its own (x86-64)
+ *
+ *     uring [files]                 "files": the ring reads files only
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static void check(int ok, const char *what) {
+    if (!ok) {
+        printf("FAILED %s: %s\n", what, strerror(errno));
+        exit(1);
+    }
+}
+
+#if defined(RAW) || defined(INLINE)
+
+#ifdef INLINE
+static long call(long n, long a, long b, long c, long d, long e, long f) {
+    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+    long r;
+    __asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    if (r < 0) {
+        errno = -r;
+        return -1;
+    }
+    return r;
+}
+#else
+#define call syscall
+#endif
+
+#ifdef POLLED
+#define FLAGS IORING_SETUP_SQPOLL
+#define WAKE IORING_ENTER_SQ_WAKEUP
+#else
+#define FLAGS 0
+#define WAKE 0
+#endif
+
+static int ring;
+static unsigned *sq_head, *sq_tail, *sq_array, sq_mask, *cq_head, *cq_tail, cq_mask, ready;
+static struct io_uring_sqe *sqes;
+static struct io_uring_cqe *cqes;
+
+static void setup(void) {
+    struct io_uring_params p;
+    memset(&p, 0, sizeof p);
+    p.flags = FLAGS;
+    ring = call(SYS_io_uring_setup, 16, (long)&p, 0, 0, 0, 0);
+    check(ring >= 0, "io_uring_setup");
+    char *sq = mmap(0, p.sq_off.array + p.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring,
+                    IORING_OFF_SQ_RING);
+    char *cq = mmap(0, p.cq_off.cqes + p.cq_entries * sizeof *cqes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+                    ring, IORING_OFF_CQ_RING);
+    sqes = mmap(0, p.sq_entries * sizeof *sqes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring,
+                IORING_OFF_SQES);
+    check(sq != MAP_FAILED && cq != MAP_FAILED && sqes != MAP_FAILED, "mmap");
+    sq_head = (unsigned *)(sq + p.sq_off.head);
+    sq_tail = (unsigned *)(sq + p.sq_off.tail);
+    sq_mask = *(unsigned *)(sq + p.sq_off.ring_mask);
+    sq_array = (unsigned *)(sq + p.sq_off.array);
+    cq_head = (unsigned *)(cq + p.cq_off.head);
+    cq_tail = (unsigned *)(cq + p.cq_off.tail);
+    cq_mask = *(unsigned *)(cq + p.cq_off.ring_mask);
+    cqes = (struct io_uring_cqe *)(cq + p.cq_off.cqes);
+}
+static struct io_uring_sqe *entry(void) {
+    unsigned at = (*sq_tail + ready++) & sq_mask;
+    sq_array[at] = at;
+    memset(&sqes[at], 0, sizeof sqes[at]);
+    return &sqes[at];
+}
+static void submit(void) {
+    unsigned n = ready;
+    ready = 0;
+    __atomic_store_n(sq_tail, *sq_tail + n, __ATOMIC_RELEASE);
+    check(call(SYS_io_uring_enter, ring, n, 0, WAKE, 0, 8) == n, "io_uring_enter");
+}
+static int result(unsigned long *data) {
+    while (*cq_head == __atomic_load_n(cq_tail, __ATOMIC_ACQUIRE))
+        check(call(SYS_io_uring_enter, ring, 0, 1, IORING_ENTER_GETEVENTS, 0, 8) >= 0, "io_uring_enter");
+    struct io_uring_cqe *e = &cqes[*cq_head & cq_mask];
+    int r = e->res;
+    *data = e->user_data;
+    __atomic_store_n(cq_head, *cq_head + 1, __ATOMIC_RELEASE);
+    return r;
+}
+static int register_file(int fd) { return call(SYS_io_uring_register, ring, IORING_REGISTER_FILES, (long)&fd, 1, 0, 0); }
+static void teardown(void) { close(ring); }
+
+#else
+#include <liburing.h>
+
+static struct io_uring ring;
+static void setup(void) { check(io_uring_queue_init(16, &ring, 0) == 0, "io_uring_queue_init"); }
+static struct io_uring_sqe *entry(void) {
+    struct io_uring_sqe *e = io_uring_get_sqe(&ring);
+    memset(e, 0, sizeof *e);
+    return e;
+}
+static void submit(void) { check(io_uring_submit(&ring) > 0, "io_uring_submit"); }
+static int result(unsigned long *data) {
+    struct io_uring_cqe *e;
+    check(io_uring_wait_cqe(&ring, &e) == 0, "io_uring_wait_cqe");
+    int r = e->res;
+    *data = e->user_data;
+    io_uring_cqe_seen(&ring, e);
+    return r;
+}
+static int register_file(int fd) { return io_uring_register_files(&ring, &fd, 1); }
+static void teardown(void) { io_uring_queue_exit(&ring); }
+#endif
+
+static struct io_uring_sqe *prepare(int op, int fd, const void *addr, unsigned len, unsigned long data) {
+    struct io_uring_sqe *e = entry();
+    e->opcode = op;
+    e->fd = fd;
+    e->addr = (unsigned long)addr;
+    e->len = len;
+    e->user_data = data;
+    return e;
+}
+/* One operation and its result. */
+static int run(int op, int fd, const void *addr, unsigned len) {
+    unsigned long data;
+    prepare(op, fd, addr, len, 1);
+    submit();
+    return result(&data);
+}
+
+static struct sockaddr_in address;
+static int listener;
+
+static int connect_by_libc(void) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    check(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    struct timeval limit = {10, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return fd;
+}
+static void listen_somewhere(void) {
+    socklen_t len = sizeof address;
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = 0;
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 16) == 0, "listen");
+    getsockname(listener, (struct sockaddr *)&address, &len);
+}
+static void pair(int *c, int *s) {
+    *c = connect_by_libc();
+    *s = accept(listener, 0, 0);
+    check(*s >= 0, "accept");
+}
+static void said(const char *what, int r, const char *bytes) {
+    printf("%s: %d", what, r < 0 ? r : (bytes || r == 0) ? r : 1);
+    if (bytes && r > 0)
+        printf(" %.*s", r, bytes);
+    printf("\n");
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    char b[100];
+    int c, s, c2, s2;
+    unsigned long data;
+    alarm(30);
+    setup();
+    listen_somewhere();
+
+    if (argc > 1 && !strcmp(argv[1], "files")) {
+        int f = open("/proc/self/comm", O_RDONLY);
+        for (int i = 0; i < 20; i++) {
+            pair(&c, &s);
+            b[0] = 0;
+            said("file", run(IORING_OP_READ, f, b, 5), b);
+            said("send", send(c, b, 5, 0), 0);
+            said("recv", recv(s, b, sizeof b, 0), b);
+            close(c);
+            close(s);
+        }
+        teardown();
+        printf("ok\n");
+        return 0;
+    }
+
+    /* A connection with unread bytes. */
+    pair(&c, &s);
+    send(c, "unread", 6, 0);
+    said("recv on the ring", run(IORING_OP_RECV, s, b, sizeof b), b);
+    said("send on the ring", run(IORING_OP_SEND, s, "answer", 6), 0);
+    said("recv", recv(c, b, sizeof b, 0), b);
+    /* Waiting on the ring while the other side sends. */
+    prepare(IORING_OP_RECV, s, b, sizeof b, 7);
+    submit();
+    send(c, "later", 5, 0);
+    said("recv that waited", result(&data), b);
+    /* poll */
+    struct io_uring_sqe *e = prepare(IORING_OP_POLL_ADD, s, 0, 0, 8);
+    e->poll32_events = POLLIN;
+    submit();
+    send(c, "x", 1, 0);
+    said("poll", result(&data), 0);
+    said("read", read(s, b, sizeof b), b);
+    said("shutdown", run(IORING_OP_SHUTDOWN, s, 0, SHUT_WR), 0);
+    said("end", recv(c, b, sizeof b, 0), b);
+    said("close", run(IORING_OP_CLOSE, s, 0, 0), 0);
+    said("again", recv(s, b, sizeof b, 0) < 0 ? -errno : 0, 0);
+    close(c);
+    /* Both ends on the ring, a send and a close in one chain. */
+    pair(&c, &s);
+    prepare(IORING_OP_SEND, s, "last", 4, 1)->flags = IOSQE_IO_LINK;
+    prepare(IORING_OP_CLOSE, s, 0, 0, 2);
+    submit();
+    said("linked send", result(&data), 0);
+    said("linked close", result(&data), 0);
+    said("recv", run(IORING_OP_RECV, c, b, sizeof b), b);
+    said("end", run(IORING_OP_RECV, c, b, sizeof b), b);
+    close(c);
+    /* A registered descriptor. */
+    pair(&c, &s);
+    said("register", register_file(s), 0);
+    send(c, "fixed", 5, 0);
+    prepare(IORING_OP_RECV, 0, b, sizeof b, 1)->flags = IOSQE_FIXED_FILE;
+    submit();
+    said("recv of a registered one", result(&data), b);
+    close(s);
+    /* An instance filled on the ring. */
+    pair(&c2, &s2);
+    int ep = epoll_create1(0);
+    struct epoll_event ev = {.events = EPOLLIN, .data.u64 = 42};
+    e = prepare(IORING_OP_EPOLL_CTL, ep, &ev, EPOLL_CTL_ADD, 1);
+    e->off = s2;
+    submit();
+    said("epoll_ctl", result(&data), 0);
+    said("epoll_wait", epoll_wait(ep, &ev, 1, 0), "");
+    send(c2, "y", 1, 0);
+    said("epoll_wait", epoll_wait(ep, &ev, 1, 5000), 0);
+    printf("data %d\n", (int)ev.data.u64);
+    close(s2);
+    close(c2);
+    /* Who waits for the listener before the ring does, and after. */
+    c = connect_by_libc();
+    send(c, "early", 5, 0);
+    s = run(IORING_OP_ACCEPT, listener, 0, 0);
+    said("accept on the ring", s, 0);
+    said("recv", recv(s, b, sizeof b, 0), b);
+    send(s, "welcome", 7, 0);
+    said("recv", recv(c, b, sizeof b, 0), b);
+    close(s);
+    close(c);
+    prepare(IORING_OP_ACCEPT, listener, 0, 0, 1);
+    submit();
+    c = connect_by_libc();
+    s = result(&data);
+    said("accept that waited", s, 0);
+    send(c, "ping", 4, 0);
+    said("recv", run(IORING_OP_RECV, s, b, sizeof b), b);
+    close(s);
+    close(c);
+    /* connect on the ring. */
+    c = socket(AF_INET, SOCK_STREAM, 0);
+    e = prepare(IORING_OP_CONNECT, c, &address, 0, 1);
+    e->off = sizeof address;
+    submit();
+    said("connect on the ring", result(&data), 0);
+    s = accept(listener, 0, 0);
+    said("accept", s, 0);
+    send(c, "hello", 5, 0);
+    said("recv", recv(s, b, sizeof b, 0), b);
+    said("close of the listener", run(IORING_OP_CLOSE, listener, 0, 0), 0);
+    teardown();
+    c = socket(AF_INET, SOCK_STREAM, 0);
+    said("nobody listens", connect(c, (struct sockaddr *)&address, sizeof address) < 0 ? -errno : 0, 0);
+    printf("ok\n");
+    return 0;
+}
