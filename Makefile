@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones bench-balance suites programs soak docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones bench-balance bench-sharing suites programs soak docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
@@ -56,6 +56,10 @@ bench-balance: deps build ## busy cores, stealing, flow groups (namespaces; need
 	@mkdir -p bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --json bench/out/balance.json --timeline bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --path shm --json bench/out/balance-shm.json
+
+bench-sharing: deps build ## what a single owner pays for support of sharing: a library without it in turns with ours (3 minutes)
+	@$(RUN) cargo build -q --release --locked -p fsocket-preload --features unshared --target-dir target/unshared
+	@python3 scripts/bench_sharing.py
 
 suites: build ## published test suites, stock and ours (slow): SUITES="cpython libevent"
 	@scripts/deps.sh suites

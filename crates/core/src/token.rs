@@ -8,7 +8,18 @@ use fsocket_sys as sys;
 
 pub use fsocket_sync::token::Busy;
 /// Entered; leaves on drop.
+#[cfg(not(feature = "unshared"))]
 pub type Entered<'a> = token::Entered<'a, Half>;
+
+/// Nothing: to measure what the rest of this file costs (`make bench-sharing`).
+#[cfg(feature = "unshared")]
+pub struct Entered<'a>(core::marker::PhantomData<&'a Half>);
+#[cfg(feature = "unshared")]
+#[inline(always)]
+pub fn enter(_: &Half) -> Result<Entered<'_>, Busy> {
+    let _ = token::enter::<Linux, Half>;
+    Ok(Entered(core::marker::PhantomData))
+}
 
 struct Linux;
 impl Env for Linux {
@@ -27,6 +38,7 @@ impl Env for Linux {
     }
 }
 
+#[cfg(not(feature = "unshared"))]
 #[inline(always)]
 pub fn enter(h: &Half) -> Result<Entered<'_>, Busy> {
     token::enter::<Linux, Half>(h, process::thread())
