@@ -73,7 +73,7 @@ soak: build ## mixed programs with random kills for TIME seconds (3600); what is
 	@scripts/deps.sh test
 	@$(RUN) python3 tests/soak/soak.py --time $(or $(TIME),3600) $(if $(SEED),--seed $(SEED))
 
-docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md
+docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md, docs/limits.md
 	@$(RUN) cargo run -q --locked -p fsocket-hooktable
 
 check: fmt lint ## formatting and lints, nothing is changed

@@ -31,7 +31,7 @@ pub struct Header {
 /// Name of a counter of [`Stats`], in order. One table for the library, the
 /// monitor, the command line and the documentation.
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $id:ident = $name:literal),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $id:ident = $name:literal $(when $case:literal)?),* $(,)?) => {
         /// Index of a counter.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
@@ -40,6 +40,9 @@ macro_rules! counters {
         pub const COUNTERS: &[&str] = &[$($name),*];
         /// What each counts, by index.
         pub const COUNTER_HELP: &[&str] = &[$(concat!($($doc),*)),*];
+        /// In which cases those grow that a program cannot do anything about, by index, for
+        /// docs/limits.md; empty: it is no limit.
+        pub const COUNTER_CASES: &[&str] = &[$(concat!($($case)?)),*];
     };
 }
 counters! {
@@ -82,27 +85,38 @@ counters! {
     /// Kernel connections that went over to shared memory.
     PathUpgrade = "path_upgrade",
     /// Fallback: a path could not be switched; the connection was reset.
-    FbSwitch = "fallback.switch",
+    FbSwitch = "fallback.switch"
+        when "a connection could not be switched to the kernel (no monitor, or both sides wanted to, one after the other)",
     /// Fallback: no monitor reachable, or it refused.
-    FbNoMonitor = "fallback.no_monitor",
+    FbNoMonitor = "fallback.no_monitor"
+        when "no monitor, or it refused, or it died",
     /// Fallback: nobody with the library listens there.
-    FbNoListener = "fallback.no_listener",
+    FbNoListener = "fallback.no_listener"
+        when "nobody with the library listens there",
     /// Fallback: destination is not this host.
-    FbRemote = "fallback.remote",
+    FbRemote = "fallback.remote"
+        when "the destination is not this host, or another network namespace",
     /// Fallback: the socket was bound before connect.
-    FbBound = "fallback.bound",
+    FbBound = "fallback.bound"
+        when "the client socket was bound before `connect`",
     /// Fallback: no slot, port or SYN queue entry free.
-    FbFull = "fallback.full",
+    FbFull = "fallback.full"
+        when "1024 connections in a channel and no further channel, no client port, SYN queue full",
     /// Fallback: out of memory, descriptors or address space.
-    FbResource = "fallback.resource",
+    FbResource = "fallback.resource"
+        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, memory or descriptors of the monitor",
     /// Fallback: an option or operation that only the kernel has.
-    FbOption = "fallback.option",
+    FbOption = "fallback.option"
+        when "an option or operation that only the kernel has",
     /// Fallback: a connection or a listener used on an io_uring, or a ring that cannot be looked into.
-    FbUring = "fallback.io_uring",
+    FbUring = "fallback.io_uring"
+        when "a connection or listener used on an io_uring; a ring that cannot be looked into",
     /// Fallback: called from a signal handler that interrupted us.
-    FbReentry = "fallback.reentry",
+    FbReentry = "fallback.reentry"
+        when "called from a signal handler that interrupted the library",
     /// Fallback: switched off (--no-shm, unshare, setns, seccomp, RLIMIT_AS).
-    FbDisabled = "fallback.disabled",
+    FbDisabled = "fallback.disabled"
+        when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, `RLIMIT_AS`",
     /// Connections accepted from the worker's own local listen socket.
     AcceptLocal = "accept_local",
     /// Connections accepted from the global listen socket of a zoned listener.
@@ -116,27 +130,37 @@ counters! {
     /// Local listen sockets given up while the listener stayed open.
     ZoneLeave = "zone_leaves",
     /// Fallback, zones: the program itself shares the address (SO_REUSEPORT), and there is no BPF, or a stranger.
-    FbZoneShared = "fallback.zone_shared",
+    FbZoneShared = "fallback.zone_shared"
+        when "the program itself sets SO_REUSEPORT, and there is no monitor with BPF, or the program selects itself (SO_ATTACH_REUSEPORT_*), or a process without the library has a socket on the address: the kernel's hash, as in stock",
     /// Fallback, zones: neither the process nor a monitor may make a local listen socket.
-    FbZoneDenied = "fallback.zone_denied",
+    FbZoneDenied = "fallback.zone_denied"
+        when "a worker with another user, in another network namespace than its listener, or a port below 1024, and no monitor of root; a dual-stack wildcard (`[::]`) without CAP_NET_ADMIN and without such a monitor",
     /// Fallback, zones: something on the listener cannot be copied (a filter, TCP MD5).
-    FbZoneOption = "fallback.zone_option",
+    FbZoneOption = "fallback.zone_option"
+        when "a socket filter, TCP MD5 or AO keys on the listener; Multipath TCP (not counted)",
     /// Fallback, zones: no BPF program; the classic selector instead, without migration.
-    FbZoneClassic = "fallback.zone_classic",
+    FbZoneClassic = "fallback.zone_classic"
+        when "no monitor, or no BPF: the classic selector; nothing migrates",
     /// Fallback, zones: out of descriptors, memory or places.
-    FbZoneResource = "fallback.zone_resource",
+    FbZoneResource = "fallback.zone_resource"
+        when "more than 128 such listeners or 128 threads in a process, 1023 workers of one listener, descriptors",
     /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
-    FbZoneTurns = "fallback.zone_turns",
+    FbZoneTurns = "fallback.zone_turns"
+        when "one-shot events; a worker that stopped watching the listener (`accept_mutex`, a connection limit)",
     /// Fallback, zones: it is not seen how the worker waits for connections.
-    FbZoneUnseen = "fallback.zone_unseen",
+    FbZoneUnseen = "fallback.zone_unseen"
+        when "a non-blocking listener that is neither in an epoll instance we know nor polled",
     /// Fallback, zones: the worker is not pinned, and --pin require or its own SO_REUSEPORT asks for it.
-    FbZoneUnpinned = "fallback.zone_unpinned",
+    FbZoneUnpinned = "fallback.zone_unpinned"
+        when "`--pin require`, and the worker is not pinned; a program's own SO_REUSEPORT sockets, and the worker is not pinned (`--pin auto` does it): the kernel's hash",
     /// Kernel connections opened with a source port from their CPU's slice.
     ConnectSlice = "connect_slice",
     /// Slices without a free port: the kernel took any.
-    SliceFull = "slice_full",
+    SliceFull = "slice_full"
+        when "all ports of a slice are taken to one destination: any port",
     /// Slices not used: the kernel (before 6.3) does not take a port range.
-    SliceRefused = "slice_refused",
+    SliceRefused = "slice_refused"
+        when "a kernel before 6.3: no source-port slices; `recv-cpu` and `flow-groups` work",
 }
 
 #[repr(C, align(64))]

@@ -1,6 +1,7 @@
 //! The library's table of hooks read as data, and the pages of `docs/` that
 //! are written from it and from the table of counters.
 
+pub mod limits;
 pub mod pages;
 pub mod unhooked;
 
@@ -34,6 +35,26 @@ macro_rules! variadic_table {
             what: $what,
             name: stringify!($name),
             signature: "(...)",
+        }),*];
+    };
+}
+/// What a program may notice of some functions.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    /// Of docs/limits.md; one of [`limits::SECTIONS`].
+    pub section: &'static str,
+    pub what: &'static str,
+    /// Names of hooks.
+    pub functions: &'static [&'static str],
+}
+
+macro_rules! limit_table {
+    ($($section:ident: $what:literal of $($name:ident),+;)*) => {
+        /// The limits that belong to hooks, in the table's order.
+        pub const LIMITS: &[Limit] = &[$(Limit {
+            section: stringify!($section),
+            what: $what,
+            functions: &[$(stringify!($name)),+],
         }),*];
     };
 }

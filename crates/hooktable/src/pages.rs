@@ -1,8 +1,9 @@
 //! The generated pages.
 
-use crate::families;
-use crate::unhooked::{Unhooked, HARMLESS, VISIBLE};
-use fsocket_abi::arena::{COUNTERS, COUNTER_HELP};
+use crate::limits::SECTIONS;
+use crate::unhooked::{HARMLESS, VISIBLE};
+use crate::{families, LIMITS};
+use fsocket_abi::arena::{COUNTERS, COUNTER_CASES, COUNTER_HELP};
 use std::fmt::Write;
 
 /// A page: its file below `docs/`, and what is in it.
@@ -13,7 +14,11 @@ pub struct Page {
 
 /// All pages.
 pub fn all() -> Vec<Page> {
-    vec![Page { file: "hooks.md", text: hooks() }, Page { file: "fallbacks.md", text: fallbacks() }]
+    vec![
+        Page { file: "hooks.md", text: hooks() },
+        Page { file: "fallbacks.md", text: fallbacks() },
+        Page { file: "limits.md", text: limits() },
+    ]
 }
 
 const NOTE: &str = "<!-- Written by `make docs`; a test compares. -->\n\n";
@@ -23,8 +28,26 @@ fn cell(s: &str) -> String {
     s.trim().replace('|', "\\|")
 }
 
-fn names(u: &Unhooked) -> String {
-    u.names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+fn names(all: &[&str]) -> String {
+    all.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// Columns of prose.
+const WIDTH: usize = 100;
+
+/// An entry of a list, broken at spaces.
+fn entry(s: &mut String, text: &str) {
+    let mut column = 1;
+    s.push('-');
+    for word in text.split_whitespace() {
+        if column + 1 + word.chars().count() > WIDTH {
+            s.push_str("\n ");
+            column = 1;
+        }
+        let _ = write!(s, " {word}");
+        column += 1 + word.chars().count();
+    }
+    s.push('\n');
 }
 
 fn hooks() -> String {
@@ -41,11 +64,21 @@ fn hooks() -> String {
             let _ = writeln!(s, "| `{}` | {} |", h.name, cell(h.what));
         }
         s.push('\n');
+        // A limit stands with the first of its functions.
+        let mine = |name: &str| crate::hooks().any(|h| h.family == family && h.name == name);
+        let mut any = false;
+        for l in LIMITS.iter().filter(|l| mine(l.functions[0])) {
+            entry(&mut s, &format!("{}: {}", names(l.functions), l.what));
+            any = true;
+        }
+        if any {
+            s.push('\n');
+        }
     }
     let _ = writeln!(s, "# Not hooked\n");
     let _ = writeln!(s, "## Without consequences\n\n| function | why |\n| --- | --- |");
     for u in HARMLESS {
-        let _ = writeln!(s, "| {} | {} |", names(u), cell(u.why));
+        let _ = writeln!(s, "| {} | {} |", names(u.names), cell(u.why));
     }
     let _ = writeln!(
         s,
@@ -53,7 +86,7 @@ fn hooks() -> String {
          | function | what happens |\n| --- | --- |"
     );
     for u in VISIBLE {
-        let _ = writeln!(s, "| {} | {} |", names(u), cell(u.why));
+        let _ = writeln!(s, "| {} | {} |", names(u.names), cell(u.why));
     }
     s
 }
@@ -73,4 +106,37 @@ fn fallbacks() -> String {
     s.truncate(s.trim_end().len());
     s.push('\n');
     s
+}
+
+fn limits() -> String {
+    let mut s = format!("# Limits\n\n{NOTE}");
+    s.push_str(
+        "What uses the kernel, and the counter in `fastsocket stat` that says so. The program does not\n\
+         notice in any of these cases, except by the clock.\n\n",
+    );
+    let apart = |name: &str| SECTIONS.iter().any(|x| x.counters.iter().any(|c| name.starts_with(c)));
+    cases(&mut s, |name| !apart(name));
+    for section in SECTIONS {
+        let _ = writeln!(s, "## {}\n", section.name);
+        cases(&mut s, |name| section.counters.iter().any(|c| name.starts_with(c)));
+        for what in section.limits {
+            entry(&mut s, what);
+        }
+        for l in LIMITS.iter().filter(|l| l.section == section.name) {
+            entry(&mut s, l.what);
+        }
+        s.push('\n');
+    }
+    s.truncate(s.trim_end().len());
+    s.push('\n');
+    s
+}
+
+/// A table of the cases in which counters grow; nothing if there are none.
+fn cases(s: &mut String, of: impl Fn(&str) -> bool) {
+    let all = COUNTERS.iter().zip(COUNTER_CASES).filter(|(name, case)| of(name) && !case.is_empty());
+    let rows: String = all.map(|(name, case)| format!("| {} | `{name}` |\n", cell(case))).collect();
+    if !rows.is_empty() {
+        let _ = writeln!(s, "| case | counter |\n| --- | --- |\n{rows}");
+    }
 }

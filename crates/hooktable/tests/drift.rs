@@ -1,6 +1,7 @@
 //! The pages say what the tables say.
 
-use fsocket_hooktable::{hooks, pages, unhooked};
+use fsocket_hooktable::limits::SECTIONS;
+use fsocket_hooktable::{hooks, pages, unhooked, LIMITS};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -29,15 +30,28 @@ fn each_function_has_one_line() {
     }
 }
 
+/// Every reason to use the kernel is a limit, and what a limit refers to exists.
 #[test]
 fn limits_name_every_fallback() {
+    use fsocket_abi::arena::{COUNTERS, COUNTER_CASES};
+    for (name, case) in COUNTERS.iter().zip(COUNTER_CASES) {
+        assert!(!name.starts_with("fallback.") || !case.is_empty(), "{name}: in which case?");
+    }
     let text = docs("limits.md");
-    let reason = |s: &str| {
-        let end = s.find(|c: char| !(c.is_ascii_lowercase() || c == '_')).unwrap_or(s.len());
-        s[..end].to_owned()
-    };
-    let named: BTreeSet<_> = text.split("fallback.").skip(1).map(reason).filter(|r| !r.is_empty()).collect();
-    let known: BTreeSet<_> =
-        fsocket_abi::arena::COUNTERS.iter().filter_map(|c| c.strip_prefix("fallback.")).map(str::to_owned).collect();
-    assert_eq!(named, known, "docs/limits.md and the table of counters");
+    let quoted: BTreeSet<_> = text.split('`').skip(1).step_by(2).filter(|w| w.starts_with("fallback.")).collect();
+    let known: BTreeSet<_> = COUNTERS.iter().copied().filter(|c| c.starts_with("fallback.")).collect();
+    assert_eq!(quoted, known, "docs/limits.md and the table of counters");
+}
+
+#[test]
+fn limits_stand_with_functions_and_in_sections() {
+    let names: BTreeSet<_> = hooks().map(|h| h.name).collect();
+    for l in LIMITS {
+        assert!(SECTIONS.iter().any(|s| s.name == l.section), "no section {}: {}", l.section, l.what);
+        for f in l.functions {
+            assert!(names.contains(f), "{f} is not hooked: {}", l.what);
+        }
+    }
+    let all: Vec<_> = LIMITS.iter().map(|l| l.what).chain(SECTIONS.iter().flat_map(|s| s.limits).copied()).collect();
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "a limit is there twice");
 }

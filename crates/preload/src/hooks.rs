@@ -44,6 +44,9 @@ macro_rules! variadic_table {
         $(variadic::trampoline!($first, $name);)*
     };
 }
+macro_rules! limit_table {
+    ($($rest:tt)*) => {};
+}
 include!("table.rs");
 
 /// Run `f`; should it panic, the call fails with EIO.

@@ -60,6 +60,9 @@ pub fn object(name: &core::ffi::CStr) -> *const c_void {
     // SAFETY: a NUL-terminated name.
     unsafe { dlsym(RTLD_DEFAULT, name.as_ptr()) }
 }
+macro_rules! limit_table {
+    ($($rest:tt)*) => {};
+}
 include!("table.rs");
 
 /// The libc here is too old to have the function.

@@ -122,3 +122,84 @@ variadic_table! {
     io: "the connection becomes the kernel's first" hand_over fn dprintf;
     io: "as dprintf" hand_over fn __dprintf_chk;
 }
+
+// What a program may notice that the kernel would not do, in docs/limits.md and beside the hooks
+// that it belongs to. What belongs to no hook is in crates/hooktable/src/limits.rs.
+//
+// Section: "what" of functions;
+limit_table! {
+    Zones: "Threads that block in `accept` share the global queue. Workers that handle one \
+     connection at a time do, too."
+        of accept, accept4;
+    Zones: "Options set on the listener while workers run reach another worker's queue at its next \
+     `accept`."
+        of setsockopt;
+    Programs: "A program that installs a seccomp filter uses the kernel from then on, for connections \
+     it has (`path_switch`), listeners and new connections (`fallback.disabled`), because \
+     the filter knows nothing of the system calls of the library."
+        of prctl, syscall;
+    Programs: "A connection that is inherited through `exec` or `posix_spawn` by a program that does \
+     not load the library (or may not: ADR 9), through `system` or `popen`, or together \
+     with an epoll instance; that gets one of the numbers 0 to 2; that is passed to another \
+     process (`SCM_RIGHTS`), or that is used by `MSG_OOB`, `splice`, `dprintf` or `aio_*`, \
+     becomes a kernel connection at that moment and stays one (`path_switch`). Where the \
+     monitor lacks `CAP_NET_ADMIN` it shows other port numbers from then on. A program that \
+     passes a connection once uses the kernel for everything after it (`fallback.option`). \
+     To edge-triggered epoll that moment is an edge."
+        of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
+    Programs: "What a program names on an io_uring becomes the kernel's at that moment: a connection \
+     (`path_switch`), a listener with those that wait for it. Rings by liburing or by \
+     `syscall` are looked into when entries are submitted; one that only reads files costs \
+     nothing. With a ring that the kernel polls (`IORING_SETUP_SQPOLL` by `syscall`, as \
+     node with `UV_USE_IO_URING=1`), that cannot be mapped, or that was made by system \
+     calls of the program's own, the process uses the kernel from then on. Of the last kind \
+     one is noticed that is there when the program calls `listen` or `connect`, or waits in \
+     a call of libc's; a program that makes it afterwards and never calls libc again needs \
+     `fastsocket run --no-shm`."
+        of io_uring_submit, io_uring_enter, io_uring_setup, syscall;
+    Sockets: "`TCP_INFO` answers the connection's state; its counters are those of a fresh socket."
+        of getsockopt;
+    Sockets: "Buffers: a ring holds 1 MiB per direction; the kernel's default buffers take up to 4 \
+     MiB. A program that sets `SO_SNDBUF` is bounded by it and by the receiver's \
+     `SO_RCVBUF`, within a factor of two of what the kernel takes; `SO_RCVBUF` alone bounds \
+     nothing, as on loopback the default send buffer is larger than a ring."
+        of setsockopt;
+    Sockets: "`SIOCOUTQ` is what the receiver's buffer would not have taken."
+        of ioctl;
+    Sockets: "The backlog of `listen` does not limit connections over shared memory (a SYN queue has \
+     256 entries per client process; beyond that the kernel takes over)."
+        of listen;
+    Sockets: "A listener keeps the order of connections that come from one client process over one \
+     path. Between client processes, between processes that accept on it together, and \
+     between shared memory and kernel TCP there is no order; the kernel has one queue."
+        of accept, accept4;
+    Sockets: "`epoll_wait` does not know which of several connections became ready first: it reports \
+     those first that it has not reported for the longest time, the kernel those that have \
+     been ready for the longest time."
+        of epoll_wait, epoll_pwait, epoll_pwait2;
+    Sockets: "An epoll instance that is used by several processes after a fork: what one of them \
+     adds or removes the others do not see. A descriptor that is closed leaves an instance \
+     at once, also if a forked relative still holds the socket."
+        of epoll_ctl;
+    Sockets: "A connection that one thread closes while another sleeps in `poll` or `select` on it \
+     ends at once; in the kernel it ends when that call returns. (A sleeping send or \
+     receive does keep it.)"
+        of poll, select, close;
+    Sockets: "`accept` is restarted after a signal if all handlers have `SA_RESTART`; where handlers \
+     disagree it returns `EINTR`."
+        of accept, accept4;
+    Sockets: "A connection that has ended cannot be bound again (after a reset the kernel allows \
+     that). A negative `TCP_LINGER2` is stored and has no effect."
+        of bind, setsockopt;
+    Sockets: "A descriptor number just closed may still be a live (unconnected) kernel socket for a \
+     moment, kept for the next connection: a program that goes on using a closed number can \
+     see `ENOTCONN` instead of `EBADF`. At most 16 are kept, and none after 0.2 s of quiet."
+        of close;
+    Sockets: "An option that is set on a listener counts for every connection accepted after that; \
+     in the kernel, not for those that were waiting already."
+        of setsockopt;
+    Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address."
+        of connect;
+    Sockets: "The firewall rules of the host (nftables, DNAT) are not consulted."
+        of connect;
+}
