@@ -118,6 +118,12 @@ class Cache:
             self.mark(f"crate-{name}-{version}")
         return place
 
+    def copy(self, tree):
+        """A crate of this repository, where its build leaves nothing behind."""
+        place = self.root / "crates" / tree.name
+        shutil.copytree(tree, place, dirs_exist_ok=True)
+        return place
+
     def cargo_tests(self, place, args):
         """Builds tests; the paths of their executables by target name."""
         argv = [cargo(), "test", "--no-run", "--message-format=json", *args]

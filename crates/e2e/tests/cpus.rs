@@ -24,6 +24,10 @@ fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
             told(&connect(address), n);
             slowest = slowest.max(began.elapsed());
             n += 1;
+            if n % 16 == 0 {
+                // A machine without any time left takes minutes to give a CPU away.
+                std::thread::sleep(Duration::from_millis(4));
+            }
         }
         (n as u64, slowest)
     };

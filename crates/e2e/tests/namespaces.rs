@@ -68,7 +68,8 @@ fn workers_elsewhere_on_a_listener_from_here() {
     need_hosts!();
     as_in_the_kernel("inherited", 40);
     let (_, delta) = lines(Accel, Accel, "inherited", "shm");
-    assert!(stock_mode() || delta.get("zone_joins") == 2, "{delta}");
+    // The other worker may come too late for any.
+    assert!(stock_mode() || delta.get("zone_joins") >= 1, "{delta}");
     assert!(stock_mode() || delta.get("accept_local") > 0, "{delta}");
     assert!(stock_mode() || delta.get("accept_local") + delta.get("accept_global") == 40, "{delta}");
 }

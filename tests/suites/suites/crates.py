@@ -1,9 +1,15 @@
-"""tokio's network tests, hyper's, and those of polling and async-io."""
+"""tokio's network tests, hyper's, those of polling and async-io, and tests of mio (tests/suites/mio)."""
+
+import pathlib
 
 import parse
 from suites import Step
 
 NAME = "crates"
+
+#: mio's crate carries no tests.
+MIO = pathlib.Path(__file__).resolve().parents[1] / "mio"
+MIO_VERSION = "1.0.4"
 
 TOKIO = "tcp_* udp* uds_* net_* io_async_fd* io_copy_bidirectional rt_common".split()
 
@@ -19,9 +25,10 @@ CRATES = [
 
 def prepare(cache):
     steps = []
-    for name, version, args in CRATES:
-        place = cache.crate(name, version)
+    places = [(name, cache.crate(name, version), args) for name, version, args in CRATES]
+    for name, place, args in [*places, ("mio", cache.copy(MIO), ["--test", "net"])]:
         for target, path in sorted(cache.cargo_tests(place, args).items()):
             argv = [path, "--test-threads=2"]
             steps.append(Step(f"{name}-{target}", argv, parse.libtest, cwd=place, timeout=300))
-    return ", ".join(f"{n} {v}" for n, v, _ in CRATES), steps
+    versions = [*((n, v) for n, v, _ in CRATES), ("mio", MIO_VERSION)]
+    return ", ".join(f"{n} {v}" for n, v in versions), steps
