@@ -1,9 +1,10 @@
 //! `accept`: from the SYN queues, else from the kernel.
 
+use crate::asleep::{self, On};
 use crate::connect::{establish, End};
 use crate::table::{kind, Desc};
 use crate::zone::{self, accept::Peer};
-use crate::{bell, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
+use crate::{bell, cancel, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
@@ -298,8 +299,9 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             let t0 = sys::cpu::ticks();
             zone::balance::before_sleep();
             let left = zone::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
+            let on = On { bell: Some(b), ..On::default() };
             // SAFETY: `p` has five entries.
-            n = unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) };
+            n = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) });
             d.spin_rx.slept(sys::cpu::ticks() - t0);
         }
         b.set_sleeping(false);
@@ -317,7 +319,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             }
         }
         match n {
-            Err(Errno::EINTR) if deadline.is_none() && crate::signals::all_restart() => continue,
+            Err(Errno::EINTR) if deadline.is_none() && !cancel::hit() && crate::signals::all_restart() => continue,
             other => other?,
         };
         if zoned.is_none() && p[0].revents != 0 {

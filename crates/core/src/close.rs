@@ -2,7 +2,7 @@
 
 use crate::path::{self, Path};
 use crate::table::{self, kind, Desc};
-use crate::{chan, epoll, listen, peers, pool, process, stats, stream, token, zone, Outcome};
+use crate::{asleep, chan, epoll, listen, peers, pool, process, stats, stream, token, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -31,6 +31,7 @@ pub use crate::process::owns as own;
 
 /// `fd` left the table. `really`: its placeholder is to be closed too.
 fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
+    asleep::reap();
     let last = d.refs.fetch_sub(1, Ordering::AcqRel) == 1;
     epoll::number_closed(fd, d, last);
     if !last {

@@ -126,6 +126,19 @@ pub fn has_items(d: &Desc) -> bool {
     of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0)
 }
 
+/// A thread that slept in instance `i` will not come back from there.
+pub fn sleep_abandoned(i: u32, plain: bool, inside: bool) {
+    let Some(ep) = EPS.get(i) else { return };
+    if inside {
+        ep.woken_inside();
+    }
+    if plain {
+        ep.plain.fetch_sub(1, Ordering::SeqCst);
+    } else if let Ok(mut g) = ep.lock.lock() {
+        g.sleepers = g.sleepers.saturating_sub(1);
+    }
+}
+
 /// Something of the kernel's is in this instance, whoever has put it there.
 pub fn has_kernels(d: &Desc) {
     if let Some(ep) = of(d) {

@@ -113,6 +113,8 @@ pub fn child() {
     process::become_child(nonce);
     exec::become_child();
     crate::uring::become_child();
+    crate::asleep::become_child();
+    crate::cancel::become_child();
     peers::become_child();
     ctl::become_child((fd >= 0).then_some(fd));
     route::reset_after_fork();

@@ -8,8 +8,10 @@
 #![no_std]
 
 pub mod accept;
+pub mod asleep;
 pub mod bell;
 pub mod bits;
+pub mod cancel;
 pub mod chan;
 pub mod close;
 pub mod connect;

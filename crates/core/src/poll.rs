@@ -1,5 +1,6 @@
 //! `poll`, `ppoll`, `select`, `pselect`.
 
+use crate::asleep::{self, On};
 use crate::bell::{self, Bell};
 use crate::path::{self, Path};
 use crate::ready;
@@ -258,8 +259,9 @@ unsafe fn sleep(
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         in_shells(fds, kernel, true);
         let t0 = cpu::ticks();
+        let on = On { bell: b, ..On::default() };
         // SAFETY: n + 2 entries.
-        r = unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) };
+        r = asleep::sleep(&on, || unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) });
         SPIN.slept(cpu::ticks() - t0);
         in_shells(fds, kernel, false);
         if idle && r == Ok(0) {

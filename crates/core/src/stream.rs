@@ -1,5 +1,6 @@
 //! Bytes: send, receive, wait.
 
+use crate::asleep::{self, On};
 use crate::path::{self, Path};
 use crate::table::Desc;
 use crate::{bell, chan, ready, stats, token};
@@ -133,11 +134,12 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
+    let mark = asleep::Mark::new();
     let (mut deadline, mut hold) = (None, None);
     let (mut done, mut shown) = (0, 0);
     loop {
         if left_rings(d) {
-            hold.get_or_insert_with(|| Hold::on(d));
+            hold.get_or_insert_with(|| Hold::waiting(d, &mark));
         }
         if let Some(fd) = path_taken(d) {
             // SAFETY: the rest of the caller's buffer.
@@ -178,7 +180,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                     crate::epoll::changed(d);
                     return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                 }
-                hold.get_or_insert_with(|| Hold::on(d));
+                hold.get_or_insert_with(|| Hold::waiting(d, &mark));
                 if done > 0 {
                     interruptible(&mut deadline, s.sndtimeo.load(Ordering::Relaxed));
                 }
@@ -425,18 +427,34 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
 /// Keeps a connection while a thread sleeps in an operation on it: another
 /// thread may close the descriptor meanwhile, and as in the kernel the operation
 /// goes on, and the connection ends when it is over.
-pub struct Hold(u32);
+pub struct Hold {
+    index: u32,
+    place: Option<&'static asleep::Place>,
+}
 
 impl Hold {
     pub fn on(d: &Desc) -> Hold {
         d.refs.fetch_add(1, Ordering::AcqRel);
-        Hold(d.index())
+        Hold { index: d.index(), place: None }
+    }
+    /// Of an operation that may wait for long; `mark` is in its frame.
+    pub fn waiting(d: &Desc, mark: &asleep::Mark) -> Hold {
+        let mut hold = Hold::on(d);
+        hold.place = asleep::holds(d.index(), mark);
+        hold
+    }
+    /// What an operation that will never end has left behind.
+    pub(crate) fn abandoned(index: u32) -> Hold {
+        Hold { index, place: None }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(d) = crate::table::DESCS.get(self.0) {
+        if let Some(p) = self.place {
+            asleep::let_go(p);
+        }
+        if let Some(d) = crate::table::DESCS.get(self.index) {
             if d.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
                 crate::close::last_reference(d);
                 crate::table::done_with(d);
@@ -483,12 +501,13 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => crate::opts::lowat(d).min(len),
         _ => 1,
     };
+    let mark = asleep::Mark::new();
     let (mut deadline, mut hold) = (None, None);
     let mut done = 0;
     loop {
         if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MOVING != 0 {
             if left_rings(d) {
-                hold.get_or_insert_with(|| Hold::on(d));
+                hold.get_or_insert_with(|| Hold::waiting(d, &mark));
             }
             if let Some(fd) = path_taken(d) {
                 if done > 0 && fd.is_ok_and(at_mark) {
@@ -561,7 +580,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             return if done > 0 { Ok(done) } else { end_of_stream(d) };
         }
         if done == 0 && d.items.load(Ordering::Relaxed) == 0 {
-            hold.get_or_insert_with(|| Hold::on(d));
+            hold.get_or_insert_with(|| Hold::waiting(d, &mark));
             if crate::foreign::noticed() {
                 continue;
             }
@@ -569,7 +588,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         if !block {
             return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
         }
-        hold.get_or_insert_with(|| Hold::on(d));
+        hold.get_or_insert_with(|| Hold::waiting(d, &mark));
         if done > 0 || len == 0 {
             interruptible(&mut deadline, s.rcvtimeo.load(Ordering::Relaxed));
         }
@@ -704,7 +723,8 @@ fn sleep(
             },
             None => unwatched,
         };
-        let r = sys::futex_wait(&want.seq, seq, left);
+        let on = On { word: Some(&want.seq), ..On::default() };
+        let r = asleep::sleep(&on, || sys::futex_wait(&want.seq, seq, left));
         if ready() {
             break;
         }

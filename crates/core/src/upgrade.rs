@@ -15,11 +15,12 @@
 //! connection are counted in `Desc::using` until it is decided; whoever comes while it
 //! is decided waits for that.
 
+use crate::asleep::{self, On};
 use crate::connect::{establish, prepare_slot, End};
 use crate::lock::Lock;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{bell, chan, ctl, epoll, name, opts, process, route, stats};
+use crate::{bell, cancel, chan, ctl, epoll, name, opts, process, route, stats};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -244,8 +245,11 @@ fn wait(fd: i32, d: &Desc) -> bool {
         let mut p = [fd, b.fd(), control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         let r = match ours {
             true => Ok(0),
-            // SAFETY: three entries.
-            false => unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), None, core::ptr::null()) },
+            false => {
+                let on = On { bell: Some(b), ..On::default() };
+                // SAFETY: three entries.
+                asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), None, core::ptr::null()) })
+            }
         };
         sys::eventfd_clear(b.fd());
         b.release();
@@ -255,7 +259,7 @@ fn wait(fd: i32, d: &Desc) -> bool {
         if ours || p[0].revents != 0 || d.kind() != kind::KERNEL {
             return false;
         }
-        if r == Err(Errno::EINTR) && !crate::signals::all_restart() {
+        if r == Err(Errno::EINTR) && (cancel::hit() || !crate::signals::all_restart()) {
             return true;
         }
     }

@@ -83,7 +83,13 @@ pub const SECTIONS: &[Section] = &[
             "Connections that are opened before the library's constructor runs (by \
              constructors of the libraries that a program needs, by `.preinit_array`) are \
              the kernel's, and not counted.",
-            "`pthread_cancel` does not interrupt a thread that sleeps inside the library.",
+            "A thread that is cancelled while it sends or receives on a connection whose path is \
+             being switched, in that very call, is cancelled when the call ends. One that is \
+             made to leave a call of ours by `pthread_exit` in a signal handler ends the \
+             program; `siglongjmp` out of a sleep is fine, out of the few instructions that \
+             move bytes it leaves the direction unusable to that thread (`EAGAIN`). A `clone` \
+             that is not a thread's and cancellation in `sendfile` and `syscall` are as in a \
+             cancellation point.",
         ],
     },
     Section {

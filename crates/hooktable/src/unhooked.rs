@@ -25,7 +25,7 @@ pub const HARMLESS: &[Unhooked] = &[
     u(&["socketpair", "pipe", "pipe2"], "Never TCP. Numbers that they return are noticed when they are used."),
     u(&["eventfd", "signalfd", "timerfd_create", "inotify_init"], "The kernel's; `poll` and `epoll_wait` hand them on."),
     u(&["fork"], "Reached by `pthread_atfork`: the child holds the same connections."),
-    u(&["pthread_create"], "Threads need no preparation."),
+    u(&["pthread_create", "pthread_setcancelstate", "pthread_testcancel"], "Threads need no preparation."),
     u(&["getaddrinfo", "gethostbyname", "res_query"], "libc's resolver calls its own internal `socket`, `connect` and `sendto`, which no preloaded library sees: it uses the kernel from end to end."),
     u(&["__fdelt_chk", "FD_SET"], "Arithmetic on a bit set."),
 ];

@@ -2,41 +2,39 @@
 
 mod descriptors;
 mod io;
+mod points;
 mod process;
 mod readiness;
 mod sockets;
+mod threads;
 mod uring;
 mod variadic;
 
-use fsocket_core::{Outcome, Result};
+use fsocket_core::{cancel, Outcome, Result};
 use libc::*;
 
 macro_rules! hook_table {
     ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
         $(
             #[no_mangle]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+            pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+                // A cancelled thread is unwound out of libc's function through this
+                // frame, or from here: nothing is to be cleaned up in it.
+                const WHO: (&str, &str) = (stringify!($family), stringify!($name));
+                let kind = match cancel::careful() && const { !points::sets_type(WHO) } {
+                    true => threads::enter(const { points::is_point(WHO) }),
+                    false => None,
+                };
                 // SAFETY: the contract is libc's, and the caller keeps it.
-                unsafe { $family!($family::$name($($arg),*)) }
+                let f = || unsafe { $family::$name($($arg),*) };
+                // No panic crosses the boundary: a bug in us fails one call.
+                let r = if const { points::guards_itself(WHO) } { f() } else { guarded(f) };
+                if let Some(kind) = kind {
+                    threads::leave(kind);
+                }
+                r
             }
         )*
-    };
-}
-// No panic crosses the boundary: a bug in us fails one call. The `io` family
-// guards itself, behind its fast path.
-macro_rules! guarded_family {
-    ($e:expr) => {
-        guarded(|| $e)
-    };
-}
-use guarded_family as sockets;
-use guarded_family as descriptors;
-use guarded_family as readiness;
-use guarded_family as process;
-use guarded_family as uring;
-macro_rules! io {
-    ($e:expr) => {
-        $e
     };
 }
 macro_rules! variadic_table {
@@ -49,9 +47,31 @@ macro_rules! limit_table {
 }
 include!("table.rs");
 
-/// Run `f`; should it panic, the call fails with EIO.
+/// Run `f`; should it panic, the call fails with EIO. Ends the thread if `f` has
+/// come back because it is cancelled.
 #[inline]
 fn guarded<R: Failure>(f: impl FnOnce() -> R) -> R {
+    let r = caught(f);
+    if cancel::careful() {
+        threads::after();
+    }
+    r
+}
+
+/// A wait of ours has ended before the call that it was for: by a signal, or because the
+/// thread is cancelled.
+#[cold]
+fn interrupted() {
+    fsocket_sys::Errno::EINTR.set();
+    if cancel::careful() {
+        threads::after();
+    }
+}
+
+/// In a frame of its own: a thread that is cancelled is unwound through those of the
+/// hooks, and must find nothing to do there.
+#[inline(never)]
+fn caught<R: Failure>(f: impl FnOnce() -> R) -> R {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or_else(|_| {
         fsocket_sys::Errno::EIO.set();
         R::failure()
@@ -83,6 +103,12 @@ impl Failure for () {
 impl Failure for *mut c_void {
     fn failure() -> Self {
         core::ptr::null_mut()
+    }
+}
+
+impl<T> Failure for Outcome<Result<T>> {
+    fn failure() -> Self {
+        Outcome::Done(Err(fsocket_sys::Errno::EIO))
     }
 }
 

@@ -42,7 +42,7 @@ macro_rules! hook_table {
                     }
                 }
                 // SAFETY: libc's function of this name has this signature.
-                unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> $ret>(p)($($arg),*) }
+                unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(p)($($arg),*) }
             }
         )*
     };

@@ -108,6 +108,8 @@ hook_table! {
     uring: "as io_uring_register" fn io_uring_register_files_tags(ring: *mut c_void, files: *const c_int, tags: *const c_void, n: c_uint) -> c_int;
     uring: "as io_uring_register" fn io_uring_register_files_update(ring: *mut c_void, off: c_uint, files: *const c_int, n: c_uint) -> c_int;
     uring: "as io_uring_register" fn io_uring_register_files_update_tag(ring: *mut c_void, off: c_uint, files: *const c_int, tags: *const c_void, n: c_uint) -> c_int;
+    threads: "a thread that sleeps in us wakes up, and is cancelled when nothing of ours is held" fn pthread_cancel(thread: pthread_t) -> c_int;
+    threads: "asynchronous cancellation is deferred inside our functions" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     process: "a stream over our read and write; an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
 }
 

@@ -165,6 +165,11 @@ pub fn futex_wake(word: &AtomicU32, n: i32) {
     let _ = sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAKE, n, 0, 0, 0);
 }
 
+/// Wakes all sleepers of a futex that lay at this address; it may be gone.
+pub fn futex_wake_at(at: usize) {
+    let _ = sc!(SYS_futex, at, libc::FUTEX_WAKE, i32::MAX, 0, 0, 0);
+}
+
 pub const MEMBARRIER_GLOBAL_EXPEDITED: i32 = 1 << 1;
 pub const MEMBARRIER_REGISTER_GLOBAL_EXPEDITED: i32 = 1 << 2;
 pub fn membarrier(cmd: i32) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::item::{self, ITEMS};
 use super::{of, shell, Ep, Inner, BELL_MARK, CTL_MARK};
+use crate::asleep::{self, On};
 use crate::bell::{self, Bell};
 use crate::signals::Held;
 use crate::table::Desc;
@@ -113,10 +114,10 @@ impl Out {
             let piece = if zoned && left != Some(0) { ctl::unwatched() } else { None };
             let Some(piece) = piece.filter(|p| left.is_none_or(|l| l > *p)) else {
                 // SAFETY: the caller's.
-                return unsafe { self.kernel(ep, left, mask) };
+                return unsafe { self.kernel(ep, left, mask, true) };
             };
             // SAFETY: the caller's.
-            let spoke = unsafe { self.kernel(ep, Some(piece), mask) }?;
+            let spoke = unsafe { self.kernel(ep, Some(piece), mask, true) }?;
             if self.n > 0 || spoke != Spoke::Nobody {
                 return Ok(spoke);
             }
@@ -134,27 +135,34 @@ impl Out {
         });
     }
 
-    /// Add what the kernel has.
+    /// Add what the kernel has. `plain`: the caller is [`Out::plain`].
     ///
     /// # Safety
     /// As [`wait`].
-    unsafe fn kernel(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<Spoke> {
+    unsafe fn kernel(
+        &mut self,
+        ep: &Ep,
+        timeout: Option<u64>,
+        mask: *const libc::sigset_t,
+        plain: bool,
+    ) -> Result<Spoke> {
         if self.full() {
             return Ok(Spoke::Nobody);
         }
         if timeout == Some(0) {
             // SAFETY: the caller's.
-            return unsafe { self.inside(ep, timeout, mask) };
+            return unsafe { self.inside(ep, timeout, mask, plain) };
         }
         let Some(shell) = ep.sleeps_in() else {
             // SAFETY: the caller's.
-            let r = unsafe { self.inside(ep, timeout, mask) };
+            let r = unsafe { self.inside(ep, timeout, mask, plain) };
             ep.woken_inside();
             return r;
         };
         let mut few = [libc::epoll_event { events: 0, u64: 0 }; 16];
         // SAFETY: 16 entries; the caller's mask.
-        let k = unsafe { sys::epoll_wait(shell, few.as_mut_ptr(), few.len() as i32, timeout, mask) }?;
+        let look = || unsafe { sys::epoll_wait(shell, few.as_mut_ptr(), few.len() as i32, timeout, mask) };
+        let k = asleep::sleep(&On { ep: Some(ep.index()), plain, ..On::default() }, look)?;
         let mut spoke = if k > 0 { Spoke::Own } else { Spoke::Nobody };
         let mut inner = false;
         for e in &few[..k.min(few.len())] {
@@ -169,7 +177,7 @@ impl Out {
         }
         if inner {
             // SAFETY: the caller's.
-            let own = unsafe { self.inside(ep, Some(0), core::ptr::null()) }?;
+            let own = unsafe { self.inside(ep, Some(0), core::ptr::null(), plain) }?;
             if spoke == Spoke::Own && own != Spoke::Nobody {
                 spoke = own;
             }
@@ -181,17 +189,20 @@ impl Out {
     ///
     /// # Safety
     /// As [`wait`].
-    unsafe fn inside(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<Spoke> {
+    unsafe fn inside(
+        &mut self,
+        ep: &Ep,
+        timeout: Option<u64>,
+        mask: *const libc::sigset_t,
+        plain: bool,
+    ) -> Result<Spoke> {
         let before = self.n;
+        let (fd, room) = (ep.fd.load(Ordering::Relaxed), (self.max - before) as i32);
         // SAFETY: the rest of the array.
-        let k = unsafe {
-            sys::epoll_wait(
-                ep.fd.load(Ordering::Relaxed),
-                self.evs.add(before),
-                (self.max - before) as i32,
-                timeout,
-                mask,
-            )
+        let look = || unsafe { sys::epoll_wait(fd, self.evs.add(before), room, timeout, mask) };
+        let k = match timeout {
+            Some(0) => look(),
+            _ => asleep::sleep(&On { ep: Some(ep.index()), plain, inside: true, ..On::default() }, look),
         }?;
         let mut spoke = Spoke::Nobody;
         let zoned = k > 1 && ep.zoned.load(Ordering::Relaxed);
@@ -256,7 +267,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 if out.n > 0 && !out.full() {
                     // What has just become the kernel's is reported with the rest.
                     // SAFETY: the caller's.
-                    let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null()) };
+                    let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
                 }
                 if out.n > 0 {
                     return Ok(out.n);
@@ -272,7 +283,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 g.turns = 0;
                 g.last_kernel = now;
                 // SAFETY: the caller's.
-                let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null()) };
+                let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
                 if let Ok(Spoke::Control) = spoke {
                     drop(g);
                     control(ep);
@@ -590,7 +601,7 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
-        let r = unsafe { out.kernel(ep, limit, mask) };
+        let r = unsafe { out.kernel(ep, limit, mask, false) };
         ep.spin.slept(cpu::ticks() - t0);
         if idle && out.n == 0 && r == Ok(Spoke::Nobody) {
             crate::idle::give_back();

@@ -3,6 +3,8 @@
 //! other threads.
 
 use super::{of, Local, Zoned};
+use crate::asleep::{self, On};
+use crate::cancel;
 use crate::table::Desc;
 use crate::{ctl, pool, process, stats, Outcome};
 use core::sync::atomic::Ordering;
@@ -227,8 +229,9 @@ impl Zoned {
             });
             let left = super::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
             // SAFETY: five entries.
-            match unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) } {
-                Err(Errno::EINTR) if sys::signals_restart() => continue,
+            let poll = || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) };
+            match asleep::sleep(&On::default(), poll) {
+                Err(Errno::EINTR) if !cancel::hit() && sys::signals_restart() => continue,
                 Err(e) => return Err(e),
                 Ok(0) if deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
                 Ok(_) => {}

@@ -6,6 +6,7 @@
 
 use super::join::Who;
 use super::{balance, of, used, How, Zoned};
+use crate::asleep::{self, On};
 use crate::table::{self, Desc};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -409,7 +410,8 @@ pub unsafe fn poll(
         balance::before_sleep();
         let left = balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
         // SAFETY: the entries are there; the caller's mask.
-        if let Err(e) = unsafe { sys::ppoll(all.as_mut_ptr(), control + 1, left, mask) } {
+        let wait = || unsafe { sys::ppoll(all.as_mut_ptr(), control + 1, left, mask) };
+        if let Err(e) = asleep::sleep(&On::default(), wait) {
             return Some(Err(e));
         }
         if all[control].revents != 0 {

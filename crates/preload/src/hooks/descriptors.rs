@@ -1,13 +1,13 @@
 //! Closing and duplicating descriptors, and their flags.
 
-use super::{either, gone, Answer};
+use super::{either, gone, guarded, Answer};
 use crate::real;
 use fsocket_core::{close as ops, opts, table};
 use fsocket_sys::{self as sys, Errno};
 use libc::*;
 
 pub unsafe fn close(fd: c_int) -> c_int {
-    either(ops::close(fd), || unsafe { real::close(fd) })
+    either(guarded(|| ops::close(fd)), || unsafe { real::close(fd) })
 }
 
 pub unsafe fn dup(fd: c_int) -> c_int {
@@ -73,12 +73,12 @@ unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int,
     if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
         let new = unsafe { real(fd, cmd, arg) };
         if new >= 0 && table::lookup(fd).is_some() {
-            ops::duplicated(fd, new);
+            guarded(|| ops::duplicated(fd, new));
         }
         return new;
     }
     match table::lookup(fd) {
-        Some(d) => either(opts::fcntl(fd, d, cmd, arg as usize), || unsafe { real(fd, cmd, arg) }),
+        Some(d) => either(guarded(|| opts::fcntl(fd, d, cmd, arg as usize)), || unsafe { real(fd, cmd, arg) }),
         None => unsafe { real(fd, cmd, arg) },
     }
 }

@@ -19,7 +19,7 @@ macro_rules! in_kernel {
         match upgrade::enter($fd, $call) {
             Entered::Ours => $again,
             Entered::Interrupted => {
-                fsocket_sys::Errno::EINTR.set();
+                super::interrupted();
                 -1
             }
             Entered::Kernel(_using) => $real,

@@ -2,6 +2,7 @@
 
 #![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
 
+use super::guarded;
 use crate::real;
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
@@ -87,54 +88,54 @@ pub unsafe fn syscall(
     // libc function, in order.
     unsafe {
         match number {
-            SYS_socket => so::socket(fd, b as _, c as _) as c_long,
-            SYS_epoll_create1 => re::epoll_create1(fd) as c_long,
+            SYS_socket => guarded(|| so::socket(fd, b as _, c as _)) as c_long,
+            SYS_epoll_create1 => guarded(|| re::epoll_create1(fd)) as c_long,
             SYS_close => de::close(fd) as c_long,
-            SYS_close_range => de::close_range(a as _, b as _, c as _) as c_long,
-            SYS_unshare => unshare(fd) as c_long,
-            SYS_setns => setns(fd, b as _) as c_long,
-            SYS_prctl => prctl(fd, b, c, d, e) as c_long,
+            SYS_close_range => guarded(|| de::close_range(a as _, b as _, c as _)) as c_long,
+            SYS_unshare => guarded(|| unshare(fd)) as c_long,
+            SYS_setns => guarded(|| setns(fd, b as _)) as c_long,
+            SYS_prctl => guarded(|| prctl(fd, b, c, d, e)) as c_long,
             SYS_seccomp => {
-                seccomp(a, c);
+                guarded(|| seccomp(a, c));
                 real::syscall(number, a, b, c, d, e, f)
             }
             #[cfg(target_arch = "x86_64")]
-            SYS_fork => forked(0, || real::syscall(number, a, b, c, d, e, f)),
-            SYS_clone if forks(a) && b == 0 => forked(a, || real::syscall(number, a, b, c, d, e, f)),
+            SYS_fork => guarded(|| forked(0, || real::syscall(number, a, b, c, d, e, f))),
+            SYS_clone if forks(a) && b == 0 => guarded(|| forked(a, || real::syscall(number, a, b, c, d, e, f))),
             SYS_clone3 => match clone3_flags(a, b) {
-                Some(flags) => forked(flags, || real::syscall(number, a, b, c, d, e, f)),
+                Some(flags) => guarded(|| forked(flags, || real::syscall(number, a, b, c, d, e, f))),
                 None => real::syscall(number, a, b, c, d, e, f),
             },
-            SYS_dup3 => de::dup3(fd, b as _, c as _) as c_long,
+            SYS_dup3 => guarded(|| de::dup3(fd, b as _, c as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
-            SYS_dup2 => de::dup2(fd, b as _) as c_long,
+            SYS_dup2 => guarded(|| de::dup2(fd, b as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_poll => re::poll(a as _, b as _, c as _) as c_long,
             SYS_ppoll => re::ppoll(a as _, b as _, c as _, d as _) as c_long,
             SYS_sendfile => io::sendfile(fd, b as _, c as _, d as _) as c_long,
-            SYS_execve => execve(a as _, b as _, c as _) as c_long,
-            SYS_execveat => execveat(fd, b as _, c as _, d as _, e as _) as c_long,
-            SYS_io_uring_setup => super::uring::setup(b, real::syscall(number, a, b, c, d, e, f)),
+            SYS_execve => guarded(|| execve(a as _, b as _, c as _)) as c_long,
+            SYS_execveat => guarded(|| execveat(fd, b as _, c as _, d as _, e as _)) as c_long,
+            SYS_io_uring_setup => guarded(|| super::uring::setup(b, real::syscall(number, a, b, c, d, e, f))),
             SYS_io_uring_enter => {
-                super::uring::enter(fd, b as _, d as _);
+                guarded(|| super::uring::enter(fd, b as _, d as _));
                 real::syscall(number, a, b, c, d, e, f)
             }
             SYS_io_uring_register => {
-                super::uring::register(b as _, c as _, d as _);
+                guarded(|| super::uring::register(b as _, c as _, d as _));
                 real::syscall(number, a, b, c, d, e, f)
             }
             SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             _ if !descriptor_first(number) || table::lookup(fd).is_none() => real::syscall(number, a, b, c, d, e, f),
-            SYS_bind => so::bind(fd, b as _, c as _) as c_long,
-            SYS_listen => so::listen(fd, b as _) as c_long,
+            SYS_bind => guarded(|| so::bind(fd, b as _, c as _)) as c_long,
+            SYS_listen => guarded(|| so::listen(fd, b as _)) as c_long,
             SYS_accept => so::accept(fd, b as _, c as _) as c_long,
             SYS_accept4 => so::accept4(fd, b as _, c as _, d as _) as c_long,
             SYS_connect => so::connect(fd, b as _, c as _) as c_long,
-            SYS_shutdown => so::shutdown(fd, b as _) as c_long,
-            SYS_getsockname => so::getsockname(fd, b as _, c as _) as c_long,
-            SYS_getpeername => so::getpeername(fd, b as _, c as _) as c_long,
-            SYS_setsockopt => so::setsockopt(fd, b as _, c as _, d as _, e as _) as c_long,
-            SYS_getsockopt => so::getsockopt(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_shutdown => guarded(|| so::shutdown(fd, b as _)) as c_long,
+            SYS_getsockname => guarded(|| so::getsockname(fd, b as _, c as _)) as c_long,
+            SYS_getpeername => guarded(|| so::getpeername(fd, b as _, c as _)) as c_long,
+            SYS_setsockopt => guarded(|| so::setsockopt(fd, b as _, c as _, d as _, e as _)) as c_long,
+            SYS_getsockopt => guarded(|| so::getsockopt(fd, b as _, c as _, d as _, e as _)) as c_long,
             SYS_read => io::read(fd, b as _, c as _) as c_long,
             SYS_write => io::write(fd, b as _, c as _) as c_long,
             SYS_readv => io::readv(fd, b as _, c as _) as c_long,
@@ -145,10 +146,10 @@ pub unsafe fn syscall(
             SYS_sendmsg => io::sendmsg(fd, b as _, c as _) as c_long,
             SYS_recvmmsg => io::recvmmsg(fd, b as _, c as _, d as _, e as _) as c_long,
             SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
-            SYS_dup => de::dup(fd) as c_long,
+            SYS_dup => guarded(|| de::dup(fd)) as c_long,
             SYS_fcntl => de::fcntl(fd, b as _, c) as c_long,
-            SYS_ioctl => de::ioctl(fd, b as _, c) as c_long,
-            SYS_epoll_ctl => re::epoll_ctl(fd, b as _, c as _, d as _) as c_long,
+            SYS_ioctl => guarded(|| de::ioctl(fd, b as _, c)) as c_long,
+            SYS_epoll_ctl => guarded(|| re::epoll_ctl(fd, b as _, c as _, d as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,
             SYS_epoll_pwait => re::epoll_pwait(fd, b as _, c as _, d as _, e as _) as c_long,
@@ -394,7 +395,7 @@ pub unsafe fn posix_spawnp(
 // not see.
 
 pub unsafe fn system(command: *const c_char) -> c_int {
-    exec::before_unknown();
+    guarded(exec::before_unknown);
     unsafe { real::system(command) }
 }
 

@@ -1,6 +1,6 @@
 //! Waiting for many descriptors.
 
-use super::{either, gone};
+use super::{either, gone, guarded};
 use crate::real;
 use fsocket_core::{epoll, foreign, poll as ops, table};
 use libc::*;
@@ -19,16 +19,16 @@ unsafe fn ts(t: *const timespec) -> Option<Result<u64, ()>> {
 }
 
 pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
-    either(unsafe { ops::poll(fds, n as usize, ms(timeout), core::ptr::null()) }, || unsafe {
+    either(guarded(|| unsafe { ops::poll(fds, n as usize, ms(timeout), core::ptr::null()) }), || unsafe {
         real::poll(fds, n, timeout)
     })
 }
 
 pub unsafe fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
     match unsafe { ts(timeout) }.transpose() {
-        Ok(t) => {
-            either(unsafe { ops::poll(fds, n as usize, t, mask) }, || unsafe { real::ppoll(fds, n, timeout, mask) })
-        }
+        Ok(t) => either(guarded(|| unsafe { ops::poll(fds, n as usize, t, mask) }), || unsafe {
+            real::ppoll(fds, n, timeout, mask)
+        }),
         Err(()) => unsafe { real::ppoll(fds, n, timeout, mask) },
     }
 }
@@ -61,7 +61,7 @@ pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, t
     };
     let start = fsocket_sys::now_ns();
     either(
-        unsafe { ops::select(n, r, w, x, t, core::ptr::null()) }.map_done(|v| {
+        guarded(|| unsafe { ops::select(n, r, w, x, t, core::ptr::null()) }).map_done(|v| {
             // Linux writes back the time that is left.
             if let (Some(left), Some(t)) = (unsafe { timeout.as_mut() }, t) {
                 let rest = t.saturating_sub(fsocket_sys::now_ns() - start);
@@ -83,9 +83,9 @@ pub unsafe fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     match unsafe { ts(timeout) }.transpose() {
-        Ok(t) => {
-            either(unsafe { ops::select(n, r, w, x, t, mask) }, || unsafe { real::pselect(n, r, w, x, timeout, mask) })
-        }
+        Ok(t) => either(guarded(|| unsafe { ops::select(n, r, w, x, t, mask) }), || unsafe {
+            real::pselect(n, r, w, x, timeout, mask)
+        }),
         Err(()) => unsafe { real::pselect(n, r, w, x, timeout, mask) },
     }
 }
@@ -102,7 +102,7 @@ fn made(make: impl FnOnce() -> c_int) -> c_int {
     foreign::making(|| {
         let fd = make();
         if fd >= 0 {
-            epoll::created(fd);
+            guarded(|| epoll::created(fd));
         }
         fd
     })
@@ -113,14 +113,16 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         return -1;
     }
     match table::lookup(ep) {
-        Some(d) => either(unsafe { epoll::ctl(d, op, fd, ev) }, || unsafe { real::epoll_ctl(ep, op, fd, ev) }),
+        Some(d) => {
+            either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || unsafe { real::epoll_ctl(ep, op, fd, ev) })
+        }
         None => unsafe { real::epoll_ctl(ep, op, fd, ev) },
     }
 }
 
 pub unsafe fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
     match table::lookup(ep) {
-        Some(d) => either(unsafe { epoll::wait(d, evs, max, ms(timeout), core::ptr::null()) }, || unsafe {
+        Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), core::ptr::null()) }), || unsafe {
             real::epoll_wait(ep, evs, max, timeout)
         }),
         None => unsafe { real::epoll_wait(ep, evs, max, timeout) },
@@ -135,7 +137,7 @@ pub unsafe fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     match table::lookup(ep) {
-        Some(d) => either(unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }, || unsafe {
+        Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }), || unsafe {
             real::epoll_pwait(ep, evs, max, timeout, mask)
         }),
         None => unsafe { real::epoll_pwait(ep, evs, max, timeout, mask) },
@@ -150,7 +152,7 @@ pub unsafe fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     match (table::lookup(ep), unsafe { ts(timeout) }.transpose()) {
-        (Some(d), Ok(t)) => either(unsafe { epoll::wait(d, evs, max, t, mask) }, || unsafe {
+        (Some(d), Ok(t)) => either(guarded(|| unsafe { epoll::wait(d, evs, max, t, mask) }), || unsafe {
             real::epoll_pwait2(ep, evs, max, timeout, mask)
         }),
         _ => unsafe { real::epoll_pwait2(ep, evs, max, timeout, mask) },

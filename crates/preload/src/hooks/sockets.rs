@@ -1,6 +1,6 @@
 //! Making, naming and tuning sockets.
 
-use super::{either, gone};
+use super::{either, gone, guarded};
 use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind};
@@ -95,9 +95,9 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_i
         return r;
     }
     match table::lookup(fd) {
-        Some(d) => {
-            either(unsafe { ops_accept::accept(fd, d, addr, len, 0) }, || unsafe { real::accept(fd, addr, len) })
-        }
+        Some(d) => either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, 0) }), || unsafe {
+            real::accept(fd, addr, len)
+        }),
         None if gone(fd) => -1,
         None => seen(unsafe { real::accept(fd, addr, len) }),
     }
@@ -108,7 +108,7 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
         return r;
     }
     match table::lookup(fd) {
-        Some(d) => either(unsafe { ops_accept::accept(fd, d, addr, len, flags) }, || unsafe {
+        Some(d) => either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, flags) }), || unsafe {
             real::accept4(fd, addr, len, flags)
         }),
         None if gone(fd) => -1,
@@ -126,12 +126,12 @@ fn seen(fd: c_int) -> c_int {
 
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) => {
-            either(unsafe { ops_connect::connect(fd, d, addr, len) }, || unsafe { kernel_connect(fd, addr, len) })
-        }
+        Some(d) => either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || unsafe {
+            kernel_connect(fd, addr, len)
+        }),
         None if gone(fd) => -1,
         None => {
-            unsafe { slice::choose_unknown(fd, addr, len) };
+            guarded(|| unsafe { slice::choose_unknown(fd, addr, len) });
             unsafe { kernel_connect(fd, addr, len) }
         }
     }

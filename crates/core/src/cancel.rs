@@ -1,0 +1,181 @@
+//! Thread cancellation.
+//!
+//! glibc unwinds a cancelled thread out of its own system calls. Out of ours it
+//! must not: these frames hold tokens, bells, references. So who cancels tells us
+//! (`pthread_cancel` is hooked), the sleep ends as if a signal had interrupted it,
+//! everything is given back, and the hook, where nothing is left to clean up, calls
+//! `pthread_testcancel`. ADR 31.
+
+use crate::asleep;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use fsocket_sys as sys;
+
+/// Requests that have not been acted upon.
+const PENDING: usize = 64;
+/// glibc's signal for cancellation; its handler does nothing to a thread that is not
+/// cancelled asynchronously.
+const SIGCANCEL: i32 = 32;
+/// How often a thread is poked that is about to sleep, or slow to wake, and the
+/// longest pause in between, nanoseconds.
+const POKES: u32 = 2000;
+const PAUSE_NS: u64 = 1_000_000;
+
+struct Request {
+    /// As `pthread_self` has it; 0: free.
+    thread: AtomicU64,
+    /// The kernel's number, as descriptors of threads are used again.
+    tid: AtomicU32,
+    /// The thread has ended an operation for it.
+    seen: AtomicBool,
+}
+
+static REQUESTS: [Request; PENDING] =
+    [const { Request { thread: AtomicU64::new(0), tid: AtomicU32::new(0), seen: AtomicBool::new(false) } }; PENDING];
+static COUNT: AtomicU32 = AtomicU32::new(0);
+static CAREFUL: AtomicBool = AtomicBool::new(false);
+
+extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+    fn pthread_getcpuclockid(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> libc::c_int;
+}
+const ENABLE: libc::c_int = 0;
+const DISABLE: libc::c_int = 1;
+
+/// Does this program cancel threads? Until it does, nobody pays.
+#[inline(always)]
+pub fn careful() -> bool {
+    CAREFUL.load(Ordering::Relaxed)
+}
+
+/// It does.
+pub fn be_careful() {
+    CAREFUL.store(true, Ordering::SeqCst);
+}
+
+fn gettid() -> u32 {
+    // SAFETY: no memory is involved.
+    unsafe { sys::raw(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// The kernel's number of a thread that is alive; 0: not known.
+///
+/// # Safety
+/// `thread` is a thread's handle.
+pub unsafe fn tid_of(thread: libc::pthread_t) -> u32 {
+    let mut clock = 0;
+    // SAFETY: the caller's.
+    match unsafe { pthread_getcpuclockid(thread, &mut clock) } {
+        // The number is in the upper bits, inverted (posix-timers_types.h).
+        0 => !(clock >> 3) as u32,
+        _ => 0,
+    }
+}
+
+/// `pthread_cancel` has succeeded for another thread, `tid_of` which was asked before.
+pub fn requested(thread: libc::pthread_t, tid: u32) {
+    purge();
+    let Some(r) = REQUESTS.iter().find(|r| {
+        r.thread.load(Ordering::Relaxed) == 0
+            && r.thread.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }) else {
+        return;
+    };
+    r.tid.store(tid, Ordering::Relaxed);
+    r.seen.store(false, Ordering::Relaxed);
+    COUNT.fetch_add(1, Ordering::SeqCst);
+    // SeqCst: before the look at who sleeps.
+    r.thread.store(thread, Ordering::SeqCst);
+    let poke = || {
+        let args = [sys::getpid() as usize, tid as usize, SIGCANCEL as usize, 0, 0, 0];
+        // SAFETY: no memory is involved; glibc handles it, see above.
+        let _ = unsafe { sys::raw(libc::SYS_tgkill, args) };
+    };
+    let mut pause = 10_000;
+    for turn in 0..POKES {
+        if !asleep::disturb(thread, turn == 0, poke) {
+            break;
+        }
+        sys::nanosleep(pause);
+        pause = (pause * 2).min(PAUSE_NS);
+    }
+}
+
+/// Forget threads that have ended otherwise.
+fn purge() {
+    for r in REQUESTS.iter().filter(|r| r.thread.load(Ordering::Relaxed) > 1) {
+        let args = [sys::getpid() as usize, r.tid.load(Ordering::Relaxed) as usize, 0, 0, 0, 0];
+        // SAFETY: no memory is involved.
+        if unsafe { sys::raw(libc::SYS_tgkill, args) } == Err(sys::Errno::ESRCH) {
+            done(r);
+        }
+    }
+}
+
+fn done(r: &Request) {
+    if r.thread.swap(0, Ordering::AcqRel) != 0 {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The request for the calling thread.
+fn mine() -> Option<&'static Request> {
+    static LOOKS: AtomicU32 = AtomicU32::new(0);
+    if COUNT.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
+    if LOOKS.fetch_add(1, Ordering::Relaxed).is_multiple_of(256) {
+        purge();
+    }
+    // SAFETY: no argument.
+    let me = unsafe { libc::pthread_self() };
+    let here = |r: &&Request| r.thread.load(Ordering::SeqCst) == me && r.tid.load(Ordering::Relaxed) == gettid();
+    REQUESTS.iter().find(here)
+}
+
+/// Has the calling thread cancellation switched on? Its type is deferred here.
+fn enabled() -> bool {
+    let mut old = DISABLE;
+    // SAFETY: two calls that always succeed; the state is as before.
+    unsafe {
+        pthread_setcancelstate(DISABLE, &mut old);
+        if old == ENABLE {
+            pthread_setcancelstate(ENABLE, core::ptr::null_mut());
+        }
+    }
+    old == ENABLE
+}
+
+/// Before a sleep and after it: the thread is cancelled, and the operation is to end
+/// as if interrupted.
+#[inline]
+pub fn hit() -> bool {
+    if COUNT.load(Ordering::SeqCst) == 0 {
+        return false;
+    }
+    let Some(r) = mine().filter(|_| enabled()) else { return false };
+    r.seen.store(true, Ordering::Relaxed);
+    true
+}
+
+/// Has the operation that has just ended done so for that? The caller tests for
+/// cancellation.
+pub fn was_hit() -> bool {
+    let Some(r) = mine().filter(|r| r.seen.load(Ordering::Relaxed)) else { return false };
+    done(r);
+    true
+}
+
+/// At a cancellation point: is there something to act upon?
+pub fn due() -> bool {
+    let Some(r) = mine().filter(|_| enabled()) else { return false };
+    done(r);
+    true
+}
+
+/// In a forked child: one thread is left, which glibc knows to be cancelled or not.
+pub fn become_child() {
+    for r in &REQUESTS {
+        r.thread.store(0, Ordering::Relaxed);
+    }
+    COUNT.store(0, Ordering::Relaxed);
+}

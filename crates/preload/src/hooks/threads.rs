@@ -1,0 +1,71 @@
+//! Cancellation of threads; `fsocket_core::cancel` says how.
+
+use crate::real;
+use fsocket_core::cancel;
+use libc::*;
+
+const DEFERRED: c_int = 0;
+const ASYNCHRONOUS: c_int = 1;
+
+extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
+    if unsafe { pthread_equal(thread, pthread_self()) } != 0 {
+        // glibc's own functions act upon it, and ours test for it.
+        cancel::be_careful();
+        let r = unsafe { real::pthread_cancel(thread) };
+        if r == 0 {
+            cancel::requested(thread, unsafe { cancel::tid_of(thread) });
+        }
+        return r;
+    }
+    // Before: it may be gone right after.
+    let tid = unsafe { cancel::tid_of(thread) };
+    cancel::be_careful();
+    let r = unsafe { real::pthread_cancel(thread) };
+    if r == 0 {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        cancel::requested(thread, tid);
+    }
+    r
+}
+
+pub unsafe fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+    if kind == ASYNCHRONOUS {
+        cancel::be_careful();
+    }
+    unsafe { real::pthread_setcanceltype(kind, old) }
+}
+
+/// The beginning of a hook in a program that cancels threads. `point`: it is a
+/// cancellation point. Our frames are not to be unwound from anywhere: the type of
+/// cancellation is deferred; returns what it was.
+#[cold]
+#[inline(never)]
+pub fn enter(point: bool) -> Option<c_int> {
+    let mut old = DEFERRED;
+    unsafe { real::pthread_setcanceltype(DEFERRED, &mut old) };
+    if point && cancel::due() {
+        unsafe { pthread_testcancel() };
+    }
+    (old != DEFERRED).then_some(old)
+}
+
+/// Its end.
+#[cold]
+#[inline(never)]
+pub fn leave(kind: c_int) {
+    // Acts at once, if there is something to act upon.
+    unsafe { real::pthread_setcanceltype(kind, core::ptr::null_mut()) };
+}
+
+/// An operation has ended.
+#[cold]
+#[inline(never)]
+pub fn after() {
+    if cancel::was_hit() {
+        unsafe { pthread_testcancel() };
+    }
+}
