@@ -220,6 +220,11 @@ unsafe fn take_slot(
     // An address of its own makes a socket IPv6-only, unless it is a mapped one.
     let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
     d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
+    if opts::extra::any(listener) {
+        if let Some(from) = table::number_of(listener) {
+            opts::extra::inherit(listener, from, d, fd);
+        }
+    }
     d.rcvtimeo.store(listener.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
     d.sndtimeo.store(listener.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
     let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: bound.port };

@@ -36,6 +36,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     // SAFETY: the caller's.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(d, Counter::FbOption) };
     let family = d.family.load(Ordering::Relaxed);
+    if d.kernels.load(Ordering::Relaxed) {
+        return to_kernel(d, Counter::FbOption);
+    }
     if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
         return to_kernel(d, Counter::FbOption);
     }

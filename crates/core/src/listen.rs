@@ -78,6 +78,9 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         return Err(Counter::FbDisabled);
     }
     process::arena().ok_or(Counter::FbResource)?;
+    if d.kernels.load(Ordering::Relaxed) {
+        return Err(Counter::FbOption);
+    }
     // A client that opens a connection to us counts on our mapping its channel.
     if !chan::mappable() {
         return Err(Counter::FbResource);

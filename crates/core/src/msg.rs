@@ -78,12 +78,12 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 ///
 /// # Safety
 /// As [`sendv`].
-pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize) -> Result<usize> {
+pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     match unsafe { checked(iov, n) }?.1 {
         0 => Ok(0),
         // SAFETY: the caller's.
-        _ => unsafe { sendv(d, iov, n, 0) },
+        _ => unsafe { sendv(d, iov, n, flags) },
     }
 }
 
@@ -91,12 +91,24 @@ pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize) -> Res
 ///
 /// # Safety
 /// As [`recvv`].
-pub unsafe fn readv(d: &'static Desc, iov: *const libc::iovec, n: usize) -> Result<usize> {
+pub unsafe fn readv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     match unsafe { checked(iov, n) }?.1 {
         0 => Ok(0),
         // SAFETY: the caller's.
-        _ => unsafe { recvv(d, iov, n, 0) },
+        _ => unsafe { recvv(d, iov, n, flags) },
+    }
+}
+
+/// Flags of `preadv2` and `pwritev2` as those of `recvmsg` and `sendmsg`.
+pub fn vector_flags(flags: i32) -> Result<i32> {
+    // Up to RWF_NOAPPEND they mean nothing to a socket, but for one; later ones it
+    // does not support (include/uapi/linux/fs.h).
+    const KNOWN: i32 = 0x3F;
+    match flags {
+        f if f & !KNOWN != 0 => Err(Errno::EOPNOTSUPP),
+        f if f & libc::RWF_NOWAIT != 0 => Ok(libc::MSG_DONTWAIT),
+        _ => Ok(0),
     }
 }
 

@@ -4,6 +4,9 @@
 //! are remembered. On a connection of ours the common integer options are
 //! remembered only; the kernel's placeholder answers for the rest.
 
+mod answer;
+pub mod extra;
+
 use crate::table::{kind, Desc};
 use crate::{ready, Outcome};
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -27,6 +30,9 @@ const fn o(level: i32, name: i32, default: i32, min: i32, max: i32) -> Opt {
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
 const ANY: i32 = i32::MAX;
+/// The same with 64-bit seconds, which they have here anyway.
+const RCVTIMEO_NEW: i32 = 66;
+const SNDTIMEO_NEW: i32 = 67;
 /// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
 /// means "any non-zero is 1".
 static TABLE: [Opt; 15] = [
@@ -76,8 +82,18 @@ fn find(level: i32, name: i32) -> Option<usize> {
 /// # Safety
 /// `val` is readable for `len` bytes.
 pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const u8, len: u32) -> Outcome<Result<()>> {
+    let number = |n: u32| !val.is_null() && len >= n;
+    // SAFETY: that many bytes are there.
+    extra::before(d, level, name, if number(4) { unsafe { (val as *const i32).read_unaligned() } } else { 1 });
     let conn = crate::path::still_ours(d);
-    if val.is_null() || len < 4 || (!conn && d.is_gone()) {
+    if !conn && d.is_gone() {
+        return Outcome::Kernel;
+    }
+    if !number(4) {
+        d.dirty.store(true, Ordering::Relaxed);
+        if number(1) {
+            extra::kept(d, level, name);
+        }
         return Outcome::Kernel;
     }
     if let Some(k) = crate::path::kernel_part(d) {
@@ -94,7 +110,9 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
             d.dirty.store(true, Ordering::Relaxed);
             if buffer(level, name).is_none_or(|i| !learn(d, fd, i)) {
                 // SAFETY: the caller's.
-                unsafe { remember(d, level, name, v, val, len) };
+                if !unsafe { remember(d, level, name, v, val, len) } {
+                    extra::kept(d, level, name);
+                }
             }
         }
         return Outcome::Done(r);
@@ -125,10 +143,19 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
             false => return Outcome::Kernel,
         }
     }
+    if (level, name) == (T, libc::TCP_MAXSEG) {
+        // Agreed upon long since; checked all the same (TCP_MIN_MSS, MAX_TCP_WINDOW).
+        let legal = v == 0 || (88..=32767).contains(&v);
+        return Outcome::Done(if legal { Ok(()) } else { Err(Errno::EINVAL) });
+    }
+    if (level, name, v) == (T, libc::TCP_WINDOW_CLAMP, 0) {
+        return Outcome::Done(Err(Errno::EINVAL)); // not while it is connected
+    }
     // SAFETY: the caller's.
     if unsafe { remember(d, level, name, v, val, len) } {
         return Outcome::Done(Ok(()));
     }
+    extra::kept(d, level, name);
     // Something rare: the placeholder keeps it and says whether it is legal.
     d.dirty.store(true, Ordering::Relaxed);
     Outcome::Kernel
@@ -191,7 +218,7 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
             o[LINGER_SECS].store(secs, Ordering::Relaxed);
             true
         }
-        (S, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) if len >= 16 => {
+        (S, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | RCVTIMEO_NEW | SNDTIMEO_NEW) if len >= 16 => {
             // SAFETY: a timeval is there.
             let t = unsafe { (val as *const libc::timeval).read_unaligned() };
             if !(0..1_000_000).contains(&t.tv_usec) {
@@ -206,7 +233,8 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
                 0 => ns,
                 tick => ns.div_ceil(tick).saturating_mul(tick), // the kernel counts in ticks
             };
-            let (a, b) = if name == libc::SO_RCVTIMEO { (&d.rcvtimeo, 0) } else { (&d.sndtimeo, 1) };
+            let (a, b) =
+                if matches!(name, libc::SO_RCVTIMEO | RCVTIMEO_NEW) { (&d.rcvtimeo, 0) } else { (&d.sndtimeo, 1) };
             if d.is_conn() {
                 let s = d.sock();
                 (if b == 0 { &s.rcvtimeo } else { &s.sndtimeo }).store(ns, Ordering::Relaxed);
@@ -285,12 +313,20 @@ pub unsafe fn get(
         b[8..].copy_from_slice(&us.to_ne_bytes());
         put(&b)
     };
+    // SAFETY: the caller's.
+    if let Some(a) = answer::of(fd, d, level, name, unsafe { *len }) {
+        return match a {
+            Ok(answer::Answer::Int(v)) => int(v),
+            Ok(answer::Answer::Bytes(b, n)) => put(&b[..n]),
+            Err(e) => Outcome::Done(Err(e)),
+        };
+    }
     match (level, name) {
         (S, libc::SO_ERROR) => int(ready::take_error(d)),
         (S, libc::SO_DOMAIN) => int(s.family.load(Ordering::Relaxed) as i32),
         (S, libc::SO_ACCEPTCONN) => int(0),
-        (S, libc::SO_RCVTIMEO) => time(s.rcvtimeo.load(Ordering::Relaxed)),
-        (S, libc::SO_SNDTIMEO) => time(s.sndtimeo.load(Ordering::Relaxed)),
+        (S, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => time(s.rcvtimeo.load(Ordering::Relaxed)),
+        (S, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(s.sndtimeo.load(Ordering::Relaxed)),
         (S, libc::SO_LINGER) => {
             let mut b = [0u8; 8];
             b[..4].copy_from_slice(&s.opt[LINGER_ON].load(Ordering::Relaxed).to_ne_bytes());
@@ -372,6 +408,7 @@ pub fn adopt(fd: i32, d: &Desc) {
 /// Set on a kernel socket what the program has set on the connection.
 pub fn apply(d: &Desc, fd: i32) {
     let s = d.sock();
+    extra::dress(d, fd);
     for (i, (o, v)) in TABLE.iter().zip(&s.opt).enumerate() {
         let v = v.load(Ordering::Relaxed);
         if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
@@ -398,9 +435,21 @@ pub fn apply(d: &Desc, fd: i32) {
     }
 }
 
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
+
 /// `fcntl` on a descriptor of ours, for the commands we decide.
 pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<i32>> {
     let nb = libc::O_NONBLOCK;
+    // Signals for what arrives are the kernel's to send.
+    let signals = match cmd {
+        libc::F_SETFL => arg as i32 & libc::O_ASYNC != 0,
+        F_SETSIG | libc::F_SETOWN | F_SETOWN_EX => true,
+        _ => false,
+    };
+    if signals {
+        extra::leave(d);
+    }
     match (d.kind(), cmd) {
         (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
             let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
@@ -412,9 +461,6 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
         })),
         (kind::CONN, libc::F_SETFL) => {
             set_nonblock(d, arg as i32 & nb != 0);
-            if arg as i32 & libc::O_ASYNC != 0 {
-                crate::stats::count(fsocket_abi::arena::Counter::FbOption);
-            }
             Outcome::Done(Ok(0))
         }
         (kind::FRESH | kind::BOUND | kind::LISTENER, libc::F_SETFL) => {
@@ -463,6 +509,13 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
     const SIOCOUTQ: u64 = libc::TIOCOUTQ;
     const SIOCATMARK: u64 = 0x8905;
     const SIOCOUTQNSD: u64 = 0x894B;
+    const FIOASYNC: u64 = 0x5452;
+    const FIOSETOWN: u64 = 0x8901;
+    const SIOCSPGRP: u64 = 0x8902;
+    // SAFETY: the caller's.
+    if matches!(request, FIOSETOWN | SIOCSPGRP) || request == FIOASYNC && unsafe { *p } != 0 {
+        extra::leave(d);
+    }
     match request {
         FIONBIO => {
             // SAFETY: the caller's.

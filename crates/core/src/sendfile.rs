@@ -17,7 +17,10 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
     // SAFETY: the caller's.
     let (own, mut pos) = match unsafe { off.as_ref() } {
         Some(o) => (false, *o),
-        None => (true, seek(input, 0, libc::SEEK_CUR)?),
+        // The kernel wants an input in which it can go back (`splice_direct_to_actor`).
+        None => {
+            (true, seek(input, 0, libc::SEEK_CUR).map_err(|e| if e.raw() == libc::ESPIPE { Errno::EINVAL } else { e })?)
+        }
     };
     if pos < 0 {
         return Err(Errno::EINVAL);

@@ -131,6 +131,9 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
         stats::count(Counter::FbOption);
         path::materialize_one(d);
     }
+    if flags & libc::MSG_ZEROCOPY != 0 && len > 0 && path::of(d) == Path::Shm {
+        crate::opts::extra::zerocopy(d);
+    }
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;

@@ -106,6 +106,10 @@ pub struct Desc {
     pub opt: [AtomicI32; crate::opts::COUNT],
     pub rcvtimeo: AtomicU64,
     pub sndtimeo: AtomicU64,
+    /// Options that the placeholder keeps; see `opts::extra`.
+    pub extra: [AtomicU32; crate::opts::extra::COUNT],
+    /// FRESH, BOUND: something was asked for that only the kernel's can do.
+    pub kernels: AtomicBool,
 }
 
 // SAFETY: zero is valid for atomics; `link` is used by the slab alone.
@@ -217,6 +221,10 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     for (o, v) in d.opt.iter().zip(crate::opts::DEFAULTS) {
         o.store(v, Ordering::Relaxed);
     }
+    for e in &d.extra {
+        e.store(0, Ordering::Relaxed);
+    }
+    d.kernels.store(false, Ordering::Relaxed);
     d.rcvtimeo.store(0, Ordering::Relaxed);
     d.sndtimeo.store(0, Ordering::Relaxed);
     d.kind.store(kind, Ordering::Release);

@@ -13,7 +13,7 @@ hook_table! {
     sockets: "FIN in the ring" fn shutdown(fd: c_int, how: c_int) -> c_int;
     sockets: "from the connection" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     sockets: "from the connection" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    sockets: "common options recorded, others kept by the placeholder" fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int;
+    sockets: "common options recorded, others kept by the placeholder; with some it becomes the kernel's" fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int;
     sockets: "common options recorded, others answered by the placeholder" fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int;
     io: "ring" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t;
     io: "ring" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t;
@@ -51,9 +51,9 @@ hook_table! {
     descriptors: "another number for the same connection" fn dup(fd: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup2(old: c_int, new: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
-    descriptors: "O_NONBLOCK and F_DUPFD; the rest by the placeholder" fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int;
+    descriptors: "O_NONBLOCK and F_DUPFD; for signals it becomes the kernel's; the rest by the placeholder" fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int;
     descriptors: "as fcntl" fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int;
-    descriptors: "FIONBIO, FIONREAD, SIOCOUTQ, SIOCATMARK" fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int;
+    descriptors: "FIONBIO, FIONREAD, SIOCOUTQ, SIOCATMARK; for signals it becomes the kernel's; the rest by the placeholder" fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int;
     descriptors: "each connection closed, our own descriptors spared" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     descriptors: "as close_range" fn closefrom(first: c_int) -> ();
     readiness: "rings and kernel together" fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
@@ -159,8 +159,18 @@ limit_table! {
      a call of libc's; a program that makes it afterwards and never calls libc again needs \
      `fastsocket run --no-shm`."
         of io_uring_submit, io_uring_enter, io_uring_setup, syscall;
-    Sockets: "`TCP_INFO` answers the connection's state; its counters are those of a fresh socket."
+    Sockets: "`TCP_INFO` answers the connection's state; its counters, and those of `TCP_CC_INFO` and \
+     `SO_MEMINFO`, are those of a fresh socket. `SO_SNDBUF` does not grow by itself, \
+     `TCP_MAXSEG` knows nothing of what the other side has set, `TCP_QUICKACK` is as it was \
+     set. Every other number of `getsockopt` is compared with the kernel's \
+     (`tests/apps/calls.py`)."
         of getsockopt;
+    Sockets: "A connection becomes the kernel's (`path_switch`, `fallback.option`), a listener leaves \
+     shared memory and a new socket does not use it, when the program sets `O_ASYNC`, an \
+     owner for signals, `SO_TIMESTAMP*`, `TCP_INQ`, `TCP_SAVE_SYN`, `SO_PEEK_OFF`, \
+     `TCP_REPAIR`, `TCP_ULP` or a filter; when it sends with `MSG_ZEROCOPY` on a socket with \
+     `SO_ZEROCOPY`; and through `splice` and the like (above)."
+        of fcntl, ioctl, setsockopt, send;
     Sockets: "Buffers: a ring holds 1 MiB per direction; the kernel's default buffers take up to 4 \
      MiB. A program that sets `SO_SNDBUF` is bounded by it and by the receiver's \
      `SO_RCVBUF`, within a factor of two of what the kernel takes; `SO_RCVBUF` alone bounds \

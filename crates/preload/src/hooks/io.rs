@@ -98,7 +98,7 @@ pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => guarded(|| unsafe { ops_msg::readv(d, iov, n as usize) }.answer()),
+        Some(d) => guarded(|| unsafe { ops_msg::readv(d, iov, n as usize, 0) }.answer()),
         None if gone(fd) => -1,
         None => unsafe {
             in_kernel!(fd, gathers(iov, n.max(0) as size_t, 0), readv(fd, iov, n), real::readv(fd, iov, n))
@@ -108,7 +108,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
-        Some(d) => guarded(|| unsafe { ops_msg::writev(d, iov, n as usize) }.answer()),
+        Some(d) => guarded(|| unsafe { ops_msg::writev(d, iov, n as usize, 0) }.answer()),
         None if gone(fd) => -1,
         None => unsafe { in_kernel!(fd, Call::Send, writev(fd, iov, n), real::writev(fd, iov, n)) },
     }
@@ -199,6 +199,12 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
 }
 
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
+    if flags & MSG_ZEROCOPY != 0 {
+        // One completion for all vectors: before the first of them.
+        if let Some(d) = conn(fd) {
+            guarded(|| fsocket_core::opts::extra::zerocopy(d));
+        }
+    }
     match conn(fd) {
         Some(d) if !msg.is_null() => {
             let m = unsafe { &*msg };
@@ -237,12 +243,21 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
         return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
     };
+    let limit = unsafe { timeout.as_mut() };
+    if limit.as_ref().is_some_and(|t| t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec)) {
+        fsocket_sys::Errno::EINVAL.set();
+        return -1;
+    }
+    let end = limit.as_ref().map(|t| {
+        fsocket_sys::now_ns().saturating_add((t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_nsec as u64)
+    });
     // Unlike recvmsg() it looks for an error before it looks for data.
     if let Some(e) = ready::pending_error(d, flags) {
         e.set();
         return -1;
     }
     let mut done = 0;
+    let mut left = 0;
     while done < n {
         let f = if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
         let m = unsafe { &mut *vec.add(done as usize) };
@@ -250,13 +265,22 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
         if r < 0 && done > 0 {
             // The next call reports it.
             ready::put_back_error(d, fsocket_sys::Errno::last());
-            return done as c_int;
+            break;
         }
         if r < 0 {
             return -1;
         }
         m.msg_len = r as c_uint;
         done += 1;
+        // The limit is looked at after each message, and ends no wait.
+        left = end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
+        if end.is_some() && left == 0 {
+            break;
+        }
+    }
+    if let Some(t) = limit {
+        t.tv_sec = (left / 1_000_000_000) as time_t;
+        t.tv_nsec = (left % 1_000_000_000) as c_long;
     }
     done as c_int
 }
@@ -314,7 +338,9 @@ pub unsafe fn __recvfrom_chk(
 pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
     upgrade::give_up_number(fd);
     match conn(fd) {
-        Some(_) if off == -1 => unsafe { readv(fd, iov, n) },
+        Some(d) if off == -1 => guarded(|| {
+            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
+        }),
         // The placeholder has the right error.
         _ => unsafe { real::preadv2(fd, iov, n, off, flags) },
     }
@@ -323,7 +349,9 @@ pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags:
 pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
     upgrade::give_up_number(fd);
     match conn(fd) {
-        Some(_) if off == -1 => unsafe { writev(fd, iov, n) },
+        Some(d) if off == -1 => guarded(|| {
+            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
+        }),
         _ => unsafe { real::pwritev2(fd, iov, n, off, flags) },
     }
 }
@@ -331,7 +359,9 @@ pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags
 pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
     upgrade::give_up_number(fd);
     match conn(fd) {
-        Some(_) if off == -1 => unsafe { readv(fd, iov, n) },
+        Some(d) if off == -1 => guarded(|| {
+            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
+        }),
         _ => unsafe { real::preadv64v2(fd, iov, n, off, flags) },
     }
 }
@@ -339,7 +369,9 @@ pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fla
 pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
     upgrade::give_up_number(fd);
     match conn(fd) {
-        Some(_) if off == -1 => unsafe { writev(fd, iov, n) },
+        Some(d) if off == -1 => guarded(|| {
+            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
+        }),
         _ => unsafe { real::pwritev64v2(fd, iov, n, off, flags) },
     }
 }

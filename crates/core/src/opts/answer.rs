@@ -1,0 +1,115 @@
+//! What `getsockopt` says of a connection where an unconnected socket, the
+//! placeholder, would say something else.
+
+use crate::table::Desc;
+use crate::{name, ready};
+use core::sync::atomic::Ordering;
+use fsocket_abi::channel::SERVER;
+use fsocket_sys::{self as sys, cpu, Errno, Result};
+
+const S: i32 = libc::SOL_SOCKET;
+const T: i32 = libc::IPPROTO_TCP;
+const I4: i32 = libc::IPPROTO_IP;
+const I6: i32 = libc::IPPROTO_IPV6;
+// Numbers that the libc crate lacks; include/uapi/linux/in.h, in6.h.
+const IP_PROTOCOL: i32 = 52;
+const IPV6_ADDRFORM: i32 = 1;
+const IPV6_PATHMTU: i32 = 61;
+
+/// TCP's maximum segment where none was chosen: on a connection over the loopback
+/// device half of its window, and TCP_MSS_DEFAULT on a socket without one.
+const MSS: i32 = 32768;
+const MSS_NONE: i32 = 536;
+/// Bytes of a segment that timestamps take.
+const STAMPS: i32 = 12;
+
+/// An answer: a number, or bytes.
+pub enum Answer {
+    Int(i32),
+    Bytes([u8; 32], usize),
+}
+use Answer::*;
+
+/// None: as the placeholder says. `fd`: its number; `room`: bytes that the caller
+/// has.
+pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<Answer>> {
+    let s = d.sock();
+    let family = s.family.load(Ordering::Relaxed);
+    let v6 = family == libc::AF_INET6 as u16;
+    let over = ready::over(d);
+    let accepted = d.side.load(Ordering::Relaxed) as usize == SERVER;
+    let from_below = || {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, level, name, &mut v).map(|_| i32::from_ne_bytes(v))
+    };
+    let below = |default: i32, here: i32| Some(from_below().map(|v| Int(if v == default { here } else { v })));
+    match (level, name) {
+        (S, libc::SO_PEERNAME) if !over => Some(peer_name(d, room)),
+        (S, libc::SO_INCOMING_CPU) => {
+            // The other side's: on the loopback device the sender's CPU delivers.
+            let c = Some(ready::peer_cpu(d)).filter(|c| *c != 0).unwrap_or_else(cpu::current);
+            below(-1, c as i32 - 1)
+        }
+        (I4, libc::IP_MTU) if !over => mtu(fd).map(|m| Ok(Int(if v6 { m } else { m.min(65535) }))),
+        (I6, libc::IPV6_MTU) if !over && v6 => mtu(fd).map(|m| Ok(Int(m))),
+        (I6, IPV6_PATHMTU) if !over && v6 => mtu(fd).map(|m| path_mtu(m, room)),
+        (I4, IP_PROTOCOL) => Some(Ok(Int(s.local_port.load(Ordering::Relaxed).into()))),
+        (I6, IPV6_ADDRFORM) if v6 && !over => Some(Ok(Int(family.into()))),
+        // What a connection request came in with.
+        (I4, libc::IP_MULTICAST_TTL) if accepted && !v6 => below(1, 64),
+        (I6, libc::IPV6_MULTICAST_HOPS) if accepted && v6 => below(1, 64),
+        (I6, libc::IPV6_MULTICAST_IF) if accepted && v6 => below(0, loopback(fd).unwrap_or(0)),
+        (T, libc::TCP_MAXSEG) => Some(from_below().map(|v| Int(if v == MSS_NONE { MSS } else { v - STAMPS }))),
+        (T, libc::TCP_WINDOW_CLAMP) => below(0, s.opt[super::RCVBUF].load(Ordering::Relaxed) / 2),
+        _ => None,
+    }
+}
+
+/// The kernel copies as much as was asked for, and refuses to give more than there is.
+fn peer_name(d: &Desc, room: u32) -> Result<Answer> {
+    let s = d.sock();
+    let mut b = [0u8; 32];
+    let (a, len) = name::sockaddr(
+        s.family.load(Ordering::Relaxed).into(),
+        &name::load(&s.peer),
+        s.peer_port.load(Ordering::Relaxed),
+    );
+    if room as usize > len {
+        return Err(Errno::EINVAL);
+    }
+    b[..len].copy_from_slice(&a[..len]);
+    Ok(Bytes(b, len))
+}
+
+/// `struct ip6_mtuinfo`: an address, left empty, and the number.
+fn path_mtu(mtu: i32, room: u32) -> Result<Answer> {
+    let mut b = [0u8; 32];
+    if (room as usize) < b.len() {
+        return Err(Errno::EINVAL);
+    }
+    b[28..].copy_from_slice(&mtu.to_ne_bytes());
+    Ok(Bytes(b, 32))
+}
+
+/// `struct ifreq` for the loopback device.
+#[repr(C)]
+struct Request {
+    name: [u8; 16],
+    value: i32,
+    more: [u8; 20],
+}
+
+fn ask(fd: i32, request: usize) -> Option<i32> {
+    let mut r = Request { name: *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0", value: 0, more: [0; 20] };
+    // SAFETY: an ifreq, 40 bytes.
+    unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request, &raw mut r as usize, 0, 0, 0]) }.ok()?;
+    Some(r.value)
+}
+
+fn mtu(fd: i32) -> Option<i32> {
+    ask(fd, libc::SIOCGIFMTU as usize)
+}
+
+fn loopback(fd: i32) -> Option<i32> {
+    ask(fd, libc::SIOCGIFINDEX as usize)
+}

@@ -1,0 +1,148 @@
+//! Options beyond the common ones: those that the kernel's placeholder keeps, and
+//! those that only a kernel connection can have.
+
+use crate::table::{self, kind, Desc};
+use crate::{listen, path, stats};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_sys::{self as sys};
+
+/// Options kept per socket by name; with more, all that can be copied are.
+pub const COUNT: usize = 6;
+/// Bytes of the longest.
+const LONG: usize = 64;
+
+const S: i32 = libc::SOL_SOCKET;
+const T: i32 = libc::IPPROTO_TCP;
+// Numbers that the libc crate lacks; include/uapi/asm-generic/socket.h and
+// include/uapi/linux/tcp.h.
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_TIMESTAMPING_NEW: i32 = 65;
+const TCP_SAVE_SYN: i32 = 27;
+const TCP_INQ: i32 = 36;
+
+/// Does this option change what arrives with the bytes, or what becomes of the
+/// connection, in ways that only the kernel has?
+fn only_kernels(level: i32, name: i32, v: i32) -> bool {
+    match (level, name) {
+        (S, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING) => v != 0,
+        (S, SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW) => v != 0,
+        (S, libc::SO_PEEK_OFF) => v >= 0,
+        (S, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => true,
+        (T, TCP_INQ | TCP_SAVE_SYN) => v != 0,
+        (T, libc::TCP_REPAIR) => v > 0,
+        (T, libc::TCP_ULP) => true,
+        _ => false,
+    }
+}
+
+/// Before the option is set on `d`. `v`: its value, if it is a number.
+pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
+    if only_kernels(level, name, v) {
+        leave(d);
+    }
+}
+
+/// The program wants of this socket what only the kernel's can do.
+pub fn leave(d: &'static Desc) {
+    match d.kind() {
+        kind::CONN => {
+            stats::count(Counter::FbOption);
+            path::materialize_one(d);
+        }
+        kind::LISTENER => {
+            stats::count(Counter::FbOption);
+            listen::abandon(d);
+        }
+        kind::FRESH | kind::BOUND => d.kernels.store(true, Ordering::Relaxed),
+        _ => {}
+    }
+}
+
+fn entry(level: i32, name: i32) -> u32 {
+    (level as u32) << 16 | name as u32 & 0xFFFF
+}
+
+/// The placeholder keeps this option; what takes its place gets it, too.
+pub fn kept(d: &Desc, level: i32, name: i32) {
+    let new = entry(level, name);
+    if !(0..0x8000).contains(&level) || !(0..0x8000).contains(&name) {
+        return;
+    }
+    for e in &d.extra {
+        match e.load(Ordering::Relaxed) {
+            0 => return e.store(new, Ordering::Relaxed),
+            x if x == new => return,
+            _ => {}
+        }
+    }
+    // No room: all of them.
+    d.extra[COUNT - 1].store(u32::MAX, Ordering::Relaxed);
+}
+
+/// Are there any?
+#[inline]
+pub fn any(d: &Desc) -> bool {
+    d.extra[0].load(Ordering::Relaxed) != 0
+}
+
+/// Set on socket `to` what the program has set on `from`, a number of `d`.
+fn copy(d: &Desc, from: i32, to: i32) {
+    copy_each(d, from, to);
+    // IP_TOS has set it, too.
+    one(from, to, S, libc::SO_PRIORITY);
+}
+
+fn copy_each(d: &Desc, from: i32, to: i32) {
+    for e in &d.extra {
+        let e = match e.load(Ordering::Relaxed) {
+            0 => return,
+            u32::MAX => {
+                let v6 = d.family.load(Ordering::Relaxed) as i32 == libc::AF_INET6;
+                let _ = fsocket_zones::copy::options(from, to, v6);
+                return;
+            }
+            e => e,
+        };
+        one(from, to, (e >> 16) as i32, (e & 0xFFFF) as i32);
+    }
+}
+
+fn one(from: i32, to: i32, level: i32, name: i32) {
+    let mut value = [0u8; LONG];
+    // What cannot be read (a filter, a key) cannot be given on either.
+    if let Ok(n) = sys::getsockopt(from, level, name, &mut value) {
+        let _ = sys::setsockopt(to, level, name, &value[..n.min(LONG)]);
+    }
+}
+
+/// An accepted connection has what was set on its listener.
+pub fn inherit(listener: &Desc, fd: i32, d: &Desc, placeholder: i32) {
+    copy_each(listener, fd, placeholder);
+    // But for this one (`sk_clone_lock`).
+    let _ = sys::setsockopt(placeholder, S, libc::SO_PRIORITY, &[0; 4]);
+    for (to, from) in d.extra.iter().zip(&listener.extra) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    d.dirty.store(true, Ordering::Relaxed);
+}
+
+/// The kernel end of a switched connection has what was set on the placeholder.
+pub fn dress(d: &Desc, fd: i32) {
+    if any(d) {
+        if let Some(from) = table::number_of(d) {
+            copy(d, from, fd);
+        }
+    }
+}
+
+/// MSG_ZEROCOPY counts for sockets with SO_ZEROCOPY, and who sends so waits for the
+/// kernel's word that the buffer is free.
+pub fn zerocopy(d: &'static Desc) {
+    let mut v = [0u8; 4];
+    let on =
+        table::number_of(d).is_some_and(|fd| sys::getsockopt(fd, S, libc::SO_ZEROCOPY, &mut v).is_ok() && v != [0; 4]);
+    if on && d.is_conn() {
+        leave(d);
+    }
+}
