@@ -11,14 +11,18 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use fsocket_sync::atomic::AtomicU32 as Word;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Threads that can be found.
-const PLACES: usize = 512;
-/// Places that one thread may have; those of others may lie among them.
-const NEAR: usize = 8;
+/// Places lie in groups; a thread uses those of one group.
+const GROUPS: usize = 256;
+const GROUP: usize = 8;
 
+/// Whose the places of a group are, as `pthread_self` has it; 0: free. A line, looked
+/// at as a whole.
+#[repr(align(64))]
+struct Owners([AtomicU64; GROUP]);
+static OWNERS: [Owners; GROUPS] = [const { Owners([const { AtomicU64::new(0) }; GROUP]) }; GROUPS];
+
+/// What is written down of a sleep.
 pub struct Place {
-    /// As `pthread_self` has it; 0: free.
-    thread: AtomicU64,
     /// Where its frame is, and what it has written there: a frame that is left by a
     /// jump is overwritten by those that come after it.
     frame: AtomicUsize,
@@ -38,23 +42,22 @@ pub struct Place {
     poked: AtomicBool,
 }
 
-static PLACE: [Place; PLACES] = [const {
-    Place {
-        thread: AtomicU64::new(0),
-        frame: AtomicUsize::new(0),
-        mark: AtomicU64::new(0),
-        word: AtomicUsize::new(0),
-        sleeps: AtomicBool::new(false),
-        hold: AtomicU32::new(0),
-        bell: AtomicU32::new(0),
-        ep: AtomicU32::new(0),
-        plain: AtomicBool::new(false),
-        inside: AtomicBool::new(false),
-        poked: AtomicBool::new(false),
-    }
-}; PLACES];
-/// Places in use.
-static COUNT: AtomicU32 = AtomicU32::new(0);
+static PLACE: [[Place; GROUP]; GROUPS] = [const {
+    [const {
+        Place {
+            frame: AtomicUsize::new(0),
+            mark: AtomicU64::new(0),
+            word: AtomicUsize::new(0),
+            sleeps: AtomicBool::new(false),
+            hold: AtomicU32::new(0),
+            bell: AtomicU32::new(0),
+            ep: AtomicU32::new(0),
+            plain: AtomicBool::new(false),
+            inside: AtomicBool::new(false),
+            poked: AtomicBool::new(false),
+        }
+    }; GROUP]
+}; GROUPS];
 
 /// What a sleep is about.
 #[derive(Default)]
@@ -69,10 +72,15 @@ pub struct On<'a> {
     pub inside: bool,
 }
 
-/// Places of the calling thread, and free ones for it.
-fn near(thread: u64) -> impl Iterator<Item = &'static Place> {
-    let at = (thread >> 12) as usize;
-    (0..NEAR).map(move |i| &PLACE[(at + i) % PLACES])
+/// The places of a thread's group, and whose they are.
+fn near(thread: u64) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)> {
+    let group = ((thread >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize % GROUPS;
+    OWNERS[group].0.iter().zip(&PLACE[group])
+}
+
+/// Those that are a thread's.
+fn of(thread: u64) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)> {
+    near(thread).filter(move |(owner, _)| owner.load(Ordering::SeqCst) == thread)
 }
 
 fn me() -> u64 {
@@ -82,22 +90,24 @@ fn me() -> u64 {
 
 /// Sleep by `f`, a system call that a signal interrupts or a futex that is woken.
 /// EINTR: it was, or the thread is cancelled.
+// Frames are told apart by their addresses: this one is further in than the caller's.
+#[inline(never)]
 pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
     let mark = Mark::new();
     let place = enter(on, &mark);
-    if let Some(p) = place {
+    if let Some((_, p)) = place {
         // SeqCst: who cancels writes that down and looks here; we look there next.
         p.sleeps.store(true, Ordering::SeqCst);
     }
     loop {
         let r = if cancel::hit() { Err(Errno::EINTR) } else { f() };
         // Poked, and cancellation is off: nothing has happened.
-        let again = place.is_some_and(|p| p.poked.swap(false, Ordering::AcqRel));
+        let again = place.is_some_and(|(_, p)| p.poked.swap(false, Ordering::AcqRel));
         if again && matches!(r, Err(Errno::EINTR)) && !cancel::hit() {
             continue;
         }
-        if let Some(p) = place {
-            leave(p);
+        if let Some((owner, _)) = place {
+            owner.store(0, Ordering::Release);
         }
         return r;
     }
@@ -119,34 +129,34 @@ impl Drop for Mark {
     }
 }
 
-/// The operation whose frame `mark` is in has a [`Hold`] on the description with this
-/// index, until [`let_go`].
-pub fn holds(index: u32, mark: &Mark) -> Option<&'static Place> {
-    let p = enter(&On::default(), mark)?;
+/// The operation whose frame `mark` is in, or one that it serves, has a [`Hold`] on
+/// the description with this index, until [`let_go`].
+pub fn holds(index: u32, mark: &Mark) -> Option<Held> {
+    let (owner, p) = enter(&On::default(), mark)?;
     p.hold.store(index + 1, Ordering::Release);
-    Some(p)
+    Some(Held(owner))
 }
 
-pub fn let_go(p: &Place) {
-    leave(p);
+/// See [`holds`].
+pub struct Held(&'static AtomicU64);
+
+pub fn let_go(Held(owner): Held) {
+    owner.store(0, Ordering::Release);
 }
 
-fn enter(on: &On, Mark(mark): &Mark) -> Option<&'static Place> {
-    static MARKS: AtomicU64 = AtomicU64::new(0x5EE9_0000_0000_0001);
+fn enter(on: &On, Mark(mark): &Mark) -> Option<(&'static AtomicU64, &'static Place)> {
     let me = me();
     let frame = mark as *const AtomicU64 as usize;
-    if COUNT.load(Ordering::Relaxed) != 0 {
-        reap_mine(frame);
-    }
-    mark.store(MARKS.fetch_add(2, Ordering::Relaxed), Ordering::Relaxed);
-    let p = near(me).find(|p| {
-        p.thread.load(Ordering::Relaxed) == 0
-            && p.thread.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    reap_of(me, frame);
+    let (owner, p) = near(me).find(|(owner, _)| {
+        owner.load(Ordering::Relaxed) == 0 && owner.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     })?;
-    COUNT.fetch_add(1, Ordering::Relaxed);
     let index = |i: Option<u32>| i.map_or(0, |i| i + 1);
+    // A word that no other frame has by chance.
+    let word = p.mark.load(Ordering::Relaxed).wrapping_add(2) | 0x5EE9_0000_0000_0001;
+    mark.store(word, Ordering::Relaxed);
+    p.mark.store(word, Ordering::Relaxed);
     p.frame.store(frame, Ordering::Relaxed);
-    p.mark.store(mark.load(Ordering::Relaxed), Ordering::Relaxed);
     p.word.store(on.word.map_or(0, |w| w as *const Word as usize), Ordering::Relaxed);
     p.hold.store(0, Ordering::Relaxed);
     p.sleeps.store(false, Ordering::Relaxed);
@@ -155,47 +165,44 @@ fn enter(on: &On, Mark(mark): &Mark) -> Option<&'static Place> {
     p.plain.store(on.plain, Ordering::Relaxed);
     p.inside.store(on.inside, Ordering::Relaxed);
     p.poked.store(false, Ordering::Relaxed);
-    p.thread.store(me, Ordering::Release);
-    Some(p)
-}
-
-fn leave(p: &Place) {
-    COUNT.fetch_sub(1, Ordering::Relaxed);
-    p.thread.store(0, Ordering::Release);
+    owner.store(me, Ordering::Release);
+    Some((owner, p))
 }
 
 /// Give back what sleeps of this thread hold that will never end.
-#[inline]
+#[inline(never)]
 pub fn reap() {
-    if COUNT.load(Ordering::Relaxed) != 0 {
-        let here = 0u64;
-        reap_mine(core::hint::black_box(&here) as *const u64 as usize);
+    let here = 0u64;
+    reap_of(me(), core::hint::black_box(&here) as *const u64 as usize);
+}
+
+#[inline]
+fn reap_of(me: u64, here: usize) {
+    for (owner, p) in of(me) {
+        // Another stack, a signal handler's, tells nothing.
+        if !lives(p, here) && !on_another_stack() {
+            reap_one(owner, p);
+        }
     }
 }
 
 #[cold]
 #[inline(never)]
-fn reap_mine(here: usize) {
-    let me = me();
-    for p in near(me).filter(|p| p.thread.load(Ordering::Relaxed) == me) {
-        if on_another_stack() || lives(p, here) {
-            continue;
-        }
-        let of = |v: &AtomicU32| v.load(Ordering::Relaxed).checked_sub(1);
-        let (hold, bell, ep) = (of(&p.hold), of(&p.bell), of(&p.ep));
-        let (plain, inside) = (p.plain.load(Ordering::Relaxed), p.inside.load(Ordering::Relaxed));
-        leave(p);
-        if let Some(i) = ep {
-            epoll::sleep_abandoned(i, plain, inside);
-        }
-        if let Some(b) = bell.and_then(|i| bell::at(i as usize)) {
-            b.set_sleeping(false);
-            sys::eventfd_clear(b.fd());
-            b.release();
-        }
-        if let Some(i) = hold {
-            drop(Hold::abandoned(i));
-        }
+fn reap_one(owner: &AtomicU64, p: &Place) {
+    let of = |v: &AtomicU32| v.load(Ordering::Relaxed).checked_sub(1);
+    let (hold, bell, ep) = (of(&p.hold), of(&p.bell), of(&p.ep));
+    let (plain, inside) = (p.plain.load(Ordering::Relaxed), p.inside.load(Ordering::Relaxed));
+    owner.store(0, Ordering::Release);
+    if let Some(i) = ep {
+        epoll::sleep_abandoned(i, plain, inside);
+    }
+    if let Some(b) = bell.and_then(|i| bell::at(i as usize)) {
+        b.set_sleeping(false);
+        sys::eventfd_clear(b.fd());
+        b.release();
+    }
+    if let Some(i) = hold {
+        drop(Hold::abandoned(i));
     }
 }
 
@@ -208,7 +215,7 @@ fn lives(p: &Place, here: usize) -> bool {
     frame > here && mark() == p.mark.load(Ordering::Relaxed)
 }
 
-/// A signal handler may have a stack of its own, which tells nothing.
+/// A signal handler may have a stack of its own.
 fn on_another_stack() -> bool {
     let mut s = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: 0, ss_size: 0 };
     let args = [0, &raw mut s as usize, 0, 0, 0, 0];
@@ -221,8 +228,7 @@ fn on_another_stack() -> bool {
 /// just before its sleep, so the caller comes again.
 pub fn disturb(thread: u64, first: bool, poke: impl Fn()) -> bool {
     let mut wait = false;
-    let asleep = |p: &&Place| p.thread.load(Ordering::SeqCst) == thread && p.sleeps.load(Ordering::SeqCst);
-    for p in near(thread).filter(asleep) {
+    for (_, p) in of(thread).filter(|(_, p)| p.sleeps.load(Ordering::SeqCst)) {
         if first {
             p.poked.store(true, Ordering::Release);
         }
@@ -240,8 +246,5 @@ pub fn disturb(thread: u64, first: bool, poke: impl Fn()) -> bool {
 
 /// In a forked child: nobody sleeps.
 pub fn become_child() {
-    for p in &PLACE {
-        p.thread.store(0, Ordering::Relaxed);
-    }
-    COUNT.store(0, Ordering::Relaxed);
+    OWNERS.iter().flat_map(|g| &g.0).for_each(|o| o.store(0, Ordering::Relaxed));
 }

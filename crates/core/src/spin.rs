@@ -35,7 +35,23 @@ impl Memory {
     /// Spin until `ready`, or give up. `peer_cpu`: where the peer runs (plus
     /// one; 0 unknown): never spin for somebody who needs this very CPU.
     #[inline]
-    pub fn spin(&self, peer_cpu: u32, mut ready: impl FnMut() -> bool) -> bool {
+    pub fn spin(&self, peer_cpu: u32, ready: impl FnMut() -> bool) -> bool {
+        self.spin_noting(peer_cpu, ready, || {})
+    }
+
+    /// As [`Memory::spin`]; `note` is called when the wait turns out to be a longer one:
+    /// each time before the CPU is given up, and when it is over in vain.
+    #[inline]
+    pub fn spin_noting(&self, peer_cpu: u32, mut ready: impl FnMut() -> bool, mut note: impl FnMut()) -> bool {
+        let hit = self.spin_for(peer_cpu, &mut ready, &mut note);
+        if !hit {
+            note();
+        }
+        hit
+    }
+
+    #[inline]
+    fn spin_for(&self, peer_cpu: u32, mut ready: impl FnMut() -> bool, mut note: impl FnMut()) -> bool {
         if process::cpus() == 1 || (peer_cpu != 0 && peer_cpu == cpu::current()) {
             return false;
         }
@@ -62,6 +78,7 @@ impl Memory {
             }
             if now >= yield_at {
                 // Somebody else may need this CPU, perhaps the very peer.
+                note();
                 sys::sched_yield();
                 let after = cpu::ticks();
                 if after - now > 3 * us {

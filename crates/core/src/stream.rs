@@ -137,12 +137,11 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
-    let mark = asleep::Mark::new();
     let (mut deadline, mut hold) = (None, None);
     let (mut done, mut shown) = (0, 0);
     loop {
         if left_rings(d) {
-            hold.get_or_insert_with(|| Hold::waiting(d, &mark));
+            hold.get_or_insert_with(|| Hold::on(d));
         }
         if let Some(fd) = path_taken(d) {
             // SAFETY: the rest of the caller's buffer.
@@ -183,7 +182,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                     crate::epoll::changed(d);
                     return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                 }
-                hold.get_or_insert_with(|| Hold::waiting(d, &mark));
+                hold.get_or_insert_with(|| Hold::on(d));
                 if done > 0 {
                     interruptible(&mut deadline, s.sndtimeo.load(Ordering::Relaxed));
                 }
@@ -430,34 +429,22 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
 /// Keeps a connection while a thread sleeps in an operation on it: another
 /// thread may close the descriptor meanwhile, and as in the kernel the operation
 /// goes on, and the connection ends when it is over.
-pub struct Hold {
-    index: u32,
-    place: Option<&'static asleep::Place>,
-}
+pub struct Hold(u32);
 
 impl Hold {
     pub fn on(d: &Desc) -> Hold {
         d.refs.fetch_add(1, Ordering::AcqRel);
-        Hold { index: d.index(), place: None }
-    }
-    /// Of an operation that may wait for long; `mark` is in its frame.
-    pub fn waiting(d: &Desc, mark: &asleep::Mark) -> Hold {
-        let mut hold = Hold::on(d);
-        hold.place = asleep::holds(d.index(), mark);
-        hold
+        Hold(d.index())
     }
     /// What an operation that will never end has left behind.
     pub(crate) fn abandoned(index: u32) -> Hold {
-        Hold { index, place: None }
+        Hold(index)
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(p) = self.place {
-            asleep::let_go(p);
-        }
-        if let Some(d) = crate::table::DESCS.get(self.index) {
+        if let Some(d) = crate::table::DESCS.get(self.0) {
             if d.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
                 crate::close::last_reference(d);
                 crate::table::done_with(d);
@@ -504,13 +491,12 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => crate::opts::lowat(d).min(len),
         _ => 1,
     };
-    let mark = asleep::Mark::new();
     let (mut deadline, mut hold) = (None, None);
     let mut done = 0;
     loop {
         if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MOVING != 0 {
             if left_rings(d) {
-                hold.get_or_insert_with(|| Hold::waiting(d, &mark));
+                hold.get_or_insert_with(|| Hold::on(d));
             }
             if let Some(fd) = path_taken(d) {
                 if done > 0 && fd.is_ok_and(at_mark) {
@@ -583,7 +569,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             return if done > 0 { Ok(done) } else { end_of_stream(d) };
         }
         if done == 0 && d.items.load(Ordering::Relaxed) == 0 {
-            hold.get_or_insert_with(|| Hold::waiting(d, &mark));
+            hold.get_or_insert_with(|| Hold::on(d));
             if crate::foreign::noticed() {
                 continue;
             }
@@ -591,7 +577,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         if !block {
             return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
         }
-        hold.get_or_insert_with(|| Hold::waiting(d, &mark));
+        hold.get_or_insert_with(|| Hold::on(d));
         if done > 0 || len == 0 {
             interruptible(&mut deadline, s.rcvtimeo.load(Ordering::Relaxed));
         }
@@ -697,9 +683,28 @@ fn sleep(
     peer_cpu: u32,
     mut ready: impl FnMut() -> bool,
 ) -> Result<()> {
-    if spin.spin(peer_cpu, &mut ready) {
-        return Ok(());
+    // The callers hold `d`; that is written down as soon as this CPU may be given up.
+    let mark = asleep::Mark::new();
+    let mut held = None;
+    let hit = spin.spin_noting(peer_cpu, &mut ready, || {
+        held = held.take().or_else(|| asleep::holds(d.index(), &mark));
+    });
+    let r = if hit { Ok(()) } else { sleep_on(d, want, deadline, timeo, spin, ready) };
+    if let Some(h) = held {
+        asleep::let_go(h);
     }
+    r
+}
+
+/// The second half of [`sleep`].
+fn sleep_on(
+    d: &'static Desc,
+    want: &fsocket_sync::doorbell::Want,
+    deadline: &mut Option<u64>,
+    timeo: u64,
+    spin: &crate::spin::Memory,
+    mut ready: impl FnMut() -> bool,
+) -> Result<()> {
     if timeo != 0 && deadline.is_none() {
         *deadline = Some(sys::now_ns().saturating_add(timeo));
     }
