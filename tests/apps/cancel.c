@@ -1,7 +1,9 @@
 /* Threads that are cancelled, or leave by siglongjmp, while they wait on sockets: what
  * happened, as a transcript.
  *
- *     cancel [cancel|jump]
+ *     cancel [cancel|jump|kernel]
+ *
+ * "kernel": as "cancel", with clients that are bound in a way that has rules of its own.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,7 +30,7 @@ enum { RECV, READ, READV, RECVFROM, RECVMSG, RECVMMSG, SEND, WRITE, WRITEV, SEND
        EPOLL_WAIT, EPOLL_PWAIT, ACCEPT, OPERATIONS };
 
 static struct sockaddr_in address;
-static int listener, c, s, ep;
+static int listener, c, s, ep, bound;
 static char big[1 << 20];
 
 static void check(int ok, const char *what) {
@@ -93,6 +95,10 @@ static void open_all(void) {
 static int connected(void) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     struct timeval limit = {10, 0};
+    struct sockaddr_in here = address;
+    here.sin_port = 0;
+    check(!bound || (setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &bound, sizeof bound) == 0 &&
+                     bind(fd, (struct sockaddr *)&here, sizeof here) == 0), "bind");
     check(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "connect");
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     return fd;
@@ -298,6 +304,7 @@ static void jumped(int op, int times) {
 int main(int argc, char **argv) {
     setvbuf(stdout, 0, _IOLBF, 0);
     open_all();
+    bound = argc > 1 && !strcmp(argv[1], "kernel");
     if (argc > 1 && !strcmp(argv[1], "jump")) {
         struct sigaction a = {.sa_handler = jump};
         sigaction(SIGALRM, &a, 0);

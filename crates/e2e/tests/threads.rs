@@ -4,8 +4,9 @@
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{compile, need, stock_mode, Host};
 
+/// The same on both sides; None: nothing was counted.
 #[track_caller]
-fn equal(what: &str, connections: i128) {
+fn equal(what: &str) -> Option<fsocket_testkit::counters::Delta> {
     let host = Host::new();
     let program = host.path().join("cancel");
     compile("apps/cancel.c", &program, &[]);
@@ -13,11 +14,16 @@ fn equal(what: &str, connections: i128) {
     let before = host.snapshot();
     let ours = host.run(Accel, "cancel", 60, &program, &[what]).success().says("ok").stdout;
     assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
-    let delta = host.snapshot().since(&before);
     if stock_mode() {
         eprintln!("PATH NOT ASSERTED: stock mode");
-        return;
+        return None;
     }
+    Some(host.snapshot().since(&before))
+}
+
+#[track_caller]
+fn over_shared_memory(what: &str, connections: i128) {
+    let Some(delta) = equal(what) else { return };
     let shm = (delta.get("connect_shm"), delta.get("accept_shm"), delta.get("close_shm"));
     assert!(shm.0 >= connections && shm.1 == shm.0, "not over shared memory\n{delta}");
     // Each end was closed: nobody holds one of a thread that is gone.
@@ -28,11 +34,19 @@ fn equal(what: &str, connections: i128) {
 #[test]
 fn cancelled_while_they_wait() {
     need!("cc");
-    equal("cancel", 46);
+    over_shared_memory("cancel", 46);
 }
 
 #[test]
 fn left_by_siglongjmp() {
     need!("cc");
-    equal("jump", 17);
+    over_shared_memory("jump", 17);
+}
+
+/// On kernel connections libc's functions are cancelled, below the hooks.
+#[test]
+fn cancelled_on_kernel_connections() {
+    need!("cc");
+    let Some(delta) = equal("kernel") else { return };
+    assert!(delta.get("connect_kernel") >= 46 && delta.get("connect_shm") == 0, "{delta}");
 }

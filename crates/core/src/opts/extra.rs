@@ -54,6 +54,7 @@ pub fn leave(d: &'static Desc) {
             stats::count(Counter::FbOption);
             listen::abandon(d);
         }
+        kind::KERNEL => crate::upgrade::give_up(d),
         kind::FRESH | kind::BOUND => d.kernels.store(true, Ordering::Relaxed),
         _ => {}
     }

@@ -22,7 +22,14 @@ macro_rules! in_kernel {
                 super::interrupted();
                 -1
             }
-            Entered::Kernel(_using) => $real,
+            Entered::Kernel(using) => {
+                // A thread that is cancelled in there is unwound through here, and must find
+                // nothing to drop. Its connection then stays the kernel's.
+                let using = core::mem::ManuallyDrop::new(using);
+                let r = $real;
+                drop(core::mem::ManuallyDrop::into_inner(using));
+                r
+            }
         }
     };
 }
