@@ -244,8 +244,10 @@ unsafe fn sleep(
     // Without a bell we look again and again; not for an instance in which
     // nothing is ours, where what is added rings a new one.
     let watched = |d: &Desc| !matches!(d.kind(), kind::EPOLL | kind::KERNEL) || epoll::has_items(d);
+    // (Without a monitor there is none: it may be that which we have just noticed.)
     if !armed && fds.iter().any(|p| ours(p.fd).is_some_and(watched)) {
-        limit = Some(limit.map_or(2_000_000, |l| l.min(2_000_000)));
+        let piece = ctl::unwatched().unwrap_or(2_000_000);
+        limit = Some(limit.map_or(piece, |l| l.min(piece)));
     }
     bell::before_sleep();
     let mut r = Ok(0);

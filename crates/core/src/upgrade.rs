@@ -276,7 +276,11 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         return;
     }
     d.next_try.store(calls.saturating_mul(4), Ordering::Relaxed);
-    if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES || ctl::dead() {
+    ctl::wanted();
+    if ctl::dead() {
+        return; // it may come
+    }
+    if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES || !process::enabled() {
         return give_up(d);
     }
     if !opener {

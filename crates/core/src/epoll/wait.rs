@@ -581,7 +581,8 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
     let mut limit = deadline.map(|t| t.saturating_sub(sys::now_ns()));
     {
         let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };
-        if !arm_all(ep, &mut g, ep) {
+        // Without a monitor there are no bells, and the sleep is cut below.
+        if !arm_all(ep, &mut g, ep) && !ctl::dead() {
             limit = Some(limit.map_or(UNARMED_NS, |l| l.min(UNARMED_NS)));
         }
         g.sleepers += 1;
