@@ -4,8 +4,8 @@
 //! `epoll_ctl`: a connection of ours can sit in an epoll instance that we never
 //! saw, where its placeholder is never ready the way the connection is. Such an
 //! instance is a descriptor like any other, so we look for one where
-//! connections begin and where a program would have to wait. Once one is found
-//! this process is left to the kernel, with everything that it has.
+//! connections begin, where they send for the first time and where a program would
+//! have to wait. Once one is found this process is left to the kernel, with everything that it has.
 //!
 //! The same goes for io_uring: a ring that was made neither through libc nor through
 //! liburing ([`crate::uring`]).
@@ -22,6 +22,8 @@ static LOOKS: AtomicU32 = AtomicU32::new(0);
 const OFTEN: u32 = 64;
 /// Numbers looked at: instances are made early.
 const NUMBERS: i32 = 64;
+/// So many free numbers in a row are the end of what the program has, most likely.
+const GAP: u32 = 12;
 /// Instances whose registrations are carried over.
 const INSTANCES: usize = 8;
 
@@ -107,9 +109,16 @@ fn find(found: &mut [i32; INSTANCES], rings: bool) -> Option<usize> {
     if ctl::dead() {
         return Some(0);
     }
-    let mut n = 0;
-    for fd in (3..NUMBERS).filter(|fd| is_unknown(*fd)) {
-        match probe(fd) {
+    let (mut n, mut gap) = (0, 0);
+    for fd in 3..NUMBERS {
+        if !is_unknown(fd) {
+            gap = 0;
+            continue;
+        }
+        let answer = probe(fd);
+        gap = if answer == Err(sys::Errno::EBADF) { gap + 1 } else { 0 };
+        match answer {
+            _ if gap == GAP => break,
             Err(sys::Errno::ENOENT) if n < INSTANCES => {
                 found[n] = fd;
                 n += 1;

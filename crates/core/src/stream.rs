@@ -6,7 +6,7 @@ use crate::table::Desc;
 use crate::{bell, chan, ready, stats, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};
-use fsocket_abi::channel::{status, Dir};
+use fsocket_abi::channel::{status, Dir, POS_START};
 use fsocket_ring::{self as ring, Hostile};
 use fsocket_sync::doorbell::FUTEX_BIT;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -139,6 +139,11 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
     let (mut deadline, mut hold) = (None, None);
     let (mut done, mut shown) = (0, 0);
+    // Who only writes and then waits by a system call of its own is seen here.
+    if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
+        hold.get_or_insert_with(|| Hold::on(d));
+        crate::foreign::noticed();
+    }
     loop {
         if left_rings(d) {
             hold.get_or_insert_with(|| Hold::on(d));
