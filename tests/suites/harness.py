@@ -142,10 +142,7 @@ def inside(spec):
             (out / "stat.json").write_bytes(text)
         (out / "result.json").write_text(json.dumps({"status": status}))
     finally:
-        if socket:
-            for name in ("monitor.sock", "monitor.log"):
-                (state / name).unlink(missing_ok=True)
-            state.rmdir()
+        shutil.rmtree(state, ignore_errors=True)
 
 
 def reap(main, deadline):
