@@ -178,6 +178,9 @@ limit_table! {
         of setsockopt;
     Sockets: "`SIOCOUTQ` is what the receiver's buffer would not have taken."
         of ioctl;
+    Sockets: "A receive of no bytes waits for data or the end; in the kernel whatever wakes it ends it, \
+     also the own side's `shutdown` for writing."
+        of recv, read, recvfrom, recvmsg;
     Sockets: "The backlog of `listen` does not limit connections over shared memory (a SYN queue has \
      256 entries per client process; beyond that the kernel takes over)."
         of listen;
