@@ -145,9 +145,9 @@ pub struct Steer {
     /// CPUs that take part, as 0-3,8 [default: all that the monitor may use]
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     pub cpus: Option<Cpus>,
-    /// rules in the card, native or generic XDP, or the kernel's RPS with RFS [default: the
+    /// rules in the card, those and its RSS table, native or generic XDP, or the kernel's RPS with RFS [default: the
     /// first of these that works]
-    #[arg(long, value_parser = ["ntuple", "native", "generic", "rps"])]
+    #[arg(long, value_parser = ["ntuple", "rss", "native", "generic", "rps"])]
     pub mode: Option<String>,
     /// Stop; the device is as it was
     #[arg(long, requires = "device", conflicts_with_all = ["policy", "precise", "cpus", "mode"])]

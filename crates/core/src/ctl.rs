@@ -78,7 +78,9 @@ fn look_for_it() {
                 // Another monitor: it knows nothing of what was shared over the first.
                 process::disable();
             }
-            adopt_fd(process::high_fd(fd));
+            if adopt_fd(process::high_fd(fd)) {
+                crate::zone::watch::another_monitor();
+            }
         }
         Err(_) => {
             LATER_AT.store(now + LATER_PAUSE, Ordering::Relaxed);
@@ -182,12 +184,20 @@ pub fn progress() {
 /// As if the monitor had died: nothing is asked, and nothing read.
 pub fn deafen() {
     died();
+    // (Also what that has just set.)
     LATER.store(false, Ordering::Release);
 }
 
 fn died() {
     if !DEAD.swap(true, Ordering::AcqRel) {
         crate::zone::balance::alone();
+        // A worker looks for another one, for its zones; not one that has connections over
+        // shared memory, of which the other one would know nothing.
+        if crate::zone::has_workers() && chan::all().next().is_none() {
+            LATER_AT.store(sys::now_ns().saturating_add(LATER_PAUSE / 4), Ordering::Relaxed);
+            LATER.store(true, Ordering::Release);
+            crate::zone::watch::look_before_sleep();
+        }
     }
 }
 

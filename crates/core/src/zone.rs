@@ -297,6 +297,11 @@ pub fn any() -> bool {
     used().iter().any(|z| z.state() == state::READY)
 }
 
+/// Is any thread of this process a worker?
+pub fn has_workers() -> bool {
+    used().iter().any(|z| z.is_active() || z.has_member())
+}
+
 /// The program ends: what waits for this worker is not lost with it.
 pub fn at_exit() {
     for z in used() {

@@ -438,3 +438,37 @@ fn an_address_is_free_when_its_listener_is_closed() {
     let joins = counter(&host.zones(), "zone_joins");
     assert!(joins >= 80, "{joins} local listen sockets");
 }
+
+#[test]
+fn workers_are_balanced_again_after_the_monitor_was_killed() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    for mode in ["epoll", "thread-epoll", "own-epoll"] {
+        let mut host = Host::keeping();
+        let server = server(&host, mode, 512, &[]);
+        let workers = [0, 1].map(|cpu| server.worker(cpu));
+        let queues = |host: &Host| {
+            let zones = host.zones();
+            zones["groups"][0]["balance"]["queues"].as_array().map_or(0, Vec::len)
+        };
+        net::wait_until(Duration::from_secs(5), || queues(&host) == 2).expect("balanced at first");
+        host.kill_monitor();
+        assert_eq!([0, 1].map(|cpu| server.worker(cpu)), workers, "{mode}: without a monitor");
+        host.start_monitor();
+        let again = net::wait_until(Duration::from_secs(10), || queues(&host) == 2);
+        assert!(again.is_ok(), "{mode}: {:#}", host.zones());
+        assert_eq!([0, 1].map(|cpu| server.worker(cpu)), workers, "{mode}: at the places they had");
+        let sleeper = server.say(0, "sleep 4");
+        std::thread::sleep(Duration::from_millis(100));
+        let many: Vec<TcpStream> = (0..10).map(|_| server.say(0, "who")).collect();
+        let began = Instant::now();
+        for c in &many {
+            assert_eq!(server.told(c), workers[1], "{mode}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(2), "{mode}: {:?}", began.elapsed());
+        assert_eq!(server.told(&sleeper), workers[0], "{mode}");
+        assert!(stolen(&host.zones()) >= 10, "{mode}: {:#}", host.zones());
+    }
+}

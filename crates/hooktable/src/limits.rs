@@ -18,9 +18,10 @@ pub const SECTIONS: &[Section] = &[
         limits: &[
             "A worker that is away for more than 10 ms loses connections that wait for it \
              to one that is idle (ADR 26); `--no-balance` leaves them. There is no stealing \
-             without the monitor's program, beyond 64 workers of a listener, after the \
-             monitor has died among workers that it had known, and by programs that call \
-             `epoll_wait` past libc. A single client on the same host sends all its SYNs \
+             without the monitor's program, beyond 64 workers of a listener, and by programs \
+             that call `epoll_wait` past libc. Where the monitor has died, workers that wait in \
+             `epoll_wait` find the next one, but not processes that have connections over \
+             shared memory. A single client on the same host sends all its SYNs \
              from one CPU at a time.",
             "With the classic selector nothing migrates. A worker that ends or closes the \
              listener in good order hands what waits to the others; a killed one cannot, \

@@ -167,6 +167,7 @@ impl Steers {
                 Err(e) => refused.push(match way {
                     Way::Xdp => e,
                     Way::Ntuple => format!("rules in the card: {e}"),
+                    Way::Rss => format!("RSS table: {e}"),
                     Way::Rps => format!("RPS: {e}"),
                 }),
             }
@@ -209,30 +210,40 @@ impl Steers {
     /// left gives groups to one that has, also before anything had to be stolen: the kernel's
     /// scheduler may well run its worker at once, at the cost of whatever else runs there.
     pub fn migrate(&mut self, moves: &[Move], zones: &[(u64, u32)], asked: u32, now: Instant) -> bool {
-        let Steers { all, spare, .. } = self;
-        let mut away = false;
-        for s in all {
-            let (Some(groups), steering) = (&mut s.groups, &s.steering) else { continue };
-            let set = |group, cpu| steering.set_group(group, Some(cpu)).is_ok();
+        let Steers { all, plain, spare, .. } = self;
+        let mut turn = |groups: &mut Groups, netns, cpus: &[u32], set: &mut dyn FnMut(u32, u32) -> bool| -> bool {
             let n = groups.step(asked);
-            let here = |m: &&Move| m.netns == s.netns && s.cpus.contains(&m.from) && s.cpus.contains(&m.to);
+            let here = |m: &&Move| m.netns == netns && cpus.contains(&m.from) && cpus.contains(&m.to);
             let mut left = Vec::new();
             for m in moves.iter().filter(here) {
-                groups.take(m.from, m.to, n, set);
+                groups.take(m.from, m.to, n, &mut *set);
                 left.push(m.from);
             }
             let spare = spare.look(now);
-            let zone = |cpu: &u32| s.cpus.contains(cpu) && zones.contains(&(s.netns, *cpu));
+            let zone = |cpu: &u32| cpus.contains(cpu) && zones.contains(&(netns, *cpu));
             for from in spare.full.iter().filter(|cpu| zone(cpu) && !left.contains(cpu)) {
                 if let Some(to) = groups.least(spare.idle.iter().copied().filter(zone)) {
-                    groups.take(*from, to, n, set);
+                    groups.take(*from, to, n, &mut *set);
                 }
             }
-            if groups.any_away() {
-                away = true;
-                for cpu in spare.idle.iter().filter(|cpu| s.cpus.contains(cpu) && !left.contains(cpu)) {
-                    groups.bring_back(*cpu, n, set);
+            let away = groups.any_away();
+            if away {
+                for cpu in spare.idle.iter().filter(|cpu| cpus.contains(cpu) && !left.contains(cpu)) {
+                    groups.bring_back(*cpu, n, &mut *set);
                 }
+            }
+            away
+        };
+        let mut away = false;
+        for s in all {
+            if let (Some(groups), steering) = (&mut s.groups, &s.steering) {
+                away |= turn(groups, s.netns, &s.cpus, &mut |group, cpu| steering.set_group(group, Some(cpu)).is_ok());
+            }
+        }
+        for p in plain {
+            let (netns, cpus) = (p.netns, p.cpus.clone());
+            if let Some((groups, table, nic)) = &mut p.groups {
+                away |= turn(groups, netns, &cpus, &mut |group, cpu| table.set(nic, group, cpu));
             }
         }
         away
@@ -245,12 +256,15 @@ impl Steers {
 
     /// For the report.
     pub fn report(&self) -> Vec<FlowGroups> {
-        let of = |s: &Steered| {
-            let g = s.groups.as_ref()?;
-            let device = s.request.device.clone();
-            Some(FlowGroups { device, by_cpu: g.by_cpu(), moved: g.moved, returned: g.returned })
+        let of = |g: &Groups, request: &Attach| FlowGroups {
+            device: request.device.clone(),
+            by_cpu: g.by_cpu(),
+            moved: g.moved,
+            returned: g.returned,
         };
-        self.all.iter().filter_map(of).collect()
+        let by_xdp = self.all.iter().filter_map(|s| Some(of(s.groups.as_ref()?, &s.request)));
+        let in_card = self.plain.iter().filter_map(|p| Some(of(&p.groups.as_ref()?.0, &p.request)));
+        by_xdp.chain(in_card).collect()
     }
 }
 

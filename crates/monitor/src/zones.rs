@@ -225,8 +225,13 @@ impl Monitor {
             let cpu = if msg.arg0 == u64::MAX { u32::MAX } else { cpu_of(msg)? };
             g.add_own(member(cpu), &fd)?
         } else {
-            let place = (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN)?;
-            g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+            // One from before this monitor, that has found it.
+            let known = g.members.iter().find(|(_, m)| m.conn == 0 && m.cookie == cookie).map(|(place, _)| *place);
+            let free = || (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN);
+            let place = known.map_or_else(free, Ok)?;
+            if known.is_none() {
+                g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+            }
             g.members.insert(place, member(cpu_of(msg)?));
             g.assign();
             (place, cpu_of(msg)?)

@@ -1,11 +1,11 @@
 //! Bringing packets to the CPU of their application without a program of ours: by
-//! rules in the card, or by the kernel's RPS with RFS. What is changed is a list of
-//! [`Step`]s, from which it can be undone, by another process too.
+//! rules in the card, its RSS indirection table, or the kernel's RPS with RFS. What is changed is a
+//! list of [`Step`]s, from which it can be undone, by another process too.
 
 use crate::cpus::CpuSet;
 use crate::device::{check_name, interrupts, Role};
 use crate::error::Error;
-use crate::ethtool::{Nic, Rule, NTUPLE};
+use crate::ethtool::{Nic, RssTable, Rule, NTUPLE};
 use crate::root::Root;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ pub enum Step {
     Filters,
     /// A rule in the card.
     Rule { location: u32 },
+    /// The entries of the indirection table move among these rings.
+    Table { before: RssTable, rings: Vec<u32> },
 }
 
 /// Ports of one CPU: a power of two of them, aligned.
@@ -66,6 +68,66 @@ pub fn rules(slices: &[Ports], queues: &BTreeMap<u32, u32>) -> Result<Vec<Rule>,
         rules.extend([false, true].map(|v6| Rule { v6, port: s.first, mask, queue: *queue }));
     }
     Ok(rules)
+}
+
+/// The RSS indirection table as flow groups: an entry is a group, and its ring's CPU is where
+/// the group is (Affinity-Accept, 3.3.2: "the NIC's flow group table").
+#[derive(Clone, Debug)]
+pub struct Table {
+    table: Vec<u32>,
+    /// Ring by CPU.
+    rings: BTreeMap<u32, u32>,
+}
+
+/// The table of a card with a ring for each of `cpus`; nothing is changed by looking. With the CPU
+/// of each entry, and what is to be recorded to undo whatever [`Table::set`] does.
+///
+/// # Errors
+/// The device has no table, or an entry leads to a CPU that does not take part.
+pub fn table(nic: &dyn Nic, queues: &BTreeMap<u32, u32>, cpus: &[u32]) -> Result<(Table, Vec<u32>, Step), String> {
+    let rss = nic.rss().map_err(|e| e.to_string())?;
+    if rss.table.is_empty() {
+        return Err("it has no entries".to_owned());
+    }
+    let ring =
+        |cpu: &u32| queues.get(cpu).map(|q| (*cpu, *q)).ok_or(format!("no queue's interrupt goes to CPU {cpu} alone"));
+    let rings = cpus.iter().map(ring).collect::<Result<BTreeMap<u32, u32>, String>>()?;
+    let cpu_of = |(i, ring): (usize, &u32)| {
+        let cpu = rings.iter().find(|(_, r)| *r == ring).map(|(cpu, _)| *cpu);
+        cpu.ok_or(format!("entry {i} is ring {ring}, whose CPU does not take part"))
+    };
+    let home = rss.table.iter().enumerate().map(cpu_of).collect::<Result<Vec<u32>, String>>()?;
+    let before = if rss.is_default() { RssTable::Default } else { RssTable::Explicit(rss.table.clone()) };
+    let step = Step::Table { before, rings: rings.values().copied().collect() };
+    Ok((Table { table: rss.table, rings }, home, step))
+}
+
+impl Table {
+    /// Moves a group to a CPU. False: the card has not taken it.
+    pub fn set(&mut self, nic: &dyn Nic, group: u32, cpu: u32) -> bool {
+        let (Some(ring), Some(entry)) = (self.rings.get(&cpu), self.table.get_mut(group as usize)) else {
+            return false;
+        };
+        let was = std::mem::replace(entry, *ring);
+        let done = nic.set_rss(&RssTable::Explicit(self.table.clone())).is_ok();
+        if !done {
+            self.table[group as usize] = was;
+        }
+        done
+    }
+}
+
+/// As it was, if it still names our rings only: else somebody has set it since.
+fn undo_table(nic: &dyn Nic, before: &RssTable, rings: &[u32]) -> io::Result<()> {
+    let now = nic.rss()?;
+    let size = match before {
+        RssTable::Default => now.table.len(),
+        RssTable::Explicit(table) => table.len(),
+    };
+    if now.table.len() != size || now.table.iter().any(|ring| !rings.contains(ring)) {
+        return Ok(());
+    }
+    nic.set_rss(before)
 }
 
 /// Are filters on?
@@ -149,12 +211,13 @@ fn set(root: &Root, path: &str, to: &str, steps: &mut Vec<Step>) -> io::Result<(
     Ok(())
 }
 
-/// Undoes what [`install`] has done. Rules that are gone are no error.
+/// Undoes what [`install`] and [`Table::set`] have done. Rules that are gone are no error.
 pub fn undo_in_card(nic: &dyn Nic, steps: &[Step]) {
     for step in steps.iter().rev() {
         let _ = match step {
             Step::Rule { location } => nic.remove_rule(*location),
             Step::Filters => nic.set_feature(NTUPLE, false),
+            Step::Table { before, rings } => undo_table(nic, before, rings),
             Step::File { .. } => Ok(()),
         };
     }

@@ -5,7 +5,7 @@ mod fake;
 
 use fake::{Fake, FIRST_IRQ};
 use fsocket_tune::deliver::{self, Ports, Step};
-use fsocket_tune::ethtool::{Ioctl, Nic, Recorded, Rule, NTUPLE};
+use fsocket_tune::ethtool::{Ioctl, Nic, Recorded, RssTable, Rule, NTUPLE};
 use fsocket_tune::{CpuSet, Root};
 
 fn root(fake: &Fake) -> Root {
@@ -99,4 +99,65 @@ fn rps_follows_and_goes_back() {
     assert_eq!(root.number(deliver::FLOW_TABLE), Some(0));
     assert!(deliver::follow(&root, &root, "eth9", &cpus).is_err());
     assert!(deliver::follow(&root, &root, "../lo", &cpus).is_err());
+}
+
+/// Four rings, whose interrupts go to CPUs 8 to 11.
+fn rings() -> std::collections::BTreeMap<u32, u32> {
+    (0..4).map(|ring| (8 + ring, ring)).collect()
+}
+
+#[test]
+fn flow_groups_in_the_table_of_a_card() {
+    let fake = Fake::new(4);
+    let nic = Recorded::new(&root(&fake), "eth0");
+    let before = nic.rss().unwrap();
+    assert!(before.is_default() && before.table.len() >= 64, "{before:?}");
+    let (mut table, home, step) = deliver::table(&nic, &rings(), &[8, 9, 10, 11]).unwrap();
+    assert_eq!(nic.rss().unwrap(), before, "looking changes nothing");
+    assert_eq!(home[..6], [8, 9, 10, 11, 8, 9]);
+    assert_eq!(home.len(), before.table.len());
+    assert!(table.set(&nic, 5, 8) && table.set(&nic, 7, 10));
+    let mut expected = before.table.clone();
+    (expected[5], expected[7]) = (0, 2);
+    assert_eq!(nic.rss().unwrap().table, expected);
+    assert!(!table.set(&nic, 5, 12), "no ring has that CPU");
+    assert!(!table.set(&nic, 100_000, 8), "no such group");
+    assert_eq!(nic.rss().unwrap().table, expected);
+    // The record may be read by another process, after groups have moved.
+    let step: Step = serde_json::from_str(&serde_json::to_string(&step).unwrap()).unwrap();
+    assert_eq!(step, Step::Table { before: RssTable::Default, rings: vec![0, 1, 2, 3] });
+    deliver::undo_in_card(&nic, &[step]);
+    assert_eq!(nic.rss().unwrap(), before);
+}
+
+#[test]
+fn a_table_that_somebody_has_set_goes_back_to_that() {
+    let fake = Fake::new(4);
+    let nic = Recorded::new(&root(&fake), "eth0");
+    let size = nic.rss().unwrap().table.len();
+    let own: Vec<u32> = (0..size as u32).map(|i| i / 2 % 2).collect();
+    nic.set_rss(&RssTable::Explicit(own.clone())).unwrap();
+    // Two of the CPUs are enough for it.
+    let (mut table, home, step) = deliver::table(&nic, &rings(), &[8, 9]).unwrap();
+    assert_eq!(home[..4], [8, 8, 9, 9]);
+    assert!(table.set(&nic, 0, 9));
+    deliver::undo_in_card(&nic, std::slice::from_ref(&step));
+    assert_eq!(nic.rss().unwrap().table, own);
+    // Somebody sets it while it is ours: then it is his.
+    assert!(table.set(&nic, 0, 9));
+    let his: Vec<u32> = vec![3; size];
+    nic.set_rss(&RssTable::Explicit(his.clone())).unwrap();
+    deliver::undo_in_card(&nic, &[step]);
+    assert_eq!(nic.rss().unwrap().table, his);
+}
+
+#[test]
+fn a_table_that_cannot_be_had() {
+    let fake = Fake::new(4);
+    let nic = Recorded::new(&root(&fake), "eth0");
+    let refused = |cpus: &[u32]| deliver::table(&nic, &rings(), cpus).unwrap_err();
+    assert!(refused(&[8, 9]).contains("entry 2 is ring 2"), "packets would come to CPUs that do not take part");
+    assert!(refused(&[8, 9, 10, 11, 12]).contains("CPU 12"));
+    let lo = Ioctl::new("lo").unwrap();
+    assert!(deliver::table(&lo, &rings(), &[8]).is_err());
 }

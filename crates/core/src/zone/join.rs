@@ -279,6 +279,24 @@ impl Zoned {
         Ok(())
     }
 
+    /// There is another monitor: it has the workers from before as its predecessor's, and is
+    /// told here that they live, and may be stolen from.
+    pub(super) fn announce_again(&self) {
+        let fd = self.fd.load(Ordering::Relaxed);
+        let Ok(_l) = self.change.lock() else { return };
+        self.group.store(0, Ordering::Relaxed);
+        self.peers.forget();
+        if self.has_member() {
+            return self.enter_again(fd);
+        }
+        for l in self.locals().filter(|l| l.place.load(Ordering::Relaxed) != 0) {
+            // Where it has no program of its own the one from before goes on selecting.
+            if self.enter_group(fd, l).is_ok() {
+                self.share(l);
+            }
+        }
+    }
+
     fn attach_classic(&self, member: i32, page: &Page) {
         let _turn = page.lock();
         let n = page.places.load(Ordering::Relaxed);

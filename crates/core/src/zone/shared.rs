@@ -162,7 +162,7 @@ impl Zoned {
         self.shared.place.store(done.unwrap_or(REFUSED), Ordering::Release);
         match done {
             Ok(place) => {
-                self.share_member(fd, place);
+                self.share_member(fd, place, process::thread());
                 process::arena();
                 stats::count(Counter::ZoneJoin);
             }
@@ -205,9 +205,28 @@ impl Zoned {
         }
     }
 
+    /// Is the program's own socket some worker's local one?
+    pub(super) fn has_member(&self) -> bool {
+        !matches!(self.shared.place.load(Ordering::Relaxed), NONE | REFUSED)
+    }
+
+    /// [`Zoned::announce_again`] for it.
+    pub(super) fn enter_again(&self, fd: i32) {
+        let mut m = Msg::new(msg::LOCAL);
+        m.arg0 = self.shared.cpu.load(Ordering::Relaxed).into();
+        let place = self.ask_group(fd, true).ok().filter(|(_, selects)| *selects).and_then(|(group, _)| {
+            m.id = group;
+            ctl::request(m, Some(fd)).ok()
+        });
+        self.shared.place.store(place.map_or(REFUSED, |(m, _)| m.arg0 as u32), Ordering::Release);
+        if let Some((m, _)) = place {
+            self.share_member(fd, m.arg0 as u32, self.shared.worker.thread.load(Ordering::Relaxed));
+        }
+    }
+
     /// Others of the family may steal from the program's own socket, and its worker from
     /// theirs.
-    fn share_member(&self, fd: i32, place: u32) {
+    fn share_member(&self, fd: i32, place: u32, thread: u64) {
         self.map_balance();
         let l = &self.shared.worker;
         l.fd.store(fd, Ordering::Relaxed);
@@ -215,7 +234,7 @@ impl Zoned {
         l.place.store(place, Ordering::Relaxed);
         l.fair.store(0, Ordering::Relaxed);
         l.peers_since.store(0, Ordering::Relaxed);
-        l.thread.store(process::thread(), Ordering::Release);
+        l.thread.store(thread, Ordering::Release);
         self.share(l);
     }
 

@@ -219,8 +219,22 @@ impl Zoned {
     }
 }
 
-/// Some thread has a local listen socket that it does not watch.
+/// Some thread has a local listen socket that it does not watch, or another monitor is looked
+/// for or found.
 static UNWATCHED: AtomicBool = AtomicBool::new(false);
+/// There is another monitor, which knows our local listen sockets by its predecessor's word.
+static ANOTHER: AtomicBool = AtomicBool::new(false);
+
+/// The monitor has died, and another one may come.
+pub fn look_before_sleep() {
+    UNWATCHED.store(true, Ordering::Release);
+}
+
+/// It has.
+pub fn another_monitor() {
+    ANOTHER.store(true, Ordering::Release);
+    UNWATCHED.store(true, Ordering::Release);
+}
 
 /// The calling thread is about to wait in an epoll instance.
 #[inline(always)]
@@ -234,6 +248,11 @@ pub fn before_sleep() {
 #[cold]
 fn give_up_unwatched() {
     UNWATCHED.store(false, Ordering::Relaxed);
+    if ctl::may_come() {
+        ctl::wanted();
+        UNWATCHED.fetch_or(ctl::may_come(), Ordering::Relaxed);
+    }
+    announce_again();
     for z in used() {
         if let Some(l) = z.own().filter(|l| l.unwatched.load(Ordering::Relaxed)) {
             z.step_back(l);
@@ -241,6 +260,12 @@ fn give_up_unwatched() {
         if z.locals().any(|l| l.unwatched.load(Ordering::Relaxed)) {
             UNWATCHED.store(true, Ordering::Relaxed);
         }
+    }
+}
+
+fn announce_again() {
+    if ANOTHER.swap(false, Ordering::AcqRel) {
+        used().iter().for_each(Zoned::announce_again);
     }
 }
 
@@ -299,6 +324,7 @@ pub fn alone() {
     if used().iter().any(|z| z.page().is_some() || z.is_shared()) {
         ctl::wanted();
     }
+    announce_again();
     for z in used() {
         if z.own().is_none() {
             if !ctl::dead() {

@@ -24,14 +24,18 @@ pub struct Groups {
 impl Groups {
     /// Dealt out in turn, as `Programs::set_groups` does.
     pub fn dealt(cpus: &[u32]) -> Groups {
-        let now: Vec<u32> = (0..GROUPS).filter_map(|group| dealt(group, cpus)).collect();
-        Groups { home: now.clone(), now, cpus: cpus.len(), next: 0, moved: 0, returned: 0 }
+        Groups::at((0..GROUPS).filter_map(|group| dealt(group, cpus)).collect(), cpus.len())
+    }
+
+    /// As they are found: by group its CPU, one of so many.
+    pub fn at(home: Vec<u32>, cpus: usize) -> Groups {
+        Groups { now: home.clone(), home, cpus, next: 0, moved: 0, returned: 0 }
     }
 
     /// How many move at a time.
     pub fn step(&self, asked: u32) -> usize {
         match asked {
-            0 => (GROUPS / self.cpus.max(1)).div_ceil(SHARE),
+            0 => (self.now.len() / self.cpus.max(1)).div_ceil(SHARE),
             n => n as usize,
         }
     }
@@ -55,7 +59,7 @@ impl Groups {
 
     /// Moves up to `n` groups from one CPU to another. `set` tells the program; false: it
     /// could not be told.
-    pub fn take(&mut self, from: u32, to: u32, n: usize, set: impl Fn(u32, u32) -> bool) {
+    pub fn take(&mut self, from: u32, to: u32, n: usize, set: impl FnMut(u32, u32) -> bool) {
         let moved = self.change(n, |now, _| (now == from).then_some(to), set);
         self.moved += moved;
     }
@@ -67,12 +71,12 @@ impl Groups {
     }
 
     /// Brings up to `n` groups of a CPU back to it.
-    pub fn bring_back(&mut self, cpu: u32, n: usize, set: impl Fn(u32, u32) -> bool) {
+    pub fn bring_back(&mut self, cpu: u32, n: usize, set: impl FnMut(u32, u32) -> bool) {
         let back = self.change(n, |now, home| (home == cpu && now != cpu).then_some(cpu), set);
         self.returned += back;
     }
 
-    fn change(&mut self, n: usize, to: impl Fn(u32, u32) -> Option<u32>, set: impl Fn(u32, u32) -> bool) -> u64 {
+    fn change(&mut self, n: usize, to: impl Fn(u32, u32) -> Option<u32>, mut set: impl FnMut(u32, u32) -> bool) -> u64 {
         let mut changed = 0;
         for k in 0..self.now.len() {
             if changed as usize == n {
@@ -188,6 +192,8 @@ mod tests {
         // 48 CPUs, as the paper: one at a time.
         assert_eq!(Groups::dealt(&(0..48).collect::<Vec<_>>()).step(0), 1);
         assert!(Groups::dealt(&[]).by_cpu().is_empty());
+        // A card's table of 128 entries.
+        assert_eq!(Groups::at((0..128).map(|i| i % 4).collect(), 4).step(0), 1);
     }
 
     #[test]

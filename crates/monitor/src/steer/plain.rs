@@ -5,12 +5,13 @@
 //! written down at once, and a monitor that comes after one that was killed
 //! undoes it.
 
+use super::groups::Groups;
 use super::place::Place;
 use super::{slices_for, Steered};
 use fsocket_bpf::slices::Slices;
 use fsocket_bpf::steer::Policy;
 use fsocket_proto::steer::{Attach, Device};
-use fsocket_tune::deliver::{self, Ports, Step};
+use fsocket_tune::deliver::{self, Ports, Step, Table};
 use fsocket_tune::ethtool::{Ioctl, Nic};
 use fsocket_tune::{CpuSet, Root};
 
@@ -18,6 +19,9 @@ use fsocket_tune::{CpuSet, Root};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Ntuple,
+    /// Rules for the connections that we open, and the card's RSS indirection table as flow
+    /// groups for the others.
+    Rss,
     Xdp,
     Rps,
 }
@@ -33,16 +37,18 @@ pub fn ways(request: &Attach) -> Result<Vec<Way>, String> {
         false => Err(format!("{} cannot do policy {}", request.mode.as_deref().unwrap_or("it"), request.policy)),
     };
     // A card's rules know ports and nothing else; the kernel knows nobody's own policy.
+    let rss = policy == Policy::FlowGroups && !request.precise;
     let (rules, rps) = (policy == Policy::Rfd && !request.precise, !matches!(policy, Policy::User(_)));
     match request.mode.as_deref() {
-        None => Ok([(rules, Way::Ntuple), (true, Way::Xdp), (rps, Way::Rps)]
+        None => Ok([(rules, Way::Ntuple), (rss, Way::Rss), (true, Way::Xdp), (rps, Way::Rps)]
             .into_iter()
             .filter_map(|(can, way)| can.then_some(way))
             .collect()),
         Some("ntuple") => only(Way::Ntuple, rules),
+        Some("rss") => only(Way::Rss, rss),
         Some("rps") => only(Way::Rps, rps),
         Some("native" | "generic") => Ok(vec![Way::Xdp]),
-        Some(other) => Err(format!("no such mode: {other} (ntuple, native, generic or rps)")),
+        Some(other) => Err(format!("no such mode: {other} (ntuple, rss, native, generic or rps)")),
     }
 }
 
@@ -52,12 +58,14 @@ pub struct Plain {
     pub request: Attach,
     pub place: Place,
     pub slices: Option<Slices>,
-    cpus: Vec<u32>,
+    pub cpus: Vec<u32>,
     way: Way,
     rfs: bool,
     pub steps: Vec<Step>,
     because: Vec<String>,
     ifindex: u32,
+    /// In the card's table.
+    pub groups: Option<(Groups, Table, Ioctl)>,
 }
 
 impl Plain {
@@ -72,11 +80,13 @@ impl Plain {
     ) -> Result<Plain, String> {
         let cpus = request.cpus.clone().unwrap_or_else(super::place::allowed_cpus);
         let name = request.device.as_str();
-        let slices = (way == Way::Ntuple).then(|| slices_for(&place, &cpus, others)).transpose()?;
-        let (steps, ifindex, rfs) = in_sys(&place, name, |root, nic| {
+        let slices = (way != Way::Rps).then(|| slices_for(&place, &cpus, others)).transpose()?;
+        let (steps, ifindex, rfs, table) = in_sys(&place, name, |root, nic| {
             let (ifindex, _) = nic.identity().map_err(|e| format!("{name}: {e}"))?;
             let mut rfs = false;
-            let steps = match &slices {
+            let queues = deliver::queues_by_cpu(root, name);
+            let table = (way == Way::Rss).then(|| deliver::table(nic, &queues, &cpus)).transpose()?;
+            let mut steps = match &slices {
                 Some(slices) => {
                     deliver::filters(nic)?;
                     let ports = |(i, cpu): (usize, &u32)| Ports {
@@ -85,7 +95,7 @@ impl Plain {
                         count: slices.ports,
                     };
                     let ports: Vec<Ports> = slices.cpus.iter().enumerate().map(ports).collect();
-                    let rules = deliver::rules(&ports, &deliver::queues_by_cpu(root, name));
+                    let rules = deliver::rules(&ports, &queues);
                     deliver::install(nic, &rules?)?
                 }
                 None => {
@@ -94,14 +104,25 @@ impl Plain {
                     steps
                 }
             };
-            Ok((steps, ifindex, rfs))
+            let table = table.map(|(table, home, step)| {
+                steps.push(step);
+                (table, home)
+            });
+            Ok((steps, ifindex, rfs, table))
         })?;
+        let groups = match table {
+            Some((table, home)) => {
+                let nic = place.within(|| Ioctl::new(name))?.map_err(|e| format!("{name}: {e}"))?;
+                Some((Groups::at(home, cpus.len()), table, nic))
+            }
+            None => None,
+        };
         let mut because = because.to_vec();
         if way == Way::Rps && !rfs {
             because.push("RFS: cannot see net.core.rps_sock_flow_entries from here; set it to 32768".to_owned());
         }
         let request = request.clone();
-        Ok(Plain { netns: place.cookie, request, place, slices, cpus, way, rfs, steps, because, ifindex })
+        Ok(Plain { netns: place.cookie, request, place, slices, cpus, way, rfs, steps, because, ifindex, groups })
     }
 
     pub fn is_alive(&self) -> bool {
@@ -125,6 +146,7 @@ impl Plain {
             precise: self.request.precise,
             by: match self.way {
                 Way::Ntuple => "rules in the card".to_owned(),
+                Way::Rss => "rules and the RSS table of the card".to_owned(),
                 _ if self.rfs => "RPS, following the application (RFS)".to_owned(),
                 _ => "RPS".to_owned(),
             },
@@ -206,16 +228,18 @@ mod tests {
 
     #[test]
     fn the_order_of_ways() {
-        use Way::{Ntuple, Rps, Xdp};
+        use Way::{Ntuple, Rps, Rss, Xdp};
         assert_eq!(ways(&request("rfd", None)).unwrap(), [Ntuple, Xdp, Rps]);
         assert_eq!(ways(&Attach { precise: true, ..request("rfd", None) }).unwrap(), [Xdp, Rps]);
-        assert_eq!(ways(&request("flow-groups", None)).unwrap(), [Xdp, Rps]);
+        assert_eq!(ways(&request("flow-groups", None)).unwrap(), [Rss, Xdp, Rps]);
+        assert_eq!(ways(&Attach { precise: true, ..request("flow-groups", None) }).unwrap(), [Xdp, Rps]);
+        assert_eq!(ways(&request("flow-groups", Some("rss"))).unwrap(), [Rss]);
         assert_eq!(ways(&request("recv-cpu", None)).unwrap(), [Xdp, Rps]);
         assert_eq!(ways(&request("/x.o", None)).unwrap(), [Xdp]);
         assert_eq!(ways(&request("rfd", Some("rps"))).unwrap(), [Rps]);
         assert_eq!(ways(&request("rfd", Some("ntuple"))).unwrap(), [Ntuple]);
         assert_eq!(ways(&request("rfd", Some("generic"))).unwrap(), [Xdp]);
-        for (policy, mode) in [("recv-cpu", "ntuple"), ("/x.o", "rps"), ("rfd", "magic")] {
+        for (policy, mode) in [("recv-cpu", "ntuple"), ("/x.o", "rps"), ("rfd", "magic"), ("rfd", "rss")] {
             assert!(ways(&request(policy, Some(mode))).is_err(), "{policy} by {mode}");
         }
     }
