@@ -3,7 +3,7 @@
 
 use fsocket_e2e::cpus::Cpuset;
 use fsocket_e2e::native::{self, Echo};
-use fsocket_e2e::zones::{connect, counter, told, Server, Start};
+use fsocket_e2e::zones::{connect, counter, cpus, told, Server, Start};
 use fsocket_e2e::{need_hotplug, need_two_cpus};
 use fsocket_testkit::host::Accel;
 use fsocket_testkit::{stock_mode, Host, Proc};
@@ -62,7 +62,9 @@ fn served(what: &str, host: &Host, server: &Server, (n, slowest): (u64, Duration
     let all: u64 =
         ["local", "global", "remote", "stolen"].iter().map(|k| counter(&zones, &format!("accept_{k}"))).sum();
     assert!(all >= n + 60, "{what}: {zones:#}");
-    assert!(counter(&zones, "accept_local") * 2 > all, "{what}: most are a worker's own: {zones:#}");
+    // Clients on further CPUs have no worker of their own there.
+    let own = counter(&zones, "accept_local");
+    assert!(own > 0 && (cpus() > 2 || own * 2 > all), "{what}: most are a worker's own: {zones:#}");
 }
 
 /// Ways of waiting, of pinning, with and without stealing.
@@ -153,8 +155,8 @@ fn a_cpu_is_taken_by_a_cpuset() {
         let members = std::fs::read_to_string(&procs).expect("members");
         assert!(members.lines().any(|pid| pid == server.process.pid().to_string()), "{members}");
         let seen = under_load(&server, || {
-            for cpus in ["0", "0-1", "1", "0-1"] {
-                set.cpus(cpus);
+            for list in ["0", "0-1", "1", "0-1"] {
+                set.cpus(list);
                 std::thread::sleep(Duration::from_millis(500));
             }
         });

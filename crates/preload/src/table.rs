@@ -180,7 +180,7 @@ limit_table! {
         of ioctl;
     Sockets: "A receive of no bytes waits for data or the end; in the kernel whatever wakes it ends it, \
      also the own side's `shutdown` for writing."
-        of recv, read, recvfrom, recvmsg;
+        of recv, recvfrom, recvmsg;
     Sockets: "The backlog of `listen` does not limit connections over shared memory (a SYN queue has \
      256 entries per client process; beyond that the kernel takes over)."
         of listen;
