@@ -124,16 +124,25 @@ fn unplugged_beneath_shared_memory() {
     let host = Host::new();
     let echo = native::build(&host, "echo", &["echo.c"], &[]);
     let before = host.snapshot();
-    let way = Echo::default();
-    let (server, port) = way.serve(&host, Accel, &echo, 6);
-    let mut ask = host.command(Accel, &echo);
-    ask.args(["ask", &port, "6", "30000"]);
-    let mut ask = Proc::spawn(host.logs(), "ask", ask);
-    cpu.away_and_back(2);
-    assert!(ask.running(), "it ended before the CPU came back: nothing is shown");
-    ask.finish(Duration::from_secs(120)).success().says("ok");
-    server.finish(Duration::from_secs(10)).success().says("ok");
-    host.snapshot().since(&before).assert_shm(6);
+    let (_server, port) = Echo::default().serve(&host, Accel, &echo, 100_000);
+    let ask = || {
+        let mut ask = host.command(Accel, &echo);
+        ask.args(["ask", &port, "6", "1000"]);
+        Proc::spawn(host.logs(), "ask", ask).finish(Duration::from_secs(60)).success().says("ok");
+    };
+    // Clients one after the other, from before the first time to after the last.
+    ask();
+    let mut clients = 1;
+    std::thread::scope(|s| {
+        let hotplug = s.spawn(|| cpu.away_and_back(2));
+        while !hotplug.is_finished() {
+            ask();
+            clients += 1;
+        }
+    });
+    ask();
+    assert!(clients > 2, "nothing ran meanwhile");
+    host.snapshot().since(&before).assert_shm(6 * (clients + 1));
 }
 
 /// A CPU is taken from the group that the workers are in, and given back.
