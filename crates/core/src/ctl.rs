@@ -74,11 +74,12 @@ fn look_for_it() {
     let Ok((len, path)) = PATH.lock().map(|p| *p) else { return };
     match connect(&path[..len.min(PATH_MAX)]) {
         Ok(fd) => {
-            if DEAD.load(Ordering::Relaxed) {
+            let died = DEAD.load(Ordering::Relaxed);
+            if died {
                 // Another monitor: it knows nothing of what was shared over the first.
                 process::disable();
             }
-            if adopt_fd(process::high_fd(fd)) {
+            if adopt_fd(process::high_fd(fd)) && died {
                 crate::zone::watch::another_monitor();
             }
         }

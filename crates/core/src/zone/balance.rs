@@ -187,7 +187,15 @@ impl Zoned {
 
     /// The monitor's program selects among us: map its counts.
     pub(super) fn map_balance(&self) {
-        if !ON.load(Ordering::Relaxed) || self.balance().is_some() {
+        if self.balance().is_none() {
+            self.map_balance_again();
+        }
+    }
+
+    /// Perhaps another monitor's. What was mapped stays until then: peers may be told of
+    /// meanwhile.
+    pub(super) fn map_balance_again(&self) {
+        if !ON.load(Ordering::Relaxed) {
             return;
         }
         let mut m = Msg::new(msg::BALANCE);

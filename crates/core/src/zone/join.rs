@@ -285,13 +285,13 @@ impl Zoned {
         let fd = self.fd.load(Ordering::Relaxed);
         let Ok(_l) = self.change.lock() else { return };
         self.group.store(0, Ordering::Relaxed);
-        self.peers.forget();
         if self.has_member() {
             return self.enter_again(fd);
         }
         for l in self.locals().filter(|l| l.place.load(Ordering::Relaxed) != 0) {
             // Where it has no program of its own the one from before goes on selecting.
             if self.enter_group(fd, l).is_ok() {
+                self.map_balance_again();
                 self.share(l);
             }
         }

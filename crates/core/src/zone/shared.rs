@@ -220,6 +220,7 @@ impl Zoned {
         });
         self.shared.place.store(place.map_or(REFUSED, |(m, _)| m.arg0 as u32), Ordering::Release);
         if let Some((m, _)) = place {
+            self.map_balance_again();
             self.share_member(fd, m.arg0 as u32, self.shared.worker.thread.load(Ordering::Relaxed));
         }
     }
