@@ -135,7 +135,7 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
             }
             let by = server.told(&c);
             let took = began.elapsed();
-            assert_ne!(by, busy, "{mode}: connection {n}");
+            assert_ne!(by, busy, "{mode}, without {off:?}: connection {n}: {:#}", host.zones());
             assert!(took < Duration::from_millis(500), "{mode}: connection {n} waited {took:?}");
         }
         let asleep = server.told(&sleeper);
