@@ -5,7 +5,8 @@
  *     cc -DRAW -DPOLLED uring.c     likewise, and a kernel thread takes the entries
  *     cc -DINLINE uring.c           rings by system calls of its own (x86-64)
  *
- *     uring [files]                 "files": the ring reads files only
+ *     uring [files|workers]         "files": the ring reads files only; "workers": two
+ *                                   processes accept from one listener, each by its ring
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -14,13 +15,16 @@
 #include <linux/io_uring.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void check(int ok, const char *what) {
@@ -179,11 +183,56 @@ static void said(const char *what, int r, const char *bytes) {
     fflush(stdout);
 }
 
+static void worker(void) {
+    char b[8];
+    alarm(30);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setup();
+    for (;;) {
+        int s = run(IORING_OP_ACCEPT, listener, 0, 0);
+        check(s >= 0, "accept");
+        int n = run(IORING_OP_RECV, s, b, sizeof b);
+        check(run(IORING_OP_SEND, s, b, n) == n, "send");
+        check(run(IORING_OP_CLOSE, s, 0, 0) == 0, "close");
+    }
+}
+
+/* Some clients are there before anybody accepts. */
+static void serve_by_workers(void) {
+    int c[20], answered = 0;
+    pid_t w[2];
+    char b[8];
+    listen_somewhere();
+    for (int i = 0; i < 20; i++) {
+        if (i == 8)
+            for (int k = 0; k < 2; k++)
+                if ((w[k] = fork()) == 0)
+                    worker();
+        c[i] = connect_by_libc();
+        check(send(c[i], "question", 8, 0) == 8, "send");
+    }
+    for (int i = 0; i < 20; i++) {
+        answered += recv(c[i], b, sizeof b, MSG_WAITALL) == 8 && !memcmp(b, "question", 8);
+        said("end", recv(c[i], b, sizeof b, 0), b);
+        close(c[i]);
+    }
+    printf("answered %d\n", answered);
+    for (int k = 0; k < 2; k++) {
+        kill(w[k], SIGTERM);
+        check(waitpid(w[k], 0, 0) == w[k], "waitpid");
+    }
+}
+
 int main(int argc, char **argv) {
     char b[100];
     int c, s, c2, s2;
     unsigned long data;
     alarm(30);
+    if (argc > 1 && !strcmp(argv[1], "workers")) {
+        serve_by_workers();
+        printf("ok\n");
+        return 0;
+    }
     setup();
     listen_somewhere();
 

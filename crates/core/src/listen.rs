@@ -196,10 +196,14 @@ pub fn give_up(id: u64) {
     }
 }
 
-/// Who accepts is below us from now on: what waits goes into the kernel's queue, or
-/// to the relatives that still listen as before.
+/// Who accepts is below us from now on. That goes for relatives as well: one that holds
+/// the listener and never accepts (a master process) would keep it in shared memory with
+/// nobody to look there. What waits goes into the kernel's queue, where all of them look.
 pub fn abandon(d: &'static Desc) {
-    leave_to_kernel(d);
+    if let Some(l) = of(d) {
+        unpublish_id(l.id.load(Ordering::Relaxed), false);
+        crate::path::requeue(d);
+    }
     closed(d);
     let zoned = crate::zone::of(d).is_some();
     d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);

@@ -63,6 +63,26 @@ fn rings_by_syscall() {
     switched(&equal(&Host::new(), &["-DRAW"], &[]));
 }
 
+/// The process that listens never accepts; those that do use rings. Who has waited for them in
+/// shared memory, more than the backlog has room for, is served by the kernel's queue.
+#[test]
+fn workers_of_one_listener() {
+    need!("cc");
+    if !allowed() {
+        return;
+    }
+    for how in ["-luring", "-DRAW"] {
+        let delta = equal(&Host::new(), &[how], &["workers"]);
+        if stock_mode() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            continue;
+        }
+        assert!(delta.get("connect_shm") >= 8 && delta.get("fallback.io_uring") >= 1, "{how}\n{delta}");
+        assert!(delta.get("connect_shm") + delta.get("connect_kernel") == 20, "{how}\n{delta}");
+        assert!(delta.get("path_switch") >= 8 && delta.get("fallback.switch") == 0, "{how}\n{delta}");
+    }
+}
+
 #[test]
 fn files_only() {
     need!("cc");

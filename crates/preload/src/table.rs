@@ -150,7 +150,7 @@ limit_table! {
      To edge-triggered epoll that moment is an edge."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
     Programs: "What a program names on an io_uring becomes the kernel's at that moment: a connection \
-     (`path_switch`), a listener with those that wait for it. Rings by liburing or by \
+     (`path_switch`), a listener with those that wait for it, for all processes that share it. Rings by liburing or by \
      `syscall` are looked into when entries are submitted; one that only reads files costs \
      nothing. With a ring that the kernel polls (`IORING_SETUP_SQPOLL` by `syscall`, as \
      node with `UV_USE_IO_URING=1`), that cannot be mapped, or that was made by system \

@@ -16,6 +16,8 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::channel::SERVER;
 use fsocket_sys::{self as sys, Errno, Result};
 
+/// The kernel's limit on a backlog (net.core.somaxconn) may be lower.
+const MOST: i32 = 65535;
 /// How long the kernel's queue may refuse one of them, nanoseconds.
 const PATIENCE_NS: u64 = 200_000_000;
 
@@ -25,12 +27,23 @@ pub fn requeue(d: &'static Desc) {
     let Some(l) = listen::of(d) else { return };
     l.join();
     ctl::poll();
+    // Our queues take more than the program's backlog, and nobody may be there to accept.
+    let fd = table::number_of(d).unwrap_or(-1);
+    let mut on = [0u8; 4];
+    let listens = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut on).is_ok() && on != [0; 4];
+    let limit = fsocket_zones::listener::backlog(fd).ok().map(|(limit, _)| limit).filter(|_| listens);
+    if limit.is_some() {
+        let _ = sys::listen(fd, MOST);
+    }
     while let Some((c, slot)) = l.take(true) {
         if let Some((dst, port)) = accept::claim(l, c, slot) {
             if one(d, l, c, slot, dst, port).is_none() {
                 accept::refuse(c, slot);
             }
         }
+    }
+    if let Some(limit) = limit {
+        let _ = sys::listen(fd, limit.min(i32::MAX as u32) as i32);
     }
 }
 
