@@ -67,10 +67,12 @@ fn avoid(was: u64, cpus: &[(usize, Option<u32>)], spare: &Spare) -> u64 {
     // Its time is back when a fifth of the CPU's is idle, as for flow groups.
     let still = was & all & !idle;
     let new = if idle & !still == 0 { 0 } else { full };
-    match still | new {
-        // Then they are alike.
-        mask if mask == all => 0,
-        mask => mask,
+    let mask = still | new;
+    // Where nobody else has time either they are alike.
+    if all & !mask & !full == 0 {
+        0
+    } else {
+        mask
     }
 }
 
@@ -178,7 +180,8 @@ mod tests {
         assert_eq!(avoid(0, &two, &spare(&[0], &[1])), 0b10);
         assert_eq!(avoid(0, &two, &spare(&[], &[1])), 0, "the other has not much either");
         assert_eq!(avoid(0, &two, &spare(&[], &[0, 1])), 0);
-        assert_eq!(avoid(0b10, &two, &spare(&[], &[0, 1])), 0b10, "what the other has it has got from this one");
+        assert_eq!(avoid(0b10, &two, &spare(&[], &[1])), 0b10, "the other has some still");
+        assert_eq!(avoid(0b10, &two, &spare(&[], &[0, 1])), 0, "it has not");
         assert_eq!(avoid(0b10, &two, &spare(&[0], &[])), 0b10, "not much of its time is idle");
         assert_eq!(avoid(0b10, &two, &spare(&[0, 1], &[])), 0);
         assert_eq!(avoid(0b11, &two, &spare(&[], &[])), 0);
