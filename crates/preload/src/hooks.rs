@@ -21,18 +21,31 @@ macro_rules! hook_table {
                 // A cancelled thread is unwound out of libc's function through this
                 // frame, or from here: nothing is to be cleaned up in it.
                 const WHO: (&str, &str) = (stringify!($family), stringify!($name));
-                let kind = match cancel::careful() && const { !points::sets_type(WHO) } {
-                    true => threads::enter(const { points::is_point(WHO) }),
-                    false => None,
-                };
                 // SAFETY: the contract is libc's, and the caller keeps it.
-                let f = || unsafe { $family::$name($($arg),*) };
                 // No panic crosses the boundary: a bug in us fails one call.
-                let r = if const { points::guards_itself(WHO) } { f() } else { guarded(f) };
-                if let Some(kind) = kind {
-                    threads::leave(kind);
+                #[inline(always)]
+                unsafe fn call($($arg: $ty),*) -> $ret {
+                    match const { points::guards_itself(WHO) } {
+                        true => unsafe { $family::$name($($arg),*) },
+                        false => guarded(|| unsafe { $family::$name($($arg),*) }),
+                    }
                 }
-                r
+                // In a program that cancels threads. A function of its own: what lies around
+                // the call there would cost others a tenth of a send of 8 bytes.
+                #[cold]
+                #[inline(never)]
+                unsafe fn carefully($($arg: $ty),*) -> $ret {
+                    let kind = threads::enter(const { points::is_point(WHO) });
+                    let r = unsafe { call($($arg),*) };
+                    if let Some(kind) = kind {
+                        threads::leave(kind);
+                    }
+                    r
+                }
+                if cancel::careful() && const { !points::sets_type(WHO) } {
+                    return unsafe { carefully($($arg),*) };
+                }
+                unsafe { call($($arg),*) }
             }
         )*
     };

@@ -13,25 +13,33 @@ fn conn(fd: c_int) -> Option<&'static Desc> {
 }
 
 /// A call on what is no connection of ours. A kernel connection may become one before it, and
-/// is then `$again`; until it returns it cannot.
+/// is then `$again`; until it returns it cannot. In a function of its own, so that what it
+/// needs costs the fast paths nothing.
 macro_rules! in_kernel {
-    ($fd:expr, $call:expr, $again:expr, $real:expr) => {
-        match upgrade::enter($fd, $call) {
-            Entered::Ours => $again,
-            Entered::Interrupted => {
-                super::interrupted();
-                -1
+    ($name:ident($fd:ident: $fdt:ty $(, $arg:ident: $ty:ty)*), $call:expr) => {{
+        #[inline(never)]
+        unsafe fn kernel($fd: $fdt, $($arg: $ty),*) -> ssize_t {
+            if gone($fd) {
+                return -1;
             }
-            Entered::Kernel(using) => {
-                // A thread that is cancelled in there is unwound through here, and must find
-                // nothing to drop. Its connection then stays the kernel's.
-                let using = core::mem::ManuallyDrop::new(using);
-                let r = $real;
-                drop(core::mem::ManuallyDrop::into_inner(using));
-                r
+            match upgrade::enter($fd, $call) {
+                Entered::Ours => unsafe { $name($fd, $($arg),*) },
+                Entered::Interrupted => {
+                    super::interrupted();
+                    -1
+                }
+                Entered::Kernel(using) => {
+                    // A thread that is cancelled in there is unwound through here, and must find
+                    // nothing to drop. Its connection then stays the kernel's.
+                    let using = core::mem::ManuallyDrop::new(using);
+                    let r = unsafe { real::$name($fd, $($arg),*) };
+                    drop(core::mem::ManuallyDrop::into_inner(using));
+                    r
+                }
             }
         }
-    };
+        unsafe { kernel($fd, $($arg),*) }
+    }};
 }
 
 /// What a receive of up to `n` bytes is.
@@ -64,12 +72,17 @@ fn candidate(fd: c_int) -> bool {
     table::lookup(fd).is_some_and(|d| matches!(d.kind(), kind::CONN | kind::KERNEL))
 }
 
-/// A send: the fast path bare, the rest guarded.
+/// A send: the fast path bare, the rest guarded and out of its way.
 #[inline(always)]
 unsafe fn transmit(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
         return n as ssize_t;
     }
+    unsafe { transmit_slowly(d, buf, n, flags) }
+}
+
+#[inline(never)]
+unsafe fn transmit_slowly(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     guarded(|| unsafe { stream::send_slow(d, buf, n, flags) }.answer())
 }
 
@@ -77,63 +90,70 @@ unsafe fn transmit(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) ->
 #[inline(always)]
 unsafe fn receive(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
-        0 => guarded(|| unsafe { stream::recv_slow(d, buf, n, flags) }.answer()),
-        got if got < n && stream::left_rings(d) => {
-            guarded(|| (got + unsafe { stream::rest(d, buf.add(got), n - got, flags) }) as ssize_t)
-        }
+        0 => unsafe { receive_slowly(d, buf, n, flags) },
+        got if got < n && stream::left_rings(d) => unsafe { receive_rest(d, buf, n, flags, got) },
         got => got as ssize_t,
     }
 }
 
+#[inline(never)]
+unsafe fn receive_slowly(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
+    guarded(|| unsafe { stream::recv_slow(d, buf, n, flags) }.answer())
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn receive_rest(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int, got: usize) -> ssize_t {
+    guarded(|| (got + unsafe { stream::rest(d, buf.add(got), n - got, flags) }) as ssize_t)
+}
+
+#[inline(always)]
 pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     match conn(fd) {
         // read() of nothing is 0 at once, unlike recv().
         Some(_) if n == 0 => 0,
         Some(d) => unsafe { receive(d, buf as *mut u8, n, 0) },
-        None if gone(fd) => -1,
-        None => unsafe { in_kernel!(fd, receives(n, 0), read(fd, buf, n), real::read(fd, buf, n)) },
+        None => in_kernel!(read(fd: c_int, buf: *mut c_void, n: size_t), receives(n, 0)),
     }
 }
 
+#[inline(always)]
 pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, 0) },
-        None if gone(fd) => -1,
-        None => unsafe { in_kernel!(fd, Call::Send, write(fd, buf, n), real::write(fd, buf, n)) },
+        None => in_kernel!(write(fd: c_int, buf: *const c_void, n: size_t), Call::Send),
     }
 }
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { ops_msg::readv(d, iov, n as usize, 0) }.answer()),
-        None if gone(fd) => -1,
-        None => unsafe {
-            in_kernel!(fd, gathers(iov, n.max(0) as size_t, 0), readv(fd, iov, n), real::readv(fd, iov, n))
-        },
+        None => {
+            in_kernel!(readv(fd: c_int, iov: *const iovec, n: c_int), unsafe { gathers(iov, n.max(0) as size_t, 0) })
+        }
     }
 }
 
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { ops_msg::writev(d, iov, n as usize, 0) }.answer()),
-        None if gone(fd) => -1,
-        None => unsafe { in_kernel!(fd, Call::Send, writev(fd, iov, n), real::writev(fd, iov, n)) },
+        None => in_kernel!(writev(fd: c_int, iov: *const iovec, n: c_int), Call::Send),
     }
 }
 
+#[inline(always)]
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { receive(d, buf as *mut u8, n, flags) },
-        None if gone(fd) => -1,
-        None => unsafe { in_kernel!(fd, receives(n, flags), recv(fd, buf, n, flags), real::recv(fd, buf, n, flags)) },
+        None => in_kernel!(recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int), receives(n, flags)),
     }
 }
 
+#[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
-        None if gone(fd) => -1,
-        None => unsafe { in_kernel!(fd, Call::Send, send(fd, buf, n, flags), real::send(fd, buf, n, flags)) },
+        None => in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send),
     }
 }
 
@@ -154,15 +174,9 @@ pub unsafe fn recvfrom(
             }
             r
         }
-        None if gone(fd) => -1,
-        None => unsafe {
-            in_kernel!(
-                fd,
-                receives(n, flags),
-                recvfrom(fd, buf, n, flags, addr, len),
-                real::recvfrom(fd, buf, n, flags, addr, len)
-            )
-        },
+        None => {
+            in_kernel!(recvfrom(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t), receives(n, flags))
+        }
     }
 }
 
@@ -176,10 +190,9 @@ pub unsafe fn sendto(
 ) -> ssize_t {
     match conn(fd) {
         Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
-        None if gone(fd) => -1,
-        None => unsafe {
-            in_kernel!(fd, Call::Send, sendto(fd, buf, n, flags, addr, len), real::sendto(fd, buf, n, flags, addr, len))
-        },
+        None => {
+            in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
+        }
     }
 }
 
@@ -201,7 +214,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
             r
         }
         Some(_) => unsafe { real::recvmsg(fd, msg, flags) },
-        None => unsafe { in_kernel!(fd, message(msg, flags), recvmsg(fd, msg, flags), real::recvmsg(fd, msg, flags)) },
+        None => in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) }),
     }
 }
 
@@ -223,7 +236,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
             }
             match known {
                 Some(_) => unsafe { real::sendmsg(fd, msg, flags) },
-                None => unsafe { in_kernel!(fd, Call::Send, sendmsg(fd, msg, flags), real::sendmsg(fd, msg, flags)) },
+                None => in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send),
             }
         }
     }
