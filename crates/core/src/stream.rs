@@ -591,8 +591,9 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             return Ok(0); // whatever has ended the wait
         }
         if let Err(e) = r {
-            if done == 0 && block && low_water(d) > 1 && ring_has(d) {
-                // Less than was waited for is better than nothing.
+            if (done == 0 || !peek) && block && low_water(d) > 1 && ring_has(d) {
+                // Less than was waited for is better than nothing, and all that is there better
+                // than what was there before.
                 (block, target) = (false, 1);
                 continue;
             }

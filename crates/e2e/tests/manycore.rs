@@ -5,6 +5,7 @@
 use fsocket_testkit::load::{Load, Plan};
 use fsocket_testkit::netns::{Chain, Receive};
 use fsocket_testkit::servers::{self, Way};
+use fsocket_testkit::workers::children;
 use fsocket_testkit::{process, Host};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -80,4 +81,35 @@ fn zones_accept_every_connection_where_it_is_received() {
     let (local, all) = (number(&counted["total"], "passive_local"), number(&counted["total"], "passive"));
     println!("{cpus} CPUs, zones: {local} of {all} connections local");
     assert_eq!(local, all, "{counted}");
+}
+
+/// A worker stands still: what is received on its CPU is served by the others.
+#[test]
+#[ignore = "needs many CPUs: make test-manycore"]
+fn others_serve_what_comes_to_a_worker_that_stands_still() {
+    let cpus = many_cpus();
+    let chain = Chain::new(cpus, &Receive::Threads((0..cpus).collect())).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let address: SocketAddr = (chain.middle_front(), 80).into();
+    let server = servers::demo(&host, Way::Ours, &[address], cpus, &["--quiet"]);
+    servers::wait_zones(&host, cpus as u64);
+    let before = host.snapshot();
+    let workers = children(server.pid());
+    assert_eq!(workers.len(), cpus, "workers");
+    // SAFETY: no memory is involved.
+    assert_eq!(unsafe { libc::kill(workers[cpus / 2], libc::SIGSTOP) }, 0);
+    let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
+    plan.timeout = Duration::from_secs(60);
+    let requests = EACH * cpus as u64 / plan.concurrency as u64;
+    let outcome = Load::start(&plan, Some(&chain.client), Some(requests)).finish();
+    // SAFETY: as above.
+    unsafe { libc::kill(workers[cpus / 2], libc::SIGCONT) };
+    assert_eq!(outcome.failures(), 0, "{outcome:?}");
+    let delta = host.snapshot().since(&before);
+    println!(
+        "{cpus} CPUs, one worker of them stopped: {} answered, {} stolen",
+        outcome.answered,
+        delta.get("accept_stolen")
+    );
+    assert!(delta.get("accept_stolen") > 0, "nobody took what waited for it\n{delta}");
 }

@@ -196,8 +196,8 @@ limit_table! {
      adds or removes the others do not see. A descriptor that is closed leaves an instance \
      at once, also if a forked relative still holds the socket."
         of epoll_ctl;
-    Sockets: "A connection that one thread closes while another sleeps in `poll` or `select` on it \
-     ends at once; in the kernel it ends when that call returns. (A sleeping send or \
+    Sockets: "A connection or listener that one thread closes while another sleeps in `poll` or `select` on it \
+     ends that at once; in the kernel it ends when that call returns. (A sleeping send or \
      receive does keep it.)"
         of poll, select, close;
     Sockets: "`accept` is restarted after a signal if all handlers have `SA_RESTART`; where handlers \
@@ -215,6 +215,11 @@ limit_table! {
         of setsockopt;
     Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address."
         of connect;
+    Sockets: "A non-blocking `connect` whose connection was reset before it was asked about again leaves the \
+     socket as it was if forked relatives have it, too; in the kernel it can be connected anew."
+        of connect;
+    Sockets: "The first `connect` or `listen` of a program that has inherited an epoll instance takes up to 5 ms."
+        of connect, listen;
     Sockets: "The firewall rules of the host (nftables, DNAT) are not consulted."
         of connect;
 }
