@@ -179,3 +179,13 @@ fn killed_worker_of_a_forked_server_keeps_the_listener() {
     }
     host.snapshot().since(&before).assert_shm(20);
 }
+
+#[test]
+fn what_waits_for_a_killed_worker_is_served_by_another() {
+    let host = Host::new();
+    let before = host.snapshot();
+    let path = script("apps/queued.py").display().to_string();
+    let said = host.run(Accel, "queued", 60, PYTHON, &[&path]).success().stdout;
+    assert_eq!(said.trim(), "40 served by the one that is left");
+    host.snapshot().since(&before).assert_shm(41);
+}
