@@ -273,6 +273,28 @@ pub fn passed(fd: i32) {
     }
 }
 
+/// Descriptors that a message passes to another process: what goes with them is the
+/// kernel socket alone.
+///
+/// # Safety
+/// `m` is null or a message.
+pub unsafe fn passing(m: *const libc::msghdr) {
+    // SAFETY: the caller's.
+    let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
+    // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.
+    unsafe {
+        let mut c = libc::CMSG_FIRSTHDR(m);
+        while let Some(h) = c.as_ref() {
+            let len = h.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+            if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
+                let fds = libc::CMSG_DATA(c) as *const i32;
+                (0..len / size_of::<i32>()).for_each(|i| passed(fds.add(i).read_unaligned()));
+            }
+            c = libc::CMSG_NXTHDR(m, c);
+        }
+    }
+}
+
 /// `fd` now is something else in the kernel (dup2, or closed behind us).
 pub fn overwritten(fd: i32) {
     crate::uring::closed(fd);

@@ -121,7 +121,7 @@ impl Entry {
             // SAFETY: the caller's.
             op::FILES_UPDATE => unsafe { numbers(self.addr as *const i32, self.len as usize, used) },
             // SAFETY: the caller's.
-            op::SENDMSG | op::SENDMSG_ZC => unsafe { passed(self.addr as *const libc::msghdr) },
+            op::SENDMSG | op::SENDMSG_ZC => unsafe { crate::close::passing(self.addr as *const libc::msghdr) },
             _ => {}
         }
     }
@@ -136,26 +136,6 @@ pub unsafe fn numbers(fds: *const i32, n: usize, mut used: impl FnMut(i32)) {
     for i in 0..n.min(MOST) {
         // SAFETY: the caller's.
         used(unsafe { fds.add(i).read_unaligned() });
-    }
-}
-
-/// Descriptors that a message passes to another process.
-///
-/// # Safety
-/// `m` is null or a message.
-pub unsafe fn passed(m: *const libc::msghdr) {
-    // SAFETY: the caller's.
-    let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
-    // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.
-    unsafe {
-        let mut c = libc::CMSG_FIRSTHDR(m);
-        while let Some(h) = c.as_ref() {
-            let len = h.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-            if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
-                numbers(libc::CMSG_DATA(c) as *const i32, len / size_of::<i32>(), crate::close::passed);
-            }
-            c = libc::CMSG_NXTHDR(m, c);
-        }
     }
 }
 

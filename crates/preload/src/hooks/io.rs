@@ -231,30 +231,14 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
             guarded(|| unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer())
         }
         known => {
-            if let Some(m) = unsafe { msg.as_ref() }.filter(|m| m.msg_controllen != 0) {
-                guarded(|| unsafe { passing(m) });
+            if unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen != 0) {
+                guarded(|| unsafe { fsocket_core::close::passing(msg) });
             }
             match known {
                 Some(_) => unsafe { real::sendmsg(fd, msg, flags) },
                 None => in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send),
             }
         }
-    }
-}
-
-/// Descriptors leave the process (SCM_RIGHTS): what goes with them is the kernel
-/// socket alone.
-unsafe fn passing(m: &msghdr) {
-    let mut c = unsafe { CMSG_FIRSTHDR(m) };
-    while let Some(h) = unsafe { c.as_ref() } {
-        let len = h.cmsg_len.saturating_sub(unsafe { CMSG_LEN(0) } as usize);
-        if h.cmsg_level == SOL_SOCKET && h.cmsg_type == SCM_RIGHTS {
-            for i in 0..len / size_of::<c_int>() {
-                let fd = unsafe { (CMSG_DATA(c) as *const c_int).add(i).read_unaligned() };
-                fsocket_core::close::passed(fd);
-            }
-        }
-        c = unsafe { CMSG_NXTHDR(m, c) };
     }
 }
 
