@@ -269,10 +269,13 @@ fn wait(fd: i32, d: &Desc) -> bool {
 fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     /// Who never sends is tried while it receives.
     const QUIET: u32 = 16;
+    /// A look costs some system calls: so many calls of a stream that does not rest look.
+    const LOOKS: u32 = 32;
     let opener = d.side.load(Ordering::Relaxed) as usize != SERVER;
-    let late = calls - d.next_try.load(Ordering::Relaxed);
+    // Another thread may have tried meanwhile.
+    let late = calls.saturating_sub(d.next_try.load(Ordering::Relaxed));
     // Before a request most connections are at rest; behind it the answer may be on its way.
-    if opener && (call != Call::Send && late < QUIET || at_rest(fd).is_none() && late < calls / 2) {
+    if opener && (call != Call::Send && late < QUIET || late < LOOKS && at_rest(fd).is_none()) {
         return;
     }
     d.next_try.store(calls.saturating_mul(4), Ordering::Relaxed);
