@@ -291,7 +291,7 @@ pub struct Half {
     pub bytes: AtomicU64,
     /// tx: ring offset up to which pages are known to exist.
     pub populated: AtomicU64,
-    /// CPU last published, plus one.
+    /// Mark of the CPU last published (`fsocket_sys::cpu::mark`); all bits: none yet.
     pub cpu: AtomicU32,
     /// tx: bytes of the ring this side's buffer allows ([`channel::Cons::window`]
     /// comes on top); 0: all of it.

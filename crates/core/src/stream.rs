@@ -25,6 +25,8 @@ const SHARED_CPU: usize = 256 * 1024;
 const MSS: usize = 32 * 1024;
 
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MOVED;
+/// The peer's state in which a send is not the ring's alone.
+const NOT_NOW: u32 = status::RST | status::CLOSED | status::DEAF | status::MOVING;
 /// Flags that change nothing for us.
 const SEND_PLAIN: i32 =
     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_DONTROUTE | libc::MSG_CONFIRM;
@@ -32,11 +34,16 @@ const SEND_PLAIN: i32 =
 /// Publish where we run, if that has changed.
 #[inline(always)]
 fn publish_cpu(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
-    let now = cpu::current();
-    if h.cpu.load(Ordering::Relaxed) != now {
-        h.cpu.store(now, Ordering::Relaxed);
-        to.store(now, Ordering::Relaxed);
+    if h.cpu.load(Ordering::Relaxed) != cpu::mark() {
+        publish(h, to);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn publish(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
+    h.cpu.store(cpu::mark(), Ordering::Relaxed);
+    to.store(cpu::current(), Ordering::Relaxed);
 }
 
 #[inline(always)]
@@ -102,9 +109,7 @@ pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
     let (_, rx, _) = d.rx();
     // Who switches the path leaves no room to `send_small`, while he has the
     // token: these may be looked at before.
-    if s.flags.load(Ordering::Relaxed) & TX_BAD != 0
-        || rx.prod.status.load(Ordering::Relaxed) & (status::RST | status::CLOSED | status::DEAF | status::MOVING) != 0
-    {
+    if s.flags.load(Ordering::Relaxed) & TX_BAD != 0 || rx.prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
         return false;
     }
     let Ok(t) = token::enter(h) else { return false };
@@ -116,6 +121,55 @@ pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
         publish_cpu(h, &tx.prod.cpu);
     }
     sent
+}
+
+/// What [`send_tiny`] has done.
+pub enum Tiny {
+    /// All of it.
+    Sent,
+    /// The bytes are on their way; [`sent_tiny`] does the rest.
+    Tell,
+    /// Nothing.
+    No,
+}
+
+/// [`send_fast`] for a few bytes by the only thread that has ever sent: the case in which
+/// a call costs as much as the work. Nothing in it calls a function, so that it needs no
+/// stack (see docs/performance.md).
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+pub unsafe fn send_tiny(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
+    let s = d.sock();
+    // As in `send_fast`.
+    if !ring::TINY.contains(&len)
+        || s.flags.load(Ordering::Relaxed) & TX_BAD != 0
+        || d.rx_dir().prod.status.load(Ordering::Relaxed) & NOT_NOW != 0
+    {
+        return Tiny::No;
+    }
+    let h = &s.tx;
+    let Some(t) = token::enter_owned(h) else { return Tiny::No };
+    if !d.is_conn() || !ring::fits_tiny(h, len) {
+        return Tiny::No;
+    }
+    // SAFETY: the caller's; the token is ours.
+    unsafe { ring::send_tiny(d.tx_ring(), h, buf, len) };
+    drop(t);
+    let tx = d.tx_dir();
+    fsocket_sync::light_fence();
+    if tx.want_data.armed() != 0 || h.cpu.load(Ordering::Relaxed) != cpu::mark() {
+        return Tiny::Tell;
+    }
+    Tiny::Sent
+}
+
+/// After [`Tiny::Tell`].
+pub fn sent_tiny(d: &'static Desc) {
+    let (_, tx, h) = d.tx();
+    notify(d, &tx.want_data);
+    publish_cpu(h, &tx.prod.cpu);
 }
 
 /// # Safety

@@ -176,12 +176,25 @@ impl Desc {
         // SAFETY: CONN, see above.
         unsafe { &*self.slot.load(Ordering::Relaxed) }
     }
+    // One at a time, for who has no register to spare.
+    #[inline(always)]
+    pub fn rx_dir(&self) -> &'static Dir {
+        // SAFETY: CONN, see above.
+        unsafe { &*self.rx_dir.load(Ordering::Relaxed) }
+    }
+    #[inline(always)]
+    pub fn tx_dir(&self) -> &'static Dir {
+        // SAFETY: CONN, see above.
+        unsafe { &*self.tx_dir.load(Ordering::Relaxed) }
+    }
+    #[inline(always)]
+    pub fn tx_ring(&self) -> Mapped {
+        // SAFETY: CONN, see above.
+        unsafe { Mapped::new(self.tx_ring.load(Ordering::Relaxed)) }
+    }
     #[inline(always)]
     pub fn tx(&self) -> (Mapped, &'static Dir, &'static Half) {
-        // SAFETY: CONN, see above.
-        unsafe {
-            (Mapped::new(self.tx_ring.load(Ordering::Relaxed)), &*self.tx_dir.load(Ordering::Relaxed), &self.sock().tx)
-        }
+        (self.tx_ring(), self.tx_dir(), &self.sock().tx)
     }
     #[inline(always)]
     pub fn rx(&self) -> (Mapped, &'static Dir, &'static Half) {

@@ -1,7 +1,9 @@
 //! The right to send, or to receive, on a stream: [`fsocket_sync::token`] with
 //! this process's threads and system calls.
 
-use crate::{process, stats};
+#[cfg(not(feature = "unshared"))]
+use crate::process;
+use crate::stats;
 use fsocket_abi::arena::{Counter, Half};
 use fsocket_sync::token::{self, Env};
 use fsocket_sys as sys;
@@ -19,6 +21,12 @@ pub struct Entered<'a>(core::marker::PhantomData<&'a Half>);
 pub fn enter(_: &Half) -> Result<Entered<'_>, Busy> {
     let _ = token::enter::<Linux, Half>;
     Ok(Entered(core::marker::PhantomData))
+}
+
+#[cfg(feature = "unshared")]
+#[inline(always)]
+pub fn enter_owned(h: &Half) -> Option<Entered<'_>> {
+    enter(h).ok()
 }
 
 struct Linux;
@@ -42,6 +50,12 @@ impl Env for Linux {
 #[inline(always)]
 pub fn enter(h: &Half) -> Result<Entered<'_>, Busy> {
     token::enter::<Linux, Half>(h, process::thread())
+}
+
+#[cfg(not(feature = "unshared"))]
+#[inline(always)]
+pub fn enter_owned(h: &Half) -> Option<token::Owned<'_, Half>> {
+    token::enter_owned(h, process::thread())
 }
 
 /// No thread of this process has ever entered: values of a recycled socket.

@@ -39,6 +39,18 @@ pub unsafe trait Bytes: Copy {
     /// # Safety
     /// `src` is readable for `n` bytes and `off + n` is within the capacity.
     unsafe fn write(&self, off: usize, src: *const u8, n: usize);
+    /// Writes `n` bytes behind the header at `off`, the empty header that follows them, and
+    /// then that header, released.
+    ///
+    /// # Safety
+    /// As `write`; `n` is in [`TINY`], and all that is below the capacity.
+    #[inline(always)]
+    unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
+        // SAFETY: the caller's.
+        unsafe { self.write(off + record::HDR as usize, src, n) };
+        self.header(off + (record::HDR + align8(n as u64)) as usize).store(0, Ordering::Relaxed);
+        self.header(off).store(header, Ordering::Release);
+    }
     /// # Safety
     /// `dst` is writable for `n` bytes and `off + n` is within the capacity.
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize);
@@ -75,6 +87,27 @@ unsafe impl Bytes for Mapped {
         // SAFETY: the caller's bounds; application memory and the ring do not
         // overlap (a concurrent write by a hostile peer only garbles its bytes).
         unsafe { copy(src, self.0.add(off), n) }
+    }
+    #[inline(always)]
+    unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
+        debug_assert!(off.is_multiple_of(8) && off + 16 + n.next_multiple_of(8) <= RING_CAP && TINY.contains(&n));
+        // SAFETY: the caller's bounds. The consumer reads the empty header only after it has
+        // seen the one before, so it need not be written as an atomic. Stores wait for the
+        // line to come from the consumer's cache: the fewer, the more messages wait at a time.
+        unsafe {
+            let at = self.0.add(off);
+            let data = at.add(record::HDR as usize);
+            let first = (src as *const u64).read_unaligned();
+            if n == 8 {
+                (data as *mut [u64; 2]).write([first, 0]);
+            } else {
+                // Two words, which overlap, cover 9 to 16 bytes.
+                (data as *mut u64).write(first);
+                (data.add(n).sub(8) as *mut u64).write_unaligned((src.add(n).sub(8) as *const u64).read_unaligned());
+                (at.add(24) as *mut u64).write(0);
+            }
+            (*(at as *const AtomicU64)).store(header, Ordering::Release);
+        }
     }
     #[inline(always)]
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) {
@@ -150,7 +183,7 @@ pub fn init_half(h: &Half) {
     put(&h.bytes, 0);
     put(&h.populated, 0);
     put(&h.fence, 0);
-    h.cpu.store(0, Ordering::Relaxed);
+    h.cpu.store(u32::MAX, Ordering::Relaxed);
     h.cap.store(0, Ordering::Relaxed);
 }
 
@@ -187,6 +220,30 @@ pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len:
     unsafe { put_record(b, d, h, pos, src, len as u64) };
     true
 }
+/// Can [`send_tiny`] send so much without a look at the consumer? The caller holds the token.
+#[inline(always)]
+pub fn fits_tiny(h: &Half, len: usize) -> bool {
+    get(&h.pos) + align8(len as u64) + 2 * record::HDR <= get(&h.limit)
+}
+
+/// [`send_small`] for [`TINY`] bytes: as few instructions and registers as it takes.
+///
+/// # Safety
+/// As [`send_small`], `len` is in [`TINY`], and [`fits_tiny`] has said so.
+#[inline(always)]
+pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, src: *const u8, len: usize) {
+    let (pos, base) = (get(&h.pos), get(&h.base));
+    // Whoever gave the credit has sent the first record behind `base` himself.
+    debug_assert!(TINY.contains(&len) && fits_tiny(h, len) && pos != base);
+    let off = (pos - base) & MASK & !7;
+    // SAFETY: the caller's; the credit ends before the ring does.
+    unsafe { b.put_tiny(off as usize, src, len, pack(record::DATA, len as u64)) };
+    put(&h.pos, pos + record::HDR + align8(len as u64));
+    put(&h.bytes, get(&h.bytes) + len as u64);
+}
+/// Lengths of messages for [`send_tiny`], bytes.
+pub const TINY: core::ops::RangeInclusive<usize> = 8..=16;
+
 /// Largest message for [`send_small`], bytes.
 pub const SMALL: usize = 2048;
 
@@ -196,11 +253,12 @@ pub const SMALL: usize = 2048;
 #[inline(always)]
 unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, len: u64) {
     let base = get(&h.base);
-    let off = (pos - base) & MASK;
-    let next = pos + record::HDR + align8(len);
+    // Positions of the producer are multiples of 8; the mask says so to the compiler.
+    let off = (pos - base) & MASK & !7;
+    let step = record::HDR + align8(len);
     // SAFETY: the caller's bounds.
     unsafe { b.write((off + record::HDR) as usize, src, len as usize) };
-    b.header(((next - base) & MASK) as usize).store(0, Ordering::Relaxed);
+    b.header(((off + step) & MASK) as usize).store(0, Ordering::Relaxed);
     // Release: payload and the zeroed next header, for the consumer's acquire
     // load of this header in `Rx::header`.
     b.header(off as usize).store(pack(record::DATA, len), Ordering::Release);
@@ -210,7 +268,7 @@ unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8
         // `rewound`.
         d.prod.rewind_from.store(pos, Ordering::Release);
     }
-    put(&h.pos, next);
+    put(&h.pos, pos + step);
     put(&h.bytes, get(&h.bytes) + len);
 }
 

@@ -46,6 +46,10 @@ impl Pair {
             let rest = &data[done..];
             // SAFETY: `rest` is a slice; single-threaded test.
             unsafe {
+                if TINY.contains(&rest.len()) && fits_tiny(&self.tx, rest.len()) {
+                    send_tiny(self.ring(), &self.tx, rest.as_ptr(), rest.len());
+                    return data.len();
+                }
                 if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len()) {
                     return data.len();
                 }

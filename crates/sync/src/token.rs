@@ -53,19 +53,44 @@ pub struct Entered<'a, W: Words> {
     shared: bool,
 }
 
+/// Entered by the owner, whose the token still is; leaves on drop. A type of its own, so
+/// that leaving needs no look at how one came in.
+pub struct Owned<'a, W: Words>(&'a W);
+
+impl<W: Words> Drop for Owned<'_, W> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: as in `Entered`.
+        self.0.busy().store(0, Ordering::Release);
+    }
+}
+
+/// The common case of [`enter`]: the token is this thread's, and nobody takes over.
+#[inline(always)]
+pub fn enter_owned<W: Words>(w: &W, me: u64) -> Option<Owned<'_, W>> {
+    if w.owner().load(Ordering::Relaxed) != me || w.busy().load(Ordering::Relaxed) != 0 {
+        return None;
+    }
+    w.busy().store(1, Ordering::Relaxed);
+    light_fence();
+    if w.owner().load(Ordering::Relaxed) != me {
+        w.busy().store(0, Ordering::Release);
+        return None;
+    }
+    Some(Owned(w))
+}
+
 /// Enter as thread `me`: a non-zero even number that no other thread has.
 /// Waits for a thread that is inside.
 #[inline(always)]
 pub fn enter<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
-    if w.owner().load(Ordering::Relaxed) == me && w.busy().load(Ordering::Relaxed) == 0 {
-        w.busy().store(1, Ordering::Relaxed);
-        light_fence();
-        if w.owner().load(Ordering::Relaxed) == me {
-            return Ok(Entered { w, shared: false });
+    match enter_owned(w, me) {
+        Some(o) => {
+            core::mem::forget(o);
+            Ok(Entered { w, shared: false })
         }
-        w.busy().store(0, Ordering::Release);
+        None => enter_slowly::<E, W>(w, me),
     }
-    enter_slowly::<E, W>(w, me)
 }
 
 #[cold]
@@ -80,12 +105,10 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy
             SHARED => return lock::<E, W>(w, me),
             o if o & !REVOKING == me && w.busy().load(Ordering::Relaxed) != 0 => return Err(Busy),
             o if o == me => {
-                w.busy().store(1, Ordering::Relaxed);
-                light_fence();
-                if w.owner().load(Ordering::Relaxed) == me {
+                if let Some(o) = enter_owned(w, me) {
+                    core::mem::forget(o);
                     return Ok(Entered { w, shared: false });
                 }
-                w.busy().store(0, Ordering::Release);
             }
             o => {
                 let marked = o | REVOKING;

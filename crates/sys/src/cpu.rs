@@ -48,6 +48,16 @@ fn slow_current() -> u32 {
     }
 }
 
+/// Changes when [`current`] does, and costs three instructions. Where nothing tells
+/// where a thread runs, one value for each thread.
+#[inline(always)]
+pub fn mark() -> u32 {
+    let at = crate::arch::thread_pointer() as isize + RSEQ_CPU.load(Ordering::Relaxed);
+    // SAFETY: as in `current`; without an rseq area, the word at the thread pointer,
+    // which both architectures' ABIs reserve.
+    unsafe { (at as *const u32).read_volatile() }
+}
+
 /// Identity of this thread within the process: its thread pointer.
 #[inline(always)]
 pub fn thread_id() -> u64 {

@@ -72,9 +72,30 @@ fn candidate(fd: c_int) -> bool {
     table::lookup(fd).is_some_and(|d| matches!(d.kind(), kind::CONN | kind::KERNEL))
 }
 
-/// A send: the fast path bare, the rest guarded and out of its way.
+/// A send: the fast path bare, the rest guarded and out of its way. What is not done here is
+/// left to functions whose result is this one's, so that it is a jump.
 #[inline(always)]
 unsafe fn transmit(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+    if stream::plain_send(flags) {
+        match unsafe { stream::send_tiny(d, buf, n) } {
+            stream::Tiny::Sent => return n as ssize_t,
+            stream::Tiny::Tell => return unsafe { tell(d, n) },
+            stream::Tiny::No => {}
+        }
+    }
+    unsafe { transmit_more(d, buf, n, flags) }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn tell(d: &'static Desc, n: size_t) -> ssize_t {
+    stream::sent_tiny(d);
+    // Were it known that `n` comes back, the caller would keep it over a call, and pay.
+    core::hint::black_box(n as ssize_t)
+}
+
+#[inline(never)]
+unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
         return n as ssize_t;
     }
