@@ -42,6 +42,7 @@ pub struct Ep {
     ctl_added: AtomicBool,
     /// A local listen socket lies beside a global one in it.
     zoned: AtomicBool,
+    aloof: crate::zone::balance::aloof::Aloof,
     /// Another instance that watches this one has slept.
     nested: AtomicBool,
     /// Threads in the kernel's epoll_wait while no item was ours.
@@ -101,6 +102,7 @@ pub fn created(fd: i32) {
     ep.kernel.store(false, Ordering::Relaxed);
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.zoned.store(false, Ordering::Relaxed);
+    ep.aloof.reset();
     ep.nested.store(false, Ordering::Relaxed);
     ep.shell.reset();
     ep.pulses.store(0, Ordering::Relaxed);

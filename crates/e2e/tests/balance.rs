@@ -222,6 +222,50 @@ fn nobody_steals_while_the_own_worker_waits() {
     }
 }
 
+/// Sockets of others in the epoll instances of a process: what the kernel says of those that
+/// bear our mark.
+fn watched_peers(pid: i32) -> usize {
+    let infos = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
+    let texts = infos.filter_map(|f| std::fs::read_to_string(f.path()).ok());
+    texts.map(|t| t.matches("data: f50c4e7be11a0003").count()).sum()
+}
+
+#[test]
+fn who_has_enough_to_do_is_not_told_of_others() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    for mode in ["epoll", "thread-epoll"] {
+        let host = patient();
+        let server = server(&host, mode, 2048, &[]);
+        let mut pids = [0, 1].map(|cpu| server.worker(cpu).0).to_vec();
+        pids.dedup();
+        let told = || pids.iter().map(|pid| watched_peers(*pid)).sum::<usize>();
+        net::wait_until(Duration::from_secs(5), || told() == 2).expect("each is told of the other");
+        let mut aloof = 0;
+        for _ in 0..20 {
+            // SAFETY: signals to processes of this test.
+            let all = |signal| pids.iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, signal), 0) });
+            all(libc::SIGSTOP);
+            let waiting: Vec<TcpStream> = (0..600).map(|n| server.say(n % 2, "who")).collect();
+            all(libc::SIGCONT);
+            let until = Instant::now() + Duration::from_millis(500);
+            while Instant::now() < until && aloof < 2 {
+                aloof = aloof.max(2 - told().min(2));
+            }
+            waiting.iter().for_each(|c| _ = server.told(c));
+            // Nothing more comes, and each sleeps.
+            let again = net::wait_until(Duration::from_secs(5), || told() == 2);
+            assert!(again.is_ok(), "{mode}: {} are told", told());
+            if aloof > 0 {
+                break;
+            }
+        }
+        assert!(aloof > 0, "{mode}: workers with 300 connections each in their queues were told of others");
+    }
+}
+
 #[test]
 fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
     need_two_cpus!();

@@ -32,6 +32,9 @@ pub unsafe fn wait(
 ) -> Outcome<Result<usize>> {
     let Some(ep) = of(d) else { return Outcome::Kernel };
     zone::watch::before_sleep();
+    if ep.zoned.load(Ordering::Relaxed) {
+        ep.aloof.enter(ep.fd.load(Ordering::Relaxed));
+    }
     if max <= 0 || evs.is_null() {
         return Outcome::Kernel;
     }
@@ -111,17 +114,23 @@ impl Out {
                 // There may be a monitor again.
                 ep.watch_ctl();
             }
-            let piece = if zoned && left != Some(0) { ctl::unwatched() } else { None };
-            let Some(piece) = piece.filter(|p| left.is_none_or(|l| l > *p)) else {
+            if !zoned {
                 // SAFETY: the caller's.
                 return unsafe { self.kernel(ep, left, mask, true) };
-            };
+            }
+            let piece = if left == Some(0) { left } else { ep.aloof.cut(ctl::unwatched()) };
+            let whole = piece.is_none_or(|p| left.is_some_and(|l| l <= p));
+            let since = cpu::ticks();
             // SAFETY: the caller's.
-            let spoke = unsafe { self.kernel(ep, Some(piece), mask, true) }?;
-            if self.n > 0 || spoke != Spoke::Nobody {
+            let spoke = unsafe { self.kernel(ep, if whole { left } else { piece }, mask, true) }?;
+            ep.aloof.waited(ep.fd.load(Ordering::Relaxed), since, self.n > 0);
+            if whole || self.n > 0 || spoke != Spoke::Nobody {
                 return Ok(spoke);
             }
-            zone::watch::alone();
+            ep.aloof.attend(ep.fd.load(Ordering::Relaxed));
+            if ctl::unwatched().is_some() {
+                zone::watch::alone();
+            }
             left = end.map(|t| t.saturating_sub(sys::now_ns()));
         }
     }
@@ -282,8 +291,12 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             if (out.n == 0 && ask) || (turn && ep.kernel.load(Ordering::Relaxed)) {
                 g.turns = 0;
                 g.last_kernel = now;
+                let nothing = out.n == 0;
                 // SAFETY: the caller's.
                 let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+                if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
+                    ep.aloof.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
+                }
                 if let Ok(Spoke::Control) = spoke {
                     drop(g);
                     control(ep);
@@ -599,11 +612,17 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
-        let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
+        let (limit, idle) = crate::idle::cut(ep.aloof.cut(zone::balance::cut(limit)));
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask, false) };
         ep.spin.slept(cpu::ticks() - t0);
+        if ep.zoned.load(Ordering::Relaxed) {
+            ep.aloof.waited(ep.fd.load(Ordering::Relaxed), t0, out.n > 0);
+            if out.n == 0 && r == Ok(Spoke::Nobody) {
+                ep.aloof.attend(ep.fd.load(Ordering::Relaxed));
+            }
+        }
         if idle && out.n == 0 && r == Ok(Spoke::Nobody) {
             crate::idle::give_back();
         }

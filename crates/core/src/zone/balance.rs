@@ -11,6 +11,8 @@
 //! and it is better off there. It looks again until the connection is gone, or its worker
 //! has not looked for a while ("patience"), or the zone is busy.
 
+pub mod aloof;
+
 use super::accept::Peer;
 use super::{used, watch, Local, Zoned};
 use crate::{ctl, process};

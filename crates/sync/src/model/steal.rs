@@ -25,6 +25,8 @@ struct State {
     /// Ready list of each instance: its own socket, and the peer's.
     ready: [[bool; 2]; 2],
     asleep: [bool; 2],
+    /// The peer's socket is not in it: its worker had enough to do (`zone::balance::aloof`).
+    aloof: [bool; 2],
     /// Something of the monitor's to be read.
     told: [bool; 2],
 }
@@ -61,6 +63,9 @@ impl Kernel {
         let mut k = self.lock();
         k.queue[socket] += 1;
         for ep in [socket, 1 - socket] {
+            if ep != socket && k.aloof[ep] {
+                continue;
+            }
             k.ready[ep][socket] = true;
             if self.wake(&mut k, ep) {
                 break;
@@ -88,6 +93,20 @@ impl Kernel {
                 k = self.woken[ep].wait(k).unwrap();
             }
         }
+    }
+
+    /// EPOLL_CTL_DEL of the peer's socket.
+    fn turn_from_peer(&self, ep: usize) {
+        let mut k = self.lock();
+        k.aloof[ep] = true;
+        k.ready[ep][1 - ep] = false;
+    }
+
+    /// EPOLL_CTL_ADD, which `looks` whether the socket is ready.
+    fn turn_to_peer(&self, ep: usize, looks: bool) {
+        let mut k = self.lock();
+        k.aloof[ep] = false;
+        k.ready[ep][1 - ep] = looks && k.queue[1 - ep] > 0;
     }
 
     fn accept(&self, socket: usize) -> bool {
@@ -159,16 +178,27 @@ struct Rules {
     open_handshakes: bool,
     /// A worker that is busy goes on looking at its peers.
     busy_looks: bool,
+    /// What is put into an instance is looked at.
+    putting_looks: bool,
+    /// A worker that was aloof attends to its peers before it sleeps.
+    attends: bool,
 }
 
-const RIGHT: Rules = Rules { monitor: true, open_handshakes: true, busy_looks: true };
+const RIGHT: Rules =
+    Rules { monitor: true, open_handshakes: true, busy_looks: true, putting_looks: true, attends: true };
 
 /// The worker that goes on.
 fn idle_worker(g: &Group, rules: Rules) {
     // `peers_since`, and how often the other had looked then; None: patience is over.
     let mut since: Option<Option<u64>> = None;
+    let mut aloof = g.kernel.lock().aloof[IDLE];
     while !g.over.load(Ordering::Acquire) {
-        let e = g.kernel.epoll_wait(IDLE, since.is_none());
+        // Aloof, it sleeps for a moment only.
+        let e = g.kernel.epoll_wait(IDLE, since.is_none() && !(aloof && rules.attends));
+        if aloof && rules.attends && !e.own {
+            g.kernel.turn_to_peer(IDLE, rules.putting_looks);
+            aloof = false;
+        }
         if e.own {
             g.take(IDLE);
         }
@@ -241,6 +271,8 @@ struct Case {
     asleep: bool,
     /// The idle worker's queue was long at first.
     busy: bool,
+    /// It had so much to do that it did not attend to its peers.
+    aloof: bool,
     rules: Rules,
 }
 
@@ -248,6 +280,9 @@ fn run(c: Case) {
     every_way(Some(2), move || {
         let g = Arc::new(Group { connections: c.connections, ..Group::default() });
         g.busy.store(c.busy, Ordering::Relaxed);
+        if c.aloof {
+            g.kernel.turn_from_peer(IDLE);
+        }
         let mut threads = Vec::new();
         if c.rules.monitor {
             let (g, rules) = (g.clone(), c.rules);
@@ -279,29 +314,29 @@ const ALONE: Rules = Rules { monitor: false, ..RIGHT };
 
 #[test]
 fn the_kernel_wakes_another_while_the_own_worker_does_not_sleep() {
-    run(Case { connections: 2, turns: 0, asleep: false, busy: false, rules: ALONE });
+    run(Case { connections: 2, turns: 0, asleep: false, busy: false, aloof: false, rules: ALONE });
 }
 
 #[test]
 fn patience_ends_however_the_own_worker_stops() {
-    run(Case { connections: 1, turns: 1, asleep: false, busy: false, rules: ALONE });
-    run(Case { connections: 2, turns: 1, asleep: false, busy: false, rules: ALONE });
+    run(Case { connections: 1, turns: 1, asleep: false, busy: false, aloof: false, rules: ALONE });
+    run(Case { connections: 2, turns: 1, asleep: false, busy: false, aloof: false, rules: ALONE });
 }
 
 #[test]
 fn the_monitor_sees_who_was_woken_and_does_not_come() {
-    run(Case { connections: 1, turns: 0, asleep: true, busy: false, rules: RIGHT });
+    run(Case { connections: 1, turns: 0, asleep: true, busy: false, aloof: false, rules: RIGHT });
 }
 
 #[test]
 fn also_if_it_looked_meanwhile() {
-    run(Case { connections: 1, turns: 1, asleep: true, busy: false, rules: RIGHT });
+    run(Case { connections: 1, turns: 1, asleep: true, busy: false, aloof: false, rules: RIGHT });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn the_kernel_alone_is_not_enough() {
-    run(Case { connections: 1, turns: 0, asleep: true, busy: false, rules: ALONE });
+    run(Case { connections: 1, turns: 0, asleep: true, busy: false, aloof: false, rules: ALONE });
 }
 
 /// The SYN keeps the monitor awake, and it lies down before the handshake has ended.
@@ -309,17 +344,38 @@ fn the_kernel_alone_is_not_enough() {
 #[should_panic(expected = "deadlock")]
 fn napping_while_a_handshake_is_open_loses_it() {
     let rules = Rules { open_handshakes: false, ..RIGHT };
-    run(Case { connections: 1, turns: 0, asleep: true, busy: false, rules });
+    run(Case { connections: 1, turns: 0, asleep: true, busy: false, aloof: false, rules });
 }
 
 #[test]
 fn who_was_busy_when_it_was_told_remembers() {
-    run(Case { connections: 1, turns: 0, asleep: false, busy: true, rules: ALONE });
+    run(Case { connections: 1, turns: 0, asleep: false, busy: true, aloof: false, rules: ALONE });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_busy_worker_that_forgets_is_not_told_again() {
     let rules = Rules { busy_looks: false, ..ALONE };
-    run(Case { connections: 1, turns: 0, asleep: false, busy: true, rules });
+    run(Case { connections: 1, turns: 0, asleep: false, busy: true, aloof: false, rules });
+}
+
+#[test]
+fn who_was_aloof_looks_before_it_sleeps() {
+    run(Case { connections: 2, turns: 0, asleep: false, busy: false, aloof: true, rules: ALONE });
+    run(Case { connections: 1, turns: 1, asleep: false, busy: false, aloof: true, rules: ALONE });
+    run(Case { connections: 1, turns: 1, asleep: true, busy: false, aloof: true, rules: RIGHT });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn putting_in_without_a_look_misses_what_came_before() {
+    let rules = Rules { putting_looks: false, ..ALONE };
+    run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn an_aloof_worker_that_sleeps_is_not_told() {
+    let rules = Rules { attends: false, ..ALONE };
+    run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
 }

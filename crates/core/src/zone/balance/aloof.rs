@@ -1,0 +1,171 @@
+//! Who has enough to do is not among those whom the kernel wakes for others.
+//!
+//! While nobody sleeps, the kernel goes through the whole list of a listen socket with each
+//! connection: it locks every worker's instance, and every worker then asks the socket, from
+//! another CPU, only to leave the connection to its worker. At full, even load that cost some per
+//! cent with two workers, and grows with their number.
+//!
+//! So a worker whose waits do not sleep takes the peers' sockets out of its instance, as long as
+//! their workers look after them, and puts them in again before it sleeps for long. What waits in
+//! them then is reported at once, so nothing is missed (`fsocket_sync`'s model of stealing).
+
+use super::{used, usual_patience_ns, Victim};
+use crate::{process, zone::Zoned};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::balance::Balance;
+use fsocket_sys::{self as sys, cpu};
+
+/// So many waits in a row, or four out of five for longer, had something to report at once.
+const ENOUGH: u32 = 64;
+const SLEPT: u32 = 4;
+/// A wait that took no longer did not sleep, microseconds.
+const AT_ONCE_US: u64 = 3;
+/// Between two looks at the peers' workers; and the longest sleep, nanoseconds. Short beside the
+/// time for which a connection is left to its worker.
+const NAP_NS: u64 = 1_000_000;
+
+/// Instead of a thread: several.
+const MANY: u64 = u64::MAX;
+
+/// Of an epoll instance in which local listen sockets are watched.
+pub struct Aloof {
+    quick: AtomicU32,
+    out: AtomicBool,
+    /// Who waits in it.
+    thread: AtomicU64,
+    looked: AtomicU64,
+}
+
+impl Aloof {
+    #[allow(clippy::new_without_default)] // only ever in statics
+    pub const fn new() -> Aloof {
+        Aloof {
+            quick: AtomicU32::new(0),
+            out: AtomicBool::new(false),
+            thread: AtomicU64::new(0),
+            looked: AtomicU64::new(0),
+        }
+    }
+
+    pub fn reset(&self) {
+        self.quick.store(0, Ordering::Relaxed);
+        self.out.store(false, Ordering::Relaxed);
+        self.thread.store(0, Ordering::Relaxed);
+    }
+
+    /// Is the instance without the peers' sockets?
+    #[inline]
+    pub fn is(&self) -> bool {
+        self.out.load(Ordering::Relaxed)
+    }
+
+    /// While that is so, a sleep of `limit` nanoseconds is cut; [`Aloof::attend`] follows if it
+    /// was in vain.
+    #[inline]
+    pub fn cut(&self, limit: Option<u64>) -> Option<u64> {
+        match self.is() {
+            true => Some(limit.map_or(NAP_NS, |l| l.min(NAP_NS))),
+            false => limit,
+        }
+    }
+
+    /// A wait in the instance `ep` that began at `since` (ticks) is over; `found`: with events.
+    #[inline]
+    pub fn waited(&self, ep: i32, since: u64, found: bool) {
+        if !super::enabled() {
+            return;
+        }
+        let now = cpu::ticks();
+        let quick = self.quick.load(Ordering::Relaxed);
+        let at_once = found && now.saturating_sub(since) < AT_ONCE_US * cpu::ticks_per_us();
+        let quick = if at_once { (quick + 1).min(ENOUGH) } else { quick.saturating_sub(SLEPT) };
+        self.quick.store(quick, Ordering::Relaxed);
+        let out = self.is();
+        if !out && quick < ENOUGH || out && quick > 0 && now.saturating_sub(self.looked.load(Ordering::Relaxed)) < nap()
+        {
+            return;
+        }
+        self.decide(ep, now, quick);
+    }
+
+    /// The calling thread begins to wait in the instance `ep`.
+    #[inline]
+    pub fn enter(&self, ep: i32) {
+        let (me, who) = (process::thread(), self.thread.load(Ordering::Relaxed));
+        if who != me && who != MANY {
+            self.other_thread(ep, me);
+        }
+    }
+
+    #[cold]
+    fn other_thread(&self, ep: i32, me: u64) {
+        if self.thread.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            // One that sleeps in it would not be woken for others.
+            self.thread.store(MANY, Ordering::Relaxed);
+            self.attend(ep);
+        }
+    }
+
+    #[cold]
+    fn decide(&self, ep: i32, now: u64, quick: u32) {
+        self.looked.store(now, Ordering::Relaxed);
+        let peers = || used().iter().filter_map(|z| z.looked_after(ep, now));
+        let alone = self.thread.load(Ordering::Relaxed) == process::thread();
+        if quick > 0 && alone && peers().all(|looked| looked) && peers().next().is_some() {
+            if !self.out.swap(true, Ordering::Relaxed) {
+                used().iter().for_each(|z| z.turn_from_peers(ep));
+            }
+        } else {
+            // And not asked again with the next wait.
+            self.attend(ep);
+        }
+    }
+
+    /// The calling thread is about to sleep for long in `ep`: it is among those who are woken.
+    pub fn attend(&self, ep: i32) {
+        self.quick.store(0, Ordering::Relaxed);
+        if self.out.swap(false, Ordering::Relaxed) {
+            used().iter().for_each(|z| z.turn_to_peers(ep));
+        }
+    }
+}
+
+fn nap() -> u64 {
+    super::ticks(NAP_NS)
+}
+
+impl Zoned {
+    /// What the calling worker watches of others in `ep`.
+    fn watched_peers(&self, ep: i32) -> Option<(&super::Local, &'static Balance)> {
+        let l = self.me()?;
+        let b = self.balance_of(l)?;
+        self.watches.active().any(|w| w.ep() == ep).then_some((l, b))
+    }
+
+    /// Have the workers of all these looked lately? None: there are none.
+    fn looked_after(&self, ep: i32, now: u64) -> Option<bool> {
+        let (l, b) = self.watched_peers(ep)?;
+        let lately = super::ticks(usual_patience_ns(b) / 2);
+        let looked = |v: Victim| {
+            let q = super::queue(b, v.place);
+            !v.gone && q.is_some_and(|q| now.saturating_sub(q.looked.load(Ordering::Relaxed)) < lately)
+        };
+        self.victims(l).filter(|v| v.wakes).map(looked).reduce(|a, b| a && b)
+    }
+
+    fn turn_from_peers(&self, ep: i32) {
+        let Some((l, _)) = self.watched_peers(ep) else { return };
+        for v in self.victims(l).filter(|v| v.wakes) {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, v.fd, None);
+        }
+        // What it has seen there it will see again.
+        l.peers_since.store(0, Ordering::Relaxed);
+    }
+
+    fn turn_to_peers(&self, ep: i32) {
+        let Some((l, _)) = self.watched_peers(ep) else { return };
+        for v in self.victims(l).filter(|v| v.wakes) {
+            super::put_peer(ep, v.fd);
+        }
+    }
+}
