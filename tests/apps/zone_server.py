@@ -13,12 +13,15 @@ that takes IPv4 too), tune (sets options on the listener before forking), user=U
 drop to that user), respawn (a worker that dies is started again), quit (a worker that
 gets SIGUSR1 ends in good order). SO_REUSEPORT by the program itself: reuseport (one socket,
 shared), sockets (one for each worker, made before the first fork, as nginx does), each (a
-worker makes its own). fd3: the socket is descriptor 3, as from systemd.
+worker makes its own). fd3: the socket is descriptor 3, as from systemd. early: with each, the
+sockets of all workers but the first listen already when that one does, but by a hand without the
+library, and are announced when it waits: as if all had started at the same moment.
 """
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +30,8 @@ mode, address, port, workers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(s
 options = sys.argv[5:]
 kind, wait = mode.split("-")
 cpus = sorted(os.sched_getaffinity(0))
+early, waits = [], []
+EPOLL = {"epoll": 0, "edge": select.EPOLLET, "oneshot": select.EPOLLONESHOT, "exclusive": select.EPOLLEXCLUSIVE}
 
 
 def answer(conn):
@@ -58,7 +63,12 @@ def drain(listener):
 def work(listener, index):
     if "pin" in options:
         os.sched_setaffinity(0, {cpus[index % len(cpus)]})
-    if "each" in options:
+    if "early" in options and index > 0:
+        os.read(waits[0], 1)
+        time.sleep(0.05)
+        listener = early[index - 1]
+        listener.listen(512)
+    elif "each" in options:
         listener = listen()
     elif "sockets" in options:
         listener = listener[index]
@@ -68,6 +78,8 @@ def work(listener, index):
         os.setresuid(*[int(user[0][5:])] * 3)
     if "quit" in options:
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+    if "early" in options and index == 0 and wait not in EPOLL:
+        os.write(waits[1], b"." * workers)
     if wait == "block":
         while True:
             answer(listener.accept()[0])
@@ -86,9 +98,10 @@ def work(listener, index):
         while True:
             if select.select([listener], [], [])[0]:
                 drain(listener)
-    flags = {"epoll": 0, "edge": select.EPOLLET, "oneshot": select.EPOLLONESHOT, "exclusive": select.EPOLLEXCLUSIVE}
     epoll = select.epoll()
-    epoll.register(listener, select.EPOLLIN | flags[wait])
+    epoll.register(listener, select.EPOLLIN | EPOLL[wait])
+    if "early" in options and index == 0:
+        os.write(waits[1], b"." * workers)
     while True:
         events = epoll.poll()
         assert len({fd for fd, _ in events}) == len(events), f"reported twice: {events}"
@@ -98,7 +111,7 @@ def work(listener, index):
             epoll.modify(listener, select.EPOLLIN | select.EPOLLONESHOT)
 
 
-def listen():
+def listen(stock=False):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,11 +124,20 @@ def listen():
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
         listener.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 33)
     listener.bind((address, port))
-    listener.listen(512)
+    if stock:
+        # Its exit closes its copy only.
+        code = f"import socket; socket.socket(fileno={listener.fileno()}).listen(512)"
+        env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        subprocess.run([sys.executable, "-c", code], env=env, pass_fds=[listener.fileno()], check=True)
+    else:
+        listener.listen(512)
     return listener
 
 
 def main():
+    if "early" in options:
+        waits.extend(os.pipe())
+        early.extend(listen(stock=True) for _ in range(workers - 1))
     if "sockets" in options:
         listener = [listen() for _ in range(workers)]
     else:

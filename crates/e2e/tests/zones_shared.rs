@@ -81,6 +81,24 @@ fn threads_with_a_socket_each() {
     }
 }
 
+/// All start at once: the first worker is told of a stranger, which is the second one's socket,
+/// and then sleeps, perhaps where it cannot be told that this was none.
+#[test]
+fn a_sibling_that_was_not_announced_yet_is_no_stranger() {
+    need_two_cpus!();
+    for mode in ["fork-epoll", "thread-epoll", "fork-block", "thread-block", "fork-poll", "thread-select"] {
+        let host = Host::new();
+        let server = Start { mode, options: &["pin", "each", "early"], ..Start::default() }.run(&host);
+        if !stock_mode() {
+            wait_for_places(&host, 2);
+            let zones = host.zones();
+            assert!(counter(&zones, "fallback.zone_shared") > 0, "{mode}: nobody was taken for a stranger: {zones:#}");
+        }
+        server.wait_for_sockets(2);
+        assert_local(&server, mode);
+    }
+}
+
 #[test]
 fn one_socket_for_several_workers_gets_local_ones() {
     need_two_cpus!();

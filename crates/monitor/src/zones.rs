@@ -221,7 +221,7 @@ impl Monitor {
         self.zones.changed = true;
         let g = self.zones.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
         let member = |cpu| Member { conn: id, pid, cookie, cpu, on_trial: msg.arg1 != 0 };
-        let (place, cpu) = if g.own.is_some() {
+        let (place, cpu, gone) = if g.own.is_some() {
             let cpu = if msg.arg0 == u64::MAX { u32::MAX } else { cpu_of(msg)? };
             g.add_own(member(cpu), &fd)?
         } else {
@@ -234,11 +234,11 @@ impl Monitor {
             }
             g.members.insert(place, member(cpu_of(msg)?));
             g.assign();
-            (place, cpu_of(msg)?)
+            (place, cpu_of(msg)?, false)
         };
         let is_first = g.members.len() == 1;
         tracing::debug!(group = g.id, process = id, cpu, place, "worker");
-        if is_first {
+        if is_first || gone {
             // Others of the family sleep on the global socket, where nothing comes
             // any more: they may join now.
             self.zones.call(msg.id);

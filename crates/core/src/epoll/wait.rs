@@ -253,6 +253,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     let mut slept = false;
     loop {
         ctl::poll();
+        zone::watch::told();
         let peer;
         {
             let Ok(mut g) = ep.lock.lock() else {

@@ -43,6 +43,7 @@ impl Peer {
 pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
     let Some(z) = of(d).filter(|z| z.state() != super::state::OFF) else { return Outcome::Kernel };
     ctl::poll();
+    super::watch::told();
     if let Some(r) = z.take_own(fd, peer) {
         return Outcome::Done(r);
     }

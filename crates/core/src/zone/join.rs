@@ -262,6 +262,16 @@ impl Zoned {
         self.attach_classic(l.fd(), page);
     }
 
+    /// Strangers were at the address when these workers joined, and may have gone. The
+    /// others of this process sleep.
+    pub(super) fn select_late(&self, fd: i32) {
+        let Some(page) = self.page() else { return };
+        let Ok(_l) = self.change.lock() else { return };
+        for l in self.locals().filter(|l| l.place.load(Ordering::Relaxed) == 0) {
+            self.select(fd, l, page);
+        }
+    }
+
     fn enter_group(&self, fd: i32, l: &Local) -> Result<()> {
         if self.group.load(Ordering::Relaxed) == 0 {
             let (_, selects) = self.ask_group(fd, self.is_shared())?;

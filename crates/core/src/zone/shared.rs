@@ -34,6 +34,9 @@ pub struct Shared {
     /// Of the worker in this process for which the socket itself is the local one.
     place: AtomicU32,
     cpu: AtomicU32,
+    /// It has its place, but strangers were at the address, and we were not given the
+    /// program that selects: to be asked for again.
+    waits: AtomicBool,
     /// What balance keeps of that worker, if it takes part. Its descriptor is the program's.
     worker: Local,
 }
@@ -41,12 +44,19 @@ pub struct Shared {
 impl Shared {
     #[allow(clippy::new_without_default)] // only ever in statics
     pub const fn new() -> Shared {
-        Shared { address: AtomicU64::new(0), place: AtomicU32::new(NONE), cpu: AtomicU32::new(0), worker: Local::new() }
+        Shared {
+            address: AtomicU64::new(0),
+            place: AtomicU32::new(NONE),
+            cpu: AtomicU32::new(0),
+            waits: AtomicBool::new(false),
+            worker: Local::new(),
+        }
     }
 
     pub fn reset(&self) {
         self.address.store(0, Ordering::Relaxed);
         self.place.store(NONE, Ordering::Relaxed);
+        self.waits.store(false, Ordering::Relaxed);
         self.stop_working();
     }
 
@@ -59,6 +69,7 @@ impl Shared {
     /// In a forked child: the place is the parent's.
     pub fn become_child(&self) {
         self.place.store(NONE, Ordering::Relaxed);
+        self.waits.store(false, Ordering::Relaxed);
         self.stop_working();
     }
 
@@ -120,6 +131,29 @@ impl Zoned {
         Ok((m.id, true))
     }
 
+    /// Enters the monitor's group of the program's own socket. While strangers are there
+    /// nobody selects; but who is a stranger may be a sibling that has not been
+    /// announced yet, and then it brings the program. So the place is taken at once:
+    /// its worker may sleep where nobody can tell it to ask again.
+    fn enter_own_group(&self, fd: i32) -> Result<()> {
+        let (id, selects) = self.ask_group(fd, true)?;
+        self.group.store(id, Ordering::Relaxed);
+        self.shared.waits.store(!selects, Ordering::Relaxed);
+        if !selects {
+            count(Counter::FbZoneShared);
+        }
+        Ok(())
+    }
+
+    /// Strangers may have gone: the program that selects, if it was not to be had. One socket
+    /// of the address is enough, and any thread may do it.
+    pub(super) fn ask_for_program(&self) {
+        if self.shared.waits.load(Ordering::Relaxed) {
+            let got = self.ask_group(self.fd.load(Ordering::Relaxed), true);
+            self.shared.waits.store(!matches!(got, Ok((_, true))), Ordering::Relaxed);
+        }
+    }
+
     /// Is the program's own socket all that the calling thread needs? It then is its
     /// local one from here on, if the thread is pinned.
     #[inline]
@@ -178,8 +212,8 @@ impl Zoned {
             return Err(Counter::FbZoneUnpinned);
         }
         ctl::wanted();
-        if self.group.load(Ordering::Relaxed) == 0 && !matches!(self.ask_group(fd, true), Ok((_, true))) {
-            return Err(Counter::FbZoneShared);
+        if self.group.load(Ordering::Relaxed) == 0 {
+            self.enter_own_group(fd).map_err(|_| Counter::FbZoneShared)?;
         }
         let mut m = Msg::new(msg::LOCAL);
         m.id = self.group.load(Ordering::Relaxed);
@@ -214,12 +248,12 @@ impl Zoned {
     pub(super) fn enter_again(&self, fd: i32) {
         let mut m = Msg::new(msg::LOCAL);
         m.arg0 = self.shared.cpu.load(Ordering::Relaxed).into();
-        let place = self.ask_group(fd, true).ok().filter(|(_, selects)| *selects).and_then(|(group, _)| {
-            m.id = group;
-            ctl::request(m, Some(fd)).ok()
+        let place = self.enter_own_group(fd).and_then(|()| {
+            m.id = self.group.load(Ordering::Relaxed);
+            ctl::request(m, Some(fd))
         });
-        self.shared.place.store(place.map_or(REFUSED, |(m, _)| m.arg0 as u32), Ordering::Release);
-        if let Some((m, _)) = place {
+        self.shared.place.store(place.as_ref().map_or(REFUSED, |(m, _)| m.arg0 as u32), Ordering::Release);
+        if let Ok((m, _)) = place {
             self.map_balance_again();
             self.share_member(fd, m.arg0 as u32, self.shared.worker.thread.load(Ordering::Relaxed));
         }

@@ -239,6 +239,7 @@ pub fn another_monitor() {
 /// The calling thread is about to wait in an epoll instance.
 #[inline(always)]
 pub fn before_sleep() {
+    told();
     if UNWATCHED.load(Ordering::Relaxed) {
         give_up_unwatched();
     }
@@ -282,16 +283,36 @@ pub fn is_double(data: u64) -> bool {
     used().iter().any(|z| z.is_active() && z.watches.iter().any(|w| w.data.load(Ordering::Relaxed) == data))
 }
 
+/// We were told to look, by whatever call read the message, and what follows from it is
+/// not done yet.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// [`late`], if we were told to look.
+#[inline(always)]
+pub fn told() {
+    if TOLD.load(Ordering::Relaxed) {
+        catch_up(false);
+    }
+}
+
 /// Workers elsewhere have joined or gone while the calling thread slept in an
 /// epoll instance: it joins now, if it watches a listener.
 pub fn late() {
+    catch_up(true);
+}
+
+/// `slept`: the thread waits in an instance that has listeners in it.
+#[cold]
+fn catch_up(slept: bool) {
+    TOLD.store(false, Ordering::Relaxed);
     for z in used() {
         let fd = z.fd.load(Ordering::Relaxed);
-        match (z.own(), z.page()) {
-            (None, _) => z.late(fd),
-            // Strangers were at the address when it joined.
-            (Some(l), Some(page)) if z.is_shared() && l.place.load(Ordering::Relaxed) == 0 => z.select(fd, l, page),
-            _ => {}
+        if z.own().is_none() && (slept || z.watches.iter().any(|w| w.thread() == process::thread())) {
+            z.late(fd);
+        }
+        if z.is_shared() {
+            z.ask_for_program();
+            z.select_late(fd);
         }
     }
 }
@@ -304,6 +325,7 @@ pub fn look(group: u64) {
         g == group || g == 0
     }) {
         z.ask_again();
+        TOLD.store(true, Ordering::Relaxed);
         for w in z.watches.iter() {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
             let ev = w.event();

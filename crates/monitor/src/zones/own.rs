@@ -120,16 +120,19 @@ fn diag_of(fd: &Attached) -> Option<SockDiag> {
 }
 
 impl Group {
-    /// Fills or empties the slots, as there are strangers or not.
-    fn settle(&mut self) {
-        let Some(own) = &mut self.own else { return };
+    /// Fills or empties the slots, as there are strangers or not. True: the last one has gone,
+    /// or was none; workers that were left to the kernel are to ask again.
+    fn settle(&mut self) -> bool {
+        let Some(own) = &mut self.own else { return false };
         let before = own.mixed;
         own.look_for_strangers();
         own.look_again_after(if own.mixed { SOON } else { LOOK });
         if own.mixed != before {
             tracing::info!(group = self.id, strangers = own.mixed, "shared address");
         }
+        let gone = before && !own.mixed;
         self.assign();
+        gone
     }
 
     /// When its time has come. Whether a stranger has joined, or has gone.
@@ -152,8 +155,9 @@ impl Group {
         true
     }
 
-    /// Takes a socket of the program's as local listen socket of `member`; its place.
-    pub(super) fn add_own(&mut self, mut member: Member, fd: &Attached) -> Result<(u32, u32), Errno> {
+    /// Takes a socket of the program's as local listen socket of `member`; its place and CPU,
+    /// and as [`Group::settle`].
+    pub(super) fn add_own(&mut self, mut member: Member, fd: &Attached) -> Result<(u32, u32, bool), Errno> {
         if member.cpu == u32::MAX {
             let on = |cpu: &u32| self.members.values().filter(|m| m.cpu == *cpu).count();
             member.cpu = allowed_cpus().into_iter().min_by_key(|cpu| (on(cpu), *cpu)).unwrap_or(0);
@@ -173,8 +177,8 @@ impl Group {
             own.known.insert(member.cookie);
         }
         self.members.insert(place, member);
-        self.settle();
-        Ok((place, cpu))
+        let gone = self.settle();
+        Ok((place, cpu, gone))
     }
 }
 
@@ -207,7 +211,7 @@ impl Monitor {
                 own.diag = diag_of(fd);
             }
         }
-        g.settle();
+        let gone = g.settle();
         // Strangers may have a selector of their own.
         if g.own.as_ref().is_some_and(|o| o.mixed && !o.given) {
             return Ok((Msg { id: group, ..reply(msg) }, None));
@@ -216,6 +220,10 @@ impl Monitor {
             own.given = true;
         }
         let program = rustix::io::fcntl_dupfd_cloexec(g.select.program(), 0)?;
+        if gone {
+            self.zones.call(group);
+            self.zones_look();
+        }
         Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
     }
 }

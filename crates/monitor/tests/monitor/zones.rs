@@ -133,6 +133,39 @@ fn strangers_on_a_shared_address() {
     assert_eq!(join(&mut q, 1, &ours[1]).arg0, 2);
 }
 
+/// A program's workers start at once, and the second one's socket listens before it is shown.
+#[test]
+fn a_sibling_is_a_stranger_until_it_is_shown() {
+    if !may_load() {
+        return;
+    }
+    let d = Daemon::start();
+    let (mut a, mut b) = (d.process_with_arena(), d.process_with_arena());
+    let first = shared(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+    let at = rustix::net::getsockname(&first).unwrap().try_into().unwrap();
+    let second = shared(at);
+    let announce = |p: &mut Proc, fd: &OwnedFd| p.request(Msg { arg0: 1, ..Msg::new(kind::GROUP) }, Some(fd.as_fd()));
+    let (answer, program) = announce(&mut a, &first);
+    let group = answer.id;
+    assert_eq!((answer.result, program.is_some()), (0, false), "nobody knows the second one");
+    // Its worker may go to sleep where nobody can tell it anything: it has its place now.
+    let join = |p: &mut Proc, cpu, fd: &OwnedFd| {
+        let (m, _) = p.request(Msg { id: group, arg0: cpu, ..Msg::new(kind::LOCAL) }, Some(fd.as_fd()));
+        (m.result, m.arg0, m.arg1)
+    };
+    assert_eq!(join(&mut a, 0, &first), (0, 1, 0));
+    for told in [0, 20, 200] {
+        assert_eq!(a.wait_unasked().0.kind, kind::LOOK, "it is the first worker, after {told} ms");
+    }
+    let (answer, program) = announce(&mut b, &second);
+    assert_eq!((answer.result, answer.id, program.is_some()), (0, group, true), "there is no stranger");
+    // Who has no place, and was told of a stranger, is told that there is none, although nobody
+    // has joined and no connection has come.
+    let (told, _) = a.wait_unasked();
+    assert_eq!((told.kind, told.id), (kind::LOOK, group));
+    assert_eq!(join(&mut b, 1, &second), (0, 2, 1));
+}
+
 #[test]
 fn only_a_listening_socket_is_copied() {
     let d = Daemon::start();
