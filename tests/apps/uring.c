@@ -5,7 +5,7 @@
  *     cc -DRAW -DPOLLED uring.c     likewise, and a kernel thread takes the entries
  *     cc -DINLINE uring.c           rings by system calls of its own (x86-64)
  *
- *     uring [files|workers]         "files": the ring reads files only; "workers": two
+ *     uring [files|workers]         "files": the ring reads files only; "workers": several
  *                                   processes accept from one listener, each by its ring
  */
 #define _GNU_SOURCE
@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <linux/io_uring.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,6 +27,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+enum { WORKERS = 4 };
 
 static void check(int ok, const char *what) {
     if (!ok) {
@@ -183,11 +186,12 @@ static void said(const char *what, int r, const char *bytes) {
     fflush(stdout);
 }
 
-static void worker(void) {
+static void worker(int start) {
     char b[8];
     alarm(30);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setup();
+    check(read(start, b, 1) == 1, "read");
     for (;;) {
         int s = run(IORING_OP_ACCEPT, listener, 0, 0);
         check(s >= 0, "accept");
@@ -197,17 +201,23 @@ static void worker(void) {
     }
 }
 
-/* Some clients are there before anybody accepts. */
+/* Some clients are there before anybody accepts, and all workers begin at once. The
+ * listener is as it was afterwards. */
 static void serve_by_workers(void) {
-    int c[20], answered = 0;
-    pid_t w[2];
+    int c[20], answered = 0, start[2];
+    pid_t w[WORKERS];
+    struct tcp_info info;
+    socklen_t len = sizeof info;
     char b[8];
+    check(pipe(start) == 0, "pipe");
     listen_somewhere();
     for (int i = 0; i < 20; i++) {
         if (i == 8)
-            for (int k = 0; k < 2; k++)
+            for (int k = 0; k < WORKERS; k++)
                 if ((w[k] = fork()) == 0)
-                    worker();
+                    worker(start[0]);
+        if (i == 12)
+            check(write(start[1], "start!!!", WORKERS) == WORKERS, "write");
         c[i] = connect_by_libc();
         check(send(c[i], "question", 8, 0) == 8, "send");
     }
@@ -217,7 +227,9 @@ static void serve_by_workers(void) {
         close(c[i]);
     }
     printf("answered %d\n", answered);
-    for (int k = 0; k < 2; k++) {
+    check(getsockopt(listener, IPPROTO_TCP, TCP_INFO, &info, &len) == 0, "TCP_INFO");
+    printf("backlog %u\n", info.tcpi_sacked);
+    for (int k = 0; k < WORKERS; k++) {
         kill(w[k], SIGTERM);
         check(waitpid(w[k], 0, 0) == w[k], "waitpid");
     }

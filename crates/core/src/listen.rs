@@ -4,7 +4,7 @@ use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::table::{kind, Desc};
 use crate::{ctl, foreign, process, stats};
-use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::{kind as msg, Addr, Msg};
@@ -33,6 +33,8 @@ pub struct Listener {
     /// Taken from the own queue since the last turn of a busy worker's.
     fair: AtomicU32,
     pub any: AtomicBool,
+    /// The program's own backlog, as the kernel has taken it; negative: not known.
+    backlog: AtomicI32,
     addr: Lock<Addr>,
 }
 
@@ -46,6 +48,7 @@ static LISTENERS: [Listener; MAX] = [const {
         since_kernel: AtomicU32::new(0),
         fair: AtomicU32::new(0),
         any: AtomicBool::new(false),
+        backlog: AtomicI32::new(-1),
         addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
     }
 }; MAX];
@@ -69,7 +72,8 @@ pub fn of(d: &Desc) -> Option<&'static Listener> {
 /// error, the listener then is the kernel's alone. True: the program that this
 /// one has replaced was a worker of it.
 pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Counter> {
-    if of(d).is_some() {
+    if let Some(l) = of(d) {
+        l.note_backlog(fd);
         return Ok(false); // listen() again only changes the backlog
     }
     ctl::wanted();
@@ -98,6 +102,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     l.worker.store(0, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
+    l.note_backlog(fd);
     if let Ok(mut a) = l.addr.lock() {
         *a = addr;
     }
@@ -288,6 +293,17 @@ impl Listener {
             Err(_) => return,
         };
         self.worker.store(w, Ordering::Relaxed);
+    }
+
+    fn note_backlog(&self, fd: i32) {
+        let limit = fsocket_zones::listener::backlog(fd).map_or(-1, |(limit, _)| limit.min(i32::MAX as u32) as i32);
+        self.backlog.store(limit, Ordering::Relaxed);
+    }
+
+    /// The program's own backlog. Not what the kernel says now: a relative may have raised
+    /// it for a moment.
+    pub fn backlog(&self) -> Option<i32> {
+        Some(self.backlog.load(Ordering::Relaxed)).filter(|limit| *limit >= 0)
     }
 
     pub fn addr(&self) -> Addr {

@@ -77,9 +77,9 @@ fn workers_of_one_listener() {
             eprintln!("PATH NOT ASSERTED: stock mode");
             continue;
         }
-        assert!(delta.get("connect_shm") >= 8 && delta.get("fallback.io_uring") >= 1, "{how}\n{delta}");
+        assert!(delta.get("connect_shm") >= 12 && delta.get("fallback.io_uring") >= 1, "{how}\n{delta}");
         assert!(delta.get("connect_shm") + delta.get("connect_kernel") == 20, "{how}\n{delta}");
-        assert!(delta.get("path_switch") >= 8 && delta.get("fallback.switch") == 0, "{how}\n{delta}");
+        assert!(delta.get("path_switch") >= 12 && delta.get("fallback.switch") == 0, "{how}\n{delta}");
     }
 }
 

@@ -20,6 +20,8 @@ use fsocket_sys::{self as sys, Errno, Result};
 const MOST: i32 = 65535;
 /// How long the kernel's queue may refuse one of them, nanoseconds.
 const PATIENCE_NS: u64 = 200_000_000;
+/// How often one of them is tried.
+const TRIES: u32 = 2;
 
 /// Put everything that waits for `d`, a listener that takes no new connections
 /// over shared memory any more, into the kernel's queue.
@@ -27,30 +29,46 @@ pub fn requeue(d: &'static Desc) {
     let Some(l) = listen::of(d) else { return };
     l.join();
     ctl::poll();
-    // Our queues take more than the program's backlog, and nobody may be there to accept.
-    let fd = table::number_of(d).unwrap_or(-1);
-    let mut on = [0u8; 4];
-    let listens = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut on).is_ok() && on != [0; 4];
-    let limit = fsocket_zones::listener::backlog(fd).ok().map(|(limit, _)| limit).filter(|_| listens);
-    if limit.is_some() {
-        let _ = sys::listen(fd, MOST);
-    }
+    let mut raised = false;
     while let Some((c, slot)) = l.take(true) {
         if let Some((dst, port)) = accept::claim(l, c, slot) {
-            if one(d, l, c, slot, dst, port).is_none() {
+            if one(d, l, c, slot, dst, port, &mut raised).is_none() {
                 accept::refuse(c, slot);
             }
         }
     }
-    if let Some(limit) = limit {
-        let _ = sys::listen(fd, limit.min(i32::MAX as u32) as i32);
+    if raised {
+        // Of several that do this at once, the last one has the last word.
+        let _ = l.backlog().map(|limit| sys::listen(table::number_of(d).unwrap_or(-1), limit));
     }
 }
 
-fn one(listener: &Desc, l: &Listener, c: &'static Chan, slot: usize, dst: [u8; 16], port: u16) -> Option<()> {
+/// Our queues take more than the program's backlog, and nobody may be there to accept. True: it
+/// is raised.
+fn raise(d: &Desc, l: &Listener) -> bool {
+    let fd = table::number_of(d).unwrap_or(-1);
+    let mut on = [0u8; 4];
+    let listens = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut on).is_ok() && on != [0; 4];
+    listens && l.backlog().is_some() && sys::listen(fd, MOST).is_ok()
+}
+
+fn one(
+    listener: &Desc,
+    l: &Listener,
+    c: &'static Chan,
+    slot: usize,
+    dst: [u8; 16],
+    port: u16,
+    raised: &mut bool,
+) -> Option<()> {
     let server = l.addr().port;
     let client_family = c.slot(slot).family.load(Ordering::Relaxed);
-    let other = dial(client_family as i32, &name::source_for(&dst), port, &dst, server).ok()?;
+    // Each time: a relative that does the same may have finished, and set it back. Also
+    // between the two calls, and then the kernel's queue may be full.
+    let other = (0..TRIES).find_map(|_| {
+        *raised |= raise(listener, l);
+        dial(client_family as i32, &name::source_for(&dst), port, &dst, server).ok()
+    })?;
     let ends = pair::Ends { own: -1, other };
     let parts = table::alloc(kind::FRESH).and_then(|d| match process::alloc_sock() {
         Some(s) => Some((d, s)),
