@@ -250,7 +250,20 @@ pub fn duplicated(old: i32, new: i32) {
 /// thing. A program that passes one connection will pass more: from here on it
 /// gets kernel connections at once.
 pub fn passed(fd: i32) {
-    let Some(d) = table::lookup(fd) else { return };
+    if shared_below_us(fd) {
+        process::disable();
+        listen::unpublish_all();
+    }
+}
+
+/// `fd` is taken by another process: as if passed, but nobody here does it.
+pub fn taken(fd: i32) {
+    shared_below_us(fd);
+}
+
+/// True: it was a connection of ours.
+fn shared_below_us(fd: i32) -> bool {
+    let Some(d) = table::lookup(fd) else { return false };
     d.dirty.store(true, Ordering::Relaxed);
     match d.kind() {
         kind::FRESH | kind::BOUND => {
@@ -261,8 +274,7 @@ pub fn passed(fd: i32) {
         kind::CONN => {
             stats::count(Counter::FbOption);
             path::materialize_one(d);
-            process::disable();
-            listen::unpublish_all();
+            return true;
         }
         kind::LISTENER => {
             // Whoever gets it cannot take from our queues.
@@ -271,6 +283,7 @@ pub fn passed(fd: i32) {
         }
         _ => {}
     }
+    false
 }
 
 /// Descriptors that a message passes to another process: what goes with them is the

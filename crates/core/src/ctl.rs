@@ -259,6 +259,7 @@ pub fn poll() {
         drain(now);
     }
     crate::upgrade::answer();
+    crate::taken::answer();
 }
 
 #[cold]
@@ -283,6 +284,7 @@ fn drain(pending: u32) {
 pub fn readable() {
     drain(PENDING_SEEN.load(Ordering::Relaxed));
     crate::upgrade::answer();
+    crate::taken::answer();
 }
 
 fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
@@ -324,6 +326,8 @@ fn unasked(m: &Msg, got: Option<i32>) {
         kind::PEER_GONE => crate::zone::balance::went(m.id, m.arg0),
         kind::NUDGE => crate::zone::balance::nudged(m.id),
         kind::LOOK => crate::zone::watch::look(m.id),
+        kind::TAKE => crate::taken::asked(m),
+        kind::TAKEN => crate::taken::done(),
         kind::CHANNEL_GONE => chan::gone(m.id as u32),
         kind::UPGRADE_SRV if got.is_some_and(|fd| crate::upgrade::asked(m, fd)) => return,
         _ => {}

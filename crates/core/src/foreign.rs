@@ -167,13 +167,23 @@ fn leave(instances: &[i32]) {
     }
 }
 
-/// What `fd` is registered for in `ep`, from the kernel's own account, lines of
-/// "tfd: 7 events: 19 data: 2a  pos:…", numbers behind `tfd` in hexadecimal.
+/// What `fd` is registered for in `ep`.
 fn registration(ep: i32, fd: i32) -> Option<libc::epoll_event> {
+    account(ep, |line| parse(line, fd))
+}
+
+/// The process that a pidfd is of, as this one numbers it; not positive: it has ended, or
+/// has no number here.
+pub fn pid_of(pidfd: i32) -> Option<i32> {
+    account(pidfd, |line| core::str::from_utf8(line).ok()?.strip_prefix("Pid:")?.trim().parse().ok())
+}
+
+/// The first line that `read` makes something of in the kernel's own account of a descriptor.
+fn account<T>(of: i32, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
     let mut path = [0u8; 40];
     let prefix = b"/proc/self/fdinfo/";
     path[..prefix.len()].copy_from_slice(prefix);
-    decimal(ep, &mut path[prefix.len()..]);
+    decimal(of, &mut path[prefix.len()..]);
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
     // SAFETY: a NUL-terminated path.
     let info = unsafe { sys::raw(libc::SYS_openat, args) }.ok()? as i32;
@@ -185,7 +195,7 @@ fn registration(ep: i32, fd: i32) -> Option<libc::epoll_event> {
         let n = unsafe { sys::read(info, buf.as_mut_ptr().add(have), buf.len() - have) }.unwrap_or(0);
         have += n;
         let text = &buf[..have];
-        found = found.or_else(|| text.split(|b| *b == b'\n').find_map(|line| parse(line, fd)));
+        found = found.or_else(|| text.split(|b| *b == b'\n').find_map(&read));
         if n == 0 || found.is_some() {
             break;
         }
@@ -197,6 +207,7 @@ fn registration(ep: i32, fd: i32) -> Option<libc::epoll_event> {
     found
 }
 
+/// A line of "tfd: 7 events: 19 data: 2a  pos:…", numbers behind `tfd` in hexadecimal.
 fn parse(line: &[u8], fd: i32) -> Option<libc::epoll_event> {
     let mut words = core::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let mut field = |name| (words.next() == Some(name)).then(|| words.next()).flatten();

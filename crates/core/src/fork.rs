@@ -129,6 +129,7 @@ pub fn child() {
     listen::become_child();
     table::become_child();
     foreign::become_child();
+    crate::taken::become_child();
     zone::become_child();
     epoll::become_child();
     pool::drain();

@@ -44,6 +44,7 @@ pub mod spin;
 pub mod stats;
 pub mod stream;
 pub mod table;
+pub mod taken;
 pub mod token;
 pub mod upgrade;
 pub mod uring;

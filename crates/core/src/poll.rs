@@ -112,7 +112,7 @@ unsafe fn run(
     loop {
         ctl::poll();
         let before = core::mem::replace(&mut epoch, upgrade::epoch());
-        if settle(fds) || before != epoch {
+        if settle(fds) || before != epoch || went(fds, kernel) {
             kernel_n = kernels_part(fds, kernel);
         }
         let mut found = look(fds);
@@ -189,6 +189,12 @@ fn kernels_part(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
 
 fn unsettled(d: &Desc) -> bool {
     d.is_conn() && path::of(d) == Path::Unsettled
+}
+
+/// Has anybody else made one the kernel's, about which the kernel was not asked so far?
+fn went(fds: &[libc::pollfd], kernel: &[libc::pollfd]) -> bool {
+    let mut pairs = fds.iter().zip(kernel);
+    pairs.any(|(p, k)| p.fd >= 0 && k.fd < 0 && !ours(p.fd).is_some_and(|d| d.is_conn() && path::of(d) == Path::Shm))
 }
 
 /// Follow connections that have changed their path; true if any has.

@@ -776,6 +776,7 @@ fn sleep_on(
         if ready() {
             break;
         }
+        crate::ctl::poll();
         crate::ctl::notice();
         crate::peers::look(d);
         if ready() {

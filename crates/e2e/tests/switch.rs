@@ -33,6 +33,29 @@ fn exec_passing_and_urgent_data() {
     assert!(delta.get("fallback.switch") == 0, "a path could not be switched\n{delta}");
 }
 
+/// Taken by `pidfd_getfd`: from a process that is no relative, from a child, from itself.
+#[test]
+fn taken_by_another_process() {
+    let host = Host::new();
+    let path = script("apps/pidfd.py").display().to_string();
+    let run = |side: Side| host.run(side, "pidfd", 120, PYTHON, &[&path]).success().says("ok").stdout;
+    let stock = run(Stock);
+    let before = host.snapshot();
+    let ours = run(Accel);
+    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
+    let delta = host.snapshot().since(&before);
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    // Five ways to wait, two kinds of holders, both ends; a connection of its own is one, and stays.
+    assert!(delta.get("connect_shm") == 11 && delta.get("accept_shm") == 11, "not over shared memory\n{delta}");
+    assert!(delta.get("path_switch") >= 20, "not switched\n{delta}");
+    // To the listener that was taken.
+    assert!(delta.get("connect_kernel") == 2, "{delta}");
+    assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
+}
+
 /// The monitor of an ordinary user cannot make the kernel connection under the
 /// same port numbers. Everything else is the same.
 #[test]

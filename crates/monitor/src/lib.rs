@@ -36,6 +36,7 @@ pub mod shm;
 pub mod sockdiag;
 pub mod steer;
 pub mod switch;
+pub mod taken;
 pub mod upgrade;
 pub mod wake;
 pub mod watchdog;

@@ -44,6 +44,11 @@ impl Monitor {
                 let _ = self.offer_upgrade(id, &msg, fd);
                 return Ok(());
             }
+            kind::TAKE => self.take(id, &msg, fd),
+            kind::TAKEN => {
+                self.taken(&msg);
+                return Ok(());
+            }
             kind::RELEASE => {
                 self.release(id, &msg);
                 return Ok(());

@@ -49,6 +49,7 @@ hook_table! {
     sockets: "never at the mark" fn sockatmark(fd: c_int) -> c_int;
     descriptors: "FIN or RST, placeholder back to the pool" fn close(fd: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup(fd: c_int) -> c_int;
+    descriptors: "what the other process has in shared memory becomes the kernel's first" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int;
     descriptors: "another number for the same connection" fn dup2(old: c_int, new: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
     descriptors: "O_NONBLOCK and F_DUPFD; for signals it becomes the kernel's; the rest by the placeholder" fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int;
@@ -149,6 +150,12 @@ limit_table! {
      passes a connection once uses the kernel for everything after it (`fallback.option`). \
      To edge-triggered epoll that moment is an edge."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
+    Programs: "A connection that another process takes by `pidfd_getfd` becomes the kernel's \
+     (`path_switch`), and new connections to a listener that is taken do. A taker without the \
+     library, or of another user, gets an unconnected socket; so does, after a second \
+     (`fallback.switch`), one that takes from a process that meanwhile neither waits for a \
+     socket nor asks whether one is ready. (A socket that is not connected is got a second later.)"
+        of pidfd_getfd;
     Programs: "What a program names on an io_uring becomes the kernel's at that moment: a connection \
      (`path_switch`), a listener with those that wait for it, for all processes that share it. Rings by liburing or by \
      `syscall` are looked into when entries are submitted; one that only reads files costs \

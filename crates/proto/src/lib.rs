@@ -186,6 +186,13 @@ pub mod kind {
     /// slot (low half of `arg1`, generation in the high one) of channel `id` of listener
     /// `arg0`, fd memfd.
     pub const UPGRADE_SRV: u32 = 34;
+    /// This process takes descriptor `arg0` of the process of which fd is a pidfd (`arg1` its
+    /// pid, as this one numbers it). *Sync*: it is told, by the same message with `id` the taker;
+    /// `result` ENOENT: it is none of ours, EPERM: it is another user's.
+    pub const TAKE: u32 = 56;
+    /// This process has looked after TAKE by `id`. No answer. The taker gets the same
+    /// message.
+    pub const TAKEN: u32 = 57;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;

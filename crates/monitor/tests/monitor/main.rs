@@ -9,4 +9,5 @@ mod hostile;
 mod reporting;
 mod support;
 mod switching;
+mod taken;
 mod zones;

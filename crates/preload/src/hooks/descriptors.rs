@@ -2,7 +2,7 @@
 
 use super::{either, gone, guarded, Answer};
 use crate::real;
-use fsocket_core::{close as ops, opts, table};
+use fsocket_core::{close as ops, opts, table, taken};
 use fsocket_sys::{self as sys, Errno};
 use libc::*;
 
@@ -19,6 +19,11 @@ pub unsafe fn dup(fd: c_int) -> c_int {
         ops::duplicated(fd, new);
     }
     new
+}
+
+pub unsafe fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
+    // Not by libc's function, which older ones have not.
+    taken::obtain(pidfd, target, flags).answer()
 }
 
 pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {

@@ -106,6 +106,7 @@ pub unsafe fn syscall(
                 Some(flags) => guarded(|| forked(flags, || real::syscall(number, a, b, c, d, e, f))),
                 None => real::syscall(number, a, b, c, d, e, f),
             },
+            SYS_pidfd_getfd => guarded(|| de::pidfd_getfd(fd, b as _, c as _)) as c_long,
             SYS_dup3 => guarded(|| de::dup3(fd, b as _, c as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_dup2 => guarded(|| de::dup2(fd, b as _)) as c_long,

@@ -1,0 +1,71 @@
+//! Descriptors that a client takes from another one by `pidfd_getfd`: the holder is told to
+//! make what it has there the kernel's.
+
+use crate::clients::Outgoing;
+use crate::descriptor::Attached;
+use crate::requests::{reply, Answer};
+use crate::wake::wake_side;
+use crate::{ConnId, Monitor};
+use fsocket_abi::channel::SLOTS;
+use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::Ordering;
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::Errno;
+
+/// The process of a pidfd, in our namespace.
+fn pid_of(fd: BorrowedFd<'_>) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+    let pid = text.lines().find_map(|l| l.strip_prefix("Pid:"))?;
+    pid.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
+impl Monitor {
+    /// [`kind::TAKE`].
+    pub(crate) fn take(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let taker = self.clients.get(id).ok_or(Errno::BADF)?.uid;
+        let pid = pid_of(fd.ok_or(Errno::BADF)?.as_fd()).ok_or(Errno::INVAL)?;
+        // A child that was forked in a namespace of its own has told us what it is there.
+        let pids = [u64::from(pid), msg.arg1];
+        let holders: Vec<(ConnId, u64, u64, u32)> = self
+            .clients
+            .iter()
+            .filter(|(other, c)| *other != id && c.is_process() && pids.contains(&u64::from(c.pid)))
+            .map(|(other, c)| (other, c.nonce, c.family, c.uid))
+            .collect();
+        if holders.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        // Whom it may really take from the kernel says; it may not make others slow.
+        if taker != 0 && holders.iter().any(|h| h.3 != taker) {
+            return Err(Errno::PERM);
+        }
+        for (holder, nonce, family, _) in holders {
+            let out = Msg { id, arg0: msg.arg0, ..Msg::new(kind::TAKE) };
+            self.clients.send(holder, Outgoing { msg: out, fd: None, unasked: true }, &self.arenas);
+            self.wake_holder(holder, nonce, family);
+        }
+        Ok((reply(msg), None))
+    }
+
+    /// Threads that sleep on a connection do not see our messages.
+    fn wake_holder(&self, id: ConnId, nonce: u64, family: u64) {
+        for mem in self.arenas.used_by(id) {
+            for sock in mem.open_socks().filter(|s| s.holders.iter().any(|h| h.load(Ordering::Acquire) == nonce)) {
+                let side = sock.side.load(Ordering::Relaxed) as usize;
+                let slot = sock.slot.load(Ordering::Relaxed) as usize;
+                let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+                if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
+                    wake_side(ch, slot, side, &self.clients);
+                }
+            }
+        }
+    }
+
+    /// [`kind::TAKEN`].
+    pub(crate) fn taken(&mut self, msg: &Msg) {
+        if self.clients.get(msg.id).is_some_and(|c| c.is_process()) {
+            let out = Msg::new(kind::TAKEN);
+            self.clients.send(msg.id, Outgoing { msg: out, fd: None, unasked: true }, &self.arenas);
+        }
+    }
+}
