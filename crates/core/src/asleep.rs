@@ -14,11 +14,15 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// Places lie in groups; a thread uses those of one group.
 const GROUPS: usize = 256;
 const GROUP: usize = 8;
+/// Descriptions that one operation holds, at most.
+pub const HOLDS: usize = 16;
 
 /// Whose the places of a group are, as `pthread_self` has it; 0: free. A line, looked
 /// at as a whole.
 #[repr(align(64))]
 struct Owners([AtomicU64; GROUP]);
+/// No thread's.
+const BEING_TAKEN: u64 = 1;
 static OWNERS: [Owners; GROUPS] = [const { Owners([const { AtomicU64::new(0) }; GROUP]) }; GROUPS];
 
 /// What is written down of a sleep.
@@ -31,8 +35,9 @@ pub struct Place {
     word: AtomicUsize,
     /// It sleeps, or is about to; else it only holds.
     sleeps: AtomicBool,
-    /// Indices + 1 of the connection held, the bell, the epoll instance.
-    hold: AtomicU32,
+    /// Indices + 1 of the descriptions held, until the first 0.
+    hold: [AtomicU32; HOLDS],
+    /// Indices + 1 of the bell, the epoll instance.
     bell: AtomicU32,
     ep: AtomicU32,
     /// It waits in the instance as one in which nothing is ours.
@@ -49,7 +54,7 @@ static PLACE: [[Place; GROUP]; GROUPS] = [const {
             mark: AtomicU64::new(0),
             word: AtomicUsize::new(0),
             sleeps: AtomicBool::new(false),
-            hold: AtomicU32::new(0),
+            hold: [const { AtomicU32::new(0) }; HOLDS],
             bell: AtomicU32::new(0),
             ep: AtomicU32::new(0),
             plain: AtomicBool::new(false),
@@ -130,10 +135,12 @@ impl Drop for Mark {
 }
 
 /// The operation whose frame `mark` is in, or one that it serves, has a [`Hold`] on
-/// the description with this index, until [`let_go`].
-pub fn holds(index: u32, mark: &Mark) -> Option<Held> {
+/// the descriptions with these indices, until [`let_go`].
+pub fn holds(indices: impl Iterator<Item = u32>, mark: &Mark) -> Option<Held> {
     let (owner, p) = enter(&On::default(), mark)?;
-    p.hold.store(index + 1, Ordering::Release);
+    for (h, i) in p.hold.iter().zip(indices) {
+        h.store(i + 1, Ordering::Release);
+    }
     Some(Held(owner))
 }
 
@@ -149,7 +156,8 @@ fn enter(on: &On, Mark(mark): &Mark) -> Option<(&'static AtomicU64, &'static Pla
     let frame = mark as *const AtomicU64 as usize;
     reap_of(me, frame);
     let (owner, p) = near(me).find(|(owner, _)| {
-        owner.load(Ordering::Relaxed) == 0 && owner.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        owner.load(Ordering::Relaxed) == 0
+            && owner.compare_exchange(0, BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     })?;
     let index = |i: Option<u32>| i.map_or(0, |i| i + 1);
     // A word that no other frame has by chance.
@@ -158,7 +166,9 @@ fn enter(on: &On, Mark(mark): &Mark) -> Option<(&'static AtomicU64, &'static Pla
     p.mark.store(word, Ordering::Relaxed);
     p.frame.store(frame, Ordering::Relaxed);
     p.word.store(on.word.map_or(0, |w| w as *const Word as usize), Ordering::Relaxed);
-    p.hold.store(0, Ordering::Relaxed);
+    for h in p.hold.iter().take_while(|h| h.load(Ordering::Relaxed) != 0) {
+        h.store(0, Ordering::Relaxed);
+    }
     p.sleeps.store(false, Ordering::Relaxed);
     p.bell.store(index(on.bell.map(|b| b.index() as u32)), Ordering::Relaxed);
     p.ep.store(index(on.ep), Ordering::Relaxed);
@@ -190,7 +200,7 @@ fn reap_of(me: u64, here: usize) {
 #[inline(never)]
 fn reap_one(owner: &AtomicU64, p: &Place) {
     let of = |v: &AtomicU32| v.load(Ordering::Relaxed).checked_sub(1);
-    let (hold, bell, ep) = (of(&p.hold), of(&p.bell), of(&p.ep));
+    let (hold, bell, ep) = (p.held(), of(&p.bell), of(&p.ep));
     let (plain, inside) = (p.plain.load(Ordering::Relaxed), p.inside.load(Ordering::Relaxed));
     owner.store(0, Ordering::Release);
     if let Some(i) = ep {
@@ -201,8 +211,12 @@ fn reap_one(owner: &AtomicU64, p: &Place) {
         sys::eventfd_clear(b.fd());
         b.release();
     }
-    if let Some(i) = hold {
-        drop(Hold::abandoned(i));
+    hold.iter().map_while(|h| h.checked_sub(1)).for_each(|i| drop(Hold::abandoned(i)));
+}
+
+impl Place {
+    fn held(&self) -> [u32; HOLDS] {
+        core::array::from_fn(|i| self.hold[i].load(Ordering::Acquire))
     }
 }
 
@@ -244,7 +258,28 @@ pub fn disturb(thread: u64, first: bool, poke: impl Fn()) -> bool {
     wait
 }
 
-/// In a forked child: nobody sleeps.
+/// In a forked child, when all else is in order: of the threads there is this one only,
+/// and what the others held is let go. (They went on while the memory was copied: what
+/// is seen of a hold may be its place without its reference.)
 pub fn become_child() {
-    OWNERS.iter().flat_map(|g| &g.0).for_each(|o| o.store(0, Ordering::Relaxed));
+    let me = me();
+    for (owner, p) in OWNERS.iter().zip(&PLACE).flat_map(|(o, p)| o.0.iter().zip(p)) {
+        let whose = owner.load(Ordering::Relaxed);
+        if whose == me || whose == 0 {
+            continue;
+        }
+        let held = p.held();
+        owner.store(0, Ordering::Relaxed);
+        if whose == BEING_TAKEN {
+            continue;
+        }
+        for i in held.iter().map_while(|h| h.checked_sub(1)) {
+            let Some(d) = crate::table::DESCS.get(i) else { continue };
+            let mut numbers = 0;
+            crate::table::each_number(d, |_| numbers += 1);
+            if d.refs.load(Ordering::Relaxed) > numbers {
+                drop(Hold::abandoned(i));
+            }
+        }
+    }
 }

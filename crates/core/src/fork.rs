@@ -113,7 +113,6 @@ pub fn child() {
     process::become_child(nonce);
     exec::become_child();
     crate::uring::become_child();
-    crate::asleep::become_child();
     crate::cancel::become_child();
     peers::become_child();
     ctl::become_child((fd >= 0).then_some(fd));
@@ -133,4 +132,5 @@ pub fn child() {
     zone::become_child();
     epoll::become_child();
     pool::drain();
+    crate::asleep::become_child();
 }

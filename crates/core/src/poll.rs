@@ -1,17 +1,20 @@
 //! `poll`, `ppoll`, `select`, `pselect`.
 
-use crate::asleep::{self, On};
+mod kept;
+
+use crate::asleep::{self, Mark, On};
 use crate::bell::{self, Bell};
 use crate::path::{self, Path};
 use crate::ready;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc};
 use crate::zone::{self, watch::Beside};
-use crate::{chan, ctl, epoll, listen, spin, stats, upgrade, Outcome};
+use crate::{cancel, chan, ctl, epoll, listen, spin, stats, upgrade, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
+use kept::Kept;
 
 /// Descriptors handled on the stack; more take a mapping.
 const STACK: usize = 128;
@@ -34,6 +37,21 @@ pub unsafe fn poll(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
+    // SAFETY: the caller's.
+    unsafe { poll_noting(fds, n, timeout_ns, mask, &mut false) }
+}
+
+/// `slept`: set if it has slept.
+///
+/// # Safety
+/// As [`poll`].
+unsafe fn poll_noting(
+    fds: *mut libc::pollfd,
+    n: usize,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+    slept: &mut bool,
+) -> Outcome<Result<usize>> {
     if fds.is_null() || n == 0 || n > table::MAX_FD {
         return Outcome::Kernel;
     }
@@ -48,7 +66,7 @@ pub unsafe fn poll(
     let room = n + 2 + zone::watch::EXTRA;
     if room <= STACK {
         // SAFETY: the caller's mask.
-        return Outcome::Done(unsafe { run(fds, &mut small[..room], timeout_ns, mask) });
+        return Outcome::Done(unsafe { run(fds, &mut small[..room], timeout_ns, mask, slept) });
     }
     let len = room * core::mem::size_of::<libc::pollfd>();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -58,7 +76,7 @@ pub unsafe fn poll(
     // SAFETY: a fresh zeroed mapping of that size.
     let big = unsafe { core::slice::from_raw_parts_mut(p as *mut libc::pollfd, room) };
     // SAFETY: the caller's mask.
-    let r = unsafe { run(fds, big, timeout_ns, mask) };
+    let r = unsafe { run(fds, big, timeout_ns, mask, slept) };
     // SAFETY: `big` is not used again.
     let _ = unsafe { sys::munmap(p, len) };
     Outcome::Done(r)
@@ -86,8 +104,8 @@ fn events(d: &Desc, wanted: i16) -> i16 {
     }
 }
 
-fn any(fds: &[libc::pollfd]) -> bool {
-    fds.iter().any(|p| ours(p.fd).is_some_and(|d| events(d, p.events) != 0 || unsettled(d)))
+fn any(fds: &[libc::pollfd], kept: &Kept) -> bool {
+    kept.each(fds).any(|(d, wanted)| events(d, wanted) != 0 || unsettled(d))
 }
 
 /// `kernel` has room for all of `fds`, for local listen sockets, and two more.
@@ -99,8 +117,11 @@ unsafe fn run(
     kernel: &mut [libc::pollfd],
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
+    slept: &mut bool,
 ) -> Result<usize> {
     let n = fds.len();
+    let mark = Mark::new();
+    let mut kept = Kept::new(&mark);
     let mut epoch = upgrade::epoch();
     let mut kernel_n = kernels_part(fds, kernel);
     let beside = Beside::of(fds);
@@ -108,11 +129,11 @@ unsafe fn run(
         *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
     let (mut deadline, mut held) = (None, None);
-    let mut slept = false;
+    let mut interrupted = None;
     loop {
         ctl::poll();
         let before = core::mem::replace(&mut epoch, upgrade::epoch());
-        if settle(fds) || before != epoch || went(fds, kernel) {
+        if settle(fds) || before != epoch || went(fds, kernel) || kept.lost(fds).next().is_some() {
             kernel_n = kernels_part(fds, kernel);
         }
         let mut found = look(fds);
@@ -132,27 +153,50 @@ unsafe fn run(
             ctl::progress();
             return Ok(found);
         }
+        if let Some(e) = interrupted {
+            return Err(e);
+        }
         if deadline.is_none() {
             deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
         }
-        if slept && deadline.is_some_and(|t| sys::now_ns() >= t) {
+        if *slept && deadline.is_some_and(|t| sys::now_ns() >= t) {
             return Ok(0);
         }
         let single = if n == 1 && kernel_n == 0 { ours(fds[0].fd) } else { None };
         let peer = fds.iter().find_map(|p| ours(p.fd).filter(|d| d.is_conn()).map(ready::peer_cpu));
         if let Some(c) = peer {
             let memory = single.map_or(&SPIN, |d| &d.spin_rx);
-            if memory.spin(c, || any(fds)) {
+            let keep = core::cell::RefCell::new(&mut kept);
+            if memory.spin_noting(c, || any(fds, &keep.borrow()), || keep.borrow_mut().take(fds)) {
                 continue;
             }
         }
+        kept.take(fds);
         if !mask.is_null() {
             held.get_or_insert_with(Held::all);
         }
         beside.arm(&mut kernel[n..]);
-        // SAFETY: the caller's mask.
-        unsafe { sleep(fds, kernel, beside.n, deadline, mask) }?;
-        slept = true;
+        loop {
+            // SAFETY: the caller's mask.
+            let told = unsafe { sleep(fds, kernel, beside.n, deadline, mask, &kept) };
+            *slept = true;
+            interrupted = told.err();
+            if interrupted.is_some_and(|e| e != Errno::EINTR || cancel::hit()) {
+                return Err(interrupted.unwrap_or(Errno::EINTR));
+            }
+            // Nobody but what it sleeps on makes it look at numbers that are something else by now.
+            let (mut lost, none) = (false, told == Ok(false) && !kept.woken());
+            for i in kept.lost(fds) {
+                lost = true;
+                if none {
+                    kernel[i].fd = -1;
+                }
+            }
+            if !lost || !none || deadline.is_some_and(|t| sys::now_ns() >= t) {
+                break;
+            }
+        }
+        kept.settle();
     }
 }
 
@@ -218,6 +262,8 @@ fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) {
     }
 }
 
+/// True: something of the kernel's has happened.
+///
 /// # Safety
 /// `mask` is null or a signal mask.
 unsafe fn sleep(
@@ -226,7 +272,8 @@ unsafe fn sleep(
     beside: usize,
     deadline: Option<u64>,
     mask: *const libc::sigset_t,
-) -> Result<()> {
+    kept: &Kept,
+) -> Result<bool> {
     let n = fds.len() + beside;
     let left = deadline.map(|t| t.saturating_sub(sys::now_ns()));
     let mut limit = match (left, ctl::unwatched()) {
@@ -234,16 +281,14 @@ unsafe fn sleep(
         (a, b) => a.or(b),
     };
     if ctl::dead() {
-        fds.iter().filter_map(|p| ours(p.fd)).for_each(crate::peers::look);
+        kept.each(fds).for_each(|(d, _)| crate::peers::look(d));
     }
     let b = bell::get();
     let mut armed = b.is_some();
     if let Some(b) = b {
         b.for_one_sleep();
-        for p in fds {
-            if let Some(d) = ours(p.fd) {
-                armed &= arm(d, p.events, b);
-            }
+        for (d, wanted) in kept.each(fds) {
+            armed &= arm(d, wanted, b);
         }
         b.set_sleeping(true);
     }
@@ -251,14 +296,14 @@ unsafe fn sleep(
     // nothing is ours, where what is added rings a new one.
     let watched = |d: &Desc| !matches!(d.kind(), kind::EPOLL | kind::KERNEL) || epoll::has_items(d);
     // (Without a monitor there is none: it may be that which we have just noticed.)
-    if !armed && fds.iter().any(|p| ours(p.fd).is_some_and(watched)) {
+    if !armed && kept.each(fds).any(|(d, _)| watched(d)) {
         let piece = ctl::unwatched().unwrap_or(2_000_000);
         limit = Some(limit.map_or(piece, |l| l.min(piece)));
     }
     bell::before_sleep();
-    let mut r = Ok(0);
+    let (mut r, mut told) = (Ok(0), false);
     let ctl_at = n + 1;
-    if !any(fds) {
+    if !any(fds, kept) {
         kernel[n] = libc::pollfd { fd: b.map_or(-1, |b| b.fd()), events: libc::POLLIN, revents: 0 };
         let ctl_fd = if ctl::dead() { -1 } else { ctl::fd() };
         kernel[ctl_at] = libc::pollfd { fd: ctl_fd, events: libc::POLLIN, revents: 0 };
@@ -271,6 +316,7 @@ unsafe fn sleep(
         // SAFETY: n + 2 entries.
         r = asleep::sleep(&on, || unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) });
         SPIN.slept(cpu::ticks() - t0);
+        told = r.is_ok() && kernel[..n].iter().any(|k| k.revents != 0);
         in_shells(fds, kernel, false);
         if idle && r == Ok(0) {
             crate::idle::give_back();
@@ -278,10 +324,8 @@ unsafe fn sleep(
     }
     if let Some(b) = b {
         b.set_sleeping(false);
-        for p in fds {
-            if let Some(d) = ours(p.fd) {
-                disarm(d, b);
-            }
+        for (d, _) in kept.each(fds) {
+            disarm(d, b);
         }
         sys::eventfd_clear(b.fd());
         b.release();
@@ -289,7 +333,7 @@ unsafe fn sleep(
     if r.is_ok() && kernel[ctl_at].revents != 0 {
         ctl::readable();
     }
-    r.map(drop)
+    r.map(|_| told)
 }
 
 /// Instances of ours are waited for in their shells, which hear the bells, too.
@@ -318,7 +362,7 @@ fn arm(d: &Desc, wanted: i16, b: &Bell) -> bool {
             true
         }
         kind::LISTENER => {
-            if let Some(l) = listen::of(d) {
+            if let Some(l) = listen::of(d).filter(|_| wanted & (libc::POLLIN | libc::POLLRDNORM) != 0) {
                 l.arm(b);
             }
             true
@@ -414,14 +458,15 @@ pub unsafe fn select(
     if !concerns_us(&fds[..m]) && Beside::of(&fds[..m]).n == 0 {
         return Outcome::Kernel;
     }
+    let mut slept = false;
     // SAFETY: m entries; the caller's mask.
-    let r0 = unsafe { poll(fds.as_mut_ptr(), m, timeout_ns, mask) };
+    let r0 = unsafe { poll_noting(fds.as_mut_ptr(), m, timeout_ns, mask, &mut slept) };
     match r0 {
         Outcome::Kernel => return Outcome::Kernel,
         Outcome::Done(Err(e)) => return Outcome::Done(Err(e)),
         Outcome::Done(Ok(_)) => {}
     }
-    if fds[..m].iter().any(|p| p.revents & libc::POLLNVAL != 0) {
+    if !slept && fds[..m].iter().any(|p| p.revents & libc::POLLNVAL != 0) {
         return Outcome::Done(Err(Errno::EBADF));
     }
     let mut bits = 0;
@@ -436,9 +481,13 @@ pub unsafe fn select(
                 bits += 1;
             }
         };
-        put(&r, libc::POLLIN, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLHUP | libc::POLLERR);
-        put(&w, libc::POLLOUT, libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND | libc::POLLERR);
-        put(&x, libc::POLLPRI, libc::POLLPRI);
+        put(
+            &r,
+            libc::POLLIN,
+            libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL,
+        );
+        put(&w, libc::POLLOUT, libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND | libc::POLLERR | libc::POLLNVAL);
+        put(&x, libc::POLLPRI, libc::POLLPRI | libc::POLLNVAL);
     }
     Outcome::Done(Ok(bits))
 }

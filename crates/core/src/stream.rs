@@ -495,6 +495,11 @@ impl Hold {
         d.refs.fetch_add(1, Ordering::AcqRel);
         Hold(d.index())
     }
+    /// Unless its last reference is gone already.
+    pub fn unless_gone(d: &Desc) -> Option<Hold> {
+        let add = |n: u32| (n != 0).then(|| n + 1);
+        d.refs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, add).ok().map(|_| Hold(d.index()))
+    }
     /// What an operation that will never end has left behind.
     pub(crate) fn abandoned(index: u32) -> Hold {
         Hold(index)
@@ -747,7 +752,7 @@ fn sleep(
     let mark = asleep::Mark::new();
     let mut held = None;
     let hit = spin.spin_noting(peer_cpu, &mut ready, || {
-        held = held.take().or_else(|| asleep::holds(d.index(), &mark));
+        held = held.take().or_else(|| asleep::holds(core::iter::once(d.index()), &mark));
     });
     let r = if hit { Ok(()) } else { sleep_on(d, want, deadline, timeo, spin, ready) };
     if let Some(h) = held {

@@ -203,9 +203,9 @@ limit_table! {
      adds or removes the others do not see. A descriptor that is closed leaves an instance \
      at once, also if a forked relative still holds the socket."
         of epoll_ctl;
-    Sockets: "A connection or listener that one thread closes while another sleeps in `poll` or `select` on it \
-     ends that at once; in the kernel it ends when that call returns. (A sleeping send or \
-     receive does keep it.)"
+    Sockets: "Connections and listeners that one thread closes while another sleeps in `poll` or `select` \
+     on them end when that call returns, as in the kernel; from the 17th that the call names, \
+     at once."
         of poll, select, close;
     Sockets: "`accept` is restarted after a signal if all handlers have `SA_RESTART`; where handlers \
      disagree it returns `EINTR`."

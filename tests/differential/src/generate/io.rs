@@ -163,8 +163,7 @@ impl Gen {
         let peer = What::End(Side { conn: side.conn, side: 1 - side.side });
         let kind = self.rng.below(10);
         if kind > 3 {
-            // Who polls a descriptor that is closed meanwhile keeps it in the
-            // kernel, not here.
+            // Its number may be another descriptor's when that looks again.
             if self.m.is_slept_on(fd.what) {
                 return;
             }
