@@ -2,7 +2,7 @@
 
 use crate::path::{self, Path};
 use crate::table::{self, kind, Desc};
-use crate::{asleep, chan, epoll, listen, peers, pool, process, stats, stream, token, zone, Outcome};
+use crate::{asleep, chan, epoll, foreign, listen, peers, pool, process, stats, stream, token, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -20,6 +20,7 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
                 return Outcome::Done(Err(Errno::EBADF));
             }
             crate::uring::closed(fd);
+            foreign::closed(fd);
             pool::kernel_freed(fd);
             Outcome::Kernel
         }
@@ -311,6 +312,7 @@ pub unsafe fn passing(m: *const libc::msghdr) {
 /// `fd` now is something else in the kernel (dup2, or closed behind us).
 pub fn overwritten(fd: i32) {
     crate::uring::closed(fd);
+    foreign::closed(fd);
     pool::forget(fd);
     if let Some(d) = table::remove(fd) {
         let _ = drop_number(fd, d, false);
@@ -329,6 +331,7 @@ pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<(
     }
     pool::drain();
     crate::uring::closed_range(first, last);
+    (first..=last.min(foreign::NUMBERS as u32)).for_each(|fd| foreign::closed(fd as i32));
     let mut from = first as u64;
     while let Some(own) = process::next_own(from as u32, last).filter(|_| from <= last as u64) {
         if own as u64 > from {

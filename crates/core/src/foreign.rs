@@ -12,7 +12,7 @@
 
 use crate::table::{self, DESCS};
 use crate::{close, ctl, listen, opts, path, process, stats, uring};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;
 
@@ -21,7 +21,7 @@ static LOOKS: AtomicU32 = AtomicU32::new(0);
 /// 0.1 us a number, and such programs make their instance before they wait.
 const OFTEN: u32 = 64;
 /// Numbers looked at: instances are made early.
-const NUMBERS: i32 = 64;
+pub const NUMBERS: i32 = 64;
 /// So many free numbers in a row are the end of what the program has, most likely.
 const GAP: u32 = 12;
 /// Instances whose registrations are carried over.
@@ -50,7 +50,7 @@ fn look(rings: bool) -> bool {
         uring::leave_everything();
         return true;
     };
-    if n == 0 || BEGUN.load(Ordering::SeqCst) != ended || !found[..n].iter().any(|fd| stays(*fd)) {
+    if n == 0 || BEGUN.load(Ordering::SeqCst) != ended || !found[..n].iter().any(|fd| was_there(*fd) || stays(*fd)) {
         return false;
     }
     stats::count(Counter::FbOption);
@@ -76,6 +76,31 @@ pub fn making<T>(make: impl FnOnce() -> T) -> T {
 pub fn become_child() {
     ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
 }
+
+/// Instances that this program has found itself with, a bit for each number: no thread of its
+/// own is just making those.
+static THERE: AtomicU64 = AtomicU64::new(0);
+
+/// At start: `fd` is an instance.
+pub fn found(fd: i32) {
+    THERE.fetch_or(bit(fd), Ordering::Relaxed);
+}
+
+fn was_there(fd: i32) -> bool {
+    THERE.load(Ordering::Relaxed) & bit(fd) != 0
+}
+
+/// A number is free again, or something else.
+pub fn closed(fd: i32) {
+    if was_there(fd) {
+        THERE.fetch_and(!bit(fd), Ordering::Relaxed);
+    }
+}
+
+fn bit(fd: i32) -> u64 {
+    1u64.checked_shl(fd as u32).unwrap_or(0)
+}
+const _: () = assert!(NUMBERS as u32 <= u64::BITS);
 
 /// Is it still nobody's after a moment? An instance that another thread duplicates or closes
 /// is not in our tables for as long as that takes.

@@ -2,7 +2,7 @@
 //! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
 
 use crate::table::{self, kind, Desc};
-use crate::{chan, close, ctl, listen, path, peers, process, stats, zone};
+use crate::{chan, close, ctl, foreign, listen, path, peers, process, stats, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
@@ -56,9 +56,13 @@ pub fn take_over(heir: bool) {
         }
     }
     let conns = || estate.iter().flatten().flat_map(socks).filter(|s| is_mine(s));
-    let mut listens = false;
+    let (mut listens, mut foreign_epoll) = (false, false);
     each_descriptor(|fd| match what(fd) {
         What::Listener(_) => listens = true,
+        What::Other if is_epoll(fd) => {
+            foreign_epoll = true;
+            foreign::found(fd);
+        }
         What::Unconnected(family) if heir => {
             if let Some(c) = cookie(fd) {
                 if let Some(s) = conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c) {
@@ -68,7 +72,8 @@ pub fn take_over(heir: bool) {
         }
         _ => {}
     });
-    let worked = listens && take_listeners();
+    // An instance that was made before knows nothing of our queues.
+    let worked = listens && !foreign_epoll && take_listeners();
     if !heir {
         return;
     }
@@ -94,16 +99,12 @@ pub fn take_over(heir: bool) {
 
 /// True: the program before this one was a worker of one of them.
 fn take_listeners() -> bool {
-    let (mut foreign_epoll, mut worked) = (false, false);
-    each_descriptor(|fd| foreign_epoll |= is_epoll(fd));
-    // An instance that was made before knows nothing of our queues.
-    if !foreign_epoll {
-        each_descriptor(|fd| {
-            if let What::Listener(family) = what(fd) {
-                worked |= listener(fd, family);
-            }
-        });
-    }
+    let mut worked = false;
+    each_descriptor(|fd| {
+        if let What::Listener(family) = what(fd) {
+            worked |= listener(fd, family);
+        }
+    });
     worked
 }
 

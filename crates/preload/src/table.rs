@@ -225,8 +225,6 @@ limit_table! {
     Sockets: "A non-blocking `connect` whose connection was reset before it was asked about again leaves the \
      socket as it was if forked relatives have it, too; in the kernel it can be connected anew."
         of connect;
-    Sockets: "The first `connect` or `listen` of a program that has inherited an epoll instance takes up to 5 ms."
-        of connect, listen;
     Sockets: "The firewall rules of the host (nftables, DNAT) are not consulted."
         of connect;
 }
