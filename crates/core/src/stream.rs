@@ -428,8 +428,9 @@ pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> us
         return 0;
     }
     match path_taken(d) {
-        // A receive ends before urgent data; begun there it would go over them.
-        Some(Ok(fd)) if at_mark(fd) => 0,
+        // A receive ends before urgent data; begun there it would go over them. And one that
+        // has something to return leaves an error to the next.
+        Some(Ok(fd)) if at_mark(fd) || in_kernel(fd) == 0 => 0,
         // SAFETY: the caller's.
         Some(Ok(fd)) => unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0),
         _ => 0,
@@ -438,9 +439,22 @@ pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> us
 
 fn at_mark(fd: i32) -> bool {
     const SIOCATMARK: usize = 0x8905;
-    let mut at = 0i32;
+    ioctl(fd, SIOCATMARK) != 0
+}
+
+/// Bytes that a kernel socket has to receive.
+fn in_kernel(fd: i32) -> i32 {
+    ioctl(fd, libc::FIONREAD as usize)
+}
+
+/// The int that an ioctl answers; 0 if it fails.
+fn ioctl(fd: i32, what: usize) -> i32 {
+    let mut answer = 0i32;
     // SAFETY: an int for the answer.
-    unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, SIOCATMARK, &raw mut at as usize, 0, 0, 0]) }.is_ok() && at != 0
+    match unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, what, &raw mut answer as usize, 0, 0, 0]) } {
+        Ok(_) => answer,
+        Err(_) => 0,
+    }
 }
 
 /// The same for a look ahead: the ring's bytes stay where they are.
@@ -451,8 +465,10 @@ fn at_mark(fd: i32) -> bool {
 unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
     let _hold = Hold::on(d);
     match path_taken(d) {
-        // SAFETY: the caller's.
-        Some(Ok(fd)) if d.is_conn() => unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0),
+        Some(Ok(fd)) if d.is_conn() && in_kernel(fd) > 0 => {
+            // SAFETY: the caller's.
+            unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0)
+        }
         _ => 0,
     }
 }
