@@ -2,10 +2,14 @@
 
 use crate::stream;
 use crate::table::Desc;
-use fsocket_sys::{Errno, Result};
+use fsocket_sys::{self as sys, Errno, Result};
 
 /// Messages up to this size are gathered and sent as one record, bytes.
 const GATHER: usize = 2048;
+/// Bytes of a peek into several buffers that go over the stack, and at most: more than
+/// either path keeps for a receiver (the kernel: net.ipv4.tcp_rmem).
+const PEEK: usize = 16 << 10;
+const PEEK_MOST: usize = 8 << 20;
 /// IOV_MAX
 const MAX_IOV: usize = 1024;
 
@@ -163,10 +167,29 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 /// # Safety
 /// The vectors are valid.
 unsafe fn peekv(d: &'static Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
-    let mut buf = core::mem::MaybeUninit::<[u8; 16384]>::uninit();
     let total = v.iter().fold(0usize, |n, x| n.saturating_add(x.iov_len));
-    // SAFETY: the buffer has that many bytes.
-    let got = unsafe { stream::recv(d, buf.as_mut_ptr() as *mut u8, total.min(16384), flags) }?;
+    let mut small = core::mem::MaybeUninit::<[u8; PEEK]>::uninit();
+    if total > PEEK {
+        let room = total.min(PEEK_MOST);
+        let shape = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        let large = sys::mmap(room, shape.0, shape.1, -1, 0)?;
+        // SAFETY: a mapping of `room` bytes; the caller's vectors.
+        let r = unsafe { peek_by(d, v, large, room, flags) };
+        // SAFETY: not used again.
+        let _ = unsafe { sys::munmap(large, room) };
+        return r;
+    }
+    // SAFETY: `total` bytes are there; the caller's vectors.
+    unsafe { peek_by(d, v, small.as_mut_ptr() as *mut u8, total, flags) }
+}
+
+/// [`peekv`] by way of `room` bytes at `buf`.
+///
+/// # Safety
+/// They are there, and the vectors are valid.
+unsafe fn peek_by(d: &'static Desc, v: &[libc::iovec], buf: *mut u8, room: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    let got = unsafe { stream::recv(d, buf, room, flags) }?;
     if flags & libc::MSG_TRUNC != 0 {
         // Only counted: nothing was written to the buffer.
         return Ok(got);
@@ -175,7 +198,7 @@ unsafe fn peekv(d: &'static Desc, v: &[libc::iovec], flags: i32) -> Result<usize
     for x in v {
         let k = x.iov_len.min(got - at);
         // SAFETY: `got` bytes are initialized; the vector is the caller's.
-        unsafe { core::ptr::copy_nonoverlapping((buf.as_ptr() as *const u8).add(at), x.iov_base as *mut u8, k) };
+        unsafe { core::ptr::copy_nonoverlapping(buf.add(at), x.iov_base as *mut u8, k) };
         at += k;
     }
     Ok(got)
