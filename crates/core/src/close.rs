@@ -111,14 +111,23 @@ fn release_conn(d: &'static Desc) {
 }
 
 /// The program goes on with the socket as an unconnected one: the connection
-/// ends, and the placeholder is all that is left. (Not if relatives have it, too.)
+/// ends, and the placeholder is all that is left.
 pub fn dissolve(d: &'static Desc) {
     let s = d.sock();
-    let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
-    if others || s.extra_holders.load(Ordering::Relaxed) != 0 || path::of(d) != Path::Shm {
+    if path::of(d) != Path::Shm {
         return;
     }
     let _hold = stream::Hold::on(d);
+    let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
+    if others || s.extra_holders.load(Ordering::Relaxed) != 0 {
+        return path::begin_anew(d);
+    }
+    if let Some(fd) = table::number_of(d) {
+        path::dress(d, fd);
+        if s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 {
+            let _ = sys::fcntl(fd, libc::F_SETFL, 0);
+        }
+    }
     release_conn(d);
     epoll::moved_to_kernel(d, -1);
     let mut n = 0;

@@ -20,7 +20,7 @@ mod queue;
 mod settle;
 
 pub use queue::requeue;
-pub use settle::{close_mixed, wake_own};
+pub use settle::{close_mixed, dress, wake_own};
 
 use crate::table::Desc;
 use crate::{process, stats, stream, token};
@@ -141,6 +141,20 @@ pub fn materialize_one(d: &'static Desc) -> bool {
     materialize(&[Some(d)])
 }
 
+/// The connection is over, the program goes on with its socket as an unconnected one, and
+/// so do relatives that have it: what they find in its place is a new one.
+pub fn begin_anew(d: &'static Desc) {
+    let Some(ends) = start(d, pair::make_alone) else { return };
+    sys::heavy_fence();
+    let (r, rx, rxh) = d.rx();
+    // SAFETY: nothing is written; the mover is the ring's only consumer.
+    while matches!(unsafe { ring::recv(r, rx, rxh, core::ptr::null_mut(), STEP, false) }, Ok(1..)) {}
+    settle::dress(d, ends.own);
+    moved_out(d);
+    ends.close();
+    let _ = follow(d);
+}
+
 /// The mover stops using the rings. None: it is not the mover, or there can be
 /// none.
 fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Option<pair::Ends> {
@@ -177,7 +191,6 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Op
 fn move_out(d: &'static Desc, ends: &pair::Ends) {
     let s = d.sock();
     let (r, rx, rxh) = d.rx();
-    let (_, tx, _) = d.tx();
     // What does not fit stays for the peer to send again.
     let _ = pour(r, rx, rxh, ends.other);
     let m = &d.slot().moved[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
@@ -201,9 +214,14 @@ fn move_out(d: &'static Desc, ends: &pair::Ends) {
     } else if theirs & status::FIN != 0 {
         let _ = sys::shutdown(ends.other, libc::SHUT_WR);
     }
-    // Release: all of the above before.
-    tx.prod.status.fetch_or(status::MOVED, Ordering::Release);
-    s.flags.fetch_and(!flag::MOVING, Ordering::Release);
+    moved_out(d);
+}
+
+/// The last word of a mover.
+fn moved_out(d: &'static Desc) {
+    // Release: all that came before.
+    d.tx().1.prod.status.fetch_or(status::MOVED, Ordering::Release);
+    d.sock().flags.fetch_and(!flag::MOVING, Ordering::Release);
     stats::count(Counter::PathSwitch);
     stream::notify_all(d);
     settle::wake_own(d);

@@ -105,11 +105,12 @@ impl Monitor {
         let mut all = ch.switched.borrow_mut();
         let other = 1 - named.side;
         match msg.arg2 {
-            switch::OWN | switch::OWN_READY => {
+            switch::OWN | switch::OWN_READY | switch::ALONE => {
                 if all.0.get(&named.slot).is_some_and(|e| e.generation == named.generation) {
                     return Err(Errno::ALREADY);
                 }
-                let mut ends = Ends { generation: named.generation, ..Ends::default() };
+                let ready = msg.arg2 == switch::ALONE;
+                let mut ends = Ends { generation: named.generation, ready, ..Ends::default() };
                 ends.end[named.side] = Some(Rc::new(fd.keep()));
                 all.0.insert(named.slot, ends);
                 let family = if other == CLIENT { slot.family.load(Ordering::Relaxed) } else { ch.addr.family };

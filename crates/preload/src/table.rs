@@ -220,10 +220,8 @@ limit_table! {
     Sockets: "An option that is set on a listener counts for every connection accepted after that; \
      in the kernel, not for those that were waiting already."
         of setsockopt;
-    Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address."
-        of connect;
-    Sockets: "A non-blocking `connect` whose connection was reset before it was asked about again leaves the \
-     socket as it was if forked relatives have it, too; in the kernel it can be connected anew."
+    Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address; after a non-blocking \
+     `connect` that was reset it names no port, where the kernel still names the one it had."
         of connect;
     Sockets: "The firewall rules of the host (nftables, DNAT) are not consulted."
         of connect;

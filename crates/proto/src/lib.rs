@@ -213,6 +213,8 @@ pub mod switch {
     /// After EPERM: the two ends of an ordinary connection.
     pub const OWN_READY: u64 = 2;
     pub const OTHER_READY: u64 = 3;
+    /// A fresh TCP socket in place of the requester's end, and none for the other.
+    pub const ALONE: u64 = 4;
 }
 
 /// Address of a listener or destination; IPv4 in v4-mapped form.

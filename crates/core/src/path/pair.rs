@@ -65,6 +65,21 @@ pub fn make(d: &Desc) -> Option<Ends> {
     }
 }
 
+/// A socket of which nothing is decided, in place of this side's end.
+pub fn make_alone(d: &Desc) -> Option<Ends> {
+    let own = fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?;
+    let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
+    m.arg2 = switch::ALONE;
+    let ends = Ends { own, other: -1 };
+    match ctl::request(m, Some(own)) {
+        Ok(_) => Some(ends),
+        Err(_) => {
+            ends.close();
+            None
+        }
+    }
+}
+
 fn taken(d: &Desc, side: u32) -> Option<Ends> {
     let own = process::high_fd(claim(d, side)?);
     match claim(d, 1 - side) {

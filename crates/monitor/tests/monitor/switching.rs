@@ -88,6 +88,31 @@ fn both_ends_have_the_names_of_the_connection() {
 }
 
 #[test]
+fn relatives_begin_anew_with_one_socket() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.process());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    let ch = c.connect(port);
+    let msg = in_use(&ch);
+    let own = fresh();
+    let alone = of(msg, kind::SWITCH, CLIENT, switch::ALONE);
+    let stream = OwnedFd::from(connected());
+    assert_eq!(c.request(alone, Some(stream.as_fd())).0.result, code(Errno::INVAL), "connected to somebody");
+    assert_eq!(c.request(alone, Some(own.as_fd())).0.result, 0);
+    rustix::net::sockopt::set_tcp_nodelay(&own, true).unwrap();
+    for _ in 0..2 {
+        let end = c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap();
+        assert!(rustix::net::sockopt::tcp_nodelay(&end).unwrap(), "another socket");
+    }
+    assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
+    c.tell(of(msg, kind::RELEASE, CLIENT, 0), None);
+    c.sync();
+    assert_eq!(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
+}
+
+#[test]
 fn only_the_parties_and_only_a_connection() {
     let d = Daemon::start();
     let (mut s, mut c, mut other) = (d.process(), d.process(), d.process());
