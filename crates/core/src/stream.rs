@@ -661,10 +661,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         if done > 0 || len == 0 {
             interruptible(&mut deadline, s.rcvtimeo.load(Ordering::Relaxed));
         }
-        let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
         if len == 0 {
+            let _ = wait_any(d, &mut deadline);
             return Ok(0); // whatever has ended the wait
         }
+        let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
         if let Err(e) = r {
             if (done == 0 || !peek) && block && low_water(d) > 1 && ring_has(d) {
                 // Less than was waited for is better than nothing, and all that is there better
@@ -705,6 +706,15 @@ fn wait_more(d: &'static Desc, have: usize, deadline: &mut Option<u64>) -> Resul
     };
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
     sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
+}
+
+/// For what a receive of no bytes waits: also a shutdown of its own side.
+fn wait_any(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
+    let (_, rx, _) = d.rx();
+    let s = d.sock();
+    let before = s.edges.load(Ordering::Relaxed);
+    let ready = || !d.is_conn() || ready::can_recv(d) || s.edges.load(Ordering::Relaxed) != before;
+    sleep(d, &rx.want_data, deadline, s.rcvtimeo.load(Ordering::Relaxed), &d.spin_rx, 0, ready)
 }
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?

@@ -185,8 +185,8 @@ limit_table! {
         of setsockopt;
     Sockets: "`SIOCOUTQ` is what the receiver's buffer would not have taken."
         of ioctl;
-    Sockets: "A receive of no bytes waits for data or the end; in the kernel whatever wakes it ends it, \
-     also the own side's `shutdown` for writing."
+    Sockets: "A receive of no bytes waits for data, the end, or a `shutdown` of its own side; in the kernel \
+     whatever wakes it ends it, also room to send."
         of recv, recvfrom, recvmsg;
     Sockets: "The backlog of `listen` does not limit connections over shared memory (a SYN queue has \
      256 entries per client process; beyond that the kernel takes over)."
