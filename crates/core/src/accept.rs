@@ -31,6 +31,7 @@ pub unsafe fn accept(
     };
     l.join();
     ctl::poll();
+    zone::follow_options(fd, d);
     let kernel_turn = l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY;
     if kernel_turn {
         l.since_kernel.store(0, Ordering::Relaxed);
@@ -271,6 +272,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
     let deadline = (timeo != 0).then(|| sys::now_ns().saturating_add(timeo));
     loop {
         ctl::poll();
+        zone::follow_options(fd, d);
         // SAFETY: the caller's.
         if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
             return r;

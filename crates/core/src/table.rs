@@ -87,6 +87,8 @@ pub struct Desc {
     pub moved_to: AtomicI32,
     /// LISTENER, KLISTENER: index + 1 into the table of zoned listeners.
     pub zone: AtomicU32,
+    /// LISTENER: its options are known as of this change of them.
+    pub options: AtomicU32,
     /// Counts uses, so that a stale reference can be told.
     pub generation: AtomicU32,
     /// Waits for data in a row without a send in between, and bytes sent at
@@ -221,6 +223,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
         f.store(0, Ordering::Relaxed);
     }
     d.moved_to.store(0, Ordering::Relaxed);
+    d.options.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);
     d.any_port.store(false, Ordering::Relaxed);

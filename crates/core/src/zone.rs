@@ -31,7 +31,7 @@ pub mod watch;
 
 use crate::lock::Lock;
 use crate::table::{self, kind, Desc};
-use crate::{ctl, process, stats};
+use crate::{ctl, opts, process, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
@@ -273,7 +273,20 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
     if level == libc::SOL_SOCKET && name == libc::SO_REUSEPORT && (z.state() == state::PLAIN || z.is_shared()) {
         z.off(Counter::FbZoneShared);
     }
+    if let Some(p) = z.page() {
+        opts::extra::merge(&p.extra, &d.extra);
+    }
     z.changed();
+}
+
+/// Where a relative may have set options of a listener: what they are as of now.
+pub fn follow_options(fd: i32, d: &Desc) {
+    let Some(p) = of(d).and_then(|z| z.page()) else { return };
+    let now = p.options.load(Ordering::Acquire);
+    if d.options.swap(now, Ordering::Relaxed) != now {
+        opts::adopt(fd, d);
+        opts::extra::merge(&d.extra, &p.extra);
+    }
 }
 
 /// Would `getsockopt` tell of our SO_REUSEPORT?

@@ -3,7 +3,7 @@
 
 use crate::table::{self, kind, Desc};
 use crate::{listen, path, stats};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys};
 
@@ -66,11 +66,15 @@ fn entry(level: i32, name: i32) -> u32 {
 
 /// The placeholder keeps this option; what takes its place gets it, too.
 pub fn kept(d: &Desc, level: i32, name: i32) {
-    let new = entry(level, name);
-    if !(0..0x8000).contains(&level) || !(0..0x8000).contains(&name) {
-        return;
+    if (0..0x8000).contains(&level) && (0..0x8000).contains(&name) {
+        enter(&d.extra, entry(level, name));
     }
-    for e in &d.extra {
+}
+
+type List = [AtomicU32; COUNT];
+
+fn enter(list: &List, new: u32) {
+    for e in list {
         match e.load(Ordering::Relaxed) {
             0 => return e.store(new, Ordering::Relaxed),
             x if x == new => return,
@@ -78,7 +82,12 @@ pub fn kept(d: &Desc, level: i32, name: i32) {
         }
     }
     // No room: all of them.
-    d.extra[COUNT - 1].store(u32::MAX, Ordering::Relaxed);
+    list[COUNT - 1].store(u32::MAX, Ordering::Relaxed);
+}
+
+/// What is in `from`, is in `to`, too.
+pub fn merge(to: &List, from: &List) {
+    from.iter().map(|e| e.load(Ordering::Relaxed)).take_while(|e| *e != 0).for_each(|e| enter(to, e));
 }
 
 /// Are there any?

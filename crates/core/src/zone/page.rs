@@ -16,6 +16,8 @@ pub struct Page {
     lock: AtomicU32,
     /// Counts changes of the global socket's options.
     pub options: AtomicU32,
+    /// Those that have no place of their own; as [`crate::opts::extra`] has them.
+    pub extra: [AtomicU32; crate::opts::extra::COUNT],
     /// `shutdown` was called on it.
     pub shut: AtomicU32,
     /// The monitor's program selects in the kernel's group, whether the monitor lives
