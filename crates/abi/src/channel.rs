@@ -220,6 +220,9 @@ pub struct Prod {
     pub pids: [AtomicU32; HOLDERS],
     /// The process namespace of those numbers; 0: not known, or there are more.
     pub ns: AtomicU32,
+    /// On the server's side, before it accepts: which change of the listener's options
+    /// came behind this connection; 0: none.
+    pub options: AtomicU32,
 }
 /// Processes named in [`Prod::pids`].
 pub const HOLDERS: usize = 8;

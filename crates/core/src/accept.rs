@@ -215,8 +215,9 @@ unsafe fn take_slot(
     let &Parts { fd, desc: d, sock } = parts;
     d.family.store(family as u32, Ordering::Relaxed);
     d.nonblock.store(flags & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
-    for (o, v) in d.opt.iter().zip(&listener.opt) {
-        o.store(v.load(Ordering::Relaxed), Ordering::Relaxed);
+    let options = opts::before::at(c.slot(slot).dir[SERVER].prod.options.swap(0, Ordering::Relaxed), listener);
+    for (o, v) in d.opt.iter().zip(options.opt) {
+        o.store(v, Ordering::Relaxed);
     }
     // An address of its own makes a socket IPv6-only, unless it is a mapped one.
     let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
@@ -226,8 +227,8 @@ unsafe fn take_slot(
             opts::extra::inherit(listener, from, d, fd);
         }
     }
-    d.rcvtimeo.store(listener.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
-    d.sndtimeo.store(listener.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
+    d.rcvtimeo.store(options.rcvtimeo, Ordering::Relaxed);
+    d.sndtimeo.store(options.sndtimeo, Ordering::Relaxed);
     let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: bound.port };
     establish(d, sock, &e);
     if !table::install(fd, d) {

@@ -5,6 +5,7 @@
 //! remembered only; the kernel's placeholder answers for the rest.
 
 mod answer;
+pub mod before;
 pub mod extra;
 
 use crate::table::{kind, Desc};
@@ -67,6 +68,14 @@ pub const DEFAULTS: [i32; COUNT] = {
     d
 };
 
+/// Is it one that accepted connections get from [`Desc::opt`] and its like?
+fn is_inherited(level: i32, name: i32) -> bool {
+    const FORCED: [i32; 2] = [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
+    const TIMES: [i32; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, RCVTIMEO_NEW, SNDTIMEO_NEW];
+    let beside = name == libc::SO_LINGER || FORCED.contains(&name) || TIMES.contains(&name);
+    find(level, name).is_some() || level == S && beside
+}
+
 fn values(d: &Desc) -> &[AtomicI32; COUNT] {
     if d.is_conn() {
         &d.sock().opt
@@ -103,6 +112,9 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     // SAFETY: at least four bytes.
     let v = unsafe { (val as *const i32).read_unaligned() };
     if !conn {
+        if d.kind() == kind::LISTENER && is_inherited(level, name) {
+            before::changes(fd, d);
+        }
         // The kernel decides; what it takes is remembered.
         // SAFETY: the caller's.
         let r = sys::setsockopt(fd, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });

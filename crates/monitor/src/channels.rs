@@ -144,6 +144,18 @@ impl ChannelMem {
         }
     }
 
+    /// Marks connections that nobody has accepted, if they have no mark; how many.
+    pub fn mark_waiting(&self, mark: u32) -> usize {
+        if self.queued_all() == 0 {
+            return 0;
+        }
+        let waits = |slot: &&Slot| slot.state.load(Ordering::Acquire) == slot_state::SYN;
+        let word = |slot: &Slot| {
+            slot.dir[SERVER].prod.options.compare_exchange(0, mark, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.touched_slots().map(|i| self.slot(i)).filter(waits).filter(|slot| word(slot)).count()
+    }
+
     /// Slots that somebody uses on at least one side.
     pub fn slots_in_use(&self) -> usize {
         self.touched_slots()

@@ -37,6 +37,7 @@ impl Monitor {
             kind::PORTS => self.ports(id, &msg),
             kind::GETBELL => self.get_bell(id, &msg),
             kind::UNPUBLISH => self.unpublish(id, &msg),
+            kind::OPTIONS => self.mark_options(id, &msg),
             kind::SWITCH => self.switch(id, &msg, fd),
             kind::CLAIM => self.claim(id, &msg),
             kind::UPGRADE => self.upgrade(id, &msg, fd),
@@ -237,6 +238,16 @@ impl Monitor {
         // A client that queued before it could see that is in the queue by now.
         crate::membarrier::heavy_fence();
         Ok((reply(msg), None))
+    }
+
+    fn mark_options(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        if !self.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
+            return Err(Errno::NOENT);
+        }
+        let of = self.listeners.get(msg.id).into_iter().flat_map(|l| &l.channels);
+        let marked: usize =
+            of.filter_map(|ch| self.channels.get(*ch)).map(|ch| ch.mem.mark_waiting(msg.arg0 as u32)).sum();
+        Ok((Msg { arg0: marked as u64, ..reply(msg) }, None))
     }
 
     fn worker(&mut self, id: ConnId, msg: &Msg) -> Answer {

@@ -217,8 +217,9 @@ limit_table! {
      moment, kept for the next connection: a program that goes on using a closed number can \
      see `ENOTCONN` instead of `EBADF`. At most 16 are kept, and none after 0.2 s of quiet."
         of close;
-    Sockets: "An option that is set on a listener counts for every connection accepted after that; \
-     in the kernel, not for those that were waiting already."
+    Sockets: "An option that is set on a listener counts for connections that come after it, as in the \
+     kernel; for those that wait already, too, if it is not one of the common ones or a \
+     relative that was there before it has set it."
         of setsockopt;
     Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address; after a non-blocking \
      `connect` that was reset it names no port, where the kernel still names the one it had."

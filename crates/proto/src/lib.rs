@@ -163,6 +163,11 @@ pub mod kind {
     /// set. No answer.
     pub const ARRIVES: u32 = 27;
 
+    /// This process is about to change options of listener `id`, which it holds: connections
+    /// that wait in its queues are marked with `arg0` (`Prod::options`), but for those that
+    /// are already. *Sync*: `arg0` how many.
+    pub const OPTIONS: u32 = 28;
+
     /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,
     /// whose worker has zone `arg1`, to steal from.
     pub const PEER: u32 = 41;

@@ -195,6 +195,7 @@ pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
     d.prod.rewind_from.store(0, Ordering::Relaxed);
     d.prod.space_at.store(0, Ordering::Relaxed);
     d.prod.ns.store(0, Ordering::Relaxed);
+    d.prod.options.store(0, Ordering::Relaxed);
     d.prod.pids.iter().for_each(|n| n.store(0, Ordering::Relaxed));
     d.cons.head.store(POS_START, Ordering::Relaxed);
     d.cons.cpu.store(0, Ordering::Relaxed);

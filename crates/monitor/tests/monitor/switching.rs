@@ -113,6 +113,25 @@ fn relatives_begin_anew_with_one_socket() {
 }
 
 #[test]
+fn what_waits_is_marked_once() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.process());
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    let ch = c.connect(port);
+    let mark = |p: &mut Proc, mark: u64| p.request(Msg { id, arg0: mark, ..Msg::new(kind::OPTIONS) }, None).0;
+    let of = |slot: usize| ch.slot(slot).dir[SERVER].prod.options.load(Ordering::Relaxed);
+    assert_eq!(mark(&mut c, 5).result, code(Errno::NOENT), "not his");
+    assert_eq!(mark(&mut s, 5).arg0, 0, "nothing waits");
+    ch.syn(0, 3);
+    assert_eq!((mark(&mut s, 6).arg0, of(3)), (1, 6));
+    ch.syn(0, 4);
+    assert_eq!((mark(&mut s, 7).arg0, of(3), of(4)), (1, 6, 7));
+    ch.set_state(3, slot_state::ESTABLISHED);
+    assert_eq!((mark(&mut s, 8).arg0, of(4)), (0, 7));
+}
+
+#[test]
 fn only_the_parties_and_only_a_connection() {
     let d = Daemon::start();
     let (mut s, mut c, mut other) = (d.process(), d.process(), d.process());
