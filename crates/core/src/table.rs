@@ -96,7 +96,7 @@ pub struct Desc {
     pub one_way: AtomicU32,
     pub sent_before: AtomicU64,
     /// KERNEL: calls under way and what is decided, calls so far, tries to go over.
-    pub using: AtomicU32,
+    pub using: fsocket_sync::handover::Calls,
     pub calls: AtomicU32,
     pub tries: AtomicU32,
     /// The number of the call that tries next.

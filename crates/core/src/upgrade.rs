@@ -11,9 +11,9 @@
 //! OFFERED (opener: its end is at rest, and these bytes have passed) -> TAKEN (accepter: mine, too,
 //! and the same; from here on it sends nothing) -> ESTABLISHED (opener) or REFUSED, by either.
 //!
-//! The kernel connection stays behind the descriptors as their placeholder. Calls on such a
-//! connection are counted in `Desc::using` until it is decided; whoever comes while it
-//! is decided waits for that.
+//! ([`fsocket_sync::handover`], model-checked.) The kernel connection stays behind the descriptors as
+//! their placeholder. Calls on such a connection are counted in `Desc::using` until it is decided;
+//! whoever comes while it is decided waits for that.
 
 use crate::asleep::{self, On};
 use crate::connect::{establish, prepare_slot, End};
@@ -25,12 +25,8 @@ use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sync::handover::{self, Entry, Steps};
 use fsocket_sys::{self as sys, Errno, Result};
-
-/// `Desc::using`: it is being decided.
-const GOING: u32 = 1 << 31;
-/// It stays the kernel's.
-const NEVER: u32 = 1 << 30;
 
 /// Calls before the first try; each further one waits four times as long.
 const CALLS: u32 = 32;
@@ -68,7 +64,7 @@ fn is_here(ip: &[u8; 16]) -> bool {
 
 fn begin(d: &Desc, side: usize) {
     d.side.store(side as u32, Ordering::Relaxed);
-    d.using.store(0, Ordering::Relaxed);
+    d.using.reset();
     d.calls.store(0, Ordering::Relaxed);
     d.tries.store(0, Ordering::Relaxed);
     d.next_try.store(FIRST.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -150,8 +146,7 @@ pub struct Using(&'static Desc);
 
 impl Drop for Using {
     fn drop(&mut self) {
-        // Release: what the call did, before one that decides to go over.
-        self.0.using.fetch_sub(1, Ordering::Release);
+        self.0.using.leave();
     }
 }
 
@@ -166,7 +161,7 @@ pub fn enter(fd: i32, call: Call) -> Entered {
 
 #[cold]
 fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
-    if d.using.load(Ordering::Relaxed) & NEVER != 0 {
+    if d.using.never() {
         return Entered::Kernel(None);
     }
     let calls = d.calls.fetch_add(1, Ordering::Relaxed) + 1;
@@ -184,32 +179,25 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
         if d.is_conn() {
             return Entered::Ours;
         }
-        let now = d.using.load(Ordering::Acquire);
-        if d.kind() != kind::KERNEL || now & NEVER != 0 {
+        if d.kind() != kind::KERNEL {
             return if d.is_conn() { Entered::Ours } else { Entered::Kernel(None) };
         }
-        if now & GOING != 0 {
-            sys::nanosleep(20_000);
-            continue;
-        }
-        // Acquire: the end of a decision.
-        if d.using.compare_exchange(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            let using = Using(d);
-            // It may have gone over before we counted.
-            return if d.is_conn() { Entered::Ours } else { Entered::Kernel(Some(using)) };
+        match d.using.enter() {
+            Entry::Never => return Entered::Kernel(None),
+            Entry::Wait => sys::nanosleep(20_000),
+            Entry::Counted => {
+                let using = Using(d);
+                // It may have gone over before we counted.
+                return if d.is_conn() { Entered::Ours } else { Entered::Kernel(Some(using)) };
+            }
         }
     }
 }
 
 /// It is used in a way that the kernel alone can do, or by somebody else as well.
 pub fn give_up(d: &Desc) {
-    while d.kind() == kind::KERNEL {
-        let now = d.using.load(Ordering::Acquire);
-        if now & GOING != 0 {
-            sys::nanosleep(20_000);
-        } else if d.using.compare_exchange(now, now | NEVER, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
+    while d.kind() == kind::KERNEL && !d.using.forbid() {
+        sys::nanosleep(20_000);
     }
 }
 
@@ -240,7 +228,7 @@ fn wait(fd: i32, d: &Desc) -> bool {
         b.for_one_sleep();
         // The bell before the look; `went_over` does the reverse.
         fence(Ordering::SeqCst);
-        let ours = d.kind() != kind::KERNEL || d.using.load(Ordering::SeqCst) & NEVER != 0;
+        let ours = d.kind() != kind::KERNEL || d.using.never();
         let control = if ctl::dead() { -1 } else { ctl::fd() };
         let mut p = [fd, b.fd(), control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         let r = match ours {
@@ -294,10 +282,9 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     // A handler that comes in between would wait for us.
     let _held = Held::all();
-    if d.using.compare_exchange(0, GOING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+    if d.using.decide() {
         let r = open(fd, d);
-        let after = if r == Err(Errno::EXDEV) { NEVER } else { 0 };
-        d.using.store(after, Ordering::Release);
+        d.using.decided(r == Err(Errno::EXDEV));
     }
 }
 
@@ -358,7 +345,7 @@ fn usual(client: &Addr, server: &Addr) -> bool {
     client.port >= 1024 && name::source_for(&server.ip) == client.ip
 }
 
-/// The opening side. Holds `GOING`.
+/// The opening side. Calls are kept out.
 fn open(fd: i32, d: &'static Desc) -> Result<()> {
     const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
     let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
@@ -374,29 +361,22 @@ fn open(fd: i32, d: &'static Desc) -> Result<()> {
         return NOT_NOW;
     };
     let s = chan.slot(slot);
-    let of = |state| slot_state::of(state, s.generation.load(Ordering::Relaxed));
     prepare_slot(chan, slot, &dst, me.port);
+    // It has a new generation.
+    let steps = steps(s.generation.load(Ordering::Relaxed));
     // Not used for anything else as long as the slot is not switched back.
     s.moved[0].base.store(counts.sent, Ordering::Relaxed);
     s.moved[0].limit.store(counts.received, Ordering::Relaxed);
-    s.state.store(of(slot_state::OFFERED), Ordering::Release);
     let mut m = Msg::new(msg::UPGRADE);
     m.id = chan.id.load(Ordering::Relaxed) as u64;
     m.arg0 = slot as u64;
     m.arg1 = s.generation.load(Ordering::Relaxed) as u64;
-    let asked = ctl::request(m, Some(fd));
-    if asked.is_ok() {
-        wait_while(&s.state, of(slot_state::OFFERED), OFFER_NS);
-    }
-    // Acquire, AcqRel: what the other side did before it took it, and the reverse.
-    let taken = s.state.load(Ordering::Acquire) == of(slot_state::TAKEN) && at_rest(fd) == Some(counts);
-    let end = if taken { slot_state::ESTABLISHED } else { of(slot_state::REFUSED) };
-    let done =
-        s.state.compare_exchange(of(slot_state::TAKEN), end, Ordering::AcqRel, Ordering::Acquire).is_ok_and(|_| taken);
-    if !done {
-        s.state.store(of(slot_state::REFUSED), Ordering::Release);
-    }
-    sys::futex_wake(&s.state, 1);
+    let mut asked = Ok(());
+    let tell = || {
+        asked = ctl::request(m, Some(fd)).map(drop);
+        asked.is_ok()
+    };
+    let done = handover::open(&s.state, steps, &Patience(OFFER_NS), tell, || at_rest(fd) == Some(counts));
     if !done {
         process::free_sock(sock);
         if let Some(mut c) = chan.client() {
@@ -431,14 +411,33 @@ fn went_over(d: &'static Desc) {
     bell::ring_sleepers();
 }
 
-fn wait_while(word: &AtomicU32, value: u32, patience: u64) {
-    let until = sys::now_ns() + patience;
-    while word.load(Ordering::Acquire) == value {
-        let left = until.saturating_sub(sys::now_ns());
-        if left == 0 {
-            return;
+/// The slot's states for this, with its generation.
+fn steps(generation: u32) -> Steps {
+    let of = |state| slot_state::of(state, generation);
+    Steps {
+        offered: of(slot_state::OFFERED),
+        taken: of(slot_state::TAKEN),
+        over: slot_state::ESTABLISHED,
+        refused: of(slot_state::REFUSED),
+    }
+}
+
+/// Sleeps for the other side, nanoseconds at most.
+struct Patience(u64);
+
+impl handover::Env for Patience {
+    fn wait_while(&self, word: &AtomicU32, value: u32) {
+        let until = sys::now_ns() + self.0;
+        while word.load(Ordering::Acquire) == value {
+            let left = until.saturating_sub(sys::now_ns());
+            if left == 0 {
+                return;
+            }
+            let _ = sys::futex_wait(word, value, Some(left));
         }
-        let _ = sys::futex_wait(word, value, Some(left));
+    }
+    fn wake(&self, word: &AtomicU32) {
+        sys::futex_wake(word, 1);
     }
 }
 
@@ -505,12 +504,8 @@ fn take(a: &Asked) {
         Some(c)
     });
     let Some(c) = c else { return };
-    let state = &c.slot(a.slot).state;
-    let of = |state| slot_state::of(state, a.generation);
     if !accept(c, a) {
-        let (from, to) = (of(slot_state::OFFERED), of(slot_state::REFUSED));
-        let _ = state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
-        sys::futex_wake(state, 1);
+        handover::refuse(&c.slot(a.slot).state, steps(a.generation), &Patience(0));
         c.unmap_if_unused();
     }
 }
@@ -520,11 +515,11 @@ fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
     let mine = |d: &&Desc| d.kind() == kind::KERNEL && key(d) == a.key && d.refs.load(Ordering::Relaxed) > 0;
     let Some(d) = DESCS.get(a.key as u32).filter(mine) else { return false };
     let Some(fd) = table::number_of(d) else { return false };
-    if d.using.compare_exchange(0, GOING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+    if !d.using.decide() {
         return false;
     }
     let done = accept_at_rest(c, a, fd, d);
-    d.using.store(0, Ordering::Release);
+    d.using.decided(false);
     done
 }
 
@@ -536,16 +531,7 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
         return false;
     }
     let Some(sock) = process::alloc_sock() else { return false };
-    let state = &c.slot(a.slot).state;
-    let step = |from, to| state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
-    let of = |state| slot_state::of(state, a.generation);
-    if step(of(slot_state::OFFERED), of(slot_state::TAKEN)).is_err() {
-        process::free_sock(sock);
-        return false;
-    }
-    sys::futex_wake(state, 1);
-    wait_while(state, of(slot_state::TAKEN), ANSWER_NS);
-    if step(of(slot_state::TAKEN), of(slot_state::REFUSED)) != Err(slot_state::ESTABLISHED) {
+    if !handover::take(&c.slot(a.slot).state, steps(a.generation), &Patience(ANSWER_NS)) {
         process::free_sock(sock);
         return false;
     }

@@ -17,6 +17,7 @@ pub mod atomic {
 }
 
 pub mod doorbell;
+pub mod handover;
 pub mod nap;
 pub mod token;
 

@@ -33,6 +33,8 @@
 #[cfg(test)]
 mod doorbell;
 #[cfg(test)]
+mod handover;
+#[cfg(test)]
 mod nap;
 #[cfg(test)]
 mod steal;
