@@ -457,7 +457,8 @@ def in_full_flow():
     print(good)
 
 
-for name in sys.argv[1:] or CASES:
+left_out = {name[1:] for name in sys.argv[1:] if name.startswith("-")}
+for name in [n for n in sys.argv[1:] if n in CASES] or [n for n in CASES if n not in left_out]:
     print(f"# {name}", flush=True)
     CASES[name]()
 print("ok")

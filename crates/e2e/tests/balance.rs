@@ -123,20 +123,24 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
         let server = server(&host, mode, 512, &[("FASTSOCKET_DISABLE", off)]);
         let busy = server.worker(0);
         let sleeper = server.say(0, "sleep 2");
+        let sleeps = Instant::now();
         std::thread::sleep(Duration::from_millis(100));
-        // They come to the sleeper's queue one after the other: each time somebody who
-        // sleeps must be woken.
-        for n in 0..20 {
+        // They come to the sleeper's queue one after the other, as long as it sleeps for
+        // certain: each time somebody who sleeps must be woken.
+        let mut n = 0;
+        while n < 20 && sleeps.elapsed() < Duration::from_millis(1400) {
             let began = Instant::now();
             let c = server.say(0, "who");
             if stock_mode() {
                 server.told(&c);
+                n += 1;
                 continue;
             }
             let by = server.told(&c);
             let took = began.elapsed();
             assert_ne!(by, busy, "{mode}, without {off:?}: connection {n}: {:#}", host.zones());
             assert!(took < Duration::from_millis(500), "{mode}: connection {n} waited {took:?}");
+            n += 1;
         }
         let asleep = server.told(&sleeper);
         assert!(stock_mode() || asleep == busy, "{mode}");
@@ -145,9 +149,9 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
             continue;
         }
         let zones = host.zones();
-        assert!(stolen(&zones) >= 20, "{mode}: {zones:#}");
+        assert!(n >= 3 && stolen(&zones) >= n, "{mode}: {n}, {zones:#}");
         let counted = if mode.starts_with("thread") { "accept_remote" } else { "accept_stolen" };
-        assert!(counter(&zones, counted) >= 20, "{mode}: {zones:#}");
+        assert!(counter(&zones, counted) >= n, "{mode}: {n}, {zones:#}");
     }
 }
 

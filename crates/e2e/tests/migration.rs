@@ -10,7 +10,7 @@ use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Host, Proc};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Flow groups that are steered to CPU 0, those moved so far, and those brought back.
 fn groups(host: &Host) -> (u64, u64, u64) {
@@ -18,6 +18,15 @@ fn groups(host: &Host) -> (u64, u64, u64) {
     let groups = &zones["flow_groups"][0];
     let number = |v: &Value| v.as_u64().unwrap_or_else(|| panic!("{zones:#}"));
     (number(&groups["by_cpu"]["0"]), number(&groups["moved"]), number(&groups["returned"]))
+}
+
+/// Idle time and all time of a CPU, in clock ticks.
+fn times(cpu: u32) -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
+    let line = text.lines().find_map(|l| l.strip_prefix(&format!("cpu{cpu} "))).expect("the CPU");
+    // user nice system idle iowait irq softirq steal; guests are in user.
+    let v: Vec<u64> = line.split_whitespace().take(8).map(|w| w.parse().expect("a number")).collect();
+    (v[3] + v[4], v.iter().sum())
 }
 
 /// A request on a connection that stays open.
@@ -93,11 +102,25 @@ fn groups_move_from_a_worker_that_does_not_look_and_come_back() {
     assert!(outcome.answered > 500, "{outcome:?}");
     assert!(by_victim() >= before);
 
-    let home = net::wait_until(Duration::from_secs(20), || {
+    // They come back to a CPU that has time to spare (a fifth), which is not this test's to
+    // decide: what counts is for how long it had.
+    let (mut spare, mut before, begin) = (Duration::ZERO, times(0), Instant::now());
+    while spare < Duration::from_secs(20) && begin.elapsed() < Duration::from_secs(100) && last.0 != 2048 {
+        const PIECE: Duration = Duration::from_secs(1);
+        std::thread::sleep(PIECE);
         last = groups(&host);
-        last.0 == 2048
-    });
-    home.unwrap_or_else(|e| panic!("{last:?}: {e}"));
+        let now = times(0);
+        let (idle, all) = (now.0 - before.0, now.1 - before.1);
+        // A little more than the monitor asks for, over the shorter time that it looks at.
+        if idle * 100 >= all * 30 {
+            spare += PIECE;
+        }
+        before = now;
+    }
+    if spare < Duration::from_secs(10) && last.0 != 2048 {
+        return eprintln!("SKIPPED: the way back: CPU 0 had time to spare for {spare:?} of {:?} only", begin.elapsed());
+    }
+    assert_eq!(last.0, 2048, "{last:?}: CPU 0 had time to spare for {spare:?}");
     assert!(last.2 >= 2048, "{last:?}");
     held.iter().for_each(ask);
     let zones = host.zones();

@@ -166,6 +166,10 @@ macro_rules! need_this {
 fn handshakes_whose_syn_and_ack_come_to_different_cpus() {
     need_this!();
     const EACH: usize = 750;
+    // The mover gets its share of a loaded machine: until enough handshakes have met a move, and not
+    // for ever.
+    const CROSSED: u64 = 300;
+    const MOST: usize = 5 * EACH;
     let stage = stage(&[("www/64", &[b'x'; 64])]);
     let mover = Mover::start(&stage.chain);
     let crossed = AtomicU64::new(0);
@@ -177,7 +181,7 @@ fn handshakes_whose_syn_and_ack_come_to_different_cpus() {
                 chain.client.within(|| {
                     let mut ports = ports(client);
                     let mut done = 0;
-                    while done < EACH {
+                    while done < EACH || (done < MOST && crossed.load(Ordering::Relaxed) < CROSSED) {
                         let (port, group) = ports.next().expect("endless");
                         let before = moves[group].load(Ordering::Relaxed);
                         let Some(mut c) = connect_from(port, to) else { continue };
@@ -199,8 +203,8 @@ fn handshakes_whose_syn_and_ack_come_to_different_cpus() {
     mover.stop();
     let (crossed, all) = (crossed.into_inner(), all.into_inner());
     println!("{all} connections, of {crossed} the ACK came to another CPU than the SYN; {moves} moves");
-    assert_eq!(all, EACH as u64 * u64::from(CLIENTS));
-    assert!(crossed >= all / 10, "{crossed} of {all}: the groups moved too slowly ({moves} moves)");
+    assert!(all >= EACH as u64 * u64::from(CLIENTS));
+    assert!(crossed >= CROSSED, "{crossed} of {all}: the groups moved too slowly ({moves} moves)");
     let zones = stage.host.zones();
     let local = |cpu| fsocket_e2e::zones::accepted(&zones, cpu, "local");
     assert!(local(0) > all / 10 && local(1) > all / 10, "{zones:#}");

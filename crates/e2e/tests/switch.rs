@@ -14,9 +14,9 @@ fn transcript(host: &Host, side: Side, cases: &[&str]) -> String {
 #[test]
 fn exec_passing_and_urgent_data() {
     let host = Host::new();
-    let stock = transcript(&host, Stock, &[]);
+    let stock = transcript(&host, Stock, &["-in_full_flow"]);
     let before = host.snapshot();
-    let ours = transcript(&host, Accel, &[]);
+    let ours = transcript(&host, Accel, &["-in_full_flow"]);
     assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
     let delta = host.snapshot().since(&before);
     if stock_mode() {
@@ -26,11 +26,30 @@ fn exec_passing_and_urgent_data() {
     // After a connection was passed the process accepts new ones over the kernel:
     // one case shows it with one connection. Everything else begins in shared
     // memory.
-    assert!(delta.get("connect_shm") >= 60 && delta.get("accept_shm") >= 60, "not over shared memory\n{delta}");
+    assert!(delta.get("connect_shm") >= 20 && delta.get("accept_shm") >= 20, "not over shared memory\n{delta}");
     assert!(delta.get("connect_kernel") <= 1 && delta.get("accept_kernel") <= 1, "over kernel TCP\n{delta}");
     assert!(delta.get("hostile_peer") == 0, "a peer was called hostile\n{delta}");
     assert!(delta.get("path_switch") >= 60, "too few connections were switched\n{delta}");
     assert!(delta.get("fallback.switch") == 0, "a path could not be switched\n{delta}");
+}
+
+/// Forty connections, whose bytes are compared; of every fourth both ends are wanted at once. If then
+/// a thread follows the first before the second has begun, that one cannot be handed over (ADR 8).
+#[test]
+fn in_full_flow() {
+    let host = Host::new();
+    let stock = transcript(&host, Stock, &["in_full_flow"]);
+    let before = host.snapshot();
+    let ours = transcript(&host, Accel, &["in_full_flow"]);
+    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
+    let delta = host.snapshot().since(&before);
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    assert!(delta.get("connect_shm") == 40 && delta.get("accept_shm") == 40, "not over shared memory\n{delta}");
+    assert!(delta.get("path_switch") >= 40 && delta.get("hostile_peer") == 0, "{delta}");
+    assert!(delta.get("fallback.switch") <= 10, "a path could not be switched\n{delta}");
 }
 
 /// Taken by `pidfd_getfd`: from a process that is no relative, from a child, from itself.

@@ -2,6 +2,7 @@
 //! memory never show the same pair of addresses, nor that of a kernel one.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::RangeInclusive;
 
 /// Ports of one lease.
@@ -29,7 +30,11 @@ fn blocks() -> impl Iterator<Item = u16> {
 impl Ports {
     /// `kernel`: as read when the monitor starts.
     pub fn new(kernel: KernelPorts) -> Ports {
-        Ports { leased: BTreeSet::new(), after: 0, kernel }
+        // Not where the monitor before this one began: ports of connections of its that have become
+        // the kernel's may be in TIME_WAIT, and then cannot be bound.
+        let preferred = blocks().filter(|first| SOURCES[0].contains(first)).count();
+        let any = RandomState::new().build_hasher().finish() as usize;
+        Ports { leased: BTreeSet::new(), after: any % preferred.max(1), kernel }
     }
 
     /// Takes a free block none of whose ports is reserved or `listened` on:
