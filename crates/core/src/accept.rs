@@ -61,7 +61,12 @@ pub unsafe fn accept(
         return Outcome::Done(match zoned {
             Some(z) => z.take_other(fd, nonblock, Peer { addr, len, flags }),
             // SAFETY: the caller's.
-            None => unsafe { from_kernel(fd, addr, len, flags) },
+            None => match (unsafe { from_kernel(fd, addr, len, flags) }, zone::of(d)) {
+                (Err(Errno::EAGAIN), Some(z)) => {
+                    z.take_waiting(fd, false, Peer { addr, len, flags }).unwrap_or(Err(Errno::EAGAIN))
+                }
+                (r, _) => r,
+            },
         });
     }
     // SAFETY: the caller's.
@@ -280,6 +285,11 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         }
         if d.spin_rx.spin(0, || l.has_syn(true)) {
             continue;
+        }
+        if let Some(z) = zone::of(d).filter(|z| z.is_guest() && !kernel_ready(fd)) {
+            if let Some(r) = z.take_waiting(fd, true, Peer { addr, len, flags }) {
+                return r;
+            }
         }
         let Some(b) = bell::get() else {
             // SAFETY: the caller's.

@@ -124,7 +124,7 @@ unsafe fn run(
     let mut kept = Kept::new(&mark);
     let mut epoch = upgrade::epoch();
     let mut kernel_n = kernels_part(fds, kernel);
-    let beside = Beside::of(fds);
+    let beside = Beside::of(fds, timeout_ns != Some(0));
     for (k, &(_, fd)) in kernel[n..].iter_mut().zip(&beside.at[..beside.n]) {
         *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
@@ -455,7 +455,7 @@ pub unsafe fn select(
             m += 1;
         }
     }
-    if !concerns_us(&fds[..m]) && Beside::of(&fds[..m]).n == 0 {
+    if !concerns_us(&fds[..m]) && Beside::of(&fds[..m], timeout_ns != Some(0)).n == 0 {
         return Outcome::Kernel;
     }
     let mut slept = false;

@@ -13,6 +13,7 @@
 //! | `zone/cpu` | which CPU a worker's zone is |
 //! | `zone/pace` | workers that are away for long |
 //! | `zone/accept` | the order of the queues |
+//! | `zone/guest` | accepting without a local listen socket beside workers that have one |
 //! | `zone/balance` | taking from the queues of busy or absent workers |
 //! | `zone/parcel` | leaving in good order where nothing migrates |
 //! | `zone/shared` | listeners that share their address by the program's own wish |
@@ -21,6 +22,7 @@
 pub mod accept;
 pub mod balance;
 mod cpu;
+mod guest;
 pub mod heir;
 mod join;
 mod pace;
@@ -92,6 +94,7 @@ pub struct Zoned {
     locals: [Local; LOCALS],
     watches: watch::List,
     peers: balance::Peers,
+    asked: guest::Asked,
     /// Guards changes, not reading.
     change: Lock<()>,
 }
@@ -382,6 +385,7 @@ impl Zoned {
             locals: [const { Local::new() }; LOCALS],
             watches: watch::List::new(),
             peers: balance::Peers::new(),
+            asked: guest::Asked::new(),
             change: Lock::new(()),
         }
     }

@@ -278,6 +278,9 @@ impl Monitor {
                 call.push(g.id);
             }
             g.holders.remove(&id);
+            if let Some(b) = &mut g.balance {
+                b.guests.remove(&id);
+            }
         }
         for (group, place) in left {
             self.unshare(group, place, id);

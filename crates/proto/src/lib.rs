@@ -168,6 +168,11 @@ pub mod kind {
     /// are already. *Sync*: `arg0` how many.
     pub const OPTIONS: u32 = 28;
 
+    /// This process accepts without a local listen socket beside those of group `id`, of which
+    /// it has shown the global one. *Sync*: fd a local one at which a connection waits;
+    /// `result` ENOENT: there is none. From now on it is told by [`NUDGE`], too.
+    pub const WAITING: u32 = 29;
+
     /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,
     /// whose worker has zone `arg1`, to steal from.
     pub const PEER: u32 = 41;

@@ -56,6 +56,12 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
         if z.state() != super::state::READY {
             return Outcome::Kernel;
         }
+        if z.is_guest() {
+            return Outcome::Done(match z.take_other(fd, nonblock, peer) {
+                Err(Errno::EAGAIN) if !nonblock => z.wait(fd, d, peer),
+                r => r,
+            });
+        }
         // As the kernel does, but we see when it returns.
         return Outcome::Done(peer.accept(fd).inspect(|_| {
             z.pace.accepted();
@@ -169,7 +175,7 @@ impl Zoned {
                 return self.accepted(n, l.cpu.load(Ordering::Relaxed), zone_accept::REMOTE);
             }
         }
-        Err(Errno::EAGAIN)
+        self.take_waiting(fd, !nonblock, peer).unwrap_or(Err(Errno::EAGAIN))
     }
 
     fn take_global(&self, fd: i32, nonblock: bool, peer: Peer) -> Result<i32> {
@@ -250,7 +256,7 @@ impl Zoned {
                 return peer.accept(fd);
             }
             // Descriptors that another thread closes do not wake us.
-            if process::nonce() == 0 || self.own().is_none() {
+            if process::nonce() == 0 || self.own().is_none() && !self.is_guest() {
                 return peer.accept(fd);
             }
         }

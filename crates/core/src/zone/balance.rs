@@ -368,6 +368,14 @@ impl Zoned {
         }
     }
 
+    /// A connection was accepted from the queue of a worker.
+    pub(super) fn took_from(&self, place: u32) {
+        self.map_balance();
+        if let Some(q) = self.balance().and_then(|b| queue(b, place)) {
+            q.taken.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// At the start of an `accept`: a turn for a busy zone, after so many local ones.
     #[inline]
     pub(super) fn take_for_balance(&self, l: &Local, peer: Peer) -> Option<Result<i32>> {

@@ -383,7 +383,10 @@ fn beside(fd: i32, events: i16) -> Option<(&'static Zoned, [i32; 3])> {
     }
     let d = table::lookup(fd)?;
     let z = of(d)?;
-    z.worker(fd, How::Sleeping).map(|l| (z, [l.fd(), z.parcels(), z.peers_fd()]))
+    match z.worker(fd, How::Sleeping) {
+        Some(l) => Some((z, [l.fd(), z.parcels(), z.peers_fd()])),
+        None => z.is_guest().then_some((z, [-1; 3])),
+    }
 }
 
 /// Extra entries for `poll`.
@@ -393,13 +396,15 @@ pub const EXTRA: usize = 16;
 pub struct Beside {
     pub n: usize,
     pub at: [(usize, i32); EXTRA],
+    /// The call may sleep.
+    sleeps: bool,
     /// Which of them stands for the peers of a listener; see `balance`.
     peers: [Option<&'static Zoned>; EXTRA],
 }
 
 impl Beside {
-    pub fn of(fds: &[libc::pollfd]) -> Beside {
-        let mut b = Beside { n: 0, at: [(0, -1); EXTRA], peers: [None; EXTRA] };
+    pub fn of(fds: &[libc::pollfd], sleeps: bool) -> Beside {
+        let mut b = Beside { n: 0, at: [(0, -1); EXTRA], sleeps, peers: [None; EXTRA] };
         if !super::enabled() || used().is_empty() {
             return b;
         }
@@ -439,7 +444,7 @@ pub unsafe fn poll(
     mask: *const libc::sigset_t,
 ) -> Option<Result<usize>> {
     const MAX: usize = 256;
-    let b = Beside::of(fds);
+    let b = Beside::of(fds, timeout_ns != Some(0));
     if b.n == 0 || fds.len() + EXTRA + 1 > MAX {
         return None;
     }
@@ -451,12 +456,16 @@ pub unsafe fn poll(
     }
     let deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
     let control = n + b.n;
+    let mut asks = b.peers[..b.n].iter().flatten().any(|z| z.is_guest());
     loop {
         all[control].fd = if ctl::dead() { -1 } else { ctl::fd() };
         all[control].events = libc::POLLIN;
         b.arm(&mut all[n..]);
         balance::before_sleep();
-        let left = balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
+        let left = match core::mem::take(&mut asks) {
+            true => Some(0),
+            false => balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns()))),
+        };
         // SAFETY: the entries are there; the caller's mask.
         let wait = || unsafe { sys::ppoll(all.as_mut_ptr(), control + 1, left, mask) };
         if let Err(e) = asleep::sleep(&On::default(), wait) {
@@ -481,7 +490,8 @@ pub unsafe fn poll(
 pub fn fold(fds: &mut [libc::pollfd], b: &Beside, extra: &[libc::pollfd]) {
     for ((&(i, _), e), peers) in b.at[..b.n].iter().zip(extra).zip(b.peers) {
         let spoke = e.revents & libc::POLLIN != 0;
-        if peers.map_or(spoke, |z| z.peers_spoke(spoke)) {
+        let asks = |z: &Zoned| fds[i].revents == 0 && z.has_waiting(fds[i].fd, b.sleeps);
+        if peers.map_or(spoke, |z| z.peers_spoke(spoke) || asks(z)) {
             fds[i].revents |= fds[i].events & (libc::POLLIN | libc::POLLRDNORM);
         }
     }

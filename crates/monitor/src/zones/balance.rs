@@ -90,6 +90,8 @@ pub(super) struct Balance {
     mem: Mapping,
     /// By place.
     shared: BTreeMap<u32, Shared>,
+    /// Who accepts without being a worker, and has found nothing; told once.
+    pub(super) guests: BTreeSet<ConnId>,
     /// Somebody rings when something comes.
     napping: bool,
 }
@@ -99,6 +101,8 @@ pub(super) struct Balance {
 struct Found {
     /// A connection waits for a worker that has not looked since the last time.
     stuck: bool,
+    /// A connection waits.
+    waits: bool,
     moves: Vec<(u32, u32)>,
 }
 
@@ -109,7 +113,7 @@ fn bit(place: u32) -> u64 {
 impl Balance {
     pub(super) fn new(mem: impl AsFd) -> std::io::Result<Balance> {
         let mem = Mapping::new(mem, BALANCE_SIZE)?;
-        Ok(Balance { mem, shared: BTreeMap::new(), napping: false })
+        Ok(Balance { mem, shared: BTreeMap::new(), guests: BTreeSet::new(), napping: false })
     }
 
     fn word(&self, off: usize) -> &AtomicU32 {
@@ -138,7 +142,7 @@ impl Balance {
     /// The limit is the application's backlog over the zones (3.3.1).
     fn set_limits(&self, knobs: &Knobs) {
         let limit = match self.shared.values().next() {
-            Some(first) if self.shared.len() > 1 => {
+            Some(first) if self.shared.len() > 1 || !self.guests.is_empty() => {
                 let backlog = listener::backlog(first.socket.as_raw_fd()).map_or(0, |(limit, _)| limit);
                 (backlog / self.shared.len() as u32).clamp(1, 0x7fff)
             }
@@ -228,6 +232,7 @@ impl Balance {
                 }
             }
             let looked = q.looked.load(Ordering::Relaxed);
+            found.waits |= length > 0;
             found.stuck |= length > 0 && s.length > 0 && looked == s.looked;
             (s.added, s.looked, s.length) = (added, looked, length);
             // 3.3.2: each zone that is not busy takes from the one it stole from most.
@@ -339,6 +344,25 @@ impl Monitor {
         }
     }
 
+    /// [`kind::WAITING`]: a connection is there now, or he is told when one is.
+    pub(crate) fn waiting(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let g = self.zones.all.get_mut(&msg.id).filter(|g| g.holders.contains(&id)).ok_or(Errno::NOENT)?;
+        let b = g.balance.as_mut().ok_or(Errno::NOENT)?;
+        let length = |s: &Shared| listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| n);
+        let waits =
+            |b: &Balance| b.shared.iter().find(|(_, s)| length(s) > 0).map(|(place, s)| (*place, s.socket.clone()));
+        let mut found = waits(b);
+        if found.is_none() && b.guests.insert(id) {
+            b.set_limits(&self.config.balance);
+            b.lie_down();
+            // From here on it is counted what comes.
+            found = waits(b);
+            self.zones.balance_at(Instant::now() + self.config.balance.interval);
+        }
+        let (place, socket) = found.ok_or(Errno::NOENT)?;
+        Ok((Msg { arg0: place.into(), ..reply(msg) }, Some(socket)))
+    }
+
     /// [`kind::PEER_CLOSED`].
     pub(crate) fn peer_closed(&mut self, id: ConnId, msg: &Msg) {
         if self.zones.all.get(&msg.id).is_some_and(|g| g.holders.contains(&id)) {
@@ -380,6 +404,9 @@ impl Monitor {
             again |= !b.napping;
             zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
             moves.extend(found.moves.into_iter().map(|(from, to)| Move { netns: g.netns, from, to }));
+            if found.waits {
+                nudges.extend(std::mem::take(&mut b.guests).into_iter().map(|conn| (g.id, conn)));
+            }
             if found.stuck {
                 nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
             }

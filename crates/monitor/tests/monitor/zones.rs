@@ -65,6 +65,37 @@ fn a_worker_that_ends_is_forgotten_and_the_others_are_told() {
 }
 
 #[test]
+fn who_is_no_worker_gets_what_waits_for_one_and_is_told() {
+    if !may_load() {
+        return;
+    }
+    let d = Daemon::start();
+    let (mut worker, mut guest, mut other) = (d.process_with_arena(), d.process_with_arena(), d.process_with_arena());
+    let (global, port) = listener();
+    let local = local_of(global.as_fd());
+    let (answer, program) = worker.request(Msg::new(kind::GROUP), Some(global.as_fd()));
+    let group = answer.id;
+    fsocket_zones::classic::attach_loaded(global.as_raw_fd(), program.expect("a program").as_raw_fd()).unwrap();
+    let msg = |kind| Msg { id: group, ..Msg::new(kind) };
+    assert_eq!(worker.request(msg(kind::LOCAL), Some(local.as_fd())).0.arg0, 1);
+    assert_eq!(worker.request(msg(kind::BALANCE), None).0.result, 0);
+    let waiting = |p: &mut Proc| p.request(msg(kind::WAITING), None);
+    assert_eq!(waiting(&mut other).0.result, errno(Errno::NOENT), "has not shown the global one");
+    assert_eq!(guest.request(Msg::new(kind::GROUP), Some(global.as_fd())).0.id, group);
+    assert_eq!(waiting(&mut guest).0.result, errno(Errno::NOENT), "not shared yet");
+    worker.tell(Msg { arg0: 1, ..msg(kind::SHARE) }, Some(local.as_fd()));
+    worker.sync();
+    assert_eq!(waiting(&mut guest).0.result, errno(Errno::NOENT), "nothing waits");
+    let _client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let told = (0..8).map(|_| guest.wait_unasked().0).find(|told| told.kind == kind::NUDGE);
+    assert_eq!(told.map(|told| told.id), Some(group));
+    let (answer, socket) = waiting(&mut guest);
+    assert_eq!((answer.result, answer.arg0), (0, 1));
+    rustix::net::accept(socket.expect("a socket")).unwrap();
+    assert_eq!(waiting(&mut guest).0.result, errno(Errno::NOENT), "taken");
+}
+
+#[test]
 fn somebody_elses_group_and_other_sockets_are_refused() {
     if !may_load() {
         return;

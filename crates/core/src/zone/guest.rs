@@ -1,0 +1,96 @@
+//! Accepting without a local listen socket beside workers that have theirs (a worker on
+//! trial, a master that accepts now and then): before it is said that nothing waits, and
+//! before a sleep, the monitor is asked for a worker's socket at which something does.
+
+use super::accept::Peer;
+use super::{balance, state, Zoned};
+use crate::{ctl, process};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::zone_accept;
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// After so many questions in vain there is one in [`SELDOM`] nanoseconds.
+const OFTEN: u32 = 32;
+const SELDOM: u64 = 10_000_000;
+/// Sockets tried; somebody else may be faster at each.
+const TRIES: usize = 4;
+
+/// How often the monitor is asked.
+pub struct Asked {
+    in_vain: AtomicU32,
+    at: AtomicU64,
+}
+
+impl Asked {
+    #[allow(clippy::new_without_default)] // only ever in statics
+    pub const fn new() -> Asked {
+        Asked { in_vain: AtomicU32::new(0), at: AtomicU64::new(0) }
+    }
+    fn may(&self) -> bool {
+        self.in_vain.load(Ordering::Relaxed) < OFTEN
+            || sys::now_ns().saturating_sub(self.at.load(Ordering::Relaxed)) >= SELDOM
+    }
+    fn answered(&self, found: bool) {
+        if found {
+            return self.in_vain.store(0, Ordering::Relaxed);
+        }
+        if self.in_vain.fetch_add(1, Ordering::Relaxed) >= OFTEN {
+            self.in_vain.store(OFTEN, Ordering::Relaxed);
+            self.at.store(sys::now_ns(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Zoned {
+    /// Has the calling thread no local listen socket where others have?
+    pub fn is_guest(&self) -> bool {
+        self.state() == state::READY
+            && balance::enabled()
+            && !self.is_shared()
+            && self.own().is_none()
+            && self.page().is_some_and(|p| p.any())
+            && !ctl::dead()
+    }
+
+    /// A worker's socket at which something waits, and its place. `sleeps`: else the caller
+    /// goes to sleep, and the monitor tells it when something comes.
+    fn waiting(&self, fd: i32, sleeps: bool) -> Option<(i32, u32)> {
+        if !self.is_guest() || !(sleeps || self.asked.may()) {
+            return None;
+        }
+        let known =
+            self.group.load(Ordering::Relaxed) != 0 || self.ask_group(fd, false).is_ok_and(|(_, selects)| selects);
+        let found = known.then(|| {
+            let mut m = Msg::new(msg::WAITING);
+            m.id = self.group.load(Ordering::Relaxed);
+            ctl::request(m, None).ok().and_then(|(m, fd)| Some((process::high_fd(fd?), m.arg0 as u32)))
+        });
+        let found = found.flatten();
+        self.asked.answered(found.is_some());
+        found
+    }
+
+    /// A connection that waits for a worker. None: there is none, or this is one.
+    pub fn take_waiting(&self, fd: i32, sleeps: bool, peer: Peer) -> Option<Result<i32>> {
+        for _ in 0..TRIES {
+            let (socket, place) = self.waiting(fd, sleeps)?;
+            let r = peer.accept(socket);
+            process::close_own(socket);
+            match r {
+                Ok(n) => {
+                    self.took_from(place);
+                    return Some(self.accepted(n, sys::cpu::current().saturating_sub(1), zone_accept::STOLEN));
+                }
+                Err(Errno::EAGAIN) => {}
+                Err(e) => return Some(Err(e)),
+            }
+        }
+        None
+    }
+
+    /// Would [`Zoned::take_waiting`] get one?
+    pub fn has_waiting(&self, fd: i32, sleeps: bool) -> bool {
+        self.waiting(fd, sleeps).map(|(socket, _)| process::close_own(socket)).is_some()
+    }
+}
