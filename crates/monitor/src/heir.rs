@@ -24,12 +24,14 @@ impl Monitor {
         if !client.holds.contains(&listener) {
             return Ok(());
         }
-        let is_heir = |c: &crate::clients::Client| c.nonce == msg.id && !c.greeted && c.is_heir;
+        // It may have said HELLO, and even LISTEN: its socket may be read before this one.
+        let is_heir = |c: &crate::clients::Client| c.nonce == msg.id && c.heir_of == Some(id);
         let heir = self.clients.family_members(family).into_iter().find(|m| self.clients.get(*m).is_some_and(is_heir));
         let heir = heir.ok_or(Misbehaved("KEEP for nobody"))?;
         if let (Some(c), Some(l)) = (self.clients.get_mut(heir), self.listeners.get_mut(listener)) {
-            c.holds.insert(listener);
-            c.unclaimed.insert(listener);
+            if c.holds.insert(listener) {
+                c.unclaimed.insert(listener);
+            }
             l.holders.insert(heir);
         }
         Ok(())

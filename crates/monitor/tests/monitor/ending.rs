@@ -181,6 +181,31 @@ fn an_heir_takes_what_it_claims_and_no_more() {
     wait_until("the connection ends with the heir", || ch.status(0, SERVER) != 0);
 }
 
+/// The monitor may read what the heir says before the last words of the program before it.
+#[test]
+fn an_heir_that_is_heard_first_loses_nothing() {
+    let mut s = scene();
+    let (second, other_port) = listener();
+    let other = s.server.listen(&second);
+    let mut next = s.server.announce(true);
+    s.server.sync();
+    next.hello();
+    assert_eq!(next.listen(&s._socket), s.listener);
+    for l in [s.listener, other] {
+        s.server.tell(Msg { id: next.nonce, arg0: l, ..Msg::new(kind::KEEP) }, None);
+    }
+    s.server.sync();
+    let Scene { server, ch: _ch, d, client: _client, listener, port, .. } = s;
+    drop(server.fd);
+    assert_eq!(next.request(Msg::new(kind::SETTLED), None).0.result, 0);
+    // (Not the second one, for which the next program has no descriptor.)
+    let mut c = d.process();
+    assert_eq!(c.connect_to(v4([127, 0, 0, 1], port), 0).0.result, 0);
+    let nowhere = rustix::io::Errno::NOENT.raw_os_error();
+    assert_eq!(c.connect_to(v4([127, 0, 0, 1], other_port), 0).0.result, nowhere, "nobody claimed it");
+    next.work(listener);
+}
+
 #[test]
 fn uncounted_holders_end_with_the_family() {
     let s = scene();

@@ -269,7 +269,8 @@ impl Proc {
         next
     }
 
-    fn announce(&mut self, heir: bool) -> Proc {
+    /// One that says nothing yet.
+    pub fn announce(&mut self, heir: bool) -> Proc {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let child = Proc::on(ours);
