@@ -259,8 +259,13 @@ pub fn leave(d: &Desc) -> bool {
 
 /// `shutdown` of a listener: for all processes that share it.
 pub fn shut(d: &Desc) {
-    if let Some(p) = of(d).and_then(|z| z.page()) {
+    if let Some((z, p)) = of(d).and_then(|z| Some((z, z.page()?))) {
         p.shut.store(1, Ordering::Release);
+        if !z.is_shared() {
+            // Now: what waits there goes to the global one, and ends with it.
+            z.leave_all();
+            z.shut_others(p);
+        }
     }
     closed(d);
 }
@@ -320,11 +325,7 @@ pub fn has_workers() -> bool {
 
 /// The program ends: what waits for this worker is not lost with it.
 pub fn at_exit() {
-    for z in used() {
-        while let Some(l) = z.locals().next() {
-            z.leave(l);
-        }
-    }
+    used().iter().for_each(Zoned::leave_all);
 }
 
 /// In a forked child: the parent's local listen sockets are not ours.
@@ -445,6 +446,10 @@ impl Zoned {
             count(why);
         }
         self.leave_membership();
+        self.leave_all();
+    }
+
+    fn leave_all(&self) {
         while let Some(l) = self.locals().next() {
             self.leave(l);
         }
@@ -452,9 +457,7 @@ impl Zoned {
 
     fn end(&self) {
         self.leave_membership();
-        while let Some(l) = self.locals().next() {
-            self.leave(l);
-        }
+        self.leave_all();
         self.drop_parcel();
         let guard = self.guard.swap(-1, Ordering::AcqRel);
         if guard >= 0 {

@@ -59,6 +59,7 @@ impl Monitor {
             kind::LOCAL => self.local(id, &msg, fd),
             kind::CLONE => self.clone_listener(&msg, fd),
             kind::BALANCE => self.balance(id, &msg),
+            kind::SHUT => self.shut_group(id, &msg),
             kind::WAITING => self.waiting(id, &msg),
             kind::ARRIVES => {
                 self.arrives_in(id, &msg);

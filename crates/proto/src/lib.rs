@@ -173,6 +173,11 @@ pub mod kind {
     /// `result` ENOENT: there is none. From now on it is told by [`NUDGE`], too.
     pub const WAITING: u32 = 29;
 
+    /// The global listen socket of group `id`, which this process has shown, is about to be
+    /// shut down: the local ones that the monitor holds are, and their workers are told.
+    /// *Sync*.
+    pub const SHUT: u32 = 30;
+
     /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,
     /// whose worker has zone `arg1`, to steal from.
     pub const PEER: u32 = 41;

@@ -124,6 +124,9 @@ impl Zoned {
     #[inline]
     pub fn take_own(&self, fd: i32, peer: Peer) -> Option<Result<i32>> {
         let l = self.own()?;
+        if self.is_shut() {
+            return None;
+        }
         self.follow(fd, l);
         if let Some(r) = self.take_for_balance(l, peer) {
             return Some(r);

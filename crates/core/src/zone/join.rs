@@ -343,6 +343,26 @@ impl Zoned {
         }
     }
 
+    /// The global listen socket is about to be shut down here: so are those of the workers.
+    pub(super) fn shut_others(&self, page: &Page) {
+        let fd = self.fd.load(Ordering::Relaxed);
+        if !page.any() || self.group.load(Ordering::Relaxed) == 0 && self.ask_group(fd, false).is_err() {
+            return;
+        }
+        let mut m = Msg::new(msg::SHUT);
+        m.id = self.group.load(Ordering::Relaxed);
+        let _ = ctl::request(m, None);
+    }
+
+    /// A relative has shut down the global listen socket. True: there are no local ones.
+    pub(super) fn is_shut(&self) -> bool {
+        let shut = !self.is_shared() && self.page().is_some_and(|p| p.shut.load(Ordering::Acquire) != 0);
+        if shut {
+            self.leave_all();
+        }
+        shut
+    }
+
     /// The worker stopped waiting for connections, but keeps the listener: others
     /// must get what comes.
     pub(super) fn step_back(&self, l: &Local) {

@@ -325,6 +325,7 @@ pub fn look(group: u64) {
         g == group || g == 0
     }) {
         z.ask_again();
+        z.is_shut();
         TOLD.store(true, Ordering::Relaxed);
         for w in z.watches.iter() {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));

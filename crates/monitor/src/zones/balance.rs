@@ -363,6 +363,18 @@ impl Monitor {
         Ok((Msg { arg0: place.into(), ..reply(msg) }, Some(socket)))
     }
 
+    /// [`kind::SHUT`].
+    pub(crate) fn shut_group(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let g =
+            self.zones.all.get(&msg.id).filter(|g| g.own.is_none() && g.holders.contains(&id)).ok_or(Errno::NOENT)?;
+        for s in g.balance.iter().flat_map(|b| b.shared.values()) {
+            let _ = rustix::net::shutdown(&*s.socket, rustix::net::Shutdown::Read);
+        }
+        self.zones.call(msg.id);
+        self.zones_look();
+        Ok((reply(msg), None))
+    }
+
     /// [`kind::PEER_CLOSED`].
     pub(crate) fn peer_closed(&mut self, id: ConnId, msg: &Msg) {
         if self.zones.all.get(&msg.id).is_some_and(|g| g.holders.contains(&id)) {

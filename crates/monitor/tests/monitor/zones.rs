@@ -93,6 +93,11 @@ fn who_is_no_worker_gets_what_waits_for_one_and_is_told() {
     assert_eq!((answer.result, answer.arg0), (0, 1));
     rustix::net::accept(socket.expect("a socket")).unwrap();
     assert_eq!(waiting(&mut guest).0.result, errno(Errno::NOENT), "taken");
+    // And one that shuts the global one down.
+    assert_eq!(other.request(msg(kind::SHUT), None).0.result, errno(Errno::NOENT));
+    assert!(rustix::net::sockopt::socket_acceptconn(&local).unwrap());
+    assert_eq!(guest.request(msg(kind::SHUT), None).0.result, 0);
+    assert!(!rustix::net::sockopt::socket_acceptconn(&local).unwrap());
 }
 
 #[test]
