@@ -4,7 +4,7 @@ use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::table::{kind, Desc};
 use crate::{ctl, foreign, process, stats};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::{kind as msg, Addr, Msg};
@@ -33,8 +33,8 @@ pub struct Listener {
     /// Taken from the own queue since the last turn of a busy worker's.
     fair: AtomicU32,
     pub any: AtomicBool,
-    /// The program's own backlog, as the kernel has taken it; negative: not known.
-    backlog: AtomicI32,
+    /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
+    backlog: AtomicU32,
     addr: Lock<Addr>,
 }
 
@@ -48,7 +48,7 @@ static LISTENERS: [Listener; MAX] = [const {
         since_kernel: AtomicU32::new(0),
         fair: AtomicU32::new(0),
         any: AtomicBool::new(false),
-        backlog: AtomicI32::new(-1),
+        backlog: AtomicU32::new(0),
         addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
     }
 }; MAX];
@@ -296,14 +296,14 @@ impl Listener {
     }
 
     fn note_backlog(&self, fd: i32) {
-        let limit = fsocket_zones::listener::backlog(fd).map_or(-1, |(limit, _)| limit.min(i32::MAX as u32) as i32);
+        let limit = fsocket_zones::listener::backlog(fd).map_or(0, |(limit, _)| limit.min(i32::MAX as u32) + 1);
         self.backlog.store(limit, Ordering::Relaxed);
     }
 
     /// The program's own backlog. Not what the kernel says now: a relative may have raised
     /// it for a moment.
     pub fn backlog(&self) -> Option<i32> {
-        Some(self.backlog.load(Ordering::Relaxed)).filter(|limit| *limit >= 0)
+        self.backlog.load(Ordering::Relaxed).checked_sub(1).map(|limit| limit as i32)
     }
 
     pub fn addr(&self) -> Addr {
