@@ -22,6 +22,8 @@ static LATER: AtomicBool = AtomicBool::new(false);
 /// When to look for the monitor again, and how long it was not there before.
 static LATER_AT: AtomicU64 = AtomicU64::new(0);
 const LATER_PAUSE: u64 = 1_000_000_000;
+/// How long a thread waits for another one that looks for it, nanoseconds.
+const LOOKING_FOR: u64 = 100_000_000;
 
 /// Bytes of a Unix socket's path.
 const PATH_MAX: usize = 108;
@@ -55,7 +57,7 @@ pub fn same_path(path: Option<&[u8]>) -> bool {
 /// was nothing to announce (a server that goes into the background before it
 /// listens), or whose parent's has died, finds it now.
 pub fn wanted() {
-    if LATER.load(Ordering::Relaxed) {
+    if LATER.load(Ordering::Relaxed) || LOOKING.load(Ordering::Relaxed) != 0 {
         look_for_it();
     }
 }
@@ -65,12 +67,36 @@ pub fn may_come() -> bool {
     dead() && LATER.load(Ordering::Relaxed)
 }
 
+/// Thread that is looking for it; 0: none.
+static LOOKING: AtomicU64 = AtomicU64::new(0);
+
 #[cold]
 fn look_for_it() {
     let now = sys::now_ns();
-    if now < LATER_AT.load(Ordering::Relaxed) || !LATER.swap(false, Ordering::AcqRel) {
+    if now < LATER_AT.load(Ordering::Relaxed) && LOOKING.load(Ordering::Relaxed) == 0 {
         return;
     }
+    let me = process::thread();
+    if LOOKING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        // Another thread will know in a moment; what is left to the kernel now (a listener) may stay
+        // there. Not for one that this very thread was looking for, before the signal.
+        // (Acquire: pairs with the release below.)
+        while ![0, me].contains(&LOOKING.load(Ordering::Acquire)) {
+            if sys::now_ns().saturating_sub(now) > LOOKING_FOR {
+                return;
+            }
+            sys::nanosleep(20_000);
+        }
+        return;
+    }
+    if now >= LATER_AT.load(Ordering::Relaxed) && LATER.swap(false, Ordering::AcqRel) {
+        find_it(now);
+    }
+    // Release: what was found, for those that wait.
+    LOOKING.store(0, Ordering::Release);
+}
+
+fn find_it(now: u64) {
     let Ok((len, path)) = PATH.lock().map(|p| *p) else { return };
     match connect(&path[..len.min(PATH_MAX)]) {
         Ok(fd) => {
@@ -385,6 +411,7 @@ pub fn become_child(own: Option<i32>) {
         process::close_own(old);
     }
     PENDING_SEEN.store(0, Ordering::Relaxed);
+    LOOKING.store(0, Ordering::Relaxed);
     route::clear();
     PATH.reset_after_fork();
     LATER.store(own.is_none() && (LATER.load(Ordering::Relaxed) || old >= 0), Ordering::Release);
