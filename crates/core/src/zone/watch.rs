@@ -489,11 +489,19 @@ pub unsafe fn poll(
 /// What the local sockets say, into the entries of the global ones. `extra`: as
 /// the kernel has filled it.
 pub fn fold(fds: &mut [libc::pollfd], b: &Beside, extra: &[libc::pollfd]) {
+    const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
     for ((&(i, _), e), peers) in b.at[..b.n].iter().zip(extra).zip(b.peers) {
         let spoke = e.revents & libc::POLLIN != 0;
-        let asks = |z: &Zoned| fds[i].revents == 0 && z.has_waiting(fds[i].fd, b.sleeps);
-        if peers.map_or(spoke, |z| z.peers_spoke(spoke) || asks(z)) {
-            fds[i].revents |= fds[i].events & (libc::POLLIN | libc::POLLRDNORM);
+        if peers.map_or(spoke, |z| z.peers_spoke(spoke)) {
+            fds[i].revents |= fds[i].events & READ;
+        }
+    }
+    for (&(i, _), z) in b.at[..b.n].iter().zip(b.peers).filter_map(|(at, peers)| Some((at, peers?))) {
+        if fds[i].revents == 0 {
+            let nothing = fds.iter().all(|p| p.revents == 0);
+            if z.has_waiting(fds[i].fd, b.sleeps && nothing) {
+                fds[i].revents |= fds[i].events & READ;
+            }
         }
     }
 }
