@@ -65,6 +65,8 @@ struct Group {
     families: BTreeSet<FamilyId>,
     /// From a monitor before this one.
     taken_over: bool,
+    /// Who accepts without being a worker, and has found nothing; told once.
+    guests: BTreeSet<ConnId>,
     /// Once a worker has asked for it.
     balance: Option<balance::Balance>,
 }
@@ -200,6 +202,7 @@ impl Monitor {
             holders: BTreeSet::new(),
             families: BTreeSet::new(),
             taken_over: false,
+            guests: BTreeSet::new(),
             balance: None,
         };
         self.zones.all.insert(id, group);
@@ -278,9 +281,7 @@ impl Monitor {
                 call.push(g.id);
             }
             g.holders.remove(&id);
-            if let Some(b) = &mut g.balance {
-                b.guests.remove(&id);
-            }
+            g.guests.remove(&id);
         }
         for (group, place) in left {
             self.unshare(group, place, id);

@@ -170,7 +170,7 @@ pub mod kind {
 
     /// This process accepts without a local listen socket beside those of group `id`, of which
     /// it has shown the global one. *Sync*: fd a local one at which a connection waits;
-    /// `result` ENOENT: there is none. From now on it is told by [`NUDGE`], too.
+    /// `result` EAGAIN: there is none, and it is told once by [`NUDGE`]; ENOENT: nobody tells.
     pub const WAITING: u32 = 29;
 
     /// The global listen socket of group `id`, which this process has shown, is about to be

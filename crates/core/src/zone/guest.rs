@@ -5,7 +5,7 @@
 use super::accept::Peer;
 use super::{balance, state, Zoned};
 use crate::{ctl, process};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::zone_accept;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -20,22 +20,26 @@ const TRIES: usize = 4;
 pub struct Asked {
     in_vain: AtomicU32,
     at: AtomicU64,
+    /// It cannot tell.
+    refused: AtomicBool,
 }
 
 impl Asked {
     #[allow(clippy::new_without_default)] // only ever in statics
     pub const fn new() -> Asked {
-        Asked { in_vain: AtomicU32::new(0), at: AtomicU64::new(0) }
+        Asked { in_vain: AtomicU32::new(0), at: AtomicU64::new(0), refused: AtomicBool::new(false) }
     }
-    fn may(&self) -> bool {
-        self.in_vain.load(Ordering::Relaxed) < OFTEN
+    fn may(&self, sleeps: bool) -> bool {
+        sleeps && !self.refused.load(Ordering::Relaxed)
+            || self.in_vain.load(Ordering::Relaxed) < OFTEN
             || sys::now_ns().saturating_sub(self.at.load(Ordering::Relaxed)) >= SELDOM
     }
-    fn answered(&self, found: bool) {
+    fn answered(&self, found: bool, refused: bool) {
+        self.refused.store(refused, Ordering::Relaxed);
         if found {
             return self.in_vain.store(0, Ordering::Relaxed);
         }
-        if self.in_vain.fetch_add(1, Ordering::Relaxed) >= OFTEN {
+        if refused || self.in_vain.fetch_add(1, Ordering::Relaxed) >= OFTEN {
             self.in_vain.store(OFTEN, Ordering::Relaxed);
             self.at.store(sys::now_ns(), Ordering::Relaxed);
         }
@@ -49,26 +53,27 @@ impl Zoned {
             && balance::enabled()
             && !self.is_shared()
             && self.own().is_none()
-            && self.page().is_some_and(|p| p.any())
+            && self.page().is_some_and(|p| p.selected.load(Ordering::Relaxed) != 0 && p.any())
             && !ctl::dead()
     }
 
     /// A worker's socket at which something waits, and its place. `sleeps`: else the caller
     /// goes to sleep, and the monitor tells it when something comes.
     fn waiting(&self, fd: i32, sleeps: bool) -> Option<(i32, u32)> {
-        if !self.is_guest() || !(sleeps || self.asked.may()) {
+        if !self.is_guest() || !self.asked.may(sleeps) {
             return None;
         }
-        let known =
-            self.group.load(Ordering::Relaxed) != 0 || self.ask_group(fd, false).is_ok_and(|(_, selects)| selects);
-        let found = known.then(|| {
-            let mut m = Msg::new(msg::WAITING);
-            m.id = self.group.load(Ordering::Relaxed);
-            ctl::request(m, None).ok().and_then(|(m, fd)| Some((process::high_fd(fd?), m.arg0 as u32)))
-        });
-        let found = found.flatten();
-        self.asked.answered(found.is_some());
-        found
+        let answer = match self.group.load(Ordering::Relaxed) != 0 || self.ask_group(fd, false).is_ok_and(|g| g.1) {
+            true => {
+                let mut m = Msg::new(msg::WAITING);
+                m.id = self.group.load(Ordering::Relaxed);
+                ctl::request(m, None)
+            }
+            false => Err(Errno::ENOENT),
+        };
+        self.asked.answered(answer.is_ok(), !matches!(answer, Ok(_) | Err(Errno::EAGAIN)));
+        let (m, socket) = answer.ok()?;
+        Some((process::high_fd(socket?), m.arg0 as u32))
     }
 
     /// A connection that waits for a worker. None: there is none, or this is one.

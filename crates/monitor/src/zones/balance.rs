@@ -90,8 +90,6 @@ pub(super) struct Balance {
     mem: Mapping,
     /// By place.
     shared: BTreeMap<u32, Shared>,
-    /// Who accepts without being a worker, and has found nothing; told once.
-    pub(super) guests: BTreeSet<ConnId>,
     /// Somebody rings when something comes.
     napping: bool,
 }
@@ -113,7 +111,7 @@ fn bit(place: u32) -> u64 {
 impl Balance {
     pub(super) fn new(mem: impl AsFd) -> std::io::Result<Balance> {
         let mem = Mapping::new(mem, BALANCE_SIZE)?;
-        Ok(Balance { mem, shared: BTreeMap::new(), guests: BTreeSet::new(), napping: false })
+        Ok(Balance { mem, shared: BTreeMap::new(), napping: false })
     }
 
     fn word(&self, off: usize) -> &AtomicU32 {
@@ -140,9 +138,9 @@ impl Balance {
     }
 
     /// The limit is the application's backlog over the zones (3.3.1).
-    fn set_limits(&self, knobs: &Knobs) {
+    fn set_limits(&self, knobs: &Knobs, guests: bool) {
         let limit = match self.shared.values().next() {
-            Some(first) if self.shared.len() > 1 || !self.guests.is_empty() => {
+            Some(first) if self.shared.len() > 1 || guests => {
                 let backlog = listener::backlog(first.socket.as_raw_fd()).map_or(0, |(limit, _)| limit);
                 (backlog / self.shared.len() as u32).clamp(1, 0x7fff)
             }
@@ -309,7 +307,7 @@ impl Monitor {
         let balance = g.balance.as_mut()?;
         let socket = Rc::new(fd.keep());
         balance.enter(place, socket.clone());
-        balance.set_limits(&self.config.balance);
+        balance.set_limits(&self.config.balance, !g.guests.is_empty());
         balance.lie_down();
         let peer = |place: u32, cpu: u32, fd: &Rc<OwnedFd>| {
             let msg = Msg { id: g.id, arg0: place.into(), arg1: cpu.into(), ..Msg::new(kind::PEER) };
@@ -337,7 +335,7 @@ impl Monitor {
         if !balance.leave(place) {
             return;
         }
-        balance.set_limits(&self.config.balance);
+        balance.set_limits(&self.config.balance, !g.guests.is_empty());
         let msg = Msg { id: group, arg0: place.into(), ..Msg::new(kind::PEER_GONE) };
         for other in g.conns_that_share().into_iter().filter(|other| *other != owner) {
             self.clients.send(other, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
@@ -346,20 +344,23 @@ impl Monitor {
 
     /// [`kind::WAITING`]: a connection is there now, or he is told when one is.
     pub(crate) fn waiting(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let g = self.zones.all.get_mut(&msg.id).filter(|g| g.holders.contains(&id)).ok_or(Errno::NOENT)?;
-        let b = g.balance.as_mut().ok_or(Errno::NOENT)?;
+        let off = self.config.balance.off;
+        let known = self.zones.all.get_mut(&msg.id).filter(|g| !off && g.own.is_none() && g.holders.contains(&id));
+        let g = known.ok_or(Errno::NOENT)?;
         let length = |s: &Shared| listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| n);
         let waits =
             |b: &Balance| b.shared.iter().find(|(_, s)| length(s) > 0).map(|(place, s)| (*place, s.socket.clone()));
-        let mut found = waits(b);
-        if found.is_none() && b.guests.insert(id) {
-            b.set_limits(&self.config.balance);
-            b.lie_down();
-            // From here on it is counted what comes.
-            found = waits(b);
+        let mut found = g.balance.as_ref().and_then(waits);
+        if found.is_none() && g.guests.insert(id) {
+            if let Some(b) = &mut g.balance {
+                b.set_limits(&self.config.balance, true);
+                b.lie_down();
+                // From here on it is counted what comes.
+                found = waits(b);
+            }
             self.zones.balance_at(Instant::now() + self.config.balance.interval);
         }
-        let (place, socket) = found.ok_or(Errno::NOENT)?;
+        let (place, socket) = found.ok_or(Errno::AGAIN)?;
         Ok((Msg { arg0: place.into(), ..reply(msg) }, Some(socket)))
     }
 
@@ -417,7 +418,7 @@ impl Monitor {
             zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
             moves.extend(found.moves.into_iter().map(|(from, to)| Move { netns: g.netns, from, to }));
             if found.waits {
-                nudges.extend(std::mem::take(&mut b.guests).into_iter().map(|conn| (g.id, conn)));
+                nudges.extend(std::mem::take(&mut g.guests).into_iter().map(|conn| (g.id, conn)));
             }
             if found.stuck {
                 nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
@@ -497,7 +498,7 @@ mod tests {
             let mem = memfd("balance", BALANCE_SIZE, SealFlags::SHRINK).unwrap();
             let mut balance = Balance::new(mem).unwrap();
             balance.enter(1, Rc::new(listener.try_clone().unwrap().into()));
-            balance.set_limits(&Knobs::default());
+            balance.set_limits(&Knobs::default(), false);
             Watched { balance, listener, now: Instant::now() }
         }
         /// As the BPF program.

@@ -113,6 +113,7 @@ impl KeptGroup {
             holders: BTreeSet::new(),
             families: BTreeSet::new(),
             taken_over: true,
+            guests: BTreeSet::new(),
             balance: None,
         };
         group.assign();

@@ -82,17 +82,17 @@ fn who_is_no_worker_gets_what_waits_for_one_and_is_told() {
     let waiting = |p: &mut Proc| p.request(msg(kind::WAITING), None);
     assert_eq!(waiting(&mut other).0.result, errno(Errno::NOENT), "has not shown the global one");
     assert_eq!(guest.request(Msg::new(kind::GROUP), Some(global.as_fd())).0.id, group);
-    assert_eq!(waiting(&mut guest).0.result, errno(Errno::NOENT), "not shared yet");
+    assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "not shared yet");
     worker.tell(Msg { arg0: 1, ..msg(kind::SHARE) }, Some(local.as_fd()));
     worker.sync();
-    assert_eq!(waiting(&mut guest).0.result, errno(Errno::NOENT), "nothing waits");
+    assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "nothing waits");
     let _client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
     let told = (0..8).map(|_| guest.wait_unasked().0).find(|told| told.kind == kind::NUDGE);
     assert_eq!(told.map(|told| told.id), Some(group));
     let (answer, socket) = waiting(&mut guest);
     assert_eq!((answer.result, answer.arg0), (0, 1));
     rustix::net::accept(socket.expect("a socket")).unwrap();
-    assert_eq!(waiting(&mut guest).0.result, errno(Errno::NOENT), "taken");
+    assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "taken");
     // And one that shuts the global one down.
     assert_eq!(other.request(msg(kind::SHUT), None).0.result, errno(Errno::NOENT));
     assert!(rustix::net::sockopt::socket_acceptconn(&local).unwrap());
