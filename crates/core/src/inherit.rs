@@ -74,6 +74,13 @@ pub fn take_over(heir: bool) {
     });
     // An instance that was made before knows nothing of our queues.
     let worked = listens && !foreign_epoll && take_listeners();
+    if listens && foreign_epoll {
+        each_descriptor(|fd| {
+            if matches!(what(fd), What::Listener(_)) {
+                leave_listener(fd);
+            }
+        });
+    }
     if !heir {
         return;
     }
@@ -94,6 +101,17 @@ pub fn take_over(heir: bool) {
         if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
             path::materialize_one(d);
         }
+    }
+}
+
+/// This program accepts from the kernel's queue, so new connections go there, whoever else
+/// holds the listener: one that does not accept would keep them from us.
+fn leave_listener(fd: i32) {
+    let Ok((listener, _)) = ctl::request(Msg::new(msg::LISTEN), Some(fd)) else { return };
+    for what in [msg::UNPUBLISH, msg::UNLISTEN] {
+        let mut m = Msg::new(what);
+        m.id = listener.id;
+        let _ = ctl::request(m, None);
     }
 }
 

@@ -148,7 +148,10 @@ limit_table! {
      becomes a kernel connection at that moment and stays one (`path_switch`). Where the \
      monitor lacks `CAP_NET_ADMIN` it shows other port numbers from then on. A program that \
      passes a connection once uses the kernel for everything after it (`fallback.option`). \
-     To edge-triggered epoll that moment is an edge."
+     To edge-triggered epoll that moment is an edge. A listener that is inherited together with \
+     an epoll instance gets its new connections in the kernel's queue, for all that hold it; \
+     one that a program without the library inherits does as soon as no program with the \
+     library holds it, and until then what comes over shared memory is for that one alone."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
     Programs: "A connection that another process takes by `pidfd_getfd` becomes the kernel's \
      (`path_switch`), and new connections to a listener that is taken do. A taker without the \
