@@ -81,6 +81,8 @@ enum WayName {
     Stock,
     Reuseport,
     Ours,
+    /// Ours, with the sockets of SO_REUSEPORT
+    Own,
     /// Ours, and RFD by XDP on the way to the backend
     Steered,
 }

@@ -25,6 +25,9 @@ pub enum Way {
     /// The same, and `fastsocket steer` brings the packets of the connections
     /// that it opens to the CPU that opened them; see [`steer`].
     Steered,
+    /// A listen socket for each worker, as the server itself can have it, under
+    /// `fastsocket run --no-shm`.
+    Own,
     /// One listen socket for all workers, under `fastsocket run`: who comes from this host
     /// and has the library comes over shared memory.
     Shm,
@@ -32,11 +35,16 @@ pub enum Way {
 
 impl Way {
     /// Those that serve clients of other hosts.
-    pub const ALL: [Way; 4] = [Way::Stock, Way::Reuseport, Way::Ours, Way::Steered];
+    pub const ALL: [Way; 5] = [Way::Stock, Way::Reuseport, Way::Ours, Way::Own, Way::Steered];
+
+    /// Does the server make a listen socket for each worker?
+    fn shares(self) -> bool {
+        matches!(self, Way::Reuseport | Way::Own)
+    }
 
     /// With the library and a monitor?
     pub fn is_ours(self) -> bool {
-        matches!(self, Way::Ours | Way::Steered | Way::Shm)
+        matches!(self, Way::Ours | Way::Own | Way::Steered | Way::Shm)
     }
 
     pub fn name(self) -> &'static str {
@@ -44,6 +52,7 @@ impl Way {
             Way::Stock => "stock",
             Way::Reuseport => "reuseport",
             Way::Ours => "ours",
+            Way::Own => "own",
             Way::Steered => "steered",
             Way::Shm => "shm",
         }
@@ -113,7 +122,7 @@ pub fn nginx(host: &Host, way: Way, listen: &[SocketAddr], workers: usize) -> Pr
 pub fn nginx_with_backlog(host: &Host, way: Way, listen: &[SocketAddr], workers: usize, backlog: u32) -> Proc {
     let dir = host.path().join("nginx");
     std::fs::create_dir_all(&dir).expect("directory");
-    let reuseport = if way == Way::Reuseport { " reuseport" } else { "" };
+    let reuseport = if way.shares() { " reuseport" } else { "" };
     let listens: String = listen.iter().map(|a| format!("listen {a} backlog={backlog}{reuseport}; ")).collect();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
@@ -144,7 +153,7 @@ pub fn nginx_with_backlog(host: &Host, way: Way, listen: &[SocketAddr], workers:
 #[track_caller]
 pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, threads: usize) -> Proc {
     let (shards, global) = match way {
-        Way::Reuseport => (" shards by-thread", ""),
+        Way::Reuseport | Way::Own => (" shards by-thread", ""),
         Way::Stock => ("", "  noreuseport\n"),
         Way::Ours | Way::Steered | Way::Shm => ("", "  noreuseport\n  tune.listener.multi-queue off\n"),
     };
@@ -164,7 +173,7 @@ pub fn haproxy(host: &Host, way: Way, listen: SocketAddr, backend: SocketAddr, t
 /// lighttpd: processes. It has no SO_REUSEPORT for its workers.
 #[track_caller]
 pub fn lighttpd(host: &Host, way: Way, listen: SocketAddr, workers: usize) -> Proc {
-    assert!(way != Way::Reuseport, "lighttpd cannot");
+    assert!(!way.shares(), "lighttpd cannot");
     let bind = match listen.ip() {
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => format!("[{ip}]"),
@@ -186,7 +195,7 @@ pub fn lighttpd(host: &Host, way: Way, listen: SocketAddr, workers: usize) -> Pr
 pub fn demo(host: &Host, way: Way, listen: &[SocketAddr], workers: usize, more: &[&str]) -> Proc {
     let mut command = way.command_of(host, artifacts::demo());
     command.args(["--workers", &workers.to_string()]).args(more);
-    if way == Way::Reuseport {
+    if way.shares() {
         command.arg("--reuseport");
     }
     for address in listen {
@@ -194,7 +203,7 @@ pub fn demo(host: &Host, way: Way, listen: &[SocketAddr], workers: usize, more: 
     }
     let mut server = start(host, "demo", command, listen);
     server.wait_stdout("listening on", START);
-    if way == Way::Reuseport {
+    if way.shares() {
         let all = || host.kernel_sockets(listen[0].port(), "0A") >= workers;
         net::wait_until(START, all).expect("a listen socket for each worker");
     }

@@ -48,6 +48,9 @@ const TCP_SAVE_SYN: i32 = 27;
 const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 const TCP_INQ: i32 = 36;
 const TCP_TX_DELAY: i32 = 37;
+const TCP_RTO_MAX_MS: i32 = 44;
+const TCP_RTO_MIN_US: i32 = 45;
+const TCP_DELACK_MAX_US: i32 = 46;
 const IP_BIND_ADDRESS_NO_PORT: i32 = 24;
 const IP_LOCAL_PORT_RANGE: i32 = 51;
 const IPV6_MINHOPCOUNT: i32 = 73;
@@ -56,6 +59,13 @@ const IPV6_AUTOFLOWLABEL: i32 = 70;
 const IPV6_TRANSPARENT: i32 = 75;
 pub(crate) const IPV6_FREEBIND: i32 = 78;
 const SO_GET_FILTER: i32 = 26;
+
+/// What the kernel takes and hands on beside these, mostly for the sake of datagrams: by number.
+static OTHERS: [(i32, &[i32]); 3] = [
+    (SOL_SOCKET, &[6, 11, 41, 42, 43, 45, 65, SO_BUF_LOCK, 75, 82]),
+    (IPPROTO_IP, &[6, 7, 18, 20, 23, 26, 34, 49]),
+    (IPPROTO_IPV6, &[2, 3, 4, 5, 8, 11, 19, 29, 30, 31, 33, 49, 51, 53, 56, 58, 60, 66, 74, 77]),
+];
 
 /// Must be set before `bind`.
 static BEFORE_BIND: [Opt; 7] = [
@@ -68,7 +78,7 @@ static BEFORE_BIND: [Opt; 7] = [
     same(IPPROTO_IPV6, IPV6_FREEBIND),
 ];
 
-static ANY_TIME: [Opt; 63] = [
+static ANY_TIME: [Opt; 67] = [
     same(SOL_SOCKET, SO_DEBUG),
     same(SOL_SOCKET, SO_DONTROUTE),
     same(SOL_SOCKET, SO_KEEPALIVE),
@@ -112,6 +122,11 @@ static ANY_TIME: [Opt; 63] = [
     same(IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE),
     same(IPPROTO_TCP, TCP_INQ),
     same(IPPROTO_TCP, TCP_TX_DELAY),
+    same(IPPROTO_TCP, TCP_RTO_MAX_MS),
+    same(IPPROTO_TCP, TCP_RTO_MIN_US),
+    same(IPPROTO_TCP, TCP_DELACK_MAX_US),
+    // haproxy switches it off on its listeners: a request is acknowledged with its answer.
+    same(IPPROTO_TCP, TCP_QUICKACK),
     same(IPPROTO_TCP, TCP_MAXSEG),
     same(IPPROTO_IP, IP_TOS),
     same(IPPROTO_IP, IP_TTL),
@@ -150,6 +165,9 @@ pub fn options(from: i32, to: i32, v6: bool) -> Result<()> {
         return Err(Errno::new(EOPNOTSUPP));
     }
     all(&ANY_TIME, from, to, v6)?;
+    for (level, names) in OTHERS.iter().filter(|o| v6 || o.0 != IPPROTO_IPV6) {
+        names.iter().try_for_each(|name| one(&same(*level, *name), from, to))?;
+    }
     // An upper protocol cannot be taken off again; it is rare on listeners.
     one(&same(IPPROTO_TCP, TCP_ULP), from, to)
 }
@@ -158,6 +176,11 @@ pub fn options(from: i32, to: i32, v6: bool) -> Result<()> {
 /// last.
 pub(crate) fn fast_open(from: i32, to: i32) -> Result<()> {
     one(&same(IPPROTO_TCP, TCP_FASTOPEN), from, to)
+}
+
+/// What the kernel forgets when a socket begins to listen.
+pub(crate) fn after_listen(from: i32, to: i32) -> Result<()> {
+    one(&same(IPPROTO_TCP, TCP_QUICKACK), from, to)
 }
 
 fn all(opts: &[Opt], from: i32, to: i32, v6: bool) -> Result<()> {
@@ -267,6 +290,47 @@ mod tests {
                 let _ = sys::close(fd);
             }
         }
+    }
+
+    #[test]
+    fn no_option_is_forgotten() {
+        // Made by the zones themselves, for one socket only, or without a meaning for TCP.
+        const NOT: [(i32, i32, &str); 6] = [
+            (SOL_SOCKET, SO_REUSEPORT, "every socket of a group has it"),
+            (SOL_SOCKET, SO_INCOMING_CPU, "chooses among the sockets of a group, which zones do"),
+            (IPPROTO_TCP, TCP_REPAIR, "not of a listener"),
+            (IPPROTO_TCP, TCP_FASTOPEN, "`fast_open` copies it, once bound"),
+            (IPPROTO_TCP, TCP_FASTOPEN_CONNECT, "of who connects"),
+            (IPPROTO_IP, IP_OPTIONS, "no number"),
+        ];
+        let get = |fd, level, name| {
+            let mut b = [0u8; 4];
+            matches!(getsockopt(fd, level, name, &mut b), Ok(4)).then(|| i32::from_ne_bytes(b))
+        };
+        let (mut tried, mut forgotten) = (0, Vec::new());
+        for (level, family) in
+            [(SOL_SOCKET, AF_INET), (IPPROTO_TCP, AF_INET), (IPPROTO_IP, AF_INET), (IPPROTO_IPV6, AF_INET6)]
+        {
+            for name in (0..90).filter(|name| !NOT.iter().any(|n| (n.0, n.1) == (level, *name))) {
+                for value in [0, 1, 2, 5, 100] {
+                    let [a, b] = [0; 2].map(|_| sys::socket(family, SOCK_STREAM, 0).unwrap());
+                    let before = get(a, level, name);
+                    let set = setsockopt(a, level, name, &i32::to_ne_bytes(value)).is_ok();
+                    let after = get(a, level, name);
+                    if set && after.is_some() && after != before {
+                        tried += 1;
+                        before_bind(a, b, family == AF_INET6).unwrap();
+                        let copied = options(a, b, family == AF_INET6);
+                        if (copied, get(b, level, name)) != (Ok(()), after) {
+                            forgotten.push((level, name, value, copied, after, get(b, level, name)));
+                        }
+                    }
+                    let _ = (sys::close(a), sys::close(b));
+                }
+            }
+        }
+        assert!(forgotten.is_empty(), "level, name, value, result, there, copied: {forgotten:?}");
+        assert!(tried > 60, "{tried} values tried");
     }
 
     #[test]

@@ -101,7 +101,8 @@ pub fn like(global: i32, shape: &Shape) -> Result<i32> {
         .and_then(|()| reuse_port(fd, true))
         .and_then(|()| sys::bind(fd, shape.addr()))
         .and_then(|()| copy::fast_open(global, fd))
-        .and_then(|()| sys::listen(fd, limit.min(i32::MAX as u32) as i32));
+        .and_then(|()| sys::listen(fd, limit.min(i32::MAX as u32) as i32))
+        .and_then(|()| copy::after_listen(global, fd));
     match made {
         Ok(()) => Ok(fd),
         Err(e) => {
@@ -189,6 +190,17 @@ mod tests {
         sys::listen(fd, 128).unwrap();
         // SAFETY: ours.
         unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }
+    }
+
+    #[test]
+    fn acknowledgements_are_delayed_as_on_the_global_one() {
+        let global = TcpListener::bind("127.0.0.1:0").unwrap();
+        // As haproxy does: `listen` would have switched it on again.
+        sys::setsockopt(global.as_raw_fd(), IPPROTO_TCP, TCP_QUICKACK, &0i32.to_ne_bytes()).unwrap();
+        reuse_port(global.as_raw_fd(), true).unwrap();
+        let local = like(global.as_raw_fd(), &Shape::of(global.as_raw_fd()).unwrap()).unwrap();
+        assert_eq!(int(local, IPPROTO_TCP, TCP_QUICKACK).unwrap(), 0);
+        let _ = sys::close(local);
     }
 
     #[test]
