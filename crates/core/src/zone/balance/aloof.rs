@@ -15,9 +15,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};
 
-/// So many waits in a row, or four out of five for longer, had something to report at once.
+/// So many more waits had something to report at once than slept.
 const ENOUGH: u32 = 64;
-const SLEPT: u32 = 4;
+const SLEPT: u32 = 1;
 /// A wait that took no longer did not sleep, microseconds.
 const AT_ONCE_US: u64 = 3;
 /// Between two looks at the peers' workers; and the longest sleep, nanoseconds. Short beside the
