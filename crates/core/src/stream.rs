@@ -574,7 +574,9 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let (mut deadline, mut hold) = (None, None);
     let mut done = 0;
     loop {
+        let mut looked = false;
         if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MOVING != 0 {
+            looked = true;
             if left_rings(d) {
                 hold.get_or_insert_with(|| Hold::on(d));
             }
@@ -642,6 +644,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             }
         }
         if ended(d) {
+            if !looked && left_rings(d) {
+                // The path was switched while we waited for the token: the rest, which was in the
+                // ring a moment ago, is in the kernel.
+                continue;
+            }
             let poisoned = s.flags.load(Ordering::Relaxed) & flag::POISONED != 0;
             if ring::readable(r, rx, h) && !poisoned && !(peek && done > 0) {
                 continue; // data came before the end that we have just seen
