@@ -111,14 +111,17 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
     for (d, e) in conns().zip(&ends) {
         if let Some(e) = e {
             move_out(d, e);
-            e.close();
         }
     }
     for (d, e) in conns().zip(&ends) {
+        let Some(e) = e else { continue };
         let word = &d.slot().switching;
-        if e.is_some() && word.compare_exchange(0, ONE, Ordering::AcqRel, Ordering::Acquire) == Err(BOTH) {
+        if word.compare_exchange(0, ONE, Ordering::AcqRel, Ordering::Acquire) == Err(BOTH) {
             await_peer(d);
         }
+        // Not before: a peer that moves as well puts what it had not read in front of this end.
+        settle::shut(d, e.own);
+        e.close();
     }
     let mut all = true;
     for d in ds.iter().flatten().filter(|d| d.is_conn()) {
@@ -197,7 +200,6 @@ fn move_out(d: &'static Desc, ends: &pair::Ends) {
     m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
     m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Relaxed);
     settle::dress(d, ends.own);
-    settle::shut(d, ends.own);
     let theirs = peer_status(d);
     let other = 1 - d.side.load(Ordering::Relaxed);
     // A reset behind a FIN is a broken pipe; one also answers what we have sent to

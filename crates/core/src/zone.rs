@@ -291,7 +291,8 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
 pub fn follow_options(fd: i32, d: &Desc) {
     let Some(p) = of(d).and_then(|z| z.page()) else { return };
     let now = p.options.load(Ordering::Acquire);
-    if d.options.swap(now, Ordering::Relaxed) != now {
+    if d.options.load(Ordering::Relaxed) != now {
+        d.options.store(now, Ordering::Relaxed);
         opts::adopt(fd, d);
         opts::extra::merge(&d.extra, &p.extra);
     }

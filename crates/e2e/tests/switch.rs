@@ -41,13 +41,7 @@ fn in_full_flow() {
     let stock = transcript(&host, Stock, &["in_full_flow"]);
     let before = host.snapshot();
     let ours = transcript(&host, Accel, &["in_full_flow"]);
-    // KNOWN DEFECT (docs/limits.md): where both ends switch at once, about one connection in 300 ends
-    // early. Where one does, none may.
-    let defect = ours == stock.replace("\n30 10\n", "\n30 9\n");
-    if defect {
-        eprintln!("KNOWN DEFECT SEEN: one of ten connections that both ends switched ended early");
-    }
-    assert!(ours == stock || defect, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
+    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
     let delta = host.snapshot().since(&before);
     if stock_mode() {
         eprintln!("PATH NOT ASSERTED: stock mode");

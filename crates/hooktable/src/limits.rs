@@ -45,10 +45,6 @@ pub const SECTIONS: &[Section] = &[
         name: "Programs",
         counters: &[],
         limits: &[
-            "Known defect: a connection in full flow of which both ends become the kernel's at the \
-             same moment (both in a process that calls `system` or forks into a program without the \
-             library) ends early, on a busy machine in about one case in 300: the receiver sees the \
-             end before all bytes. One end that switches loses nothing.",
             "Statically linked programs and those that make raw system calls (Go) do not \
              call libc: they use the kernel, also as peers of accelerated ones.",
             "Set-user-ID programs are not preloaded. Programs that rebuild the environment \
