@@ -97,12 +97,11 @@ unsafe impl Bytes for Mapped {
         unsafe {
             let at = self.0.add(off);
             let data = at.add(record::HDR as usize);
-            let first = (src as *const u64).read_unaligned();
             if n == 8 {
-                (data as *mut [u64; 2]).write([first, 0]);
+                wide::extend(src, data);
             } else {
                 // Two words, which overlap, cover 9 to 16 bytes.
-                (data as *mut u64).write(first);
+                (data as *mut u64).write((src as *const u64).read_unaligned());
                 (data.add(n).sub(8) as *mut u64).write_unaligned((src.add(n).sub(8) as *const u64).read_unaligned());
                 (at.add(24) as *mut u64).write(0);
             }
@@ -556,6 +555,8 @@ pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
 
 pub mod dispatch;
 pub mod syn;
+#[cfg(not(loom))]
+mod wide;
 
 #[cfg(all(test, loom))]
 mod model;
