@@ -25,6 +25,7 @@ pub unsafe fn accept(
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Outcome::Kernel;
     }
+    crate::listen::look_at_relatives(fd, d);
     let Some(l) = crate::listen::of(d) else {
         // SAFETY: the caller's.
         return unsafe { zone::accept::accept(fd, d, Peer { addr, len, flags }) };

@@ -30,6 +30,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     let bound = match d.kind() {
         kind::CONN => return Outcome::Done(again(d)),
         kind::FRESH => false,
+        kind::BOUND if d.relatives.load(Ordering::Relaxed) => return to_kernel(d, Counter::FbOption),
         kind::BOUND => true,
         _ => return Outcome::Kernel,
     };

@@ -262,6 +262,13 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     if op != libc::EPOLL_CTL_DEL && ev.is_null() {
         return Outcome::Done(Err(Errno::EFAULT));
     }
+    listen::look_at_relatives(fd, d);
+    if d.relatives.load(Ordering::Relaxed) {
+        // A relative that listens later would not tell this instance.
+        table::forget(d);
+        ep.kernel.store(true, Ordering::Relaxed);
+        return Outcome::Kernel;
+    }
     let Ok(mut g) = ep.lock.lock() else { return Outcome::Done(Err(Errno::EAGAIN)) };
     let have = item::find(d, ep.index(), fd);
     // SAFETY: checked above; the caller's pointer.

@@ -26,12 +26,9 @@ pub fn prepare() {
     if process::nonce() == 0 || crate::sandbox::sealed() {
         return;
     }
-    // What is undecided is the kernel's from here on: two processes cannot
-    // decide it differently.
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
-            epoll::leave_to_kernel(d);
-            table::forget(d);
+            listen::keep_for_relatives(d);
         }
     }
     upgrade::give_up_all();

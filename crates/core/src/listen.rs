@@ -76,6 +76,9 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         l.note_backlog(fd);
         return Ok(false); // listen() again only changes the backlog
     }
+    if d.relatives.swap(false, Ordering::Relaxed) {
+        crate::opts::adopt(fd, d);
+    }
     ctl::wanted();
     foreign::noticed_now();
     if !process::enabled() {
@@ -111,6 +114,40 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     stats::count(Counter::Listen);
     crate::epoll::became_listener(d);
     Ok(m.arg0 != 0)
+}
+
+/// The process is about to fork, and what becomes of this socket is open. It is the kernel's
+/// from here on, because two processes cannot decide it differently; but whoever calls `listen`
+/// may listen over shared memory, and then all that accept have to.
+pub fn keep_for_relatives(d: &'static Desc) {
+    if d.items.load(Ordering::Relaxed) != 0 {
+        // An instance that only the kernel serves would not learn of our queues.
+        crate::epoll::leave_to_kernel(d);
+        return crate::table::forget(d);
+    }
+    d.dirty.store(true, Ordering::Relaxed);
+    d.relatives.store(true, Ordering::Relaxed);
+    d.kind.store(kind::BOUND, Ordering::Release);
+}
+
+/// Somebody wants to accept on it, or waits for that: has a relative called `listen`?
+#[inline]
+pub fn look_at_relatives(fd: i32, d: &'static Desc) {
+    if d.relatives.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
+        join_relatives(fd, d);
+    }
+}
+
+#[cold]
+fn join_relatives(fd: i32, d: &'static Desc) {
+    let mut listens = [0u8; 4];
+    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut listens).is_err() || listens == [0; 4] {
+        return;
+    }
+    if let Err(why) = registered(fd, d) {
+        stats::count(why);
+    }
+    crate::zone::heir::inherited(fd);
 }
 
 /// What the kernel has bound the socket to.

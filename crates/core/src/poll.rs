@@ -26,7 +26,9 @@ fn concerns_us(fds: &[libc::pollfd]) -> bool {
 }
 
 fn ours(fd: i32) -> Option<&'static Desc> {
-    table::lookup(fd).filter(|d| matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL | kind::KERNEL))
+    let d = table::lookup(fd)?;
+    crate::listen::look_at_relatives(fd, d);
+    matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL | kind::KERNEL).then_some(d)
 }
 
 /// # Safety

@@ -112,6 +112,8 @@ pub struct Desc {
     pub extra: [AtomicU32; crate::opts::extra::COUNT],
     /// FRESH, BOUND: something was asked for that only the kernel's can do.
     pub kernels: AtomicBool,
+    /// BOUND: the process has forked meanwhile; see `listen::keep_for_relatives`.
+    pub relatives: AtomicBool,
 }
 
 // SAFETY: zero is valid for atomics; `link` is used by the slab alone.
@@ -241,6 +243,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
         e.store(0, Ordering::Relaxed);
     }
     d.kernels.store(false, Ordering::Relaxed);
+    d.relatives.store(false, Ordering::Relaxed);
     d.rcvtimeo.store(0, Ordering::Relaxed);
     d.sndtimeo.store(0, Ordering::Relaxed);
     d.kind.store(kind, Ordering::Release);

@@ -39,3 +39,18 @@ fn mixed_pairs_of_those() {
     every_way(Stock, Accel);
     every_way(Accel, Stock);
 }
+
+/// varnishd does so: its manager binds, its child, under another user, listens.
+#[test]
+fn bound_before_the_fork_and_listening_after_it() {
+    let host = Host::new();
+    let path = script("apps/bound_first.py").display().to_string();
+    for way in ["child", "unbound", "accept", "poll", "select", "epoll"] {
+        let port = net::free_port();
+        let mut served = host.server(Accel, way, port, PYTHON, &[&path, "serve", way, &port.to_string()]);
+        let before = host.snapshot();
+        e2e::python(&host, Accel, 30, "bound_first.py", &["ask", &port.to_string()]);
+        served.wait_stdout("ok", Duration::from_secs(20));
+        host.snapshot().since(&before).assert_shm(1);
+    }
+}
