@@ -8,7 +8,10 @@
 //! with one heavy fence, before a thread sleeps or when too many are hot. So
 //! the cost of a call grows with the ready connections, not with the open ones.
 
+mod hot;
 mod item;
+mod out;
+mod outer;
 mod shell;
 mod wait;
 
@@ -21,8 +24,9 @@ use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
 
+pub use outer::{after_outer_sleep, arm_inner, before_outer_sleep, pulses, readable};
 pub use shell::{is_polled, moved, shell_of};
-pub use wait::{after_outer_sleep, arm_inner, before_outer_sleep, pulses, readable, wait};
+pub use wait::wait;
 
 /// Epoll instances per process.
 static EPS: Slab<Ep> = Slab::new(4096);

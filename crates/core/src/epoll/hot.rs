@@ -1,0 +1,206 @@
+//! The hot items of an instance: those that may have something to report. Marks of peers heat
+//! an item; one that is armed and not ready cools down.
+
+use super::item::{self, ITEMS};
+use super::out::Out;
+use super::{Ep, Inner};
+use crate::bell::Bell;
+use crate::chan;
+use core::sync::atomic::Ordering;
+use fsocket_abi::channel::{Waiter, SUMMARY_SYN};
+use fsocket_sys::{self as sys, Errno};
+
+/// Turn the marks that peers have set into hot items.
+pub(super) fn collect(ep: &Ep, g: &mut Inner) {
+    let Some(b) = ep.bell() else {
+        recheck_listeners(g);
+        return;
+    };
+    for word in 0..g.chans.len() {
+        let mut bits = g.chans[word];
+        while bits != 0 {
+            let i = word * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            let Some(c) = chan::CHANS.get(i as u32).filter(|c| c.id.load(Ordering::Relaxed) != 0) else {
+                g.chans[word] &= !(1 << (i % 64));
+                continue;
+            };
+            let Some(w) = c.waiter_of(b) else { continue };
+            if w.summary.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // Acquire: the marks below, and what was published before them.
+            let s = w.summary.swap(0, Ordering::Acquire);
+            if s & SUMMARY_SYN != 0 {
+                for k in 0..g.n_listeners {
+                    if let Some(it) = ITEMS.get(g.listeners[k]) {
+                        it.was_marked();
+                        g.heat(it);
+                    }
+                }
+            }
+            for (k, r) in w.ready.iter().enumerate().filter(|(k, _)| s >> k & 1 != 0) {
+                let mut slots = r.swap(0, Ordering::Acquire);
+                while slots != 0 {
+                    let slot = k * 64 + slots.trailing_zeros() as usize;
+                    slots &= slots - 1;
+                    heat_slot(ep, g, c, slot);
+                }
+            }
+        }
+    }
+    recheck_listeners(g);
+}
+
+fn heat_slot(ep: &Ep, g: &mut Inner, c: &chan::Chan, slot: usize) {
+    let Some(d) = c.desc(slot) else { return };
+    let mut it = item::first(d);
+    for _ in 0..64 {
+        let Some(i) = it else { return };
+        if i.is(d, ep.index()) {
+            i.was_marked();
+            g.heat(i);
+        }
+        it = i.next();
+    }
+}
+
+fn recheck_listeners(g: &mut Inner) {
+    for k in 0..g.n_listeners {
+        if let Some(it) = ITEMS.get(g.listeners[k]) {
+            if it.recheck.load(Ordering::Acquire) {
+                g.heat(it);
+            }
+        }
+    }
+}
+
+/// Report ready hot items; those that are armed and not ready cool down.
+///
+/// What is reported goes behind all others. So everybody has a turn when the array is smaller
+/// than what is ready; and as we do not know when an item became ready, who was answered long
+/// ago comes before who was answered just now, and has likely asked before.
+pub(super) fn report(g: &mut Inner, out: &mut Out) {
+    let n = g.n;
+    if n == 0 {
+        return;
+    }
+    for k in 0..n {
+        if out.full() {
+            break;
+        }
+        let i = g.at(k);
+        let Some(it) = ITEMS.get(i) else { continue };
+        let ev = it.take();
+        if ev == crate::ready::UNSETTLED {
+            g.unsettled = true;
+            continue;
+        }
+        it.idle.store(ev == 0, Ordering::Relaxed);
+        if ev != 0 {
+            out.push(ev, it.data.load(Ordering::Relaxed));
+            it.was_marked();
+            // With others only: alone it is first and last.
+            if n > 1 && g.push(i) {
+                g.set(k, NOBODY);
+            }
+        }
+    }
+    compact(g);
+}
+
+/// No item has this index.
+const NOBODY: u32 = u32::MAX;
+
+/// Drop dead items from the hot list, and idle ones that are armed or the
+/// kernel's alone.
+fn compact(g: &mut Inner) {
+    let mut keep = 0;
+    for k in 0..g.n {
+        let i = g.at(k);
+        let Some(it) = ITEMS.get(i) else { continue };
+        // An item that was not looked at may be ready although it is armed.
+        let cold = it.idle.swap(false, Ordering::Relaxed) && (it.is_armed() || it.passive());
+        if cold || !it.live.load(Ordering::Relaxed) {
+            item::bury(i);
+        } else {
+            g.set(keep, i);
+            keep += 1;
+        }
+    }
+    g.n = keep;
+}
+
+/// Arm every hot item. They stay in the list until the next look.
+///
+/// `root`: the instance that will sleep; it hears this one's bell and those inside.
+pub(super) fn arm_all(ep: &Ep, g: &mut Inner, root: &Ep) -> bool {
+    let Some(b) = ep.need_bell() else { return g.n == 0 };
+    let mut all = true;
+    for k in 0..g.n {
+        if let Some(it) = ITEMS.get(g.at(k)) {
+            it.arm(b, g, root);
+            all &= it.is_armed() || it.passive() || it.nested();
+        }
+    }
+    all
+}
+
+/// Other threads sleep in this instance while we return with events: what we
+/// leave hot must be able to wake them.
+pub(super) fn share(ep: &Ep, g: &mut Inner) {
+    if g.sleepers == 0 {
+        return;
+    }
+    arm_all(ep, g, ep);
+    if let Some(b) = ep.bell() {
+        set_sleeping(g, b, true);
+        sys::heavy_fence();
+        if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
+            b.ring_self();
+        }
+    }
+}
+
+/// Follow the connections of this instance that have changed their path. It
+/// changes the items, so the lock is not held.
+pub(super) fn settle(ep: &Ep) {
+    for _ in 0..ITEMS.len() {
+        let found = {
+            let Ok(g) = ep.lock.lock() else { return };
+            (0..g.n).find_map(|k| ITEMS.get(g.at(k)).and_then(|it| it.unsettled()))
+        };
+        let Some(d) = found else { return };
+        if crate::path::follow(d) == Err(Errno::EAGAIN) {
+            return; // in a signal handler on top of an operation on it
+        }
+    }
+}
+
+pub(super) fn marked(ep: &Ep, g: &Inner) -> bool {
+    let Some(b) = ep.bell() else { return false };
+    each_waiter(g, b, |w| w.summary.load(Ordering::Relaxed) != 0)
+}
+
+fn each_waiter(g: &Inner, b: &Bell, mut f: impl FnMut(&Waiter) -> bool) -> bool {
+    for (word, &bits) in g.chans.iter().enumerate() {
+        let mut bits = bits;
+        while bits != 0 {
+            let i = word * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            if let Some(w) = chan::CHANS.get(i as u32).and_then(|c| c.waiter_of(b)) {
+                if f(w) {
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
+pub(super) fn set_sleeping(g: &Inner, b: &Bell, on: bool) {
+    each_waiter(g, b, |w| {
+        w.sleeping.store(on as u32, Ordering::Relaxed);
+        false
+    });
+}

@@ -1,0 +1,185 @@
+//! The application's array of events, and the kernel's part of it.
+
+use super::{shell, Ep, BELL_MARK, CTL_MARK};
+use crate::asleep::{self, On};
+use crate::{ctl, zone};
+use core::sync::atomic::Ordering;
+use fsocket_sys::{self as sys, cpu, Result};
+
+/// Which of our own descriptors were among the kernel's events.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spoke {
+    Nobody,
+    /// The bell.
+    Own,
+    Control,
+    /// Another worker's listen socket.
+    Peer,
+}
+
+/// The application's array, filled from the front.
+pub(super) struct Out {
+    pub(super) evs: *mut libc::epoll_event,
+    pub(super) max: usize,
+    pub(super) n: usize,
+}
+
+impl Out {
+    pub(super) fn push(&mut self, events: u32, data: u64) {
+        debug_assert!(self.n < self.max);
+        // SAFETY: below `max`; the array may be unaligned (packed on x86-64).
+        unsafe { self.evs.add(self.n).write_unaligned(libc::epoll_event { events, u64: data }) };
+        self.n += 1;
+    }
+    pub(super) fn full(&self) -> bool {
+        self.n >= self.max
+    }
+    fn reported(&self, data: u64, upto: usize) -> bool {
+        // SAFETY: entries below `n` are written.
+        (0..upto.min(self.n)).any(|i| unsafe { self.evs.add(i).read_unaligned() }.u64 == data)
+    }
+
+    /// As [`Out::kernel`], where nothing is ours but perhaps local listen sockets.
+    ///
+    /// # Safety
+    /// As [`super::wait()`].
+    pub(super) unsafe fn plain(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<Spoke> {
+        let end = timeout.map(|t| sys::now_ns().saturating_add(t));
+        let mut left = timeout;
+        loop {
+            let zoned = ep.zoned.load(Ordering::Relaxed);
+            if zoned && !ep.ctl_added.load(Ordering::Relaxed) {
+                // There may be a monitor again.
+                ep.watch_ctl();
+            }
+            if !zoned {
+                // SAFETY: the caller's.
+                return unsafe { self.kernel(ep, left, mask, true) };
+            }
+            let piece = if left == Some(0) { left } else { ep.aloof.cut(ctl::unwatched()) };
+            let whole = piece.is_none_or(|p| left.is_some_and(|l| l <= p));
+            let since = cpu::ticks();
+            // SAFETY: the caller's.
+            let spoke = unsafe { self.kernel(ep, if whole { left } else { piece }, mask, true) }?;
+            ep.aloof.waited(ep.fd.load(Ordering::Relaxed), since, self.n > 0);
+            if whole || self.n > 0 || spoke != Spoke::Nobody {
+                return Ok(spoke);
+            }
+            ep.aloof.attend(ep.fd.load(Ordering::Relaxed));
+            if ctl::unwatched().is_some() {
+                zone::watch::alone();
+            }
+            left = end.map(|t| t.saturating_sub(sys::now_ns()));
+        }
+    }
+
+    /// Add listeners that would get something from another worker's queue.
+    pub(super) fn peers(&mut self, ep: &Ep) {
+        zone::balance::look(ep.fd.load(Ordering::Relaxed), |events, data| {
+            if !self.full() && !self.reported(data, self.n) {
+                self.push(events, data);
+            }
+        });
+    }
+
+    /// Add what the kernel has. `plain`: the caller is [`Out::plain`].
+    ///
+    /// # Safety
+    /// As [`super::wait()`].
+    pub(super) unsafe fn kernel(
+        &mut self,
+        ep: &Ep,
+        timeout: Option<u64>,
+        mask: *const libc::sigset_t,
+        plain: bool,
+    ) -> Result<Spoke> {
+        if self.full() {
+            return Ok(Spoke::Nobody);
+        }
+        if timeout == Some(0) {
+            // SAFETY: the caller's.
+            return unsafe { self.inside(ep, timeout, mask, plain) };
+        }
+        let Some(shell) = ep.sleeps_in() else {
+            // SAFETY: the caller's.
+            let r = unsafe { self.inside(ep, timeout, mask, plain) };
+            ep.woken_inside();
+            return r;
+        };
+        let mut few = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        // SAFETY: 16 entries; the caller's mask.
+        let look = || unsafe { sys::epoll_wait(shell, few.as_mut_ptr(), few.len() as i32, timeout, mask) };
+        let k = asleep::sleep(&On { ep: Some(ep.index()), plain, ..On::default() }, look)?;
+        let mut spoke = if k > 0 { Spoke::Own } else { Spoke::Nobody };
+        let mut inner = false;
+        for e in &few[..k.min(few.len())] {
+            match e.u64 {
+                shell::INNER_MARK => inner = true,
+                CTL_MARK => spoke = Spoke::Control,
+                _ => {}
+            }
+        }
+        if let Some(b) = ep.bell().filter(|_| few[..k.min(few.len())].iter().any(|e| e.u64 == BELL_MARK)) {
+            sys::eventfd_clear(b.fd());
+        }
+        if inner {
+            // SAFETY: the caller's.
+            let own = unsafe { self.inside(ep, Some(0), core::ptr::null(), plain) }?;
+            if spoke == Spoke::Own && own != Spoke::Nobody {
+                spoke = own;
+            }
+        }
+        Ok(spoke)
+    }
+
+    /// Add what is in the application's instance itself.
+    ///
+    /// # Safety
+    /// As [`super::wait()`].
+    unsafe fn inside(
+        &mut self,
+        ep: &Ep,
+        timeout: Option<u64>,
+        mask: *const libc::sigset_t,
+        plain: bool,
+    ) -> Result<Spoke> {
+        let before = self.n;
+        let (fd, room) = (ep.fd.load(Ordering::Relaxed), (self.max - before) as i32);
+        // SAFETY: the rest of the array.
+        let look = || unsafe { sys::epoll_wait(fd, self.evs.add(before), room, timeout, mask) };
+        let k = match timeout {
+            Some(0) => look(),
+            _ => asleep::sleep(&On { ep: Some(ep.index()), plain, inside: true, ..On::default() }, look),
+        }?;
+        let mut spoke = Spoke::Nobody;
+        let zoned = k > 1 && ep.zoned.load(Ordering::Relaxed);
+        for i in before..before + k {
+            // SAFETY: the kernel has written k entries from `before` on.
+            let e = unsafe { self.evs.add(i).read_unaligned() };
+            let data = e.u64;
+            match data {
+                BELL_MARK => {
+                    if let Some(b) = ep.bell() {
+                        sys::eventfd_clear(b.fd());
+                    }
+                    if spoke == Spoke::Nobody {
+                        spoke = Spoke::Own;
+                    }
+                }
+                CTL_MARK => spoke = Spoke::Control,
+                zone::balance::PEER_MARK => {
+                    zone::balance::spoke();
+                    if spoke == Spoke::Nobody {
+                        spoke = Spoke::Peer;
+                    }
+                }
+                // A listener can be ready in both worlds, and in several sockets of
+                // the kernel's; report it once.
+                _ if self.reported(data, before) => {}
+                _ if zoned && zone::watch::is_double(data) && self.reported(data, self.n) => {}
+                _ => self.push(e.events, data),
+            }
+        }
+        Ok(spoke)
+    }
+}

@@ -1,0 +1,86 @@
+//! An instance that is watched itself: by another one, or by `poll`.
+
+use super::hot::{arm_all, collect, set_sleeping, settle};
+use super::item::ITEMS;
+use super::{of, Ep};
+use crate::table::Desc;
+use core::sync::atomic::Ordering;
+use fsocket_sys as sys;
+
+/// Is an instance itself readable, as `poll` sees it? For connections of ours and SYN
+/// queues; of the rest the kernel says it.
+pub fn readable(d: &Desc) -> bool {
+    let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return false };
+    let Ok(mut g) = ep.lock.lock() else { return true };
+    // A mark says that something happened, not that it was asked for.
+    collect(ep, &mut g);
+    if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.unsettled().is_some())) {
+        // What has gone over to the kernel is the kernel's instance to report.
+        drop(g);
+        settle(ep);
+        let Ok(again) = ep.lock.lock() else { return true };
+        g = again;
+    }
+    (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
+}
+
+/// How often something came for an instance, as one that watches it by its
+/// edges is told.
+pub fn pulses(d: &Desc) -> u32 {
+    let Some(ep) = of(d) else { return 0 };
+    if let Ok(mut g) = ep.lock.lock() {
+        collect(ep, &mut g);
+        // What is not hot is armed: nothing has come for it.
+        for it in (0..g.n).filter_map(|k| ITEMS.get(g.at(k))) {
+            ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);
+        }
+    }
+    ep.pulses.load(Ordering::Relaxed)
+}
+
+/// An instance that watches this one is about to sleep.
+pub fn arm_inner(d: &Desc, root: &Ep) {
+    let Some(ep) = of(d).filter(|ep| !core::ptr::eq(*ep, root)) else { return };
+    ep.nested.store(true, Ordering::Relaxed);
+    // Also if nothing of ours is in it yet: what is added then is told of.
+    if let Some(b) = ep.need_bell() {
+        root.hear(b);
+    }
+    if ep.items.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Ok(mut g) = ep.lock.lock() {
+        arm_all(ep, &mut g, root);
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, true);
+        }
+    };
+}
+
+/// Before a `poll` that includes the instance sleeps, in its shell: its bell must ring for our
+/// items. The caller runs the heavy fence and asks [`readable`] again.
+pub fn before_outer_sleep(d: &Desc) {
+    let Some(ep) = of(d) else { return };
+    if let Ok(mut g) = ep.lock.lock() {
+        arm_all(ep, &mut g, ep);
+        g.sleepers += 1;
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, true);
+        }
+    };
+}
+
+pub fn after_outer_sleep(d: &Desc) {
+    let Some(ep) = of(d) else { return };
+    if let Ok(mut g) = ep.lock.lock() {
+        g.sleepers = g.sleepers.saturating_sub(1);
+        if let Some(b) = ep.bell() {
+            set_sleeping(&g, b, g.sleepers > 0);
+            // Not if it is for a thread that sleeps in there.
+            if g.sleepers == 0 {
+                sys::eventfd_clear(b.fd());
+            }
+        }
+    };
+    ep.drain_shell();
+}
