@@ -12,25 +12,21 @@
 //! has not looked for a while ("patience"), or the zone is busy.
 
 pub mod aloof;
+mod peers;
+mod steal;
 
-use super::accept::Peer;
-use super::{used, watch, Local, Zoned};
+use super::{used, Local, Zoned};
 use crate::{ctl, process};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
-use fsocket_abi::arena::zone_accept;
-use fsocket_abi::balance::{Balance, Queue, BALANCE_SIZE, QUEUES, TRUST};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use fsocket_abi::balance::{Balance, Queue, BALANCE_SIZE, TRUST};
 use fsocket_proto::{kind as msg, Msg};
-use fsocket_sys::{self as sys, cpu, Result};
+use fsocket_sys::{self as sys, cpu};
+use steal::Waits;
+
+pub use peers::{came, went, Peers};
 
 /// Marks a peer's socket in the kernel's epoll instance.
 pub const PEER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
-/// Peers, and those that are gone and not yet empty.
-const PEERS: usize = 2 * QUEUES;
-
-const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// What may stand beside EPOLLEXCLUSIVE.
-const BESIDE_EXCLUSIVE: u32 =
-    (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | libc::EPOLLET as u32;
 
 static ON: AtomicBool = AtomicBool::new(false);
 /// Some thread is to look at its peers.
@@ -45,87 +41,6 @@ pub fn init(on: bool) {
 #[inline]
 pub fn enabled() -> bool {
     ON.load(Ordering::Relaxed)
-}
-
-/// Another worker's local listen socket.
-struct Sock {
-    fd: AtomicI32,
-    /// 0: free.
-    place: AtomicU32,
-    gone: AtomicBool,
-}
-
-/// What a process knows of the balance of a listener.
-pub struct Peers {
-    map: AtomicPtr<Balance>,
-    n: AtomicU32,
-    all: [Sock; PEERS],
-    /// Place of the last victim.
-    last: AtomicU32,
-}
-
-/// Somebody to steal from.
-struct Victim {
-    fd: i32,
-    place: u32,
-    gone: bool,
-    /// In this process.
-    near: bool,
-    /// The kernel wakes us for it. (Not for a socket of the program's own, which it waits for
-    /// in its own way: we would be woken beside its worker each time. The monitor nudges.)
-    wakes: bool,
-}
-
-/// What a look at the peers shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Waits {
-    Nothing,
-    /// Connections that are left to their worker for now.
-    Later,
-    /// Connections to be taken.
-    Now,
-}
-
-impl Peers {
-    #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Peers {
-        Peers {
-            map: AtomicPtr::new(core::ptr::null_mut()),
-            n: AtomicU32::new(0),
-            all: [const { Sock { fd: AtomicI32::new(-1), place: AtomicU32::new(0), gone: AtomicBool::new(false) } };
-                PEERS],
-            last: AtomicU32::new(0),
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Sock> {
-        let n = (self.n.load(Ordering::Acquire) as usize).min(PEERS);
-        self.all[..n].iter().filter(|s| s.place.load(Ordering::Acquire) != 0)
-    }
-
-    pub fn moved(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
-        self.all.iter().any(|s| swap(&s.fd))
-    }
-
-    /// In a forked child: nothing of it is ours.
-    pub fn become_child(&self) {
-        for s in self.iter() {
-            s.place.store(0, Ordering::Relaxed);
-            close(&s.fd);
-        }
-        self.n.store(0, Ordering::Relaxed);
-        let map = self.map.swap(core::ptr::null_mut(), Ordering::Relaxed);
-        if !map.is_null() {
-            // SAFETY: a child has one thread, and it is here.
-            let _ = unsafe { sys::munmap(map as *mut u8, BALANCE_SIZE) };
-        }
-    }
-
-    /// The listener is closed. The mapping stays: a stale reader may still be in it.
-    pub fn forget(&self) {
-        self.map.store(core::ptr::null_mut(), Ordering::Release);
-        self.last.store(0, Ordering::Relaxed);
-    }
 }
 
 pub(super) fn close(fd: &AtomicI32) {
@@ -209,136 +124,6 @@ impl Zoned {
         let _ = sys::close(fd);
     }
 
-    /// The worker waits for its local listen socket: others may steal from it now. Not
-    /// earlier, because who is first in the socket's list is woken first.
-    pub(super) fn share(&self, l: &Local) {
-        let Some(b) = self.balance() else { return };
-        let place = l.place.load(Ordering::Relaxed);
-        if !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        l.looks(b);
-        if !self.member().is_some_and(|m| core::ptr::eq(l, m)) {
-            for w in self.watches.active().filter(|w| w.thread() != l.thread.load(Ordering::Relaxed)) {
-                put_peer(w.ep(), l.fd());
-            }
-            let own = l.inner.load(Ordering::Relaxed);
-            self.inners().filter(|inner| *inner != own).for_each(|inner| put_inner(inner, l.fd()));
-        }
-        let mut m = Msg::new(msg::SHARE);
-        m.id = self.group.load(Ordering::Relaxed);
-        m.arg0 = place as u64;
-        let _ = ctl::tell(m, Some(l.fd()));
-        // Whatever came before anybody else could be told.
-        l.wait_for_peers(cpu::ticks());
-    }
-
-    /// How the own socket is to lie in an epoll instance: first in its list, and without
-    /// others being woken beside it.
-    pub(super) fn put_local(&self, ep: i32, l: &Local, ev: &libc::epoll_event) -> Result<()> {
-        if self.balance().is_none() {
-            return watch::put(ep, l.fd(), ev);
-        }
-        let mine = libc::epoll_event { events: ev.events & BESIDE_EXCLUSIVE | EXCLUSIVE, u64: ev.u64 };
-        let add = || sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&mine));
-        let same = l.put.swap(mine.u64 ^ (mine.events as u64) << 32, Ordering::Relaxed);
-        match add() {
-            // Still there from before the application took the listener out and put it back.
-            Err(e) if e.raw() == libc::EEXIST && same == mine.u64 ^ (mine.events as u64) << 32 => return Ok(()),
-            Err(e) if e.raw() == libc::EEXIST => {
-                let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
-                add()?;
-            }
-            r => r?,
-        }
-        for v in self.victims(l).filter(|v| v.wakes) {
-            put_peer(ep, v.fd);
-        }
-        Ok(())
-    }
-
-    /// The listener is not watched there any more.
-    pub(super) fn take_out_peers(&self, ep: i32) {
-        for s in self.peers.iter() {
-            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, s.fd.load(Ordering::Relaxed), None);
-        }
-        for l in self.locals().filter(|l| l.shared.load(Ordering::Relaxed)) {
-            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
-        }
-    }
-
-    /// A local listen socket is about to be closed here. Others have descriptors of it,
-    /// so it stays in every instance it is not taken out of.
-    pub(super) fn unshare(&self, l: &Local, fd: i32) {
-        if !l.shared.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        l.peers_since.store(0, Ordering::Relaxed);
-        close(&l.inner);
-        self.take_out_of_inner(fd);
-        let lazy = l.lazy.swap(-1, Ordering::Relaxed);
-        for ep in self.watches.active().map(|w| w.ep()).chain((lazy >= 0).then_some(lazy)) {
-            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, None);
-        }
-        if lazy >= 0 {
-            self.take_out_peers(lazy);
-        }
-        self.drop_peers_if_idle();
-    }
-
-    /// Nobody is left in this process who could steal.
-    pub(super) fn drop_peers_if_idle(&self) {
-        if self.workers().next().is_none() {
-            for s in self.peers.iter() {
-                self.drop_peer(s);
-            }
-        }
-    }
-
-    fn drop_peer(&self, s: &Sock) {
-        let fd = s.fd.load(Ordering::Relaxed);
-        for w in self.watches.active() {
-            let _ = sys::epoll_ctl(w.ep(), libc::EPOLL_CTL_DEL, fd, None);
-        }
-        self.take_out_of_inner(fd);
-        close(&s.fd);
-        s.gone.store(false, Ordering::Relaxed);
-        s.place.store(0, Ordering::Release);
-    }
-
-    /// Instances of those that sleep in `poll` or `accept`.
-    fn inners(&self) -> impl Iterator<Item = i32> + '_ {
-        self.locals().map(|l| l.inner.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
-    }
-
-    fn take_out_of_inner(&self, fd: i32) {
-        for inner in self.inners() {
-            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, None);
-        }
-    }
-
-    /// Whom a worker may steal from.
-    fn victims<'a>(&'a self, l: &'a Local) -> impl Iterator<Item = Victim> + 'a {
-        let far = self.peers.iter().map(|s| Victim {
-            fd: s.fd.load(Ordering::Relaxed),
-            place: s.place.load(Ordering::Relaxed),
-            gone: s.gone.load(Ordering::Relaxed),
-            near: false,
-            wakes: !self.is_shared(),
-        });
-        let of = |o: &Local, wakes| Victim {
-            fd: o.fd(),
-            place: o.place.load(Ordering::Relaxed),
-            gone: false,
-            near: true,
-            wakes,
-        };
-        let other = |o: &&Local| !core::ptr::eq(*o, l) && o.shared.load(Ordering::Relaxed);
-        let near = self.locals().filter(other).map(move |o| of(o, true));
-        let siblings = self.sibling_members(l).map(move |o| of(o, false));
-        far.chain(near).chain(siblings).filter(|v| v.fd >= 0)
-    }
-
     /// The calling thread as a worker that may take part.
     fn me(&self) -> Option<&Local> {
         self.own().or_else(|| self.own_member())
@@ -358,139 +143,6 @@ impl Zoned {
         self.balance()
     }
 
-    /// A connection was accepted from the own queue.
-    #[inline]
-    pub(super) fn took_own(&self, l: &Local) {
-        if let Some(q) = self.balance_of(l).and_then(|b| queue(b, l.place.load(Ordering::Relaxed))) {
-            q.taken.fetch_add(1, Ordering::Relaxed);
-            q.looked.store(cpu::ticks(), Ordering::Relaxed);
-            l.fair.store(l.fair.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
-        }
-    }
-
-    /// A connection was accepted from the queue of a worker.
-    pub(super) fn took_from(&self, place: u32) {
-        self.map_balance();
-        if let Some(q) = self.balance().and_then(|b| queue(b, place)) {
-            q.taken.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// At the start of an `accept`: a turn for a busy zone, after so many local ones.
-    #[inline]
-    pub(super) fn take_for_balance(&self, l: &Local, peer: Peer) -> Option<Result<i32>> {
-        let b = self.balance_of(l)?;
-        l.looks(b);
-        let (busy, mine) = (b.busy.load(Ordering::Relaxed), bit(l.place.load(Ordering::Relaxed)));
-        if busy & !mine == 0 || busy & mine != 0 || l.fair.load(Ordering::Relaxed) < b.ratio.load(Ordering::Relaxed) {
-            return None;
-        }
-        l.fair.store(0, Ordering::Relaxed);
-        self.steal(b, l, peer, |v| busy & bit(v.place) != 0)
-    }
-
-    /// Nothing local: busy zones first, then those whose worker does not look.
-    pub(super) fn take_from_peers(&self, peer: Peer) -> Option<Result<i32>> {
-        let l = self.me()?;
-        let b = self.balance_of(l)?;
-        let (busy, mine) = (b.busy.load(Ordering::Relaxed), bit(l.place.load(Ordering::Relaxed)));
-        let may = busy & mine == 0;
-        if busy & !mine != 0 && may {
-            if let Some(r) = self.steal(b, l, peer, |v| busy & bit(v.place) != 0) {
-                return Some(r);
-            }
-        }
-        if !l.is_waiting_for_peers() {
-            return None;
-        }
-        self.steal(b, l, peer, |v| v.gone || may && is_left_alone(b, l, v))
-    }
-
-    fn steal(&self, b: &Balance, l: &Local, peer: Peer, from: impl Fn(&Victim) -> bool) -> Option<Result<i32>> {
-        let last = self.peers.last.load(Ordering::Relaxed);
-        // Round-robin by place, beginning behind the last one.
-        for behind in [true, false] {
-            for v in self.victims(l).filter(|v| (v.place > last) == behind && from(v)) {
-                match peer.accept(v.fd) {
-                    Ok(n) => {
-                        self.peers.last.store(v.place, Ordering::Relaxed);
-                        if let Some(q) = queue(b, v.place) {
-                            q.taken.fetch_add(1, Ordering::Relaxed);
-                        }
-                        let me = l.place.load(Ordering::Relaxed) as usize;
-                        let pair = b.stolen.get(me.wrapping_sub(1)).and_then(|row| row.get(v.place as usize - 1));
-                        if let Some(pair) = pair.filter(|_| !v.gone) {
-                            pair.fetch_add(1, Ordering::Relaxed);
-                        }
-                        let how = if v.near { zone_accept::REMOTE } else { zone_accept::STOLEN };
-                        return Some(self.accepted(n, l.cpu.load(Ordering::Relaxed), how));
-                    }
-                    Err(e) if matches!(e.raw(), libc::EAGAIN | libc::EBADF | libc::EINVAL | libc::ENOTSOCK) => {}
-                    Err(e) => return Some(Err(e)),
-                }
-            }
-        }
-        None
-    }
-
-    /// Asks the kernel whether anything waits at the peers, and closes those that are
-    /// gone and empty: the kernel then moves their handshakes.
-    fn look_at_peers(&self, l: &Local) -> Waits {
-        let Some(b) = self.balance_of(l) else { return Waits::Nothing };
-        let blank = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
-        let mut p = [blank; PEERS + QUEUES];
-        let mut n = 0;
-        for v in self.victims(l).take(p.len()) {
-            p[n].fd = v.fd;
-            n += 1;
-        }
-        // SAFETY: n entries.
-        if n == 0 || unsafe { sys::ppoll(p.as_mut_ptr(), n, Some(0), core::ptr::null()) }.is_err() {
-            return Waits::Nothing;
-        }
-        let ready = |fd: i32| p[..n].iter().any(|p| p.fd == fd && p.revents & libc::POLLIN != 0);
-        for s in self.peers.iter().filter(|s| s.gone.load(Ordering::Relaxed)) {
-            if !ready(s.fd.load(Ordering::Relaxed)) {
-                self.drop_peer(s);
-                let mut m = Msg::new(msg::PEER_CLOSED);
-                m.id = self.group.load(Ordering::Relaxed);
-                let _ = ctl::tell(m, None);
-            }
-        }
-        let busy = b.busy.load(Ordering::Relaxed);
-        let may = busy & bit(l.place.load(Ordering::Relaxed)) == 0;
-        let mut waits = Waits::Nothing;
-        for v in self.victims(l).filter(|v| ready(v.fd)) {
-            if v.gone || may && (busy & bit(v.place) != 0 || is_left_alone(b, l, &v)) {
-                return Waits::Now;
-            }
-            // Also while this worker is busy itself: nobody would tell it again.
-            waits = Waits::Later;
-        }
-        waits
-    }
-
-    /// For a worker that sleeps in `poll` or `accept`: readable when a peer's queue may be
-    /// in need of somebody; -1 while it looks by itself, or there is nothing.
-    pub fn peers_fd(&self) -> i32 {
-        let Some(l) = self.own().filter(|l| self.balance_of(l).is_some()) else { return -1 };
-        if l.is_waiting_for_peers() {
-            return -1;
-        }
-        let inner = l.inner.load(Ordering::Acquire);
-        if inner >= 0 {
-            return inner;
-        }
-        let made = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
-        let Ok(fd) = made else { return -1 };
-        // Nobody but its thread makes one; who joins from now on finds it.
-        l.inner.store(fd, Ordering::Release);
-        for v in self.victims(l).filter(|v| v.wakes) {
-            put_inner(fd, v.fd);
-        }
-        fd
-    }
-
     /// After such a sleep; `spoke`: [`Zoned::peers_fd`] was readable. True: an accept would
     /// get something from a peer now.
     pub fn peers_spoke(&self, spoke: bool) -> bool {
@@ -507,62 +159,6 @@ impl Zoned {
             l.peers_since.store(0, Ordering::Relaxed);
         }
         waits
-    }
-}
-
-/// Has the victim's worker not looked for so long that its connections are better off
-/// with us? Nor may we have only just seen them: it may be waking up for them.
-fn is_left_alone(b: &Balance, l: &Local, v: &Victim) -> bool {
-    let Some(q) = queue(b, v.place) else { return false };
-    let strained = b.strained.load(Ordering::Relaxed) & bit(v.place) != 0;
-    let ticks = ticks(patience_ns(b) * if strained { 1 } else { TRUST });
-    let now = cpu::ticks();
-    // Clocks of two CPUs may differ a little: what lies ahead is now.
-    let ago = |then: u64| now.saturating_sub(then);
-    ago(q.looked.load(Ordering::Relaxed)) > ticks && ago(l.peers_since.load(Ordering::Relaxed)) > ticks
-}
-
-fn put_peer(ep: i32, fd: i32) {
-    let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32 | EXCLUSIVE, u64: PEER_MARK };
-    let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(&ev));
-}
-
-fn put_inner(inner: i32, fd: i32) {
-    let ev = libc::epoll_event { events: libc::EPOLLIN as u32 | EXCLUSIVE, u64: PEER_MARK };
-    let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, Some(&ev));
-}
-
-/// [`msg::PEER`]. True: the descriptor is kept.
-pub fn came(group: u64, place: u64, fd: i32) -> bool {
-    let Some(z) = used().iter().find(|z| z.group.load(Ordering::Relaxed) == group && z.balance().is_some()) else {
-        return false;
-    };
-    let Some(i) = z.peers.all.iter().position(|s| s.place.load(Ordering::Relaxed) == 0) else { return false };
-    if place == 0 || place > QUEUES as u64 {
-        return false;
-    }
-    let s = &z.peers.all[i];
-    let fd = process::high_fd(fd);
-    s.fd.store(fd, Ordering::Relaxed);
-    s.gone.store(false, Ordering::Relaxed);
-    s.place.store(place as u32, Ordering::Release);
-    z.peers.n.fetch_max(i as u32 + 1, Ordering::AcqRel);
-    if !z.is_shared() {
-        z.watches.active().for_each(|w| put_peer(w.ep(), fd));
-        z.inners().for_each(|inner| put_inner(inner, fd));
-    }
-    true
-}
-
-/// [`msg::PEER_GONE`].
-pub fn went(group: u64, place: u64) {
-    for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
-        for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {
-            s.gone.store(true, Ordering::Relaxed);
-        }
-        for l in z.workers() {
-            l.look_at_once();
-        }
     }
 }
 

@@ -9,7 +9,9 @@
 //! their workers look after them, and puts them in again before it sleeps for long. What waits in
 //! them then is reported at once, so nothing is missed (`fsocket_sync`'s model of stealing).
 
-use super::{used, usual_patience_ns, Victim};
+use super::peers::put_peer;
+use super::steal::Victim;
+use super::{used, usual_patience_ns};
 use crate::{process, zone::Zoned};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
@@ -165,7 +167,7 @@ impl Zoned {
     fn turn_to_peers(&self, ep: i32) {
         let Some((l, _)) = self.watched_peers(ep) else { return };
         for v in self.victims(l).filter(|v| v.wakes) {
-            super::put_peer(ep, v.fd);
+            put_peer(ep, v.fd);
         }
     }
 }

@@ -1,0 +1,251 @@
+//! The other workers' local listen sockets as a process has them, in which instances they lie,
+//! and what the monitor says of them.
+
+use super::{close, PEER_MARK};
+use crate::zone::{used, watch, Local, Zoned};
+use crate::{ctl, process};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use fsocket_abi::balance::{Balance, BALANCE_SIZE, QUEUES};
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys::{self as sys, cpu, Result};
+
+/// Peers, and those that are gone and not yet empty.
+pub(super) const PEERS: usize = 2 * QUEUES;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// What may stand beside EPOLLEXCLUSIVE.
+const BESIDE_EXCLUSIVE: u32 =
+    (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | libc::EPOLLET as u32;
+
+/// Another worker's local listen socket.
+pub(super) struct Sock {
+    pub(super) fd: AtomicI32,
+    /// 0: free.
+    pub(super) place: AtomicU32,
+    pub(super) gone: AtomicBool,
+}
+
+/// What a process knows of the balance of a listener.
+pub struct Peers {
+    pub(super) map: AtomicPtr<Balance>,
+    n: AtomicU32,
+    all: [Sock; PEERS],
+    /// Place of the last victim.
+    pub(super) last: AtomicU32,
+}
+
+impl Peers {
+    #[allow(clippy::new_without_default)] // only ever in statics
+    pub const fn new() -> Peers {
+        Peers {
+            map: AtomicPtr::new(core::ptr::null_mut()),
+            n: AtomicU32::new(0),
+            all: [const { Sock { fd: AtomicI32::new(-1), place: AtomicU32::new(0), gone: AtomicBool::new(false) } };
+                PEERS],
+            last: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Sock> {
+        let n = (self.n.load(Ordering::Acquire) as usize).min(PEERS);
+        self.all[..n].iter().filter(|s| s.place.load(Ordering::Acquire) != 0)
+    }
+
+    pub fn moved(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
+        self.all.iter().any(|s| swap(&s.fd))
+    }
+
+    /// In a forked child: nothing of it is ours.
+    pub fn become_child(&self) {
+        for s in self.iter() {
+            s.place.store(0, Ordering::Relaxed);
+            close(&s.fd);
+        }
+        self.n.store(0, Ordering::Relaxed);
+        let map = self.map.swap(core::ptr::null_mut(), Ordering::Relaxed);
+        if !map.is_null() {
+            // SAFETY: a child has one thread, and it is here.
+            let _ = unsafe { sys::munmap(map as *mut u8, BALANCE_SIZE) };
+        }
+    }
+
+    /// The listener is closed. The mapping stays: a stale reader may still be in it.
+    pub fn forget(&self) {
+        self.map.store(core::ptr::null_mut(), Ordering::Release);
+        self.last.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Zoned {
+    /// The worker waits for its local listen socket: others may steal from it now. Not
+    /// earlier, because who is first in the socket's list is woken first.
+    pub(in crate::zone) fn share(&self, l: &Local) {
+        let Some(b) = self.balance() else { return };
+        let place = l.place.load(Ordering::Relaxed);
+        if !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        l.looks(b);
+        if !self.member().is_some_and(|m| core::ptr::eq(l, m)) {
+            for w in self.watches.active().filter(|w| w.thread() != l.thread.load(Ordering::Relaxed)) {
+                put_peer(w.ep(), l.fd());
+            }
+            let own = l.inner.load(Ordering::Relaxed);
+            self.inners().filter(|inner| *inner != own).for_each(|inner| put_inner(inner, l.fd()));
+        }
+        let mut m = Msg::new(msg::SHARE);
+        m.id = self.group.load(Ordering::Relaxed);
+        m.arg0 = place as u64;
+        let _ = ctl::tell(m, Some(l.fd()));
+        // Whatever came before anybody else could be told.
+        l.wait_for_peers(cpu::ticks());
+    }
+
+    /// How the own socket is to lie in an epoll instance: first in its list, and without
+    /// others being woken beside it.
+    pub(in crate::zone) fn put_local(&self, ep: i32, l: &Local, ev: &libc::epoll_event) -> Result<()> {
+        if self.balance().is_none() {
+            return watch::put(ep, l.fd(), ev);
+        }
+        let mine = libc::epoll_event { events: ev.events & BESIDE_EXCLUSIVE | EXCLUSIVE, u64: ev.u64 };
+        let add = || sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&mine));
+        let same = l.put.swap(mine.u64 ^ (mine.events as u64) << 32, Ordering::Relaxed);
+        match add() {
+            // Still there from before the application took the listener out and put it back.
+            Err(e) if e.raw() == libc::EEXIST && same == mine.u64 ^ (mine.events as u64) << 32 => return Ok(()),
+            Err(e) if e.raw() == libc::EEXIST => {
+                let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+                add()?;
+            }
+            r => r?,
+        }
+        for v in self.victims(l).filter(|v| v.wakes) {
+            put_peer(ep, v.fd);
+        }
+        Ok(())
+    }
+
+    /// The listener is not watched there any more.
+    pub(in crate::zone) fn take_out_peers(&self, ep: i32) {
+        for s in self.peers.iter() {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, s.fd.load(Ordering::Relaxed), None);
+        }
+        for l in self.locals().filter(|l| l.shared.load(Ordering::Relaxed)) {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+        }
+    }
+
+    /// A local listen socket is about to be closed here. Others have descriptors of it,
+    /// so it stays in every instance it is not taken out of.
+    pub(in crate::zone) fn unshare(&self, l: &Local, fd: i32) {
+        if !l.shared.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        l.peers_since.store(0, Ordering::Relaxed);
+        close(&l.inner);
+        self.take_out_of_inner(fd);
+        let lazy = l.lazy.swap(-1, Ordering::Relaxed);
+        for ep in self.watches.active().map(|w| w.ep()).chain((lazy >= 0).then_some(lazy)) {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, None);
+        }
+        if lazy >= 0 {
+            self.take_out_peers(lazy);
+        }
+        self.drop_peers_if_idle();
+    }
+
+    /// Nobody is left in this process who could steal.
+    pub(in crate::zone) fn drop_peers_if_idle(&self) {
+        if self.workers().next().is_none() {
+            for s in self.peers.iter() {
+                self.drop_peer(s);
+            }
+        }
+    }
+
+    pub(super) fn drop_peer(&self, s: &Sock) {
+        let fd = s.fd.load(Ordering::Relaxed);
+        for w in self.watches.active() {
+            let _ = sys::epoll_ctl(w.ep(), libc::EPOLL_CTL_DEL, fd, None);
+        }
+        self.take_out_of_inner(fd);
+        close(&s.fd);
+        s.gone.store(false, Ordering::Relaxed);
+        s.place.store(0, Ordering::Release);
+    }
+
+    /// Instances of those that sleep in `poll` or `accept`.
+    fn inners(&self) -> impl Iterator<Item = i32> + '_ {
+        self.locals().map(|l| l.inner.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
+    }
+
+    fn take_out_of_inner(&self, fd: i32) {
+        for inner in self.inners() {
+            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, None);
+        }
+    }
+
+    /// For a worker that sleeps in `poll` or `accept`: readable when a peer's queue may be
+    /// in need of somebody; -1 while it looks by itself, or there is nothing.
+    pub fn peers_fd(&self) -> i32 {
+        let Some(l) = self.own().filter(|l| self.balance_of(l).is_some()) else { return -1 };
+        if l.is_waiting_for_peers() {
+            return -1;
+        }
+        let inner = l.inner.load(Ordering::Acquire);
+        if inner >= 0 {
+            return inner;
+        }
+        let made = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+        let Ok(fd) = made else { return -1 };
+        // Nobody but its thread makes one; who joins from now on finds it.
+        l.inner.store(fd, Ordering::Release);
+        for v in self.victims(l).filter(|v| v.wakes) {
+            put_inner(fd, v.fd);
+        }
+        fd
+    }
+}
+
+pub(super) fn put_peer(ep: i32, fd: i32) {
+    let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32 | EXCLUSIVE, u64: PEER_MARK };
+    let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+}
+
+fn put_inner(inner: i32, fd: i32) {
+    let ev = libc::epoll_event { events: libc::EPOLLIN as u32 | EXCLUSIVE, u64: PEER_MARK };
+    let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+}
+
+/// [`msg::PEER`]. True: the descriptor is kept.
+pub fn came(group: u64, place: u64, fd: i32) -> bool {
+    let Some(z) = used().iter().find(|z| z.group.load(Ordering::Relaxed) == group && z.balance().is_some()) else {
+        return false;
+    };
+    let Some(i) = z.peers.all.iter().position(|s| s.place.load(Ordering::Relaxed) == 0) else { return false };
+    if place == 0 || place > QUEUES as u64 {
+        return false;
+    }
+    let s = &z.peers.all[i];
+    let fd = process::high_fd(fd);
+    s.fd.store(fd, Ordering::Relaxed);
+    s.gone.store(false, Ordering::Relaxed);
+    s.place.store(place as u32, Ordering::Release);
+    z.peers.n.fetch_max(i as u32 + 1, Ordering::AcqRel);
+    if !z.is_shared() {
+        z.watches.active().for_each(|w| put_peer(w.ep(), fd));
+        z.inners().for_each(|inner| put_inner(inner, fd));
+    }
+    true
+}
+
+/// [`msg::PEER_GONE`].
+pub fn went(group: u64, place: u64) {
+    for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
+        for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {
+            s.gone.store(true, Ordering::Relaxed);
+        }
+        for l in z.workers() {
+            l.look_at_once();
+        }
+    }
+}
