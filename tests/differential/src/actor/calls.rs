@@ -1,23 +1,23 @@
 //! Each call of a program, made through libc.
 
+mod bytes;
+mod names;
+mod ready;
+
 use super::{exec, fork_actor, handle_signals, start_thread};
 use crate::call::Call;
-use crate::shared::{state, Shared, Slot, GUARD, TRANSFER};
+use crate::shared::{state, Shared, Slot, TRANSFER};
 use crate::symbols::OPTIONS;
+use bytes::{
+    file, message, pieces, receive_fd, receive_many, receive_message, send_fd, send_file, send_many, source, take,
+};
 use fsocket_sys as sys;
-use libc::{c_int, c_void, iovec, msghdr, sockaddr, sockaddr_storage, socklen_t};
+use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
+use names::{connect, listen, name_out, named};
+use ready::{epoll_ctl, epoll_events, mask, poll_list, select_list, timer, timespec};
 use std::mem::{size_of, zeroed};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::{Relaxed, Release};
-
-/// What guards a receive buffer: a call that writes more than it says is told.
-const CANARY: u8 = 0xEE;
-const PIECES: usize = 8;
-
-/// Byte `i` of what step `step` sends.
-pub fn pattern(step: u32, i: usize) -> u8 {
-    (step.wrapping_mul(151) as usize + i * 7 + (i >> 8) * 13) as u8
-}
 
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -270,228 +270,6 @@ fn timeval(ms: i64) -> libc::timeval {
     libc::timeval { tv_sec: ms / 1000, tv_usec: ms % 1000 * 1000 }
 }
 
-/// Negative: no limit.
-fn timespec(ms: i64) -> Option<libc::timespec> {
-    (ms >= 0).then(|| libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 })
-}
-
-unsafe fn mask(bits: i64) -> libc::sigset_t {
-    // SAFETY: a set of ours.
-    unsafe {
-        let mut set: libc::sigset_t = zeroed();
-        libc::sigemptyset(&mut set);
-        for (bit, signal) in [(1, libc::SIGUSR1), (2, libc::SIGUSR2)] {
-            if bits & bit != 0 {
-                libc::sigaddset(&mut set, signal);
-            }
-        }
-        set
-    }
-}
-
-/// An address as [`crate::symbols::ADDR`] numbers them.
-unsafe fn named(addr: i64, port: i64, call: impl FnOnce(*const sockaddr, socklen_t) -> c_int) -> i64 {
-    let port = (port.max(0) as u16).to_be();
-    // SAFETY: zero is a valid address; the call copies it.
-    unsafe {
-        if matches!(addr, 0 | 1 | 4) {
-            let mut name: libc::sockaddr_in = zeroed();
-            name.sin_family = libc::AF_INET as u16;
-            name.sin_port = port;
-            name.sin_addr.s_addr = match addr {
-                0 => u32::from_ne_bytes([127, 0, 0, 1]),
-                4 => u32::from_ne_bytes([127, 0, 0, 2]),
-                _ => 0,
-            };
-            return call(&name as *const _ as *const sockaddr, size_of::<libc::sockaddr_in>() as socklen_t).into();
-        }
-        let mut name: libc::sockaddr_in6 = zeroed();
-        name.sin6_family = libc::AF_INET6 as u16;
-        name.sin6_port = port;
-        match addr {
-            2 => name.sin6_addr.s6_addr[15] = 1,
-            5 => name.sin6_addr.s6_addr[10..].copy_from_slice(&[255, 255, 127, 0, 0, 1]),
-            _ => {}
-        }
-        call(&name as *const _ as *const sockaddr, size_of::<libc::sockaddr_in6>() as socklen_t).into()
-    }
-}
-
-/// `connect`, and what local port it got: the name of the connection.
-unsafe fn connect(s: &Slot, fd: c_int, addr: i64, port: i64) -> i64 {
-    // SAFETY: as the calls want it; the name is ours.
-    unsafe {
-        let r = named(addr, port, |p, len| libc::connect(fd, p, len));
-        let saved = errno();
-        let mut name: libc::sockaddr_in6 = zeroed();
-        let mut len = size_of::<libc::sockaddr_in6>() as socklen_t;
-        let known = (r == 0 || saved == libc::EINPROGRESS)
-            && libc::getsockname(fd, &mut name as *mut _ as *mut sockaddr, &mut len) == 0;
-        s.put_aux(if known { u16::from_be(name.sin6_port).into() } else { 0 });
-        *libc::__errno_location() = saved;
-        r
-    }
-}
-
-/// A call that gives an address: it goes into the buffer as it came.
-unsafe fn name_out(s: &Slot, call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> i64 {
-    // SAFETY: a buffer of ours; the slot is the caller's.
-    unsafe {
-        let mut name: sockaddr_storage = zeroed();
-        let mut len = size_of::<sockaddr_storage>() as socklen_t;
-        let r = call(&mut name as *mut _ as *mut sockaddr, &mut len);
-        if r >= 0 {
-            let from = std::slice::from_raw_parts(&name as *const _ as *const u8, (len as usize).min(128));
-            s.data()[..from.len()].copy_from_slice(from);
-            s.len.store(from.len() as u32, Relaxed);
-        }
-        r.into()
-    }
-}
-
-unsafe fn listen(s: &Slot, fd: c_int, backlog: c_int) -> i64 {
-    // SAFETY: a listener of ours too is a listener of the kernel's, which knows
-    // the port.
-    unsafe {
-        let r = libc::listen(fd, backlog);
-        let saved = errno();
-        let mut name: libc::sockaddr_in6 = zeroed();
-        let mut len = size_of::<libc::sockaddr_in6>() as u32;
-        let args = [fd as usize, &mut name as *mut _ as usize, &mut len as *mut u32 as usize, 0, 0, 0];
-        let known = r == 0 && sys::raw(libc::SYS_getsockname, args).is_ok();
-        s.put_aux(if known { u16::from_be(name.sin6_port).into() } else { 0 });
-        *libc::__errno_location() = saved;
-        r.into()
-    }
-}
-
-/// Bytes of this step to send.
-unsafe fn source(s: &Slot, n: usize) -> *const c_void {
-    // SAFETY: the slot is the caller's.
-    let data = unsafe { s.data() };
-    let step = s.step.load(Relaxed);
-    for (i, b) in data[..n.min(TRANSFER)].iter_mut().enumerate() {
-        *b = pattern(step, i);
-    }
-    data.as_ptr() as *const c_void
-}
-
-/// A receive into the buffer; tells if bytes behind the end were touched.
-unsafe fn take(s: &Slot, n: usize, call: impl FnOnce(*mut c_void) -> isize) -> i64 {
-    // SAFETY: the slot is the caller's.
-    unsafe {
-        s.data()[..n + GUARD].fill(CANARY);
-        let r = call(s.data().as_mut_ptr() as *mut c_void);
-        let saved = errno();
-        let got = (r.max(0) as usize).min(n);
-        s.len.store(got as u32, Relaxed);
-        if s.data()[got..n + GUARD].iter().any(|b| *b != CANARY) {
-            s.put_aux(-99);
-        }
-        *libc::__errno_location() = saved;
-        r as i64
-    }
-}
-
-unsafe fn pieces(p: *const c_void, n: usize, k: i64) -> ([iovec; PIECES], c_int) {
-    let k = (k.max(0) as usize).min(PIECES);
-    let each = n / k.max(1);
-    let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];
-    for (i, part) in v[..k].iter_mut().enumerate() {
-        part.iov_len = if i + 1 == k { n - each * i } else { each };
-        // SAFETY: within the n bytes.
-        part.iov_base = unsafe { (p as *mut u8).add(each * i) } as *mut c_void;
-    }
-    (v, k as c_int)
-}
-
-unsafe fn message(v: &mut [iovec; PIECES], k: c_int) -> msghdr {
-    // SAFETY: zero is an empty message.
-    let mut m: msghdr = unsafe { zeroed() };
-    m.msg_iov = v.as_mut_ptr();
-    m.msg_iovlen = k as usize;
-    m
-}
-
-unsafe fn receive_message(s: &Slot, p: *mut c_void, fd: c_int, n: usize, k: i64, flags: c_int) -> isize {
-    // SAFETY: `p` has n bytes; name and control are ours.
-    unsafe {
-        let (mut v, k) = pieces(p, n, k);
-        let mut m = message(&mut v, k);
-        let mut name: sockaddr_storage = zeroed();
-        let mut control = [0u64; 16];
-        m.msg_name = &mut name as *mut _ as *mut c_void;
-        m.msg_namelen = size_of::<sockaddr_storage>() as socklen_t;
-        m.msg_control = control.as_mut_ptr() as *mut c_void;
-        m.msg_controllen = size_of::<[u64; 16]>();
-        let r = libc::recvmsg(fd, &mut m, flags);
-        if r >= 0 {
-            for v in [m.msg_flags as i64, m.msg_namelen as i64, m.msg_controllen as i64] {
-                s.put_aux(v);
-            }
-        }
-        r
-    }
-}
-
-unsafe fn send_many(s: &Slot, fd: c_int, n: usize, k: i64, flags: c_int) -> i64 {
-    // SAFETY: the vectors point into the slot's buffer.
-    unsafe {
-        let k = (k.max(0) as usize).min(PIECES);
-        let p = source(s, n * k);
-        let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];
-        let mut many: [libc::mmsghdr; PIECES] = zeroed();
-        for i in 0..k {
-            v[i] = iovec { iov_base: (p as *mut u8).add(n * i) as *mut c_void, iov_len: n };
-            many[i].msg_hdr.msg_iov = &mut v[i];
-            many[i].msg_hdr.msg_iovlen = 1;
-        }
-        let r = libc::sendmmsg(fd, many.as_mut_ptr(), k as u32, flags);
-        for m in &many[..(r.max(0) as usize).min(PIECES)] {
-            s.put_aux(m.msg_len.into());
-        }
-        r.into()
-    }
-}
-
-unsafe fn receive_many(s: &Slot, fd: c_int, n: usize, k: i64, flags: c_int) -> i64 {
-    // SAFETY: as `send_many`.
-    unsafe {
-        let k = (k.max(0) as usize).min(PIECES);
-        let n = n.min(TRANSFER / PIECES);
-        s.data()[..n * k].fill(CANARY);
-        let p = s.data().as_mut_ptr();
-        let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];
-        let mut many: [libc::mmsghdr; PIECES] = zeroed();
-        for i in 0..k {
-            v[i] = iovec { iov_base: p.add(n * i) as *mut c_void, iov_len: n };
-            many[i].msg_hdr.msg_iov = &mut v[i];
-            many[i].msg_hdr.msg_iovlen = 1;
-        }
-        let r = libc::recvmmsg(fd, many.as_mut_ptr(), k as u32, flags, null_mut());
-        for m in &many[..(r.max(0) as usize).min(PIECES)] {
-            s.put_aux(m.msg_len.into());
-        }
-        if r > 0 {
-            s.len.store((n * r as usize) as u32, Relaxed);
-        }
-        r.into()
-    }
-}
-
-unsafe fn send_file(s: &Slot, out: c_int, input: c_int, offset: i64, n: usize) -> i64 {
-    // SAFETY: the offset is ours.
-    unsafe {
-        let mut at = offset;
-        let r = libc::sendfile(out, input, if offset < 0 { null_mut() } else { &mut at }, n);
-        let saved = errno();
-        s.put_aux(at);
-        s.put_aux(libc::lseek(input, 0, libc::SEEK_CUR));
-        *libc::__errno_location() = saved;
-        r as i64
-    }
-}
-
 unsafe fn set<T>(fd: c_int, name: c_int, v: &T) -> i64 {
     // SAFETY: a value of that size.
     unsafe {
@@ -524,73 +302,6 @@ fn int_out(s: &Slot, call: impl FnOnce(*mut c_int) -> c_int) -> i64 {
     r.into()
 }
 
-/// Arguments from `from` on are pairs (descriptor, events).
-fn pairs(s: &Slot, from: usize) -> impl Iterator<Item = (c_int, i64)> + '_ {
-    let n = s.n_args.load(Relaxed) as usize;
-    (from..n.saturating_sub(1)).step_by(2).map(|i| (s.arg(i) as c_int, s.arg(i + 1)))
-}
-
-fn poll_list(s: &Slot, from: usize, call: impl FnOnce(*mut libc::pollfd, libc::nfds_t) -> c_int) -> i64 {
-    let mut list: Vec<_> =
-        pairs(s, from).map(|(fd, events)| libc::pollfd { fd, events: events as i16, revents: 0x55 }).collect();
-    let r = call(list.as_mut_ptr(), list.len() as libc::nfds_t);
-    if r >= 0 {
-        for p in &list {
-            s.put_aux((p.revents as u16).into());
-        }
-    }
-    r.into()
-}
-
-unsafe fn select_list(s: &Slot, from: usize, call: impl FnOnce(c_int, [*mut libc::fd_set; 3]) -> c_int) -> i64 {
-    // SAFETY: the sets are ours; numbers are checked.
-    unsafe {
-        let mut sets: [libc::fd_set; 3] = zeroed();
-        let mut top = 0;
-        for (fd, which) in pairs(s, from).filter(|(fd, _)| (0..1024).contains(fd)) {
-            for (i, set) in sets.iter_mut().enumerate().filter(|(i, _)| which >> i & 1 != 0) {
-                let _ = i;
-                libc::FD_SET(fd, set);
-                top = top.max(fd + 1);
-            }
-        }
-        let [r, w, x] = &mut sets;
-        let ret = call(top, [r, w, x]);
-        if ret >= 0 {
-            for (fd, _) in pairs(s, from) {
-                let mut bits = 0;
-                for (i, set) in sets.iter().enumerate() {
-                    bits |= i64::from((0..1024).contains(&fd) && libc::FD_ISSET(fd, set)) << i;
-                }
-                s.put_aux(bits);
-            }
-        }
-        ret.into()
-    }
-}
-
-/// The data of an event is the variable's number, which the scheduler adds as a
-/// last argument.
-unsafe fn epoll_ctl(s: &Slot, op: c_int) -> i64 {
-    let tag = s.arg(s.n_args.load(Relaxed) as usize - 1) as u64;
-    let events = if op == libc::EPOLL_CTL_DEL { 0 } else { s.arg(2) as u32 };
-    let mut event = libc::epoll_event { events, u64: tag };
-    // SAFETY: an event of ours.
-    unsafe { libc::epoll_ctl(s.arg(0) as c_int, op, s.arg(1) as c_int, &mut event).into() }
-}
-
-fn epoll_events(s: &Slot, call: impl FnOnce(*mut libc::epoll_event, c_int) -> c_int) -> i64 {
-    let mut list = [libc::epoll_event { events: 0, u64: 0 }; 32];
-    let r = call(list.as_mut_ptr(), (s.arg(1) as c_int).min(32));
-    let mut got: Vec<(u64, u32)> = list[..r.max(0) as usize].iter().map(|e| (e.u64, e.events)).collect();
-    got.sort_unstable();
-    for (tag, events) in got {
-        s.put_aux(tag as i64);
-        s.put_aux(events.into());
-    }
-    r.into()
-}
-
 /// Two descriptors: the second is a further result.
 fn two(s: &Slot, call: impl FnOnce(*mut c_int) -> c_int) -> i64 {
     let mut p = [-1; 2];
@@ -599,73 +310,4 @@ fn two(s: &Slot, call: impl FnOnce(*mut c_int) -> c_int) -> i64 {
     }
     s.put_aux(p[1].into());
     p[0].into()
-}
-
-unsafe fn timer(fired: bool) -> i64 {
-    // SAFETY: plain calls on a descriptor of ours.
-    unsafe {
-        let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK);
-        let mut spec: libc::itimerspec = zeroed();
-        spec.it_value = libc::timespec { tv_sec: if fired { 0 } else { 1000 }, tv_nsec: fired.into() };
-        libc::timerfd_settime(fd, 0, &spec, null_mut());
-        if fired {
-            let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let _ = sys::ppoll(&mut p, 1, Some(100_000_000), null());
-        }
-        fd.into()
-    }
-}
-
-unsafe fn file(s: &Slot, n: usize) -> i64 {
-    // SAFETY: a plain call.
-    let fd = unsafe { libc::memfd_create(c"file".as_ptr(), 0) };
-    // SAFETY: the slot is the caller's.
-    let content = unsafe { std::slice::from_raw_parts(source(s, n) as *const u8, n) };
-    if fd < 0 || sys::write(fd, content) != Ok(n) {
-        return -1;
-    }
-    // SAFETY: a plain call.
-    unsafe { libc::lseek(fd, 0, libc::SEEK_SET) };
-    fd.into()
-}
-
-unsafe fn send_fd(over: c_int, fd: c_int) -> i64 {
-    // SAFETY: one byte, one control message, all ours.
-    unsafe {
-        let mut byte = [b'F'];
-        let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];
-        v[0] = iovec { iov_base: byte.as_mut_ptr() as *mut c_void, iov_len: 1 };
-        let mut m = message(&mut v, 1);
-        let mut control = [0u64; 4];
-        m.msg_control = control.as_mut_ptr() as *mut c_void;
-        m.msg_controllen = libc::CMSG_SPACE(4) as usize;
-        let c = libc::CMSG_FIRSTHDR(&m);
-        (*c).cmsg_level = libc::SOL_SOCKET;
-        (*c).cmsg_type = libc::SCM_RIGHTS;
-        (*c).cmsg_len = libc::CMSG_LEN(4) as usize;
-        (libc::CMSG_DATA(c) as *mut c_int).write_unaligned(fd);
-        libc::sendmsg(over, &m, libc::MSG_NOSIGNAL) as i64
-    }
-}
-
-unsafe fn receive_fd(over: c_int) -> i64 {
-    // SAFETY: as `send_fd`.
-    unsafe {
-        let mut byte = [0u8];
-        let mut v = [iovec { iov_base: null_mut(), iov_len: 0 }; PIECES];
-        v[0] = iovec { iov_base: byte.as_mut_ptr() as *mut c_void, iov_len: 1 };
-        let mut m = message(&mut v, 1);
-        let mut control = [0u64; 4];
-        m.msg_control = control.as_mut_ptr() as *mut c_void;
-        m.msg_controllen = size_of::<[u64; 4]>();
-        if libc::recvmsg(over, &mut m, 0) < 0 {
-            return -1;
-        }
-        let c = libc::CMSG_FIRSTHDR(&m);
-        if c.is_null() || (*c).cmsg_type != libc::SCM_RIGHTS {
-            *libc::__errno_location() = libc::ENOMSG;
-            return -1;
-        }
-        i64::from((libc::CMSG_DATA(c) as *const c_int).read_unaligned())
-    }
 }
