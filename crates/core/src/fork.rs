@@ -126,6 +126,7 @@ pub fn child() {
     table::become_child();
     foreign::become_child();
     crate::taken::become_child();
+    upgrade::become_child();
     crate::opts::before::become_child();
     zone::become_child();
     epoll::become_child();

@@ -24,6 +24,7 @@ pub mod idle;
 pub mod inherit;
 pub mod listen;
 pub mod lock;
+mod mailbox;
 pub mod msg;
 pub mod name;
 pub mod opts;

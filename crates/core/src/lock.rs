@@ -41,9 +41,10 @@ impl<T> Lock<T> {
         Ok(Guard { lock: self })
     }
 
-    /// In a forked child: no other thread exists, whoever held it is gone.
-    pub fn reset_after_fork(&self) {
-        self.owner.store(0, Ordering::Release);
+    /// In a forked child: no other thread exists, whoever held it is gone. True: somebody held it,
+    /// and was perhaps changing the value.
+    pub fn reset_after_fork(&self) -> bool {
+        self.owner.swap(0, Ordering::AcqRel) != 0
     }
 }
 

@@ -6,7 +6,7 @@
 //! again until it has the real one. A taker without the library gets the placeholder, as does
 //! one whose holder does neither in [`PATIENCE_NS`]; docs/limits.md says so.
 
-use crate::lock::Lock;
+use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::{close, ctl, pool, process, stats};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -99,18 +99,14 @@ fn is_connected(fd: i32) -> bool {
 }
 
 /// Descriptors of this process that are taken, and by whom.
-static ASKED: Lock<[Option<(i32, u64)>; REQUESTS]> = Lock::new([None; REQUESTS]);
-static WAITING: AtomicU32 = AtomicU32::new(0);
+static ASKED: Mailbox<(i32, u64), REQUESTS> = Mailbox::new();
 /// How often a holder has said that it has looked.
 static DONE: AtomicU32 = AtomicU32::new(0);
 
 /// Somebody takes a descriptor of this process. Done when nothing is locked.
 pub fn asked(m: &Msg) {
-    let Ok(mut asked) = ASKED.lock() else { return };
-    if let Some(free) = asked.iter_mut().find(|f| f.is_none()) {
-        *free = Some((m.arg0 as i32, m.id));
-        WAITING.fetch_add(1, Ordering::Release);
-    }
+    // The taker asks again.
+    let _ = ASKED.note((m.arg0 as i32, m.id));
 }
 
 /// The holder of one that we take has looked.
@@ -121,17 +117,7 @@ pub fn done() {
 /// Where nothing is locked.
 #[inline]
 pub fn answer() {
-    if WAITING.load(Ordering::Acquire) != 0 {
-        answer_all();
-    }
-}
-
-#[cold]
-fn answer_all() {
-    for _ in 0..REQUESTS {
-        let next = ASKED.lock().ok().and_then(|mut asked| asked.iter_mut().find_map(Option::take));
-        let Some((fd, by)) = next else { return };
-        WAITING.fetch_sub(1, Ordering::AcqRel);
+    ASKED.answer(|(fd, by)| {
         {
             let _held = Held::all();
             close::taken(fd);
@@ -139,14 +125,10 @@ fn answer_all() {
         let mut m = Msg::new(msg::TAKEN);
         m.id = by;
         ctl::tell(m, None);
-    }
+    });
 }
 
 /// In a forked child: what was asked was the parent.
 pub fn become_child() {
-    ASKED.reset_after_fork();
-    if let Ok(mut asked) = ASKED.lock() {
-        asked.fill(None);
-    }
-    WAITING.store(0, Ordering::Relaxed);
+    ASKED.become_child(drop);
 }

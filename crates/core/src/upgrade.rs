@@ -17,7 +17,7 @@
 
 use crate::asleep::{self, On};
 use crate::connect::{establish, prepare_slot, End};
-use crate::lock::Lock;
+use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::{bell, cancel, chan, ctl, epoll, name, opts, process, route, stats};
@@ -452,44 +452,30 @@ struct Asked {
     /// Memory of the channel.
     fd: i32,
 }
-struct Queue {
-    asked: [Option<Asked>; 32],
-}
-static QUEUE: Lock<Queue> = Lock::new(Queue { asked: [None; 32] });
-static WAITING: AtomicU32 = AtomicU32::new(0);
+static ASKED: Mailbox<Asked, 32> = Mailbox::new();
 
 /// From the monitor. It may come in the middle of anything, so it is only noted. False: the
 /// descriptor was not taken.
 pub fn asked(m: &Msg, fd: i32) -> bool {
-    let Ok(mut q) = QUEUE.lock() else { return false };
-    let Some(free) = q.asked.iter_mut().find(|a| a.is_none()) else { return false };
     let (slot, generation) = (m.arg1 as u32 as usize, (m.arg1 >> 32) as u32);
-    *free = Some(Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, fd });
-    WAITING.fetch_add(1, Ordering::Release);
-    true
+    ASKED.note(Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, fd })
 }
 
 /// Where nothing is locked.
 #[inline]
 pub fn answer() {
-    if WAITING.load(Ordering::Acquire) != 0 {
-        answer_all();
-    }
-}
-
-#[cold]
-fn answer_all() {
-    loop {
-        let next = match QUEUE.lock() {
-            Ok(mut q) => q.asked.iter_mut().find_map(Option::take),
-            Err(_) => return,
-        };
-        let Some(a) = next else { return };
-        WAITING.fetch_sub(1, Ordering::AcqRel);
+    ASKED.answer(|a| {
         let _held = Held::all();
         take(&a);
         let _ = sys::close(a.fd);
-    }
+    });
+}
+
+/// In a forked child: the parent answers.
+pub fn become_child() {
+    ASKED.become_child(|a| {
+        let _ = sys::close(a.fd);
+    });
 }
 
 fn take(a: &Asked) {
