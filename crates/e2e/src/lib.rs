@@ -5,7 +5,7 @@ pub mod cpus;
 pub mod native;
 pub mod zones;
 
-use fsocket_testkit::{net, Host, Proc, Side};
+use fsocket_testkit::{net, stock_mode, Delta, Host, Proc, Side};
 use std::path::{Path, PathBuf};
 
 /// Bytes that repeat nowhere: a simple generator, the same on every run.
@@ -143,4 +143,37 @@ pub fn python(host: &Host, side: Side, limit: u64, script: &str, args: &[&str]) 
     let mut all = vec![path.as_str()];
     all.extend_from_slice(args);
     host.run(side, script, limit, fsocket_testkit::PYTHON, &all).success().says("ok").stdout
+}
+
+/// Runs a Python script of `tests/apps` on stock sockets, then on ours: it must print the same. Of
+/// transcripts of thousands of lines the first difference is shown. What was counted by ours; None
+/// in stock mode, where there is no path to assert.
+#[track_caller]
+pub fn same_transcripts(host: &Host, limit: u64, script: &str, args: &[&str]) -> Option<Delta> {
+    let stock = python(host, Side::Stock, limit, script, args);
+    let before = host.snapshot();
+    let ours = python(host, Side::Accel, limit, script, args);
+    let mut about = "";
+    for (a, b) in stock.lines().zip(ours.lines()) {
+        if a.starts_with('#') {
+            about = a;
+        }
+        assert!(a == b, "transcripts differ, {about}; stock:\n{a}\nours:\n{b}");
+    }
+    assert!(stock == ours, "one transcript is longer; stock:\n{stock}\nours:\n{ours}");
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return None;
+    }
+    Some(host.snapshot().since(&before))
+}
+
+/// Requests by ab over 2,000 connections, and 5,000 over ten that are kept.
+#[track_caller]
+pub fn ab_anew_and_kept(host: &Host, side: Side, ab: &Path, url: &str, size: u64) {
+    let done = host.run(side, "ab", 60, ab, &["-q", "-n", "2000", "-c", "10", url]).success();
+    ab_clean(&done.stdout);
+    let done = host.run(side, "ab", 60, ab, &["-q", "-k", "-n", "5000", "-c", "10", url]).success();
+    ab_clean(&done.stdout);
+    assert_eq!(ab_number(&done.stdout, "HTML transferred:"), 5000 * size);
 }

@@ -66,15 +66,14 @@ impl Start<'_> {
 }
 
 impl Server {
-    /// Stops the worker of CPU 0, lets 100 connections wait for it, kills it, and expects
-    /// every one of them to be served by another.
+    /// Stops the worker of CPU 0, and lets 100 connections wait for it.
     #[track_caller]
-    pub fn kill_while_hundred_wait(&self, round: usize) {
-        let victim = self.ask("127.0.0.1", 0, 1)[0].pid;
+    pub fn hundred_wait(&self) -> (i32, Vec<TcpStream>) {
+        let worker = self.ask("127.0.0.1", 0, 1)[0].pid;
         // SAFETY: a signal to a process of this test.
-        unsafe { libc::kill(victim, libc::SIGSTOP) };
+        unsafe { libc::kill(worker, libc::SIGSTOP) };
         let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
-        let waiting: Vec<_> = std::thread::scope(|s| {
+        let waiting = std::thread::scope(|s| {
             s.spawn(|| {
                 pin(0);
                 (0..100).map(|_| connect(address)).collect()
@@ -82,7 +81,15 @@ impl Server {
             .join()
             .expect("nobody is refused")
         });
-        // SAFETY: as above.
+        (worker, waiting)
+    }
+
+    /// Stops the worker of CPU 0, lets 100 connections wait for it, kills it, and expects
+    /// every one of them to be served by another.
+    #[track_caller]
+    pub fn kill_while_hundred_wait(&self, round: usize) {
+        let (victim, waiting) = self.hundred_wait();
+        // SAFETY: a signal to a process of this test.
         unsafe { libc::kill(victim, libc::SIGKILL) };
         for (i, c) in waiting.iter().enumerate() {
             assert_ne!(told(c, i).pid, victim, "round {round}");
@@ -172,6 +179,18 @@ pub fn selected(zones: &Value, kind: &str) -> u64 {
     let all = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
     let by_cpu = all.iter().flat_map(|g| g["selections"][kind].as_array().map(Vec::as_slice).unwrap_or_default());
     by_cpu.map(|n| n.as_u64().unwrap_or(0)).sum()
+}
+
+/// Leave a test in which connections between hosts are steered.
+#[macro_export]
+macro_rules! need_steering {
+    () => {
+        fsocket_testkit::need_hosts!();
+        if fsocket_testkit::stock_mode() {
+            return eprintln!("SKIPPED: stock mode has no monitor that steers");
+        }
+        $crate::need_two_cpus!();
+    };
 }
 
 /// Leave a test that needs two CPUs.

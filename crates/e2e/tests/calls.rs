@@ -1,42 +1,13 @@
 //! Calls and options that few programs use: the program sees what it would see on
 //! kernel sockets, and what only the kernel can do makes it a kernel connection.
 
-use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{counters, script, stock_mode, Host, PYTHON};
-
-fn transcript(host: &Host, side: Side, cases: &[&str]) -> String {
-    let path = script("apps/calls.py").display().to_string();
-    let mut args = vec![path.as_str()];
-    args.extend_from_slice(cases);
-    host.run(side, "calls", 160, PYTHON, &args).success().says("ok").stdout
-}
-
-/// The first difference, as transcripts of thousands of lines help nobody.
-#[track_caller]
-fn same(stock: &str, ours: &str) {
-    let mut about = "";
-    for (a, b) in stock.lines().zip(ours.lines()) {
-        if a.starts_with('#') {
-            about = a;
-        }
-        assert!(a == b, "transcripts differ, {about}; stock:\n{a}\nours:\n{b}");
-    }
-    assert!(stock == ours, "one transcript is longer\n{stock}\n{ours}");
-}
+use fsocket_e2e as e2e;
+use fsocket_testkit::{Delta, Host};
 
 /// Runs `cases` (none: all) and returns what was counted; None in stock mode.
 #[track_caller]
-fn run(cases: &[&str]) -> Option<counters::Delta> {
-    let host = Host::new();
-    let stock = transcript(&host, Stock, cases);
-    let before = host.snapshot();
-    let ours = transcript(&host, Accel, cases);
-    same(&stock, &ours);
-    if stock_mode() {
-        eprintln!("PATH NOT ASSERTED: stock mode");
-        return None;
-    }
-    let delta = host.snapshot().since(&before);
+fn run(cases: &[&str]) -> Option<Delta> {
+    let delta = e2e::same_transcripts(&Host::new(), 160, "calls.py", cases)?;
     assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
     Some(delta)
 }

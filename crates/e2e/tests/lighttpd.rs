@@ -27,10 +27,6 @@ fn lighttpd_serves_curl_and_ab() {
         e2e::curl_compare(&host, Accel, &format!("http://127.0.0.1:{port}/{size}"), &root.join(size), &[]);
     }
     let url = format!("http://127.0.0.1:{port}/1000");
-    let done = host.run(Accel, "ab", 60, &ab, &["-q", "-n", "2000", "-c", "10", &url]).success();
-    e2e::ab_clean(&done.stdout);
-    let done = host.run(Accel, "ab", 60, &ab, &["-q", "-k", "-n", "5000", "-c", "10", &url]).success();
-    e2e::ab_clean(&done.stdout);
-    assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), 5000 * 1000);
+    e2e::ab_anew_and_kept(&host, Accel, &ab, &url, 1000);
     host.snapshot().since(&before).assert_shm(2014);
 }

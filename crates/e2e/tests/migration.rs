@@ -1,12 +1,13 @@
 //! Flow groups move away from a worker that does not accept, and come back, under load
 //! between hosts; what is open stays open.
 
+use fsocket_e2e::need_steering;
 use fsocket_testkit::host::Stock;
 use fsocket_testkit::load::{Load, Plan};
 use fsocket_testkit::netns::{Chain, Receive};
 use fsocket_testkit::servers::{self, Way};
 use fsocket_testkit::workers::children;
-use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Host, Proc};
+use fsocket_testkit::{artifacts, need, net, Host, Proc};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -44,14 +45,8 @@ fn ask(mut c: &TcpStream) {
 
 #[test]
 fn groups_move_from_a_worker_that_does_not_look_and_come_back() {
-    need_hosts!();
+    need_steering!();
     need!("nginx");
-    if stock_mode() {
-        return eprintln!("SKIPPED: stock mode has no monitor that steers");
-    }
-    if std::thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
-        return eprintln!("SKIPPED: needs two CPUs");
-    }
     let chain = Chain::new(2, &Receive::Inline).expect("hosts");
     let host = Host::configured(Some(&chain.middle), "[balance]\npatience_us = 20000\ngroups = 200\n");
     host.file("www/64", [b'x'; 64]);

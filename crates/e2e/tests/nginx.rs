@@ -129,11 +129,7 @@ fn haproxy_in_front_of_nginx() {
         e2e::curl_compare(&host, Accel, &format!("http://127.0.0.1:{port}/{size}"), &www(&host, size), &[]);
     }
     let url = format!("http://127.0.0.1:{port}/1000");
-    let done = host.run(Accel, "ab", 60, &ab, &["-q", "-n", "2000", "-c", "10", &url]).success();
-    e2e::ab_clean(&done.stdout);
-    let done = host.run(Accel, "ab", 60, &ab, &["-q", "-k", "-n", "5000", "-c", "10", &url]).success();
-    e2e::ab_clean(&done.stdout);
-    assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), 5000 * 1000);
+    e2e::ab_anew_and_kept(&host, Accel, &ab, &url, 1000);
     // Both legs: from the clients to haproxy, and from haproxy to nginx.
     host.snapshot().since(&before).assert_shm(2014 + 4);
 }

@@ -3,26 +3,14 @@
 //! be handled on the CPU of the thread that opened them.
 
 use fsocket_e2e as e2e;
+use fsocket_e2e::need_steering;
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Chain, Receive};
-use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Finished, Host, Proc};
+use fsocket_testkit::{artifacts, need, net, Finished, Host, Proc};
 use std::path::PathBuf;
 use std::time::Duration;
 
 const REQUESTS: usize = 2000;
-
-/// Leaves, loudly, where nothing can be steered.
-macro_rules! need_steering {
-    () => {
-        need_hosts!();
-        if stock_mode() {
-            return eprintln!("SKIPPED: stock mode has no monitor that steers");
-        }
-        if std::thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
-            return eprintln!("SKIPPED: needs two CPUs");
-        }
-    };
-}
 
 /// The command line, with this host's monitor, in the middle host.
 fn cli(host: &Host, name: &str, args: &[&str]) -> Proc {

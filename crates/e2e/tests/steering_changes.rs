@@ -1,29 +1,15 @@
 //! What is steered changes while it carries connections: a CPU goes and comes back, a device
 //! disappears.
 
-use fsocket_e2e::need_hotplug;
+use fsocket_e2e::{need_hotplug, need_steering};
 use fsocket_testkit::host::Stock;
 use fsocket_testkit::load::{Load, Plan};
 use fsocket_testkit::netns::{Chain, Receive};
 use fsocket_testkit::servers::{self, Way};
-use fsocket_testkit::{artifacts, need, need_hosts, net, stock_mode, Host, Proc};
+use fsocket_testkit::{artifacts, need, net, Host, Proc};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// Leaves, loudly, where nothing can be steered.
-macro_rules! need_steering {
-    () => {
-        need_hosts!();
-        need!("nginx");
-        if stock_mode() {
-            return eprintln!("SKIPPED: stock mode has no monitor that steers");
-        }
-        if std::thread::available_parallelism().map_or(1, |n| n.get()) < 2 {
-            return eprintln!("SKIPPED: needs two CPUs");
-        }
-    };
-}
 
 /// A proxy in the middle host, nginx behind it, and a load from the client host.
 struct Stage {
@@ -117,6 +103,7 @@ fn pause(ms: u64) -> Duration {
 #[test]
 fn a_cpu_goes_and_comes_back() {
     need_steering!();
+    need!("nginx");
     let cpu = need_hotplug!();
     // Not by threads that run before all others: of those one CPU would have no time left.
     let stage = Stage::new(Chain::new(2, &Receive::Inline).expect("hosts"));
@@ -129,6 +116,7 @@ fn a_cpu_goes_and_comes_back() {
 #[test]
 fn a_device_disappears() {
     need_steering!();
+    need!("nginx");
     let mut chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
     let Chain { middle, backend, hosts, .. } = &mut chain;
     hosts.link(middle, backend, 2, &Receive::Inline).expect("a third link");

@@ -1,28 +1,13 @@
 //! Connections that become kernel connections while they are in use: nothing
 //! is lost, and the program cannot tell.
 
-use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::Stock;
 use fsocket_testkit::{artifacts, script, stock_mode, Host, PYTHON};
-
-fn transcript(host: &Host, side: Side, cases: &[&str]) -> String {
-    let path = script("apps/switch.py").display().to_string();
-    let mut args = vec![path.as_str()];
-    args.extend_from_slice(cases);
-    host.run(side, "switch", 120, PYTHON, &args).success().says("ok").stdout
-}
 
 #[test]
 fn exec_passing_and_urgent_data() {
-    let host = Host::new();
-    let stock = transcript(&host, Stock, &["-in_full_flow"]);
-    let before = host.snapshot();
-    let ours = transcript(&host, Accel, &["-in_full_flow"]);
-    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
-    let delta = host.snapshot().since(&before);
-    if stock_mode() {
-        eprintln!("PATH NOT ASSERTED: stock mode");
-        return;
-    }
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "switch.py", &["-in_full_flow"]) else { return };
     // After a connection was passed the process accepts new ones over the kernel:
     // one case shows it with one connection. Everything else begins in shared
     // memory.
@@ -37,16 +22,7 @@ fn exec_passing_and_urgent_data() {
 /// a thread follows the first before the second has begun, that one cannot be handed over (ADR 8).
 #[test]
 fn in_full_flow() {
-    let host = Host::new();
-    let stock = transcript(&host, Stock, &["in_full_flow"]);
-    let before = host.snapshot();
-    let ours = transcript(&host, Accel, &["in_full_flow"]);
-    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
-    let delta = host.snapshot().since(&before);
-    if stock_mode() {
-        eprintln!("PATH NOT ASSERTED: stock mode");
-        return;
-    }
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "switch.py", &["in_full_flow"]) else { return };
     assert!(delta.get("connect_shm") == 40 && delta.get("accept_shm") == 40, "not over shared memory\n{delta}");
     assert!(delta.get("path_switch") >= 40 && delta.get("hostile_peer") == 0, "{delta}");
     assert!(delta.get("fallback.switch") <= 10, "a path could not be switched\n{delta}");
@@ -55,18 +31,7 @@ fn in_full_flow() {
 /// Taken by `pidfd_getfd`: from a process that is no relative, from a child, from itself.
 #[test]
 fn taken_by_another_process() {
-    let host = Host::new();
-    let path = script("apps/pidfd.py").display().to_string();
-    let run = |side: Side| host.run(side, "pidfd", 120, PYTHON, &[&path]).success().says("ok").stdout;
-    let stock = run(Stock);
-    let before = host.snapshot();
-    let ours = run(Accel);
-    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
-    let delta = host.snapshot().since(&before);
-    if stock_mode() {
-        eprintln!("PATH NOT ASSERTED: stock mode");
-        return;
-    }
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "pidfd.py", &[]) else { return };
     // Five ways to wait, two kinds of holders, both ends; a connection of its own is one, and stays.
     assert!(delta.get("connect_shm") == 11 && delta.get("accept_shm") == 11, "not over shared memory\n{delta}");
     assert!(delta.get("path_switch") >= 20, "not switched\n{delta}");
@@ -85,7 +50,7 @@ fn without_privilege() {
     }
     let cases = ["unread_bytes_behind_an_exec", "waiting_for_it", "shut_down_before", "closed_before", "in_full_flow"];
     let host = Host::new();
-    let stock = transcript(&host, Stock, &cases);
+    let stock = e2e::python(&host, Stock, 120, "switch.py", &cases);
     let program = script("apps/switch.py").display().to_string();
     let cli = artifacts::cli().display().to_string();
     let both = format!("{PYTHON} {program} {} && {cli} stat --json", cases.join(" "));
@@ -102,18 +67,7 @@ fn without_privilege() {
 /// The other way: long-lived connections that have begun in the kernel.
 #[test]
 fn from_the_kernel_to_shared_memory() {
-    let host = Host::new();
-    let path = script("apps/upgrade.py").display().to_string();
-    let run = |side: Side| host.run(side, "upgrade", 120, PYTHON, &[&path]).success().says("ok").stdout;
-    let stock = run(Stock);
-    let before = host.snapshot();
-    let ours = run(Accel);
-    assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
-    let delta = host.snapshot().since(&before);
-    if stock_mode() {
-        eprintln!("PATH NOT ASSERTED: stock mode");
-        return;
-    }
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "upgrade.py", &[]) else { return };
     // Both ends count. One connection is used by two processes and stays; a machine under load
     // may miss another one.
     let (began, over) = (delta.get("connect_kernel"), delta.get("path_upgrade"));

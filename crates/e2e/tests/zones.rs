@@ -2,11 +2,10 @@
 //! so that every connection is the kernel's.
 
 use fsocket_e2e::need_two_cpus;
-use fsocket_e2e::zones::{self, accepted, connect, counter, pin, selected, told, Start};
+use fsocket_e2e::zones::{self, accepted, counter, selected, told, Start};
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{net, stock_mode, Host};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Every connection of a CPU goes to the worker that is pinned there.
@@ -231,19 +230,8 @@ fn without_monitor_a_worker_that_ends_hands_over_what_waits() {
     for mode in ["fork-epoll", "fork-edge"] {
         let server = Start { mode, options: &["pin", "quit"], env, ..Start::default() }.run(&host);
         server.wait_for_sockets(3);
-        let leaving = server.ask("127.0.0.1", 0, 1)[0].pid;
-        // SAFETY: a signal to a process of this test.
-        unsafe { libc::kill(leaving, libc::SIGSTOP) };
-        let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
-        let waiting: Vec<_> = std::thread::scope(|s| {
-            s.spawn(|| {
-                pin(0);
-                (0..100).map(|_| connect(address)).collect()
-            })
-            .join()
-            .expect("nobody is refused")
-        });
-        // SAFETY: as above.
+        let (leaving, waiting) = server.hundred_wait();
+        // SAFETY: signals to a process of this test.
         unsafe {
             libc::kill(leaving, libc::SIGUSR1);
             libc::kill(leaving, libc::SIGCONT);

@@ -5,7 +5,7 @@ use fsocket_e2e as e2e;
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{accepted, counter, pin, selected};
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{need, net, stock_mode, Host, Proc};
+use fsocket_testkit::{need, net, stock_mode, Finished, Host, Proc};
 use std::time::Duration;
 
 const NO_SHM: (&str, &str) = ("FASTSOCKET_DISABLE", "shm");
@@ -77,6 +77,21 @@ fn assert_local(host: &Host, n: u64) {
     }
 }
 
+/// ab, while the server is disturbed so many times.
+#[track_caller]
+fn ab_while(host: &Host, port: u16, times: u64, options: &[&str], disturb: impl Fn()) -> Finished {
+    let ab = fsocket_testkit::find_program("ab").expect("ab");
+    let (url, seconds) = (format!("http://127.0.0.1:{port}/64"), (times + 1).to_string());
+    let args = ["-q", "-t", &seconds, "-n", "1000000", "-c", "16", &url];
+    let mut load = host.start(Stock, "ab", ab, &[options, &args].concat());
+    for i in 0..times {
+        std::thread::sleep(Duration::from_millis(900));
+        assert!(load.running(), "ab ended before disturbance {i}: {}", load.stderr());
+        disturb();
+    }
+    load.finish(Duration::from_secs(60)).success()
+}
+
 #[test]
 fn nginx_serves_each_cpu_from_its_own_queue() {
     need!("nginx");
@@ -109,27 +124,14 @@ fn nginx_that_takes_turns_does_not_hang() {
 #[test]
 fn nginx_reload_and_killed_workers() {
     need!("nginx");
-    let ab = need!("ab");
+    need!("ab");
     need_two_cpus!();
     let host = Host::new();
     let (nginx, port) = nginx(&host, "daemon off;", "", &[NO_SHM]);
-    let url = format!("http://127.0.0.1:{port}/64");
-    let mut load = host.start(Stock, "ab", &ab, &["-q", "-t", "5", "-n", "1000000", "-c", "16", &url]);
-    for _ in 0..4 {
-        std::thread::sleep(Duration::from_millis(900));
-        assert!(load.running(), "ab ended before the reload: {}", load.stderr());
-        nginx.signal(libc::SIGHUP);
-    }
-    let done = load.finish(Duration::from_secs(60)).success();
+    let done = ab_while(&host, port, 4, &[], || nginx.signal(libc::SIGHUP));
     e2e::ab_clean(&done.stdout);
     // Killed: at most what the dead had accepted fails, 16 at a time.
-    let mut load = host.start(Stock, "ab", &ab, &["-q", "-r", "-t", "5", "-n", "1000000", "-c", "16", &url]);
-    for _ in 0..4 {
-        std::thread::sleep(Duration::from_millis(900));
-        assert!(load.running(), "ab ended before the kill: {}", load.stderr());
-        signal(children(nginx.pid())[0], libc::SIGKILL);
-    }
-    let done = load.finish(Duration::from_secs(60)).success();
+    let done = ab_while(&host, port, 4, &["-r"], || signal(children(nginx.pid())[0], libc::SIGKILL));
     let failed = e2e::ab_number(&done.stdout, "Failed requests:");
     // ab counts a request that failed under up to three headings.
     assert!(failed <= 4 * 16 * 3, "{failed}\n{}", done.stdout);
@@ -300,7 +302,7 @@ fn haproxy_by_default() {
 #[test]
 fn nginx_reuseport() {
     need!("nginx");
-    let ab = need!("ab");
+    need!("ab");
     need_two_cpus!();
     let host = Host::new();
     let (nginx, port) = nginx_listening(&host, "daemon off;", "", "reuseport", &[NO_SHM]);
@@ -319,14 +321,7 @@ fn nginx_reuseport() {
         assert_eq!(net::kernel_sockets(port, "0A"), 2, "{what}: nothing was made beside them");
     };
     check("started");
-    let url = format!("http://127.0.0.1:{port}/64");
-    let mut load = host.start(Stock, "ab", &ab, &["-q", "-t", "4", "-n", "1000000", "-c", "16", &url]);
-    for _ in 0..3 {
-        std::thread::sleep(Duration::from_millis(900));
-        assert!(load.running(), "ab ended before the reload: {}", load.stderr());
-        nginx.signal(libc::SIGHUP);
-    }
-    let done = load.finish(Duration::from_secs(60)).success();
+    let done = ab_while(&host, port, 3, &[], || nginx.signal(libc::SIGHUP));
     e2e::ab_clean(&done.stdout);
     check("after reloads");
     signal(children(nginx.pid())[0], libc::SIGKILL);

@@ -182,11 +182,8 @@ fn only_holders_may_work() {
 #[test]
 fn a_bell_is_for_the_other_side_of_the_channel() {
     let d = Daemon::start();
-    let (mut s, mut c, mut other) = (d.process(), d.process(), d.process());
-    let (l, port) = listener();
-    let id = s.listen(&l);
-    s.work(id);
-    let ch = c.connect(port);
+    let (mut s, mut c, _l, ch) = d.acquainted();
+    let mut other = d.process();
     let key = 77;
     let bell = c.add_bell(key);
     let _decoy = other.add_bell(key);

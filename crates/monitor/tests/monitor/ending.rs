@@ -220,11 +220,7 @@ fn uncounted_holders_end_with_the_family() {
 #[test]
 fn a_socket_that_nobody_holds_is_closed_unless_a_relative_has_its_slot() {
     let d = Daemon::start();
-    let (mut server, mut client) = (d.process(), d.process());
-    let (l, port) = listener();
-    let id = server.listen(&l);
-    server.work(id);
-    let ch = client.connect(port);
+    let (mut server, _client, _l, ch) = d.acquainted();
     // Forked before: it does not have the parent's arena.
     let mut child = server.adopt();
     server.make_arena();

@@ -118,11 +118,7 @@ fn an_arena_that_could_shrink_is_refused() {
 #[test]
 fn nonsense_in_an_arena_closes_nothing_of_others() {
     let d = Daemon::start();
-    let (mut s, mut c) = (d.process(), d.process());
-    let (l, port) = listener();
-    let id = s.listen(&l);
-    s.work(id);
-    let ch = c.connect(port);
+    let (_s, _c, _l, ch) = d.acquainted();
     for slot in [0, 1, SLOTS - 1] {
         ch.set_state(slot, slot_state::ESTABLISHED);
     }

@@ -71,11 +71,28 @@ impl Daemon {
         p
     }
 
+    /// A worker of a listener, and a client with a channel to it.
+    pub fn acquainted(&self) -> (Proc, Proc, Listener, ChannelView) {
+        let (mut worker, mut client) = (self.process(), self.process());
+        let (socket, port) = listener();
+        let id = worker.listen(&socket);
+        worker.work(id);
+        let channel = client.connect(port);
+        (worker, client, Listener { socket, port, id }, channel)
+    }
+
     pub fn process_with_arena(&self) -> Proc {
         let mut p = self.process();
         p.make_arena();
         p
     }
+}
+
+/// One that a process has published.
+pub struct Listener {
+    pub socket: TcpListener,
+    pub port: u16,
+    pub id: u64,
 }
 
 impl Drop for Daemon {

@@ -40,11 +40,7 @@ fn code(e: Errno) -> i32 {
 #[test]
 fn both_ends_have_the_names_of_the_connection() {
     let d = Daemon::start();
-    let (mut s, mut c) = (d.process(), d.process());
-    let (l, port) = listener();
-    let id = s.listen(&l);
-    s.work(id);
-    let ch = c.connect(port);
+    let (mut s, mut c, l, ch) = d.acquainted();
     let msg = in_use(&ch);
     assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
     let (own, other) = (fresh(), fresh());
@@ -66,7 +62,7 @@ fn both_ends_have_the_names_of_the_connection() {
     let claim = |p: &mut Proc, side| TcpStream::from(p.request(of(msg, kind::CLAIM, side, 0), None).1.unwrap());
     let (mut server, mut client) = (claim(&mut s, SERVER), claim(&mut c, CLIENT));
     assert_eq!(server.peer_addr().unwrap().port(), PORT);
-    assert_eq!(client.peer_addr().unwrap(), l.local_addr().unwrap());
+    assert_eq!(client.peer_addr().unwrap(), l.socket.local_addr().unwrap());
     assert_eq!(client.local_addr().unwrap(), server.peer_addr().unwrap());
     client.write_all(b"there").unwrap();
     server.write_all(b"back").unwrap();
@@ -90,11 +86,7 @@ fn both_ends_have_the_names_of_the_connection() {
 #[test]
 fn relatives_begin_anew_with_one_socket() {
     let d = Daemon::start();
-    let (mut s, mut c) = (d.process(), d.process());
-    let (l, port) = listener();
-    let id = s.listen(&l);
-    s.work(id);
-    let ch = c.connect(port);
+    let (mut s, mut c, _l, ch) = d.acquainted();
     let msg = in_use(&ch);
     let own = fresh();
     let alone = of(msg, kind::SWITCH, CLIENT, switch::ALONE);
@@ -134,11 +126,8 @@ fn what_waits_is_marked_once() {
 #[test]
 fn only_the_parties_and_only_a_connection() {
     let d = Daemon::start();
-    let (mut s, mut c, mut other) = (d.process(), d.process(), d.process());
-    let (l, port) = listener();
-    let id = s.listen(&l);
-    s.work(id);
-    let ch = c.connect(port);
+    let (mut s, mut c, _l, ch) = d.acquainted();
+    let mut other = d.process();
     let msg = in_use(&ch);
     let own = fresh();
     let ask = |p: &mut Proc, m: Msg, fd: Option<&OwnedFd>| p.request(m, fd.map(|f| f.as_fd())).0.result;
@@ -165,17 +154,14 @@ fn only_the_parties_and_only_a_connection() {
 #[test]
 fn a_listener_that_was_given_away_takes_no_new_clients() {
     let d = Daemon::start();
-    let (mut s, mut c, mut other) = (d.process(), d.process(), d.process());
-    let (l, port) = listener();
-    let id = s.listen(&l);
-    s.work(id);
-    let ch = c.connect(port);
+    let (mut s, _c, l, ch) = d.acquainted();
+    let mut other = d.process();
     ch.set_state(0, slot_state::SYN);
-    let away = Msg { id, ..Msg::new(kind::UNPUBLISH) };
+    let away = Msg { id: l.id, ..Msg::new(kind::UNPUBLISH) };
     assert_eq!(other.request(away, None).0.result, code(Errno::NOENT), "not his");
     assert!(!ch.listener_closed());
     assert_eq!(s.request(away, None).0.result, 0);
     assert!(ch.listener_closed());
     assert_eq!(ch.slot(0).state.load(Ordering::Relaxed), slot_state::SYN, "still to be accepted");
-    assert_eq!(other.connect_to(v4([127, 0, 0, 1], port), 0).0.result, code(Errno::NOENT));
+    assert_eq!(other.connect_to(v4([127, 0, 0, 1], l.port), 0).0.result, code(Errno::NOENT));
 }
