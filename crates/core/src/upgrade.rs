@@ -277,7 +277,9 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if !opener {
         let mut m = Msg::new(msg::OFFER);
         m.id = key(d);
-        ctl::tell(m, Some(fd));
+        // With an answer: until the monitor has read it the message holds the socket, and a close
+        // of the program's would not end the connection.
+        let _ = ctl::request(m, Some(fd));
         return;
     }
     // A handler that comes in between would wait for us.

@@ -75,3 +75,24 @@ fn from_the_kernel_to_shared_memory() {
     assert!(over >= 2 * began - 6, "{over} ends of {began} connections went over\n{delta}");
     assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
 }
+
+/// While the monitor is shown an end it has a copy of it. The program's close ends the connection
+/// all the same, and at once.
+#[test]
+fn an_end_that_was_just_offered_closes_at_once() {
+    let host = Host::new();
+    let path = script("apps/prompt_end.py").display().to_string();
+    let args = ["FASTSOCKET_UPGRADE=1", PYTHON, &path];
+    let run = |side: Side| host.run(side, "prompt_end", 60, "/usr/bin/env", &args).success().says("ok").stdout;
+    let stock = run(Stock);
+    let before = host.snapshot();
+    let ours = run(Accel);
+    assert!(ours == stock, "stock: {stock}ours: {ours}");
+    let delta = host.snapshot().since(&before);
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    let began = (delta.get("connect_kernel"), delta.get("accept_kernel"));
+    assert!(began.0 >= 300 && began.1 >= 300, "they were to begin in the kernel\n{delta}");
+}

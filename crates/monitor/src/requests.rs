@@ -41,10 +41,7 @@ impl Monitor {
             kind::SWITCH => self.switch(id, &msg, fd),
             kind::CLAIM => self.claim(id, &msg),
             kind::UPGRADE => self.upgrade(id, &msg, fd),
-            kind::OFFER => {
-                let _ = self.offer_upgrade(id, &msg, fd);
-                return Ok(());
-            }
+            kind::OFFER => self.offer_upgrade(id, &msg, fd),
             kind::TAKE => self.take(id, &msg, fd),
             kind::TAKEN => {
                 self.taken(&msg);

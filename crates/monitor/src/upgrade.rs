@@ -75,10 +75,10 @@ fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
 }
 
 impl Monitor {
-    pub fn offer_upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Errno> {
+    pub fn offer_upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let end = end_of(fd.ok_or(Errno::BADF)?.as_fd())?;
         self.offers.add(end, id, msg.id);
-        Ok(())
+        Ok((reply(msg), None))
     }
 
     pub fn upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {

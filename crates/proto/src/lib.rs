@@ -191,7 +191,7 @@ pub mod kind {
     /// waited there has moved to the global one. The kernel wakes nobody for it.
     pub const LOOK: u32 = 40;
     /// `fd` is a kernel connection that this process has accepted and that may go over to
-    /// shared memory; `id` is what it calls it. No answer.
+    /// shared memory; `id` is what it calls it. *Sync*: nobody holds fd any more.
     pub const OFFER: u32 = 54;
     /// `fd` is the other end of one: it is to go over into slot `arg0` (generation `arg1`)
     /// of channel `id`, which is in state OFFERED. *Sync*: the other side has been told;

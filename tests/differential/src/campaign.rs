@@ -94,8 +94,13 @@ pub fn run(plan: &Plan, report: &(dyn Fn(u64, &Verdict) + Sync)) -> Result<Outco
     let next = AtomicU64::new(0);
     let found = AtomicU64::new(0);
     let all = Mutex::new(Outcome::default());
-    let lane = || -> Result<()> {
+    let new_lane = || -> Result<Lane> {
         let mut lane = Lane::new(&plan.executor)?;
+        lane.quiet_us = lane.quiet_us.max(plan.switches.patience_us());
+        Ok(lane)
+    };
+    let lane = || -> Result<()> {
+        let mut lane = new_lane()?;
         let mut before = lane.snapshot();
         while found.load(Relaxed) < plan.enough as u64 && plan.time.is_none_or(|t| start.elapsed() < t) {
             let i = next.fetch_add(1, Relaxed);
@@ -112,7 +117,7 @@ pub fn run(plan: &Plan, report: &(dyn Fn(u64, &Verdict) + Sync)) -> Result<Outco
                     let text = format!("seed {seed}: {e:?}");
                     eprintln!("{text}");
                     all.lock().unwrap_or_else(|e| e.into_inner()).broken.push(text);
-                    lane = Lane::new(&plan.executor)?;
+                    lane = new_lane()?;
                     before = lane.snapshot();
                     continue;
                 }

@@ -44,6 +44,16 @@ impl Switches {
     pub fn has(self, name: &str) -> bool {
         SWITCHES.iter().position(|(n, _)| *n == name).is_some_and(|i| self.0 >> i & 1 != 0)
     }
+
+    /// How long a step may sleep that ends by itself, microseconds: who offers a connection to go
+    /// over waits 2 ms for the other side (`OFFER_NS`), and then goes on in the kernel.
+    pub fn patience_us(self) -> u64 {
+        if self.has("upgrade") {
+            3_000
+        } else {
+            0
+        }
+    }
 }
 
 pub(crate) struct Gen {
