@@ -1,29 +1,39 @@
-"""A connection whose accepting side is closed ends at that moment: here, with a byte unread, by a
-reset. It begins in the kernel (its client is bound in a way that is the kernel's alone), and its
-second end has just been offered to go over."""
+"""A connection ends when one side closes it, at that moment: here by a reset. It begins in the
+kernel (its client is bound in a way that is the kernel's alone), and the end that is closed has
+just been shown to the monitor, to go over."""
 
 import select
 import socket
+import struct
 
 ROUNDS = 300
+LINGER = [None, (1, 0), (1, 5)]
 
 s = socket.socket()
 s.bind(("127.0.0.1", 0))
 s.listen(8)
-late = 0
-for _ in range(ROUNDS):
+
+
+def ends_late(server, linger):
     c = socket.socket()
     c.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     c.bind(("127.0.0.1", 0))
     c.connect(s.getsockname())
     a, _ = s.accept()
-    c.send(b"unread")
-    a.send(b"x")
-    a.close()
+    first, second = (a, c) if server else (c, a)
+    second.send(b"unread")
+    if linger:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *linger))
+    first.send(b"x")
+    first.close()
     p = select.poll()
-    p.register(c, select.POLLIN)
-    events = dict(p.poll(0)).get(c.fileno(), 0)
-    late += not events & select.POLLHUP
-    c.close()
-print("late", late)
+    p.register(second, select.POLLIN)
+    events = dict(p.poll(0)).get(second.fileno(), 0)
+    second.close()
+    return not events & select.POLLHUP
+
+
+for server in (True, False):
+    for linger in LINGER:
+        print(server, linger, "late", sum(ends_late(server, linger) for _ in range(ROUNDS)))
 print("ok")

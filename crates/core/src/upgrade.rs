@@ -274,6 +274,9 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES || !process::enabled() {
         return give_up(d);
     }
+    if lingers(fd) {
+        return;
+    }
     if !opener {
         let mut m = Msg::new(msg::OFFER);
         m.id = key(d);
@@ -300,6 +303,14 @@ fn unread(fd: i32) -> Option<i32> {
     // SAFETY: the kernel writes an int.
     unsafe { sys::raw(libc::SYS_ioctl, args) }.ok()?;
     Some(n)
+}
+
+/// Would a close of it wait? The monitor then takes its time with the copy that it is shown,
+/// and for so long a close by the program is not the last one.
+fn lingers(fd: i32) -> bool {
+    let mut v = [0u8; 8];
+    let known = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut v).is_ok();
+    known && v[..4] != [0; 4] && v[4..] != [0; 4]
 }
 
 /// Bytes of each direction, from the beginning of the connection.

@@ -94,5 +94,5 @@ fn an_end_that_was_just_offered_closes_at_once() {
         return;
     }
     let began = (delta.get("connect_kernel"), delta.get("accept_kernel"));
-    assert!(began.0 >= 300 && began.1 >= 300, "they were to begin in the kernel\n{delta}");
+    assert!(began.0 >= 1800 && began.1 >= 1800, "they were to begin in the kernel\n{delta}");
 }

@@ -7,6 +7,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketType};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// A descriptor that came with a message and is not trusted yet. Closing some
 /// kinds of descriptor can take as long as their maker likes (a FUSE file, a
@@ -52,7 +53,8 @@ impl Drop for Attached {
 
 fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     match rustix::fs::fstat(fd).map(|st| FileType::from_raw_mode(st.st_mode)) {
-        Ok(FileType::Socket) => matches!(sockopt::socket_linger(fd), Ok(None)),
+        // (A time of zero means a reset, and no wait.)
+        Ok(FileType::Socket) => matches!(sockopt::socket_linger(fd), Ok(None | Some(Duration::ZERO))),
         _ => rustix::fs::fcntl_get_seals(fd).is_ok() || is_eventfd(fd),
     }
 }
