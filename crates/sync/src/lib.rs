@@ -1,6 +1,7 @@
-//! Atomics facade (`core` or `loom`), the asymmetric fence, and the protocols
-//! that are built on it: doorbells and tokens. Nothing here makes a system call: the expensive half of the fence
-//! is handed in by the caller, so that loom can stand in for the kernel.
+//! Atomics facade (`core` or `loom`), the asymmetric fence, and the protocols that are built on
+//! them: doorbells, tokens, the handover of a connection, naps. Nothing here makes a system call:
+//! the expensive half of the fence is handed in by the caller, so that loom can stand in for the
+//! kernel.
 #![cfg_attr(not(loom), no_std)]
 
 #[cfg(not(loom))]

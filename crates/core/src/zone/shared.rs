@@ -7,7 +7,7 @@
 //! pinned, and otherwise leaves the choice to the kernel's hash, as it was. Nothing is
 //! made, and nothing costs a system call a connection. A socket that several
 //! workers share gets local ones beside it, as any listener does. There is no door to
-//! close: the program wants its address shared. See ADR 22.
+//! close: the program wants its address shared. See ADR 24.
 
 use super::accept::Peer;
 use super::{count, cpu, join::Who, state, Local, Zoned};
