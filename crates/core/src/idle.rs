@@ -1,6 +1,6 @@
 //! What is kept for speed is given back when nothing happens: pages of rings
 //! that carried bulk data, and placeholders. The first sleep after such use is
-//! cut once, at [`QUIET_NS`]; if nothing happened until then, the keeping is
+//! cut once, at `QUIET_NS`; if nothing happened until then, the keeping is
 //! over and the sleep goes on without a limit.
 
 use crate::table::{Desc, DESCS};

@@ -382,7 +382,7 @@ impl Listener {
         self.chans().map(|c| tail(c, 0) + mine(c)).sum()
     }
 
-    /// Its turn: a connection of a busy worker, one for [`FAIR`] of our own. Busy workers
+    /// Its turn: a connection of a busy worker, one for `FAIR` of our own. Busy workers
     /// do not steal.
     pub fn take_busy(&self) -> Option<(&'static Chan, usize)> {
         if self.fair.load(Ordering::Relaxed) < FAIR {

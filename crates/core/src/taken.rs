@@ -4,7 +4,7 @@
 //! the taker asks the monitor, and that the holder, to make it the kernel's; the holder does so
 //! when it next waits or asks for readiness (the monitor wakes who sleeps), and the taker takes
 //! again until it has the real one. A taker without the library gets the placeholder, as does
-//! one whose holder does neither in [`PATIENCE_NS`]; docs/limits.md says so.
+//! one whose holder does neither in `PATIENCE_NS`; docs/limits.md says so.
 
 use crate::mailbox::Mailbox;
 use crate::signals::Held;

@@ -31,7 +31,7 @@ pub fn destination(ip: [u8; 16]) -> [u8; 16] {
     }
 }
 
-/// "127.0.0.1:80", "[::]:80".
+/// `127.0.0.1:80`, `[::]:80`.
 pub fn show(addr: &Addr) -> String {
     let ip = Ipv6Addr::from(addr.ip);
     let ip = match ip.to_ipv4_mapped() {

@@ -416,7 +416,7 @@ impl Zones {
         self.due.extend(LOOKS.iter().map(|after| (now + *after, group)));
     }
 
-    /// When [`Monitor::zones_look`] has something to do.
+    /// When `Monitor::zones_look` has something to do.
     pub fn next(&self) -> Option<Instant> {
         let looks = |o: &&own::Own, g: &Group| !g.members.is_empty() || o.is_mixed();
         let strangers = self.all.values().filter_map(|g| g.own.as_ref().filter(|o| looks(o, g)));

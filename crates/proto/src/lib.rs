@@ -99,7 +99,7 @@ pub mod kind {
     pub const RING: u32 = 13;
     /// A connection goes over to kernel TCP. `id` channel, `arg0` slot in the low
     /// half and the requester's side in the high one, `arg1` generation of the
-    /// slot; see [`switch`] for `arg2`. *Sync*: `result` EALREADY when the two
+    /// slot; see [`switch`](crate::switch) for `arg2`. *Sync*: `result` EALREADY when the two
     /// ends exist (the requester then takes them by CLAIM), EPERM when the
     /// monitor may not make them (TCP_REPAIR), the attached socket is unused.
     pub const SWITCH: u32 = 14;

@@ -117,7 +117,7 @@ pub struct Process {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Listener {
     pub id: u64,
-    /// "127.0.0.1:80", "[::]:80".
+    /// `127.0.0.1:80`, `[::]:80`.
     pub local: String,
     pub pids: Vec<u32>,
     /// Processes that accept.

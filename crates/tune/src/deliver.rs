@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Entries of the kernel's table of flows for RFS, at least ([scaling]: "a value of 32768
+/// Entries of the kernel's table of flows for RFS, at least (Documentation/networking/scaling.rst: "a value of 32768
 /// ... has been found to work fairly well on a moderately loaded server").
 pub const FLOWS: u64 = 32768;
 /// That table; in the machine's first network namespace only.
