@@ -145,14 +145,20 @@ pub fn python(host: &Host, side: Side, limit: u64, script: &str, args: &[&str]) 
     host.run(side, script, limit, fsocket_testkit::PYTHON, &all).success().says("ok").stdout
 }
 
-/// Runs a Python script of `tests/apps` on stock sockets, then on ours: it must print the same. Of
-/// transcripts of thousands of lines the first difference is shown. What was counted by ours; None
-/// in stock mode, where there is no path to assert.
+/// A Python script of `tests/apps` prints the same on both sides; see [`same_output`].
 #[track_caller]
 pub fn same_transcripts(host: &Host, limit: u64, script: &str, args: &[&str]) -> Option<Delta> {
-    let stock = python(host, Side::Stock, limit, script, args);
+    same_output(host, |side| python(host, side, limit, script, args))
+}
+
+/// What `run` prints on stock sockets, it must print on ours. Of transcripts of thousands of lines
+/// the first difference is shown. What was counted by ours; None in stock mode, where there is no
+/// path to assert.
+#[track_caller]
+pub fn same_output(host: &Host, run: impl Fn(Side) -> String) -> Option<Delta> {
+    let stock = run(Side::Stock);
     let before = host.snapshot();
-    let ours = python(host, Side::Accel, limit, script, args);
+    let ours = run(Side::Accel);
     let mut about = "";
     for (a, b) in stock.lines().zip(ours.lines()) {
         if a.starts_with('#') {
