@@ -84,7 +84,7 @@ fmt:
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
-	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/conformance/*.py tests/conformance/*/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
+	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
 
 clean:
 	@$(RUN) cargo clean
