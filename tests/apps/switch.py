@@ -8,17 +8,21 @@ usage: switch.py [CASE...]
 
 import array
 import ctypes
+import fcntl
 import hashlib
 import os
 import random
 import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 
 BIG = random.Random(7).randbytes(512 * 1024)
+SIOCATMARK = 0x8905
 CASES = {}
 
 
@@ -348,6 +352,91 @@ def urgent_data():
     time.sleep(0.05)
     print(c.recv(1, socket.MSG_OOB), c.recv(20), c.recv(20))
     print([len(x) for x in select.select([], [], [c], 0)])
+
+
+@case
+def urgent_data_of_a_telnet():
+    """Interrupt and synch, as RFC 854 has it: the receiver throws away what comes before the
+    mark. Three times: the path is switched once."""
+    c, s = pair(listener())
+    for inline in (False, True, False):
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, inline)
+        c.sendall(b"old " * 10)
+        c.send(b"\xff\xf4\xff", socket.MSG_OOB)
+        c.send(b"\xf2ABOR\r\n")
+        c.send(b"\xff\xf2", socket.MSG_OOB)
+        time.sleep(0.05)
+        print([len(x) for x in select.select([], [], [s], 5)])
+        seen = b""
+        while not struct.unpack("i", fcntl.ioctl(s, SIOCATMARK, b"\0\0\0\0"))[0]:
+            seen += s.recv(16)
+        print(seen, s.recv(1) if inline else s.recv(1, socket.MSG_OOB))
+    c.close()
+    print(s.recv(1))
+
+
+@case
+def urgent_data_by_a_signal():
+    got = []
+    signal.signal(signal.SIGURG, lambda *_: got.append(s.recv(1, socket.MSG_OOB)))
+    c, s = pair(listener())
+    fcntl.fcntl(s, fcntl.F_SETOWN, os.getpid())
+    for _ in range(3):
+        c.send(b"go on")
+        c.send(b"!", socket.MSG_OOB)
+        time.sleep(0.05)
+        print(s.recv(20), got)
+    signal.signal(signal.SIGURG, signal.SIG_DFL)
+
+
+def close_range(fd):
+    os.closerange(fd, fd + 1)
+
+
+@case
+def it_ends_with_its_last_number():
+    """What was read from the ring first leaves nothing open."""
+    ways = [lambda s: s.close(), lambda s: os.dup2(2, s.detach()), lambda s: close_range(s.detach())]
+    for way, forks in [(way, forks) for way in ways for forks in (False, True)]:
+        c, s = pair(listener())
+        c.send(b"in the ring")
+        c.send(b"urgent", socket.MSG_OOB)
+        s.send(b"")
+        got = s.recv(100), s.recv(1, socket.MSG_OOB)
+        pid = os.fork() if forks else 0
+        if forks and pid == 0:
+            s.close()
+            time.sleep(5)
+            os._exit(0)
+        way(s)
+        c.settimeout(2)
+        try:
+            print(got, c.recv(1))
+        except OSError as e:
+            print(got, e)
+        if forks:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+@case
+def answered_by_a_reset():
+    """One side has shut down both directions, and what was sent to it was answered."""
+    for told in (False, True):
+        for hand_over in ("c", "s"):
+            c, s = pair(listener())
+            c.send(b"unread")
+            s.shutdown(socket.SHUT_RDWR)
+            c.send(b"x")
+            if told:
+                print([x.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for x in (c, s)])
+            (c if hand_over == "c" else s).set_inheritable(True)
+            os.system("true")
+            p = select.poll()
+            p.register(c), p.register(s)
+            events = dict(p.poll(0))
+            print(hand_over, [events.get(x.fileno()) for x in (c, s)])
+            print([x.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for x in (c, s)])
 
 
 @case

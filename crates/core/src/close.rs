@@ -21,6 +21,7 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
             }
             crate::uring::closed(fd);
             foreign::closed(fd);
+            table::numbers_gone(fd..=fd);
             pool::kernel_freed(fd);
             Outcome::Kernel
         }
@@ -322,6 +323,7 @@ pub unsafe fn passing(m: *const libc::msghdr) {
 pub fn overwritten(fd: i32) {
     crate::uring::closed(fd);
     foreign::closed(fd);
+    table::numbers_gone(fd..=fd);
     pool::forget(fd);
     if let Some(d) = table::remove(fd) {
         let _ = drop_number(fd, d, false);
@@ -340,6 +342,7 @@ pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<(
     }
     pool::drain();
     crate::uring::closed_range(first, last);
+    table::numbers_gone(first as i32..=last.min(i32::MAX as u32) as i32);
     (first..=last.min(foreign::NUMBERS as u32)).for_each(|fd| foreign::closed(fd as i32));
     let mut from = first as u64;
     while let Some(own) = process::next_own(from as u32, last).filter(|_| from <= last as u64) {

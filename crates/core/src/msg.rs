@@ -59,10 +59,13 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         return r;
     }
     let mut done = 0;
-    for x in v {
+    let last = v.iter().rposition(|x| x.iov_len != 0);
+    for (i, x) in v.iter().enumerate() {
         if x.iov_len == 0 {
             continue;
         }
+        // Of all of them together the last byte is urgent.
+        let flags = if Some(i) == last { flags } else { flags & !libc::MSG_OOB };
         // SAFETY: the caller's.
         match unsafe { stream::send(d, x.iov_base as *const u8, x.iov_len, flags) } {
             Ok(k) => {
@@ -138,6 +141,9 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
     for x in v {
         if x.iov_len == 0 {
             continue;
+        }
+        if done > 0 && stream::before_urgent(d) {
+            break;
         }
         // Only the first may wait, unless more is asked for.
         let enough = done >= target && flags & libc::MSG_WAITALL == 0;

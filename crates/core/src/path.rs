@@ -22,7 +22,7 @@ mod settle;
 pub use queue::requeue;
 pub use settle::{close_mixed, dress, wake_own};
 
-use crate::table::Desc;
+use crate::table::{self, Desc};
 use crate::{process, stats, stream, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, Counter, Half};
@@ -56,8 +56,12 @@ pub fn of(d: &Desc) -> Path {
     if mine != 0 {
         return Path::Mixed(mine - 1);
     }
-    let own = d.sock().flags.load(Ordering::Relaxed) & flag::MOVED != 0;
-    if own || peer_status(d) & (status::MOVING | status::MOVED) != 0 {
+    let f = d.sock().flags.load(Ordering::Relaxed);
+    if f & flag::POISONED != 0 {
+        // It could not follow: what is left is a reset.
+        return Path::Shm;
+    }
+    if f & flag::MOVED != 0 || peer_status(d) & (status::MOVING | status::MOVED) != 0 {
         return Path::Unsettled;
     }
     Path::Shm
@@ -121,6 +125,7 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
         }
         // Not before: a peer that moves as well puts what it had not read in front of this end.
         settle::shut(d, e.own);
+        settle::meet_the_deaf(d, peer_status(d), e);
         e.close();
     }
     let mut all = true;
@@ -130,7 +135,7 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
         all &= end.is_ok() && !d.is_conn();
         if let (true, Ok(fd)) = (told, end) {
             // The kernel's socket has just met the reset that the program knows of.
-            let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut [0u8; 4]);
+            settle::forget_error(fd);
         }
     }
     if !all {
@@ -202,16 +207,17 @@ fn move_out(d: &'static Desc, ends: &pair::Ends) {
     settle::dress(d, ends.own);
     let theirs = peer_status(d);
     let other = 1 - d.side.load(Ordering::Relaxed);
+    let gone = theirs & status::CLOSED != 0 && theirs & status::MOVED == 0;
     // A reset behind a FIN is a broken pipe; one also answers what we have sent to
     // a peer that was gone.
-    let answered = theirs & status::CLOSED != 0 && s.flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
-    if theirs & status::RST != 0 || answered {
+    let answered = theirs & status::RST != 0 || s.flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
+    if gone && answered {
         if theirs & status::FIN != 0 {
             let _ = sys::shutdown(ends.other, libc::SHUT_WR);
         }
         settle::reset_on_close(ends.other);
         pair::release(d, other);
-    } else if theirs & status::CLOSED != 0 && theirs & status::MOVED == 0 {
+    } else if gone {
         pair::release(d, other);
     } else if theirs & status::FIN != 0 {
         let _ = sys::shutdown(ends.other, libc::SHUT_WR);
@@ -333,6 +339,9 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
                 return Err(Errno::ECONNRESET);
             }
             settle::shut(d, fd);
+            if settle::error_is_told(d) {
+                settle::forget_error(fd);
+            }
             s.flags.fetch_or(flag::MOVED, Ordering::AcqRel);
         }
     }
@@ -340,10 +349,10 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
     let fd = process::high_fd(fd);
     if ring::readable(r, rx, rxh) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
         // Another thread may have been faster.
-        if d.kernel_end.compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            process::close_own(fd);
-        } else {
+        if table::set_end(d, fd) {
             crate::epoll::also_kernel(d, fd);
+        } else {
+            process::close_own(fd);
         }
         return Ok(d.kernel_end.load(Ordering::Acquire) - 1);
     }

@@ -177,9 +177,13 @@ pub fn sent_tiny(d: &'static Desc) {
 #[cold]
 #[inline(never)]
 pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
-    if flags & libc::MSG_OOB != 0 {
-        if let Some(r) = (path::of(d) == Path::Shm).then(|| refused(d, len, 0, flags)).flatten() {
-            return r;
+    // Of nothing there is no urgent byte.
+    let urgent = flags & libc::MSG_OOB != 0 && len > 0;
+    if urgent {
+        if path::of(d) == Path::Shm && !only_deaf(d) {
+            if let Some(r) = refused(d, len, 0, flags) {
+                return r;
+            }
         }
         // The kernel has urgent data, the ring has not.
         stats::count(Counter::FbOption);
@@ -210,7 +214,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                 Err(e) => Err(e),
             };
         }
-        if flags & libc::MSG_OOB != 0 {
+        if urgent {
             return Err(Errno::EOPNOTSUPP);
         }
         if let Some(r) = refused(d, len, done, flags) {
@@ -347,6 +351,16 @@ pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<
     })
 }
 
+/// Would the peer, which is there and has shut down both directions, answer a send? To an urgent
+/// one it does so in the kernel, and shows that it was urgent.
+fn only_deaf(d: &Desc) -> bool {
+    const SENT: u32 = flag::SHUT_WR | flag::SENT_AFTER_CLOSE | flag::POISONED;
+    let theirs = d.rx().1.prod.status.load(Ordering::Acquire);
+    theirs & (status::DEAF | status::CLOSED | status::RST) == status::DEAF
+        && d.sock().flags.load(Ordering::Relaxed) & SENT == 0
+        && d.sock().err.load(Ordering::Relaxed) == 0
+}
+
 /// Has this side shut down, or is there an error?
 fn broken(d: &Desc) -> bool {
     let s = d.sock();
@@ -437,6 +451,12 @@ pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> us
     }
 }
 
+/// Does urgent data come next? A receive that has something ends there.
+pub fn before_urgent(d: &Desc) -> bool {
+    let fd = || path::went_to(d).or_else(|| path::kernel_part(d));
+    left_rings(d) && !ring_has(d) && fd().is_some_and(at_mark)
+}
+
 fn at_mark(fd: i32) -> bool {
     const SIOCATMARK: usize = 0x8905;
     ioctl(fd, SIOCATMARK) != 0
@@ -445,6 +465,17 @@ fn at_mark(fd: i32) -> bool {
 /// Bytes that a kernel socket has to receive.
 fn in_kernel(fd: i32) -> i32 {
     ioctl(fd, libc::FIONREAD as usize)
+}
+
+/// A receive that has something, and waits for more, goes on in the kernel: there it would wait
+/// like one that has nothing, across urgent data and signals. False: that has come, or the time is
+/// up.
+fn something_behind(d: &Desc, fd: i32) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLPRI, revents: 0 };
+    let limit = Some(d.sock().rcvtimeo.load(Ordering::Relaxed)).filter(|t| *t != 0);
+    // SAFETY: one pollfd.
+    let r = asleep::sleep(&On::default(), || unsafe { sys::ppoll(&mut p, 1, limit, core::ptr::null()) });
+    r == Ok(1) && !at_mark(fd)
 }
 
 /// The int that an ioctl answers; 0 if it fails.
@@ -581,7 +612,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 hold.get_or_insert_with(|| Hold::on(d));
             }
             if let Some(fd) = path_taken(d) {
-                if done > 0 && fd.is_ok_and(at_mark) {
+                if done > 0 && fd.is_ok_and(|fd| at_mark(fd) || block && !something_behind(d, fd)) {
                     return Ok(done);
                 }
                 // SAFETY: the rest of the caller's buffer.

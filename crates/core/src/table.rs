@@ -250,12 +250,61 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     Some(d)
 }
 
+/// Descriptions with a `kernel_end`.
+static ENDS: AtomicU32 = AtomicU32::new(0);
+
+/// The ring has something left, and `fd` of ours is what comes behind it. False: another thread
+/// was faster.
+pub fn set_end(d: &Desc, fd: i32) -> bool {
+    let set = d.kernel_end.compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    ENDS.fetch_add(set.into(), Ordering::AcqRel);
+    set
+}
+
+/// Its kernel end, which is the caller's to close.
+pub fn take_end(d: &Desc) -> Option<i32> {
+    let end = d.kernel_end.swap(0, Ordering::AcqRel);
+    (end != 0).then(|| {
+        ENDS.fetch_sub(1, Ordering::AcqRel);
+        end - 1
+    })
+}
+
+fn close_end(d: &Desc) {
+    if let Some(end) = take_end(d) {
+        crate::process::close_own(end);
+    }
+}
+
+/// The program gives these numbers up, and they are nobody's here. What a connection that has
+/// become the kernel's leaves behind goes with its number: it would keep the connection alive.
+#[inline]
+pub fn numbers_gone(numbers: core::ops::RangeInclusive<i32>) {
+    if ENDS.load(Ordering::Relaxed) != 0 {
+        each_retired(|d| {
+            let number = d.moved_to.load(Ordering::Relaxed) - 1;
+            // (Nobody is in an operation on it.)
+            if numbers.contains(&number) && d.refs.load(Ordering::Acquire) == 1 {
+                close_end(d);
+            }
+        });
+    }
+}
+
+#[cold]
+fn each_retired(f: impl Fn(&Desc)) {
+    let Ok(q) = RETIRED.lock() else { return };
+    let mut at = q.first;
+    for _ in 0..DESCS.len() {
+        let Some(d) = DESCS.get(at.wrapping_sub(1)) else { return };
+        f(d);
+        at = d.retired_next.load(Ordering::Relaxed);
+    }
+}
+
 /// Give a description back; nobody refers to it any more.
 pub fn release(d: &Desc) {
-    let end = d.kernel_end.swap(0, Ordering::AcqRel);
-    if end != 0 {
-        crate::process::close_own(end - 1);
-    }
+    close_end(d);
     d.kind.store(kind::FREE, Ordering::Release);
     DESCS.free(d.index());
 }
@@ -305,6 +354,8 @@ static RETIRED: crate::lock::Lock<Retired> = crate::lock::Lock::new(Retired { fi
 /// In a forked child.
 pub fn become_child() {
     RETIRED.reset_after_fork();
+    // The parent's threads may be on their way; we are alone.
+    each_retired(close_end);
 }
 
 /// Enter a number. False: the number is too high for the table.

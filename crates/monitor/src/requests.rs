@@ -49,7 +49,10 @@ impl Monitor {
             }
             kind::RELEASE => {
                 self.release(id, &msg);
-                return Ok(());
+                if msg.seq == 0 {
+                    return Ok(());
+                }
+                Ok((reply(&msg), None))
             }
             kind::REPORT => self.send_report(id, &msg),
             kind::GROUP => self.group(id, &msg, fd),

@@ -153,6 +153,12 @@ limit_table! {
      one that a program without the library inherits does as soon as no program with the \
      library holds it, and until then what comes over shared memory is for that one alone."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
+    Sockets: "Urgent data: the first makes the connection the kernel's (above). If a second urgent byte \
+     comes right behind it, with nothing between, and the receiver had not read what lay in \
+     the ring, the first one is lost to it (the kernel makes it an ordinary one); a peek with \
+     `MSG_WAITALL` that began before does not wait for it. A switched connection of an IPv6 \
+     socket answers `IPV6_V6ONLY` with 1."
+        of send, sendto, sendmsg, recv;
     Programs: "A connection that another process takes by `pidfd_getfd` becomes the kernel's \
      (`path_switch`), and new connections to a listener that is taken do. A taker without the \
      library, or of another user, gets an unconnected socket; so does, after a second \

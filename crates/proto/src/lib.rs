@@ -107,7 +107,7 @@ pub mod kind {
     /// `arg0` slot and the *wanted* side, `arg1` generation. `result` ENOENT.
     pub const CLAIM: u32 = 15;
     /// Nobody on the side given needs its end from the monitor any more: it
-    /// closes it. Arguments as for CLAIM. No answer.
+    /// closes it. Arguments as for CLAIM. *Sync*, or with `seq` 0: no answer.
     pub const RELEASE: u32 = 16;
     /// Listener `id` was handed to a process that may not have the library. *Sync*:
     /// when it is answered no connection comes to it over shared memory any more

@@ -174,5 +174,10 @@ pub fn claim(d: &Desc, side: u32) -> Option<i32> {
 
 /// This side's last holder has its own copies of the end, or is gone.
 pub fn release(d: &Desc, side: u32) {
-    let _ = ctl::tell(message(d, kind::RELEASE, side), None);
+    let m = message(d, kind::RELEASE, side);
+    // With an answer: as long as the monitor has its copy a close of the program's ends nothing.
+    // Not from a signal handler on top of a request.
+    if ctl::request(m, None).err() == Some(Errno::EAGAIN) {
+        let _ = ctl::tell(m, None);
+    }
 }

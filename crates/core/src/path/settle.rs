@@ -38,6 +38,31 @@ pub fn error_is_told(d: &Desc) -> bool {
     f & flag::RST_REPORTED != 0 || f & flag::SENT_AFTER_CLOSE != 0 && s.err.load(Ordering::Relaxed) == 0
 }
 
+pub fn forget_error(fd: i32) {
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut [0u8; 4]);
+}
+
+/// Of two sides that are both there one has shut down both directions, and answers what is
+/// sent to it with a reset. If that has happened it happens again between the kernel's sockets,
+/// so that each shows what it would. When everything has been poured; the mover's part.
+pub fn meet_the_deaf(d: &Desc, theirs: u32, ends: &super::pair::Ends) {
+    // (Alive and with a reset: we were the deaf one.)
+    let reset = theirs & status::RST != 0;
+    if theirs & status::CLOSED != 0 || !reset && theirs & status::DEAF == 0 {
+        return;
+    }
+    let (deaf, speaks) = if reset { (ends.own, ends.other) } else { (ends.other, ends.own) };
+    let _ = sys::shutdown(deaf, libc::SHUT_RDWR);
+    let sent = reset || d.sock().flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
+    let mut p = libc::pollfd { fd: speaks, events: 0, revents: 0 };
+    // SAFETY: one pollfd.
+    let once = sent && unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(0);
+    if once {
+        // SAFETY: one byte.
+        let _ = unsafe { sys::send(speaks, &0u8, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    }
+}
+
 /// Its last close sends RST.
 pub fn reset_on_close(fd: i32) {
     let mut l = [0u8; 8];
@@ -116,10 +141,7 @@ pub fn leave(d: &'static Desc) {
 /// The program closes a connection whose ring still has something. `last`: no
 /// other process has it.
 pub fn close_mixed(d: &Desc, last: bool, reset: bool) {
-    let fd = d.kernel_end.swap(0, Ordering::AcqRel) - 1;
-    if fd < 0 {
-        return;
-    }
+    let Some(fd) = table::take_end(d) else { return };
     if last {
         if reset {
             reset_on_close(fd);

@@ -47,10 +47,14 @@ impl Gen {
                 flags |= i64::from(bit);
             }
         }
+        let k = self.rng.pick(&[1, 2, 3, 5]);
         if self.switches.has("oob") && self.rng.chance(8) {
             flags |= i64::from(libc::MSG_OOB);
+            // One urgent byte right behind another: docs/limits.md.
+            if n == 1 && (k > 1 || std::mem::replace(&mut self.m.conns[side.conn].urgent[to], true)) {
+                n = 2;
+            }
         }
-        let k = self.rng.pick(&[1, 2, 3, 5]);
         let peer = What::End(Side { conn: side.conn, side: to });
         let k = if n > 2000 && self.m.is_slept_on(peer) { 1 } else { k };
         let len = n as i64;

@@ -57,6 +57,8 @@ pub struct Conn {
     pub bytes: [usize; 2],
     /// That side has sent its FIN.
     pub fin: [bool; 2],
+    /// Something urgent was sent to that side.
+    pub urgent: [bool; 2],
 }
 
 #[derive(Default)]
