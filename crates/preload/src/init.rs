@@ -67,7 +67,7 @@ fn past_thread_sanitizer() {
     // SAFETY: NUL-terminated names; a library that is there already, of which nothing is closed;
     // libc's memcpy has that type.
     unsafe {
-        if libc::dlsym(libc::RTLD_DEFAULT, c"__tsan_init".as_ptr()).is_null() {
+        if libc::dlsym(libc::RTLD_DEFAULT, c"__tsan_init".as_ptr()).is_null() && !copies_and_locks() {
             return;
         }
         let own = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
@@ -79,6 +79,22 @@ fn past_thread_sanitizer() {
             fsocket_core::copy_by(core::mem::transmute::<*mut libc::c_void, fsocket_core::Memcpy>(memcpy));
         }
     }
+}
+
+/// Does something else than libc give the program its `memcpy` and its locks? ThreadSanitizer does
+/// if its runtime lies in the program, of which the loader then knows little more than that;
+/// AddressSanitizer, which is to see what we copy, leaves those of readers and writers alone.
+fn copies_and_locks() -> bool {
+    let home = |handle, name: &core::ffi::CStr| {
+        // SAFETY: a NUL-terminated name, an all-zero Dl_info.
+        unsafe {
+            let mut i: libc::Dl_info = core::mem::zeroed();
+            let p = libc::dlsym(handle, name.as_ptr());
+            (!p.is_null() && libc::dladdr(p, &mut i) != 0).then_some(i.dli_fbase)
+        }
+    };
+    let copies = home(libc::RTLD_DEFAULT, c"memcpy");
+    copies != home(libc::RTLD_NEXT, c"memcpy") && copies == home(libc::RTLD_DEFAULT, c"pthread_rwlock_rdlock")
 }
 
 /// The path under which the loader knows this library.
