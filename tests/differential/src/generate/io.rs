@@ -124,6 +124,10 @@ impl Gen {
         if sleeps && !self.m.is_nonblock(fd.var) {
             let others = self.m.awake().len() > 1;
             if others && self.rng.chance(30) && self.m.may_sleep_on(&[fd.what], true) {
+                if flags & i64::from(libc::MSG_PEEK) != 0 {
+                    // A peek for more than is there, while somebody else receives: README.md.
+                    flags &= !i64::from(libc::MSG_WAITALL);
+                }
                 self.m.sleep(actor, vec![fd.what], true);
             } else {
                 flags |= i64::from(libc::MSG_DONTWAIT);
