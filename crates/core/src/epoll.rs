@@ -47,6 +47,8 @@ pub struct Ep {
     /// A local listen socket lies beside a global one in it.
     zoned: AtomicBool,
     aloof: crate::zone::balance::aloof::Aloof,
+    /// The parent's, and not waited on here yet.
+    inherited: AtomicBool,
     /// Another instance that watches this one has slept.
     nested: AtomicBool,
     /// Threads in the kernel's epoll_wait while no item was ours.
@@ -108,6 +110,7 @@ pub fn created(fd: i32) {
     ep.zoned.store(false, Ordering::Relaxed);
     ep.aloof.reset();
     ep.nested.store(false, Ordering::Relaxed);
+    ep.inherited.store(false, Ordering::Relaxed);
     ep.shell.reset();
     ep.pulses.store(0, Ordering::Relaxed);
     ep.spin.reset();
@@ -160,6 +163,28 @@ impl Ep {
         match self.bell.load(Ordering::Acquire) {
             0 => None,
             b => bell::at(b as usize - 1),
+        }
+    }
+    /// Before a wait: who waits on an instance that its parent has made accepts what the listeners in
+    /// there get, although it has added none.
+    #[inline]
+    fn join_inherited(&self) {
+        if self.inherited.load(Ordering::Relaxed) {
+            self.join_listeners();
+        }
+    }
+    #[cold]
+    fn join_listeners(&self) {
+        if !self.inherited.swap(false, Ordering::AcqRel) || self.items.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // What is ours goes into a shell: relatives wait in the instance itself.
+        self.is_watched();
+        let Ok((n, found)) = self.lock.lock().map(|g| (g.n_listeners, g.listeners)) else { return };
+        let listeners = || found[..n].iter().filter_map(|i| ITEMS.get(*i)).filter_map(Item::listener);
+        if listeners().next().is_some() {
+            listeners().for_each(listen::Listener::join);
+            self.watch_ctl();
         }
     }
     /// The bell, made and put into the kernel's instance on first use.
@@ -541,6 +566,7 @@ pub fn become_child() {
         ep.lock.reset_after_fork();
         ep.bell.store(0, Ordering::Relaxed);
         ep.ctl_added.store(false, Ordering::Relaxed);
+        ep.inherited.store(true, Ordering::Relaxed);
         ep.shell.become_child();
         if let Ok(mut g) = ep.lock.lock() {
             g.sleepers = 0;

@@ -54,3 +54,15 @@ fn bound_before_the_fork_and_listening_after_it() {
         host.snapshot().since(&before).assert_shm(1);
     }
 }
+
+/// Workers that wait on an instance which their parent has made before the fork.
+#[test]
+fn an_epoll_instance_of_the_parents() {
+    let host = Host::new();
+    let path = script("apps/inherited_epoll.py").display().to_string();
+    let run = |side| host.run(side, "inherited_epoll", 90, PYTHON, &[&path]).success().says("ok").stdout;
+    let stock = run(Stock);
+    let before = host.snapshot();
+    assert_eq!(run(Accel), stock);
+    host.snapshot().since(&before).assert_shm(4 * 60);
+}

@@ -226,6 +226,10 @@ impl Item {
         table::DESCS.get(self.desc.load(Ordering::Relaxed))
     }
 
+    pub fn listener(&self) -> Option<&'static listen::Listener> {
+        self.desc().filter(|_| self.live.load(Ordering::Relaxed)).and_then(listen::of)
+    }
+
     pub fn was_marked(&self) {
         self.armed.store(false, Ordering::Relaxed);
     }

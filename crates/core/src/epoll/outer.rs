@@ -11,6 +11,7 @@ use fsocket_sys as sys;
 /// queues; of the rest the kernel says it.
 pub fn readable(d: &Desc) -> bool {
     let Some(ep) = of(d).filter(|ep| ep.items.load(Ordering::Relaxed) > 0) else { return false };
+    ep.join_inherited();
     let Ok(mut g) = ep.lock.lock() else { return true };
     // A mark says that something happened, not that it was asked for.
     collect(ep, &mut g);

@@ -31,6 +31,7 @@ pub unsafe fn wait(
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
     let Some(ep) = of(d) else { return Outcome::Kernel };
+    ep.join_inherited();
     zone::watch::before_sleep();
     if ep.zoned.load(Ordering::Relaxed) {
         ep.aloof.enter(ep.fd.load(Ordering::Relaxed));
