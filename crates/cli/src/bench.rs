@@ -21,6 +21,9 @@ use report::Row;
 use runner::{NotAccelerated, Setting};
 use scenario::{Layout, Path, Scenario};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 /// Measure stock sockets and ours in turn, and say what must show.
 ///
@@ -49,6 +52,10 @@ pub struct Bench {
     /// Write a picture: one HTML file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Loops that keep each of the CPUs busy meanwhile, as other programs would; the bars are
+    /// for CPUs that are free
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "strict")]
+    hogs: u32,
     /// Fail also if a bar is missed
     #[arg(long)]
     strict: bool,
@@ -143,12 +150,14 @@ pub fn run(args: &Bench) -> Result<i32> {
             }
         }
     }
+    let hogs = Hogs::start(&setting.cpus, args.hogs);
     let rows = measure(&setting, &plan, reps);
+    drop(hogs);
     bad |= rows.iter().any(|row| !row.problems.is_empty());
     report::print(&rows);
     let machine = machine::shape(&setting.cpus);
     if let Some(file) = &args.json {
-        let text = serde_json::to_string_pretty(&report::json(&machine, &rows, reps))?;
+        let text = serde_json::to_string_pretty(&report::json(&machine, &rows, reps, args.hogs))?;
         std::fs::write(file, text + "\n").with_context(|| file.display().to_string())?;
     }
     if let Some(file) = &args.report {
@@ -159,6 +168,41 @@ pub fn run(args: &Bench) -> Result<i32> {
     }
     let missed = args.strict && rows.iter().any(|row| row.verdict() == Some(false));
     Ok((bad || missed) as i32)
+}
+
+/// Threads that want a CPU all the time, until dropped.
+struct Hogs {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Hogs {
+    /// `n` on each of the CPUs.
+    fn start(cpus: &[usize], n: u32) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let threads = cpus.iter().flat_map(|cpu| (0..n).map(|_| *cpu));
+        let threads = threads.map(|cpu| {
+            let over = over.clone();
+            std::thread::spawn(move || {
+                if let Err(e) = child::pin_self(cpu) {
+                    eprintln!("fastsocket bench: a loop is not on CPU {cpu}: {e}");
+                }
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            })
+        });
+        Hogs { threads: threads.collect(), over }
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
 }
 
 fn matches(scenario: &Scenario, name: &str) -> bool {

@@ -2,7 +2,7 @@
 //! pays.
 
 use crate::{process, stats};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu};
 
@@ -12,6 +12,50 @@ const BUDGET_US: u64 = 50;
 const WORTH_US: u64 = 120;
 /// After a spin that missed, that many waits (doubling) go straight to sleep.
 const MAX_SKIP: u32 = 255;
+
+/// A yield that took so long, microseconds, was not to a peer: another program wants the CPU, and
+/// keeps it for its slice. Who sleeps is let in when he is woken; who yields waits.
+const LOST_US: u64 = 100;
+/// For that many times what was lost nobody in this process yields, and nobody spins for a peer
+/// that may need this very CPU. So that yields cost a sixteenth at most.
+const REST: u64 = 16;
+/// Longest such time, microseconds.
+const MAX_REST_US: u64 = 1_000_000;
+
+/// Until then, ticks.
+static REST_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// When yields may be tried again: `now`, or later. Ticks.
+#[inline]
+fn rest_until(now: u64) -> u64 {
+    let until = REST_UNTIL.load(Ordering::Relaxed);
+    // A clock that was set back must not keep us for ever.
+    if until.wrapping_sub(now) <= MAX_REST_US * cpu::ticks_per_us() {
+        until
+    } else {
+        now
+    }
+}
+
+/// Yields the CPU. Returns the ticks afterwards.
+#[inline]
+fn yield_at(now: u64) -> u64 {
+    sys::sched_yield();
+    let (after, us) = (cpu::ticks(), cpu::ticks_per_us());
+    let lost = after.saturating_sub(now);
+    if lost > LOST_US * us {
+        REST_UNTIL.store(after + (lost * REST).min(MAX_REST_US * us), Ordering::Relaxed);
+    }
+    after
+}
+
+/// Yields the CPU to a peer that needs it, unless others would have it instead.
+pub fn give_way() {
+    let now = cpu::ticks();
+    if rest_until(now) == now {
+        yield_at(now);
+    }
+}
 
 /// What is remembered of the last waits of one kind. Zero is valid.
 #[derive(Default)]
@@ -62,7 +106,13 @@ impl Memory {
         }
         let us = cpu::ticks_per_us();
         let start = cpu::ticks();
-        let (end, mut yield_at) = (start + BUDGET_US * us, start + 5 * us);
+        let end = start + BUDGET_US * us;
+        let rested = rest_until(start);
+        if peer_cpu == 0 && rested != start {
+            // It may need this very CPU, and would not get it from us.
+            return false;
+        }
+        let mut next_yield = rested.max(start + 5 * us);
         loop {
             for _ in 0..8 {
                 if ready() {
@@ -76,18 +126,17 @@ impl Memory {
             if now >= end {
                 break;
             }
-            if now >= yield_at {
+            if now >= next_yield {
                 // Somebody else may need this CPU, perhaps the very peer.
                 note();
-                sys::sched_yield();
-                let after = cpu::ticks();
+                let after = yield_at(now);
                 if after - now > 3 * us {
                     if ready() {
                         return true;
                     }
                     break;
                 }
-                yield_at = after + 5 * us;
+                next_yield = after + 5 * us;
             }
         }
         stats::count(Counter::SpinMisses);

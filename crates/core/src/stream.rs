@@ -263,7 +263,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                 if done - shown >= SHARED_CPU && ready::peer_cpu(d) == cpu::current() {
                     // The peer needs this CPU to take what lies in its cache.
                     shown = done;
-                    sys::sched_yield();
+                    crate::spin::give_way();
                 }
             }
         }

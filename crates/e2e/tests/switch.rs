@@ -2,7 +2,7 @@
 //! is lost, and the program cannot tell.
 
 use fsocket_e2e as e2e;
-use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::host::Stock;
 use fsocket_testkit::{artifacts, script, stock_mode, Host, PYTHON};
 
 #[test]

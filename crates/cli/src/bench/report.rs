@@ -201,7 +201,7 @@ pub fn list(scenarios: &[Scenario]) {
 }
 
 /// Everything, for other programs.
-pub fn json(machine: &Machine, rows: &[Row], reps: usize) -> Value {
+pub fn json(machine: &Machine, rows: &[Row], reps: usize, hogs: u32) -> Value {
     let row = |row: &Row| {
         let medians: BTreeMap<&str, f64> = Path::ALL.iter().filter_map(|p| Some((p.name(), row.median(*p)?))).collect();
         json!({
@@ -219,7 +219,13 @@ pub fn json(machine: &Machine, rows: &[Row], reps: usize) -> Value {
             "problems": row.problems.iter().map(|p| json!({"path": p.path, "text": p.text})).collect::<Vec<_>>(),
         })
     };
-    json!({ "version": 1, "machine": machine, "repetitions": reps, "results": rows.iter().map(row).collect::<Vec<_>>() })
+    json!({
+        "version": 1,
+        "machine": machine,
+        "repetitions": reps,
+        "hogs": hogs,
+        "results": rows.iter().map(row).collect::<Vec<_>>(),
+    })
 }
 
 #[cfg(test)]
