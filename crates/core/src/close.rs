@@ -19,14 +19,31 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
             if pool::holds(fd) {
                 return Outcome::Done(Err(Errno::EBADF));
             }
-            crate::uring::closed(fd);
-            foreign::closed(fd);
-            table::numbers_gone(fd..=fd);
-            pool::kernel_freed(fd);
+            frees(fd);
             Outcome::Kernel
         }
         Some(d) => Outcome::Done(drop_number(fd, d, true)),
     }
+}
+
+/// [`close`] of most descriptors, with nothing that could go wrong. False: it is not one of
+/// them, and nothing is done.
+#[inline]
+pub fn is_the_kernels(fd: i32) -> bool {
+    if table::lookup(fd).is_some() || own(fd) || pool::holds(fd) || table::has_ends() {
+        return false;
+    }
+    frees(fd);
+    true
+}
+
+/// The kernel is about to have a number again that was its own.
+#[inline]
+fn frees(fd: i32) {
+    crate::uring::closed(fd);
+    foreign::closed(fd);
+    table::numbers_gone(fd..=fd);
+    pool::kernel_freed(fd);
 }
 
 pub use crate::process::owns as own;

@@ -23,34 +23,34 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
                 crate::path::materialize_one(d);
             }
             kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
-            _ => return to_kernel(d, Counter::FbOption),
+            _ => return to_kernel(fd, d, Counter::FbOption),
         }
         return Outcome::Kernel;
     }
     let bound = match d.kind() {
         kind::CONN => return Outcome::Done(again(d)),
         kind::FRESH => false,
-        kind::BOUND if d.relatives.load(Ordering::Relaxed) => return to_kernel(d, Counter::FbOption),
+        kind::BOUND if d.relatives.load(Ordering::Relaxed) => return to_kernel(fd, d, Counter::FbOption),
         kind::BOUND => true,
         _ => return Outcome::Kernel,
     };
     // SAFETY: the caller's.
-    let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(d, Counter::FbOption) };
+    let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Counter::FbOption) };
     let family = d.family.load(Ordering::Relaxed);
     if d.kernels.load(Ordering::Relaxed) {
-        return to_kernel(d, Counter::FbOption);
+        return to_kernel(fd, d, Counter::FbOption);
     }
     if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
-        return to_kernel(d, Counter::FbOption);
+        return to_kernel(fd, d, Counter::FbOption);
     }
     if dst.family as u32 != family || dst.port == 0 || name::is_any(&dst.ip) {
         // Mismatched families and 0.0.0.0 have rules of their own.
-        return to_kernel(d, Counter::FbOption);
+        return to_kernel(fd, d, Counter::FbOption);
     }
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
         Some(None) => {
             slice::choose(fd, d, &dst);
-            return over_kernel(d, &dst, Counter::FbBound);
+            return over_kernel(fd, d, &dst, Counter::FbBound);
         }
         port => port.flatten(),
     };
@@ -58,7 +58,6 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         // An address of its own may have made it an IPv6-only one.
         opts::learn(d, fd, opts::V6ONLY);
     }
-    foreign::noticed();
     match open(fd, d, &dst, own_port) {
         Ok(()) => {
             stats::count(Counter::ConnectShm);
@@ -70,26 +69,26 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         }
         Err(why) => {
             slice::choose(fd, d, &dst);
-            over_kernel(d, &dst, why)
+            over_kernel(fd, d, &dst, why)
         }
     }
 }
 
 /// The kernel connects it, for the time being.
-fn over_kernel<T>(d: &'static Desc, dst: &Addr, why: Counter) -> Outcome<T> {
+fn over_kernel<T>(fd: i32, d: &'static Desc, dst: &Addr, why: Counter) -> Outcome<T> {
     if !upgrade::connecting(d, dst) {
-        return to_kernel(d, why);
+        return to_kernel(fd, d, why);
     }
     stats::count(why);
     stats::count(Counter::ConnectKernel);
     Outcome::Kernel
 }
 
-fn to_kernel<T>(d: &'static Desc, why: Counter) -> Outcome<T> {
+fn to_kernel<T>(fd: i32, d: &'static Desc, why: Counter) -> Outcome<T> {
     stats::count(why);
     stats::count(Counter::ConnectKernel);
     epoll::leave_to_kernel(d);
-    table::forget(d);
+    table::forget_number(fd, d);
     Outcome::Kernel
 }
 
@@ -133,6 +132,11 @@ fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
 /// `own_port`: the client's port; else one of the monitor's.
 fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::result::Result<(), Counter> {
     let mut chan = route::find(dst, fd)?;
+    // Only where it would become ours: most servers connect to other hosts, and a look is some
+    // fifty system calls.
+    if foreign::noticed() {
+        return Err(Counter::FbDisabled);
+    }
     for attempt in 0..3 {
         let mut cl = chan.client().ok_or(Counter::FbReentry)?;
         let Some((slot, port)) = chan.take_slot(&mut cl) else {

@@ -150,7 +150,7 @@ pub fn sleep_abandoned(i: u32, plain: bool, inside: bool) {
 
 /// Something of the kernel's is in this instance, whoever has put it there.
 pub fn has_kernels(d: &Desc) {
-    if let Some(ep) = of(d) {
+    if let Some(ep) = of(d).filter(|ep| !ep.kernel.load(Ordering::Relaxed)) {
         ep.kernel.store(true, Ordering::Relaxed);
     }
 }
@@ -252,6 +252,17 @@ impl Inner {
             it.hot.store(false, Ordering::Relaxed);
         }
     }
+}
+
+/// Before `epoll_ctl` on an instance we know, for a descriptor that is the kernel's alone, as most
+/// are. False: it is another one, which [`ctl`] sees to.
+#[inline]
+pub fn ctl_of_the_kernels(ed: &Desc, fd: i32) -> bool {
+    let its = table::lookup(fd).is_none() && !crate::close::own(fd);
+    if its {
+        has_kernels(ed);
+    }
+    its
 }
 
 /// `epoll_ctl` on an instance we know.

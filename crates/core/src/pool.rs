@@ -131,6 +131,10 @@ pub fn holds(fd: i32) -> bool {
 
 /// The application closes or overwrites a number itself: not ours any more.
 pub fn forget(fd: i32) {
+    // Most never were; no lock for them.
+    if !holds(fd) {
+        return;
+    }
     if let Ok(mut p) = POOL.lock() {
         let n = p.n;
         if let Some(i) = p.e[..n].iter().position(|e| e.fd == fd) {

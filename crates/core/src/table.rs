@@ -291,6 +291,12 @@ pub fn numbers_gone(numbers: core::ops::RangeInclusive<i32>) {
     }
 }
 
+/// Has [`numbers_gone`] anything to look for?
+#[inline]
+pub fn has_ends() -> bool {
+    ENDS.load(Ordering::Relaxed) != 0
+}
+
 #[cold]
 fn each_retired(f: impl Fn(&Desc)) {
     let Ok(q) = RETIRED.lock() else { return };
@@ -374,7 +380,12 @@ pub fn install(fd: i32, d: &'static Desc) -> bool {
 
 /// Take a number out and say what it was.
 pub fn remove(fd: i32) -> Option<&'static Desc> {
-    let p = FDS.get(fd as usize)?.swap(core::ptr::null_mut(), Ordering::AcqRel);
+    let e = FDS.get(fd as usize)?;
+    // Most are the kernel's, and a swap would have the line for itself.
+    if e.load(Ordering::Relaxed).is_null() {
+        return None;
+    }
+    let p = e.swap(core::ptr::null_mut(), Ordering::AcqRel);
     // SAFETY: as in `lookup`.
     unsafe { p.as_ref() }
 }
@@ -403,6 +414,19 @@ pub fn all() -> impl Iterator<Item = &'static Desc> {
 pub fn forget(d: &Desc) {
     remove_numbers(d);
     release(d);
+}
+
+/// [`forget`], where `fd` is one of its numbers, and mostly the only one.
+pub fn forget_number(fd: i32, d: &Desc) {
+    let me = d as *const Desc as *mut Desc;
+    let entry = FDS.get(fd as usize).filter(|_| d.refs.load(Ordering::Acquire) == 1);
+    // A table of many connections is long to look through.
+    let only = entry
+        .is_some_and(|e| e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    match only {
+        true => release(d),
+        false => forget(d),
+    }
 }
 
 /// Every number that refers to `d` leaves the table.

@@ -150,6 +150,12 @@ impl Drop for Using {
     }
 }
 
+/// Is it a kernel connection that may go over? If not, [`enter`] changes nothing.
+#[inline(always)]
+pub fn is_candidate(fd: i32) -> bool {
+    table::lookup(fd).is_some_and(|d| d.kind() == kind::KERNEL)
+}
+
 /// Before a call on a descriptor.
 #[inline(always)]
 pub fn enter(fd: i32, call: Call) -> Entered {

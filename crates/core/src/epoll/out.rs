@@ -41,10 +41,18 @@ impl Out {
 
     /// As [`Out::kernel`], where nothing is ours but perhaps local listen sockets.
     ///
+    /// `start`: when a `timeout` that is not 0 has begun, nanoseconds.
+    ///
     /// # Safety
     /// As [`super::wait()`].
-    pub(super) unsafe fn plain(&mut self, ep: &Ep, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<Spoke> {
-        let end = timeout.map(|t| sys::now_ns().saturating_add(t));
+    pub(super) unsafe fn plain(
+        &mut self,
+        ep: &Ep,
+        timeout: Option<u64>,
+        start: u64,
+        mask: *const libc::sigset_t,
+    ) -> Result<Spoke> {
+        let end = timeout.map(|t| start.saturating_add(t));
         let mut left = timeout;
         loop {
             let zoned = ep.zoned.load(Ordering::Relaxed);

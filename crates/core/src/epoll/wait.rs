@@ -48,7 +48,7 @@ pub unsafe fn wait(
         ep.plain.fetch_add(1, Ordering::SeqCst);
         let r = if ep.items.load(Ordering::SeqCst) == 0 {
             // SAFETY: the caller's.
-            unsafe { out.plain(ep, timeout_ns, mask) }
+            unsafe { out.plain(ep, timeout_ns, start, mask) }
         } else {
             Ok(Spoke::Own)
         };

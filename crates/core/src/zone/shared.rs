@@ -79,14 +79,18 @@ impl Shared {
     }
 }
 
-/// `setsockopt` has succeeded: a selector of the program's own is left alone.
-pub fn option_set(level: i32, name: i32) {
+/// Is the option a selector of the program's own?
+#[inline]
+pub fn is_selector(level: i32, name: i32) -> bool {
     const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
     const SO_ATTACH_REUSEPORT_EBPF: i32 = 52;
-    if level == libc::SOL_SOCKET
-        && matches!(name, SO_ATTACH_REUSEPORT_CBPF | SO_ATTACH_REUSEPORT_EBPF)
-        && !OWN_SELECTOR.swap(true, Ordering::Relaxed)
-    {
+    level == libc::SOL_SOCKET && matches!(name, SO_ATTACH_REUSEPORT_CBPF | SO_ATTACH_REUSEPORT_EBPF)
+}
+
+/// The program has set such an option: it is left alone.
+#[cold]
+pub fn selects_itself() {
+    if !OWN_SELECTOR.swap(true, Ordering::Relaxed) {
         for z in super::used().iter().filter(|z| z.is_shared()) {
             z.off(Counter::FbZoneShared);
         }

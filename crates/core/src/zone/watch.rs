@@ -25,7 +25,11 @@ const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 /// The epoll instances in which the application watches a listener.
-pub struct List([Watch; MAX]);
+pub struct List {
+    all: [Watch; MAX],
+    /// Entries that were ever used.
+    used: AtomicU32,
+}
 
 pub(super) struct Watch {
     /// Descriptor of the instance, [`FREE`] or [`TAKEN`].
@@ -55,8 +59,8 @@ impl Watch {
 impl List {
     #[allow(clippy::new_without_default)] // only ever in statics
     pub const fn new() -> List {
-        List(
-            [const {
+        List {
+            all: [const {
                 Watch {
                     ep: AtomicI32::new(FREE),
                     fd: AtomicI32::new(-1),
@@ -66,15 +70,18 @@ impl List {
                     tid: AtomicI32::new(0),
                 }
             }; MAX],
-        )
+            used: AtomicU32::new(0),
+        }
     }
     pub fn clear(&self) {
-        for w in &self.0 {
+        for w in &self.all {
             w.ep.store(FREE, Ordering::Relaxed);
         }
     }
     fn iter(&self) -> impl Iterator<Item = &Watch> {
-        self.0.iter().filter(|w| w.ep.load(Ordering::Acquire) >= 0)
+        // Acquire: pairs with the release in `note`.
+        let used = (self.used.load(Ordering::Acquire) as usize).min(MAX);
+        self.all[..used].iter().filter(|w| w.ep.load(Ordering::Acquire) >= 0)
     }
     /// Those in which connections are waited for.
     pub(super) fn active(&self) -> impl Iterator<Item = &Watch> {
@@ -86,7 +93,12 @@ impl List {
     fn note(&self, ep: i32, fd: i32, ev: &libc::epoll_event) -> bool {
         // Other threads note theirs at the same time.
         let claim = |w: &&Watch| w.ep.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        let free = || self.0.iter().find(claim);
+        let free = || {
+            let (i, w) = self.all.iter().enumerate().find(|(_, w)| claim(w))?;
+            // Release: whoever is to find the entry looks this far. It is still nobody's.
+            self.used.fetch_max(i as u32 + 1, Ordering::Release);
+            Some(w)
+        };
         let Some(w) = self.find(ep, fd).or_else(free) else { return false };
         w.fd.store(fd, Ordering::Relaxed);
         w.events.store(ev.events, Ordering::Relaxed);

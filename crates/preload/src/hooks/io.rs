@@ -13,12 +13,20 @@ fn conn(fd: c_int) -> Option<&'static Desc> {
 }
 
 /// A call on what is no connection of ours. A kernel connection may become one before it, and
-/// is then `$again`; until it returns it cannot. In a function of its own, so that what it
-/// needs costs the fast paths nothing.
+/// is then `$again`; until it returns it cannot. In functions of their own, so that what they
+/// need costs the fast paths nothing, nor what may become one those that will not.
 macro_rules! in_kernel {
     ($name:ident($fd:ident: $fdt:ty $(, $arg:ident: $ty:ty)*), $call:expr) => {{
         #[inline(never)]
         unsafe fn kernel($fd: $fdt, $($arg: $ty),*) -> ssize_t {
+            match upgrade::is_candidate($fd) || gone($fd) {
+                true => unsafe { undecided($fd, $($arg),*) },
+                false => unsafe { real::$name($fd, $($arg),*) },
+            }
+        }
+        #[cold]
+        #[inline(never)]
+        unsafe fn undecided($fd: $fdt, $($arg: $ty),*) -> ssize_t {
             if gone($fd) {
                 return -1;
             }

@@ -51,7 +51,9 @@ pub const fn is_point(who: Who) -> bool {
 /// Panics are caught inside: around what is unwound by cancellation nothing may be
 /// caught, and around a fast path nothing should be.
 pub const fn guards_itself(who: Who) -> bool {
-    is_point(who) || among(who.0, &["io", "readiness", "threads"]) || among(who.1, &["syscall"])
+    is_point(who)
+        || among(who.0, &["io", "readiness", "threads"])
+        || among(who.1, &["syscall", "shutdown", "setsockopt"])
 }
 
 /// It sets what the others have to find.

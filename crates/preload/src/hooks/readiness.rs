@@ -113,6 +113,7 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         return -1;
     }
     match table::lookup(ep) {
+        Some(d) if epoll::ctl_of_the_kernels(d, fd) => unsafe { real::epoll_ctl(ep, op, fd, ev) },
         Some(d) => {
             either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || unsafe { real::epoll_ctl(ep, op, fd, ev) })
         }

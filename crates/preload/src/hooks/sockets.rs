@@ -3,7 +3,7 @@
 use super::{either, gone, guarded};
 use crate::real;
 use core::sync::atomic::Ordering;
-use fsocket_core::table::{self, kind};
+use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, path, pool,
     process, slice, stats, zone,
@@ -157,7 +157,7 @@ pub unsafe fn sockatmark(fd: c_int) -> c_int {
 
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::lookup(fd) {
-        Some(d) => either(close::shutdown(d, how), || unsafe { real::shutdown(fd, how) }),
+        Some(d) => either(guarded(|| close::shutdown(d, how)), || unsafe { real::shutdown(fd, how) }),
         None if gone(fd) => -1,
         None => unsafe { real::shutdown(fd, how) },
     }
@@ -182,21 +182,38 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 }
 
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
-    let r = match table::lookup(fd).filter(|d| d.kind() != kind::EPOLL) {
-        Some(d) => {
-            let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
-                real::setsockopt(fd, level, name, val, len)
-            });
-            if r == 0 {
-                zone::option_set(d, level, name);
+    match table::lookup(fd) {
+        Some(d) => guarded(|| unsafe { set_known(fd, d, level, name, val, len) }),
+        None if gone(fd) => -1,
+        None => {
+            let r = unsafe { real::setsockopt(fd, level, name, val, len) };
+            if r == 0 && zone::shared::is_selector(level, name) {
+                guarded(zone::shared::selects_itself);
             }
             r
         }
-        None if gone(fd) => -1,
-        None => unsafe { real::setsockopt(fd, level, name, val, len) },
-    };
+    }
+}
+
+unsafe fn set_known(
+    fd: c_int,
+    d: &'static Desc,
+    level: c_int,
+    name: c_int,
+    val: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    if d.kind() == kind::EPOLL {
+        return unsafe { real::setsockopt(fd, level, name, val, len) };
+    }
+    let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
+        real::setsockopt(fd, level, name, val, len)
+    });
     if r == 0 {
-        zone::shared::option_set(level, name);
+        zone::option_set(d, level, name);
+        if zone::shared::is_selector(level, name) {
+            zone::shared::selects_itself();
+        }
     }
     r
 }
