@@ -43,8 +43,14 @@ pub fn requeue(d: &'static Desc) {
     }
 }
 
+/// Has the kernel's queue no room for another one? (It takes one more than its limit.)
+fn is_full(d: &Desc) -> bool {
+    let fd = table::number_of(d).unwrap_or(-1);
+    fsocket_zones::listener::backlog(fd).is_ok_and(|(limit, waiting)| waiting >= limit)
+}
+
 /// Our queues take more than the program's backlog, and nobody may be there to accept. True: it
-/// is raised.
+/// is raised. If this process is killed before it has set it back it stays so: not without need.
 fn raise(d: &Desc, l: &Listener) -> bool {
     let fd = table::number_of(d).unwrap_or(-1);
     let mut on = [0u8; 4];
@@ -65,8 +71,10 @@ fn one(
     let client_family = c.slot(slot).family.load(Ordering::Relaxed);
     // Each time: a relative that does the same may have finished, and set it back. Also
     // between the two calls, and then the kernel's queue may be full.
-    let other = (0..TRIES).find_map(|_| {
-        *raised |= raise(listener, l);
+    let other = (0..TRIES).find_map(|failed| {
+        if failed > 0 || is_full(listener) {
+            *raised |= raise(listener, l);
+        }
         dial(client_family as i32, &name::source_for(&dst), port, &dst, server).ok()
     })?;
     let ends = pair::Ends { own: -1, other };
