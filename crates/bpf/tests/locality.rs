@@ -24,12 +24,7 @@ macro_rules! or_skip {
 }
 
 fn pin(cpu: usize) {
-    // SAFETY: cpu_set_t is plain data.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: cpu is far below CPU_SETSIZE.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: a set of the size named, for this thread.
-    assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }, 0, "cannot pin to CPU {cpu}");
+    fsocket_testkit::process::set_affinity(0, &[cpu]).unwrap_or_else(|e| panic!("cannot pin to CPU {cpu}: {e}"));
 }
 
 /// Request and answer of one byte, server and client each on a CPU.

@@ -149,13 +149,9 @@ pub fn told(mut c: &TcpStream, number: usize) -> Told {
 }
 
 /// Moves the calling thread to a CPU.
+#[track_caller]
 pub fn pin(cpu: usize) {
-    // SAFETY: a CPU set is plain bits; the macros stay inside it.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0, "CPU {cpu}");
-    }
+    fsocket_testkit::process::set_affinity(0, &[cpu]).unwrap_or_else(|e| panic!("CPU {cpu}: {e}"));
 }
 
 /// CPUs of this process; tests of locality need two.

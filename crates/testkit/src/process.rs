@@ -189,7 +189,11 @@ impl Drop for Proc {
     }
 }
 
-/// Restricts a process or thread (0: the calling one) to these CPUs.
+/// How long a test may take a CPU from the whole machine.
+const CPU_AWAY: Duration = Duration::from_secs(20);
+
+/// Restricts a process or thread (0: the calling one) to these CPUs. Waits while all of them are
+/// offline, as tests of hotplug may run beside this one; allocates nothing.
 pub fn set_affinity(pid: i32, cpus: &[usize]) -> std::io::Result<()> {
     // SAFETY: all zero is an empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -197,10 +201,17 @@ pub fn set_affinity(pid: i32, cpus: &[usize]) -> std::io::Result<()> {
         // SAFETY: within the set, as just checked.
         unsafe { libc::CPU_SET(*cpu, &mut set) };
     }
-    // SAFETY: the set lives here, and its size is the one given.
-    match unsafe { libc::sched_setaffinity(pid, std::mem::size_of_val(&set), &set) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
+    let began = Instant::now();
+    loop {
+        // SAFETY: the set lives here, and its size is the one given.
+        if unsafe { libc::sched_setaffinity(pid, std::mem::size_of_val(&set), &set) } == 0 {
+            return Ok(());
+        }
+        let e = std::io::Error::last_os_error();
+        if e.raw_os_error() != Some(libc::EINVAL) || began.elapsed() > CPU_AWAY {
+            return Err(e);
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
