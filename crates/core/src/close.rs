@@ -189,6 +189,8 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         }
         if matches!(d.kind(), kind::LISTENER | kind::KLISTENER) && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             listener_shut(d);
+        } else if d.kind() == kind::LISTENER && how == libc::SHUT_WR {
+            epoll::stirred(d);
         }
         return Outcome::Kernel;
     }

@@ -504,15 +504,28 @@ pub fn listener_changed(id: u64) {
     for i in 0..table::DESCS.len() {
         let Some(d) = table::DESCS.get(i) else { continue };
         if d.kind() == kind::LISTENER && listen::of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
-            let mut it = item::first(d);
-            while let Some(i) = it {
-                it = i.next();
-                // The next wait heats it; a sleeper is told.
-                i.recheck.store(true, Ordering::Release);
-                if let Some(b) = EPS.get(i.ep.load(Ordering::Relaxed)).and_then(|ep| ep.bell()) {
-                    b.ring_self();
-                }
-            }
+            look_again(d, false);
+        }
+    }
+}
+
+/// The kernel wakes who watches a listener that is shut down for writing, for which nothing
+/// changes: what waits is an edge once more.
+pub fn stirred(d: &Desc) {
+    look_again(d, true);
+}
+
+fn look_again(d: &Desc, edge: bool) {
+    let mut it = item::first(d);
+    while let Some(i) = it {
+        it = i.next();
+        if edge {
+            i.forget_edges();
+        }
+        // The next wait heats it; a sleeper is told.
+        i.recheck.store(true, Ordering::Release);
+        if let Some(b) = EPS.get(i.ep.load(Ordering::Relaxed)).and_then(|ep| ep.bell()) {
+            b.ring_self();
         }
     }
 }

@@ -301,6 +301,13 @@ impl Item {
         ev
     }
 
+    /// What is ready is an edge, also if it was reported.
+    pub fn forget_edges(&self) {
+        for told in [&self.told, &self.passed] {
+            told.fresh.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// An instance tells those that watch it of EPOLLIN alone: an item that does not ask
     /// for that is ready if it was when it was added, until it is not once.
     fn deaf(&self, d: &Desc) -> bool {
