@@ -1,9 +1,10 @@
-"""A socket that is bound before the fork and listens after it, in one process, while the same or
-another one accepts. Usage: bound_first.py serve WAY PORT | ask PORT"""
+"""A socket that is bound before the fork (or exec) and listens after it, in one process, while the
+same or another one accepts. Usage: bound_first.py serve WAY PORT | inherited FD | ask PORT"""
 
 import os
 import select
 import socket
+import subprocess
 import sys
 
 PIECE = 100_000
@@ -55,6 +56,11 @@ def serve(way, port):
         s.listen(16)
         answer(s)
 
+    if way == "exec":
+        # As uvicorn and hypercorn start their workers.
+        told = [sys.executable, __file__, "inherited", str(s.fileno())]
+        subprocess.run(told, pass_fds=[s.fileno()], check=True)
+        return print("ok", flush=True)
     if way in ("child", "unbound"):
         pid, leave = in_child(all_of_it), None
     else:
@@ -91,5 +97,9 @@ def ask(port):
 
 if sys.argv[1] == "serve":
     serve(sys.argv[2], int(sys.argv[3]))
+elif sys.argv[1] == "inherited":
+    heir = socket.socket(fileno=int(sys.argv[2]))
+    heir.listen(16)
+    answer(heir)
 else:
     ask(int(sys.argv[2]))

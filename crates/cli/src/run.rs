@@ -36,6 +36,9 @@ pub fn run(args: &Run) -> i32 {
             std::env::set_var(paths::ENV_SOCKET, &setup.socket);
             std::env::set_var("LD_PRELOAD", preload_list(std::env::var_os("LD_PRELOAD"), &setup.library));
             std::env::set_var(ENV_ASAN, asan_options(std::env::var_os(ENV_ASAN)));
+            if std::env::var_os(ENV_UV).is_none() {
+                std::env::set_var(ENV_UV, "0");
+            }
             std::env::set_var(paths::ENV_PIN, args.pin.word());
             if !disable.is_empty() {
                 std::env::set_var(paths::ENV_DISABLE, disable);
@@ -110,6 +113,9 @@ fn disabled_parts(now: Option<OsString>, off: [bool; 3]) -> Result<OsString, Str
     Ok(parts.join(",").into())
 }
 
+/// Whether libuv uses io_uring. Some of its releases do by themselves (uvloop has one), with a
+/// ring that the kernel polls: all sockets of such a process are the kernel's.
+const ENV_UV: &str = "UV_USE_IO_URING";
 /// Options of AddressSanitizer's runtime.
 const ENV_ASAN: &str = "ASAN_OPTIONS";
 /// Where it is a library (gcc's default) it ends the program if another one comes before it.

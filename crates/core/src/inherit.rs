@@ -56,22 +56,29 @@ pub fn take_over(heir: bool) {
         }
     }
     let conns = || estate.iter().flatten().flat_map(socks).filter(|s| is_mine(s));
-    let (mut listens, mut foreign_epoll) = (false, false);
+    let (mut listens, mut foreign_epoll, mut undecided) = (false, false, false);
     each_descriptor(|fd| match what(fd) {
         What::Listener(_) => listens = true,
         What::Other if is_epoll(fd) => {
             foreign_epoll = true;
             foreign::found(fd);
         }
-        What::Unconnected(family) if heir => {
-            if let Some(c) = cookie(fd) {
-                if let Some(s) = conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c) {
-                    conn(fd, family, s);
-                }
+        What::Unconnected(family) => {
+            let left = |c| conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c);
+            match heir.then(|| cookie(fd)).flatten().and_then(left) {
+                Some(s) => conn(fd, family, s),
+                None => undecided = true,
             }
         }
         _ => {}
     });
+    if undecided && !foreign_epoll {
+        each_descriptor(|fd| {
+            if let What::Unconnected(family) = what(fd) {
+                bound(fd, family);
+            }
+        });
+    }
     // An instance that was made before knows nothing of our queues.
     let worked = listens && !foreign_epoll && take_listeners();
     if listens && foreign_epoll {
@@ -209,26 +216,45 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// An inherited listener is published as if this program had called `listen`.
-/// True: the program before it was a worker.
-fn listener(fd: i32, family: u32) -> bool {
+/// A socket that the program before has bound, for us to listen on (uvicorn and hypercorn give
+/// it to their workers so).
+fn bound(fd: i32, family: u32) {
+    let mut peer = [0u8; 28];
+    let bound = listen::bound_address(fd).is_some_and(|a| a.port != 0);
+    if bound && table::lookup(fd).is_none() && sys::getpeername(fd, &mut peer) == Err(sys::Errno::ENOTCONN) {
+        if let Some(d) = described(fd, family) {
+            listen::keep_for_relatives(d);
+        }
+    }
+}
+
+/// A new description of a socket that is bound; None: it is another number of a known one, or
+/// cannot be had.
+fn described(fd: i32, family: u32) -> Option<&'static Desc> {
     let same = (0..fd).find(|n| table::lookup(*n).is_some_and(|d| !d.is_conn()) && cookie(*n) == cookie(fd));
     if let Some(d) = same.and_then(table::lookup) {
         d.refs.fetch_add(1, Ordering::AcqRel);
         if !table::install(fd, d) {
             d.refs.fetch_sub(1, Ordering::AcqRel);
         }
-        return false;
+        return None;
     }
-    let Some(d) = table::alloc(kind::BOUND) else { return false };
+    let d = table::alloc(kind::BOUND)?;
     d.family.store(family, Ordering::Relaxed);
     d.kernel_family.store(family, Ordering::Relaxed);
     d.dirty.store(true, Ordering::Relaxed);
-    crate::opts::adopt(fd, d);
     if !table::install(fd, d) {
         table::release(d);
-        return false;
+        return None;
     }
+    Some(d)
+}
+
+/// An inherited listener is published as if this program had called `listen`.
+/// True: the program before it was a worker.
+fn listener(fd: i32, family: u32) -> bool {
+    let Some(d) = described(fd, family) else { return false };
+    crate::opts::adopt(fd, d);
     let worked = match listen::registered(fd, d) {
         Ok(worked) => worked,
         Err(why) => {

@@ -40,12 +40,13 @@ fn mixed_pairs_of_those() {
     every_way(Accel, Stock);
 }
 
-/// varnishd does so: its manager binds, its child, under another user, listens.
+/// varnishd's manager binds, its child, under another user, listens; uvicorn gives what it has
+/// bound to programs that it starts.
 #[test]
-fn bound_before_the_fork_and_listening_after_it() {
+fn bound_by_one_process_and_listened_on_by_another() {
     let host = Host::new();
     let path = script("apps/bound_first.py").display().to_string();
-    for way in ["child", "unbound", "accept", "poll", "select", "epoll"] {
+    for way in ["child", "exec", "unbound", "accept", "poll", "select", "epoll"] {
         let port = net::free_port();
         let mut served = host.server(Accel, way, port, PYTHON, &[&path, "serve", way, &port.to_string()]);
         let before = host.snapshot();
