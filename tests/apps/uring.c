@@ -5,8 +5,9 @@
  *     cc -DRAW -DPOLLED uring.c     likewise, and a kernel thread takes the entries
  *     cc -DINLINE uring.c           rings by system calls of its own (x86-64)
  *
- *     uring [files|workers]         "files": the ring reads files only; "workers": several
- *                                   processes accept from one listener, each by its ring
+ *     uring [files|workers|epoll [failing]]   "files": the ring reads files only; "workers": several
+ *                                   processes accept from one listener, each by its ring;
+ *                                   "epoll": it fills an instance, as libuv does
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -235,6 +236,61 @@ static void serve_by_workers(void) {
     }
 }
 
+static int ctl(int ep, int op, int fd, unsigned events) {
+    static struct epoll_event ev;
+    unsigned long data;
+    ev.events = events;
+    ev.data.u64 = events;
+    prepare(IORING_OP_EPOLL_CTL, ep, &ev, op, 1)->off = fd;
+    submit();
+    return result(&data);
+}
+static void wait_for(int ep, const char *what, int timeout) {
+    struct epoll_event ev = {0};
+    int n = epoll_wait(ep, &ev, 1, timeout);
+    printf("%s: %d events %x data %x\n", what, n, ev.events, (unsigned)ev.data.u64);
+}
+static void an_instance_is_filled(int failing) {
+    char b[100];
+    int ep = epoll_create1(0);
+    said("add the listener", ctl(ep, EPOLL_CTL_ADD, listener, EPOLLIN), 0);
+    wait_for(ep, "nobody", 0);
+    int c = connect_by_libc();
+    wait_for(ep, "somebody", 5000);
+    int s = accept(listener, 0, 0);
+    check(s >= 0, "accept");
+    said("add", ctl(ep, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLET), 0);
+    wait_for(ep, "nothing", 0);
+    send(c, "one", 3, 0);
+    wait_for(ep, "something", 5000);
+    said("recv", recv(s, b, sizeof b, 0), b);
+    said("change", ctl(ep, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLOUT), 0);
+    wait_for(ep, "room", 5000);
+    said("change", ctl(ep, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLRDHUP), 0);
+    shutdown(c, SHUT_WR);
+    wait_for(ep, "end", 5000);
+    said("remove", ctl(ep, EPOLL_CTL_DEL, s, 0), 0);
+    wait_for(ep, "removed", 0);
+    /* Two at once, and one in a chain. */
+    int c2 = connect_by_libc(), s2 = accept(listener, 0, 0);
+    struct epoll_event ev = {.events = EPOLLOUT, .data.u64 = 7};
+    unsigned long data;
+    prepare(IORING_OP_EPOLL_CTL, ep, &ev, EPOLL_CTL_ADD, 1)->off = c2;
+    prepare(IORING_OP_EPOLL_CTL, ep, &ev, EPOLL_CTL_ADD, 2)->off = s2;
+    submit();
+    said("first", result(&data), 0);
+    said("second", result(&data), 0);
+    said("remove", ctl(ep, EPOLL_CTL_DEL, c2, 0), 0);
+    wait_for(ep, "the other one", 5000);
+    if (!failing)
+        return;
+    said("add again", ctl(ep, EPOLL_CTL_ADD, s2, EPOLLIN), 0);
+    wait_for(ep, "still", 5000);
+    said("change what is not there", ctl(ep, EPOLL_CTL_MOD, s, EPOLLIN), 0);
+    said("remove", ctl(ep, EPOLL_CTL_DEL, s2, 0), 0);
+    wait_for(ep, "nothing", 0);
+}
+
 int main(int argc, char **argv) {
     char b[100];
     int c, s, c2, s2;
@@ -259,6 +315,13 @@ int main(int argc, char **argv) {
             close(c);
             close(s);
         }
+        teardown();
+        printf("ok\n");
+        return 0;
+    }
+
+    if (argc > 1 && !strcmp(argv[1], "epoll")) {
+        an_instance_is_filled(argc > 2);
         teardown();
         printf("ok\n");
         return 0;

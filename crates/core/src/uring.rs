@@ -14,8 +14,9 @@ mod entry;
 mod rings;
 
 use crate::table::{self, kind, Desc};
-use crate::{close, epoll, exec, listen, path, pool, process, stats, zone};
+use crate::{close, epoll, exec, listen, path, pool, process, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
+use entry::Entry;
 use fsocket_abi::arena::Counter;
 
 pub use rings::{become_child, closed, closed_range, known, Queue};
@@ -62,7 +63,12 @@ pub fn submitting(q: &Queue, tail: u32) {
     if process::nonce() == 0 {
         return;
     }
+    let mut waits = false;
     q.each(tail, |e| {
+        let waited = core::mem::replace(&mut waits, e.links());
+        if !waited && registered(e) {
+            return;
+        }
         for fd in e.descriptors() {
             used(fd);
         }
@@ -79,6 +85,25 @@ pub fn submitting(q: &Queue, tail: u32) {
             pool::kernel_freed(fd);
         }
     });
+}
+
+/// libuv (node, uvloop) hands `epoll_ctl` to a ring: what the instance watches is ours, and so is
+/// the call. What fails there is left to the kernel, which finds the same once the descriptor is
+/// the kernel's.
+fn registered(e: &Entry) -> bool {
+    let Some((ep, op, fd, event)) = e.epoll_ctl() else { return false };
+    let Some(ed) = table::lookup(ep).filter(|d| d.kind() == kind::EPOLL) else { return false };
+    if table::lookup(fd).is_none() {
+        return false;
+    }
+    // SAFETY: the kernel would read the event as well.
+    let done = unsafe { epoll::ctl(ed, op, fd, event) };
+    let done = matches!(done, Outcome::Done(Ok(())));
+    if done {
+        // SAFETY: the kernel has not been told of the entry yet.
+        unsafe { e.is_done() };
+    }
+    done
 }
 
 /// Before `io_uring_register(2)`.

@@ -168,9 +168,8 @@ limit_table! {
     Programs: "What a program names on an io_uring becomes the kernel's at that moment: a connection \
      (`path_switch`), a listener with those that wait for it, for all processes that share it. Rings by liburing or by \
      `syscall` are looked into when entries are submitted; one that only reads files costs \
-     nothing. With a ring that the kernel polls (`IORING_SETUP_SQPOLL` by `syscall`, as \
-     node with `UV_USE_IO_URING=1`; `fastsocket run` sets that to 0 unless it is set), one without an \
-     index array (`IORING_SETUP_NO_SQARRAY`: newer libuv, and with it uvloop), one that cannot be mapped, or one that was made by system \
+     nothing, and so does `epoll_ctl` on a ring (newer libuv, and with it uvloop). With a ring that the kernel polls (`IORING_SETUP_SQPOLL` by `syscall`, as \
+     node with `UV_USE_IO_URING=1`; `fastsocket run` sets that to 0 unless it is set), one that cannot be mapped, or one that was made by system \
      calls of the program's own, the process uses the kernel from then on. Of the last kind \
      one is noticed that is there when the program calls `listen` or `connect`, or waits in \
      a call of libc's; a program that makes it afterwards and never calls libc again needs \

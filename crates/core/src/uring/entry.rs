@@ -5,6 +5,10 @@ pub const SIZE: usize = 64;
 
 /// IOSQE_FIXED_FILE: the number is a place in the ring's own table.
 const FIXED_FILE: u8 = 1;
+/// IOSQE_IO_DRAIN, IOSQE_IO_LINK, IOSQE_IO_HARDLINK: it has a place among others.
+const IN_ORDER: u8 = 2 | LINKS;
+/// Of these: the next entry waits for this one.
+const LINKS: u8 = 4 | 8;
 /// SPLICE_F_FD_IN_FIXED: likewise.
 const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
 /// Most numbers that one call can name (IORING_MAX_FIXED_FILES).
@@ -45,6 +49,7 @@ mod register {
 
 /// One entry, copied: the program may change it meanwhile, as it may under the kernel.
 pub struct Entry {
+    at: *const u8,
     op: u8,
     flags: u8,
     fd: i32,
@@ -62,6 +67,7 @@ impl Entry {
         // SAFETY: the caller's.
         unsafe {
             Entry {
+                at,
                 op: at.read_volatile(),
                 flags: at.add(1).read_volatile(),
                 fd: (at.add(4) as *const i32).read_volatile(),
@@ -105,6 +111,30 @@ impl Entry {
     /// The epoll instance whose registrations change.
     pub fn instance(&self) -> Option<i32> {
         (self.op == op::EPOLL_CTL).then_some(self.fd)
+    }
+
+    /// What `epoll_ctl` wants, and the instance, unless the order among other entries matters.
+    pub fn epoll_ctl(&self) -> Option<(i32, i32, i32, *const libc::epoll_event)> {
+        let plain = self.op == op::EPOLL_CTL && self.flags & IN_ORDER == 0;
+        plain.then_some((self.fd, self.len as i32, self.off as i32, self.addr as *const libc::epoll_event))
+    }
+
+    /// Does the next entry wait for this one?
+    pub fn links(&self) -> bool {
+        self.flags & LINKS != 0
+    }
+
+    /// It was done; the kernel has nothing to do but to say so.
+    ///
+    /// # Safety
+    /// The entry is still the program's to write, and mapped so.
+    pub unsafe fn is_done(&self) {
+        let at = self.at as *mut u8;
+        // SAFETY: the caller's.
+        unsafe {
+            at.write_volatile(op::NOP);
+            (at.add(28) as *mut u32).write_volatile(0);
+        }
     }
 
     /// The number that is closed.

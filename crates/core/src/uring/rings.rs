@@ -61,7 +61,7 @@ pub struct Queue {
     /// An entry is twice as long.
     large: bool,
 }
-// SAFETY: memory that is shared with the kernel; it is only read, word by word.
+// SAFETY: memory that is shared with the kernel; it is read and written word by word.
 unsafe impl Send for Queue {}
 
 impl Queue {
@@ -175,9 +175,10 @@ pub fn map(fd: i32, p: &Params) -> bool {
     }
     let behind = if p.flags & SETUP_NO_SQARRAY == 0 { p.array + p.entries as usize * 4 } else { 0 };
     let lengths = [behind.max(p.head + 4).max(p.tail + 4), p.entries as usize * if large { SIZE * 2 } else { SIZE }];
-    let view = |len, off| sys::mmap(len, libc::PROT_READ, libc::MAP_SHARED, fd, off);
-    let Ok(rings) = view(lengths[0], OFF_SQ_RING) else { return false };
-    let Ok(sqes) = view(lengths[1], OFF_SQES) else {
+    let view = |len, off, how| sys::mmap(len, libc::PROT_READ | how, libc::MAP_SHARED, fd, off);
+    let Ok(rings) = view(lengths[0], OFF_SQ_RING, 0) else { return false };
+    // What we have done is written back, see `Entry::is_done`.
+    let Ok(sqes) = view(lengths[1], OFF_SQES, libc::PROT_WRITE) else {
         unmap((rings as usize, lengths[0]));
         return false;
     };
