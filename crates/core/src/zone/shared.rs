@@ -193,7 +193,8 @@ impl Zoned {
     #[cold]
     fn become_member(&self, fd: i32) {
         let Ok(_l) = self.change.lock() else { return };
-        if self.shared.place.load(Ordering::Relaxed) != NONE {
+        // Another thread may have got a local one meanwhile, and would not look here again.
+        if self.shared.place.load(Ordering::Relaxed) != NONE || self.is_active() {
             return;
         }
         let done = self.enter(fd);
