@@ -303,7 +303,7 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         return Outcome::Done(Err(Errno::EFAULT));
     }
     listen::look_at_relatives(fd, d);
-    if d.relatives.load(Ordering::Relaxed) {
+    if d.relatives.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
         // A relative that listens later would not tell this instance.
         table::forget(d);
         ep.kernel.store(true, Ordering::Relaxed);

@@ -125,9 +125,12 @@ pub fn keep_for_relatives(d: &'static Desc) {
         crate::epoll::leave_to_kernel(d);
         return crate::table::forget(d);
     }
-    d.dirty.store(true, Ordering::Relaxed);
-    d.relatives.store(true, Ordering::Relaxed);
-    d.kind.store(kind::BOUND, Ordering::Release);
+    // Another thread may be connecting it, and then it is a connection's, not ours to change.
+    let was = d.kind.compare_exchange(kind::FRESH, kind::BOUND, Ordering::AcqRel, Ordering::Acquire);
+    if was.is_ok() || was == Err(kind::BOUND) {
+        d.dirty.store(true, Ordering::Relaxed);
+        d.relatives.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Somebody wants to accept on it, or waits for that: has a relative called `listen`?
