@@ -8,6 +8,7 @@
 //! with one heavy fence, before a thread sleeps or when too many are hot. So
 //! the cost of a call grows with the ready connections, not with the open ones.
 
+mod heir;
 mod hot;
 mod item;
 mod out;
@@ -163,28 +164,6 @@ impl Ep {
         match self.bell.load(Ordering::Acquire) {
             0 => None,
             b => bell::at(b as usize - 1),
-        }
-    }
-    /// Before a wait: who waits on an instance that its parent has made accepts what the listeners in
-    /// there get, although it has added none.
-    #[inline]
-    fn join_inherited(&self) {
-        if self.inherited.load(Ordering::Relaxed) {
-            self.join_listeners();
-        }
-    }
-    #[cold]
-    fn join_listeners(&self) {
-        if !self.inherited.swap(false, Ordering::AcqRel) || self.items.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        // What is ours goes into a shell: relatives wait in the instance itself.
-        self.is_watched();
-        let Ok((n, found)) = self.lock.lock().map(|g| (g.n_listeners, g.listeners)) else { return };
-        let listeners = || found[..n].iter().filter_map(|i| ITEMS.get(*i)).filter_map(Item::listener);
-        if listeners().next().is_some() {
-            listeners().for_each(listen::Listener::join);
-            self.watch_ctl();
         }
     }
     /// The bell, made and put into the kernel's instance on first use.

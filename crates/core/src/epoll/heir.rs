@@ -1,0 +1,31 @@
+//! Instances that the parent has made.
+
+use super::item::{Item, ITEMS};
+use super::Ep;
+use crate::listen;
+use core::sync::atomic::Ordering;
+
+impl Ep {
+    /// Before a wait: who waits on an instance that its parent has made accepts what the listeners in
+    /// there get, although it has added none.
+    #[inline]
+    pub(super) fn join_inherited(&self) {
+        if self.inherited.load(Ordering::Relaxed) {
+            self.join_listeners();
+        }
+    }
+    #[cold]
+    fn join_listeners(&self) {
+        if !self.inherited.swap(false, Ordering::AcqRel) || self.items.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // What is ours goes into a shell: relatives wait in the instance itself.
+        self.is_watched();
+        let Ok((n, found)) = self.lock.lock().map(|g| (g.n_listeners, g.listeners)) else { return };
+        let listeners = || found[..n].iter().filter_map(|i| ITEMS.get(*i)).filter_map(Item::listener);
+        if listeners().next().is_some() {
+            listeners().for_each(listen::Listener::join);
+            self.watch_ctl();
+        }
+    }
+}
