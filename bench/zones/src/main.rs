@@ -15,6 +15,7 @@ use fsocket_testkit::servers::Way;
 use report::{Report, Row};
 use serde_json::Value;
 use std::path::PathBuf;
+use throughput::Ready;
 
 /// Stock, SO_REUSEPORT and ours in turn, between hosts made of network namespaces.
 ///
@@ -32,7 +33,7 @@ struct Args {
     /// Repetitions of throughput and locality; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     reps: u16,
-    /// Seconds of each throughput measurement
+    /// Seconds of each throughput measurement; each second is the next way's turn
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
     /// Seconds of killing or reloading, once each second
@@ -162,15 +163,16 @@ fn measure(scenario: Scenario, setting: &Setting, ways: &[Way], reps: u16, repor
     let ways = ways.iter().filter(|way| backend || **way != Way::Steered);
     let mut rows: Vec<Row> = ways.map(|way| Row::new(&name, *way)).collect();
     for rep in 1..=reps {
-        for row in &mut rows {
-            eprintln!("zones-bench: {name}, {}, {rep} of {reps}", row.way.name());
-            // The kit's checks panic, as tests do; one failure is not the end.
-            let result = std::panic::catch_unwind(|| one(scenario, setting, row.way));
-            match result.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked, see above"))) {
-                Ok(values) => row.add(values),
-                Err(e) => {
-                    eprintln!("zones-bench: {name}, {}: FAILED: {e:#}", row.way.name());
-                    row.failed(format!("{e:#}"));
+        match scenario {
+            Scenario::Nginx | Scenario::Haproxy | Scenario::Demo | Scenario::DemoProxy => {
+                eprintln!("zones-bench: {name}, {rep} of {reps}");
+                throughput(scenario, setting, &mut rows);
+            }
+            _ => {
+                for row in &mut rows {
+                    eprintln!("zones-bench: {name}, {}, {rep} of {reps}", row.way.name());
+                    let result = guarded(|| one(scenario, setting, row.way));
+                    row.take(result);
                 }
             }
         }
@@ -178,15 +180,44 @@ fn measure(scenario: Scenario, setting: &Setting, ways: &[Way], reps: u16, repor
     report.rows.append(&mut rows);
 }
 
+/// One repetition of all ways: a second for each, as many times as there are
+/// seconds, first and last in turn.
+fn throughput(scenario: Scenario, setting: &Setting, rows: &mut [Row]) {
+    let mut ready: Vec<Option<Ready>> = Vec::new();
+    for row in rows.iter_mut() {
+        let result = guarded(|| Ready::new(scenario, setting, row.way));
+        ready.push(result.map_err(|e| row.failed(e)).ok());
+    }
+    for turn in 0..setting.seconds as usize {
+        for n in 0..rows.len() {
+            let n = if turn % 2 == 0 { n } else { rows.len() - 1 - n };
+            let Some(way) = ready[n].as_mut() else { continue };
+            if let Err(e) = guarded(|| way.turn(setting)) {
+                rows[n].failed(e);
+                ready[n] = None;
+            }
+        }
+    }
+    for (row, ready) in rows.iter_mut().zip(ready) {
+        if let Some(ready) = ready {
+            row.take(guarded(|| ready.finish()));
+        }
+    }
+}
+
+/// The kit's checks panic, as tests do; one failure is not the end.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    result.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked, see above")))
+}
+
 /// One measurement: an object of numbers, the first of which is compared.
 fn one(scenario: Scenario, setting: &Setting, way: Way) -> Result<Value> {
     match scenario {
-        Scenario::Nginx | Scenario::Haproxy | Scenario::Demo | Scenario::DemoProxy => {
-            throughput::run(scenario, setting, way)
-        }
         Scenario::LocalityNginx | Scenario::LocalityHaproxy => locality::run(scenario, setting, way),
         Scenario::KillNginx | Scenario::KillDemo | Scenario::ReloadNginx | Scenario::ReloadDemo => {
             disturb::run(scenario, setting, way)
         }
+        Scenario::Nginx | Scenario::Haproxy | Scenario::Demo | Scenario::DemoProxy => bail!("not measured alone"),
     }
 }

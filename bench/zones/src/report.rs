@@ -20,23 +20,22 @@ impl Row {
         Row { scenario: scenario.to_owned(), way, values: Vec::new(), failures: Vec::new() }
     }
 
-    pub fn add(&mut self, values: Value) {
-        self.values.push(values);
+    /// A measurement's figures, or why there are none.
+    pub fn take(&mut self, result: Result<Value>) {
+        match result {
+            Ok(values) => self.values.push(values),
+            Err(e) => self.failed(e),
+        }
     }
 
-    pub fn failed(&mut self, why: String) {
-        self.failures.push(why);
+    pub fn failed(&mut self, why: anyhow::Error) {
+        eprintln!("zones-bench: {}, {}: FAILED: {why:#}", self.scenario, self.way.name());
+        self.failures.push(format!("{why:#}"));
     }
 
     fn median(&self, key: &str) -> Option<f64> {
         let mut values: Vec<f64> = self.values.iter().filter_map(|v| v[key].as_f64()).collect();
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        match values.len() {
-            0 => None,
-            n if n % 2 == 1 => Some(values[middle]),
-            _ => Some((values[middle - 1] + values[middle]) / 2.0),
-        }
+        median(&mut values)
     }
 
     /// Medians in words.
@@ -77,6 +76,17 @@ impl Row {
             "ratio_to_reuseport": ratio,
             "failures": self.failures,
         })
+    }
+}
+
+/// The middle of them, which it sorts; none of none.
+pub fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
     }
 }
 
