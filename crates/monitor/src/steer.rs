@@ -201,6 +201,8 @@ pub struct Move {
     /// CPUs.
     pub from: u32,
     pub to: u32,
+    /// The one it stole from is busy: its queue is long.
+    pub busy: bool,
 }
 
 impl Steers {
@@ -215,11 +217,13 @@ impl Steers {
             let n = groups.step(asked);
             let here = |m: &&Move| m.netns == netns && cpus.contains(&m.from) && cpus.contains(&m.to);
             let mut left = Vec::new();
-            for m in moves.iter().filter(here) {
+            let spare = spare.look(now);
+            // What was stolen while a worker did not look for a moment is no reason to bring more
+            // to a CPU that has less time.
+            for m in moves.iter().filter(here).filter(|m| m.busy || !spare.is_worse(m.to, m.from)) {
                 groups.take(m.from, m.to, n, &mut *set);
                 left.push(m.from);
             }
-            let spare = spare.look(now);
             let zone = |cpu: &u32| cpus.contains(cpu) && zones.contains(&(netns, *cpu));
             for from in spare.full.iter().filter(|cpu| zone(cpu) && !left.contains(cpu)) {
                 if let Some(to) = groups.least(spare.idle.iter().copied().filter(zone)) {

@@ -39,9 +39,9 @@ struct Args {
     /// How clients come
     #[arg(long, value_enum, default_value_t = Path::Network)]
     path: Path,
-    /// Share of the highest rate at which clients come. They and the card are on the same CPUs as
-    /// the server: 0.3 of what wrk gets uses half of them
-    #[arg(long, default_value_t = 0.3)]
+    /// Share of all CPUs' time that goes into this with SO_REUSEPORT undisturbed: server, clients and
+    /// the card together, for they share the CPUs. The rate at which clients come follows from it
+    #[arg(long, default_value_t = 0.4)]
     load: f64,
     /// Hogs on each of the upper half of the CPUs
     #[arg(long, default_value_t = 4)]
@@ -58,9 +58,9 @@ struct Args {
     /// Only these ways: 0 SO_REUSEPORT, 1 ours without balance, 2 with
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2])]
     ways: Vec<usize>,
-    /// Turns of the comparison at full, even load; 0: not made
-    #[arg(long, default_value_t = 5)]
-    reps: usize,
+    /// Turns of the comparison at full, even load, a second each; 0: not made
+    #[arg(long, default_value_t = 40)]
+    turns: usize,
     /// Write everything
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -110,9 +110,10 @@ const BODY: usize = 64;
 
 /// One way's whole run.
 fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
+    let job_limit = Duration::from_secs(60);
+    let alone_before = cpu::job(args.hogs, work, job_limit)?;
     let stage = Stage::new(kind, args.path, args.backlog)?;
     let [before, during, after] = args.phases[..] else { bail!("--phases: three numbers") };
-    let job_limit = Duration::from_secs(60);
     let recorder = match (&args.timeline, kind) {
         (Some(dir), Kind::Balanced) if args.path == Path::Network => {
             std::fs::create_dir_all(dir)?;
@@ -156,6 +157,7 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
         }
     }
     let outcome = client.stop()?;
+    let alone = cpu::job(args.hogs, work, job_limit)?;
     drop(recorder.map(|r| r.finish(Duration::from_secs(20)).success()));
     let zones = if kind == Kind::Reuseport { Value::Null } else { stage.zones() };
     if has_groups {
@@ -177,6 +179,8 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
         "hogs": part(hogs_from, hogs_to),
         "hogs_last_third": part(hogs_to - (hogs_to - hogs_from) / 3, hogs_to),
         "job_seconds": job.as_secs_f64(),
+        // The machine's speed now, not minutes ago: the mean of before and after.
+        "job_alone_seconds": (alone_before + alone).as_secs_f64() / 2.0,
         "after": part(job_to + Duration::from_secs(1), started.elapsed()),
         "groups": { "home": home, "away": away, "back_after_seconds": back },
         "counters": zones["counters"].clone(),
@@ -216,8 +220,7 @@ fn measure(args: &Args) -> Result<bool> {
     }
     ensure!(cpu::count() >= 2, "needs two CPUs");
     ensure!(args.phases.len() == 3, "--phases: three numbers");
-    let full = Stage::new(Kind::Reuseport, args.path, 4096)?.full_rate(3)?;
-    let rate = full * args.load;
+    let (full, rate) = rates(args)?;
     let (work, alone) = cpu::calibrate(args.hogs)?;
     eprintln!(
         "balance-bench: full rate {full:.0}/s, clients come at {rate:.0}/s; job alone {:.2} s",
@@ -228,20 +231,44 @@ fn measure(args: &Args) -> Result<bool> {
         eprintln!("balance-bench: {}", kind.name());
         rows.push(run(kind, rate, work, args)?);
     }
-    let mut even = Vec::new();
-    for rep in 0..args.reps {
-        eprintln!("balance-bench: full load, {} of {}", rep + 1, args.reps);
-        let mut pair = [0.0; 2];
-        // Turn about, lest the second always profits.
-        for n in [rep % 2, 1 - rep % 2] {
-            let kind = [Kind::Unbalanced, Kind::Balanced][n];
-            let stage = Stage::new(kind, args.path, 4096)?;
-            stage.full_rate(1)?;
-            pair[n] = stage.full_rate(3)?;
-        }
-        even.push(pair);
-    }
+    let even = if args.turns == 0 { Vec::new() } else { even(args)? };
     report(args, full, rate, alone, &rows, &even)
+}
+
+/// What stock serves at most, and the rate that takes the wanted share of the CPUs.
+fn rates(args: &Args) -> Result<(f64, f64)> {
+    let stage = Stage::new(Kind::Reuseport, args.path, 4096)?;
+    let full = stage.full_rate(3)?;
+    let trial = full / 4.0;
+    let client = stage.drive(trial, args.timeout)?;
+    std::thread::sleep(Duration::from_secs(1));
+    let used = cpu::Used::now();
+    std::thread::sleep(Duration::from_secs(3));
+    let used = used.since();
+    client.stop()?;
+    let share = used.iter().sum::<f64>() / used.len().max(1) as f64 / 100.0;
+    ensure!(share > 0.01, "{trial:.0} requests a second use no time: {used:?}");
+    Ok((full, (trial * args.load / share).min(full)))
+}
+
+/// Requests a second at full, even load, without and with balance: both are up, and a second
+/// of load goes to one and the other, the first and the second in turn.
+fn even(args: &Args) -> Result<Vec<[f64; 2]>> {
+    let stage = |kind| Stage::new(kind, args.path, 4096);
+    let stages = [stage(Kind::Unbalanced)?, stage(Kind::Balanced)?];
+    for stage in &stages {
+        stage.full_rate(1)?;
+    }
+    let mut turns = Vec::new();
+    for turn in 0..args.turns {
+        eprintln!("balance-bench: full load, {} of {}", turn + 1, args.turns);
+        let mut pair = [0.0; 2];
+        for n in [turn % 2, 1 - turn % 2] {
+            pair[n] = stages[n].full_rate(1)?;
+        }
+        turns.push(pair);
+    }
+    Ok(turns)
 }
 
 fn report(args: &Args, full: f64, rate: f64, alone: Duration, rows: &[Value], even: &[[f64; 2]]) -> Result<bool> {
@@ -253,7 +280,7 @@ fn report(args: &Args, full: f64, rate: f64, alone: Duration, rows: &[Value], ev
         "hogs: median / p90 ms",
         "not answered",
         "last third",
-        "job s",
+        "job s, alone s",
         "groups back",
     ]);
     let two = |v: &Value| format!("{:.2} / {:.2}", number(&v["median_ms"]), number(&v["p90_ms"]));
@@ -267,15 +294,16 @@ fn report(args: &Args, full: f64, rate: f64, alone: Duration, rows: &[Value], ev
             two(&row["hogs"]),
             format!("{:.2} %", number(&row["hogs"]["lost_percent"])),
             two(&row["hogs_last_third"]),
-            format!("{:.2}", number(&row["job_seconds"])),
+            format!("{:.2}, {:.2}", number(&row["job_seconds"]), number(&row["job_alone_seconds"])),
             row["groups"]["back_after_seconds"].as_f64().map_or("-".to_owned(), |s| format!("{s:.1} s")),
         ]);
     }
     println!("{table}");
-    println!("clients come at {rate:.0}/s, {:.2} of {full:.0}/s; job alone {:.2} s", args.load, alone.as_secs_f64());
+    println!("clients come at {rate:.0}/s, {:.2} of {full:.0}/s; job alone {:.2} s", rate / full, alone.as_secs_f64());
     let ours = rows.last().context("no row")?;
-    let ratio = median(even.iter().map(|[off, on]| on / off).collect());
-    let job = number(&ours["job_seconds"]) / alone.as_secs_f64();
+    let of = |n: usize| median(even.iter().map(|pair| pair[n]).collect());
+    let ratio = of(1) / of(0);
+    let job = number(&ours["job_seconds"]) / number(&ours["job_alone_seconds"]);
     let slower = number(&ours["hogs"]["median_ms"]) / number(&ours["undisturbed"]["median_ms"]);
     let lost = number(&ours["hogs"]["lost_percent"]);
     let mut bars = vec![

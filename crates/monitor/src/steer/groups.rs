@@ -136,6 +136,11 @@ impl Spare {
         }
         self
     }
+
+    /// Has the one no time left and the other some?
+    pub fn is_worse(&self, one: u32, other: u32) -> bool {
+        self.full.contains(&one) && !self.full.contains(&other)
+    }
 }
 
 /// CPUs whose idle time in between, percent, is such.
@@ -194,6 +199,17 @@ mod tests {
         assert!(Groups::dealt(&[]).by_cpu().is_empty());
         // A card's table of 128 entries.
         assert_eq!(Groups::at((0..128).map(|i| i % 4).collect(), 4).step(0), 1);
+    }
+
+    #[test]
+    fn only_one_that_has_no_time_is_worse_than_one_that_has() {
+        let mut spare = Spare::default();
+        assert!(!spare.is_worse(0, 1));
+        spare.full = BTreeSet::from([1]);
+        assert!(spare.is_worse(1, 0));
+        assert!(!spare.is_worse(0, 1));
+        spare.full.insert(0);
+        assert!(!spare.is_worse(1, 0), "neither has any");
     }
 
     #[test]

@@ -101,7 +101,16 @@ struct Found {
     stuck: bool,
     /// A connection waits.
     waits: bool,
-    moves: Vec<(u32, u32)>,
+    moves: Vec<Stolen>,
+}
+
+/// A zone that is not busy has stolen from this one most.
+struct Stolen {
+    /// CPUs.
+    from: u32,
+    to: u32,
+    /// The one it stole from is.
+    busy: bool,
 }
 
 fn bit(place: u32) -> u64 {
@@ -237,11 +246,11 @@ impl Balance {
             let now = self.stolen(place);
             let most = (0..QUEUES).map(|v| (now[v].wrapping_sub(s.stolen[v]), v)).max().filter(|(n, _)| *n > 0);
             s.stolen = now;
-            if let (Some((_, victim)), true) = (most, self.busy().load(Ordering::Relaxed) & bit(place) == 0) {
-                if let (Some(from), Some(to)) = (cpu(victim as u32 + 1), cpu(place)) {
-                    if from != to {
-                        found.moves.push((from, to));
-                    }
+            let busy = self.busy().load(Ordering::Relaxed);
+            let victim = most.map(|(_, v)| v as u32 + 1).filter(|_| busy & bit(place) == 0);
+            if let Some((victim, from, to)) = victim.and_then(|v| Some((v, cpu(v)?, cpu(place)?))) {
+                if from != to {
+                    found.moves.push(Stolen { from, to, busy: busy & bit(victim) != 0 });
                 }
             }
         }
@@ -416,7 +425,8 @@ impl Monitor {
             }
             again |= !b.napping;
             zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
-            moves.extend(found.moves.into_iter().map(|(from, to)| Move { netns: g.netns, from, to }));
+            let of = |Stolen { from, to, busy }| Move { netns: g.netns, from, to, busy };
+            moves.extend(found.moves.into_iter().map(of));
             if found.waits {
                 nudges.extend(std::mem::take(&mut g.guests).into_iter().map(|conn| (g.id, conn)));
             }
