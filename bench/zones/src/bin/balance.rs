@@ -59,7 +59,7 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2])]
     ways: Vec<usize>,
     /// Turns of the comparison at full, even load, a second each; 0: not made
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 100)]
     turns: usize,
     /// Write everything
     #[arg(long, value_name = "FILE")]
