@@ -1,0 +1,326 @@
+//! Sending: a ring's common case, and everything else.
+
+use super::wait::{interruptible, wait_space};
+use super::{left_rings, notify, path_taken, poison, publish_cpu, Hold};
+use crate::path::{self, Path};
+use crate::table::Desc;
+use crate::{chan, ready, stats, token};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::channel::{status, POS_START};
+use fsocket_ring::{self as ring, Hostile};
+use fsocket_sys::{self as sys, cpu, Errno, Result};
+
+/// With both sides on one CPU a long message is handed over in pieces of this
+/// many bytes, so that they are still in cache when the receiver copies them.
+const SHARED_CPU: usize = 256 * 1024;
+
+/// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
+const MSS: usize = 32 * 1024;
+
+const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MOVED;
+/// The peer's state in which a send is not the ring's alone.
+const NOT_NOW: u32 = status::RST | status::CLOSED | status::DEAF | status::MOVING;
+/// Flags that change nothing for us.
+const SEND_PLAIN: i32 =
+    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_DONTROUTE | libc::MSG_CONFIRM;
+
+/// Do these flags leave a send as it is?
+#[inline(always)]
+pub fn plain_send(flags: i32) -> bool {
+    flags & !SEND_PLAIN == 0
+}
+
+/// # Safety
+/// `buf` is readable for `len` bytes.
+#[inline(always)]
+pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
+        return Ok(len);
+    }
+    // SAFETY: the caller's.
+    unsafe { send_slow(d, buf, len, flags) }
+}
+
+/// The common case of [`send`]: it needs neither the kernel nor a look at the
+/// peer. False: nothing was done.
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
+    let s = d.sock();
+    let (r, tx, h) = d.tx();
+    let (_, rx, _) = d.rx();
+    // Who switches the path leaves no room to `send_small`, while he has the
+    // token: these may be looked at before.
+    if s.flags.load(Ordering::Relaxed) & TX_BAD != 0 || rx.prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
+        return false;
+    }
+    let Ok(t) = token::enter(h) else { return false };
+    // SAFETY: the caller's; the token is ours.
+    let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len) };
+    drop(t);
+    if sent {
+        notify(d, &tx.want_data);
+        publish_cpu(h, &tx.prod.cpu);
+    }
+    sent
+}
+
+/// What [`send_tiny`] has done.
+pub enum Tiny {
+    /// All of it.
+    Sent,
+    /// The bytes are on their way; [`sent_tiny`] does the rest.
+    Tell,
+    /// Nothing.
+    No,
+}
+
+/// [`send_fast`] for a few bytes by the only thread that has ever sent: the case in which
+/// a call costs as much as the work. Nothing in it calls a function, so that it needs no
+/// stack (see docs/performance.md).
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+pub unsafe fn send_tiny(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
+    let s = d.sock();
+    // As in `send_fast`.
+    if !ring::TINY.contains(&len)
+        || s.flags.load(Ordering::Relaxed) & TX_BAD != 0
+        || d.rx_dir().prod.status.load(Ordering::Relaxed) & NOT_NOW != 0
+    {
+        return Tiny::No;
+    }
+    let h = &s.tx;
+    let Some(t) = token::enter_owned(h) else { return Tiny::No };
+    if !d.is_conn() || !ring::fits_tiny(h, len) {
+        return Tiny::No;
+    }
+    // SAFETY: the caller's; the token is ours.
+    unsafe { ring::send_tiny(d.tx_ring(), h, buf, len) };
+    drop(t);
+    let tx = d.tx_dir();
+    fsocket_sync::light_fence();
+    if tx.want_data.armed() != 0 || h.cpu.load(Ordering::Relaxed) != cpu::mark() {
+        return Tiny::Tell;
+    }
+    Tiny::Sent
+}
+
+/// After [`Tiny::Tell`].
+pub fn sent_tiny(d: &'static Desc) {
+    let (_, tx, h) = d.tx();
+    notify(d, &tx.want_data);
+    publish_cpu(h, &tx.prod.cpu);
+}
+
+/// # Safety
+/// As [`send`].
+#[cold]
+#[inline(never)]
+pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    // Of nothing there is no urgent byte.
+    let urgent = flags & libc::MSG_OOB != 0 && len > 0;
+    if urgent {
+        if path::of(d) == Path::Shm && !only_deaf(d) {
+            if let Some(r) = refused(d, len, 0, flags) {
+                return r;
+            }
+        }
+        // The kernel has urgent data, the ring has not.
+        stats::count(Counter::FbOption);
+        path::materialize_one(d);
+    }
+    if flags & libc::MSG_ZEROCOPY != 0 && len > 0 && path::of(d) == Path::Shm {
+        crate::opts::extra::zerocopy(d);
+    }
+    let s = d.sock();
+    let (r, tx, h) = d.tx();
+    let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
+    let (mut deadline, mut hold) = (None, None);
+    let (mut done, mut shown) = (0, 0);
+    // Who only writes and then waits by a system call of its own is seen here.
+    if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
+        hold.get_or_insert_with(|| Hold::on(d));
+        crate::foreign::noticed();
+    }
+    loop {
+        if left_rings(d) {
+            hold.get_or_insert_with(|| Hold::on(d));
+        }
+        if let Some(fd) = path_taken(d) {
+            // SAFETY: the rest of the caller's buffer.
+            return match fd.and_then(|fd| unsafe { sys::send(fd, buf.add(done), len - done, flags) }) {
+                Ok(n) => Ok(done + n),
+                Err(_) if done > 0 => Ok(done),
+                Err(e) => Err(e),
+            };
+        }
+        if urgent {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if let Some(r) = refused(d, len, done, flags) {
+            return r;
+        }
+        if done == len {
+            return Ok(done);
+        }
+        let step = match token::enter(h) {
+            Err(token::Busy) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
+            Ok(_) if !d.is_conn() => match path::went_to(d) {
+                Some(_) => continue,
+                None => return Err(Errno::EBADF),
+            },
+            Ok(_) if path::of(d) != Path::Shm => continue,
+            Ok(_t) => {
+                populate(d, h, len - done);
+                // SAFETY: the rest of the caller's buffer; the token is held.
+                unsafe { ring::send(r, tx, h, buf.add(done), len - done) }
+            }
+        };
+        match step {
+            Err(Hostile) => poison(d),
+            Ok(0) => {
+                s.tx_blocked.fetch_add(1, Ordering::Relaxed);
+                if !block {
+                    // Whoever waits for EPOLLOUT must look at the ring again.
+                    crate::epoll::changed(d);
+                    return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+                }
+                hold.get_or_insert_with(|| Hold::on(d));
+                if done > 0 {
+                    interruptible(&mut deadline, s.sndtimeo.load(Ordering::Relaxed));
+                }
+                if let Err(e) = wait_space(d, &mut deadline) {
+                    return if done > 0 { Ok(done) } else { Err(e) };
+                }
+            }
+            Ok(n) => {
+                done += n;
+                notify(d, &tx.want_data);
+                publish_cpu(h, &tx.prod.cpu);
+                if done == len {
+                    return Ok(done);
+                }
+                if done - shown >= SHARED_CPU && ready::peer_cpu(d) == cpu::current() {
+                    // The peer needs this CPU to take what lies in its cache.
+                    shown = done;
+                    crate::spin::give_way();
+                }
+            }
+        }
+    }
+}
+
+/// Make the pages exist that a long message will touch, in one call instead of
+/// one fault each; and find out about a lack of memory here, not by a signal.
+fn populate(d: &Desc, h: &Half, len: usize) {
+    const CHUNK: u64 = 128 * 1024;
+    const MADV_POPULATE_WRITE: i32 = 23;
+    let at = ring::offset(h);
+    if len < 8192 && at < 16384 {
+        return;
+    }
+    crate::idle::grown(d);
+    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };
+    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
+    let have = h.populated.load(Ordering::Relaxed);
+    if at + CHUNK / 2 < have || have >= fsocket_abi::channel::RING_CAP as u64 {
+        return;
+    }
+    let from = have & !4095;
+    let n = CHUNK.max(at + CHUNK / 2 - from).min(fsocket_abi::channel::RING_CAP as u64 - from) & !4095;
+    // SAFETY: inside our ring; populating changes no content.
+    if unsafe { sys::madvise(base.add(from as usize), n as usize, MADV_POPULATE_WRITE) }.is_ok() {
+        h.populated.store(from + n, Ordering::Relaxed);
+    }
+}
+
+/// What a send of `len` bytes, of which `done` are gone, returns because nothing
+/// more can be sent; None: it can. A vectored send asks once for all its parts.
+pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<Result<usize>> {
+    if done > 0 && broken(d) {
+        return Some(Ok(done)); // and why is the next call's
+    }
+    Some(match send_error(d, len, flags)? {
+        // No more than a send buffer holds: what is longer meets the reset.
+        Refused::Swallow => Ok(len.min(crate::opts::send_buffer(d))),
+        _ if done > 0 => Ok(done),
+        Refused::Pipe => {
+            if flags & libc::MSG_NOSIGNAL == 0 {
+                let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
+            }
+            Err(Errno::EPIPE)
+        }
+        Refused::Error(e) => Err(e),
+    })
+}
+
+/// Would the peer, which is there and has shut down both directions, answer a send? To an urgent
+/// one it does so in the kernel, and shows that it was urgent.
+fn only_deaf(d: &Desc) -> bool {
+    const SENT: u32 = flag::SHUT_WR | flag::SENT_AFTER_CLOSE | flag::POISONED;
+    let theirs = d.rx().1.prod.status.load(Ordering::Acquire);
+    theirs & (status::DEAF | status::CLOSED | status::RST) == status::DEAF
+        && d.sock().flags.load(Ordering::Relaxed) & SENT == 0
+        && d.sock().err.load(Ordering::Relaxed) == 0
+}
+
+/// Has this side shut down, or is there an error?
+fn broken(d: &Desc) -> bool {
+    let s = d.sock();
+    s.err.load(Ordering::Relaxed) != 0 || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 || ready::state(d).reset
+}
+
+enum Refused {
+    /// The first send after the peer's close: the kernel takes the bytes, the
+    /// peer answers with a reset.
+    Swallow,
+    Pipe,
+    Error(Errno),
+}
+
+/// Why `len` bytes cannot be sent, if so; updates what is reported only once.
+fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
+    let s = d.sock();
+    let f = s.flags.load(Ordering::Relaxed);
+    match s.err.swap(0, Ordering::AcqRel) {
+        0 => {}
+        libc::EPIPE => return Some(Refused::Pipe),
+        e => return Some(Refused::Error(Errno::new(e))),
+    }
+    let st = ready::state(d);
+    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+        return Some(match ready::reset_error(st) {
+            libc::EPIPE => Refused::Pipe,
+            e => Refused::Error(Errno::new(e)),
+        });
+    }
+    if f & flag::SHUT_WR != 0 || st.reset {
+        return Some(Refused::Pipe);
+    }
+    if st.closed {
+        let held = flags & libc::MSG_MORE != 0 && len < MSS;
+        if f & flag::SENT_AFTER_CLOSE == 0 && (len == 0 || held) {
+            // No segment, no answer.
+            return if held { Some(Refused::Swallow) } else { None };
+        }
+        if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
+            // The reset that answers it finds us with the peer's FIN received.
+            s.err.store(libc::EPIPE, Ordering::Release);
+            // A peer that has closed does not care; one that only shut down
+            // both directions has answered, and is reset itself.
+            d.tx().1.prod.status.fetch_or(status::RST, Ordering::Release);
+            notify(d, &d.tx().1.want_data);
+            // Relatives that wait on it see the hang-up, too.
+            path::wake_own(d);
+            return Some(Refused::Swallow);
+        }
+        return Some(Refused::Pipe);
+    }
+    None
+}

@@ -1,0 +1,157 @@
+//! Waiting for bytes or for space: spin, then sleep.
+
+use super::recv::ended;
+use crate::asleep::{self, On};
+use crate::table::Desc;
+use crate::{ready, stats, token};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_ring as ring;
+use fsocket_sync::doorbell::FUTEX_BIT;
+use fsocket_sys::{self as sys, cpu, Errno, Result};
+
+/// After so many waits without a send in between, a receiver collects for
+/// `BATCH_NS` before it looks. Measured with 8-byte messages on two CPUs: see
+/// docs/performance.md.
+const ONE_WAY: u32 = 16;
+const BATCH_NS: u64 = 4000;
+
+/// Is this a one-way stream: many waits for data, and nothing sent between?
+fn streaming(d: &Desc) -> bool {
+    let sent = d.sock().tx.bytes.load(Ordering::Relaxed);
+    if d.sent_before.swap(sent, Ordering::Relaxed) != sent {
+        d.one_way.store(0, Ordering::Relaxed);
+        return false;
+    }
+    d.one_way.fetch_add(1, Ordering::Relaxed) >= ONE_WAY
+}
+
+/// Block until there is something to receive (data, end or error).
+pub fn wait_data(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
+    let (_, rx, _) = d.rx();
+    let peer = ready::peer_cpu(d);
+    if streaming(d) && peer != cpu::current() {
+        // Polling right behind a sender makes both fight for the cache line it
+        // is filling. Let it get ahead.
+        let end = cpu::ticks() + BATCH_NS * cpu::ticks_per_us() / 1000;
+        while cpu::ticks() < end {
+            core::hint::spin_loop();
+        }
+        if ready::can_recv(d) {
+            return Ok(());
+        }
+    }
+    let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
+    sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, peer, || !d.is_conn() || ready::can_recv(d))
+}
+
+/// Block until a send can make progress or fails.
+pub fn wait_space(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
+    let (_, tx, h) = d.tx();
+    tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
+    let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
+    sleep(d, &tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+}
+
+/// MSG_PEEK with MSG_WAITALL: more than what was there.
+pub(super) fn wait_more(d: &'static Desc, have: usize, deadline: &mut Option<u64>) -> Result<()> {
+    let (r, rx, h) = d.rx();
+    let more = || {
+        token::enter(h).map_or(true, |_t| ring::available(r, rx, h, have + 1).map_or(true, |n| n > have)) || ended(d)
+    };
+    let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
+    sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
+}
+
+/// For what a receive of no bytes waits: also a shutdown of its own side.
+pub(super) fn wait_any(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
+    let (_, rx, _) = d.rx();
+    let s = d.sock();
+    let before = s.edges.load(Ordering::Relaxed);
+    let ready = || !d.is_conn() || ready::can_recv(d) || s.edges.load(Ordering::Relaxed) != before;
+    sleep(d, &rx.want_data, deadline, s.rcvtimeo.load(Ordering::Relaxed), &d.spin_rx, 0, ready)
+}
+
+/// A call that has something to return does so after any signal, also one that
+/// restarts calls. A futex wait with a limit is never restarted.
+pub(super) fn interruptible(deadline: &mut Option<u64>, timeo: u64) {
+    if timeo == 0 {
+        deadline.get_or_insert(u64::MAX / 2);
+    }
+}
+
+/// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set
+/// on first use from `timeo`, nanoseconds; 0: none).
+#[allow(clippy::too_many_arguments)] // what to wait for, and for how long
+fn sleep(
+    d: &'static Desc,
+    want: &fsocket_sync::doorbell::Want,
+    deadline: &mut Option<u64>,
+    timeo: u64,
+    spin: &crate::spin::Memory,
+    peer_cpu: u32,
+    mut ready: impl FnMut() -> bool,
+) -> Result<()> {
+    // The callers hold `d`; that is written down as soon as this CPU may be given up.
+    let mark = asleep::Mark::new();
+    let mut held = None;
+    let hit = spin.spin_noting(peer_cpu, &mut ready, || {
+        held = held.take().or_else(|| asleep::holds(core::iter::once(d.index()), &mark));
+    });
+    let r = if hit { Ok(()) } else { sleep_on(d, want, deadline, timeo, spin, ready) };
+    if let Some(h) = held {
+        asleep::let_go(h);
+    }
+    r
+}
+
+/// The second half of [`sleep`].
+fn sleep_on(
+    d: &'static Desc,
+    want: &fsocket_sync::doorbell::Want,
+    deadline: &mut Option<u64>,
+    timeo: u64,
+    spin: &crate::spin::Memory,
+    mut ready: impl FnMut() -> bool,
+) -> Result<()> {
+    if timeo != 0 && deadline.is_none() {
+        *deadline = Some(sys::now_ns().saturating_add(timeo));
+    }
+    let t0 = cpu::ticks();
+    loop {
+        let seq = want.seq.load(Ordering::Acquire);
+        want.arm(FUTEX_BIT);
+        sys::heavy_fence();
+        if ready() {
+            break;
+        }
+        crate::ctl::poll();
+        crate::ctl::notice();
+        crate::peers::look(d);
+        if ready() {
+            break;
+        }
+        stats::count(Counter::Sleeps);
+        crate::idle::before_sleep();
+        let unwatched = crate::ctl::unwatched();
+        let left = match *deadline {
+            Some(t) => match t.saturating_sub(sys::now_ns()) {
+                0 => return Err(Errno::EAGAIN),
+                n => Some(unwatched.map_or(n, |u| u.min(n))),
+            },
+            None => unwatched,
+        };
+        let on = On { word: Some(&want.seq), ..On::default() };
+        let r = asleep::sleep(&on, || sys::futex_wait(&want.seq, seq, left));
+        if ready() {
+            break;
+        }
+        match r {
+            Err(Errno::EINTR) => return Err(Errno::EINTR),
+            Err(Errno::ETIMEDOUT) if deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
+            _ => {}
+        }
+    }
+    spin.slept(cpu::ticks() - t0);
+    Ok(())
+}
