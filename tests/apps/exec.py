@@ -100,7 +100,12 @@ def nothing(*fds):
         os.close(fd)
 
 
-NEXT = {f.__name__: f for f in (echo, answer_and_tell, digest, serve_two, serve_by_epoll, again, same_twice, nothing)}
+def variables(*fds):
+    print("beside what was given:", sorted(set(os.environ) - {"PATH", "LC_CTYPE"}), flush=True)
+
+
+NEXT = {f.__name__: f for f in (echo, answer_and_tell, digest, serve_two, serve_by_epoll, again, same_twice, nothing,
+                                variables)}
 
 
 # Ways to get there -----------------------------------------------------------
@@ -329,6 +334,17 @@ def nobody_wants_it():
     pid = run(execv, "nothing", lambda: [l.accept()[0]])
     c = socket.create_connection(l.getsockname())
     print(read_all(c), ended(pid))
+
+
+@case
+def an_environment_of_its_own():
+    """Who takes no socket along gets the variables that the program has chosen, and no other."""
+    l = listener()
+    c = socket.create_connection(l.getsockname())
+    s, _ = l.accept()
+    print(ended(run(in_a_cleared_environment, "variables", lambda: [])))
+    c.sendall(b"goes on")
+    print(s.recv(100))
 
 
 @case

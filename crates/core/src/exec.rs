@@ -25,9 +25,10 @@ pub use program::Start;
 pub struct Next {
     /// Its control socket, a number of ours that survives `exec`, and its nonce.
     heir: Option<(i32, u64)>,
-    /// It runs the same binary as this one, and somebody has cleared the
-    /// environment: the library goes along all the same, as zones and connections
-    /// would stay with the kernel's socket.
+    /// It runs the same binary as this one and inherits sockets, and somebody has
+    /// cleared the environment: the library goes along all the same, as zones and
+    /// connections would stay with the kernel's socket. With nothing to inherit the
+    /// environment is as the program wants it.
     inject: bool,
     /// Guards of zoned listeners go along.
     guards: bool,
@@ -47,7 +48,11 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
     }
     crate::upgrade::give_up_all();
     let carried = environment::carries_us(start.env);
-    next.inject = !carried && !spawn && environment::lost_us(start.env) && program::is_this_one(start);
+    next.inject = !carried
+        && !spawn
+        && environment::lost_us(start.env)
+        && (descs().any(inheritable) || zone::heir::any())
+        && program::is_this_one(start);
     if environment::carries_zones(start.env) || next.inject {
         next.guards = true;
         zone::heir::before_exec();
