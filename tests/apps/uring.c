@@ -286,8 +286,15 @@ static void an_instance_is_filled(int failing) {
         return;
     said("add again", ctl(ep, EPOLL_CTL_ADD, s2, EPOLLIN), 0);
     wait_for(ep, "still", 5000);
+    /* As libuv goes on when it is told so. */
+    said("change", ctl(ep, EPOLL_CTL_MOD, s2, EPOLLIN), 0);
+    wait_for(ep, "changed", 0);
+    send(c2, "two", 3, 0);
+    wait_for(ep, "something", 5000);
     said("change what is not there", ctl(ep, EPOLL_CTL_MOD, s, EPOLLIN), 0);
+    said("add the listener again", ctl(ep, EPOLL_CTL_ADD, listener, EPOLLIN), 0);
     said("remove", ctl(ep, EPOLL_CTL_DEL, s2, 0), 0);
+    said("remove again", ctl(ep, EPOLL_CTL_DEL, s2, 0), 0);
     wait_for(ep, "nothing", 0);
 }
 

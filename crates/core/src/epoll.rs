@@ -233,6 +233,14 @@ impl Inner {
     }
 }
 
+/// An instance of the kernel's that belongs to this one, and something of ours that it watches:
+/// who adds that once more is told `EEXIST`.
+pub fn member(ed: &Desc) -> Option<(i32, i32)> {
+    let ep = of(ed)?;
+    let _g = ep.lock.lock().ok()?;
+    Some((ep.home(), ep.need_bell()?.fd()))
+}
+
 /// Before `epoll_ctl` on an instance we know, for a descriptor that is the kernel's alone, as most
 /// are. False: it is another one, which [`ctl`] sees to.
 #[inline]

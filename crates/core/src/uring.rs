@@ -18,6 +18,7 @@ use crate::{close, epoll, exec, listen, path, pool, process, stats, zone, Outcom
 use core::sync::atomic::Ordering;
 use entry::Entry;
 use fsocket_abi::arena::Counter;
+use fsocket_sys::Errno;
 
 pub use rings::{become_child, closed, closed_range, known, Queue};
 
@@ -88,22 +89,29 @@ pub fn submitting(q: &Queue, tail: u32) {
 }
 
 /// libuv (node, uvloop) hands `epoll_ctl` to a ring: what the instance watches is ours, and so is
-/// the call. What fails there is left to the kernel, which finds the same once the descriptor is
-/// the kernel's.
+/// the call. It also adds what is there already and expects to be told so. What fails otherwise is
+/// left to the kernel, which finds the same once the descriptor is the kernel's.
 fn registered(e: &Entry) -> bool {
     let Some((ep, op, fd, event)) = e.epoll_ctl() else { return false };
     let Some(ed) = table::lookup(ep).filter(|d| d.kind() == kind::EPOLL) else { return false };
-    if table::lookup(fd).is_none() {
-        return false;
-    }
+    let Some(d) = table::lookup(fd) else { return false };
     // SAFETY: the kernel would read the event as well.
-    let done = unsafe { epoll::ctl(ed, op, fd, event) };
-    let done = matches!(done, Outcome::Done(Ok(())));
-    if done {
-        // SAFETY: the kernel has not been told of the entry yet.
-        unsafe { e.is_done() };
+    match unsafe { epoll::ctl(ed, op, fd, event) } {
+        Outcome::Done(Ok(())) => {
+            // SAFETY: the kernel has not been told of the entry yet.
+            unsafe { e.is_done() };
+            true
+        }
+        Outcome::Done(Err(Errno::EEXIST)) => {
+            let Some((home, member)) = epoll::member(ed) else { return false };
+            // SAFETY: as above.
+            unsafe { e.names(home, member) };
+            true
+        }
+        // The kernel does not have a connection of ours in there, either.
+        Outcome::Done(Err(Errno::ENOENT)) => d.kind() == kind::CONN,
+        _ => false,
     }
-    done
 }
 
 /// Before `io_uring_register(2)`.

@@ -137,6 +137,20 @@ impl Entry {
         }
     }
 
+    /// It is about another pair of instance and descriptor, of which the kernel's answer is the
+    /// right one.
+    ///
+    /// # Safety
+    /// As [`Entry::is_done`].
+    pub unsafe fn names(&self, instance: i32, member: i32) {
+        let at = self.at as *mut u8;
+        // SAFETY: the caller's.
+        unsafe {
+            (at.add(4) as *mut i32).write_volatile(instance);
+            (at.add(8) as *mut u64).write_volatile(member as u64);
+        }
+    }
+
     /// The number that is closed.
     pub fn closes(&self) -> Option<i32> {
         (self.op == op::CLOSE && self.splice_in == 0).then_some(self.fd)
