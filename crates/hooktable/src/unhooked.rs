@@ -21,7 +21,7 @@ pub const HARMLESS: &[Unhooked] = &[
     u(&["pread", "pwrite", "preadv", "pwritev", "lseek"], "`ESPIPE`, as on any socket; the placeholder gives it."),
     u(&["fsync", "fdatasync", "ftruncate", "copy_file_range"], "`EINVAL`, as on any socket."),
     u(&["vmsplice"], "`EBADF`, as on any socket."),
-    u(&["fstat", "fstatat", "isfdtype"], "The placeholder is a TCP socket; owner, mode and type are right."),
+    u(&["fstatat", "isfdtype"], "The placeholder is a TCP socket; owner, mode and type are right."),
     u(&["socketpair", "pipe", "pipe2"], "Never TCP. Numbers that they return are noticed when they are used."),
     u(&["eventfd", "signalfd", "timerfd_create", "inotify_init"], "The kernel's; `poll` and `epoll_wait` hand them on."),
     u(&["fork"], "Reached by `pthread_atfork`: the child holds the same connections."),

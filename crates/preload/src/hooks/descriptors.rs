@@ -24,6 +24,35 @@ pub unsafe fn dup(fd: c_int) -> c_int {
     new
 }
 
+/// Programs ask so whether a number is still open.
+pub unsafe fn fstat(fd: c_int, buf: *mut c_void) -> c_int {
+    if gone(fd) {
+        return -1;
+    }
+    unsafe { real::fstat(fd, buf) }
+}
+
+pub unsafe fn fstat64(fd: c_int, buf: *mut c_void) -> c_int {
+    if gone(fd) {
+        return -1;
+    }
+    unsafe { real::fstat64(fd, buf) }
+}
+
+pub unsafe fn __fxstat(version: c_int, fd: c_int, buf: *mut c_void) -> c_int {
+    if gone(fd) {
+        return -1;
+    }
+    unsafe { real::__fxstat(version, fd, buf) }
+}
+
+pub unsafe fn __fxstat64(version: c_int, fd: c_int, buf: *mut c_void) -> c_int {
+    if gone(fd) {
+        return -1;
+    }
+    unsafe { real::__fxstat64(version, fd, buf) }
+}
+
 pub unsafe fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
     // Not by libc's function, which older ones have not.
     taken::obtain(pidfd, target, flags).answer()
