@@ -31,9 +31,10 @@ fn those_that_need_no_kernel() {
         "files",
         "controls",
         "commands_that_get_none",
+        "is_it_still_open",
     ];
     let Some(delta) = run(&cases) else { return };
-    assert!(delta.get("connect_shm") == 11 && delta.get("accept_shm") == 11, "not over shared memory\n{delta}");
+    assert!(delta.get("connect_shm") == 12 && delta.get("accept_shm") == 12, "not over shared memory\n{delta}");
     assert!(delta.get("path_switch") == 0 && delta.get("connect_kernel") == 0, "switched\n{delta}");
 }
 

@@ -1,9 +1,11 @@
 """Commands that are started while a connection is open."""
 import ctypes
+import fcntl
 import os
+import stat
 import sys
 
-from .kit import case, libc, pair
+from .kit import case, libc, pair, say
 
 
 @case
@@ -36,3 +38,16 @@ def commands_that_get_none():
     print(c.recv(10))
     c.sendall(b"on")
     print(s.recv(10))
+
+
+@case
+def is_it_still_open():
+    """Asked of numbers right after they were closed."""
+    c, s = pair()
+    for x in (c, s):
+        fd = x.fileno()
+        print(stat.S_ISSOCK(os.fstat(fd).st_mode))
+        x.close()
+        say("fstat", os.fstat, fd)
+        say("fcntl", fcntl.fcntl, fd, fcntl.F_GETFD)
+        say("dup", os.dup, fd)
