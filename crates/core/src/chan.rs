@@ -416,7 +416,8 @@ impl Chan {
         };
         let block = slot / PORT_BLOCK;
         if c.ports[block] == 0 {
-            let (m, _) = ctl::request(Msg::new(kind::PORTS), None).ok()?;
+            let (m, _) =
+                ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, None).ok()?;
             if !legal_block(m.arg0) || m.arg1 < PORT_BLOCK as u64 {
                 return None;
             }

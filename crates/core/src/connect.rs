@@ -43,8 +43,10 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
         return to_kernel(fd, d, Counter::FbOption);
     }
+    // With an address of its own a socket that connects to 0.0.0.0 gets there.
+    let dst = if bound { dst } else { Addr { ip: name::destination(dst.ip), ..dst } };
     if dst.family as u32 != family || dst.port == 0 || name::is_any(&dst.ip) {
-        // Mismatched families and 0.0.0.0 have rules of their own.
+        // Mismatched families have rules of their own.
         return to_kernel(fd, d, Counter::FbOption);
     }
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {

@@ -39,6 +39,8 @@ pub fn is_v4(ip: &[u8; 16]) -> bool {
     ip[..10] == [0; 10] && ip[10] == 0xff && ip[11] == 0xff
 }
 
+const V4_LOOPBACK: [u8; 16] = core::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+
 pub fn is_loopback(ip: &[u8; 16]) -> bool {
     if is_v4(ip) {
         ip[12] == 127
@@ -52,6 +54,16 @@ pub fn is_any(ip: &[u8; 16]) -> bool {
         ip[12..] == [0; 4]
     } else {
         *ip == [0; 16]
+    }
+}
+
+/// What the kernel makes of a destination, for a socket without an address: the unspecified address
+/// is loopback.
+pub fn destination(ip: [u8; 16]) -> [u8; 16] {
+    match (is_any(&ip), is_v4(&ip)) {
+        (false, _) => ip,
+        (true, true) => V4_LOOPBACK,
+        (true, false) => core::net::Ipv6Addr::LOCALHOST.octets(),
     }
 }
 

@@ -85,3 +85,12 @@ fn a_hundred_client_processes_leave_nothing() {
         assert!(report.channels.len() <= 4, "channels of ended clients remain: {:?}", report.channels);
     }
 }
+
+/// More than a process may hold leases of ports, or have channels, at a time.
+#[test]
+fn a_thousand_listeners_one_after_the_other() {
+    let host = Host::new();
+    let before = host.snapshot();
+    e2e::python(&host, Accel, 60, "listeners.py", &["1000"]);
+    host.snapshot().since(&before).assert_shm(1000);
+}

@@ -1,7 +1,7 @@
 //! Connected processes and what waits to be sent to them.
 
 use crate::arenas::Arenas;
-use crate::{wire, ConnId, FamilyId, ListenerId};
+use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_proto::Msg;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
@@ -36,8 +36,8 @@ pub struct Client {
     /// Of `holds`: left to an heir that has not shown that it has them.
     pub unclaimed: BTreeSet<ListenerId>,
     pub bells: HashMap<u64, OwnedFd>,
-    /// First ports of its leases.
-    pub leases: Vec<u16>,
+    /// Its leases: for which channel, and the first port of each.
+    pub leases: Vec<(ChannelId, u16)>,
     out: VecDeque<Outgoing>,
     interest: EventFlags,
     /// Something unasked was sent before it had an arena.

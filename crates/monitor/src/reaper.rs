@@ -52,7 +52,7 @@ impl Monitor {
         for ch in self.channels.iter_mut().filter(|ch| ch.client == id) {
             ch.client_ended = true;
         }
-        self.return_ports(client.family, client.leases);
+        self.return_ports(client.family, client.leases.into_iter().map(|(_, first)| first).collect());
         self.sweep();
     }
 
@@ -266,10 +266,15 @@ impl Monitor {
             self.look_again.get_or_insert((Instant::now() + wait, wait));
         }
         if done {
-            let listener = ch.listener;
+            let (listener, client) = (ch.listener, ch.client);
             if !ch.listener_gone {
                 let families = ch.server_families.clone();
                 self.tell_gone(id, families);
+            }
+            if let Some(client) = self.clients.get_mut(client) {
+                let leases = client.leases.extract_if(.., |(channel, _)| *channel == id).map(|(_, first)| first);
+                let (family, leases) = (client.family, leases.collect());
+                self.return_ports(family, leases);
             }
             self.channels.remove(id);
             if let Some(l) = self.listeners.get_mut(listener) {
@@ -286,7 +291,7 @@ impl Monitor {
             .any(|s| s.channel.load(Ordering::Relaxed) == channel && s.side.load(Ordering::Relaxed) as usize == side)
     }
 
-    /// Ports of a process that ended are free, unless a relative still has a
+    /// Ports of a channel or a process that ended are free, unless it or a relative still has a
     /// connection from one of them; then they wait for the family to end.
     fn return_ports(&mut self, family: FamilyId, leases: Vec<u16>) {
         let in_use: BTreeSet<u16> = self

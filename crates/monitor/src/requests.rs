@@ -314,7 +314,7 @@ impl Monitor {
                 _ if self.still_listens(listener) => {
                     let (channel, fd) = self.make_channel(id, listener)?;
                     let mut answer = found(channel);
-                    answer.addr.port = self.lease_ports(id).unwrap_or(0);
+                    answer.addr.port = self.lease_ports(id, channel).unwrap_or(0);
                     return Ok((answer, Some(fd)));
                 }
                 // Its socket was closed in secret: see who is next.
@@ -369,11 +369,11 @@ impl Monitor {
     }
 
     fn ports(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let first = self.lease_ports(id)?;
+        let first = self.lease_ports(id, msg.id as ChannelId)?;
         Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
     }
 
-    fn lease_ports(&mut self, id: ConnId) -> Result<u16, Errno> {
+    fn lease_ports(&mut self, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
         let of_uid: usize = self.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
         if client.leases.len() >= limits::LEASES_PER_PROCESS || (client.uid != 0 && of_uid >= limits::LEASES_PER_UID) {
@@ -382,7 +382,7 @@ impl Monitor {
         let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
         let first = self.ports.lease(|p| listened.contains(&p)).ok_or(Errno::AGAIN)?;
         if let Some(client) = self.clients.get_mut(id) {
-            client.leases.push(first);
+            client.leases.push((channel, first));
         }
         Ok(first)
     }

@@ -82,8 +82,8 @@ pub mod kind {
     /// A new channel comes with a first lease of ports, as by [`PORTS`]:
     /// `addr.port` is the first of 64 (0: all are out).
     pub const CONNECT: u32 = 7;
-    /// *Sync*: lease of client ports: `arg0` first, `arg1` count (64).
-    /// `result` EAGAIN when all are out. Returned at the end of the process.
+    /// *Sync*: lease of client ports, for the channel `id`: `arg0` first, `arg1` count (64).
+    /// `result` EAGAIN when all are out. Returned at the end of the channel, and of the process.
     pub const PORTS: u32 = 8;
     /// A bell (eventfd, the attached fd) with key `id` (chosen by the library,
     /// random). No answer.

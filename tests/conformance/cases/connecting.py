@@ -87,6 +87,33 @@ def wildcard_and_other_loopback():
     return server, client
 
 
+def _to_the_unspecified(targets):
+    def server(t, listener):
+        for _ in targets:
+            conn, address = listener.accept()
+            t.log("from", address[0], conn.getsockname()[0])
+            conn.send(b"ok")
+
+    def client(t, address):
+        for family, target in targets:
+            s = socket.socket(family)
+            s.connect((target, address[1]))
+            t.log("to", s.getpeername()[0], s.getsockname()[0], s.recv(10))
+            s.close()
+
+    return server, client
+
+
+@pair(bind="0.0.0.0", raw=True)
+def to_the_unspecified_address():
+    return _to_the_unspecified([(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::ffff:0.0.0.0")])
+
+
+@pair(family=socket.AF_INET6, bind="::", raw=True)
+def to_the_unspecified_address_of_six():
+    return _to_the_unspecified([(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")])
+
+
 @pair(raw=True)
 def client_bound_before_connect():
     def server(t, listener):
