@@ -369,7 +369,10 @@ impl Monitor {
     }
 
     fn ports(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let first = self.lease_ports(id, msg.id as ChannelId)?;
+        // For a channel that is not its own client's it is kept until the process ends.
+        let own = |channel: &ChannelId| self.channels.get(*channel).is_some_and(|ch| ch.client == id);
+        let channel = ChannelId::try_from(msg.id).ok().filter(own).unwrap_or(0);
+        let first = self.lease_ports(id, channel)?;
         Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
     }
 
