@@ -47,7 +47,7 @@ impl Group {
                 select.put(i as u32 + 1, l.as_fd()).expect("local");
                 workers.push((i as u32 + 1, (i % cpus) as u32));
             }
-            select.assign(&workers, false).expect("slots");
+            select.assign(&workers, false, |_, _| None).expect("slots");
             classic::attach_loaded(fd, select.program().as_raw_fd()).expect("attach");
             select
         });

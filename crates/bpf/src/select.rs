@@ -6,6 +6,7 @@ use crate::counters::{self, Count};
 use crate::{load, probe, skel, Error, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, RingBuffer, RingBufferBuilder};
+use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
@@ -16,8 +17,9 @@ const SELECTIONS: &[&str] = &["lookups", "self", "other", "beside", "to_global",
 pub const GLOBAL: u32 = 0;
 /// Places for sockets; `max_entries` of `sockets`.
 pub const PLACES: u32 = 1024;
-/// Slots at least, over all CPUs: what bounds the workers of one CPU.
-const SLOTS: usize = 2048;
+/// Slots over all CPUs, or a few more: what bounds the workers of one CPU, and as many flow
+/// groups as Affinity-Accept has (3.1).
+const SLOTS: usize = 4096;
 const OWN: u32 = 0x8000_0000;
 
 /// A loaded program with its maps. Goes away with the value once no group of
@@ -27,6 +29,8 @@ pub struct Select {
     bell: RingBuffer<'static>,
     cpus: usize,
     per_cpu: usize,
+    /// The slots as they are; empty: not known.
+    written: RefCell<Vec<u32>>,
 }
 
 impl Select {
@@ -72,7 +76,7 @@ impl Select {
         let mut bell = RingBufferBuilder::new();
         bell.add(&skel.maps.bell, |_| 0).map_err(ring)?;
         let bell = bell.build().map_err(ring)?;
-        Ok(Select { skel, bell, cpus, per_cpu })
+        Ok(Select { skel, bell, cpus, per_cpu, written: RefCell::default() })
     }
 
     /// To be attached to a socket of the group (SO_ATTACH_REUSEPORT_EBPF).
@@ -118,18 +122,38 @@ impl Select {
         let _ = self.skel.maps.sockets.delete(&place.to_ne_bytes());
     }
 
+    /// Slots of one CPU.
+    pub fn per_cpu(&self) -> usize {
+        self.per_cpu
+    }
+
     /// Shares the slots of all CPUs among workers: (place, CPU) each. A CPU
     /// without a worker gets somebody else's, or with `orphans_to_global` the
-    /// global listen socket, which everybody serves.
+    /// global listen socket, which everybody serves. `elsewhere`: the CPU whose workers
+    /// have a slot that is another CPU's (its number, and the slot's among those of that CPU).
     ///
     /// # Errors
     /// [`Error::Map`].
-    pub fn assign(&self, workers: &[(u32, u32)], orphans_to_global: bool) -> Result<()> {
-        let slots = &self.skel.maps.slots;
-        for (slot, value) in share_out(self.cpus, self.per_cpu, workers, orphans_to_global).into_iter().enumerate() {
-            let key = (slot as u32).to_ne_bytes();
-            slots.update(&key, &value.to_ne_bytes(), MapFlags::ANY).map_err(|e| Error::map("slots", e))?;
+    pub fn assign(
+        &self,
+        workers: &[(u32, u32)],
+        orphans_to_global: bool,
+        elsewhere: impl Fn(u32, usize) -> Option<u32>,
+    ) -> Result<()> {
+        let slots = share_out(self.cpus, self.per_cpu, workers, orphans_to_global, elsewhere);
+        let mut written = self.written.borrow_mut();
+        let is_new = |slot: &usize| written.get(*slot) != slots.get(*slot);
+        let new: Vec<usize> = (0..slots.len()).filter(is_new).collect();
+        // Until all of them are there.
+        written.clear();
+        let keys: Vec<u8> = new.iter().flat_map(|slot| (*slot as u32).to_ne_bytes()).collect();
+        let values: Vec<u8> = new.iter().flat_map(|slot| slots[*slot].to_ne_bytes()).collect();
+        if !new.is_empty() {
+            let (n, any) = (new.len() as u32, MapFlags::ANY);
+            let map = &self.skel.maps.slots;
+            map.update_batch(&keys, &values, n, any, any).map_err(|e| Error::map("slots", e))?;
         }
+        *written = slots;
         Ok(())
     }
 
@@ -158,17 +182,24 @@ impl Select {
 
 /// The value of every slot. Workers of one CPU take turns in its slots, and so
 /// do all of them in those of a CPU that nobody works on.
-fn share_out(cpus: usize, per_cpu: usize, workers: &[(u32, u32)], orphans_to_global: bool) -> Vec<u32> {
+fn share_out(
+    cpus: usize,
+    per_cpu: usize,
+    workers: &[(u32, u32)],
+    orphans_to_global: bool,
+    elsewhere: impl Fn(u32, usize) -> Option<u32>,
+) -> Vec<u32> {
+    let on = |cpu: usize| workers.iter().filter(move |(_, c)| *c as usize % cpus == cpu).map(|(place, _)| *place);
+    let by_cpu: Vec<Vec<u32>> = (0..cpus).map(|cpu| on(cpu).collect()).collect();
     let mut slots = Vec::with_capacity(cpus * per_cpu);
-    for cpu in 0..cpus {
-        let own: Vec<u32> =
-            workers.iter().filter(|(_, c)| *c as usize % cpus == cpu).map(|(place, _)| place | OWN).collect();
+    for (cpu, own) in by_cpu.iter().enumerate() {
         for k in 0..per_cpu {
+            let there = || by_cpu.get(elsewhere(cpu as u32, k)? as usize).filter(|there| !there.is_empty());
             slots.push(match (own.len(), workers.len()) {
                 (0, n) if n == 0 || orphans_to_global => GLOBAL,
                 // Not all orphaned CPUs to the same worker.
                 (0, n) => workers[(cpu + k) % n].0,
-                (n, _) => own[k % n],
+                (n, _) => there().map_or_else(|| own[k % n] | OWN, |there| there[k % there.len()]),
             });
         }
     }
@@ -181,7 +212,7 @@ mod tests {
 
     #[test]
     fn every_slot_has_somebody() {
-        let slots = share_out(4, 8, &[(1, 0), (2, 1), (3, 1)], false);
+        let slots = share_out(4, 8, &[(1, 0), (2, 1), (3, 1)], false, |_, _| None);
         assert_eq!(slots.len(), 32);
         assert!(slots[..8].iter().all(|s| *s == 1 | OWN));
         assert!(slots[8..16].iter().all(|s| *s == 2 | OWN || *s == 3 | OWN));
@@ -190,8 +221,19 @@ mod tests {
             assert!(slots[16..].contains(&place), "worker {place} has a share of the idle CPUs");
         }
         assert!(slots[16..].iter().all(|s| s & OWN == 0 && *s != GLOBAL));
-        assert!(share_out(2, 8, &[], false).iter().all(|s| *s == GLOBAL));
-        let slots = share_out(2, 8, &[(1, 0)], true);
+        assert!(share_out(2, 8, &[], false, |_, _| None).iter().all(|s| *s == GLOBAL));
+        let slots = share_out(2, 8, &[(1, 0)], true, |_, _| None);
         assert!(slots[..8].iter().all(|s| *s == 1 | OWN) && slots[8..].iter().all(|s| *s == GLOBAL));
+    }
+
+    #[test]
+    fn slots_that_are_elsewhere() {
+        let away = |cpu: u32, k: usize| (cpu == 0 && k < 4).then_some(1);
+        let slots = share_out(2, 8, &[(1, 0), (2, 1), (3, 1)], false, away);
+        assert_eq!(slots[..4], [2, 3, 2, 3], "of the other CPU, and not its own");
+        assert!(slots[4..8].iter().all(|s| *s == 1 | OWN));
+        let slots = share_out(2, 8, &[(1, 0)], false, away);
+        assert!(slots[..8].iter().all(|s| *s == 1 | OWN), "nobody is there");
+        assert!(share_out(2, 8, &[(1, 0)], false, |_, _| Some(9)).iter().all(|s| s & !OWN == 1));
     }
 }

@@ -88,10 +88,10 @@ impl Server {
 }
 
 /// A host whose workers may be away for a while because this machine does other things,
-/// before anybody steals from them.
+/// before anybody steals from them; what comes stays theirs to be stolen.
 #[track_caller]
 fn patient() -> Host {
-    Host::configured(None, "[balance]\npatience_us = 30000\n")
+    Host::configured(None, "[balance]\npatience_us = 30000\nmigrate = false\n")
 }
 
 /// Connections that one worker took from another's queue, by the shared counts.

@@ -1,5 +1,5 @@
 //! Flow groups move away from a worker that does not accept, and come back, under load
-//! between hosts; what is open stays open.
+//! between hosts; what is open stays open. Groups of a steered device, and of a listener.
 
 use fsocket_e2e::need_steering;
 use fsocket_testkit::host::Stock;
@@ -13,12 +13,22 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Flow groups that are steered to CPU 0, those moved so far, and those brought back.
-fn groups(host: &Host) -> (u64, u64, u64) {
+/// Flow groups of CPU 0, those moved so far, those brought back, and those that are away.
+type Seen = (u64, u64, u64, u64);
+
+fn groups(host: &Host) -> Seen {
     let zones = host.zones();
     let groups = &zones["flow_groups"][0];
     let number = |v: &Value| v.as_u64().unwrap_or_else(|| panic!("{zones:#}"));
-    (number(&groups["by_cpu"]["0"]), number(&groups["moved"]), number(&groups["returned"]))
+    let [moved, returned, away] = ["moved", "returned", "away"].map(|name| number(&groups[name]));
+    (number(&groups["by_cpu"]["0"]), moved, returned, away)
+}
+
+/// Once there are any.
+fn first_groups(host: &Host) -> Seen {
+    let there = || host.zones()["flow_groups"][0]["by_cpu"]["0"].is_u64();
+    net::wait_until(Duration::from_secs(5), there).expect("flow groups");
+    groups(host)
 }
 
 /// Idle time and all time of a CPU, in clock ticks.
@@ -44,20 +54,33 @@ fn ask(mut c: &TcpStream) {
 }
 
 #[test]
-fn groups_move_from_a_worker_that_does_not_look_and_come_back() {
+fn groups_of_a_device_move_from_a_worker_that_does_not_look_and_come_back() {
     need_steering!();
+    move_and_come_back(&Receive::Inline, true);
+}
+
+#[test]
+fn groups_of_a_listener_move_from_a_worker_that_does_not_look_and_come_back() {
+    need_steering!();
+    // Each CPU receives half, whatever the clients' CPUs.
+    move_and_come_back(&Receive::Threads(vec![0, 1]), false);
+}
+
+fn move_and_come_back(receive: &Receive, steered: bool) {
     need!("nginx");
-    let chain = Chain::new(2, &Receive::Inline).expect("hosts");
+    let chain = Chain::new(2, receive).expect("hosts");
     let host = Host::configured(Some(&chain.middle), "[balance]\npatience_us = 20000\ngroups = 200\n");
     host.file("www/64", [b'x'; 64]);
     let front: SocketAddr = (chain.middle_front(), 80).into();
     let server = servers::nginx(&host, Way::Ours, &[front], 2);
     servers::wait_zones(&host, 2);
-    let mut steer = host.command(Stock, artifacts::cli());
-    steer.args(["steer", &chain.middle.interfaces[0].device, "--policy", "flow-groups"]);
-    steer.env("FASTSOCKET_SOCKET", host.socket());
-    Proc::spawn(host.logs(), "steer", steer).finish(Duration::from_secs(20)).success();
-    assert_eq!(groups(&host), (2048, 0, 0));
+    if steered {
+        let mut steer = host.command(Stock, artifacts::cli());
+        steer.args(["steer", &chain.middle.interfaces[0].device, "--policy", "flow-groups"]);
+        steer.env("FASTSOCKET_SOCKET", host.socket());
+        Proc::spawn(host.logs(), "steer", steer).finish(Duration::from_secs(20)).success();
+    }
+    assert_eq!(first_groups(&host), (2048, 0, 0, 0));
 
     // Which worker has CPU 0, and connections that the other one holds.
     let zones = host.zones();
@@ -80,7 +103,7 @@ fn groups_move_from_a_worker_that_does_not_look_and_come_back() {
     std::thread::sleep(Duration::from_millis(300));
     // SAFETY: a signal to a process of this test.
     unsafe { libc::kill(victim, libc::SIGSTOP) };
-    let mut last = (0, 0, 0);
+    let mut last = (0, 0, 0, 0);
     let away = net::wait_until(Duration::from_secs(15), || {
         last = groups(&host);
         last.0 == 0
@@ -100,7 +123,7 @@ fn groups_move_from_a_worker_that_does_not_look_and_come_back() {
     // They come back to a CPU that has time to spare (a fifth), which is not this test's to
     // decide: what counts is for how long it had.
     let (mut spare, mut before, begin) = (Duration::ZERO, times(0), Instant::now());
-    while spare < Duration::from_secs(20) && begin.elapsed() < Duration::from_secs(100) && last.0 != 2048 {
+    while spare < Duration::from_secs(20) && begin.elapsed() < Duration::from_secs(100) && last.3 != 0 {
         const PIECE: Duration = Duration::from_secs(1);
         std::thread::sleep(PIECE);
         last = groups(&host);
@@ -112,10 +135,10 @@ fn groups_move_from_a_worker_that_does_not_look_and_come_back() {
         }
         before = now;
     }
-    if spare < Duration::from_secs(10) && last.0 != 2048 {
+    if spare < Duration::from_secs(10) && last.3 != 0 {
         return eprintln!("SKIPPED: the way back: CPU 0 had time to spare for {spare:?} of {:?} only", begin.elapsed());
     }
-    assert_eq!(last.0, 2048, "{last:?}: CPU 0 had time to spare for {spare:?}");
+    assert_eq!((last.0, last.3), (2048, 0), "{last:?}: CPU 0 had time to spare for {spare:?}");
     assert!(last.2 >= 2048, "{last:?}");
     held.iter().for_each(ask);
     let zones = host.zones();
@@ -125,4 +148,62 @@ fn groups_move_from_a_worker_that_does_not_look_and_come_back() {
 /// Connections that the worker of a CPU accepted from its own queue.
 fn local_accepts(host: &Host, cpu: u64) -> u64 {
     fsocket_e2e::zones::accepted(&host.zones(), cpu, "local")
+}
+
+/// A card with one queue: the kernel's SO_REUSEPORT would give each worker half of what comes.
+#[test]
+fn one_cpu_that_receives_everything_shares_it() {
+    need_steering!();
+    need!("nginx");
+    let chain = Chain::new(1, &Receive::Threads(vec![0])).expect("hosts");
+    let host = Host::configured(Some(&chain.middle), "");
+    host.file("www/64", [b'x'; 64]);
+    let front: SocketAddr = (chain.middle_front(), 80).into();
+    let _server = servers::nginx(&host, Way::Ours, &[front], 2);
+    servers::wait_zones(&host, 2);
+    // CPU 0 has much to do, and CPU 1 has not.
+    let load = std::thread::scope(|s| {
+        let start = || {
+            fsocket_e2e::zones::pin(0);
+            Load::start(&Plan::get(front, "/64", &[b'x'; 64], 8), Some(&chain.client), None)
+        };
+        s.spawn(start).join().expect("load")
+    });
+    // Of CPU 0's groups; those of CPU 1, where nothing comes, do not count. More move if
+    // CPU 0 has no time even so.
+    let shared = || {
+        let by_cpu = host.zones()["flow_groups"][0]["by_cpu"].clone();
+        let [there, here] = ["0", "1"].map(|cpu| by_cpu[cpu].as_u64().unwrap_or(0));
+        here >= 1024 && there + here == 2048
+    };
+    // Only to one that has time to spare (a fifth), which is not this test's to decide.
+    let (mut spare, mut last) = (Duration::ZERO, times(1));
+    let begin = Instant::now();
+    while !shared() && spare < Duration::from_secs(10) && begin.elapsed() < Duration::from_secs(40) {
+        const PIECE: Duration = Duration::from_secs(1);
+        std::thread::sleep(PIECE);
+        let now = times(1);
+        if (now.0 - last.0) * 100 >= (now.1 - last.1) * 30 {
+            spare += PIECE;
+        }
+        last = now;
+    }
+    let is_shared = shared();
+    if !is_shared && spare < Duration::from_secs(6) {
+        let outcome = load.stop();
+        assert_eq!(outcome.failures(), 0, "{outcome:?}");
+        return eprintln!("SKIPPED: CPU 1 had time to spare for {spare:?} of {:?} only", begin.elapsed());
+    }
+    let before = [0, 1].map(|cpu| local_accepts(&host, cpu));
+    std::thread::sleep(Duration::from_secs(1));
+    let after = [0, 1].map(|cpu| local_accepts(&host, cpu));
+    let outcome = load.stop();
+    assert_eq!(outcome.failures(), 0, "{outcome:?}");
+    let zones = host.zones();
+    assert!(is_shared, "CPU 1 had time to spare for {spare:?}: {zones:#}");
+    // Half each, but for what is stolen.
+    let came = [after[0] - before[0], after[1] - before[1]];
+    assert!(came.iter().all(|n| n * 5 > came.iter().sum()), "{came:?}: {zones:#}");
+    let lookups = &zones["groups"][0]["selections"]["lookups"];
+    assert!(lookups[1].as_u64() == Some(0) && lookups[0].as_u64() > Some(0), "one CPU receives: {lookups}");
 }

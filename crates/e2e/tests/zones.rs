@@ -184,7 +184,8 @@ fn a_killed_worker_loses_nothing_that_waited() {
 /// descriptor of his.
 #[track_caller]
 fn a_killed_worker_loses_nothing(off: &str, how: &str) {
-    let host = Host::new();
+    // All of them come to the one that is killed.
+    let host = Host::configured(None, "[balance]\nmigrate = false\n");
     let env = &[("FASTSOCKET_DISABLE", off)];
     let server = Start { options: &["pin", "respawn"], env, ..Start::default() }.run(&host);
     server.wait_for_sockets(3);

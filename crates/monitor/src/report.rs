@@ -51,7 +51,7 @@ impl Monitor {
             connections: self.report_connections(&sees),
             groups: self.report_zones(&sees),
             zones: self.report_accepts(&sees),
-            flow_groups: self.steers.report(),
+            flow_groups: self.report_flow_groups(&sees),
             channels: self
                 .channels
                 .iter()

@@ -4,7 +4,7 @@
 //! Everything is held by descriptors of this process, nothing is pinned: a
 //! monitor that dies leaves devices as they were.
 
-mod groups;
+pub(crate) mod groups;
 mod keep;
 pub(crate) mod place;
 mod plain;
@@ -195,6 +195,7 @@ fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Slices,
 }
 
 /// A zone that is not busy takes flow groups from the one it stole from most.
+#[derive(Clone, Copy, Debug)]
 pub struct Move {
     /// SO_NETNS_COOKIE of the listener.
     pub netns: u64,
@@ -203,40 +204,20 @@ pub struct Move {
     pub to: u32,
     /// The one it stole from is busy: its queue is long.
     pub busy: bool,
+    /// It has lost most of what came for it.
+    pub most: bool,
 }
 
 impl Steers {
-    /// Moves flow groups, `asked` at a time (0: the paper's share), and brings back those
-    /// whose CPU has time to spare again. True: some are away.
-    /// `zones`: SO_NETNS_COOKIE and CPU of each that is balanced. A zone whose CPU has no time
-    /// left gives groups to one that has, also before anything had to be stolen: the kernel's
-    /// scheduler may well run its worker at once, at the cost of whatever else runs there.
+    /// Moves flow groups of devices, and brings them back ([`Groups::turn`]). True: some are
+    /// away. `zones`: SO_NETNS_COOKIE and CPU of each that is balanced.
     pub fn migrate(&mut self, moves: &[Move], zones: &[(u64, u32)], asked: u32, now: Instant) -> bool {
         let Steers { all, plain, spare, .. } = self;
         let mut turn = |groups: &mut Groups, netns, cpus: &[u32], set: &mut dyn FnMut(u32, u32) -> bool| -> bool {
-            let n = groups.step(asked);
             let here = |m: &&Move| m.netns == netns && cpus.contains(&m.from) && cpus.contains(&m.to);
-            let mut left = Vec::new();
-            let spare = spare.look(now);
-            // What was stolen while a worker did not look for a moment is no reason to bring more
-            // to a CPU that has less time.
-            for m in moves.iter().filter(here).filter(|m| m.busy || !spare.is_worse(m.to, m.from)) {
-                groups.take(m.from, m.to, n, &mut *set);
-                left.push(m.from);
-            }
+            let moves: Vec<&Move> = moves.iter().filter(here).collect();
             let zone = |cpu: &u32| cpus.contains(cpu) && zones.contains(&(netns, *cpu));
-            for from in spare.full.iter().filter(|cpu| zone(cpu) && !left.contains(cpu)) {
-                if let Some(to) = groups.least(spare.idle.iter().copied().filter(zone)) {
-                    groups.take(*from, to, n, &mut *set);
-                }
-            }
-            let away = groups.any_away();
-            if away {
-                for cpu in spare.idle.iter().filter(|cpu| cpus.contains(cpu) && !left.contains(cpu)) {
-                    groups.bring_back(*cpu, n, &mut *set);
-                }
-            }
-            away
+            groups.turn(&moves, zone, spare.look(now), asked, set)
         };
         let mut away = false;
         for s in all {
@@ -253,6 +234,12 @@ impl Steers {
         away
     }
 
+    /// Are flow groups steered in this network namespace, by a device or our program?
+    pub fn has_groups(&self, netns: u64) -> bool {
+        self.all.iter().any(|s| s.netns == netns && s.groups.is_some())
+            || self.plain.iter().any(|p| p.netns == netns && p.groups.is_some())
+    }
+
     /// Which CPUs have time to spare.
     pub fn spare(&mut self, now: Instant) -> &Spare {
         self.spare.look(now)
@@ -263,6 +250,7 @@ impl Steers {
         let of = |g: &Groups, request: &Attach| FlowGroups {
             device: request.device.clone(),
             by_cpu: g.by_cpu(),
+            away: g.away(),
             moved: g.moved,
             returned: g.returned,
         };

@@ -5,6 +5,7 @@
 //! program's map of sockets holds none either, and loses a socket by itself when
 //! that is closed.
 
+mod flows;
 mod keep;
 mod own;
 
@@ -69,17 +70,22 @@ struct Group {
     guests: BTreeSet<ConnId>,
     /// Once a worker has asked for it.
     balance: Option<balance::Balance>,
+    /// Where no device is steered by them, and there are several zones.
+    flows: Option<flows::Flows>,
+    /// Somebody sees the global listen socket only: everything goes there.
+    withdrawn: bool,
 }
 
 impl Group {
     fn assign(&self) {
         let mut workers: Vec<(u32, u32)> = self.members.iter().map(|(place, m)| (*place, m.cpu)).collect();
-        if self.own.as_ref().is_some_and(own::Own::is_mixed) {
+        if self.withdrawn || self.own.as_ref().is_some_and(own::Own::is_mixed) {
             workers.clear();
         }
         // Without a global one: to any socket of the address.
         let orphans_to_global = self.own.is_some() || self.members.values().any(|m| m.on_trial);
-        if let Err(e) = self.select.assign(&workers, orphans_to_global) {
+        let elsewhere = |cpu, slot| self.flows.as_ref().and_then(|f| f.elsewhere(cpu, slot));
+        if let Err(e) = self.select.assign(&workers, orphans_to_global, elsewhere) {
             tracing::warn!(group = self.id, "slots: {e}");
         }
     }
@@ -204,6 +210,8 @@ impl Monitor {
             taken_over: false,
             guests: BTreeSet::new(),
             balance: None,
+            flows: None,
+            withdrawn: false,
         };
         self.zones.all.insert(id, group);
         Ok(id)
@@ -376,6 +384,12 @@ impl Monitor {
                 tracing::warn!(group = g.id, "counters: {e}");
             }
         }
+    }
+
+    /// For the report: flow groups of devices and of listeners.
+    pub(crate) fn report_flow_groups(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::FlowGroups> {
+        let groups = self.zones.all.values().filter(|g| sees(g.uid));
+        self.steers.report().into_iter().chain(groups.filter_map(Group::report_flows)).collect()
     }
 
     /// For the report.

@@ -175,7 +175,7 @@ pub mod kind {
 
     /// The global listen socket of group `id`, which this process has shown, is about to be
     /// shut down: the local ones that the monitor holds are, and their workers are told.
-    /// *Sync*.
+    /// `arg0` 1: it goes on, for somebody without the library, and gets everything. *Sync*.
     pub const SHUT: u32 = 30;
 
     /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,

@@ -26,18 +26,23 @@ pub struct Report {
     /// Accepts by zone.
     #[serde(default)]
     pub zones: Vec<Zone>,
-    /// Devices whose passive connections are steered by flow group.
+    /// Of devices whose passive connections are steered by flow group, and of listeners whose
+    /// new connections are.
     #[serde(default)]
     pub flow_groups: Vec<FlowGroups>,
 }
 
-/// The flow groups of a steered device.
+/// The flow groups of a steered device, or of a listener.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowGroups {
+    /// Its name, or the listener's address.
     pub device: String,
-    /// Number of groups that are steered to each CPU.
+    /// Number of groups that go to each CPU.
     pub by_cpu: BTreeMap<u32, u32>,
-    /// Moved away from a busy zone, and brought back, since the device is steered.
+    /// Number of those that do not go where they belong.
+    #[serde(default)]
+    pub away: u32,
+    /// Moved away from a busy zone, and brought back, since there are any.
     pub moved: u64,
     pub returned: u64,
 }

@@ -51,11 +51,13 @@ fn text(report: &Report) -> String {
         text += &of_group(group);
     }
     if !report.flow_groups.is_empty() {
-        let mut groups = table(&["DEVICE", "CPU", "FLOW GROUPS", "MOVED", "BACK"], &[1, 2, 3, 4]);
+        let mut groups =
+            table(&["DEVICE OR LISTENER", "CPU", "FLOW GROUPS", "AWAY", "MOVED", "BACK"], &[1, 2, 3, 4, 5]);
         for f in &report.flow_groups {
             for (cpu, n) in &f.by_cpu {
                 let (cpu, n) = (cpu.to_string(), n.to_string());
-                groups.add_row([f.device.clone(), cpu, n, f.moved.to_string(), f.returned.to_string()]);
+                let [away, moved, back] = [f.away.to_string(), f.moved.to_string(), f.returned.to_string()];
+                groups.add_row([f.device.clone(), cpu, n, away, moved, back]);
             }
         }
         text += &format!("\nFlow groups\n{groups}\n");

@@ -1,6 +1,7 @@
 //! Which CPU a flow group is steered to, by whom it was moved, and when it may come
 //! back (Affinity-Accept, 3.3.2).
 
+use super::Move;
 use fsocket_bpf::steer::{dealt, GROUPS};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -40,9 +41,68 @@ impl Groups {
         }
     }
 
-    /// Is any group not where it was at first?
+    /// Is any group not where it belongs?
     pub fn any_away(&self) -> bool {
         self.now != self.home
+    }
+
+    /// How many are not.
+    pub fn away(&self) -> u32 {
+        self.now.iter().zip(&self.home).filter(|(now, home)| now != home).count() as u32
+    }
+
+    /// The CPU that has a group, and the one that it belongs to.
+    pub fn of(&self, group: usize) -> Option<(u32, u32)> {
+        self.now.get(group).copied().zip(self.home.get(group).copied())
+    }
+
+    /// Other groups take their place: the CPU that has each, and the one that it belongs to.
+    pub fn replace(&mut self, groups: impl Iterator<Item = (u32, u32)>) {
+        (self.now, self.home) = groups.unzip();
+    }
+
+    /// They belong elsewhere from now on, and those that were at home go there.
+    pub fn rehome(&mut self, home: Vec<u32>) {
+        for (now, (old, new)) in self.now.iter_mut().zip(self.home.iter().zip(&home)) {
+            if now == old {
+                *now = *new;
+            }
+        }
+        self.home = home;
+    }
+
+    /// One look's moves and returns, `asked` at a time (0: the paper's share). `moves` are of
+    /// these CPUs; `zone`: is it one that is balanced? `set` tells the program; false: it could
+    /// not be told. Whether some are away.
+    /// A zone whose CPU has no time left gives groups to one that has, also before anything had
+    /// to be stolen: the kernel's scheduler may well run its worker at once, at the cost of
+    /// whatever else runs there.
+    pub fn turn(
+        &mut self,
+        moves: &[&Move],
+        zone: impl Fn(&u32) -> bool,
+        spare: &Spare,
+        asked: u32,
+        mut set: impl FnMut(u32, u32) -> bool,
+    ) -> bool {
+        let n = self.step(asked);
+        let mut left = Vec::new();
+        for m in moves.iter().filter(|m| spare.agrees(m)) {
+            self.take(m.from, m.to, n, &mut set);
+            left.push(m.from);
+        }
+        for from in spare.lasting.iter().filter(|cpu| zone(cpu) && !left.contains(cpu)) {
+            if let Some(to) = self.least(spare.idle.iter().copied().filter(&zone)) {
+                self.take(*from, to, n, &mut set);
+            }
+        }
+        let away = self.any_away();
+        if away {
+            for cpu in spare.idle.iter().filter(|cpu| !left.contains(cpu)) {
+                self.bring_back(*cpu, n, &mut set);
+            }
+        }
+        away
     }
 
     /// Number of groups by CPU.
@@ -104,8 +164,14 @@ type Times = BTreeMap<u32, (u64, u64)>;
 pub struct Spare {
     last: Option<(Instant, Times)>,
     pub idle: BTreeSet<u32>,
+    /// Less than half of their time is left.
+    pub half: BTreeSet<u32>,
     /// Somebody else's work is done there, or more of ours than fits.
     pub full: BTreeSet<u32>,
+    /// That has been so for a while.
+    pub lasting: BTreeSet<u32>,
+    /// For how many looks.
+    streak: BTreeMap<u32, u32>,
 }
 
 impl Spare {
@@ -115,6 +181,8 @@ impl Spare {
     const IDLE: u64 = 20;
     /// One with less than that has none, percent.
     const FULL: u64 = 3;
+    /// Looks after which that lasts.
+    const LASTS: u32 = 3;
 
     /// What they had lately.
     pub fn look(&mut self, now: Instant) -> &Spare {
@@ -122,14 +190,18 @@ impl Spare {
             Some((at, _)) if now.saturating_duration_since(*at) < Self::OVER => {}
             // Too long ago to say anything about now.
             Some((at, _)) if now.saturating_duration_since(*at) > Self::OVER * 4 => {
-                self.idle.clear();
-                self.full.clear();
-                self.last = Some((now, read()));
+                *self = Spare { last: Some((now, read())), ..Spare::default() };
             }
             Some((_, before)) => {
                 let here = read();
                 self.idle = share(before, &here, |idle| idle >= Self::IDLE);
+                self.half = share(before, &here, |idle| idle < 50);
                 self.full = share(before, &here, |idle| idle < Self::FULL);
+                self.streak.retain(|cpu, _| self.full.contains(cpu));
+                for cpu in &self.full {
+                    *self.streak.entry(*cpu).or_default() += 1;
+                }
+                self.lasting = self.streak.iter().filter(|(_, n)| **n >= Self::LASTS).map(|(cpu, _)| *cpu).collect();
                 self.last = Some((now, here));
             }
             None => self.last = Some((now, read())),
@@ -137,8 +209,14 @@ impl Spare {
         self
     }
 
+    /// Is it a reason to move groups? A few connections that were stolen while a worker did not look
+    /// for a moment are none, and what is stolen is none to bring more to a CPU that has less time.
+    pub fn agrees(&self, m: &Move) -> bool {
+        m.busy || m.most && !self.is_worse(m.to, m.from)
+    }
+
     /// Has the one no time left and the other some?
-    pub fn is_worse(&self, one: u32, other: u32) -> bool {
+    fn is_worse(&self, one: u32, other: u32) -> bool {
         self.full.contains(&one) && !self.full.contains(&other)
     }
 }
@@ -208,8 +286,14 @@ mod tests {
         spare.full = BTreeSet::from([1]);
         assert!(spare.is_worse(1, 0));
         assert!(!spare.is_worse(0, 1));
+        let few = |from, to| Move { netns: 0, from, to, busy: false, most: false };
+        let most = |from, to| Move { most: true, ..few(from, to) };
+        assert!(spare.agrees(&most(1, 0)) && !spare.agrees(&most(0, 1)));
+        assert!(!spare.agrees(&few(1, 0)), "a moment");
+        assert!(spare.agrees(&Move { busy: true, ..few(0, 1) }), "its queue is long");
         spare.full.insert(0);
         assert!(!spare.is_worse(1, 0), "neither has any");
+        assert!(spare.agrees(&most(1, 0)) && spare.agrees(&most(0, 1)));
     }
 
     #[test]

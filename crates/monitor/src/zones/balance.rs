@@ -65,6 +65,10 @@ impl Default for Knobs {
 /// many looks after the last time.
 const STRAINED_SHARE: u64 = 20;
 const STRAINED_LOOKS: u32 = 20;
+/// A zone has lost most of its connections when one in so many was stolen in a look, and at
+/// least so many.
+const MOST_SHARE: u64 = 4;
+const MOST: u64 = 4;
 /// A handshake that takes longer is taken for one that never ends: until then the monitor
 /// stays awake, because nobody rings when it ends.
 const HANDSHAKE: Duration = Duration::from_secs(3);
@@ -111,6 +115,8 @@ struct Stolen {
     to: u32,
     /// The one it stole from is.
     busy: bool,
+    /// It has lost most of what came.
+    most: bool,
 }
 
 fn bit(place: u32) -> u64 {
@@ -121,6 +127,16 @@ impl Balance {
     pub(super) fn new(mem: impl AsFd) -> std::io::Result<Balance> {
         let mem = Mapping::new(mem, BALANCE_SIZE)?;
         Ok(Balance { mem, shared: BTreeMap::new(), napping: false })
+    }
+
+    /// Places of the zones that share connections.
+    pub(super) fn places(&self) -> impl Iterator<Item = &u32> {
+        self.shared.keys()
+    }
+
+    /// Nothing comes, and somebody rings when something does.
+    pub(super) fn is_napping(&self) -> bool {
+        self.napping
     }
 
     fn word(&self, off: usize) -> &AtomicU32 {
@@ -201,10 +217,16 @@ impl Balance {
         let high = self.word(offset_of!(abi::Balance, high)).load(Ordering::Relaxed);
         let mut shared = std::mem::take(&mut self.shared);
         let mut lost = [0u64; QUEUES];
+        let mut most = [false; QUEUES];
         for (&place, s) in &shared {
             for (n, (now, before)) in lost.iter_mut().zip(self.stolen(place).iter().zip(s.stolen)) {
                 *n += u64::from(now.wrapping_sub(before));
             }
+        }
+        for (&place, s) in &shared {
+            let at = (place as usize - 1) % QUEUES;
+            let came = self.queue(place).added.load(Ordering::Relaxed).wrapping_sub(s.added);
+            most[at] = lost[at] >= MOST && lost[at] * MOST_SHARE >= came;
         }
         for (&place, s) in &mut shared {
             let q = self.queue(place);
@@ -244,13 +266,14 @@ impl Balance {
             (s.added, s.looked, s.length) = (added, looked, length);
             // 3.3.2: each zone that is not busy takes from the one it stole from most.
             let now = self.stolen(place);
-            let most = (0..QUEUES).map(|v| (now[v].wrapping_sub(s.stolen[v]), v)).max().filter(|(n, _)| *n > 0);
+            let from = (0..QUEUES).map(|v| (now[v].wrapping_sub(s.stolen[v]), v)).max().filter(|(n, _)| *n > 0);
             s.stolen = now;
             let busy = self.busy().load(Ordering::Relaxed);
-            let victim = most.map(|(_, v)| v as u32 + 1).filter(|_| busy & bit(place) == 0);
+            let victim = from.map(|(_, v)| v as u32 + 1).filter(|_| busy & bit(place) == 0);
             if let Some((victim, from, to)) = victim.and_then(|v| Some((v, cpu(v)?, cpu(place)?))) {
                 if from != to {
-                    found.moves.push(Stolen { from, to, busy: busy & bit(victim) != 0 });
+                    let most = most[(victim as usize - 1) % QUEUES];
+                    found.moves.push(Stolen { from, to, busy: busy & bit(victim) != 0, most });
                 }
             }
         }
@@ -375,8 +398,12 @@ impl Monitor {
 
     /// [`kind::SHUT`].
     pub(crate) fn shut_group(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let g =
-            self.zones.all.get(&msg.id).filter(|g| g.own.is_none() && g.holders.contains(&id)).ok_or(Errno::NOENT)?;
+        let known = self.zones.all.get_mut(&msg.id).filter(|g| g.own.is_none() && g.holders.contains(&id));
+        let g = known.ok_or(Errno::NOENT)?;
+        if msg.arg0 == 1 {
+            g.withdrawn = true;
+            g.assign();
+        }
         for s in g.balance.iter().flat_map(|b| b.shared.values()) {
             let _ = rustix::net::shutdown(&*s.socket, rustix::net::Shutdown::Read);
         }
@@ -415,9 +442,16 @@ impl Monitor {
         let mut zones = Vec::new();
         let mut nudges = Vec::new();
         let mut again = false;
+        let knobs = &self.config.balance;
         for g in self.zones.all.values_mut() {
+            let has_flows = knobs.migrate && !self.steers.has_groups(g.netns);
+            g.fit_flows(has_flows, now);
             let members = &g.members;
-            let Some(b) = g.balance.as_mut().filter(|b| !b.napping && !b.shared.is_empty()) else { continue };
+            let Some(b) = g.balance.as_mut().filter(|b| !b.napping && !b.shared.is_empty()) else {
+                // Nothing comes, and groups go home.
+                again |= g.move_flows(&[], self.steers.spare(now), knobs.groups, now);
+                continue;
+            };
             let before: u64 = b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add);
             let found = b.look(now, |place| members.get(&place).map(|m| m.cpu));
             if b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add) == before {
@@ -425,8 +459,11 @@ impl Monitor {
             }
             again |= !b.napping;
             zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
-            let of = |Stolen { from, to, busy }| Move { netns: g.netns, from, to, busy };
-            moves.extend(found.moves.into_iter().map(of));
+            let netns = g.netns;
+            let of = |Stolen { from, to, busy, most }| Move { netns, from, to, busy, most };
+            let stolen: Vec<Move> = found.moves.into_iter().map(of).collect();
+            again |= g.move_flows(&stolen, self.steers.spare(now), knobs.groups, now);
+            moves.extend(stolen);
             if found.waits {
                 nudges.extend(std::mem::take(&mut g.guests).into_iter().map(|conn| (g.id, conn)));
             }
@@ -438,11 +475,11 @@ impl Monitor {
             let msg = Msg { id: group, ..Msg::new(kind::NUDGE) };
             self.clients.send(conn, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
         }
-        if self.config.balance.migrate {
-            again |= self.steers.migrate(&moves, &zones, self.config.balance.groups, now);
+        if knobs.migrate {
+            again |= self.steers.migrate(&moves, &zones, knobs.groups, now);
         }
         if again {
-            self.zones.balance_at(now + self.config.balance.interval);
+            self.zones.balance_at(now + knobs.interval);
         }
     }
 }

@@ -115,6 +115,8 @@ impl KeptGroup {
             taken_over: true,
             guests: BTreeSet::new(),
             balance: None,
+            flows: None,
+            withdrawn: false,
         };
         group.assign();
         tracing::info!(group = group.id, addr = group.local, workers = group.members.len(), "taken over");

@@ -1,7 +1,7 @@
 //! Fresh hosts with a running server, and the clients that come to it.
 
 use super::client::{self, Client};
-use super::{cpu, Kind, Path};
+use super::{cpu, Args, Kind, Path};
 use anyhow::{anyhow, ensure, Context, Result};
 use fsocket_testkit::netns::{Chain, Receive};
 use fsocket_testkit::servers;
@@ -24,13 +24,12 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub fn new(kind: Kind, path: Path, backlog: u32) -> Result<Stage> {
-        let cpus = cpu::count();
+    /// `receives`: so many CPUs do, the lower ones.
+    pub fn new(kind: Kind, args: &Args, backlog: u32, receives: usize) -> Result<Stage> {
+        let (cpus, path) = (cpu::count(), args.path);
         let chain = match path {
-            // The card is none of the disturbed CPUs' business: it is on the lower half, and where
-            // packets go from there is what is compared.
             Path::Network => {
-                let receive = Receive::Threads((0..cpus.div_ceil(2)).collect());
+                let receive = Receive::Threads((0..receives).collect());
                 Some(Chain::new(cpus, &receive).map_err(|e| anyhow!(e))?)
             }
             Path::Shm => None,
@@ -47,8 +46,10 @@ impl Stage {
             None => (Ipv4Addr::LOCALHOST, net::free_port()).into(),
         };
         let server = servers::nginx_with_backlog(&host, kind.way(path), &[front], cpus, backlog);
-        if let (Some(chain), true) = (&chain, kind != Kind::Reuseport) {
+        if chain.is_some() && kind != Kind::Reuseport {
             servers::wait_zones(&host, cpus as u64);
+        }
+        if let (Some(chain), true) = (&chain, kind != Kind::Reuseport && args.steer) {
             let mut steer = host.command(Side::Stock, artifacts::cli());
             steer.env("FASTSOCKET_SOCKET", host.socket());
             steer.args(["steer", &chain.middle.interfaces[0].device, "--policy", "flow-groups"]);

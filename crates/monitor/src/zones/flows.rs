@@ -1,0 +1,297 @@
+//! The flow groups of a listener: which worker gets a new connection, by the CPU that
+//! receives it and its hash.
+//!
+//! Where no device is steered by flow group, they are what moves between zones: slots of the
+//! selection program. A connection of a group that is away is handled where it is
+//! received and served elsewhere, as each second one with SO_REUSEPORT.
+
+use super::balance::Balance;
+use super::own::Own;
+use super::Group;
+use crate::steer::groups::{Groups, Spare};
+use crate::steer::Move;
+use fsocket_proto::report;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Time and connections after which it is known which CPUs receive them.
+const WINDOW: Duration = Duration::from_secs(2);
+const ENOUGH: u64 = 256;
+/// A CPU that receives less than so many times its share keeps it all, percent.
+const EVEN: u64 = 150;
+/// One that receives less than that receives nothing that is worth a move, percent of its share.
+const NOTHING: u64 = 5;
+/// What a CPU keeps of what it receives, of so many parts.
+const PARTS: u64 = 8;
+
+pub(super) struct Flows {
+    /// With workers, in order.
+    cpus: Vec<u32>,
+    per_cpu: usize,
+    /// Those of them that receive something, as far as is known.
+    sources: Vec<u32>,
+    /// By source and, within a source, by slot.
+    groups: Groups,
+    /// Connections that each CPU had received when the window began.
+    seen: BTreeMap<u32, u64>,
+    since: Instant,
+    /// Parts that each of `cpus` keeps.
+    kept: Vec<u64>,
+}
+
+impl Flows {
+    pub fn new(cpus: Vec<u32>, per_cpu: usize, now: Instant) -> Flows {
+        let kept = vec![PARTS; cpus.len()];
+        let groups = Groups::at(homes(&cpus, &cpus, per_cpu, &kept), cpus.len());
+        Flows { sources: cpus.clone(), cpus, per_cpu, groups, seen: BTreeMap::new(), since: now, kept }
+    }
+
+    pub fn cpus(&self) -> &[u32] {
+        &self.cpus
+    }
+
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The CPU that has a slot of another one.
+    pub fn elsewhere(&self, cpu: u32, slot: usize) -> Option<u32> {
+        self.slot(cpu, slot).map(|(now, _)| now).filter(|now| *now != cpu)
+    }
+
+    /// The CPU that has a source's slot, and the one that it belongs to.
+    fn slot(&self, cpu: u32, slot: usize) -> Option<(u32, u32)> {
+        let at = self.sources.binary_search(&cpu).ok()?;
+        self.groups.of(at * self.per_cpu + slot)
+    }
+
+    /// Moves groups, and brings them back: [`Groups::turn`]. Whether some are away, and whether
+    /// any has moved.
+    pub fn turn(&mut self, moves: &[Move], spare: &Spare, asked: u32) -> (bool, bool) {
+        let Flows { cpus, groups, .. } = self;
+        let moves: Vec<&Move> = moves.iter().filter(|m| cpus.contains(&m.from) && cpus.contains(&m.to)).collect();
+        let mut changed = false;
+        let away = groups.turn(
+            &moves,
+            |cpu| cpus.contains(cpu),
+            spare,
+            asked,
+            |_, _| {
+                changed = true;
+                true
+            },
+        );
+        (away, changed)
+    }
+
+    /// `received`: how many connections each CPU has received so far. Where some receive far more
+    /// than their share (a card with few queues, one client on this host), and that takes half of
+    /// their time while others have some to spare, those get a part of it for their own: their
+    /// workers would have nothing to do. True: who has what has changed.
+    pub fn share(&mut self, received: &BTreeMap<u32, u64>, spare: &Spare, now: Instant) -> bool {
+        if now.saturating_duration_since(self.since) < WINDOW {
+            return false;
+        }
+        let of = |m: &BTreeMap<u32, u64>, cpu| m.get(&cpu).copied().unwrap_or(0);
+        // Counters may be reset.
+        let came = |cpu: &u32| of(received, *cpu).saturating_sub(of(&self.seen, *cpu));
+        let lately: Vec<u64> = self.cpus.iter().map(came).collect();
+        self.since = now;
+        self.seen.clone_from(received);
+        if lately.iter().sum::<u64>() < ENOUGH {
+            return false;
+        }
+        let (all, n) = (lately.iter().sum::<u64>(), self.cpus.len() as u64);
+        let receives = |received: &&(&u32, &u64)| received.1 * n * 100 >= all * NOTHING;
+        let sources: Vec<u32> = self.cpus.iter().zip(&lately).filter(|r| receives(&r)).map(|(cpu, _)| *cpu).collect();
+        let wanted = keep(&lately);
+        let any = |keeps: bool, such: &BTreeSet<u32>| {
+            self.cpus.iter().zip(&wanted).any(|(cpu, kept)| (*kept == PARTS) == keeps && such.contains(cpu))
+        };
+        let is_even = wanted.iter().all(|k| *k == PARTS);
+        let kept =
+            if is_even || any(false, &spare.half) && any(true, &spare.idle) { wanted } else { self.kept.clone() };
+        // Not back and forth for one part.
+        if sources == self.sources && kept.iter().zip(&self.kept).all(|(new, old)| new.abs_diff(*old) <= 1) {
+            return false;
+        }
+        let homes = homes(&sources, &self.cpus, self.per_cpu, &kept);
+        if sources != self.sources {
+            let slots = sources.iter().flat_map(|cpu| (0..self.per_cpu).map(move |slot| (*cpu, slot)));
+            let as_they_are: Vec<_> = slots.map(|(cpu, slot)| self.slot(cpu, slot).unwrap_or((cpu, cpu))).collect();
+            self.groups.replace(as_they_are.into_iter());
+            self.sources = sources;
+        }
+        self.kept = kept;
+        self.groups.rehome(homes);
+        true
+    }
+}
+
+impl Group {
+    /// Zones that share connections have flow groups, if wanted; other zones get others.
+    pub(super) fn fit_flows(&mut self, wanted: bool, now: Instant) {
+        let shared = self.balance.iter().flat_map(Balance::places);
+        let cpus: BTreeSet<u32> = shared.filter_map(|place| Some(self.members.get(place)?.cpu)).collect();
+        let cpus: Vec<u32> = cpus.into_iter().collect();
+        let is_mixed = self.own.as_ref().is_some_and(Own::is_mixed);
+        let before = if !wanted || cpus.len() < 2 || is_mixed {
+            self.flows.take()
+        } else if self.flows.as_ref().is_none_or(|f| f.cpus() != cpus) {
+            self.flows.replace(Flows::new(cpus, self.select.per_cpu(), now))
+        } else {
+            return;
+        };
+        if before.is_some() {
+            self.assign();
+        }
+    }
+
+    /// Moves flow groups among the zones. Whether some are away.
+    pub(super) fn move_flows(&mut self, stolen: &[Move], spare: &Spare, asked: u32, now: Instant) -> bool {
+        let is_quiet = self.balance.as_ref().is_none_or(Balance::is_napping);
+        let Some(flows) = self.flows.as_mut().filter(|f| !is_quiet || f.groups().any_away()) else { return false };
+        let counts = self.select.counts().unwrap_or_default();
+        let received = counts.into_iter().filter(|c| c.name == "lookups").flat_map(|c| c.by_cpu);
+        let shared = flows.share(&(0..).zip(received).collect(), spare, now);
+        let (away, moved) = flows.turn(stolen, spare, asked);
+        if shared || moved {
+            self.assign();
+        }
+        away
+    }
+
+    /// For the report: where its flow groups are.
+    pub(super) fn report_flows(&self) -> Option<report::FlowGroups> {
+        let g = self.flows.as_ref()?.groups();
+        let (by_cpu, away, moved, returned) = (g.by_cpu(), g.away(), g.moved, g.returned);
+        Some(report::FlowGroups { device: self.local.clone(), by_cpu, away, moved, returned })
+    }
+}
+
+/// How many parts of what it receives each CPU keeps.
+fn keep(received: &[u64]) -> Vec<u64> {
+    let (all, n) = (received.iter().sum::<u64>().max(1), received.len() as u64);
+    if received.iter().all(|r| r * n * 100 < all * EVEN) {
+        return vec![PARTS; received.len()];
+    }
+    // all / n is each one's share.
+    received.iter().map(|r| (all * PARTS + r * n / 2).checked_div(r * n).map_or(PARTS, |k| k.clamp(1, PARTS))).collect()
+}
+
+/// To which CPU each slot of the sources belongs, if each CPU keeps so many parts: the rest goes
+/// to those that keep everything, in turn.
+fn homes(sources: &[u32], cpus: &[u32], per_cpu: usize, kept: &[u64]) -> Vec<u32> {
+    let short: Vec<u32> = cpus.iter().zip(kept).filter(|(_, k)| **k == PARTS).map(|(cpu, _)| *cpu).collect();
+    let mut turn = 0;
+    let mut homes = Vec::with_capacity(sources.len() * per_cpu);
+    for (cpu, kept) in cpus.iter().zip(kept).filter(|(cpu, _)| sources.contains(cpu)) {
+        for slot in 0..per_cpu {
+            homes.push(if (slot as u64 % PARTS) < *kept || short.is_empty() {
+                *cpu
+            } else {
+                turn += 1;
+                short[turn % short.len()]
+            });
+        }
+    }
+    homes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Flow groups of CPUs that have time to spare, but for those that receive.
+    struct Seen {
+        flows: Flows,
+        spare: Spare,
+        now: Instant,
+    }
+
+    impl Seen {
+        fn new(cpus: u32, per_cpu: usize) -> Seen {
+            let now = Instant::now();
+            let mut spare = Spare::default();
+            spare.idle = (0..cpus).collect();
+            spare.half = (0..cpus).collect();
+            Seen { flows: Flows::new((0..cpus).collect(), per_cpu, now), spare, now }
+        }
+        /// So many connections so far, at the end of a window.
+        fn share(&mut self, by_cpu: &[u64]) -> bool {
+            self.now += WINDOW;
+            let received = by_cpu.iter().enumerate().map(|(cpu, n)| (cpu as u32, *n)).collect();
+            self.flows.share(&received, &self.spare, self.now)
+        }
+        fn turn(&mut self) -> bool {
+            self.flows.turn(&[], &self.spare, 0).1
+        }
+        fn elsewhere(&self, cpu: u32, to: u32) -> usize {
+            (0..self.flows.per_cpu).filter(|slot| self.flows.elsewhere(cpu, *slot) == Some(to)).count()
+        }
+        fn by_cpu(&self) -> Vec<u32> {
+            self.flows.groups().by_cpu().into_values().collect()
+        }
+    }
+
+    #[test]
+    fn what_is_received_evenly_stays() {
+        let mut s = Seen::new(2, 1024);
+        assert!(!s.share(&[10, 0]), "too few to tell");
+        assert!(!s.share(&[600, 420]));
+        assert_eq!((s.elsewhere(0, 1), s.elsewhere(1, 0)), (0, 0));
+        assert_eq!(s.by_cpu(), [1024, 1024]);
+    }
+
+    #[test]
+    fn one_that_receives_everything_shares_it() {
+        let mut s = Seen::new(2, 1024);
+        let half = std::mem::take(&mut s.spare.half);
+        s.share(&[1000, 0]);
+        assert_eq!(s.elsewhere(0, 1), 0, "it has time enough for that");
+        s.spare.half = half;
+        s.spare.idle.remove(&1);
+        assert!(!s.share(&[2000, 0]), "and the other one has not");
+        s.spare.idle.insert(1);
+        s.flows.share(&BTreeMap::from([(0, 3000)]), &s.spare, s.now);
+        assert_eq!(s.elsewhere(0, 1), 0, "for a moment");
+        assert!(s.share(&[4000, 0]));
+        assert_eq!((s.elsewhere(0, 1), s.flows.groups().away()), (512, 0), "they belong there");
+        assert!(!s.share(&[5000, 0]), "as before");
+        assert!(!s.share(&[0, 0]), "reset");
+        assert!(s.share(&[500, 500]));
+        assert_eq!(s.elsewhere(0, 1), 0);
+        // A quarter of the CPUs receive.
+        let mut s = Seen::new(8, 64);
+        assert!(s.share(&[900, 1100]));
+        for cpu in 0..2 {
+            assert!((2..8).all(|to| s.elsewhere(cpu, to) == 8));
+            assert_eq!((s.elsewhere(cpu, 1 - cpu), s.elsewhere(cpu, cpu)), (0, 0));
+        }
+    }
+
+    #[test]
+    fn groups_move_and_come_back() {
+        let mut s = Seen::new(2, 1024);
+        assert!(s.share(&[1000, 0]));
+        assert_eq!(s.by_cpu(), [512, 512], "CPU 1 receives nothing that could move");
+        (s.spare.lasting, s.spare.idle) = ([1].into(), [0].into());
+        while s.by_cpu()[1] > 0 {
+            assert!(s.turn());
+        }
+        assert_eq!((s.elsewhere(0, 1), s.flows.groups().away()), (0, 512));
+        // CPU 1 receives now, too: what is away of CPU 0's belongs there.
+        assert!(s.share(&[1500, 500]));
+        assert_eq!((s.flows.groups().away(), s.by_cpu()), (0, vec![1024, 1024]));
+        while s.by_cpu()[1] > 0 {
+            assert!(s.turn());
+        }
+        assert_eq!(s.elsewhere(1, 0), 1024);
+        s.spare.lasting.clear();
+        s.spare.idle.insert(1);
+        while s.flows.groups().any_away() {
+            assert!(s.turn());
+        }
+        assert_eq!((s.elsewhere(0, 1), s.elsewhere(1, 0)), (0, 0));
+    }
+}
