@@ -220,6 +220,9 @@ pub mod flag {
     pub const MOVING: u32 = 512;
     /// SO_RCVLOWAT is above 1.
     pub const LOWAT: u32 = 1024;
+    /// With MOVED: by this side, which took along what it had not read. What is in the ring all the
+    /// same the peer sends again in the kernel.
+    pub const TOOK: u32 = 2048;
 }
 
 /// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for

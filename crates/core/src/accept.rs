@@ -26,6 +26,9 @@ pub unsafe fn accept(
         return Outcome::Kernel;
     }
     crate::listen::look_at_relatives(fd, d);
+    if !d.accepts.load(Ordering::Relaxed) {
+        d.accepts.store(true, Ordering::Relaxed);
+    }
     let Some(l) = crate::listen::of(d) else {
         // SAFETY: the caller's.
         return unsafe { zone::accept::accept(fd, d, Peer { addr, len, flags }) };

@@ -113,10 +113,15 @@ fn release_conn(d: &'static Desc) {
     // The state decides which of two that let go at once ends the connection.
     let last = process::let_go(s)
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    if last {
-        finish(d);
-    } else {
-        path::close_mixed(d, false, false);
+    match last {
+        // While we were on our way here a relative has switched the path, and is through.
+        true if path::of(d) == Path::Unsettled && s.flags.load(Ordering::Acquire) & flag::MOVED != 0 => path::gone(d),
+        true => {
+            let beside = path::Beside::of(d);
+            finish(d);
+            beside.closed(d);
+        }
+        false => path::close_mixed(d, false, false),
     }
     drop(tokens);
     if let Some(c) = channel {
@@ -267,6 +272,7 @@ pub fn duplicated(old: i32, new: i32) {
         }
         // Two numbers, one kernel socket: not a placeholder for anybody else.
         d.dirty.store(true, Ordering::Relaxed);
+        d.given.store(true, Ordering::Relaxed);
         if new <= table::STDIO {
             crate::upgrade::give_up(d);
             if d.is_conn() {

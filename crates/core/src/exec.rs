@@ -62,17 +62,22 @@ pub fn prepare(start: &Start, spawn: bool) -> Next {
     // What is close-on-exec ends with this program, before the next one runs: that
     // waits for the monitor to have seen it. A child's parent keeps it.
     let ours = |d: &Desc| matches!(d.kind(), kind::CONN | kind::LISTENER);
-    if !descs().any(|d| if spawn { inheritable(d) } else { ours(d) }) {
+    let any = descs().any(|d| if spawn { inheritable(d) } else { ours(d) });
+    if !any && !descs().any(|d| hands_over_zones(&d)) {
         return next;
     }
     let fate = program::fate(start);
     if fate == Fate::Fails {
         return next;
     }
-    if (carried || next.inject) && !ctl::dead() && !descs().any(watches) && fate == Fate::Loads {
+    let loads = (carried || next.inject) && fate == Fate::Loads;
+    if !loads {
+        descs().filter(hands_over_zones).for_each(zone::pass_on);
+    }
+    if any && loads && !ctl::dead() && !descs().any(watches) {
         next.heir = bequeath();
     }
-    if next.heir.is_none() {
+    if any && next.heir.is_none() {
         leave_all();
     }
     next
@@ -96,9 +101,26 @@ pub fn before_unknown() {
 /// The next program has the descriptors, and nothing of us.
 fn leave_all() {
     for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d)) {
-        listen::leave_to_kernel(d);
+        if hands_over(d) {
+            stats::count(Counter::FbOption);
+            listen::pass_on(d);
+        } else {
+            listen::leave_to_kernel(d);
+        }
     }
     leave_to_kernel(inheritable);
+}
+
+/// Is the next program there to accept on this listener, while relatives of ours hold it and leave
+/// it alone (dovecot's master and its services)? Or did a server that accepts just not say that
+/// its helpers need none?
+fn hands_over(d: &Desc) -> bool {
+    d.given.load(Ordering::Relaxed) || !d.accepts.load(Ordering::Relaxed)
+}
+
+/// The same of one that may have local listen sockets.
+fn hands_over_zones(d: &&'static Desc) -> bool {
+    zone::of(d).is_some() && hands_over(d) && survives(d)
 }
 
 fn descs() -> impl Iterator<Item = &'static Desc> {

@@ -245,13 +245,36 @@ pub fn give_up(id: u64) {
 /// the listener and never accepts (a master process) would keep it in shared memory with
 /// nobody to look there. What waits goes into the kernel's queue, where all of them look.
 pub fn abandon(d: &'static Desc) {
+    pass_on(d);
+    closed(d);
+    let zoned = crate::zone::of(d).is_some();
+    d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
+}
+
+/// Somebody without the library is about to accept here: for all relatives, new connections
+/// are the kernel's, and what waits goes into its queue.
+pub fn pass_on(d: &'static Desc) {
     if let Some(l) = of(d) {
         unpublish_id(l.id.load(Ordering::Relaxed), false);
         crate::path::requeue(d);
     }
-    closed(d);
-    let zoned = crate::zone::of(d).is_some();
-    d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
+}
+
+fn given() -> impl Iterator<Item = &'static Desc> {
+    crate::table::all().filter(|d| d.kind() == kind::LISTENER && d.given.load(Ordering::Relaxed))
+}
+
+/// Has this process a listener that it has prepared for the next program?
+pub fn any_given() -> bool {
+    given().next().is_some()
+}
+
+/// [`pass_on`] for those.
+pub fn pass_on_given() {
+    for d in given() {
+        stats::count(Counter::FbResource);
+        pass_on(d);
+    }
 }
 
 /// All listeners of this process are the kernel's alone from now on.

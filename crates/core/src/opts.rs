@@ -462,6 +462,9 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
     if signals {
         extra::leave(d);
     }
+    if cmd == libc::F_SETFD && arg as i32 & libc::FD_CLOEXEC == 0 {
+        survives(d);
+    }
     match (d.kind(), cmd) {
         (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
             let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
@@ -485,6 +488,11 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
         }
         _ => Outcome::Kernel,
     }
+}
+
+/// The program says that the next one shall find this descriptor.
+pub fn survives(d: &Desc) {
+    d.given.store(true, Ordering::Relaxed);
 }
 
 /// The program may have changed O_NONBLOCK of the placeholder without our seeing.

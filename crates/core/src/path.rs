@@ -20,7 +20,7 @@ mod queue;
 mod settle;
 
 pub use queue::requeue;
-pub use settle::{close_mixed, dress, wake_own};
+pub use settle::{close_mixed, dress, gone, wake_own, Beside};
 
 use crate::table::{self, Desc};
 use crate::{process, stats, stream, token};
@@ -180,7 +180,7 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Op
         ends.close();
         return None;
     };
-    if s.flags.fetch_or(flag::MOVED | flag::MOVING, Ordering::AcqRel) & flag::MOVED != 0 {
+    if s.flags.fetch_or(flag::MOVED | flag::MOVING | flag::TOOK, Ordering::AcqRel) & flag::MOVED != 0 {
         ends.close(); // a relative was faster
         return None;
     }
@@ -297,11 +297,9 @@ pub fn after_send(d: &'static Desc) {
 pub fn follow(d: &'static Desc) -> Result<i32> {
     let _hold = stream::Hold::on(d);
     if let Path::Mixed(fd) = of(d) {
-        let (r, rx, _) = d.rx();
-        return if ring::readable(r, rx, &d.sock().rx) { Ok(fd) } else { settle::complete(d, fd) };
+        return if stream::ring_has(d) { Ok(fd) } else { settle::complete(d, fd) };
     }
     let s = d.sock();
-    let (r, rx, rxh) = d.rx();
     let (ring_tx, tx, txh) = d.tx();
     // A relative or another thread that moves is not done yet.
     patiently(|| s.flags.load(Ordering::Acquire) & flag::MOVING != 0);
@@ -347,7 +345,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
     }
     stats::count(Counter::PathSwitch);
     let fd = process::high_fd(fd);
-    if ring::readable(r, rx, rxh) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
+    if stream::ring_has(d) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
         // Another thread may have been faster.
         if table::set_end(d, fd) {
             crate::epoll::also_kernel(d, fd);
@@ -386,10 +384,9 @@ fn pour_all(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
 /// Events of a connection whose path has been switched, and that this process
 /// has followed; the ring's part and the kernel's.
 pub fn events(d: &Desc, fd: i32, wanted: u32) -> u32 {
-    let (r, rx, h) = d.rx();
     let mut p = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
     // SAFETY: one pollfd.
     let _ = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
-    let data = if ring::readable(r, rx, h) { crate::ready::IN | crate::ready::RDNORM } else { 0 };
+    let data = if stream::ring_has(d) { crate::ready::IN | crate::ready::RDNORM } else { 0 };
     p.revents as u16 as u32 | data & wanted
 }

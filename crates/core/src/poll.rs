@@ -9,7 +9,7 @@ use crate::ready;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc};
 use crate::zone::{self, watch::Beside};
-use crate::{cancel, chan, ctl, epoll, listen, spin, stats, upgrade, Outcome};
+use crate::{cancel, chan, ctl, epoll, listen, pool, spin, stats, upgrade, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
@@ -59,6 +59,7 @@ unsafe fn poll_noting(
     }
     // SAFETY: the caller's.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
+    fds.iter().for_each(|p| pool::let_go(p.fd));
     if !concerns_us(fds) {
         // SAFETY: the caller's mask.
         return unsafe { zone::watch::poll(fds, timeout_ns, mask) }.map_or(Outcome::Kernel, Outcome::Done);
@@ -457,6 +458,7 @@ pub unsafe fn select(
             m += 1;
         }
     }
+    fds[..m].iter().for_each(|p| pool::let_go(p.fd));
     if !concerns_us(&fds[..m]) && Beside::of(&fds[..m], timeout_ns != Some(0)).n == 0 {
         return Outcome::Kernel;
     }

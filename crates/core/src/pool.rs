@@ -129,6 +129,15 @@ pub fn holds(fd: i32) -> bool {
     HELD.has(fd)
 }
 
+/// The application uses `fd` in a call that is about to reach the kernel: if it believes that
+/// number closed, the kernel must, too.
+#[inline(always)]
+pub fn let_go(fd: i32) {
+    if holds(fd) {
+        drain();
+    }
+}
+
 /// The application closes or overwrites a number itself: not ours any more.
 pub fn forget(fd: i32) {
     // Most never were; no lock for them.

@@ -62,7 +62,7 @@ pub fn reset_error(st: State) -> i32 {
 /// Is there as much as the program wants to hear of (SO_RCVLOWAT)?
 #[inline(always)]
 fn readable(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
-    ring::readable(r, rx, h) && (d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT == 0 || enough(d, r, rx, h))
+    crate::stream::ring_has(d) && (d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT == 0 || enough(d, r, rx, h))
 }
 
 /// Would the kernel say that there is something, asked anew?

@@ -63,6 +63,28 @@ pub fn give_back_all() {
     }
 }
 
+/// The program is about to set a limit to its address space, and has a listener for the next
+/// program. Under the limit no channel may fit any more, and what waits in one could not be
+/// moved: so it is tried now, with the limit that can be taken back.
+///
+/// # Safety
+/// `new` is null or readable.
+pub unsafe fn limiting(new: *const libc::rlimit64) {
+    // SAFETY: the caller's.
+    let Some(new) = (unsafe { new.as_ref() }) else { return };
+    if process::nonce() == 0 || new.rlim_cur == libc::RLIM64_INFINITY || !listen::any_given() {
+        return;
+    }
+    let Ok(old) = sys::address_space_limit(None) else { return };
+    if new.rlim_cur > new.rlim_max.min(old.1) || sys::address_space_limit(Some((new.rlim_cur, old.1))).is_err() {
+        return; // refused, and so will the program's own call be
+    }
+    let room = chan::mappable();
+    if sys::address_space_limit(Some(old)).is_ok() && !room {
+        listen::pass_on_given();
+    }
+}
+
 /// The program has set a limit to its address space. If what we have reserved
 /// leaves no room below it, it gets everything back and uses the kernel.
 /// `alone`: there is no second thread.

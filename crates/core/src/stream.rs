@@ -80,9 +80,9 @@ pub fn left_rings(d: &Desc) -> bool {
 }
 
 /// Is there something in the ring to receive?
-fn ring_has(d: &Desc) -> bool {
+pub fn ring_has(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
-    d.is_conn() && ring::readable(r, rx, h)
+    d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::TOOK == 0 && ring::readable(r, rx, h)
 }
 
 /// Where the rest of an operation is to be done, if no longer in the rings.

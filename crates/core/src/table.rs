@@ -114,6 +114,11 @@ pub struct Desc {
     pub kernels: AtomicBool,
     /// BOUND: the process has forked meanwhile; see `listen::keep_for_relatives`.
     pub relatives: AtomicBool,
+    /// LISTENER: the program has seen to it that the next one finds it: `dup2`, or no longer
+    /// close-on-exec.
+    pub given: AtomicBool,
+    /// LISTENER: this process, or one that it was forked from, accepts on it.
+    pub accepts: AtomicBool,
 }
 
 // SAFETY: zero is valid for atomics; `link` is used by the slab alone.
@@ -244,6 +249,8 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     }
     d.kernels.store(false, Ordering::Relaxed);
     d.relatives.store(false, Ordering::Relaxed);
+    d.given.store(false, Ordering::Relaxed);
+    d.accepts.store(false, Ordering::Relaxed);
     d.rcvtimeo.store(0, Ordering::Relaxed);
     d.sndtimeo.store(0, Ordering::Relaxed);
     d.kind.store(kind, Ordering::Release);

@@ -259,15 +259,28 @@ pub fn leave(d: &Desc) -> bool {
 
 /// `shutdown` of a listener: for all processes that share it.
 pub fn shut(d: &Desc) {
-    if let Some((z, p)) = of(d).and_then(|z| Some((z, z.page()?))) {
-        p.shut.store(1, Ordering::Release);
-        if !z.is_shared() {
-            // Now: what waits there goes to the global one, and ends with it.
-            z.leave_all();
-            z.shut_others(p);
-        }
-    }
+    end_for_all(d, false);
     closed(d);
+}
+
+/// Somebody without the library is about to accept here, who sees the global listen socket only:
+/// there are no others any more, in all processes that share it, and what waits is there.
+pub fn pass_on(d: &Desc) {
+    if end_for_all(d, true) {
+        count(Counter::FbZoneShared);
+    }
+}
+
+/// `goes_on`: the global socket does. Whether there could be others.
+fn end_for_all(d: &Desc, goes_on: bool) -> bool {
+    let Some((z, p)) = of(d).and_then(|z| Some((z, z.page()?))) else { return false };
+    p.shut.store(1, Ordering::Release);
+    if !z.is_shared() {
+        // Now: what waits there goes to the global one, and may end with it.
+        z.leave_all();
+        z.shut_others(p, goes_on);
+    }
+    !z.is_shared()
 }
 
 /// An option of a listener was set: the local ones follow.

@@ -32,9 +32,11 @@ fn those_that_need_no_kernel() {
         "controls",
         "commands_that_get_none",
         "is_it_still_open",
+        "numbers_that_are_closed",
+        "waits_for_numbers_that_are_closed",
     ];
     let Some(delta) = run(&cases) else { return };
-    assert!(delta.get("connect_shm") == 12 && delta.get("accept_shm") == 12, "not over shared memory\n{delta}");
+    assert!(delta.get("connect_shm") == 39 && delta.get("accept_shm") == 39, "not over shared memory\n{delta}");
     assert!(delta.get("path_switch") == 0 && delta.get("connect_kernel") == 0, "switched\n{delta}");
 }
 

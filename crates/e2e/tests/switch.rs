@@ -88,3 +88,13 @@ fn an_end_that_was_just_offered_closes_at_once() {
     let began = (delta.get("connect_kernel"), delta.get("accept_kernel"));
     assert!(began.0 >= 1800 && began.1 >= 1800, "they were to begin in the kernel\n{delta}");
 }
+
+/// The mover had looked for the last time when the client published a bit more. That is the client's
+/// to send again; the mover took it for its own, and was cut off with it by its `exec`.
+#[test]
+fn cat_gets_everything_while_the_path_is_switched() {
+    let host = Host::new();
+    let Some(delta) = e2e::same_transcripts(&host, 120, "cat_server.py", &["300", "300000"]) else { return };
+    assert!(delta.get("connect_shm") == 600 && delta.get("path_switch") >= 300, "{delta}");
+    assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
+}

@@ -45,6 +45,8 @@ pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread:
         || (peer & (status::CLOSED | status::DEAF) != 0 && flags & flag::SENT_AFTER_CLOSE != 0);
     let opt = |i: usize| sock.opt[i].load(Ordering::Relaxed);
     let abort = opt(arena::LINGER_ON) != 0 && opt(arena::LINGER_SECS) == 0;
+    // What it had not read has gone over to the kernel with it.
+    let unread = unread && flags & flag::TOOK == 0;
     status::CLOSED
         | match over {
             true if own & (status::FIN | status::RST) != 0 => 0,

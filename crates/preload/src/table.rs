@@ -154,8 +154,12 @@ limit_table! {
      passes a connection once uses the kernel for everything after it (`fallback.option`). \
      To edge-triggered epoll that moment is an edge. A listener that is inherited together with \
      an epoll instance gets its new connections in the kernel's queue, for all that hold it; \
-     one that a program without the library inherits does as soon as no program with the \
-     library holds it, and until then what comes over shared memory is for that one alone."
+     one that a program without the library inherits does from the `exec` on, if it was \
+     prepared for that (`dup2`, no longer close-on-exec; a file action of `posix_spawn` is not \
+     seen) or its parent has not accepted on it; else as soon as no program with the library \
+     holds it, and until then what comes over shared memory is for that one alone. Its \
+     zones end with that, for all who share it (`fallback.zone_shared`); what waits for a relative \
+     follows at once where there is a balance, else when that relative next looks."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
     Sockets: "Urgent data: the first makes the connection the kernel's (above). If a second urgent byte \
      comes right behind it, with nothing between, and the receiver had not read what lay in \
@@ -227,8 +231,8 @@ limit_table! {
      that). A negative `TCP_LINGER2` is stored and has no effect."
         of bind, setsockopt;
     Sockets: "A descriptor number just closed may still be a live (unconnected) kernel socket for a \
-     moment, kept for the next connection: a program that goes on using a closed number can \
-     see `ENOTCONN` instead of `EBADF`. At most 16 are kept, and none after 0.2 s of quiet."
+     moment, kept for the next connection: `/proc/self/fd` and system calls past libc see it. At \
+     most 16 are kept, and none after the first sleep of 0.2 s in a call that waits for sockets."
         of close;
     Sockets: "An option that is set on a listener counts for connections that come after it, as in the \
      kernel; for those that wait already, too, if it is not one of the common ones or a \

@@ -40,6 +40,14 @@ pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
     sc!(SYS_socketpair, domain, ty, 0, sv.as_mut_ptr())?;
     Ok(sv)
 }
+/// RLIMIT_AS of this process, soft and hard, before it is `new`.
+pub fn address_space_limit(new: Option<(u64, u64)>) -> Result<(u64, u64)> {
+    let new = new.map(|(soft, hard)| [soft, hard]);
+    let set = new.as_ref().map_or(core::ptr::null(), |n| n.as_ptr());
+    let mut old = [0u64; 2];
+    sc!(SYS_prlimit64, 0, libc::RLIMIT_AS, set, old.as_mut_ptr())?;
+    Ok((old[0], old[1]))
+}
 /// `addr` is a complete socket address.
 pub fn bind(fd: i32, addr: &[u8]) -> Result<()> {
     sc!(SYS_bind, fd, addr.as_ptr(), addr.len()).map(drop)

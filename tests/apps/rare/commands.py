@@ -1,9 +1,13 @@
 """Commands that are started while a connection is open."""
 import ctypes
+import errno
 import fcntl
 import os
+import select
+import socket
 import stat
 import sys
+import termios
 
 from .kit import case, libc, pair, say
 
@@ -51,3 +55,66 @@ def is_it_still_open():
         say("fstat", os.fstat, fd)
         say("fcntl", fcntl.fcntl, fd, fcntl.F_GETFD)
         say("dup", os.dup, fd)
+
+
+@case
+def numbers_that_are_closed():
+    """What every call says of a number right after it was closed."""
+    buf = ctypes.create_string_buffer(64)
+    length = ctypes.c_uint32(64)
+    where, out = os.pipe()
+    calls = {
+        "getsockname": lambda fd: libc.getsockname(fd, buf, ctypes.byref(length)),
+        "getpeername": lambda fd: libc.getpeername(fd, buf, ctypes.byref(length)),
+        "bind": lambda fd: libc.bind(fd, b"\2\0" + bytes(14), 16),
+        "listen": lambda fd: libc.listen(fd, 1),
+        "accept": lambda fd: libc.accept(fd, None, None),
+        "connect": lambda fd: libc.connect(fd, b"\2\0\0\1\x7f\0\0\1" + bytes(8), 16),
+        "shutdown": lambda fd: libc.shutdown(fd, socket.SHUT_RDWR),
+        "setsockopt": lambda fd: libc.setsockopt(fd, socket.SOL_SOCKET, socket.SO_KEEPALIVE, b"\1\0\0\0", 4),
+        "getsockopt": lambda fd: libc.getsockopt(fd, socket.SOL_SOCKET, socket.SO_KEEPALIVE, buf, ctypes.byref(length)),
+        "read": lambda fd: libc.read(fd, buf, 8),
+        "write": lambda fd: libc.write(fd, b"x", 1),
+        "recv": lambda fd: libc.recv(fd, buf, 8, 0),
+        "send": lambda fd: libc.send(fd, b"x", 1, 0),
+        "sendfile": lambda fd: libc.sendfile(fd, own.fileno(), None, 8),
+        "splice": lambda fd: libc.splice(fd, None, out, None, 8, 0),
+        "splice to": lambda fd: libc.splice(where, None, fd, None, 8, 0),
+        "FIONREAD": lambda fd: libc.ioctl(fd, termios.FIONREAD, buf),
+        "sockatmark": libc.sockatmark,
+        "dup2": lambda fd: libc.dup2(fd, 100),
+        "close": libc.close,
+    }
+    with open(__file__, "rb") as own:
+        for name, call in calls.items():
+            for x in pair():
+                fd = x.fileno()
+                x.close()
+                ctypes.set_errno(0)
+                print(name, call(fd), errno.errorcode.get(ctypes.get_errno()), flush=True)
+    os.close(where)
+    os.close(out)
+
+
+@case
+def waits_for_numbers_that_are_closed():
+    """`poll` says POLLNVAL, `select` EBADF; also beside a connection that is open."""
+    for beside in (None, pair()):
+        for x in pair():
+            fd = x.fileno()
+            p = select.poll()
+            p.register(fd, select.POLLIN | select.POLLOUT)
+            others = [beside[0].fileno()] if beside else []
+            for o in others:
+                p.register(o, select.POLLOUT)
+            x.close()
+            print(sorted(e for n, e in p.poll(1000)), flush=True)
+        for x in pair():
+            fd = x.fileno()
+            x.close()
+            say("select", select.select, [fd], others, [], 1)
+        with select.epoll() as e:
+            for x in pair():
+                fd = x.fileno()
+                x.close()
+                say("epoll_ctl", e.register, fd)

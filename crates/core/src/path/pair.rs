@@ -174,7 +174,14 @@ pub fn claim(d: &Desc, side: u32) -> Option<i32> {
 
 /// This side's last holder has its own copies of the end, or is gone.
 pub fn release(d: &Desc, side: u32) {
-    let m = message(d, kind::RELEASE, side);
+    send_release(releasing(d, side));
+}
+
+pub fn releasing(d: &Desc, side: u32) -> Msg {
+    message(d, kind::RELEASE, side)
+}
+
+pub fn send_release(m: Msg) {
     // With an answer: as long as the monitor has its copy a close of the program's ends nothing.
     // Not from a signal handler on top of a request.
     if ctl::request(m, None).err() == Some(Errno::EAGAIN) {

@@ -2,7 +2,7 @@
 
 use crate::table::{self, kind, Desc};
 use crate::{bell, chan, epoll, opts, process, token};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
 use fsocket_sys::{self as sys, Result};
@@ -119,22 +119,47 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
 /// This process no longer holds the connection as one of ours.
 pub fn leave(d: &'static Desc) {
     let s = d.sock();
-    let (slot, side) = (d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed));
+    let slot = d.slot_index.load(Ordering::Relaxed) as usize;
     let channel = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));
     if let Some(c) = channel {
         c.set_desc(slot, None);
     }
     let open = (sock_state::OPEN, sock_state::CLOSING);
     if process::let_go(s) && s.state.compare_exchange(open.0, open.1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        // Before CLOSED: from then on the slot can be somebody else's.
-        super::pair::release(d, side);
-        let moved = status::MOVING | status::MOVED | status::CLOSED;
-        d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
+        gone(d);
         process::free_sock(s);
     }
     if let Some(c) = channel {
         c.retire_slot(slot);
         c.unmap_if_unused();
+    }
+}
+
+/// The last holder of a side that has gone over to the kernel has let go of it.
+pub fn gone(d: &Desc) {
+    // Before CLOSED: from then on the slot can be somebody else's.
+    super::pair::release(d, d.side.load(Ordering::Relaxed));
+    let moved = status::MOVING | status::MOVED | status::CLOSED;
+    d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
+}
+
+/// The last holder of a side closes it. If the other side is just switching the path it may have
+/// taken its last look before that, and have left an end for this side with the monitor: nobody
+/// would come for it, and the other side's program would wait for an end of stream for ever.
+pub struct Beside(fsocket_proto::Msg);
+
+impl Beside {
+    /// Before CLOSED: from then on the slot can be somebody else's, and this names whose it was.
+    pub fn of(d: &Desc) -> Beside {
+        Beside(super::pair::releasing(d, d.side.load(Ordering::Relaxed)))
+    }
+    /// After CLOSED. Either the mover has seen that, or this sees MOVING: it fences heavily
+    /// in between.
+    pub fn closed(self, d: &Desc) {
+        fence(Ordering::SeqCst);
+        if d.rx().1.prod.status.load(Ordering::Acquire) & (status::MOVING | status::MOVED) != 0 {
+            super::pair::send_release(self.0);
+        }
     }
 }
 

@@ -111,7 +111,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     }
     let (r, rx, h) = d.rx();
     let Ok(t) = token::enter(h) else { return 0 };
-    const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MOVING | flag::LOWAT;
+    const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MOVING | flag::TOOK | flag::LOWAT;
     if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
         return 0;
     }
@@ -194,7 +194,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     Some(_) => continue,
                     None => return Err(Errno::EBADF),
                 },
-                Ok(_) if s.flags.load(Ordering::Relaxed) & flag::MOVING != 0 => continue,
+                Ok(_) if s.flags.load(Ordering::Relaxed) & (flag::MOVING | flag::TOOK) != 0 => continue,
                 Ok(_t) => {
                     if len == 0 {
                         ring::available(r, rx, h, 1).map(|n| if n > 0 { usize::MAX } else { 0 })
@@ -245,7 +245,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 continue;
             }
             let poisoned = s.flags.load(Ordering::Relaxed) & flag::POISONED != 0;
-            if ring::readable(r, rx, h) && !poisoned && !(peek && done > 0) {
+            if ring_has(d) && !poisoned && !(peek && done > 0) {
                 continue; // data came before the end that we have just seen
             }
             return if done > 0 { Ok(done) } else { end_of_stream(d) };

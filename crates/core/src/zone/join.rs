@@ -344,13 +344,14 @@ impl Zoned {
     }
 
     /// The global listen socket is about to be shut down here: so are those of the workers.
-    pub(super) fn shut_others(&self, page: &Page) {
+    pub(super) fn shut_others(&self, page: &Page, goes_on: bool) {
         let fd = self.fd.load(Ordering::Relaxed);
         if !page.any() || self.group.load(Ordering::Relaxed) == 0 && self.ask_group(fd, false).is_err() {
             return;
         }
         let mut m = Msg::new(msg::SHUT);
         m.id = self.group.load(Ordering::Relaxed);
+        m.arg0 = goes_on.into();
         let _ = ctl::request(m, None);
     }
 

@@ -122,6 +122,10 @@ unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int,
 
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     match table::lookup(fd) {
+        Some(d) if request == FIONCLEX => {
+            opts::survives(d);
+            unsafe { real::ioctl(fd, request, arg) }
+        }
         Some(d) if arg != 0 => {
             either(unsafe { opts::ioctl(fd, d, request, arg as *mut i32) }, || unsafe { real::ioctl(fd, request, arg) })
         }

@@ -4,7 +4,7 @@ use super::{gone, guarded, Answer};
 use crate::real;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::upgrade::{self, Call, Entered};
-use fsocket_core::{msg as ops_msg, path, ready, sendfile as ops_sendfile, stream};
+use fsocket_core::{msg as ops_msg, path, pool, ready, sendfile as ops_sendfile, stream};
 use libc::*;
 
 #[inline(always)]
@@ -75,9 +75,9 @@ unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
     }
 }
 
-/// A connection of ours, or one that may become one.
+/// A connection of ours, one that may become one, or one that was just closed.
 fn candidate(fd: c_int) -> bool {
-    table::lookup(fd).is_some_and(|d| matches!(d.kind(), kind::CONN | kind::KERNEL))
+    pool::holds(fd) || table::lookup(fd).is_some_and(|d| matches!(d.kind(), kind::CONN | kind::KERNEL))
 }
 
 /// A send: the fast path bare, the rest guarded and out of its way. What is not done here is
@@ -375,6 +375,7 @@ pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags:
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
         }),
         // The placeholder has the right error.
+        None if gone(fd) => -1,
         _ => unsafe { real::preadv2(fd, iov, n, off, flags) },
     }
 }
@@ -385,6 +386,7 @@ pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags
         Some(d) if off == -1 => guarded(|| {
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
         }),
+        None if gone(fd) => -1,
         _ => unsafe { real::pwritev2(fd, iov, n, off, flags) },
     }
 }
@@ -395,6 +397,7 @@ pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fla
         Some(d) if off == -1 => guarded(|| {
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
         }),
+        None if gone(fd) => -1,
         _ => unsafe { real::preadv64v2(fd, iov, n, off, flags) },
     }
 }
@@ -405,12 +408,14 @@ pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fl
         Some(d) if off == -1 => guarded(|| {
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
         }),
+        None if gone(fd) => -1,
         _ => unsafe { real::pwritev64v2(fd, iov, n, off, flags) },
     }
 }
 
 /// The kernel does it: a connection of ours becomes a kernel connection first.
 fn to_kernel(fd: c_int) {
+    pool::let_go(fd);
     guarded(|| fsocket_core::exec::hand_over(fd));
 }
 
@@ -437,6 +442,7 @@ pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> 
     upgrade::give_up_number(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
+        None if gone(out) => -1,
         None => unsafe { real::sendfile(out, input, off, n) },
     }
 }
@@ -445,6 +451,7 @@ pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -
     upgrade::give_up_number(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
+        None if gone(out) => -1,
         None => unsafe { real::sendfile64(out, input, off, n) },
     }
 }

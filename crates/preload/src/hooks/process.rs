@@ -54,19 +54,35 @@ fn single_threaded() -> bool {
     !p.is_null() && unsafe { p.read_volatile() } != 0
 }
 
+/// [`space::limiting`] for this process.
+unsafe fn limiting(resource: c_uint, new: *const rlimit64) {
+    if resource == RLIMIT_AS as c_uint {
+        let _errno = fsocket_sys::errno::Saved::errno();
+        guarded(|| unsafe { space::limiting(new) });
+    }
+}
+
 pub unsafe fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
+    unsafe { limiting(resource, limit.cast()) };
     limited(unsafe { real::setrlimit(resource, limit) }, resource)
 }
 
 pub unsafe fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int {
+    unsafe { limiting(resource, limit.cast()) };
     limited(unsafe { real::setrlimit64(resource, limit) }, resource)
 }
 
 pub unsafe fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+    if pid == 0 {
+        unsafe { limiting(resource, new.cast()) };
+    }
     limited(unsafe { real::prlimit(pid, resource, new, old) }, if new.is_null() { c_uint::MAX } else { resource })
 }
 
 pub unsafe fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+    if pid == 0 {
+        unsafe { limiting(resource, new.cast()) };
+    }
     limited(unsafe { real::prlimit64(pid, resource, new, old) }, if new.is_null() { c_uint::MAX } else { resource })
 }
 

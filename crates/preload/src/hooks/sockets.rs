@@ -50,6 +50,9 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     if let Some(r) = connected(fd) {
         return r;
     }
+    if gone(fd) {
+        return -1;
+    }
     let r = unsafe { real::bind(fd, addr, len) };
     if let Some(d) = table::lookup(fd) {
         if r == 0 && d.kind() == kind::FRESH {
@@ -65,6 +68,9 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     if let Some(r) = connected(fd) {
         return r;
+    }
+    if gone(fd) {
+        return -1;
     }
     let r = unsafe { real::listen(fd, backlog) };
     if r == 0 {
@@ -168,6 +174,7 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
         Some(d) if d.is_conn() && !addr.is_null() && !len.is_null() => {
             super::Answer::answer(unsafe { ops_name::local(d, addr, len) })
         }
+        None if gone(fd) => -1,
         _ => unsafe { real::getsockname(fd, addr, len) },
     }
 }
@@ -177,6 +184,7 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
         Some(d) if d.is_conn() && !addr.is_null() && !len.is_null() => {
             super::Answer::answer(unsafe { ops_name::peer(d, addr, len) })
         }
+        None if gone(fd) => -1,
         _ => unsafe { real::getpeername(fd, addr, len) },
     }
 }
