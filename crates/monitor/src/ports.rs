@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
 /// Ports of one lease.
 pub const BLOCK: u16 = 64;
@@ -30,8 +32,8 @@ fn blocks() -> impl Iterator<Item = u16> {
 impl Ports {
     /// `kernel`: as read when the monitor starts.
     pub fn new(kernel: KernelPorts) -> Ports {
-        // Not where the monitor before this one began: ports of connections of its that have become
-        // the kernel's may be in TIME_WAIT, and then cannot be bound.
+        // Not where the monitor before this one began, in another network namespace perhaps: ports of
+        // connections of its that have become the kernel's may be in TIME_WAIT, and then cannot be bound.
         let preferred = blocks().filter(|first| SOURCES[0].contains(first)).count();
         let any = RandomState::new().build_hasher().finish() as usize;
         Ports { leased: BTreeSet::new(), after: any % preferred.max(1), kernel }
@@ -48,8 +50,13 @@ impl Ports {
             !self.leased.contains(&first) && !(first..=first + (BLOCK - 1)).any(avoid)
         };
         let never = |p| listened(p) || self.kernel.reserved(p);
+        let rests = |p| self.kernel.since.elapsed() < REST && self.kernel.used.contains(&p);
         let found = (self.after..self.after + all.len())
-            .find(|&i| free(i, &|p| never(p) || self.kernel.ephemeral.contains(&p)))
+            .find(|&i| free(i, &|p| never(p) || rests(p) || self.kernel.ephemeral.contains(&p)))
+            .or_else(|| {
+                let usual = |p| never(p) || self.kernel.ephemeral.contains(&p);
+                (self.after..self.after + all.len()).find(|&i| free(i, &usual))
+            })
             .or_else(|| (self.after..self.after + all.len()).find(|&i| free(i, &never)))?;
         self.after = (found + 1) % all.len();
         let first = all[found % all.len()];
@@ -62,17 +69,30 @@ impl Ports {
     }
 }
 
-/// The kernel's own ephemeral range and the ports that the administrator
-/// reserved.
+/// The kernel's own ephemeral range, the ports that the administrator reserved, and those of the
+/// connections that there were at the start.
 pub struct KernelPorts {
     ephemeral: RangeInclusive<u16>,
     reserved: Vec<RangeInclusive<u16>>,
+    used: BTreeSet<u16>,
+    since: Instant,
 }
+
+/// How long a port may be in TIME_WAIT.
+const REST: Duration = Duration::from_secs(60);
+/// Connections that are looked at, at most: the monitor is to start at once.
+const LOOKED_AT: usize = 1 << 16;
 
 impl KernelPorts {
     pub fn read() -> KernelPorts {
         let get = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
-        KernelPorts::parse(&get("ip_local_port_range"), &get("ip_local_reserved_ports"))
+        let mut kernel = KernelPorts::parse(&get("ip_local_port_range"), &get("ip_local_reserved_ports"));
+        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            let Ok(table) = std::fs::File::open(table) else { continue };
+            let lines = BufReader::new(table).lines().skip(1).take(LOOKED_AT).map_while(Result::ok);
+            kernel.used.extend(lines.filter_map(|l| local_port(&l)));
+        }
+        kernel
     }
 
     fn parse(range: &str, reserved: &str) -> KernelPorts {
@@ -86,12 +106,18 @@ impl KernelPorts {
                 Some(first.parse().ok()?..=last.parse().ok()?)
             })
             .collect();
-        KernelPorts { ephemeral, reserved }
+        KernelPorts { ephemeral, reserved, used: BTreeSet::new(), since: Instant::now() }
     }
 
     pub fn reserved(&self, port: u16) -> bool {
         self.reserved.iter().any(|r| r.contains(&port))
     }
+}
+
+/// Of a line of /proc/net/tcp: "  0: 0100007F:1F90 00000000:0000 0A ...".
+fn local_port(line: &str) -> Option<u16> {
+    let address = line.split_whitespace().nth(1)?;
+    u16::from_str_radix(address.rsplit(':').next()?, 16).ok()
 }
 
 #[cfg(test)]
@@ -134,6 +160,31 @@ mod tests {
         for _ in 0..100 {
             assert!(ports.lease(|_| false).unwrap() < 20000);
         }
+    }
+
+    #[test]
+    fn ports_of_connections_that_there_were_rest() {
+        let used: BTreeSet<u16> = (61001..=65000).collect();
+        let mut ports = Ports::new(KernelPorts { used: used.clone(), ..KernelPorts::parse("32768 60999", "") });
+        let mut all = Vec::new();
+        while let Some(first) = ports.lease(|_| false) {
+            all.push(first);
+        }
+        // They come last.
+        let rested = all.iter().position(|first| used.contains(first)).expect("given in the end");
+        assert!(all[rested..].iter().all(|first| (*first..=first + (BLOCK - 1)).any(|p| used.contains(&p))));
+        assert!(rested > 300);
+        ports.give_back(all[rested]);
+        ports.kernel.since -= REST;
+        assert_eq!(ports.lease(|_| false), Some(all[rested]));
+    }
+
+    #[test]
+    fn lines_of_the_kernels_table() {
+        assert_eq!(local_port("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000"), Some(8080));
+        assert_eq!(local_port("  12: 00000000000000000000000001000000:FFFF 0000:0000 06"), Some(65535));
+        assert_eq!(local_port(""), None);
+        assert_eq!(local_port("  sl  local_address rem_address"), None);
     }
 
     #[test]
