@@ -2,6 +2,7 @@
 
 use crate::asleep::{self, On};
 use crate::connect::{establish, End};
+use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::zone::{self, accept::Peer};
 use crate::{bell, cancel, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
@@ -280,6 +281,9 @@ fn is_local(ip: &[u8; 16]) -> bool {
 unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
     let timeo = d.rcvtimeo.load(Ordering::Relaxed);
     let deadline = (timeo != 0).then(|| sys::now_ns().saturating_add(timeo));
+    // A signal that is handled while we spin would not end the sleep behind it, as it does in the
+    // kernel: it waits until then. (Others spin too shortly to pay for that.)
+    let mut held = None;
     loop {
         ctl::poll();
         zone::follow_options(fd, d);
@@ -287,6 +291,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
             return r;
         }
+        let signals = held.get_or_insert_with(Held::all).before();
         if d.spin_rx.spin(0, || l.has_syn(true)) {
             continue;
         }
@@ -296,6 +301,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             }
         }
         let Some(b) = bell::get() else {
+            drop(held);
             // SAFETY: the caller's.
             return unsafe { from_kernel(fd, addr, len, flags) };
         };
@@ -322,8 +328,8 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             zone::balance::before_sleep();
             let left = zone::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
             let on = On { bell: Some(b), ..On::default() };
-            // SAFETY: `p` has five entries.
-            n = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) });
+            // SAFETY: `p` has five entries; `signals` is as long as the kernel's set.
+            n = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, &raw const signals as *const _) });
             d.spin_rx.slept(sys::cpu::ticks() - t0);
         }
         b.set_sleeping(false);
@@ -346,6 +352,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         };
         if zoned.is_none() && p[0].revents != 0 {
             // Somebody else may take it first: do not block in there.
+            held = None;
             // SAFETY: the caller's.
             match unsafe { try_kernel(fd, addr, len, flags) } {
                 Err(Errno::EAGAIN) => {}

@@ -12,12 +12,13 @@ struct Action {
     mask: u64,
 }
 
+/// What a thread does to itself; language runtimes handle these.
+const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+
 /// Do all handlers of the process ask for interrupted calls to be restarted?
 /// `ppoll` is never restarted, `accept` is. Which handler has run cannot be
 /// known: where they disagree the call is interrupted, as without SA_RESTART.
 pub fn all_restart() -> bool {
-    /// What a thread does to itself; language runtimes handle these.
-    const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
     (1..=64).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
         let mut a = Action::default();
         let args = [signal as usize, 0, &mut a as *mut Action as usize, 8, 0, 0];
@@ -27,15 +28,21 @@ pub fn all_restart() -> bool {
     })
 }
 
-/// While it lives no signal is handled: between the sleeps of one wait with a
-/// mask of its own, where the application's mask must not hold.
+/// While it lives no signal is handled, but for faults: between the sleeps of one wait with a
+/// mask of its own, where the application's mask must not hold; or before a sleep that a signal is
+/// to end.
 pub struct Held(u64);
 
 impl Held {
     pub fn all() -> Held {
         let mut old = 0;
-        set_mask(&u64::MAX, &mut old);
+        let faults = FAULTS.iter().fold(0, |mask, signal| mask | 1u64 << (signal - 1));
+        set_mask(&!faults, &mut old);
         Held(old)
+    }
+    /// What was blocked before, for a sleep.
+    pub fn before(&self) -> u64 {
+        self.0
     }
 }
 
