@@ -227,6 +227,31 @@ def unread_bytes_and_options():
 
 
 @case
+def by_a_file_action():
+    """What is close-on-exec here is duplicated for the next program, and only there."""
+    l = listener()
+    for number in (lambda s: s.fileno(), lambda s: 100):
+        c = socket.create_connection(l.getsockname())
+        s, _ = l.accept()
+        c.sendall(b"not read before")
+        target = number(s)
+        actions = [(os.POSIX_SPAWN_DUP2, s.fileno(), target)]
+        pid = os.posix_spawn(sys.executable, argv("answer_and_tell", target), os.environ, file_actions=actions)
+        s.close()
+        print("client:", read_all(c), "ended", ended(pid))
+    first = socket.create_connection(l.getsockname())
+    first.sendall(b"who came before")
+    actions = [(os.POSIX_SPAWN_DUP2, l.fileno(), 100)]
+    pid = os.posix_spawn(sys.executable, argv("serve_two", 100), os.environ, file_actions=actions)
+    address = l.getsockname()
+    l.close()
+    print(read_all(first))
+    second = socket.create_connection(address)
+    second.sendall(b"who came after")
+    print(read_all(second), ended(pid))
+
+
+@case
 def in_both_directions():
     for way in (execv, posix_spawn):
         l = listener()

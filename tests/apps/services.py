@@ -5,6 +5,7 @@ the library, and hands it the listener (as dovecot does). Prints what the client
 usage: services.py DIR     DIR: a place for the service's binary
 """
 
+import ctypes
 import os
 import resource
 import select
@@ -13,6 +14,10 @@ import socket
 import sys
 
 SERVICE = "import socket, sys; c, _ = socket.socket(fileno=int(sys.argv[1])).accept(); c.sendall(b'served'); c.close()"
+
+
+HAND_ON = "import socket, sys; c = socket.socket(fileno=int(sys.argv[1])); c.sendall(b'got ' + c.recv(2, socket.MSG_WAITALL)); c.close()"
+ENVIRONMENT = {"PYTHONHOME": sys.base_prefix}
 
 
 def by_dup2(l):
@@ -31,16 +36,45 @@ def under_a_limit(l):
     return fd
 
 
+def spawned(binary, code, s, number):
+    """By a file action: here the socket is close-on-exec throughout."""
+    actions = [(os.POSIX_SPAWN_DUP2, s.fileno(), number)]
+    return os.posix_spawn(binary, ["service", "-c", code, str(number)], ENVIRONMENT, file_actions=actions)
+
+
+def spawned_alone(code, s):
+    """The same program and environment; all but the one number is closed, the library's own, too."""
+    libc = ctypes.CDLL(None)
+    actions = ctypes.create_string_buffer(256)
+    libc.posix_spawn_file_actions_init(actions)
+    libc.posix_spawn_file_actions_adddup2(actions, s.fileno(), 3)
+    libc.posix_spawn_file_actions_addclosefrom_np(actions, 4)
+    argv = [a.encode() for a in (sys.executable, "-c", code, "3")]
+    env = [f"{k}={v}".encode() for k, v in os.environ.items()]
+    strings = lambda of: (ctypes.c_char_p * (len(of) + 1))(*of, None)  # noqa: E731
+    pid = ctypes.c_int()
+    assert libc.posix_spawn(ctypes.byref(pid), argv[0], actions, None, strings(argv), strings(env)) == 0
+    libc.posix_spawn_file_actions_destroy(actions)
+    return pid.value
+
+
+def started(l, hand_over, binary):
+    if hand_over is spawned:
+        return spawned(binary, SERVICE, l, 100)
+    pid = os.fork()
+    if pid == 0:
+        fd = hand_over(l)
+        os.execve(binary, ["service", "-c", SERVICE, str(fd)], ENVIRONMENT)
+    return pid
+
+
 def master(l, hand_over, binary):
     e = select.epoll()
     for _ in range(2):
         e.register(l, select.EPOLLIN)
         assert e.poll(10), "no connection"
         e.unregister(l)
-        pid = os.fork()
-        if pid == 0:
-            fd = hand_over(l)
-            os.execve(binary, ["service", "-c", SERVICE, str(fd)], {"PYTHONHOME": sys.base_prefix})
+        pid = started(l, hand_over, binary)
         assert os.waitpid(pid, 0)[1] == 0, "the service failed"
 
 
@@ -50,9 +84,32 @@ def ask(port, name):
         print(name, c.recv(100), c.recv(100), flush=True)
 
 
+def connections(binary):
+    """One that the master has accepted, and its listener after that."""
+    l = socket.create_server(("127.0.0.1", 0))
+    ways = (
+        lambda s: spawned(binary, HAND_ON, s, 100),
+        lambda s: spawned(binary, HAND_ON, s, 0),
+        lambda s: spawned(binary, HAND_ON, s, s.fileno()),
+        lambda s: spawned_alone(HAND_ON, s),
+    )
+    for way in ways:
+        with socket.create_connection(l.getsockname(), timeout=10) as c:
+            s, _ = l.accept()
+            c.sendall(b"a")
+            pid = way(s)
+            s.close()
+            c.sendall(b"b")
+            print("connection:", c.recv(100), c.recv(100), os.waitpid(pid, 0)[1], flush=True)
+    pid = spawned(binary, SERVICE, l, l.fileno())
+    ask(l.getsockname()[1], "accepted here before")
+    print(os.waitpid(pid, 0)[1], flush=True)
+
+
 def main():
     binary = shutil.copy(os.path.realpath(sys.executable), os.path.join(sys.argv[1], "service"))
-    for hand_over in (by_dup2, by_inheritance, under_a_limit):
+    connections(binary)
+    for hand_over in (by_dup2, by_inheritance, under_a_limit, spawned):
         # Before the fork: the parent has it, too, and the master could have a zone of its own.
         for made in ("after", "before"):
             ready, tell = os.pipe()

@@ -5,6 +5,7 @@
 //! they are ([`crate::inherit`] is its side). For every other one they become the
 //! kernel's first.
 
+mod actions;
 pub mod environment;
 mod program;
 
@@ -17,6 +18,7 @@ use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
+pub use actions::{as_we_know_them, Actions};
 use program::Fate;
 pub use program::Start;
 
@@ -40,45 +42,49 @@ static LOOSE: AtomicI32 = AtomicI32::new(-1);
 /// One at a time.
 static SPAWNING: Lock<()> = Lock::new(());
 
-/// The program is about to be replaced, or (`spawn`) a child of it is.
-pub fn prepare(start: &Start, spawn: bool) -> Next {
+/// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
+pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
     let mut next = Next { heir: None, inject: false, guards: false };
     if process::nonce() == 0 {
         return next;
     }
     crate::upgrade::give_up_all();
+    let to = spawn.unwrap_or(&Actions::NONE);
     let carried = environment::carries_us(start.env);
     next.inject = !carried
-        && !spawn
+        && spawn.is_none()
         && environment::lost_us(start.env)
-        && (descs().any(inheritable) || zone::heir::any())
+        && (descs().any(|d| inheritable(d, to)) || zone::heir::any())
         && program::is_this_one(start);
     if environment::carries_zones(start.env) || next.inject {
         next.guards = true;
-        zone::heir::before_exec();
+        zone::heir::before_exec(to);
     }
     // Numbers of ours that wait for the next connection are nobody's there.
     pool::drain();
     // What is close-on-exec ends with this program, before the next one runs: that
     // waits for the monitor to have seen it. A child's parent keeps it.
     let ours = |d: &Desc| matches!(d.kind(), kind::CONN | kind::LISTENER);
-    let any = descs().any(|d| if spawn { inheritable(d) } else { ours(d) });
-    if !any && !descs().any(|d| hands_over_zones(&d)) {
+    let any = descs().any(|d| if spawn.is_some() { inheritable(d, to) } else { ours(d) });
+    if !any && !descs().any(|d| hands_over_zones(d, to)) {
         return next;
     }
-    let fate = program::fate(start);
+    let fate = match to.move_away() && start.is_relative() {
+        true => Fate::Unknown,
+        false => program::fate(start),
+    };
     if fate == Fate::Fails {
         return next;
     }
     let loads = (carried || next.inject) && fate == Fate::Loads;
     if !loads {
-        descs().filter(hands_over_zones).for_each(zone::pass_on);
+        descs().filter(|d| hands_over_zones(d, to)).for_each(zone::pass_on);
     }
-    if any && loads && !ctl::dead() && !descs().any(watches) {
-        next.heir = bequeath();
+    if any && loads && !ctl::dead() && !descs().any(|d| watches(d, to)) {
+        next.heir = bequeath(to);
     }
     if any && next.heir.is_none() {
-        leave_all();
+        leave_all(to);
     }
     next
 }
@@ -94,56 +100,65 @@ pub fn before_unknown() {
     if process::nonce() != 0 {
         pool::drain();
         crate::upgrade::give_up_all();
-        leave_to_kernel(inheritable);
+        leave_to_kernel(|d| inheritable(d, &Actions::NONE));
     }
 }
 
 /// The next program has the descriptors, and nothing of us.
-fn leave_all() {
-    for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d)) {
-        if hands_over(d) {
+fn leave_all(to: &Actions) {
+    for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d, to)) {
+        if hands_over(d, to) {
             stats::count(Counter::FbOption);
             listen::pass_on(d);
         } else {
             listen::leave_to_kernel(d);
         }
     }
-    leave_to_kernel(inheritable);
+    leave_to_kernel(|d| inheritable(d, to));
 }
 
 /// Is the next program there to accept on this listener, while relatives of ours hold it and leave
 /// it alone (dovecot's master and its services)? Or did a server that accepts just not say that
 /// its helpers need none?
-fn hands_over(d: &Desc) -> bool {
-    d.given.load(Ordering::Relaxed) || !d.accepts.load(Ordering::Relaxed)
+fn hands_over(d: &Desc, to: &Actions) -> bool {
+    d.given.load(Ordering::Relaxed) || !d.accepts.load(Ordering::Relaxed) || any_number(d, |fd| to.take(fd))
 }
 
 /// The same of one that may have local listen sockets.
-fn hands_over_zones(d: &&'static Desc) -> bool {
-    zone::of(d).is_some() && hands_over(d) && survives(d)
+fn hands_over_zones(d: &Desc, to: &Actions) -> bool {
+    zone::of(d).is_some() && hands_over(d, to) && survives(d, to)
 }
 
 fn descs() -> impl Iterator<Item = &'static Desc> {
     table::all()
 }
 
-fn inheritable(d: &Desc) -> bool {
+fn inheritable(d: &Desc, to: &Actions) -> bool {
     if !matches!(d.kind(), kind::CONN | kind::LISTENER) {
         return false;
     }
-    survives(d)
+    survives(d, to)
 }
 
-fn survives(d: &Desc) -> bool {
+fn survives(d: &Desc, to: &Actions) -> bool {
+    any_number(d, |fd| number_survives(fd, to))
+}
+
+/// Does the next program have what is `fd` here, under whatever number?
+pub fn number_survives(fd: i32, to: &Actions) -> bool {
+    to.take(fd) || sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+}
+
+fn any_number(d: &Desc, which: impl Fn(i32) -> bool) -> bool {
     let mut any = false;
-    table::each_number(d, |fd| any |= sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0));
+    table::each_number(d, |fd| any |= which(fd));
     any
 }
 
 /// An epoll instance that survives: what it watches in our queues and rings is
 /// known to this program only.
-fn watches(d: &Desc) -> bool {
-    d.kind() == kind::EPOLL && survives(d)
+fn watches(d: &Desc, to: &Actions) -> bool {
+    d.kind() == kind::EPOLL && survives(d, to)
 }
 
 fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
@@ -166,14 +181,14 @@ fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
 }
 
 /// Announce the heir and leave it everything inheritable.
-fn bequeath() -> Option<(i32, u64)> {
+fn bequeath(to: &Actions) -> Option<(i32, u64)> {
     let nonce = sys::getrandom_u64() | 1;
     let fd = fork::announce(nonce, true)?;
-    if !inherit::mark(fd, nonce) {
+    if to.end(fd) || !inherit::mark(fd, nonce) {
         process::close_own(fd);
         return None;
     }
-    for d in descs().filter(|d| inheritable(d)) {
+    for d in descs().filter(|d| inheritable(d, to)) {
         if let Some(l) = listen::of(d) {
             let mut m = Msg::new(msg::KEEP);
             m.id = nonce;
@@ -184,7 +199,7 @@ fn bequeath() -> Option<(i32, u64)> {
         }
     }
     // What has no place for another holder, or is about to leave the rings anyway.
-    leave_to_kernel(|d| inheritable(d) && !left_to(d, nonce));
+    leave_to_kernel(|d| inheritable(d, to) && !left_to(d, nonce));
     LOOSE.store(fd, Ordering::Release);
     let _ = sys::fcntl(fd, libc::F_SETFD, 0);
     Some((fd, nonce))

@@ -155,9 +155,9 @@ limit_table! {
      To edge-triggered epoll that moment is an edge. A listener that is inherited together with \
      an epoll instance gets its new connections in the kernel's queue, for all that hold it; \
      one that a program without the library inherits does from the `exec` on, if it was \
-     prepared for that (`dup2`, no longer close-on-exec; a file action of `posix_spawn` is not \
-     seen) or its parent has not accepted on it; else as soon as no program with the library \
-     holds it, and until then what comes over shared memory is for that one alone. Its \
+     prepared for that (`dup2`, also as a file action of `posix_spawn`, no longer \
+     close-on-exec) or its parent has not accepted on it; else as soon as no program with the \
+     library holds it, and until then what comes over shared memory is for that one alone. Its \
      zones end with that, for all who share it (`fallback.zone_shared`); what waits for a relative \
      follows at once where there is a balance, else when that relative next looks."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;

@@ -41,6 +41,11 @@ impl Drop for File {
 }
 
 impl Start<'_> {
+    /// May it be another file, or none, as seen from another directory?
+    pub fn is_relative(&self) -> bool {
+        !self.file.is_empty() && !self.file.to_bytes().starts_with(b"/")
+    }
+
     fn open(&self) -> Result<File> {
         if self.file.is_empty() {
             return sys::fcntl(self.dir, libc::F_DUPFD_CLOEXEC, 0).map(File);

@@ -6,6 +6,7 @@
 //! the guard keeps the address closed as long as the program before lives.
 
 use super::{listened_with, state, used};
+use crate::exec::{number_survives, Actions};
 use crate::process;
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
@@ -17,19 +18,15 @@ const LOOK: i32 = 256;
 
 /// The next program loads the library: guards survive `exec` with their listeners.
 /// Without it they would keep the address from others.
-pub fn before_exec() {
-    for z in used().iter().filter(|z| survives(z.fd.load(Ordering::Relaxed))) {
+pub fn before_exec(to: &Actions) {
+    for z in used().iter().filter(|z| number_survives(z.fd.load(Ordering::Relaxed), to)) {
         set_flags(z.guard.load(Ordering::Relaxed), 0);
     }
 }
 
 /// Does the next program inherit a listener that has zones?
 pub fn any() -> bool {
-    used().iter().any(|z| z.state() != state::FREE && survives(z.fd.load(Ordering::Relaxed)))
-}
-
-fn survives(fd: i32) -> bool {
-    sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
+    used().iter().any(|z| z.state() != state::FREE && number_survives(z.fd.load(Ordering::Relaxed), &Actions::NONE))
 }
 
 /// They do not go further than that: `exec` has failed, or was a child's.

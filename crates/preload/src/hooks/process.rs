@@ -5,7 +5,7 @@
 use super::guarded;
 use crate::real;
 use core::ffi::CStr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
 use fsocket_core::{epoll, exec, fork, pool, process, sandbox, space, upgrade};
@@ -336,18 +336,23 @@ fn program<'a>(dir: c_int, file: *const c_char, search: bool, env: Strings) -> O
 /// `f` replaces this program, with the environment that it is given.
 fn replaced_by(start: Option<exec::Start>, f: impl FnOnce(Strings) -> c_int) -> c_int {
     let Some(start) = start else { return f(core::ptr::null()) };
-    let next = exec::prepare(&start, false);
+    let next = exec::prepare(&start, None);
     let r = next.with_environment(start.env, f);
     let _errno = fsocket_sys::errno::Saved::errno();
     next.failed();
     r
 }
 
-/// `f` starts another program.
-fn started(start: Option<exec::Start>, f: impl FnOnce(Strings) -> c_int) -> c_int {
+/// `f` starts another program, after these file actions.
+unsafe fn started(start: Option<exec::Start>, actions: *const c_void, f: impl FnOnce(Strings) -> c_int) -> c_int {
     let Some(start) = start else { return f(core::ptr::null()) };
+    let actions = match actions.is_null() || actions_are_known() {
+        // SAFETY: the program's, as libc has made them.
+        true => unsafe { exec::Actions::of(actions) },
+        false => exec::Actions::Unknown,
+    };
     exec::one_at_a_time(|| {
-        let next = exec::prepare(&start, true);
+        let next = exec::prepare(&start, Some(&actions));
         let r = next.with_environment(start.env, f);
         let _errno = fsocket_sys::errno::Saved::errno();
         match r {
@@ -356,6 +361,27 @@ fn started(start: Option<exec::Start>, f: impl FnOnce(Strings) -> c_int) -> c_in
         }
         r
     })
+}
+
+/// Whether this libc's file actions are laid out as we read them: tried once, with two.
+fn actions_are_known() -> bool {
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    static KNOWN: AtomicU8 = AtomicU8::new(0);
+    if KNOWN.load(Ordering::Relaxed) == 0 {
+        // SAFETY: libc makes it and ends it.
+        let known = unsafe {
+            let mut sample: posix_spawn_file_actions_t = core::mem::zeroed();
+            let made = posix_spawn_file_actions_init(&raw mut sample) == 0
+                && posix_spawn_file_actions_adddup2(&raw mut sample, 1, 2) == 0
+                && posix_spawn_file_actions_addclose(&raw mut sample, 3) == 0;
+            let known = made && exec::as_we_know_them((&raw const sample).cast());
+            posix_spawn_file_actions_destroy(&raw mut sample);
+            known
+        };
+        KNOWN.store(if known { YES } else { NO }, Ordering::Relaxed);
+    }
+    KNOWN.load(Ordering::Relaxed) == YES
 }
 
 pub unsafe fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
@@ -390,9 +416,8 @@ pub unsafe fn posix_spawn(
     argv: Strings,
     envp: Strings,
 ) -> c_int {
-    started(program(AT_FDCWD, path, false, envp), |env| unsafe {
-        real::posix_spawn(pid, path, actions, attributes, argv, env)
-    })
+    let call = |env| unsafe { real::posix_spawn(pid, path, actions, attributes, argv, env) };
+    unsafe { started(program(AT_FDCWD, path, false, envp), actions, call) }
 }
 
 pub unsafe fn posix_spawnp(
@@ -403,9 +428,8 @@ pub unsafe fn posix_spawnp(
     argv: Strings,
     envp: Strings,
 ) -> c_int {
-    started(program(AT_FDCWD, file, true, envp), |env| unsafe {
-        real::posix_spawnp(pid, file, actions, attributes, argv, env)
-    })
+    let call = |env| unsafe { real::posix_spawnp(pid, file, actions, attributes, argv, env) };
+    unsafe { started(program(AT_FDCWD, file, true, envp), actions, call) }
 }
 
 // The shell of these two is started inside libc, with an environment that we do

@@ -1,0 +1,178 @@
+//! The file actions of a `posix_spawn`: what its child does with descriptors before the next
+//! program has them.
+//!
+//! glibc does not say what is in them, but has never changed it: `posix/spawn_int.h` has got new
+//! tags only. A libc that is different is noticed by [`as_we_know_them`].
+
+use core::ffi::c_void;
+
+const CLOSE: i32 = 0;
+const DUP2: i32 = 1;
+const OPEN: i32 = 2;
+const CHDIR: i32 = 3;
+const FCHDIR: i32 = 4;
+/// closefrom and tcsetpgrp: told apart by their order, so taken for the one that does more.
+const CLOSE_FROM: [i32; 2] = [5, 6];
+
+/// `posix_spawn_file_actions_t`, its beginning.
+#[repr(C)]
+struct Head {
+    allocated: i32,
+    used: i32,
+    list: *const Action,
+}
+
+/// `struct __spawn_action`: a tag and a union, whose largest member is that of an open.
+#[repr(C, align(8))]
+pub struct Action {
+    tag: i32,
+    hole: i32,
+    fd: i32,
+    /// DUP2: the new number.
+    to: i32,
+    rest: [u64; 2],
+}
+
+impl Action {
+    /// Is `fd` something else afterwards, or nothing?
+    fn ends(&self, fd: i32) -> bool {
+        match self.tag {
+            DUP2 => self.to == fd && self.fd != fd,
+            CLOSE | OPEN => self.fd == fd,
+            tag => CLOSE_FROM.contains(&tag) && fd >= self.fd,
+        }
+    }
+}
+
+/// What a child does before its `exec`.
+pub enum Actions<'a> {
+    Known(&'a [Action]),
+    /// It cannot be known: anything.
+    Unknown,
+}
+
+impl Actions<'_> {
+    /// A program that replaces this one.
+    pub const NONE: Actions<'static> = Actions::Known(&[]);
+
+    /// # Safety
+    /// `actions` is null, or what `posix_spawn_file_actions_init` has made; in a libc whose
+    /// actions are [`as_we_know_them`].
+    pub unsafe fn of<'a>(actions: *const c_void) -> Actions<'a> {
+        // SAFETY: the caller's.
+        let Some(head) = (unsafe { (actions as *const Head).as_ref() }) else { return Actions::NONE };
+        if head.used <= 0 || head.used > head.allocated || head.list.is_null() {
+            return Actions::NONE;
+        }
+        // SAFETY: so many have been added.
+        let list = unsafe { core::slice::from_raw_parts(head.list, head.used as usize) };
+        match list.iter().all(|a| (CLOSE..=CLOSE_FROM[1]).contains(&a.tag)) {
+            true => Actions::Known(list),
+            false => Actions::Unknown,
+        }
+    }
+
+    /// Does the next program get what is `fd` here by a `dup2`? Then close-on-exec does not count.
+    pub fn take(&self, fd: i32) -> bool {
+        let Actions::Known(list) = self else { return true };
+        let at = list.iter().position(|a| a.tag == DUP2 && a.fd == fd);
+        at.is_some_and(|at| !list[..at].iter().any(|a| a.ends(fd)))
+    }
+
+    /// Is `fd` closed or replaced, although it is not close-on-exec?
+    pub fn end(&self, fd: i32) -> bool {
+        let Actions::Known(list) = self else { return true };
+        list.iter().any(|a| a.ends(fd))
+    }
+
+    /// Do relative names begin elsewhere?
+    pub fn move_away(&self) -> bool {
+        let Actions::Known(list) = self else { return true };
+        list.iter().any(|a| matches!(a.tag, CHDIR | FCHDIR))
+    }
+}
+
+/// Is this a `dup2` of 1 to 2 and then a close of 3?
+///
+/// # Safety
+/// `sample` is what `posix_spawn_file_actions_init` has made, with these two.
+pub unsafe fn as_we_know_them(sample: *const c_void) -> bool {
+    // SAFETY: spawn.h says that much, and the structure is larger.
+    let head = unsafe { &*(sample as *const Head) };
+    if head.used != 2 || head.allocated < 2 || head.list.is_null() {
+        return false;
+    }
+    // SAFETY: libc has made room for two or more, so for the first whatever their size; the second
+    // is looked at if the first is right.
+    let at = |i: usize| unsafe { &*head.list.add(i) };
+    (at(0).tag, at(0).fd, at(0).to) == (DUP2, 1, 2) && (at(1).tag, at(1).fd) == (CLOSE, 3)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use libc::*;
+
+    enum Add {
+        Close(i32),
+        Dup2(i32, i32),
+        Open(i32),
+    }
+    use Add::{Close, Dup2, Open};
+
+    /// What libc makes of these: as we read it, and whether it is the sample.
+    fn made_of(added: &[Add], look: impl FnOnce(Actions, bool)) {
+        // SAFETY: initialized by libc, looked at, and given back to it.
+        unsafe {
+            let mut a: posix_spawn_file_actions_t = core::mem::zeroed();
+            assert_eq!(posix_spawn_file_actions_init(&raw mut a), 0);
+            for one in added {
+                let r = match *one {
+                    Close(fd) => posix_spawn_file_actions_addclose(&raw mut a, fd),
+                    Dup2(from, to) => posix_spawn_file_actions_adddup2(&raw mut a, from, to),
+                    Open(fd) => posix_spawn_file_actions_addopen(&raw mut a, fd, c"/".as_ptr(), O_RDONLY, 0),
+                };
+                assert_eq!(r, 0);
+            }
+            let seen = (&raw const a).cast();
+            look(Actions::of(seen), as_we_know_them(seen));
+            posix_spawn_file_actions_destroy(&raw mut a);
+        }
+    }
+
+    #[test]
+    fn what_libc_writes_is_read() {
+        made_of(&[Dup2(1, 2), Close(3)], |_, known| assert!(known));
+        made_of(&[Dup2(1, 2), Close(4)], |_, known| assert!(!known));
+        made_of(&[], |a, known| assert!(!known && !a.take(0)));
+    }
+
+    #[test]
+    fn the_next_program_gets_what_is_duplicated() {
+        made_of(&[Open(8), Dup2(5, 0), Dup2(0, 6), Dup2(7, 7), Dup2(8, 9), Close(5)], |a, _| {
+            assert!(a.take(5) && a.take(7), "a duplicate, and the same number");
+            assert!(!a.take(0) && !a.take(8) && !a.take(6), "replaced before, or only a target");
+            assert!(a.end(5) && a.end(0) && a.end(8) && !a.end(7) && !a.end(10));
+            assert!(!a.move_away());
+        });
+    }
+
+    #[test]
+    fn what_is_not_known_is_anything() {
+        assert!(Actions::Unknown.take(3) && Actions::Unknown.end(3) && Actions::Unknown.move_away());
+        assert!(!Actions::NONE.take(3) && !Actions::NONE.end(3) && !Actions::NONE.move_away());
+        let one = |tag| [Action { tag, hole: 0, fd: 3, to: 0, rest: [0; 2] }];
+        let of = |list: &[Action]| {
+            let head = Head { allocated: 8, used: list.len() as i32, list: list.as_ptr() };
+            // SAFETY: the list is as long as it says.
+            matches!(unsafe { Actions::of((&raw const head).cast()) }, Actions::Known(_))
+        };
+        assert!(of(&one(CLOSE_FROM[1])) && !of(&one(CLOSE_FROM[1] + 1)) && !of(&one(-1)));
+        let list = one(CLOSE_FROM[0]);
+        let from = Actions::Known(&list);
+        assert!(from.end(3) && from.end(900) && !from.end(2));
+        let list = one(FCHDIR);
+        assert!(Actions::Known(&list).move_away());
+    }
+}
