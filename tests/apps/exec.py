@@ -104,8 +104,25 @@ def variables(*fds):
     print("beside what was given:", sorted(set(os.environ) - {"PATH", "LC_CTYPE"}), flush=True)
 
 
+def who_looks_through_all_numbers(fd):
+    """As uwsgi looks for the listeners that it has inherited."""
+    def name(n):
+        try:
+            s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, n)
+        except OSError:
+            return None
+        try:
+            return s.getsockname()
+        except OSError:
+            return None
+        finally:
+            s.detach()
+
+    print("found:", sum(name(n) == name(fd) for n in range(3, 2000)), flush=True)
+
+
 NEXT = {f.__name__: f for f in (echo, answer_and_tell, digest, serve_two, serve_by_epoll, again, same_twice, nothing,
-                                variables)}
+                                variables, who_looks_through_all_numbers)}
 
 
 # Ways to get there -----------------------------------------------------------
@@ -327,6 +344,24 @@ def a_listener_with_somebody_waiting():
             second = socket.create_connection(address)
             second.sendall(b"who came after")
             print(read_all(second), ended(pid))
+
+
+@case
+def a_listener_is_there_once():
+    """What the library keeps beside it, for its workers, is not the program's."""
+    def get():
+        l = listener()
+        l.setblocking(False)
+        worker = os.fork()
+        if worker == 0:
+            with select.epoll() as e:
+                e.register(l, select.EPOLLIN)
+                e.poll(0.1)
+            os._exit(0)
+        os.waitpid(worker, 0)
+        return [l]
+
+    print(ended(run(execv, "who_looks_through_all_numbers", get)))
 
 
 @case
