@@ -59,6 +59,7 @@ bench-balance: deps build ## busy cores, stealing, flow groups (namespaces; need
 
 bench-sharing: deps build ## what a single owner pays for support of sharing: a library without it in turns with ours (3 minutes)
 	@$(RUN) cargo build -q --release --locked -p fsocket-preload --features unshared --target-dir target/unshared
+	@$(RUN) cargo build -q --release --locked -p fsocket-preload --features unguarded --target-dir target/unguarded
 	@python3 scripts/bench_sharing.py
 
 suites: build ## published test suites, stock and ours (slow): SUITES="cpython libevent"

@@ -292,8 +292,8 @@ pub struct Half {
     pub limit: AtomicU64,
     /// Bytes carried so far.
     pub bytes: AtomicU64,
-    /// tx: ring offset up to which pages are known to exist.
-    pub populated: AtomicU64,
+    /// As long as the thread that owns the token need not look whether it still does: tx: `limit`, rx: 1.
+    pub credit: AtomicU64,
     /// Mark of the CPU last published (`fsocket_sys::cpu::mark`); all bits: none yet.
     pub cpu: AtomicU32,
     /// tx: bytes of the ring this side's buffer allows ([`channel::Cons::window`]
@@ -306,6 +306,8 @@ pub struct Half {
     /// tx: ring offset that must stay untouched until the receiver has followed
     /// the last rewind; 0: none.
     pub fence: AtomicU64,
+    /// tx: ring offset up to which pages are known to exist.
+    pub populated: AtomicU64,
 }
 
 impl fsocket_sync::token::Words for Half {
@@ -320,6 +322,10 @@ impl fsocket_sync::token::Words for Half {
     #[inline(always)]
     fn shared(&self) -> &AtomicU64 {
         &self.shared
+    }
+    #[inline(always)]
+    fn withdraw(&self) {
+        self.credit.store(0, core::sync::atomic::Ordering::Relaxed);
     }
 }
 

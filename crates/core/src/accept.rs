@@ -329,7 +329,9 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             let left = zone::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
             let on = On { bell: Some(b), ..On::default() };
             // SAFETY: `p` has five entries; `signals` is as long as the kernel's set.
-            n = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, &raw const signals as *const _) });
+            n = asleep::sleep(&on, || unsafe {
+                sys::ppoll(p.as_mut_ptr(), p.len(), left, &raw const signals as *const _)
+            });
             d.spin_rx.slept(sys::cpu::ticks() - t0);
         }
         b.set_sleeping(false);

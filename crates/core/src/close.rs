@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
 use fsocket_ring as ring;
+use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// The application closes `fd`.
@@ -103,6 +104,8 @@ fn release_conn(d: &'static Desc) {
     // its operation finds the descriptor gone.
     let tokens = (token::enter(&s.tx), token::enter(&s.rx));
     d.kind.store(kind::FRESH, Ordering::Release);
+    s.tx.withdraw();
+    s.rx.withdraw();
     let channel = chan::CHANS.get(chan.wrapping_sub(1));
     if let Some(c) = channel {
         // Before the peer can see that we are done: from then on the slot may
@@ -234,6 +237,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         if !done {
             // Behind the last byte of a send that another thread is in.
             let _t = token::enter(&s.tx);
+            s.tx.withdraw();
             d.tx().1.prod.status.fetch_or(status::FIN, Ordering::Release);
         }
     }

@@ -40,6 +40,7 @@ pub fn prepare() {
     for d in conns() {
         // The placeholder is one kernel socket in two processes.
         d.dirty.store(true, Ordering::Relaxed);
+        d.forget_owners();
         peers::expect(d);
         let s = d.sock();
         let free = s.holders.iter().find(|h| {
@@ -98,6 +99,8 @@ pub fn parent() {
 
 /// After the fork, in the child.
 pub fn child() {
+    // A signal handler may have sent between `prepare` and the fork.
+    (0..DESCS.len()).filter_map(|i| DESCS.get(i)).for_each(table::Desc::forget_owners);
     if process::nonce() == 0 || crate::sandbox::sealed() {
         return;
     }

@@ -30,6 +30,7 @@ use fsocket_abi::channel::switching::{BOTH, ONE};
 use fsocket_abi::channel::{status, Dir};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::doorbell::FUTEX_BIT;
+use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Bytes moved per step; stack memory.
@@ -187,6 +188,7 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Op
     // From here on whoever gets a token sees the flags, or finds no room, and
     // keeps off the rings.
     s.tx.limit.store(0, Ordering::Relaxed);
+    s.tx.withdraw();
     drop((t1, t2));
     d.tx().1.prod.status.fetch_or(status::MOVING, Ordering::Release);
     // Release: who sees the want word armed sees MOVING.

@@ -4,7 +4,7 @@ mod recv;
 mod send;
 mod wait;
 
-pub use recv::{before_urgent, recv, recv_fast, recv_slow, rest};
+pub use recv::{before_urgent, recv, recv_fast, recv_on_credit, recv_slow, rest};
 pub use send::{plain_send, refused, send, send_fast, send_slow, send_tiny, sent_tiny, Tiny};
 pub use wait::{wait_data, wait_space};
 

@@ -47,12 +47,15 @@ pub struct Desc {
     pub refs: AtomicU32,
     /// CONN: shared state, control block, rings.
     sock: AtomicPtr<Sock>,
-    slot: AtomicPtr<ChanSlot>,
     tx_dir: AtomicPtr<Dir>,
     rx_dir: AtomicPtr<Dir>,
     tx_ring: AtomicPtr<u8>,
     rx_ring: AtomicPtr<u8>,
+    /// CONN: see [`Desc::sender`].
+    sender: AtomicU64,
+    receiver: AtomicU64,
     // Second line: rarely used.
+    slot: AtomicPtr<ChanSlot>,
     /// CONN: local channel number + 1.
     pub chan: AtomicU32,
     pub slot_index: AtomicU32,
@@ -170,6 +173,28 @@ impl Desc {
         self.side.store(side as u32, Ordering::Relaxed);
     }
 
+    /// Thread of this process that gave the sending direction credit for
+    /// [`crate::stream::send_tiny`]: this was a connection then. As quick to ask as for the kind.
+    #[inline(always)]
+    pub fn sender(&self) -> u64 {
+        self.sender.load(Ordering::Relaxed)
+    }
+    pub fn set_sender(&self, thread: u64) {
+        self.sender.store(thread, Ordering::Relaxed);
+    }
+    /// Likewise of [`crate::stream::recv_on_credit`].
+    #[inline(always)]
+    pub fn receiver(&self) -> u64 {
+        self.receiver.load(Ordering::Relaxed)
+    }
+    pub fn set_receiver(&self, thread: u64) {
+        self.receiver.store(thread, Ordering::Relaxed);
+    }
+    /// In another process the same thread is somebody else.
+    pub fn forget_owners(&self) {
+        self.set_sender(0);
+        self.set_receiver(0);
+    }
     // The accessors below are for descriptors of kind CONN. A descriptor is
     // never detached again while it is in the slab (stale pointers lead to
     // memory that is still mapped), and `attach` comes before the kind.
@@ -230,6 +255,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
         f.store(0, Ordering::Relaxed);
     }
     d.moved_to.store(0, Ordering::Relaxed);
+    d.forget_owners();
     d.options.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);

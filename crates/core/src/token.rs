@@ -1,9 +1,8 @@
 //! The right to send, or to receive, on a stream: [`fsocket_sync::token`] with
 //! this process's threads and system calls.
 
-#[cfg(not(feature = "unshared"))]
-use crate::process;
-use crate::stats;
+use crate::{process, stats};
+use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Half};
 use fsocket_sync::token::{self, Env};
 use fsocket_sys as sys;
@@ -13,20 +12,49 @@ pub use fsocket_sync::token::Busy;
 #[cfg(not(feature = "unshared"))]
 pub type Entered<'a> = token::Entered<'a, Half>;
 
-/// Nothing: to measure what the rest of this file costs (`make bench-sharing`).
+/// For one thread and its signal handlers only: to measure what the rest costs
+/// (`make bench-sharing`). With the feature `unguarded` not for these, either.
 #[cfg(feature = "unshared")]
-pub struct Entered<'a>(core::marker::PhantomData<&'a Half>);
+pub struct Entered<'a>(&'a Half);
 #[cfg(feature = "unshared")]
 #[inline(always)]
-pub fn enter(_: &Half) -> Result<Entered<'_>, Busy> {
+pub fn enter(h: &Half) -> Result<Entered<'_>, Busy> {
     let _ = token::enter::<Linux, Half>;
-    Ok(Entered(core::marker::PhantomData))
+    if cfg!(not(feature = "unguarded")) {
+        if h.busy.load(Ordering::Relaxed) != 0 {
+            return Err(Busy);
+        }
+        h.busy.store(1, Ordering::Relaxed);
+        fsocket_sync::light_fence();
+    }
+    Ok(Entered(h))
+}
+#[cfg(feature = "unshared")]
+impl Drop for Entered<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if cfg!(not(feature = "unguarded")) {
+            self.0.busy.store(0, Ordering::Release);
+        }
+    }
 }
 
 #[cfg(feature = "unshared")]
 #[inline(always)]
-pub fn enter_owned(h: &Half) -> Option<Entered<'_>> {
+pub fn enter_on_credit(h: &Half) -> Option<Entered<'_>> {
     enter(h).ok()
+}
+
+#[cfg(feature = "unshared")]
+pub fn owned(_: &Half) -> bool {
+    true
+}
+
+/// The only thread.
+#[cfg(feature = "unshared")]
+#[inline(always)]
+pub fn here() -> u64 {
+    1
 }
 
 struct Linux;
@@ -52,10 +80,24 @@ pub fn enter(h: &Half) -> Result<Entered<'_>, Busy> {
     token::enter::<Linux, Half>(h, process::thread())
 }
 
+/// [`enter`] by the thread that has given credit; see [`fsocket_sync::token`].
 #[cfg(not(feature = "unshared"))]
 #[inline(always)]
-pub fn enter_owned(h: &Half) -> Option<token::Owned<'_, Half>> {
-    token::enter_owned(h, process::thread())
+pub fn enter_on_credit(h: &Half) -> Option<token::Owned<'_, Half>> {
+    token::enter_on_credit(h)
+}
+
+/// Is the token the calling thread's own?
+#[cfg(not(feature = "unshared"))]
+pub fn owned(h: &Half) -> bool {
+    h.owner.load(Ordering::Relaxed) == process::thread()
+}
+
+/// The calling thread, within the process.
+#[cfg(not(feature = "unshared"))]
+#[inline(always)]
+pub fn here() -> u64 {
+    fsocket_sys::cpu::thread_id()
 }
 
 /// No thread of this process has ever entered: values of a recycled socket.

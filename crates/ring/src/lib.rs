@@ -179,6 +179,7 @@ pub fn init_half(h: &Half) {
     put(&h.pos, POS_START);
     put(&h.base, POS_START);
     put(&h.limit, 0);
+    put(&h.credit, 0);
     put(&h.bytes, 0);
     put(&h.populated, 0);
     put(&h.fence, 0);
@@ -220,21 +221,26 @@ pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len:
     unsafe { put_record(b, d, h, pos, src, len as u64) };
     true
 }
-/// Can [`send_tiny`] send so much without a look at the consumer? The caller holds the token.
+/// Where [`send_tiny`] is to put so much, on credit. The caller has entered on credit.
 #[inline(always)]
-pub fn fits_tiny(h: &Half, len: usize) -> bool {
-    get(&h.pos) + align8(len as u64) + 2 * record::HDR <= get(&h.limit)
+pub fn fits_tiny(h: &Half, len: usize) -> Option<u64> {
+    let pos = get(&h.pos);
+    (pos + align8(len as u64) + 2 * record::HDR <= get(&h.credit)).then_some(pos)
+}
+/// What small messages may still take is credit: by the thread that owns the token, inside.
+pub fn give_credit(h: &Half) {
+    put(&h.credit, get(&h.limit));
 }
 
 /// [`send_small`] for [`TINY`] bytes: as few instructions and registers as it takes.
 ///
 /// # Safety
-/// As [`send_small`], `len` is in [`TINY`], and [`fits_tiny`] has said so.
+/// As [`send_small`], `len` is in [`TINY`], and `pos` is what [`fits_tiny`] has said.
 #[inline(always)]
-pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, src: *const u8, len: usize) {
-    let (pos, base) = (get(&h.pos), get(&h.base));
+pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, pos: u64, src: *const u8, len: usize) {
+    let base = get(&h.base);
     // Whoever gave the credit has sent the first record behind `base` himself.
-    debug_assert!(TINY.contains(&len) && fits_tiny(h, len) && pos != base);
+    debug_assert!(TINY.contains(&len) && fits_tiny(h, len) == Some(pos) && pos != base);
     let off = (pos - base) & MASK & !7;
     // SAFETY: the caller's; the credit ends before the ring does.
     unsafe { b.put_tiny(off as usize, src, len, pack(record::DATA, len as u64)) };
@@ -327,6 +333,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
     // A PAD that still has to be published: behind it there must be a record, or
     // the consumer would be told of data where there is none.
     let mut padding = None;
+    put(&h.credit, 0);
     loop {
         let used = look(d, h, len.min(record::MAX))?.used;
         let free = CAP - used;

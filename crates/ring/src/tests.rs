@@ -46,8 +46,8 @@ impl Pair {
             let rest = &data[done..];
             // SAFETY: `rest` is a slice; single-threaded test.
             unsafe {
-                if TINY.contains(&rest.len()) && fits_tiny(&self.tx, rest.len()) {
-                    send_tiny(self.ring(), &self.tx, rest.as_ptr(), rest.len());
+                if let Some(pos) = fits_tiny(&self.tx, rest.len()).filter(|_| TINY.contains(&rest.len())) {
+                    send_tiny(self.ring(), &self.tx, pos, rest.as_ptr(), rest.len());
                     return data.len();
                 }
                 if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len()) {
@@ -57,6 +57,7 @@ impl Pair {
                     0 => break,
                     n => done += n,
                 }
+                give_credit(&self.tx);
             }
         }
         done

@@ -9,6 +9,10 @@
 //! waits for a thread that is not inside an operation, and nobody sleeps while
 //! inside one.
 //!
+//! The owner may also leave itself a *credit* for operations to come: a word that it sets while
+//! inside, and that whoever takes over clears. An operation on credit raises the flag and looks
+//! at that word, which it needs anyway, instead of at the owner's.
+//!
 //! Values of the owner word, in the order in which it takes them: 0 (nobody
 //! yet), `me` of the first thread, `me | REVOKING` while somebody takes over,
 //! [`SHARED`] for ever.
@@ -27,7 +31,7 @@ const REVOKING: u64 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
 
-/// The three words of a token. All zero: nobody has ever entered.
+/// The words of a token. All zero: nobody has ever entered.
 pub trait Words {
     /// See the module's description.
     fn owner(&self) -> &AtomicU64;
@@ -35,6 +39,8 @@ pub trait Words {
     fn busy(&self) -> &AtomicU64;
     /// The lock: identity of its holder, or 0.
     fn shared(&self) -> &AtomicU64;
+    /// Clears the credit. The owner does so as well before it changes what the credit is about.
+    fn withdraw(&self);
 }
 
 /// What the protocol needs of the system.
@@ -68,15 +74,22 @@ impl<W: Words> Drop for Owned<'_, W> {
 /// The common case of [`enter`]: the token is this thread's, and nobody takes over.
 #[inline(always)]
 pub fn enter_owned<W: Words>(w: &W, me: u64) -> Option<Owned<'_, W>> {
-    if w.owner().load(Ordering::Relaxed) != me || w.busy().load(Ordering::Relaxed) != 0 {
+    if w.owner().load(Ordering::Relaxed) != me {
+        return None;
+    }
+    let owned = enter_on_credit(w)?;
+    (w.owner().load(Ordering::Relaxed) == me).then_some(owned)
+}
+
+/// The same by the thread that left the credit. It is inside if it finds the credit not cleared;
+/// if it does, it leaves at once. Another thread must not call it: `busy` is the owner's alone.
+#[inline(always)]
+pub fn enter_on_credit<W: Words>(w: &W) -> Option<Owned<'_, W>> {
+    if w.busy().load(Ordering::Relaxed) != 0 {
         return None;
     }
     w.busy().store(1, Ordering::Relaxed);
     light_fence();
-    if w.owner().load(Ordering::Relaxed) != me {
-        w.busy().store(0, Ordering::Release);
-        return None;
-    }
     Some(Owned(w))
 }
 
@@ -118,10 +131,14 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy
                     }
                     E::took_over();
                 }
-                E::heavy_fence();
                 // Seeing the flag down once is enough: raised later, the owner
                 // finds that it lost the token. Acquire pairs with the release
                 // in `drop`.
+                E::heavy_fence();
+                wait::<E>(|| w.busy().load(Ordering::Acquire) == 0);
+                // From here on nobody gives credit; who raises the flag later finds none.
+                w.withdraw();
+                E::heavy_fence();
                 wait::<E>(|| w.busy().load(Ordering::Acquire) == 0);
                 let _ = w.owner().compare_exchange(marked, SHARED, Ordering::AcqRel, Ordering::Relaxed);
             }
@@ -181,6 +198,7 @@ mod tests {
         fn shared(&self) -> &AtomicU64 {
             &self.0[2]
         }
+        fn withdraw(&self) {}
     }
     struct Alone;
     impl Env for Alone {

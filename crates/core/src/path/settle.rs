@@ -5,6 +5,7 @@ use crate::{bell, chan, epoll, opts, process, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
+use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Result};
 
 /// Give a kernel end what the program has set on the connection.
@@ -104,7 +105,10 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     // Behind whatever other threads are in the middle of: the slot may be
     // somebody else's right after.
     let s = d.sock();
-    drop((token::enter(&s.tx), token::enter(&s.rx)));
+    let tokens = (token::enter(&s.tx), token::enter(&s.rx));
+    s.tx.withdraw();
+    s.rx.withdraw();
+    drop(tokens);
     epoll::moved_to_kernel(d, d.kernel_end.load(Ordering::Relaxed) - 1);
     table::remove_numbers(d);
     // Threads that sleep on it go on in the kernel.

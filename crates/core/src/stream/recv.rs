@@ -12,6 +12,10 @@ use fsocket_abi::channel::Dir;
 use fsocket_ring::{self as ring, Hostile};
 use fsocket_sys::{self as sys, Errno, Result};
 
+/// Flags that change nothing for who finds something.
+const PLAIN: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MOVING | flag::TOOK | flag::LOWAT;
+
 /// # Safety
 /// `buf` is writable for `len` bytes.
 #[inline(always)]
@@ -106,17 +110,47 @@ unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> u
 /// As [`recv`].
 #[inline(always)]
 pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
-    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 {
+    if flags & !PLAIN != 0 {
         return 0;
     }
     let (r, rx, h) = d.rx();
     let Ok(t) = token::enter(h) else { return 0 };
-    const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MOVING | flag::TOOK | flag::LOWAT;
     if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
         return 0;
     }
     // SAFETY: the caller's; the token is held. What is wrong with the peer is
     // found again, and dealt with, by the slow path.
+    let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
+    if token::owned(h) {
+        d.set_receiver(token::here());
+        h.credit.store(1, Ordering::Relaxed);
+    }
+    drop(t);
+    match got {
+        Ok(n @ 1..) => {
+            consumed(d, rx, h);
+            n
+        }
+        _ => 0,
+    }
+}
+
+/// [`recv_fast`] by the only thread that has ever received, and has done so before. Any descriptor
+/// may be asked.
+///
+/// # Safety
+/// As [`recv`].
+#[inline(always)]
+pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    if flags & !PLAIN != 0 || d.receiver() != token::here() {
+        return 0;
+    }
+    let (r, rx, h) = d.rx();
+    let Some(t) = token::enter_on_credit(h) else { return 0 };
+    if h.credit.load(Ordering::Relaxed) == 0 || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
+        return 0;
+    }
+    // SAFETY: as in `recv_fast`.
     let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
     drop(t);
     match got {

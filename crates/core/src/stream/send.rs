@@ -9,6 +9,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::{status, POS_START};
 use fsocket_ring::{self as ring, Hostile};
+use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
 /// With both sides on one CPU a long message is handed over in pieces of this
@@ -81,27 +82,26 @@ pub enum Tiny {
 
 /// [`send_fast`] for a few bytes by the only thread that has ever sent: the case in which
 /// a call costs as much as the work. Nothing in it calls a function, so that it needs no
-/// stack (see docs/performance.md).
+/// stack (see docs/performance.md). Any descriptor may be asked.
 ///
 /// # Safety
 /// As [`send`].
 #[inline(always)]
 pub unsafe fn send_tiny(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
-    let s = d.sock();
-    // As in `send_fast`.
-    if !ring::TINY.contains(&len)
-        || s.flags.load(Ordering::Relaxed) & TX_BAD != 0
+    if d.sender() != token::here()
+        || !ring::TINY.contains(&len)
         || d.rx_dir().prod.status.load(Ordering::Relaxed) & NOT_NOW != 0
     {
         return Tiny::No;
     }
-    let h = &s.tx;
-    let Some(t) = token::enter_owned(h) else { return Tiny::No };
-    if !d.is_conn() || !ring::fits_tiny(h, len) {
-        return Tiny::No;
-    }
+    let h = &d.sock().tx;
+    let Some(t) = token::enter_on_credit(h) else { return Tiny::No };
+    // There is no credit for what was shut down, closed or switched, or has come to be shared. Of
+    // the other reasons not to send the peer's state has said enough, or a poisoned one, whom a few
+    // bytes more do not matter, the next look for credit will.
+    let Some(pos) = ring::fits_tiny(h, len) else { return Tiny::No };
     // SAFETY: the caller's; the token is ours.
-    unsafe { ring::send_tiny(d.tx_ring(), h, buf, len) };
+    unsafe { ring::send_tiny(d.tx_ring(), h, pos, buf, len) };
     drop(t);
     let tx = d.tx_dir();
     fsocket_sync::light_fence();
@@ -109,6 +109,20 @@ pub unsafe fn send_tiny(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
         return Tiny::Tell;
     }
     Tiny::Sent
+}
+
+/// To [`send_tiny`], by who has the token.
+fn give_credit(d: &Desc, h: &Half) {
+    if !token::owned(h) {
+        return;
+    }
+    d.set_sender(token::here());
+    ring::give_credit(h);
+    fsocket_sync::light_fence();
+    if d.sock().flags.load(Ordering::Relaxed) & TX_BAD != 0 {
+        // A signal handler on top of us: it could not enter, and there was no credit to withdraw.
+        h.withdraw();
+    }
 }
 
 /// After [`Tiny::Tell`].
@@ -175,11 +189,13 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                 Some(_) => continue,
                 None => return Err(Errno::EBADF),
             },
-            Ok(_) if path::of(d) != Path::Shm => continue,
+            Ok(_) if path::of(d) != Path::Shm || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 => continue,
             Ok(_t) => {
                 populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.
-                unsafe { ring::send(r, tx, h, buf.add(done), len - done) }
+                let sent = unsafe { ring::send(r, tx, h, buf.add(done), len - done) };
+                give_credit(d, h);
+                sent
             }
         };
         match step {

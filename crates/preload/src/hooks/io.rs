@@ -82,16 +82,22 @@ fn candidate(fd: c_int) -> bool {
 
 /// A send: the fast path bare, the rest guarded and out of its way. What is not done here is
 /// left to functions whose result is this one's, so that it is a jump.
-#[inline(always)]
-unsafe fn transmit(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
-    if stream::plain_send(flags) {
-        match unsafe { stream::send_tiny(d, buf, n) } {
-            stream::Tiny::Sent => return n as ssize_t,
-            stream::Tiny::Tell => return unsafe { tell(d, n) },
-            stream::Tiny::No => {}
+macro_rules! transmit {
+    ($fd:expr, $buf:expr, $n:expr, $flags:expr, else $kernel:expr) => {{
+        if let Some(d) = table::lookup($fd) {
+            if stream::plain_send($flags) {
+                match unsafe { stream::send_tiny(d, $buf as *const u8, $n) } {
+                    stream::Tiny::Sent => return $n as ssize_t,
+                    stream::Tiny::Tell => return unsafe { tell(d, $n) },
+                    stream::Tiny::No => {}
+                }
+            }
+            if d.is_conn() {
+                return unsafe { transmit_more(d, $buf as *const u8, $n, $flags) };
+            }
         }
-    }
-    unsafe { transmit_more(d, buf, n, flags) }
+        $kernel
+    }};
 }
 
 #[cold]
@@ -116,8 +122,24 @@ unsafe fn transmit_slowly(d: &'static Desc, buf: *const u8, n: size_t, flags: c_
 }
 
 /// A receive: likewise.
-#[inline(always)]
-unsafe fn receive(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
+macro_rules! receive {
+    ($fd:expr, $buf:expr, $n:expr, $flags:expr, else $other:expr) => {{
+        if let Some(d) = table::lookup($fd) {
+            match unsafe { stream::recv_on_credit(d, $buf as *mut u8, $n, $flags) } {
+                0 if d.is_conn() => return unsafe { receive_more(d, $buf as *mut u8, $n, $flags) },
+                0 => {}
+                got if got < $n && stream::left_rings(d) => {
+                    return unsafe { receive_rest(d, $buf as *mut u8, $n, $flags, got) }
+                }
+                got => return got as ssize_t,
+            }
+        }
+        $other
+    }};
+}
+
+#[inline(never)]
+unsafe fn receive_more(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
         0 => unsafe { receive_slowly(d, buf, n, flags) },
         got if got < n && stream::left_rings(d) => unsafe { receive_rest(d, buf, n, flags, got) },
@@ -138,20 +160,16 @@ unsafe fn receive_rest(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int, 
 
 #[inline(always)]
 pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
-    match conn(fd) {
-        // read() of nothing is 0 at once, unlike recv().
-        Some(_) if n == 0 => 0,
-        Some(d) => unsafe { receive(d, buf as *mut u8, n, 0) },
-        None => in_kernel!(read(fd: c_int, buf: *mut c_void, n: size_t), receives(n, 0)),
+    // read() of nothing is 0 at once, unlike recv().
+    if n == 0 && conn(fd).is_some() {
+        return 0;
     }
+    receive!(fd, buf, n, 0, else in_kernel!(read(fd: c_int, buf: *mut c_void, n: size_t), receives(n, 0)))
 }
 
 #[inline(always)]
 pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
-    match conn(fd) {
-        Some(d) => unsafe { transmit(d, buf as *const u8, n, 0) },
-        None => in_kernel!(write(fd: c_int, buf: *const c_void, n: size_t), Call::Send),
-    }
+    transmit!(fd, buf, n, 0, else in_kernel!(write(fd: c_int, buf: *const c_void, n: size_t), Call::Send))
 }
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
@@ -172,18 +190,14 @@ pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 
 #[inline(always)]
 pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
-    match conn(fd) {
-        Some(d) => unsafe { receive(d, buf as *mut u8, n, flags) },
-        None => in_kernel!(recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int), receives(n, flags)),
-    }
+    receive!(fd, buf, n, flags, else {
+        in_kernel!(recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int), receives(n, flags))
+    })
 }
 
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
-    match conn(fd) {
-        Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
-        None => in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send),
-    }
+    transmit!(fd, buf, n, flags, else in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send))
 }
 
 pub unsafe fn recvfrom(
@@ -195,8 +209,8 @@ pub unsafe fn recvfrom(
     len: *mut socklen_t,
 ) -> ssize_t {
     match conn(fd) {
-        Some(d) => {
-            let r = unsafe { receive(d, buf as *mut u8, n, flags) };
+        Some(_) => {
+            let r = unsafe { recv(fd, buf, n, flags) };
             if r >= 0 && !addr.is_null() && !len.is_null() {
                 // TCP names no sender.
                 unsafe { *len = 0 };
@@ -217,12 +231,9 @@ pub unsafe fn sendto(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> ssize_t {
-    match conn(fd) {
-        Some(d) => unsafe { transmit(d, buf as *const u8, n, flags) },
-        None => {
-            in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
-        }
-    }
+    transmit!(fd, buf, n, flags, else {
+        in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
+    })
 }
 
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {

@@ -1,8 +1,8 @@
 //! Tokens: mutual exclusion, and everybody gets in.
 
 use super::every_way;
-use crate::atomic::AtomicU64;
-use crate::token::{enter, Env, Words};
+use crate::atomic::{AtomicU64, Ordering};
+use crate::token::{enter, enter_on_credit, Env, Words};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
@@ -11,6 +11,9 @@ struct Token {
     owner: AtomicU64,
     busy: AtomicU64,
     shared: AtomicU64,
+    credit: AtomicU64,
+    /// The owner's credit stays, whoever takes over.
+    kept: bool,
     /// What the token protects. Loom fails on two accesses at once, and on one
     /// that does not happen after the one before.
     protected: UnsafeCell<u32>,
@@ -24,6 +27,11 @@ impl Words for Token {
     }
     fn shared(&self) -> &AtomicU64 {
         &self.shared
+    }
+    fn withdraw(&self) {
+        if !self.kept {
+            self.credit.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -52,6 +60,41 @@ impl Token {
         // SAFETY: the property under test; loom checks it.
         self.protected.with_mut(|p| unsafe { *p += 1 });
     }
+
+    /// By thread 16, the first owner: on credit if it has any; else it gives itself some.
+    fn operate_as_owner(&self) {
+        if let Some(_inside) = enter_on_credit(self) {
+            if self.credit.load(Ordering::Relaxed) != 0 {
+                // SAFETY: as above.
+                return self.protected.with_mut(|p| unsafe { *p += 1 });
+            }
+        }
+        let Ok(_inside) = enter::<Sys, _>(self, 16) else { panic!("no signal handlers here") };
+        if self.owner.load(Ordering::Relaxed) == 16 {
+            self.credit.store(1, Ordering::Relaxed);
+        }
+        // SAFETY: as above.
+        self.protected.with_mut(|p| unsafe { *p += 1 });
+    }
+}
+
+/// The owner operates `times` times more while each of `others` operates once.
+fn on_credit(kept: bool, times: u32, others: u64, preemptions: Option<usize>) {
+    every_way(preemptions, move || {
+        let t = Arc::new(Token { kept, ..Token::default() });
+        t.operate_as_owner();
+        let others: Vec<_> = (0..others)
+            .map(|i| {
+                let t = t.clone();
+                loom::thread::spawn(move || t.operate::<Sys>(32 + 16 * i))
+            })
+            .collect();
+        (0..times).for_each(|_| t.operate_as_owner());
+        let all = 1 + times + others.len() as u32;
+        others.into_iter().for_each(|o| o.join().unwrap());
+        // SAFETY: all other threads have ended.
+        t.protected.with(|p| assert_eq!(unsafe { *p }, all));
+    });
 }
 
 /// Thread `i` operates `times[i]` times; thread 0 enters once before the others
@@ -79,6 +122,22 @@ fn run<E: Env>(owned: bool, times: &'static [u32], preemptions: Option<usize>) {
 #[test]
 fn owner_and_one_that_takes_over() {
     run::<Sys>(true, &[2, 2], Some(4));
+}
+
+#[test]
+fn owner_on_credit_and_one_that_takes_over() {
+    on_credit(false, 3, 1, Some(4));
+}
+
+#[test]
+fn owner_on_credit_and_two_that_take_over() {
+    on_credit(false, 2, 2, Some(1));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn credit_must_be_withdrawn() {
+    on_credit(true, 1, 1, None);
 }
 
 #[test]
