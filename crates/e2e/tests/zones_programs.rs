@@ -102,6 +102,12 @@ fn nginx_serves_each_cpu_from_its_own_queue() {
         let (_nginx, port) = nginx(&host, "daemon off;", "", env);
         net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == 3)
             .expect("zones");
+        // The second worker gets what comes to its CPU a moment after its socket is there.
+        net::wait_until(Duration::from_secs(5), || {
+            let groups = |zones: serde_json::Value| zones["flow_groups"][0]["by_cpu"].as_object().map(|by| by.len());
+            stock_mode() || groups(host.zones()) == Some(2)
+        })
+        .expect("both CPUs have flow groups");
         ab_from_both(&host, port, 2000);
         assert_local(&host, 2000);
     }

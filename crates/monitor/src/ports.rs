@@ -44,13 +44,14 @@ impl Ports {
     /// administrators widen that range to everything) inside. A kernel
     /// connection may then show the same pair of addresses at the same time.
     pub fn lease(&mut self, listened: impl Fn(u16) -> bool) -> Option<u16> {
+        self.kernel.look();
         let all: Vec<u16> = blocks().collect();
         let free = |i: usize, avoid: &dyn Fn(u16) -> bool| {
             let first = all[i % all.len()];
             !self.leased.contains(&first) && !(first..=first + (BLOCK - 1)).any(avoid)
         };
         let never = |p| listened(p) || self.kernel.reserved(p);
-        let rests = |p| self.kernel.since.elapsed() < REST && self.kernel.used.contains(&p);
+        let rests = |p| self.kernel.rests(p);
         let found = (self.after..self.after + all.len())
             .find(|&i| free(i, &|p| never(p) || rests(p) || self.kernel.ephemeral.contains(&p)))
             .or_else(|| {
@@ -70,29 +71,43 @@ impl Ports {
 }
 
 /// The kernel's own ephemeral range, the ports that the administrator reserved, and those of the
-/// connections that there were at the start.
+/// connections that there were when the first was leased.
 pub struct KernelPorts {
     ephemeral: RangeInclusive<u16>,
     reserved: Vec<RangeInclusive<u16>>,
-    used: BTreeSet<u16>,
+    /// None: not asked yet.
+    used: Option<BTreeSet<u16>>,
     since: Instant,
 }
 
 /// How long a port may be in TIME_WAIT.
 const REST: Duration = Duration::from_secs(60);
-/// Connections that are looked at, at most: the monitor is to start at once.
-const LOOKED_AT: usize = 1 << 16;
+/// Connections that are looked at, at most: the first client waits for it.
+const LOOKED_AT: usize = 1 << 14;
 
 impl KernelPorts {
     pub fn read() -> KernelPorts {
         let get = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
-        let mut kernel = KernelPorts::parse(&get("ip_local_port_range"), &get("ip_local_reserved_ports"));
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            let Ok(table) = std::fs::File::open(table) else { continue };
-            let lines = BufReader::new(table).lines().skip(1).take(LOOKED_AT).map_while(Result::ok);
-            kernel.used.extend(lines.filter_map(|l| local_port(&l)));
-        }
-        kernel
+        let kernel = KernelPorts::parse(&get("ip_local_port_range"), &get("ip_local_reserved_ports"));
+        KernelPorts { used: None, ..kernel }
+    }
+
+    /// Asks the kernel for `used`, once.
+    fn look(&mut self) {
+        self.used.get_or_insert_with(|| {
+            let mut used = BTreeSet::new();
+            for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+                let Ok(table) = std::fs::File::open(table) else { continue };
+                let lines = BufReader::new(table).lines().skip(1).take(LOOKED_AT).map_while(Result::ok);
+                used.extend(lines.filter_map(|l| local_port(&l)));
+            }
+            used
+        });
+    }
+
+    /// Was this one in use at the start, and may still be in TIME_WAIT?
+    fn rests(&self, port: u16) -> bool {
+        self.since.elapsed() < REST && self.used.as_ref().is_some_and(|used| used.contains(&port))
     }
 
     fn parse(range: &str, reserved: &str) -> KernelPorts {
@@ -106,7 +121,7 @@ impl KernelPorts {
                 Some(first.parse().ok()?..=last.parse().ok()?)
             })
             .collect();
-        KernelPorts { ephemeral, reserved, used: BTreeSet::new(), since: Instant::now() }
+        KernelPorts { ephemeral, reserved, used: Some(BTreeSet::new()), since: Instant::now() }
     }
 
     pub fn reserved(&self, port: u16) -> bool {
@@ -165,7 +180,7 @@ mod tests {
     #[test]
     fn ports_of_connections_that_there_were_rest() {
         let used: BTreeSet<u16> = (61001..=65000).collect();
-        let mut ports = Ports::new(KernelPorts { used: used.clone(), ..KernelPorts::parse("32768 60999", "") });
+        let mut ports = Ports::new(KernelPorts { used: Some(used.clone()), ..KernelPorts::parse("32768 60999", "") });
         let mut all = Vec::new();
         while let Some(first) = ports.lease(|_| false) {
             all.push(first);
