@@ -195,6 +195,7 @@ impl Desc {
         self.set_sender(0);
         self.set_receiver(0);
     }
+
     // The accessors below are for descriptors of kind CONN. A descriptor is
     // never detached again while it is in the slab (stale pointers lead to
     // memory that is still mapped), and `attach` comes before the kind.

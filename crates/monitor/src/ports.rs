@@ -92,8 +92,11 @@ impl KernelPorts {
         KernelPorts { used: None, ..kernel }
     }
 
-    /// Asks the kernel for `used`, once.
+    /// Asks the kernel for `used`, once, and only while anything of before can still rest.
     fn look(&mut self) {
+        if self.since.elapsed() >= REST {
+            return;
+        }
         self.used.get_or_insert_with(|| {
             let mut used = BTreeSet::new();
             for table in ["/proc/net/tcp", "/proc/net/tcp6"] {

@@ -126,13 +126,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         h.credit.store(1, Ordering::Relaxed);
     }
     drop(t);
-    match got {
-        Ok(n @ 1..) => {
-            consumed(d, rx, h);
-            n
-        }
-        _ => 0,
-    }
+    told(d, rx, h, got)
 }
 
 /// [`recv_fast`] by the only thread that has ever received, and has done so before. Any descriptor
@@ -153,6 +147,12 @@ pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: 
     // SAFETY: as in `recv_fast`.
     let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
     drop(t);
+    told(d, rx, h, got)
+}
+
+/// What a receive that is out of the ring has got; 0: nothing, or a hostile peer.
+#[inline(always)]
+fn told(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, Hostile>) -> usize {
     match got {
         Ok(n @ 1..) => {
             consumed(d, rx, h);
