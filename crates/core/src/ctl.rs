@@ -348,7 +348,7 @@ fn unasked(m: &Msg, got: Option<i32>) {
                 chan::serve(m.id as u32, m.arg0, fd);
             }
         }
-        kind::PEER if got.is_some_and(|fd| crate::zone::balance::came(m.id, m.arg0, fd)) => return,
+        kind::PEER => return got.map_or((), |fd| crate::zone::balance::came(m.id, m.arg0, fd)),
         kind::PEER_GONE => crate::zone::balance::went(m.id, m.arg0),
         kind::NUDGE => crate::zone::balance::nudged(m.id),
         kind::LOOK => crate::zone::watch::look(m.id),

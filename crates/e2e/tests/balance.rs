@@ -487,6 +487,71 @@ fn an_address_is_free_when_its_listener_is_closed() {
     assert!(joins >= 80, "{joins} local listen sockets");
 }
 
+/// Two workers that take turns, one after the other as their parent says. The second gives up
+/// before it has read that the first may be stolen from; then that one gives up, with
+/// connections in its queue.
+const TURNS: &str = r#"
+import os, select, socket, sys
+listener = socket.socket()
+listener.bind(("127.0.0.1", int(sys.argv[1])))
+listener.listen(64)
+listener.setblocking(False)
+
+class Worker:
+    def __init__(self, cpu):
+        theirs, self.ours = socket.socketpair()
+        if os.fork() == 0:
+            os.sched_setaffinity(0, [cpu])
+            epoll, words = select.epoll(), theirs.makefile("rw")
+            for word in words:
+                words.write(f"{getattr(self, word.strip())(epoll)}\n")
+                words.flush()
+            os._exit(0)
+        theirs.close()
+        self.words = self.ours.makefile("rw")
+    def watch(self, epoll):
+        epoll.register(listener, select.EPOLLIN)
+        return len(epoll.poll(0.01))
+    def leave(self, epoll):
+        epoll.unregister(listener)
+        return len(epoll.poll(0.01))
+    def serve(self, epoll):
+        epoll.register(listener, select.EPOLLIN)
+        n = 0
+        while n < 5 and epoll.poll(3):
+            listener.accept()
+            n += 1
+        return n
+    def do(self, word):
+        self.words.write(f"{word}\n")
+        self.words.flush()
+        return int(self.words.readline())
+
+first, second = Worker(0), Worker(1)
+second.do("watch")
+first.do("watch")
+select.select([], [], [], 0.2)
+second.do("leave")
+os.sched_setaffinity(0, [0])
+clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+first.do("leave")
+print("served", second.do("serve"))
+"#;
+
+#[test]
+fn what_waits_at_a_worker_that_gives_up_is_not_kept_by_one_that_has() {
+    need_two_cpus!();
+    let host = Host::new();
+    let mut command = host.command(Accel, fsocket_testkit::PYTHON);
+    command.args(["-c", TURNS, &net::free_port().to_string()]).env("FASTSOCKET_DISABLE", "shm");
+    Proc::spawn(host.logs(), "turns", command).finish(Duration::from_secs(30)).success().says("served 5");
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let zones = host.zones();
+    assert_eq!((counter(&zones, "zone_joins"), counter(&zones, "zone_leaves")), (2, 2), "{zones:#}");
+}
+
 #[test]
 fn workers_are_balanced_again_after_the_monitor_was_killed() {
     need_two_cpus!();

@@ -4,7 +4,7 @@
 use super::{close, PEER_MARK};
 use crate::zone::{used, watch, Local, Zoned};
 use crate::{ctl, process};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use fsocket_abi::balance::{Balance, BALANCE_SIZE, QUEUES};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, cpu, Result};
@@ -138,6 +138,7 @@ impl Zoned {
     /// so it stays in every instance it is not taken out of.
     pub(in crate::zone) fn unshare(&self, l: &Local, fd: i32) {
         if !l.shared.swap(false, Ordering::AcqRel) {
+            self.drop_peers_if_idle();
             return;
         }
         l.peers_since.store(0, Ordering::Relaxed);
@@ -153,22 +154,29 @@ impl Zoned {
         self.drop_peers_if_idle();
     }
 
-    /// Nobody is left in this process who could steal.
-    pub(in crate::zone) fn drop_peers_if_idle(&self) {
-        if self.workers().next().is_none() {
-            for s in self.peers.iter() {
-                self.drop_peer(s);
-            }
+    /// Is nobody left in this process who could steal? Its descriptors of the others'
+    /// sockets would keep those open, with what waits there, after their workers have gone.
+    /// True: it has closed them.
+    pub(in crate::zone) fn drop_peers_if_idle(&self) -> bool {
+        // Between one's own change and the look at the other's, for a worker that gives up
+        // and for a peer that comes: whoever is second drops it.
+        fence(Ordering::SeqCst);
+        let is_idle = self.workers().next().is_none();
+        if is_idle {
+            self.peers.iter().for_each(|s| self.drop_peer(s));
         }
+        is_idle
     }
 
     pub(super) fn drop_peer(&self, s: &Sock) {
-        let fd = s.fd.load(Ordering::Relaxed);
-        for w in self.watches.active() {
-            let _ = sys::epoll_ctl(w.ep(), libc::EPOLL_CTL_DEL, fd, None);
+        let fd = s.fd.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            for w in self.watches.active() {
+                let _ = sys::epoll_ctl(w.ep(), libc::EPOLL_CTL_DEL, fd, None);
+            }
+            self.take_out_of_inner(fd);
+            process::close_own(fd);
         }
-        self.take_out_of_inner(fd);
-        close(&s.fd);
         s.gone.store(false, Ordering::Relaxed);
         s.place.store(0, Ordering::Release);
     }
@@ -216,13 +224,30 @@ fn put_inner(inner: i32, fd: i32) {
     let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, Some(&ev));
 }
 
-/// [`msg::PEER`]. True: the descriptor is kept.
-pub fn came(group: u64, place: u64, fd: i32) -> bool {
+/// [`msg::PEER`]. The descriptor is this function's.
+pub fn came(group: u64, place: u64, fd: i32) {
+    if !keep(group, place, fd) {
+        let _ = sys::close(fd);
+        tell_closed(group);
+    }
+}
+
+/// A descriptor of another worker's socket was closed. If its worker has gone, this may have
+/// been the last one, and what waited there has moved.
+pub(super) fn tell_closed(group: u64) {
+    let mut m = Msg::new(msg::PEER_CLOSED);
+    m.id = group;
+    let _ = ctl::tell(m, None);
+}
+
+/// True: until its worker has gone, or all of this process.
+fn keep(group: u64, place: u64, fd: i32) -> bool {
     let Some(z) = used().iter().find(|z| z.group.load(Ordering::Relaxed) == group && z.balance().is_some()) else {
         return false;
     };
     let Some(i) = z.peers.all.iter().position(|s| s.place.load(Ordering::Relaxed) == 0) else { return false };
-    if place == 0 || place > QUEUES as u64 {
+    // The last worker may have given up its own while this was on its way.
+    if place == 0 || place > QUEUES as u64 || z.workers().next().is_none() {
         return false;
     }
     let s = &z.peers.all[i];
@@ -234,6 +259,9 @@ pub fn came(group: u64, place: u64, fd: i32) -> bool {
     if !z.is_shared() {
         z.watches.active().for_each(|w| put_peer(w.ep(), fd));
         z.inners().for_each(|inner| put_inner(inner, fd));
+    }
+    if z.drop_peers_if_idle() {
+        tell_closed(group);
     }
     true
 }

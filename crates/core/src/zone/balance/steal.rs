@@ -1,14 +1,12 @@
 //! Who may be stolen from, and an accept that does so.
 
-use super::peers::PEERS;
+use super::peers::{tell_closed, PEERS};
 use super::{bit, patience_ns, queue, ticks};
-use crate::ctl;
 use crate::zone::accept::Peer;
 use crate::zone::{Local, Zoned};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::zone_accept;
 use fsocket_abi::balance::{Balance, QUEUES, TRUST};
-use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, cpu, Result};
 
 /// Somebody to steal from.
@@ -150,9 +148,7 @@ impl Zoned {
         for s in self.peers.iter().filter(|s| s.gone.load(Ordering::Relaxed)) {
             if !ready(s.fd.load(Ordering::Relaxed)) {
                 self.drop_peer(s);
-                let mut m = Msg::new(msg::PEER_CLOSED);
-                m.id = self.group.load(Ordering::Relaxed);
-                let _ = ctl::tell(m, None);
+                tell_closed(self.group.load(Ordering::Relaxed));
             }
         }
         let busy = b.busy.load(Ordering::Relaxed);
