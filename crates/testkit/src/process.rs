@@ -76,11 +76,15 @@ impl Proc {
         command.stdin(Stdio::null());
         command.stdout(File::create(&out).expect("output file"));
         command.stderr(File::create(&err).expect("output file"));
-        // SAFETY: prctl is async-signal-safe and touches nothing of ours.
+        // SAFETY: both calls are async-signal-safe and touch nothing of ours.
         unsafe {
             command.pre_exec(|| {
                 // The children of a test that is itself killed must die, too.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // A shell that starts the tests in the background has them ignored.
+                for signal in [libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
                 Ok(())
             });
         }
