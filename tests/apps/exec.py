@@ -6,6 +6,7 @@ usage: exec.py [CASE...]
        exec.py next WHAT FD...     the program that inherits
 """
 
+import errno
 import ctypes
 import hashlib
 import os
@@ -118,7 +119,16 @@ def who_looks_through_all_numbers(fd):
         finally:
             s.detach()
 
+    def is_open(ask):
+        try:
+            ask()
+        except OSError as e:
+            return e.errno != errno.EBADF
+        return True
+
     print("found:", sum(name(n) == name(fd) for n in range(3, 2000)), flush=True)
+    for ask in (os.fstat, os.get_inheritable, lambda n: os.write(n, b""), lambda n: os.close(os.dup(n))):
+        print("open:", sum(is_open(lambda: ask(n)) for n in range(3, 2000)), flush=True)
 
 
 NEXT = {f.__name__: f for f in (echo, answer_and_tell, digest, serve_two, serve_by_epoll, again, same_twice, nothing,

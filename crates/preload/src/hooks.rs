@@ -157,11 +157,12 @@ impl Answer<c_int> for Result<()> {
     }
 }
 
-/// A number that the application has closed while its placeholder waits for the
-/// next connection: EBADF, as it would be.
+/// A number that the application has closed while its placeholder waits for the next
+/// connection, or that it never had, because it is the library's: EBADF, as it would be.
+/// Programs look through all numbers for what they have inherited.
 #[inline(always)]
 fn gone(fd: c_int) -> bool {
-    let gone = fsocket_core::pool::holds(fd);
+    let gone = fsocket_core::pool::holds(fd) || fsocket_core::close::own(fd);
     if gone {
         fsocket_sys::Errno::EBADF.set();
     }

@@ -3,7 +3,7 @@
 use super::{either, gone, guarded, Answer};
 use crate::real;
 use fsocket_core::{close as ops, opts, table, taken};
-use fsocket_sys::{self as sys, Errno};
+use fsocket_sys as sys;
 use libc::*;
 
 pub unsafe fn close(fd: c_int) -> c_int {
@@ -14,8 +14,8 @@ pub unsafe fn close(fd: c_int) -> c_int {
 }
 
 pub unsafe fn dup(fd: c_int) -> c_int {
-    if ops::own(fd) || gone(fd) {
-        return Err::<(), _>(Errno::EBADF).answer();
+    if gone(fd) {
+        return -1;
     }
     let new = unsafe { real::dup(fd) };
     if new >= 0 {
@@ -85,8 +85,8 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 
 /// The kernel is about to close `new` silently.
 fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
-    if ops::own(old) || gone(old) {
-        return Some(Err::<(), _>(Errno::EBADF).answer());
+    if gone(old) {
+        return Some(-1);
     }
     if ops::own(new) {
         // Give way: the application wants this very number.

@@ -1,6 +1,6 @@
 //! Making, naming and tuning sockets.
 
-use super::{either, gone, guarded, Answer};
+use super::{either, gone, guarded};
 use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
@@ -8,7 +8,6 @@ use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, path, pool,
     process, slice, stats, zone,
 };
-use fsocket_sys::Errno;
 use libc::*;
 
 pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
@@ -176,9 +175,6 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
             super::Answer::answer(unsafe { ops_name::local(d, addr, len) })
         }
         None if gone(fd) => -1,
-        // A program that looks through all numbers for its inherited listener (uwsgi) would find
-        // the guard of its zones.
-        None if close::own(fd) => Err::<(), _>(Errno::EBADF).answer(),
         _ => unsafe { real::getsockname(fd, addr, len) },
     }
 }
