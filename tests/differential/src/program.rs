@@ -45,6 +45,17 @@ impl Step {
         }
     }
 
+    /// Several calls, one after the other.
+    fn sends_in_pieces(&self) -> bool {
+        matches!(self.call, Call::SendMore | Call::SendMmsg)
+    }
+
+    /// Takes what bytes there are.
+    fn receives(&self) -> bool {
+        use Call::*;
+        matches!(self.call, Read | ReadV | PreadV2 | Recv | RecvFrom | RecvMsg | RecvMmsg)
+    }
+
     /// Variables that are descriptors here.
     fn vars(&self) -> Vec<usize> {
         let mut vars = Vec::new();
@@ -90,9 +101,13 @@ impl Program {
     }
 
     /// Would step `i` wait for what step `j`, which sleeps, may take, or take what
-    /// that waits for? Who wakes first is then open.
+    /// that waits for? Who wakes first is then open. So is, where it sends in pieces, how
+    /// many of them somebody finds who receives and is woken by the first.
     pub fn contend(&self, i: usize, j: usize) -> bool {
         let (a, b) = (&self.steps[i], &self.steps[j]);
+        if a.sends_in_pieces() && b.receives() {
+            return true;
+        }
         let (Some(takes), Some(other)) = (a.sleeps(), b.sleeps()) else { return false };
         let group = self.groups();
         (takes || other) && a.vars().iter().any(|v| b.vars().iter().any(|w| group[*v] == group[*w]))
