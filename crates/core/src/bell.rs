@@ -99,6 +99,10 @@ pub fn get() -> Option<&'static Bell> {
 }
 
 fn make(b: &Bell) -> bool {
+    // A forked child may watch its sockets before it listens or connects.
+    if ctl::unmet() {
+        ctl::wanted();
+    }
     let Ok(fd) = sys::eventfd().map(process::high_fd) else { return false };
     let key = sys::getrandom_u64() | 1;
     let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::BELL);

@@ -62,6 +62,12 @@ pub fn wanted() {
     }
 }
 
+/// Has this child not met the monitor yet, which nobody says has died?
+/// (What a thread that is looking has found is there before it says that it looks no more.)
+pub fn unmet() -> bool {
+    !DEAD.load(Ordering::Relaxed) && fd() < 0 && (LATER.load(Ordering::Acquire) || LOOKING.load(Ordering::Acquire) != 0)
+}
+
 /// Is there none now, and it is looked for?
 pub fn may_come() -> bool {
     dead() && LATER.load(Ordering::Relaxed)
@@ -263,6 +269,9 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
 pub fn tell(m: Msg, attach: Option<i32>) -> bool {
     // SEQPACKET sends are atomic: no lock, so this also works where the lock
     // is held further up the stack.
+    if unmet() {
+        return false; // Nothing has died: the first that is found is the one.
+    }
     let ok = !dead() && sys::send_with_fd(fd(), m.as_bytes(), attach, 0).is_ok();
     if !ok {
         died();

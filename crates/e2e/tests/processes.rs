@@ -56,6 +56,22 @@ fn bound_by_one_process_and_listened_on_by_another() {
     }
 }
 
+/// A child that was forked before there was anything to tell the monitor of, and that sleeps in
+/// an instance which needs a bell before it listens.
+#[test]
+fn watched_by_a_child_before_it_listens() {
+    let host = Host::new();
+    let path = script("apps/watched_early.py").display().to_string();
+    let port = net::free_port();
+    let before = host.snapshot();
+    let mut served = host.start(Accel, "early", PYTHON, &[&path, "serve", &port.to_string()]);
+    e2e::python(&host, Accel, 40, "watched_early.py", &["ask", &port.to_string()]);
+    served.wait_stdout("ok", Duration::from_secs(20));
+    let delta = host.snapshot().since(&before);
+    delta.assert_shm(1);
+    assert_eq!(delta.get("fallback.disabled"), 0, "left to the kernel\n{delta}");
+}
+
 /// Workers that wait on an instance which their parent has made before the fork.
 #[test]
 fn an_epoll_instance_of_the_parents() {
