@@ -5,11 +5,15 @@
 //! kernel promises no more than it has (`vm.overcommit_memory=2`), writable memory
 //! counts in full, touched or not.
 
+use crate::process;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use fsocket_sys::Errno;
 
 /// Bytes of a slab that become memory at once, at first; later as many as there are.
 const PIECE: usize = 64 << 10;
+/// A slab takes this part of a limited address space at most.
+const SHARE: u64 = 32;
 
 /// An object that can lie on the free list.
 ///
@@ -22,7 +26,8 @@ pub unsafe trait Slot: Sync {
 
 pub struct Slab<T: Slot> {
     base: AtomicPtr<T>,
-    capacity: u32,
+    /// Objects that fit; under a limit to the address space fewer than in `new`.
+    capacity: AtomicU32,
     fresh: AtomicU32,
     /// Objects whose memory may be touched; never below `fresh`.
     usable: AtomicU32,
@@ -36,7 +41,7 @@ impl<T: Slot + 'static> Slab<T> {
     pub const fn new(capacity: u32) -> Self {
         Slab {
             base: AtomicPtr::new(core::ptr::null_mut()),
-            capacity,
+            capacity: AtomicU32::new(capacity),
             fresh: AtomicU32::new(0),
             usable: AtomicU32::new(0),
             free: AtomicU64::new(0),
@@ -49,9 +54,12 @@ impl<T: Slot + 'static> Slab<T> {
         if !p.is_null() {
             return Some(p);
         }
-        let len = self.bytes(self.capacity);
+        let capacity = self.affordable();
+        let len = self.bytes(capacity);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let new = fsocket_sys::mmap(len, libc::PROT_NONE, flags, -1, 0).ok()? as *mut T;
+        // Before anybody can see a mapping: never more than the one that is seen holds.
+        self.capacity.fetch_min(capacity, Ordering::Relaxed);
         match self.base.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(new),
             Err(other) => {
@@ -62,6 +70,22 @@ impl<T: Slot + 'static> Slab<T> {
         }
     }
 
+    /// How many objects there shall be. What a program that limits its address space leaves
+    /// itself is for the program: we take a small part of it, so that there is as much for
+    /// the next of our tables, too. A call that adds to one of them must not fail.
+    fn affordable(&self) -> u32 {
+        let capacity = self.capacity();
+        // A filter of system calls may forbid to ask.
+        let limit = if process::enabled() { fsocket_sys::address_space_limit(None) } else { Err(Errno::EPERM) };
+        let Ok((limit, _)) = limit else { return capacity };
+        let room = (limit / SHARE).max(PIECE as u64) / core::mem::size_of::<T>() as u64;
+        room.min(capacity as u64) as u32
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
     fn bytes(&self, objects: u32) -> usize {
         objects as usize * core::mem::size_of::<T>()
     }
@@ -70,7 +94,7 @@ impl<T: Slot + 'static> Slab<T> {
     #[cold]
     fn grow(&self, base: *mut T, i: u32) -> bool {
         let least = (PIECE / core::mem::size_of::<T>()) as u32 + 1;
-        let wanted = i.saturating_mul(2).max(i + least).min(self.capacity);
+        let wanted = i.saturating_mul(2).max(i + least).min(self.capacity());
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the mapping is ours, and this long. Threads that come here at once make the
         // same pages writable; nothing is ever taken back.
@@ -101,7 +125,7 @@ impl<T: Slot + 'static> Slab<T> {
         }
         let mut i = self.fresh.load(Ordering::Relaxed);
         loop {
-            if i >= self.capacity || (i >= self.usable.load(Ordering::Acquire) && !self.grow(base, i)) {
+            if i >= self.capacity() || (i >= self.usable.load(Ordering::Acquire) && !self.grow(base, i)) {
                 return None;
             }
             match self.fresh.compare_exchange_weak(i, i + 1, Ordering::Release, Ordering::Relaxed) {
@@ -128,7 +152,7 @@ impl<T: Slot + 'static> Slab<T> {
     #[inline]
     pub fn get(&self, i: u32) -> Option<&'static T> {
         let base = self.base.load(Ordering::Acquire);
-        if base.is_null() || i >= self.fresh.load(Ordering::Relaxed).min(self.capacity) {
+        if base.is_null() || i >= self.fresh.load(Ordering::Relaxed) {
             return None;
         }
         // SAFETY: below `fresh`, so inside the mapping, usable and initialized.
@@ -145,7 +169,7 @@ impl<T: Slot + 'static> Slab<T> {
 
     /// Number of objects ever used; for scans.
     pub fn len(&self) -> u32 {
-        self.fresh.load(Ordering::Relaxed).min(self.capacity)
+        self.fresh.load(Ordering::Relaxed)
     }
 
     pub fn is_empty(&self) -> bool {

@@ -182,6 +182,13 @@ fn little_address_space() {
 }
 
 #[test]
+fn watched_in_little_address_space() {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    e2e::python(&host, Accel, 240, "limited_epoll.py", &[&port.to_string()]);
+}
+
+#[test]
 fn limits_from_the_start() {
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
