@@ -56,7 +56,8 @@ pub const SECTIONS: &[Section] = &[
              and has one thread, gets the space back: its connections become the kernel's \
              (`path_switch`) and its listeners too; with several threads it keeps what is \
              mapped, and the limit is reached sooner. About 160 MiB stay reserved in any \
-             case.",
+             case; in one that starts under a limit, up to a 32nd of it for each of four \
+             tables, and its sockets beyond what they hold are the kernel's.",
             "A connection that began in the kernel goes over to shared memory \
              (`path_upgrade`) if it lives for some calls and has a moment of rest; not if \
              two processes share it or something other than the usual calls uses it (ADR \
