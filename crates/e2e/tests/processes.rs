@@ -64,7 +64,7 @@ fn watched_by_a_child_before_it_listens() {
     let path = script("apps/watched_early.py").display().to_string();
     let port = net::free_port();
     let before = host.snapshot();
-    let mut served = host.start(Accel, "early", PYTHON, &[&path, "serve", &port.to_string()]);
+    let mut served = host.server(Accel, "early", port, PYTHON, &[&path, "serve", &port.to_string()]);
     e2e::python(&host, Accel, 40, "watched_early.py", &["ask", &port.to_string()]);
     served.wait_stdout("ok", Duration::from_secs(20));
     let delta = host.snapshot().since(&before);
