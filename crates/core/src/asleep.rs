@@ -118,6 +118,14 @@ pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
     }
 }
 
+/// How many threads sleep in the epoll instance with this index.
+#[cold]
+pub fn threads_in(ep: u32) -> u32 {
+    let places = OWNERS.iter().zip(&PLACE).flat_map(|(owners, places)| owners.0.iter().zip(places));
+    let sleeps = |p: &Place| p.sleeps.load(Ordering::SeqCst) && p.ep.load(Ordering::Relaxed) == ep + 1;
+    places.filter(|(owner, p)| owner.load(Ordering::SeqCst) > BEING_TAKEN && sleeps(p)).count() as u32
+}
+
 /// A word in the frame of an operation, by which it is known that the frame lives.
 #[derive(Default)]
 pub struct Mark(AtomicU64);

@@ -59,6 +59,9 @@ fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
         return if really { sys::close(fd) } else { Ok(()) };
     }
     let conn = d.is_conn();
+    if !really {
+        epoll::overwritten(d);
+    }
     last_reference(d);
     let r = match really {
         true if conn || d.kind() == kind::FRESH => pool::recycle(fd, d),

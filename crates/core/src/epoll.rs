@@ -20,7 +20,7 @@ use crate::bell::{self, Bell};
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
-use crate::{ctl, listen, spin, Outcome};
+use crate::{asleep, ctl, listen, process, spin, Outcome};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
@@ -31,6 +31,8 @@ pub use wait::wait;
 
 /// Epoll instances per process.
 static EPS: Slab<Ep> = Slab::new(4096);
+/// Out of the way of the numbers that the application gets meanwhile.
+const ABOVE: usize = 512;
 /// Hot items per instance at most.
 const HOT: usize = 1 << 19;
 
@@ -54,6 +56,8 @@ pub struct Ep {
     nested: AtomicBool,
     /// Threads in the kernel's epoll_wait while no item was ours.
     plain: AtomicU32,
+    /// Closed while so many threads slept in it: the last of them to leave ends it.
+    left_in: AtomicU32,
     /// What is ours lies in an instance of our own around this one.
     shell: shell::Shell,
     /// What happened to our items here, for an instance that watches this one.
@@ -106,6 +110,7 @@ pub fn created(fd: i32) {
     ep.bell.store(0, Ordering::Relaxed);
     ep.items.store(0, Ordering::Relaxed);
     ep.plain.store(0, Ordering::Relaxed);
+    ep.left_in.store(0, Ordering::Relaxed);
     ep.kernel.store(false, Ordering::Relaxed);
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.zoned.store(false, Ordering::Relaxed);
@@ -147,6 +152,7 @@ pub fn sleep_abandoned(i: u32, plain: bool, inside: bool) {
     } else if let Ok(mut g) = ep.lock.lock() {
         g.sleepers = g.sleepers.saturating_sub(1);
     }
+    ep.leave();
 }
 
 /// Something of the kernel's is in this instance, whoever has put it there.
@@ -471,6 +477,13 @@ fn forget_items(d: &Desc, to_kernel: bool) {
     }
 }
 
+/// The last number of an instance is somebody else's already.
+pub fn overwritten(d: &Desc) {
+    if let Some(ep) = of(d) {
+        ep.fd.store(-1, Ordering::Relaxed);
+    }
+}
+
 /// A number was closed; with the last one the items go.
 pub fn number_closed(fd: i32, d: &Desc, last: bool) {
     if let Some(ep) = of(d).filter(|ep| !last && ep.fd.load(Ordering::Relaxed) == fd) {
@@ -535,6 +548,51 @@ pub fn became_listener(d: &Desc) {
 /// The application closed an instance.
 pub fn destroy(d: &Desc) {
     let Some(ep) = of(d) else { return };
+    if !ep.goes_on() {
+        end(ep);
+    }
+}
+
+impl Ep {
+    /// As in the kernel, threads that sleep in an instance keep it when another one closes it,
+    /// and are told of what happens. True: there are some.
+    fn goes_on(&self) -> bool {
+        // What is around it, and who watches it from outside, keeps nothing.
+        let may = self.plain.load(Ordering::SeqCst) > 0 || self.lock.lock().is_ok_and(|g| g.sleepers > 0);
+        let asleep = if may { asleep::threads_in(self.index()) } else { 0 };
+        if asleep == 0 {
+            return false;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        let own = if fd < 0 { Err(Errno::EBADF) } else { sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, ABOVE) };
+        self.fd.store(own.map_or(-1, process::high_fd), Ordering::Relaxed);
+        self.left_in.store(asleep, Ordering::Release);
+        true
+    }
+
+    /// The calling thread leaves [`wait()`].
+    #[inline]
+    fn leave(&'static self) {
+        if self.left_in.load(Ordering::Acquire) != 0 {
+            self.leave_closed();
+        }
+    }
+
+    #[cold]
+    fn leave_closed(&'static self) {
+        let less = |n: u32| n.checked_sub(1);
+        if self.left_in.fetch_update(Ordering::AcqRel, Ordering::Acquire, less) == Ok(1) {
+            let fd = self.fd.swap(-1, Ordering::Relaxed);
+            end(self);
+            if fd >= 0 {
+                process::close_own(fd);
+            }
+        }
+    }
+}
+
+/// Nobody uses the instance any more.
+fn end(ep: &Ep) {
     for i in 0..if ep.items.load(Ordering::Relaxed) == 0 { 0 } else { ITEMS.len() } {
         let Some(it) = ITEMS.get(i) else { continue };
         if it.live.load(Ordering::Relaxed) && it.ep.load(Ordering::Relaxed) == ep.index() {
@@ -576,6 +634,12 @@ pub fn become_child() {
         let Some(ep) = EPS.get(i) else { continue };
         ep.lock.reset_after_fork();
         ep.bell.store(0, Ordering::Relaxed);
+        if ep.left_in.load(Ordering::Relaxed) != 0 {
+            // Those that slept in it are not here.
+            ep.left_in.store(1, Ordering::Relaxed);
+            ep.leave();
+            continue;
+        }
         ep.ctl_added.store(false, Ordering::Relaxed);
         ep.inherited.store(true, Ordering::Relaxed);
         ep.shell.become_child();

@@ -31,6 +31,22 @@ pub unsafe fn wait(
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
     let Some(ep) = of(d) else { return Outcome::Kernel };
+    // SAFETY: the caller's.
+    let r = unsafe { wait_in(ep, evs, max, timeout_ns, mask) };
+    ep.leave();
+    r
+}
+
+/// # Safety
+/// As [`wait`].
+#[inline(always)]
+unsafe fn wait_in(
+    ep: &'static Ep,
+    evs: *mut libc::epoll_event,
+    max: i32,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Outcome<Result<usize>> {
     ep.join_inherited();
     zone::watch::before_sleep();
     if ep.zoned.load(Ordering::Relaxed) {
