@@ -8,6 +8,7 @@
 //! with one heavy fence, before a thread sleeps or when too many are hot. So
 //! the cost of a call grows with the ready connections, not with the open ones.
 
+mod end;
 mod heir;
 mod hot;
 mod item;
@@ -20,19 +21,18 @@ use crate::bell::{self, Bell};
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
-use crate::{asleep, ctl, listen, process, spin, Outcome};
+use crate::{ctl, listen, spin, Outcome};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
 
+pub use end::{destroy, overwritten};
 pub use outer::{after_outer_sleep, arm_inner, before_outer_sleep, pulses, readable};
 pub use shell::{is_polled, moved, shell_of};
 pub use wait::wait;
 
 /// Epoll instances per process.
 static EPS: Slab<Ep> = Slab::new(4096);
-/// Out of the way of the numbers that the application gets meanwhile.
-const ABOVE: usize = 512;
 /// Hot items per instance at most.
 const HOT: usize = 1 << 19;
 
@@ -477,13 +477,6 @@ fn forget_items(d: &Desc, to_kernel: bool) {
     }
 }
 
-/// The last number of an instance is somebody else's already.
-pub fn overwritten(d: &Desc) {
-    if let Some(ep) = of(d) {
-        ep.fd.store(-1, Ordering::Relaxed);
-    }
-}
-
 /// A number was closed; with the last one the items go.
 pub fn number_closed(fd: i32, d: &Desc, last: bool) {
     if let Some(ep) = of(d).filter(|ep| !last && ep.fd.load(Ordering::Relaxed) == fd) {
@@ -543,88 +536,6 @@ pub fn became_listener(d: &Desc) {
         g.heat(it);
         nudge(ep, g);
     });
-}
-
-/// The application closed an instance.
-pub fn destroy(d: &Desc) {
-    let Some(ep) = of(d) else { return };
-    if !ep.goes_on() {
-        end(ep);
-    }
-}
-
-impl Ep {
-    /// As in the kernel, threads that sleep in an instance keep it when another one closes it,
-    /// and are told of what happens. True: there are some.
-    fn goes_on(&self) -> bool {
-        // What is around it, and who watches it from outside, keeps nothing.
-        let may = self.plain.load(Ordering::SeqCst) > 0 || self.lock.lock().is_ok_and(|g| g.sleepers > 0);
-        let asleep = if may { asleep::threads_in(self.index()) } else { 0 };
-        if asleep == 0 {
-            return false;
-        }
-        let fd = self.fd.load(Ordering::Relaxed);
-        let own = if fd < 0 { Err(Errno::EBADF) } else { sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, ABOVE) };
-        self.fd.store(own.map_or(-1, process::high_fd), Ordering::Relaxed);
-        self.left_in.store(asleep, Ordering::Release);
-        true
-    }
-
-    /// The calling thread leaves [`wait()`].
-    #[inline]
-    fn leave(&'static self) {
-        if self.left_in.load(Ordering::Acquire) != 0 {
-            self.leave_closed();
-        }
-    }
-
-    #[cold]
-    fn leave_closed(&'static self) {
-        let less = |n: u32| n.checked_sub(1);
-        if self.left_in.fetch_update(Ordering::AcqRel, Ordering::Acquire, less) == Ok(1) {
-            let fd = self.fd.swap(-1, Ordering::Relaxed);
-            end(self);
-            if fd >= 0 {
-                process::close_own(fd);
-            }
-        }
-    }
-}
-
-/// Nobody uses the instance any more.
-fn end(ep: &Ep) {
-    for i in 0..if ep.items.load(Ordering::Relaxed) == 0 { 0 } else { ITEMS.len() } {
-        let Some(it) = ITEMS.get(i) else { continue };
-        if it.live.load(Ordering::Relaxed) && it.ep.load(Ordering::Relaxed) == ep.index() {
-            if let Some(w) = table::DESCS.get(it.desc.load(Ordering::Relaxed)) {
-                item::unlink(w, it);
-            }
-            if let Ok(mut g) = ep.lock.lock() {
-                item::kill(ep, &mut g, it);
-            }
-        }
-    }
-    if let Ok(mut g) = ep.lock.lock() {
-        for k in 0..g.n {
-            item::bury(g.at(k));
-        }
-        g.n = 0;
-        if !g.hot.is_null() {
-            // SAFETY: under the lock, and nothing is left in it.
-            let _ = unsafe { sys::munmap(g.hot as *mut u8, HOT * 4) };
-            g.hot = core::ptr::null_mut();
-        }
-    }
-    if let Some(b) = ep.bell() {
-        ep.bell.store(0, Ordering::Release);
-        for other in (0..EPS.len()).filter_map(|i| EPS.get(i)) {
-            other.unhear(b);
-        }
-        let _ = sys::epoll_ctl(ep.home(), libc::EPOLL_CTL_DEL, b.fd(), None);
-        b.retire();
-    }
-    ep.shell.close();
-    EPS.free(ep.index());
 }
 
 /// In a forked child: no bells, nothing armed on our behalf.
