@@ -15,7 +15,10 @@ gets SIGUSR1 ends in good order). SO_REUSEPORT by the program itself: reuseport 
 shared), sockets (one for each worker, made before the first fork, as nginx does), each (a
 worker makes its own). fd3: the socket is descriptor 3, as from systemd. early: with each, the
 sockets of all workers but the first listen already when that one does, but by a hand without the
-library, and are announced when it waits: as if all had started at the same moment.
+library, and are announced when it waits: as if all had started at the same moment. With epoll: another
+(a worker's first thread adds the listener, a second one waits; SIGUSR1 has the first one take it out
+again, while the second sleeps), itself (with another, and pin: only the second thread is pinned),
+several (three threads wait in one instance).
 """
 import os
 import select
@@ -71,7 +74,7 @@ def pin(cpu):
 
 
 def work(listener, index):
-    if "pin" in options:
+    if "pin" in options and "itself" not in options:
         pin(cpus[index % len(cpus)])
     if "early" in options and index > 0:
         os.read(waits[0], 1)
@@ -112,6 +115,19 @@ def work(listener, index):
     epoll.register(listener, select.EPOLLIN | EPOLL[wait])
     if "early" in options and index == 0:
         os.write(waits[1], b"." * workers)
+    if "another" in options:
+        signal.signal(signal.SIGUSR1, lambda *_: epoll.unregister(listener))
+        threading.Thread(target=wait_in, args=(epoll, listener, index), daemon=True).start()
+        threading.Event().wait()
+    if "several" in options:
+        for _ in range(2):
+            threading.Thread(target=wait_in, args=(epoll, listener, index), daemon=True).start()
+    wait_in(epoll, listener, index)
+
+
+def wait_in(epoll, listener, index):
+    if "itself" in options:
+        pin(cpus[index % len(cpus)])
     while True:
         events = epoll.poll()
         assert len({fd for fd, _ in events}) == len(events), f"reported twice: {events}"

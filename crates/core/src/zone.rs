@@ -43,7 +43,7 @@ use fsocket_zones::listener::{reuse_port, Shape};
 use page::Page;
 
 pub use cpu::Pin;
-pub use join::How;
+pub use join::{How, Who};
 
 /// Listeners per process that can have zones.
 const MAX: usize = 128;
@@ -103,6 +103,8 @@ pub struct Zoned {
 pub struct Local {
     /// 0: free.
     thread: AtomicU64,
+    /// Of several threads that wait in its epoll instance the one that came last.
+    deputy: AtomicU64,
     fd: AtomicI32,
     cpu: AtomicU32,
     /// Place at the monitor; 0: none.
@@ -140,6 +142,7 @@ impl Local {
     const fn new() -> Local {
         Local {
             thread: AtomicU64::new(0),
+            deputy: AtomicU64::new(0),
             fd: AtomicI32::new(-1),
             cpu: AtomicU32::new(0),
             place: AtomicU32::new(0),
@@ -430,8 +433,7 @@ impl Zoned {
         if self.n.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let me = process::thread();
-        self.locals().find(|l| l.thread.load(Ordering::Relaxed) == me)
+        self.local_of(process::thread())
     }
 
     /// Descriptor of the calling thread's local listen socket.
@@ -444,8 +446,8 @@ impl Zoned {
         self.n.load(Ordering::Relaxed) != 0 && self.locals().next().is_some()
     }
 
-    fn has_local(&self, thread: u64) -> bool {
-        self.locals().any(|l| l.thread.load(Ordering::Relaxed) == thread)
+    fn local_of(&self, thread: u64) -> Option<&Local> {
+        self.locals().find(|l| l.thread.load(Ordering::Relaxed) == thread)
     }
 
     fn changed(&self) {

@@ -72,6 +72,9 @@ impl Server {
         let worker = self.ask("127.0.0.1", 0, 1)[0].pid;
         // SAFETY: a signal to a process of this test.
         unsafe { libc::kill(worker, libc::SIGSTOP) };
+        // Of several threads one may still accept for a moment.
+        let stopped = net::wait_until(Duration::from_secs(10), || threads(worker).all(|state| state == 'T'));
+        assert!(stopped.is_ok(), "{worker} does not stop");
         let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
         let waiting = std::thread::scope(|s| {
             s.spawn(|| {
@@ -120,6 +123,13 @@ impl Server {
             .expect("every connection is answered")
         })
     }
+}
+
+/// The states of a process's threads.
+fn threads(pid: i32) -> impl Iterator<Item = char> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    let stat = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("stat")).ok();
+    tasks.filter_map(stat).filter_map(|stat| stat.rsplit(") ").next()?.chars().next())
 }
 
 fn bracketed(ip: &str) -> String {

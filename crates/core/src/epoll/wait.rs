@@ -193,6 +193,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
 fn control(ep: &Ep) {
     ctl::readable();
     if ep.zoned.load(Ordering::Relaxed) {
+        ep.aloof.woken(ep.fd.load(Ordering::Relaxed));
         zone::watch::late();
     }
     if ctl::dead() {

@@ -126,7 +126,12 @@ impl Zoned {
 
     /// The calling thread as a worker that may take part.
     fn me(&self) -> Option<&Local> {
-        self.own().or_else(|| self.own_member())
+        self.own().or_else(|| self.own_member()).or_else(|| self.deputized())
+    }
+
+    fn deputized(&self) -> Option<&Local> {
+        let me = process::thread();
+        self.locals().find(|l| l.deputy.load(Ordering::Relaxed) == me)
     }
 
     /// All of this process.

@@ -72,9 +72,22 @@ impl Zoned {
         Some(l)
     }
 
+    /// As [`Zoned::worker`], for the thread that waits in the epoll instance to which the calling
+    /// one adds the listener.
+    pub(super) fn worker_elsewhere(&self, fd: i32, who: Who) -> Option<&Local> {
+        if self.state() == state::OFF || self.is_member(fd) {
+            return None;
+        }
+        let due = || self.is_due_for(fd, who.thread).then(|| self.join(fd, who, How::Epoll)).flatten();
+        self.local_of(who.thread).or_else(due)
+    }
+
     /// Is the calling thread the only one that has used the listener here?
     pub(super) fn is_single(&self) -> bool {
-        let me = process::thread();
+        self.is_single_thread(process::thread())
+    }
+
+    fn is_single_thread(&self, me: u64) -> bool {
         match self.first.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => true,
             Err(first) => first == me,
@@ -85,7 +98,7 @@ impl Zoned {
     /// by themselves: they get theirs now.
     pub(super) fn join_others(&self, fd: i32, watchers: impl Iterator<Item = (Who, i32, libc::epoll_event)>) {
         for (who, ep, ev) in watchers {
-            if !self.has_local(who.thread) {
+            if self.local_of(who.thread).is_none() {
                 let Some(l) = self.join(fd, who, How::Epoll) else { return };
                 if self.put_local(ep, l, &ev).is_err() {
                     self.leave(l);
@@ -98,6 +111,10 @@ impl Zoned {
 
     /// Is there reason for one?
     pub(super) fn is_due(&self, fd: i32) -> bool {
+        self.is_due_for(fd, process::thread())
+    }
+
+    fn is_due_for(&self, fd: i32, thread: u64) -> bool {
         self.fd.store(fd, Ordering::Relaxed);
         let left = self.left.load(Ordering::Relaxed);
         if left > 0 {
@@ -107,7 +124,7 @@ impl Zoned {
             }
         }
         // The first thread of the first process joins when others have.
-        self.inherited.load(Ordering::Relaxed) || !self.is_single() || self.page().is_some_and(|p| p.any())
+        self.inherited.load(Ordering::Relaxed) || !self.is_single_thread(thread) || self.page().is_some_and(|p| p.any())
     }
 
     #[cold]
@@ -134,7 +151,7 @@ impl Zoned {
         }
         let _l = self.change.lock().ok()?;
         // Another thread may have done it for this one meanwhile.
-        if let Some(l) = self.locals().find(|l| l.thread.load(Ordering::Relaxed) == who.thread) {
+        if let Some(l) = self.local_of(who.thread) {
             return Some(l);
         }
         let is_thread = !self.inherited.load(Ordering::Relaxed) || self.is_active() || who.tid != sys::getpid();
@@ -190,6 +207,7 @@ impl Zoned {
         l.fair.store(0, Ordering::Relaxed);
         l.peers_since.store(0, Ordering::Relaxed);
         l.lazy.store(-1, Ordering::Relaxed);
+        l.deputy.store(0, Ordering::Relaxed);
         l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
         l.thread.store(who.thread, Ordering::Release);
         self.leave_membership();

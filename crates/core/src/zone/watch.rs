@@ -5,7 +5,7 @@
 //! call, is told. Both ready at once are reported as one by our `epoll_wait`.
 
 use super::join::Who;
-use super::{balance, of, used, How, Zoned};
+use super::{balance, of, used, How, Local, Zoned};
 use crate::asleep::{self, On};
 use crate::table::{self, Desc};
 use crate::{ctl, process};
@@ -51,6 +51,10 @@ impl Watch {
     pub(super) fn thread(&self) -> u64 {
         self.thread.load(Ordering::Relaxed)
     }
+    fn is_of(&self, who: Who) {
+        self.thread.store(who.thread, Ordering::Relaxed);
+        self.tid.store(who.tid, Ordering::Relaxed);
+    }
     fn event(&self) -> libc::epoll_event {
         libc::epoll_event { events: self.events.load(Ordering::Relaxed), u64: self.data.load(Ordering::Relaxed) }
     }
@@ -90,7 +94,7 @@ impl List {
     fn find(&self, ep: i32, fd: i32) -> Option<&Watch> {
         self.iter().find(|w| w.ep.load(Ordering::Relaxed) == ep && w.fd.load(Ordering::Relaxed) == fd)
     }
-    fn note(&self, ep: i32, fd: i32, ev: &libc::epoll_event) -> bool {
+    fn note(&self, ep: i32, fd: i32, ev: &libc::epoll_event, who: Option<Who>) -> bool {
         // Other threads note theirs at the same time.
         let claim = |w: &&Watch| w.ep.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let free = || {
@@ -104,10 +108,9 @@ impl List {
         w.events.store(ev.events, Ordering::Relaxed);
         w.data.store(ev.u64, Ordering::Relaxed);
         // Some servers take the listener out and in again every few connections.
-        if w.thread.load(Ordering::Relaxed) != process::thread() {
-            let me = Who::me();
-            w.thread.store(me.thread, Ordering::Relaxed);
-            w.tid.store(me.tid, Ordering::Relaxed);
+        let thread = who.map_or_else(process::thread, |w| w.thread);
+        if w.thread.load(Ordering::Relaxed) != thread {
+            w.is_of(who.unwrap_or_else(Who::me));
         }
         w.ep.store(ep, Ordering::Release);
         true
@@ -120,27 +123,31 @@ impl List {
 }
 
 /// The kernel has done `epoll_ctl(ep, op, fd, ev)` for the global listen socket:
-/// the local one follows. True: it is watched there, or may be later.
-pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_event>) -> bool {
+/// the local one follows. True: it is watched there, or may be later. `waiter`: the one thread
+/// that waits in `ep`, if it is known, and another one.
+pub fn followed((ep, waiter): (i32, Option<Who>), op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_event>) -> bool {
     let Some(z) = of(d) else { return false };
+    let whose = || z.watches.find(ep, fd).map_or_else(process::thread, Watch::thread);
     match (op, ev) {
         _ if z.state() == super::state::OFF => false,
         // Nothing lies beside it: only to be told when connections have moved. Noted
         // first, so that another thread that comes now finds this one.
         (_, Some(ev))
-            if op != libc::EPOLL_CTL_DEL && z.is_shared() && z.watches.note(ep, fd, ev) && z.is_member(fd) =>
+            if op != libc::EPOLL_CTL_DEL && z.is_shared() && z.watches.note(ep, fd, ev, None) && z.is_member(fd) =>
         {
             true
         }
         (libc::EPOLL_CTL_DEL, _) => {
             let exclusive = z.watches.find(ep, fd).is_some_and(|w| w.events.load(Ordering::Relaxed) & EXCLUSIVE != 0);
+            let thread = whose();
             z.watches.forget(ep, fd);
-            z.unwatched(ep, exclusive);
+            z.unwatched(ep, thread, exclusive);
             false
         }
         (_, Some(ev)) if ev.events & IN == 0 => {
-            z.watches.note(ep, fd, ev);
-            z.unwatched(ep, false);
+            let thread = whose();
+            z.watches.note(ep, fd, ev, waiter);
+            z.unwatched(ep, thread, false);
             false
         }
         (_, Some(ev)) if ev.events & ONESHOT != 0 => {
@@ -151,9 +158,9 @@ pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_eve
             false
         }
         (_, Some(ev)) => {
-            let noted = z.watches.note(ep, fd, ev);
+            let noted = z.watches.note(ep, fd, ev, waiter);
             if noted {
-                z.watched(ep, fd, ev);
+                z.watched(ep, fd, ev, waiter);
             }
             noted
         }
@@ -161,9 +168,62 @@ pub fn followed(ep: i32, op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_eve
     }
 }
 
+/// `who`, the calling thread, is the first to wait in `ep`: so the listeners that others have added
+/// there are its (apache adds them before it has the thread that waits).
+pub fn belongs(ep: i32, who: Who) {
+    for z in used() {
+        z.belongs(ep, who);
+    }
+}
+
+/// The calling thread is one of several that wait in `ep`, and is awake: what the worker is told,
+/// and what it would look at, is this thread's to look at. The others may be busy for long.
+pub fn deputize(ep: i32) {
+    let me = process::thread();
+    for z in used() {
+        for w in z.watches.active().filter(|w| w.ep() == ep) {
+            if let Some(l) = z.local_of(w.thread()) {
+                l.deputy.store(me, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
 impl Zoned {
-    fn watched(&self, ep: i32, fd: i32, ev: &libc::epoll_event) -> bool {
-        let Some(l) = self.worker(fd, How::Epoll) else { return false };
+    fn belongs(&self, ep: i32, who: Who) {
+        for w in self.watches.iter().filter(|w| w.ep() == ep && w.thread() != who.thread) {
+            let from = w.thread();
+            w.is_of(who);
+            let _ = self.first.compare_exchange(from, who.thread, Ordering::AcqRel, Ordering::Relaxed);
+            if let Some(l) = self.local_of(from) {
+                self.belongs_to(l, ep, from, who);
+            }
+            let due = self.inherited.load(Ordering::Relaxed) || self.page().is_some_and(|p| p.any());
+            if due && w.events.load(Ordering::Relaxed) & IN != 0 && self.state() == super::state::READY {
+                self.watched(ep, w.fd.load(Ordering::Relaxed), &w.event(), None);
+            }
+        }
+    }
+
+    /// The local listen socket of `from`, who has added the listener to `ep`, which is `who`'s.
+    fn belongs_to(&self, l: &Local, ep: i32, from: u64, who: Who) {
+        let needed = l.sleeping.load(Ordering::Relaxed) || self.watches.active().any(|w| w.thread() == from);
+        let zone = super::cpu::pinned(who.tid).unwrap_or(l.cpu.load(Ordering::Relaxed));
+        if needed {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+        } else if self.own().is_some() || zone != l.cpu.load(Ordering::Relaxed) {
+            self.leave(l);
+        } else {
+            let _ = l.thread.compare_exchange(from, who.thread, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    fn watched(&self, ep: i32, fd: i32, ev: &libc::epoll_event, waiter: Option<Who>) -> bool {
+        let l = match waiter {
+            Some(who) => self.worker_elsewhere(fd, who),
+            None => self.worker(fd, How::Epoll),
+        };
+        let Some(l) = l else { return false };
         l.unwatched.store(false, Ordering::Relaxed);
         if self.put_local(ep, l, ev).is_err() {
             self.leave(l);
@@ -197,19 +257,20 @@ impl Zoned {
         }
         if let Some(w) = self.watches.iter().find(own) {
             let ev = w.event();
-            self.watched(w.ep.load(Ordering::Relaxed), fd, &ev);
+            self.watched(w.ep.load(Ordering::Relaxed), fd, &ev, None);
         } else if !self.unseen.swap(true, Ordering::Relaxed) {
             super::count(Counter::FbZoneUnseen);
         }
     }
 
-    /// `ep` does not watch the listener any more. If nobody does, the own queue
-    /// must not fill; but the application may only be changing its place among
+    /// `ep` does not watch the listener any more, for which `thread` waited there. If nobody does,
+    /// the own queue must not fill; but the application may only be changing its place among
     /// those that wait (nginx does, every 16 connections), so that is decided when
-    /// the thread goes to sleep.
-    fn unwatched(&self, ep: i32, exclusive: bool) {
-        let Some(l) = self.own() else { return };
-        if exclusive && self.balance_of(l).is_some() && self.locals().count() == 1 {
+    /// the thread goes to sleep. If that is another one, it may be asleep already.
+    fn unwatched(&self, ep: i32, thread: u64, exclusive: bool) {
+        let Some(l) = self.local_of(thread) else { return };
+        let mine = thread == process::thread();
+        if exclusive && mine && self.balance_of(l).is_some() && self.locals().count() == 1 {
             // It would lose its place as the first to be woken for its own queue.
             l.lazy.store(ep, Ordering::Relaxed);
         } else {
@@ -219,14 +280,13 @@ impl Zoned {
         if self.parcels() >= 0 {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, self.parcels(), None);
         }
-        let me = process::thread();
-        let still = self
-            .watches
-            .iter()
-            .any(|w| w.thread.load(Ordering::Relaxed) == me && w.events.load(Ordering::Relaxed) & IN != 0);
-        if !still {
-            l.unwatched.store(true, Ordering::Relaxed);
-            UNWATCHED.store(true, Ordering::Relaxed);
+        match self.watches.active().any(|w| w.thread() == thread) {
+            true => {}
+            false if mine => {
+                l.unwatched.store(true, Ordering::Relaxed);
+                UNWATCHED.store(true, Ordering::Relaxed);
+            }
+            false => self.step_back(l),
         }
     }
 }

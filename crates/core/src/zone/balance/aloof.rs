@@ -12,8 +12,9 @@
 use super::peers::put_peer;
 use super::steal::Victim;
 use super::{used, usual_patience_ns};
-use crate::{process, zone::Zoned};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::process;
+use crate::zone::{watch, Who, Zoned};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};
 
@@ -26,8 +27,9 @@ const AT_ONCE_US: u64 = 3;
 /// time for which a connection is left to its worker.
 const NAP_NS: u64 = 1_000_000;
 
-/// Instead of a thread: several.
+/// Instead of a thread: several; one that is just being noted.
 const MANY: u64 = u64::MAX;
+const ABOUT: u64 = u64::MAX - 1;
 
 /// Of an epoll instance in which local listen sockets are watched.
 pub struct Aloof {
@@ -35,6 +37,7 @@ pub struct Aloof {
     out: AtomicBool,
     /// Who waits in it.
     thread: AtomicU64,
+    tid: AtomicI32,
     looked: AtomicU64,
 }
 
@@ -45,6 +48,7 @@ impl Aloof {
             quick: AtomicU32::new(0),
             out: AtomicBool::new(false),
             thread: AtomicU64::new(0),
+            tid: AtomicI32::new(0),
             looked: AtomicU64::new(0),
         }
     }
@@ -93,18 +97,41 @@ impl Aloof {
     /// The calling thread begins to wait in the instance `ep`.
     #[inline]
     pub fn enter(&self, ep: i32) {
-        let (me, who) = (process::thread(), self.thread.load(Ordering::Relaxed));
-        if who != me && who != MANY {
-            self.other_thread(ep, me);
+        let (me, who) = (process::thread(), self.thread.load(Ordering::Acquire));
+        if who != me {
+            self.other_thread(ep, who);
         }
     }
 
     #[cold]
-    fn other_thread(&self, ep: i32, me: u64) {
-        if self.thread.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+    fn other_thread(&self, ep: i32, who: u64) {
+        let me = Who::me();
+        if who == 0 && self.thread.compare_exchange(0, ABOUT, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.tid.store(me.tid, Ordering::Relaxed);
+            // Release: `waiter` finds the number that belongs to it.
+            self.thread.store(me.thread, Ordering::Release);
+            return watch::belongs(ep, me);
+        }
+        if who != MANY {
             // One that sleeps in it would not be woken for others.
             self.thread.store(MANY, Ordering::Relaxed);
             self.attend(ep);
+        }
+        watch::deputize(ep);
+    }
+
+    /// The one thread that has waited in the instance, if it is not the calling one.
+    pub fn waiter(&self) -> Option<Who> {
+        // Acquire: pairs with `other_thread`.
+        let thread = self.thread.load(Ordering::Acquire);
+        let other = !matches!(thread, 0 | ABOUT | MANY) && thread != process::thread();
+        other.then(|| Who { thread, tid: self.tid.load(Ordering::Relaxed) })
+    }
+
+    /// Somebody has been woken in it.
+    pub fn woken(&self, ep: i32) {
+        if self.thread.load(Ordering::Relaxed) == MANY {
+            watch::deputize(ep);
         }
     }
 

@@ -1,0 +1,77 @@
+//! Workers in which one thread adds the listener to an epoll instance, and another one, or several,
+//! wait there.
+
+use fsocket_e2e::need_two_cpus;
+use fsocket_e2e::zones::{accepted, Server, Start};
+use fsocket_testkit::{net, stock_mode, Host};
+use std::time::Duration;
+
+const BALANCED: &[(&str, &str)] = &[("FASTSOCKET_DISABLE", "shm")];
+
+/// Two workers, both with a local listen socket.
+#[track_caller]
+fn start(host: &Host, options: &[&str], env: &[(&str, &str)]) -> Server {
+    let server = Start { options, env, ..Start::default() }.run(host);
+    server.wait_for_sockets(3);
+    server
+}
+
+#[test]
+fn the_queue_is_that_of_the_thread_that_waits() {
+    need_two_cpus!();
+    for options in [&["pin", "another"][..], &["pin", "another", "itself"]] {
+        let host = Host::new();
+        let server = start(&host, options, Start::default().env);
+        // A thread that is pinned elsewhere changes its queue when it begins to wait.
+        for cpu in 0..2 {
+            server.ask("127.0.0.1", cpu, 10);
+        }
+        let before: Vec<u64> = (0..2).map(|cpu| accepted(&host.zones(), cpu, "local")).collect();
+        for cpu in 0..2u64 {
+            for t in server.ask("127.0.0.1", cpu as usize, 50) {
+                assert!(stock_mode() || t.cpu == cpu as i32, "{options:?}: from CPU {cpu}: {t:?}");
+            }
+        }
+        if stock_mode() {
+            return eprintln!("PATH NOT ASSERTED: stock mode");
+        }
+        for cpu in 0..2 {
+            let zones = host.zones();
+            assert_eq!(accepted(&zones, cpu, "local") - before[cpu as usize], 50, "{options:?}: {zones:#}");
+        }
+    }
+}
+
+#[test]
+fn a_listener_that_another_thread_takes_out_is_no_longer_served_there() {
+    need_two_cpus!();
+    for env in [Start::default().env, BALANCED] {
+        let host = Host::new();
+        let server = start(&host, &["pin", "another"], env);
+        let gone = server.ask("127.0.0.1", 0, 1)[0].pid;
+        // SAFETY: a signal to a process of this test.
+        unsafe { libc::kill(gone, libc::SIGUSR1) };
+        // The worker has only that one socket left that all share.
+        server.wait_for_sockets(2);
+        let refuses = || server.ask("127.0.0.1", 0, 1)[0].pid != gone;
+        assert!(net::wait_until(Duration::from_secs(10), refuses).is_ok(), "{env:?}: it still serves");
+        for cpu in 0..2 {
+            assert!(server.ask("127.0.0.1", cpu, 50).iter().all(|t| t.pid != gone), "{env:?}: served by {gone}");
+        }
+    }
+}
+
+#[test]
+fn what_waits_for_a_killed_worker_is_taken_by_whichever_thread_is_there() {
+    need_two_cpus!();
+    for option in ["another", "several"] {
+        let host = Host::new();
+        let server = start(&host, &["pin", "respawn", option], BALANCED);
+        for round in 0..5 {
+            for cpu in 0..2 {
+                server.ask("127.0.0.1", cpu, 20);
+            }
+            server.kill_while_hundred_wait(round);
+        }
+    }
+}
