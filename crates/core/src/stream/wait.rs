@@ -53,11 +53,15 @@ pub fn wait_space(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
     sleep(d, &tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
 }
 
-/// MSG_PEEK with MSG_WAITALL: more than what was there.
+/// MSG_PEEK that waits for more than what was there. As elsewhere, who sleeps is woken at the
+/// low-water mark, also where he wants less.
 pub(super) fn wait_more(d: &'static Desc, have: usize, deadline: &mut Option<u64>) -> Result<()> {
     let (r, rx, h) = d.rx();
+    let least = super::low_water(d).max(have + 1);
     let more = || {
-        token::enter(h).map_or(true, |_t| ring::available(r, rx, h, have + 1).map_or(true, |n| n > have)) || ended(d)
+        token::enter(h).map_or(true, |_t| ring::available(r, rx, h, least).map_or(true, |n| n >= least))
+            || ended(d)
+            || super::left_rings(d)
     };
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
     sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
