@@ -291,6 +291,14 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
             return r;
         }
+        if held.is_none() {
+            held = Some(Held::all());
+            if !table::lookup(fd).is_some_and(|now| core::ptr::eq(now, d)) {
+                drop(held);
+                // SAFETY: the caller's.
+                return unsafe { anew(fd, addr, len, flags) };
+            }
+        }
         let signals = held.get_or_insert_with(Held::all).before();
         if d.spin_rx.spin(0, || l.has_syn(true)) {
             continue;
@@ -364,6 +372,23 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         if deadline.is_some_and(|t| sys::now_ns() >= t) && !l.has_syn(true) {
             return Err(Errno::EAGAIN);
         }
+    }
+}
+
+/// The number refers to something else by now, if to anything: this has not begun before. (Who puts
+/// another file in the listener's place sends the thread a signal next, which is held from here on.)
+///
+/// # Safety
+/// As [`accept`].
+#[cold]
+unsafe fn anew(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    let now = table::lookup(fd).filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER));
+    // SAFETY: the caller's.
+    match now.map(|d| unsafe { accept(fd, d, addr, len, flags) }) {
+        Some(Outcome::Done(r)) => r,
+        _ if pool::holds(fd) => Err(Errno::EBADF),
+        // SAFETY: the caller's.
+        _ => unsafe { from_kernel(fd, addr, len, flags) },
     }
 }
 

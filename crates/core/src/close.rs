@@ -52,9 +52,12 @@ pub use crate::process::owns as own;
 /// `fd` left the table. `really`: its placeholder is to be closed too.
 fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
     asleep::reap();
+    // Release: the number has left the table; pairs with the acquire in `table::given_up`.
+    d.given_up.store(fd + 1, Ordering::Release);
     let last = d.refs.fetch_sub(1, Ordering::AcqRel) == 1;
     epoll::number_closed(fd, d, last);
     if !last {
+        stream::number_given_up(d);
         pool::kernel_freed(fd);
         return if really { sys::close(fd) } else { Ok(()) };
     }
@@ -109,6 +112,7 @@ fn release_conn(d: &'static Desc) {
     d.kind.store(kind::FRESH, Ordering::Release);
     s.tx.withdraw();
     s.rx.withdraw();
+    stream::wake_late(d);
     let channel = chan::CHANS.get(chan.wrapping_sub(1));
     if let Some(c) = channel {
         // Before the peer can see that we are done: from then on the slot may

@@ -6,7 +6,7 @@ mod wait;
 
 pub use recv::{before_urgent, recv, recv_fast, recv_on_credit, recv_slow, rest};
 pub use send::{plain_send, refused, send, send_fast, send_slow, send_tiny, sent_tiny, Tiny};
-pub use wait::{wait_data, wait_space};
+pub use wait::{number_given_up, wait_data, wait_space, wake_late};
 
 use crate::path::{self, Path};
 use crate::table::Desc;

@@ -81,6 +81,8 @@ pub struct Desc {
     /// CONN whose path was switched while the ring still has something to read:
     /// our own number of the kernel end, plus one.
     pub kernel_end: AtomicI32,
+    /// The last number that referred to it and was given up, plus one.
+    pub given_up: AtomicI32,
     /// A thread is making it the kernel's.
     pub settling: AtomicBool,
     /// In [`retire`]'s list: index + 1 of the next, and since when, nanoseconds.
@@ -256,6 +258,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
         f.store(0, Ordering::Relaxed);
     }
     d.moved_to.store(0, Ordering::Relaxed);
+    d.given_up.store(0, Ordering::Relaxed);
     d.forget_owners();
     d.options.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
@@ -428,6 +431,28 @@ pub fn remove(fd: i32) -> Option<&'static Desc> {
 pub fn number_of(d: &Desc) -> Option<i32> {
     let me = d as *const Desc as *mut Desc;
     FDS.iter().take(scan_limit()).position(|e| e.load(Ordering::Relaxed) == me).map(|fd| fd as i32)
+}
+
+/// The number by which an operation on `d` was called, if the program has given it up since, and
+/// no other refers to `d`.
+#[inline]
+pub fn given_up(d: &Desc) -> Option<i32> {
+    // Acquire: pairs with the release in `give_up`; the number has left the table.
+    match d.given_up.load(Ordering::Acquire) {
+        0 => None,
+        n => sole(d, n - 1),
+    }
+}
+
+#[cold]
+fn sole(d: &Desc, number: i32) -> Option<i32> {
+    let mut left = false;
+    each_number(d, |_| left = true);
+    if left {
+        // Until another one is: this is asked before each sleep.
+        let _ = d.given_up.compare_exchange(number + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    (!left).then_some(number)
 }
 
 /// Highest number that a scan must look at.

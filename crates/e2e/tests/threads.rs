@@ -1,5 +1,6 @@
 //! Threads that leave a wait on a socket otherwise than by its end: cancelled, or
-//! by siglongjmp out of a signal handler. What they held is given back.
+//! by siglongjmp out of a signal handler, or because another file takes the socket's place. What they
+//! held is given back.
 
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{compile, need, stock_mode, Host};
@@ -7,12 +8,17 @@ use fsocket_testkit::{compile, need, stock_mode, Host};
 /// The same on both sides; None: nothing was counted.
 #[track_caller]
 fn equal(what: &str) -> Option<fsocket_testkit::counters::Delta> {
+    equal_of("cancel", what)
+}
+
+#[track_caller]
+fn equal_of(name: &str, what: &str) -> Option<fsocket_testkit::counters::Delta> {
     let host = Host::new();
-    let program = host.path().join("cancel");
-    compile("apps/cancel.c", &program, &[]);
-    let stock = host.run(Stock, "cancel", 60, &program, &[what]).success().says("ok").stdout;
+    let program = host.path().join(name);
+    compile(&format!("apps/{name}.c"), &program, &[]);
+    let stock = host.run(Stock, name, 60, &program, &[what]).success().says("ok").stdout;
     let before = host.snapshot();
-    let ours = host.run(Accel, "cancel", 60, &program, &[what]).success().says("ok").stdout;
+    let ours = host.run(Accel, name, 60, &program, &[what]).success().says("ok").stdout;
     assert!(ours == stock, "transcripts differ; stock:\n{stock}\nours:\n{ours}");
     if stock_mode() {
         eprintln!("PATH NOT ASSERTED: stock mode");
@@ -41,6 +47,19 @@ fn cancelled_while_they_wait() {
 fn left_by_siglongjmp() {
     need!("cc");
     over_shared_memory("jump", 17);
+}
+
+/// Another file is put in the socket's place, and a signal sent once, while a thread is on its way
+/// to sleep on it.
+#[test]
+fn woken_by_what_replaces_their_socket() {
+    need!("cc");
+    for what in ["read", "recv", "write", "accept"] {
+        let Some(delta) = equal_of("replaced", what) else { continue };
+        let shm = (delta.get("connect_shm"), delta.get("accept_shm"), delta.get("close_shm"));
+        assert!(shm == (400, 400, 800), "{what}: not over shared memory, or left\n{delta}");
+        assert!(delta.get("path_switch") == 0 && delta.get("hostile_peer") == 0, "{what}: {delta}");
+    }
 }
 
 /// On kernel connections libc's functions are cancelled, below the hooks.

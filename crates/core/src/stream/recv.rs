@@ -5,7 +5,7 @@ use super::{left_rings, low_water, notify, path_taken, poison, publish_cpu, ring
 use crate::asleep::{self, On};
 use crate::path;
 use crate::table::Desc;
-use crate::{ready, token};
+use crate::{pool, ready, table, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::Dir;
@@ -226,7 +226,12 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 Err(token::Busy) => return Err(Errno::EAGAIN),
                 Ok(_) if !d.is_conn() => match path::went_to(d) {
                     Some(_) => continue,
-                    None => return Err(Errno::EBADF),
+                    None if done > 0 => return Ok(done),
+                    // SAFETY: the caller's.
+                    None => match table::given_up(d) {
+                        Some(fd) => return unsafe { anew(fd, buf, len, flags) },
+                        None => return Err(Errno::EBADF),
+                    },
                 },
                 Ok(_) if s.flags.load(Ordering::Relaxed) & (flag::MOVING | flag::TOOK) != 0 => continue,
                 Ok(_t) => {
@@ -309,8 +314,35 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 (block, target) = (false, 1);
                 continue;
             }
-            return if done > 0 { Ok(done) } else { Err(e) };
+            return match table::given_up(d) {
+                _ if done > 0 => Ok(done),
+                // SAFETY: the caller's.
+                Some(fd) if e == Errno::EBADF => unsafe { anew(fd, buf, len, flags) },
+                _ => Err(e),
+            };
         }
+    }
+}
+
+/// A receive whose number refers to something else by now, if to anything, and that has not
+/// waited: it has not begun before.
+///
+/// # Safety
+/// As [`recv`].
+#[cold]
+unsafe fn anew(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    match table::lookup(fd) {
+        // SAFETY: the caller's.
+        Some(d) if d.is_conn() => unsafe { recv(d, buf, len, flags) },
+        _ if pool::holds(fd) => Err(Errno::EBADF),
+        // SAFETY: the caller's.
+        _ => match unsafe { sys::recv(fd, buf, len, flags) } {
+            // SAFETY: the caller's.
+            Err(Errno::ENOTSOCK) if flags == 0 => unsafe {
+                sys::raw(libc::SYS_read, [fd as usize, buf as usize, len, 0, 0, 0])
+            },
+            r => r,
+        },
     }
 }
 

@@ -4,7 +4,7 @@ use super::wait::{interruptible, wait_space};
 use super::{left_rings, notify, path_taken, poison, publish_cpu, Hold};
 use crate::path::{self, Path};
 use crate::table::Desc;
-use crate::{chan, ready, stats, token};
+use crate::{chan, pool, ready, stats, table, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::{status, POS_START};
@@ -187,7 +187,12 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
             Err(token::Busy) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
             Ok(_) if !d.is_conn() => match path::went_to(d) {
                 Some(_) => continue,
-                None => return Err(Errno::EBADF),
+                None if done > 0 => return Ok(done),
+                // SAFETY: the caller's.
+                None => match table::given_up(d) {
+                    Some(fd) => return unsafe { anew(fd, buf, len, flags) },
+                    None => return Err(Errno::EBADF),
+                },
             },
             Ok(_) if path::of(d) != Path::Shm || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 => continue,
             Ok(_t) => {
@@ -212,7 +217,12 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                     interruptible(&mut deadline, s.sndtimeo.load(Ordering::Relaxed));
                 }
                 if let Err(e) = wait_space(d, &mut deadline) {
-                    return if done > 0 { Ok(done) } else { Err(e) };
+                    return match table::given_up(d) {
+                        _ if done > 0 => Ok(done),
+                        // SAFETY: the caller's.
+                        Some(fd) if e == Errno::EBADF => unsafe { anew(fd, buf, len, flags) },
+                        _ => Err(e),
+                    };
                 }
             }
             Ok(n) => {
@@ -229,6 +239,28 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                 }
             }
         }
+    }
+}
+
+/// A send whose number refers to something else by now, if to anything, and that has not waited:
+/// it has not begun before.
+///
+/// # Safety
+/// As [`send`].
+#[cold]
+unsafe fn anew(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    match table::lookup(fd) {
+        // SAFETY: the caller's.
+        Some(d) if d.is_conn() => unsafe { send(d, buf, len, flags) },
+        _ if pool::holds(fd) => Err(Errno::EBADF),
+        // SAFETY: the caller's.
+        _ => match unsafe { sys::send(fd, buf, len, flags) } {
+            // SAFETY: the caller's.
+            Err(Errno::ENOTSOCK) if flags == 0 => unsafe {
+                sys::raw(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0])
+            },
+            r => r,
+        },
     }
 }
 

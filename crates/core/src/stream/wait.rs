@@ -3,7 +3,7 @@
 use super::recv::ended;
 use crate::asleep::{self, On};
 use crate::table::Desc;
-use crate::{ready, stats, token};
+use crate::{ready, stats, table, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
@@ -84,8 +84,36 @@ pub(super) fn interruptible(deadline: &mut Option<u64>, timeo: u64) {
     }
 }
 
+/// A number does not refer to `d` any more, something else does. A thread that is on its way to
+/// sleep must not arrive there: a program that puts another file in the socket's place sends the
+/// thread a signal next, which ends a sleep, and the thread shall find that file. One that sleeps
+/// already stays with the connection, as in the kernel. So the words move, and nobody is woken.
+pub fn number_given_up(d: &'static Desc) {
+    if d.is_conn() {
+        for want in [&d.rx_dir().want_data, &d.tx_dir().want_space] {
+            // Behind `given_up`: who has read the word before this, and sleeps by it, finds it
+            // changed; who reads it afterwards sees the number gone.
+            want.seq.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// `d` is no connection any more, as its last reference is gone: a thread that came too late to
+/// keep it must not sleep on it.
+pub fn wake_late(d: &'static Desc) {
+    // Pairs with the heavy fence of who sleeps.
+    fsocket_sync::light_fence();
+    for want in [&d.rx_dir().want_data, &d.tx_dir().want_space] {
+        if want.armed() & FUTEX_BIT != 0 {
+            want.seq.fetch_add(1, Ordering::AcqRel);
+            sys::futex_wake(&want.seq, i32::MAX);
+        }
+    }
+}
+
 /// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set
-/// on first use from `timeo`, nanoseconds; 0: none).
+/// on first use from `timeo`, nanoseconds; 0: none). EBADF: nothing of the program's
+/// refers to `d` any more, and this has not slept. (EINTR: it has, and is awake.)
 #[allow(clippy::too_many_arguments)] // what to wait for, and for how long
 fn sleep(
     d: &'static Desc,
@@ -122,6 +150,7 @@ fn sleep_on(
         *deadline = Some(sys::now_ns().saturating_add(timeo));
     }
     let t0 = cpu::ticks();
+    let mut slept = false;
     loop {
         let seq = want.seq.load(Ordering::Acquire);
         want.arm(FUTEX_BIT);
@@ -135,6 +164,10 @@ fn sleep_on(
         if ready() {
             break;
         }
+        if table::given_up(d).is_some() {
+            // Who has slept has begun before: the signal may have come just now, while awake.
+            return Err(if slept { Errno::EINTR } else { Errno::EBADF });
+        }
         stats::count(Counter::Sleeps);
         crate::idle::before_sleep();
         let unwatched = crate::ctl::unwatched();
@@ -147,6 +180,7 @@ fn sleep_on(
         };
         let on = On { word: Some(&want.seq), ..On::default() };
         let r = asleep::sleep(&on, || sys::futex_wait(&want.seq, seq, left));
+        slept |= r != Err(Errno::EAGAIN);
         if ready() {
             break;
         }
