@@ -41,6 +41,23 @@ fn loaded_and_unloaded() {
     assert!(stock_mode() || by_name.get("connect_shm") == 1, "{by_name}");
 }
 
+/// Plugins that find libc's functions before ours (RTLD_DEEPBIND), bound as they go and at once,
+/// and sealed then: connections that the program has made are theirs, too.
+#[test]
+fn plugins_that_look_at_home_first() {
+    let host = Host::new();
+    let echo = native::build(&host, "echo", &["echo.c"], &[]);
+    let deep = native::build(&host, "deep", &["deep.c"], &["-ldl"]);
+    let plugin = |name: &str, how: &[&str]| {
+        native::build(&host, name, &["deep_plugin.c"], &[&["-shared", "-fPIC"], how].concat())
+    };
+    let lazy = plugin("lazy.so", &["-Wl,-z,lazy"]);
+    let sealed = plugin("sealed.so", &["-Wl,-z,now,-z,relro"]);
+    let no_plt = plugin("no_plt.so", &["-fno-plt"]);
+    let delta = against(&host, &echo, Accel, Accel, &deep, &[&lazy, &sealed, &no_plt]);
+    delta.assert_shm(6);
+}
+
 /// IFUNC resolver, .preinit_array, another library's constructor; atexit, another library's
 /// destructor, a thread that outlives main.
 #[test]

@@ -9,6 +9,7 @@
 // same contract. That one argument covers each unsafe block in `hooks`.
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
+mod deep;
 mod hooks;
 mod init;
 mod real;

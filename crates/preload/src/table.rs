@@ -118,8 +118,8 @@ hook_table! {
     process: "a stream over our read and write; an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
 }
 
-// Functions with variable arguments: looked at, and passed on as they came, or
-// called with a list.
+// Functions with variable arguments, and one that must not see another caller:
+// looked at, and passed on as they came, or called with a list.
 //
 // family: "what it does on our path" what_happens_first fn name;
 variadic_table! {
@@ -128,6 +128,7 @@ variadic_table! {
     process: "as execve" list_and_environment fn execle;
     io: "the connection becomes the kernel's first" hand_over fn dprintf;
     io: "as dprintf" hand_over fn __dprintf_chk;
+    process: "what a library that is loaded with RTLD_DEEPBIND by its path has found in libc is set to ours" load fn dlopen;
 }
 
 // What a program may notice that the kernel would not do, in docs/limits.md and beside the hooks
@@ -161,6 +162,10 @@ limit_table! {
      zones end with that, for all who share it (`fallback.zone_shared`); what waits for a relative \
      follows at once where there is a balance, else when that relative next looks."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
+    Programs: "A library that is loaded with `RTLD_DEEPBIND` calls the kernel until `dlopen` returns \
+     (its constructors), and afterwards, too, if it was not loaded by its path but by a name that is \
+     searched for."
+        of dlopen;
     Sockets: "Urgent data: the first makes the connection the kernel's (above). If a second urgent byte \
      comes right behind it, with nothing between, and the receiver had not read what lay in \
      the ring, the first one is lost to it (the kernel makes it an ordinary one); a peek with \

@@ -2,17 +2,24 @@
 //! instructions keep every register that may carry an argument. Then either we do
 //! what is to be done before and jump to libc's function, or (`execl` and its
 //! like) the arguments become a list, and the hook that takes lists is called.
+//! And `dlopen`, which must be left by a jump, too: it looks at who has called it.
 
 use super::{guarded, process};
-use crate::real;
+use crate::{deep, real};
 use core::ffi::CStr;
 use fsocket_core::exec;
 use fsocket_sys as sys;
 use libc::*;
 
 /// The first argument is a descriptor that libc writes to itself.
-pub fn hand_over(fd: usize) {
+pub fn hand_over(fd: usize, _: usize) -> Option<*const c_void> {
     guarded(|| exec::hand_over(fd as c_int));
+    None
+}
+
+/// `dlopen`, which looks at who calls it: ours is called only for libraries that would go past us.
+pub fn load(file: usize, flags: usize) -> Option<*const c_void> {
+    deep::wanted(file as *const c_char, flags as c_int).then_some(deep::load as *const c_void)
 }
 
 /// Arguments as the caller has passed them: some in registers, then the stack.
@@ -121,15 +128,21 @@ pub fn target(name: &CStr) -> *const c_void {
 
 macro_rules! trampoline {
     (hand_over, $name:ident) => {
+        variadic::trampoline!(before hand_over, $name);
+    };
+    (load, $name:ident) => {
+        variadic::trampoline!(before load, $name);
+    };
+    (before $what:ident, $name:ident) => {
         const _: () = {
-            extern "C" fn before(first: usize) -> *const c_void {
-                variadic::hand_over(first);
+            // Both arguments are as the caller has passed them.
+            extern "C" fn before(first: usize, second: usize) -> *const c_void {
                 const NAME: &core::ffi::CStr =
                     match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                         Ok(n) => n,
                         Err(_) => panic!(),
                     };
-                variadic::target(NAME)
+                variadic::$what(first, second).unwrap_or_else(|| variadic::target(NAME))
             }
             #[cfg(target_arch = "x86_64")]
             #[unsafe(naked)]
