@@ -161,6 +161,9 @@ counters! {
     /// Slices not used: the kernel (before 6.3) does not take a port range.
     SliceRefused = "slice_refused"
         when "a kernel before 6.3: no source-port slices; `recv-cpu` and `flow-groups` work",
+    /// Waits that nobody could be asked to end: the thread looks itself, ever more seldom.
+    SleepsCut = "sleeps_cut"
+        when "more than 63 threads of one process wait in `poll`, `select` or epoll on connections of one channel (a pair of processes has one), or more than 255 on any: the others look every 2 ms, and after an eighth of the time they have waited, up to 100 ms",
 }
 
 #[repr(C, align(64))]
@@ -223,6 +226,9 @@ pub mod flag {
     /// With MOVED: by this side, which took along what it had not read. What is in the ring all the
     /// same the peer sends again in the kernel.
     pub const TOOK: u32 = 2048;
+    /// It was shut down when a connect that nobody had asked about again had failed: the kernel's
+    /// socket never connects again after that.
+    pub const DISCONNECTING: u32 = 4096;
 }
 
 /// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for

@@ -236,6 +236,9 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         // An event for whoever waits on it all the same.
         let which = [flag::SHUT_RD, flag::SHUT_WR, flag::SHUT_RD | flag::SHUT_WR][how as usize];
         s.flags.fetch_or(which, Ordering::AcqRel);
+        if s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed) & flag::CONNECTING != 0 {
+            s.flags.fetch_or(flag::DISCONNECTING, Ordering::Relaxed);
+        }
         epoll::changed(d);
         return Outcome::Done(Err(Errno::ENOTCONN));
     }

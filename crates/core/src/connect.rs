@@ -98,6 +98,9 @@ fn to_kernel<T>(fd: i32, d: &'static Desc, why: Counter) -> Outcome<T> {
 /// kernel does, then EISCONN.
 fn again(d: &'static Desc) -> Result<()> {
     let s = d.sock();
+    if s.flags.load(Ordering::Relaxed) & flag::DISCONNECTING != 0 {
+        return Err(Errno::EINVAL);
+    }
     if s.flags.fetch_and(!flag::CONNECTING, Ordering::Relaxed) & flag::CONNECTING != 0 {
         if !ready::over(d) {
             return Ok(());

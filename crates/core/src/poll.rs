@@ -132,7 +132,7 @@ unsafe fn run(
         *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
     let (mut deadline, mut held) = (None, None);
-    let mut interrupted = None;
+    let (mut interrupted, mut unarmed) = (None, bell::Unarmed::default());
     loop {
         ctl::poll();
         let before = core::mem::replace(&mut epoch, upgrade::epoch());
@@ -181,7 +181,7 @@ unsafe fn run(
         beside.arm(&mut kernel[n..]);
         loop {
             // SAFETY: the caller's mask.
-            let told = unsafe { sleep(fds, kernel, beside.n, deadline, mask, &kept) };
+            let told = unsafe { sleep(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) };
             *slept = true;
             interrupted = told.err();
             if interrupted.is_some_and(|e| e != Errno::EINTR || cancel::hit()) {
@@ -273,7 +273,7 @@ unsafe fn sleep(
     fds: &[libc::pollfd],
     kernel: &mut [libc::pollfd],
     beside: usize,
-    deadline: Option<u64>,
+    (deadline, unarmed): (Option<u64>, &mut bell::Unarmed),
     mask: *const libc::sigset_t,
     kept: &Kept,
 ) -> Result<bool> {
@@ -300,7 +300,7 @@ unsafe fn sleep(
     let watched = |d: &Desc| !matches!(d.kind(), kind::EPOLL | kind::KERNEL) || epoll::has_items(d);
     // (Without a monitor there is none: it may be that which we have just noticed.)
     if !armed && kept.each(fds).any(|(d, _)| watched(d)) {
-        let piece = ctl::unwatched().unwrap_or(2_000_000);
+        let piece = ctl::unwatched().unwrap_or_else(|| unarmed.piece());
         limit = Some(limit.map_or(piece, |l| l.min(piece)));
     }
     bell::before_sleep();

@@ -62,6 +62,17 @@ fn woken_by_what_replaces_their_socket() {
     }
 }
 
+/// More than a channel can have rung: the rest look themselves, which is counted, and does not spin.
+#[test]
+fn more_than_can_be_rung() {
+    for way in ["poll", "epoll"] {
+        let host = Host::new();
+        let Some(delta) = fsocket_e2e::same_transcripts(&host, 60, "many_waiters.py", &[way]) else { continue };
+        assert!(delta.get("accept_shm") == 80 && delta.get("path_switch") == 0, "{way}: {delta}");
+        assert!(delta.get("sleeps_cut") > 0, "{way}: nobody had to look himself\n{delta}");
+    }
+}
+
 /// On kernel connections libc's functions are cancelled, below the hooks.
 #[test]
 fn cancelled_on_kernel_connections() {

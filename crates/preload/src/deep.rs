@@ -237,6 +237,9 @@ impl Library {
             let name = CStr::from_ptr((self.strings + symbol.name as usize) as *const c_char);
             let Some(f) = functions.iter().find(|f| f.name == name) else { return };
             let slot = (self.base + r.offset as usize) as *const AtomicUsize;
+            if !slot.is_aligned() {
+                return;
+            }
             let now = (*slot).load(Ordering::Relaxed);
             let unbound = kind == KINDS.lazy && symbol.section == 0 && (self.base..self.end).contains(&now);
             if now == f.libcs || unbound {

@@ -18,8 +18,6 @@ const MANY_HOT: usize = 64;
 /// every so many calls, or after so many microseconds.
 const KERNEL_TURNS: u32 = 8;
 const KERNEL_US: u64 = 10;
-/// Longest sleep while some item could not be armed, nanoseconds.
-const UNARMED_NS: u64 = 2_000_000;
 
 /// # Safety
 /// `evs` has room for `max` events; `mask` is null or a signal mask.
@@ -89,7 +87,7 @@ unsafe fn wait_in(
 /// As [`wait`].
 unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
     let (mut deadline, mut held) = (None, None);
-    let mut slept = false;
+    let (mut slept, mut unarmed) = (false, bell::Unarmed::default());
     loop {
         ctl::poll();
         zone::watch::told();
@@ -177,7 +175,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             held.get_or_insert_with(Held::all);
         }
         // SAFETY: the caller's.
-        unsafe { sleep(ep, &mut out, deadline, mask) }?;
+        unsafe { sleep(ep, &mut out, (deadline, &mut unarmed), mask) }?;
         slept = true;
         if out.n > 0 {
             if let Ok(mut g) = ep.lock.lock() {
@@ -250,7 +248,12 @@ fn spin_target(g: &Inner) -> Option<u32> {
 ///
 /// # Safety
 /// As [`wait`].
-unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *const libc::sigset_t) -> Result<()> {
+unsafe fn sleep(
+    ep: &'static Ep,
+    out: &mut Out,
+    (deadline, unarmed): (Option<u64>, &mut bell::Unarmed),
+    mask: *const libc::sigset_t,
+) -> Result<()> {
     // Items that are not hot are in no list of the instance.
     crate::peers::look_at_all();
     let mut limit = deadline.map(|t| t.saturating_sub(sys::now_ns()));
@@ -258,7 +261,8 @@ unsafe fn sleep(ep: &'static Ep, out: &mut Out, deadline: Option<u64>, mask: *co
         let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };
         // Without a monitor there are no bells, and the sleep is cut below.
         if !arm_all(ep, &mut g, ep) && !ctl::dead() {
-            limit = Some(limit.map_or(UNARMED_NS, |l| l.min(UNARMED_NS)));
+            let piece = unarmed.piece();
+            limit = Some(limit.map_or(piece, |l| l.min(piece)));
         }
         g.sleepers += 1;
         if let Some(b) = ep.bell() {

@@ -227,8 +227,8 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 Ok(_) if !d.is_conn() => match path::went_to(d) {
                     Some(_) => continue,
                     None if done > 0 => return Ok(done),
-                    // SAFETY: the caller's.
                     None => match table::given_up(d) {
+                        // SAFETY: the caller's.
                         Some(fd) => return unsafe { anew(fd, buf, len, flags) },
                         None => return Err(Errno::EBADF),
                     },

@@ -188,8 +188,8 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
             Ok(_) if !d.is_conn() => match path::went_to(d) {
                 Some(_) => continue,
                 None if done > 0 => return Ok(done),
-                // SAFETY: the caller's.
                 None => match table::given_up(d) {
+                    // SAFETY: the caller's.
                     Some(fd) => return unsafe { anew(fd, buf, len, flags) },
                     None => return Err(Errno::EBADF),
                 },

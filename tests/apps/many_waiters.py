@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Eighty threads of one process, each in poll or in an epoll instance with a connection of its own, all
+from one other process. Nothing comes for three seconds: that costs next to nothing. Then every one is
+sent a byte, and gets it.
+"""
+import os
+import select
+import socket
+import sys
+import threading
+import time
+
+N = 80
+
+
+def poll(conn):
+    p = select.poll()
+    p.register(conn, select.POLLIN)
+    return p.poll(30000)
+
+
+def epoll(conn):
+    e = select.epoll()
+    e.register(conn, select.EPOLLIN)
+    return e.poll(30)
+
+
+def main(way):
+    listener = socket.create_server(("127.0.0.1", 0), backlog=N)
+    ready, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        conns = [socket.create_connection(listener.getsockname()) for _ in range(N)]
+        os.read(ready, 1)
+        for c in conns:
+            c.sendall(b"x")
+        for c in conns:
+            assert c.recv(1) == b"y"
+        os._exit(0)
+    got = []
+
+    def wait(conn):
+        assert way(conn)
+        got.append(conn.recv(1))
+        conn.sendall(b"y")
+
+    threads = [threading.Thread(target=wait, args=(listener.accept()[0],)) for _ in range(N)]
+    for t in threads:
+        t.start()
+    time.sleep(0.5)
+    before = time.process_time()
+    time.sleep(3)
+    spent = time.process_time() - before
+    os.write(go, b".")
+    for t in threads:
+        t.join()
+    assert got == [b"x"] * N and os.waitpid(pid, 0)[1] == 0
+    assert spent < 0.3, f"{spent:.3f} s of CPU while nothing came"
+    print("ok")
+
+
+main({"poll": poll, "epoll": epoll}[sys.argv[1]])
