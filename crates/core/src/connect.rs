@@ -45,8 +45,19 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     }
     // With an address of its own a socket that connects to 0.0.0.0 gets there.
     let dst = if bound { dst } else { Addr { ip: name::destination(dst.ip), ..dst } };
-    if dst.family as u32 != family || dst.port == 0 || name::is_any(&dst.ip) {
-        // Mismatched families have rules of their own.
+    if dst.family as u32 != family {
+        // The kernel refuses, and the socket is what it was.
+        // SAFETY: the caller's.
+        let there = unsafe { core::slice::from_raw_parts(addr as *const u8, len as usize) };
+        return match sys::connect(fd, there) {
+            Err(e) if matches!(e.raw(), libc::EAFNOSUPPORT | libc::EINVAL) => Outcome::Done(Err(e)),
+            r => {
+                let _ = to_kernel::<()>(fd, d, Counter::FbOption);
+                Outcome::Done(r)
+            }
+        };
+    }
+    if dst.port == 0 || name::is_any(&dst.ip) {
         return to_kernel(fd, d, Counter::FbOption);
     }
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
