@@ -105,8 +105,8 @@ impl Aloof {
 
     #[cold]
     fn other_thread(&self, ep: i32, who: u64) {
-        let me = Who::me();
         if who == 0 && self.thread.compare_exchange(0, ABOUT, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let me = Who::me();
             self.tid.store(me.tid, Ordering::Relaxed);
             // Release: `waiter` finds the number that belongs to it.
             self.thread.store(me.thread, Ordering::Release);
