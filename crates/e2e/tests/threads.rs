@@ -57,7 +57,7 @@ fn woken_by_what_replaces_their_socket() {
     for what in ["read", "recv", "write", "accept"] {
         let Some(delta) = equal_of("replaced", what) else { continue };
         let shm = (delta.get("connect_shm"), delta.get("accept_shm"), delta.get("close_shm"));
-        assert!(shm == (400, 400, 800), "{what}: not over shared memory, or left\n{delta}");
+        assert!(shm == (100, 100, 200), "{what}: not over shared memory, or left\n{delta}");
         assert!(delta.get("path_switch") == 0 && delta.get("hostile_peer") == 0, "{what}: {delta}");
     }
 }
