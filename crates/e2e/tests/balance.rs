@@ -270,6 +270,53 @@ fn who_has_enough_to_do_is_not_told_of_others() {
     }
 }
 
+/// While connections come fast, a worker sleeps without being told of others; the monitor calls
+/// it back if one of them stops just then.
+#[test]
+fn who_is_not_told_of_others_and_sleeps_is_called_by_the_monitor() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let host = Host::configured(None, "[balance]\nmigrate = false\n");
+    let server = server(&host, "epoll", 512, &[]);
+    let (stops, goes_on) = (server.worker(0).0, server.worker(1).0);
+    // SAFETY: a signal to a process of this test.
+    let signal = |signal| unsafe { assert_eq!(libc::kill(stops, signal), 0) };
+    let mut aloof = 0;
+    for _ in 0..40 {
+        let until = Instant::now() + Duration::from_millis(400);
+        std::thread::scope(|s| {
+            for cpu in 0..2 {
+                let server = &server;
+                s.spawn(move || {
+                    pin(cpu);
+                    while Instant::now() < until {
+                        let mut c = connect(([127, 0, 0, 1], server.port).into());
+                        c.write_all(b"who").expect("send");
+                        server.told(&c);
+                    }
+                });
+            }
+        });
+        signal(libc::SIGSTOP);
+        if watched_peers(goes_on) == 0 {
+            aloof += 1;
+            let began = Instant::now();
+            let by = server.worker(0).0;
+            let took = began.elapsed();
+            assert_eq!(by, goes_on, "{:#}", host.zones());
+            assert!(took < Duration::from_millis(500), "waited {took:?}");
+        }
+        signal(libc::SIGCONT);
+        if aloof == 3 {
+            break;
+        }
+    }
+    assert!(aloof > 0, "it was told of the other one each time");
+    assert!(stolen(&host.zones()) >= aloof, "{:#}", host.zones());
+}
+
 #[test]
 fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
     need_two_cpus!();

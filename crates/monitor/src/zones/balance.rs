@@ -3,7 +3,9 @@
 //!
 //! The counts lie in a BPF array that the workers map, too; here they are compared with
 //! what the kernel says of each listen socket, ten times a second while anything
-//! comes, never while nothing does: then the BPF program rings.
+//! comes, never while nothing does: then the BPF program rings. While much comes, it
+//! also glances at them every few milliseconds: workers that have enough to do are not told
+//! by the kernel of what waits for others.
 
 use super::{listening, reply, Answer, Group, GroupId};
 use crate::clients::Outgoing;
@@ -46,6 +48,14 @@ pub struct Knobs {
     pub groups: u32,
 }
 
+impl Knobs {
+    /// Between two glances: half of what a worker that keeps up is given.
+    fn glance(&self) -> Duration {
+        (self.patience * abi::TRUST as u32 / 2)
+            .clamp(Duration::from_millis(1), self.interval.max(Duration::from_millis(1)))
+    }
+}
+
 impl Default for Knobs {
     fn default() -> Knobs {
         Knobs {
@@ -73,6 +83,9 @@ const MOST: u64 = 4;
 /// stays awake, because nobody rings when it ends.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
+/// Connections a second from which on the monitor glances.
+const MUCH: u128 = 1000;
+
 /// A worker's local listen socket, and what was seen of its queue last.
 struct Shared {
     socket: Rc<OwnedFd>,
@@ -88,6 +101,9 @@ struct Shared {
     strained: u32,
     /// From whom it has stolen, at the last look.
     stolen: [u32; QUEUES],
+    /// `looked` at the last glance; and at how many since something has waited.
+    glanced: u64,
+    waits: u32,
 }
 
 pub(super) struct Balance {
@@ -96,6 +112,9 @@ pub(super) struct Balance {
     shared: BTreeMap<u32, Shared>,
     /// Somebody rings when something comes.
     napping: bool,
+    /// When the queues were measured last, and glances at them since.
+    measured: Instant,
+    glances: bool,
 }
 
 /// What one look at a group found.
@@ -126,7 +145,7 @@ fn bit(place: u32) -> u64 {
 impl Balance {
     pub(super) fn new(mem: impl AsFd) -> std::io::Result<Balance> {
         let mem = Mapping::new(mem, BALANCE_SIZE)?;
-        Ok(Balance { mem, shared: BTreeMap::new(), napping: false })
+        Ok(Balance { mem, shared: BTreeMap::new(), napping: false, measured: Instant::now(), glances: false })
     }
 
     /// Places of the zones that share connections.
@@ -196,7 +215,9 @@ impl Balance {
         self.strained().fetch_and(!bit(place), Ordering::Relaxed);
         let stolen = self.stolen(place);
         let (length, lost, open_since) = (waiting, open, Instant::now());
-        let shared = Shared { socket, added, looked, length, open, open_since, lost, strained: 0, stolen };
+        let glanced = looked;
+        let shared =
+            Shared { socket, added, looked, length, open, open_since, lost, strained: 0, stolen, glanced, waits: 0 };
         self.shared.insert(place, shared);
     }
 
@@ -279,6 +300,44 @@ impl Balance {
         }
         self.shared = shared;
         found
+    }
+
+    /// Whether it is worth while to glance at the queues, `came` connections after the last
+    /// measurement. True: no longer, and workers rely on it.
+    fn glance_or_not(&mut self, came: u64, now: Instant, interval: Duration) -> bool {
+        let elapsed = now.saturating_duration_since(self.measured);
+        if elapsed < interval / 2 && !self.napping {
+            return false;
+        }
+        self.measured = now;
+        let much = self.shared.len() > 1 && u128::from(came) * 1000 >= MUCH * elapsed.as_millis().max(1);
+        self.set_glances(much && !self.napping)
+    }
+
+    /// True: they end.
+    fn set_glances(&mut self, on: bool) -> bool {
+        self.word(offset_of!(abi::Balance, glances)).store(on.into(), Ordering::Relaxed);
+        std::mem::replace(&mut self.glances, on) && !on
+    }
+
+    /// Does a connection wait for a worker that did not look between this glance and the one before
+    /// the last?
+    fn glance(&mut self) -> bool {
+        let mut stuck = false;
+        let mut shared = std::mem::take(&mut self.shared);
+        for (&place, s) in &mut shared {
+            let looked = self.queue(place).looked.load(Ordering::Relaxed);
+            if looked != s.glanced {
+                (s.glanced, s.waits) = (looked, 0);
+            } else if listener::backlog(s.socket.as_raw_fd()).is_ok_and(|(_, n)| n > 0) {
+                s.waits += 1;
+                stuck |= s.waits >= 2;
+            } else {
+                s.waits = 0;
+            }
+        }
+        self.shared = shared;
+        stuck
     }
 
     /// Nothing waits, nothing came: from now on the program rings.
@@ -435,7 +494,7 @@ impl Monitor {
     pub(crate) fn balance_if_due(&mut self) {
         let now = Instant::now();
         if self.zones.balance_next.is_none_or(|at| at > now) {
-            return;
+            return self.glance_if_due(now);
         }
         self.zones.balance_next = None;
         let mut moves = Vec::new();
@@ -454,8 +513,13 @@ impl Monitor {
             };
             let before: u64 = b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add);
             let found = b.look(now, |place| members.get(&place).map(|m| m.cpu));
-            if b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add) == before {
+            let came = b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add).wrapping_sub(before);
+            if came == 0 {
                 b.lie_down();
+            }
+            let deserted = g.own.is_none() && b.glance_or_not(came, now, knobs.interval);
+            if b.glances && self.zones.glance_next.is_none() {
+                self.zones.glance_next = Some(now + knobs.glance());
             }
             again |= !b.napping;
             zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
@@ -467,19 +531,42 @@ impl Monitor {
             if found.waits {
                 nudges.extend(std::mem::take(&mut g.guests).into_iter().map(|conn| (g.id, conn)));
             }
-            if found.stuck {
+            if found.stuck || deserted {
                 nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
             }
         }
-        for (group, conn) in nudges {
-            let msg = Msg { id: group, ..Msg::new(kind::NUDGE) };
-            self.clients.send(conn, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
-        }
+        self.nudge(nudges);
+        let knobs = &self.config.balance;
         if knobs.migrate {
             again |= self.steers.migrate(&moves, &zones, knobs.groups, now);
         }
         if again {
             self.zones.balance_at(now + knobs.interval);
+        }
+    }
+
+    fn glance_if_due(&mut self, now: Instant) {
+        if self.zones.glance_next.is_none_or(|at| at > now) {
+            return;
+        }
+        let mut nudges = Vec::new();
+        let mut again = false;
+        for g in self.zones.all.values_mut() {
+            let Some(b) = g.balance.as_mut().filter(|b| b.glances) else { continue };
+            let deserted = b.napping && b.set_glances(false);
+            again |= b.glances;
+            if deserted || b.glance() {
+                nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
+            }
+        }
+        self.nudge(nudges);
+        self.zones.glance_next = again.then(|| now + self.config.balance.glance());
+    }
+
+    fn nudge(&mut self, whom: Vec<(GroupId, ConnId)>) {
+        for (group, conn) in whom {
+            let msg = Msg { id: group, ..Msg::new(kind::NUDGE) };
+            self.clients.send(conn, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
         }
     }
 }
@@ -592,5 +679,39 @@ mod tests {
         w.syn();
         assert_eq!(w.look(TURN), (false, false), "another one");
         assert_eq!(w.look(HANDSHAKE), (false, true));
+    }
+
+    #[test]
+    fn who_waits_at_two_glances_is_stuck_unless_the_worker_looked() {
+        let mut w = Watched::new();
+        assert!(!w.balance.glance() && !w.balance.glance(), "nothing waits");
+        let _client = TcpStream::connect(w.listener.local_addr().unwrap()).unwrap();
+        assert!(!w.balance.glance(), "it has just come");
+        assert!(w.balance.glance());
+        w.balance.queue(1).looked.fetch_add(1, Ordering::Relaxed);
+        assert!(!w.balance.glance() && !w.balance.glance());
+        assert!(w.balance.glance(), "it did not look again");
+        w.accept();
+        assert!(!w.balance.glance());
+    }
+
+    #[test]
+    fn glances_while_much_comes() {
+        let mut w = Watched::new();
+        let mut at = w.balance.measured;
+        let mut look = |w: &mut Watched, came, after| {
+            at += after;
+            let deserted = w.balance.glance_or_not(came, at, TURN);
+            (w.balance.glances, deserted)
+        };
+        assert_eq!(look(&mut w, 1000, TURN), (false, false), "one worker has nobody to look after");
+        let other = w.listener.try_clone().unwrap();
+        w.balance.enter(2, Rc::new(other.into()));
+        assert_eq!(look(&mut w, 99, TURN), (false, false));
+        assert_eq!(look(&mut w, 100, TURN), (true, false));
+        assert_eq!(look(&mut w, 1, TURN / 10), (true, false), "rung just after");
+        assert_eq!(look(&mut w, 400, TURN), (true, false));
+        assert_eq!(look(&mut w, 1, TURN), (false, true));
+        assert_eq!(look(&mut w, 0, TURN), (false, false), "they were told once");
     }
 }

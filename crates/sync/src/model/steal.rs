@@ -379,3 +379,11 @@ fn an_aloof_worker_that_sleeps_is_not_told() {
     let rules = Rules { attends: false, ..ALONE };
     run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
 }
+
+/// While it glances at the queues, and also when it stops to: it is rung again.
+#[test]
+fn the_monitor_tells_an_aloof_worker_that_sleeps() {
+    let rules = Rules { attends: false, ..RIGHT };
+    run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
+    run(Case { connections: 1, turns: 1, asleep: true, busy: false, aloof: true, rules });
+}

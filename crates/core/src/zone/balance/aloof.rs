@@ -8,6 +8,11 @@
 //! So a worker whose waits do not sleep takes the peers' sockets out of its instance, as long as
 //! their workers look after them, and puts them in again before it sleeps for long. What waits in
 //! them then is reported at once, so nothing is missed (`fsocket_sync`'s model of stealing).
+//!
+//! While connections come so fast that the monitor glances at the queues all the time, that holds
+//! also for a worker whose waits are short, and it sleeps as long as it likes: the monitor calls
+//! it back. It would be woken for nearly every connection that another worker is about to take, and
+//! a timer for each sleep costs as much.
 
 use super::peers::put_peer;
 use super::steal::Victim;
@@ -23,6 +28,8 @@ const ENOUGH: u32 = 64;
 const SLEPT: u32 = 1;
 /// A wait that took no longer did not sleep, microseconds.
 const AT_ONCE_US: u64 = 3;
+/// It was short.
+const SOON_US: u64 = 500;
 /// Between two looks at the peers' workers; and the longest sleep, nanoseconds. Short beside the
 /// time for which a connection is left to its worker.
 const NAP_NS: u64 = 1_000_000;
@@ -33,8 +40,12 @@ const ABOUT: u64 = u64::MAX - 1;
 
 /// Of an epoll instance in which local listen sockets are watched.
 pub struct Aloof {
+    /// Waits that had something at once, or soon, less those that had not.
     quick: AtomicU32,
+    soon: AtomicU32,
     out: AtomicBool,
+    /// The monitor glances at the peers' queues.
+    watched: AtomicBool,
     /// Who waits in it.
     thread: AtomicU64,
     tid: AtomicI32,
@@ -46,7 +57,9 @@ impl Aloof {
     pub const fn new() -> Aloof {
         Aloof {
             quick: AtomicU32::new(0),
+            soon: AtomicU32::new(0),
             out: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
             thread: AtomicU64::new(0),
             tid: AtomicI32::new(0),
             looked: AtomicU64::new(0),
@@ -55,7 +68,9 @@ impl Aloof {
 
     pub fn reset(&self) {
         self.quick.store(0, Ordering::Relaxed);
+        self.soon.store(0, Ordering::Relaxed);
         self.out.store(false, Ordering::Relaxed);
+        self.watched.store(false, Ordering::Relaxed);
         self.thread.store(0, Ordering::Relaxed);
     }
 
@@ -65,11 +80,11 @@ impl Aloof {
         self.out.load(Ordering::Relaxed)
     }
 
-    /// While that is so, a sleep of `limit` nanoseconds is cut; [`Aloof::attend`] follows if it
-    /// was in vain.
+    /// While that is so, a sleep of `limit` nanoseconds is cut, unless the monitor watches;
+    /// [`Aloof::attend`] follows if it was in vain.
     #[inline]
     pub fn cut(&self, limit: Option<u64>) -> Option<u64> {
-        match self.is() {
+        match self.is() && !self.watched.load(Ordering::Relaxed) {
             true => Some(limit.map_or(NAP_NS, |l| l.min(NAP_NS))),
             false => limit,
         }
@@ -82,16 +97,35 @@ impl Aloof {
             return;
         }
         let now = cpu::ticks();
-        let quick = self.quick.load(Ordering::Relaxed);
-        let at_once = found && now.saturating_sub(since) < AT_ONCE_US * cpu::ticks_per_us();
-        let quick = if at_once { (quick + 1).min(ENOUGH) } else { quick.saturating_sub(SLEPT) };
-        self.quick.store(quick, Ordering::Relaxed);
-        let out = self.is();
-        if !out && quick < ENOUGH || out && quick > 0 && now.saturating_sub(self.looked.load(Ordering::Relaxed)) < nap()
+        let took = now.saturating_sub(since);
+        let count = |n: &AtomicU32, us: u64| {
+            let was = n.load(Ordering::Relaxed);
+            let short = found && took < us * cpu::ticks_per_us();
+            n.store(if short { (was + 1).min(ENOUGH) } else { was.saturating_sub(SLEPT) }, Ordering::Relaxed);
+        };
+        count(&self.quick, AT_ONCE_US);
+        count(&self.soon, SOON_US);
+        if self.short_waits() >= self.least() && now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= nap()
+            || self.is() && self.short_waits() == 0
         {
-            return;
+            self.decide(ep, now);
         }
-        self.decide(ep, now, quick);
+    }
+
+    /// Of those that count.
+    fn short_waits(&self) -> u32 {
+        // Who is not aloof learns from `decide` whether the monitor watches.
+        let n = if self.is() && !self.watched.load(Ordering::Relaxed) { &self.quick } else { &self.soon };
+        n.load(Ordering::Relaxed)
+    }
+
+    /// So many of them keep a worker aloof, or make it so.
+    fn least(&self) -> u32 {
+        if self.is() {
+            1
+        } else {
+            ENOUGH
+        }
     }
 
     /// The calling thread begins to wait in the instance `ep`.
@@ -128,24 +162,28 @@ impl Aloof {
         other.then(|| Who { thread, tid: self.tid.load(Ordering::Relaxed) })
     }
 
-    /// Somebody has been woken in it.
+    /// The monitor has spoken in it: perhaps of a queue that waits, or it watches no more.
     pub fn woken(&self, ep: i32) {
+        self.attend(ep);
         if self.thread.load(Ordering::Relaxed) == MANY {
             watch::deputize(ep);
         }
     }
 
     #[cold]
-    fn decide(&self, ep: i32, now: u64, quick: u32) {
+    fn decide(&self, ep: i32, now: u64) {
         self.looked.store(now, Ordering::Relaxed);
+        let watched =
+            used().iter().filter_map(|z| z.watched_peers(ep)).all(|(_, b)| b.glances.load(Ordering::Relaxed) != 0);
+        self.watched.store(watched, Ordering::Relaxed);
+        let short = if watched { &self.soon } else { &self.quick }.load(Ordering::Relaxed);
         let peers = || used().iter().filter_map(|z| z.looked_after(ep, now));
         let alone = self.thread.load(Ordering::Relaxed) == process::thread();
-        if quick > 0 && alone && peers().all(|looked| looked) && peers().next().is_some() {
+        if short >= self.least() && alone && peers().all(|looked| looked) && peers().next().is_some() {
             if !self.out.swap(true, Ordering::Relaxed) {
                 used().iter().for_each(|z| z.turn_from_peers(ep));
             }
         } else {
-            // And not asked again with the next wait.
             self.attend(ep);
         }
     }
@@ -153,6 +191,7 @@ impl Aloof {
     /// The calling thread is about to sleep for long in `ep`: it is among those who are woken.
     pub fn attend(&self, ep: i32) {
         self.quick.store(0, Ordering::Relaxed);
+        self.soon.store(0, Ordering::Relaxed);
         if self.out.swap(false, Ordering::Relaxed) {
             used().iter().for_each(|z| z.turn_to_peers(ep));
         }
