@@ -33,13 +33,14 @@ def main():
             client(int(sys.argv[1]), orders, done_w)
         os._exit(0)
     os.close(orders_r)
-    ep = select.epoll()
     number, conn = {}, {}
     for _ in range(N):
         c, _ = listener.accept()
         i = int(c.recv(1))
         number[c.fileno()], conn[i] = i, c
-        ep.register(c, select.EPOLLIN)
+    ep = select.epoll()
+    for i in range(N):
+        ep.register(conn[i], select.EPOLLIN)
     assert os.read(done_r, 1) == b"."
 
     def send(*order):
@@ -53,6 +54,25 @@ def main():
         for i in which:
             conn[i].recv(100)
 
+    # Who is new, and who was waited for in vain, is reported in the order in which it became ready.
+    for order in [(4, 1, 0, 3, 2), (0, 4, 1, 2, 3), (2, 0), (3, 2, 1, 0, 4)]:
+        send(*order)
+        print("by arrival:", *report())
+        # More does not change its place.
+        send(order[-1], order[0])
+        print("still:", *report())
+        take(*order)
+        assert ep.poll(0.01) == []
+    send(1)
+    ep.unregister(conn[2])
+    ep.unregister(conn[3])
+    ep.register(conn[3], select.EPOLLIN)
+    send(3)
+    ep.register(conn[2], select.EPOLLIN)
+    send(2, 0)
+    print("added between:", *report())
+    take(0, 1, 2, 3)
+    assert ep.poll(0.01) == []
     # Who has long been silent has asked before who was answered just now.
     for busy, silent in [(0, 3), (4, 1), (2, 0)]:
         for _ in range(20):

@@ -205,6 +205,8 @@ pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
     if mask & FUTEX_BIT != 0 {
         wake_futex(&want.seq);
     }
+    // Before the marks, whose release publishes it.
+    want.told.store(sys::cpu::ticks(), Ordering::Relaxed);
     each(c, side, mask & !FUTEX_BIT, |w| {
         w.ready[slot / 64 % 16].fetch_or(1 << (slot % 64), Ordering::Relaxed);
         w.summary.fetch_or(1 << (slot / 64 % 16), Ordering::Release);

@@ -225,6 +225,14 @@ impl Inner {
         // SAFETY: callers stay below n.
         unsafe { *self.hot.add(k) }
     }
+    /// Those from the k-th on.
+    fn tail(&mut self, k: usize) -> &mut [u32] {
+        if self.hot.is_null() {
+            return &mut [];
+        }
+        // SAFETY: the first n are written; the lock is held.
+        unsafe { core::slice::from_raw_parts_mut(self.hot.add(k.min(self.n)), self.n.saturating_sub(k)) }
+    }
     fn set(&mut self, k: usize, i: u32) {
         // SAFETY: callers stay below n.
         unsafe { *self.hot.add(k) = i };

@@ -136,10 +136,9 @@ variadic_table! {
 //
 // Section: "what" of functions;
 limit_table! {
-    Programs: "An epoll instance reports connections that became ready while nobody waited in it in the \
-     order of their places, not in that in which the bytes came, as the kernel does: a program \
-     that is told something over one connection, and then of it over another, may read the second \
-     first if both wait (redis's test of SUNSUBSCRIBE, on a machine that is overloaded)."
+    Programs: "`epoll_wait` reports connections in the order in which they became ready, as the kernel does, \
+     but for those that a call before found empty without sleeping: of them, those that were \
+     reported longest ago come first, behind all others."
         of epoll_wait;
     Programs: "A process keeps an event descriptor for each thread that ever waited in `poll`, `select` or epoll \
      beside others, up to 255, and one for each of those of its peers that it had to ring."

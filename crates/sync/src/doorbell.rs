@@ -22,6 +22,9 @@ pub struct Want {
     mask: AtomicU64,
     /// Futex word; bumped before each futex wake.
     pub seq: AtomicU32,
+    /// When the publisher told waiters last, in ticks of the CPU's counter; 0: not said. A hint,
+    /// for the order of several that are told of.
+    pub told: AtomicU64,
 }
 
 impl Want {

@@ -1,12 +1,12 @@
 //! The hot items of an instance: those that may have something to report. Marks of peers heat
 //! an item; one that is armed and not ready cools down.
 
-use super::item::{self, ITEMS};
+use super::item::{self, Item, ITEMS};
 use super::out::Out;
 use super::{Ep, Inner};
 use crate::bell::Bell;
 use crate::chan;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::channel::{Waiter, SUMMARY_SYN};
 use fsocket_sys::{self as sys, Errno};
 
@@ -16,6 +16,7 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner) {
         recheck_listeners(g);
         return;
     };
+    let mut marks = 0;
     for word in 0..g.chans.len() {
         let mut bits = g.chans[word];
         while bits != 0 {
@@ -44,24 +45,60 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner) {
                 while slots != 0 {
                     let slot = k * 64 + slots.trailing_zeros() as usize;
                     slots &= slots - 1;
-                    heat_slot(ep, g, c, slot);
+                    heat_slot(ep, g, (c, slot), &mut marks);
                 }
             }
         }
     }
+    g.order(marks);
     recheck_listeners(g);
 }
 
-fn heat_slot(ep: &Ep, g: &mut Inner, c: &chan::Chan, slot: usize) {
+fn heat_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks: &mut usize) {
     let Some(d) = c.desc(slot) else { return };
     let mut it = item::first(d);
     for _ in 0..64 {
         let Some(i) = it else { return };
         if i.is(d, ep.index()) {
-            i.was_marked();
+            i.note_when(d);
             g.heat(i);
+            *marks += 1;
         }
         it = i.next();
+    }
+}
+
+impl Inner {
+    /// As in the kernel's list: those that are in it, then those that were marked, in the order in which
+    /// they became ready. Last come those that are looked at without having been armed: nobody
+    /// knows since when they are ready, but they had been reported more lately.
+    fn order(&mut self, marks: usize) {
+        if marks == 0 {
+            return;
+        }
+        let is = |flag: fn(&Item) -> &AtomicBool, i| ITEMS.get(i).is_some_and(|it| flag(it).load(Ordering::Relaxed));
+        let marked = |i| is(|it| &it.marked, i);
+        let n = self.n;
+        for last in [false, true] {
+            for k in 0..n {
+                let i = self.at(k);
+                let moves = if last { !is(|it| &it.linked, i) } else { marked(i) };
+                if moves && i != NOBODY && self.push(i) {
+                    self.set(k, NOBODY);
+                }
+            }
+        }
+        compact(self);
+        let from = (0..self.n).find(|&k| marked(self.at(k))).unwrap_or(self.n);
+        let told_at = |i: &u32| ITEMS.get(*i).map_or(0, |it| it.told_at.load(Ordering::Relaxed));
+        let tail = self.tail(from);
+        let end = tail.iter().position(|&i| !marked(i)).unwrap_or(tail.len());
+        tail[..end].sort_unstable_by_key(told_at);
+        for i in &tail[..end] {
+            if let Some(it) = ITEMS.get(*i) {
+                it.marked.store(false, Ordering::Relaxed);
+            }
+        }
     }
 }
 
@@ -78,8 +115,8 @@ fn recheck_listeners(g: &mut Inner) {
 /// Report ready hot items; those that are armed and not ready cool down.
 ///
 /// What is reported goes behind all others. So everybody has a turn when the array is smaller
-/// than what is ready; and as we do not know when an item became ready, who was answered long
-/// ago comes before who was answered just now, and has likely asked before.
+/// than what is ready; and as we do not know when an item became ready that was not armed, who was
+/// answered long ago comes before who was answered just now, and has likely asked before.
 pub(super) fn report(g: &mut Inner, out: &mut Out) {
     let n = g.n;
     if n == 0 {
@@ -96,7 +133,7 @@ pub(super) fn report(g: &mut Inner, out: &mut Out) {
             g.unsettled = true;
             continue;
         }
-        it.idle.store(ev == 0, Ordering::Relaxed);
+        it.was_looked_at(ev);
         if ev != 0 {
             out.push(ev, it.data.load(Ordering::Relaxed));
             it.was_marked();

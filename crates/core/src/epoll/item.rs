@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::status;
 use fsocket_ring as ring;
+use fsocket_sync::doorbell::Want;
 use fsocket_sys::{Errno, Result};
 
 pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
@@ -54,6 +55,14 @@ pub struct Item {
     pub recheck: AtomicBool,
     /// Looked at and not ready in the current pass.
     pub idle: AtomicBool,
+    /// In the kernel it would be in the list of what is ready: it was when it was added, or is
+    /// level-triggered and was reported when last looked at.
+    pub linked: AtomicBool,
+    /// A peer has just said that something happened, and when ([`Want::told`]).
+    ///
+    /// [`Want::told`]: fsocket_sync::doorbell::Want::told
+    pub marked: AtomicBool,
+    pub told_at: AtomicU64,
 }
 
 // SAFETY: zero is valid; `link` is the slab's.
@@ -95,8 +104,10 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
     it.hot.store(false, Ordering::Relaxed);
     it.armed.store(false, Ordering::Relaxed);
     it.recheck.store(false, Ordering::Relaxed);
+    it.marked.store(false, Ordering::Relaxed);
     it.set(ev);
     it.live.store(true, Ordering::Release);
+    it.linked.store(it.ready(), Ordering::Relaxed);
     {
         let _l = LISTS.lock().map_err(|_| Errno::EAGAIN)?;
         it.next.store(d.items.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -115,6 +126,12 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
         g.n_listeners += 1;
     }
     g.heat(it);
+    match ep.items.load(Ordering::Relaxed) {
+        1 => {}
+        // And for the first one, which was alone.
+        2 => (0..g.n).for_each(|k| _ = ITEMS.get(g.at(k)).map(|it| it.hint(ep, g))),
+        _ => it.hint(ep, g),
+    }
     Ok(())
 }
 
@@ -214,6 +231,13 @@ impl Item {
         self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::of(d) == Path::Unsettled)
     }
 
+    /// What `take` has said.
+    pub fn was_looked_at(&self, ev: u32) {
+        self.idle.store(ev == 0, Ordering::Relaxed);
+        let level = self.events.load(Ordering::Relaxed) & (ET | ONESHOT) == 0;
+        self.linked.store(ev != 0 && level, Ordering::Relaxed);
+    }
+
     pub fn is_exclusive(&self) -> bool {
         self.events.load(Ordering::Relaxed) & EXCLUSIVE != 0
     }
@@ -232,6 +256,13 @@ impl Item {
 
     pub fn was_marked(&self) {
         self.armed.store(false, Ordering::Relaxed);
+    }
+
+    /// The mark comes from the peer: when?
+    pub fn note_when(&self, d: &Desc) {
+        let at = |w: &Want| w.told.load(Ordering::Relaxed);
+        self.told_at.store(at(&d.rx().1.want_data).max(at(&d.tx().1.want_space)), Ordering::Relaxed);
+        self.marked.store(true, Ordering::Relaxed);
     }
 
     /// Would `take` report something? Changes nothing.
@@ -382,6 +413,17 @@ impl Item {
     }
     fn fresh_listener(&self) -> bool {
         self.recheck.load(Ordering::Relaxed)
+    }
+
+    /// Ask the peer to mark a new item when data comes, for others are watched beside it: only so
+    /// that it is known which was first. Without a fence, so it is looked at as before.
+    fn hint(&self, ep: &Ep, g: &mut Inner) {
+        let Some(d) = self.desc().filter(|d| d.is_conn() && self.wanted() & (IN | RDNORM) != 0) else { return };
+        let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
+        let Some(c) = chan::CHANS.get(i) else { return };
+        let Some(w) = ep.need_bell().and_then(|b| c.waiter_for(b)) else { return };
+        d.rx().1.want_data.arm(1 << w);
+        g.chans[i as usize / 64] |= 1 << (i % 64);
     }
 
     /// Ask the peer to mark us when something happens. The caller runs the
