@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,9 +42,15 @@ static void *block(void *unused) {
     static char much[1 << 20];
     (void)unused;
     ssize_t r;
+    fd_set set;
     begun = 1;
     do {
-        r = !strcmp(what, "accept") ? accept(fd, NULL, NULL)
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        FD_ZERO(&set);
+        FD_SET(fd, &set);
+        r = !strcmp(what, "poll")     ? poll(&p, 1, -1)
+            : !strcmp(what, "select") ? select(fd + 1, &set, NULL, NULL, NULL)
+            : !strcmp(what, "accept") ? accept(fd, NULL, NULL)
             : !strcmp(what, "write") ? write(fd, much, sizeof much)
             : !strcmp(what, "recv")  ? recv(fd, much, sizeof much, 0)
                                      : read(fd, much, sizeof much);

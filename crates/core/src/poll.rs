@@ -136,7 +136,8 @@ unsafe fn run(
     loop {
         ctl::poll();
         let before = core::mem::replace(&mut epoch, upgrade::epoch());
-        if settle(fds) || before != epoch || went(fds, kernel) || kept.lost(fds).next().is_some() {
+        let lost = kept.lost(fds).count();
+        if settle(fds) || before != epoch || went(fds, kernel) || lost > 0 {
             kernel_n = kernels_part(fds, kernel);
         }
         let mut found = look(fds);
@@ -175,12 +176,22 @@ unsafe fn run(
             }
         }
         kept.take(fds);
-        if !mask.is_null() {
-            held.get_or_insert_with(Held::all);
+        if held.is_none() && (!mask.is_null() || kept.any()) {
+            held = Some(Held::all());
+            // From here on a signal ends the sleep; who has put something else into a number's place
+            // before may have sent it already.
+            if went(fds, kernel) || kept.lost(fds).count() != lost {
+                continue;
+            }
         }
+        let own = held.as_ref().map(Held::before);
+        let mask = match (&own, mask.is_null()) {
+            (Some(own), true) => own as *const u64 as *const libc::sigset_t,
+            _ => mask,
+        };
         beside.arm(&mut kernel[n..]);
         loop {
-            // SAFETY: the caller's mask.
+            // SAFETY: the caller's mask, or `own`, as long as the kernel's set.
             let told = unsafe { sleep(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) };
             *slept = true;
             interrupted = told.err();

@@ -54,7 +54,7 @@ fn left_by_siglongjmp() {
 #[test]
 fn woken_by_what_replaces_their_socket() {
     need!("cc");
-    for what in ["read", "recv", "write", "accept"] {
+    for what in ["read", "recv", "write", "accept", "poll", "select"] {
         let Some(delta) = equal_of("replaced", what) else { continue };
         let shm = (delta.get("connect_shm"), delta.get("accept_shm"), delta.get("close_shm"));
         assert!(shm == (100, 100, 200), "{what}: not over shared memory, or left\n{delta}");

@@ -57,6 +57,10 @@ impl<'a> Kept<'a> {
         }
     }
 
+    pub fn any(&self) -> bool {
+        self.n > 0
+    }
+
     fn all(&self) -> &[One] {
         // SAFETY: the first `n` are there.
         unsafe { core::slice::from_raw_parts(self.one.as_ptr() as *const One, self.n) }
