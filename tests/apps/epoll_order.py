@@ -19,7 +19,10 @@ def client(port, orders, done):
     os.write(done, b".")
     for line in orders:
         for i in line.split():
-            conns[int(i)].sendall(b"x")
+            if i == "new":
+                conns.append(socket.create_connection(("127.0.0.1", port)))
+            else:
+                conns[int(i)].sendall(b"x")
         os.write(done, b".")
 
 
@@ -33,7 +36,7 @@ def main():
             client(int(sys.argv[1]), orders, done_w)
         os._exit(0)
     os.close(orders_r)
-    number, conn = {}, {}
+    number, conn, new = {}, {}, []
     for _ in range(N):
         c, _ = listener.accept()
         i = int(c.recv(1))
@@ -73,6 +76,17 @@ def main():
     print("added between:", *report())
     take(0, 1, 2, 3)
     assert ep.poll(0.01) == []
+    # The listener among them.
+    number[listener.fileno()] = "new"
+    ep.register(listener, select.EPOLLIN)
+    assert ep.poll(0.01) == []
+    for order in [(3, "new", 0), ("new", 4), (1, "new")]:
+        send(*order)
+        print("with one that comes:", *report())
+        take(*(i for i in order if i != "new"))
+        new.append(listener.accept()[0])
+        assert ep.poll(0.01) == []
+    ep.unregister(listener)
     # Who has long been silent has asked before who was answered just now.
     for busy, silent in [(0, 3), (4, 1), (2, 0)]:
         for _ in range(20):

@@ -217,6 +217,8 @@ pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
 #[cold]
 pub fn wake_syn(c: &Chan, mask: u64) {
     stats::count(Counter::Wakes);
+    // As in `wake_side`; for all queues of the channel.
+    c.queue(0).want.told.store(sys::cpu::ticks(), Ordering::Relaxed);
     each(c, 1 - c.my_side(), mask & !FUTEX_BIT, |w| {
         w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
     });

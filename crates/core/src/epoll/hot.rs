@@ -35,8 +35,9 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner) {
             if s & SUMMARY_SYN != 0 {
                 for k in 0..g.n_listeners {
                     if let Some(it) = ITEMS.get(g.listeners[k]) {
-                        it.was_marked();
+                        it.note_at(c.queue(0).want.told.load(Ordering::Relaxed));
                         g.heat(it);
+                        marks += 1;
                     }
                 }
             }

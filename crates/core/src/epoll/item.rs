@@ -258,10 +258,14 @@ impl Item {
         self.armed.store(false, Ordering::Relaxed);
     }
 
-    /// The mark comes from the peer: when?
+    /// A peer has marked what it belongs to. When?
     pub fn note_when(&self, d: &Desc) {
         let at = |w: &Want| w.told.load(Ordering::Relaxed);
-        self.told_at.store(at(&d.rx().1.want_data).max(at(&d.tx().1.want_space)), Ordering::Relaxed);
+        self.note_at(at(&d.rx().1.want_data).max(at(&d.tx().1.want_space)));
+    }
+
+    pub fn note_at(&self, at: u64) {
+        self.told_at.store(at, Ordering::Relaxed);
         self.marked.store(true, Ordering::Relaxed);
     }
 
