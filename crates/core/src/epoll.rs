@@ -266,6 +266,13 @@ pub fn ctl_of_the_kernels(ed: &Desc, fd: i32) -> bool {
     its
 }
 
+/// `epoll_ctl` on an instance that we do not know reaches the kernel, for whatever it names.
+pub fn ctl_elsewhere(fd: i32) {
+    if let Some(d) = table::lookup(fd) {
+        d.dirty.store(true, Ordering::Relaxed);
+    }
+}
+
 /// `epoll_ctl` on an instance we know.
 ///
 /// # Safety
@@ -338,6 +345,7 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
             if let Some(inner) = of(d) {
                 inner.is_watched();
             }
+            d.watched.fetch_or(!conn, Ordering::Relaxed);
             let r = if conn { Ok(()) } else { sys::epoll_ctl(kfd, op, fd, Some(&ev)) };
             r.and_then(|()| item::add(ep, &mut g, d, fd, &ev, !conn)).inspect(|_| {
                 if d.kind() == kind::KERNEL {
@@ -424,6 +432,7 @@ pub fn became_conn(d: &Desc) {
     }
     for_items(d, |ep, g, it| {
         if it.kernel.swap(false, Ordering::Relaxed) {
+            d.watched.store(false, Ordering::Relaxed);
             let _ =
                 sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, it.fd.load(Ordering::Relaxed), None);
         }

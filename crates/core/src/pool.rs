@@ -92,7 +92,8 @@ pub fn socket(family: u32, nonblock: bool, cloexec: bool) -> Option<i32> {
 /// The number `fd` is not in the table any more: keep its placeholder, or
 /// close it. Returns what `close` returns.
 pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
-    let keep = !d.dirty.load(Ordering::Relaxed) && fd > 2 && fd < TOP;
+    let clean = !d.dirty.load(Ordering::Relaxed) && !d.watched.load(Ordering::Relaxed);
+    let keep = clean && fd > 2 && fd < TOP;
     if keep {
         if let Ok(mut p) = POOL.lock() {
             if p.n < MAX {

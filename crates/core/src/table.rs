@@ -66,6 +66,8 @@ pub struct Desc {
     pub family: AtomicU32,
     /// The placeholder carries state and cannot be used again.
     pub dirty: AtomicBool,
+    /// An epoll instance of the kernel's watches it, and would go on.
+    pub watched: AtomicBool,
     /// The kernel chose the port that it is bound to.
     pub any_port: AtomicBool,
     /// CONN: the sending ring carried bulk data; see `idle`.
@@ -263,6 +265,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.options.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);
+    d.watched.store(false, Ordering::Relaxed);
     d.any_port.store(false, Ordering::Relaxed);
     d.grown.store(false, Ordering::Relaxed);
     d.nonblock.store(false, Ordering::Relaxed);

@@ -117,7 +117,10 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         Some(d) => {
             either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || unsafe { real::epoll_ctl(ep, op, fd, ev) })
         }
-        None => unsafe { real::epoll_ctl(ep, op, fd, ev) },
+        None => {
+            epoll::ctl_elsewhere(fd);
+            unsafe { real::epoll_ctl(ep, op, fd, ev) }
+        }
     }
 }
 
