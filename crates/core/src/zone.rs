@@ -116,6 +116,8 @@ pub struct Local {
     /// Connections since the global queue was looked at, and after how many it is.
     turns: AtomicU32,
     every: AtomicU32,
+    /// When it was, in ticks.
+    turned: AtomicU64,
     /// No epoll instance watches the listener any more; see `watch`.
     unwatched: AtomicBool,
     /// Its thread waits in calls of ours, and is judged by its pace.
@@ -150,6 +152,7 @@ impl Local {
             options: AtomicU32::new(0),
             turns: AtomicU32::new(0),
             every: AtomicU32::new(0),
+            turned: AtomicU64::new(0),
             unwatched: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
             shared: AtomicBool::new(false),

@@ -392,6 +392,37 @@ fn five_local_ones_for_one_of_a_busy_zone() {
 }
 
 #[test]
+fn who_waits_at_a_dead_worker_takes_turns_with_who_waits_at_a_living_one() {
+    need_two_cpus!();
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    // Limit 128 a zone: nobody is busy.
+    let host = patient();
+    let server = server(&host, "epoll", 256, &[]);
+    let [victim, other] = [0, 1].map(|cpu| server.worker(cpu).0);
+    assert_ne!(victim, other);
+    // SAFETY: signals to processes of this test.
+    [victim, other].iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
+    let orphans: Vec<TcpStream> = (0..15).map(|_| server.say(0, "who")).collect();
+    let own: Vec<TcpStream> = (0..60).map(|_| server.say(1, "who")).collect();
+    // SAFETY: as above.
+    unsafe { assert_eq!(libc::kill(victim, libc::SIGKILL), 0) };
+    let queues = || host.zones()["groups"][0]["balance"]["queues"].as_array().map_or(0, Vec::len);
+    net::wait_until(Duration::from_secs(5), || queues() == 1).expect("the monitor knows");
+    // SAFETY: as above.
+    unsafe { assert_eq!(libc::kill(other, libc::SIGCONT), 0) };
+    let mut order: Vec<(i32, bool)> = own.iter().map(|c| (server.all_told(c)[2], false)).collect();
+    order.extend(orphans.iter().map(|c| (server.all_told(c)[2], true)));
+    order.sort_unstable();
+    let last_own = order.iter().rposition(|(_, orphan)| !orphan).expect("its own");
+    let between = order[..last_own].iter().filter(|(_, orphan)| *orphan).count();
+    assert!(between >= 14, "{between} of 15 in between: {order:?}");
+    let zones = host.zones();
+    assert!(counter(&zones, "accept_stolen") >= 15, "{zones:#}");
+}
+
+#[test]
 fn busy_is_over_when_the_queue_has_been_short_for_a_while() {
     need_two_cpus!();
     if stock_mode() {

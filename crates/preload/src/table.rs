@@ -136,10 +136,6 @@ variadic_table! {
 //
 // Section: "what" of functions;
 limit_table! {
-    Programs: "`epoll_wait` reports connections in the order in which they became ready, as the kernel does, \
-     but for those that a call before found empty without sleeping: of them, those that were \
-     reported longest ago come first, behind all others."
-        of epoll_wait;
     Programs: "A process keeps an event descriptor for each thread that ever waited in `poll`, `select` or epoll \
      beside others, up to 255, and one for each of those of its peers that it had to ring."
         of poll, select, epoll_wait;
@@ -212,6 +208,10 @@ limit_table! {
      `SO_RCVBUF`, within a factor of two of what the kernel takes; `SO_RCVBUF` alone bounds \
      nothing, as on loopback the default send buffer is larger than a ring."
         of setsockopt;
+    Sockets: "`MSG_MORE` and `TCP_CORK` hold nothing back: the receiver may have at once what the \
+     kernel keeps until a segment is full, for at most 0.2 s. The receiver is woken for the \
+     first part only if it sleeps."
+        of send, setsockopt;
     Sockets: "`SIOCOUTQ` is what the receiver's buffer would not have taken."
         of ioctl;
     Sockets: "A receive of no bytes waits for data, the end, or a `shutdown` of its own side; in the kernel \
@@ -224,9 +224,9 @@ limit_table! {
      path. Between client processes, between processes that accept on it together, and \
      between shared memory and kernel TCP there is no order; the kernel has one queue."
         of accept, accept4;
-    Sockets: "`epoll_wait` does not know which of several connections became ready first: it reports \
-     those first that it has not reported for the longest time, the kernel those that have \
-     been ready for the longest time."
+    Sockets: "`epoll_wait` reports connections in the order in which they became ready, as the kernel does, \
+     but for those that a call before found empty without sleeping: of them, those that were \
+     reported longest ago come first, behind all others."
         of epoll_wait, epoll_pwait, epoll_pwait2;
     Sockets: "An epoll instance that is used by several processes after a fork: what one of them \
      adds or removes the others do not see. A descriptor that is closed leaves an instance \

@@ -12,10 +12,14 @@ use fsocket_abi::arena::{zone_accept, Counter};
 use fsocket_sys::{self as sys, Errno, Result};
 use fsocket_zones::listener::{self, Shape};
 
-/// While the own queue has connections, the global one is looked at this often; as
-/// long as nothing is found there seldomer, up to every so many connections.
-const GLOBAL_EVERY: u32 = 16;
+/// While both have connections, the own and the global queue take turns: what is in the
+/// global one has waited longer. As long as nothing is found there it is looked at ever more
+/// seldom, up to every so many connections, or after a while.
+const GLOBAL_EVERY: u32 = 2;
 const GLOBAL_SELDOM: u32 = 256;
+/// At most once in so many connections because of the time.
+const GLOBAL_LATE: u32 = 4;
+const GLOBAL_LATE_US: u64 = 2000;
 
 /// Where `accept` puts the peer's address.
 #[derive(Clone, Copy)]
@@ -87,11 +91,18 @@ fn is_ready(fd: i32) -> bool {
 
 impl Local {
     /// Is it the global socket's turn?
-    fn is_global_turn(&self) -> bool {
+    fn is_global_turn(&self, now: u64) -> bool {
         let n = self.turns.load(Ordering::Relaxed) + 1;
         let every = self.every.load(Ordering::Relaxed).clamp(GLOBAL_EVERY, GLOBAL_SELDOM);
-        self.turns.store(if n >= every { 0 } else { n }, Ordering::Relaxed);
-        n >= every
+        let late =
+            || now.saturating_sub(self.turned.load(Ordering::Relaxed)) > GLOBAL_LATE_US * sys::cpu::ticks_per_us();
+        if n < every && (n < GLOBAL_LATE || !late()) {
+            self.turns.store(n, Ordering::Relaxed);
+            return false;
+        }
+        self.turns.store(0, Ordering::Relaxed);
+        self.turned.store(now, Ordering::Relaxed);
+        true
     }
 
     /// Was the global queue empty whenever it had its turn lately?
@@ -136,7 +147,7 @@ impl Zoned {
         if let Some(r) = self.take_for_balance(l, peer) {
             return Some(r);
         }
-        if l.is_global_turn() {
+        if l.is_global_turn(sys::cpu::ticks()) {
             if let Ok(n) = self.take_global(fd, false, peer) {
                 l.global_had(true);
                 return Some(Ok(n));
@@ -284,13 +295,15 @@ mod tests {
     #[test]
     fn the_global_queue_gets_its_turn() {
         let l = Local::new();
-        let until = |l: &Local| (1..10_000).find(|_| l.is_global_turn()).unwrap();
-        assert_eq!(until(&l), GLOBAL_EVERY);
-        for every in [32, 64, 128, 256, 256, 256] {
+        let until = |l: &Local, now| (1..10_000).find(|_| l.is_global_turn(now)).unwrap();
+        let now = 5 * GLOBAL_LATE_US * sys::cpu::ticks_per_us();
+        assert_eq!(until(&l, now), GLOBAL_EVERY);
+        for every in [4, 8, 16, 32, 64, 128, 256, 256, 256] {
             l.global_had(false);
-            assert_eq!(until(&l), every);
+            assert_eq!(until(&l, now), every);
         }
+        assert_eq!(until(&l, 2 * now), GLOBAL_LATE, "also where there are few connections");
         l.global_had(true);
-        assert_eq!(until(&l), GLOBAL_EVERY, "often again once there is something");
+        assert_eq!(until(&l, 2 * now), GLOBAL_EVERY, "they take turns once there is something");
     }
 }

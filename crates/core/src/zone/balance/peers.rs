@@ -31,6 +31,8 @@ pub struct Peers {
     all: [Sock; PEERS],
     /// Place of the last victim.
     pub(super) last: AtomicU32,
+    /// Some may be gone.
+    pub(super) orphans: AtomicBool,
 }
 
 impl Peers {
@@ -42,12 +44,27 @@ impl Peers {
             all: [const { Sock { fd: AtomicI32::new(-1), place: AtomicU32::new(0), gone: AtomicBool::new(false) } };
                 PEERS],
             last: AtomicU32::new(0),
+            orphans: AtomicBool::new(false),
         }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sock> {
         let n = (self.n.load(Ordering::Acquire) as usize).min(PEERS);
         self.all[..n].iter().filter(|s| s.place.load(Ordering::Acquire) != 0)
+    }
+
+    /// Is anybody gone?
+    pub(super) fn any_gone(&self) -> bool {
+        if !self.orphans.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.orphans.store(false, Ordering::SeqCst);
+        // SeqCst: whoever goes meanwhile is seen here, or says so again.
+        let any = self.iter().any(|s| s.gone.load(Ordering::SeqCst));
+        if any {
+            self.orphans.store(true, Ordering::Relaxed);
+        }
+        any
     }
 
     pub fn moved(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
@@ -270,7 +287,8 @@ fn keep(group: u64, place: u64, fd: i32) -> bool {
 pub fn went(group: u64, place: u64) {
     for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {
-            s.gone.store(true, Ordering::Relaxed);
+            s.gone.store(true, Ordering::SeqCst);
+            z.peers.orphans.store(true, Ordering::SeqCst);
         }
         for l in z.workers() {
             l.look_at_once();

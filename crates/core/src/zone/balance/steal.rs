@@ -72,11 +72,17 @@ impl Zoned {
         }
     }
 
-    /// At the start of an `accept`: a turn for a busy zone, after so many local ones.
+    /// At the start of an `accept`: a turn for those whose worker has gone, after each local one,
+    /// because they have waited longer; or for a busy zone, after so many local ones.
     #[inline]
     pub(in crate::zone) fn take_for_balance(&self, l: &Local, peer: Peer) -> Option<Result<i32>> {
         let b = self.balance_of(l)?;
         l.looks(b);
+        if self.peers.orphans.load(Ordering::Relaxed) && l.fair.load(Ordering::Relaxed) > 0 {
+            if let Some(r) = self.take_orphan(b, l, peer) {
+                return Some(r);
+            }
+        }
         let (busy, mine) = (b.busy.load(Ordering::Relaxed), bit(l.place.load(Ordering::Relaxed)));
         if busy & !mine == 0 || busy & mine != 0 || l.fair.load(Ordering::Relaxed) < b.ratio.load(Ordering::Relaxed) {
             return None;
@@ -100,6 +106,20 @@ impl Zoned {
             return None;
         }
         self.steal(b, l, peer, |v| v.gone || may && is_left_alone(b, l, v))
+    }
+
+    #[cold]
+    fn take_orphan(&self, b: &Balance, l: &Local, peer: Peer) -> Option<Result<i32>> {
+        if !self.peers.any_gone() {
+            return None;
+        }
+        let r = self.steal(b, l, peer, |v| v.gone);
+        match r {
+            Some(_) => l.fair.store(0, Ordering::Relaxed),
+            // Nothing is left there, so that they can be closed.
+            None => _ = self.look_at_peers(l),
+        }
+        r
     }
 
     fn steal(&self, b: &Balance, l: &Local, peer: Peer, from: impl Fn(&Victim) -> bool) -> Option<Result<i32>> {
