@@ -118,6 +118,8 @@ pub struct Local {
     every: AtomicU32,
     /// When it was, in ticks.
     turned: AtomicU64,
+    /// Connections since its queue was found empty.
+    since_empty: AtomicU32,
     /// No epoll instance watches the listener any more; see `watch`.
     unwatched: AtomicBool,
     /// Its thread waits in calls of ours, and is judged by its pace.
@@ -153,6 +155,7 @@ impl Local {
             turns: AtomicU32::new(0),
             every: AtomicU32::new(0),
             turned: AtomicU64::new(0),
+            since_empty: AtomicU32::new(0),
             unwatched: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
             shared: AtomicBool::new(false),

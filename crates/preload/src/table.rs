@@ -139,6 +139,9 @@ limit_table! {
     Programs: "A process keeps an event descriptor for each thread that ever waited in `poll`, `select` or epoll \
      beside others, up to 255, and one for each of those of its peers that it had to ring."
         of poll, select, epoll_wait;
+    Zones: "The first time that a process has no number left, an `accept` with nothing to accept may say \
+     EAGAIN where the kernel says EMFILE."
+        of accept, accept4;
     Zones: "Threads that block in `accept` share the global queue. Workers that handle one \
      connection at a time do, too."
         of accept, accept4;

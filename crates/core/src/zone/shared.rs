@@ -304,14 +304,21 @@ impl Zoned {
         if let Some(r) = self.take_for_balance(l, peer) {
             return r;
         }
+        if self.is_found_empty(l, fd, peer) && super::accept::is_nonblocking(fd) {
+            return self.take_from_peers(peer).unwrap_or(Err(Errno::EAGAIN));
+        }
         match peer.accept(fd) {
             Ok(n) => {
+                l.had(true);
                 self.took_own(l);
                 self.member_took(n);
                 Ok(n)
             }
             // It does not block.
-            Err(Errno::EAGAIN) => self.take_from_peers(peer).unwrap_or(Err(Errno::EAGAIN)),
+            Err(Errno::EAGAIN) => {
+                l.had(false);
+                self.take_from_peers(peer).unwrap_or(Err(Errno::EAGAIN))
+            }
             Err(e) => Err(e),
         }
     }

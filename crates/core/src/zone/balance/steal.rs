@@ -64,6 +64,13 @@ impl Zoned {
         }
     }
 
+    /// Whether the own queue is empty, as far as the counts tell; None: there are none.
+    #[inline]
+    pub(in crate::zone) fn is_counted_empty(&self, l: &Local) -> Option<bool> {
+        let q = queue(self.balance_of(l)?, l.place.load(Ordering::Relaxed))?;
+        Some(q.length() == 0)
+    }
+
     /// A connection was accepted from the queue of a worker.
     pub(in crate::zone) fn took_from(&self, place: u32) {
         self.map_balance();
