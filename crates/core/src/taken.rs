@@ -91,7 +91,7 @@ fn is_listening(fd: i32) -> bool {
 }
 
 /// A placeholder is not. Nor are others, and then the holder says that it has looked.
-fn is_connected(fd: i32) -> bool {
+pub fn is_connected(fd: i32) -> bool {
     // tcpi_state, the first byte of what TCP_INFO answers.
     const TCP_CLOSE: u8 = 7;
     let mut info = [0u8; 8];

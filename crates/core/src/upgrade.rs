@@ -20,7 +20,7 @@ use crate::connect::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{bell, cancel, chan, ctl, epoll, name, opts, process, route, stats};
+use crate::{bell, cancel, chan, ctl, epoll, name, opts, process, route, stats, taken};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -80,6 +80,21 @@ pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
     }
     begin(d, CLIENT);
     true
+}
+
+/// The kernel's `connect` of `d`, which was nothing yet, has failed with `error`. If the socket is
+/// unconnected again, it is as it was before, and the next one is over shared memory if it can be:
+/// a client that waits until its server is there.
+#[cold]
+pub fn failed(fd: i32, d: &Desc, error: &sys::errno::Saved) {
+    // What an epoll instance watches it watches in the kernel.
+    let ours = d.kind() == kind::KERNEL && !d.watched.load(Ordering::Relaxed);
+    // Then the kernel has something to say yet.
+    let says_more = [Errno::EINPROGRESS, Errno::EALREADY, Errno::EINTR, Errno::EISCONN];
+    let pending = says_more.into_iter().any(|e| error.is(e));
+    if ours && !pending && !taken::is_connected(fd) {
+        d.kind.store(kind::FRESH, Ordering::Release);
+    }
 }
 
 /// The kernel has accepted a connection; `addr` and `len` are what the caller of `accept`

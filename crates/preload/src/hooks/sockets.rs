@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, path, pool,
-    process, slice, stats, zone,
+    process, slice, stats, upgrade, zone,
 };
 use libc::*;
 
@@ -132,9 +132,16 @@ fn seen(fd: c_int) -> c_int {
 
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) => either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || unsafe {
-            kernel_connect(fd, addr, len)
-        }),
+        Some(d) => {
+            let was_fresh = d.kind() == kind::FRESH;
+            either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || {
+                let result = unsafe { kernel_connect(fd, addr, len) };
+                if result < 0 && was_fresh {
+                    guarded(|| upgrade::failed(fd, d, &fsocket_sys::errno::Saved::errno()));
+                }
+                result
+            })
+        }
         None if gone(fd) => -1,
         None => {
             guarded(|| unsafe { slice::choose_unknown(fd, addr, len) });
