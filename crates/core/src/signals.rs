@@ -15,6 +15,10 @@ struct Action {
 /// What a thread does to itself; language runtimes handle these.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
+/// glibc's own, for cancellation and for `setuid` in all threads; it never blocks them. Who is told of a
+/// cancellation that he has switched off must not be interrupted by it.
+const LIBC: [i32; 2] = [32, 33];
+
 /// Do all handlers of the process ask for interrupted calls to be restarted?
 /// `ppoll` is never restarted, `accept` is. Which handler has run cannot be
 /// known: where they disagree the call is interrupted, as without SA_RESTART.
@@ -28,7 +32,7 @@ pub fn all_restart() -> bool {
     })
 }
 
-/// While it lives no signal is handled, but for faults: between the sleeps of one wait with a
+/// While it lives no signal is handled, but for faults and libc's own: between the sleeps of one wait with a
 /// mask of its own, where the application's mask must not hold; or before a sleep that a signal is
 /// to end.
 pub struct Held(u64);
@@ -36,8 +40,8 @@ pub struct Held(u64);
 impl Held {
     pub fn all() -> Held {
         let mut old = 0;
-        let faults = FAULTS.iter().fold(0, |mask, signal| mask | 1u64 << (signal - 1));
-        set_mask(&!faults, &mut old);
+        let never = FAULTS.iter().chain(&LIBC).fold(0, |mask, signal| mask | 1u64 << (signal - 1));
+        set_mask(&!never, &mut old);
         Held(old)
     }
     /// What was blocked before, for a sleep.
