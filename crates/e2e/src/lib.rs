@@ -1,6 +1,7 @@
 //! Shared pieces of the end-to-end tests: server configurations, hashing,
 //! and reading what ab, wrk and redis-benchmark print.
 
+pub mod busy;
 pub mod cpus;
 pub mod native;
 pub mod zones;

@@ -2,103 +2,13 @@
 //! another is idle, however they wait. Clients are stock, so that every connection is
 //! the kernel's.
 
+use fsocket_e2e::busy::{patient, signal, stolen, Server, Stopped};
 use fsocket_e2e::need_two_cpus;
-use fsocket_e2e::zones::{connect, counter, pin, selected};
+use fsocket_e2e::zones::counter;
 use fsocket_testkit::host::Side::Accel;
 use fsocket_testkit::{net, stock_mode, Host, Proc};
-use serde_json::Value;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
-
-struct Server {
-    process: Proc,
-    port: u16,
-}
-
-/// `busy_server.py` with two workers, both of which have a local listen socket that the other
-/// may steal from.
-#[track_caller]
-fn server(host: &Host, mode: &str, backlog: u32, env: &[(&str, &str)]) -> Server {
-    let port = net::free_port();
-    let script = fsocket_testkit::script("apps/busy_server.py").display().to_string();
-    let mut command = host.command(Accel, fsocket_testkit::PYTHON);
-    command.args([&script, mode, &port.to_string(), "2", &backlog.to_string()]).env("FASTSOCKET_DISABLE", "shm");
-    command.envs(env.iter().copied());
-    let mut process = Proc::spawn(host.logs(), mode, command);
-    let own = mode.contains("own-");
-    let least = if own { 2 } else { 1 };
-    let listens = || net::kernel_sockets(port, "0A") >= least;
-    let up = net::wait_until(Duration::from_secs(10), || !process.running() || listens());
-    assert!(up.is_ok() && process.running(), "{mode}: {}", process.stderr());
-    let server = Server { process, port };
-    // Who waits in a call must first show that he comes back at once.
-    for round in 0..60 {
-        let zones = || counter(&host.zones(), "zone_joins");
-        if stock_mode() || if own { zones() == 2 } else { net::kernel_sockets(port, "0A") == 3 } {
-            break;
-        }
-        assert!(round < 59, "{mode}: no local listen sockets");
-        for cpu in 0..2 {
-            (0..20).for_each(|_| _ = server.told(&server.say(cpu, "who")));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    server
-}
-
-impl Server {
-    /// A connection whose SYN this CPU handles.
-    #[track_caller]
-    fn say(&self, cpu: usize, words: &str) -> TcpStream {
-        let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                pin(cpu);
-                let mut c = connect(address);
-                c.write_all(words.as_bytes()).expect("send");
-                c
-            })
-            .join()
-            .expect("a connection")
-        })
-    }
-
-    /// Pid and thread of who answered.
-    #[track_caller]
-    fn told(&self, c: &TcpStream) -> (i32, i32) {
-        let v = self.all_told(c);
-        (v[0], v[1])
-    }
-
-    /// And the how many-th of its process it was.
-    #[track_caller]
-    fn all_told(&self, mut c: &TcpStream) -> [i32; 3] {
-        let mut text = String::new();
-        c.read_to_string(&mut text).expect("an answer");
-        let v: Vec<i32> = text.split_whitespace().map(|w| w.parse().expect("a number")).collect();
-        v.try_into().unwrap_or_else(|v| panic!("{text:?}: {v:?}"))
-    }
-
-    /// The worker of a CPU.
-    #[track_caller]
-    fn worker(&self, cpu: usize) -> (i32, i32) {
-        self.told(&self.say(cpu, "who"))
-    }
-}
-
-/// A host whose workers may be away for a while because this machine does other things,
-/// before anybody steals from them; what comes stays theirs to be stolen.
-#[track_caller]
-fn patient() -> Host {
-    Host::configured(None, "[balance]\npatience_us = 30000\nmigrate = false\n")
-}
-
-/// Connections that one worker took from another's queue, by the shared counts.
-fn stolen(zones: &Value) -> u64 {
-    let steals = zones["groups"][0]["balance"]["steals"].as_array().cloned().unwrap_or_default();
-    steals.iter().map(|s| s["connections"].as_u64().unwrap_or(0)).sum()
-}
 
 /// How workers wait, and what is switched off.
 const WAYS: [(&str, &str); 10] = [
@@ -120,7 +30,7 @@ fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
     need_two_cpus!();
     for (mode, off) in WAYS {
         let host = patient();
-        let server = server(&host, mode, 512, &[("FASTSOCKET_DISABLE", off)]);
+        let server = Server::start(&host, mode, 512, &[("FASTSOCKET_DISABLE", off)]);
         let busy = server.worker(0);
         let sleeper = server.say(0, "sleep 2");
         let sleeps = Instant::now();
@@ -165,7 +75,7 @@ fn who_waits_at_a_sleeping_workers_own_socket_is_served_by_another() {
     }
     for mode in ["own-epoll", "own-edge", "own-exclusive", "thread-own-epoll"] {
         let host = patient();
-        let server = server(&host, mode, 512, &[]);
+        let server = Server::start(&host, mode, 512, &[]);
         let busy = server.worker(0);
         let sleeper = server.say(0, "sleep 6");
         std::thread::sleep(Duration::from_millis(100));
@@ -190,17 +100,10 @@ fn a_killed_workers_own_sockets_connections_are_served() {
         return eprintln!("PATH NOT ASSERTED: stock mode");
     }
     let host = patient();
-    let server = server(&host, "own-epoll", 512, &[]);
-    let [victim, other] = [0, 1].map(|cpu| server.worker(cpu).0);
-    assert_ne!(victim, other);
-    // SAFETY: signals to processes of this test.
-    [victim, other].iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
-    let waiting: Vec<TcpStream> = (0..40).map(|_| server.say(0, "who")).collect();
-    // SAFETY: as above.
-    unsafe {
-        assert_eq!(libc::kill(victim, libc::SIGKILL), 0);
-        assert_eq!(libc::kill(other, libc::SIGCONT), 0);
-    }
+    let server = Server::start(&host, "own-epoll", 512, &[]);
+    let Stopped { workers: [victim, other], waiting: [waiting, _] } = server.stopped([40, 0]);
+    signal(victim, libc::SIGKILL);
+    signal(other, libc::SIGCONT);
     for (n, c) in waiting.iter().enumerate() {
         assert_eq!(server.told(c).0, other, "connection {n}");
     }
@@ -214,7 +117,7 @@ fn nobody_steals_while_the_own_worker_waits() {
     need_two_cpus!();
     for mode in ["epoll", "exclusive", "thread-epoll"] {
         let host = patient();
-        let server = server(&host, mode, 512, &[]);
+        let server = Server::start(&host, mode, 512, &[]);
         let own = server.worker(0);
         for n in 0..200 {
             let by = server.worker(0);
@@ -226,232 +129,11 @@ fn nobody_steals_while_the_own_worker_waits() {
     }
 }
 
-/// Sockets of others in the epoll instances of a process: what the kernel says of those that
-/// bear our mark.
-fn watched_peers(pid: i32) -> usize {
-    let infos = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
-    let texts = infos.filter_map(|f| std::fs::read_to_string(f.path()).ok());
-    texts.map(|t| t.matches("data: f50c4e7be11a0003").count()).sum()
-}
-
-#[test]
-fn who_has_enough_to_do_is_not_told_of_others() {
-    need_two_cpus!();
-    if stock_mode() {
-        return eprintln!("PATH NOT ASSERTED: stock mode");
-    }
-    for mode in ["epoll", "thread-epoll"] {
-        let host = patient();
-        let server = server(&host, mode, 2048, &[]);
-        let mut pids = [0, 1].map(|cpu| server.worker(cpu).0).to_vec();
-        pids.dedup();
-        let told = || pids.iter().map(|pid| watched_peers(*pid)).sum::<usize>();
-        net::wait_until(Duration::from_secs(5), || told() == 2).expect("each is told of the other");
-        let mut aloof = 0;
-        for _ in 0..20 {
-            // SAFETY: signals to processes of this test.
-            let all = |signal| pids.iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, signal), 0) });
-            all(libc::SIGSTOP);
-            let waiting: Vec<TcpStream> = (0..600).map(|n| server.say(n % 2, "who")).collect();
-            all(libc::SIGCONT);
-            let until = Instant::now() + Duration::from_millis(500);
-            while Instant::now() < until && aloof < 2 {
-                aloof = aloof.max(2 - told().min(2));
-            }
-            waiting.iter().for_each(|c| _ = server.told(c));
-            // Nothing more comes, and each sleeps.
-            let again = net::wait_until(Duration::from_secs(5), || told() == 2);
-            assert!(again.is_ok(), "{mode}: {} are told", told());
-            if aloof > 0 {
-                break;
-            }
-        }
-        assert!(aloof > 0, "{mode}: workers with 300 connections each in their queues were told of others");
-    }
-}
-
-/// While connections come fast, a worker sleeps without being told of others; the monitor calls
-/// it back if one of them stops just then.
-#[test]
-fn who_is_not_told_of_others_and_sleeps_is_called_by_the_monitor() {
-    need_two_cpus!();
-    if stock_mode() {
-        return eprintln!("PATH NOT ASSERTED: stock mode");
-    }
-    let host = Host::configured(None, "[balance]\nmigrate = false\n");
-    let server = server(&host, "epoll", 512, &[]);
-    let (stops, goes_on) = (server.worker(0).0, server.worker(1).0);
-    // SAFETY: a signal to a process of this test.
-    let signal = |signal| unsafe { assert_eq!(libc::kill(stops, signal), 0) };
-    let mut aloof = 0;
-    for _ in 0..40 {
-        let until = Instant::now() + Duration::from_millis(400);
-        std::thread::scope(|s| {
-            for cpu in 0..2 {
-                let server = &server;
-                s.spawn(move || {
-                    pin(cpu);
-                    while Instant::now() < until {
-                        let mut c = connect(([127, 0, 0, 1], server.port).into());
-                        c.write_all(b"who").expect("send");
-                        server.told(&c);
-                    }
-                });
-            }
-        });
-        signal(libc::SIGSTOP);
-        if watched_peers(goes_on) == 0 {
-            aloof += 1;
-            let began = Instant::now();
-            let by = server.worker(0).0;
-            let took = began.elapsed();
-            assert_eq!(by, goes_on, "{:#}", host.zones());
-            assert!(took < Duration::from_millis(500), "waited {took:?}");
-        }
-        signal(libc::SIGCONT);
-        if aloof == 3 {
-            break;
-        }
-    }
-    assert!(aloof > 0, "it was told of the other one each time");
-    assert!(stolen(&host.zones()) >= aloof, "{:#}", host.zones());
-}
-
-#[test]
-fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
-    need_two_cpus!();
-    // Limit 32 a zone, busy above 24.
-    let host = patient();
-    let server = server(&host, "epoll", 64, &[]);
-    let (victim, _) = server.worker(0);
-    let other = server.worker(1).0;
-    assert_ne!(victim, other);
-    // Neither worker accepts.
-    for pid in [victim, other] {
-        // SAFETY: a signal to a process of this test.
-        unsafe { libc::kill(pid, libc::SIGSTOP) };
-    }
-    let waiting: Vec<TcpStream> = (0..40).map(|_| server.say(0, "who")).collect();
-    if !stock_mode() {
-        let zones = host.zones();
-        let queue = zones["groups"][0]["balance"]["queues"]
-            .as_array()
-            .and_then(|q| q.iter().find(|q| q["cpu"] == 0).cloned())
-            .expect("a queue for CPU 0");
-        assert_eq!(queue["length"], 40, "{zones:#}");
-        assert_eq!(queue["busy"], true, "{zones:#}");
-    }
-    // SAFETY: as above.
-    unsafe {
-        libc::kill(victim, libc::SIGKILL);
-        libc::kill(other, libc::SIGCONT);
-    }
-    for (n, c) in waiting.iter().enumerate() {
-        let by = server.told(c).0;
-        assert!(by == other, "connection {n} was served by {by}");
-    }
-    if stock_mode() {
-        return;
-    }
-    // All of them are the one's that is left; its queue is not busy any more.
-    for cpu in 0..2 {
-        assert_eq!(server.worker(cpu).0, other);
-    }
-    net::wait_until(Duration::from_secs(5), || net::kernel_sockets(server.port, "0A") == 2)
-        .expect("the dead one's socket is closed");
-    let zones = host.zones();
-    assert!(counter(&zones, "accept_stolen") + selected(&zones, "migrated") >= 40, "{zones:#}");
-}
-
-#[test]
-fn five_local_ones_for_one_of_a_busy_zone() {
-    need_two_cpus!();
-    if stock_mode() {
-        return eprintln!("PATH NOT ASSERTED: stock mode");
-    }
-    // Limit 64 a zone, busy above 48.
-    let host = patient();
-    let server = server(&host, "epoll", 128, &[]);
-    let [victim, thief] = [0, 1].map(|cpu| server.worker(cpu).0);
-    assert_ne!(victim, thief);
-    // SAFETY: signals to processes of this test.
-    [victim, thief].iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
-    let busy: Vec<TcpStream> = (0..60).map(|_| server.say(0, "who")).collect();
-    let own: Vec<TcpStream> = (0..40).map(|_| server.say(1, "who")).collect();
-    // SAFETY: as above.
-    unsafe { libc::kill(thief, libc::SIGCONT) };
-    let mut order: Vec<(i32, bool)> = own.iter().map(|c| (server.all_told(c)[2], false)).collect();
-    order.extend(busy.iter().map(|c| (server.all_told(c)[2], true)));
-    // SAFETY: as above.
-    unsafe { libc::kill(victim, libc::SIGCONT) };
-    order.sort_unstable();
-    // While it had its own.
-    let last_own = order.iter().rposition(|(_, stolen)| !stolen).expect("its own");
-    let stolen = order[..last_own].iter().filter(|(_, stolen)| *stolen).count();
-    assert!((7..=9).contains(&stolen), "{stolen} stolen beside 40 of its own: {order:?}");
-}
-
-#[test]
-fn who_waits_at_a_dead_worker_takes_turns_with_who_waits_at_a_living_one() {
-    need_two_cpus!();
-    if stock_mode() {
-        return eprintln!("PATH NOT ASSERTED: stock mode");
-    }
-    // Limit 128 a zone: nobody is busy.
-    let host = patient();
-    let server = server(&host, "epoll", 256, &[]);
-    let [victim, other] = [0, 1].map(|cpu| server.worker(cpu).0);
-    assert_ne!(victim, other);
-    // SAFETY: signals to processes of this test.
-    [victim, other].iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
-    let orphans: Vec<TcpStream> = (0..15).map(|_| server.say(0, "who")).collect();
-    let own: Vec<TcpStream> = (0..60).map(|_| server.say(1, "who")).collect();
-    // SAFETY: as above.
-    unsafe { assert_eq!(libc::kill(victim, libc::SIGKILL), 0) };
-    let queues = || host.zones()["groups"][0]["balance"]["queues"].as_array().map_or(0, Vec::len);
-    net::wait_until(Duration::from_secs(5), || queues() == 1).expect("the monitor knows");
-    // SAFETY: as above.
-    unsafe { assert_eq!(libc::kill(other, libc::SIGCONT), 0) };
-    let mut order: Vec<(i32, bool)> = own.iter().map(|c| (server.all_told(c)[2], false)).collect();
-    order.extend(orphans.iter().map(|c| (server.all_told(c)[2], true)));
-    order.sort_unstable();
-    let last_own = order.iter().rposition(|(_, orphan)| !orphan).expect("its own");
-    let between = order[..last_own].iter().filter(|(_, orphan)| *orphan).count();
-    assert!(between >= 14, "{between} of 15 in between: {order:?}");
-    let zones = host.zones();
-    assert!(counter(&zones, "accept_stolen") >= 15, "{zones:#}");
-}
-
-#[test]
-fn busy_is_over_when_the_queue_has_been_short_for_a_while() {
-    need_two_cpus!();
-    if stock_mode() {
-        return eprintln!("PATH NOT ASSERTED: stock mode");
-    }
-    let host = Host::new();
-    let server = server(&host, "epoll", 64, &[]);
-    let busy = |host: &Host| {
-        let zones = host.zones();
-        let queues = zones["groups"][0]["balance"]["queues"].as_array().expect("queues").clone();
-        queues.iter().any(|q| q["busy"] == true)
-    };
-    let workers = [server.worker(0).0, server.worker(1).0];
-    assert!(!busy(&host));
-    // SAFETY: signals to processes of this test.
-    workers.iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGSTOP), 0) });
-    let waiting: Vec<TcpStream> = (0..30).map(|_| server.say(0, "who")).collect();
-    assert!(busy(&host));
-    // SAFETY: as above.
-    workers.iter().for_each(|pid| unsafe { assert_eq!(libc::kill(*pid, libc::SIGCONT), 0) });
-    waiting.iter().for_each(|c| _ = server.told(c));
-    net::wait_until(Duration::from_secs(3), || !busy(&host)).expect("not busy any more");
-}
-
 #[test]
 fn switched_off() {
     need_two_cpus!();
     let host = Host::new();
-    let server = server(&host, "epoll", 512, &[("FASTSOCKET_DISABLE", "shm,balance")]);
+    let server = Server::start(&host, "epoll", 512, &[("FASTSOCKET_DISABLE", "shm,balance")]);
     let busy = server.worker(0);
     let sleeper = server.say(0, "sleep 1");
     std::thread::sleep(Duration::from_millis(100));
@@ -638,7 +320,7 @@ fn workers_are_balanced_again_after_the_monitor_was_killed() {
     }
     for mode in ["epoll", "thread-epoll", "own-epoll"] {
         let mut host = Host::keeping();
-        let server = server(&host, mode, 512, &[]);
+        let server = Server::start(&host, mode, 512, &[]);
         let workers = [0, 1].map(|cpu| server.worker(cpu));
         let queues = |host: &Host| {
             let zones = host.zones();

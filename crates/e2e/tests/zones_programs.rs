@@ -158,7 +158,7 @@ fn nginx_binary_upgrade_fails_no_request() {
     let ab = need!("ab");
     need_two_cpus!();
     for (listen, sockets, env) in [("", 3, &[NO_SHM][..]), ("", 3, &[]), ("reuseport", 2, &[NO_SHM])] {
-        let host = Host::new();
+        let host = strict();
         // In the foreground nginx ignores the signal.
         let (_starter, port) = nginx_listening(&host, "daemon on;", "", listen, env);
         let pid_file = host.path().join("nginx/pid");
@@ -273,7 +273,7 @@ fn haproxy_by_default() {
     need!("ab");
     need_two_cpus!();
     for shards in ["1", "by-thread"] {
-        let host = Host::new();
+        let host = strict();
         let port = net::free_port();
         let config = host.file(
             "haproxy.cfg",
@@ -313,7 +313,7 @@ fn nginx_reuseport() {
     need!("nginx");
     need!("ab");
     need_two_cpus!();
-    let host = Host::new();
+    let host = strict();
     let (nginx, port) = nginx_listening(&host, "daemon off;", "", "reuseport", &[NO_SHM]);
     ab_from_both(&host, port, 1000);
     let check = |what: &str| {

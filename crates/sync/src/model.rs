@@ -31,6 +31,8 @@
 //! an acquire (the sender's look at the receiver's position).
 
 #[cfg(test)]
+mod aloof;
+#[cfg(test)]
 mod doorbell;
 #[cfg(test)]
 mod handover;

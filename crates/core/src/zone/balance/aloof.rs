@@ -18,7 +18,7 @@ use super::peers::put_peer;
 use super::steal::Victim;
 use super::{used, usual_patience_ns};
 use crate::process;
-use crate::zone::{watch, Who, Zoned};
+use crate::zone::{watch, Local, Who, Zoned};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};
@@ -43,7 +43,8 @@ pub struct Aloof {
     /// Waits that had something at once, or soon, less those that had not.
     quick: AtomicU32,
     soon: AtomicU32,
-    out: AtomicBool,
+    /// It is without the peers' sockets.
+    out: fsocket_sync::aloof::Aloof,
     /// The monitor glances at the peers' queues.
     watched: AtomicBool,
     /// Who waits in it.
@@ -58,7 +59,7 @@ impl Aloof {
         Aloof {
             quick: AtomicU32::new(0),
             soon: AtomicU32::new(0),
-            out: AtomicBool::new(false),
+            out: fsocket_sync::aloof::Aloof::new(),
             watched: AtomicBool::new(false),
             thread: AtomicU64::new(0),
             tid: AtomicI32::new(0),
@@ -69,7 +70,7 @@ impl Aloof {
     pub fn reset(&self) {
         self.quick.store(0, Ordering::Relaxed);
         self.soon.store(0, Ordering::Relaxed);
-        self.out.store(false, Ordering::Relaxed);
+        self.out.reset();
         self.watched.store(false, Ordering::Relaxed);
         self.thread.store(0, Ordering::Relaxed);
     }
@@ -77,7 +78,7 @@ impl Aloof {
     /// Is the instance without the peers' sockets?
     #[inline]
     pub fn is(&self) -> bool {
-        self.out.load(Ordering::Relaxed)
+        self.out.is()
     }
 
     /// While that is so, a sleep of `limit` nanoseconds is cut, unless the monitor watches;
@@ -173,28 +174,27 @@ impl Aloof {
     #[cold]
     fn decide(&self, ep: i32, now: u64) {
         self.looked.store(now, Ordering::Relaxed);
-        let watched =
-            used().iter().filter_map(|z| z.watched_peers(ep)).all(|(_, b)| b.glances.load(Ordering::Relaxed) != 0);
+        let glances =
+            || used().iter().filter_map(|z| z.watched_peers(ep)).all(|(_, b)| b.glances.load(Ordering::Relaxed) != 0);
+        let watched = glances();
         self.watched.store(watched, Ordering::Relaxed);
         let short = if watched { &self.soon } else { &self.quick }.load(Ordering::Relaxed);
         let peers = || used().iter().filter_map(|z| z.looked_after(ep, now));
         let alone = self.thread.load(Ordering::Relaxed) == process::thread();
         if short >= self.least() && alone && peers().all(|looked| looked) && peers().next().is_some() {
-            if !self.out.swap(true, Ordering::Relaxed) {
-                used().iter().for_each(|z| z.turn_from_peers(ep));
-            }
+            // Any thread may read that the monitor glances no more, and calls this one back then.
+            self.out.away(|| turn_from_peers(ep), || !watched || glances(), || turn_to_peers(ep));
         } else {
             self.attend(ep);
         }
     }
 
-    /// The calling thread is about to sleep for long in `ep`: it is among those who are woken.
+    /// Who sleeps in `ep` is among those who are woken for others, now: the calling thread is about
+    /// to, for long, or another one does and is called back.
     pub fn attend(&self, ep: i32) {
         self.quick.store(0, Ordering::Relaxed);
         self.soon.store(0, Ordering::Relaxed);
-        if self.out.swap(false, Ordering::Relaxed) {
-            used().iter().for_each(|z| z.turn_to_peers(ep));
-        }
+        self.out.back(|| turn_to_peers(ep));
     }
 }
 
@@ -202,9 +202,23 @@ fn nap() -> u64 {
     super::ticks(NAP_NS)
 }
 
+fn turn_from_peers(ep: i32) {
+    used().iter().for_each(|z| z.turn_from_peers(ep));
+}
+
+fn turn_to_peers(ep: i32) {
+    used().iter().for_each(|z| z.turn_to_peers(ep));
+}
+
 impl Zoned {
+    /// The worker whose instance `ep` is, if it takes part: perhaps not the calling thread's.
+    fn worker_in(&self, ep: i32) -> Option<&Local> {
+        let w = self.watches.active().find(|w| w.ep() == ep)?;
+        self.local_of(w.thread()).filter(|l| self.balance_of(l).is_some())
+    }
+
     /// What the calling worker watches of others in `ep`.
-    fn watched_peers(&self, ep: i32) -> Option<(&super::Local, &'static Balance)> {
+    fn watched_peers(&self, ep: i32) -> Option<(&Local, &'static Balance)> {
         let l = self.me()?;
         let b = self.balance_of(l)?;
         self.watches.active().any(|w| w.ep() == ep).then_some((l, b))
@@ -222,7 +236,7 @@ impl Zoned {
     }
 
     fn turn_from_peers(&self, ep: i32) {
-        let Some((l, _)) = self.watched_peers(ep) else { return };
+        let Some(l) = self.worker_in(ep) else { return };
         for v in self.victims(l).filter(|v| v.wakes) {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, v.fd, None);
         }
@@ -231,7 +245,7 @@ impl Zoned {
     }
 
     fn turn_to_peers(&self, ep: i32) {
-        let Some((l, _)) = self.watched_peers(ep) else { return };
+        let Some(l) = self.worker_in(ep) else { return };
         for v in self.victims(l).filter(|v| v.wakes) {
             put_peer(ep, v.fd);
         }
