@@ -3,9 +3,11 @@
 //!
 //! The counts lie in a BPF array that the workers map, too; here they are compared with
 //! what the kernel says of each listen socket, ten times a second while anything
-//! comes, never while nothing does: then the BPF program rings. While much comes, it
-//! also glances at them every few milliseconds: workers that have enough to do are not told
-//! by the kernel of what waits for others.
+//! comes, never while nothing does: then the BPF program rings. While much comes, the
+//! monitor also glances at them (`glance`).
+
+mod glance;
+mod knobs;
 
 use super::{listening, reply, Answer, Group, GroupId};
 use crate::clients::Outgoing;
@@ -26,50 +28,7 @@ use std::mem::{offset_of, size_of};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// What can be chosen; the paper's values by default.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Knobs {
-    /// No stealing, no migration at all.
-    pub off: bool,
-    /// A queue is busy above this share of its limit, percent.
-    pub busy: u32,
-    /// And not busy any more when its average is below this, percent.
-    pub idle: u32,
-    /// Local connections for one stolen from a busy zone.
-    pub ratio: u32,
-    /// How long a connection is left to a worker that is not busy.
-    pub patience: Duration,
-    /// How often queues are measured and flow groups moved.
-    pub interval: Duration,
-    /// Whether flow groups are moved at all.
-    pub migrate: bool,
-    /// Flow groups that one zone takes at a time; 0: as many as move a CPU's share in the
-    /// paper's time.
-    pub groups: u32,
-}
-
-impl Knobs {
-    /// Between two glances: half of what a worker that keeps up is given.
-    fn glance(&self) -> Duration {
-        (self.patience * abi::TRUST as u32 / 2)
-            .clamp(Duration::from_millis(1), self.interval.max(Duration::from_millis(1)))
-    }
-}
-
-impl Default for Knobs {
-    fn default() -> Knobs {
-        Knobs {
-            off: false,
-            busy: 75,
-            idle: 10,
-            ratio: 5,
-            patience: Duration::from_millis(1),
-            interval: Duration::from_millis(100),
-            migrate: true,
-            groups: 0,
-        }
-    }
-}
+pub use knobs::Knobs;
 
 /// A worker does not keep up when one in so many of its connections is stolen, and for so
 /// many looks after the last time.
@@ -82,9 +41,6 @@ const MOST: u64 = 4;
 /// A handshake that takes longer is taken for one that never ends: until then the monitor
 /// stays awake, because nobody rings when it ends.
 const HANDSHAKE: Duration = Duration::from_secs(3);
-
-/// Connections a second from which on the monitor glances.
-const MUCH: u128 = 1000;
 
 /// A worker's local listen socket, and what was seen of its queue last.
 struct Shared {
@@ -302,44 +258,6 @@ impl Balance {
         found
     }
 
-    /// Whether it is worth while to glance at the queues, `came` connections after the last
-    /// measurement. True: no longer, and workers rely on it.
-    fn glance_or_not(&mut self, came: u64, now: Instant, interval: Duration) -> bool {
-        let elapsed = now.saturating_duration_since(self.measured);
-        if elapsed < interval / 2 && !self.napping {
-            return false;
-        }
-        self.measured = now;
-        let much = self.shared.len() > 1 && u128::from(came) * 1000 >= MUCH * elapsed.as_millis().max(1);
-        self.set_glances(much && !self.napping)
-    }
-
-    /// True: they end.
-    fn set_glances(&mut self, on: bool) -> bool {
-        self.word(offset_of!(abi::Balance, glances)).store(on.into(), Ordering::Relaxed);
-        std::mem::replace(&mut self.glances, on) && !on
-    }
-
-    /// Does a connection wait for a worker that did not look between this glance and the one before
-    /// the last?
-    fn glance(&mut self) -> bool {
-        let mut stuck = false;
-        let mut shared = std::mem::take(&mut self.shared);
-        for (&place, s) in &mut shared {
-            let looked = self.queue(place).looked.load(Ordering::Relaxed);
-            if looked != s.glanced {
-                (s.glanced, s.waits) = (looked, 0);
-            } else if listener::backlog(s.socket.as_raw_fd()).is_ok_and(|(_, n)| n > 0) {
-                s.waits += 1;
-                stuck |= s.waits >= 2;
-            } else {
-                s.waits = 0;
-            }
-        }
-        self.shared = shared;
-        stuck
-    }
-
     /// Nothing waits, nothing came: from now on the program rings.
     fn lie_down(&mut self) {
         let quiet =
@@ -545,24 +463,6 @@ impl Monitor {
         }
     }
 
-    fn glance_if_due(&mut self, now: Instant) {
-        if self.zones.glance_next.is_none_or(|at| at > now) {
-            return;
-        }
-        let mut nudges = Vec::new();
-        let mut again = false;
-        for g in self.zones.all.values_mut() {
-            let Some(b) = g.balance.as_mut().filter(|b| b.glances) else { continue };
-            let deserted = b.napping && b.set_glances(false);
-            again |= b.glances;
-            if deserted || b.glance() {
-                nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
-            }
-        }
-        self.nudge(nudges);
-        self.zones.glance_next = again.then(|| now + self.config.balance.glance());
-    }
-
     fn nudge(&mut self, whom: Vec<(GroupId, ConnId)>) {
         for (group, conn) in whom {
             let msg = Msg { id: group, ..Msg::new(kind::NUDGE) };
@@ -620,14 +520,14 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
     /// One queue of a listener, which is looked at in turns of a tenth of a second.
-    struct Watched {
-        balance: Balance,
-        listener: TcpListener,
+    pub(super) struct Watched {
+        pub(super) balance: Balance,
+        pub(super) listener: TcpListener,
         now: Instant,
     }
 
     impl Watched {
-        fn new() -> Watched {
+        pub(super) fn new() -> Watched {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let mem = memfd("balance", BALANCE_SIZE, SealFlags::SHRINK).unwrap();
             let mut balance = Balance::new(mem).unwrap();
@@ -639,7 +539,7 @@ mod tests {
         fn syn(&self) {
             self.balance.queue(1).added.fetch_add(1, Ordering::SeqCst);
         }
-        fn accept(&self) {
+        pub(super) fn accept(&self) {
             self.listener.accept().unwrap();
             self.balance.queue(1).taken.fetch_add(1, Ordering::SeqCst);
         }
@@ -652,7 +552,7 @@ mod tests {
         }
     }
 
-    const TURN: Duration = Duration::from_millis(100);
+    pub(super) const TURN: Duration = Duration::from_millis(100);
 
     #[test]
     fn a_handshake_that_is_open_keeps_the_monitor_awake() {
@@ -679,39 +579,5 @@ mod tests {
         w.syn();
         assert_eq!(w.look(TURN), (false, false), "another one");
         assert_eq!(w.look(HANDSHAKE), (false, true));
-    }
-
-    #[test]
-    fn who_waits_at_two_glances_is_stuck_unless_the_worker_looked() {
-        let mut w = Watched::new();
-        assert!(!w.balance.glance() && !w.balance.glance(), "nothing waits");
-        let _client = TcpStream::connect(w.listener.local_addr().unwrap()).unwrap();
-        assert!(!w.balance.glance(), "it has just come");
-        assert!(w.balance.glance());
-        w.balance.queue(1).looked.fetch_add(1, Ordering::Relaxed);
-        assert!(!w.balance.glance() && !w.balance.glance());
-        assert!(w.balance.glance(), "it did not look again");
-        w.accept();
-        assert!(!w.balance.glance());
-    }
-
-    #[test]
-    fn glances_while_much_comes() {
-        let mut w = Watched::new();
-        let mut at = w.balance.measured;
-        let mut look = |w: &mut Watched, came, after| {
-            at += after;
-            let deserted = w.balance.glance_or_not(came, at, TURN);
-            (w.balance.glances, deserted)
-        };
-        assert_eq!(look(&mut w, 1000, TURN), (false, false), "one worker has nobody to look after");
-        let other = w.listener.try_clone().unwrap();
-        w.balance.enter(2, Rc::new(other.into()));
-        assert_eq!(look(&mut w, 99, TURN), (false, false));
-        assert_eq!(look(&mut w, 100, TURN), (true, false));
-        assert_eq!(look(&mut w, 1, TURN / 10), (true, false), "rung just after");
-        assert_eq!(look(&mut w, 400, TURN), (true, false));
-        assert_eq!(look(&mut w, 1, TURN), (false, true));
-        assert_eq!(look(&mut w, 0, TURN), (false, false), "they were told once");
     }
 }
