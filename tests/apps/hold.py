@@ -7,11 +7,16 @@ file named CONTROL (argv 2; grows) does what it says:
   echo     one more round trip on the old connection -> "echoed"
   new      a new connection and a round trip         -> "new ok"
   wait     wait for the peer's end                   -> "EOF" or an errno name
+  signal   a blocked recv, a signal whose handler    -> "restarted", or an errno name
+           restarts calls, then data
   exit     leave                                     -> "bye"
 """
+import ctypes
 import errno
+import signal
 import socket
 import sys
+import threading
 import time
 
 port, control = int(sys.argv[1]), sys.argv[2]
@@ -27,6 +32,24 @@ def trip(sock, message):
         got += part
     if got != message:
         raise SystemExit("bytes differ")
+
+
+def signalled():
+    """Python's own recv begins again by itself: the C library's is asked."""
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    sock.settimeout(None)
+    me = threading.get_ident()
+    timers = [threading.Timer(0.3, signal.pthread_kill, (me, signal.SIGUSR1)),
+              threading.Timer(0.6, sock.sendall, (b"data",))]
+    [t.start() for t in timers]
+    buf = ctypes.create_string_buffer(100)
+    libc = ctypes.CDLL(None, use_errno=True)
+    n = libc.recv(sock.fileno(), buf, 100, 0)
+    answer = "restarted" if buf.raw[:n] == b"data" else errno.errorcode[ctypes.get_errno()]
+    [t.join() for t in timers]
+    return answer
 
 
 sock = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -56,6 +79,8 @@ while True:
             print("TIMEOUT", flush=True)
         except OSError as error:
             print(errno.errorcode[error.errno], flush=True)
+    elif command == "signal":
+        print(signalled(), flush=True)
     elif command == "exit":
         print("bye", flush=True)
         sys.exit(0)

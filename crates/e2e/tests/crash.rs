@@ -87,6 +87,23 @@ fn killed_monitor_leaves_connections_and_new_ones_use_the_kernel() {
     client.expect("exit", "bye");
 }
 
+/// Without a monitor sleeps are cut into pieces, which the kernel does not restart by itself.
+#[test]
+fn a_signal_restarts_calls_with_a_monitor_and_without() {
+    let mut host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let before = host.snapshot();
+    let mut client = Held::start(&host, port);
+    host.snapshot().since(&before).assert_shm(1);
+    client.expect("signal", "restarted");
+    host.kill_monitor();
+    client.expect("echo", "echoed");
+    client.tell("signal");
+    let twice = net::wait_until(LIMIT, || client.proc.stdout().matches("restarted").count() == 2);
+    assert!(twice.is_ok(), "{}{}", client.proc.stdout(), client.proc.stderr());
+    client.expect("exit", "bye");
+}
+
 #[test]
 fn killed_monitor_then_killed_server_ends_the_clients_connection() {
     let mut host = Host::new();

@@ -7,7 +7,7 @@ use crate::{ready, stats, table, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
-use fsocket_sync::doorbell::FUTEX_BIT;
+use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
 /// After so many waits without a send in between, a receiver collects for
@@ -15,6 +15,9 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 /// docs/performance.md.
 const ONE_WAY: u32 = 16;
 const BATCH_NS: u64 = 4000;
+
+/// A limit that never comes, nanoseconds.
+const LONG: u64 = u64::MAX / 2;
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?
 fn streaming(d: &Desc) -> bool {
@@ -80,8 +83,19 @@ pub(super) fn wait_any(d: &'static Desc, deadline: &mut Option<u64>) -> Result<(
 /// restarts calls. A futex wait with a limit is never restarted.
 pub(super) fn interruptible(deadline: &mut Option<u64>, timeo: u64) {
     if timeo == 0 {
-        deadline.get_or_insert(u64::MAX / 2);
+        deadline.get_or_insert(LONG);
     }
+}
+
+/// Is something there for who waits for data, but less than its low-water mark? After any signal
+/// it gets that (`tcp_recvmsg_locked`).
+fn is_less_than_wanted(d: &Desc, want: &Want) -> bool {
+    super::low_water(d) > 1 && core::ptr::eq(want, &d.rx_dir().want_data) && super::ring_has(d)
+}
+
+/// After EINTR: would the kernel have restarted the call?
+fn restarts(d: &Desc, want: &Want) -> bool {
+    !is_less_than_wanted(d, want) && !crate::cancel::hit() && sys::signals_restart()
 }
 
 /// A number does not refer to `d` any more, something else does. A thread that is on its way to
@@ -117,7 +131,7 @@ pub fn wake_late(d: &'static Desc) {
 #[allow(clippy::too_many_arguments)] // what to wait for, and for how long
 fn sleep(
     d: &'static Desc,
-    want: &fsocket_sync::doorbell::Want,
+    want: &Want,
     deadline: &mut Option<u64>,
     timeo: u64,
     spin: &crate::spin::Memory,
@@ -140,7 +154,7 @@ fn sleep(
 /// The second half of [`sleep`].
 fn sleep_on(
     d: &'static Desc,
-    want: &fsocket_sync::doorbell::Want,
+    want: &Want,
     deadline: &mut Option<u64>,
     timeo: u64,
     spin: &crate::spin::Memory,
@@ -176,7 +190,7 @@ fn sleep_on(
                 0 => return Err(Errno::EAGAIN),
                 n => Some(unwatched.map_or(n, |u| u.min(n))),
             },
-            None => unwatched,
+            None => unwatched.or_else(|| is_less_than_wanted(d, want).then_some(LONG)),
         };
         let on = On { word: Some(&want.seq), ..On::default() };
         let r = asleep::sleep(&on, || sys::futex_wait(&want.seq, seq, left));
@@ -185,6 +199,8 @@ fn sleep_on(
             break;
         }
         match r {
+            // The limit is ours alone: without it the kernel would have gone on.
+            Err(Errno::EINTR) if deadline.is_none() && unwatched.is_some() && restarts(d, want) => {}
             Err(Errno::EINTR) => return Err(Errno::EINTR),
             Err(Errno::ETIMEDOUT) if deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
             _ => {}
