@@ -76,10 +76,7 @@ pub struct Balance {
     /// Bit per queue: its worker does not keep up, of late a good part of what came was
     /// stolen.
     pub strained: AtomicU64,
-    /// Not 0: connections come fast, and the monitor glances at the queues every few
-    /// milliseconds.
-    pub glances: AtomicU32,
-    _pad: [u32; 3],
+    _pad: [u32; 4],
     pub queue: [Queue; QUEUES],
     /// Connections stolen, by thief and victim.
     pub stolen: [[AtomicU32; QUEUES]; QUEUES],

@@ -26,8 +26,7 @@ struct balance {
 	__u32 ratio;
 	__u32 patience;
 	__u64 strained;
-	__u32 glances;
-	__u32 pad[3];
+	__u32 pad[4];
 	struct queue queue[QUEUES];
 	__u32 stolen[QUEUES][QUEUES];
 };

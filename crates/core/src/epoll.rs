@@ -555,14 +555,6 @@ pub fn became_listener(d: &Desc) {
     });
 }
 
-/// The monitor has called, and one thread has read it: whoever else sleeps in an instance is woken
-/// for others' connections from now on.
-pub fn attend() {
-    for ep in (0..EPS.len()).filter_map(|i| EPS.get(i)).filter(|ep| ep.aloof.is()) {
-        ep.aloof.attend(ep.fd.load(Ordering::Relaxed));
-    }
-}
-
 /// In a forked child: no bells, nothing armed on our behalf.
 pub fn become_child() {
     item::reset_lock_after_fork();

@@ -16,7 +16,7 @@ fn watched_peers(pid: i32) -> usize {
     texts.map(|t| t.matches("data: f50c4e7be11a0003").count()).sum()
 }
 
-/// So many short connections from both CPUs that the monitor glances.
+/// So many short connections from both CPUs that the workers have enough to do.
 fn much_comes(server: &Server) {
     let until = Instant::now() + Duration::from_millis(400);
     std::thread::scope(|s| {
@@ -68,10 +68,9 @@ fn who_has_enough_to_do_is_not_told_of_others() {
     }
 }
 
-/// While connections come fast, a worker sleeps without being told of others; the monitor calls
-/// it back if one of them stops just then.
+/// One that sleeps meanwhile looks at the other's queue before it is long for whom waits there.
 #[test]
-fn who_is_not_told_of_others_and_sleeps_is_called_by_the_monitor() {
+fn who_is_not_told_of_others_and_sleeps_looks_by_itself() {
     need_two_cpus!();
     if stock_mode() {
         return eprintln!("PATH NOT ASSERTED: stock mode");
@@ -100,7 +99,7 @@ fn who_is_not_told_of_others_and_sleeps_is_called_by_the_monitor() {
     assert!(stolen(&host.zones()) >= aloof, "{:#}", host.zones());
 }
 
-/// The monitor says when it ceases to glance; one thread reads that, and is about to sleep itself.
+/// Nobody says so: each finds that it has slept in vain.
 #[test]
 fn each_thread_is_told_of_the_other_again_when_little_comes() {
     need_two_cpus!();

@@ -110,8 +110,6 @@ pub struct Zones {
     ended: BTreeMap<u32, ZoneTotals>,
     /// When queues are measured next.
     balance_next: Option<Instant>,
-    /// When they are glanced at next.
-    glance_next: Option<Instant>,
 }
 
 fn errno(e: fsocket_zones::Errno) -> Errno {
@@ -442,7 +440,6 @@ impl Zones {
             .chain(strangers.map(own::Own::next))
             .chain(self.orphans)
             .chain(self.balance_next)
-            .chain(self.glance_next)
             .min()
     }
 

@@ -167,10 +167,8 @@ impl Zoned {
     }
 }
 
-/// [`msg::NUDGE`]: somebody's connections wait, and he does not look; or the monitor glances no
-/// more. One thread reads it, for all.
+/// [`msg::NUDGE`]: somebody's connections wait, and he does not look.
 pub fn nudged(group: u64) {
-    crate::epoll::attend();
     for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for l in z.workers() {
             l.look_at_once();

@@ -3,10 +3,8 @@
 //!
 //! The counts lie in a BPF array that the workers map, too; here they are compared with
 //! what the kernel says of each listen socket, ten times a second while anything
-//! comes, never while nothing does: then the BPF program rings. While much comes, the
-//! monitor also glances at them (`glance`).
+//! comes, never while nothing does: then the BPF program rings.
 
-mod glance;
 mod knobs;
 
 use super::{listening, reply, Answer, Group, GroupId};
@@ -57,9 +55,6 @@ struct Shared {
     strained: u32,
     /// From whom it has stolen, at the last look.
     stolen: [u32; QUEUES],
-    /// `looked` at the last glance; and at how many since something has waited.
-    glanced: u64,
-    waits: u32,
 }
 
 pub(super) struct Balance {
@@ -68,9 +63,6 @@ pub(super) struct Balance {
     shared: BTreeMap<u32, Shared>,
     /// Somebody rings when something comes.
     napping: bool,
-    /// When the queues were measured last, and glances at them since.
-    measured: Instant,
-    glances: bool,
 }
 
 /// What one look at a group found.
@@ -101,7 +93,7 @@ fn bit(place: u32) -> u64 {
 impl Balance {
     pub(super) fn new(mem: impl AsFd) -> std::io::Result<Balance> {
         let mem = Mapping::new(mem, BALANCE_SIZE)?;
-        Ok(Balance { mem, shared: BTreeMap::new(), napping: false, measured: Instant::now(), glances: false })
+        Ok(Balance { mem, shared: BTreeMap::new(), napping: false })
     }
 
     /// Places of the zones that share connections.
@@ -171,9 +163,7 @@ impl Balance {
         self.strained().fetch_and(!bit(place), Ordering::Relaxed);
         let stolen = self.stolen(place);
         let (length, lost, open_since) = (waiting, open, Instant::now());
-        let glanced = looked;
-        let shared =
-            Shared { socket, added, looked, length, open, open_since, lost, strained: 0, stolen, glanced, waits: 0 };
+        let shared = Shared { socket, added, looked, length, open, open_since, lost, strained: 0, stolen };
         self.shared.insert(place, shared);
     }
 
@@ -412,7 +402,7 @@ impl Monitor {
     pub(crate) fn balance_if_due(&mut self) {
         let now = Instant::now();
         if self.zones.balance_next.is_none_or(|at| at > now) {
-            return self.glance_if_due(now);
+            return;
         }
         self.zones.balance_next = None;
         let mut moves = Vec::new();
@@ -435,10 +425,6 @@ impl Monitor {
             if came == 0 {
                 b.lie_down();
             }
-            let deserted = g.own.is_none() && b.glance_or_not(came, now, knobs.interval);
-            if b.glances && self.zones.glance_next.is_none() {
-                self.zones.glance_next = Some(now + knobs.glance());
-            }
             again |= !b.napping;
             zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
             let netns = g.netns;
@@ -449,7 +435,7 @@ impl Monitor {
             if found.waits {
                 nudges.extend(std::mem::take(&mut g.guests).into_iter().map(|conn| (g.id, conn)));
             }
-            if found.stuck || deserted {
+            if found.stuck {
                 nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
             }
         }

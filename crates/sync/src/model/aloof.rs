@@ -1,4 +1,4 @@
-//! Aloof: a thread that is not told of others is one that may be, or will be called back.
+//! Aloof: a thread that is not told of others is the only one that waits there.
 
 use super::every_way;
 use crate::aloof::Aloof;
@@ -9,8 +9,8 @@ struct Instance {
     aloof: Aloof,
     /// Whether the others' sockets lie in it. A lock, as the kernel's.
     told: Mutex<bool>,
-    /// The monitor watches.
-    watched: AtomicBool,
+    /// No other thread has come.
+    alone: AtomicBool,
 }
 
 impl Instance {
@@ -22,42 +22,41 @@ impl Instance {
     }
 }
 
-/// The worker turns away so many times, if the monitor watches then; `again`: and asks once
-/// more when it is out. Meanwhile the monitor ceases to watch, and some thread reads that.
+/// The worker turns away so many times, if it is alone then; `again`: and asks once more when it
+/// is out. Meanwhile others come to wait there, too.
 fn run(turns: u32, callers: u32, again: bool) {
     every_way(Some(3), move || {
-        let i = Arc::new(Instance { aloof: Aloof::new(), told: Mutex::new(true), watched: AtomicBool::new(true) });
+        let i = Arc::new(Instance { aloof: Aloof::new(), told: Mutex::new(true), alone: AtomicBool::new(true) });
         let threads: Vec<_> = (0..callers)
             .map(|_| {
                 let i = i.clone();
                 loom::thread::spawn(move || {
-                    // The message comes behind it.
-                    i.watched.store(false, Ordering::Relaxed);
+                    i.alone.store(false, Ordering::Relaxed);
                     i.back();
                 })
             })
             .collect();
         for _ in 0..turns {
-            let watched = || i.watched.load(Ordering::Relaxed);
-            if watched() {
-                i.aloof.away(|| i.put(false), || !again || watched(), || i.put(true));
+            let alone = || i.alone.load(Ordering::Relaxed);
+            if alone() {
+                i.aloof.away(|| i.put(false), || !again || alone(), || i.put(true));
             }
         }
         threads.into_iter().for_each(|t| t.join().unwrap());
-        assert!(*i.told.lock().unwrap(), "it sleeps, and nobody watches");
+        assert!(*i.told.lock().unwrap(), "it sleeps, and another one waits");
         assert!(!i.aloof.is());
     });
 }
 
 #[test]
-fn who_is_called_back_by_another_thread_is_told() {
+fn who_is_not_alone_any_more_is_told() {
     run(1, 1, true);
     run(2, 1, true);
     run(1, 2, true);
 }
 
 #[test]
-#[should_panic(expected = "nobody watches")]
+#[should_panic(expected = "another one waits")]
 fn asking_before_turning_away_is_not_enough() {
     run(1, 1, false);
 }

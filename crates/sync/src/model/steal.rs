@@ -380,7 +380,7 @@ fn an_aloof_worker_that_sleeps_is_not_told() {
     run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
 }
 
-/// While it glances at the queues, and also when it stops to: it is rung again.
+/// Also one that sleeps for longer than it should.
 #[test]
 fn the_monitor_tells_an_aloof_worker_that_sleeps() {
     let rules = Rules { attends: false, ..RIGHT };

@@ -5,34 +5,33 @@
 //! another CPU, only to leave the connection to its worker. At full, even load that cost some per
 //! cent with two workers, and grows with their number.
 //!
-//! So a worker whose waits do not sleep takes the peers' sockets out of its instance, as long as
-//! their workers look after them, and puts them in again before it sleeps for long. What waits in
-//! them then is reported at once, so nothing is missed (`fsocket_sync`'s model of stealing).
+//! So a worker whose waits are short takes the peers' sockets out of its instance, as long as
+//! their workers look after them, and puts them in again when a sleep was in vain. What waits in
+//! them then is reported at once, so nothing is missed (`fsocket_sync`'s model of stealing). It
+//! would be woken for nearly every connection that another worker is about to take.
 //!
-//! While connections come so fast that the monitor glances at the queues all the time, that holds
-//! also for a worker whose waits are short, and it sleeps as long as it likes: the monitor calls
-//! it back. It would be woken for nearly every connection that another worker is about to take, and
-//! a timer for each sleep costs as much.
+//! Its sleeps are cut to [`NAP_NS`]. That is longer than a tick of the kernel, so that no
+//! timer of the CPU is set for it and taken back, which costs as much as being woken in vain.
 
 use super::peers::put_peer;
 use super::steal::Victim;
 use super::{used, usual_patience_ns};
 use crate::process;
 use crate::zone::{watch, Local, Who, Zoned};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};
 
 /// So many more waits had something to report at once than slept.
 const ENOUGH: u32 = 64;
 const SLEPT: u32 = 1;
-/// A wait that took no longer did not sleep, microseconds.
-const AT_ONCE_US: u64 = 3;
-/// It was short.
+/// A wait that took no longer was short, microseconds.
 const SOON_US: u64 = 500;
-/// Between two looks at the peers' workers; and the longest sleep, nanoseconds. Short beside the
-/// time for which a connection is left to its worker.
-const NAP_NS: u64 = 1_000_000;
+/// Between two looks at the peers' workers, nanoseconds. Short beside the time for which a
+/// connection is left to its worker.
+const LOOK_NS: u64 = 1_000_000;
+/// The longest sleep, nanoseconds: as long as a connection is left to its worker.
+const NAP_NS: u64 = 10_000_000;
 
 /// Instead of a thread: several; one that is just being noted.
 const MANY: u64 = u64::MAX;
@@ -40,13 +39,10 @@ const ABOUT: u64 = u64::MAX - 1;
 
 /// Of an epoll instance in which local listen sockets are watched.
 pub struct Aloof {
-    /// Waits that had something at once, or soon, less those that had not.
-    quick: AtomicU32,
+    /// Waits that had something soon, less those that had not.
     soon: AtomicU32,
     /// It is without the peers' sockets.
     out: fsocket_sync::aloof::Aloof,
-    /// The monitor glances at the peers' queues.
-    watched: AtomicBool,
     /// Who waits in it.
     thread: AtomicU64,
     tid: AtomicI32,
@@ -57,10 +53,8 @@ impl Aloof {
     #[allow(clippy::new_without_default)] // only ever in statics
     pub const fn new() -> Aloof {
         Aloof {
-            quick: AtomicU32::new(0),
             soon: AtomicU32::new(0),
             out: fsocket_sync::aloof::Aloof::new(),
-            watched: AtomicBool::new(false),
             thread: AtomicU64::new(0),
             tid: AtomicI32::new(0),
             looked: AtomicU64::new(0),
@@ -68,10 +62,8 @@ impl Aloof {
     }
 
     pub fn reset(&self) {
-        self.quick.store(0, Ordering::Relaxed);
         self.soon.store(0, Ordering::Relaxed);
         self.out.reset();
-        self.watched.store(false, Ordering::Relaxed);
         self.thread.store(0, Ordering::Relaxed);
     }
 
@@ -81,11 +73,11 @@ impl Aloof {
         self.out.is()
     }
 
-    /// While that is so, a sleep of `limit` nanoseconds is cut, unless the monitor watches;
-    /// [`Aloof::attend`] follows if it was in vain.
+    /// While that is so, a sleep of `limit` nanoseconds is cut; [`Aloof::attend`] follows if it was
+    /// in vain.
     #[inline]
     pub fn cut(&self, limit: Option<u64>) -> Option<u64> {
-        match self.is() && !self.watched.load(Ordering::Relaxed) {
+        match self.is() {
             true => Some(limit.map_or(NAP_NS, |l| l.min(NAP_NS))),
             false => limit,
         }
@@ -98,26 +90,14 @@ impl Aloof {
             return;
         }
         let now = cpu::ticks();
-        let took = now.saturating_sub(since);
-        let count = |n: &AtomicU32, us: u64| {
-            let was = n.load(Ordering::Relaxed);
-            let short = found && took < us * cpu::ticks_per_us();
-            n.store(if short { (was + 1).min(ENOUGH) } else { was.saturating_sub(SLEPT) }, Ordering::Relaxed);
-        };
-        count(&self.quick, AT_ONCE_US);
-        count(&self.soon, SOON_US);
-        if self.short_waits() >= self.least() && now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= nap()
-            || self.is() && self.short_waits() == 0
-        {
+        let was = self.soon.load(Ordering::Relaxed);
+        let short = found && now.saturating_sub(since) < SOON_US * cpu::ticks_per_us();
+        let soon = if short { (was + 1).min(ENOUGH) } else { was.saturating_sub(SLEPT) };
+        self.soon.store(soon, Ordering::Relaxed);
+        let looked = || now.saturating_sub(self.looked.load(Ordering::Relaxed));
+        if soon >= self.least() && looked() >= super::ticks(LOOK_NS) || self.is() && soon == 0 {
             self.decide(ep, now);
         }
-    }
-
-    /// Of those that count.
-    fn short_waits(&self) -> u32 {
-        // Who is not aloof learns from `decide` whether the monitor watches.
-        let n = if self.is() && !self.watched.load(Ordering::Relaxed) { &self.quick } else { &self.soon };
-        n.load(Ordering::Relaxed)
     }
 
     /// So many of them keep a worker aloof, or make it so.
@@ -163,7 +143,7 @@ impl Aloof {
         other.then(|| Who { thread, tid: self.tid.load(Ordering::Relaxed) })
     }
 
-    /// The monitor has spoken in it: perhaps of a queue that waits, or it watches no more.
+    /// The monitor has spoken in it: perhaps of a queue that waits.
     pub fn woken(&self, ep: i32) {
         self.attend(ep);
         if self.thread.load(Ordering::Relaxed) == MANY {
@@ -174,32 +154,26 @@ impl Aloof {
     #[cold]
     fn decide(&self, ep: i32, now: u64) {
         self.looked.store(now, Ordering::Relaxed);
-        let glances =
-            || used().iter().filter_map(|z| z.watched_peers(ep)).all(|(_, b)| b.glances.load(Ordering::Relaxed) != 0);
-        let watched = glances();
-        self.watched.store(watched, Ordering::Relaxed);
-        let short = if watched { &self.soon } else { &self.quick }.load(Ordering::Relaxed);
         let peers = || used().iter().filter_map(|z| z.looked_after(ep, now));
         let alone = self.thread.load(Ordering::Relaxed) == process::thread();
-        if short >= self.least() && alone && peers().all(|looked| looked) && peers().next().is_some() {
-            // Any thread may read that the monitor glances no more, and calls this one back then.
-            self.out.away(|| turn_from_peers(ep), || !watched || glances(), || turn_to_peers(ep));
+        if self.soon.load(Ordering::Relaxed) >= self.least()
+            && alone
+            && peers().all(|looked| looked)
+            && peers().next().is_some()
+        {
+            let still_alone = || self.thread.load(Ordering::Relaxed) == process::thread();
+            self.out.away(|| turn_from_peers(ep), still_alone, || turn_to_peers(ep));
         } else {
             self.attend(ep);
         }
     }
 
     /// Who sleeps in `ep` is among those who are woken for others, now: the calling thread is about
-    /// to, for long, or another one does and is called back.
+    /// to, for long; or a second one has come, and the first may sleep.
     pub fn attend(&self, ep: i32) {
-        self.quick.store(0, Ordering::Relaxed);
         self.soon.store(0, Ordering::Relaxed);
         self.out.back(|| turn_to_peers(ep));
     }
-}
-
-fn nap() -> u64 {
-    super::ticks(NAP_NS)
 }
 
 fn turn_from_peers(ep: i32) {

@@ -285,7 +285,6 @@ fn keep(group: u64, place: u64, fd: i32) -> bool {
 
 /// [`msg::PEER_GONE`].
 pub fn went(group: u64, place: u64) {
-    crate::epoll::attend();
     for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {
             s.gone.store(true, Ordering::SeqCst);

@@ -1,6 +1,5 @@
 //! What of the balance can be configured.
 
-use fsocket_abi::balance::TRUST;
 use std::time::Duration;
 
 /// What can be chosen; the paper's values by default.
@@ -37,12 +36,5 @@ impl Default for Knobs {
             migrate: true,
             groups: 0,
         }
-    }
-}
-
-impl Knobs {
-    /// Between two glances: half of what a worker that keeps up is given.
-    pub(super) fn glance(&self) -> Duration {
-        (self.patience * TRUST as u32 / 2).clamp(Duration::from_millis(1), self.interval.max(Duration::from_millis(1)))
     }
 }
