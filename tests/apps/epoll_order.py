@@ -104,6 +104,14 @@ def main():
         turns = [i for _ in range(4 * N // most) for i in report(most)]
         print("turns:", sorted(turns[: N - N % most]) == sorted(set(turns[: N - N % most])), sorted(turns[:N]) if most == 1 else "")
         print("each as often:", max(map(turns.count, range(N))) - min(map(turns.count, range(N))) <= 1)
+    # Also something else than connections.
+    pipe = os.pipe()
+    number[pipe[0]] = "pipe"
+    ep.register(pipe[0], select.EPOLLIN)
+    os.write(pipe[1], b"x")
+    for most in (1, 3):
+        print("all in time:", sorted({i for _ in range(20 * N) for i in report(most)}, key=str))
+    ep.unregister(pipe[0])
     print("all, still:", sorted(report()))
     take(*range(N))
     print("none:", report())

@@ -240,16 +240,56 @@ pub struct Cons {
     pub window: AtomicU32,
 }
 
-/// Record header: low 32 bits length in bytes, high 32 bits kind. Never zero.
+/// Record header, never zero. Low 32 bits length in bytes, high 32 bits kind; that is all, unless the
+/// sender has turned to this connection from another one. Then *when* is said in what length and
+/// kind leave free: 8 bits above the length's 24, 30 bits above the kind's 2.
 pub mod record {
-    pub const DATA: u32 = 1;
+    pub const DATA: u64 = 1;
     /// Skip to the end of the ring.
-    pub const PAD: u32 = 2;
+    pub const PAD: u64 = 2;
     /// Bytes of a header.
     pub const HDR: u64 = 8;
     /// Longest record: published piece by piece, so that the receiver copies
     /// while the sender does.
     pub const MAX: u64 = 32 * 1024;
+
+    const LEN: u64 = (1 << 24) - 1;
+    /// Ticks of the CPU's counter in a unit of `when`, as a power of two: finer than it takes to turn,
+    /// and only after minutes the same again.
+    const UNIT: u32 = 2;
+    const MODULO: u64 = 1 << 38;
+
+    /// `when`: 0, or a [`stamp`].
+    #[inline(always)]
+    pub const fn pack(kind: u64, len: u64, when: u64) -> u64 {
+        len | (when & 0xff) << 24 | kind << 32 | when >> 8 << 34
+    }
+    /// Kind and length.
+    #[inline(always)]
+    pub const fn unpack(header: u64) -> (u64, u64) {
+        match header >> 32 {
+            DATA => (DATA, header as u32 as u64),
+            kind => (kind & 3, header & LEN),
+        }
+    }
+    #[inline(always)]
+    pub const fn when(header: u64) -> u64 {
+        header >> 34 << 8 | header >> 24 & 0xff
+    }
+    /// `when` for a time in ticks. Never only in the length's part: a header whose upper half is
+    /// [`DATA`] has none.
+    pub const fn stamp(ticks: u64) -> u64 {
+        match (ticks >> UNIT) % MODULO {
+            n @ 0..=0xff => n | 0x100,
+            n => n,
+        }
+    }
+    /// The time in ticks with this stamp that is nearest to `now`.
+    pub const fn time(stamp: u64, now: u64) -> u64 {
+        let ahead = stamp.wrapping_sub(now >> UNIT) % MODULO;
+        let ahead = if ahead < MODULO / 2 { ahead } else { ahead.wrapping_sub(MODULO) };
+        (now >> UNIT).wrapping_add(ahead) << UNIT
+    }
 }
 
 #[cfg(not(loom))]
@@ -263,5 +303,36 @@ const _: () = {
     assert!(size_of::<Dir>() == 256 && size_of::<Prod>() == 64);
     assert!(size_of::<Slot>() == 64 + 512);
     assert!(RING_CAP.is_power_of_two() && SYN_CAP.is_power_of_two());
+    assert!(RING_CAP < 1 << 24);
     assert!(RING_OFF.is_multiple_of(4096));
 };
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::record::*;
+
+    #[test]
+    fn a_header_holds_kind_length_and_time() {
+        for kind in [DATA, PAD] {
+            for len in [1, 8, MAX, super::RING_CAP as u64] {
+                assert_eq!(pack(kind, len, 0), kind << 32 | len, "as short as it was");
+                assert_eq!(when(pack(kind, len, 0)), 0);
+                for ticks in [0, 1, 0x3ff, 0x400, 1 << 39, u64::MAX] {
+                    let header = pack(kind, len, stamp(ticks));
+                    assert_eq!((unpack(header), when(header)), ((kind, len), stamp(ticks)));
+                    assert_ne!(header >> 32, DATA);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_time_is_found_again_on_both_sides_of_now() {
+        const MINUTE: u64 = 60 * 3_000_000_000;
+        for now in [5 * MINUTE, (1 << 40) + 8_000, (1 << 62) - 8_000] {
+            for at in [now - MINUTE, now - 4, now, now + 4, now + MINUTE] {
+                assert_eq!(time(stamp(at), now), at & !3, "{at} seen at {now}");
+            }
+        }
+    }
+}

@@ -191,8 +191,7 @@ fn finish(d: &'static Desc) {
     stats::count(Counter::CloseShm);
     stats::add(Counter::TxBytes, s.tx.bytes.swap(0, Ordering::Relaxed));
     stats::add(Counter::RxBytes, s.rx.bytes.swap(0, Ordering::Relaxed));
-    // Release: all data before; pairs with the acquire in `ready::state`.
-    d.tx().1.prod.status.fetch_or(st | status::CLOSED, Ordering::Release);
+    stream::end(d, st | status::CLOSED);
     stream::notify_all(d);
 }
 
@@ -248,7 +247,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             // Behind the last byte of a send that another thread is in.
             let _t = token::enter(&s.tx);
             s.tx.withdraw();
-            d.tx().1.prod.status.fetch_or(status::FIN, Ordering::Release);
+            stream::end(d, status::FIN);
         }
     }
     // A connect that had not been asked about again has succeeded now.

@@ -74,6 +74,8 @@ struct Inner {
     sleepers: u32,
     last_kernel: u64,
     turns: u32,
+    /// It was the kernel's turn, and ours had filled the array: next time it comes first.
+    crowded: bool,
     /// An item was found whose connection has changed its path.
     unsettled: bool,
     /// Bit per channel index where this instance has a waiter.
@@ -122,7 +124,7 @@ pub fn created(fd: i32) {
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {
-        (g.n, g.sleepers, g.n_listeners) = (0, 0, 0);
+        (g.n, g.sleepers, g.n_listeners, g.crowded) = (0, 0, 0, false);
         g.chans.fill(0);
     }
     d.object.store(i + 1, Ordering::Relaxed);
@@ -236,6 +238,12 @@ impl Inner {
     fn set(&mut self, k: usize, i: u32) {
         // SAFETY: callers stay below n.
         unsafe { *self.hot.add(k) = i };
+    }
+    /// A hot item goes behind all others.
+    fn put_last(&mut self, it: &Item) {
+        if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
+            self.tail(k).rotate_left(1);
+        }
     }
     /// Look at an item on every call from now on, until it is armed anew: what
     /// it was armed for may not be all that it waits for now.
@@ -366,6 +374,9 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
             r.map(|()| {
                 it.set(&ev);
                 g.heat(it);
+                if it.enlist() {
+                    g.put_last(it);
+                }
                 nudge(ep, &g);
             })
         }

@@ -2,6 +2,7 @@
 
 mod recv;
 mod send;
+mod turn;
 mod wait;
 
 pub use recv::{before_urgent, recv, recv_fast, recv_on_credit, recv_slow, rest};
@@ -49,6 +50,15 @@ fn wake(d: &'static Desc, want: &fsocket_sync::doorbell::Want, mask: u64) {
     path::after_send(d);
 }
 
+/// This side's stream ends so: [`status`] bits, for the peer, who is told with [`notify_all`].
+pub fn end(d: &Desc, how: u32) {
+    let tx = d.tx_dir();
+    // Also if nobody wants to be told: an end has no record that could say when.
+    tx.want_data.told.store(cpu::ticks(), Ordering::Relaxed);
+    // Release: all data before; pairs with the acquire in `ready::state`.
+    tx.prod.status.fetch_or(how, Ordering::Release);
+}
+
 /// Wake whoever waits for our data, and whoever waits for space at the peer.
 pub fn notify_all(d: &'static Desc) {
     notify(d, &d.tx().1.want_data);
@@ -60,7 +70,7 @@ pub fn notify_all(d: &'static Desc) {
 pub fn poison(d: &'static Desc) {
     if d.sock().flags.fetch_or(flag::POISONED, Ordering::AcqRel) & flag::POISONED == 0 {
         stats::count(Counter::HostilePeer);
-        d.tx().1.prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+        end(d, status::RST | status::CLOSED);
         notify_all(d);
     }
 }

@@ -182,7 +182,7 @@ pub fn has_unread(mem: &ChannelMem, slot: usize, side: usize, pos: u64, base: u6
     }
     let dir = 1 - side;
     let header = mem.ring_word(slot, dir, pos.wrapping_sub(base));
-    if (header >> 32) as u32 == record::PAD {
+    if record::unpack(header).0 == record::PAD {
         return mem.ring_word(slot, dir, 0) != 0;
     }
     // As the reader sees it: the sender goes on at the start of an empty ring,

@@ -227,9 +227,9 @@ limit_table! {
      path. Between client processes, between processes that accept on it together, and \
      between shared memory and kernel TCP there is no order; the kernel has one queue."
         of accept, accept4;
-    Sockets: "`epoll_wait` reports connections in the order in which they became ready, as the kernel does, \
-     but for those that a call before found empty without sleeping: of them, those that were \
-     reported longest ago come first, behind all others."
+    Sockets: "`epoll_wait` reports connections over shared memory in the order in which they became ready, \
+     as the kernel does, and behind them those of the kernel. Of several that a call before found empty \
+     without sleeping, those that different threads sent on may change places."
         of epoll_wait, epoll_pwait, epoll_pwait2;
     Sockets: "An epoll instance that is used by several processes after a fork: what one of them \
      adds or removes the others do not see. A descriptor that is closed leaves an instance \

@@ -61,8 +61,8 @@ mod with_memory {
             let p = (&raw const from).cast();
             // SAFETY: 8 readable bytes; this thread is the only producer.
             unsafe {
-                if !send_small(self.ring, &self.dir, &self.tx, p, 8) {
-                    assert_eq!(send(self.ring, &self.dir, &self.tx, p, 8).ok(), Some(8));
+                if !send_small(self.ring, &self.dir, &self.tx, p, 8, 0) {
+                    assert_eq!(send(self.ring, &self.dir, &self.tx, p, 8, 0).ok(), Some(8));
                 }
             }
         }

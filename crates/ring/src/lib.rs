@@ -160,10 +160,6 @@ const fn align8(n: u64) -> u64 {
     (n + 7) & !7
 }
 #[inline(always)]
-const fn pack(kind: u32, len: u64) -> u64 {
-    (kind as u64) << 32 | len
-}
-#[inline(always)]
 fn get(a: &AtomicU64) -> u64 {
     // Relaxed: fields of a Half are touched by the holder of its token only;
     // the token orders them.
@@ -208,17 +204,19 @@ pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
 /// Send one message of up to [`SMALL`] bytes if that needs no look at the
 /// consumer. True: published; the caller rings doorbells.
 ///
+/// `when`: [`record::stamp`] of now, if the thread has just turned to this connection; else 0.
+///
 /// # Safety
 /// `src` is readable for `len` bytes; the caller holds the token of `h`.
 #[inline(always)]
-pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize) -> bool {
+pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> bool {
     let pos = get(&h.pos);
     let need = record::HDR + align8(len as u64);
     if len.wrapping_sub(1) >= SMALL || pos + need + record::HDR > get(&h.limit) {
         return false;
     }
     // SAFETY: the limit ends before the ring does.
-    unsafe { put_record(b, d, h, pos, src, len as u64) };
+    unsafe { put_record(b, d, h, pos, src, (len as u64, when)) };
     true
 }
 /// Where [`send_tiny`] is to put so much, on credit. The caller has entered on credit.
@@ -243,7 +241,7 @@ pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, pos: u64, src: *const u8, len:
     debug_assert!(TINY.contains(&len) && fits_tiny(h, len) == Some(pos) && pos != base);
     let off = (pos - base) & MASK & !7;
     // SAFETY: the caller's; the credit ends before the ring does.
-    unsafe { b.put_tiny(off as usize, src, len, pack(record::DATA, len as u64)) };
+    unsafe { b.put_tiny(off as usize, src, len, record::pack(record::DATA, len as u64, 0)) };
     put(&h.pos, pos + record::HDR + align8(len as u64));
     put(&h.bytes, get(&h.bytes) + len as u64);
 }
@@ -257,7 +255,7 @@ pub const SMALL: usize = 2048;
 /// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
 /// (the trailing header may lie at offset 0 of the next lap).
 #[inline(always)]
-unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, len: u64) {
+unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, (len, when): (u64, u64)) {
     let base = get(&h.base);
     // Positions of the producer are multiples of 8; the mask says so to the compiler.
     let off = (pos - base) & MASK & !7;
@@ -267,7 +265,7 @@ unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8
     b.header(((off + step) & MASK) as usize).store(0, Ordering::Relaxed);
     // Release: payload and the zeroed next header, for the consumer's acquire
     // load of this header in `Rx::header`.
-    b.header(off as usize).store(pack(record::DATA, len), Ordering::Release);
+    b.header(off as usize).store(record::pack(record::DATA, len, when), Ordering::Release);
     if pos == base {
         // First record after a rewind: the consumer still polls the header at
         // the old offset. Release: the record above, for the acquire load in
@@ -323,11 +321,11 @@ fn capacity(d: &Dir, h: &Half) -> u64 {
 }
 
 /// Send up to `len` bytes. Returns how many fitted into at most one record
-/// (0: no space) and the ring offset behind them. Call again for the rest.
+/// (0: no space). Call again for the rest, with 0 for `when`.
 ///
 /// # Safety
 /// As [`send_small`].
-pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize) -> Result<usize, Hostile> {
+pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> Result<usize, Hostile> {
     let len = len as u64;
     let mut allowed = None;
     // A PAD that still has to be published: behind it there must be a record, or
@@ -357,7 +355,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
                 put(&h.limit, 0);
                 return Ok(0);
             }
-            padding = Some(pad(b, h, off, skip));
+            padding = Some(pad(b, h, off, skip, when));
             put(&h.fence, 0);
             continue;
         }
@@ -367,13 +365,13 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
                 put(&h.limit, 0);
                 return Ok(0);
             }
-            padding = Some(pad(b, h, off, to_end));
+            padding = Some(pad(b, h, off, to_end, when));
             continue;
         }
         let room = (free - 2 * record::HDR).min(to_end - record::HDR) & !7;
         let n = len.min(room).min(record::MAX);
         // SAFETY: n bytes and two headers fit, see `room`.
-        unsafe { put_record(b, d, h, pos, src, n) };
+        unsafe { put_record(b, d, h, pos, src, (n, when)) };
         if let Some((at, header)) = padding {
             // Release: the record behind it, for the acquire load in `recv`.
             b.header(at).store(header, Ordering::Release);
@@ -392,10 +390,10 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
 
 /// Go on `span` bytes behind ring offset `off`; the header there is zeroed.
 /// Returns where to store the PAD header, and which, once a record follows.
-fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64) -> (usize, u64) {
+fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64, when: u64) -> (usize, u64) {
     b.header(((off + span) & MASK) as usize).store(0, Ordering::Relaxed);
     put(&h.pos, get(&h.pos) + span);
-    (off as usize, pack(record::PAD, span - record::HDR))
+    (off as usize, record::pack(record::PAD, span - record::HDR, when))
 }
 
 /// Ring offset at which the producer stands; pages beyond it are untouched
@@ -438,7 +436,7 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
                 }
                 break;
             }
-            let (kind, n) = ((hdr >> 32) as u32, hdr & 0xffff_ffff);
+            let (kind, n) = record::unpack(hdr);
             let off = (pos - base) & MASK;
             // A length beyond the ring's end would read the next connection's
             // ring, or leave the mapping.
@@ -492,21 +490,38 @@ pub fn available<B: Bytes>(b: B, d: &Dir, h: &Half, max: usize) -> Result<usize,
     unsafe { recv(b, d, h, core::ptr::null_mut(), max, true) }
 }
 
+/// Behind what was read, or seen by a scan that ended at `scan`: the position there, and that at
+/// offset 0 of the ring.
+fn behind<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (u64, u64) {
+    let (pos, base, left) = (get(&h.pos), get(&h.base), get(&h.limit));
+    let at = scan.max(align8(pos.wrapping_add(left)));
+    let follow = left == 0
+        && base != pos
+        && b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) == 0
+        && d.prod.rewind_from.load(Ordering::Acquire) == pos;
+    // The reader has not followed the last rewind yet; we have to.
+    (at, if follow { pos } else { base })
+}
+
+/// When did the sender turn to this connection to publish what is new since `scan` (see [`scan`])?
+/// [`record::stamp`]; 0: it was here already. None: nothing is new. A hint; asked without the token.
+pub fn turned<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> Option<u64> {
+    if scan == 0 && get(&h.limit) != 0 {
+        return Some(0); // the rest of a record
+    }
+    let (at, base) = behind(b, d, h, scan);
+    let hdr = b.header((at.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire);
+    if hdr == 0 && base != at && d.prod.rewind_from.load(Ordering::Acquire) == at {
+        return Some(record::when(b.header(0).load(Ordering::Acquire)));
+    }
+    (hdr != 0).then_some(record::when(hdr))
+}
+
 /// Edge detection: has something been published since `scan` (0: since the last
 /// read)? Returns the new scan position. Asked without the token; a racing reader can only cause an
 /// edge too many.
 pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
-    let (pos, base, left) = (get(&h.pos), get(&h.base), get(&h.limit));
-    let mut at = scan.max(align8(pos.wrapping_add(left)));
-    let mut base = base;
-    if left == 0
-        && base != pos
-        && b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) == 0
-        && d.prod.rewind_from.load(Ordering::Acquire) == pos
-    {
-        // The reader has not followed the last rewind yet; we have to.
-        base = pos;
-    }
+    let (mut at, mut base) = behind(b, d, h, scan);
     // What was published and read since is an edge, too, as in the kernel.
     let mut edge = scan != 0 && at > scan;
     for _ in 0..64 {
@@ -519,7 +534,7 @@ pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
             }
             break;
         }
-        let n = (hdr & 0xffff_ffff).min(CAP);
+        let n = record::unpack(hdr).1.min(CAP);
         at = at.wrapping_add(record::HDR + align8(n));
         edge = true;
     }

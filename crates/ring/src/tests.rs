@@ -50,10 +50,10 @@ impl Pair {
                     send_tiny(self.ring(), &self.tx, pos, rest.as_ptr(), rest.len());
                     return data.len();
                 }
-                if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len()) {
+                if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), 0) {
                     return data.len();
                 }
-                match send(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len()).unwrap() {
+                match send(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), 0).unwrap() {
                     0 => break,
                     n => done += n,
                 }

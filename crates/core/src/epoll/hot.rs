@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::channel::{Waiter, SUMMARY_SYN};
 use fsocket_sys::{self as sys, Errno};
 
-/// Turn the marks that peers have set into hot items.
-pub(super) fn collect(ep: &Ep, g: &mut Inner) {
+/// Turn the marks that peers have set into hot items. `now`: ticks.
+pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
     let Some(b) = ep.bell() else {
         recheck_listeners(g);
         return;
@@ -51,8 +51,17 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner) {
             }
         }
     }
+    if g.n > 1 {
+        marks += unasked(g, now);
+    }
     g.order(marks);
     recheck_listeners(g);
+}
+
+/// Of the hot items that nobody marked, those that have become ready.
+fn unasked(g: &mut Inner, now: u64) -> usize {
+    let new = |it: &&Item| !it.linked.load(Ordering::Relaxed) && !it.marked.load(Ordering::Relaxed);
+    g.items().filter(new).filter(|it| it.note_unasked(now)).count()
 }
 
 fn heat_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks: &mut usize) {
@@ -70,13 +79,38 @@ fn heat_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks: &mu
 }
 
 impl Inner {
-    /// As in the kernel's list: those that are in it, then those that were marked, in the order in which
-    /// they became ready. Last come those that are looked at without having been armed: nobody
-    /// knows since when they are ready, but they had been reported more lately.
+    /// As in the kernel's list: those that are in it, then those that come into it, in the order in which
+    /// they became ready; then those that are only looked at.
     fn order(&mut self, marks: usize) {
         if marks == 0 {
             return;
         }
+        if !self.in_order() {
+            self.sort();
+        }
+        for it in self.items().filter(|it| it.marked.load(Ordering::Relaxed)) {
+            it.marked.store(false, Ordering::Relaxed);
+            it.linked.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn items(&self) -> impl Iterator<Item = &'static Item> + '_ {
+        (0..self.n).filter_map(|k| ITEMS.get(self.at(k)))
+    }
+
+    /// Those that are only looked at may lie anywhere: they are not ready, or nobody knows since when.
+    fn in_order(&self) -> bool {
+        let mut last = None;
+        self.items().all(|it| {
+            if it.marked.load(Ordering::Relaxed) {
+                let before = last.replace(it.told_at.load(Ordering::Relaxed));
+                return before <= last;
+            }
+            last.is_none() || !it.linked.load(Ordering::Relaxed)
+        })
+    }
+
+    fn sort(&mut self) {
         let is = |flag: fn(&Item) -> &AtomicBool, i| ITEMS.get(i).is_some_and(|it| flag(it).load(Ordering::Relaxed));
         let marked = |i| is(|it| &it.marked, i);
         let n = self.n;
@@ -95,11 +129,6 @@ impl Inner {
         let tail = self.tail(from);
         let end = tail.iter().position(|&i| !marked(i)).unwrap_or(tail.len());
         tail[..end].sort_unstable_by_key(told_at);
-        for i in &tail[..end] {
-            if let Some(it) = ITEMS.get(*i) {
-                it.marked.store(false, Ordering::Relaxed);
-            }
-        }
     }
 }
 
@@ -115,10 +144,9 @@ fn recheck_listeners(g: &mut Inner) {
 
 /// Report ready hot items; those that are armed and not ready cool down.
 ///
-/// What is reported goes behind all others. So everybody has a turn when the array is smaller
-/// than what is ready; and as we do not know when an item became ready that was not armed, who was
-/// answered long ago comes before who was answered just now, and has likely asked before.
-pub(super) fn report(g: &mut Inner, out: &mut Out) {
+/// What is reported goes behind all others, so everybody has a turn when the array is smaller
+/// than what is ready. `now`: ticks, before the first look.
+pub(super) fn report(g: &mut Inner, out: &mut Out, now: u64) {
     let n = g.n;
     if n == 0 {
         return;
@@ -134,9 +162,12 @@ pub(super) fn report(g: &mut Inner, out: &mut Out) {
             g.unsettled = true;
             continue;
         }
-        it.was_looked_at(ev);
+        it.was_looked_at(ev, now);
         if ev != 0 {
-            out.push(ev, it.data.load(Ordering::Relaxed));
+            let data = it.data.load(Ordering::Relaxed);
+            if !it.kernel.load(Ordering::Relaxed) || !out.has(data) {
+                out.push(ev, data);
+            }
             it.was_marked();
             // With others only: alone it is first and last.
             if n > 1 && g.push(i) {

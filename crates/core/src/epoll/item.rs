@@ -11,10 +11,10 @@ use crate::table::{self, kind, Desc};
 use crate::{listen, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::flag;
-use fsocket_abi::channel::status;
+use fsocket_abi::channel::{record, status};
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::Want;
-use fsocket_sys::{Errno, Result};
+use fsocket_sys::{cpu, Errno, Result};
 
 pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
 /// Guards the per-descriptor lists against concurrent change.
@@ -55,14 +55,14 @@ pub struct Item {
     pub recheck: AtomicBool,
     /// Looked at and not ready in the current pass.
     pub idle: AtomicBool,
-    /// In the kernel it would be in the list of what is ready: it was when it was added, or is
-    /// level-triggered and was reported when last looked at.
+    /// In the kernel it would be in the list of what is ready: it was when it was added, has come
+    /// into it since it was looked at, or is level-triggered and was reported then.
     pub linked: AtomicBool,
-    /// A peer has just said that something happened, and when ([`Want::told`]).
-    ///
-    /// [`Want::told`]: fsocket_sync::doorbell::Want::told
+    /// It comes into that list with this look, and since when it should be there, in ticks.
     pub marked: AtomicBool,
     pub told_at: AtomicU64,
+    /// When it was last looked at, or set, without being linked from then on; ticks.
+    looked_at: AtomicU64,
 }
 
 // SAFETY: zero is valid; `link` is the slab's.
@@ -107,7 +107,8 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
     it.marked.store(false, Ordering::Relaxed);
     it.set(ev);
     it.live.store(true, Ordering::Release);
-    it.linked.store(it.ready(), Ordering::Relaxed);
+    it.linked.store(false, Ordering::Relaxed);
+    it.enlist();
     {
         let _l = LISTS.lock().map_err(|_| Errno::EAGAIN)?;
         it.next.store(d.items.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -209,6 +210,7 @@ impl Item {
         self.events.store(events, Ordering::Relaxed);
         self.data.store(data, Ordering::Relaxed);
         self.disabled.store(false, Ordering::Relaxed);
+        self.looked_at.store(cpu::ticks(), Ordering::Relaxed);
         for t in [&self.told, &self.passed] {
             t.fresh.store(true, Ordering::Relaxed);
             t.scan.store(0, Ordering::Relaxed);
@@ -231,11 +233,21 @@ impl Item {
         self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::of(d) == Path::Unsettled)
     }
 
+    /// It was added or set. If it is ready, the kernel has it in its list from now on. True: and
+    /// had not before.
+    pub fn enlist(&self) -> bool {
+        self.ready() && !self.linked.swap(true, Ordering::Relaxed)
+    }
+
     /// What `take` has said.
-    pub fn was_looked_at(&self, ev: u32) {
+    pub fn was_looked_at(&self, ev: u32, now: u64) {
         self.idle.store(ev == 0, Ordering::Relaxed);
         let level = self.events.load(Ordering::Relaxed) & (ET | ONESHOT) == 0;
-        self.linked.store(ev != 0 && level, Ordering::Relaxed);
+        let linked = ev != 0 && level;
+        self.linked.store(linked, Ordering::Relaxed);
+        if !linked {
+            self.looked_at.store(now, Ordering::Relaxed);
+        }
     }
 
     pub fn is_exclusive(&self) -> bool {
@@ -262,6 +274,27 @@ impl Item {
     pub fn note_when(&self, d: &Desc) {
         let at = |w: &Want| w.told.load(Ordering::Relaxed);
         self.note_at(at(&d.rx().1.want_data).max(at(&d.tx().1.want_space)));
+    }
+
+    /// Ready, and no peer was asked to say so: since when, as far as can be known. Data says when
+    /// its sender turned to it from another connection ([`crate::stream`]); if it does not, the
+    /// sender was here already at our last look, and whatever it turned to since came later.
+    pub fn note_unasked(&self, now: u64) -> bool {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(d) = self.desc().filter(|d| d.is_conn()) else { return false };
+        let (r, rx, h) = d.rx();
+        let edge = self.events.load(Ordering::Relaxed) & ET != 0;
+        let scan = if edge { self.told.scan.load(Ordering::Relaxed) } else { 0 };
+        let at = match ring::turned(r, rx, h, scan) {
+            Some(0) => 0,
+            Some(stamp) => record::time(stamp, now),
+            None if rx.prod.status.load(Ordering::Relaxed) & (status::FIN | status::RST) == 0 => return false,
+            None => rx.want_data.told.load(Ordering::Relaxed),
+        };
+        self.note_at(at.max(self.looked_at.load(Ordering::Relaxed)));
+        true
     }
 
     pub fn note_at(&self, at: u64) {

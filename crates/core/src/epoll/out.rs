@@ -22,6 +22,8 @@ pub(super) struct Out {
     pub(super) evs: *mut libc::epoll_event,
     pub(super) max: usize,
     pub(super) n: usize,
+    /// So many of the first are the kernel's.
+    pub(super) kernels: usize,
 }
 
 impl Out {
@@ -33,6 +35,10 @@ impl Out {
     }
     pub(super) fn full(&self) -> bool {
         self.n >= self.max
+    }
+    /// Is a listener, which can be ready in both worlds, in the array already?
+    pub(super) fn has(&self, data: u64) -> bool {
+        self.reported(data, self.kernels)
     }
     fn reported(&self, data: u64, upto: usize) -> bool {
         // SAFETY: entries below `n` are written.

@@ -5,7 +5,7 @@ use super::item::ITEMS;
 use super::{of, Ep};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
-use fsocket_sys as sys;
+use fsocket_sys::{self as sys, cpu};
 
 /// Is an instance itself readable, as `poll` sees it? For connections of ours and SYN
 /// queues; of the rest the kernel says it.
@@ -14,7 +14,7 @@ pub fn readable(d: &Desc) -> bool {
     ep.join_inherited();
     let Ok(mut g) = ep.lock.lock() else { return true };
     // A mark says that something happened, not that it was asked for.
-    collect(ep, &mut g);
+    collect(ep, &mut g, cpu::ticks());
     if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.unsettled().is_some())) {
         // What has gone over to the kernel is the kernel's instance to report.
         drop(g);
@@ -30,7 +30,7 @@ pub fn readable(d: &Desc) -> bool {
 pub fn pulses(d: &Desc) -> u32 {
     let Some(ep) = of(d) else { return 0 };
     if let Ok(mut g) = ep.lock.lock() {
-        collect(ep, &mut g);
+        collect(ep, &mut g, cpu::ticks());
         // What is not hot is armed: nothing has come for it.
         for it in (0..g.n).filter_map(|k| ITEMS.get(g.at(k))) {
             ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);

@@ -53,7 +53,7 @@ unsafe fn wait_in(
     if max <= 0 || evs.is_null() {
         return Outcome::Kernel;
     }
-    let mut out = Out { evs, max: max as usize, n: 0 };
+    let mut out = Out { evs, max: max as usize, n: 0, kernels: 0 };
     let mut left = timeout_ns;
     if ep.items.load(Ordering::Relaxed) == 0 && !zone::balance::pending() {
         // Nothing of ours in it (yet). Another thread may add something while
@@ -100,13 +100,26 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                     sys::epoll_wait(ep.fd.load(Ordering::Relaxed), out.evs, out.max as i32, timeout_ns, mask)
                 };
             };
-            collect(ep, &mut g);
-            report(&mut g, &mut out);
+            let first = core::mem::take(&mut g.crowded) && out.n == 0;
+            if first {
+                // SAFETY: the caller's.
+                let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+                out.kernels = out.n;
+                (g.turns, g.last_kernel) = (0, cpu::ticks());
+                if spoke == Ok(Spoke::Control) {
+                    drop(g);
+                    control(ep);
+                    continue;
+                }
+            }
+            let now = cpu::ticks();
+            collect(ep, &mut g, now);
+            report(&mut g, &mut out, now);
             if out.n == 0 && g.n > MANY_HOT {
                 arm_all(ep, &mut g, ep);
                 bell::before_sleep();
-                collect(ep, &mut g);
-                report(&mut g, &mut out);
+                collect(ep, &mut g, now);
+                report(&mut g, &mut out, now);
             }
             if core::mem::take(&mut g.unsettled) {
                 drop(g);
@@ -123,10 +136,10 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             }
             // Only the kernel can have something: it is asked once, by the sleep.
             let ask = timeout_ns == Some(0) || !alone(ep) || zone::balance::pending();
-            let now = cpu::ticks();
             g.turns += 1;
-            let turn = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
-            if (out.n == 0 && ask) || (turn && ep.kernel.load(Ordering::Relaxed)) {
+            let due = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
+            if (out.n == 0 && ask) || (due && !first && ep.kernel.load(Ordering::Relaxed)) {
+                g.crowded = out.full();
                 g.turns = 0;
                 g.last_kernel = now;
                 let nothing = out.n == 0;
@@ -179,8 +192,9 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
         slept = true;
         if out.n > 0 {
             if let Ok(mut g) = ep.lock.lock() {
-                collect(ep, &mut g);
-                report(&mut g, &mut out);
+                let now = cpu::ticks();
+                collect(ep, &mut g, now);
+                report(&mut g, &mut out, now);
                 share(ep, &mut g);
             }
             return Ok(out.n);

@@ -1,7 +1,7 @@
 //! Sending: a ring's common case, and everything else.
 
 use super::wait::{interruptible, wait_space};
-use super::{left_rings, notify, path_taken, poison, publish_cpu, Hold};
+use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
 use crate::path::{self, Path};
 use crate::table::Desc;
 use crate::{chan, pool, ready, stats, table, token};
@@ -51,6 +51,27 @@ pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> 
 /// As [`send`].
 #[inline(always)]
 pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
+    if d.sender() != token::here() {
+        // SAFETY: the caller's.
+        return unsafe { send_after_another(d, buf, len) };
+    }
+    // SAFETY: the caller's.
+    unsafe { send_on(d, buf, len, || 0) }
+}
+
+/// The same by a thread that has sent on another connection last, or is not the only one here.
+#[inline(never)]
+unsafe fn send_after_another(d: &'static Desc, buf: *const u8, len: usize) -> bool {
+    // SAFETY: the caller's.
+    unsafe { send_on(d, buf, len, || turn::to(d)) }
+}
+
+/// `when`: see [`turn::to`].
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+unsafe fn send_on(d: &'static Desc, buf: *const u8, len: usize, when: impl FnOnce() -> u64) -> bool {
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
@@ -60,14 +81,27 @@ pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
         return false;
     }
     let Ok(t) = token::enter(h) else { return false };
+    let when = when();
     // SAFETY: the caller's; the token is ours.
-    let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len) };
+    let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len, when) };
+    if when != 0 {
+        turned(d, h, sent);
+    }
     drop(t);
     if sent {
         notify(d, &tx.want_data);
         publish_cpu(h, &tx.prod.cpu);
     }
     sent
+}
+
+/// After [`turn::to`], with the token.
+fn turned(d: &Desc, h: &Half, sent: bool) {
+    if !sent {
+        turn::back(d);
+    } else if token::owned(h) {
+        d.set_sender(token::here());
+    }
 }
 
 /// What [`send_tiny`] has done.
@@ -198,7 +232,10 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
             Ok(_t) => {
                 populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.
-                let sent = unsafe { ring::send(r, tx, h, buf.add(done), len - done) };
+                let sent = unsafe { ring::send(r, tx, h, buf.add(done), len - done, turn::to(d)) };
+                if !matches!(sent, Ok(1..)) {
+                    turn::back(d);
+                }
                 give_credit(d, h);
                 sent
             }
@@ -362,7 +399,7 @@ fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
             s.err.store(libc::EPIPE, Ordering::Release);
             // A peer that has closed does not care; one that only shut down
             // both directions has answered, and is reset itself.
-            d.tx().1.prod.status.fetch_or(status::RST, Ordering::Release);
+            super::end(d, status::RST);
             notify(d, &d.tx().1.want_data);
             // Relatives that wait on it see the hang-up, too.
             path::wake_own(d);

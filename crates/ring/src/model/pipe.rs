@@ -82,10 +82,10 @@ impl Pipe {
         let data: Vec<u8> = (at..at + n).map(byte).collect();
         // SAFETY: `data` has n bytes; one thread sends.
         unsafe {
-            if send_small(self.ring(), &self.dir, &self.tx, data.as_ptr(), n) {
+            if send_small(self.ring(), &self.dir, &self.tx, data.as_ptr(), n, 0) {
                 return n;
             }
-            send(self.ring(), &self.dir, &self.tx, data.as_ptr(), n).expect("an honest receiver")
+            send(self.ring(), &self.dir, &self.tx, data.as_ptr(), n, 0).expect("an honest receiver")
         }
     }
     /// Up to `max` bytes, which must be the stream's from `at` on; no wake-up.
