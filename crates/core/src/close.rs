@@ -52,8 +52,7 @@ pub use crate::process::owns as own;
 /// `fd` left the table. `really`: its placeholder is to be closed too.
 fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
     asleep::reap();
-    // Release: the number has left the table; pairs with the acquire in `table::given_up`.
-    d.given_up.store(fd + 1, Ordering::Release);
+    table::give_up(d, fd, !really);
     let last = d.refs.fetch_sub(1, Ordering::AcqRel) == 1;
     epoll::number_closed(fd, d, last);
     if !last {

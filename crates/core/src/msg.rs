@@ -1,6 +1,6 @@
 //! Vectored sends and receives.
 
-use crate::stream;
+use crate::stream::{self, Midway};
 use crate::table::Desc;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -58,6 +58,13 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
     if let Some(r) = (!stream::left_rings(d)).then(|| stream::refused(d, total, 0, flags)).flatten() {
         return r;
     }
+    // SAFETY: the caller's.
+    stream::throughout(d, |call| unsafe { send_each(d, v, flags, call) })
+}
+
+/// # Safety
+/// The vectors are valid.
+unsafe fn send_each(d: &'static Desc, v: &[libc::iovec], flags: i32, call: &Midway) -> Result<usize> {
     let mut done = 0;
     let last = v.iter().rposition(|x| x.iov_len != 0);
     for (i, x) in v.iter().enumerate() {
@@ -69,6 +76,7 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         // SAFETY: the caller's.
         match unsafe { stream::send(d, x.iov_base as *const u8, x.iov_len, flags) } {
             Ok(k) => {
+                call.begun();
                 done += k;
                 if k < x.iov_len {
                     break;
@@ -136,8 +144,28 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         // SAFETY: the caller's.
         return unsafe { peekv(d, v, flags) };
     }
-    let mut done = 0;
     let target = stream::low_water(d).min(total);
+    let sleeps = flags & libc::MSG_WAITALL != 0 || target > 1 || !crate::ready::can_recv(d);
+    if sleeps && flags & libc::MSG_DONTWAIT == 0 {
+        // SAFETY: the caller's.
+        return stream::throughout(d, |call| unsafe { recv_each(d, v, flags, target, Some(call)) });
+    }
+    // SAFETY: the caller's.
+    unsafe { recv_each(d, v, flags, target, None) }
+}
+
+/// Waits for `target` bytes.
+///
+/// # Safety
+/// The vectors are valid.
+unsafe fn recv_each(
+    d: &'static Desc,
+    v: &[libc::iovec],
+    flags: i32,
+    target: usize,
+    call: Option<&Midway>,
+) -> Result<usize> {
+    let mut done = 0;
     for x in v {
         if x.iov_len == 0 {
             continue;
@@ -151,6 +179,7 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         // SAFETY: the caller's.
         match unsafe { stream::recv(d, x.iov_base as *mut u8, x.iov_len, f) } {
             Ok(k) => {
+                call.inspect(|call| call.begun());
                 done += k;
                 if k < x.iov_len {
                     break;

@@ -1,6 +1,6 @@
 //! `sendfile` to a connection of ours.
 
-use crate::stream;
+use crate::stream::{self, Midway};
 use crate::table::Desc;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -10,8 +10,6 @@ const STEP: usize = 16 * 1024;
 /// # Safety
 /// `off` is null or valid.
 pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usize) -> Result<usize> {
-    let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
-    let p = buf.as_mut_ptr() as *mut u8;
     // Without an offset the file's own position counts, and moves only by what
     // was sent: so read at a position in either case.
     // SAFETY: the caller's.
@@ -25,43 +23,42 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
     if pos < 0 {
         return Err(Errno::EINVAL);
     }
+    let (done, err) = stream::throughout(out, |call| pieces(out, input, pos, count, call));
+    pos += done as i64;
+    match err {
+        Some(e) if done == 0 => return Err(e),
+        _ if own => _ = seek(input, pos, libc::SEEK_SET),
+        // SAFETY: the caller's.
+        _ => unsafe { *off = pos },
+    }
+    Ok(done)
+}
+
+/// Up to `count` bytes of `input` from `pos` on: how many, and why not more.
+fn pieces(out: &'static Desc, input: i32, pos: i64, count: usize, call: &Midway) -> (usize, Option<Errno>) {
+    let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
+    let p = buf.as_mut_ptr() as *mut u8;
     let mut done = 0;
-    let mut err = None;
     while done < count {
         // SAFETY: the buffer has STEP bytes.
-        let n = match unsafe { sys::pread(input, p, (count - done).min(STEP), pos) } {
+        let n = match unsafe { sys::pread(input, p, (count - done).min(STEP), pos + done as i64) } {
             Ok(0) => break,
             Ok(n) => n,
-            Err(e) => {
-                err = Some(e);
-                break;
-            }
+            Err(e) => return (done, Some(e)),
         };
         // SAFETY: `n` bytes were read.
         match unsafe { stream::send(out, p, n, 0) } {
             Ok(k) => {
+                call.begun();
                 done += k;
-                pos += k as i64;
                 if k < n {
                     break;
                 }
             }
-            Err(e) => {
-                err = Some(e);
-                break;
-            }
+            Err(e) => return (done, Some(e)),
         }
     }
-    if done > 0 || err.is_none() {
-        if own {
-            let _ = seek(input, pos, libc::SEEK_SET);
-        } else {
-            // SAFETY: the caller's.
-            unsafe { *off = pos };
-        }
-        return Ok(done);
-    }
-    Err(err.unwrap_or(Errno::EIO))
+    (done, None)
 }
 
 fn seek(fd: i32, to: i64, whence: i32) -> Result<i64> {

@@ -7,11 +7,13 @@ mod wait;
 
 pub use recv::{before_urgent, recv, recv_fast, recv_on_credit, recv_slow, rest};
 pub use send::{plain_send, refused, send, send_fast, send_slow, send_tiny, sent_tiny, Tiny};
-pub use wait::{number_given_up, wait_data, wait_space, wake_late};
+pub use wait::{number_given_up, wake_late};
 
+use crate::asleep::{self, Mark};
 use crate::path::{self, Path};
 use crate::table::Desc;
 use crate::{bell, chan, stats};
+use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::status;
@@ -130,6 +132,42 @@ impl Hold {
     /// What an operation that will never end has left behind.
     pub(crate) fn abandoned(index: u32) -> Hold {
         Hold(index)
+    }
+}
+
+/// A call of several operations on one connection, of which each may sleep: the connection stays until
+/// the last is done.
+pub fn throughout<R>(d: &Desc, call: impl FnOnce(&Midway) -> R) -> R {
+    let mark = Mark::new();
+    let _hold = Hold::on(d);
+    let held = asleep::holds(core::iter::once(d.index()), &mark);
+    let r = call(&Midway { d, begun: Cell::new(false) });
+    if let Some(held) = held {
+        asleep::let_go(held);
+    }
+    r
+}
+
+/// Whether a call of several operations has done one of them.
+pub struct Midway<'a> {
+    d: &'a Desc,
+    begun: Cell<bool>,
+}
+
+impl Midway<'_> {
+    /// From now on it does not begin anew, whatever its number becomes.
+    pub fn begun(&self) {
+        if !self.begun.replace(true) {
+            self.d.midway.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Midway<'_> {
+    fn drop(&mut self) {
+        if self.begun.get() {
+            self.d.midway.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -83,8 +83,10 @@ pub struct Desc {
     /// CONN whose path was switched while the ring still has something to read:
     /// our own number of the kernel end, plus one.
     pub kernel_end: AtomicI32,
-    /// The last number that referred to it and was given up, plus one.
-    pub given_up: AtomicI32,
+    /// See [`given_up`]: that number plus one, negative if something else has taken its place.
+    given_up: AtomicI32,
+    /// Calls of several operations that have done one of them.
+    pub midway: AtomicU32,
     /// A thread is making it the kernel's.
     pub settling: AtomicBool,
     /// In [`retire`]'s list: index + 1 of the next, and since when, nanoseconds.
@@ -261,6 +263,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     }
     d.moved_to.store(0, Ordering::Relaxed);
     d.given_up.store(0, Ordering::Relaxed);
+    d.midway.store(0, Ordering::Relaxed);
     d.forget_owners();
     d.options.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
@@ -436,26 +439,40 @@ pub fn number_of(d: &Desc) -> Option<i32> {
     FDS.iter().take(scan_limit()).position(|e| e.load(Ordering::Relaxed) == me).map(|fd| fd as i32)
 }
 
+/// A number that the program has taken from a description.
+pub struct GivenUp {
+    pub fd: i32,
+    /// By putting something else in its place, not by `close`.
+    pub replaced: bool,
+}
+
+/// `fd` has left the table, where it referred to `d`.
+pub fn give_up(d: &Desc, fd: i32, replaced: bool) {
+    let number = fd + 1;
+    // Release: that; pairs with the acquire in `given_up`.
+    d.given_up.store(if replaced { -number } else { number }, Ordering::Release);
+}
+
 /// The number by which an operation on `d` was called, if the program has given it up since, and
 /// no other refers to `d`.
 #[inline]
-pub fn given_up(d: &Desc) -> Option<i32> {
+pub fn given_up(d: &Desc) -> Option<GivenUp> {
     // Acquire: pairs with the release in `give_up`; the number has left the table.
     match d.given_up.load(Ordering::Acquire) {
         0 => None,
-        n => sole(d, n - 1),
+        n => sole(d, n),
     }
 }
 
 #[cold]
-fn sole(d: &Desc, number: i32) -> Option<i32> {
+fn sole(d: &Desc, number: i32) -> Option<GivenUp> {
     let mut left = false;
     each_number(d, |_| left = true);
     if left {
         // Until another one is: this is asked before each sleep.
-        let _ = d.given_up.compare_exchange(number + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = d.given_up.compare_exchange(number, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
-    (!left).then_some(number)
+    (!left).then_some(GivenUp { fd: number.abs() - 1, replaced: number < 0 })
 }
 
 /// Highest number that a scan must look at.

@@ -2,6 +2,7 @@
 //! by siglongjmp out of a signal handler, or because another file takes the socket's place. What they
 //! held is given back.
 
+use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{compile, need, stock_mode, Host};
 
@@ -60,6 +61,19 @@ fn woken_by_what_replaces_their_socket() {
         assert!(shm == (100, 100, 200), "{what}: not over shared memory, or left\n{delta}");
         assert!(delta.get("path_switch") == 0 && delta.get("hostile_peer") == 0, "{what}: {delta}");
     }
+}
+
+/// Another thread closes the number while they sleep, and it becomes another socket's: they go on to
+/// their end.
+#[test]
+fn go_on_when_their_number_is_closed() {
+    let host = Host::new();
+    let stock = e2e::python(&host, Stock, 60, "closed.py", &[]);
+    let before = host.snapshot();
+    assert_eq!(e2e::python(&host, Accel, 60, "closed.py", &[]), stock);
+    let delta = host.snapshot().since(&before);
+    delta.assert_shm(8);
+    assert!(stock_mode() || delta.get("close_shm") == 16, "connections are left\n{delta}");
 }
 
 /// More than a channel can have rung: the rest look themselves, which is counted, and does not spin.

@@ -1,6 +1,6 @@
 //! Receiving: a ring's common case, looks ahead, ends, and what is behind the ring.
 
-use super::wait::{interruptible, wait_any, wait_data, wait_more};
+use super::wait::{interruptible, wait_any, wait_data, wait_more, Wait};
 use super::{left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
 use crate::asleep::{self, On};
 use crate::path;
@@ -200,7 +200,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => crate::opts::lowat(d).min(len),
         _ => 1,
     };
-    let (mut deadline, mut hold) = (None, None);
+    let (mut waits, mut hold) = (Wait::default(), None);
     let mut done = 0;
     loop {
         let mut looked = false;
@@ -229,7 +229,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     None if done > 0 => return Ok(done),
                     None => match table::given_up(d) {
                         // SAFETY: the caller's.
-                        Some(fd) => return unsafe { anew(fd, buf, len, flags) },
+                        Some(number) => return unsafe { anew(number.fd, buf, len, flags) },
                         None => return Err(Errno::EBADF),
                     },
                 },
@@ -300,13 +300,13 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         }
         hold.get_or_insert_with(|| Hold::on(d));
         if done > 0 || len == 0 {
-            interruptible(&mut deadline, s.rcvtimeo.load(Ordering::Relaxed));
+            interruptible(&mut waits, s.rcvtimeo.load(Ordering::Relaxed));
         }
         if len == 0 {
-            let _ = wait_any(d, &mut deadline);
+            let _ = wait_any(d, &mut waits);
             return Ok(0); // whatever has ended the wait
         }
-        let r = if peek && done > 0 { wait_more(d, done, &mut deadline) } else { wait_data(d, &mut deadline) };
+        let r = if peek && done > 0 { wait_more(d, done, &mut waits) } else { wait_data(d, &mut waits) };
         if let Err(e) = r {
             if (done == 0 || !peek) && block && low_water(d) > 1 && ring_has(d) {
                 // Less than was waited for is better than nothing, and all that is there better
@@ -317,7 +317,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             return match table::given_up(d) {
                 _ if done > 0 => Ok(done),
                 // SAFETY: the caller's.
-                Some(fd) if e == Errno::EBADF => unsafe { anew(fd, buf, len, flags) },
+                Some(number) if e == Errno::EBADF => unsafe { anew(number.fd, buf, len, flags) },
                 _ => Err(e),
             };
         }

@@ -1,6 +1,6 @@
 //! Sending: a ring's common case, and everything else.
 
-use super::wait::{interruptible, wait_space};
+use super::wait::{interruptible, wait_space, Wait};
 use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
 use crate::path::{self, Path};
 use crate::table::Desc;
@@ -189,7 +189,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
-    let (mut deadline, mut hold) = (None, None);
+    let (mut waits, mut hold) = (Wait::default(), None);
     let (mut done, mut shown) = (0, 0);
     // Who only writes and then waits by a system call of its own is seen here.
     if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
@@ -224,7 +224,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                 None if done > 0 => return Ok(done),
                 None => match table::given_up(d) {
                     // SAFETY: the caller's.
-                    Some(fd) => return unsafe { anew(fd, buf, len, flags) },
+                    Some(number) => return unsafe { anew(number.fd, buf, len, flags) },
                     None => return Err(Errno::EBADF),
                 },
             },
@@ -251,13 +251,13 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
                 }
                 hold.get_or_insert_with(|| Hold::on(d));
                 if done > 0 {
-                    interruptible(&mut deadline, s.sndtimeo.load(Ordering::Relaxed));
+                    interruptible(&mut waits, s.sndtimeo.load(Ordering::Relaxed));
                 }
-                if let Err(e) = wait_space(d, &mut deadline) {
+                if let Err(e) = wait_space(d, &mut waits) {
                     return match table::given_up(d) {
                         _ if done > 0 => Ok(done),
                         // SAFETY: the caller's.
-                        Some(fd) if e == Errno::EBADF => unsafe { anew(fd, buf, len, flags) },
+                        Some(number) if e == Errno::EBADF => unsafe { anew(number.fd, buf, len, flags) },
                         _ => Err(e),
                     };
                 }

@@ -19,6 +19,15 @@ const BATCH_NS: u64 = 4000;
 /// A limit that never comes, nanoseconds.
 const LONG: u64 = u64::MAX / 2;
 
+/// The waits of one call.
+#[derive(Default)]
+pub(super) struct Wait {
+    /// Until then, nanoseconds of the clock; None: no limit, or no wait yet.
+    deadline: Option<u64>,
+    /// It has done or slept something: whatever becomes of the number, the call goes on.
+    begun: bool,
+}
+
 /// Is this a one-way stream: many waits for data, and nothing sent between?
 fn streaming(d: &Desc) -> bool {
     let sent = d.sock().tx.bytes.load(Ordering::Relaxed);
@@ -30,7 +39,7 @@ fn streaming(d: &Desc) -> bool {
 }
 
 /// Block until there is something to receive (data, end or error).
-pub fn wait_data(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
+pub(super) fn wait_data(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, rx, _) = d.rx();
     let peer = ready::peer_cpu(d);
     if streaming(d) && peer != cpu::current() {
@@ -45,20 +54,20 @@ pub fn wait_data(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
         }
     }
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
-    sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, peer, || !d.is_conn() || ready::can_recv(d))
+    sleep(d, &rx.want_data, w, timeo, &d.spin_rx, peer, || !d.is_conn() || ready::can_recv(d))
 }
 
 /// Block until a send can make progress or fails.
-pub fn wait_space(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
+pub(super) fn wait_space(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, tx, h) = d.tx();
     tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
     let timeo = d.sock().sndtimeo.load(Ordering::Relaxed);
-    sleep(d, &tx.want_space, deadline, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
+    sleep(d, &tx.want_space, w, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
 }
 
 /// MSG_PEEK that waits for more than what was there. As elsewhere, who sleeps is woken at the
 /// low-water mark, also where he wants less.
-pub(super) fn wait_more(d: &'static Desc, have: usize, deadline: &mut Option<u64>) -> Result<()> {
+pub(super) fn wait_more(d: &'static Desc, have: usize, w: &mut Wait) -> Result<()> {
     let (r, rx, h) = d.rx();
     let least = super::low_water(d).max(have + 1);
     let more = || {
@@ -67,24 +76,25 @@ pub(super) fn wait_more(d: &'static Desc, have: usize, deadline: &mut Option<u64
             || super::left_rings(d)
     };
     let timeo = d.sock().rcvtimeo.load(Ordering::Relaxed);
-    sleep(d, &rx.want_data, deadline, timeo, &d.spin_rx, 0, more)
+    sleep(d, &rx.want_data, w, timeo, &d.spin_rx, 0, more)
 }
 
 /// For what a receive of no bytes waits: also a shutdown of its own side.
-pub(super) fn wait_any(d: &'static Desc, deadline: &mut Option<u64>) -> Result<()> {
+pub(super) fn wait_any(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, rx, _) = d.rx();
     let s = d.sock();
     let before = s.edges.load(Ordering::Relaxed);
     let ready = || !d.is_conn() || ready::can_recv(d) || s.edges.load(Ordering::Relaxed) != before;
-    sleep(d, &rx.want_data, deadline, s.rcvtimeo.load(Ordering::Relaxed), &d.spin_rx, 0, ready)
+    sleep(d, &rx.want_data, w, s.rcvtimeo.load(Ordering::Relaxed), &d.spin_rx, 0, ready)
 }
 
 /// A call that has something to return does so after any signal, also one that
 /// restarts calls. A futex wait with a limit is never restarted.
-pub(super) fn interruptible(deadline: &mut Option<u64>, timeo: u64) {
+pub(super) fn interruptible(w: &mut Wait, timeo: u64) {
     if timeo == 0 {
-        deadline.get_or_insert(LONG);
+        w.deadline.get_or_insert(LONG);
     }
+    w.begun = true;
 }
 
 /// Is something there for who waits for data, but less than its low-water mark? After any signal
@@ -127,12 +137,12 @@ pub fn wake_late(d: &'static Desc) {
 
 /// Spin, then sleep on a futex, until `ready`, a signal, or the deadline (set
 /// on first use from `timeo`, nanoseconds; 0: none). EBADF: nothing of the program's
-/// refers to `d` any more, and this has not slept. (EINTR: it has, and is awake.)
+/// refers to `d` any more, and the call has not begun. (EINTR: it has, and something else is there.)
 #[allow(clippy::too_many_arguments)] // what to wait for, and for how long
 fn sleep(
     d: &'static Desc,
     want: &Want,
-    deadline: &mut Option<u64>,
+    w: &mut Wait,
     timeo: u64,
     spin: &crate::spin::Memory,
     peer_cpu: u32,
@@ -144,7 +154,7 @@ fn sleep(
     let hit = spin.spin_noting(peer_cpu, &mut ready, || {
         held = held.take().or_else(|| asleep::holds(core::iter::once(d.index()), &mark));
     });
-    let r = if hit { Ok(()) } else { sleep_on(d, want, deadline, timeo, spin, ready) };
+    let r = if hit { Ok(()) } else { sleep_on(d, want, w, timeo, spin, ready) };
     if let Some(h) = held {
         asleep::let_go(h);
     }
@@ -155,16 +165,15 @@ fn sleep(
 fn sleep_on(
     d: &'static Desc,
     want: &Want,
-    deadline: &mut Option<u64>,
+    w: &mut Wait,
     timeo: u64,
     spin: &crate::spin::Memory,
     mut ready: impl FnMut() -> bool,
 ) -> Result<()> {
-    if timeo != 0 && deadline.is_none() {
-        *deadline = Some(sys::now_ns().saturating_add(timeo));
+    if timeo != 0 && w.deadline.is_none() {
+        w.deadline = Some(sys::now_ns().saturating_add(timeo));
     }
     let t0 = cpu::ticks();
-    let mut slept = false;
     loop {
         let seq = want.seq.load(Ordering::Acquire);
         want.arm(FUTEX_BIT);
@@ -178,14 +187,18 @@ fn sleep_on(
         if ready() {
             break;
         }
-        if table::given_up(d).is_some() {
-            // Who has slept has begun before: the signal may have come just now, while awake.
-            return Err(if slept { Errno::EINTR } else { Errno::EBADF });
+        if let Some(number) = table::given_up(d) {
+            match w.begun || d.midway.load(Ordering::Relaxed) != 0 {
+                false => return Err(Errno::EBADF),
+                // The signal that follows may have come just now, while awake.
+                true if number.replaced => return Err(Errno::EINTR),
+                true => {}
+            }
         }
         stats::count(Counter::Sleeps);
         crate::idle::before_sleep();
         let unwatched = crate::ctl::unwatched();
-        let left = match *deadline {
+        let left = match w.deadline {
             Some(t) => match t.saturating_sub(sys::now_ns()) {
                 0 => return Err(Errno::EAGAIN),
                 n => Some(unwatched.map_or(n, |u| u.min(n))),
@@ -194,15 +207,15 @@ fn sleep_on(
         };
         let on = On { word: Some(&want.seq), ..On::default() };
         let r = asleep::sleep(&on, || sys::futex_wait(&want.seq, seq, left));
-        slept |= r != Err(Errno::EAGAIN);
+        w.begun |= r != Err(Errno::EAGAIN);
         if ready() {
             break;
         }
         match r {
             // The limit is ours alone: without it the kernel would have gone on.
-            Err(Errno::EINTR) if deadline.is_none() && unwatched.is_some() && restarts(d, want) => {}
+            Err(Errno::EINTR) if w.deadline.is_none() && unwatched.is_some() && restarts(d, want) => {}
             Err(Errno::EINTR) => return Err(Errno::EINTR),
-            Err(Errno::ETIMEDOUT) if deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
+            Err(Errno::ETIMEDOUT) if w.deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
             _ => {}
         }
     }

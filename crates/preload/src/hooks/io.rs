@@ -242,20 +242,24 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
         Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => unsafe {
             real::recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags)
         },
-        Some(d) if !msg.is_null() => {
-            let m = unsafe { &mut *msg };
-            let r: ssize_t =
-                guarded(|| unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC) }.answer());
-            if r >= 0 {
-                m.msg_namelen = 0;
-                m.msg_controllen = 0;
-                m.msg_flags = if flags & MSG_CMSG_CLOEXEC != 0 { MSG_CMSG_CLOEXEC } else { 0 };
-            }
-            r
-        }
+        Some(d) if !msg.is_null() => guarded(|| unsafe { receive_message(d, &mut *msg, flags) }),
         Some(_) => unsafe { real::recvmsg(fd, msg, flags) },
         None => in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) }),
     }
+}
+
+unsafe fn receive_message(d: &'static Desc, m: &mut msghdr, flags: c_int) -> ssize_t {
+    let r: ssize_t = unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC) }.answer();
+    if r >= 0 {
+        m.msg_namelen = 0;
+        m.msg_controllen = 0;
+        m.msg_flags = if flags & MSG_CMSG_CLOEXEC != 0 { MSG_CMSG_CLOEXEC } else { 0 };
+    }
+    r
+}
+
+unsafe fn send_message(d: &'static Desc, m: &msghdr, flags: c_int) -> ssize_t {
+    unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer()
 }
 
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
@@ -266,10 +270,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         }
     }
     match conn(fd) {
-        Some(d) if !msg.is_null() => {
-            let m = unsafe { &*msg };
-            guarded(|| unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer())
-        }
+        Some(d) if !msg.is_null() => guarded(|| unsafe { send_message(d, &*msg, flags) }),
         known => {
             if unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen != 0) {
                 guarded(|| unsafe { fsocket_core::close::passing(msg) });
@@ -279,6 +280,58 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
                 None => in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send),
             }
         }
+    }
+}
+
+/// The messages of a `recvmmsg` or `sendmmsg`.
+struct Several {
+    vec: *mut mmsghdr,
+    n: c_uint,
+    done: c_uint,
+    over: bool,
+}
+
+impl Several {
+    /// One after the other by `each`, as long as `d` is ours; then by `number`. The connection stays while it
+    /// is, whatever another thread does to the number.
+    ///
+    /// # Safety
+    /// `vec` has `n` entries.
+    unsafe fn run(
+        &mut self,
+        d: &'static Desc,
+        mut each: impl FnMut(&mut Several, &mut mmsghdr) -> ssize_t,
+        mut number: impl FnMut(&mut Several, &mut mmsghdr) -> ssize_t,
+    ) -> c_int {
+        guarded::<c_int>(|| {
+            stream::throughout(d, |call| {
+                while d.is_conn() && unsafe { self.step(&mut each) } {
+                    call.begun();
+                }
+            });
+            0
+        });
+        while unsafe { self.step(&mut number) } {}
+        if self.done == 0 && self.over {
+            -1
+        } else {
+            self.done as c_int
+        }
+    }
+
+    unsafe fn step(&mut self, f: &mut impl FnMut(&mut Several, &mut mmsghdr) -> ssize_t) -> bool {
+        if self.over || self.done == self.n {
+            return false;
+        }
+        let m = unsafe { &mut *self.vec.add(self.done as usize) };
+        match f(self, m) {
+            r if r < 0 => self.over = true,
+            r => {
+                m.msg_len = r as c_uint;
+                self.done += 1;
+            }
+        }
+        !self.over
     }
 }
 
@@ -300,51 +353,42 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
         e.set();
         return -1;
     }
-    let mut done = 0;
-    let mut left = 0;
-    while done < n {
-        let f = if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
-        let m = unsafe { &mut *vec.add(done as usize) };
-        let r = unsafe { recvmsg(fd, &mut m.msg_hdr, f & !MSG_WAITFORONE) };
-        if r < 0 && done > 0 {
+    let left = || end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
+    let flags_of = |done| if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
+    let after = |all: &mut Several, r: ssize_t| {
+        if r < 0 && all.done > 0 {
             // The next call reports it.
             ready::put_back_error(d, fsocket_sys::Errno::last());
-            break;
         }
-        if r < 0 {
-            return -1;
-        }
-        m.msg_len = r as c_uint;
-        done += 1;
         // The limit is looked at after each message, and ends no wait.
-        left = end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
-        if end.is_some() && left == 0 {
-            break;
-        }
-    }
-    if let Some(t) = limit {
+        all.over |= end.is_some() && left() == 0;
+        r
+    };
+    let each = |all: &mut Several, m: &mut mmsghdr| {
+        let r = unsafe { receive_message(d, &mut m.msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+        after(all, r)
+    };
+    let number = |all: &mut Several, m: &mut mmsghdr| {
+        let r = unsafe { recvmsg(fd, &mut m.msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+        after(all, r)
+    };
+    let done = unsafe { Several { vec, n, done: 0, over: false }.run(d, each, number) };
+    if let Some(t) = limit.filter(|_| done > 0) {
+        let left = left();
         t.tv_sec = (left / 1_000_000_000) as time_t;
         t.tv_nsec = (left % 1_000_000_000) as c_long;
     }
-    done as c_int
+    done
 }
 
 pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     upgrade::give_up_number(fd);
-    if conn(fd).is_none() || vec.is_null() {
+    let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
         return unsafe { real::sendmmsg(fd, vec, n, flags) };
-    }
-    let mut done = 0;
-    while done < n {
-        let m = unsafe { &mut *vec.add(done as usize) };
-        let r = unsafe { sendmsg(fd, &m.msg_hdr, flags) };
-        if r < 0 {
-            return if done > 0 { done as c_int } else { -1 };
-        }
-        m.msg_len = r as c_uint;
-        done += 1;
-    }
-    done as c_int
+    };
+    let each = |_: &mut Several, m: &mut mmsghdr| unsafe { send_message(d, &m.msg_hdr, flags) };
+    let number = |_: &mut Several, m: &mut mmsghdr| unsafe { sendmsg(fd, &m.msg_hdr, flags) };
+    unsafe { Several { vec, n, done: 0, over: false }.run(d, each, number) }
 }
 
 // The FORTIFY twins check the size of the destination, then do the same. When
