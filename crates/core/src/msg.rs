@@ -65,7 +65,7 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 /// # Safety
 /// The vectors are valid.
 unsafe fn send_each(d: &'static Desc, v: &[libc::iovec], flags: i32, call: &Midway) -> Result<usize> {
-    let mut done = 0;
+    let (mut done, block) = (0, stream::waits(d, flags));
     let last = v.iter().rposition(|x| x.iov_len != 0);
     for (i, x) in v.iter().enumerate() {
         if x.iov_len == 0 {
@@ -74,7 +74,7 @@ unsafe fn send_each(d: &'static Desc, v: &[libc::iovec], flags: i32, call: &Midw
         // Of all of them together the last byte is urgent.
         let flags = if Some(i) == last { flags } else { flags & !libc::MSG_OOB };
         // SAFETY: the caller's.
-        match unsafe { stream::send(d, x.iov_base as *const u8, x.iov_len, flags) } {
+        match unsafe { stream::send_part(d, x.iov_base as *const u8, x.iov_len, flags, block) } {
             Ok(k) => {
                 call.begun();
                 done += k;

@@ -297,9 +297,12 @@ impl Item {
         true
     }
 
+    /// More does not change the place of what is in the list.
     pub fn note_at(&self, at: u64) {
-        self.told_at.store(at, Ordering::Relaxed);
-        self.marked.store(true, Ordering::Relaxed);
+        if !self.linked.load(Ordering::Relaxed) {
+            self.told_at.store(at, Ordering::Relaxed);
+            self.marked.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Would `take` report something? Changes nothing.

@@ -166,11 +166,38 @@ pub fn sent_tiny(d: &'static Desc) {
     publish_cpu(h, &tx.prod.cpu);
 }
 
+/// Does a send with these flags wait for room? A call of several parts asks once: what the flag of the
+/// socket is changed to meanwhile is for the next.
+pub fn waits(d: &Desc, flags: i32) -> bool {
+    d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0
+}
+
+/// [`send`] of a part; `block`: see [`waits`].
+///
+/// # Safety
+/// As [`send`].
+pub unsafe fn send_part(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
+    // SAFETY: the caller's.
+    if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
+        return Ok(len);
+    }
+    // SAFETY: the caller's.
+    unsafe { send_until(d, buf, len, flags, block) }
+}
+
 /// # Safety
 /// As [`send`].
 #[cold]
 #[inline(never)]
 pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    unsafe { send_until(d, buf, len, flags, waits(d, flags)) }
+}
+
+/// # Safety
+/// As [`send`].
+#[cold]
+unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
     // Of nothing there is no urgent byte.
     let urgent = flags & libc::MSG_OOB != 0 && len > 0;
     if urgent {
@@ -188,7 +215,6 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
     }
     let s = d.sock();
     let (r, tx, h) = d.tx();
-    let block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
     let (mut waits, mut hold) = (Wait::default(), None);
     let (mut done, mut shown) = (0, 0);
     // Who only writes and then waits by a system call of its own is seen here.

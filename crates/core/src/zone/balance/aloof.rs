@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};
 
-/// So many more waits had something to report at once than slept.
+/// So many more waits had something to report soon than not.
 const ENOUGH: u32 = 64;
 const SLEPT: u32 = 1;
 /// A wait that took no longer was short, microseconds.
