@@ -287,13 +287,14 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
 struct Several {
     vec: *mut mmsghdr,
     n: c_uint,
+    flags: c_int,
     done: c_uint,
     over: bool,
 }
 
 impl Several {
-    /// One after the other by `each`, as long as `d` is ours; then by `number`. The connection stays while it
-    /// is, whatever another thread does to the number.
+    /// One after the other by `each`, as long as `d` is ours; then by `number`, and so what may be the
+    /// kernel's for its flags. The connection stays while it is ours, whatever another thread does to the number.
     ///
     /// # Safety
     /// `vec` has `n` entries.
@@ -305,7 +306,8 @@ impl Several {
     ) -> c_int {
         guarded::<c_int>(|| {
             stream::throughout(d, |call| {
-                while d.is_conn() && unsafe { self.step(&mut each) } {
+                let ours = self.flags & (MSG_OOB | MSG_ZEROCOPY) == 0;
+                while ours && d.is_conn() && unsafe { self.step(&mut each) } {
                     call.begun();
                 }
             });
@@ -372,7 +374,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
         let r = unsafe { recvmsg(fd, &mut m.msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
         after(all, r)
     };
-    let done = unsafe { Several { vec, n, done: 0, over: false }.run(d, each, number) };
+    let done = unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) };
     if let Some(t) = limit.filter(|_| done > 0) {
         let left = left();
         t.tv_sec = (left / 1_000_000_000) as time_t;
@@ -388,7 +390,7 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
     };
     let each = |_: &mut Several, m: &mut mmsghdr| unsafe { send_message(d, &m.msg_hdr, flags) };
     let number = |_: &mut Several, m: &mut mmsghdr| unsafe { sendmsg(fd, &m.msg_hdr, flags) };
-    unsafe { Several { vec, n, done: 0, over: false }.run(d, each, number) }
+    unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) }
 }
 
 // The FORTIFY twins check the size of the destination, then do the same. When
