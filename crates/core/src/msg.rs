@@ -65,7 +65,7 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 /// # Safety
 /// The vectors are valid.
 unsafe fn send_each(d: &'static Desc, v: &[libc::iovec], flags: i32, call: &Midway) -> Result<usize> {
-    let (mut done, block) = (0, stream::waits(d, flags));
+    let (mut done, block) = (0, stream::blocks(d, flags));
     let last = v.iter().rposition(|x| x.iov_len != 0);
     for (i, x) in v.iter().enumerate() {
         if x.iov_len == 0 {

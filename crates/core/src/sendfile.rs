@@ -38,7 +38,7 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
 fn pieces(out: &'static Desc, input: i32, pos: i64, count: usize, call: &Midway) -> (usize, Option<Errno>) {
     let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
     let p = buf.as_mut_ptr() as *mut u8;
-    let (mut done, block) = (0, stream::waits(out, 0));
+    let (mut done, block) = (0, stream::blocks(out, 0));
     while done < count {
         // SAFETY: the buffer has STEP bytes.
         let n = match unsafe { sys::pread(input, p, (count - done).min(STEP), pos + done as i64) } {

@@ -44,16 +44,18 @@ impl Pair {
         let mut done = 0;
         while done < data.len() {
             let rest = &data[done..];
+            // Now and then somebody who has turned here.
+            let when = if rest.len().is_multiple_of(3) { record::stamp(rest.len() as u64 * 5000) } else { 0 };
             // SAFETY: `rest` is a slice; single-threaded test.
             unsafe {
                 if let Some(pos) = fits_tiny(&self.tx, rest.len()).filter(|_| TINY.contains(&rest.len())) {
                     send_tiny(self.ring(), &self.tx, pos, rest.as_ptr(), rest.len());
                     return data.len();
                 }
-                if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), 0) {
+                if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when) {
                     return data.len();
                 }
-                match send(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), 0).unwrap() {
+                match send(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when).unwrap() {
                     0 => break,
                     n => done += n,
                 }
@@ -242,5 +244,42 @@ fn every_edge_is_seen_once() {
         at = n;
         p.recv(1000, false);
         assert!(!scan(p.ring(), &p.dir, &p.rx, at).0);
+    }
+}
+
+#[test]
+fn who_turns_to_a_ring_says_when() {
+    let p = Pair::new();
+    let turned = |scan| turned(p.ring(), &p.dir, &p.rx, scan);
+    let put = |n: usize, when| {
+        // SAFETY: `n` readable bytes; one thread.
+        let sent = unsafe { send(p.ring(), &p.dir, &p.tx, vec![7; n].as_ptr(), n, when) };
+        assert_eq!(sent, Ok(n));
+    };
+    let take = |n: usize| {
+        let mut to = vec![0; n];
+        // SAFETY: `n` writable bytes; one thread.
+        assert_eq!(unsafe { recv(p.ring(), &p.dir, &p.rx, to.as_mut_ptr(), n, false) }, Ok(n));
+    };
+    let (first, second) = (record::stamp(1 << 20), record::stamp(1 << 21));
+    assert_eq!(turned(0), None);
+    put(8, first);
+    let (new, seen) = scan(p.ring(), &p.dir, &p.rx, 0);
+    assert!(new && turned(0) == Some(first) && turned(seen).is_none());
+    put(8, second);
+    assert_eq!((turned(0), turned(seen)), (Some(first), Some(second)), "what is new since a look");
+    take(4);
+    assert_eq!(turned(0), Some(0), "the rest of a record");
+    take(12);
+    put(8, 0);
+    assert_eq!(turned(0), Some(0), "by who was here");
+    take(8);
+    // Over rewinds and the ring's end.
+    for i in 1..2000u64 {
+        let (n, when) = (if i.is_multiple_of(7) { 20_000 } else { 3000 }, record::stamp(i << 12));
+        put(n, when);
+        assert_eq!(turned(0), Some(when), "{i}");
+        take(n);
+        assert_eq!(turned(0), None, "{i}");
     }
 }

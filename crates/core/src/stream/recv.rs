@@ -299,6 +299,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
         }
         hold.get_or_insert_with(|| Hold::on(d));
+        waits.begun |= done > 0;
         if done > 0 || len == 0 {
             interruptible(&mut waits, s.rcvtimeo.load(Ordering::Relaxed));
         }

@@ -168,11 +168,11 @@ pub fn sent_tiny(d: &'static Desc) {
 
 /// Does a send with these flags wait for room? A call of several parts asks once: what the flag of the
 /// socket is changed to meanwhile is for the next.
-pub fn waits(d: &Desc, flags: i32) -> bool {
+pub fn blocks(d: &Desc, flags: i32) -> bool {
     d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0
 }
 
-/// [`send`] of a part; `block`: see [`waits`].
+/// [`send`] of a part; `block`: see [`blocks`].
 ///
 /// # Safety
 /// As [`send`].
@@ -191,7 +191,7 @@ pub unsafe fn send_part(d: &'static Desc, buf: *const u8, len: usize, flags: i32
 #[inline(never)]
 pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    unsafe { send_until(d, buf, len, flags, waits(d, flags)) }
+    unsafe { send_until(d, buf, len, flags, blocks(d, flags)) }
 }
 
 /// # Safety
@@ -276,6 +276,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                     return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                 }
                 hold.get_or_insert_with(|| Hold::on(d));
+                waits.begun |= done > 0;
                 if done > 0 {
                     interruptible(&mut waits, s.sndtimeo.load(Ordering::Relaxed));
                 }

@@ -25,7 +25,7 @@ pub(super) struct Wait {
     /// Until then, nanoseconds of the clock; None: no limit, or no wait yet.
     deadline: Option<u64>,
     /// It has done or slept something: whatever becomes of the number, the call goes on.
-    begun: bool,
+    pub(super) begun: bool,
 }
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?
@@ -94,7 +94,6 @@ pub(super) fn interruptible(w: &mut Wait, timeo: u64) {
     if timeo == 0 {
         w.deadline.get_or_insert(LONG);
     }
-    w.begun = true;
 }
 
 /// Is something there for who waits for data, but less than its low-water mark? After any signal
