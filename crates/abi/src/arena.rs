@@ -158,9 +158,9 @@ counters! {
     /// Slices without a free port: the kernel took any.
     SliceFull = "slice_full"
         when "all ports of a slice are taken to one destination: any port",
-    /// Slices not used: the kernel (before 6.3) does not take a port range.
+    /// Slices not used: the socket does not take a port range.
     SliceRefused = "slice_refused"
-        when "a kernel before 6.3: no source-port slices; `recv-cpu` and `flow-groups` work",
+        when "a slice, but the socket takes no port range (a system-call filter): any port",
     /// Waits that nobody could be asked to end: the thread looks itself, ever more seldom.
     SleepsCut = "sleeps_cut"
         when "more than 63 threads of one process wait in `poll`, `select` or epoll on connections of one channel (a pair of processes has one), or more than 255 on any: the others look every 2 ms, and after an eighth of the time they have waited, up to 100 ms",

@@ -2,6 +2,7 @@
 
 use libbpf_rs::{libbpf_sys, ErrorKind, MapHandle, MapType};
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// Why something cannot be had. The text is for the operator.
@@ -70,6 +71,25 @@ pub fn tracepoint(name: &str) -> Result<(), Missing> {
         Some(_) => Ok(()),
         None => Err(Missing::Tracepoint(name.to_owned())),
     }
+}
+
+/// May a socket have a range of ports of its own (IP_LOCAL_PORT_RANGE, kernel 6.3)?
+pub fn port_range() -> bool {
+    const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+    // Where there is no IPv4, and so no such socket, nothing is steered either.
+    let Ok(socket) = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)) else { return false };
+    let (mut value, mut len) = (0u32, size_of::<u32>() as libc::socklen_t);
+    // SAFETY: a value of the size named.
+    let asked = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            IP_LOCAL_PORT_RANGE,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    asked == 0
 }
 
 /// Where the root of the cgroup v2 hierarchy is mounted. Hybrid systems have it

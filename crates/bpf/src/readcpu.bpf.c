@@ -1,9 +1,13 @@
-/* Receive-CPU-Selection: on which CPU did the application last read this
- * socket? steer.bpf.c sends the next packets there.
+/* On which CPU does the application use this connection? steer.bpf.c sends the
+ * next packets there.
  *
- * An entry that outlives its connection is harmless: the first read of the next
- * connection with these addresses corrects it, and the map forgets the least
- * used.
+ * Two answers, each a program: where it was last read (Receive-CPU-Selection), and
+ * where it was opened (Receive Flow Deliver, where the kernel cannot put that into
+ * the source port).
+ *
+ * An entry that outlives its connection is harmless: opening, or the first read
+ * of, the next connection with these addresses corrects it, and the map forgets the
+ * least used.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_endian.h>
@@ -28,16 +32,21 @@ struct {
 	__type(value, __u32);
 } flows SEC(".maps");
 
-SEC("tp_btf/tcp_rcv_space_adjust")
-int BPF_PROG(reads, struct sock *sk)
+/* 1 + CPU on which the socket was opened: at that moment it has no port yet. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} openers SEC(".maps");
+
+/* Packets of this connection belong to CPU number `cpu` - 1. */
+static __always_inline void remember(const struct sock *sk, __u32 cpu)
 {
-	struct sock_common *common = &sk->__sk_common;
-	__u32 cpu = bpf_get_smp_processor_id() + 1;
+	const struct sock_common *common = &sk->__sk_common;
 	struct flow flow = {};
 	__u32 *seen;
 
-	if (common->skc_net.net->net_cookie != netns)
-		return 0;
 	if (common->skc_family == AF_INET) {
 		flow.local_ip[2] = flow.remote_ip[2] = bpf_htonl(0xffff);
 		flow.local_ip[3] = common->skc_rcv_saddr;
@@ -48,7 +57,7 @@ int BPF_PROG(reads, struct sock *sk)
 			flow.remote_ip[i] = common->skc_v6_daddr.in6_u.u6_addr32[i];
 		}
 	} else {
-		return 0;
+		return;
 	}
 	flow.local_port = common->skc_num;
 	flow.remote_port = bpf_ntohs(common->skc_dport);
@@ -57,5 +66,34 @@ int BPF_PROG(reads, struct sock *sk)
 		*seen = cpu;
 	else
 		bpf_map_update_elem(&flows, &flow, &cpu, BPF_ANY);
+}
+
+SEC("tp_btf/tcp_rcv_space_adjust")
+int BPF_PROG(reads, struct sock *sk)
+{
+	if (sk->__sk_common.skc_net.net->net_cookie == netns)
+		remember(sk, bpf_get_smp_processor_id() + 1);
+	return 0;
+}
+
+/* `connect` comes here first without a port, on the application's CPU, then with
+ * one, on the CPU that has received the SYN-ACK. */
+SEC("tp_btf/inet_sock_set_state")
+int BPF_PROG(opens, struct sock *sk, int old, int new)
+{
+	__u32 *opener;
+
+	/* Other protocols have these states, too. */
+	if (sk->sk_protocol != IPPROTO_TCP || sk->__sk_common.skc_net.net->net_cookie != netns)
+		return 0;
+	if (new == TCP_SYN_SENT) {
+		opener = bpf_sk_storage_get(&openers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (opener)
+			*opener = bpf_get_smp_processor_id() + 1;
+	} else if (new == TCP_ESTABLISHED && old == TCP_SYN_SENT) {
+		opener = bpf_sk_storage_get(&openers, sk, 0, 0);
+		if (opener)
+			remember(sk, *opener);
+	}
 	return 0;
 }

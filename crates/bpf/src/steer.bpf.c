@@ -2,7 +2,7 @@
  * application runs, before the stack has seen it (XDP, then a cpumap).
  *
  * Which CPU that is, is data: the source-port slices, the flow groups, where an
- * application last read. Changing any of it is a map write, never a reload.
+ * application has opened or last read. Changing any of it is a map write, never a reload.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_endian.h>
@@ -25,6 +25,8 @@ enum policy {
 	POLICY_GROUP,
 	/* Where the application last read this socket. */
 	POLICY_READ,
+	/* Where it opened it. */
+	POLICY_OPENED,
 	/* As somebody's own program says. */
 	POLICY_USER,
 };
@@ -71,8 +73,8 @@ struct {
 	__type(value, __u8);
 } listened SEC(".maps");
 
-/* 1 + CPU where the connection was last read; kept by readcpu.bpf.c, which has
- * the same map. */
+/* 1 + CPU where the application uses the connection; kept by readcpu.bpf.c, which
+ * has the same map. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -136,7 +138,7 @@ static __always_inline __u8 classify(struct xdp_md *ctx, const struct config *co
 	return listens && *listens ? STEER_PASSIVE : STEER_ACTIVE;
 }
 
-static __always_inline __u32 last_read(const struct steer_packet *packet)
+static __always_inline __u32 user_of(const struct steer_packet *packet)
 {
 	struct flow flow = { .local_port = packet->local_port, .remote_port = packet->remote_port };
 	__u32 *cpu;
@@ -161,7 +163,8 @@ static __always_inline int decide(__u32 policy, struct steer_packet *packet)
 		found = bpf_map_lookup_elem(&groups, &packet->group);
 		return found ? (int)*found - 1 : -1;
 	case POLICY_READ:
-		return (int)last_read(packet) - 1;
+	case POLICY_OPENED:
+		return (int)user_of(packet) - 1;
 	}
 	return -1;
 }

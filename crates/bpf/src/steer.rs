@@ -44,8 +44,10 @@ pub enum By {
     Group = 2,
     /// Where the application last read the socket.
     Read = 3,
+    /// Where the application opened the socket.
+    Opened = 4,
     /// A BPF object of the operator's own.
-    User = 4,
+    User = 5,
 }
 
 /// A policy by name.
@@ -55,6 +57,8 @@ pub enum Policy {
     Rfd,
     /// As RFD, and passive connections by flow group.
     FlowGroups,
+    /// Every connection to the CPU where its application opened it; accepted ones stay.
+    ConnectCpu,
     /// Every connection to the CPU where its application last read it.
     RecvCpu,
     /// Every packet as the object in this file says (see `steer_policy.h`).
@@ -62,11 +66,12 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// `rfd`, `flow-groups`, `recv-cpu`, or the path of a BPF object.
+    /// `rfd`, `flow-groups`, `connect-cpu`, `recv-cpu`, or the path of a BPF object.
     pub fn parse(name: &str) -> Policy {
         match name {
             "rfd" => Policy::Rfd,
             "flow-groups" => Policy::FlowGroups,
+            "connect-cpu" => Policy::ConnectCpu,
             "recv-cpu" => Policy::RecvCpu,
             path => Policy::User(PathBuf::from(path)),
         }
@@ -77,24 +82,27 @@ impl Policy {
         match self {
             Policy::Rfd => "rfd".to_owned(),
             Policy::FlowGroups => "flow-groups".to_owned(),
+            Policy::ConnectCpu => "connect-cpu".to_owned(),
             Policy::RecvCpu => "recv-cpu".to_owned(),
             Policy::User(path) => path.display().to_string(),
         }
     }
 
-    /// Active, passive.
-    fn by(&self) -> (By, By) {
+    /// Active, passive. `slices`: the kernel lets a socket have a range of ports.
+    fn by(&self, slices: bool) -> (By, By) {
+        let opened = if slices { By::Slice } else { By::Opened };
         match self {
-            Policy::Rfd => (By::Slice, By::Stay),
-            Policy::FlowGroups => (By::Slice, By::Group),
+            Policy::Rfd => (opened, By::Stay),
+            Policy::FlowGroups => (opened, By::Group),
+            Policy::ConnectCpu => (By::Opened, By::Stay),
             Policy::RecvCpu => (By::Read, By::Read),
             Policy::User(_) => (By::User, By::User),
         }
     }
 
-    /// Do clients have to take their ports from slices?
-    pub fn needs_slices(&self) -> bool {
-        self.by().0 == By::Slice
+    /// Are clients to take their ports from slices, where the kernel can?
+    pub fn wants_slices(&self) -> bool {
+        self.by(true).0 == By::Slice
     }
 }
 
@@ -108,6 +116,9 @@ pub struct Request {
     pub precise: bool,
     /// CPUs that take part, ascending.
     pub cpus: Vec<u32>,
+    /// The kernel lets a socket have a range of ports ([`probe::port_range`]); else a policy
+    /// that goes by slices remembers who opened a connection instead.
+    pub slices: bool,
     /// None: native, else generic.
     pub mode: Option<Mode>,
     /// SO_NETNS_COOKIE of the device's network namespace.
@@ -218,12 +229,12 @@ impl Programs {
             Policy::User(path) => Some(own_policy(path, &steer, frags)?),
             _ => None,
         };
-        let readcpu = match request.policy.by() {
-            (By::Read, _) | (_, By::Read) => Some(readcpu(request.netns, &steer, &mut links)?),
-            _ => None,
-        };
+        let (active, passive) = request.policy.by(request.slices);
+        let uses = |by| active == by || passive == by;
+        let readcpu = (uses(By::Read) || uses(By::Opened))
+            .then(|| readcpu(request.netns, uses(By::Read), &steer, &mut links))
+            .transpose()?;
         // struct config.
-        let (active, passive) = request.policy.by();
         let config = [active as u32, passive as u32, u32::from(request.precise)].map(u32::to_ne_bytes).concat();
         put(&steer.maps.settings, &0u32.to_ne_bytes(), &config)?;
         Ok(Programs { _links: links, _user: user, _readcpu: readcpu, steer })
@@ -327,22 +338,32 @@ fn own_policy(path: &Path, steer: &skel::steer::SteerSkel<'_>, frags: bool) -> R
     Ok(object)
 }
 
-/// The program that remembers where sockets are read.
+/// The programs that remember where connections are used: where they are opened, and with
+/// `reads` where they are read.
 fn readcpu(
     netns: u64,
+    reads: bool,
     steer: &skel::steer::SteerSkel<'_>,
     links: &mut Vec<Link>,
 ) -> Result<skel::readcpu::ReadcpuSkel<'static>> {
-    probe::tracepoint("tcp_rcv_space_adjust")?;
+    probe::tracepoint("inet_sock_set_state")?;
+    if reads {
+        probe::tracepoint("tcp_rcv_space_adjust")?;
+    }
     let skel = load::logged("readcpu", || {
         let mut open = skel::readcpu::ReadcpuSkelBuilder::default().open(load::storage())?;
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.netns = netns;
         }
         open.maps.flows.reuse_fd(steer.maps.flows.as_fd())?;
+        open.progs.reads.set_autoload(reads);
         open.load()
     })?;
-    links.push(skel.progs.reads.attach().map_err(|e| Error::attach("readcpu", e))?);
+    let failed = |e| Error::attach("readcpu", e);
+    links.push(skel.progs.opens.attach().map_err(failed)?);
+    if reads {
+        links.push(skel.progs.reads.attach().map_err(failed)?);
+    }
     Ok(skel)
 }
 

@@ -191,6 +191,7 @@ fn request(device: &Interface, host: &NetHost, policy: Policy) -> Request {
         policy,
         precise: false,
         cpus: cpu_numbers(),
+        slices: true,
         mode: None,
         netns: cookie(host),
     }
@@ -263,20 +264,37 @@ fn active_connections_are_local_with_slices_and_not_without() {
     }
 }
 
+/// The network spreads the flows, the clients take any port: what remains is to remember.
+fn remembered(policy: Policy, slices: bool) {
+    let _alone = alone();
+    let chain = chain();
+    let request = Request { slices, ..request(device(&chain), &chain.middle, policy) };
+    let steering = chain.middle.within(|| Steering::attach(&request)).unwrap_or_else(|e| panic!("{e}"));
+    let v6 = SocketAddr::from((chain.backend.interfaces[0].v6, 80));
+    for to in [SocketAddr::from((chain.backend_address(), 80)), v6] {
+        let (local, remote) = measured(|| talk(&chain, to, false));
+        assert!(local >= (CONNECTIONS * ROUNDS) as u64, "{to}: {local} local, {remote} elsewhere");
+        assert_eq!(remote, 0, "{to}: beside {local} local ones");
+    }
+    assert!(total(&steering, "to_other") > 0 && total(&steering, "to_self") > 0);
+}
+
 #[test]
 fn receive_cpu_selection_follows_the_reader() {
     need_two_cpus_and_bpf!();
-    let _alone = alone();
-    let chain = chain();
-    let to = SocketAddr::from((chain.backend_address(), 80));
-    let request = request(device(&chain), &chain.middle, Policy::RecvCpu);
-    let steering = chain.middle.within(|| Steering::attach(&request)).unwrap_or_else(|e| panic!("{e}"));
-    let (local, remote) = measured(|| talk(&chain, to, false));
-    // Until the first read of a connection nobody knows where it will be read:
-    // the server's ACK of the request and the first answer.
-    let unknown = (CONNECTIONS * 3) as u64;
-    assert!(remote <= unknown && local >= (CONNECTIONS * (ROUNDS - 1)) as u64, "{local} local, {remote} remote");
-    assert!(total(&steering, "to_other") > 0);
+    remembered(Policy::RecvCpu, true);
+}
+
+#[test]
+fn active_connections_are_local_where_they_were_opened() {
+    need_two_cpus_and_bpf!();
+    remembered(Policy::ConnectCpu, true);
+}
+
+#[test]
+fn rfd_remembers_where_the_kernel_has_no_port_ranges() {
+    need_two_cpus_and_bpf!();
+    remembered(Policy::Rfd, false);
 }
 
 #[test]

@@ -136,7 +136,8 @@ pub struct Steer {
     /// Network device, in this network namespace
     pub device: Option<String>,
     /// rfd (connections we open, by source port), flow-groups (and accepted ones, by the
-    /// client's port), recv-cpu (where the application last read), or a BPF object of your own
+    /// client's port), connect-cpu (connections anybody opens, without the library, too),
+    /// recv-cpu (where the application last read), or a BPF object of your own
     #[arg(long, default_value = "rfd")]
     pub policy: String,
     /// Tell accepted connections by the socket table, not by well-known ports

@@ -6,7 +6,7 @@ use fsocket_testkit::load::{Load, Plan};
 use fsocket_testkit::netns::{Chain, Receive};
 use fsocket_testkit::servers::{self, Way};
 use fsocket_testkit::workers::children;
-use fsocket_testkit::{process, Host};
+use fsocket_testkit::{artifacts, net, process, Finished, Host, Proc, Side};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,11 +19,15 @@ const EACH: u64 = 24;
 /// served connections that were received on all CPUs alike.
 fn serve(way: Way, cpus: usize) -> Value {
     let chain = Chain::new(cpus, &Receive::Threads((0..cpus).collect())).expect("hosts");
-    let host = Host::on(&chain.middle);
+    serve_on(&chain, &Host::on(&chain.middle), way, cpus, &[])
+}
+
+/// The same, with further arguments.
+fn serve_on(chain: &Chain, host: &Host, way: Way, cpus: usize, more: &[&str]) -> Value {
     let address: SocketAddr = (chain.middle_front(), 80).into();
-    let server = servers::demo(&host, way, &[address], cpus, &["--locality", "--json", "--quiet"]);
+    let server = servers::demo(host, way, &[address], cpus, &[&["--locality", "--json", "--quiet"], more].concat());
     if way.is_ours() {
-        servers::wait_zones(&host, cpus as u64);
+        servers::wait_zones(host, cpus as u64);
     }
     // Emulated CPUs are slow, and a flood would only fill queues.
     let mut plan = Plan::get(address, "/", &[b'x'; 64], 4);
@@ -81,6 +85,56 @@ fn zones_accept_every_connection_where_it_is_received() {
     let (local, all) = (number(&counted["total"], "passive_local"), number(&counted["total"], "passive"));
     println!("{cpus} CPUs, zones: {local} of {all} connections local");
     assert_eq!(local, all, "{counted}");
+}
+
+/// `fastsocket steer` in the middle host.
+fn steer(host: &Host, args: &[&str]) -> Finished {
+    let mut command = host.command(Side::Stock, artifacts::cli());
+    command.arg("steer").args(args).env("FASTSOCKET_SOCKET", host.socket());
+    Proc::spawn(host.logs(), "steer", command).finish(Duration::from_secs(60)).success()
+}
+
+/// Every connection that a worker opens to the backend host is handled on the CPU that opened
+/// it, by slices or, before kernel 6.3, by the table, while those that it accepts are local, too.
+#[test]
+#[ignore = "needs many CPUs: make test-manycore"]
+fn steering_brings_every_connection_to_the_cpu_that_opened_it() {
+    let cpus = many_cpus();
+    let chain = Chain::new(cpus, &Receive::Threads((0..cpus).collect())).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let address = SocketAddr::from((chain.backend_address(), 80)).to_string();
+    let mut command = host.command(Side::Stock, artifacts::demo());
+    command.args(["--workers", "4", "--address", &address, "--quiet"]);
+    chain.backend.place(&mut command);
+    let _backend = Proc::spawn(host.logs(), "backend", command);
+    let listens = || chain.backend.within(|| net::kernel_sockets(80, "0A")) > 0;
+    net::wait_until(Duration::from_secs(30), listens).expect("the backend listens");
+    let serve = |policy: &str| {
+        let counted = serve_on(&chain, &host, Way::Ours, cpus, &["--proxy", &address]);
+        for (cpu, worker) in counted["workers"].as_array().expect("workers").iter().enumerate() {
+            assert!(number(worker, "active") > 0, "worker {cpu} of {cpus} opened nothing: {counted}");
+        }
+        let of = |name| number(&counted["total"], name);
+        println!("{cpus} CPUs, {policy}: {} of {} opened connections local", of("active_local"), of("active"));
+        assert_eq!(of("passive_local"), of("passive"), "accepted ones, {policy}: {counted}");
+        (of("active_local"), of("active"))
+    };
+    // The same without: what there is to win.
+    let (local, all) = serve("not steered");
+    assert!(local < all / 2, "{local} of {all} opened connections are local");
+    for policy in ["rfd", "connect-cpu"] {
+        let said = steer(&host, &[&chain.middle.interfaces[1].device, "--policy", policy, "--json"]).stdout;
+        let (local, all) = serve(policy);
+        assert_eq!(local, all, "{policy}: {said}");
+        let status: Value = serde_json::from_str(&steer(&host, &["--json"]).stdout).expect("JSON");
+        let device = &status["devices"][0];
+        println!("{cpus} CPUs, {policy} by {}; {}", device["by"], device["because"]);
+        let count = |name: &str, cpu: usize| device["packets"][name][cpu].as_u64().expect(name);
+        for cpu in 0..cpus {
+            assert!(count("to_other", cpu) > 0, "what CPU {cpu} received was not steered: {status}");
+            assert_eq!(count("no_cpu", cpu) + count("queue_full", cpu), 0, "{status}");
+        }
+    }
 }
 
 /// A worker stands still: what is received on its CPU is served by the others.

@@ -43,6 +43,7 @@ impl Mover {
                 policy: Policy::FlowGroups,
                 precise: false,
                 cpus: (0..CPUS).collect(),
+                slices: false,
                 mode: None::<Mode>,
                 netns,
             };

@@ -49,7 +49,7 @@ fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
 }
 
 /// haproxy with one thread a CPU, and a new connection to `server` a request.
-fn haproxy(host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
+fn haproxy(side: Side, host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
     let front = chain.middle_front();
     let config = host.file(
         "haproxy.cfg",
@@ -59,7 +59,7 @@ fn haproxy(host: &Host, chain: &Chain, program: PathBuf, server: &str) -> Proc {
              http-reuse never\nfrontend f\n  bind {front}:8000\n  default_backend b\nbackend b\n  server s1 {server}\n"
         ),
     );
-    host.server(Accel, "haproxy", 8000, program, &["-db", "-f", &config.display().to_string()])
+    host.server(side, "haproxy", 8000, program, &["-db", "-f", &config.display().to_string()])
 }
 
 /// One request a connection from the client host to port 8000 of the middle
@@ -103,7 +103,7 @@ fn haproxy_to_a_backend_host_is_local_with_steering() {
     let device = chain.middle.interfaces[1].device.clone();
     let servers = [format!("{}:80", chain.backend_address()), format!("[{}]:8080", chain.backend.interfaces[0].v6)];
     for server in &servers {
-        let proxy = haproxy(&host, &chain, program.clone(), server);
+        let proxy = haproxy(Accel, &host, &chain, program.clone(), server);
 
         // Without steering half of the packets come to the wrong CPU.
         let before = host.snapshot();
@@ -133,6 +133,23 @@ fn haproxy_to_a_backend_host_is_local_with_steering() {
         assert!(!shown(&chain, &device).contains("xdp"), "{}", shown(&chain, &device));
         drop(proxy);
     }
+}
+
+/// By a table instead of slices: also what knows nothing of the library.
+#[test]
+fn haproxy_without_the_library_is_local_with_connect_cpu() {
+    need_steering!();
+    let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
+    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let _backend = backend(&host, &chain, nginx);
+    let device = chain.middle.interfaces[1].device.clone();
+    let _proxy = haproxy(Stock, &host, &chain, program, &format!("{}:80", chain.backend_address()));
+    steer(&host, &[&device, "--policy", "connect-cpu"]).success().says("connect-cpu by XDP native");
+    let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
+    println!("steered: {local} packets local, {remote} elsewhere");
+    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
+    assert_eq!(remote, 0, "beside {local} local packets");
 }
 
 /// nginx in the middle host, at port 8000, with a worker pinned to each CPU.
@@ -336,7 +353,7 @@ fn without_xdp_the_kernel_follows_the_application() {
     steer(&other, &[&device, "--off"]).success();
     assert_eq!(rps(&host, &chain, &device), before);
 
-    let proxy = haproxy(&host, &chain, program, &format!("{}:80", chain.backend_address()));
+    let proxy = haproxy(Accel, &host, &chain, program, &format!("{}:80", chain.backend_address()));
     let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
     println!("not steered: {local} packets local, {remote} elsewhere");
     steer(&host, &[&device, "--mode", "rps"]).success().says("by RPS");

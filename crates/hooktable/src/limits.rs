@@ -114,7 +114,7 @@ pub const SECTIONS: &[Section] = &[
         limits: &[
             "Only programs with the library take their ports from slices; connections of \
              others, and those with a port that the program chose, stay where RSS puts \
-             them.",
+             them (with `connect-cpu` they are steered, too).",
             "A device that takes neither rules nor XDP is steered by RPS with RFS \
              (docs/steering.md, \"Ways\").",
             "A listener of a program without the library, on a port within a slice, is \

@@ -10,6 +10,7 @@ pub(crate) mod place;
 mod plain;
 
 use crate::Monitor;
+use fsocket_bpf::probe;
 use fsocket_bpf::slices::Slices;
 use fsocket_bpf::steer::{Policy, Request as Load, Steering};
 use fsocket_bpf::xdp::Mode;
@@ -21,6 +22,8 @@ use place::Place;
 use plain::{Plain, Way};
 use rustix::fd::BorrowedFd;
 use std::time::Instant;
+
+const NO_SLICES: &str = "this kernel (before 6.3) gives a socket no range of ports, so there are no slices";
 
 /// A device that is steered.
 struct Steered {
@@ -154,7 +157,7 @@ impl Steers {
             let there = place.again()?;
             let done = match way {
                 Way::Xdp => attach_in(there, attach.clone(), &self.all).map(|mut steered| {
-                    steered.because = refused.clone();
+                    steered.because.splice(0..0, refused.iter().cloned());
                     self.all.push(steered);
                 }),
                 way => Plain::attach(there, &attach, way, &refused, &self.all).map(|plain| self.plain.push(plain)),
@@ -179,6 +182,9 @@ impl Steers {
 /// The slices of a network namespace: clients have one set of them, whatever device they
 /// leave by.
 fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Slices, String> {
+    if !probe::port_range() {
+        return Err(NO_SLICES.to_owned());
+    }
     match others.iter().find(|s| s.netns == place.cookie && s.slices.is_some()) {
         Some(other) if other.cpus != cpus => {
             Err(format!("device {} of this network namespace is steered to other CPUs", other.request.device))
@@ -270,13 +276,18 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
     };
     let policy = Policy::parse(&request.policy);
     let cpus = request.cpus.clone().unwrap_or_else(place::allowed_cpus);
-    let slices = policy.needs_slices().then(|| slices_for(&place, &cpus, others)).transpose()?;
+    // Without them the program remembers who opened a connection.
+    let by_slice = policy.wants_slices() && probe::port_range();
+    let slices = by_slice.then(|| slices_for(&place, &cpus, others)).transpose()?;
+    let because =
+        if by_slice || !policy.wants_slices() { Vec::new() } else { vec![format!("{NO_SLICES}: connect-cpu instead")] };
     let groups = (policy == Policy::FlowGroups).then(|| Groups::dealt(&cpus));
     let load = Load {
         device: request.device.clone(),
         policy,
         precise: request.precise,
         cpus: cpus.clone(),
+        slices: by_slice,
         mode,
         netns: place.cookie,
     };
@@ -288,17 +299,7 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
         steering.set_groups(&cpus)
     };
     fill().map_err(|e| format!("{}: {e}", request.device))?;
-    Ok(Steered {
-        netns: place.cookie,
-        request,
-        cpus,
-        slices,
-        steering,
-        listened: Vec::new(),
-        because: Vec::new(),
-        groups,
-        place,
-    })
+    Ok(Steered { netns: place.cookie, request, cpus, slices, steering, listened: Vec::new(), because, groups, place })
 }
 
 impl Steered {

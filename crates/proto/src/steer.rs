@@ -17,7 +17,7 @@ pub enum Request {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Attach {
     pub device: String,
-    /// `rfd`, `flow-groups`, `recv-cpu`, or the absolute path of a BPF object.
+    /// `rfd`, `flow-groups`, `connect-cpu`, `recv-cpu`, or the absolute path of a BPF object.
     pub policy: String,
     /// Classify by the socket table alone.
     pub precise: bool,

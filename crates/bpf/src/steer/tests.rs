@@ -77,7 +77,8 @@ fn programs(policy: Policy, precise: bool) -> Option<Programs> {
     };
     // SAFETY: a set of the size named, for this thread.
     assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }, 0);
-    let request = Request { device: String::new(), policy, precise, cpus: vec![0, 1], mode: None, netns: 0 };
+    let request =
+        Request { device: String::new(), policy, precise, cpus: vec![0, 1], slices: true, mode: None, netns: 0 };
     let programs = Programs::load(&request, false).unwrap_or_else(|e| panic!("{e}"));
     programs.set_slices(&Slices { first: SLICE_0, ports: 8192, cpus: vec![0, 1] }).unwrap();
     Some(programs)
@@ -208,7 +209,8 @@ fn own_policy(object: &str) -> std::result::Result<Option<Programs>, String> {
         return Ok(None);
     }
     let policy = Policy::User(object.into());
-    let request = Request { device: String::new(), policy, precise: false, cpus: vec![0, 1], mode: None, netns: 0 };
+    let cpus = vec![0, 1];
+    let request = Request { device: String::new(), policy, precise: false, cpus, slices: true, mode: None, netns: 0 };
     Programs::load(&request, false).map(Some).map_err(|e| e.to_string())
 }
 

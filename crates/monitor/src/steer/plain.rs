@@ -234,12 +234,15 @@ mod tests {
         assert_eq!(ways(&request("flow-groups", None)).unwrap(), [Rss, Xdp, Rps]);
         assert_eq!(ways(&Attach { precise: true, ..request("flow-groups", None) }).unwrap(), [Xdp, Rps]);
         assert_eq!(ways(&request("flow-groups", Some("rss"))).unwrap(), [Rss]);
+        assert_eq!(ways(&request("connect-cpu", None)).unwrap(), [Xdp, Rps]);
         assert_eq!(ways(&request("recv-cpu", None)).unwrap(), [Xdp, Rps]);
         assert_eq!(ways(&request("/x.o", None)).unwrap(), [Xdp]);
         assert_eq!(ways(&request("rfd", Some("rps"))).unwrap(), [Rps]);
         assert_eq!(ways(&request("rfd", Some("ntuple"))).unwrap(), [Ntuple]);
         assert_eq!(ways(&request("rfd", Some("generic"))).unwrap(), [Xdp]);
-        for (policy, mode) in [("recv-cpu", "ntuple"), ("/x.o", "rps"), ("rfd", "magic"), ("rfd", "rss")] {
+        for (policy, mode) in
+            [("recv-cpu", "ntuple"), ("connect-cpu", "ntuple"), ("/x.o", "rps"), ("rfd", "magic"), ("rfd", "rss")]
+        {
             assert!(ways(&request(policy, Some(mode))).is_err(), "{policy} by {mode}");
         }
     }
