@@ -152,6 +152,34 @@ fn haproxy_without_the_library_is_local_with_connect_cpu() {
     assert_eq!(remote, 0, "beside {local} local packets");
 }
 
+#[test]
+fn rfd_goes_by_the_table_where_the_kernel_has_no_port_ranges() {
+    need_steering!();
+    let (nginx, program, ab, _cc) = (need!("nginx"), need!("haproxy"), need!("ab"), need!("cc"));
+    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+    let mut host = Host::without_monitor(&chain.middle);
+    let older = host.path().join("no_port_ranges.so");
+    fsocket_testkit::compile("apps/no_port_ranges.c", &older, &["-shared", "-fPIC"]);
+    host.start_monitor_with(|command| {
+        command.env("LD_PRELOAD", &older);
+    });
+    let _backend = backend(&host, &chain, nginx);
+    let device = chain.middle.interfaces[1].device.clone();
+    let _proxy = haproxy(Accel, &host, &chain, program, &format!("{}:80", chain.backend_address()));
+    let why = "gives a socket no range of ports, so there are no slices";
+    steer(&host, &[&device]).success().says("rfd by XDP native").says(why).says("connect-cpu instead");
+    let before = host.snapshot();
+    let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
+    println!("steered: {local} packets local, {remote} elsewhere");
+    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
+    assert_eq!(remote, 0, "beside {local} local packets");
+    let delta = host.snapshot().since(&before);
+    assert_eq!((delta.get("connect_slice"), delta.get("slice_refused")), (0, 0), "{delta}");
+    let refused = steer(&host, &[&device, "--mode", "ntuple"]);
+    assert_ne!(refused.code, Some(0), "{}", refused.stdout);
+    assert!(refused.stderr.contains(why), "{}", refused.stderr);
+}
+
 /// nginx in the middle host, at port 8000, with a worker pinned to each CPU.
 fn front(side: Side, host: &Host, chain: &Chain, nginx: &PathBuf) -> Proc {
     let dir = host.path().join(format!("front-{side:?}"));

@@ -23,7 +23,7 @@ use plain::{Plain, Way};
 use rustix::fd::BorrowedFd;
 use std::time::Instant;
 
-const NO_SLICES: &str = "this kernel (before 6.3) gives a socket no range of ports, so there are no slices";
+const NO_SLICES: &str = "this kernel (older than 6.3) gives a socket no range of ports, so there are no slices";
 
 /// A device that is steered.
 struct Steered {

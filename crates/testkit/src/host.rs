@@ -106,6 +106,12 @@ impl Host {
 
     #[track_caller]
     pub fn start_monitor(&mut self) {
+        self.start_monitor_with(|_| ());
+    }
+
+    /// The same with something special, such as an environment.
+    #[track_caller]
+    pub fn start_monitor_with(&mut self, special: impl FnOnce(&mut Command)) {
         let mut command = Command::new(artifacts::monitor());
         command.arg("--private").args(["--linger", "600"]).arg("--socket").arg(self.socket());
         if self.keeps {
@@ -115,6 +121,7 @@ impl Host {
             command.arg("--config").arg(self.path().join(SETTINGS));
         }
         self.place(&mut command);
+        special(&mut command);
         let mut monitor = Proc::spawn(&self.logs, "fastsocketd", command);
         let socket = self.socket();
         let up = net::wait_until(START, || {
