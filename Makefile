@@ -38,7 +38,7 @@ fuzz-differential: build ## random programs for TIME seconds, from SEED on
 stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 	@FASTSOCKET_TEST_MODE=stock scripts/test.sh e2e
 
-test-manycore: build ## 8 and 24 emulated CPUs: right, not fast (minutes; downloads Debian's kernel once)
+test-manycore: build ## 8 and 24 emulated CPUs, and emulated cards: right, not fast (minutes; downloads Debian's kernel once)
 	@scripts/manycore.sh
 
 loom: ## model checking of rings, doorbells and tokens

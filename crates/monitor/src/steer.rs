@@ -16,6 +16,8 @@ use fsocket_bpf::steer::{Policy, Request as Load, Steering};
 use fsocket_bpf::xdp::Mode;
 use fsocket_proto::report::FlowGroups;
 use fsocket_proto::steer::{Answer, Attach, Device, Request, Slice};
+use fsocket_tune::deliver::{self, Step};
+use fsocket_tune::ethtool::Ioctl;
 use groups::Groups;
 pub use groups::Spare;
 use place::Place;
@@ -40,6 +42,23 @@ struct Steered {
     /// Only where passive connections are steered by them.
     groups: Option<Groups>,
     place: Place,
+    // After the program has gone.
+    left: Left,
+}
+
+/// What an XDP program leaves behind that does not end with it: dropping this puts it back.
+struct Left {
+    place: Place,
+    device: String,
+    steps: Vec<Step>,
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if !self.steps.is_empty() {
+            plain::undo(&self.place, &self.device, &self.steps);
+        }
+    }
 }
 
 /// All devices that are steered.
@@ -291,15 +310,33 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
         mode,
         netns: place.cookie,
     };
-    let steering = place.within(|| Steering::attach(&load))?.map_err(|e| format!("{}: {e}", request.device))?;
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", request.device);
+    let (steering, steps) = place.within(|| {
+        let nic = Ioctl::new(&load.device).map_err(|e| named(&e))?;
+        let offloads = deliver::offloads(&nic);
+        let steering = Steering::attach(&load).map_err(|e| named(&e))?;
+        Ok::<_, String>((steering, deliver::switched_off(&nic, offloads)))
+    })??;
+    let left = Left { place: place.again()?, device: load.device, steps };
     let fill = || {
         if let Some(slices) = &slices {
             steering.set_slices(slices)?;
         }
         steering.set_groups(&cpus)
     };
-    fill().map_err(|e| format!("{}: {e}", request.device))?;
-    Ok(Steered { netns: place.cookie, request, cpus, slices, steering, listened: Vec::new(), because, groups, place })
+    fill().map_err(|e| named(&e))?;
+    Ok(Steered {
+        netns: place.cookie,
+        request,
+        cpus,
+        slices,
+        steering,
+        listened: Vec::new(),
+        because,
+        groups,
+        place,
+        left,
+    })
 }
 
 impl Steered {

@@ -5,7 +5,7 @@
 use crate::cpus::CpuSet;
 use crate::device::{check_name, interrupts, Role};
 use crate::error::Error;
-use crate::ethtool::{Nic, RssTable, Rule, NTUPLE};
+use crate::ethtool::{Nic, RssTable, Rule, GRO_HW, LRO, NTUPLE};
 use crate::root::Root;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,6 +29,24 @@ pub enum Step {
     Rule { location: u32 },
     /// The entries of the indirection table move among these rings.
     Table { before: RssTable, rings: Vec<u32> },
+    /// The kernel has switched this one of [`OFFLOADS`] off, for an XDP program, and leaves it off.
+    Offload { name: String },
+}
+
+/// What the kernel (`dev_xdp_install`) or a driver switches off where an XDP program comes: a
+/// packet must be as it was on the wire.
+pub const OFFLOADS: [&str; 2] = [LRO, GRO_HW];
+
+/// Those of [`OFFLOADS`] that are on. A device that does not say has none.
+pub fn offloads(nic: &dyn Nic) -> Vec<String> {
+    let features = nic.features().unwrap_or_default();
+    OFFLOADS.iter().filter(|name| features.get(**name).is_some_and(|f| f.on)).map(|name| name.to_string()).collect()
+}
+
+/// Those of `before` that are off now.
+pub fn switched_off(nic: &dyn Nic, before: Vec<String>) -> Vec<Step> {
+    let now = offloads(nic);
+    before.into_iter().filter(|name| !now.contains(name)).map(|name| Step::Offload { name }).collect()
 }
 
 /// Ports of one CPU: a power of two of them, aligned.
@@ -211,14 +229,17 @@ fn set(root: &Root, path: &str, to: &str, steps: &mut Vec<Step>) -> io::Result<(
     Ok(())
 }
 
-/// Undoes what [`install`] and [`Table::set`] have done. Rules that are gone are no error.
+/// Undoes what [`install`], [`Table::set`] and an XDP program have done. Rules that are gone are
+/// no error.
 pub fn undo_in_card(nic: &dyn Nic, steps: &[Step]) {
     for step in steps.iter().rev() {
         let _ = match step {
             Step::Rule { location } => nic.remove_rule(*location),
             Step::Filters => nic.set_feature(NTUPLE, false),
             Step::Table { before, rings } => undo_table(nic, before, rings),
-            Step::File { .. } => Ok(()),
+            // The record may come from a file.
+            Step::Offload { name } if OFFLOADS.contains(&name.as_str()) => nic.set_feature(name, true),
+            Step::Offload { .. } | Step::File { .. } => Ok(()),
         };
     }
 }

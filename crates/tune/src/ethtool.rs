@@ -29,6 +29,10 @@ pub struct Channels {
     pub max_tx: u32,
     pub max_combined: u32,
     pub count: ChannelCount,
+    /// The driver shows them and cannot change them (vmxnet3). False also where nobody
+    /// may ask.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fixed: bool,
 }
 
 /// How many channels are in use.
@@ -162,6 +166,7 @@ pub struct Rule {
 pub const NTUPLE: &str = "rx-ntuple-filter";
 pub const GRO: &str = "rx-gro";
 pub const LRO: &str = "rx-lro";
+pub const GRO_HW: &str = "rx-gro-hw";
 pub const TSO: &str = "tx-tcp-segmentation";
 pub const RXHASH: &str = "rx-hashing";
 

@@ -5,7 +5,7 @@ mod fake;
 
 use fake::{Fake, FIRST_IRQ};
 use fsocket_tune::deliver::{self, Ports, Step};
-use fsocket_tune::ethtool::{Ioctl, Nic, Recorded, RssTable, Rule, NTUPLE};
+use fsocket_tune::ethtool::{Feature, Ioctl, Nic, Recorded, RssTable, Rule, LRO, NTUPLE};
 use fsocket_tune::{CpuSet, Root};
 
 fn root(fake: &Fake) -> Root {
@@ -62,6 +62,26 @@ fn rules_go_in_and_out_of_a_card() {
     let error = deliver::install(&nic, &[rule, Rule { queue: 99, ..rule }]).unwrap_err();
     assert!(error.contains("rule 2 of 2"), "{error}");
     assert_eq!((nic.ntuple_rules().unwrap(), nic.features().unwrap()[NTUPLE]), (0, before));
+}
+
+#[test]
+fn what_was_switched_off_for_xdp_is_on_again() {
+    let fake = Fake::new(4);
+    let nic = Recorded::new(&root(&fake), "eth0");
+    let mut recording = nic.load().unwrap();
+    recording.features.insert(LRO.to_owned(), Feature { on: true, changeable: true });
+    nic.store(&recording).unwrap();
+    let before = deliver::offloads(&nic);
+    assert_eq!(before, [LRO]);
+    assert_eq!(deliver::switched_off(&nic, before.clone()), [], "it is still on");
+    nic.set_feature(LRO, false).unwrap();
+    let mut steps = deliver::switched_off(&nic, before);
+    assert_eq!(steps, [Step::Offload { name: LRO.to_owned() }]);
+    // A file that somebody has written into.
+    steps.push(Step::Offload { name: NTUPLE.to_owned() });
+    let other = nic.features().unwrap()[NTUPLE];
+    deliver::undo_in_card(&nic, &steps);
+    assert_eq!((nic.features().unwrap()[LRO].on, nic.features().unwrap()[NTUPLE]), (true, other));
 }
 
 #[test]

@@ -189,7 +189,7 @@ fn a_table_that_names_queues_to_be_removed_goes_first() {
 fn separate_channels() {
     let mut device = card(4, 4, None, txrx);
     let count = ChannelCount { rx: 2, tx: 4, combined: 0 };
-    device.channels = Some(Channels { max_rx: 4, max_tx: 4, max_combined: 0, count });
+    device.channels = Some(Channels { max_rx: 4, max_tx: 4, max_combined: 0, count, fixed: false });
     device.rx_queues.truncate(2);
     device.irqs = (0..2).map(|q| irq(50 + q, &format!("eth0-rx-{q}"), Role::Rx, q)).collect();
     device.irqs.extend((0..4).map(|q| irq(60 + q, &format!("eth0-tx-{q}"), Role::Tx, q)));
@@ -199,6 +199,18 @@ fn separate_channels() {
     assert_eq!(cpus(&plan, Setting::Irq("eth0-tx-3".into())), list("3"));
     assert_eq!(cpus(&plan, Setting::Rps(1)), list("1,3"));
     assert_eq!(cpus(&plan, Setting::Xps(3)), list("3"));
+}
+
+#[test]
+fn a_number_of_queues_that_cannot_be_changed() {
+    let mut device = card(4, 4, None, txrx);
+    device.channels.as_mut().unwrap().fixed = true;
+    let lacks = |plan: &Plan| plan.notes.iter().any(|n| n.topic == "queues" && n.text.contains("cannot be changed"));
+    let half = plan(&machine(4, 1, 1), &device, &Options { cpus: Some(list("2-3")), ..Options::default() });
+    assert_eq!(to(&half, Setting::Channels), None);
+    assert!(lacks(&half), "{:?}", half.notes);
+    assert_eq!(cpus(&half, Setting::Irq(txrx(3))), list("3"));
+    assert!(!lacks(&plan(&machine(4, 1, 1), &device, &Options::default())), "a queue for each CPU: nothing to want");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Steers {
     pub(super) fn write(&self) {
         let Some((file, own)) = &self.keep else { return };
         let mut kept = Vec::new();
-        let by_xdp = self.all.iter().map(|s| (s.netns, &s.place, &s.request, Vec::new()));
+        let by_xdp = self.all.iter().map(|s| (s.netns, &s.place, &s.request, s.left.steps.clone()));
         let plain = self.plain.iter().map(|p| (p.netns, &p.place, &p.request, p.steps.clone()));
         for (netns, place, request, steps) in by_xdp.chain(plain) {
             match (netns != *own).then(|| place.file()) {

@@ -215,7 +215,12 @@ impl Nic for Ioctl {
     fn channels(&self) -> io::Result<Channels> {
         let w: [u32; 9] = self.ask(GCHANNELS)?;
         let count = ChannelCount { rx: w[5], tx: w[6], combined: w[8] };
-        Ok(Channels { max_rx: w[1], max_tx: w[2], max_combined: w[4], count })
+        // More than there can be: the kernel refuses that by itself (EINVAL) and asks no driver, but
+        // first looks whether the driver could. Without privilege: EPERM.
+        let mut more = w;
+        (more[0], more[8]) = (SCHANNELS, w[4].saturating_add(1));
+        let fixed = self.call(&mut more).is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP));
+        Ok(Channels { max_rx: w[1], max_tx: w[2], max_combined: w[4], count, fixed })
     }
 
     fn set_channels(&self, count: ChannelCount) -> io::Result<()> {

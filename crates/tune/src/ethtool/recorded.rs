@@ -54,7 +54,7 @@ impl Recorded {
         }
     }
 
-    fn store(&self, recording: &Recording) -> io::Result<()> {
+    pub fn store(&self, recording: &Recording) -> io::Result<()> {
         fs::write(self.file(), serde_json::to_vec_pretty(recording)?)
     }
 
@@ -99,7 +99,7 @@ impl Nic for Recorded {
     fn set_channels(&self, count: ChannelCount) -> io::Result<()> {
         self.identity()?;
         let mut recording = self.load()?;
-        let channels = recording.channels.as_mut().ok_or_else(unsupported)?;
+        let channels = recording.channels.as_mut().filter(|c| !c.fixed).ok_or_else(unsupported)?;
         if count.rx > channels.max_rx || count.tx > channels.max_tx || count.combined > channels.max_combined {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }

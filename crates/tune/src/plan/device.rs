@@ -80,8 +80,10 @@ fn queues(found: &Device, options: &Options, cpus: &CpuSet, plan: &mut Plan) -> 
         return found.clone();
     };
     plan.found("queues", format!("{shown}; channels: {}, of {}", channels.count, most(&channels)));
-    let want = one_per_cpu(&channels, cpus.len() as u32);
-    if (want.receiving() as usize) < cpus.len() {
+    let want = if channels.fixed { channels.count } else { one_per_cpu(&channels, cpus.len() as u32) };
+    if channels.fixed && found.rx_queues.len() != cpus.len() {
+        plan.lacks("queues", "their number cannot be changed");
+    } else if (want.receiving() as usize) < cpus.len() {
         plan.lacks("queues", format!("{} receive queues at most, for {} CPUs", want.receiving(), cpus.len()));
     }
     if want == channels.count || cpus.is_empty() || options.skip.contains(&Group::Queues) {
