@@ -25,7 +25,8 @@ pub const SECTIONS: &[Section] = &[
              from one CPU at a time.",
             "Of several processes that wait for connections in `poll`, `select` or epoll, a \
              connection wakes the one that it is for, in the kernel all (a thundering herd). \
-             The others are woken when that one has not taken it after 10 ms.",
+             The others are woken when that one has not taken it within 0.2 s, with \
+             `--no-balance` only when it looks again, ends, or closes the listener.",
             "With the classic selector nothing migrates. A worker that ends or closes the \
              listener in good order hands what waits to the others; a killed one cannot, \
              and its queue is reset, as with SO_REUSEPORT on any kernel, and so are \
