@@ -40,6 +40,18 @@ struct {
 	__type(value, __u32);
 } openers SEC(".maps");
 
+/* No device that is steered has packets of these, and they may be many. */
+static __always_inline bool is_loopback(const struct sock_common *common)
+{
+	const __be32 *to = common->skc_v6_daddr.in6_u.u6_addr32;
+
+	if (common->skc_family == AF_INET)
+		return (bpf_ntohl(common->skc_daddr) >> 24) == 127;
+	if (to[0] || to[1])
+		return false;
+	return to[2] ? to[2] == bpf_htonl(0xffff) && (bpf_ntohl(to[3]) >> 24) == 127 : to[3] == bpf_htonl(1);
+}
+
 /* Packets of this connection belong to CPU number `cpu` - 1. */
 static __always_inline void remember(const struct sock *sk, __u32 cpu)
 {
@@ -47,6 +59,8 @@ static __always_inline void remember(const struct sock *sk, __u32 cpu)
 	struct flow flow = {};
 	__u32 *seen;
 
+	if (is_loopback(common))
+		return;
 	if (common->skc_family == AF_INET) {
 		flow.local_ip[2] = flow.remote_ip[2] = bpf_htonl(0xffff);
 		flow.local_ip[3] = common->skc_rcv_saddr;

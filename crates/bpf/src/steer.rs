@@ -279,6 +279,11 @@ impl Programs {
         put(&self.steer.maps.listened, &u32::from(port).to_ne_bytes(), &[u8::from(listened)])
     }
 
+    /// Connections whose CPU is remembered (`connect-cpu`, `recv-cpu`), also some that have ended.
+    pub fn remembered(&self) -> usize {
+        self.steer.maps.flows.keys().count()
+    }
+
     /// Packets by verdict, and by CPU that gave it.
     ///
     /// # Errors

@@ -270,6 +270,15 @@ fn remembered(policy: Policy, slices: bool) {
     let chain = chain();
     let request = Request { slices, ..request(device(&chain), &chain.middle, policy) };
     let steering = chain.middle.within(|| Steering::attach(&request)).unwrap_or_else(|e| panic!("{e}"));
+    chain.middle.within(|| {
+        for to in ["127.0.0.1", "::1"] {
+            let listener = std::net::TcpListener::bind((to, 0)).expect("loopback");
+            let mut stream = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+            let (mut other, _) = listener.accept().expect("loopback");
+            other.write_all(b"x").and_then(|()| stream.read_exact(&mut [0])).expect("a byte");
+        }
+    });
+    assert_eq!(steering.remembered(), 0, "no packet of loopback is ever steered");
     let v6 = SocketAddr::from((chain.backend.interfaces[0].v6, 80));
     for to in [SocketAddr::from((chain.backend_address(), 80)), v6] {
         let (local, remote) = measured(|| talk(&chain, to, false));
@@ -277,6 +286,7 @@ fn remembered(policy: Policy, slices: bool) {
         assert_eq!(remote, 0, "{to}: beside {local} local ones");
     }
     assert!(total(&steering, "to_other") > 0 && total(&steering, "to_self") > 0);
+    assert!(steering.remembered() >= 2 * CONNECTIONS, "{}", steering.remembered());
 }
 
 #[test]
