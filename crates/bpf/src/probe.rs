@@ -76,10 +76,12 @@ pub fn tracepoint(name: &str) -> Result<(), Missing> {
 /// May a socket have a range of ports of its own (IP_LOCAL_PORT_RANGE, kernel 6.3)?
 pub fn port_range() -> bool {
     const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+    use rustix::net::{socket, AddressFamily, SocketType};
     // Where there is no IPv4, and so no such socket, nothing is steered either.
-    let Ok(socket) = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)) else { return false };
+    let Ok(socket) = socket(AddressFamily::INET, SocketType::STREAM, None) else { return false };
     let (mut value, mut len) = (0u32, size_of::<u32>() as libc::socklen_t);
-    // SAFETY: a value of the size named.
+    // SAFETY: the kernel writes into `value`, at most the `len` bytes that it has, and into `len`; both live
+    // through the call.
     let asked = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

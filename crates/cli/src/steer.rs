@@ -4,7 +4,7 @@ use crate::cmdline::Steer;
 use crate::control;
 use crate::stat::{print, table};
 use anyhow::{bail, Context, Result};
-use fsocket_proto::steer::{Answer, Attach, Device, Request};
+use fsocket_proto::steer::{Answer, Attach, Device, Request, POLICIES};
 
 pub fn steer(args: Steer) -> Result<i32> {
     let request = match args.device {
@@ -33,12 +33,12 @@ pub fn steer(args: Steer) -> Result<i32> {
 
 /// The monitor has another working directory: a file's name must be whole.
 fn absolute(policy: String) -> Result<String> {
-    if ["rfd", "flow-groups", "connect-cpu", "recv-cpu"].contains(&policy.as_str()) {
+    if POLICIES.contains(&policy.as_str()) {
         return Ok(policy);
     }
     let path = std::path::Path::new(&policy)
         .canonicalize()
-        .with_context(|| format!("policy {policy}: not rfd, flow-groups, connect-cpu or recv-cpu, and no file"))?;
+        .with_context(|| format!("policy {policy}: not {}, and no file", POLICIES.join(", ")))?;
     path.into_os_string().into_string().map_err(|name| anyhow::anyhow!("policy {name:?}: not UTF-8"))
 }
 

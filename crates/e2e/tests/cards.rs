@@ -2,6 +2,9 @@
 //! changes takes effect, and undone it is exactly as before. Run by
 //! `make test-manycore` (scripts/manycore.sh has the list of cards).
 
+#[path = "../../tune/tests/common/settings.rs"]
+mod settings;
+
 use fsocket_testkit::{artifacts, find_program, Host, Proc, Side};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -31,27 +34,12 @@ fn said(program: &str, args: &[&str]) -> String {
 
 /// All that tune may touch.
 fn snapshot(device: &str) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
-    let queues = format!("/sys/class/net/{device}/queues");
-    let mut directories: Vec<PathBuf> =
-        ["/proc/sys/net/core", "/proc/sys/net/ipv4", "/proc/irq", &queues].iter().map(PathBuf::from).collect();
-    while let Some(directory) = directories.pop() {
-        for entry in std::fs::read_dir(&directory).expect("a directory").map(|e| e.expect("an entry")) {
-            if entry.file_type().expect("a type").is_dir() {
-                directories.push(entry.path());
-            } else if let Ok(text) = std::fs::read(entry.path()) {
-                found.insert(entry.path().display().to_string(), String::from_utf8_lossy(&text).into_owned());
-            }
-        }
-    }
     // What moves by itself.
-    found.retain(|path, _| {
-        !["byte_queue_limits", "spurious", "effective_affinity", "/random/"].iter().any(|own| path.contains(own))
-    });
+    let moving = ["byte_queue_limits", "spurious", "effective_affinity", "/random/"];
+    let mut found = settings::settings(device, &moving);
     for what in ["-l", "-x", "-c", "-k", "-g"] {
         found.insert(format!("ethtool {what}"), said("ethtool", &[what, device]));
     }
-    assert!(found.len() > 100, "{found:?}");
     found
 }
 
@@ -110,27 +98,50 @@ fn every_card_is_as_before_after_revert() {
     }
 }
 
+fn steer(host: &Host, args: &[&str]) -> String {
+    let mut command = host.command(Side::Stock, artifacts::cli());
+    command.arg("steer").args(args).env("FASTSOCKET_SOCKET", host.socket());
+    Proc::spawn(host.logs(), "steer", command).finish(Duration::from_secs(60)).success().stdout
+}
+
 /// Whatever the card lacks, there is a way.
 #[test]
 #[ignore = "needs emulated cards: make test-manycore"]
 fn every_card_can_be_steered_and_is_left_as_it_was() {
     let host = Host::new();
-    let steer = |args: &[&str]| {
-        let mut command = host.command(Side::Stock, artifacts::cli());
-        command.arg("steer").args(args).env("FASTSOCKET_SOCKET", host.socket());
-        Proc::spawn(host.logs(), "steer", command).finish(Duration::from_secs(60)).success().stdout
-    };
     for (device, driver) in &up() {
         let before = snapshot(device);
         for policy in ["rfd", "flow-groups"] {
-            let answer: Value = serde_json::from_str(&steer(&[device, "--policy", policy, "--json"])).expect("JSON");
+            let answer: Value =
+                serde_json::from_str(&steer(&host, &[device, "--policy", policy, "--json"])).expect("JSON");
             let found = &answer["devices"][0];
             println!("{driver}: {policy} by {}; {}", found["by"], found["because"]);
             assert!(found["by"].as_str().is_some_and(|by| by.contains("XDP") || by.contains("RPS")), "{answer}");
-            steer(&[device, "--off"]);
+            steer(&host, &[device, "--off"]);
             assert_eq!(changed(&before, &snapshot(device)), BTreeMap::new(), "{driver}: not as before");
             let shown = said("ip", &["-d", "link", "show", "dev", device]);
             assert!(!shown.contains("xdp"), "{shown}");
         }
     }
+}
+
+/// What the kernel has switched off for a monitor that is killed, the next one switches on.
+#[test]
+#[ignore = "needs emulated cards: make test-manycore"]
+fn the_next_monitor_puts_offloads_back() {
+    let mut host = Host::new();
+    let (device, _) = up().into_iter().find(|(_, driver)| driver == "vmxnet3").expect("a card");
+    let before = snapshot(&device);
+    let lro = |at: &str| {
+        let features = said("ethtool", &["-k", &device]);
+        assert!(features.contains(&format!("large-receive-offload: {at}")), "{features}");
+    };
+    lro("on");
+    steer(&host, &[&device]);
+    lro("off");
+    host.kill_monitor();
+    lro("off");
+    host.start_monitor();
+    lro("on");
+    assert_eq!(changed(&before, &snapshot(&device)), BTreeMap::new(), "not as before");
 }

@@ -86,6 +86,15 @@ fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> 
     (sum("local"), sum("remote"))
 }
 
+/// The same: every packet is handled where it is used.
+fn all_local(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) {
+    let (local, remote) = load(host, chain, ab, program, kind);
+    println!("{program}: {local} packets local, {remote} elsewhere");
+    // An answer, its end, and ACKs, for each request.
+    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
+    assert_eq!(remote, 0, "beside {local} local packets");
+}
+
 /// Is this process in another host than the middle one?
 fn stranger(chain: &Chain, process: &serde_json::Value) -> bool {
     let theirs = std::fs::read_link(format!("/proc/{}/ns/net", process["pid"]));
@@ -114,11 +123,7 @@ fn haproxy_to_a_backend_host_is_local_with_steering() {
 
         steer(&host, &[&device]).success().says("rfd by XDP native").says("SOURCE PORTS").says("16384-32767");
         let before = host.snapshot();
-        let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
-        println!("{server}: steered: {local} packets local, {remote} elsewhere");
-        // An answer, its end, and ACKs, for each request.
-        assert!(local >= 2 * REQUESTS as u64, "{local} packets");
-        assert_eq!(remote, 0, "beside {local} local packets");
+        all_local(&host, &chain, &ab, "haproxy", "active");
         let delta = host.snapshot().since(&before);
         assert_eq!((delta.get("connect_slice"), delta.get("slice_full")), (REQUESTS as i128, 0));
 
@@ -146,10 +151,7 @@ fn haproxy_without_the_library_is_local_with_connect_cpu() {
     let device = chain.middle.interfaces[1].device.clone();
     let _proxy = haproxy(Stock, &host, &chain, program, &format!("{}:80", chain.backend_address()));
     steer(&host, &[&device, "--policy", "connect-cpu"]).success().says("connect-cpu by XDP native");
-    let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
-    println!("steered: {local} packets local, {remote} elsewhere");
-    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
-    assert_eq!(remote, 0, "beside {local} local packets");
+    all_local(&host, &chain, &ab, "haproxy", "active");
 }
 
 #[test]
@@ -169,10 +171,7 @@ fn rfd_goes_by_the_table_where_the_kernel_has_no_port_ranges() {
     let why = "gives a socket no range of ports, so there are no slices";
     steer(&host, &[&device]).success().says("rfd by XDP native").says(why).says("connect-cpu instead");
     let before = host.snapshot();
-    let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
-    println!("steered: {local} packets local, {remote} elsewhere");
-    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
-    assert_eq!(remote, 0, "beside {local} local packets");
+    all_local(&host, &chain, &ab, "haproxy", "active");
     let delta = host.snapshot().since(&before);
     assert_eq!((delta.get("connect_slice"), delta.get("slice_refused")), (0, 0), "{delta}");
     let refused = steer(&host, &[&device, "--mode", "ntuple"]);
@@ -215,10 +214,7 @@ fn nginx_on_two_queues_is_local() {
     let ours = front(Accel, &host, &chain, &nginx);
     // Which makes both workers known as such.
     std::thread::sleep(Duration::from_millis(200));
-    let (local, remote) = load(&host, &chain, &ab, "nginx", "passive");
-    println!("zones: {local} packets local, {remote} elsewhere");
-    assert!(local >= 2 * REQUESTS as u64, "{local} packets");
-    assert_eq!(remote, 0, "beside {local} local packets");
+    all_local(&host, &chain, &ab, "nginx", "passive");
     drop(ours);
 }
 

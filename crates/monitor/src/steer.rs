@@ -295,29 +295,33 @@ fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steere
     };
     let policy = Policy::parse(&request.policy);
     let cpus = request.cpus.clone().unwrap_or_else(place::allowed_cpus);
-    // Without them the program remembers who opened a connection.
-    let by_slice = policy.wants_slices() && probe::port_range();
-    let slices = by_slice.then(|| slices_for(&place, &cpus, others)).transpose()?;
-    let because =
-        if by_slice || !policy.wants_slices() { Vec::new() } else { vec![format!("{NO_SLICES}: connect-cpu instead")] };
+    let can_slice = probe::port_range();
+    let slices = (policy.wants_slices() && can_slice).then(|| slices_for(&place, &cpus, others)).transpose()?;
+    let mut because = Vec::new();
+    if policy.wants_slices() && !can_slice {
+        // The program remembers who opened a connection.
+        because.push(format!("{NO_SLICES}: connect-cpu instead"));
+    }
     let groups = (policy == Policy::FlowGroups).then(|| Groups::dealt(&cpus));
     let load = Load {
         device: request.device.clone(),
         policy,
         precise: request.precise,
         cpus: cpus.clone(),
-        slices: by_slice,
+        slices: can_slice,
         mode,
         netns: place.cookie,
     };
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", request.device);
-    let (steering, steps) = place.within(|| {
+    // Before the program, so that it is dropped behind it, also where something fails below.
+    let mut left = Left { place: place.again()?, device: request.device.clone(), steps: Vec::new() };
+    let steering = place.within(|| {
         let nic = Ioctl::new(&load.device).map_err(|e| named(&e))?;
         let offloads = deliver::offloads(&nic);
-        let steering = Steering::attach(&load).map_err(|e| named(&e))?;
-        Ok::<_, String>((steering, deliver::switched_off(&nic, offloads)))
+        let attached = Steering::attach(&load).map_err(|e| named(&e));
+        left.steps = deliver::switched_off(&nic, offloads);
+        attached
     })??;
-    let left = Left { place: place.again()?, device: load.device, steps };
     let fill = || {
         if let Some(slices) = &slices {
             steering.set_slices(slices)?;

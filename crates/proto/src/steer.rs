@@ -14,10 +14,13 @@ pub enum Request {
     Status,
 }
 
+/// Policies by name.
+pub const POLICIES: [&str; 4] = ["rfd", "flow-groups", "connect-cpu", "recv-cpu"];
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Attach {
     pub device: String,
-    /// `rfd`, `flow-groups`, `connect-cpu`, `recv-cpu`, or the absolute path of a BPF object.
+    /// One of [`POLICIES`], or the absolute path of a BPF object.
     pub policy: String,
     /// Classify by the socket table alone.
     pub precise: bool,
