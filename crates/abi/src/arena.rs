@@ -298,7 +298,8 @@ pub struct Half {
     pub limit: AtomicU64,
     /// Bytes carried so far.
     pub bytes: AtomicU64,
-    /// As long as the thread that owns the token need not look whether it still does: tx: `limit`, rx: 1.
+    /// As long as the thread that owns the token need not look whether it still does: tx: `limit` less a
+    /// header, rx: 1.
     pub credit: AtomicU64,
     /// Mark of the CPU last published (`fsocket_sys::cpu::mark`); all bits: none yet.
     pub cpu: AtomicU32,

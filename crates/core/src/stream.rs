@@ -6,7 +6,9 @@ mod turn;
 mod wait;
 
 pub use recv::{before_urgent, recv, recv_fast, recv_on_credit, recv_slow, rest};
-pub use send::{blocks, plain_send, refused, send, send_fast, send_part, send_slow, send_tiny, sent_tiny, Tiny};
+pub use send::{
+    blocks, plain_send, refused, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, Tiny,
+};
 pub use wait::{number_given_up, wake_late};
 
 use crate::asleep::{self, Mark};

@@ -57,6 +57,27 @@ pub fn here() -> u64 {
     1
 }
 
+#[cfg(feature = "unshared")]
+#[inline(always)]
+pub fn is_here(id: u64) -> bool {
+    id == here()
+}
+
+#[cfg(feature = "unshared")]
+#[inline(always)]
+pub fn if_here(id: u64) -> Option<Here> {
+    is_here(id).then_some(Here(()))
+}
+#[cfg(feature = "unshared")]
+pub struct Here(());
+#[cfg(feature = "unshared")]
+impl Here {
+    #[inline(always)]
+    pub fn cpu_mark(self) -> u32 {
+        sys::cpu::mark()
+    }
+}
+
 struct Linux;
 impl Env for Linux {
     fn heavy_fence() {
@@ -97,7 +118,34 @@ pub fn owned(h: &Half) -> bool {
 #[cfg(not(feature = "unshared"))]
 #[inline(always)]
 pub fn here() -> u64 {
-    fsocket_sys::cpu::thread_id()
+    sys::cpu::thread_id()
+}
+
+/// `id ==` [`here`].
+#[cfg(not(feature = "unshared"))]
+#[inline(always)]
+pub fn is_here(id: u64) -> bool {
+    sys::cpu::is_thread(id)
+}
+
+/// [`is_here`] for who has a register left: what it has loaded serves once more.
+#[cfg(not(feature = "unshared"))]
+#[inline(always)]
+pub fn if_here(id: u64) -> Option<Here> {
+    let me = sys::cpu::thread_id_in_place();
+    (id == me).then_some(Here(me))
+}
+/// The calling thread.
+#[cfg(not(feature = "unshared"))]
+pub struct Here(u64);
+#[cfg(not(feature = "unshared"))]
+impl Here {
+    /// [`sys::cpu::mark`].
+    #[inline(always)]
+    pub fn cpu_mark(self) -> u32 {
+        // SAFETY: `if_here` has asked for it.
+        unsafe { sys::cpu::mark_of(self.0) }
+    }
 }
 
 /// No thread of this process has ever entered: values of a recycled socket.

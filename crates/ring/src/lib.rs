@@ -43,7 +43,7 @@ pub unsafe trait Bytes: Copy {
     /// then that header, released.
     ///
     /// # Safety
-    /// As `write`; `n` is in [`TINY`], and all that is below the capacity.
+    /// As `write`; `n` is [`tiny`], and all that is below the capacity.
     #[inline(always)]
     unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
         // SAFETY: the caller's.
@@ -90,7 +90,7 @@ unsafe impl Bytes for Mapped {
     }
     #[inline(always)]
     unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
-        debug_assert!(off.is_multiple_of(8) && off + 16 + n.next_multiple_of(8) <= RING_CAP && TINY.contains(&n));
+        debug_assert!(off.is_multiple_of(8) && off + 16 + n.next_multiple_of(8) <= RING_CAP && tiny(n));
         // SAFETY: the caller's bounds. The consumer reads the empty header only after it has
         // seen the one before, so it need not be written as an atomic. Stores wait for the
         // line to come from the consumer's cache: the fewer, the more messages wait at a time.
@@ -212,44 +212,85 @@ pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
 pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> bool {
     let pos = get(&h.pos);
     let need = record::HDR + align8(len as u64);
-    if len.wrapping_sub(1) >= SMALL || pos + need + record::HDR > get(&h.limit) {
+    if !small(len) || pos + need + record::HDR > get(&h.limit) {
         return false;
     }
     // SAFETY: the limit ends before the ring does.
     unsafe { put_record(b, d, h, pos, src, (len as u64, when)) };
     true
 }
-/// Where [`send_tiny`] is to put so much, on credit. The caller has entered on credit.
+/// Where a message goes that is sent on credit: its own header, and the one behind it.
+pub struct Slot {
+    pos: u64,
+    end: u64,
+}
+/// Room for so much, [`SMALL`] at most, on credit. The caller has entered on credit.
 #[inline(always)]
-pub fn fits_tiny(h: &Half, len: usize) -> Option<u64> {
+pub fn on_credit(h: &Half, len: usize) -> Option<Slot> {
+    let slot = slot(h, len);
+    (slot.end <= get(&h.credit)).then_some(slot)
+}
+#[inline(always)]
+fn slot(h: &Half, len: usize) -> Slot {
     let pos = get(&h.pos);
-    (pos + align8(len as u64) + 2 * record::HDR <= get(&h.credit)).then_some(pos)
+    Slot { pos, end: pos + record::HDR + align8(len as u64) }
 }
 /// What small messages may still take is credit: by the thread that owns the token, inside.
 pub fn give_credit(h: &Half) {
-    put(&h.credit, get(&h.limit));
+    // The header behind a message is taken off here, once, and not by each send.
+    put(&h.credit, get(&h.limit).saturating_sub(record::HDR));
 }
 
-/// [`send_small`] for [`TINY`] bytes: as few instructions and registers as it takes.
+/// [`send_small`] for [`tiny`] lengths: as few instructions and registers as it takes.
 ///
 /// # Safety
-/// As [`send_small`], `len` is in [`TINY`], and `pos` is what [`fits_tiny`] has said.
+/// As [`send_small`]; `len` is [`tiny`], and [`on_credit`] has given the slot for it.
 #[inline(always)]
-pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, pos: u64, src: *const u8, len: usize) {
-    let base = get(&h.base);
-    // Whoever gave the credit has sent the first record behind `base` himself.
-    debug_assert!(TINY.contains(&len) && fits_tiny(h, len) == Some(pos) && pos != base);
-    let off = (pos - base) & MASK & !7;
+pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) {
+    debug_assert!(tiny(len));
+    let off = offset_on_credit(h, &slot);
     // SAFETY: the caller's; the credit ends before the ring does.
-    unsafe { b.put_tiny(off as usize, src, len, record::pack(record::DATA, len as u64, 0)) };
-    put(&h.pos, pos + record::HDR + align8(len as u64));
+    unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) };
+    put(&h.pos, slot.end);
     put(&h.bytes, get(&h.bytes) + len as u64);
 }
-/// Lengths of messages for [`send_tiny`], bytes.
-pub const TINY: core::ops::RangeInclusive<usize> = 8..=16;
+/// [`send_small`] on credit.
+///
+/// # Safety
+/// As [`send_small`]; `len` is [`small`], and [`on_credit`] has given the slot for it.
+#[inline(always)]
+pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) {
+    // SAFETY: the caller's; the credit ends before the ring does.
+    unsafe { b.write(offset_on_credit(h, &at) + record::HDR as usize, src, len) };
+    // Looked up again: to keep it over a call of memcpy costs more.
+    let at = slot(h, len);
+    let off = offset_on_credit(h, &at);
+    b.header(off + (at.end - at.pos) as usize).store(0, Ordering::Relaxed);
+    // Release: as in `put_record`.
+    b.header(off).store(record::pack(record::DATA, len as u64, 0), Ordering::Release);
+    put(&h.pos, at.end);
+    put(&h.bytes, get(&h.bytes) + len as u64);
+}
+#[inline(always)]
+fn offset_on_credit(h: &Half, slot: &Slot) -> usize {
+    let base = get(&h.base);
+    // Whoever gave the credit has sent the first record behind `base` himself.
+    debug_assert!(slot.pos == get(&h.pos) && slot.pos != base && slot.end <= get(&h.credit));
+    ((slot.pos - base) & MASK & !7) as usize
+}
+/// Is `len` one for [`send_tiny`]: 8 to 16 bytes?
+#[inline(always)]
+pub const fn tiny(len: usize) -> bool {
+    len.wrapping_sub(8) <= 8
+}
 
 /// Largest message for [`send_small`], bytes.
 pub const SMALL: usize = 2048;
+/// Is `len` one for [`send_small`]?
+#[inline(always)]
+pub const fn small(len: usize) -> bool {
+    len.wrapping_sub(1) < SMALL
+}
 
 /// # Safety
 /// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end

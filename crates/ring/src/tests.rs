@@ -48,8 +48,12 @@ impl Pair {
             let when = if rest.len().is_multiple_of(3) { record::stamp(rest.len() as u64 * 5000) } else { 0 };
             // SAFETY: `rest` is a slice; single-threaded test.
             unsafe {
-                if let Some(pos) = fits_tiny(&self.tx, rest.len()).filter(|_| TINY.contains(&rest.len())) {
-                    send_tiny(self.ring(), &self.tx, pos, rest.as_ptr(), rest.len());
+                let credit = if small(rest.len()) && when == 0 { on_credit(&self.tx, rest.len()) } else { None };
+                if let Some(slot) = credit {
+                    match tiny(rest.len()) {
+                        true => send_tiny(self.ring(), &self.tx, slot, rest.as_ptr(), rest.len()),
+                        false => send_on_credit(self.ring(), &self.tx, slot, rest.as_ptr(), rest.len()),
+                    }
                     return data.len();
                 }
                 if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when) {

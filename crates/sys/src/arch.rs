@@ -26,6 +26,25 @@ mod imp {
         r
     }
 
+    /// [`thread_pointer`], loaded where it stands: not before a condition that it is behind.
+    #[inline(always)]
+    pub fn thread_pointer_in_place() -> usize {
+        let r: usize;
+        // SAFETY: as in `thread_pointer`.
+        unsafe { asm!("mov {}, qword ptr fs:[0]", out(reg) r, options(nostack, readonly, preserves_flags)) };
+        r
+    }
+
+    /// `value == thread_pointer()`, without a register for it and an instruction to load it.
+    #[inline(always)]
+    pub fn is_thread_pointer(value: usize) -> bool {
+        // SAFETY: as in `thread_pointer`.
+        unsafe {
+            asm!("cmp {}, qword ptr fs:[0]", "jne {}", in(reg) value, label { return false }, options(nostack, readonly))
+        };
+        true
+    }
+
     #[inline(always)]
     pub fn ticks() -> u64 {
         // SAFETY: every x86-64 has rdtsc; user mode may execute it.
@@ -56,6 +75,16 @@ mod imp {
         // SAFETY: reading tpidr_el0 has no side effect.
         unsafe { asm!("mrs {}, tpidr_el0", out(reg) r, options(nostack, nomem, preserves_flags, pure)) };
         r
+    }
+
+    #[inline(always)]
+    pub fn thread_pointer_in_place() -> usize {
+        thread_pointer()
+    }
+
+    #[inline(always)]
+    pub fn is_thread_pointer(value: usize) -> bool {
+        value == thread_pointer()
     }
 
     #[inline(always)]

@@ -52,7 +52,17 @@ fn slow_current() -> u32 {
 /// where a thread runs, one value for each thread.
 #[inline(always)]
 pub fn mark() -> u32 {
-    let at = crate::arch::thread_pointer() as isize + RSEQ_CPU.load(Ordering::Relaxed);
+    // SAFETY: the calling thread's.
+    unsafe { mark_of(thread_id()) }
+}
+
+/// [`mark`] for a caller that has its identity already.
+///
+/// # Safety
+/// `me` is [`thread_id`].
+#[inline(always)]
+pub unsafe fn mark_of(me: u64) -> u32 {
+    let at = me as isize + RSEQ_CPU.load(Ordering::Relaxed);
     // SAFETY: as in `current`; without an rseq area, the word at the thread pointer,
     // which both architectures' ABIs reserve.
     unsafe { (at as *const u32).read_volatile() }
@@ -62,6 +72,18 @@ pub fn mark() -> u32 {
 #[inline(always)]
 pub fn thread_id() -> u64 {
     crate::arch::thread_pointer() as u64
+}
+
+/// [`thread_id`] for who compares with it and then goes on with it ([`mark_of`]), in few instructions.
+#[inline(always)]
+pub fn thread_id_in_place() -> u64 {
+    crate::arch::thread_pointer_in_place() as u64
+}
+
+/// `id == thread_id()`, in as many instructions as a comparison with a constant.
+#[inline(always)]
+pub fn is_thread(id: u64) -> bool {
+    crate::arch::is_thread_pointer(id as usize)
 }
 
 /// A counter that runs at a constant rate.

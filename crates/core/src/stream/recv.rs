@@ -136,7 +136,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
 /// As [`recv`].
 #[inline(always)]
 pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
-    if flags & !PLAIN != 0 || d.receiver() != token::here() {
+    if flags & !PLAIN != 0 || !token::is_here(d.receiver()) {
         return 0;
     }
     let (r, rx, h) = d.rx();

@@ -51,7 +51,7 @@ pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> 
 /// As [`send`].
 #[inline(always)]
 pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
-    if d.sender() != token::here() {
+    if !token::is_here(d.sender()) {
         // SAFETY: the caller's.
         return unsafe { send_after_another(d, buf, len) };
     }
@@ -104,7 +104,7 @@ fn turned(d: &Desc, h: &Half, sent: bool) {
     }
 }
 
-/// What [`send_tiny`] has done.
+/// What [`send_tiny`] and [`send_small`] have done.
 pub enum Tiny {
     /// All of it.
     Sent,
@@ -122,24 +122,52 @@ pub enum Tiny {
 /// As [`send`].
 #[inline(always)]
 pub unsafe fn send_tiny(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
-    if d.sender() != token::here()
-        || !ring::TINY.contains(&len)
-        || d.rx_dir().prod.status.load(Ordering::Relaxed) & NOT_NOW != 0
-    {
+    if !ring::tiny(len) {
         return Tiny::No;
     }
+    let Some(me) = token::if_here(d.sender()) else { return Tiny::No };
+    let Some((h, slot, t)) = on_credit(d, len) else { return Tiny::No };
+    // SAFETY: the caller's; the token is ours.
+    unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) };
+    drop(t);
+    told(d, h, || me.cpu_mark())
+}
+
+/// The same for up to [`ring::SMALL`] bytes.
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+pub unsafe fn send_small(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
+    if !ring::small(len) || !token::is_here(d.sender()) {
+        return Tiny::No;
+    }
+    let Some((h, slot, t)) = on_credit(d, len) else { return Tiny::No };
+    // SAFETY: the caller's; the token is ours.
+    unsafe { ring::send_on_credit(d.tx_ring(), h, slot, buf, len) };
+    drop(t);
+    told(d, h, cpu::mark)
+}
+
+/// By [`Desc::sender`], which the caller is: what `len` bytes are sent on, where they go, and the token.
+#[inline(always)]
+fn on_credit(d: &'static Desc, len: usize) -> Option<(&'static Half, ring::Slot, impl Drop)> {
+    if d.rx_dir().prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
+        return None;
+    }
     let h = &d.sock().tx;
-    let Some(t) = token::enter_on_credit(h) else { return Tiny::No };
+    let t = token::enter_on_credit(h)?;
     // There is no credit for what was shut down, closed or switched, or has come to be shared. Of
     // the other reasons not to send the peer's state has said enough, or a poisoned one, whom a few
     // bytes more do not matter, the next look for credit will.
-    let Some(pos) = ring::fits_tiny(h, len) else { return Tiny::No };
-    // SAFETY: the caller's; the token is ours.
-    unsafe { ring::send_tiny(d.tx_ring(), h, pos, buf, len) };
-    drop(t);
-    let tx = d.tx_dir();
+    Some((h, ring::on_credit(h, len)?, t))
+}
+
+/// After a send on credit.
+#[inline(always)]
+fn told(d: &'static Desc, h: &Half, cpu_mark: impl FnOnce() -> u32) -> Tiny {
     fsocket_sync::light_fence();
-    if tx.want_data.armed() != 0 || h.cpu.load(Ordering::Relaxed) != cpu::mark() {
+    if d.tx_dir().want_data.armed() != 0 || h.cpu.load(Ordering::Relaxed) != cpu_mark() {
         return Tiny::Tell;
     }
     Tiny::Sent

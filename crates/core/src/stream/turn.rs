@@ -27,7 +27,7 @@ fn last() -> &'static AtomicU32 {
 /// connection before; else 0.
 #[inline(always)]
 pub fn to(d: &Desc) -> u64 {
-    if d.sender() == token::here() {
+    if token::is_here(d.sender()) {
         return 0;
     }
     from_another(d)

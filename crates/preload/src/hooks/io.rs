@@ -110,6 +110,18 @@ unsafe fn tell(d: &'static Desc, n: size_t) -> ssize_t {
 
 #[inline(never)]
 unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+    if stream::plain_send(flags) {
+        match unsafe { stream::send_small(d, buf, n) } {
+            stream::Tiny::Sent => return n as ssize_t,
+            stream::Tiny::Tell => return unsafe { tell(d, n) },
+            stream::Tiny::No => {}
+        }
+    }
+    unsafe { transmit_most(d, buf, n, flags) }
+}
+
+#[inline(never)]
+unsafe fn transmit_most(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
         return n as ssize_t;
     }
@@ -357,22 +369,22 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     }
     let left = || end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
     let flags_of = |done| if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
-    let after = |all: &mut Several, r: ssize_t| {
+    let after = |all: &mut Several, m: &mmsghdr, r: ssize_t| {
         if r < 0 && all.done > 0 {
             // The next call reports it.
             ready::put_back_error(d, fsocket_sys::Errno::last());
         }
-        // The limit is looked at after each message, and ends no wait.
-        all.over |= end.is_some() && left() == 0;
+        // The limit is looked at after each message, and ends no wait. Urgent data are the last message.
+        all.over |= end.is_some() && left() == 0 || r >= 0 && m.msg_hdr.msg_flags & MSG_OOB != 0;
         r
     };
     let each = |all: &mut Several, m: &mut mmsghdr| {
         let r = unsafe { receive_message(d, &mut m.msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
-        after(all, r)
+        after(all, m, r)
     };
     let number = |all: &mut Several, m: &mut mmsghdr| {
         let r = unsafe { recvmsg(fd, &mut m.msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
-        after(all, r)
+        after(all, m, r)
     };
     let done = unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) };
     if let Some(t) = limit.filter(|_| done > 0) {
