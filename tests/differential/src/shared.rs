@@ -26,7 +26,7 @@ pub mod state {
     pub const BUSY: u32 = 3;
     /// The answer is there.
     pub const DONE: u32 = 4;
-    /// The call has returned; the actor waits until the kernel is through with it.
+    /// The actor waits until the kernel is through with the call, or with those before.
     pub const SETTLING: u32 = 5;
 }
 

@@ -26,6 +26,11 @@ fn errno() -> i32 {
 /// Makes the call that is in the slot: what it returned, and errno.
 pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
     let Some(call) = Call::by_number(slot.call.load(Relaxed)) else { return (-1, libc::ENOSYS) };
+    if call == Call::SendMmsg {
+        slot.state.store(state::SETTLING, Release);
+        await_acks(slot.arg(0) as c_int);
+        slot.state.store(state::BUSY, Release);
+    }
     let ret = match call {
         Call::Fork => fork_actor(shared, slot.arg(0) as usize),
         Call::Thread => start_thread(shared, slot.arg(0) as usize),
@@ -58,6 +63,25 @@ fn drain_nagle(fd: c_int) {
             sys::raw(libc::SYS_ioctl, [fd as usize, SIOCOUTQNSD, &mut unsent as *mut c_int as usize, 0, 0, 0])
         };
         if r.is_err() || unsent == 0 {
+            return;
+        }
+        sys::nanosleep(500_000);
+    }
+}
+
+/// What was sent before a call that sends several messages is acknowledged, so that the first of them
+/// is on its way at once, and the next meets what it has led to: a reset, where nobody receives any more.
+fn await_acks(fd: c_int) {
+    for _ in 0..120 {
+        let mut unacknowledged: c_int = 0;
+        // SAFETY: the request writes one int.
+        let r = unsafe {
+            sys::raw(
+                libc::SYS_ioctl,
+                [fd as usize, libc::TIOCOUTQ as usize, &mut unacknowledged as *mut c_int as usize, 0, 0, 0],
+            )
+        };
+        if r.is_err() || unacknowledged == 0 {
             return;
         }
         sys::nanosleep(500_000);
