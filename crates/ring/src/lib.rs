@@ -19,6 +19,8 @@ use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{record, Dir, POS_START, RING_CAP};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 
+pub use credit::{give_credit, on_credit, send_on_credit, send_tiny, Slot};
+
 const CAP: u64 = RING_CAP as u64;
 const MASK: u64 = CAP - 1;
 /// Bytes between two looks at the consumer's position.
@@ -218,65 +220,6 @@ pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len:
     // SAFETY: the limit ends before the ring does.
     unsafe { put_record(b, d, h, pos, src, (len as u64, when)) };
     true
-}
-/// Where a message goes that is sent on credit: its own header, and the one behind it.
-pub struct Slot {
-    pos: u64,
-    end: u64,
-}
-/// Room for so much, [`SMALL`] at most, on credit. The caller has entered on credit.
-#[inline(always)]
-pub fn on_credit(h: &Half, len: usize) -> Option<Slot> {
-    let slot = slot(h, len);
-    (slot.end <= get(&h.credit)).then_some(slot)
-}
-#[inline(always)]
-fn slot(h: &Half, len: usize) -> Slot {
-    let pos = get(&h.pos);
-    Slot { pos, end: pos + record::HDR + align8(len as u64) }
-}
-/// What small messages may still take is credit: by the thread that owns the token, inside.
-pub fn give_credit(h: &Half) {
-    // The header behind a message is taken off here, once, and not by each send.
-    put(&h.credit, get(&h.limit).saturating_sub(record::HDR));
-}
-
-/// [`send_small`] for [`tiny`] lengths: as few instructions and registers as it takes.
-///
-/// # Safety
-/// As [`send_small`]; `len` is [`tiny`], and [`on_credit`] has given the slot for it.
-#[inline(always)]
-pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) {
-    debug_assert!(tiny(len));
-    let off = offset_on_credit(h, &slot);
-    // SAFETY: the caller's; the credit ends before the ring does.
-    unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) };
-    put(&h.pos, slot.end);
-    put(&h.bytes, get(&h.bytes) + len as u64);
-}
-/// [`send_small`] on credit.
-///
-/// # Safety
-/// As [`send_small`]; `len` is [`small`], and [`on_credit`] has given the slot for it.
-#[inline(always)]
-pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) {
-    // SAFETY: the caller's; the credit ends before the ring does.
-    unsafe { b.write(offset_on_credit(h, &at) + record::HDR as usize, src, len) };
-    // Looked up again: to keep it over a call of memcpy costs more.
-    let at = slot(h, len);
-    let off = offset_on_credit(h, &at);
-    b.header(off + (at.end - at.pos) as usize).store(0, Ordering::Relaxed);
-    // Release: as in `put_record`.
-    b.header(off).store(record::pack(record::DATA, len as u64, 0), Ordering::Release);
-    put(&h.pos, at.end);
-    put(&h.bytes, get(&h.bytes) + len as u64);
-}
-#[inline(always)]
-fn offset_on_credit(h: &Half, slot: &Slot) -> usize {
-    let base = get(&h.base);
-    // Whoever gave the credit has sent the first record behind `base` himself.
-    debug_assert!(slot.pos == get(&h.pos) && slot.pos != base && slot.end <= get(&h.credit));
-    ((slot.pos - base) & MASK & !7) as usize
 }
 /// Is `len` one for [`send_tiny`]: 8 to 16 bytes?
 #[inline(always)]
@@ -616,6 +559,7 @@ pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
     unread(d, h).saturating_sub(window)
 }
 
+mod credit;
 pub mod dispatch;
 pub mod syn;
 #[cfg(not(loom))]

@@ -56,32 +56,22 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
 /// By system call: on shared memory the placeholder says 0 at once.
 fn drain_nagle(fd: c_int) {
     const SIOCOUTQNSD: usize = 0x894B;
-    for _ in 0..120 {
-        let mut unsent: c_int = 0;
-        // SAFETY: the request writes one int.
-        let r = unsafe {
-            sys::raw(libc::SYS_ioctl, [fd as usize, SIOCOUTQNSD, &mut unsent as *mut c_int as usize, 0, 0, 0])
-        };
-        if r.is_err() || unsent == 0 {
-            return;
-        }
-        sys::nanosleep(500_000);
-    }
+    none_left(fd, SIOCOUTQNSD);
 }
 
 /// What was sent before a call that sends several messages is acknowledged, so that the first of them
 /// is on its way at once, and the next meets what it has led to: a reset, where nobody receives any more.
 fn await_acks(fd: c_int) {
+    none_left(fd, libc::TIOCOUTQ as usize);
+}
+
+/// Until the number of bytes that `request` asks for is 0; 60 ms at most.
+fn none_left(fd: c_int, request: usize) {
     for _ in 0..120 {
-        let mut unacknowledged: c_int = 0;
+        let mut left: c_int = 0;
         // SAFETY: the request writes one int.
-        let r = unsafe {
-            sys::raw(
-                libc::SYS_ioctl,
-                [fd as usize, libc::TIOCOUTQ as usize, &mut unacknowledged as *mut c_int as usize, 0, 0, 0],
-            )
-        };
-        if r.is_err() || unacknowledged == 0 {
+        let r = unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request, &mut left as *mut c_int as usize, 0, 0, 0]) };
+        if r.is_err() || left == 0 {
             return;
         }
         sys::nanosleep(500_000);

@@ -1,0 +1,70 @@
+//! Sends *on credit*: by the thread that owns the token, up to where it has said itself
+//! (see [`fsocket_sync::token`]).
+
+#[cfg(doc)]
+use crate::send_small;
+use crate::{align8, get, put, small, tiny, Bytes, MASK};
+use fsocket_abi::arena::Half;
+use fsocket_abi::channel::record;
+use fsocket_sync::atomic::Ordering;
+
+/// Where a message goes that is sent on credit: its own header, and the one behind it.
+pub struct Slot {
+    pos: u64,
+    end: u64,
+}
+/// Room for so much, [`crate::SMALL`] at most, on credit. The caller has entered on credit.
+#[inline(always)]
+pub fn on_credit(h: &Half, len: usize) -> Option<Slot> {
+    let slot = slot(h, len);
+    (slot.end <= get(&h.credit)).then_some(slot)
+}
+#[inline(always)]
+fn slot(h: &Half, len: usize) -> Slot {
+    let pos = get(&h.pos);
+    Slot { pos, end: pos + record::HDR + align8(len as u64) }
+}
+/// What small messages may still take is credit: by the thread that owns the token, inside.
+pub fn give_credit(h: &Half) {
+    // The header behind a message is taken off here, once, and not by each send.
+    put(&h.credit, get(&h.limit).saturating_sub(record::HDR));
+}
+
+/// [`send_small`] for [`tiny`] lengths: as few instructions and registers as it takes.
+///
+/// # Safety
+/// As [`send_small`]; `len` is [`tiny`], and [`on_credit`] has given the slot for it.
+#[inline(always)]
+pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) {
+    debug_assert!(tiny(len));
+    let off = offset_on_credit(h, &slot);
+    // SAFETY: the caller's; the credit ends before the ring does.
+    unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) };
+    put(&h.pos, slot.end);
+    put(&h.bytes, get(&h.bytes) + len as u64);
+}
+/// [`send_small`] on credit.
+///
+/// # Safety
+/// As [`send_small`]; `len` is [`small`], and [`on_credit`] has given the slot for it.
+#[inline(always)]
+pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) {
+    debug_assert!(small(len));
+    // SAFETY: the caller's; the credit ends before the ring does.
+    unsafe { b.write(offset_on_credit(h, &at) + record::HDR as usize, src, len) };
+    // Looked up again: to keep it over a call of memcpy costs more.
+    let at = slot(h, len);
+    let off = offset_on_credit(h, &at);
+    b.header(off + (at.end - at.pos) as usize).store(0, Ordering::Relaxed);
+    // Release: as in `put_record`.
+    b.header(off).store(record::pack(record::DATA, len as u64, 0), Ordering::Release);
+    put(&h.pos, at.end);
+    put(&h.bytes, get(&h.bytes) + len as u64);
+}
+#[inline(always)]
+fn offset_on_credit(h: &Half, slot: &Slot) -> usize {
+    let base = get(&h.base);
+    // Whoever gave the credit has sent the first record behind `base` himself.
+    debug_assert!(slot.pos == get(&h.pos) && slot.pos != base && slot.end <= get(&h.credit));
+    ((slot.pos - base) & MASK & !7) as usize
+}
