@@ -288,9 +288,9 @@ pub struct Sock {
 pub struct Half {
     /// Thread that holds the token; see [`fsocket_sync::token`].
     pub owner: AtomicU64,
-    /// The owner is inside an operation; written by the owner only.
+    /// Not `pos`: the owner is inside an operation; written by the owner only.
     pub busy: AtomicU64,
-    /// Position of the next byte to write or read.
+    /// Position of the next byte to write or read; written by who is inside an operation.
     pub pos: AtomicU64,
     /// Position that lies at offset 0 of the ring.
     pub base: AtomicU64,
@@ -325,6 +325,10 @@ impl fsocket_sync::token::Words for Half {
     #[inline(always)]
     fn busy(&self) -> &AtomicU64 {
         &self.busy
+    }
+    #[inline(always)]
+    fn place(&self) -> &AtomicU64 {
+        &self.pos
     }
     #[inline(always)]
     fn shared(&self) -> &AtomicU64 {

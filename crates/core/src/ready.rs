@@ -4,7 +4,7 @@ use crate::listen;
 use crate::path::{self, Path};
 use crate::table::{kind, Desc};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Half};
+use fsocket_abi::arena::{flag, Half, Sock};
 use fsocket_abi::channel::{status, Dir};
 use fsocket_ring as ring;
 use fsocket_sys::Errno;
@@ -160,10 +160,19 @@ pub fn peer_cpu(d: &Desc) -> u32 {
     }
 }
 
+/// The error that this side has set itself, taken. Where there is none, as nearly always, nothing
+/// waits for what was stored before.
+pub fn swap_error(s: &Sock) -> i32 {
+    match s.err.load(Ordering::Relaxed) {
+        0 => 0,
+        _ => s.err.swap(0, Ordering::AcqRel),
+    }
+}
+
 /// `SO_ERROR`: what is pending, taken.
 pub fn take_error(d: &Desc) -> i32 {
     let s = d.sock();
-    let e = s.err.swap(0, Ordering::AcqRel);
+    let e = swap_error(s);
     if e != 0 {
         return e;
     }

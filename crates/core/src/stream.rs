@@ -5,7 +5,7 @@ mod send;
 mod turn;
 mod wait;
 
-pub use recv::{before_urgent, recv, recv_fast, recv_on_credit, recv_slow, rest};
+pub use recv::{before_urgent, found_nothing, recv, recv_fast, recv_on_credit, recv_slow, rest};
 pub use send::{
     blocks, plain_send, refused, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, Tiny,
 };

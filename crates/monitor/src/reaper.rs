@@ -13,6 +13,7 @@ use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
 use fsocket_abi::channel::{status, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
+use fsocket_sync::token::inside;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -90,7 +91,7 @@ impl Monitor {
         }
         for half in [&sock.tx, &sock.rx] {
             if is_of(nonce, half.owner.load(Ordering::Acquire)) {
-                half.busy.store(0, Ordering::Release);
+                half.busy.store(half.pos.load(Ordering::Relaxed), Ordering::Release);
             }
             let holder = half.shared.load(Ordering::Acquire);
             if is_of(nonce, holder) {
@@ -322,7 +323,7 @@ fn is_of(nonce: u64, thread: u64) -> bool {
 fn died_inside(sock: &Sock, nonce: u64) -> bool {
     [&sock.tx, &sock.rx].iter().any(|half| {
         is_of(nonce, half.shared.load(Ordering::Acquire))
-            || half.busy.load(Ordering::Acquire) != 0 && is_of(nonce, half.owner.load(Ordering::Acquire))
+            || inside(*half) && is_of(nonce, half.owner.load(Ordering::Acquire))
     })
 }
 

@@ -3,26 +3,27 @@
 
 #[cfg(doc)]
 use crate::send_small;
-use crate::{align8, get, put, small, tiny, Bytes, MASK};
+use crate::{align8, get, go_to, put, small, tiny, Bytes, MASK};
 use fsocket_abi::arena::Half;
 use fsocket_abi::channel::record;
 use fsocket_sync::atomic::Ordering;
 
 /// Where a message goes that is sent on credit: its own header, and the one behind it.
+#[derive(Clone, Copy)]
 pub struct Slot {
-    pos: u64,
-    end: u64,
+    pub pos: u64,
+    pub end: u64,
 }
-/// Room for so much, [`crate::SMALL`] at most, on credit. The caller has entered on credit.
+/// For a message of so many bytes, [`crate::SMALL`] at most. Without the token a guess.
 #[inline(always)]
-pub fn on_credit(h: &Half, len: usize) -> Option<Slot> {
-    let slot = slot(h, len);
-    (slot.end <= get(&h.credit)).then_some(slot)
-}
-#[inline(always)]
-fn slot(h: &Half, len: usize) -> Slot {
+pub fn slot(h: &Half, len: usize) -> Slot {
     let pos = get(&h.pos);
     Slot { pos, end: pos + record::HDR + align8(len as u64) }
+}
+/// Is there credit for it? The caller has entered on credit, and then found the position where it was.
+#[inline(always)]
+pub fn on_credit(h: &Half, slot: Slot) -> bool {
+    slot.end <= get(&h.credit)
 }
 /// What small messages may still take is credit: by the thread that owns the token, inside.
 pub fn give_credit(h: &Half) {
@@ -30,23 +31,25 @@ pub fn give_credit(h: &Half) {
     put(&h.credit, get(&h.limit).saturating_sub(record::HDR));
 }
 
-/// [`send_small`] for [`tiny`] lengths: as few instructions and registers as it takes.
+/// [`send_small`] for [`tiny`] lengths: as few instructions and registers as it takes. As its
+/// last the position moves to the slot's end, and the caller is outside
+/// ([`fsocket_sync::token::OnCredit::begin`]).
 ///
 /// # Safety
-/// As [`send_small`]; `len` is [`tiny`], and [`on_credit`] has given the slot for it.
+/// As [`send_small`]; `len` is [`tiny`], and the slot, for it, is [`on_credit`].
 #[inline(always)]
 pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) {
     debug_assert!(tiny(len));
     let off = offset_on_credit(h, &slot);
     // SAFETY: the caller's; the credit ends before the ring does.
     unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) };
-    put(&h.pos, slot.end);
     put(&h.bytes, get(&h.bytes) + len as u64);
+    go_to(h, slot.end);
 }
-/// [`send_small`] on credit.
+/// The same for all that is [`small`].
 ///
 /// # Safety
-/// As [`send_small`]; `len` is [`small`], and [`on_credit`] has given the slot for it.
+/// As [`send_small`]; `len` is [`small`], and the slot, for it, is [`on_credit`].
 #[inline(always)]
 pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) {
     debug_assert!(small(len));
@@ -58,8 +61,8 @@ pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8,
     b.header(off + (at.end - at.pos) as usize).store(0, Ordering::Relaxed);
     // Release: as in `put_record`.
     b.header(off).store(record::pack(record::DATA, len as u64, 0), Ordering::Release);
-    put(&h.pos, at.end);
     put(&h.bytes, get(&h.bytes) + len as u64);
+    go_to(h, at.end);
 }
 #[inline(always)]
 fn offset_on_credit(h: &Half, slot: &Slot) -> usize {

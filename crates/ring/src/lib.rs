@@ -19,12 +19,15 @@ use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{record, Dir, POS_START, RING_CAP};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 
-pub use credit::{give_credit, on_credit, send_on_credit, send_tiny, Slot};
+pub use credit::{give_credit, on_credit, send_on_credit, send_tiny, slot, Slot};
 
 const CAP: u64 = RING_CAP as u64;
 const MASK: u64 = CAP - 1;
-/// Bytes between two looks at the consumer's position.
+/// Bytes between two looks at the consumer's position, where it has read all: then it may be that
+/// the ring can be rewound.
 const STEP: u64 = if cfg!(loom) { 32 } else { 4096 };
+/// The same where it has not. A look fetches a line that the consumer writes all the time.
+const STRIDE: u64 = 4 * STEP;
 
 /// The peer broke the protocol: close this connection, nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,6 +175,12 @@ fn put(a: &AtomicU64, v: u64) {
     a.store(v, Ordering::Relaxed)
 }
 
+/// Move the position, which is [`fsocket_sync::token::Words::place`].
+#[inline(always)]
+fn go_to(h: &Half, pos: u64) {
+    h.pos.store(pos, Ordering::Release);
+}
+
 /// Start values of a fresh direction; both sides call it on their own half.
 pub fn init_half(h: &Half) {
     put(&h.pos, POS_START);
@@ -256,7 +265,7 @@ unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8
         // `rewound`.
         d.prod.rewind_from.store(pos, Ordering::Release);
     }
-    put(&h.pos, pos + step);
+    go_to(h, pos + step);
     put(&h.bytes, get(&h.bytes) + len);
 }
 
@@ -366,7 +375,8 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         let off = (off + taken) & MASK;
         let end = if fence != 0 { fence } else { CAP };
         let free = free.min(allowed.max(taken));
-        let span = (STEP - (off & (STEP - 1))).min(free - taken).min(end - off);
+        let step = if used == 0 { STEP } else { STRIDE };
+        let span = (step - (off & (step - 1))).min(free - taken).min(end - off);
         put(&h.limit, get(&h.pos) + span);
         return Ok(n as usize);
     }
@@ -376,7 +386,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
 /// Returns where to store the PAD header, and which, once a record follows.
 fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64, when: u64) -> (usize, u64) {
     b.header(((off + span) & MASK) as usize).store(0, Ordering::Relaxed);
-    put(&h.pos, get(&h.pos) + span);
+    go_to(h, get(&h.pos) + span);
     (off as usize, record::pack(record::PAD, span - record::HDR, when))
 }
 
@@ -458,7 +468,7 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
         put(&h.base, base);
         put(&h.limit, left);
         if pos != get(&h.pos) {
-            put(&h.pos, pos);
+            go_to(h, pos);
             put(&h.bytes, get(&h.bytes) + got as u64);
             // Release: our reads are done before the producer may overwrite;
             // pairs with the acquire in `look`.

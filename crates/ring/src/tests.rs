@@ -48,8 +48,8 @@ impl Pair {
             let when = if rest.len().is_multiple_of(3) { record::stamp(rest.len() as u64 * 5000) } else { 0 };
             // SAFETY: `rest` is a slice; single-threaded test.
             unsafe {
-                let credit = if small(rest.len()) && when == 0 { on_credit(&self.tx, rest.len()) } else { None };
-                if let Some(slot) = credit {
+                let slot = slot(&self.tx, rest.len());
+                if small(rest.len()) && when == 0 && on_credit(&self.tx, slot) {
                     match tiny(rest.len()) {
                         true => send_tiny(self.ring(), &self.tx, slot, rest.as_ptr(), rest.len()),
                         false => send_on_credit(self.ring(), &self.tx, slot, rest.as_ptr(), rest.len()),

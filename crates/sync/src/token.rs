@@ -9,6 +9,10 @@
 //! waits for a thread that is not inside an operation, and nobody sleeps while
 //! inside one.
 //!
+//! The flag is a number: *inside* is who has written there anything but the token's *place*, where
+//! in the stream it stands. So an operation that knows where it will end writes that, and is
+//! outside by moving the place there, which it has to do anyway.
+//!
 //! The owner may also leave itself a *credit* for operations to come: a word that it sets while
 //! inside, and that whoever takes over clears. An operation on credit raises the flag and looks
 //! at that word, which it needs anyway, instead of at the owner's.
@@ -31,12 +35,18 @@ const REVOKING: u64 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
 
+/// [`Words::busy`] of who cannot say where it will end. No place.
+const INSIDE: u64 = u64::MAX;
+
 /// The words of a token. All zero: nobody has ever entered.
 pub trait Words {
     /// See the module's description.
     fn owner(&self) -> &AtomicU64;
-    /// The owner is inside; written by the owner only.
+    /// Not [`Words::place`]: the owner is inside. Written by the owner only, and not looked at any
+    /// more once the lock is used.
     fn busy(&self) -> &AtomicU64;
+    /// Written inside only, and by releases. Not [`u64::MAX`].
+    fn place(&self) -> &AtomicU64;
     /// The lock: identity of its holder, or 0.
     fn shared(&self) -> &AtomicU64;
     /// Clears the credit. The owner does so as well before it changes what the credit is about.
@@ -66,9 +76,47 @@ pub struct Owned<'a, W: Words>(&'a W);
 impl<W: Words> Drop for Owned<'_, W> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: as in `Entered`.
-        self.0.busy().store(0, Ordering::Release);
+        leave(self.0);
     }
+}
+
+/// An operation on credit that has not been begun; drop: it will not be.
+pub struct OnCredit<'a, W: Words>(&'a W);
+
+impl<W: Words> OnCredit<'_, W> {
+    /// There is credit. From here on one is inside, until one moves the place to where one has said; by
+    /// a release, as in [`leave`], and as the last of what one does.
+    #[inline(always)]
+    pub fn begin(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<W: Words> Drop for OnCredit<'_, W> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // What was said may be the place by now, if signal handlers have moved it before they could
+        // see it. One more must not do so between the two accesses of `leave`.
+        self.0.busy().store(INSIDE, Ordering::Relaxed);
+        light_fence();
+        leave(self.0);
+    }
+}
+
+/// Is the owner inside? Says nothing once the lock is used; but who then looks at the owner word sees that.
+pub fn inside<W: Words>(w: &W) -> bool {
+    // In this order: who has written what is read first is outside when the place is there; and
+    // what it enters next it does after that load, so that it sees what was stored before.
+    // Acquire pairs with the release in `leave`, and with those that move the place.
+    let busy = w.busy().load(Ordering::Acquire);
+    busy != w.place().load(Ordering::Acquire)
+}
+
+/// By the owner, inside.
+#[inline(always)]
+fn leave<W: Words>(w: &W) {
+    // Release: what was done inside, for the acquire of whoever enters next.
+    w.busy().store(w.place().load(Ordering::Relaxed), Ordering::Release);
 }
 
 /// The common case of [`enter`]: the token is this thread's, and nobody takes over.
@@ -85,12 +133,25 @@ pub fn enter_owned<W: Words>(w: &W, me: u64) -> Option<Owned<'_, W>> {
 /// if it does, it leaves at once. Another thread must not call it: `busy` is the owner's alone.
 #[inline(always)]
 pub fn enter_on_credit<W: Words>(w: &W) -> Option<Owned<'_, W>> {
-    if w.busy().load(Ordering::Relaxed) != 0 {
+    if w.busy().load(Ordering::Relaxed) != w.place().load(Ordering::Relaxed) {
         return None;
     }
-    w.busy().store(1, Ordering::Relaxed);
+    w.busy().store(INSIDE, Ordering::Relaxed);
     light_fence();
     Some(Owned(w))
+}
+
+/// [`enter_on_credit`] for an operation that moves the place from where it is, `from`, `to` somewhere else.
+#[inline(always)]
+pub fn on_credit<W: Words>(w: &W, from: u64, to: u64) -> Option<OnCredit<'_, W>> {
+    if w.busy().load(Ordering::Relaxed) != from {
+        return None;
+    }
+    w.busy().store(to, Ordering::Relaxed);
+    light_fence();
+    let inside = OnCredit(w);
+    // Not if a signal handler has moved it before it could see that.
+    (w.place().load(Ordering::Relaxed) == from).then_some(inside)
 }
 
 /// Enter as thread `me`: a non-zero even number that no other thread has.
@@ -116,7 +177,12 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy
                 let _ = w.owner().compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed);
             }
             SHARED => return lock::<E, W>(w, me),
-            o if o & !REVOKING == me && w.busy().load(Ordering::Relaxed) != 0 => return Err(Busy),
+            o if o & !REVOKING == me && inside(w) => {
+                // Unless another has taken over just now, which none does while we are inside.
+                if w.owner().load(Ordering::Acquire) != SHARED {
+                    return Err(Busy);
+                }
+            }
             o if o == me => {
                 if let Some(o) = enter_owned(w, me) {
                     core::mem::forget(o);
@@ -132,14 +198,15 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy
                     E::took_over();
                 }
                 // Seeing the flag down once is enough: raised later, the owner
-                // finds that it lost the token. Acquire pairs with the release
-                // in `drop`.
+                // finds that it lost the token. Once another has taken over the place moves, and
+                // the flag says nothing.
+                let outside = || !inside(w) || w.owner().load(Ordering::Acquire) == SHARED;
                 E::heavy_fence();
-                wait::<E>(|| w.busy().load(Ordering::Acquire) == 0);
+                wait::<E>(outside);
                 // From here on nobody gives credit; who raises the flag later finds none.
                 w.withdraw();
                 E::heavy_fence();
-                wait::<E>(|| w.busy().load(Ordering::Acquire) == 0);
+                wait::<E>(outside);
                 let _ = w.owner().compare_exchange(marked, SHARED, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
@@ -166,11 +233,11 @@ fn wait<E: Env>(mut done: impl FnMut() -> bool) {
 impl<W: Words> Drop for Entered<'_, W> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: what we did inside, for the acquire of whoever enters next.
         if self.shared {
+            // Release: as in `leave`.
             self.w.shared().store(0, Ordering::Release);
         } else {
-            self.w.busy().store(0, Ordering::Release);
+            leave(self.w);
         }
     }
 }
@@ -178,7 +245,7 @@ impl<W: Words> Drop for Entered<'_, W> {
 /// Nobody has ever entered: values for a recycled token that no thread uses.
 pub fn reset<W: Words>(w: &W) {
     w.owner().store(0, Ordering::Relaxed);
-    w.busy().store(0, Ordering::Relaxed);
+    w.busy().store(w.place().load(Ordering::Relaxed), Ordering::Relaxed);
     w.shared().store(0, Ordering::Relaxed);
 }
 
@@ -187,7 +254,7 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Token([AtomicU64; 3]);
+    struct Token([AtomicU64; 4]);
     impl Words for Token {
         fn owner(&self) -> &AtomicU64 {
             &self.0[0]
@@ -197,6 +264,9 @@ mod tests {
         }
         fn shared(&self) -> &AtomicU64 {
             &self.0[2]
+        }
+        fn place(&self) -> &AtomicU64 {
+            &self.0[3]
         }
         fn withdraw(&self) {}
     }
@@ -224,6 +294,22 @@ mod tests {
         assert!(inside.is_some());
         assert_eq!(t.owner().load(Ordering::Relaxed), SHARED, "helped the other thread");
         assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy), "as holder of the lock");
+    }
+
+    #[test]
+    fn a_signal_handler_on_top_of_a_call_on_credit_is_told_so_too() {
+        let t = Token::default();
+        drop(enter::<Alone, _>(&t, ME));
+        let inside = on_credit(&t, 0, 24);
+        assert!(inside.is_some());
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy));
+        assert!(on_credit(&t, 0, 24).is_none() && enter_on_credit(&t).is_none());
+        drop(inside);
+        on_credit(&t, 0, 24).expect("nobody is inside").begin();
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy));
+        t.place().store(24, Ordering::Release);
+        assert!(enter_on_credit(&t).is_some() && on_credit(&t, 24, 48).is_some());
+        assert!(enter::<Alone, _>(&t, ME).is_ok());
     }
 
     #[test]

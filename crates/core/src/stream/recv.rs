@@ -150,6 +150,13 @@ pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: 
     told(d, rx, h, got)
 }
 
+/// After a [`recv_on_credit`] that has returned 0: is that because nothing is there? Then to look once more
+/// would only take the line at which the sender writes away from it. A guess, for who waits next.
+#[inline(always)]
+pub fn found_nothing(d: &Desc) -> bool {
+    token::is_here(d.receiver()) && d.sock().rx.credit.load(Ordering::Relaxed) != 0
+}
+
 /// What a receive that is out of the ring has got; 0: nothing, or a hostile peer.
 #[inline(always)]
 fn told(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, Hostile>) -> usize {

@@ -126,10 +126,9 @@ pub unsafe fn send_tiny(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
         return Tiny::No;
     }
     let Some(me) = token::if_here(d.sender()) else { return Tiny::No };
-    let Some((h, slot, t)) = on_credit(d, len) else { return Tiny::No };
-    // SAFETY: the caller's; the token is ours.
+    let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
+    // SAFETY: the caller's; the token is ours until this returns.
     unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) };
-    drop(t);
     told(d, h, || me.cpu_mark())
 }
 
@@ -142,25 +141,29 @@ pub unsafe fn send_small(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
     if !ring::small(len) || !token::is_here(d.sender()) {
         return Tiny::No;
     }
-    let Some((h, slot, t)) = on_credit(d, len) else { return Tiny::No };
-    // SAFETY: the caller's; the token is ours.
+    let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
+    // SAFETY: the caller's; the token is ours until this returns.
     unsafe { ring::send_on_credit(d.tx_ring(), h, slot, buf, len) };
-    drop(t);
     told(d, h, cpu::mark)
 }
 
-/// By [`Desc::sender`], which the caller is: what `len` bytes are sent on, where they go, and the token.
+/// By [`Desc::sender`], which the caller is: what `len` bytes are sent on, and where they go. The
+/// caller is inside until they have gone.
 #[inline(always)]
-fn on_credit(d: &'static Desc, len: usize) -> Option<(&'static Half, ring::Slot, impl Drop)> {
+fn on_credit(d: &'static Desc, len: usize) -> Option<(&'static Half, ring::Slot)> {
     if d.rx_dir().prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
         return None;
     }
     let h = &d.sock().tx;
-    let t = token::enter_on_credit(h)?;
+    let slot = ring::slot(h, len);
+    let t = token::on_credit(h, slot.pos, slot.end)?;
     // There is no credit for what was shut down, closed or switched, or has come to be shared. Of
     // the other reasons not to send the peer's state has said enough, or a poisoned one, whom a few
     // bytes more do not matter, the next look for credit will.
-    Some((h, ring::on_credit(h, len)?, t))
+    ring::on_credit(h, slot).then(|| {
+        t.begin();
+        (h, slot)
+    })
 }
 
 /// After a send on credit.
@@ -428,7 +431,7 @@ enum Refused {
 fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
     let s = d.sock();
     let f = s.flags.load(Ordering::Relaxed);
-    match s.err.swap(0, Ordering::AcqRel) {
+    match ready::swap_error(s) {
         0 => {}
         libc::EPIPE => return Some(Refused::Pipe),
         e => return Some(Refused::Error(Errno::new(e))),

@@ -152,6 +152,9 @@ macro_rules! receive {
 
 #[inline(never)]
 unsafe fn receive_more(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
+    if stream::found_nothing(d) {
+        return unsafe { receive_slowly(d, buf, n, flags) };
+    }
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
         0 => unsafe { receive_slowly(d, buf, n, flags) },
         got if got < n && stream::left_rings(d) => unsafe { receive_rest(d, buf, n, flags, got) },

@@ -2,7 +2,7 @@
 
 use super::every_way;
 use crate::atomic::{AtomicU64, Ordering};
-use crate::token::{enter, enter_on_credit, Env, Words};
+use crate::token::{enter, enter_on_credit, on_credit, Env, Words};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
@@ -11,6 +11,7 @@ struct Token {
     owner: AtomicU64,
     busy: AtomicU64,
     shared: AtomicU64,
+    place: AtomicU64,
     credit: AtomicU64,
     /// The owner's credit stays, whoever takes over.
     kept: bool,
@@ -27,6 +28,9 @@ impl Words for Token {
     }
     fn shared(&self) -> &AtomicU64 {
         &self.shared
+    }
+    fn place(&self) -> &AtomicU64 {
+        &self.place
     }
     fn withdraw(&self) {
         if !self.kept {
@@ -55,41 +59,75 @@ impl Env for Unfenced {
 }
 
 impl Token {
-    fn operate<E: Env>(&self, me: u64) {
-        let Ok(_inside) = enter::<E, _>(self, me) else { panic!("no signal handlers here") };
+    /// Inside.
+    fn act(&self) {
         // SAFETY: the property under test; loom checks it.
         self.protected.with_mut(|p| unsafe { *p += 1 });
     }
 
+    /// As the last inside.
+    fn go_on(&self) {
+        self.place.store(self.place.load(Ordering::Relaxed) + 8, Ordering::Release);
+    }
+
+    fn operate<E: Env>(&self, me: u64) {
+        let Ok(_inside) = enter::<E, _>(self, me) else { panic!("no signal handlers here") };
+        self.act();
+        self.go_on();
+    }
+
     /// By thread 16, the first owner: on credit if it has any; else it gives itself some.
-    fn operate_as_owner(&self) {
-        if let Some(_inside) = enter_on_credit(self) {
-            if self.credit.load(Ordering::Relaxed) != 0 {
-                // SAFETY: as above.
-                return self.protected.with_mut(|p| unsafe { *p += 1 });
+    fn operate_as_owner(&self, how: OnCredit) {
+        let credit = || self.credit.load(Ordering::Relaxed) != 0;
+        match how {
+            OnCredit::Enter => {
+                if let Some(_inside) = enter_on_credit(self) {
+                    if credit() {
+                        self.act();
+                        self.go_on();
+                        return;
+                    }
+                }
+            }
+            OnCredit::Move => {
+                let from = self.place.load(Ordering::Relaxed);
+                if let Some(inside) = on_credit(self, from, from + 8) {
+                    if credit() {
+                        inside.begin();
+                        self.act();
+                        self.place.store(from + 8, Ordering::Release);
+                        return;
+                    }
+                }
             }
         }
         let Ok(_inside) = enter::<Sys, _>(self, 16) else { panic!("no signal handlers here") };
         if self.owner.load(Ordering::Relaxed) == 16 {
             self.credit.store(1, Ordering::Relaxed);
         }
-        // SAFETY: as above.
-        self.protected.with_mut(|p| unsafe { *p += 1 });
+        self.act();
+        self.go_on();
     }
 }
 
+#[derive(Clone, Copy)]
+enum OnCredit {
+    Enter,
+    Move,
+}
+
 /// The owner operates `times` times more while each of `others` operates once.
-fn on_credit(kept: bool, times: u32, others: u64, preemptions: Option<usize>) {
+fn with_credit(how: OnCredit, kept: bool, times: u32, others: u64, preemptions: Option<usize>) {
     every_way(preemptions, move || {
         let t = Arc::new(Token { kept, ..Token::default() });
-        t.operate_as_owner();
+        t.operate_as_owner(how);
         let others: Vec<_> = (0..others)
             .map(|i| {
                 let t = t.clone();
                 loom::thread::spawn(move || t.operate::<Sys>(32 + 16 * i))
             })
             .collect();
-        (0..times).for_each(|_| t.operate_as_owner());
+        (0..times).for_each(|_| t.operate_as_owner(how));
         let all = 1 + times + others.len() as u32;
         others.into_iter().for_each(|o| o.join().unwrap());
         // SAFETY: all other threads have ended.
@@ -126,18 +164,34 @@ fn owner_and_one_that_takes_over() {
 
 #[test]
 fn owner_on_credit_and_one_that_takes_over() {
-    on_credit(false, 3, 1, Some(4));
+    with_credit(OnCredit::Enter, false, 3, 1, Some(4));
 }
 
 #[test]
 fn owner_on_credit_and_two_that_take_over() {
-    on_credit(false, 2, 2, Some(1));
+    with_credit(OnCredit::Enter, false, 2, 2, Some(1));
+}
+
+#[test]
+fn owner_that_moves_and_one_that_takes_over() {
+    with_credit(OnCredit::Move, false, 3, 1, Some(4));
+}
+
+#[test]
+fn owner_that_moves_and_two_that_take_over() {
+    with_credit(OnCredit::Move, false, 2, 2, Some(1));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn credit_must_be_withdrawn() {
-    on_credit(true, 1, 1, None);
+    with_credit(OnCredit::Enter, true, 1, 1, None);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn credit_must_be_withdrawn_from_who_moves() {
+    with_credit(OnCredit::Move, true, 1, 1, None);
 }
 
 #[test]
