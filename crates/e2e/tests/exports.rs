@@ -22,3 +22,21 @@ fn exported_symbols_are_the_table_of_hooks() {
         library.display()
     );
 }
+
+/// Between CPUs that are far from each other a send is as long as its stores: a register saved was 5 %
+/// of it, and no test of what it does can see that (docs/performance.md).
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn small_sends_save_no_register() {
+    let objdump = fsocket_testkit::need!("objdump");
+    for call in ["send", "write"] {
+        let out = Command::new(&objdump)
+            .args(["-d", "--no-show-raw-insn", &format!("--disassemble={call}")])
+            .arg(fsocket_testkit::artifacts::library())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(text.contains(&format!("<{call}>:")) && text.contains("ret"), "{call} not found in: {text}");
+        assert!(!text.contains("push") && !text.contains("%rsp"), "{call} uses the stack: {text}");
+    }
+}

@@ -116,20 +116,24 @@ pub enum Tiny {
 
 /// [`send_fast`] for a few bytes by the only thread that has ever sent: the case in which
 /// a call costs as much as the work. Nothing in it calls a function, so that it needs no
-/// stack (see docs/performance.md). Any descriptor may be asked.
+/// stack (see docs/performance.md). Any descriptor may be asked. `SPARE`: the caller has so few
+/// arguments that a register is left over.
 ///
 /// # Safety
 /// As [`send`].
 #[inline(always)]
-pub unsafe fn send_tiny(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
+pub unsafe fn send_tiny<const SPARE: bool>(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
     if !ring::tiny(len) {
         return Tiny::No;
     }
-    let Some(me) = token::if_here(d.sender()) else { return Tiny::No };
+    let me = if SPARE { token::if_here(d.sender()) } else { None };
+    if me.is_none() && (SPARE || !token::is_here(d.sender())) {
+        return Tiny::No;
+    }
     let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
     // SAFETY: the caller's; the token is ours until this returns.
     unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) };
-    told(d, h, || me.cpu_mark())
+    told(d, h, || me.map_or_else(cpu::mark, token::Here::cpu_mark))
 }
 
 /// The same for up to [`ring::SMALL`] bytes.

@@ -81,12 +81,13 @@ fn candidate(fd: c_int) -> bool {
 }
 
 /// A send: the fast path bare, the rest guarded and out of its way. What is not done here is
-/// left to functions whose result is this one's, so that it is a jump.
+/// left to functions whose result is this one's, so that it is a jump. `$spare`: see
+/// [`stream::send_tiny`].
 macro_rules! transmit {
-    ($fd:expr, $buf:expr, $n:expr, $flags:expr, else $kernel:expr) => {{
+    ($fd:expr, $buf:expr, $n:expr, $flags:expr, $spare:literal, else $kernel:expr) => {{
         if let Some(d) = table::lookup($fd) {
             if stream::plain_send($flags) {
-                match unsafe { stream::send_tiny(d, $buf as *const u8, $n) } {
+                match unsafe { stream::send_tiny::<$spare>(d, $buf as *const u8, $n) } {
                     stream::Tiny::Sent => return $n as ssize_t,
                     stream::Tiny::Tell => return unsafe { tell(d, $n) },
                     stream::Tiny::No => {}
@@ -184,7 +185,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
 
 #[inline(always)]
 pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
-    transmit!(fd, buf, n, 0, else in_kernel!(write(fd: c_int, buf: *const c_void, n: size_t), Call::Send))
+    transmit!(fd, buf, n, 0, true, else in_kernel!(write(fd: c_int, buf: *const c_void, n: size_t), Call::Send))
 }
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
@@ -212,7 +213,7 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
 
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
-    transmit!(fd, buf, n, flags, else in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send))
+    transmit!(fd, buf, n, flags, false, else in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send))
 }
 
 pub unsafe fn recvfrom(
@@ -246,7 +247,7 @@ pub unsafe fn sendto(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> ssize_t {
-    transmit!(fd, buf, n, flags, else {
+    transmit!(fd, buf, n, flags, false, else {
         in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
     })
 }
