@@ -156,8 +156,10 @@ pub fn begin_anew(d: &'static Desc) {
     let Some(ends) = start(d, pair::make_alone) else { return };
     sys::heavy_fence();
     let (r, rx, rxh) = d.rx();
-    // SAFETY: nothing is written; the mover is the ring's only consumer.
-    while matches!(unsafe { ring::recv(r, rx, rxh, core::ptr::null_mut(), STEP, false) }, Ok(1..)) {}
+    if let Ok(_t) = token::enter(rxh) {
+        // SAFETY: nothing is written; the mover is the ring's only consumer.
+        while matches!(unsafe { ring::recv(r, rx, rxh, core::ptr::null_mut(), STEP, false) }, Ok(1..)) {}
+    }
     settle::dress(d, ends.own);
     moved_out(d);
     ends.close();
@@ -201,8 +203,11 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Op
 fn move_out(d: &'static Desc, ends: &pair::Ends) {
     let s = d.sock();
     let (r, rx, rxh) = d.rx();
-    // What does not fit stays for the peer to send again.
-    let _ = pour(r, rx, rxh, ends.other);
+    // What does not fit stays for the peer to send again. The flags keep all others off; the token
+    // is for the position, which is moved inside only.
+    if let Ok(_t) = token::enter(rxh) {
+        let _ = pour(r, rx, rxh, ends.other);
+    }
     let m = &d.slot().moved[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
     m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
     m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Relaxed);
