@@ -3,6 +3,7 @@
 
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{accepted, Server, Start};
+use fsocket_testkit::host::Accel;
 use fsocket_testkit::{net, stock_mode, Host};
 use std::time::Duration;
 
@@ -73,5 +74,20 @@ fn what_waits_for_a_killed_worker_is_taken_by_whichever_thread_is_there() {
             }
             server.kill_while_hundred_wait(round);
         }
+    }
+}
+
+/// A process that can have no local listen socket, beside a relative that has one and does not look.
+#[test]
+fn who_takes_turns_gets_what_nobody_else_takes() {
+    let host = Host::new();
+    for order in ["first", "last"] {
+        let before = host.snapshot();
+        assert_eq!(fsocket_e2e::python(&host, Accel, 90, "turns.py", &[order]).trim(), "ok", "{order}");
+        if stock_mode() {
+            return eprintln!("PATH NOT ASSERTED: stock mode");
+        }
+        let delta = host.snapshot().since(&before);
+        assert!(delta.get("fallback.zone_turns") > 0 && delta.get("accept_kernel") >= 16, "{order}: {delta}");
     }
 }

@@ -60,7 +60,7 @@ impl Peer {
 /// # Safety
 /// `peer` as accept4(2) wants it.
 pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
-    let Some(z) = of(d).filter(|z| z.state() != super::state::OFF) else { return Outcome::Kernel };
+    let Some(z) = of(d).filter(|z| z.state() != super::state::OFF || z.is_guest()) else { return Outcome::Kernel };
     ctl::poll();
     super::watch::told();
     if let Some(r) = z.take_own(fd, peer) {
@@ -72,14 +72,14 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
     let nonblock = is_nonblocking(fd);
     z.come(fd, nonblock);
     if !z.is_active() {
-        if z.state() != super::state::READY {
-            return Outcome::Kernel;
-        }
         if z.is_guest() {
             return Outcome::Done(match z.take_other(fd, nonblock, peer) {
                 Err(Errno::EAGAIN) if !nonblock => z.wait(fd, d, peer),
                 r => r,
             });
+        }
+        if z.state() != super::state::READY {
+            return Outcome::Kernel;
         }
         // As the kernel does, but we see when it returns.
         return Outcome::Done(peer.accept(fd).inspect(|_| {
@@ -276,6 +276,9 @@ impl Zoned {
     /// Options that the application has set since.
     fn follow(&self, fd: i32, l: &Local) {
         let Some(page) = self.page() else { return };
+        if page.turns.load(Ordering::Acquire) != 0 {
+            return self.off(Counter::FbZoneTurns);
+        }
         let now = page.options.load(Ordering::Acquire);
         if now == l.options.load(Ordering::Relaxed) {
             return;

@@ -47,9 +47,10 @@ impl Asked {
 }
 
 impl Zoned {
-    /// Has the calling thread no local listen socket where others have?
+    /// Has the calling thread no local listen socket where others have? Perhaps because this process
+    /// can have none.
     pub fn is_guest(&self) -> bool {
-        self.state() == state::READY
+        matches!(self.state(), state::READY | state::OFF)
             && balance::enabled()
             && !self.is_shared()
             && self.own().is_none()

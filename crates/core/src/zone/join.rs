@@ -123,6 +123,9 @@ impl Zoned {
                 return false;
             }
         }
+        if self.page().is_some_and(|p| p.turns.load(Ordering::Acquire) != 0) {
+            return false;
+        }
         // The first thread of the first process joins when others have.
         self.inherited.load(Ordering::Relaxed) || !self.is_single_thread(thread) || self.page().is_some_and(|p| p.any())
     }

@@ -23,6 +23,9 @@ pub struct Page {
     /// The monitor's program selects in the kernel's group, whether the monitor lives
     /// or not.
     pub selected: AtomicU32,
+    /// A process is told once and then asks again (EPOLLONESHOT), for which it has but the global socket. So its
+    /// relatives have no local ones, either: it would not see what comes there.
+    pub turns: AtomicU32,
     /// Workers that were found dead.
     deaths: AtomicU32,
     /// Workers in the classic selector's group, in the kernel's order.

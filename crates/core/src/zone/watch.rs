@@ -152,8 +152,9 @@ pub fn followed((ep, waiter): (i32, Option<Who>), op: i32, fd: i32, d: &Desc, ev
         }
         (_, Some(ev)) if ev.events & ONESHOT != 0 => {
             // Two sockets would fire twice.
-            if z.own().is_some() || z.state() != super::state::OFF {
-                z.off(Counter::FbZoneTurns);
+            z.off(Counter::FbZoneTurns);
+            if let Some(page) = z.page() {
+                page.turns.store(1, Ordering::Release);
             }
             false
         }
