@@ -146,7 +146,7 @@ counters! {
         when "more than 128 such listeners or 128 threads in a process, 1023 workers of one listener, descriptors",
     /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
     FbZoneTurns = "fallback.zone_turns"
-        when "one-shot events; a worker that stopped watching the listener (`accept_mutex`, a connection limit)",
+        when "one-shot events, of its own or of a relative's; a worker that stopped watching the listener (`accept_mutex`, a connection limit)",
     /// Fallback, zones: it is not seen how the worker waits for connections.
     FbZoneUnseen = "fallback.zone_unseen"
         when "a non-blocking listener that is neither in an epoll instance we know nor polled",
