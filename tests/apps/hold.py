@@ -7,6 +7,7 @@ file named CONTROL (argv 2; grows) does what it says:
   echo     one more round trip on the old connection -> "echoed"
   new      a new connection and a round trip         -> "new ok"
   wait     wait for the peer's end                   -> "EOF" or an errno name
+  sleep    the same without a time limit
   signal   a blocked recv, a signal whose handler    -> "restarted", or an errno name
            restarts calls, then data
   exit     leave                                     -> "bye"
@@ -71,7 +72,9 @@ while True:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as other:
             trip(other, b"new\n")
         print("new ok", flush=True)
-    elif command == "wait":
+    elif command in ("wait", "sleep"):
+        # Without a time limit Python sleeps in the C library's recv.
+        sock.settimeout(None if command == "sleep" else 20)
         try:
             got = sock.recv(100)
             print("EOF" if got == b"" else f"data {got!r}", flush=True)

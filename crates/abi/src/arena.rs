@@ -26,7 +26,15 @@ pub struct Header {
     pub pending: AtomicU32,
     /// One more than the highest socket ever used; bounds every scan.
     pub high_water: AtomicU32,
+    /// A robust futex that the monitor holds (its thread's number, and [`FUTEX_WAITERS`]): when the
+    /// monitor dies the kernel sets [`FUTEX_OWNER_DIED`] and wakes one of those that sleep here.
+    /// 0: it does not hold it.
+    pub monitor: AtomicU32,
 }
+
+/// Bits of a robust futex (linux/futex.h).
+pub const FUTEX_OWNER_DIED: u32 = 0x4000_0000;
+pub const FUTEX_WAITERS: u32 = 0x8000_0000;
 
 /// Name of a counter of [`Stats`], in order. One table for the library, the
 /// monitor, the command line and the documentation.
@@ -114,9 +122,9 @@ counters! {
     /// Fallback: called from a signal handler that interrupted us.
     FbReentry = "fallback.reentry"
         when "called from a signal handler that interrupted the library",
-    /// Fallback: switched off (--no-shm, unshare, setns, seccomp, RLIMIT_AS).
+    /// Fallback: switched off (--no-shm, unshare, setns, seccomp, Landlock, RLIMIT_AS).
     FbDisabled = "fallback.disabled"
-        when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, `RLIMIT_AS`",
+        when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, Landlock, `RLIMIT_AS`",
     /// Connections accepted from the worker's own local listen socket.
     AcceptLocal = "accept_local",
     /// Connections accepted from the global listen socket of a zoned listener.
@@ -164,6 +172,15 @@ counters! {
     /// Waits that nobody could be asked to end: the thread looks itself, ever more seldom.
     SleepsCut = "sleeps_cut"
         when "more than 63 threads of one process wait in `poll`, `select` or epoll on connections of one channel (a pair of processes has one), or more than 255 on any: the others look every 2 ms, and after an eighth of the time they have waited, up to 100 ms",
+    /// Fallback: the server is another user's, and the administrator has not named the two.
+    FbOtherUser = "fallback.other_user"
+        when "the server is another user's, and no line of `share` names both (docs/policy.md)",
+    /// Fallback: a rule of the administrator's denies it, or the kernel leads the connection elsewhere.
+    FbPolicy = "fallback.policy"
+        when "a `[[rule]]` denies it, or the kernel redirects the connection (docs/policy.md)",
+    /// Fallback: the kernel comes first, as its policy may be against the connection.
+    FbKernelFirst = "fallback.kernel_first"
+        when "the kernel's policy may be against it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 5 s is the kernel's (docs/policy.md)",
 }
 
 #[repr(C, align(64))]

@@ -4,9 +4,9 @@
 //! ```text
 //! 0                HEADER      one page
 //! SYN_OFF          65 SYN queues (0: any worker; 1 + w: worker w)
-//! WAITER_OFF       2 sides x 63 waiters
+//! WAITER_OFF       2 sides x 61 waiters
 //! SLOT_OFF         1024 slot controls
-//! RING_OFF         1024 x 2 rings of RING_CAP bytes, sparse
+//! RING_OFF         1024 x 2 rings of RING_CAP bytes, RING_SLACK behind each, sparse
 //! ```
 
 use fsocket_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8};
@@ -17,14 +17,20 @@ pub const SLOTS: usize = 1024;
 /// Bytes of one ring; a power of two. Sparse: untouched pages cost nothing.
 /// Under loom so few that a model rewinds and wraps within some messages.
 pub const RING_CAP: usize = if cfg!(loom) { 128 } else { 1 << 20 };
+/// Bytes behind each ring that are nobody's: a record whose place was computed from positions that
+/// a hostile relative keeps changing begins inside the ring and ends here at the latest. So
+/// nobody has to check positions where it counts, and no other connection is touched.
+pub const RING_SLACK: usize = (record::MAX as usize + 2 * record::HDR as usize).next_multiple_of(4096);
+/// From one ring to the next.
+const RING_STRIDE: usize = RING_CAP + RING_SLACK;
 /// Stream positions start here, so that zero never is one.
 pub const POS_START: u64 = RING_CAP as u64;
 /// Workers of a listener group that get a SYN queue of their own.
 pub const WORKERS: usize = 64;
 /// Entries of one SYN queue; a power of two.
 pub const SYN_CAP: usize = if cfg!(loom) { 2 } else { 256 };
-/// Waiters per side; bit 63 of a want mask is the futex bit.
-pub const WAITERS: usize = 63;
+/// Waiters per side: as many as a want mask has bits for.
+pub const WAITERS: usize = fsocket_sync::doorbell::BITS;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockCH1");
 
@@ -41,12 +47,12 @@ pub const WAITER_OFF: usize = SYN_OFF + ((1 + WORKERS) * core::mem::size_of::<Sy
 pub const SLOT_OFF: usize = WAITER_OFF + (2 * (WAITERS + 1) * core::mem::size_of::<Waiter>()).next_multiple_of(4096);
 pub const RING_OFF: usize = SLOT_OFF + (SLOTS * core::mem::size_of::<Slot>()).next_multiple_of(4096);
 /// Size of the memfd of a channel, bytes.
-pub const CHANNEL_SIZE: usize = RING_OFF + SLOTS * 2 * RING_CAP;
+pub const CHANNEL_SIZE: usize = RING_OFF + SLOTS * 2 * RING_STRIDE;
 
 /// Byte offset of ring `dir` of `slot`.
 #[inline(always)]
 pub const fn ring_off(slot: usize, dir: usize) -> usize {
-    RING_OFF + (slot * 2 + dir) * RING_CAP
+    RING_OFF + (slot * 2 + dir) * RING_STRIDE
 }
 
 /// First page. Written by the monitor but for `busy` and `nap`; the sides only read it (either could
@@ -93,11 +99,12 @@ pub struct SynQueue {
 }
 
 /// A thread that waits for many things: an epoll instance or one `poll` call.
-/// The owner sleeps on an eventfd (its *bell*); the peer sets `ready` bits and
-/// rings only when `sleeping` is set.
+/// The owner sleeps on a descriptor that nobody else has (its *bell*); the peer sets `ready` bits
+/// and rings only when `sleeping` is set: through the monitor at first, then by a pipe that these
+/// two processes share with nobody (ADR 38).
 #[repr(C, align(64))]
 pub struct Waiter {
-    /// Bell key of the owner; 0: free. Allocated by compare-and-swap.
+    /// [`waker_key`] of the owner; 0: free. Allocated by compare-and-swap.
     pub bell: AtomicU64,
     /// Set by the owner before it sleeps, cleared by whoever rings.
     pub sleeping: AtomicU32,
@@ -109,6 +116,13 @@ pub struct Waiter {
     /// Bit per slot.
     pub ready: [AtomicU64; SLOTS / 64],
 }
+/// Names a thread that waits, or an epoll instance: the process by its nonce, and which of its bells.
+pub const fn waker_key(nonce: u64, bell: usize) -> u64 {
+    nonce & !KEY_BELL | (bell as u64 + 1) & KEY_BELL
+}
+/// The part of a [`waker_key`] that says which bell it is, plus one.
+pub const KEY_BELL: u64 = 0xff;
+
 /// Bit of [`Waiter::summary`] for "a SYN queue has something".
 pub const SUMMARY_SYN: u64 = 1 << 63;
 

@@ -11,12 +11,13 @@ mod queue;
 mod report;
 mod runner;
 mod scenario;
+pub mod shapes;
 pub mod worker;
 
 use crate::cmdline::Pieces;
 use crate::EXIT_OWN;
 use anyhow::{bail, Context, Result};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use report::Row;
 use runner::{NotAccelerated, Setting};
 use scenario::{Layout, Path, Scenario};
@@ -30,7 +31,10 @@ use std::thread::JoinHandle;
 /// Exit status: 1 if a measurement failed or was not accelerated, or (with
 /// --strict) missed what it must show; else 0.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Shorter measurements, three repetitions
     #[arg(long)]
     quick: bool,
@@ -66,6 +70,11 @@ pub struct Bench {
     pieces: Pieces,
 }
 
+#[derive(Debug, Subcommand)]
+enum Other {
+    Shapes(shapes::Shapes),
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Layouts {
     TwoCpus,
@@ -85,6 +94,9 @@ impl Layouts {
 
 /// The exit status, or why nothing was measured.
 pub fn run(args: &Bench) -> Result<i32> {
+    if let Some(Other::Shapes(args)) = &args.other {
+        return shapes::run(args);
+    }
     let mut scenarios = scenario::all();
     if args.list {
         report::list(&scenarios);

@@ -30,6 +30,8 @@ pub enum Command {
     Bench(crate::bench::Bench),
     #[command(hide = true)]
     BenchWorker(crate::bench::worker::Worker),
+    #[command(hide = true)]
+    BenchShape(crate::bench::shapes::ends::End),
 }
 
 /// Where the other two pieces are.

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
@@ -39,9 +40,17 @@ pub fn from_env() -> Option<PathBuf> {
     std::env::var_os(paths::ENV_SOCKET).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from)
 }
 
-/// This user's private monitor.
-pub fn private_path() -> PathBuf {
-    paths::private_socket(rustix::process::geteuid().as_raw()).into()
+/// Where this user's private monitor is, for all of his shells: in his runtime directory. `None`:
+/// he has none, and a name that others can guess is one that they can take.
+pub fn private_path() -> Option<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let is_ours =
+        |dir: &PathBuf| std::fs::metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == uid && m.mode() & 0o077 == 0);
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let usual = PathBuf::from(format!("/run/user/{uid}"));
+    let runtime = named.into_iter().chain([usual]).find(is_ours).map(|dir| dir.join("fastsocket"));
+    let directory = runtime.or_else(|| (uid == 0).then(|| paths::ROOT_DIRECTORY.into()))?;
+    Some(directory.join("monitor.sock"))
 }
 
 /// How long a monitor may take to answer.
@@ -54,7 +63,7 @@ pub fn find() -> Result<PathBuf> {
     if let Some(path) = from_env() {
         return Ok(path);
     }
-    let candidates = [PathBuf::from(paths::SYSTEM_SOCKET), private_path()];
+    let candidates: Vec<_> = std::iter::once(PathBuf::from(paths::SYSTEM_SOCKET)).chain(private_path()).collect();
     for path in &candidates {
         match probe(path) {
             Ok(_) => return Ok(path.clone()),
@@ -62,7 +71,8 @@ pub fn find() -> Result<PathBuf> {
             Err(e) => bail!("monitor {}: {e}", path.display()),
         }
     }
-    bail!("no monitor listens at {} or {}", candidates[0].display(), candidates[1].display())
+    let places: Vec<_> = candidates.iter().map(|p| p.display().to_string()).collect();
+    bail!("no monitor listens at {}", places.join(" or "))
 }
 
 /// Asks the monitor what there is.

@@ -56,6 +56,7 @@ fn entry() -> i32 {
         Command::Tune(args) => tune::run(&args),
         Command::Bench(args) => report_errors(bench::run(&args)),
         Command::BenchWorker(args) => bench::worker::run(&args),
+        Command::BenchShape(args) => bench::shapes::ends::run(&args),
     }
 }
 

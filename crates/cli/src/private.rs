@@ -8,7 +8,7 @@ use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a starting monitor may take before the program runs without it.
@@ -17,8 +17,20 @@ const START_LIMIT: Duration = Duration::from_secs(2);
 /// was started at the same moment; how long that one may take.
 const RACE_LIMIT: Duration = Duration::from_millis(300);
 
-/// The private monitor's directory, made if need be. Anybody can make names in
-/// /tmp: a directory that is not ours, or open to others, is not used.
+/// A socket's path in a new directory with a name that nobody can know beforehand.
+pub fn scratch() -> Result<PathBuf, String> {
+    let mut template = std::env::temp_dir().join("fastsocket-XXXXXX").into_os_string().into_encoded_bytes();
+    template.push(0);
+    // SAFETY: a string with its end, which the call writes to in place.
+    if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
+        return Err(format!("{}: {}", std::env::temp_dir().display(), std::io::Error::last_os_error()));
+    }
+    template.pop();
+    Ok(PathBuf::from(OsStr::from_bytes(&template)).join("monitor.sock"))
+}
+
+/// The private monitor's directory, made if need be. A directory that is not ours, or open to
+/// others, is not used.
 pub fn directory(socket: &Path) -> Result<(), String> {
     let dir = socket.parent().unwrap_or(Path::new("/"));
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
@@ -33,10 +45,10 @@ pub fn directory(socket: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts `monitor` and returns once `socket` accepts.
-pub fn start(monitor: &Path, socket: &Path) -> Result<(), String> {
+/// Starts `monitor` and returns once `socket` accepts. `scratch`: the directory goes with it.
+pub fn start(monitor: &Path, socket: &Path, scratch: bool) -> Result<(), String> {
     directory(socket)?;
-    let image = Image::new(monitor, socket)?;
+    let image = Image::new(monitor, socket, scratch)?;
     let pidfd = image.spawn().map_err(|e| format!("{}: {e}", monitor.display()))?;
     let started = Instant::now();
     let mut ended = None;
@@ -75,10 +87,14 @@ struct Image {
 }
 
 impl Image {
-    fn new(monitor: &Path, socket: &Path) -> Result<Self, String> {
+    fn new(monitor: &Path, socket: &Path, scratch: bool) -> Result<Self, String> {
         let c = |s: &OsStr| CString::new(s.as_bytes()).map_err(|_| "path with a zero byte".to_owned());
         let path = c(monitor.as_os_str())?;
-        let args = vec![path.clone(), c(OsStr::new("--private"))?, c(OsStr::new("--socket"))?, c(socket.as_os_str())?];
+        let mut args =
+            vec![path.clone(), c(OsStr::new("--private"))?, c(OsStr::new("--socket"))?, c(socket.as_os_str())?];
+        if scratch {
+            args.push(c(OsStr::new("--scratch"))?);
+        }
         // The monitor itself must not load the library.
         let env = std::env::vars_os().filter(|(k, _)| k != "LD_PRELOAD" && k != fsocket_proto::paths::ENV_SOCKET);
         let env = env.filter_map(|(k, v)| CString::new([k.as_bytes(), b"=", v.as_bytes()].concat()).ok()).collect();

@@ -80,7 +80,17 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
         Err(e) if control::is_absent(e) => {}
         Err(e) => return Err(failed(&system, e)),
     }
-    let socket = control::private_path();
+    let Some(socket) = control::private_path() else {
+        let monitor = locate::monitor(pieces.monitor.as_deref())?;
+        let socket = private::scratch()?;
+        eprintln!(
+            "fastsocket: this user has no runtime directory (XDG_RUNTIME_DIR): the monitor is in {}, and only \
+             programs that this one starts meet there",
+            socket.parent().unwrap_or(&socket).display()
+        );
+        private::start(&monitor, &socket, true)?;
+        return Ok((socket, "private, of this program".to_owned()));
+    };
     match control::probe(&socket) {
         Ok(uid) => {
             private::directory(&socket)?;
@@ -90,7 +100,7 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
             Ok((socket, "private".to_owned()))
         }
         Err(e) if control::is_absent(e) => {
-            private::start(&locate::monitor(pieces.monitor.as_deref())?, &socket)?;
+            private::start(&locate::monitor(pieces.monitor.as_deref())?, &socket, false)?;
             Ok((socket, "private, started".to_owned()))
         }
         Err(e) => Err(failed(&socket, e)),

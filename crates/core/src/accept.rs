@@ -1,11 +1,11 @@
 //! `accept`: from the SYN queues, else from the kernel.
 
-use crate::asleep::{self, On};
 use crate::connect::{establish, End};
 use crate::signals::Held;
 use crate::table::{kind, Desc};
+use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{bell, cancel, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
+use crate::{bell, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
@@ -177,7 +177,7 @@ pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u
         || c.desc(slot).is_some()
     {
         if s.dir[CLIENT].prod.status.load(Ordering::Acquire) & status::CLOSED == 0 {
-            stats::count(Counter::HostilePeer);
+            c.violated();
         } // else its client took it back
         return None;
     }
@@ -185,19 +185,19 @@ pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u
     let claimed = name::load(&s.dst);
     let port = s.client_port.load(Ordering::Relaxed);
     // The client's word decides nothing that access rules depend on: the
-    // address must be ours, the port unprivileged, and the client's own address
+    // address must be ours, the port leased to it, and the client's own address
     // follows from it.
     let dst = if !name::is_any(&bound.ip) {
         bound.ip
     } else if name::is_loopback(&claimed) || is_local(&claimed) {
         claimed
     } else {
-        stats::count(Counter::HostilePeer);
+        c.violated();
         refuse(c, slot);
         return None;
     };
-    if port < 1024 {
-        stats::count(Counter::HostilePeer);
+    if !ctl::is_leased(port, c.id.load(Ordering::Relaxed)) {
+        c.violated();
         refuse(c, slot);
         return None;
     }
@@ -280,10 +280,11 @@ fn is_local(ip: &[u8; 16]) -> bool {
 /// As [`accept`].
 unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
     let timeo = d.rcvtimeo.load(Ordering::Relaxed);
-    let deadline = (timeo != 0).then(|| sys::now_ns().saturating_add(timeo));
+    let deadline = Deadline::of_option(timeo);
     // A signal that is handled while we spin would not end the sleep behind it, as it does in the
     // kernel: it waits until then. (Others spin too shortly to pay for that.)
     let mut held = None;
+    let mut unarmed = bell::Unarmed::default();
     loop {
         ctl::poll();
         zone::follow_options(fd, d);
@@ -308,56 +309,43 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
                 return r;
             }
         }
-        let Some(b) = bell::get() else {
-            drop(held);
-            // SAFETY: the caller's.
-            return unsafe { from_kernel(fd, addr, len, flags) };
-        };
-        b.for_one_sleep();
-        l.arm(b);
-        b.set_sleeping(true);
-        bell::before_sleep();
+        // Without one (no descriptors, no memory) our queues are looked at from time to time: the
+        // kernel's `accept` would not end for a connection there.
+        let mut sleeper = Sleeper::in_accept(l.id.load(Ordering::Relaxed));
+        if let Some(s) = &sleeper {
+            s.arm(|b, batch| l.arm(b, batch));
+        }
         let mut n = Ok(0);
         let zoned = zone::of(d).filter(|z| z.is_active());
         let local = zoned.and_then(|z| z.own_fd()).unwrap_or(-1);
-        let mut p = [
-            libc::pollfd { fd, events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd: b.fd(), events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd: ctl::fd(), events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd: local, events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd: zoned.map_or(-1, |z| z.peers_fd()), events: libc::POLLIN, revents: 0 },
-        ];
-        if ctl::dead() {
-            p[2].fd = -1;
-        }
+        let peers = zoned.map_or(-1, |z| z.peers_fd());
+        let mut p = [fd, local, peers, -1, -1].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         if !l.has_syn(true) {
             stats::count(Counter::Sleeps);
             let t0 = sys::cpu::ticks();
             zone::balance::before_sleep();
-            let left = zone::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
-            let on = On { bell: Some(b), ..On::default() };
-            // SAFETY: `p` has five entries; `signals` is as long as the kernel's set.
-            n = asleep::sleep(&on, || unsafe {
-                sys::ppoll(p.as_mut_ptr(), p.len(), left, &raw const signals as *const _)
-            });
-            d.spin_rx.slept(sys::cpu::ticks() - t0);
+            let mut left = deadline.left();
+            if sleeper.is_none() {
+                let piece = unarmed.piece();
+                left = Some(left.map_or(piece, |l| l.min(piece)));
+            }
+            // SAFETY: `signals` is as long as the kernel's set.
+            n = unsafe { wait::sleep(&mut p, sleeper.as_mut(), left, &raw const signals as *const _) };
+            d.spin_rx.slept(t0, l.told_since(t0));
         }
-        b.set_sleeping(false);
-        l.disarm(b);
-        sys::eventfd_clear(b.fd());
-        b.release();
-        if p[2].revents != 0 {
-            ctl::readable();
+        if let Some(s) = sleeper {
+            s.end(|b| l.disarm(b));
         }
+        wait::heed(&p);
         if let Some(z) = zoned.filter(|_| n != Err(Errno::EINTR)) {
-            z.peers_spoke(p[4].revents != 0);
+            z.peers_spoke(p[2].revents != 0);
             match z.take(fd, false, Peer { addr, len, flags }) {
                 Err(Errno::EAGAIN) => {}
                 r => return r,
             }
         }
         match n {
-            Err(Errno::EINTR) if deadline.is_none() && !cancel::hit() && crate::signals::all_restart() => continue,
+            Err(Errno::EINTR) if wait::restarts(deadline.is_limited()) => continue,
             other => other?,
         };
         if zoned.is_none() && p[0].revents != 0 {
@@ -369,7 +357,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
                 r => return r,
             }
         }
-        if deadline.is_some_and(|t| sys::now_ns() >= t) && !l.has_syn(true) {
+        if deadline.is_over() && !l.has_syn(true) {
             return Err(Errno::EAGAIN);
         }
     }

@@ -216,7 +216,7 @@ fn reap_one(owner: &AtomicU64, p: &Place) {
     }
     if let Some(b) = bell.and_then(|i| bell::at(i as usize)) {
         b.set_sleeping(false);
-        sys::eventfd_clear(b.fd());
+        b.clear();
         b.release();
     }
     hold.iter().map_while(|h| h.checked_sub(1)).for_each(|i| drop(Hold::abandoned(i)));

@@ -1,32 +1,45 @@
 //! Bells: what a thread sleeps on when it waits for more than one thing.
+//!
+//! A bell is an epoll instance that only this process has. In it lie, by their edges, an eventfd
+//! for the process's own threads and the read ends of the pipes by which peers wake it, one for
+//! each peer process ([`hear`], ADR 38). No peer can block, drain or fill what another one uses.
 
 use crate::chan::{self, Chan};
+use crate::slab::{Slab, Slot};
 use crate::{ctl, process, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
-use fsocket_abi::channel::{SUMMARY_SYN, WAITERS};
+use fsocket_abi::channel::{waker_key, SUMMARY_SYN, WAITERS};
+use fsocket_proto::{kind, waiter, Msg};
 use fsocket_sync::atomic::{fence, AtomicU32};
-use fsocket_sync::doorbell::{Want, FUTEX_BIT};
+use fsocket_sync::doorbell::{Batch, Want, FUTEX_BIT};
 use fsocket_sys as sys;
 
 /// Bells per process.
 pub const MAX: usize = 255;
 
-/// An eventfd that the monitor knows; peers fetch it when they must ring it.
 pub struct Bell {
+    /// The epoll instance.
     fd: AtomicI32,
-    key: AtomicU64,
+    /// The eventfd in it.
+    own: AtomicI32,
     used: AtomicBool,
     /// In the hands of one sleeping thread, not of an epoll instance.
     transient: AtomicBool,
+    /// The listener in whose `accept` that thread is; 0: it waits for other things, or for more.
+    only: AtomicU64,
+    /// How often it was heard by its edges.
+    rings: AtomicU32,
 }
 
 static BELLS: [Bell; MAX] = [const {
     Bell {
         fd: AtomicI32::new(-1),
-        key: AtomicU64::new(0),
+        own: AtomicI32::new(-1),
         used: AtomicBool::new(false),
         transient: AtomicBool::new(false),
+        only: AtomicU64::new(0),
+        rings: AtomicU32::new(0),
     }
 }; MAX];
 
@@ -37,11 +50,13 @@ impl Bell {
     pub fn fd(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
     }
+    /// Its name in channels.
     pub fn key(&self) -> u64 {
-        self.key.load(Ordering::Relaxed)
+        waker_key(process::nonce(), self.index())
     }
-    /// Put it back; its eventfd is kept for the next user.
+    /// Put it back; its descriptors are kept for the next user.
     pub fn release(&self) {
+        self.only.store(0, Ordering::Relaxed);
         if self.transient.swap(false, Ordering::SeqCst) {
             SLEEPERS.fetch_sub(1, Ordering::SeqCst);
         }
@@ -67,8 +82,46 @@ impl Bell {
         self.transient.store(true, Ordering::SeqCst);
         SLEEPERS.fetch_add(1, Ordering::SeqCst);
     }
+    /// It is for one `accept`, on this listener.
+    pub fn for_listener(&self, id: u64) {
+        self.for_one_sleep();
+        // Before the look for channels, which is behind `arming`.
+        self.only.store(id, Ordering::SeqCst);
+    }
     pub fn ring_self(&self) {
-        let _ = sys::eventfd_ring(self.fd());
+        let _ = sys::eventfd_ring(self.own.load(Ordering::Relaxed));
+    }
+    /// Something that watches it by its edges was told that it has rung. There is nothing to
+    /// forget, but now and then pipes must be emptied.
+    #[inline]
+    pub fn rang(&self) {
+        if self.rings.fetch_add(1, Ordering::Relaxed) % EMPTIED == EMPTIED - 1 {
+            self.look(true);
+        }
+    }
+    /// It has rung: forget that. Nothing is read but a pipe that may become full.
+    pub fn clear(&self) {
+        self.look(false);
+    }
+    #[cold]
+    fn look(&self, empty: bool) {
+        const AT_ONCE: usize = 16;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
+        // As many rounds as there can be peers; who rings all the time does not keep us here.
+        for _ in 0..PEERS_MAX as usize / AT_ONCE {
+            // SAFETY: room for AT_ONCE events.
+            let n =
+                unsafe { sys::epoll_wait(self.fd(), events.as_mut_ptr(), AT_ONCE as i32, Some(0), core::ptr::null()) };
+            let n = n.unwrap_or(0);
+            for e in &events[..n.min(AT_ONCE)] {
+                if e.u64 != OWN_MARK {
+                    heard(e.u64 as u32, e.events, empty);
+                }
+            }
+            if n < AT_ONCE {
+                return;
+            }
+        }
     }
 }
 
@@ -98,25 +151,136 @@ pub fn get() -> Option<&'static Bell> {
     Some(b)
 }
 
+/// In the epoll instance of a bell: its own eventfd.
+const OWN_MARK: u64 = u64::MAX;
+
 fn make(b: &Bell) -> bool {
     // A forked child may watch its sockets before it listens or connects.
     if ctl::unmet() {
         ctl::wanted();
     }
-    let Ok(fd) = sys::eventfd().map(process::high_fd) else { return false };
-    let key = sys::getrandom_u64() | 1;
-    let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::BELL);
-    m.id = key;
-    if !ctl::tell(m, Some(fd)) {
+    let Ok(own) = sys::eventfd().map(process::high_fd) else { return false };
+    let made = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+    let Ok(fd) = made else {
+        process::close_own(own);
+        return false;
+    };
+    if !put(fd, own, OWN_MARK) {
+        process::close_own(own);
         process::close_own(fd);
         return false;
     }
-    b.key.store(key, Ordering::Relaxed);
+    b.own.store(own, Ordering::Relaxed);
     b.fd.store(fd, Ordering::Release);
     true
 }
 
-/// The bell with this index.
+/// By its edges: each ring is one, whether or not what was written before has been read.
+fn put(instance: i32, fd: i32, mark: u64) -> bool {
+    let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: mark };
+    sys::epoll_ctl(instance, libc::EPOLL_CTL_ADD, fd, Some(&ev)).is_ok()
+}
+
+/// The read end of the pipe by which one peer process wakes a bell. Zero is valid.
+#[repr(C)]
+struct Peer {
+    fd: AtomicI32,
+    bell: AtomicU32,
+    /// The channel for which it was asked; 0: not in use.
+    channel: AtomicU32,
+    /// How often it was heard.
+    heard: AtomicU32,
+    link: AtomicU32,
+}
+
+// SAFETY: zero is valid for all fields; `link` is the slab's.
+unsafe impl Slot for Peer {
+    fn link(&self) -> &AtomicU32 {
+        &self.link
+    }
+}
+
+/// Peers that wake bells of this process by pipes; others do by way of the monitor.
+const PEERS_MAX: u32 = 1 << 14;
+static PEERS: Slab<Peer> = Slab::new(PEERS_MAX);
+/// Peers of one channel: a client process has one with each worker that it waits for.
+const OF_CHANNEL: usize = 128;
+/// After so many rings a pipe is emptied. It holds 4,096 at least, a byte each, and an honest peer
+/// writes once for each sleep; a full one is rung by way of the monitor.
+const EMPTIED: u32 = 256;
+
+fn peers() -> impl Iterator<Item = &'static Peer> {
+    (0..PEERS.len()).filter_map(|i| PEERS.get(i)).filter(|p| p.channel.load(Ordering::Acquire) != 0)
+}
+
+/// The monitor passes on that a peer has rung. Is it for somebody who sleeps, it is time for a
+/// pipe after some times.
+pub fn woken(m: &Msg) {
+    let Some(b) = at(m.id as usize) else { return };
+    b.ring_self();
+    let (Some((side, w)), true) = (waiter::unpack(m.arg1), m.arg2 != 0) else { return };
+    let Some(c) = chan::by_id(m.arg0 as u32, side) else { return };
+    if c.is_rung_often(w) {
+        let _ = ctl::tell(Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER) }, None);
+    }
+}
+
+/// The pipe that was asked for, to be watched from now on. True: `fd` is ours.
+pub fn hear(m: &Msg, fd: i32) -> bool {
+    let Some(b) = at(m.id as usize).filter(|b| b.fd() >= 0) else { return false };
+    let channel = m.arg0 as u32;
+    if channel == 0 || peers().filter(|p| p.channel.load(Ordering::Relaxed) == channel).count() >= OF_CHANNEL {
+        return false;
+    }
+    let Some((i, p)) = PEERS.alloc() else { return false };
+    let fd = process::high_fd(fd);
+    p.fd.store(fd, Ordering::Relaxed);
+    p.bell.store(b.index() as u32, Ordering::Relaxed);
+    p.heard.store(0, Ordering::Relaxed);
+    p.channel.store(channel, Ordering::Release);
+    let ready = Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER_READY) };
+    if !put(b.fd(), fd, i as u64) || !ctl::tell(ready, None) {
+        forget(p);
+    }
+    true
+}
+
+/// A peer's pipe has something; `i` is its index in `PEERS`. `empty`: it may have had for long.
+#[cold]
+fn heard(i: u32, events: u32, empty: bool) {
+    let Some(p) = PEERS.get(i).filter(|p| p.channel.load(Ordering::Acquire) != 0) else { return };
+    if events & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
+        // Its process has ended.
+        return forget(p);
+    }
+    if p.heard.fetch_add(1, Ordering::Relaxed) % EMPTIED == EMPTIED - 1 || empty {
+        let mut bytes = [0u8; 4096];
+        for _ in 0..16 {
+            // SAFETY: within `bytes`. (The end is non-blocking, and nobody else has it.)
+            let n = unsafe { sys::read(p.fd.load(Ordering::Relaxed), bytes.as_mut_ptr(), bytes.len()) };
+            if n.map_or(true, |n| n < bytes.len()) {
+                break;
+            }
+        }
+    }
+}
+
+fn forget(p: &Peer) {
+    if p.channel.swap(0, Ordering::AcqRel) != 0 {
+        let fd = p.fd.load(Ordering::Relaxed);
+        if let Some(b) = at(p.bell.load(Ordering::Relaxed) as usize) {
+            let _ = sys::epoll_ctl(b.fd(), libc::EPOLL_CTL_DEL, fd, None);
+        }
+        process::close_own(fd);
+        PEERS.free(PEERS.index(p));
+    }
+}
+
+/// A channel is unmapped: nobody rings for it any more.
+pub fn channel_gone(channel: u32) {
+    peers().filter(|p| p.channel.load(Ordering::Relaxed) == channel).for_each(forget);
+}
+
 /// A wait for something that no peer can be asked to ring for: it looks itself. Seldomer the longer
 /// nothing happens, so that many idle threads cost little, and what comes late comes late by
 /// a share of the time that nobody cared.
@@ -143,6 +307,7 @@ impl Unarmed {
     }
 }
 
+/// The bell with this index.
 pub fn at(i: usize) -> Option<&'static Bell> {
     BELLS.get(i)
 }
@@ -152,40 +317,52 @@ fn made() -> usize {
     BELLS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
 }
 
-/// Between arming and the last look before a sleep on a bell: what a peer publishes is
-/// seen, or it sees that we sleep. Costs an interrupt on every busy CPU, unless
-/// nobody shares memory with us.
-pub fn before_sleep() {
+/// For what is armed before a sleep on a bell. [`Batch::fence`] lies between arming and the last
+/// look: what a peer publishes is seen, or it sees that we sleep.
+pub fn arming() -> Batch<'static> {
     // The bell before the look for channels; `ring_all` does the reverse.
     fence(Ordering::SeqCst);
-    if !chan::none() {
-        sys::heavy_fence();
-    }
+    Batch::new(sys::heavy_fence)
 }
 
-/// Wake every thread of this process that sleeps on a bell: something it must
-/// arm for has appeared.
-pub fn ring_all() {
+/// Wake every thread of this process that sleeps on a bell and may wait for `listener`: something it
+/// must arm for has appeared.
+pub fn ring_all(listener: u64) {
     fence(Ordering::SeqCst);
     for b in BELLS.iter().take(made()) {
-        if b.used.load(Ordering::Relaxed) {
+        let only = b.only.load(Ordering::Relaxed);
+        if b.used.load(Ordering::Relaxed) && (only == 0 || only == listener) {
             b.ring_self();
         }
     }
 }
 
-/// In a forked child: eventfds are shared with the parent, so ours they are not.
+/// Wake every thread of this process that sleeps on a bell: what it has armed for is gone.
+pub fn ring_everybody() {
+    for b in BELLS.iter().take(made()).filter(|b| b.used.load(Ordering::Relaxed)) {
+        b.ring_self();
+    }
+}
+
+/// In a forked child: what rings is the parent's.
 pub fn become_child() {
     for b in BELLS.iter().take(made()) {
-        let fd = b.fd.swap(-1, Ordering::AcqRel);
-        if fd >= 0 {
-            process::close_own(fd);
+        for fd in [&b.fd, &b.own] {
+            let fd = fd.swap(-1, Ordering::AcqRel);
+            if fd >= 0 {
+                process::close_own(fd);
+            }
         }
-        b.key.store(0, Ordering::Relaxed);
         b.used.store(false, Ordering::Relaxed);
         b.transient.store(false, Ordering::Relaxed);
     }
     SLEEPERS.store(0, Ordering::Relaxed);
+    for p in peers() {
+        // Not taken out of the instance, which is the parent's as well.
+        process::close_own(p.fd.load(Ordering::Relaxed));
+        p.channel.store(0, Ordering::Relaxed);
+        PEERS.free(PEERS.index(p));
+    }
     for c in chan::all() {
         c.forget_bells();
     }
@@ -202,11 +379,11 @@ pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
 /// Tell one side, also the caller's own.
 pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
     stats::count(Counter::Wakes);
+    // Before the marks and the wake-up, whose release publishes it.
+    want.told.store(sys::cpu::ticks(), Ordering::Relaxed);
     if mask & FUTEX_BIT != 0 {
         wake_futex(&want.seq);
     }
-    // Before the marks, whose release publishes it.
-    want.told.store(sys::cpu::ticks(), Ordering::Relaxed);
     each(c, side, mask & !FUTEX_BIT, |w| {
         w.ready[slot / 64 % 16].fetch_or(1 << (slot % 64), Ordering::Relaxed);
         w.summary.fetch_or(1 << (slot / 64 % 16), Ordering::Release);
@@ -238,12 +415,11 @@ fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channe
         }
         let w = c.waiter(side, i);
         mark(w);
-        // The mark before the look at `sleeping`; the sleeper does the reverse
-        // with a heavy fence between.
+        // The mark before the look at `sleeping`; the sleeper does the reverse.
         fence(Ordering::SeqCst);
         if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
             let key = w.bell.load(Ordering::Acquire);
-            let rung = key != 0 && if side == c.my_side() { ring_relative(c, key) } else { c.ring_peer(i, key) };
+            let rung = key != 0 && if side == c.my_side() { ring_relative(c, i, key) } else { c.ring_peer(i, key) };
             if !rung {
                 // Nobody can ring it now; sleeps are bounded when the monitor
                 // is dead, and the mark stays.
@@ -254,21 +430,21 @@ fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channe
 }
 
 /// Ring a bell on our own side: this process's, or that of one related by fork.
-fn ring_relative(c: &Chan, key: u64) -> bool {
-    if let Some(b) = BELLS.iter().take(made()).find(|b| b.key() == key) {
-        b.ring_self();
-        return true;
+fn ring_relative(c: &Chan, w: usize, key: u64) -> bool {
+    match BELLS.iter().take(made()).find(|b| b.key() == key) {
+        Some(b) => {
+            b.ring_self();
+            true
+        }
+        None => c.ring_by_monitor(c.my_side(), w, key),
     }
-    let mut m = fsocket_proto::Msg::new(fsocket_proto::kind::RING);
-    m.id = key;
-    m.arg0 = c.id.load(Ordering::Relaxed) as u64;
-    ctl::tell(m, None)
 }
 
-/// A bell's eventfd got another number. (An epoll instance that watches it
-/// keeps watching the eventfd itself.)
+/// A descriptor of a bell got another number. (Instances that watch it go on watching the file
+/// itself.)
 pub fn moved(old: i32, new: i32) -> bool {
-    BELLS.iter().any(|b| b.fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+    let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    BELLS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || peers().any(|p| swap(&p.fd))
 }
 
 #[cfg(test)]

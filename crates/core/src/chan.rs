@@ -9,12 +9,15 @@ use fsocket_abi::channel::{
     self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
     WAITER_OFF, WORKERS,
 };
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{kind, waiter, Msg};
 use fsocket_ring::dispatch::{self, Busy, Workers};
-use fsocket_ring::syn;
+use fsocket_ring::{syn, Hostile};
 use fsocket_sys as sys;
 
-pub use fsocket_ring::syn::{len as queue_len, pop as pop_syn};
+pub use fsocket_ring::syn::len as queue_len;
+
+mod distrust;
+pub use distrust::{end_broken, told as told_broken};
 
 /// Channels per process.
 pub const MAX: u32 = 2048;
@@ -34,17 +37,22 @@ pub struct Chan {
     /// The other side is gone, or this is the parent's: no new connections.
     pub retired: AtomicBool,
     link: AtomicU32,
+    /// What is held against the other side; see [`distrust`].
+    broken: AtomicU32,
+    violations: AtomicU32,
+    useless: AtomicU32,
+    useless_since: AtomicU64,
     /// Slot to descriptor index + 1.
     desc_of: [AtomicU32; SLOTS],
     /// Own bell to waiter number + 1.
     waiter_of: [AtomicU8; bell::MAX],
-    /// Peer's waiter to its bell, as fetched from the monitor.
+    /// By peer's waiter: the key of its thread, and the pipe by which that is woken.
     peer_key: [AtomicU64; WAITERS],
     peer_fd: [AtomicI32; WAITERS],
-    /// Bell that the monitor has rung for us already.
+    /// The key of the thread that the monitor wakes for us.
     peer_rung: [AtomicU64; WAITERS],
-    /// How often the monitor has rung it for us.
-    peer_rings: [AtomicU32; WAITERS],
+    /// By own waiter: how often peers have rung it by way of the monitor.
+    rung: [AtomicU32; WAITERS],
     client: Lock<Client>,
 }
 
@@ -92,12 +100,16 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     c.side.store(side as u32, Ordering::Relaxed);
     c.listener.store(listener, Ordering::Relaxed);
     c.retired.store(false, Ordering::Relaxed);
+    c.trust();
     for d in &c.desc_of {
         d.store(0, Ordering::Relaxed);
     }
     c.forget_bells();
     for k in c.peer_key.iter().chain(&c.peer_rung) {
         k.store(0, Ordering::Relaxed);
+    }
+    for n in &c.rung {
+        n.store(0, Ordering::Relaxed);
     }
     if let Ok(mut cl) = c.client.lock() {
         cl.free_n = 0;
@@ -122,6 +134,11 @@ pub fn mappable() -> bool {
     }
 }
 
+/// Is there memory for one more channel's data?
+pub fn reserve() -> bool {
+    CHANS.reserve()
+}
+
 /// One process can be on both sides of a channel; it then has two mappings.
 pub fn by_id(id: u32, side: usize) -> Option<&'static Chan> {
     all().find(|c| c.id.load(Ordering::Acquire) == id && c.my_side() == side)
@@ -137,7 +154,7 @@ pub fn none() -> bool {
     all().next().is_none()
 }
 
-/// A fetched bell got another number.
+/// A peer's pipe got another number.
 pub fn moved(old: i32, new: i32) -> bool {
     all().any(|c| {
         (0..WAITERS).any(|w| {
@@ -151,22 +168,45 @@ pub fn moved(old: i32, new: i32) -> bool {
 pub fn serve(id: u32, listener: u64, fd: i32) {
     let c = by_id(id, channel::SERVER).or_else(|| map(id, listener, channel::SERVER, fd));
     match c {
+        Some(c) if c.is_broken() => {}
         Some(c) => {
             c.retired.store(false, Ordering::Relaxed);
             listen::add_channel(listener, c);
-            bell::ring_all();
+            bell::ring_all(listener);
         }
         None => listen::give_up(listener),
     }
 }
 
+/// The monitor hands us a pipe to a peer's thread. True: `fd` is ours.
+pub fn pipe(m: &Msg, fd: i32) -> bool {
+    let Some((side, w)) = waiter::unpack(m.arg1) else { return false };
+    by_id(m.arg0 as u32, 1 - side).is_some_and(|c| c.pipe_to(w, m.id, fd))
+}
+
 /// The other side of a channel is gone; what is open in it has been closed by
-/// the monitor. The mapping goes when the last connection is closed here.
-pub fn gone(id: u32) {
+/// the monitor. The mapping goes when the last connection is closed here. `broken`: that other side
+/// has broken the protocol, and may undo what the monitor has closed.
+pub fn gone(id: u32, broken: bool) {
     for c in [CLIENT, channel::SERVER].into_iter().filter_map(|side| by_id(id, side)) {
+        if broken {
+            told_broken(c);
+        }
         c.retired.store(true, Ordering::Release);
         crate::route::clear();
         listen::drop_channel(c);
+        c.unmap_if_unused();
+    }
+}
+
+/// No channel is mapped here any more; nobody uses the connections that were in them.
+pub fn forget_all() {
+    crate::route::clear();
+    for c in all() {
+        c.retired.store(true, Ordering::Release);
+        for d in &c.desc_of {
+            d.store(0, Ordering::Release);
+        }
         c.unmap_if_unused();
     }
 }
@@ -191,6 +231,13 @@ impl Chan {
         let q = q.min(WORKERS);
         // SAFETY: as `header`; q is in range.
         unsafe { &*(self.base().add(SYN_OFF) as *const SynQueue).add(q) }
+    }
+    /// Takes a connection out of queue `q`.
+    pub fn pop_syn(&self, q: usize) -> Option<usize> {
+        syn::pop(self.queue(q)).unwrap_or_else(|Hostile| {
+            self.broke();
+            None
+        })
     }
     pub fn waiter(&self, side: usize, w: usize) -> &'static Waiter {
         let at = (side & 1) * (WAITERS + 1) + w.min(WAITERS);
@@ -256,37 +303,54 @@ impl Chan {
             let _ = w.bell.compare_exchange(b.key(), 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    /// In a forked child: the bells were the parent's.
+    /// In a forked child: the bells were the parent's, and so were the pipes to peers. (Whoever shares
+    /// a description could make it blocking.)
     pub fn forget_bells(&self) {
         for w in &self.waiter_of {
             w.store(0, Ordering::Relaxed);
         }
+        self.close_pipes();
+    }
+    fn close_pipes(&self) {
+        for (k, f) in self.peer_key.iter().zip(&self.peer_fd) {
+            if k.swap(0, Ordering::AcqRel) != 0 {
+                process::close_own(f.load(Ordering::Relaxed));
+            }
+        }
     }
 
-    /// Ring the bell of waiter `w` on the other side. The first times the
-    /// monitor does it for us, which is cheaper than to fetch a descriptor that
-    /// may never be used again: a one-shot client rings when it connects, when it
-    /// asks and when it closes. False: nobody can ring it.
+    /// Wake waiter `w` on the other side. The monitor does it for us until the sleeper has a pipe for
+    /// this process: a one-shot client rings when it connects, when it asks and when it closes, and
+    /// a pipe costs more than that. False: nobody can wake it.
     pub fn ring_peer(&self, w: usize, key: u64) -> bool {
         let w = w.min(WAITERS - 1);
-        if self.peer_key[w].load(Ordering::Acquire) == key {
-            return sys::eventfd_ring(self.peer_fd[w].load(Ordering::Relaxed)).is_ok();
+        // A full pipe is rung by way of the monitor: what is in it may have been heard.
+        if self.peer_key[w].load(Ordering::Acquire) == key
+            && sys::write(self.peer_fd[w].load(Ordering::Relaxed), &[1]).is_ok()
+        {
+            return true;
         }
-        let mut m = Msg::new(kind::RING);
-        m.id = key;
-        m.arg0 = self.id.load(Ordering::Relaxed) as u64;
-        if self.peer_rung[w].swap(key, Ordering::Relaxed) != key {
-            self.peer_rings[w].store(0, Ordering::Relaxed);
+        self.peer_rung[w].store(key, Ordering::Relaxed);
+        self.ring_by_monitor(1 - self.my_side(), w, key)
+    }
+
+    pub fn ring_by_monitor(&self, side: usize, w: usize, key: u64) -> bool {
+        let arg0 = self.id.load(Ordering::Relaxed) as u64;
+        ctl::tell(Msg { id: key, arg0, arg1: waiter::pack(side, w), ..Msg::new(kind::RING) }, None)
+    }
+
+    /// A peer has rung own waiter `w` by way of the monitor. Is it time for a pipe?
+    pub fn is_rung_often(&self, w: usize) -> bool {
+        const OFTEN: u32 = 3;
+        self.rung[w.min(WAITERS - 1)].fetch_add(1, Ordering::Relaxed) % OFTEN == OFTEN - 1
+    }
+
+    /// A pipe to the thread with `key`, as waiter `w` of the other side. True: `fd` is ours; else
+    /// nobody here has rung that.
+    pub fn pipe_to(&self, w: usize, key: u64, fd: i32) -> bool {
+        if key == 0 || self.peer_rung[w].load(Ordering::Relaxed) != key {
+            return false;
         }
-        if self.peer_rings[w].fetch_add(1, Ordering::Relaxed) < 3 {
-            return ctl::tell(m, None);
-        }
-        m.kind = kind::GETBELL;
-        let Ok((_, Some(fd))) = ctl::request(m, None) else {
-            // Not announced yet, perhaps; the monitor keeps a ring for that case.
-            m.kind = kind::RING;
-            return ctl::tell(m, None);
-        };
         let fd = process::high_fd(fd);
         let had = self.peer_key[w].swap(0, Ordering::AcqRel);
         let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
@@ -294,7 +358,7 @@ impl Chan {
         if had != 0 {
             process::close_own(old);
         }
-        sys::eventfd_ring(fd).is_ok()
+        true
     }
 
     /// Return the memory once nothing refers to it. The address range stays
@@ -304,14 +368,12 @@ impl Chan {
         if !self.retired.load(Ordering::Acquire) || self.desc_of.iter().any(|d| d.load(Ordering::Relaxed) != 0) {
             return;
         }
-        if self.id.swap(0, Ordering::AcqRel) == 0 {
+        let id = self.id.swap(0, Ordering::AcqRel);
+        if id == 0 {
             return;
         }
-        for (k, f) in self.peer_key.iter().zip(&self.peer_fd) {
-            if k.swap(0, Ordering::AcqRel) != 0 {
-                process::close_own(f.load(Ordering::Relaxed));
-            }
-        }
+        self.close_pipes();
+        bell::channel_gone(id);
         space::retire(self.base());
         CHANS.free(self.index());
     }
@@ -431,6 +493,12 @@ impl Chan {
         if let Some(mut c) = self.client().filter(|_| legal_block(first as u64)) {
             c.ports[0] = first;
         }
+    }
+
+    /// The program has bound this socket to a port: it is this channel's from now on. False: the
+    /// monitor says no.
+    pub fn has_bound(&self, fd: i32) -> bool {
+        ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, Some(fd)).is_ok()
     }
 
     pub fn give_back(&self, c: &mut Client, slot: usize) {

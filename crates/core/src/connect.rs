@@ -74,7 +74,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     match open(fd, d, &dst, own_port) {
         Ok(()) => {
             stats::count(Counter::ConnectShm);
-            if d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
+            // A handshake takes longer than no time at all.
+            let at_once = d.sndtimeo.load(Ordering::Relaxed) == opts::AT_ONCE;
+            if at_once || d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
                 d.sock().flags.fetch_or(flag::CONNECTING, Ordering::Relaxed);
                 return Outcome::Done(Err(Errno::EINPROGRESS));
             }
@@ -154,6 +156,9 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
         return Err(Counter::FbDisabled);
     }
     for attempt in 0..3 {
+        if own_port.is_some() && !chan.has_bound(fd) {
+            return Err(Counter::FbBound);
+        }
         let mut cl = chan.client().ok_or(Counter::FbReentry)?;
         let Some((slot, port)) = chan.take_slot(&mut cl) else {
             drop(cl);

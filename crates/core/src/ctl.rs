@@ -3,8 +3,10 @@
 use crate::lock::Lock;
 use crate::{chan, process, route};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::FUTEX_OWNER_DIED;
 use fsocket_proto::registry::{self, Registry};
 use fsocket_proto::{kind, Msg, MSG_SIZE};
+use fsocket_sync::atomic::AtomicU32 as WaitWord;
 use fsocket_sys::{self as sys, Errno, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -28,8 +30,17 @@ const LOOKING_FOR: u64 = 100_000_000;
 /// Bytes of a Unix socket's path.
 const PATH_MAX: usize = 108;
 
-/// How long an answer may take before the monitor counts as dead.
+/// How long an answer may take before the monitor counts as silent.
 const PATIENCE_S: i64 = 5;
+/// When it was found silent, nanoseconds; 0: it is not. A silent monitor still counts this process
+/// as alive and names it to its peers, so that their wake-ups go on through it; but nothing is
+/// asked, no sleep relies on it, and no message waits for room.
+static SILENT: AtomicU64 = AtomicU64::new(0);
+/// How long nothing is asked then.
+const SILENCE: u64 = 10_000_000_000;
+/// The longest pause before a message is sent again that the kernel had no room for; all pauses
+/// together are twice that.
+const ROOM_PAUSE: u64 = 32_000_000;
 
 /// Connect and say hello, without waiting for the answer.
 pub fn open(path: Option<&[u8]>) -> bool {
@@ -132,11 +143,13 @@ pub fn adopt_fd(fd: i32) -> bool {
     m.id = process::nonce();
     m.arg0 = sys::getpid() as u64;
     m.arg1 = fsocket_abi::VERSION as u64;
+    m.arg2 = crate::rights::class();
     if sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
         process::close_own(fd);
         return false;
     }
     FD.store(fd, Ordering::Release);
+    SILENT.store(0, Ordering::Relaxed);
     DEAD.store(false, Ordering::Relaxed);
     true
 }
@@ -199,7 +212,7 @@ pub fn notice() {
 pub fn unwatched() -> Option<u64> {
     const MIN: u64 = 1_000_000;
     const MAX: u64 = 500_000_000;
-    if !dead() {
+    if !dead() && SILENT.load(Ordering::Relaxed) == 0 {
         return None;
     }
     let ns = UNWATCHED.load(Ordering::Relaxed).clamp(MIN, MAX);
@@ -207,9 +220,36 @@ pub fn unwatched() -> Option<u64> {
     Some(ns)
 }
 
+/// Sleeps on a futex word for as long as it takes. Also the death of the monitor ends it, without the
+/// monitor: after that nobody would say that the peer has died (ADR 37).
+pub fn sleep_watched(word: &WaitWord, expected: u32) -> Result<()> {
+    static NOTICED: AtomicBool = AtomicBool::new(false);
+    let _ = process::arena();
+    let Some(monitor) = process::arena_header().map(|h| &h.monitor).filter(|_| !NOTICED.load(Ordering::Relaxed)) else {
+        return sys::futex_wait(word, expected, None);
+    };
+    let has_died = |value: u32| value & FUTEX_OWNER_DIED != 0;
+    let held = monitor.load(Ordering::Acquire);
+    let r = if has_died(held) {
+        Ok(())
+    } else {
+        match sys::futex_wait_either([(word, expected), (monitor, held)]) {
+            // An older kernel.
+            Err(Errno::ENOSYS) => sys::futex_wait(word, expected, None),
+            r => r,
+        }
+    };
+    if has_died(monitor.load(Ordering::Acquire)) && !NOTICED.swap(true, Ordering::AcqRel) {
+        died();
+        // The kernel wakes one.
+        sys::futex_wake(monitor, i32::MAX);
+    }
+    r
+}
+
 /// Something happened: look closely again for a while.
 pub fn progress() {
-    if dead() {
+    if dead() || SILENT.load(Ordering::Relaxed) != 0 {
         UNWATCHED.store(0, Ordering::Relaxed);
     }
 }
@@ -234,18 +274,48 @@ fn died() {
     }
 }
 
+/// Sends one packet to the monitor. An error that says nothing about the monitor (a signal, no
+/// memory for the packet, too many descriptors under way) is no end of it: this process would
+/// stop to wake its peers, while the monitor still names it to them. Such a packet is sent again.
+fn send(m: &Msg, attach: Option<i32>) -> Result<()> {
+    let mut pause = 1_000_000;
+    let flags = if SILENT.load(Ordering::Relaxed) == 0 { 0 } else { libc::MSG_DONTWAIT };
+    loop {
+        match sys::send_with_fd(fd(), m.as_bytes(), attach, flags) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(e) if passes(e) && pause <= ROOM_PAUSE => {
+                sys::nanosleep(pause);
+                pause *= 2;
+            }
+            Err(e) => {
+                if !passes(e) {
+                    died();
+                }
+                return Err(e);
+            }
+        }
+    }
+}
+
+/// Does this error of a packet concern the kernel's memory, and not the other side?
+fn passes(e: Errno) -> bool {
+    matches!(e, Errno::ENOMEM | Errno::ENOBUFS | Errno::ETOOMANYREFS)
+}
+
 /// A request with an answer. The second value is a descriptor that came along.
 pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     if dead() {
         return Err(Errno::EIO);
     }
     let mut seq = LOCK.lock().map_err(|_| Errno::EAGAIN)?;
-    *seq = seq.wrapping_add(1);
-    m.seq = *seq | 1 << 31;
-    if sys::send_with_fd(fd(), m.as_bytes(), attach, 0).is_err() {
-        died();
+    let silent = SILENT.load(Ordering::Relaxed);
+    if silent != 0 && sys::now_ns().saturating_sub(silent) < SILENCE {
         return Err(Errno::EIO);
     }
+    *seq = seq.wrapping_add(1);
+    m.seq = *seq | 1 << 31;
+    send(&m, attach).map_err(|_| Errno::EIO)?;
     loop {
         match receive(0) {
             Ok((a, got)) if a.seq == m.seq && a.kind == m.kind => {
@@ -257,11 +327,30 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
             }
             Ok((a, got)) => unasked(&a, got),
             Err(Errno::EINTR) => {}
+            Err(e) if passes(e) => return Err(e),
+            Err(Errno::EAGAIN) => {
+                SILENT.store(sys::now_ns(), Ordering::Relaxed);
+                // It may name us as a listener later, and this process may never read that: it is
+                // told that we have gone, if that ends nothing else.
+                if m.kind == kind::LISTEN && chan::none() {
+                    leave();
+                }
+                return Err(Errno::EIO);
+            }
             Err(e) => {
                 died();
                 return Err(e);
             }
         }
+    }
+}
+
+/// For the monitor this process ends. Its listeners are the kernel's from now on.
+fn leave() {
+    died();
+    let fd = FD.swap(-1, Ordering::AcqRel);
+    if fd >= 0 {
+        process::close_own(fd);
     }
 }
 
@@ -272,11 +361,11 @@ pub fn tell(m: Msg, attach: Option<i32>) -> bool {
     if unmet() {
         return false; // Nothing has died: the first that is found is the one.
     }
-    let ok = !dead() && sys::send_with_fd(fd(), m.as_bytes(), attach, 0).is_ok();
-    if !ok {
+    if dead() {
         died();
+        return false;
     }
-    ok
+    send(&m, attach).is_ok()
 }
 
 pub fn send_arena(memfd: i32) -> bool {
@@ -293,8 +382,10 @@ pub fn poll() {
     if now != PENDING_SEEN.load(Ordering::Relaxed) {
         drain(now);
     }
+    chan::end_broken();
     crate::upgrade::answer();
     crate::taken::answer();
+    crate::listen::answer();
 }
 
 #[cold]
@@ -309,6 +400,8 @@ fn drain(pending: u32) {
             Ok((m, got)) => unasked(&m, got),
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => return,
+            // What was not read is still there, and makes the socket readable.
+            Err(e) if passes(e) => return,
             Err(_) => return died(),
         }
     }
@@ -320,13 +413,19 @@ pub fn readable() {
     drain(PENDING_SEEN.load(Ordering::Relaxed));
     crate::upgrade::answer();
     crate::taken::answer();
+    crate::listen::answer();
 }
 
 fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
     let mut buf = [0u8; MSG_SIZE];
     let (n, got) = sys::recv_with_fd(fd(), &mut buf, flags)?;
     match Msg::read_from_bytes(&buf) {
-        Ok(m) if n == MSG_SIZE && m.version == fsocket_proto::VERSION => Ok((m, got)),
+        Ok(m) if n == MSG_SIZE && m.version == fsocket_proto::VERSION => {
+            if SILENT.load(Ordering::Relaxed) != 0 {
+                SILENT.store(0, Ordering::Relaxed);
+            }
+            Ok((m, got))
+        }
         _ => {
             close_opt(got);
             Err(Errno::EPROTO)
@@ -352,18 +451,26 @@ fn unasked(m: &Msg, got: Option<i32>) {
             process::disable();
             died();
         }
+        // The answer came too late, and the listener has been left to the kernel.
+        kind::LISTEN if m.result == 0 => {
+            tell(Msg { id: m.id, ..Msg::new(kind::UNLISTEN) }, None);
+        }
         kind::CHANNEL_SRV => {
             if let Some(fd) = got {
                 chan::serve(m.id as u32, m.arg0, fd);
             }
         }
+        kind::WOKEN => crate::bell::woken(m),
+        kind::WAKER_READ if got.is_some_and(|fd| crate::bell::hear(m, fd)) => return,
+        kind::WAKER_WRITE if got.is_some_and(|fd| chan::pipe(m, fd)) => return,
         kind::PEER => return got.map_or((), |fd| crate::zone::balance::came(m.id, m.arg0, fd)),
         kind::PEER_GONE => crate::zone::balance::went(m.id, m.arg0),
         kind::NUDGE => crate::zone::balance::nudged(m.id),
         kind::LOOK => crate::zone::watch::look(m.id),
         kind::TAKE => crate::taken::asked(m),
         kind::TAKEN => crate::taken::done(),
-        kind::CHANNEL_GONE => chan::gone(m.id as u32),
+        kind::CHANNEL_GONE => chan::gone(m.id as u32, m.arg0 != 0),
+        kind::MIXED => crate::listen::mixed(m.id),
         kind::UPGRADE_SRV if got.is_some_and(|fd| crate::upgrade::asked(m, fd)) => return,
         _ => {}
     }
@@ -406,6 +513,15 @@ pub fn registry() -> Option<&'static Registry> {
     mapped_registry()
 }
 
+/// Is a client's port the one of that channel? The monitor says so, in memory that no client can
+/// write. A process that had no room to map it can only tell that the port is not privileged.
+pub fn is_leased(port: u16, channel: u32) -> bool {
+    match mapped_registry() {
+        Some(r) => r.owner[port as usize].load(Ordering::Acquire) == channel,
+        None => port >= 1024,
+    }
+}
+
 pub fn lock_for_fork() -> bool {
     LOCK.lock().map(core::mem::forget).is_ok()
 }
@@ -420,6 +536,7 @@ pub fn become_child(own: Option<i32>) {
         process::close_own(old);
     }
     PENDING_SEEN.store(0, Ordering::Relaxed);
+    SILENT.store(0, Ordering::Relaxed);
     LOOKING.store(0, Ordering::Relaxed);
     route::clear();
     PATH.reset_after_fork();
@@ -427,6 +544,39 @@ pub fn become_child(own: Option<i32>) {
     if let Some(fd) = own {
         adopt_fd(fd);
     }
+}
+
+/// This process has other credentials than before. The monitor gets a socket made with those, over
+/// the one that shows whose process this was; from here on they talk over the new one, and what the
+/// process held but its listeners has ended. False: there is no monitor, or it refuses.
+pub fn renew() -> bool {
+    if dead() {
+        return false;
+    }
+    let Ok(_l) = LOCK.lock() else {
+        died();
+        return false;
+    };
+    let made = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
+    let Ok([own, theirs]) = made else {
+        died();
+        return false;
+    };
+    // What follows before the monitor has read this says already who this process is.
+    let _ = sys::setsockopt(theirs, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
+    let told = tell(Msg::new(kind::RENEW), Some(theirs));
+    let _ = sys::close(theirs);
+    let own = process::high_fd(own);
+    let old = fd();
+    PENDING_SEEN.store(0, Ordering::Relaxed);
+    let renewed = told && adopt_fd(own);
+    if !renewed {
+        FD.store(-1, Ordering::Release);
+        died();
+    }
+    // With what it has not been asked for yet: that is about what this process had.
+    process::close_own(old);
+    renewed
 }
 
 /// Our control socket got another number; the old one is the application's.

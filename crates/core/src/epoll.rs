@@ -5,13 +5,14 @@
 //! keep *items*. An item is *hot* while we look at its ring ourselves on every
 //! call, and *armed* when the peer has been asked to set our ready bit. Items
 //! become hot when they are added or marked ready, and are armed, in one batch
-//! with one heavy fence, before a thread sleeps or when too many are hot. So
+//! with one fence, before a thread sleeps or when too many are hot. So
 //! the cost of a call grows with the ready connections, not with the open ones.
 
 mod end;
 mod heir;
 mod hot;
 mod item;
+mod links;
 mod out;
 mod outer;
 mod shell;
@@ -25,6 +26,7 @@ use crate::{ctl, listen, spin, Outcome};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
+use links::Links;
 
 pub use end::{destroy, overwritten};
 pub use outer::{after_outer_sleep, arm_inner, before_outer_sleep, pulses, readable};
@@ -52,6 +54,8 @@ pub struct Ep {
     aloof: crate::zone::balance::aloof::Aloof,
     /// The parent's, and not waited on here yet.
     inherited: AtomicBool,
+    /// Another process may wait in the kernel's instance.
+    shared: AtomicBool,
     /// Another instance that watches this one has slept.
     nested: AtomicBool,
     /// Threads in the kernel's epoll_wait while no item was ours.
@@ -74,12 +78,14 @@ struct Inner {
     sleepers: u32,
     last_kernel: u64,
     turns: u32,
+    /// The kernel had something when it was last asked.
+    kernel_busy: bool,
     /// It was the kernel's turn, and ours had filled the array: next time it comes first.
     crowded: bool,
     /// An item was found whose connection has changed its path.
     unsettled: bool,
-    /// Bit per channel index where this instance has a waiter.
-    chans: [u64; crate::chan::MAX as usize / 64],
+    /// Channels where this instance has a waiter.
+    links: Links,
     listeners: [u32; 64],
     n_listeners: usize,
 }
@@ -96,17 +102,18 @@ unsafe impl Slot for Ep {
 const BELL_MARK: u64 = 0xF50C_4E7B_E11A_0001;
 const CTL_MARK: u64 = 0xF50C_4E7B_E11A_0002;
 
-/// The kernel has created an instance.
-pub fn created(fd: i32) {
+/// The kernel has created an instance. False: there is no memory to know it by. What is watched in
+/// an instance that we do not know is never reported.
+pub fn created(fd: i32) -> bool {
     crate::pool::kernel_allocated(fd);
     crate::close::overwritten(fd);
     if !crate::process::enabled() && !crate::zone::enabled() {
-        return;
+        return true;
     }
-    let Some((i, ep)) = EPS.alloc() else { return };
+    let Some((i, ep)) = EPS.alloc() else { return EPS.is_full() };
     let Some(d) = table::alloc(kind::EPOLL) else {
         EPS.free(i);
-        return;
+        return table::DESCS.is_full();
     };
     ep.fd.store(fd, Ordering::Relaxed);
     ep.bell.store(0, Ordering::Relaxed);
@@ -117,6 +124,7 @@ pub fn created(fd: i32) {
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.zoned.store(false, Ordering::Relaxed);
     ep.aloof.reset();
+    ep.shared.store(false, Ordering::Relaxed);
     ep.nested.store(false, Ordering::Relaxed);
     ep.inherited.store(false, Ordering::Relaxed);
     ep.shell.reset();
@@ -124,14 +132,15 @@ pub fn created(fd: i32) {
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {
-        (g.n, g.sleepers, g.n_listeners, g.crowded) = (0, 0, 0, false);
-        g.chans.fill(0);
+        (g.n, g.sleepers, g.n_listeners, g.crowded, g.kernel_busy) = (0, 0, 0, false, false);
+        g.links.clear();
     }
     d.object.store(i + 1, Ordering::Relaxed);
     if !table::install(fd, d) {
         table::release(d);
         EPS.free(i);
     }
+    true
 }
 
 fn of(d: &Desc) -> Option<&'static Ep> {
@@ -179,24 +188,47 @@ impl Ep {
         if let Some(b) = self.bell() {
             return Some(b);
         }
+        // Peers ring by way of the monitor at first; also to hear of the monitor's death.
+        if !self.watch_ctl() {
+            return None;
+        }
         let b = bell::get()?;
-        sys::eventfd_clear(b.fd());
-        let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: BELL_MARK };
-        if sys::epoll_ctl(self.home(), libc::EPOLL_CTL_ADD, b.fd(), Some(&ev)).is_err() {
+        b.clear();
+        let home = self.home();
+        if sys::epoll_ctl(home, libc::EPOLL_CTL_ADD, b.fd(), Some(&self.bell_event())).is_err() {
             b.release();
             return None;
         }
-        self.bell.store(b.index() as u32 + 1, Ordering::Release);
-        // Also to hear of the monitor's death.
-        self.watch_ctl();
+        self.bell.store(b.index() as u32 + 1, Ordering::SeqCst);
+        // A fork may have come in between; `before_fork` does the reverse.
+        if self.shared.load(Ordering::SeqCst) {
+            let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_MOD, b.fd(), Some(&self.bell_event()));
+        }
         Some(b)
     }
-    fn watch_ctl(&self) {
+    /// By its edges, so that the bell need not be emptied. Not where others wait as well, who would
+    /// take an edge that is not for them.
+    fn bell_event(&self) -> libc::epoll_event {
+        let edge = if self.is_alone_in() { libc::EPOLLET } else { 0 };
+        libc::epoll_event { events: (libc::EPOLLIN | edge) as u32, u64: BELL_MARK }
+    }
+    /// Do only threads of this process wait in the kernel's instance, and in no shell?
+    fn is_alone_in(&self) -> bool {
+        !self.shared.load(Ordering::SeqCst) && self.shell.fd().is_none()
+    }
+    /// False: a thread that sleeps in it does not hear of the monitor, and has to look again soon.
+    fn watch_ctl(&self) -> bool {
         if ctl::dead() || self.ctl_added.swap(true, Ordering::AcqRel) {
-            return;
+            return true;
         }
         let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: CTL_MARK };
-        let _ = sys::epoll_ctl(self.home(), libc::EPOLL_CTL_ADD, ctl::fd(), Some(&ev));
+        match sys::epoll_ctl(self.home(), libc::EPOLL_CTL_ADD, ctl::fd(), Some(&ev)) {
+            Err(Errno::ENOMEM | Errno::ENOSPC) => {
+                self.ctl_added.store(false, Ordering::Release);
+                false
+            }
+            _ => true,
+        }
     }
     fn unwatch_ctl(&self) {
         if self.ctl_added.swap(false, Ordering::AcqRel) {
@@ -520,7 +552,7 @@ pub fn number_closed(fd: i32, d: &Desc, last: bool) {
 
 /// A listener got another channel: whoever waits for it must look (and arm) again.
 pub fn listener_changed(id: u64) {
-    // As `bell::before_sleep` says.
+    // As `bell::arming` says.
     fence(Ordering::SeqCst);
     for i in 0..table::DESCS.len() {
         let Some(d) = table::DESCS.get(i) else { continue };
@@ -566,6 +598,29 @@ pub fn became_listener(d: &Desc) {
     });
 }
 
+/// The control socket is another one. (The old one is closed, and no instance's any more.)
+pub fn another_control() {
+    for i in 0..EPS.len() {
+        let Some(ep) = EPS.get(i) else { continue };
+        if ep.ctl_added.swap(false, Ordering::AcqRel) {
+            ep.watch_ctl();
+        }
+    }
+}
+
+/// The child will have all our instances, and may wait in them.
+pub fn before_fork() {
+    for ep in (0..EPS.len()).filter_map(|i| EPS.get(i)) {
+        if ep.shared.swap(true, Ordering::SeqCst) {
+            continue;
+        }
+        if let Some(b) = ep.bell() {
+            // (One that lies in a shell is not there.)
+            let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, b.fd(), Some(&ep.bell_event()));
+        }
+    }
+}
+
 /// In a forked child: no bells, nothing armed on our behalf.
 pub fn become_child() {
     item::reset_lock_after_fork();
@@ -584,7 +639,7 @@ pub fn become_child() {
         ep.shell.become_child();
         if let Ok(mut g) = ep.lock.lock() {
             g.sleepers = 0;
-            g.chans.fill(0);
+            g.links.clear();
         }
     }
     for i in 0..ITEMS.len() {

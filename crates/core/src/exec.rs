@@ -80,7 +80,8 @@ pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
     if !loads {
         descs().filter(|d| hands_over_zones(d, to)).for_each(zone::pass_on);
     }
-    if any && loads && !ctl::dead() && !descs().any(|d| watches(d, to)) {
+    let heir = loads && !ctl::dead() && crate::rights::kept_by_exec();
+    if any && heir && !descs().any(|d| watches(d, to)) {
         next.heir = bequeath(to);
     }
     if any && next.heir.is_none() {

@@ -32,6 +32,7 @@ pub fn prepare() {
         }
     }
     upgrade::give_up_all();
+    epoll::before_fork();
     let conns = || (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn());
     let nonce = sys::getrandom_u64() | 1;
     zone::prepare();
@@ -60,6 +61,8 @@ pub fn prepare() {
 /// Returns its control socket.
 pub fn announce(nonce: u64, heir: bool) -> Option<i32> {
     let [child, monitor] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).ok()?;
+    // What the child sends before the monitor has read this says already who the child is.
+    let _ = sys::setsockopt(monitor, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
     let mut m = Msg::new(msg::ADOPT);
     m.id = nonce;
     m.arg0 = heir.into();

@@ -146,6 +146,11 @@ fn arena(i: usize) -> Option<*mut u8> {
     let base = sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0);
     let _ = sys::close(fd);
     let base = base.ok()?;
+    if !process::note_arena(base) {
+        // SAFETY: just mapped, nobody knows it.
+        let _ = unsafe { sys::munmap(base, ARENA_SIZE) };
+        return None;
+    }
     // SAFETY: at least a Header is mapped; a plain field read once.
     (unsafe { (*(base as *const Header)).magic } == MAGIC).then_some(base)
 }

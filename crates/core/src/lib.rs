@@ -34,6 +34,7 @@ pub mod poll;
 pub mod pool;
 pub mod process;
 pub mod ready;
+pub mod rights;
 pub mod route;
 pub mod sandbox;
 pub mod sendfile;
@@ -49,6 +50,7 @@ pub mod taken;
 pub mod token;
 pub mod upgrade;
 pub mod uring;
+mod wait;
 pub mod zone;
 
 #[cfg(not(loom))]

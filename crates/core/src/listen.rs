@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Errno};
 
 /// Listeners per process.
@@ -33,6 +34,8 @@ pub struct Listener {
     /// Taken from the own queue since the last turn of a busy worker's.
     fair: AtomicU32,
     pub any: AtomicBool,
+    /// Somebody with other rights accepts there, too: what waits is to go to the kernel.
+    mixed: AtomicBool,
     /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
     backlog: AtomicU32,
     addr: Lock<Addr>,
@@ -48,6 +51,7 @@ static LISTENERS: [Listener; MAX] = [const {
         since_kernel: AtomicU32::new(0),
         fair: AtomicU32::new(0),
         any: AtomicBool::new(false),
+        mixed: AtomicBool::new(false),
         backlog: AtomicU32::new(0),
         addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
     }
@@ -89,7 +93,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         return Err(Counter::FbOption);
     }
     // A client that opens a connection to us counts on our mapping its channel.
-    if !chan::mappable() {
+    if !chan::mappable() || !chan::reserve() {
         return Err(Counter::FbResource);
     }
     let addr = bound_address(fd).ok_or(Counter::FbOption)?;
@@ -105,6 +109,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     l.worker.store(0, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
+    l.mixed.store(false, Ordering::Relaxed);
     l.note_backlog(fd);
     if let Ok(mut a) = l.addr.lock() {
         *a = addr;
@@ -217,7 +222,10 @@ fn ended(d: &Desc, for_all: bool) {
         m.id = id;
         m.arg0 = for_all.into();
         // With an answer: what waits in our queues is reset when `close` returns.
-        let _ = ctl::request(m, None);
+        // Not while messages of the monitor are read (`give_up`): it learns of it all the same.
+        if let Err(Errno::EAGAIN) = ctl::request(m, None) {
+            ctl::tell(m, None);
+        }
         l.n.store(0, Ordering::Relaxed);
         for x in &l.chans {
             x.store(0, Ordering::Relaxed);
@@ -334,6 +342,65 @@ pub fn become_child() {
     }
 }
 
+/// Some of this process's listeners.
+pub type Those = crate::bits::Bits<{ MAX / 64 }>;
+
+/// Are there any that [`answer`] has to see to?
+static MIXED: AtomicBool = AtomicBool::new(false);
+
+/// Workers with other rights want to accept on listener `id`.
+pub fn mixed(id: u64) {
+    for l in used().iter().filter(|l| l.id.load(Ordering::Acquire) == id) {
+        l.mixed.store(true, Ordering::Relaxed);
+        MIXED.store(true, Ordering::Release);
+    }
+}
+
+/// Puts what waits for those into the kernel's queue.
+#[inline]
+pub fn answer() {
+    if MIXED.load(Ordering::Relaxed) && MIXED.swap(false, Ordering::AcqRel) {
+        for d in crate::table::all().filter(|d| of(d).is_some_and(|l| l.mixed.swap(false, Ordering::Relaxed))) {
+            stats::count(Counter::FbOption);
+            crate::path::requeue(d);
+        }
+    }
+}
+
+/// This process is about to lose its channels. Those in which it may have had connections nobody with
+/// other rights gets: what waits there, and what comes, goes into the kernel's queue.
+pub fn pass_on_used() {
+    for d in crate::table::all().filter(|d| d.accepts.load(Ordering::Relaxed)) {
+        if of(d).is_some_and(|l| l.worker.load(Ordering::Relaxed) != 0) {
+            stats::count(Counter::FbOption);
+            pass_on(d);
+        }
+    }
+}
+
+/// The channels of all listeners are about to go; the listeners stay. Returns those of which this
+/// process was a worker.
+pub fn leave_channels() -> Those {
+    let those = Those::new();
+    for (i, l) in used().iter().enumerate() {
+        those.set(i as i32, l.worker.swap(0, Ordering::AcqRel) != 0);
+        l.n.store(0, Ordering::Release);
+        for c in &l.chans {
+            c.store(0, Ordering::Relaxed);
+        }
+    }
+    those
+}
+
+/// Become a worker of these again.
+pub fn join_those(those: &Those) {
+    for (i, l) in used().iter().enumerate() {
+        if those.has(i as i32) && l.id.load(Ordering::Relaxed) != 0 {
+            l.join();
+        }
+    }
+}
+
 /// Become a worker of every listener.
 pub fn join_all() {
     for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
@@ -352,7 +419,14 @@ impl Listener {
         m.id = self.id.load(Ordering::Relaxed);
         let w = match ctl::request(m, None) {
             Ok((a, _)) if (a.arg0 as usize) < WORKERS => a.arg0 as u32 + 1,
-            Ok(_) | Err(Errno::EAGAIN) => WORKERS as u32 + 1,
+            // EPERM, EACCES: it gets no channels, and has nothing to steal from.
+            Ok(_) | Err(Errno::EAGAIN | Errno::EPERM | Errno::EACCES) => WORKERS as u32 + 1,
+            Err(Errno::EOPNOTSUPP) => {
+                // What is mapped here is not this process's any more.
+                stats::count(Counter::FbOption);
+                self.n.store(0, Ordering::Release);
+                WORKERS as u32 + 1
+            }
             Err(_) => return,
         };
         self.worker.store(w, Ordering::Relaxed);
@@ -377,7 +451,7 @@ impl Listener {
         let n = (self.n.load(Ordering::Acquire) as usize).min(CHANS);
         self.chans[..n].iter().filter_map(|x| match x.load(Ordering::Acquire) {
             0 => None,
-            i => chan::CHANS.get(i as u32 - 1).filter(|c| c.id.load(Ordering::Relaxed) != 0),
+            i => chan::CHANS.get(i as u32 - 1).filter(|c| c.id.load(Ordering::Relaxed) != 0 && !c.is_broken()),
         })
     }
 
@@ -425,7 +499,7 @@ impl Listener {
             while busy != 0 {
                 let w = busy.trailing_zeros() as usize;
                 busy &= busy - 1;
-                if let Some(s) = chan::pop_syn(c.queue(1 + w)) {
+                if let Some(s) = c.pop_syn(1 + w) {
                     stats::count(Counter::Steals);
                     return Some((c, s));
                 }
@@ -441,10 +515,10 @@ impl Listener {
         let rotated = || self.chans().skip(start as usize).chain(self.chans().take(start as usize));
         for c in rotated() {
             // What waits for anybody came before there was a worker.
-            if let Some(s) = chan::pop_syn(c.queue(0)) {
+            if let Some(s) = c.pop_syn(0) {
                 return Some((c, s));
             }
-            if let Some(s) = self.own_queue().and_then(|q| chan::pop_syn(c.queue(q))) {
+            if let Some(s) = self.own_queue().and_then(|q| c.pop_syn(q)) {
                 self.fair.store(self.fair.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
                 return Some((c, s));
             }
@@ -452,7 +526,7 @@ impl Listener {
         if steal {
             for c in rotated() {
                 for q in others(c) {
-                    if let Some(s) = chan::pop_syn(c.queue(q)) {
+                    if let Some(s) = c.pop_syn(q) {
                         if Some(q) != self.own_queue() {
                             stats::count(Counter::Steals);
                         }
@@ -465,16 +539,21 @@ impl Listener {
     }
 
     /// Ask to be told of new connections.
-    pub fn arm(&self, b: &crate::bell::Bell) {
+    pub fn arm(&self, b: &crate::bell::Bell, batch: &mut Batch<'static>) {
         for c in self.chans() {
             if let Some(w) = c.waiter_for(b) {
                 let bit = 1u64 << w;
                 if let Some(q) = self.own_queue() {
-                    c.queue(q).want.arm(bit);
+                    batch.arm(&c.queue(q).want, bit);
                 }
-                c.queue(0).want.arm(bit);
+                batch.arm(&c.queue(0).want, bit);
             }
         }
+    }
+    /// When a peer first told of a new connection after `since`; 0: none has. Ticks.
+    pub fn told_since(&self, since: u64) -> u64 {
+        let told = self.chans().map(|c| c.queue(0).want.told.load(Ordering::Relaxed));
+        told.filter(|told| *told >= since).min().unwrap_or(0)
     }
     pub fn disarm(&self, b: &crate::bell::Bell) {
         for c in self.chans() {

@@ -13,11 +13,13 @@ const PEEK_MOST: usize = 8 << 20;
 /// IOV_MAX
 const MAX_IOV: usize = 1024;
 
+/// `too_many`: what the call says of more than [`MAX_IOV`] vectors.
+///
 /// # Safety
 /// `iov` points to `n` valid vectors.
-unsafe fn checked<'a>(iov: *const libc::iovec, n: usize) -> Result<(&'a [libc::iovec], usize)> {
+unsafe fn checked<'a>(iov: *const libc::iovec, n: usize, too_many: Errno) -> Result<(&'a [libc::iovec], usize)> {
     if n > MAX_IOV {
-        return Err(Errno::EINVAL);
+        return Err(too_many);
     }
     if n == 0 || iov.is_null() {
         return Ok((&[], 0));
@@ -38,7 +40,7 @@ unsafe fn checked<'a>(iov: *const libc::iovec, n: usize) -> Result<(&'a [libc::i
 /// `iov` points to `n` valid vectors.
 pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    let (v, total) = unsafe { checked(iov, n) }?;
+    let (v, total) = unsafe { checked(iov, n, Errno::new(libc::EMSGSIZE)) }?;
     if let [one] = v {
         // SAFETY: the caller's.
         return unsafe { stream::send(d, one.iov_base as *const u8, one.iov_len, flags) };
@@ -95,7 +97,7 @@ unsafe fn send_each(d: &'static Desc, v: &[libc::iovec], flags: i32, call: &Midw
 /// As [`sendv`].
 pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    match unsafe { checked(iov, n) }?.1 {
+    match unsafe { checked(iov, n, Errno::EINVAL) }?.1 {
         0 => Ok(0),
         // SAFETY: the caller's.
         _ => unsafe { sendv(d, iov, n, flags) },
@@ -108,7 +110,7 @@ pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize, flags:
 /// As [`recvv`].
 pub unsafe fn readv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    match unsafe { checked(iov, n) }?.1 {
+    match unsafe { checked(iov, n, Errno::EINVAL) }?.1 {
         0 => Ok(0),
         // SAFETY: the caller's.
         _ => unsafe { recvv(d, iov, n, flags) },
@@ -131,7 +133,7 @@ pub fn vector_flags(flags: i32) -> Result<i32> {
 /// `iov` points to `n` valid vectors.
 pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    let (v, total) = unsafe { checked(iov, n) }?;
+    let (v, total) = unsafe { checked(iov, n, Errno::new(libc::EMSGSIZE)) }?;
     if let [one] = v {
         // SAFETY: the caller's.
         return unsafe { stream::recv(d, one.iov_base as *mut u8, one.iov_len, flags) };

@@ -34,6 +34,9 @@ const ANY: i32 = i32::MAX;
 /// The same with 64-bit seconds, which they have here anyway.
 const RCVTIMEO_NEW: i32 = 66;
 const SNDTIMEO_NEW: i32 = 67;
+/// A time limit that is over when it begins, nanoseconds: what the kernel makes of a negative one,
+/// which it reads out as 0.
+pub const AT_ONCE: u64 = 1;
 /// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
 /// means "any non-zero is 1".
 static TABLE: [Opt; 15] = [
@@ -144,6 +147,10 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
                 }
                 crate::path::wake_own(d);
             }
+            if i == SNDBUF {
+                // A larger one may be room for a sender that waits.
+                crate::path::wake_own(d);
+            }
         }
         return Outcome::Done(r);
     }
@@ -202,7 +209,7 @@ pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
 /// the receiver's is.
 pub fn size_buffers(d: &Desc) {
     let s = d.sock();
-    let bytes = |i: usize, part: u64| (s.opt[i].load(Ordering::Relaxed) as u64 * part / 4) as u32;
+    let bytes = |i: usize, part: u64| (s.opt[i].load(Ordering::Relaxed).max(0) as u64 * part / 4) as u32;
     let chosen = |i: usize| s.opt[i].load(Ordering::Relaxed) != TABLE[i].default;
     let (_, _, h) = d.tx();
     h.cap.store(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 }, Ordering::Relaxed);
@@ -236,12 +243,9 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
             if !(0..1_000_000).contains(&t.tv_usec) {
                 return false;
             }
-            let ns = if t.tv_sec < 0 {
-                0
-            } else {
-                (t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_usec as u64 * 1000
-            };
+            let ns = (t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000) + t.tv_usec as u64 * 1000;
             let ns = match sys::clock_tick_ns() {
+                _ if t.tv_sec < 0 => AT_ONCE,
                 0 => ns,
                 tick => ns.div_ceil(tick).saturating_mul(tick), // the kernel counts in ticks
             };

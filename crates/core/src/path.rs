@@ -27,7 +27,8 @@ use crate::{process, stats, stream, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::switching::{BOTH, ONE};
-use fsocket_abi::channel::{status, Dir};
+use fsocket_abi::channel::{status, Dir, RING_CAP};
+use fsocket_proto::switch::act;
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::doorbell::FUTEX_BIT;
 use fsocket_sync::token::Words as _;
@@ -38,6 +39,9 @@ const STEP: usize = 16 * 1024;
 /// How long to wait for the other side where it must act first, nanoseconds. It
 /// is in the middle of a few system calls, or dead.
 const PATIENCE_NS: u64 = 2_000_000_000;
+/// The same where the program has a non-blocking socket, and others to see to. It waits where it closes
+/// one or shuts it down just then; then the connection is reset.
+const NONBLOCKING_PATIENCE_NS: u64 = 100_000_000;
 
 /// What has become of the path, as far as this process has looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +129,8 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
             await_peer(d);
         }
         // Not before: a peer that moves as well puts what it had not read in front of this end.
-        settle::shut(d, e.own);
-        settle::meet_the_deaf(d, peer_status(d), e);
+        settle::shut(d, e.0);
+        settle::meet_the_deaf(d, peer_status(d), e.0);
         e.close();
     }
     let mut all = true;
@@ -153,22 +157,22 @@ pub fn materialize_one(d: &'static Desc) -> bool {
 /// The connection is over, the program goes on with its socket as an unconnected one, and
 /// so do relatives that have it: what they find in its place is a new one.
 pub fn begin_anew(d: &'static Desc) {
-    let Some(ends) = start(d, pair::make_alone) else { return };
+    let Some(own) = start(d, pair::make_alone) else { return };
     sys::heavy_fence();
     let (r, rx, rxh) = d.rx();
     if let Ok(_t) = token::enter(rxh) {
         // SAFETY: nothing is written; the mover is the ring's only consumer.
         while matches!(unsafe { ring::recv(r, rx, rxh, core::ptr::null_mut(), STEP, false) }, Ok(1..)) {}
     }
-    settle::dress(d, ends.own);
+    settle::dress(d, own.0);
     moved_out(d);
-    ends.close();
+    own.close();
     let _ = follow(d);
 }
 
 /// The mover stops using the rings. None: it is not the mover, or there can be
 /// none.
-fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Option<pair::Ends> {
+fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Option<pair::Own> {
     let s = d.sock();
     if s.flags.load(Ordering::Relaxed) & flag::MOVED != 0 || peer_status(d) & status::MOVED != 0 {
         return None;
@@ -178,13 +182,13 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Op
     {
         return None;
     }
-    let ends = make(d)?;
+    let own = make(d)?;
     let (Ok(t1), Ok(t2)) = (token::enter(&s.tx), token::enter(&s.rx)) else {
-        ends.close();
+        own.close();
         return None;
     };
     if s.flags.fetch_or(flag::MOVED | flag::MOVING | flag::TOOK, Ordering::AcqRel) & flag::MOVED != 0 {
-        ends.close(); // a relative was faster
+        own.close(); // a relative was faster
         return None;
     }
     // From here on whoever gets a token sees the flags, or finds no room, and
@@ -195,39 +199,37 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Ends>) -> Op
     d.tx().1.prod.status.fetch_or(status::MOVING, Ordering::Release);
     // Release: who sees the want word armed sees MOVING.
     fence(Ordering::Release);
-    d.rx().1.want_data.arm(FUTEX_BIT);
-    Some(ends)
+    d.rx().1.want_data.hint(FUTEX_BIT); // the caller runs a heavy fence
+    Some(own)
 }
 
 /// After the heavy fence: take along what is left to read.
-fn move_out(d: &'static Desc, ends: &pair::Ends) {
+fn move_out(d: &'static Desc, own: &pair::Own) {
     let s = d.sock();
-    let (r, rx, rxh) = d.rx();
-    // What does not fit stays for the peer to send again. The flags keep all others off; the token
-    // is for the position, which is moved inside only.
-    if let Ok(_t) = token::enter(rxh) {
-        let _ = pour(r, rx, rxh, ends.other);
-    }
-    let m = &d.slot().moved[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
-    m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
-    m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Relaxed);
-    settle::dress(d, ends.own);
+    let rxh = d.rx().2;
     let theirs = peer_status(d);
-    let other = 1 - d.side.load(Ordering::Relaxed);
     let gone = theirs & status::CLOSED != 0 && theirs & status::MOVED == 0;
     // A reset behind a FIN is a broken pipe; one also answers what we have sent to
     // a peer that was gone.
     let answered = theirs & status::RST != 0 || s.flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
+    let mut what = act::POUR;
+    if theirs & status::FIN != 0 && (answered || !gone) {
+        what |= act::FIN;
+    }
     if gone && answered {
-        if theirs & status::FIN != 0 {
-            let _ = sys::shutdown(ends.other, libc::SHUT_WR);
-        }
-        settle::reset_on_close(ends.other);
-        pair::release(d, other);
-    } else if gone {
-        pair::release(d, other);
-    } else if theirs & status::FIN != 0 {
-        let _ = sys::shutdown(ends.other, libc::SHUT_WR);
+        what |= act::RESET;
+    }
+    // What does not fit stays for the peer to send again. The flags keep all others off; the token
+    // is for the position, which the monitor moves meanwhile.
+    if let Ok(_t) = token::enter(rxh) {
+        let m = &d.slot().moved[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
+        m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
+        m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Release);
+        pair::act(d, what);
+    }
+    settle::dress(d, own.0);
+    if gone {
+        pair::release(d, 1 - d.side.load(Ordering::Relaxed));
     }
     moved_out(d);
 }
@@ -245,15 +247,30 @@ fn moved_out(d: &'static Desc) {
 /// Both sides move at once: each must have taken along what it had not read
 /// before the other's program may send behind it.
 fn await_peer(d: &Desc) {
-    patiently(|| {
-        let st = peer_status(d);
-        st & status::MOVING != 0 && st & (status::MOVED | status::CLOSED | status::RST) == 0
-    });
+    let nonblocking = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
+    patiently(if nonblocking { NONBLOCKING_PATIENCE_NS } else { PATIENCE_NS }, || peer_moves(d));
+}
+
+/// Is the peer in the middle of it?
+fn peer_moves(d: &Desc) -> bool {
+    let st = peer_status(d);
+    st & status::MOVING != 0 && st & (status::MOVED | status::CLOSED | status::RST) == 0
+}
+
+/// Has the path been switched so far that [`follow`] need not wait for the peer? One that says that it
+/// moves and never that it has must not stop a thread that has other things to do.
+pub fn can_follow(d: &Desc) -> bool {
+    of(d) == Path::Unsettled && (d.sock().flags.load(Ordering::Relaxed) & flag::MOVED != 0 || !peer_moves(d))
+}
+
+/// Is it being switched by the peer, so that nothing can be said or done until that is over?
+pub fn is_moving(d: &Desc) -> bool {
+    d.is_conn() && of(d) == Path::Unsettled && !can_follow(d)
 }
 
 /// Wait while somebody else is busy.
-fn patiently(busy: impl Fn() -> bool) {
-    let until = sys::now_ns() + PATIENCE_NS;
+fn patiently(ns: u64, busy: impl Fn() -> bool) {
+    let until = sys::now_ns() + ns;
     let mut ns = 1000;
     loop {
         if !busy() || sys::now_ns() > until {
@@ -293,7 +310,7 @@ fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
 /// After a publication that somebody had asked to hear of.
 #[cold]
 pub fn after_send(d: &'static Desc) {
-    if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::MOVED == 0 && of(d) == Path::Unsettled {
+    if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::MOVED == 0 && can_follow(d) {
         let _ = follow(d);
     }
 }
@@ -309,11 +326,12 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
     let s = d.sock();
     let (ring_tx, tx, txh) = d.tx();
     // A relative or another thread that moves is not done yet.
-    patiently(|| s.flags.load(Ordering::Acquire) & flag::MOVING != 0);
+    patiently(PATIENCE_NS, || s.flags.load(Ordering::Acquire) & flag::MOVING != 0);
     if s.flags.load(Ordering::Acquire) & flag::MOVED == 0 {
         await_peer(d);
         if peer_status(d) & status::MOVED == 0 {
-            // It died half-way; the monitor resets the connection.
+            // It died half-way, or never meant to. Nobody waits for it twice.
+            stream::poison(d);
             return Err(Errno::ECONNRESET);
         }
     }
@@ -332,12 +350,11 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             return Err(Errno::EAGAIN);
         };
         if s.flags.load(Ordering::Acquire) & flag::MOVED == 0 {
-            // A consumer in the state in which the mover left the ring. It may
-            // have left nonsense: `recv` checks.
+            // A consumer in the state in which the mover left the ring.
             let at = &d.slot().moved[d.side.load(Ordering::Relaxed) as usize & 1];
             let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
             settle::dress(d, fd);
-            if !pour_all(ring_tx, tx, &h, fd) {
+            if !h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) {
                 stats::count(Counter::FbSwitch);
                 stream::poison(d);
                 let _ = sys::close(fd);
@@ -364,13 +381,20 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
     settle::complete(d, fd)
 }
 
-fn half_at(head: u64, at: &fsocket_abi::channel::Moved) -> Half {
+/// None: nonsense, from which a read would leave the ring.
+fn half_at(head: u64, at: &fsocket_abi::channel::Moved) -> Option<Half> {
+    let (base, limit) = (at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed));
+    let off = head.wrapping_sub(base) & (RING_CAP as u64 - 1);
+    if base > head || limit > RING_CAP as u64 - off {
+        stats::count(Counter::HostilePeer);
+        return None;
+    }
     // SAFETY: a Half is atomics only; zero is valid.
     let h: Half = unsafe { core::mem::zeroed() };
     h.pos.store(head, Ordering::Relaxed);
-    h.base.store(at.base.load(Ordering::Relaxed), Ordering::Relaxed);
-    h.limit.store(at.limit.load(Ordering::Relaxed), Ordering::Relaxed);
-    h
+    h.base.store(base, Ordering::Relaxed);
+    h.limit.store(limit, Ordering::Relaxed);
+    Some(h)
 }
 
 /// [`pour`] until nothing is left; the kernel's buffer takes a whole ring unless

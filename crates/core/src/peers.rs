@@ -112,9 +112,21 @@ fn gone(p: &Prod) -> bool {
     for n in &p.pids {
         match n.load(Ordering::Acquire) {
             0 => continue,
-            pid if pid <= i32::MAX as u32 && sys::kill(pid as i32, 0) == Err(Errno::ESRCH) => any = true,
+            pid if pid <= i32::MAX as u32 && has_ended(pid as i32) => any = true,
             _ => return false,
         }
     }
     any
+}
+
+/// Also if nobody has waited for it yet: its number is still there, its sockets would not be.
+fn has_ended(pid: i32) -> bool {
+    // SAFETY: no memory is involved.
+    let pidfd = unsafe { sys::raw(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) };
+    let Ok(pidfd) = pidfd.map(|fd| fd as i32) else { return sys::kill(pid, 0) == Err(Errno::ESRCH) };
+    let mut p = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    let ended = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(1);
+    let _ = sys::close(pidfd);
+    ended
 }

@@ -2,17 +2,19 @@
 
 mod kept;
 
-use crate::asleep::{self, Mark, On};
+use crate::asleep::Mark;
 use crate::bell::{self, Bell};
 use crate::path::{self, Path};
 use crate::ready;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc};
+use crate::wait::{self, Sleeper};
 use crate::zone::{self, watch::Beside};
 use crate::{cancel, chan, ctl, epoll, listen, pool, spin, stats, upgrade, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
+use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 use kept::Kept;
 
@@ -166,12 +168,10 @@ unsafe fn run(
         if *slept && deadline.is_some_and(|t| sys::now_ns() >= t) {
             return Ok(0);
         }
-        let single = if n == 1 && kernel_n == 0 { ours(fds[0].fd) } else { None };
         let peer = fds.iter().find_map(|p| ours(p.fd).filter(|d| d.is_conn()).map(ready::peer_cpu));
         if let Some(c) = peer {
-            let memory = single.map_or(&SPIN, |d| &d.spin_rx);
             let keep = core::cell::RefCell::new(&mut kept);
-            if memory.spin_noting(c, || any(fds, &keep.borrow()), || keep.borrow_mut().take(fds)) {
+            if memory(fds).spin_noting(c, || any(fds, &keep.borrow()), || keep.borrow_mut().take(fds)) {
                 continue;
             }
         }
@@ -246,7 +246,7 @@ fn kernels_part(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
 }
 
 fn unsettled(d: &Desc) -> bool {
-    d.is_conn() && path::of(d) == Path::Unsettled
+    d.is_conn() && path::can_follow(d)
 }
 
 /// Has anybody else made one the kernel's, about which the kernel was not asked so far?
@@ -276,6 +276,21 @@ fn merge(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) {
     }
 }
 
+/// Of the waits of such a call.
+fn memory(fds: &[libc::pollfd]) -> &'static spin::Memory {
+    match fds {
+        [one] => ours(one.fd).filter(|d| d.is_conn()).map_or(&SPIN, |d| &d.spin_rx),
+        _ => &SPIN,
+    }
+}
+
+/// When a peer first told one of them after `since`; 0: none has. Ticks.
+fn told_since(fds: &[libc::pollfd], kept: &Kept, since: u64) -> u64 {
+    let conns = kept.each(fds).map(|(d, _)| d).filter(|d| d.is_conn());
+    let told = conns.map(|d| d.rx_dir().want_data.told.load(Ordering::Relaxed));
+    told.filter(|told| *told >= since).min().unwrap_or(0)
+}
+
 /// True: something of the kernel's has happened.
 ///
 /// # Safety
@@ -297,15 +312,10 @@ unsafe fn sleep(
     if ctl::dead() {
         kept.each(fds).for_each(|(d, _)| crate::peers::look(d));
     }
-    let b = bell::get();
-    let mut armed = b.is_some();
-    if let Some(b) = b {
-        b.for_one_sleep();
-        for (d, wanted) in kept.each(fds) {
-            armed &= arm(d, wanted, b);
-        }
-        b.set_sleeping(true);
-    }
+    let mut sleeper = Sleeper::new();
+    let armed = sleeper.as_ref().is_some_and(|s| {
+        s.arm(|b, batch| kept.each(fds).fold(true, |all, (d, wanted)| arm(d, wanted, b, batch) && all))
+    });
     // Without a bell we look again and again; not for an instance in which
     // nothing is ours, where what is added rings a new one.
     let watched = |d: &Desc| !matches!(d.kind(), kind::EPOLL | kind::KERNEL) || epoll::has_items(d);
@@ -314,38 +324,28 @@ unsafe fn sleep(
         let piece = ctl::unwatched().unwrap_or_else(|| unarmed.piece());
         limit = Some(limit.map_or(piece, |l| l.min(piece)));
     }
-    bell::before_sleep();
     let (mut r, mut told) = (Ok(0), false);
-    let ctl_at = n + 1;
+    let kernel = &mut kernel[..n + wait::BESIDE];
     if !any(fds, kept) {
-        kernel[n] = libc::pollfd { fd: b.map_or(-1, |b| b.fd()), events: libc::POLLIN, revents: 0 };
-        let ctl_fd = if ctl::dead() { -1 } else { ctl::fd() };
-        kernel[ctl_at] = libc::pollfd { fd: ctl_fd, events: libc::POLLIN, revents: 0 };
         stats::count(Counter::Sleeps);
         zone::balance::before_sleep();
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         in_shells(fds, kernel, true);
         let t0 = cpu::ticks();
-        let on = On { bell: b, ..On::default() };
-        // SAFETY: n + 2 entries.
-        r = asleep::sleep(&on, || unsafe { sys::ppoll(kernel.as_mut_ptr(), n + 2, limit, mask) });
-        SPIN.slept(cpu::ticks() - t0);
+        // SAFETY: the caller's mask.
+        r = unsafe { wait::sleep(kernel, sleeper.as_mut(), limit, mask) };
+        memory(fds).slept(t0, told_since(fds, kept, t0));
         told = r.is_ok() && kernel[..n].iter().any(|k| k.revents != 0);
         in_shells(fds, kernel, false);
         if idle && r == Ok(0) {
             crate::idle::give_back();
         }
     }
-    if let Some(b) = b {
-        b.set_sleeping(false);
-        for (d, _) in kept.each(fds) {
-            disarm(d, b);
-        }
-        sys::eventfd_clear(b.fd());
-        b.release();
+    if let Some(s) = sleeper {
+        s.end(|b| kept.each(fds).for_each(|(d, _)| disarm(d, b)));
     }
-    if r.is_ok() && kernel[ctl_at].revents != 0 {
-        ctl::readable();
+    if r.is_ok() {
+        wait::heed(kernel);
     }
     r.map(|_| told)
 }
@@ -362,22 +362,22 @@ fn in_shells(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
 }
 
 /// Ask the peer to ring `b`; false: not possible.
-fn arm(d: &Desc, wanted: i16, b: &Bell) -> bool {
+fn arm(d: &Desc, wanted: i16, b: &Bell, batch: &mut Batch<'static>) -> bool {
     match d.kind() {
         kind::CONN => {
             let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return false };
             let Some(w) = c.waiter_for(b) else { return false };
-            d.rx().1.want_data.arm(1 << w);
+            batch.arm(&d.rx().1.want_data, 1 << w);
             if wanted & libc::POLLOUT != 0 {
                 let (_, tx, h) = d.tx();
                 tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
-                tx.want_space.arm(1 << w);
+                batch.arm(&tx.want_space, 1 << w);
             }
             true
         }
         kind::LISTENER => {
             if let Some(l) = listen::of(d).filter(|_| wanted & (libc::POLLIN | libc::POLLRDNORM) != 0) {
-                l.arm(b);
+                l.arm(b, batch);
             }
             true
         }

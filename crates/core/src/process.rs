@@ -17,6 +17,9 @@ static DISABLED: AtomicBool = AtomicBool::new(true);
 /// CPUs of the machine; 0: not asked yet.
 static CPUS: AtomicU32 = AtomicU32::new(0);
 static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// All arenas that are mapped here: this process's and those it has inherited.
+static MAPPED: [AtomicPtr<u8>; MAPPED_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAPPED_MAX];
+const MAPPED_MAX: usize = 128;
 static ARENA_FAILED: AtomicBool = AtomicBool::new(false);
 static ARENA_LOCK: crate::lock::Lock<Free> = crate::lock::Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
 /// Lowest number for our own descriptors.
@@ -158,6 +161,11 @@ pub fn disable() {
     DISABLED.store(true, Ordering::Release);
 }
 
+/// They may use shared memory again, after [`disable`].
+pub fn enable() {
+    DISABLED.store(false, Ordering::Release);
+}
+
 #[inline(always)]
 pub fn cpus() -> u32 {
     match CPUS.load(Ordering::Relaxed) {
@@ -273,6 +281,12 @@ fn make_arena() -> Option<*mut u8> {
         let _ = sys::close(fd);
         return None;
     };
+    if !note_arena(p) {
+        let _ = sys::close(fd);
+        // SAFETY: just mapped, nobody knows it.
+        let _ = unsafe { sys::munmap(p, ARENA_SIZE) };
+        return None;
+    }
     // SAFETY: the mapping is new, zero-filled, and ARENA_SIZE long.
     unsafe {
         let h = p as *mut Header;
@@ -284,6 +298,32 @@ fn make_arena() -> Option<*mut u8> {
     let sent = ctl::send_arena(fd);
     let _ = sys::close(fd);
     sent.then_some(p)
+}
+
+/// An arena has been mapped. False: there are too many.
+pub fn note_arena(base: *mut u8) -> bool {
+    let null = core::ptr::null_mut();
+    MAPPED.iter().any(|m| m.compare_exchange(null, base, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+}
+
+/// No arena is mapped here any more, and the next one is a new one. The addresses stay ours:
+/// a thread that still has a pointer finds empty memory.
+pub fn forget_arenas() {
+    // (In a signal handler on top of the lock: whoever has it finds nothing, either.)
+    let lock = ARENA_LOCK.lock();
+    ARENA.store(core::ptr::null_mut(), Ordering::Release);
+    ARENA_FAILED.store(false, Ordering::Relaxed);
+    if let Ok(mut f) = lock {
+        f.n = 0;
+        f.scan = 0;
+    }
+    stats::detach();
+    for m in &MAPPED {
+        let base = m.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        if !base.is_null() {
+            crate::space::blank(base, ARENA_SIZE);
+        }
+    }
 }
 
 fn sock_at(base: *mut u8, i: u32) -> &'static Sock {
@@ -310,11 +350,12 @@ pub fn alloc_sock() -> Option<&'static Sock> {
             return Some(s);
         }
     }
-    let hw = h.high_water.load(Ordering::Relaxed);
+    // Relatives write there, too: no more than there is.
+    let hw = h.high_water.load(Ordering::Relaxed).min(SOCKS as u32);
     // Sockets whose last holder was another process of the family come back
     // only through a look at the arena; a few per call keep it bounded.
     for _ in 0..if hw as usize >= SOCKS { hw } else { hw.min(4) } {
-        let i = f.scan % hw.min(SOCKS as u32);
+        let i = f.scan % hw;
         f.scan = f.scan.wrapping_add(1);
         if let Some(s) = claim(i) {
             return Some(s);

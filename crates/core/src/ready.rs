@@ -108,6 +108,8 @@ pub const UNSETTLED: u32 = 1 << 27;
 pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
     match path::of(d) {
         Path::Shm => {}
+        // It says when it has.
+        Path::Unsettled if !path::can_follow(d) => return 0,
         Path::Unsettled => return UNSETTLED,
         Path::Mixed(fd) => return path::events(d, fd, wanted),
     }

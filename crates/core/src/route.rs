@@ -3,11 +3,11 @@
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::{ctl, name, process};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::{kind, Addr, Msg, ROUTE_SECS};
 use fsocket_sys as sys;
 
 /// Listeners that share one address (SO_REUSEPORT).
@@ -22,18 +22,30 @@ struct Route {
     n: u8,
     next: u8,
     generation: u64,
+    /// When the monitor said so, in ticks.
+    asked: u64,
+    /// It said no.
+    refused: Option<Counter>,
     used: bool,
 }
-const EMPTY: Route = Route { ip: [0; 16], port: 0, chans: [0; FAN], n: 0, next: 0, generation: 0, used: false };
+const EMPTY: Route =
+    Route { ip: [0; 16], port: 0, chans: [0; FAN], n: 0, next: 0, generation: 0, asked: 0, refused: None, used: false };
 
 struct Cache {
     routes: [Route; ROUTES],
     evict: usize,
 }
+/// Of several threads that ask for one destination the monitor sends the memory to one; the others
+/// find it mapped when they have their turn.
+static ASKING: Lock<()> = Lock::new(());
 static CACHE: Lock<Cache> = Lock::new(Cache { routes: [EMPTY; ROUTES], evict: 0 });
 /// SO_NETNS_COOKIE of this process; 0: not asked yet.
 static NETNS: AtomicU64 = AtomicU64::new(0);
 static STALE: AtomicBool = AtomicBool::new(false);
+
+/// Descriptors (plus one) that the kernel connects first, because the monitor wants to see that it
+/// does; by number. One that is overwritten has its next connection looked at.
+static FIRST: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
 /// Forget all routes (a channel went away, or we are a forked child).
 pub fn clear() {
@@ -41,6 +53,7 @@ pub fn clear() {
 }
 pub fn reset_after_fork() {
     CACHE.reset_after_fork();
+    ASKING.reset_after_fork();
     clear();
 }
 pub fn lock_for_fork() -> bool {
@@ -52,6 +65,11 @@ pub fn unlock_after_fork() {
 
 /// The channel for a new connection to `dst`, or why the kernel must do it.
 pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
+    if crate::sandbox::restricted() {
+        // What it had was taken from it, its counters too; the administrator sees why.
+        let _ = process::arena();
+        return Err(Counter::FbDisabled);
+    }
     if !process::enabled() {
         return Err(Counter::FbDisabled);
     }
@@ -60,31 +78,75 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
     if ctl::dead() {
         return Err(Counter::FbNoMonitor);
     }
-    let mut cache = CACHE.lock().map_err(|_| Counter::FbReentry)?;
-    if STALE.swap(false, Ordering::AcqRel) {
-        cache.routes = [EMPTY; ROUTES];
-    }
     let generation = reg.generation.load(Ordering::Acquire);
-    let hit = cache.routes.iter().position(|r| r.used && r.port == dst.port && r.ip == dst.ip);
-    if let Some(i) = hit {
-        let r = &mut cache.routes[i];
-        if r.generation == generation {
+    if let Some(known) = CACHE.lock().map_err(|_| Counter::FbReentry)?.get(dst, generation) {
+        return known;
+    }
+    // Without the lock: threads that ask for other destinations do not wait for this answer.
+    let r = discover(reg, dst, fd, generation)?;
+    let first = match r.refused {
+        Some(why) => Err(why),
+        None => Ok(chan::CHANS.get(r.chans[0] as u32).filter(|_| r.n > 0).ok_or(Counter::FbNoListener)?),
+    };
+    CACHE.lock().map_err(|_| Counter::FbReentry)?.put(r);
+    first
+}
+
+impl Cache {
+    fn position(&self, dst: &Addr) -> Option<usize> {
+        self.routes.iter().position(|r| r.used && r.port == dst.port && r.ip == dst.ip)
+    }
+
+    /// A channel to `dst`, or why there is none, if the monitor has said so lately and as of this
+    /// `generation` of the registry.
+    fn get(&mut self, dst: &Addr, generation: u64) -> Option<Result<&'static Chan, Counter>> {
+        if STALE.swap(false, Ordering::AcqRel) {
+            self.routes = [EMPTY; ROUTES];
+        }
+        let i = self.position(dst)?;
+        let r = &mut self.routes[i];
+        let age = sys::cpu::ticks().wrapping_sub(r.asked);
+        if r.generation == generation && age < ROUTE_SECS * 1_000_000 * sys::cpu::ticks_per_us() {
+            if let Some(why) = r.refused {
+                return Some(Err(why));
+            }
             for _ in 0..r.n {
                 r.next = (r.next + 1) % r.n;
-                if let Some(c) = chan::CHANS.get(r.chans[r.next as usize] as u32) {
-                    if usable(c) {
-                        return Ok(c);
-                    }
+                let c = chan::CHANS.get(r.chans[r.next as usize] as u32);
+                if let Some(c) = c.filter(|c| usable(c)) {
+                    return Some(Ok(c));
                 }
             }
         }
         r.used = false;
+        None
     }
+
+    fn put(&mut self, r: Route) {
+        let dst = Addr { ip: r.ip, port: r.port, ..Addr::default() };
+        let at = self.position(&dst).unwrap_or(self.evict);
+        self.evict = (self.evict + 1) % ROUTES;
+        self.routes[at] = r;
+    }
+}
+
+/// Asks the monitor for the channels to `dst`.
+fn discover(reg: &Registry, dst: &Addr, fd: i32, generation: u64) -> Result<Route, Counter> {
     let matches = count_matches(reg, dst, fd)?;
     let mut r = EMPTY;
+    (r.ip, r.port, r.generation, r.used) = (dst.ip, dst.port, generation, generation & 1 == 0);
+    r.asked = sys::cpu::ticks();
     // SO_REUSEPORT siblings: the monitor hands them out in turn.
     for _ in 0..matches.min(FAN) * 2 {
-        let c = ask(dst, fd, 0)?;
+        let c = match ask(dst, fd, 0) {
+            Ok(c) => c,
+            // As long as it holds for channels.
+            Err(why @ (Counter::FbOtherUser | Counter::FbPolicy)) => {
+                r.refused = Some(why);
+                break;
+            }
+            Err(why) => return Err(why),
+        };
         let i = c.index() as u16;
         if r.chans[..r.n as usize].contains(&i) {
             continue;
@@ -95,12 +157,35 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
             break;
         }
     }
-    let first = chan::CHANS.get(r.chans[0] as u32).filter(|_| r.n > 0).ok_or(Counter::FbNoListener)?;
-    (r.ip, r.port, r.generation, r.used) = (dst.ip, dst.port, generation, generation & 1 == 0);
-    let at = hit.unwrap_or(cache.evict);
-    cache.evict = (cache.evict + 1) % ROUTES;
-    cache.routes[at] = r;
-    Ok(first)
+    Ok(r)
+}
+
+/// The kernel has been asked to connect `fd` to `dst`. If it has done so already (on this host it
+/// has, as a rule, also where the caller does not wait), the monitor is shown that, and the next
+/// connections are over shared memory.
+#[cold]
+fn show(fd: i32, dst: &Addr) {
+    const TCP_ESTABLISHED: u8 = 1;
+    let mut state = [0u8; 1];
+    let known = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state).is_ok();
+    if known && state[0] == TCP_ESTABLISHED {
+        let _ = find(dst, fd);
+    }
+}
+
+/// After the kernel's `connect` of `fd`, which has succeeded or goes on.
+///
+/// # Safety
+/// `addr` is readable for `len` bytes.
+#[inline]
+pub unsafe fn connected(fd: i32, addr: *const libc::sockaddr, len: u32) {
+    if fd >= 0 && FIRST[fd as usize % FIRST.len()].load(Ordering::Relaxed) == fd + 1 {
+        FIRST[fd as usize % FIRST.len()].store(0, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        if let Some(dst) = unsafe { name::parse(addr, len) } {
+            show(fd, &Addr { ip: name::destination(dst.ip), ..dst });
+        }
+    }
 }
 
 /// Another channel to the same place: all slots of `full` are taken.
@@ -130,11 +215,38 @@ fn usable(c: &Chan) -> bool {
 }
 
 fn ask(dst: &Addr, fd: i32, full: u32) -> Result<&'static Chan, Counter> {
+    // Until the channel is mapped.
+    let _asking = ASKING.lock().map_err(|_| Counter::FbReentry)?;
     let mut m = Msg::new(kind::CONNECT);
     m.addr = *dst;
     m.arg0 = full as u64;
-    let (a, memfd) = match ctl::request(m, Some(fd)) {
+    // The monitor wants an unused socket, or one that is connected; one that the program has bound
+    // is neither.
+    let bound = crate::listen::bound_address(fd).is_some_and(|a| a.port != 0 || !name::is_any(&a.ip));
+    let other = match bound && !crate::taken::is_connected(fd) {
+        true => Some(sys::socket(dst.family.into(), libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)),
+        false => None,
+    };
+    let shown = match other {
+        Some(Err(_)) => return Err(Counter::FbResource),
+        Some(Ok(other)) => other,
+        None => fd,
+    };
+    let answer = ctl::request(m, Some(shown));
+    if shown != fd {
+        let _ = sys::close(shown);
+    }
+    let (a, memfd) = match answer {
         Ok(v) => v,
+        Err(e @ (sys::Errno::EPERM | sys::Errno::EACCES | sys::Errno::ENOKEY)) => {
+            // The administrator sees what is refused, also to a process that never has more.
+            let _ = process::arena();
+            if e != sys::Errno::ENOKEY {
+                return Err(if e == sys::Errno::EPERM { Counter::FbOtherUser } else { Counter::FbPolicy });
+            }
+            FIRST[fd as usize % FIRST.len()].store(fd + 1, Ordering::Relaxed);
+            return Err(Counter::FbKernelFirst);
+        }
         Err(sys::Errno::ENOENT) => return Err(Counter::FbNoListener),
         Err(sys::Errno::EIO) => return Err(Counter::FbNoMonitor),
         Err(_) => return Err(Counter::FbResource),
@@ -186,7 +298,8 @@ fn count_matches(reg: &Registry, dst: &Addr, fd: i32) -> Result<usize, Counter> 
     Err(Counter::FbNoListener)
 }
 
-fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<usize, Counter> {
+/// How many listeners of the registry a connection to `dst` could go to, or why there are none.
+pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<usize, Counter> {
     let v4 = name::is_v4(&dst.ip);
     let local = name::is_loopback(&dst.ip) || {
         let n = (volatile(&reg.locals) as usize).min(LOCALS);

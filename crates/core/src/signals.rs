@@ -20,7 +20,7 @@ const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFP
 const LIBC: [i32; 2] = [32, 33];
 
 /// Do all handlers of the process ask for interrupted calls to be restarted?
-/// `ppoll` is never restarted, `accept` is. Which handler has run cannot be
+/// `ppoll` and a futex with a limit are never restarted, `accept` and `recv` are. Which handler has run cannot be
 /// known: where they disagree the call is interrupted, as without SA_RESTART.
 pub fn all_restart() -> bool {
     (1..=64).filter(|signal| !FAULTS.contains(signal)).all(|signal| {

@@ -106,6 +106,20 @@ impl<T: Slot + 'static> Slab<T> {
         done.is_ok()
     }
 
+    /// Makes sure that the next object needs no memory; false: there is none.
+    pub fn reserve(&self) -> bool {
+        let Some(base) = self.base() else { return false };
+        let i = self.fresh.load(Ordering::Relaxed);
+        self.free.load(Ordering::Relaxed) as u32 != 0
+            || i < self.usable.load(Ordering::Acquire)
+            || i < self.capacity() && self.grow(base, i)
+    }
+
+    /// Are as many in use, or were, as there can be?
+    pub fn is_full(&self) -> bool {
+        self.fresh.load(Ordering::Relaxed) >= self.capacity()
+    }
+
     /// A free object and its index; its content is whatever was left there.
     pub fn alloc(&self) -> Option<(u32, &'static T)> {
         let base = self.base()?;

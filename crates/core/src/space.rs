@@ -19,7 +19,7 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// No descriptor refers to a slot in this range of CHANNEL_SIZE bytes any more: its memory
 /// goes, its addresses stay for a while.
 pub fn retire(range: *mut u8) {
-    blank(range);
+    blank(range, CHANNEL_SIZE);
     let i = NEXT.fetch_add(1, Ordering::Relaxed) % WAITING;
     give_back(RANGES[i].swap(range, Ordering::AcqRel));
 }
@@ -27,14 +27,14 @@ pub fn retire(range: *mut u8) {
 /// Memory of nobody's, none until it is touched. Of a file, because private memory counts
 /// in full where `vm.overcommit_memory` is 2, 2 GiB for each channel that has ended; in
 /// private memory where a filter of system calls may be set.
-fn blank(range: *mut u8) {
+pub(crate) fn blank(range: *mut u8, len: usize) {
     let writable = libc::PROT_READ | libc::PROT_WRITE;
-    if process::enabled() {
+    if !crate::sandbox::filtered() {
         if let Ok(fd) = sys::memfd_create(c"fastsocket-blank", libc::MFD_CLOEXEC) {
             let over = || {
-                sys::ftruncate(fd, CHANNEL_SIZE)?;
+                sys::ftruncate(fd, len)?;
                 // SAFETY: the caller's: nobody uses what is there.
-                unsafe { sys::mmap_over(range, CHANNEL_SIZE, writable, libc::MAP_SHARED, fd) }
+                unsafe { sys::mmap_over(range, len, writable, libc::MAP_SHARED, fd) }
             };
             let done: sys::Result<*mut u8> = over();
             let _ = sys::close(fd);
@@ -45,7 +45,10 @@ fn blank(range: *mut u8) {
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: as above.
-    let _ = unsafe { sys::mmap_over(range, CHANNEL_SIZE, writable, flags, -1) };
+    if unsafe { sys::mmap_over(range, len, writable, flags, -1) }.is_err() {
+        // SAFETY: as above. Rather a fault of a thread that comes late than memory that is others'.
+        let _ = unsafe { sys::munmap(range, len) };
+    }
 }
 
 fn give_back(range: *mut u8) {

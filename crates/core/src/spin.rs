@@ -1,5 +1,18 @@
 //! When to spin before sleeping: a short, measured time, and only while it
 //! pays.
+//!
+//! A spin costs nobody anything while this CPU has nothing else to do, and everybody something
+//! when it has. So there are three kinds:
+//!
+//! - A peer that answered within [`NEAR_US`] the last time is waited for at once and long: a
+//!   sleep would cost more than all else.
+//! - Any other is waited for [`FIRST_US`], which is less than the price of a sleep.
+//! - Then long, if this CPU was not contended lately ([`contended`]). That begins with a yield: if
+//!   another thread is runnable here it gets the CPU, and the spin is over.
+//!
+//! Each kind pauses for more and more waits when it misses, and is tried again when the *notification*
+//! of two waits in a row would have come in time. How long the wake-up behind it took says
+//! nothing about that.
 
 use crate::{process, stats};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -8,9 +21,21 @@ use fsocket_sys::{self as sys, cpu};
 
 /// Longest spin, microseconds. A sleep and wake-up costs about as much.
 const BUDGET_US: u64 = 50;
-/// A wait that ended within this time would have been worth a spin.
-const WORTH_US: u64 = 120;
-/// After a spin that missed, that many waits (doubling) go straight to sleep.
+/// The first one, where it is not known that the CPU is free.
+const FIRST_US: u64 = 2;
+/// A peer that answers so fast is at work on another CPU. (Answers of 16 KiB take 5 us. With 4 instead of 8 they
+/// came to sleeping on a CPU that others want, 55 us a round trip in place of 19.)
+const NEAR_US: u64 = 8;
+/// And so fast where it has to be woken first. Two that both wait for the other to wake up, on CPUs that
+/// others want, would never come back to [`NEAR_US`].
+const WOKEN_US: u64 = 8;
+/// Between two yields, microseconds.
+const YIELD_US: u64 = 5;
+/// A yield that took longer gave the CPU to another thread.
+const SWITCH_US: u64 = 3;
+/// So long a CPU counts as contended after that, microseconds.
+const CONTENDED_US: u64 = 1000;
+/// After a spin that missed, that many waits (doubling) do without.
 const MAX_SKIP: u32 = 255;
 
 /// A yield that took so long, microseconds, was not to a peer: another program wants the CPU, and
@@ -21,6 +46,19 @@ const LOST_US: u64 = 100;
 const REST: u64 = 16;
 /// Longest such time, microseconds.
 const MAX_REST_US: u64 = 1_000_000;
+
+/// By CPU, modulo: when a yield last gave it to another thread, ticks. A process's own
+/// experience, so nobody else can keep it from spinning.
+static CONTENDED: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+fn contended_at() -> &'static AtomicU64 {
+    &CONTENDED[cpu::current() as usize % 64]
+}
+
+/// Was another thread waiting for this CPU a moment ago?
+pub fn contended(now: u64) -> bool {
+    now.wrapping_sub(contended_at().load(Ordering::Relaxed)) < CONTENDED_US * cpu::ticks_per_us()
+}
 
 /// Until then, ticks.
 static REST_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -43,6 +81,9 @@ fn yield_at(now: u64) -> u64 {
     sys::sched_yield();
     let (after, us) = (cpu::ticks(), cpu::ticks_per_us());
     let lost = after.saturating_sub(now);
+    if lost > SWITCH_US * us {
+        contended_at().store(after, Ordering::Relaxed);
+    }
     if lost > LOST_US * us {
         REST_UNTIL.store(after + (lost * REST).min(MAX_REST_US * us), Ordering::Relaxed);
     }
@@ -57,23 +98,71 @@ pub fn give_way() {
     }
 }
 
+/// Whether one kind of spin pays. Zero is valid.
+#[derive(Default)]
+struct Pays {
+    skip: AtomicU32,
+    penalty: AtomicU32,
+    worth: AtomicU32,
+}
+
+impl Pays {
+    const fn new() -> Self {
+        Pays { skip: AtomicU32::new(0), penalty: AtomicU32::new(0), worth: AtomicU32::new(0) }
+    }
+    fn reset(&self) {
+        [&self.skip, &self.penalty, &self.worth].into_iter().for_each(|a| a.store(0, Ordering::Relaxed));
+    }
+    /// Is it this wait's turn?
+    fn turn(&self) -> bool {
+        let skip = self.skip.load(Ordering::Relaxed);
+        if skip != 0 {
+            self.skip.store(skip - 1, Ordering::Relaxed);
+        }
+        skip == 0
+    }
+    fn hit(&self) {
+        if self.penalty.load(Ordering::Relaxed) != 0 {
+            self.penalty.store(0, Ordering::Relaxed);
+        }
+    }
+    fn missed(&self) {
+        let p = (self.penalty.load(Ordering::Relaxed) * 2 + 1).min(MAX_SKIP);
+        self.penalty.store(p, Ordering::Relaxed);
+        self.skip.store(p, Ordering::Relaxed);
+        self.worth.store(0, Ordering::Relaxed);
+    }
+    /// A wait that slept would have been worth it, or not. Two in a row, and it is tried again.
+    fn would_have(&self, paid: bool) {
+        if !paid {
+            self.worth.store(0, Ordering::Relaxed);
+        } else if self.worth.fetch_add(1, Ordering::Relaxed) >= 1 {
+            self.skip.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 /// What is remembered of the last waits of one kind. Zero is valid.
 #[derive(Default)]
 pub struct Memory {
-    skip: AtomicU32,
-    penalty: AtomicU32,
-    short: AtomicU32,
+    /// The last wait was over within [`NEAR_US`].
+    near: AtomicU32,
+    /// So many in a row were told of within [`WOKEN_US`].
+    woken: AtomicU32,
+    first: Pays,
+    long: Pays,
 }
 
 impl Memory {
     pub const fn new() -> Self {
-        Memory { skip: AtomicU32::new(0), penalty: AtomicU32::new(0), short: AtomicU32::new(0) }
+        Memory { near: AtomicU32::new(0), woken: AtomicU32::new(0), first: Pays::new(), long: Pays::new() }
     }
 
     pub fn reset(&self) {
-        self.skip.store(0, Ordering::Relaxed);
-        self.penalty.store(0, Ordering::Relaxed);
-        self.short.store(0, Ordering::Relaxed);
+        self.near.store(0, Ordering::Relaxed);
+        self.woken.store(0, Ordering::Relaxed);
+        self.first.reset();
+        self.long.reset();
     }
 
     /// Spin until `ready`, or give up. `peer_cpu`: where the peer runs (plus
@@ -99,61 +188,93 @@ impl Memory {
         if process::cpus() == 1 || (peer_cpu != 0 && peer_cpu == cpu::current()) {
             return false;
         }
-        let skip = self.skip.load(Ordering::Relaxed);
-        if skip != 0 {
-            self.skip.store(skip - 1, Ordering::Relaxed);
+        let (us, start) = (cpu::ticks_per_us(), cpu::ticks());
+        let near = self.near.load(Ordering::Relaxed) != 0;
+        if !near && self.first.turn() {
+            loop {
+                if looks(&mut ready) {
+                    return self.hit(&self.first, 0);
+                }
+                if cpu::ticks() >= start + FIRST_US * us {
+                    break;
+                }
+            }
+            self.first.missed();
+        }
+        if !self.long.turn() {
             return false;
         }
-        let us = cpu::ticks_per_us();
-        let start = cpu::ticks();
-        let end = start + BUDGET_US * us;
         let rested = rest_until(start);
         if peer_cpu == 0 && rested != start {
             // It may need this very CPU, and would not get it from us.
             return false;
         }
-        let mut next_yield = rested.max(start + 5 * us);
-        loop {
-            for _ in 0..8 {
-                if ready() {
-                    stats::count(Counter::SpinHits);
-                    self.penalty.store(0, Ordering::Relaxed);
-                    return true;
-                }
-                core::hint::spin_loop();
-            }
-            let now = cpu::ticks();
-            if now >= end {
-                break;
-            }
+        if !near && (rested != start || contended(start)) {
+            return false;
+        }
+        let end = start + BUDGET_US * us;
+        // When the clock was last looked at: not at each hit, which is on the way of every message.
+        let mut now = start;
+        let mut next_yield = if near { rested.max(start + YIELD_US * us) } else { start };
+        while now < end {
             if now >= next_yield {
                 // Somebody else may need this CPU, perhaps the very peer.
                 note();
-                let after = yield_at(now);
-                if after - now > 3 * us {
+                let before = cpu::ticks();
+                now = yield_at(before);
+                if now - before > SWITCH_US * us {
+                    self.near.store(0, Ordering::Relaxed);
                     if ready() {
                         return true;
                     }
                     break;
                 }
-                next_yield = after + 5 * us;
+                next_yield = now + YIELD_US * us;
             }
+            if looks(&mut ready) {
+                return self.hit(&self.long, now - start);
+            }
+            now = cpu::ticks();
         }
         stats::count(Counter::SpinMisses);
-        let p = (self.penalty.load(Ordering::Relaxed) * 2 + 1).min(MAX_SKIP);
-        self.penalty.store(p, Ordering::Relaxed);
-        self.skip.store(p, Ordering::Relaxed);
-        self.short.store(0, Ordering::Relaxed);
+        self.near.store(0, Ordering::Relaxed);
+        self.long.missed();
         false
     }
 
-    /// A sleep is over; it took `ticks`. Two short ones in a row, and spinning
-    /// is tried again.
-    pub fn slept(&self, ticks: u64) {
-        if ticks > WORTH_US * cpu::ticks_per_us() {
-            self.short.store(0, Ordering::Relaxed);
-        } else if self.short.fetch_add(1, Ordering::Relaxed) >= 1 {
-            self.skip.store(0, Ordering::Relaxed);
+    #[inline]
+    fn hit(&self, pays: &Pays, took: u64) -> bool {
+        stats::count(Counter::SpinHits);
+        pays.hit();
+        let near = (took <= NEAR_US * cpu::ticks_per_us()) as u32;
+        if self.near.load(Ordering::Relaxed) != near {
+            self.near.store(near, Ordering::Relaxed);
         }
+        true
     }
+
+    /// A sleep is over that began at `since`; `told`: when the peer said that it may be, 0: that
+    /// is not known. Ticks.
+    pub fn slept(&self, since: u64, told: u64) {
+        let within = |us| told != 0 && told.wrapping_sub(since) <= us * cpu::ticks_per_us();
+        if !within(WOKEN_US) {
+            self.woken.store(0, Ordering::Relaxed);
+        } else if self.woken.fetch_add(1, Ordering::Relaxed) >= 1 {
+            self.near.store(1, Ordering::Relaxed);
+        }
+        self.first.would_have(within(FIRST_US));
+        self.long.would_have(within(BUDGET_US));
+    }
+}
+
+/// Some looks, between two at the clock.
+#[inline]
+fn looks(ready: &mut impl FnMut() -> bool) -> bool {
+    for _ in 0..8 {
+        if ready() {
+            return true;
+        }
+        core::hint::spin_loop();
+    }
+    false
 }

@@ -14,10 +14,10 @@ pub use wait::{number_given_up, wake_late};
 use crate::asleep::{self, Mark};
 use crate::path::{self, Path};
 use crate::table::Desc;
-use crate::{bell, chan, stats};
+use crate::{bell, chan};
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::status;
 use fsocket_ring as ring;
 use fsocket_sys::{cpu, Errno, Result};
@@ -69,14 +69,34 @@ pub fn notify_all(d: &'static Desc) {
     notify(d, &d.rx().1.want_space);
 }
 
-/// A hostile peer: its connection is reset, nothing else happens.
+/// A hostile peer: its connection is reset. A few of them, and all that it has with us are.
 #[cold]
 pub fn poison(d: &'static Desc) {
-    if d.sock().flags.fetch_or(flag::POISONED, Ordering::AcqRel) & flag::POISONED == 0 {
-        stats::count(Counter::HostilePeer);
+    if reset(d) {
+        if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+            c.violated();
+        }
+    }
+}
+
+/// Ends a connection whatever the peer writes from now on. False: it was before.
+#[cold]
+pub fn reset(d: &'static Desc) -> bool {
+    let first = d.sock().flags.fetch_or(flag::POISONED, Ordering::AcqRel) & flag::POISONED == 0;
+    if first {
         end(d, status::RST | status::CLOSED);
         notify_all(d);
     }
+    first
+}
+
+/// Does the peer say what no side says? One that closes or reads no more has said first how its stream
+/// ends. (What is read once here may be right the next time: then it is that.)
+pub fn is_nonsense(d: &Desc) -> bool {
+    use status::{CLOSED, DEAF, FIN, MOVED, MOVING, RST};
+    let st = d.rx_dir().prod.status.load(Ordering::Acquire);
+    st & !(FIN | RST | CLOSED | DEAF | MOVING | MOVED) != 0
+        || st & (CLOSED | DEAF) != 0 && st & (FIN | RST | MOVED) == 0
 }
 
 /// SO_RCVLOWAT, bytes: a receive that may wait waits for that much.
@@ -100,14 +120,20 @@ pub fn ring_has(d: &Desc) -> bool {
 }
 
 /// Where the rest of an operation is to be done, if no longer in the rings.
-/// The caller keeps `d` meanwhile ([`Hold`]).
-fn path_taken(d: &'static Desc) -> Option<Result<i32>> {
+/// The caller keeps `d` meanwhile ([`Hold`]). EAGAIN: the peer is about to say where, and the call,
+/// with these `flags`, does not wait.
+fn path_taken(d: &'static Desc, flags: i32) -> Option<Result<i32>> {
     if !d.is_conn() {
         return path::went_to(d).map(Ok);
     }
     match path::of(d) {
         Path::Shm => None,
         _ if d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0 => None,
+        _ if path::is_moving(d)
+            && (flags & libc::MSG_DONTWAIT != 0 || d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0) =>
+        {
+            Some(Err(Errno::EAGAIN))
+        }
         _ => match path::follow(d) {
             // Reset half-way: what remains is ours to report.
             Err(Errno::ECONNRESET) => None,

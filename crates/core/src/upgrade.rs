@@ -15,12 +15,12 @@
 //! their placeholder. Calls on such a connection are counted in `Desc::using` until it is decided;
 //! whoever comes while it is decided waits for that.
 
-use crate::asleep::{self, On};
 use crate::connect::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{bell, cancel, chan, ctl, epoll, name, opts, process, route, stats, taken};
+use crate::wait::{self, Sleeper};
+use crate::{bell, chan, ctl, epoll, name, opts, process, route, stats, taken};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -241,34 +241,27 @@ fn wait(fd: i32, d: &Desc) -> bool {
     let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
     let mut t = [0u8; 16];
     let limited = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t).is_err() || t != [0; 16];
+    let limited = limited || d.rcvtimeo.load(Ordering::Relaxed) != 0;
     if !blocking || limited {
         return false;
     }
     loop {
-        let Some(b) = bell::get() else { return false };
-        b.for_one_sleep();
+        let Some(mut sleeper) = Sleeper::new() else { return false };
         // The bell before the look; `went_over` does the reverse.
         fence(Ordering::SeqCst);
         let ours = d.kind() != kind::KERNEL || d.using.never();
-        let control = if ctl::dead() { -1 } else { ctl::fd() };
-        let mut p = [fd, b.fd(), control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        let mut p = [fd, -1, -1].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         let r = match ours {
             true => Ok(0),
-            false => {
-                let on = On { bell: Some(b), ..On::default() };
-                // SAFETY: three entries.
-                asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), None, core::ptr::null()) })
-            }
+            // SAFETY: no mask.
+            false => unsafe { wait::sleep(&mut p, Some(&mut sleeper), None, core::ptr::null()) },
         };
-        sys::eventfd_clear(b.fd());
-        b.release();
-        if p[2].revents != 0 {
-            ctl::readable();
-        }
+        sleeper.end(|_| ());
+        wait::heed(&p);
         if ours || p[0].revents != 0 || d.kind() != kind::KERNEL {
             return false;
         }
-        if r == Err(Errno::EINTR) && (cancel::hit() || !crate::signals::all_restart()) {
+        if r == Err(Errno::EINTR) && !wait::restarts(false) {
             return true;
         }
     }

@@ -116,6 +116,25 @@ fn killed_monitor_then_killed_server_ends_the_clients_connection() {
     client.expect("wait", "EOF");
 }
 
+/// The client sleeps in `recv` before either dies, and nothing makes it look.
+#[test]
+fn who_sleeps_when_the_monitor_is_killed_learns_of_the_killed_server() {
+    let mut host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let before = host.snapshot();
+    let mut client = Held::start(&host, port);
+    host.snapshot().since(&before).assert_shm(1);
+    client.tell("sleep");
+    std::thread::sleep(Duration::from_millis(500));
+    host.kill_monitor();
+    std::thread::sleep(Duration::from_millis(500));
+    drop(server); // SIGKILL
+    let limit = Duration::from_secs(5);
+    let end = net::wait_until(limit, || ["EOF", "ECONNRESET"].iter().any(|end| client.proc.stdout().contains(end)));
+    assert!(end.is_ok(), "client saw: {}", client.proc.stdout());
+    client.expect("exit", "bye");
+}
+
 /// Open sockets of a process, those that it keeps for the next connection included.
 fn sockets(pid: u32) -> usize {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");

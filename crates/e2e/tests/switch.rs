@@ -2,7 +2,7 @@
 //! is lost, and the program cannot tell.
 
 use fsocket_e2e as e2e;
-use fsocket_testkit::host::Stock;
+use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{artifacts, script, stock_mode, Host, PYTHON};
 
 #[test]
@@ -97,4 +97,27 @@ fn cat_gets_everything_while_the_path_is_switched() {
     let Some(delta) = e2e::same_transcripts(&host, 120, "cat_server.py", &["300", "300000"]) else { return };
     assert!(delta.get("connect_shm") == 600 && delta.get("path_switch") >= 300, "{delta}");
     assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
+}
+
+/// A peer's port is one that the monitor has leased to it, whatever the peer says.
+#[test]
+fn a_forged_port_is_reset_and_counted() {
+    if stock_mode() {
+        eprintln!("SKIPPED: stock mode has no library");
+        return;
+    }
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let before = host.snapshot();
+    let said =
+        e2e::python(&host, Stock, 60, "forged_port.py", &[&host.socket().display().to_string(), &port.to_string()]);
+    let lines: Vec<&str> = said.lines().collect();
+    let all = |name: &str, end: &str| lines.iter().filter(|l| l.starts_with(name)).all(|l| l.ends_with(end));
+    assert_eq!(lines.len(), 8, "{said}");
+    assert!(all("leased", "taken lives"), "{said}");
+    for name in ["another", "below", "privileged", "none", "the server's"] {
+        assert!(all(name, "taken reset"), "{said}");
+    }
+    let delta = host.snapshot().since(&before);
+    assert!(delta.get("hostile_peer") == 5 && delta.get("accept_shm") == 2, "{delta}");
 }

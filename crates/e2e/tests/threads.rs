@@ -87,6 +87,21 @@ fn more_than_can_be_rung() {
     }
 }
 
+/// Threads that all listen, connect and accept at once pass the library's locks one after the other,
+/// and sleep meanwhile. (Before they did, 200 of them took more than a minute.)
+#[test]
+fn two_hundred_that_connect_to_themselves() {
+    need!("cc");
+    let host = Host::new();
+    let program = host.path().join("convoy");
+    compile("apps/convoy.c", &program, &[]);
+    let before = host.snapshot();
+    host.run(Accel, "convoy", 45, &program, &["200", "20"]).success().says("ok");
+    let delta = host.snapshot().since(&before);
+    // (A process has 64 channels, and 200 listeners here.)
+    assert!(stock_mode() || delta.get("connect_shm") >= 1000, "hardly over shared memory\n{delta}");
+}
+
 /// On kernel connections libc's functions are cancelled, below the hooks.
 #[test]
 fn cancelled_on_kernel_connections() {

@@ -4,7 +4,7 @@
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{self, accepted, counter, selected, told, Start};
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{net, stock_mode, Host};
+use fsocket_testkit::{net, script, stock_mode, Host, Proc, Side, PYTHON};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -92,6 +92,19 @@ fn workers_that_wait_in_accept_poll_and_select() {
             assert!(stock_mode() || right == 50, "{mode}: {right} of 50 from CPU {cpu}");
         }
     }
+}
+
+/// A signal whose handler restarts calls ends an `accept` with a time limit all the same.
+#[test]
+fn a_signal_ends_an_accept_with_a_limit() {
+    need_two_cpus!();
+    let host = Host::new();
+    let port = net::free_port();
+    let mut command = host.command(Side::Accel, PYTHON);
+    command.arg(script("apps/accept_limit.py")).arg(port.to_string()).env("FASTSOCKET_DISABLE", "shm,balance");
+    let done = Proc::spawn(host.logs(), "accept_limit", command).finish(Duration::from_secs(60)).success();
+    let sockets = if stock_mode() { 1 } else { 3 };
+    assert_eq!(done.stdout.trim(), format!("EINTR soon {sockets}"), "two are the workers' own");
 }
 
 #[test]

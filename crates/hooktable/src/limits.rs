@@ -54,7 +54,7 @@ pub const SECTIONS: &[Section] = &[
             "Set-user-ID programs are not preloaded. Programs that rebuild the environment \
              before `exec` of another program (postfix) lose the library at that point; of \
              their own binary (nginx's upgrade) they do not.",
-            "A channel maps 2 GiB of address space (sparse; resident is what was used); up \
+            "A channel maps 2.1 GiB of address space (sparse; resident is what was used); up \
              to 64 ranges of channels that have ended stay reserved. Under a smaller \
              `RLIMIT_AS` everything goes over the kernel. A program that sets one later, \
              and has one thread, gets the space back: its connections become the kernel's \
@@ -110,6 +110,9 @@ pub const SECTIONS: &[Section] = &[
              `ss -t` does not list them, `fastsocket ss` does.",
             "A connection is not visible in `/proc/net/tcp`, and its client port is taken \
              from a range of the monitor's, unique among live connections of ours.",
+            "The sockets of a switched connection are made by the monitor: memory and traffic \
+             count for its control group, not for the program's. If the client had bound its \
+             port itself, and the kernel is older than 6.8, they show other port numbers.",
         ],
     },
     Section {

@@ -41,6 +41,11 @@ pub fn show(addr: &Addr) -> String {
     SocketAddr::new(ip, addr.port).to_string()
 }
 
+/// The same for an address without a family.
+pub fn show_ip(ip: &[u8; 16], port: u16) -> String {
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*ip)).to_canonical(), port).to_string()
+}
+
 /// This host's own addresses beyond loopback, v4-mapped, in this process's
 /// network namespace.
 pub fn local_addresses() -> BTreeSet<[u8; 16]> {
@@ -82,7 +87,7 @@ pub fn local_addresses() -> BTreeSet<[u8; 16]> {
     found
 }
 
-/// A netlink socket that becomes readable when an address comes or goes.
+/// A netlink socket that becomes readable when an address or a rule of routing comes or goes.
 pub fn watch_addresses() -> std::io::Result<rustix::fd::OwnedFd> {
     use rustix::net::{netlink, AddressFamily, SocketFlags, SocketType};
     let fd = rustix::net::socket_with(
@@ -92,9 +97,16 @@ pub fn watch_addresses() -> std::io::Result<rustix::fd::OwnedFd> {
         // NETLINK_ROUTE is protocol 0, the default.
         None,
     )?;
-    let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+    let rules = 1 << (libc::RTNLGRP_IPV4_RULE - 1) | 1 << (libc::RTNLGRP_IPV6_RULE - 1);
+    let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32 | rules;
     rustix::net::bind(&fd, &netlink::SocketAddrNetlink::new(0, groups))?;
     Ok(fd)
+}
+
+/// Whether what [`watch_addresses`] brought is about addresses.
+pub fn are_addresses(message: &[u8]) -> bool {
+    let kind = message.get(4..6).map(|k| u16::from_ne_bytes([k[0], k[1]]));
+    matches!(kind, Some(libc::RTM_NEWADDR | libc::RTM_DELADDR))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Arenas: counters and sockets of process families.
 
+use crate::lifeline::Lifeline;
 use crate::shm::Mapping;
 use crate::{ConnId, FamilyId};
 use fsocket_abi::arena::{
@@ -135,6 +136,8 @@ pub struct Arena {
     pub mem: Rc<ArenaMem>,
     /// For a process that gets it through `exec`.
     pub fd: Rc<OwnedFd>,
+    /// Tells its processes when this one dies.
+    pub lifeline: Option<Lifeline>,
 }
 
 #[derive(Default)]

@@ -2,6 +2,7 @@
 
 use crate::shm::{memfd, Mapping};
 use crate::switch::Switched;
+use crate::wakers::Pipes;
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::channel::{
     ring_off, slot_state, status, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, MAGIC, RING_CAP, RING_OFF,
@@ -81,12 +82,14 @@ impl ChannelMem {
         self.map.at(SLOT_OFF + slot * size_of::<Slot>())
     }
 
-    /// SYNs in queue `q` that nobody took; at most [`SYN_CAP`], whatever the
-    /// memory says.
+    /// SYNs in queue `q` that nobody took. More than fit in are none: no worker takes them.
     pub fn queued(&self, q: usize) -> u32 {
         let queue = self.queue(q);
         let (head, tail) = (queue.head.load(Ordering::Acquire), queue.tail.load(Ordering::Acquire));
-        tail.wrapping_sub(head).min(SYN_CAP as u32)
+        match tail.wrapping_sub(head) {
+            n if n <= SYN_CAP as u32 => n,
+            _ => 0,
+        }
     }
 
     pub fn queued_all(&self) -> u32 {
@@ -132,6 +135,15 @@ impl ChannelMem {
         found.into_iter()
     }
 
+    /// Ring `dir` of a slot.
+    ///
+    /// # Errors
+    /// Out of memory or address space.
+    pub fn ring(&self, slot: usize, dir: usize) -> io::Result<Mapping> {
+        assert!(slot < SLOTS && dir < 2);
+        Mapping::part(&*self.fd, ring_off(slot, dir), RING_CAP)
+    }
+
     /// The eight bytes at `off` of ring `dir` of `slot`. By pread: looking must
     /// neither map two gigabytes nor fill holes.
     pub fn ring_word(&self, slot: usize, dir: usize, off: u64) -> u64 {
@@ -156,14 +168,32 @@ impl ChannelMem {
         self.touched_slots().map(|i| self.slot(i)).filter(waits).filter(|slot| word(slot)).count()
     }
 
-    /// Slots that somebody uses on at least one side.
+    /// Has no server ever had a connection in it? (Otherwise its bytes are there, also of one that is over.)
+    pub fn is_untouched_by_servers(&self) -> bool {
+        self.touched_slots().map(|i| self.slot(i)).all(|slot| {
+            let first = slot.generation.load(Ordering::Relaxed) <= 1;
+            first && matches!(slot.state.load(Ordering::Acquire), slot_state::FREE | slot_state::SYN)
+        })
+    }
+
+    /// Slots that somebody uses on at least one side. Of those that wait to be accepted no more than
+    /// the queues hold: what a client that is gone has only written into its slots nobody takes.
     pub fn slots_in_use(&self) -> usize {
+        let queued = self.queued_all() as usize;
+        let mut waiting = 0;
         self.touched_slots()
             .filter(|&i| {
                 let slot = self.slot(i);
                 let closed = |side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
-                matches!(slot.state.load(Ordering::Acquire), slot_state::SYN | slot_state::ESTABLISHED)
-                    && !(closed(CLIENT) && closed(SERVER))
+                let open = !(closed(CLIENT) && closed(SERVER));
+                match slot.state.load(Ordering::Acquire) {
+                    slot_state::SYN if open => {
+                        waiting += 1;
+                        waiting <= queued
+                    }
+                    slot_state::ESTABLISHED => open,
+                    _ => false,
+                }
             })
             .count()
     }
@@ -185,10 +215,17 @@ pub struct Channel {
     /// Families with a process that was handed this channel as a worker.
     pub server_families: BTreeSet<FamilyId>,
     pub mem: Rc<ChannelMem>,
-    /// Address of the listener.
+    /// Of the listener: address, network namespace (the client's, too), and whose it is.
     pub addr: Addr,
+    pub netns: u64,
+    pub server_uid: u32,
+    /// Blocks of ports leased for this channel whose process has ended.
+    pub leases: Vec<u16>,
+    /// Ports that the client has bound itself, and its sockets' cookies.
+    pub bound: BTreeMap<u16, u64>,
     /// Kernel ends of connections that have changed their path.
     pub switched: RefCell<Switched>,
+    pub pipes: Pipes,
     pub client_ended: bool,
     pub client_gone: bool,
     pub listener_gone: bool,
@@ -271,7 +308,7 @@ mod tests {
     fn items_with_memory_behind_them_are_found() {
         let mem = ChannelMem::new(7).unwrap();
         for i in [0, 7, 500, 1023] {
-            mem.slot(i).state.store(slot_state::SYN, Ordering::Relaxed);
+            mem.slot(i).state.store(slot_state::ESTABLISHED, Ordering::Relaxed);
         }
         let seen: Vec<_> = mem.touched_slots().collect();
         assert!(seen.is_sorted() && seen.windows(2).all(|w| w[0] != w[1]) && seen.len() < 64);
@@ -279,14 +316,20 @@ mod tests {
         mem.queue(64).tail.store(3, Ordering::Relaxed);
         mem.queue(0).tail.store(1, Ordering::Relaxed);
         assert_eq!(mem.queued_all(), 4);
-        mem.waiter(1, 62).bell.store(1, Ordering::Relaxed);
-        assert!(mem.touched_waiters(1).any(|w| w == 62));
+        mem.waiter(1, WAITERS - 1).bell.store(1, Ordering::Relaxed);
+        assert!(mem.touched_waiters(1).any(|w| w == WAITERS - 1));
     }
 
     #[test]
-    fn a_nonsense_queue_is_bounded() {
+    fn what_nobody_can_accept_is_not_in_use() {
         let mem = ChannelMem::new(1).unwrap();
-        mem.queue(3).head.store(u32::MAX / 2, Ordering::Relaxed);
-        assert_eq!(mem.queued(3), SYN_CAP as u32);
+        for i in [0, 7] {
+            mem.slot(i).state.store(slot_state::SYN, Ordering::Relaxed);
+        }
+        assert_eq!(mem.slots_in_use(), 0, "in no queue");
+        mem.queue(0).tail.store(1, Ordering::Relaxed);
+        assert_eq!(mem.slots_in_use(), 1);
+        mem.queue(0).tail.store(SYN_CAP as u32 + 1, Ordering::Relaxed);
+        assert_eq!((mem.queued(0), mem.slots_in_use()), (0, 0), "a queue of nonsense");
     }
 }

@@ -2,16 +2,20 @@
 
 use crate::arenas::Arenas;
 use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId};
-use fsocket_proto::Msg;
+use fsocket_abi::channel::KEY_BELL;
+use fsocket_proto::{kind, Msg};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
 /// Messages that may wait for one process; a process that lets more pile up is
 /// not reading, and is dropped.
 const OUT_MAX: usize = 8192;
+/// Rounds in which the kernel may lack memory, or room for descriptors under way, for one message.
+const UNSENT_MAX: u32 = 10_000;
 /// While this many wait, no further requests of that process are read.
 const OUT_PAUSE: usize = 64;
 
@@ -26,6 +30,9 @@ pub struct Client {
     pub nonce: u64,
     pub greeted: bool,
     pub family: FamilyId,
+    /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
+    /// only those with the same share memory with a client.
+    pub class: u64,
     /// Listeners that it holds, and those that it works for.
     pub holds: BTreeSet<ListenerId>,
     pub works: BTreeSet<ListenerId>,
@@ -35,10 +42,15 @@ pub struct Client {
     pub heir_of: Option<ConnId>,
     /// Of `holds`: left to an heir that has not shown that it has them.
     pub unclaimed: BTreeSet<ListenerId>,
-    pub bells: HashMap<u64, OwnedFd>,
+    /// Read ends of pipes that it was sent, and has not confirmed.
+    pub pipes_unready: usize,
+    /// Its bells for which a WOKEN waits in `out`.
+    woken: BTreeSet<u8>,
     /// Its leases: for which channel, and the first port of each.
     pub leases: Vec<(ChannelId, u16)>,
     out: VecDeque<Outgoing>,
+    /// How often in a row the kernel had no memory for the next message.
+    unsent: u32,
     interest: EventFlags,
     /// Something unasked was sent before it had an arena.
     pub missed_pending: bool,
@@ -51,6 +63,14 @@ pub struct Outgoing {
     pub unasked: bool,
 }
 
+/// User and rights of a process. The user is the kernel's word, the class the process's own: it protects
+/// processes of one user that have rights left from what one that has given them up kept in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    pub uid: u32,
+    pub class: u64,
+}
+
 impl Client {
     pub fn new(fd: OwnedFd, uid: u32, pid: u32, family: FamilyId) -> Client {
         Client {
@@ -60,17 +80,25 @@ impl Client {
             nonce: 0,
             greeted: false,
             family,
+            class: 0,
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
             is_heir: false,
             heir_of: None,
             unclaimed: BTreeSet::new(),
-            bells: HashMap::new(),
+            pipes_unready: 0,
+            woken: BTreeSet::new(),
             leases: Vec::new(),
             out: VecDeque::new(),
+            unsent: 0,
             interest: EventFlags::IN,
             missed_pending: false,
         }
+    }
+
+    /// Whose processes may share a channel with it, on its side.
+    pub fn rights(&self) -> Rights {
+        Rights { uid: self.uid, class: self.class }
     }
 
     /// Whether it counts as a process that uses the monitor (and not one that
@@ -92,14 +120,24 @@ pub struct Clients {
     epoll: Rc<OwnedFd>,
     last_id: ConnId,
     pub doomed: Vec<ConnId>,
-    /// Who has which bell.
-    bell_owners: HashMap<u64, Vec<ConnId>>,
+    /// Processes by their part of a [`waker_key`](fsocket_abi::channel::waker_key).
+    by_key: HashMap<u64, Vec<ConnId>>,
+    /// To be woken: process and bell, and what WOKEN says besides. Noted while other things are
+    /// borrowed, sent by [`Self::send_wakes`].
+    wakes: RefCell<BTreeMap<(ConnId, u8), [u64; 3]>>,
 }
 
 impl Clients {
     /// `first_id`: numbers below are other things in the epoll instance.
     pub fn new(epoll: Rc<OwnedFd>, first_id: ConnId) -> Clients {
-        Clients { all: HashMap::new(), epoll, last_id: first_id, doomed: Vec::new(), bell_owners: HashMap::new() }
+        Clients {
+            all: HashMap::new(),
+            epoll,
+            last_id: first_id,
+            doomed: Vec::new(),
+            by_key: HashMap::new(),
+            wakes: RefCell::default(),
+        }
     }
 
     pub fn get(&self, id: ConnId) -> Option<&Client> {
@@ -123,7 +161,9 @@ impl Clients {
     pub fn add(&mut self, client: Client) -> Result<ConnId, Errno> {
         self.last_id += 1;
         epoll::add(&*self.epoll, &client.fd, EventData::new_u64(self.last_id), EventFlags::IN)?;
+        let nonce = client.nonce;
         self.all.insert(self.last_id, client);
+        self.named(self.last_id, nonce);
         Ok(self.last_id)
     }
 
@@ -132,8 +172,11 @@ impl Clients {
         // Explicitly: somebody else may have a duplicate of an adopted socket,
         // and closing ours would leave it in the set.
         let _ = epoll::delete(&*self.epoll, &client.fd);
-        for key in client.bells.keys() {
-            self.forget_bell_owner(*key, id);
+        if let Some(owners) = self.by_key.get_mut(&(client.nonce & !KEY_BELL)) {
+            owners.retain(|o| *o != id);
+            if owners.is_empty() {
+                self.by_key.remove(&(client.nonce & !KEY_BELL));
+            }
         }
         Some(client)
     }
@@ -163,10 +206,20 @@ impl Clients {
         while let Some(next) = client.out.front() {
             match wire::send(client.fd.as_fd(), &next.msg, next.fd.as_ref().map(|fd| fd.as_fd())) {
                 Ok(()) => {
+                    client.unsent = 0;
                     unasked |= next.unasked;
+                    if next.msg.kind == kind::WOKEN {
+                        client.woken.remove(&(next.msg.id as u8));
+                    }
                     client.out.pop_front();
                 }
                 Err(Errno::AGAIN) => break,
+                // The kernel lacks something; that is no fault of this process, whose connections
+                // would be reset. The socket is writable, so the next round tries again.
+                Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) if client.unsent < UNSENT_MAX => {
+                    client.unsent += 1;
+                    break;
+                }
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN | Errno::CONNREFUSED) => {
                     // Gone; but what it sent before is still to be read (an
                     // ADOPT, say). The end comes when that is done.
@@ -196,38 +249,37 @@ impl Clients {
         }
     }
 
-    /// Adds or replaces a bell.
-    pub fn add_bell(&mut self, id: ConnId, key: u64, bell: OwnedFd) {
-        let Some(client) = self.all.get_mut(&id) else { return };
-        if client.bells.insert(key, bell).is_none() {
-            self.bell_owners.entry(key).or_default().push(id);
+    /// A process has said its nonce, or its parent has.
+    pub fn named(&mut self, id: ConnId, nonce: u64) {
+        let owners = self.by_key.entry(nonce & !KEY_BELL).or_default();
+        if nonce != 0 && !owners.contains(&id) {
+            owners.push(id);
         }
     }
 
-    /// Has anybody announced a bell with this key?
-    pub fn knows_bell(&self, key: u64) -> bool {
-        self.bell_owners.contains_key(&key)
+    /// The process with a [`waker_key`](fsocket_abi::channel::waker_key) whose family `fits`. Nonces
+    /// are chosen by clients: a stranger with the same one is not it.
+    pub fn by_key(&self, key: u64, fits: impl Fn(FamilyId) -> bool) -> Option<ConnId> {
+        let owners = self.by_key.get(&(key & !KEY_BELL))?;
+        owners.iter().copied().find(|id| self.all.get(id).is_some_and(|c| fits(c.family)))
     }
 
-    pub fn remove_bell(&mut self, id: ConnId, key: u64) {
-        if self.all.get_mut(&id).is_some_and(|c| c.bells.remove(&key).is_some()) {
-            self.forget_bell_owner(key, id);
+    /// The thread with this key is to be woken, if its family `fits`. `how`: the arguments of WOKEN.
+    pub fn wake(&self, key: u64, fits: impl Fn(FamilyId) -> bool, how: [u64; 3]) {
+        let bell = ((key & KEY_BELL) as u8).checked_sub(1);
+        if let (Some(bell), Some(id)) = (bell, self.by_key(key, fits)) {
+            self.wakes.borrow_mut().entry((id, bell)).or_insert(how);
         }
     }
 
-    fn forget_bell_owner(&mut self, key: u64, id: ConnId) {
-        if let Some(owners) = self.bell_owners.get_mut(&key) {
-            owners.retain(|&o| o != id);
-            if owners.is_empty() {
-                self.bell_owners.remove(&key);
+    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each bell, however
+    /// often it is rung while its process does not read.
+    pub fn send_wakes(&mut self, arenas: &Arenas) {
+        for ((id, bell), [arg0, arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
+            if self.all.get_mut(&id).is_some_and(|c| c.woken.insert(bell)) {
+                let msg = Msg { id: u64::from(bell), arg0, arg1, arg2, ..Msg::new(kind::WOKEN) };
+                self.send(id, Outgoing { msg, fd: None, unasked: true }, arenas);
             }
         }
-    }
-
-    /// The bell with this key whose owner belongs to a family that `fits`. Keys
-    /// are chosen by clients: a stranger's bell with the same key is not it.
-    pub fn bell(&self, key: u64, fits: impl Fn(FamilyId) -> bool) -> Option<&OwnedFd> {
-        let owners = self.bell_owners.get(&key)?;
-        owners.iter().filter_map(|id| self.all.get(id)).find(|c| fits(c.family))?.bells.get(&key)
     }
 }

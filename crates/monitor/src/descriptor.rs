@@ -79,6 +79,20 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<(u32, u32), Errno> {
     Ok((cred.pid.max(0) as u32, cred.uid))
 }
 
+/// Whether a process has CAP_NET_ADMIN where this one has it. Root in a container may lack it, and
+/// root in a user namespace has it for that only.
+pub fn may_administer(pid: u32) -> bool {
+    const CAP_NET_ADMIN: u32 = 12;
+    let effective = || -> Option<bool> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let mask = text.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
+        Some(u64::from_str_radix(mask.trim(), 16).ok()? & 1 << CAP_NET_ADMIN != 0)
+    };
+    let namespace = |whose: &str| std::fs::read_link(format!("/proc/{whose}/ns/user")).ok();
+    let same = namespace("self").is_some_and(|own| namespace(&pid.to_string()) == Some(own));
+    pid != 0 && same && effective().unwrap_or(false)
+}
+
 /// A socket option at SOL_SOCKET.
 ///
 /// # Safety
@@ -136,6 +150,92 @@ pub fn listening(fd: BorrowedFd<'_>) -> Result<Listening, Errno> {
     Ok(Listening { cookie: sockopt::socket_cookie(fd)?, netns: netns_cookie(fd)?, addr })
 }
 
+/// Whether `fd` is a TCP socket of IPv4 or IPv6.
+pub fn is_tcp(fd: BorrowedFd<'_>) -> bool {
+    matches!(sockopt::socket_protocol(fd), Ok(Some(p)) if p == rustix::net::ipproto::TCP)
+        && matches!(sockopt::socket_domain(fd), Ok(AddressFamily::INET | AddressFamily::INET6))
+}
+
+/// A socket that a client shows because it is to be connected, or because it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientEnd {
+    pub netns: u64,
+    pub cookie: u64,
+    pub state: Use,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nothing was done with it.
+    Unused,
+    /// Established, to the destination in question.
+    Connected { own: SocketAddr, peer: SocketAddr },
+}
+
+/// Reads a socket with which `ip` and `port` could be, or are, reached: TCP, of a family that
+/// reaches the address, on no device of its own.
+///
+/// # Errors
+/// ENOTSOCK and the like from the kernel; EINVAL: something else, or connected elsewhere.
+pub fn client_end(fd: BorrowedFd<'_>, ip: &[u8; 16], port: u16) -> Result<ClientEnd, Errno> {
+    /// From net/tcp_states.h.
+    const TCP_ESTABLISHED: u8 = 1;
+    const TCP_CLOSE: u8 = 7;
+    let domain = sockopt::socket_domain(fd)?;
+    let reaches = match domain {
+        AddressFamily::INET => crate::address::is_v4(ip),
+        AddressFamily::INET6 => !crate::address::is_v4(ip) || !sockopt::ipv6_v6only(fd)?,
+        _ => false,
+    };
+    let tcp = matches!(sockopt::socket_protocol(fd)?, Some(p) if p == rustix::net::ipproto::TCP);
+    if !reaches || !tcp || sockopt::socket_type(fd)? != SocketType::STREAM || bound_to_device(fd)? {
+        return Err(Errno::INVAL);
+    }
+    let own = SocketAddr::try_from(rustix::net::getsockname(fd)?).map_err(|_| Errno::INVAL)?;
+    let state = match tcp_state(fd)? {
+        TCP_CLOSE if own.port() == 0 && own.ip().is_unspecified() => Use::Unused,
+        TCP_ESTABLISHED => {
+            let peer = rustix::net::getpeername(fd)?.and_then(|p| SocketAddr::try_from(p).ok()).ok_or(Errno::INVAL)?;
+            if mapped(peer.ip()) != *ip || peer.port() != port {
+                return Err(Errno::INVAL);
+            }
+            let canonical = crate::policy::canonical;
+            Use::Connected { own: canonical(own), peer: canonical(peer) }
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    Ok(ClientEnd { netns: netns_cookie(fd)?, cookie: sockopt::socket_cookie(fd)?, state })
+}
+
+/// First byte of struct tcp_info.
+fn tcp_state(fd: BorrowedFd<'_>) -> Result<u8, Errno> {
+    let mut state = 0u8;
+    let mut len = 1 as libc::socklen_t;
+    // SAFETY: `state` and `len` are valid for writes of the size given; the kernel cuts the rest off.
+    let rc = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
+    };
+    if rc != 0 || len != 1 {
+        return Err(Errno::INVAL);
+    }
+    Ok(state)
+}
+
+/// Inode number of a socket's network namespace; `None`: we may not know.
+pub fn netns_inode(fd: BorrowedFd<'_>) -> Option<u64> {
+    /// From linux/sockios.h.
+    const SIOCGSKNS: libc::c_ulong = 0x894C;
+    // SAFETY: the call takes no argument; the descriptor that it returns is ours alone.
+    let ns = unsafe {
+        let ns = libc::ioctl(fd.as_raw_fd(), SIOCGSKNS as _);
+        if ns < 0 {
+            return None;
+        }
+        <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ns)
+    };
+    rustix::fs::fstat(ns).ok().map(|st| st.st_ino)
+}
+
 /// Checks that `fd` is a TCP socket: connected, or one of which nothing is
 /// decided yet.
 ///
@@ -149,6 +249,26 @@ pub fn tcp(fd: BorrowedFd<'_>, connected: bool) -> Result<(), Errno> {
         return Err(Errno::INVAL);
     }
     Ok(())
+}
+
+/// The port of a TCP socket that is bound and nothing else, 1024 or above.
+///
+/// # Errors
+/// EINVAL: something else. EADDRINUSE: it has the port no more.
+pub fn bound_port(fd: BorrowedFd<'_>) -> Result<u16, Errno> {
+    if !is_tcp(fd) || sockopt::socket_acceptconn(fd)? || rustix::net::getpeername(fd).is_ok_and(|a| a.is_some()) {
+        return Err(Errno::INVAL);
+    }
+    let name = SocketAddr::try_from(rustix::net::getsockname(fd)?).map_err(|_| Errno::INVAL)?;
+    if name.port() < 1024 {
+        return Err(Errno::INVAL);
+    }
+    // A socket whose connection has been reset still shows the port that it had. Only one that is
+    // bound cannot be bound; another one may be, as its owner could have done himself.
+    match rustix::net::bind(fd, &name) {
+        Ok(()) | Err(Errno::INVAL) => Ok(name.port()),
+        Err(e) => Err(e),
+    }
 }
 
 fn mapped(ip: std::net::IpAddr) -> [u8; 16] {
@@ -182,6 +302,66 @@ mod tests {
         let f = std::fs::File::open("/dev/null").unwrap();
         assert!(listening(f.as_fd()).is_err());
         assert!(!is_eventfd(f.as_fd()));
+    }
+
+    #[test]
+    fn root_without_the_capability_may_not_administer() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: root_without_the_capability_may_not_administer: not root");
+            return;
+        }
+        assert!(may_administer(std::process::id()));
+        assert!(!may_administer(0));
+        for (program, args) in [
+            ("setpriv", &["--bounding-set=-net_admin", "--inh-caps=-net_admin", "sleep", "30"][..]),
+            ("unshare", &["--user", "--map-root-user", "sleep", "30"]),
+        ] {
+            let mut child = std::process::Command::new(program).args(args).spawn().unwrap();
+            let is = |child: &std::process::Child| {
+                let name = std::fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap_or_default();
+                name.trim() == "sleep"
+            };
+            let end = std::time::Instant::now() + Duration::from_secs(20);
+            while !is(&child) && child.try_wait().unwrap().is_none() && std::time::Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let (lives, may) = (child.try_wait().unwrap().is_none(), may_administer(child.id()));
+            let _ = child.kill();
+            let _ = child.wait();
+            assert!(lives, "{program}");
+            assert!(!may, "{program}");
+        }
+    }
+
+    #[test]
+    fn only_an_unused_or_fitting_socket_is_a_clients() {
+        use rustix::net::{bind, listen, socket, SocketFlags};
+        let l = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (v4, port) = (mapped(l.local_addr().unwrap().ip()), l.local_addr().unwrap().port());
+        let v6 = std::net::Ipv6Addr::LOCALHOST.octets();
+        let make = |family, kind| socket(family, kind, None).unwrap();
+        let (inet, inet6) = (AddressFamily::INET, AddressFamily::INET6);
+        let unused = make(inet, SocketType::STREAM);
+        assert_eq!(client_end(unused.as_fd(), &v4, port).unwrap().state, Use::Unused);
+        assert!(netns_inode(unused.as_fd()).is_some() || !rustix::process::geteuid().is_root());
+        let dual = make(inet6, SocketType::STREAM);
+        assert!(client_end(dual.as_fd(), &v4, port).is_ok() && client_end(dual.as_fd(), &v6, port).is_ok());
+        sockopt::set_ipv6_v6only(&dual, true).unwrap();
+        assert!(client_end(dual.as_fd(), &v4, port).is_err() && client_end(unused.as_fd(), &v6, port).is_err());
+        let (u1, _u2) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let bound = make(inet, SocketType::STREAM);
+        bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let listens = make(inet, SocketType::STREAM);
+        listen(&listens, 1).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for fd in [u1.as_fd(), bound.as_fd(), listens.as_fd(), file.as_fd(), make(inet, SocketType::DGRAM).as_fd()] {
+            assert!(client_end(fd, &v4, port).is_err());
+        }
+        let c = std::net::TcpStream::connect(l.local_addr().unwrap()).unwrap();
+        let end = client_end(c.as_fd(), &v4, port).unwrap();
+        assert_eq!(end.state, Use::Connected { own: c.local_addr().unwrap(), peer: l.local_addr().unwrap() });
+        assert!(client_end(c.as_fd(), &v4, port ^ 1).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! While nothing comes in a channel it is not looked at: its client says when that is over.
 
 use crate::channels::ChannelMem;
+use crate::distrust::is_nonsense;
 use crate::steer::Spare;
 use crate::wake::wake_stealers;
 use crate::{ChannelId, ConnId, ListenerId, Monitor};
@@ -24,7 +25,7 @@ pub struct Dispatch {
     /// When channels are looked at next.
     pub next: Option<Instant>,
     /// Those in which something comes.
-    awake: BTreeMap<ChannelId, Seen>,
+    awake: BTreeMap<ChannelId, Awake>,
     /// By listener: workers on CPUs without time.
     avoid: BTreeMap<ListenerId, u64>,
 }
@@ -34,6 +35,14 @@ pub struct Dispatch {
 struct Seen {
     /// Head and tail by queue.
     ends: BTreeMap<usize, (u32, u32)>,
+}
+
+/// What is known of a channel that is looked at.
+#[derive(Debug, Default)]
+struct Awake {
+    seen: Seen,
+    /// Looks in a row that found something stuck.
+    stuck: u32,
 }
 
 impl Seen {
@@ -102,13 +111,26 @@ impl Monitor {
             return;
         }
         let mut awake = std::mem::take(&mut self.dispatch.awake);
-        awake.retain(|id, before| {
+        let mut broken = Vec::new();
+        awake.retain(|id, Awake { seen: before, stuck }| {
             let Some(ch) = self.channels.get(*id).filter(|ch| !ch.client_gone && !ch.listener_gone) else {
                 return false;
             };
+            if ch.mem.touched_queues().any(|q| is_nonsense(&ch.mem, q)) {
+                broken.push(*id);
+                return false;
+            }
             let seen = Seen::now(&ch.mem);
-            if seen.is_stuck_since(before) {
-                wake_stealers(ch, &self.clients);
+            match seen.is_stuck_since(before) {
+                // A worker may be stopped, or the client has put something where nobody looks: after the
+                // first times seldomer and seldomer.
+                true => {
+                    *stuck = stuck.saturating_add(1);
+                    if stuck.is_power_of_two() {
+                        wake_stealers(ch, &self.clients);
+                    }
+                }
+                false => *stuck = 0,
             }
             let quiet = seen == *before && seen.is_empty();
             *before = seen;
@@ -118,6 +140,9 @@ impl Monitor {
             }
             !(quiet && nap::lie_down(ch.mem.nap(), || Seen::now(&ch.mem) != *before))
         });
+        for id in broken {
+            self.end_broken(id, None);
+        }
         let listeners: BTreeSet<ListenerId> =
             awake.keys().filter_map(|id| self.channels.get(*id)).map(|ch| ch.listener).collect();
         self.dispatch.avoid.retain(|id, _| listeners.contains(id));

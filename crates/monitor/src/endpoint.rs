@@ -23,6 +23,8 @@ pub struct Config {
     /// A directory for what a monitor after this one takes over, where there may be one.
     pub keep: Option<PathBuf>,
     pub balance: Knobs,
+    /// Who may share memory with whom.
+    pub rules: crate::policy::rules::Rules,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +79,7 @@ impl Endpoint {
         rustix::net::bind(&fd, &address).map_err(system("bind the socket"))?;
         std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(config.mode))
             .map_err(system("set the permissions of the socket"))?;
+        crate::wire::ask_for_senders(fd.as_fd());
         rustix::net::listen(&fd, 512).map_err(system("listen"))?;
         let mut endpoint = Endpoint { fd, path: path.clone(), aside, _lock: lock, published: false };
         endpoint.show().map_err(system("rename the socket"))?;
@@ -114,13 +117,18 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 fn prepare_directory(path: &Path, private: bool) -> Result<(), StartError> {
     let bad = |reason: String| StartError::Directory { path: path.to_owned(), reason };
     let mode = if private { 0o700 } else { 0o755 };
-    match std::fs::DirBuilder::new().recursive(!private).mode(mode).create(path) {
+    // The last component only: what is above is the administrator's, or the user's, to make.
+    match std::fs::DirBuilder::new().mode(mode).create(path) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(e) => return Err(bad(e.to_string())),
     }
+    let anybodys = || std::fs::metadata(path).is_ok_and(|m| m.mode() & 0o002 != 0);
+    if !private && anybodys() {
+        return Err(bad("can be written to by anybody".into()));
+    }
     if private {
-        // Not through a link: in /tmp anybody may have put one there.
+        // Not through a link: somebody else may have put one there.
         let meta = std::fs::symlink_metadata(path).map_err(|e| bad(e.to_string()))?;
         if !meta.is_dir() {
             return Err(bad("not a directory".into()));
@@ -135,12 +143,17 @@ fn prepare_directory(path: &Path, private: bool) -> Result<(), StartError> {
     Ok(())
 }
 
+/// The lock that makes a socket's path ours.
+pub fn lock_file(socket: &Path) -> PathBuf {
+    beside(socket, ".lock")
+}
+
 /// The lock file stays: removing it would let two monitors lock two files of
 /// the same name.
 fn lock(socket: &Path) -> Result<OwnedFd, StartError> {
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = rustix::fs::open(beside(socket, ".lock"), flags, Mode::RUSR | Mode::WUSR)
-        .map_err(system("open the lock file"))?;
+    let fd =
+        rustix::fs::open(lock_file(socket), flags, Mode::RUSR | Mode::WUSR).map_err(system("open the lock file"))?;
     // Its holder may be about to exit or about to listen: give it a moment.
     for _ in 0..100 {
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {

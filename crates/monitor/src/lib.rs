@@ -7,9 +7,9 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
-//! | decisions | [`requests`], [`reaper`], [`switch`], [`steer`], [`report`] |
+//! | decisions | [`requests`], [`policy`], [`reaper`], [`switch`], [`steer`], [`report`] |
 //! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
-//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`address`], [`membarrier`], [`sockdiag`], [`settings`] |
+//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`] |
 //!
 //! Clients are not trusted: neither their messages, nor their descriptors, nor
 //! what lies in memory that they share with us.
@@ -20,17 +20,22 @@ pub mod channels;
 pub mod clients;
 pub mod descriptor;
 pub mod dispatch;
+pub mod distrust;
 pub mod endpoint;
 pub mod heir;
+pub mod lifeline;
 pub mod limits;
 pub mod listeners;
+pub mod maker;
 pub mod membarrier;
 pub mod monitor;
+pub mod policy;
 pub mod ports;
 pub mod reaper;
 pub mod registry;
+pub mod renew;
 pub mod report;
-pub mod requests;
+mod requests;
 pub mod settings;
 pub mod shm;
 pub mod sockdiag;
@@ -39,6 +44,7 @@ pub mod switch;
 pub mod taken;
 pub mod upgrade;
 pub mod wake;
+pub mod wakers;
 pub mod watchdog;
 pub mod wire;
 pub mod zones;

@@ -13,13 +13,14 @@ pub const LISTENERS_PER_UID: usize = 1024;
 pub const LEASES_PER_PROCESS: usize = 256;
 /// Of about 420 that exist.
 pub const LEASES_PER_UID: usize = 320;
-pub const BELLS_PER_PROCESS: usize = 256;
-/// Rings that wait for their bell, of all processes.
-pub const EARLY_RINGS: usize = 1024;
+/// Ports that a client has bound itself.
+pub const BOUND_PER_CHANNEL: usize = 1024;
 /// One user's share of our descriptors, as 1 / n of the limit, in control
 /// sockets.
 pub const CLIENT_SHARE: u64 = 4;
 /// Requests of one process before others have their turn.
 pub const TURN: usize = 16;
+/// How long a client that broke the protocol of a listener's channel gets no other one.
+pub const DISTRUST: std::time::Duration = std::time::Duration::from_secs(60);
 /// Bytes of a request about steering.
 pub const STEER_REQUEST: usize = 1 << 16;

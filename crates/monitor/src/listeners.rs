@@ -2,6 +2,7 @@
 //! means.
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
+use crate::clients::Rights;
 use crate::descriptor::Listening;
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::channel::WORKERS;
@@ -23,6 +24,10 @@ pub struct Listener {
     /// connections.
     pub families: BTreeSet<FamilyId>,
     pub channels: BTreeSet<ChannelId>,
+    /// Rights of those that work for it: they share the channels.
+    pub served_by: Option<Rights>,
+    /// Processes with other rights want to: the kernel serves all of them.
+    pub is_mixed: bool,
 }
 
 impl Listener {
@@ -128,6 +133,8 @@ impl Listeners {
                 stealers: BTreeSet::new(),
                 families: BTreeSet::new(),
                 channels: BTreeSet::new(),
+                served_by: None,
+                is_mixed: false,
             },
         );
         id

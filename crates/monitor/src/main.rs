@@ -23,6 +23,9 @@ struct Options {
     /// With --private: exit this long after the last process went
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     linger: f64,
+    /// Remove the directory of the socket at exit
+    #[arg(long, hide = true)]
+    scratch: bool,
     /// Permissions of the socket, octal [default: 0666; with --private 0600]
     #[arg(long, value_parser = parse_mode)]
     mode: Option<u32>,
@@ -33,6 +36,9 @@ struct Options {
     /// Configuration file; it need not exist if it is not named here
     #[arg(long, value_name = "FILE", env = "FASTSOCKET_CONFIG")]
     config: Option<PathBuf>,
+    /// Read the configuration file, say what is wrong with it, and exit
+    #[arg(long)]
+    check: bool,
     /// Log to standard error; twice for more. FASTSOCKET_LOG sets a filter
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -64,16 +70,24 @@ fn main() -> ExitCode {
 }
 
 fn serve(options: Options) -> anyhow::Result<()> {
+    let settings = fsocket_monitor::settings::read(options.config.as_deref())?;
+    let balance = settings.balance.knobs()?;
+    if options.check {
+        return Ok(());
+    }
     let linger = Duration::try_from_secs_f64(options.linger).map_err(|e| anyhow::anyhow!("--linger: {e}"))?;
     let beside = || options.socket.parent().map(PathBuf::from);
     let keep = options.keep.or_else(|| if options.private { None } else { beside() });
+    let socket = options.socket.clone();
+    let scratch = socket.parent().filter(|_| options.scratch);
     let config = Config {
         keep,
         socket: options.socket,
         private: options.private,
         linger,
         mode: options.mode.unwrap_or(if options.private { 0o600 } else { 0o666 }),
-        balance: fsocket_monitor::settings::read(options.config.as_deref())?.balance.knobs()?,
+        balance,
+        rules: settings.rules,
     };
     // Blocked before anything exists that would have to be removed.
     let stop = stop_signals()?;
@@ -83,7 +97,12 @@ fn serve(options: Options) -> anyhow::Result<()> {
         Err(StartError::AlreadyRunning(_)) if options.private => return Ok(()),
         Err(e) => return Err(e.into()),
     };
-    Ok(monitor.run(stop.as_fd())?)
+    let result = monitor.run(stop.as_fd());
+    if let Some(directory) = scratch {
+        let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(&socket));
+        let _ = std::fs::remove_dir(directory);
+    }
+    Ok(result?)
 }
 
 fn log(verbose: u8) {

@@ -14,13 +14,12 @@ use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::zones::Zones;
 use crate::{limits, ConnId, FamilyId};
-use fsocket_proto::Msg;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +27,7 @@ use std::time::{Duration, Instant};
 const ENDPOINT: u64 = 1;
 const ADDRESSES: u64 = 2;
 const STOP: u64 = 3;
+pub(crate) const POLICY: u64 = 4;
 const FIRST_CLIENT: ConnId = 15;
 /// Groups whose program rings; the group's number in the lower bits.
 pub(crate) const FIRST_BELL: u64 = 1 << 63;
@@ -42,9 +42,6 @@ pub struct Monitor {
     /// Given up for a moment when descriptors run out, to turn somebody away.
     spare: Option<OwnedFd>,
     pub(crate) started: Instant,
-    /// Rings for bells that have not been announced yet: two processes' messages
-    /// come in any order. Requester, key, channel.
-    pub(crate) early_rings: VecDeque<(ConnId, Msg)>,
     own_uid: u32,
     max_clients_per_uid: u64,
     /// Of this process, for which `locals` is valid.
@@ -71,6 +68,10 @@ pub struct Monitor {
     /// the wait before that was.
     pub(crate) look_again: Option<(Instant, Duration)>,
     pub(crate) dispatch: crate::dispatch::Dispatch,
+    pub(crate) distrust: crate::distrust::Distrust,
+    /// Of the thread that serves.
+    pub(crate) lifelines: Option<crate::lifeline::Lifelines>,
+    pub(crate) policy: crate::policy::Policy,
 }
 
 impl Monitor {
@@ -103,7 +104,6 @@ impl Monitor {
             addresses,
             spare: spare(),
             started: Instant::now(),
-            early_rings: VecDeque::new(),
             own_uid: rustix::process::geteuid().as_raw(),
             max_clients_per_uid: nofile / limits::CLIENT_SHARE,
             netns,
@@ -123,6 +123,9 @@ impl Monitor {
             deadline,
             look_again: None,
             dispatch: Default::default(),
+            distrust: Default::default(),
+            lifelines: None,
+            policy: Default::default(),
         };
         monitor.refresh_addresses();
         if let Some(directory) = monitor.config.keep.clone() {
@@ -141,7 +144,19 @@ impl Monitor {
     /// # Errors
     /// Of `epoll_wait` and timers; nothing a client does.
     pub fn run(mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
+        let r = self.serve(stop);
+        if let Some(lifelines) = self.lifelines.take() {
+            lifelines.end();
+        }
+        r
+    }
+
+    fn serve(&mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
         let watchdog = Watchdog::new()?;
+        self.lifelines = crate::lifeline::Lifelines::new();
+        if self.lifelines.is_none() {
+            tracing::warn!("no robust futexes; threads that sleep do not learn when this process is killed");
+        }
         epoll::add(&*self.epoll, stop, EventData::new_u64(STOP), EventFlags::IN)?;
         let mut events = Vec::with_capacity(64);
         loop {
@@ -167,6 +182,7 @@ impl Monitor {
                 match what {
                     ENDPOINT => self.accept(),
                     ADDRESSES => self.addresses_changed(),
+                    POLICY => self.policy_changed(),
                     STOP => {
                         // A private one ends with its programs.
                         if self.config.private {
@@ -178,14 +194,13 @@ impl Monitor {
                     bell if bell & FIRST_BELL != 0 => self.balance_rung(bell & !FIRST_BELL),
                     client => self.client_event(client, flags),
                 }
-                while let Some(id) = self.clients.doomed.pop() {
-                    self.end_process(id);
-                }
+                self.settle();
             }
             self.look_again_if_due();
             self.zones_look();
             self.balance_if_due();
             self.dispatch_if_due();
+            self.settle();
             let done = self.is_unneeded();
             watchdog.disarm();
             if done {
@@ -193,6 +208,19 @@ impl Monitor {
                 self.steers.leave_nothing();
                 tracing::info!("nobody needs this monitor any more");
                 return Ok(());
+            }
+        }
+    }
+
+    /// What one event has left to do: processes that end, threads to be woken.
+    fn settle(&mut self) {
+        loop {
+            while let Some(id) = self.clients.doomed.pop() {
+                self.end_process(id);
+            }
+            self.clients.send_wakes(&self.arenas);
+            if self.clients.doomed.is_empty() {
+                return;
             }
         }
     }
@@ -225,10 +253,14 @@ impl Monitor {
             if !client.wants_input() && !gone {
                 return;
             }
-            match wire::receive(client.fd.as_fd()) {
+            let (received, sender) = wire::receive_from(client.fd.as_fd());
+            self.policy.sender = sender;
+            match received {
                 Received::Message(msg, fd) => {
                     tracing::trace!(process = id, kind = msg.kind, seq = msg.seq, "request");
-                    if let Err(why) = self.handle(id, msg, fd) {
+                    let handled = self.handle(id, msg, fd);
+                    self.policy.sender = None;
+                    if let Err(why) = handled {
                         return self.clients.doom(id, why.0);
                     }
                 }
@@ -267,8 +299,13 @@ impl Monitor {
             tracing::warn!(uid, "too many processes");
             return;
         }
+        let family = self.new_family();
+        let _ = self.clients.add(Client::new(fd, uid, pid, family));
+    }
+
+    pub(crate) fn new_family(&mut self) -> FamilyId {
         self.last_family += 1;
-        let _ = self.clients.add(Client::new(fd, uid, pid, self.last_family));
+        self.last_family
     }
 
     /// Whether one more control socket is within a user's share.
@@ -281,10 +318,19 @@ impl Monitor {
     fn addresses_changed(&mut self) {
         let Some(fd) = &self.addresses else { return };
         let mut scratch = [0u8; 8192];
-        // The content does not matter, nor that some of it was lost (ENOBUFS):
-        // everything is read again.
-        while !matches!(rustix::net::recv(fd, &mut scratch[..], RecvFlags::DONTWAIT), Err(Errno::AGAIN)) {}
+        // Of addresses the content does not matter, nor that some of it was lost
+        // (ENOBUFS): everything is read again.
+        let mut rules = false;
+        loop {
+            match rustix::net::recv(fd, &mut scratch[..], RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => break,
+                got => rules |= !got.is_ok_and(|(n, _)| address::are_addresses(&scratch[..n])),
+            }
+        }
         self.refresh_addresses();
+        if rules {
+            self.policy_changed();
+        }
         // A device that went has taken its addresses with it.
         self.forget_gone();
     }

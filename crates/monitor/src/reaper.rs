@@ -4,23 +4,25 @@
 //! close its sockets.
 
 use crate::arenas::{Arena, ArenaMem, Totals};
+use crate::channels::Channel;
 use crate::clients::Outgoing;
 use crate::wake::{
     close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers,
 };
 use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId, Monitor};
 use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
-use fsocket_abi::channel::{status, CLIENT, SERVER, SLOTS};
+use fsocket_abi::channel::{status, CLIENT, KEY_BELL, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::token::inside;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 impl Monitor {
     /// A process is gone (or is treated as if): everything it held goes.
     pub fn end_process(&mut self, id: ConnId) {
         let Some(client) = self.clients.remove(id) else { return };
+        self.policy.leave(id);
         if client.is_process() {
             tracing::debug!(process = id, pid = client.pid, "end");
         }
@@ -34,8 +36,17 @@ impl Monitor {
         for ch in self.channels.iter() {
             for side in [CLIENT, SERVER] {
                 if ch.is_party(side, client.family) {
-                    let relative_has = |key| self.clients.bell(key, |f| f == client.family).is_some();
-                    free_waiters(ch, side, |key| client.bells.contains_key(&key) && !relative_has(key));
+                    let own = |key: u64| key & !KEY_BELL == client.nonce & !KEY_BELL;
+                    free_waiters(ch, side, |key| {
+                        own(key) && self.clients.by_key(key, |f| f == client.family).is_none()
+                    });
+                }
+            }
+        }
+        for ch in self.channels.iter_mut() {
+            for sleeper in ch.pipes.leave(id) {
+                if let Some(c) = self.clients.get_mut(sleeper) {
+                    c.pipes_unready -= 1;
                 }
             }
         }
@@ -53,7 +64,16 @@ impl Monitor {
         for ch in self.channels.iter_mut().filter(|ch| ch.client == id) {
             ch.client_ended = true;
         }
-        self.return_ports(client.family, client.leases.into_iter().map(|(_, first)| first).collect());
+        // What the client has left in a queue is still to be accepted, under its port.
+        let mut leases = client.leases;
+        leases.retain(|(channel, first)| match self.channels.get_mut(*channel) {
+            Some(ch) => {
+                ch.leases.push(*first);
+                false
+            }
+            None => true,
+        });
+        self.return_ports(client.family, leases.into_iter().map(|(_, first)| first).collect());
         self.sweep();
     }
 
@@ -123,25 +143,20 @@ impl Monitor {
     /// Nobody has this arena any more: whatever is still open in it is closed,
     /// whoever is counted as its holder.
     fn end_arena(&mut self, arena: &Arena) {
+        // Its process may have written anything into each of 65,536 sockets: once for all of them.
+        let named: HashSet<[u32; 3]> = self.arenas.iter().flat_map(|a| a.mem.open_socks()).map(end_of).collect();
         for sock in arena.mem.open_socks() {
             let held = sock.holders.iter().any(|h| h.load(Ordering::Acquire) != 0)
                 || sock.extra_holders.load(Ordering::Acquire) != 0;
             // Open but held by nobody: its process died while closing it, or
             // while filling it in. In the second case it still names the slot
             // of its previous life, which may be somebody else's now.
-            if held || !self.is_named(sock) {
+            if held || !named.contains(&end_of(sock)) {
                 self.close_sock(sock, &arena.mem, arena.family);
             }
         }
         arena.mem.fold(totals_of(&mut self.totals, arena.uid));
         arena.mem.fold_zones(self.zones.totals(arena.uid));
-    }
-
-    /// Whether an open socket of a live arena is the same end of a connection.
-    fn is_named(&self, sock: &Sock) -> bool {
-        let end = |s: &Sock| [&s.channel, &s.slot, &s.side].map(|w| w.load(Ordering::Relaxed));
-        let wanted = end(sock);
-        self.arenas.iter().flat_map(|a| a.mem.open_socks()).any(|s| end(s) == wanted)
     }
 
     /// The creator of an arena that lives on has ended: its counters are no
@@ -212,15 +227,15 @@ impl Monitor {
             if let Some(ch) = self.channels.get(channel) {
                 end_listening(ch, &self.clients);
             }
-            self.tell_gone(channel, families.into_iter().chain([client_family]));
+            self.tell_gone(channel, families.into_iter().chain([client_family]), false);
         }
     }
 
-    fn tell_gone(&mut self, channel: ChannelId, families: impl IntoIterator<Item = FamilyId>) {
+    pub(crate) fn tell_gone(&mut self, channel: ChannelId, families: impl IntoIterator<Item = FamilyId>, broken: bool) {
         // Once, also where a family talks to itself.
         for family in families.into_iter().collect::<BTreeSet<_>>() {
             for member in self.clients.family_members(family) {
-                let msg = Msg { id: u64::from(channel), ..Msg::new(kind::CHANNEL_GONE) };
+                let msg = Msg { id: u64::from(channel), arg0: broken.into(), ..Msg::new(kind::CHANNEL_GONE) };
                 self.clients.send(member, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
             }
         }
@@ -267,22 +282,32 @@ impl Monitor {
             self.look_again.get_or_insert((Instant::now() + wait, wait));
         }
         if done {
-            let (listener, client) = (ch.listener, ch.client);
             if !ch.listener_gone {
                 let families = ch.server_families.clone();
-                self.tell_gone(id, families);
+                self.tell_gone(id, families, false);
             }
-            if let Some(client) = self.clients.get_mut(client) {
-                let leases = client.leases.extract_if(.., |(channel, _)| *channel == id).map(|(_, first)| first);
-                let (family, leases) = (client.family, leases.collect());
-                self.return_ports(family, leases);
-            }
-            self.channels.remove(id);
-            if let Some(l) = self.listeners.get_mut(listener) {
-                l.channels.remove(&id);
-            }
-            tracing::debug!(channel = id, "channel ended");
+            self.remove_channel(id);
         }
+    }
+
+    /// A channel that nothing comes through any more.
+    pub(crate) fn remove_channel(&mut self, id: ChannelId) {
+        let Some(ch) = self.channels.remove(id) else { return };
+        self.registry.set_owner(ch.bound.into_keys(), 0);
+        let mut leases = ch.leases;
+        if let Some(client) = self.clients.get_mut(ch.client) {
+            leases.extend(client.leases.extract_if(.., |(channel, _)| *channel == id).map(|(_, first)| first));
+        }
+        self.return_ports(ch.client_family, leases);
+        for sleeper in ch.pipes.unready() {
+            if let Some(c) = self.clients.get_mut(sleeper) {
+                c.pipes_unready -= 1;
+            }
+        }
+        if let Some(l) = self.listeners.get_mut(ch.listener) {
+            l.channels.remove(&id);
+        }
+        tracing::debug!(channel = id, "channel ended");
     }
 
     fn has_socks(&self, channel: ChannelId, side: usize, family: FamilyId) -> bool {
@@ -290,6 +315,17 @@ impl Monitor {
             .in_family(family)
             .flat_map(|a| a.mem.open_socks())
             .any(|s| s.channel.load(Ordering::Relaxed) == channel && s.side.load(Ordering::Relaxed) as usize == side)
+    }
+
+    /// Ports of dead clients, of which nothing waits to be accepted: where there are no others. What
+    /// they have left open at a server is under way with the port it was accepted with.
+    pub(crate) fn reclaim_ports(&mut self) {
+        let idle = |ch: &&mut Channel| ch.client_ended && !ch.leases.is_empty() && ch.mem.queued_all() == 0;
+        let of = |ch: &mut Channel| (ch.client_family, std::mem::take(&mut ch.leases));
+        let reclaimed: Vec<_> = self.channels.iter_mut().filter(idle).map(of).collect();
+        for (family, leases) in reclaimed {
+            self.return_ports(family, leases);
+        }
     }
 
     /// Ports of a channel or a process that ended are free, unless it or a relative still has a
@@ -305,6 +341,8 @@ impl Monitor {
         let kept = self.family_leases.remove(&family).unwrap_or_default();
         let alive = self.clients.iter().any(|(_, c)| c.family == family);
         for first in leases.into_iter().chain(kept) {
+            // Nobody begins a connection from it any more.
+            self.registry.set_owner(first..=first + (crate::ports::BLOCK - 1), 0);
             if alive && in_use.range(first..=first + (crate::ports::BLOCK - 1)).next().is_some() {
                 self.family_leases.entry(family).or_default().push(first);
             } else {
@@ -312,6 +350,11 @@ impl Monitor {
             }
         }
     }
+}
+
+/// Which end of a connection an open socket says it is.
+fn end_of(sock: &Sock) -> [u32; 3] {
+    [&sock.channel, &sock.slot, &sock.side].map(|w| w.load(Ordering::Relaxed))
 }
 
 /// Is this thread one of the process with that nonce? Its identity carries 16 bits

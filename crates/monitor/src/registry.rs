@@ -4,9 +4,10 @@
 //! [`fsocket_proto::registry`].
 
 use crate::shm::Mapping;
+use crate::ChannelId;
 use fsocket_proto::registry::{Entry, Registry as Layout, Slices, ENTRIES, LOCALS, MAGIC, SIZE, SLICED, SLICE_CPUS};
 use fsocket_proto::Addr;
-use fsocket_sync::atomic::{fence, AtomicU64, Ordering};
+use fsocket_sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
 use std::io;
@@ -128,6 +129,25 @@ impl Registry {
             }
             r.put(offset_of!(Layout, sliced), count as u64);
         });
+    }
+
+    /// A client's ports: which channel they are leased to. Before the client hears of it.
+    pub fn set_owner(&self, ports: impl Iterator<Item = u16>, channel: ChannelId) {
+        ports.for_each(|port| self.owner_of(port).store(channel, Ordering::Release));
+    }
+
+    /// 0: none.
+    pub fn owner(&self, port: u16) -> ChannelId {
+        self.owner_of(port).load(Ordering::Relaxed)
+    }
+
+    fn owner_of(&self, port: u16) -> &AtomicU32 {
+        self.map.at(offset_of!(Layout, owner) + usize::from(port) * size_of::<AtomicU32>())
+    }
+
+    /// Nothing has changed here, but readers are to ask the monitor again.
+    pub fn touch(&mut self) {
+        self.change(|_| {});
     }
 
     fn change(&mut self, f: impl FnOnce(&mut Self)) {

@@ -7,13 +7,13 @@ use crate::clients::{Client, Outgoing};
 use crate::descriptor::{self, Attached};
 use crate::ports::BLOCK;
 use crate::{limits, ChannelId, ConnId, ListenerId, Monitor};
-use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
+use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Msg};
 use rustix::fd::AsFd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// What an answer is made of.
@@ -34,8 +34,7 @@ impl Monitor {
             kind::LISTEN => self.listen(id, &msg, fd),
             kind::WORKER => self.worker(id, &msg),
             kind::CONNECT => self.connect(id, &msg, fd),
-            kind::PORTS => self.ports(id, &msg),
-            kind::GETBELL => self.get_bell(id, &msg),
+            kind::PORTS => self.ports(id, &msg, fd),
             kind::UNPUBLISH => self.unpublish(id, &msg),
             kind::OPTIONS => self.mark_options(id, &msg),
             kind::SWITCH => self.switch(id, &msg, fd),
@@ -57,10 +56,14 @@ impl Monitor {
             kind::REPORT => self.send_report(id, &msg),
             kind::GROUP => self.group(id, &msg, fd),
             kind::LOCAL => self.local(id, &msg, fd),
-            kind::CLONE => self.clone_listener(&msg, fd),
+            kind::CLONE => self.clone_listener(id, &msg, fd),
             kind::BALANCE => self.balance(id, &msg),
             kind::SHUT => self.shut_group(id, &msg),
             kind::WAITING => self.waiting(id, &msg),
+            kind::BROKEN => {
+                self.broken(id, &msg);
+                return Ok(());
+            }
             kind::ARRIVES => {
                 self.arrives_in(id, &msg);
                 return Ok(());
@@ -86,6 +89,7 @@ impl Monitor {
             kind::PART => self.part(id, &msg),
             kind::SETTLED => self.settled(id, &msg),
             kind::ADOPT => return self.adopt(id, &msg, fd),
+            kind::RENEW => return self.renew(id, fd),
             kind::ARENA => return self.arena(id, fd),
             kind::UNLISTEN => {
                 self.unlisten(id, msg.id, msg.arg0 != 0);
@@ -94,13 +98,16 @@ impl Monitor {
                 }
                 Ok((reply(&msg), None))
             }
-            kind::BELL => return self.bell(id, &msg, fd),
             kind::RING => {
                 self.ring(id, &msg);
                 return Ok(());
             }
-            kind::UNBELL => {
-                self.clients.remove_bell(id, msg.id);
+            kind::WAKER => {
+                self.waker(id, &msg);
+                return Ok(());
+            }
+            kind::WAKER_READY => {
+                self.waker_ready(id, &msg);
                 return Ok(());
             }
             _ => return Err(Misbehaved("unknown kind of message")),
@@ -121,10 +128,14 @@ impl Monitor {
         }
         client.greeted = true;
         client.nonce = msg.id;
+        client.class = msg.arg2;
         if client.pid == 0 {
             client.pid = msg.arg0 as u32;
         }
         tracing::debug!(process = id, pid = client.pid, uid = client.uid, "hello");
+        self.clients.named(id, msg.id);
+        // (Without credentials it is nobody for now.)
+        let _ = self.note_party(id, false);
         Ok(Ok((Msg { id, ..reply(msg) }, Some(registry))))
     }
 
@@ -141,8 +152,10 @@ impl Monitor {
         }
         // The credentials of the pair are the parent's; the child may have
         // become somebody with fewer rights, never with more.
+        crate::wire::ask_for_senders(fd.as_fd());
         let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
         child.nonce = msg.id;
+        child.class = p.class;
         child.is_heir = msg.arg0 == 1;
         child.heir_of = child.is_heir.then_some(parent);
         if !child.is_heir {
@@ -186,6 +199,7 @@ impl Monitor {
             uid: client.uid,
             users: BTreeSet::from([id]),
             mem,
+            lifeline: self.lifelines.as_ref().and_then(|l| l.hold(fd.as_fd())),
             fd: Rc::new(fd.keep()),
         });
         Ok(())
@@ -193,6 +207,7 @@ impl Monitor {
 
     fn listen(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let info = descriptor::listening(fd.ok_or(Errno::BADF)?.as_fd())?;
+        let _ = self.note_party(id, true);
         let uid = self.clients.get(id).ok_or(Errno::BADF)?.uid;
         let listener = match self.listeners.by_cookie(info.cookie) {
             Some(known) => known,
@@ -230,16 +245,21 @@ impl Monitor {
         if msg.arg0 != 0 && self.listeners.get(msg.id).is_some_and(|l| l.holders.len() > 1) {
             return Err(Errno::BUSY);
         }
-        self.registry.remove(msg.id);
-        self.listeners.hide(msg.id);
-        for channel in self.listeners.get(msg.id).iter().flat_map(|l| &l.channels) {
+        self.hide_listener(msg.id);
+        Ok((reply(msg), None))
+    }
+
+    /// New connections to a listener use the kernel.
+    pub(crate) fn hide_listener(&mut self, listener: ListenerId) {
+        self.registry.remove(listener);
+        self.listeners.hide(listener);
+        for channel in self.listeners.get(listener).iter().flat_map(|l| &l.channels) {
             if let Some(ch) = self.channels.get(*channel) {
                 ch.mem.set_listener_closed();
             }
         }
         // A client that queued before it could see that is in the queue by now.
         crate::membarrier::heavy_fence();
-        Ok((reply(msg), None))
     }
 
     fn mark_options(&mut self, id: ConnId, msg: &Msg) -> Answer {
@@ -253,11 +273,16 @@ impl Monitor {
     }
 
     fn worker(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let client = self.clients.get_mut(id).ok_or(Errno::BADF)?;
-        let listener = self.listeners.get_mut(msg.id).ok_or(Errno::NOENT)?;
-        if !client.holds.contains(&msg.id) {
+        self.note_party(id, true)?;
+        self.may_work(id, msg.id)?;
+        if !self.clients.get(id).ok_or(Errno::BADF)?.holds.contains(&msg.id) {
             return Err(Errno::NOENT);
         }
+        if !self.may_serve(id, msg.id) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let client = self.clients.get_mut(id).ok_or(Errno::BADF)?;
+        let listener = self.listeners.get_mut(msg.id).ok_or(Errno::NOENT)?;
         client.works.insert(msg.id);
         let family = client.family;
         listener.families.insert(family);
@@ -289,8 +314,10 @@ impl Monitor {
     }
 
     fn connect(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
-        let netns = descriptor::netns_cookie(fd.ok_or(Errno::BADF)?.as_fd())?;
+        let fd = fd.ok_or(Errno::BADF)?;
         let ip = destination(msg.addr.ip);
+        let end = descriptor::client_end(fd.as_fd(), &ip, msg.addr.port)?;
+        let netns = end.netns;
         // Also for a listener bound to exactly this address: with IP_FREEBIND
         // anybody can bind somebody else's.
         let ours = is_loopback(&ip) || (netns == self.netns && self.locals.contains(&ip));
@@ -299,6 +326,10 @@ impl Monitor {
         }
         loop {
             let listener = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
+            if self.distrust.refuses(listener, self.clients.get(id).ok_or(Errno::BADF)?.uid, id) {
+                return Err(Errno::ACCESS);
+            }
+            self.judge(id, listener, (ip, msg.addr.port), &end, fd.as_fd())?;
             let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
             let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
             let found = |channel: ChannelId| Msg {
@@ -334,7 +365,7 @@ impl Monitor {
         }
         let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
-        let addr = l.info.addr;
+        let (addr, netns, server_uid) = (l.info.addr, l.info.netns, l.uid);
         let channel = self.channels.next_id();
         let mem =
             ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
@@ -355,7 +386,12 @@ impl Monitor {
             server_families: BTreeSet::new(),
             mem: Rc::new(mem),
             addr,
+            netns,
+            server_uid,
+            leases: Vec::new(),
+            bound: BTreeMap::new(),
             switched: RefCell::default(),
+            pipes: Default::default(),
             client_ended: false,
             client_gone: false,
             listener_gone: false,
@@ -368,7 +404,11 @@ impl Monitor {
         Ok((channel, fd))
     }
 
-    fn ports(&mut self, id: ConnId, msg: &Msg) -> Answer {
+    fn ports(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        if let Some(fd) = fd {
+            let port = self.bound_port(id, msg, &fd)?;
+            return Ok((Msg { arg0: u64::from(port), arg1: 1, ..reply(msg) }, None));
+        }
         // For a channel that is not its own client's it is kept until the process ends.
         let own = |channel: &ChannelId| self.channels.get(*channel).is_some_and(|ch| ch.client == id);
         let channel = ChannelId::try_from(msg.id).ok().filter(own).unwrap_or(0);
@@ -377,65 +417,56 @@ impl Monitor {
     }
 
     fn lease_ports(&mut self, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
-        let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        let of_uid: usize = self.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
-        if client.leases.len() >= limits::LEASES_PER_PROCESS || (client.uid != 0 && of_uid >= limits::LEASES_PER_UID) {
-            return Err(Errno::AGAIN);
-        }
-        let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
-        let first = self.ports.lease(|p| listened.contains(&p)).ok_or(Errno::AGAIN)?;
+        let first = self.free_ports(id).or_else(|_| {
+            self.reclaim_ports();
+            self.free_ports(id)
+        })?;
+        self.registry.set_owner(first..=first + (BLOCK - 1), channel);
         if let Some(client) = self.clients.get_mut(id) {
             client.leases.push((channel, first));
         }
         Ok(first)
     }
 
-    fn bell(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
-        let fd = fd.ok_or(Misbehaved("BELL without a descriptor"))?;
-        let Some(client) = self.clients.get(id) else { return Ok(()) };
-        if msg.id == 0 || client.bells.len() >= limits::BELLS_PER_PROCESS || !descriptor::is_eventfd(fd.as_fd()) {
-            return Err(Misbehaved("not a bell"));
+    fn free_ports(&mut self, id: ConnId) -> Result<u16, Errno> {
+        let client = self.clients.get(id).ok_or(Errno::BADF)?;
+        let of_uid: usize = self.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
+        let left: usize = self.channels.iter().filter(|ch| ch.client_uid == client.uid).map(|ch| ch.leases.len()).sum();
+        if client.leases.len() >= limits::LEASES_PER_PROCESS
+            || (client.uid != 0 && of_uid + left >= limits::LEASES_PER_UID)
+        {
+            return Err(Errno::AGAIN);
         }
-        self.clients.add_bell(id, msg.id, fd.keep());
-        let (now, wait) = self.early_rings.drain(..).partition(|(_, r)| r.id == msg.id);
-        self.early_rings = wait;
-        let now: VecDeque<(ConnId, Msg)> = now;
-        for (requester, ring) in now {
-            self.ring(requester, &ring);
+        let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
+        let used = |p| listened.contains(&p) || self.registry.owner(p) != 0;
+        self.ports.lease(used).ok_or(Errno::AGAIN)
+    }
+
+    /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
+    /// have it, so whoever shows one has the better right than whoever has shown one before.
+    fn bound_port(&mut self, id: ConnId, msg: &Msg, fd: &Attached) -> Result<u16, Errno> {
+        let (port, netns) = (descriptor::bound_port(fd.as_fd())?, descriptor::netns_cookie(fd.as_fd())?);
+        let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
+        let ch = self.channels.get(channel).filter(|ch| ch.client == id).ok_or(Errno::NOENT)?;
+        if ch.netns != netns || ch.bound.len() >= limits::BOUND_PER_CHANNEL {
+            return Err(Errno::ADDRINUSE);
         }
-        Ok(())
-    }
-
-    /// A bell on the other side of a channel that `id` is a party of.
-    fn other_bell(&self, id: ConnId, msg: &Msg) -> Result<&OwnedFd, Errno> {
-        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
-        let channel = ChannelId::try_from(msg.arg0).map_err(|_| Errno::NOENT)?;
-        let ch = self.channels.get(channel).ok_or(Errno::NOENT)?;
-        // The other side's bells only. A family that talks to itself is on
-        // both. (Its own it may have rung, but not fetch: RING.)
-        let own = msg.kind == kind::RING;
-        let other_side = |owner| {
-            (own && owner == family)
-                || (ch.is_party(CLIENT, family) && ch.is_party(SERVER, owner))
-                || (ch.is_party(SERVER, family) && ch.is_party(CLIENT, owner))
-        };
-        self.clients.bell(msg.id, other_side).ok_or(Errno::NOENT)
-    }
-
-    fn get_bell(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let fd = rustix::io::fcntl_dupfd_cloexec(self.other_bell(id, msg)?, 0)?;
-        Ok((Msg { id: msg.id, ..reply(msg) }, Some(Rc::new(fd))))
-    }
-
-    fn ring(&mut self, id: ConnId, msg: &Msg) {
-        if let Ok(bell) = self.other_bell(id, msg) {
-            crate::wake::ring_bell(bell.as_fd());
-        } else if !self.clients.knows_bell(msg.id) {
-            if self.early_rings.len() >= limits::EARLY_RINGS {
-                self.early_rings.pop_front();
+        let owner = self.registry.owner(port);
+        if owner != 0 && owner != channel {
+            let other = self.channels.get_mut(owner).filter(|ch| ch.netns == netns);
+            if other.is_none_or(|ch| ch.bound.remove(&port).is_none()) {
+                return Err(Errno::ADDRINUSE);
             }
-            self.early_rings.push_back((id, *msg));
         }
+        let ours = owner == channel && self.channels.get(channel).is_some_and(|ch| !ch.bound.contains_key(&port));
+        if !ours {
+            let cookie = rustix::net::sockopt::socket_cookie(fd.as_fd())?;
+            if let Some(ch) = self.channels.get_mut(channel) {
+                ch.bound.insert(port, cookie);
+            }
+            self.registry.set_owner(std::iter::once(port), channel);
+        }
+        Ok(port)
     }
 
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
@@ -450,7 +481,7 @@ impl Monitor {
 
     fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        if client.uid != 0 {
+        if client.uid != 0 || !descriptor::may_administer(client.pid) {
             return Err(Errno::PERM);
         }
         let socket = rustix::io::fcntl_dupfd_cloexec(&client.fd, 0)?;

@@ -11,11 +11,47 @@
 //! migrate = true      # flow groups
 //! groups = 0          # flow groups that one zone takes at a time; 0: a CPU's share in 8.5 s
 //! ```
+//!
+//! Who may share memory, and over which connections. It is the system's monitor that needs to be
+//! told: processes of one user share memory with each other only, root is a user like any other,
+//! and a pair of users needs a line here. (What runs under a private monitor was started by its
+//! user, so all of it may share.) Names are looked up when the monitor starts.
+//!
+//! ```toml
+//! # Each line names parties that may share memory with each other: users (names or numbers), units
+//! # of systemd, cgroups with everything below them.
+//! share = [["www-data", "postgres"], ["redis", "unit:nginx.service", "cgroup:/kubepods.slice"]]
+//!
+//! # The first rule that matches counts; every condition of a rule must hold, one that is not
+//! # given always does.
+//! [[rule]]
+//! action = "deny"               # these connections use the kernel
+//! client_user = "nobody"        # also client_group, server_user, server_group: names or numbers;
+//!                               # the real user, the primary group
+//! server_cgroup = "/system.slice/vault.service"  # also client_cgroup: with everything below it
+//!
+//! [[rule]]
+//! action = "kernel-first"       # the kernel's handshake shows first that its policy allows it
+//! client_exe = "/usr/bin/agent" # also server_exe: the file as in /proc/PID/exe
+//! netns = "/run/netns/blue"     # or an inode number
+//! address = "10.0.0.0/8"        # of the server
+//! port = "8000-8080"            # or a number
+//!
+//! [[rule]]
+//! action = "allow"              # the policy of the host (netfilter, rules, cgroup programs) is not
+//! address = "127.0.0.0/8"       # looked at; `share` holds all the same
+//! ```
+//!
+//! Connections that no rule matches come first over the kernel if the host has a policy that could
+//! concern them; see docs/policy.md.
 
+use crate::policy::file::{self, RawRule, RawShare};
+use crate::policy::rules::Rules;
 use crate::zones::balance::Knobs;
 use serde::Deserialize;
 use std::path::Path;
 use std::time::Duration;
+use toml::Spanned;
 
 /// Read if no other is named.
 pub const FILE: &str = "/etc/fastsocket/fastsocketd.toml";
@@ -29,12 +65,19 @@ pub enum SettingsError {
     Parse { file: String, source: toml::de::Error },
     #[error("balance: {0}")]
     Value(&'static str),
+    #[error("{file}:{line}: {what}")]
+    Rule { file: String, line: usize, what: String },
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     pub balance: Balance,
+    share: Vec<Spanned<RawShare>>,
+    rule: Vec<Spanned<RawRule>>,
+    /// The above, understood.
+    #[serde(skip)]
+    pub rules: Rules,
 }
 
 /// `[balance]`; see the top of this file.
@@ -63,7 +106,19 @@ pub fn read(named: Option<&Path>) -> Result<Settings, SettingsError> {
         Err(e) if named.is_none() && e.kind() == std::io::ErrorKind::NotFound => return Ok(Settings::default()),
         Err(source) => return Err(SettingsError::Read { file, source }),
     };
-    toml::from_str(&text).map_err(|source| SettingsError::Parse { file, source })
+    understand(&file, &text)
+}
+
+fn understand(file: &str, text: &str) -> Result<Settings, SettingsError> {
+    let mut settings: Settings =
+        toml::from_str(text).map_err(|source| SettingsError::Parse { file: file.to_owned(), source })?;
+    let line = |at: usize| text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count() + 1;
+    settings.rules = file::rules(&settings.share, &settings.rule, &line).map_err(|w| SettingsError::Rule {
+        file: file.to_owned(),
+        line: line(w.at),
+        what: w.what,
+    })?;
+    Ok(settings)
 }
 
 impl Balance {
@@ -138,5 +193,50 @@ mod tests {
         }
         let e = read(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string();
         assert!(e.contains("/nonexistent/file"), "{e}");
+    }
+
+    fn rules(text: &str) -> Result<Rules, String> {
+        understand("f", text).map(|s| s.rules).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn rules_are_read_in_order() {
+        use crate::policy::rules::{Action, Member};
+        let r = rules(
+            "share = [[\"root\", 33], [\"unit:nginx\", \"cgroup:/sys/fs/cgroup/a/\"]]\n\
+             [[rule]]\naction = \"deny\"\nclient_user = \"root\"\nport = \"80-90\"\n\
+             [[rule]]\naction = \"allow\"\naddress = \"127.0.0.0/8\"\nserver_exe = \"/bin/x\"\n",
+        )
+        .unwrap();
+        let unit = Member::Unit("nginx.service".into());
+        assert_eq!(r.share, [vec![Member::User(0), Member::User(33)], vec![unit, Member::Cgroup("/a".into())]]);
+        assert_eq!(r.rules[0].action, Action::Deny);
+        assert_eq!((r.rules[0].client.uid, r.rules[0].ports, r.rules[0].line), (Some(0), Some((80, 90)), 2));
+        assert_eq!(r.rules[1].network.map(|n| n.bits), Some(104));
+    }
+
+    #[test]
+    fn bad_rules_are_told_with_their_line() {
+        let rule = |more: &str| format!("\n[[rule]]\naction = \"deny\"\n{more}\n");
+        for (text, why) in [
+            (rule("client_user = \"no-such-user\""), "f:4: unknown user 'no-such-user'"),
+            (rule("server_group = \"no-such-group\""), "f:4: unknown group"),
+            (rule("address = \"10.0.0.0/33\""), "f:4: address '10.0.0.0/33'"),
+            (rule("address = \"10.0.0.1/8\""), "f:4: address '10.0.0.1/8': has bits"),
+            (rule("address = \"localhost\""), "f:4: address 'localhost'"),
+            (rule("port = 65536"), "f:4: a port"),
+            (rule("port = \"9-8\""), "f:4: a port"),
+            (rule("client_exe = \"nginx\""), "f:4: 'nginx' is not an absolute path"),
+            (rule("prt = 1"), "prt"),
+            ("[[rule]]\naction = \"drop\"".into(), "f:2: action 'drop'"),
+            ("[[rule]]\nport = 1".into(), "action"),
+            ("share = [[\"root\"]]".into(), "f:1: share: one line names at least two"),
+            ("share = [\n[\"root\", 0]]".into(), "f:2: share: 0 is named twice"),
+            ("share = [[\"root\", \"nosuch\"]]".into(), "unknown user 'nosuch'"),
+            (rule("") + &rule("port = 1"), "f:6: this rule never matches: the one in line 2"),
+        ] {
+            let e = rules(&text).unwrap_err();
+            assert!(e.contains(why), "{text}: {e}");
+        }
     }
 }

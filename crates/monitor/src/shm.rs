@@ -47,6 +47,11 @@ impl Mapping {
     /// Maps `len` bytes of `fd`, which must be sealed against shrinking below
     /// that.
     pub fn new(fd: impl AsFd, len: usize) -> io::Result<Mapping> {
+        Mapping::part(fd, 0, len)
+    }
+
+    /// The same for `len` bytes from `at`, a multiple of the page size.
+    pub fn part(fd: impl AsFd, at: usize, len: usize) -> io::Result<Mapping> {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases
         // no memory of this program.
         let ptr = unsafe {
@@ -56,11 +61,16 @@ impl Mapping {
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 fd,
-                0,
+                at as u64,
             )?
         };
         let ptr = NonNull::new(ptr.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Mapping { ptr, len })
+    }
+
+    /// Where it begins, for code that does its own checks; `len` bytes, as long as `self`.
+    pub fn start(&self) -> *mut u8 {
+        self.ptr.as_ptr()
     }
 
     /// The `T` at byte `off`.

@@ -18,6 +18,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const TCP_LISTEN: u32 = 10;
+/// Bound and nothing else; since Linux 6.8. Answered as TCP_CLOSE.
+const TCP_BOUND_INACTIVE: u32 = 13;
+const TCP_CLOSE: u32 = 7;
 const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
 const NLMSG_DONE: u16 = libc::NLMSG_DONE as u16;
 
@@ -132,7 +135,7 @@ impl SockDiag {
             bound[..4].copy_from_slice(&addr.ip[12..]);
         }
         let mut found = Vec::new();
-        self.each(i32::from(addr.family), addr.port, [0; 16], libc::NLM_F_DUMP as u16, |answer| {
+        self.each(TCP_LISTEN, i32::from(addr.family), addr.port, [0; 16], libc::NLM_F_DUMP as u16, |answer| {
             if answer.id.src == bound {
                 found.push(cookie(&answer.id));
             }
@@ -144,13 +147,24 @@ impl SockDiag {
     /// Whether a socket with the cookie is among the answers; `None`: no
     /// usable answer.
     fn ask(&mut self, family: i32, info: &Listening, ip: [u8; 16], flags: u16) -> Option<bool> {
-        self.each(family, info.addr.port, ip, flags, |answer| cookie(&answer.id) == info.cookie)
+        self.each(TCP_LISTEN, family, info.addr.port, ip, flags, |answer| cookie(&answer.id) == info.cookie)
     }
 
-    /// Shows the listening sockets that are answered to `is_it` until it says yes.
+    /// Whether exactly this socket, of any kind of address, is bound to that port and nothing else.
+    pub fn has_bound(&mut self, socket: u64, port: u16) -> bool {
+        [libc::AF_INET, libc::AF_INET6].into_iter().any(|family| {
+            let dump = libc::NLM_F_DUMP as u16;
+            self.each(TCP_BOUND_INACTIVE, family, port, [0; 16], dump, |a| {
+                cookie(&a.id) == socket && u16::from_be_bytes(a.id.sport) == port
+            }) == Some(true)
+        })
+    }
+
+    /// Shows the sockets in a state that are answered to `is_it` until it says yes.
     /// Whether it did; `None`: no usable answer.
     fn each(
         &mut self,
+        state: u32,
         family: i32,
         port: u16,
         ip: [u8; 16],
@@ -158,6 +172,7 @@ impl SockDiag {
         mut is_it: impl FnMut(&Answer) -> bool,
     ) -> Option<bool> {
         self.seq = self.seq.wrapping_add(1);
+        let answered = if state == TCP_BOUND_INACTIVE { TCP_CLOSE } else { state };
         let request = Request {
             head: Head {
                 len: size_of::<Request>() as u32,
@@ -170,7 +185,7 @@ impl SockDiag {
             protocol: libc::IPPROTO_TCP as u8,
             ext: 0,
             pad: 0,
-            states: 1 << TCP_LISTEN,
+            states: 1 << state,
             id: SockId {
                 sport: port.to_be_bytes(),
                 dport: [0; 2],
@@ -202,7 +217,7 @@ impl SockDiag {
                     NLMSG_ERROR => return (errno_of(body) == libc::ENOENT).then_some(false),
                     _ => {
                         let found = Answer::read_from_prefix(body)
-                            .is_ok_and(|(a, _)| u32::from(a.state) == TCP_LISTEN && is_it(&a));
+                            .is_ok_and(|(a, _)| u32::from(a.state) == answered && is_it(&a));
                         if found || flags == 0 {
                             return Some(found);
                         }

@@ -1,25 +1,33 @@
 //! Connections that go over from shared memory to kernel TCP: both ends of the
 //! kernel connection, until every process that needs one has taken its copy.
+//!
+//! The monitor makes the ends ([`crate::maker`]) and hands each side its own, nobody the other's: a
+//! socket that was bound explicitly keeps its port when it is disconnected, so a client that holds
+//! the server's end could take over the server's port. What the requester has to do at the other end
+//! (send what it has not read yet, end a direction) the monitor does for it. See ADR 33.
 
 use crate::address::{destination, is_loopback, is_v4};
 use crate::channels::Channel;
 use crate::descriptor::{self, Attached};
+use crate::maker::{self, End, Order};
 use crate::requests::{reply, Answer};
 use crate::{ChannelId, ConnId, Monitor};
-use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
+use fsocket_abi::arena::Half;
+use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER, SLOTS};
+use fsocket_proto::switch::act;
 use fsocket_proto::{switch, Msg};
+use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown};
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::rc::Rc;
 
-/// Bytes that a kernel end takes before anybody reads: a whole ring, and what
-/// the kernel needs to keep them.
-const BUFFER: i32 = 3 << 20;
-/// Segment size on the loopback interface, for either IP version.
-const MSS: u32 = 65_464;
+/// Bytes moved per step.
+const STEP: usize = 16 * 1024;
 
 #[derive(Default)]
 struct Ends {
@@ -30,28 +38,48 @@ struct Ends {
 
 /// The connections of one channel that have been switched, by slot.
 #[derive(Default)]
-pub struct Switched(HashMap<usize, Ends>);
+pub struct Switched {
+    ends: HashMap<usize, Ends>,
+    /// Client's ends that are being connected to the listener, with their slots' generations.
+    dialling: HashMap<usize, (u32, OwnedFd)>,
+    /// The monitor has found that it cannot make sockets where this channel is.
+    elsewhere: bool,
+}
 
 impl Switched {
     /// Is there an end that somebody may still come for?
     pub fn is_waiting(&self) -> bool {
-        self.0.values().any(|ends| ends.ready)
+        self.ends.values().any(|ends| ends.ready)
     }
 
     /// One side needs its end no more; `reset`: it closes with a reset, if nobody
     /// else has that end.
     pub fn release(&mut self, slot: usize, side: usize, generation: u32, reset: bool) {
-        if let Some(ends) = self.0.get_mut(&slot).filter(|e| e.generation == generation) {
+        if side == CLIENT && self.dialling.get(&slot).is_some_and(|(of, _)| *of == generation) {
+            self.dialling.remove(&slot);
+        }
+        if let Some(ends) = self.ends.get_mut(&slot).filter(|e| e.generation == generation) {
             let end = ends.end[side & 1].take();
             if let Some(end) = end.filter(|_| reset && ends.ready) {
-                let linger: [i32; 2] = [1, 0];
-                let _ = set(end.as_fd(), libc::SOL_SOCKET, libc::SO_LINGER, &linger.map(i32::to_ne_bytes).concat());
+                reset_on_close(end.as_fd());
             }
             // Half-made by a requester that died, or done with.
             if !ends.ready || ends.end.iter().all(Option::is_none) {
-                self.0.remove(&slot);
+                self.ends.remove(&slot);
             }
         }
+    }
+
+    fn of(&self, named: &Named) -> Option<&Ends> {
+        self.ends.get(&named.slot).filter(|e| e.generation == named.generation)
+    }
+
+    fn end(&self, named: &Named, side: usize) -> Option<Rc<OwnedFd>> {
+        self.of(named).filter(|e| e.ready)?.end[side & 1].clone()
+    }
+
+    fn keep(&mut self, named: &Named, end: [Option<OwnedFd>; 2], ready: bool) {
+        self.ends.insert(named.slot, Ends { generation: named.generation, end: end.map(|e| e.map(Rc::new)), ready });
     }
 }
 
@@ -89,87 +117,140 @@ impl Monitor {
         Ok(ch)
     }
 
+    /// The channel, if the requester is on the side of it that the message names.
+    fn own_side(&self, id: ConnId, named: &Named) -> Result<&Channel, Errno> {
+        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
+        let ch = self.channels.get(named.channel).ok_or(Errno::NOENT)?;
+        if !ch.is_party(named.side, family) {
+            return Err(Errno::NOENT);
+        }
+        Ok(ch)
+    }
+
     pub fn switch(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let named = Named::parse(msg)?;
-        let fd = fd.ok_or(Errno::BADF)?;
-        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
-        let ch = self.party(id, named.channel)?;
+        let ch = self.own_side(id, &named)?;
         let slot = ch.mem.slot(named.slot);
         let in_use = slot.state.load(Ordering::Acquire) != slot_state::FREE
             && slot.generation.load(Ordering::Relaxed) == named.generation;
-        if !ch.is_party(named.side, family) || !in_use {
+        if !in_use {
             return Err(Errno::NOENT);
         }
-        let connected = matches!(msg.arg2, switch::OWN_READY | switch::OTHER_READY);
-        descriptor::tcp(fd.as_fd(), connected)?;
         let mut all = ch.switched.borrow_mut();
-        let other = 1 - named.side;
         match msg.arg2 {
-            switch::OWN | switch::OWN_READY | switch::ALONE => {
-                if all.0.get(&named.slot).is_some_and(|e| e.generation == named.generation) {
+            switch::MAKE => {
+                if all.of(&named).is_some() {
                     return Err(Errno::ALREADY);
                 }
-                let ready = msg.arg2 == switch::ALONE;
-                let mut ends = Ends { generation: named.generation, ready, ..Ends::default() };
-                ends.end[named.side] = Some(Rc::new(fd.keep()));
-                all.0.insert(named.slot, ends);
-                let family = if other == CLIENT { slot.family.load(Ordering::Relaxed) } else { ch.addr.family };
-                Ok((Msg { arg0: u64::from(family), ..reply(msg) }, None))
-            }
-            switch::OTHER | switch::OTHER_READY => {
-                let ends = all.0.get_mut(&named.slot).filter(|e| e.generation == named.generation && !e.ready);
-                let ends = ends.ok_or(Errno::INVAL)?;
-                ends.end[other] = Some(Rc::new(fd.keep()));
-                let made = match &ends.end {
-                    [Some(c), Some(s)] if !connected => self.connect_ends(ch, named.slot, c.as_fd(), s.as_fd()),
-                    [Some(_), Some(_)] => Ok(()),
-                    _ => Err(Errno::INVAL),
-                };
-                match made {
-                    Ok(()) => ends.ready = true,
-                    Err(e) => {
-                        tracing::info!(error = %e, "a switched connection gets other port numbers");
-                        all.0.remove(&named.slot);
-                        // Whatever the reason, an ordinary connection will do.
-                        return Err(Errno::PERM);
-                    }
-                }
+                let place = self.place_of(ch, fd.as_ref()).inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
+                let order = self.order(ch, &named);
+                let made = maker::connection(&order, place.as_ref().map(AsFd::as_fd));
+                let ends = made.inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
+                all.keep(&named, ends.map(Some), true);
                 tracing::debug!(channel = named.channel, slot = named.slot, "switched to the kernel");
+                Ok((reply(msg), all.end(&named, named.side)))
+            }
+            switch::ACT => {
+                let end = all.end(&named, 1 - named.side).ok_or(Errno::NOENT)?;
+                act(ch, &named, end.as_fd(), (msg.arg1 >> 32) as u32)?;
+                Ok((reply(msg), None))
+            }
+            switch::ALONE => {
+                let fd = fd.ok_or(Errno::BADF)?;
+                descriptor::tcp(fd.as_fd(), false)?;
+                if all.of(&named).is_some() {
+                    return Err(Errno::ALREADY);
+                }
+                let mut end = [None, None];
+                end[named.side] = Some(fd.keep());
+                all.keep(&named, end, true);
+                Ok((reply(msg), None))
+            }
+            switch::OWN_READY | switch::OTHER_READY => {
+                // The other side gets a socket of the requester's making, whose mode both can change:
+                // only where there is no other way.
+                if !all.elsewhere {
+                    return Err(Errno::PERM);
+                }
+                let fd = fd.ok_or(Errno::BADF)?;
+                descriptor::tcp(fd.as_fd(), true)?;
+                if descriptor::netns_cookie(fd.as_fd())? != ch.netns {
+                    return Err(Errno::INVAL);
+                }
+                all.ready_made(&named, msg.arg2 == switch::OWN_READY, fd)?;
+                Ok((reply(msg), None))
+            }
+            switch::DIAL if named.side == SERVER => {
+                self.dial(ch, &named, &mut all, fd.as_ref())?;
                 Ok((reply(msg), None))
             }
             _ => Err(Errno::INVAL),
         }
     }
 
-    /// Connects two sockets with each other under the addresses of the
-    /// connection in `slot`. What the client wrote there decides only which of
-    /// this host's own addresses it is.
-    fn connect_ends(&self, ch: &Channel, slot: usize, c: BorrowedFd<'_>, s: BorrowedFd<'_>) -> Result<(), Errno> {
-        let control = ch.mem.slot(slot);
+    /// The network namespace of a channel; None: the monitor's own.
+    fn place_of(&self, ch: &Channel, shown: Option<&Attached>) -> Result<Option<OwnedFd>, Errno> {
+        if ch.netns == self.netns {
+            return Ok(None);
+        }
+        maker::namespace_of(shown.ok_or(Errno::BADF)?.as_fd(), ch.netns).map(Some)
+    }
+
+    /// The connection in a slot. What the two sides can write there decides only which of this host's
+    /// own addresses it has, and none of it is believed that gives a right: the client's port is one
+    /// that was leased to it.
+    fn order(&self, ch: &Channel, named: &Named) -> Order {
+        let control = ch.mem.slot(named.slot);
         let claimed = destination(std::array::from_fn(|i| control.dst[i].load(Ordering::Relaxed)));
         let any = ch.addr.ip == crate::address::V4_ANY || ch.addr.ip == crate::address::V6_ANY;
         let dst = if any { claimed } else { ch.addr.ip };
         let port = control.client_port.load(Ordering::Relaxed);
-        if !(is_loopback(&dst) || self.locals.contains(&dst)) || port < 1024 {
-            return Err(Errno::INVAL);
-        }
+        let here = is_loopback(&dst) || (ch.netns == self.netns && self.locals.contains(&dst));
         let src = if is_v4(&dst) && is_loopback(&dst) { Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets() } else { dst };
-        let (client, server) = ((src, port), (dst, ch.addr.port));
-        let seq = [random(), random()];
-        half_open(c, client, server, seq[0], seq[1])?;
-        half_open(s, server, client, seq[1], seq[0])?;
-        for fd in [c, s] {
-            set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER.to_ne_bytes())?;
-            set(fd, libc::IPPROTO_TCP, TCP_REPAIR, &0i32.to_ne_bytes())?;
+        let v6 = |family: u16| i32::from(family) == libc::AF_INET6;
+        Order {
+            client: End { v6: v6(control.family.load(Ordering::Relaxed)), ip: src, port, uid: ch.client_uid },
+            server: End { v6: v6(ch.addr.family), ip: dst, port: ch.addr.port, uid: ch.server_uid },
+            named: here && port >= 1024 && self.registry.owner(port) == ch.id,
+            holder: ch.bound.get(&port).copied(),
         }
-        Ok(())
+    }
+
+    fn dial(&self, ch: &Channel, named: &Named, all: &mut Switched, fd: Option<&Attached>) -> Result<(), Errno> {
+        if all.of(named).is_some() {
+            return Err(Errno::ALREADY);
+        }
+        let started = all.dialling.get(&named.slot).is_some_and(|(generation, _)| *generation == named.generation);
+        if !started {
+            // Whoever listens there otherwise is not whom the client meant.
+            if ch.listener_gone {
+                return Err(Errno::NOENT);
+            }
+            let place = self.place_of(ch, fd).inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
+            let begun = maker::dial(&self.order(ch, named), place.as_ref().map(AsFd::as_fd))
+                .inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
+            all.dialling.insert(named.slot, (named.generation, begun));
+        }
+        let (_, fd) = all.dialling.get(&named.slot).ok_or(Errno::NOENT)?;
+        match maker::dialled(fd.as_fd()) {
+            Ok(false) => Err(Errno::INPROGRESS),
+            Ok(true) => {
+                let (_, fd) = all.dialling.remove(&named.slot).ok_or(Errno::NOENT)?;
+                all.keep(named, [Some(fd), None], true);
+                Ok(())
+            }
+            Err(e) => {
+                all.dialling.remove(&named.slot);
+                Err(e)
+            }
+        }
     }
 
     pub fn claim(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let named = Named::parse(msg)?;
-        let ch = self.party(id, named.channel)?;
+        let ch = self.own_side(id, &named)?;
         let all = ch.switched.borrow();
-        let ends = all.0.get(&named.slot).filter(|e| e.generation == named.generation).ok_or(Errno::NOENT)?;
+        let ends = all.of(&named).ok_or(Errno::NOENT)?;
         if !ends.ready {
             return Err(Errno::AGAIN);
         }
@@ -187,64 +268,94 @@ impl Monitor {
     }
 }
 
-// linux/tcp.h; tcp(7) says nothing of them, CRIU's documentation does.
-const TCP_REPAIR: i32 = 19;
-const TCP_REPAIR_QUEUE: i32 = 20;
-const TCP_QUEUE_SEQ: i32 = 21;
-const TCP_REPAIR_OPTIONS: i32 = 22;
-const RECV_QUEUE: i32 = 1;
-const SEND_QUEUE: i32 = 2;
-const OPT_MSS: u32 = 2;
-const OPT_WINDOW: u32 = 3;
-const OPT_SACK: u32 = 4;
-/// With timestamps the pair of ports can be used again a second after its last
-/// connection (net.ipv4.tcp_tw_reuse), without them after a minute.
-const OPT_TIMESTAMP: u32 = 8;
-
-/// One end of an established connection, without a handshake: sequence numbers
-/// are those that the other end is given the other way round.
-fn half_open(
-    fd: BorrowedFd<'_>,
-    local: ([u8; 16], u16),
-    peer: ([u8; 16], u16),
-    send_seq: u32,
-    recv_seq: u32,
-) -> Result<(), Errno> {
-    let v4 = rustix::net::sockopt::socket_domain(fd)? == rustix::net::AddressFamily::INET;
-    let addr = |(ip, port): ([u8; 16], u16)| {
-        let ip = std::net::Ipv6Addr::from(ip);
-        match ip.to_ipv4_mapped().filter(|_| v4) {
-            Some(ip) => SocketAddr::from((ip, port)),
-            None => SocketAddr::from((ip, port)),
+impl Switched {
+    /// An end that the requester has made, in two steps.
+    fn ready_made(&mut self, named: &Named, own: bool, fd: Attached) -> Result<(), Errno> {
+        let side = if own { named.side } else { 1 - named.side };
+        if own {
+            if self.of(named).is_some() {
+                return Err(Errno::ALREADY);
+            }
+            let mut end = [None, None];
+            end[side] = Some(fd.keep());
+            self.keep(named, end, false);
+            return Ok(());
         }
-    };
-    let tcp = |name, value: &[u8]| set(fd, libc::IPPROTO_TCP, name, value);
-    tcp(TCP_REPAIR, &1i32.to_ne_bytes())?;
-    if !v4 {
-        let _ = set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0i32.to_ne_bytes());
+        let ends = self.ends.get_mut(&named.slot).filter(|e| e.generation == named.generation && !e.ready);
+        let ends = ends.filter(|e| e.end[1 - side].is_some()).ok_or(Errno::INVAL)?;
+        ends.end[side] = Some(Rc::new(fd.keep()));
+        ends.ready = true;
+        Ok(())
     }
-    rustix::net::bind(fd, &addr(local))?;
-    for (queue, seq) in [(SEND_QUEUE, send_seq), (RECV_QUEUE, recv_seq)] {
-        tcp(TCP_REPAIR_QUEUE, &queue.to_ne_bytes())?;
-        tcp(TCP_QUEUE_SEQ, &seq.to_ne_bytes())?;
-    }
-    rustix::net::connect(fd, &addr(peer))?;
-    let options = [OPT_MSS, MSS, OPT_WINDOW, 7 << 16 | 7, OPT_SACK, 0, OPT_TIMESTAMP, 0];
-    tcp(TCP_REPAIR_OPTIONS, &options.map(u32::to_ne_bytes).concat())
 }
 
-fn random() -> u32 {
-    let mut seq = [0u8; 4];
-    let _ = rustix::rand::getrandom(&mut seq, rustix::rand::GetRandomFlags::empty());
-    u32::from_ne_bytes(seq)
-}
-
-fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
-    // SAFETY: pointer and length are those of `value`.
-    let rc =
-        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t) };
-    if rc != 0 {
-        return Err(std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error));
+/// At the other side's end, in that side's name. None of it blocks.
+fn act(ch: &Channel, named: &Named, end: BorrowedFd<'_>, what: u32) -> Result<(), Errno> {
+    if what & act::POUR != 0 {
+        pour(ch, named, end)?;
+    }
+    if what & act::FIN != 0 {
+        let _ = rustix::net::shutdown(end, Shutdown::Write);
+    }
+    if what & act::RESET != 0 {
+        reset_on_close(end);
+    }
+    if what & act::DEAF != 0 {
+        let _ = rustix::net::shutdown(end, Shutdown::Both);
+    }
+    if what & act::SPEAK != 0 {
+        let mut fds = [PollFd::new(&end, PollFlags::empty())];
+        if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0) {
+            let _ = rustix::net::send(end, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
     }
     Ok(())
+}
+
+/// Sends what `named.side` has not read. What does not fit stays for the other side to send again.
+/// Everything in the ring and beside it is written by others: read once and checked.
+fn pour(ch: &Channel, named: &Named, end: BorrowedFd<'_>) -> Result<(), Errno> {
+    let from = 1 - named.side;
+    let mem = ch.mem.ring(named.slot, from).map_err(|_| Errno::NOMEM)?;
+    let control = ch.mem.slot(named.slot);
+    let (dir, at) = (&control.dir[from], &control.moved[from]);
+    // SAFETY: a Half is atomics only; zero is valid.
+    let h: Half = unsafe { std::mem::zeroed() };
+    let head = dir.cons.head.load(Ordering::Acquire);
+    let (base, limit) = (at.base.load(Ordering::Acquire), at.limit.load(Ordering::Acquire));
+    let off = head.wrapping_sub(base) & (RING_CAP as u64 - 1);
+    if base > head || limit > RING_CAP as u64 - off {
+        return Err(Errno::INVAL);
+    }
+    h.pos.store(head, Ordering::Relaxed);
+    h.base.store(base, Ordering::Relaxed);
+    h.limit.store(limit, Ordering::Relaxed);
+    // SAFETY: `mem` is RING_CAP bytes, page-aligned, and lives as long as `r` is used.
+    let r = unsafe { Mapped::new(mem.start()) };
+    let mut buf = [0u8; STEP];
+    // A peer that goes on writing must not keep us here: no more than a ring full.
+    for _ in 0..RING_CAP / STEP * 2 {
+        // SAFETY: `buf` has STEP bytes; nobody else has `h`.
+        let n = match unsafe { ring::recv(r, dir, &h, buf.as_mut_ptr(), STEP, true) } {
+            Ok(n @ 1..) => n,
+            _ => break,
+        };
+        match rustix::net::send(end, &buf[..n], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(k) => {
+                // SAFETY: nothing is written.
+                let _ = unsafe { ring::recv(r, dir, &h, std::ptr::null_mut(), k, false) };
+            }
+            Err(Errno::INTR) => {}
+            // Gone, or full.
+            Err(_) => break,
+        }
+    }
+    at.base.store(h.base.load(Ordering::Relaxed), Ordering::Relaxed);
+    at.limit.store(h.limit.load(Ordering::Relaxed), Ordering::Release);
+    Ok(())
+}
+
+fn reset_on_close(end: BorrowedFd<'_>) {
+    let linger: [i32; 2] = [1, 0];
+    let _ = maker::set(end, libc::SOL_SOCKET, libc::SO_LINGER, &linger.map(i32::to_ne_bytes).concat());
 }

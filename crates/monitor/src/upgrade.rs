@@ -5,6 +5,7 @@
 
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
+use crate::policy::rules::Destination;
 use crate::requests::{reply, Answer};
 use crate::{ChannelId, ConnId, Monitor};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
@@ -89,6 +90,10 @@ impl Monitor {
         if !ch.is_party(CLIENT, family) || msg.arg0 >= SLOTS as u64 {
             return Err(Errno::INVAL);
         }
+        if netns != ch.netns {
+            // If it goes back to the kernel its sockets are made where the channel is.
+            return Err(Errno::XDEV);
+        }
         let there = (netns, peer, own);
         let &(other, name) = self.offers.by_end.get(&there).ok_or(Errno::NOENT)?;
         if other == id {
@@ -99,6 +104,13 @@ impl Monitor {
         if !ch.is_party(SERVER, other_family) {
             return Err(Errno::NOENT);
         }
+        // It may be another of the family than those that were asked about for the channel.
+        let ip = match peer.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        self.may_pair(self.known_as(id)?, other, &Destination { ip, port: peer.port(), netns: None })
+            .map_err(|_| Errno::XDEV)?;
         let out = Msg {
             id: msg.id,
             arg0: ch.listener,

@@ -8,7 +8,6 @@ use fsocket_abi::arena::{self, flag, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
 use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
-use rustix::fd::AsFd;
 use rustix::thread::futex;
 
 /// Closes `side` of a connection: its status bits are set and the other side
@@ -126,35 +125,20 @@ fn wake_futex(want: &Want) {
     let _ = futex::wake(&want.seq, futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Rings if the waiter sleeps. Only bells of that side's own families: the key
+/// Wakes the waiter if it sleeps. Only a process of that side's own families: the key
 /// in shared memory may be anything.
 fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
     let waiter = ch.mem.waiter(side, w);
     // `ready` and `summary` before `sleeping`; the sleeper stores `sleeping`,
     // runs a heavy fence and looks at `summary`.
     fence(Ordering::SeqCst);
-    if waiter.sleeping.swap(0, Ordering::AcqRel) == 0 {
-        return;
-    }
-    let key = waiter.bell.load(Ordering::Relaxed);
-    if let Some(bell) = clients.bell(key, |family| ch.is_party(side, family)) {
-        ring_bell(bell.as_fd());
+    if waiter.sleeping.swap(0, Ordering::AcqRel) != 0 {
+        let how = [u64::from(ch.id), fsocket_proto::waiter::pack(side, w), 0];
+        clients.wake(waiter.bell.load(Ordering::Relaxed), |family| ch.is_party(side, family), how);
     }
 }
 
-pub fn ring_bell(bell: rustix::fd::BorrowedFd<'_>) {
-    use rustix::event::{poll, PollFd, PollFlags, Timespec};
-    let mut poll_fd = [PollFd::new(&bell, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A full counter rings already. Should it fill up just now, the watchdog
-    // ends the write.
-    if poll(&mut poll_fd, Some(&now)).is_ok_and(|n| n == 1) && poll_fd[0].revents().contains(PollFlags::OUT) {
-        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-    }
-}
-
-/// Frees the waiters of a process that is gone, unless a relative lives who has
-/// the same bell.
+/// Frees the waiters of a process that is gone.
 pub fn free_waiters(ch: &Channel, side: usize, is_dead: impl Fn(u64) -> bool) {
     for w in ch.mem.touched_waiters(side) {
         let waiter = ch.mem.waiter(side, w);

@@ -12,14 +12,16 @@ mod own;
 use crate::arenas::{add, ZoneTotals};
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
+use crate::maker;
 use crate::requests::{reply, Answer};
+use crate::sockdiag::SockDiag;
 use crate::{ConnId, FamilyId, Monitor};
 use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_bpf::select::{Select, GLOBAL, PLACES};
 use fsocket_proto::{kind, report, Msg};
 use fsocket_zones::door::{self, Closer};
 use fsocket_zones::listener::{self, reuse_port, Shape};
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +31,8 @@ use std::time::{Duration, Instant};
 /// Groups at most, and of one user.
 const GROUPS: usize = 1024;
 const GROUPS_PER_UID: usize = 64;
+/// Copies of listeners that are remembered.
+const CLONES: usize = 1 << 16;
 /// When a socket was closed: everybody is told to look at once, and again when
 /// the kernel has surely finished moving its queue.
 const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(200)];
@@ -110,6 +114,8 @@ pub struct Zones {
     ended: BTreeMap<u32, ZoneTotals>,
     /// When queues are measured next.
     balance_next: Option<Instant>,
+    /// Cookies of sockets made for processes of another user than the listener's.
+    cloned: BTreeSet<u64>,
 }
 
 fn errno(e: fsocket_zones::Errno) -> Errno {
@@ -338,24 +344,36 @@ impl Monitor {
     }
 
     /// [`kind::CLONE`].
-    pub(crate) fn clone_listener(&mut self, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub(crate) fn clone_listener(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         listening(&fd)?;
-        let elsewhere = descriptor::netns_cookie(fd.as_fd())? != self.netns;
+        let owner = rustix::fs::fstat(fd.as_fd())?.st_uid;
+        let uid = self.clients.get(id).ok_or(Errno::BADF)?.uid;
+        let stranger = uid != 0 && uid != owner;
+        let netns = descriptor::netns_cookie(fd.as_fd())?;
         let guard = match msg.arg0 {
             0 => false,
             1 => true,
             _ => return Err(Errno::INVAL),
         };
-        // In a thread, which alone changes its user and network namespace.
-        let made = std::thread::scope(|s| {
-            std::thread::Builder::new()
-                .name("clone".into())
-                .spawn_scoped(s, || clone_as_owner(&fd, elsewhere, guard))
-                .map_err(|_| Errno::AGAIN)?
-                .join()
-                .map_err(|_| Errno::IO)?
-        })?;
+        let place = match netns == self.netns {
+            true => None,
+            false => Some(maker::namespace_of(fd.as_fd(), netns).map_err(|_| Errno::PERM)?),
+        };
+        let ours = &self.zones.cloned;
+        let made = maker::apart(place.as_ref().map(AsFd::as_fd), || {
+            if stranger && !is_alone(&fd, |cookie| ours.contains(&cookie))? {
+                return Err(Errno::PERM);
+            }
+            clone_as_owner(&fd, guard)
+        });
+        let made = made.map_err(|e| if e == Errno::XDEV { Errno::PERM } else { e })?;
+        if stranger {
+            if self.zones.cloned.len() >= CLONES {
+                self.zones.cloned.clear();
+            }
+            self.zones.cloned.insert(sockopt::socket_cookie(&made)?);
+        }
         Ok((reply(msg), Some(Rc::new(made))))
     }
 
@@ -462,33 +480,20 @@ fn read_possible_cpus() -> usize {
     last.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n + 1)
 }
 
-/// Makes a socket for the user that `global` belongs to, where it is.
-fn clone_as_owner(global: &Attached, elsewhere: bool, guard: bool) -> Result<OwnedFd, Errno> {
-    const SIOCGSKNS: libc::Ioctl = 0x894C;
+/// Whether no other socket listens at the address, but for those that are `ours`. Among several of
+/// one user the kernel shares connections by their number: somebody who was handed one of them has a
+/// share, and must not make it larger. In [`maker::apart`].
+fn is_alone(global: &Attached, ours: impl Fn(u64) -> bool) -> Result<bool, Errno> {
+    let info = descriptor::listening(global.as_fd())?;
+    let there = SockDiag::new().and_then(|mut d| d.listeners(&info.addr)).ok_or(Errno::PERM)?;
+    Ok(there.into_iter().all(|cookie| cookie == info.cookie || ours(cookie)))
+}
+
+/// Makes a socket for the user that `global` belongs to. In [`maker::apart`].
+fn clone_as_owner(global: &Attached, guard: bool) -> Result<OwnedFd, Errno> {
     let fd = global.as_fd().as_raw_fd();
-    let owner = rustix::fs::fstat(global.as_fd())?.st_uid;
-    if elsewhere {
-        // SAFETY: returns a new descriptor, or fails.
-        let ns = unsafe { libc::ioctl(fd, SIOCGSKNS) };
-        if ns < 0 {
-            return Err(Errno::PERM);
-        }
-        // SAFETY: it is ours alone.
-        let ns = unsafe { OwnedFd::from_raw_fd(ns) };
-        // SAFETY: no memory is involved; this thread ends after this function.
-        if unsafe { libc::setns(ns.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
-            return Err(Errno::PERM);
-        }
-    }
     // The group shares an address only if one user owns all of it.
-    // SAFETY: no memory is involved; the raw calls change this thread alone.
-    let now = unsafe {
-        libc::syscall(libc::SYS_setfsuid, owner);
-        libc::syscall(libc::SYS_setfsuid, u32::MAX) as u32
-    };
-    if now != owner {
-        return Err(Errno::PERM);
-    }
+    maker::act_as(rustix::fs::fstat(global.as_fd())?.st_uid)?;
     let shape = Shape::of(fd).map_err(errno)?;
     let closer = Closer::new(&shape).map_err(errno)?;
     if guard {

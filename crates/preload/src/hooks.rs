@@ -5,6 +5,7 @@ mod io;
 mod points;
 mod process;
 mod readiness;
+mod rights;
 mod sockets;
 mod threads;
 mod uring;

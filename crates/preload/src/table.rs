@@ -77,6 +77,17 @@ hook_table! {
     process: "a fork that runs no handlers: ours run" fn _Fork() -> pid_t;
     process: "with memory of its own, the child is a fork" fn clone(f: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: *mut c_void, tls: *mut c_void, child_tid: *mut c_void) -> c_int;
     process: "everything becomes the kernel's before a filter of system calls is set" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
+    rights: "what the process shared with relatives that keep their rights becomes the kernel's, before it goes on with fewer" fn setuid(uid: uid_t) -> c_int;
+    rights: "as setuid" fn seteuid(uid: uid_t) -> c_int;
+    rights: "as setuid" fn setreuid(real: uid_t, effective: uid_t) -> c_int;
+    rights: "as setuid" fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int;
+    rights: "as setuid" fn setgid(gid: gid_t) -> c_int;
+    rights: "as setuid" fn setegid(gid: gid_t) -> c_int;
+    rights: "as setuid" fn setregid(real: gid_t, effective: gid_t) -> c_int;
+    rights: "as setuid" fn setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int;
+    rights: "as setuid" fn setgroups(n: size_t, groups: *const gid_t) -> c_int;
+    rights: "as setuid" fn initgroups(user: *const c_char, gid: gid_t) -> c_int;
+    rights: "as setuid" fn capset(header: *mut c_void, data: *const c_void) -> c_int;
     process: "shared memory off when the network namespace changes" fn unshare(flags: c_int) -> c_int;
     process: "shared memory off when the network namespace changes" fn setns(fd: c_int, kind: c_int) -> c_int;
     process: "a lower limit counts for the descriptors that we keep, too" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int;
@@ -139,6 +150,10 @@ limit_table! {
     Programs: "A process keeps an event descriptor for each thread that ever waited in `poll`, `select` or epoll \
      beside others, up to 255, and one for each of those of its peers that it had to ring."
         of poll, select, epoll_wait;
+    Programs: "A process that gives up rights for good takes the connections that it holds to the kernel, for relatives \
+     that share them, too (`path_switch`). Where workers of one listener have different users, capabilities or groups the kernel \
+     serves it (`fallback.option`)."
+        of setuid, setreuid, setresuid, setgid, setregid, setresgid, setgroups, initgroups, capset;
     Zones: "The first time that a process has no number left, an `accept` with nothing to accept may say \
      EAGAIN where the kernel says EMFILE."
         of accept, accept4;

@@ -23,10 +23,13 @@ pub mod steer;
 
 pub const VERSION: u16 = 1;
 
+/// How long an answer to [`kind::CONNECT`] may be used, seconds.
+pub const ROUTE_SECS: u64 = 5;
+
 /// Kinds of messages.
 pub mod kind {
     /// First message of a process. `id` nonce, `arg0` pid, `arg1` ABI version,
-    /// fd: none. *Sync*: answer `id` process number, fd: the registry
+    /// `arg2` its rights as a number, fd: none. *Sync*: answer `id` process number, fd: the registry
     /// (read-only memfd, [`crate::registry`]). Sent without waiting for the
     /// answer, which is read when first needed. A wrong ABI version is answered
     /// with `result` EPROTO.
@@ -70,41 +73,48 @@ pub mod kind {
     /// This process wants to accept on listener `id`. *Sync*. Before the answer
     /// come one [`CHANNEL_SRV`] for each channel that exists. Answer: `arg0`
     /// worker number w (queue 1 + w is its own), or `result` EAGAIN when there
-    /// are more than 64 workers (it then only steals). Later channels follow
+    /// are more than 64 workers (it then only steals), EOPNOTSUPP when those that
+    /// work for it have other rights (user, capabilities, groups): the kernel serves it. Later channels follow
     /// as they are made.
     pub const WORKER: u32 = 6;
     /// `addr` destination, fd: the socket to be connected (its network
-    /// namespace counts). `arg0`: number of a channel to the same listener that
+    /// namespace counts): TCP, unused, of a family that reaches it; or, after ENOKEY, that very
+    /// socket once the kernel has connected it. `arg0`: number of a channel to the same listener that
     /// is full, or 0. *Sync*: `id` channel, `arg0` listener, `arg1` size, fd
     /// memfd; or `result` ENOENT: no listener of ours, EMFILE/ENOMEM: out of
-    /// something. One process gets the same channel number back while it has it
+    /// something, EPERM: another user's, EACCES: the administrator or the kernel is against it,
+    /// ENOKEY: the kernel is to connect the socket first (its policy may be against it). What is
+    /// answered holds for [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. One process gets the same channel number back while it has it
     /// and does not call it full (without a descriptor attached: `arg2` = 1).
     /// A new channel comes with a first lease of ports, as by [`PORTS`]:
     /// `addr.port` is the first of 64 (0: all are out).
     pub const CONNECT: u32 = 7;
     /// *Sync*: lease of client ports, for the channel `id`: `arg0` first, `arg1` count (64).
-    /// `result` EAGAIN when all are out. Returned at the end of the channel, and of the process.
+    /// `result` EAGAIN when all are out. Returned at the end of the channel. With a bound TCP
+    /// socket as fd: its port is the channel's from now on (`arg1` 1); `result` EADDRINUSE:
+    /// another channel has it.
     pub const PORTS: u32 = 8;
-    /// A bell (eventfd, the attached fd) with key `id` (chosen by the library,
-    /// random). No answer.
-    pub const BELL: u32 = 9;
-    /// The bell with key `id` is gone. No answer.
-    pub const UNBELL: u32 = 10;
-    /// *Sync*: the descriptor of bell `id`, whose owner must be on the other
-    /// side of channel `arg0`. `result` ENOENT otherwise.
-    pub const GETBELL: u32 = 11;
-    /// Ring bell `id`, whose owner must be on the other side of channel `arg0`, or
-    /// a relative. No answer. For the first time a bell must be rung: cheaper than fetching
-    /// it for a connection that may be the only one.
+    /// The peers of this process have rung thread `id` (the bell's index) by way of the monitor for
+    /// some time; it asks for a pipe of its own with one of them. `arg0` channel, `arg1` the waiter
+    /// ([`super::waiter`]), `arg2` the process that rings ([`WOKEN`]). No answer but
+    /// [`WAKER_READ`], and that once only for the same pair.
+    pub const WAKER: u32 = 9;
+    /// The read end of [`WAKER_READ`] is watched. Same arguments. The process that rings gets its
+    /// end ([`WAKER_WRITE`]). No answer.
+    pub const WAKER_READY: u32 = 10;
+    /// Wake the thread with key `id` ([`fsocket_abi::channel::waker_key`]), which waits as waiter
+    /// `arg1` ([`super::waiter`]) of channel `arg0`. The requester is on either side of it. No
+    /// answer. The first times: cheaper than a pipe for a connection that may be the only one.
     pub const RING: u32 = 13;
     /// A connection goes over to kernel TCP. `id` channel, `arg0` slot in the low
     /// half and the requester's side in the high one, `arg1` generation of the
     /// slot; see [`switch`](crate::switch) for `arg2`. *Sync*: `result` EALREADY when the two
-    /// ends exist (the requester then takes them by CLAIM), EPERM when the
-    /// monitor may not make them (TCP_REPAIR), the attached socket is unused.
+    /// ends exist (the requester then takes its own by CLAIM), EXDEV when the
+    /// monitor cannot make sockets in the connection's network namespace.
     pub const SWITCH: u32 = 14;
-    /// *Sync*: one end of a connection that has been switched; `id` channel,
-    /// `arg0` slot and the *wanted* side, `arg1` generation. `result` ENOENT.
+    /// *Sync*: the requester's end of a connection that has been switched; `id` channel,
+    /// `arg0` slot and side, `arg1` generation. `result` ENOENT. Nobody is given the other
+    /// side's end.
     pub const CLAIM: u32 = 15;
     /// Nobody on the side given needs its end from the monitor any more: it
     /// closes it. Arguments as for CLAIM. *Sync*, or with `seq` 0: no answer.
@@ -178,6 +188,10 @@ pub mod kind {
     /// `arg0` 1: it goes on, for somebody without the library, and gets everything. *Sync*.
     pub const SHUT: u32 = 30;
 
+    /// The other side of channel `id` breaks the protocol: this process uses it no more. No answer.
+    /// All connections in the channel are reset, and for a while that other side gets no new one.
+    pub const BROKEN: u32 = 58;
+
     /// From the monitor: fd is the local listen socket at place `arg0` of group `id`,
     /// whose worker has zone `arg1`, to steal from.
     pub const PEER: u32 = 41;
@@ -208,28 +222,78 @@ pub mod kind {
     /// This process has looked after TAKE by `id`. No answer. The taker gets the same
     /// message.
     pub const TAKEN: u32 = 57;
+    /// The credentials of this process have changed. fd: its end of a new socket pair, made with
+    /// the new ones, which is its control socket from here on. It holds the same listeners,
+    /// and nothing else of what it had; HELLO follows on the new socket. No answer: a refusal is
+    /// the end of that.
+    pub const RENEW: u32 = 70;
+    /// From the monitor: a process with other rights wants to accept on listener `id`, and new
+    /// connections use the kernel. What waits in its queues is to be put into the kernel's.
+    pub const MIXED: u32 = 71;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;
+    /// From the monitor: wake the thread with bell `id`. `arg0`, `arg1` as in [`RING`], `arg2` the
+    /// process that asked; 0: the monitor itself.
+    pub const WOKEN: u32 = 35;
+    /// From the monitor, after [`WAKER`], same arguments: fd, the read end of a pipe (`O_NONBLOCK`)
+    /// that nobody else has.
+    pub const WAKER_READ: u32 = 36;
+    /// From the monitor, after the other side's [`WAKER_READY`]: `id` the key, `arg0`, `arg1` as in
+    /// [`RING`]; fd, the same pipe, opened anew to write. It can be read, too, so that the end of
+    /// the reader is no SIGPIPE.
+    pub const WAKER_WRITE: u32 = 37;
     /// From the monitor: the other side of channel `id` is gone and every
-    /// connection in it has been closed or reset; unmap when drained.
+    /// connection in it has been closed or reset; unmap when drained. `arg0` 1: it
+    /// broke the protocol ([`BROKEN`]).
     pub const CHANNEL_GONE: u32 = 33;
 }
 
-/// What is attached to a [`kind::SWITCH`], its `arg2`. The requester makes the
-/// sockets because they belong into its network namespace, and owns nothing by
-/// it: the monitor decides the addresses.
+/// What a [`kind::SWITCH`] asks for, its `arg2`. The monitor makes the sockets, and no process is
+/// ever given the other side's end: an explicitly bound socket keeps its port for whoever holds it.
 pub mod switch {
-    /// A fresh TCP socket for the requester's end. The answer's `arg0` is the
-    /// address family that the other end needs.
-    pub const OWN: u64 = 0;
-    /// A fresh TCP socket for the other end. Answered when both are connected.
-    pub const OTHER: u64 = 1;
-    /// After EPERM: the two ends of an ordinary connection.
+    /// Make both ends. fd: any TCP socket of the connection's network namespace, which says only
+    /// where that is. Answered with the requester's end.
+    pub const MAKE: u64 = 0;
+    /// Do something at the other side's end, in that side's name: see [`act`] for `arg1`'s high
+    /// half.
+    pub const ACT: u64 = 1;
+    /// After EXDEV: the two ends of an ordinary connection that the requester has made, its own and
+    /// the other one.
     pub const OWN_READY: u64 = 2;
     pub const OTHER_READY: u64 = 3;
     /// A fresh TCP socket in place of the requester's end, and none for the other.
     pub const ALONE: u64 = 4;
+    /// Nobody has accepted the connection: connect the client's end to the kernel's listener. From
+    /// the server's side. fd as for MAKE. `result` EINPROGRESS: ask again in a moment.
+    pub const DIAL: u64 = 5;
+
+    /// Bits of [`ACT`], done in this order.
+    pub mod act {
+        /// What the requester has not read yet is sent. The requester has written its place in the
+        /// ring into `Slot::moved`.
+        pub const POUR: u32 = 1;
+        /// `shutdown(SHUT_WR)`.
+        pub const FIN: u32 = 2;
+        /// The last close sends a reset.
+        pub const RESET: u32 = 4;
+        /// `shutdown(SHUT_RDWR)`.
+        pub const DEAF: u32 = 8;
+        /// One byte, unless the end has met an error or its end.
+        pub const SPEAK: u32 = 16;
+    }
+}
+
+/// A waiter of a channel in one word: side and number.
+pub mod waiter {
+    pub const fn pack(side: usize, number: usize) -> u64 {
+        (side as u64) << 8 | number as u64
+    }
+    /// Side and number; `None`: there is no such waiter.
+    pub fn unpack(word: u64) -> Option<(usize, usize)> {
+        let (side, number) = ((word >> 8) as usize, word as usize & 0xff);
+        (side < 2 && number < fsocket_abi::channel::WAITERS).then_some((side, number))
+    }
 }
 
 /// Address of a listener or destination; IPv4 in v4-mapped form.
@@ -298,6 +362,8 @@ pub mod registry {
 
     /// Network namespaces with source-port slices.
     pub const SLICED: usize = 8;
+    /// Ports there are.
+    pub const PORTS: usize = 1 << 16;
     /// CPUs that can have a slice.
     pub const SLICE_CPUS: usize = 1024;
 
@@ -334,6 +400,9 @@ pub mod registry {
         /// Entries of `slices` in use are below this; 0 is the usual case.
         pub sliced: u64,
         pub slices: [Slices; SLICED],
+        /// Which channel a client's port is leased to; 0: none. An accepting process checks here
+        /// what a client says of itself: the page is the monitor's, and the channel is not.
+        pub owner: [core::sync::atomic::AtomicU32; PORTS],
     }
 }
 

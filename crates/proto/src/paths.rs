@@ -12,12 +12,5 @@ pub const ENV_PIN: &str = "FASTSOCKET_PIN";
 /// The system monitor.
 pub const SYSTEM_SOCKET: &str = "/run/fastsocket/monitor.sock";
 
-/// Path of the private monitor of a user: in a directory of mode 0700 that
-/// belongs to him.
-pub fn private_socket(uid: u32) -> String {
-    if uid == 0 {
-        "/run/fastsocket-private/monitor.sock".to_owned()
-    } else {
-        format!("/tmp/fastsocket-{uid}/monitor.sock")
-    }
-}
+/// Directory of root's private monitor where root has no runtime directory.
+pub const ROOT_DIRECTORY: &str = "/run/fastsocket-private";

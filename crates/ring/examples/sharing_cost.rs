@@ -15,7 +15,7 @@ fn main() {
 #[cfg(not(loom))]
 mod with_memory {
     use fsocket_abi::arena::Half;
-    use fsocket_abi::channel::{Dir, RING_CAP};
+    use fsocket_abi::channel::{Dir, RING_CAP, RING_SLACK};
     use fsocket_ring::{init_dir, init_half, recv, send, send_small, Mapped};
     use fsocket_sync::token::{self, Env};
     use std::hint::black_box;
@@ -43,8 +43,8 @@ mod with_memory {
 
     impl Stream {
         fn new() -> Stream {
-            let memory: &'static mut [u64] = vec![0u64; RING_CAP / 8].leak();
-            // SAFETY: RING_CAP bytes, 8-aligned, never freed; zero is a valid Dir and
+            let memory: &'static mut [u64] = vec![0u64; (RING_CAP + RING_SLACK) / 8].leak();
+            // SAFETY: a ring and its slack, 8-aligned, never freed; zero is a valid Dir and
             // a valid Half.
             let (ring, dir, tx, rx): (_, Box<Dir>, Box<Half>, Box<Half>) = unsafe {
                 let zeroed = (core::mem::zeroed(), core::mem::zeroed(), core::mem::zeroed());

@@ -18,7 +18,7 @@ pub struct Slot {
 #[inline(always)]
 pub fn slot(h: &Half, len: usize) -> Slot {
     let pos = get(&h.pos);
-    Slot { pos, end: pos + record::HDR + align8(len as u64) }
+    Slot { pos, end: pos.wrapping_add(record::HDR + align8(len as u64)) }
 }
 /// Is there credit for it? The caller has entered on credit, and then found the position where it was.
 #[inline(always)]
@@ -41,9 +41,10 @@ pub fn give_credit(h: &Half) {
 pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) {
     debug_assert!(tiny(len));
     let off = offset_on_credit(h, &slot);
-    // SAFETY: the caller's; the credit ends before the ring does.
+    // SAFETY: the caller's; an offset in the ring. (The credit ends before the ring does, unless a
+    // relative is hostile.)
     unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) };
-    put(&h.bytes, get(&h.bytes) + len as u64);
+    put(&h.bytes, get(&h.bytes).wrapping_add(len as u64));
     go_to(h, slot.end);
 }
 /// The same for all that is [`small`].
@@ -53,21 +54,20 @@ pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, le
 #[inline(always)]
 pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) {
     debug_assert!(small(len));
-    // SAFETY: the caller's; the credit ends before the ring does.
+    // SAFETY: as above.
     unsafe { b.write(offset_on_credit(h, &at) + record::HDR as usize, src, len) };
     // Looked up again: to keep it over a call of memcpy costs more.
     let at = slot(h, len);
     let off = offset_on_credit(h, &at);
-    b.header(off + (at.end - at.pos) as usize).store(0, Ordering::Relaxed);
+    b.header((off + at.end.wrapping_sub(at.pos) as usize) & MASK as usize).store(0, Ordering::Relaxed);
     // Release: as in `put_record`.
     b.header(off).store(record::pack(record::DATA, len as u64, 0), Ordering::Release);
-    put(&h.bytes, get(&h.bytes) + len as u64);
+    put(&h.bytes, get(&h.bytes).wrapping_add(len as u64));
     go_to(h, at.end);
 }
 #[inline(always)]
 fn offset_on_credit(h: &Half, slot: &Slot) -> usize {
     let base = get(&h.base);
-    // Whoever gave the credit has sent the first record behind `base` himself.
-    debug_assert!(slot.pos == get(&h.pos) && slot.pos != base && slot.end <= get(&h.credit));
-    ((slot.pos - base) & MASK & !7) as usize
+    // (Whoever gave the credit has sent the first record behind `base` himself.)
+    (slot.pos.wrapping_sub(base) & MASK & !7) as usize
 }

@@ -138,7 +138,7 @@ mod tests {
         let q = queues();
         let of = |w: u32| &q[w as usize];
         assert_eq!(choose(are(0b111, 0, 0), 1, of), Some(1));
-        q[2].want.arm(1);
+        let _ = q[2].want.arm(1);
         assert_eq!(choose(are(0b111, 0, 0), 1, of), Some(2));
         fill(&q[2], 1);
         assert_eq!(choose(are(0b111, 0b010, 0), 1, of), Some(0), "1 is busy, 2 has something");
@@ -157,14 +157,14 @@ mod tests {
     fn whose_cpu_has_no_time_is_avoided_until_all_others_are_busy() {
         let q = queues();
         let of = |w: u32| &q[w as usize];
-        q[1].want.arm(1);
+        let _ = q[1].want.arm(1);
         assert_eq!(choose(are(0b011, 0, 0b010), 1, of), Some(0), "though 1 waits");
         fill(&q[0], HIGH);
         assert_eq!(choose(are(0b011, 0, 0b010), 1, of), Some(0));
         assert_eq!(choose(are(0b011, 0b001, 0b010), 0, of), Some(1));
         assert_eq!(wake(0, are(0b011, 0, 0b010), of), 0, "0 computes, and will look");
         assert_eq!(wake(1, are(0b011, 0, 0b010), of), 1);
-        q[1].want.arm(1);
+        let _ = q[1].want.arm(1);
         assert_eq!(wake(0, are(0b011, 0, 0b011), of), 1);
     }
 
@@ -173,7 +173,7 @@ mod tests {
         let q = queues();
         let of = |w: u32| &q[w as usize];
         let workers = Workers { turns: true, ..are(0b101, 0b001, 0b001) };
-        q[2].want.arm(1);
+        let _ = q[2].want.arm(1);
         fill(&q[0], 7);
         assert_eq!([0, 1, 2, 3].map(|start| choose(workers, start, of)), [Some(0), Some(2), Some(2), Some(0)]);
         assert_eq!(wake(0, workers, of), 0, "it is the first one's");
@@ -204,10 +204,10 @@ mod tests {
     fn somebody_who_waits_elsewhere_is_woken() {
         let q = queues();
         let of = |w: u32| &q[w as usize];
-        q[2].want.arm(4);
+        let _ = q[2].want.arm(4);
         assert_eq!(wake(0, are(0b111, 0, 0), of), 4);
         assert_eq!(wake(0, are(0b111, 0, 0), of), 0);
-        q[2].want.arm(4);
+        let _ = q[2].want.arm(4);
         assert_eq!(wake(0, are(0b011, 0, 0), of), 0, "that worker is gone");
     }
 }

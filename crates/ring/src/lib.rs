@@ -13,9 +13,17 @@
 //! private [`Half`]; what the peer writes (`head`, record headers,
 //! `rewind_from`) is read once, checked, and a value that breaks the protocol
 //! gives [`Hostile`].
+//!
+//! A [`Half`] is private to the processes that share the socket by fork, and one
+//! of them may write anything into it at any time. That breaks the connection,
+//! and nothing else: whatever the words say, every access begins at an offset
+//! that is masked to the ring, and is no longer than a record ([`record::MAX`]), for
+//! which there is room behind the ring ([`fsocket_abi::channel::RING_SLACK`]).
 #![cfg_attr(not(loom), no_std)]
 
 use fsocket_abi::arena::Half;
+#[cfg(not(loom))]
+use fsocket_abi::channel::RING_SLACK;
 use fsocket_abi::channel::{record, Dir, POS_START, RING_CAP};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 
@@ -42,13 +50,14 @@ pub struct Hostile;
 pub unsafe trait Bytes: Copy {
     fn header(&self, off: usize) -> &AtomicU64;
     /// # Safety
-    /// `src` is readable for `n` bytes and `off + n` is within the capacity.
+    /// `src` is readable for `n` bytes; `off` is at most a header behind the capacity, `n` at most
+    /// [`record::MAX`].
     unsafe fn write(&self, off: usize, src: *const u8, n: usize);
     /// Writes `n` bytes behind the header at `off`, the empty header that follows them, and
     /// then that header, released.
     ///
     /// # Safety
-    /// As `write`; `n` is [`tiny`], and all that is below the capacity.
+    /// As `write`; `n` is [`tiny`], and `off` below the capacity.
     #[inline(always)]
     unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
         // SAFETY: the caller's.
@@ -57,7 +66,7 @@ pub unsafe trait Bytes: Copy {
         self.header(off).store(header, Ordering::Release);
     }
     /// # Safety
-    /// `dst` is writable for `n` bytes and `off + n` is within the capacity.
+    /// `dst` is writable for `n` bytes; `off` is below the capacity, `n` at most [`record::MAX`].
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize);
 }
 
@@ -69,7 +78,7 @@ pub struct Mapped(*mut u8);
 #[cfg(not(loom))]
 impl Mapped {
     /// # Safety
-    /// `base` is 8-aligned and mapped, readable and writable, for `RING_CAP`
+    /// `base` is 8-aligned and mapped, readable and writable, for `RING_CAP + RING_SLACK`
     /// bytes for as long as the value is used.
     #[inline(always)]
     pub const unsafe fn new(base: *mut u8) -> Self {
@@ -88,15 +97,15 @@ unsafe impl Bytes for Mapped {
     }
     #[inline(always)]
     unsafe fn write(&self, off: usize, src: *const u8, n: usize) {
-        debug_assert!(off + n <= RING_CAP);
-        // SAFETY: the caller's bounds; application memory and the ring do not
+        debug_assert!(off + n <= RING_CAP + RING_SLACK);
+        // SAFETY: the caller's bounds, which the slack covers; application memory and the ring do not
         // overlap (a concurrent write by a hostile peer only garbles its bytes).
         unsafe { copy(src, self.0.add(off), n) }
     }
     #[inline(always)]
     unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
-        debug_assert!(off.is_multiple_of(8) && off + 16 + n.next_multiple_of(8) <= RING_CAP && tiny(n));
-        // SAFETY: the caller's bounds. The consumer reads the empty header only after it has
+        debug_assert!(off.is_multiple_of(8) && off < RING_CAP && tiny(n));
+        // SAFETY: the caller's bounds, and the slack. The consumer reads the empty header only after it has
         // seen the one before, so it need not be written as an atomic. Stores wait for the
         // line to come from the consumer's cache: the fewer, the more messages wait at a time.
         unsafe {
@@ -115,7 +124,7 @@ unsafe impl Bytes for Mapped {
     }
     #[inline(always)]
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) {
-        debug_assert!(off + n <= RING_CAP);
+        debug_assert!(off + n <= RING_CAP + RING_SLACK);
         // SAFETY: as in `write`.
         unsafe { copy(self.0.add(off), dst, n) }
     }
@@ -162,7 +171,7 @@ pub fn copy_by(f: Memcpy) {
 
 #[inline(always)]
 const fn align8(n: u64) -> u64 {
-    (n + 7) & !7
+    n.wrapping_add(7) & !7
 }
 #[inline(always)]
 fn get(a: &AtomicU64) -> u64 {
@@ -223,10 +232,10 @@ pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
 pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> bool {
     let pos = get(&h.pos);
     let need = record::HDR + align8(len as u64);
-    if !small(len) || pos + need + record::HDR > get(&h.limit) {
+    if !small(len) || pos.wrapping_add(need + record::HDR) > get(&h.limit) {
         return false;
     }
-    // SAFETY: the limit ends before the ring does.
+    // SAFETY: a small record; the limit ends before the ring does, if nobody else has written it.
     unsafe { put_record(b, d, h, pos, src, (len as u64, when)) };
     true
 }
@@ -245,15 +254,17 @@ pub const fn small(len: usize) -> bool {
 }
 
 /// # Safety
+/// `src` is readable for `len` bytes, which are no more than [`record::MAX`].
+///
 /// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
-/// (the trailing header may lie at offset 0 of the next lap).
+/// (the trailing header may lie at offset 0 of the next lap), unless a relative is hostile.
 #[inline(always)]
 unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, (len, when): (u64, u64)) {
     let base = get(&h.base);
     // Positions of the producer are multiples of 8; the mask says so to the compiler.
-    let off = (pos - base) & MASK & !7;
+    let off = pos.wrapping_sub(base) & MASK & !7;
     let step = record::HDR + align8(len);
-    // SAFETY: the caller's bounds.
+    // SAFETY: an offset in the ring, and the caller's length.
     unsafe { b.write((off + record::HDR) as usize, src, len as usize) };
     b.header(((off + step) & MASK) as usize).store(0, Ordering::Relaxed);
     // Release: payload and the zeroed next header, for the consumer's acquire
@@ -265,8 +276,8 @@ unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8
         // `rewound`.
         d.prod.rewind_from.store(pos, Ordering::Release);
     }
-    go_to(h, pos + step);
-    put(&h.bytes, get(&h.bytes) + len);
+    go_to(h, pos.wrapping_add(step));
+    put(&h.bytes, get(&h.bytes).wrapping_add(len));
 }
 
 /// What a producer learns when it looks at the consumer.
@@ -294,7 +305,7 @@ pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
     if head > get(&h.base) {
         put(&h.fence, 0);
     }
-    let off = (pos - get(&h.base)) & MASK;
+    let off = pos.wrapping_sub(get(&h.base)) & MASK & !7;
     if head == pos && (STEP..=CAP - STEP).contains(&off) && align8(len) + 2 * record::HDR <= off {
         put(&h.base, pos);
         put(&h.fence, off);
@@ -332,7 +343,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         // step over the ring's end, behind which there has to be a record.
         let allowed = *allowed.get_or_insert_with(|| capacity(d, h).saturating_sub(used) & !7);
         let pos = get(&h.pos);
-        let off = (pos - get(&h.base)) & MASK;
+        let off = pos.wrapping_sub(get(&h.base)) & MASK & !7;
         // A record, and the zeroed header behind it, which must not touch
         // unread bytes; at the ring's end that header is at offset 0.
         if free < 4 * record::HDR || allowed <= 2 * record::HDR {
@@ -341,6 +352,9 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         }
         let len = len.min(allowed - record::HDR);
         let fence = get(&h.fence);
+        if fence != 0 && (!(off..=CAP).contains(&fence) || fence & 7 != 0) {
+            return Err(Hostile);
+        }
         if fence != 0 && off + align8(len.min(record::MAX)) + 2 * record::HDR > fence {
             // Step over the fence. It is skipped, not written.
             let skip = fence + record::HDR - off;
@@ -363,7 +377,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         }
         let room = (free - 2 * record::HDR).min(to_end - record::HDR) & !7;
         let n = len.min(room).min(record::MAX);
-        // SAFETY: n bytes and two headers fit, see `room`.
+        // SAFETY: n bytes and two headers fit, see `room`; no more than the longest record.
         unsafe { put_record(b, d, h, pos, src, (n, when)) };
         if let Some((at, header)) = padding {
             // Release: the record behind it, for the acquire load in `recv`.
@@ -377,7 +391,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         let free = free.min(allowed.max(taken));
         let step = if used == 0 { STEP } else { STRIDE };
         let span = (step - (off & (step - 1))).min(free - taken).min(end - off);
-        put(&h.limit, get(&h.pos) + span);
+        put(&h.limit, get(&h.pos).wrapping_add(span));
         return Ok(n as usize);
     }
 }
@@ -386,7 +400,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
 /// Returns where to store the PAD header, and which, once a record follows.
 fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64, when: u64) -> (usize, u64) {
     b.header(((off + span) & MASK) as usize).store(0, Ordering::Relaxed);
-    go_to(h, get(&h.pos) + span);
+    go_to(h, get(&h.pos).wrapping_add(span));
     (off as usize, record::pack(record::PAD, span - record::HDR, when))
 }
 
@@ -422,7 +436,7 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
         if left == 0 {
             // Acquire: pairs with the release in `put_record`. Read once: the
             // peer can change it at any time.
-            let hdr = b.header(((pos - base) & MASK & !7) as usize).load(Ordering::Acquire);
+            let hdr = b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire);
             if hdr == 0 {
                 if base != pos && d.prod.rewind_from.load(Ordering::Acquire) == pos {
                     base = pos;
@@ -431,13 +445,13 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
                 break;
             }
             let (kind, n) = record::unpack(hdr);
-            let off = (pos - base) & MASK;
-            // A length beyond the ring's end would read the next connection's
-            // ring, or leave the mapping.
+            let off = pos.wrapping_sub(base) & MASK;
+            // What is longer than a record, or goes beyond the ring's end, no honest producer has
+            // written.
             let legal = n <= CAP && off + record::HDR + align8(n) <= CAP;
             match kind {
-                record::DATA if legal && n != 0 => {
-                    pos += record::HDR;
+                record::DATA if legal && n.wrapping_sub(1) < record::MAX => {
+                    pos = pos.wrapping_add(record::HDR);
                     left = n;
                     pads = 0;
                 }
@@ -445,20 +459,23 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
                 // padding would keep us here for ever.
                 record::PAD if legal && n % 8 == 0 && pads < 2 => {
                     pads += 1;
-                    pos += record::HDR + n;
+                    pos = pos.wrapping_add(record::HDR + n);
                     continue;
                 }
                 _ => return Err(Hostile),
             }
+        } else if left > record::MAX {
+            // (The rest of a record, as a relative says.)
+            return Err(Hostile);
         }
         let n = left.min((len - got) as u64);
         if !dst.is_null() {
-            // SAFETY: `left` was checked against the ring's end when the header
-            // was read and only shrinks together with the growing `pos`.
-            unsafe { b.read(((pos - base) & MASK) as usize, dst.add(got), n as usize) };
+            // SAFETY: an offset in the ring, and no more than the longest record: `left` was
+            // checked, and only shrinks.
+            unsafe { b.read((pos.wrapping_sub(base) & MASK) as usize, dst.add(got), n as usize) };
         }
         got += n as usize;
-        pos += n;
+        pos = pos.wrapping_add(n);
         left -= n;
         if left == 0 {
             pos = align8(pos);
@@ -469,7 +486,7 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
         put(&h.limit, left);
         if pos != get(&h.pos) {
             go_to(h, pos);
-            put(&h.bytes, get(&h.bytes) + got as u64);
+            put(&h.bytes, get(&h.bytes).wrapping_add(got as u64));
             // Release: our reads are done before the producer may overwrite;
             // pairs with the acquire in `look`.
             d.cons.head.store(pos, Ordering::Release);
@@ -549,7 +566,7 @@ pub fn unread(d: &Dir, h: &Half) -> u64 {
 /// May a send make progress, as the kernel sees it: a third of the buffer free?
 #[inline]
 pub fn writable(d: &Dir, h: &Half) -> bool {
-    get(&h.limit) > get(&h.pos) + SMALL as u64 || unread(d, h) <= capacity(d, h) / 3 * 2
+    get(&h.limit) > get(&h.pos).wrapping_add(SMALL as u64) || unread(d, h) <= capacity(d, h) / 3 * 2
 }
 
 /// Position of the consumer at which a sleeping producer wants to be woken.

@@ -3,6 +3,7 @@
 //! consumers. Both sides may be hostile: a position is only ever used modulo
 //! the capacity, and an entry is checked.
 
+use crate::Hostile;
 use fsocket_abi::channel::{SynQueue, SLOTS, SYN_CAP};
 use fsocket_sync::atomic::Ordering;
 
@@ -29,8 +30,9 @@ pub fn len(q: &SynQueue) -> u32 {
     n.min(SYN_CAP as u32)
 }
 
-/// Take the oldest entry; its slot number is checked.
-pub fn pop(q: &SynQueue) -> Option<usize> {
+/// Take the oldest entry; its slot number is checked. [`Hostile`]: the queue holds what no client
+/// puts there. Whoever finds that does not look at this queue again: it could find the same 2^32 times.
+pub fn pop(q: &SynQueue) -> Result<Option<usize>, Hostile> {
     for _ in 0..2 * SYN_CAP {
         // Acquire pairs with the release of the worker that took the entry
         // before: it had seen the tail pass, so have we then.
@@ -38,15 +40,17 @@ pub fn pop(q: &SynQueue) -> Option<usize> {
         // Acquire: pairs with the release in `push`.
         let t = q.tail.load(Ordering::Acquire);
         if h == t {
-            return None;
+            return Ok(None);
         }
         let e = q.entry[h as usize % SYN_CAP].load(Ordering::Relaxed);
-        if q.head.compare_exchange(h, h.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            && e != 0
-            && e as usize <= SLOTS
-        {
-            return Some(e as usize - 1);
+        if q.head.compare_exchange(h, h.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            continue; // another worker took it
         }
+        // The head was `h` when the tail was read, so a client had not gone further than this.
+        if t.wrapping_sub(h) > SYN_CAP as u32 || e == 0 || e as usize > SLOTS {
+            return Err(Hostile);
+        }
+        return Ok(Some(e as usize - 1));
     }
-    None
+    Ok(None)
 }

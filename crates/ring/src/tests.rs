@@ -13,8 +13,11 @@ struct Pair {
     dir: Box<Dir>,
     tx: Box<Half>,
     rx: Box<Half>,
+    /// A relative has written into the halves: only then may anything get into the slack.
+    hostile: bool,
 }
-const LAYOUT: Layout = match Layout::from_size_align(RING_CAP + 4096, 4096) {
+/// A ring, its slack, and a page that nobody may touch.
+const LAYOUT: Layout = match Layout::from_size_align(RING_CAP + RING_SLACK + 4096, 4096) {
     Ok(l) => l,
     Err(_) => panic!(),
 };
@@ -27,9 +30,10 @@ impl Pair {
                 dir: Box::new(core::mem::zeroed()),
                 tx: Box::new(core::mem::zeroed()),
                 rx: Box::new(core::mem::zeroed()),
+                hostile: false,
             };
             // A canary behind the ring: nothing may be read from or written there.
-            p.mem.add(RING_CAP).write_bytes(0xA5, 4096);
+            p.mem.add(RING_CAP).write_bytes(0xA5, RING_SLACK + 4096);
             init_dir(p.ring(), &p.dir);
             init_half(&p.tx);
             init_half(&p.rx);
@@ -80,7 +84,8 @@ impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout in `new`.
         unsafe {
-            for i in 0..4096 {
+            let from = if self.hostile { RING_SLACK } else { 0 };
+            for i in from..RING_SLACK + 4096 {
                 assert_eq!(*self.mem.add(RING_CAP + i), 0xA5, "wrote behind the ring");
             }
             dealloc(self.mem, LAYOUT)
@@ -103,6 +108,63 @@ fn op() -> impl Strategy<Value = Op> {
         1 => size.prop_map(Op::Peek),
         1 => Just(Op::Drain)
     ]
+}
+
+/// What a hostile relative writes: anything, and what comes close to being right.
+fn word() -> impl Strategy<Value = u64> {
+    let ring = RING_CAP as u64;
+    prop_oneof![
+        any::<u64>(),
+        0..4 * ring,
+        ring - 64..ring + 64,
+        2 * ring - 4096..2 * ring + 64,
+        Just(u64::MAX),
+        u64::MAX - 64..u64::MAX
+    ]
+}
+
+fn scribble(h: &Half, word: usize, v: u64) {
+    match word {
+        0 => &h.pos,
+        1 => &h.base,
+        2 => &h.limit,
+        3 => &h.credit,
+        4 => &h.fence,
+        5 => &h.populated,
+        6 => &h.bytes,
+        _ => return h.cap.store(v as u32, Ordering::Relaxed),
+    }
+    .store(v, Ordering::Relaxed);
+}
+
+/// All that one can do with a ring, whatever comes of it.
+fn anything(p: &Pair, op: &Op, to: &mut [u8]) {
+    let (n, peek) = match op {
+        Op::Send(n) => {
+            let from = &to[..*n];
+            let (b, len) = (from.as_ptr(), from.len());
+            let slot = slot(&p.tx, len);
+            // SAFETY: `len` readable bytes; slots are asked for before they are used.
+            unsafe {
+                match () {
+                    () if tiny(len) && on_credit(&p.tx, slot) => send_tiny(p.ring(), &p.tx, slot, b, len),
+                    () if small(len) && on_credit(&p.tx, slot) => send_on_credit(p.ring(), &p.tx, slot, b, len),
+                    () if send_small(p.ring(), &p.dir, &p.tx, b, len, 0) => (),
+                    () => drop(send(p.ring(), &p.dir, &p.tx, b, len, 0)),
+                }
+            }
+            give_credit(&p.tx);
+            return;
+        }
+        Op::Recv(n) => (*n, false),
+        Op::Peek(n) => (*n, true),
+        Op::Drain => (to.len(), false),
+    };
+    // SAFETY: `n` writable bytes.
+    let _ = unsafe { recv(p.ring(), &p.dir, &p.rx, to[..n].as_mut_ptr(), n, peek) };
+    let _ = (scan(p.ring(), &p.dir, &p.rx, n as u64), turned(p.ring(), &p.dir, &p.rx, 0));
+    let _ = (readable(p.ring(), &p.dir, &p.rx), writable(&p.dir, &p.tx), space_target(&p.dir, &p.tx));
+    let _ = (offset(&p.tx), unacknowledged(&p.dir, &p.tx), available(p.ring(), &p.dir, &p.rx, n));
 }
 
 /// Bytes of the sender's buffer; 0: the ring's.
@@ -182,6 +244,19 @@ proptest! {
         let honest = (POS_START..=pos).contains(&head);
         prop_assert_eq!(look(&p.dir, &p.tx, 1).is_ok(), honest);
         prop_assert!(unread(&p.dir, &p.tx) <= CAP);
+    }
+
+    #[test]
+    fn a_hostile_relative_breaks_this_ring_only(
+        steps in proptest::collection::vec((op(), any::<bool>(), 0usize..8, word()), 1..200)
+    ) {
+        let mut p = Pair::new();
+        p.hostile = true;
+        let mut to = vec![0u8; 400_000];
+        for (op, tx, i, v) in steps {
+            scribble(if tx { &p.tx } else { &p.rx }, i, v);
+            anything(&p, &op, &mut to);
+        }
     }
 
     #[test]
@@ -286,4 +361,95 @@ fn who_turns_to_a_ring_says_when() {
         take(n);
         assert_eq!(turned(0), None, "{i}");
     }
+}
+
+mod syn_queue {
+    use crate::syn::{len, pop, push};
+    use crate::Hostile;
+    use fsocket_abi::channel::{SynQueue, SLOTS, SYN_CAP};
+    use fsocket_sync::atomic::Ordering::Relaxed;
+
+    fn queue() -> SynQueue {
+        // SAFETY: atomics and padding, for which zero is valid.
+        unsafe { core::mem::zeroed() }
+    }
+
+    #[test]
+    fn positions_that_no_client_has_are_found_at_once() {
+        for ahead in [SYN_CAP as u32 + 1, 1 << 31, u32::MAX] {
+            let q = queue();
+            for slot in 0..3 {
+                assert!(push(&q, slot));
+            }
+            q.tail.store(ahead, Relaxed);
+            assert_eq!(pop(&q), Err(Hostile), "{ahead}");
+        }
+    }
+
+    #[test]
+    fn a_full_queue_is_none_of_them() {
+        let q = queue();
+        for at in [q.head.load(Relaxed), u32::MAX - 7] {
+            q.head.store(at, Relaxed);
+            q.tail.store(at, Relaxed);
+            assert_eq!((0..SLOTS).take_while(|slot| push(&q, *slot)).count(), SYN_CAP);
+            assert_eq!(len(&q), SYN_CAP as u32);
+            for slot in 0..SYN_CAP {
+                assert_eq!(pop(&q), Ok(Some(slot)));
+            }
+            assert_eq!(pop(&q), Ok(None));
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_no_slot() {
+        for entry in [0, SLOTS as u32 + 1, u32::MAX] {
+            let q = queue();
+            q.entry[0].store(entry, Relaxed);
+            q.tail.store(1, Relaxed);
+            assert_eq!(pop(&q), Err(Hostile));
+        }
+    }
+}
+
+/// The same at any moment: between two looks at a word.
+#[test]
+fn a_hostile_relative_that_runs_beside() {
+    use std::sync::atomic::AtomicBool;
+    let mut p = Pair::new();
+    p.hostile = true;
+    let over = AtomicBool::new(false);
+    let (tx, rx) = (&*p.tx, &*p.rx);
+    let mut to = vec![0u8; 400_000];
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut seed = 1u64;
+            while !over.load(Ordering::Relaxed) {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let v = match seed >> 61 {
+                    0 => seed,
+                    1 => u64::MAX - (seed >> 50),
+                    _ => (seed >> 33) % (4 * RING_CAP as u64),
+                };
+                scribble(if seed & 1 << 40 == 0 { tx } else { rx }, (seed >> 41) as usize & 7, v);
+            }
+        });
+        let mut seed = 7u64;
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(500);
+        while std::time::Instant::now() < until {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let n = match seed >> 62 {
+                0 => 8 + (seed >> 40) as usize % 9,
+                1 => 1 + (seed >> 40) as usize % 2048,
+                _ => 1 + (seed >> 40) as usize % to.len(),
+            };
+            let op = match seed >> 20 & 3 {
+                0 => Op::Recv(n),
+                1 => Op::Peek(n),
+                _ => Op::Send(n),
+            };
+            anything(&p, &op, &mut to);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }

@@ -32,13 +32,13 @@ pub mod model;
 /// [heavy fence](doorbell::Want::arm) on the other side, which
 /// `membarrier(2)` supplies: every running thread of a registered process
 /// passes a full barrier before that call returns. Here it only stops the
-/// compiler. Under loom both halves are sequentially consistent fences.
+/// compiler. Under loom see [`model`].
 #[inline(always)]
 pub fn light_fence() {
     #[cfg(not(loom))]
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
     #[cfg(loom)]
-    loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
+    model::light_fence();
 }
 
 /// A value alone on its cache line.

@@ -168,6 +168,24 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) -> R
     let p = ts.as_ref().map_or(core::ptr::null(), |t| t as *const libc::timespec);
     sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAIT, expected, p, 0, 0).map(drop)
 }
+/// Sleep while both words are as expected, without a limit; the kernel restarts it after a signal
+/// as it restarts [`futex_wait`] without one. Errors: EAGAIN, EINTR, ENOSYS before Linux 5.16.
+pub fn futex_wait_either(words: [(&AtomicU32, u32); 2]) -> Result<()> {
+    #[repr(C)]
+    struct Waiter {
+        value: u64,
+        at: u64,
+        flags: u32,
+        reserved: u32,
+    }
+    const SYS_FUTEX_WAITV: usize = 449;
+    const SIZE_U32: u32 = 2;
+    let at = |w: &AtomicU32| w as *const AtomicU32 as u64;
+    let both = words.map(|(w, value)| Waiter { value: value.into(), at: at(w), flags: SIZE_U32, reserved: 0 });
+    // SAFETY: two waiters, read by the kernel during the call.
+    unsafe { raw(SYS_FUTEX_WAITV as _, [both.as_ptr() as usize, 2, 0, 0, 0, 0]) }.map(drop)
+}
+
 /// Wakes up to `n` sleepers of a futex that processes share.
 pub fn futex_wake(word: &AtomicU32, n: i32) {
     let _ = sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAKE, n, 0, 0, 0);
@@ -278,16 +296,17 @@ pub unsafe fn epoll_wait(
     }
 }
 
-/// After EINTR: would the kernel have restarted the call that we stand in for?
-/// Only if every handler that there is says SA_RESTART; which one ran cannot be
-/// told.
-pub fn signals_restart() -> bool {
-    (1..=64).all(|signal| {
-        // struct kernel_sigaction: handler, flags, restorer, mask.
+/// Are there handlers that say SA_RESTART, and handlers that do not?
+pub fn signals_disagree() -> bool {
+    let mut said = [false; 2];
+    for signal in 1..=64 {
         let mut old = [0u64; 4];
         let r = sc!(SYS_rt_sigaction, signal, 0, old.as_mut_ptr(), 8);
-        r.is_err() || old[0] <= libc::SIG_IGN as u64 || old[1] & libc::SA_RESTART as u64 != 0
-    })
+        if r.is_ok() && old[0] > libc::SIG_IGN as u64 {
+            said[(old[1] & libc::SA_RESTART as u64 != 0) as usize] = true;
+        }
+    }
+    said == [true; 2]
 }
 
 /// Installs a signal mask and returns the one before.

@@ -93,6 +93,8 @@ known!(
     ENOTSOCK,
     EFAULT,
     EEXIST,
+    ENOKEY,
+    EACCES,
     ENOENT,
     ENOTDIR,
     EOPNOTSUPP,
@@ -108,5 +110,8 @@ known!(
     EPERM,
     EXDEV,
     EADDRINUSE,
-    EADDRNOTAVAIL
+    EADDRNOTAVAIL,
+    ENOBUFS,
+    ENOSPC,
+    ETOOMANYREFS
 );

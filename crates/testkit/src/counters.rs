@@ -62,6 +62,23 @@ impl Delta {
         self
     }
 
+    /// The same, where a client may be restricted (`no_new_privs`): some connections, `most` at most,
+    /// were the kernel's, to show that it lets them through.
+    #[track_caller]
+    pub fn assert_shm_but_first(&self, connections: i128, most: i128) -> &Self {
+        if self.values.is_none() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            return self;
+        }
+        let first = self.get("fallback.kernel_first");
+        assert!(first <= most && self.get("connect_kernel") == first, "connected over kernel TCP\n{self}");
+        assert!(self.get("accept_kernel") == first, "accepted over kernel TCP\n{self}");
+        let (connected, accepted) = (self.get("connect_shm") + first, self.get("accept_shm") + first);
+        assert!(connected >= connections && accepted >= connections, "wanted {connections}\n{self}");
+        assert!(self.get("hostile_peer") == 0, "a peer was called hostile\n{self}");
+        self
+    }
+
     /// As [`Delta::assert_shm`], for the connecting side alone.
     #[track_caller]
     pub fn assert_connected(&self, connections: i128) -> &Self {

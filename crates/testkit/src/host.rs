@@ -29,7 +29,14 @@ pub struct Host {
     place: Option<NetHost>,
     /// The monitor keeps what one after it takes over.
     keeps: bool,
+    /// The monitor is one for all users.
+    system: bool,
+    /// The monitor looks whether this machine has a policy.
+    looks: bool,
 }
+
+/// A machine may have one (a firewall, Docker) that has nothing to do with a test.
+const DO_NOT_LOOK: &str = "[[rule]]\naction = \"allow\"\n";
 
 impl Host {
     /// A temporary directory, and outside stock mode a monitor in it.
@@ -77,6 +84,33 @@ impl Host {
         host
     }
 
+    /// The same in a host made of a network namespace, with a monitor that looks for what may refuse
+    /// a connection there.
+    #[track_caller]
+    pub fn under_policy(place: &NetHost) -> Host {
+        let mut host = Host::make(Some(place.clone()));
+        host.looks = true;
+        host.start_unless_stock();
+        host
+    }
+
+    /// The same with a monitor as the system's, which serves all users.
+    #[track_caller]
+    pub fn for_all_users(settings: &str) -> Host {
+        let mut host = Host::make(None);
+        (host.system, host.looks) = (true, settings.contains("[[rule]]"));
+        set_mode(&host.dir.path().join("monitor"), 0o755);
+        host.file(SETTINGS, settings);
+        host.start_unless_stock();
+        host
+    }
+
+    /// A temporary directory, and a monitor once it is started.
+    #[track_caller]
+    pub fn stopped() -> Host {
+        Host::make(None)
+    }
+
     /// The same for programs that run stock anyway.
     #[track_caller]
     pub fn without_monitor(place: &NetHost) -> Host {
@@ -92,7 +126,7 @@ impl Host {
         std::fs::create_dir(&logs).expect("log directory");
         std::fs::create_dir(dir.path().join("monitor")).expect("monitor directory");
         set_mode(&dir.path().join("monitor"), 0o700);
-        Host { monitor: None, dir, logs, place, keeps: false }
+        Host { monitor: None, dir, logs, place, keeps: false, system: false, looks: false }
     }
 
     #[track_caller]
@@ -113,9 +147,16 @@ impl Host {
     #[track_caller]
     pub fn start_monitor_with(&mut self, special: impl FnOnce(&mut Command)) {
         let mut command = Command::new(artifacts::monitor());
-        command.arg("--private").args(["--linger", "600"]).arg("--socket").arg(self.socket());
+        command.arg("--socket").arg(self.socket());
+        if !self.system {
+            command.args(["--private", "--linger", "600"]);
+        }
         if self.keeps {
             command.arg("--keep").arg(self.dir.path().join("monitor"));
+        }
+        let settings = std::fs::read_to_string(self.path().join(SETTINGS)).unwrap_or_default();
+        if !self.looks && !settings.contains(DO_NOT_LOOK) {
+            self.file(SETTINGS, format!("{settings}\n{DO_NOT_LOOK}"));
         }
         if self.path().join(SETTINGS).exists() {
             command.arg("--config").arg(self.path().join(SETTINGS));

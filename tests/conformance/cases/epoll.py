@@ -1,11 +1,51 @@
 """Readiness by `epoll`."""
 import contextlib
+import ctypes
 import os
 import select
+import socket
 import threading
 import time
 
 from .kit import epoll_events, events, pair
+
+
+@pair()
+def epoll_array_is_left_alone():
+    """What a wait has not reported it does not write into the caller's array."""
+
+    class Event(ctypes.Structure):
+        _pack_ = 1
+        _fields_ = [("events", ctypes.c_uint32), ("data", ctypes.c_uint64)]
+
+    def server(t, s):
+        t.step()
+        time.sleep(0.1)
+        s.send(b"x")
+        t.step()
+        s.send(b"yz")
+        t.step()
+
+    def client(t, s):
+        # Of a byte that is less than is wanted nothing is said, whatever it wakes.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 3)
+        libc = ctypes.CDLL(None, use_errno=True)
+        ep = libc.epoll_create1(0)
+        t.log("add", libc.epoll_ctl(ep, 1, s.fileno(), ctypes.byref(Event(select.EPOLLIN, 7))))
+        for size in (1, 8, 1000):
+            array = (Event * size)(*[(0xAAAA, 0x1234)] * size)
+            if size == 1:
+                t.step()
+            n = libc.epoll_wait(ep, array, size, 300)
+            t.log(size, n, "touched", any((e.events, e.data) != (0xAAAA, 0x1234) for e in array[:128]))
+        t.step()
+        array = (Event * 8)(*[(0xAAAA, 0x1234)] * 8)
+        n = libc.epoll_wait(ep, array, 8, 5000)
+        t.log(n, array[0].data, "touched", any((e.events, e.data) != (0xAAAA, 0x1234) for e in array[1:]))
+        os.close(ep)
+        t.step()
+
+    return server, client
 
 
 @pair()

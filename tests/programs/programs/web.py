@@ -127,6 +127,7 @@ class Haproxy(Http):
     """Master and worker, in front of nginx: both legs count."""
 
     name = "haproxy"
+    kernel_too = "no_new_privs: one connection in 5 s to each server comes first over the kernel"
     version = ("haproxy", "-v")
     stop_status = (0, 143)
     inherits = True

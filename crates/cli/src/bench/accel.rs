@@ -66,7 +66,8 @@ impl Accel {
                 let value = |c: &Counters| c.get(name).copied().unwrap_or(0);
                 value(&after).saturating_sub(value(before))
             };
-            let kernel = grown("connect_kernel");
+            // (One in 5 s of a program that gives up the right to new privileges, such as haproxy.)
+            let kernel = grown("connect_kernel").saturating_sub(grown("fallback.kernel_first"));
             if kernel > 0 {
                 let reasons: Vec<String> =
                     after.keys().filter(|k| k.starts_with("fallback.") && grown(k) > 0).cloned().collect();

@@ -86,6 +86,7 @@ fn end(ep: &Ep) {
             let _ = unsafe { sys::munmap(g.hot as *mut u8, HOT * 4) };
             g.hot = core::ptr::null_mut();
         }
+        g.links.free();
     }
     if let Some(b) = ep.bell() {
         ep.bell.store(0, Ordering::Release);

@@ -4,50 +4,47 @@
 use super::item::{self, Item, ITEMS};
 use super::out::Out;
 use super::{Ep, Inner};
-use crate::bell::Bell;
+use crate::bell;
 use crate::chan;
-use core::sync::atomic::{AtomicBool, Ordering};
-use fsocket_abi::channel::{Waiter, SUMMARY_SYN};
-use fsocket_sys::{self as sys, Errno};
+use core::sync::atomic::{fence, AtomicBool, Ordering};
+use fsocket_abi::channel::SUMMARY_SYN;
+use fsocket_sys::Errno;
 
 /// Turn the marks that peers have set into hot items. `now`: ticks.
 pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
-    let Some(b) = ep.bell() else {
+    if ep.bell().is_none() {
         recheck_listeners(g);
         return;
-    };
+    }
     let mut marks = 0;
-    for word in 0..g.chans.len() {
-        let mut bits = g.chans[word];
-        while bits != 0 {
-            let i = word * 64 + bits.trailing_zeros() as usize;
-            bits &= bits - 1;
-            let Some(c) = chan::CHANS.get(i as u32).filter(|c| c.id.load(Ordering::Relaxed) != 0) else {
-                g.chans[word] &= !(1 << (i % 64));
-                continue;
-            };
-            let Some(w) = c.waiter_of(b) else { continue };
-            if w.summary.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            // Acquire: the marks below, and what was published before them.
-            let s = w.summary.swap(0, Ordering::Acquire);
-            if s & SUMMARY_SYN != 0 {
-                for k in 0..g.n_listeners {
-                    if let Some(it) = ITEMS.get(g.listeners[k]) {
-                        it.note_at(c.queue(0).want.told.load(Ordering::Relaxed));
-                        g.heat(it);
-                        marks += 1;
-                    }
+    let mut k = 0;
+    while let Some(link) = g.links.at(k) {
+        let Some(w) = link.waiter() else {
+            g.links.remove(k);
+            continue;
+        };
+        k += 1;
+        if w.summary.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        let c = link.chan;
+        // Acquire: the marks below, and what was published before them.
+        let s = w.summary.swap(0, Ordering::Acquire);
+        if s & SUMMARY_SYN != 0 {
+            for k in 0..g.n_listeners {
+                if let Some(it) = ITEMS.get(g.listeners[k]) {
+                    it.note_at(c.queue(0).want.told.load(Ordering::Relaxed));
+                    g.heat(it);
+                    marks += 1;
                 }
             }
-            for (k, r) in w.ready.iter().enumerate().filter(|(k, _)| s >> k & 1 != 0) {
-                let mut slots = r.swap(0, Ordering::Acquire);
-                while slots != 0 {
-                    let slot = k * 64 + slots.trailing_zeros() as usize;
-                    slots &= slots - 1;
-                    heat_slot(ep, g, (c, slot), &mut marks);
-                }
+        }
+        for (k, r) in w.ready.iter().enumerate().filter(|(k, _)| s >> k & 1 != 0) {
+            let mut slots = r.swap(0, Ordering::Acquire);
+            while slots != 0 {
+                let slot = k * 64 + slots.trailing_zeros() as usize;
+                slots &= slots - 1;
+                heat_slot(ep, g, (c, slot), &mut marks);
             }
         }
     }
@@ -65,16 +62,21 @@ fn unasked(g: &mut Inner, now: u64) -> usize {
 }
 
 fn heat_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks: &mut usize) {
-    let Some(d) = c.desc(slot) else { return };
+    let Some(d) = c.desc(slot) else { return c.marked_in_vain() };
     let mut it = item::first(d);
+    let mut news = false;
     for _ in 0..64 {
-        let Some(i) = it else { return };
+        let Some(i) = it else { break };
         if i.is(d, ep.index()) {
             i.note_when(d);
             g.heat(i);
             *marks += 1;
+            news |= i.ready();
         }
         it = i.next();
+    }
+    if !news {
+        c.marked_in_vain();
     }
 }
 
@@ -92,6 +94,12 @@ impl Inner {
             it.marked.store(false, Ordering::Relaxed);
             it.linked.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// When a peer first told one of them after `since`; 0: none has. Ticks.
+    pub(super) fn told_since(&self, since: u64) -> u64 {
+        let told = self.items().map(|it| it.told_at.load(Ordering::Relaxed));
+        told.filter(|told| *told >= since).min().unwrap_or(0)
     }
 
     fn items(&self) -> impl Iterator<Item = &'static Item> + '_ {
@@ -200,18 +208,21 @@ fn compact(g: &mut Inner) {
     g.n = keep;
 }
 
-/// Arm every hot item. They stay in the list until the next look.
+/// Arm every hot item, and fence: what comes from now on is seen by the next look, or marked. They
+/// stay in the list until the next look.
 ///
 /// `root`: the instance that will sleep; it hears this one's bell and those inside.
 pub(super) fn arm_all(ep: &Ep, g: &mut Inner, root: &Ep) -> bool {
     let Some(b) = ep.need_bell() else { return g.n == 0 };
     let mut all = true;
+    let mut batch = bell::arming();
     for k in 0..g.n {
         if let Some(it) = ITEMS.get(g.at(k)) {
-            it.arm(b, g, root);
+            it.arm(b, g, root, &mut batch);
             all &= it.is_armed() || it.passive() || it.nested();
         }
     }
+    batch.fence();
     all
 }
 
@@ -223,9 +234,9 @@ pub(super) fn share(ep: &Ep, g: &mut Inner) {
     }
     arm_all(ep, g, ep);
     if let Some(b) = ep.bell() {
-        set_sleeping(g, b, true);
-        sys::heavy_fence();
-        if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
+        set_sleeping(g, true);
+        // Also what was marked since we looked: its ring may have been ours.
+        if marked(g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
             b.ring_self();
         }
     }
@@ -246,30 +257,18 @@ pub(super) fn settle(ep: &Ep) {
     }
 }
 
-pub(super) fn marked(ep: &Ep, g: &Inner) -> bool {
-    let Some(b) = ep.bell() else { return false };
-    each_waiter(g, b, |w| w.summary.load(Ordering::Relaxed) != 0)
+/// Has a peer marked anything? Changes nothing.
+pub(super) fn marked(g: &Inner) -> bool {
+    g.links.waiters().any(|w| w.summary.load(Ordering::Relaxed) != 0)
 }
 
-fn each_waiter(g: &Inner, b: &Bell, mut f: impl FnMut(&Waiter) -> bool) -> bool {
-    for (word, &bits) in g.chans.iter().enumerate() {
-        let mut bits = bits;
-        while bits != 0 {
-            let i = word * 64 + bits.trailing_zeros() as usize;
-            bits &= bits - 1;
-            if let Some(w) = chan::CHANS.get(i as u32).and_then(|c| c.waiter_of(b)) {
-                if f(w) {
-                    return true;
-                }
-            }
-        }
-    }
-    false
-}
-
-pub(super) fn set_sleeping(g: &Inner, b: &Bell, on: bool) {
-    each_waiter(g, b, |w| {
+/// Say to all peers whether somebody sleeps here.
+pub(super) fn set_sleeping(g: &Inner, on: bool) {
+    for w in g.links.waiters() {
         w.sleeping.store(on as u32, Ordering::Relaxed);
-        false
-    });
+    }
+    if on {
+        // Before the look for marks; whoever marks does the reverse.
+        fence(Ordering::SeqCst);
+    }
 }

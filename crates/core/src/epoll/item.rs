@@ -4,7 +4,7 @@ use super::{Ep, Inner};
 use crate::bell::Bell;
 use crate::chan;
 use crate::lock::Lock;
-use crate::path::{self, Path};
+use crate::path;
 use crate::ready::{self, IN, OUT, RDNORM};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{record, status};
 use fsocket_ring as ring;
-use fsocket_sync::doorbell::Want;
+use fsocket_sync::doorbell::{Batch, Want};
 use fsocket_sys::{cpu, Errno, Result};
 
 pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
@@ -230,7 +230,7 @@ impl Item {
 
     /// The connection behind it has changed its path and must be followed.
     pub fn unsettled(&self) -> Option<&'static Desc> {
-        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::of(d) == Path::Unsettled)
+        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::can_follow(d))
     }
 
     /// It was added or set. If it is ready, the kernel has it in its list from now on. True: and
@@ -352,6 +352,9 @@ impl Item {
         let events = self.events.load(Ordering::Relaxed);
         let edge = events & ET != 0;
         if edge && self.unsettled().is_none() {
+            if path::is_moving(d) {
+                return 0; // no edge is told of now, so none is noted
+            }
             let fresh = self.told.fresh.load(Ordering::Relaxed);
             if !self.edge(d, &self.told, true) && !fresh {
                 return 0;
@@ -462,43 +465,40 @@ impl Item {
         let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
         let Some(c) = chan::CHANS.get(i) else { return };
         let Some(w) = ep.need_bell().and_then(|b| c.waiter_for(b)) else { return };
-        d.rx().1.want_data.arm(1 << w);
-        g.chans[i as usize / 64] |= 1 << (i % 64);
+        if g.links.add(c, w) {
+            d.rx().1.want_data.hint(1 << w);
+        }
     }
 
     /// Ask the peer to mark us when something happens. The caller runs the
-    /// heavy fence and looks again. Returns the channel's index if a waiter is
-    /// in use there.
-    pub fn arm(&self, b: &Bell, g: &mut Inner, root: &Ep) {
-        let Some(d) = self.desc() else { return };
+    /// fence of `batch` under the lock of `g`, and looks again.
+    pub fn arm(&self, b: &Bell, g: &mut Inner, root: &Ep, batch: &mut Batch<'static>) {
+        // One that lives keeps its connection until it is killed, which takes the lock.
+        let Some(d) = self.desc().filter(|_| self.live.load(Ordering::Relaxed)) else { return };
         match d.kind() {
             kind::CONN => {
                 let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
                 let Some(c) = chan::CHANS.get(i) else { return };
-                let Some(w) = c.waiter_for(b) else {
+                let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w)) else {
                     // No waiter left: stay hot; sleeps are cut short for it.
                     stats::count(fsocket_abi::arena::Counter::FbResource);
                     return;
                 };
                 let (_, rx, _) = d.rx();
-                rx.want_data.arm(1 << w);
+                batch.arm(&rx.want_data, 1 << w);
                 let (_, tx, h) = d.tx();
                 if self.wanted() & OUT != 0 && !ready::can_send(d) {
                     tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
-                    tx.want_space.arm(1 << w);
+                    batch.arm(&tx.want_space, 1 << w);
                 }
-                g.chans[i as usize / 64] |= 1 << (i % 64);
                 self.armed.store(true, Ordering::Relaxed);
             }
             kind::LISTENER => {
                 if let Some(l) = listen::of(d) {
                     self.recheck.store(false, Ordering::Relaxed);
-                    l.arm(b);
-                    for c in l.chans() {
-                        let i = c.index();
-                        g.chans[i as usize / 64] |= 1 << (i % 64);
-                    }
-                    self.armed.store(true, Ordering::Relaxed);
+                    l.arm(b, batch);
+                    let linked = l.chans().all(|c| c.waiter_for(b).is_none_or(|w| g.links.add(c, w)));
+                    self.armed.store(linked, Ordering::Relaxed);
                 }
             }
             kind::EPOLL => super::arm_inner(d, root),

@@ -17,6 +17,9 @@ pub(super) enum Spoke {
     Peer,
 }
 
+/// Events that are looked at before the caller's array is written to.
+const FEW: usize = 128;
+
 /// The application's array, filled from the front.
 pub(super) struct Out {
     pub(super) evs: *mut libc::epoll_event,
@@ -134,7 +137,7 @@ impl Out {
             }
         }
         if let Some(b) = ep.bell().filter(|_| few[..k.min(few.len())].iter().any(|e| e.u64 == BELL_MARK)) {
-            sys::eventfd_clear(b.fd());
+            b.clear();
         }
         if inner {
             // SAFETY: the caller's.
@@ -158,23 +161,36 @@ impl Out {
         plain: bool,
     ) -> Result<Spoke> {
         let before = self.n;
-        let (fd, room) = (ep.fd.load(Ordering::Relaxed), (self.max - before) as i32);
-        // SAFETY: the rest of the array.
-        let look = || unsafe { sys::epoll_wait(fd, self.evs.add(before), room, timeout, mask) };
+        let (fd, room) = (ep.fd.load(Ordering::Relaxed), self.max - before);
+        // What is ours among the events must not be left in the caller's array, which a program may
+        // use again as it is: so they come into one of ours. One that is too large for that is
+        // mended below.
+        let mut few = [const { core::mem::MaybeUninit::<libc::epoll_event>::uninit() }; FEW];
+        let to = match room <= FEW {
+            true => few.as_mut_ptr() as *mut libc::epoll_event,
+            // SAFETY: the rest of the array.
+            false => unsafe { self.evs.add(before) },
+        };
+        // SAFETY: `to` has this much room.
+        let look = || unsafe { sys::epoll_wait(fd, to, room as i32, timeout, mask) };
         let k = match timeout {
             Some(0) => look(),
             _ => asleep::sleep(&On { ep: Some(ep.index()), plain, inside: true, ..On::default() }, look),
         }?;
         let mut spoke = Spoke::Nobody;
         let zoned = k > 1 && ep.zoned.load(Ordering::Relaxed);
-        for i in before..before + k {
-            // SAFETY: the kernel has written k entries from `before` on.
-            let e = unsafe { self.evs.add(i).read_unaligned() };
+        for i in 0..k {
+            // SAFETY: the kernel has written k entries. (In the caller's array none of them is
+            // overwritten before it is read: as many have been read as are pushed, or more.)
+            let e = unsafe { to.add(i).read_unaligned() };
             let data = e.u64;
             match data {
                 BELL_MARK => {
                     if let Some(b) = ep.bell() {
-                        sys::eventfd_clear(b.fd());
+                        match ep.is_alone_in() {
+                            true => b.rang(),
+                            false => b.clear(),
+                        }
                     }
                     if spoke == Spoke::Nobody {
                         spoke = Spoke::Own;
@@ -192,6 +208,12 @@ impl Out {
                 _ if self.reported(data, before) => {}
                 _ if zoned && zone::watch::is_double(data) && self.reported(data, self.n) => {}
                 _ => self.push(e.events, data),
+            }
+        }
+        if room > FEW {
+            for i in self.n..before + k {
+                // SAFETY: below `max`; the kernel has written it.
+                unsafe { self.evs.add(i).write_unaligned(libc::epoll_event { events: 0, u64: 0 }) };
             }
         }
         Ok(spoke)

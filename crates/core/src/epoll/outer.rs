@@ -5,7 +5,7 @@ use super::item::ITEMS;
 use super::{of, Ep};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
-use fsocket_sys::{self as sys, cpu};
+use fsocket_sys::cpu;
 
 /// Is an instance itself readable, as `poll` sees it? For connections of ours and SYN
 /// queues; of the rest the kernel says it.
@@ -52,22 +52,18 @@ pub fn arm_inner(d: &Desc, root: &Ep) {
     }
     if let Ok(mut g) = ep.lock.lock() {
         arm_all(ep, &mut g, root);
-        if let Some(b) = ep.bell() {
-            set_sleeping(&g, b, true);
-        }
+        set_sleeping(&g, true);
     };
 }
 
 /// Before a `poll` that includes the instance sleeps, in its shell: its bell must ring for our
-/// items. The caller runs the heavy fence and asks [`readable`] again.
+/// items. The caller asks [`readable`] again.
 pub fn before_outer_sleep(d: &Desc) {
     let Some(ep) = of(d) else { return };
     if let Ok(mut g) = ep.lock.lock() {
         arm_all(ep, &mut g, ep);
         g.sleepers += 1;
-        if let Some(b) = ep.bell() {
-            set_sleeping(&g, b, true);
-        }
+        set_sleeping(&g, true);
     };
 }
 
@@ -75,11 +71,11 @@ pub fn after_outer_sleep(d: &Desc) {
     let Some(ep) = of(d) else { return };
     if let Ok(mut g) = ep.lock.lock() {
         g.sleepers = g.sleepers.saturating_sub(1);
+        set_sleeping(&g, g.sleepers > 0);
         if let Some(b) = ep.bell() {
-            set_sleeping(&g, b, g.sleepers > 0);
             // Not if it is for a thread that sleeps in there.
             if g.sleepers == 0 {
-                sys::eventfd_clear(b.fd());
+                b.clear();
             }
         }
     };

@@ -35,7 +35,7 @@ pub(super) struct Shell {
 }
 
 impl Shell {
-    fn fd(&self) -> Option<i32> {
+    pub(super) fn fd(&self) -> Option<i32> {
         match self.fd.load(Ordering::SeqCst) {
             0 => None,
             s => Some(s - 1),
@@ -132,7 +132,7 @@ impl Ep {
             }
             if self.shell.direct.load(Ordering::SeqCst) == 0 {
                 self.take_bell_out();
-                sys::eventfd_clear(b.fd());
+                b.clear();
             }
         }
         Some(new)

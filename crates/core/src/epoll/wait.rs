@@ -18,6 +18,8 @@ const MANY_HOT: usize = 64;
 /// every so many calls, or after so many microseconds.
 const KERNEL_TURNS: u32 = 8;
 const KERNEL_US: u64 = 10;
+/// And while we spin.
+const SPIN_KERNEL_US: u64 = 5;
 
 /// # Safety
 /// `evs` has room for `max` events; `mask` is null or a signal mask.
@@ -88,6 +90,8 @@ unsafe fn wait_in(
 unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
     let (mut deadline, mut held) = (None, None);
     let (mut slept, mut unarmed) = (false, bell::Unarmed::default());
+    // When the last sleep began, until it is known what ended it; ticks.
+    let mut since: Option<u64> = None;
     loop {
         ctl::poll();
         zone::watch::told();
@@ -114,10 +118,12 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             }
             let now = cpu::ticks();
             collect(ep, &mut g, now);
+            if let Some(since) = since.take() {
+                ep.spin.slept(since, g.told_since(since));
+            }
             report(&mut g, &mut out, now);
             if out.n == 0 && g.n > MANY_HOT {
                 arm_all(ep, &mut g, ep);
-                bell::before_sleep();
                 collect(ep, &mut g, now);
                 report(&mut g, &mut out, now);
             }
@@ -134,17 +140,18 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 }
                 continue;
             }
-            // Only the kernel can have something: it is asked once, by the sleep.
-            let ask = timeout_ns == Some(0) || !alone(ep) || zone::balance::pending();
+            // The sleep asks the kernel as well: before it, only if it may well have something.
+            let ask = timeout_ns == Some(0) || zone::balance::pending() || (g.kernel_busy && !alone(ep));
             g.turns += 1;
             let due = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
             if (out.n == 0 && ask) || (due && !first && ep.kernel.load(Ordering::Relaxed)) {
                 g.crowded = out.full();
                 g.turns = 0;
                 g.last_kernel = now;
-                let nothing = out.n == 0;
+                let (nothing, before) = (out.n == 0, out.n);
                 // SAFETY: the caller's.
                 let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+                g.kernel_busy = out.n > before;
                 if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
                     ep.aloof.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
                 }
@@ -163,15 +170,14 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                     out.peers(ep);
                 }
             }
-            if out.n > 0 {
-                ctl::progress();
+            if out.n > 0 || timeout_ns == Some(0) {
+                if out.n > 0 {
+                    ctl::progress();
+                }
                 share(ep, &mut g);
                 return Ok(out.n);
             }
-            peer = if ask { spin_target(&g) } else { None };
-        }
-        if timeout_ns == Some(0) {
-            return Ok(0);
+            peer = if alone(ep) { None } else { spin_target(&g) };
         }
         if deadline.is_none() {
             deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
@@ -180,7 +186,8 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             return Ok(0);
         }
         if let Some(cpu) = peer {
-            if ep.spin.spin(cpu, || something(ep)) {
+            let mut ask_at = cpu::ticks() + SPIN_KERNEL_US * cpu::ticks_per_us();
+            if ep.spin.spin(cpu, || something(ep, &mut ask_at)) {
                 continue;
             }
         }
@@ -188,7 +195,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             held.get_or_insert_with(Held::all);
         }
         // SAFETY: the caller's.
-        unsafe { sleep(ep, &mut out, (deadline, &mut unarmed), mask) }?;
+        unsafe { sleep(ep, &mut out, (deadline, &mut unarmed, &mut since), mask) }?;
         slept = true;
         if out.n > 0 {
             if let Ok(mut g) = ep.lock.lock() {
@@ -214,14 +221,15 @@ fn control(ep: &Ep) {
 }
 
 /// Is any item ready, or any mark set? For spinning; changes nothing.
-fn something(ep: &Ep) -> bool {
-    let Ok(mut g) = ep.lock.lock() else { return true };
-    if marked(ep, &g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
+/// `ask_at`: when the kernel is asked next, ticks.
+fn something(ep: &Ep, ask_at: &mut u64) -> bool {
+    let Ok(g) = ep.lock.lock() else { return true };
+    if marked(&g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
         return true;
     }
     let now = cpu::ticks();
-    if ep.kernel.load(Ordering::Relaxed) && now - g.last_kernel > 5 * cpu::ticks_per_us() {
-        g.last_kernel = now;
+    if ep.kernel.load(Ordering::Relaxed) && now >= *ask_at {
+        *ask_at = now + SPIN_KERNEL_US * cpu::ticks_per_us();
         let mut p = libc::pollfd { fd: ep.fd.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
         return unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(1);
@@ -265,7 +273,7 @@ fn spin_target(g: &Inner) -> Option<u32> {
 unsafe fn sleep(
     ep: &'static Ep,
     out: &mut Out,
-    (deadline, unarmed): (Option<u64>, &mut bell::Unarmed),
+    (deadline, unarmed, since): (Option<u64>, &mut bell::Unarmed, &mut Option<u64>),
     mask: *const libc::sigset_t,
 ) -> Result<()> {
     // Items that are not hot are in no list of the instance.
@@ -274,20 +282,20 @@ unsafe fn sleep(
     {
         let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };
         // Without a monitor there are no bells, and the sleep is cut below.
-        if !arm_all(ep, &mut g, ep) && !ctl::dead() {
+        let armed = arm_all(ep, &mut g, ep);
+        // New clients of a listener are announced by the monitor.
+        let heard = g.n_listeners == 0 || ep.watch_ctl();
+        if !(ctl::dead() || armed && heard) {
             let piece = unarmed.piece();
             limit = Some(limit.map_or(piece, |l| l.min(piece)));
         }
         g.sleepers += 1;
-        if let Some(b) = ep.bell() {
-            set_sleeping(&g, b, true);
-        }
+        set_sleeping(&g, true);
     }
     if let Some(ns) = ctl::unwatched() {
         zone::watch::alone();
         limit = Some(limit.map_or(ns, |l| l.min(ns)));
     }
-    bell::before_sleep();
     let r = if something_after_arming(ep) {
         Ok(Spoke::Nobody)
     } else {
@@ -296,7 +304,7 @@ unsafe fn sleep(
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask, false) };
-        ep.spin.slept(cpu::ticks() - t0);
+        *since = Some(t0);
         if ep.zoned.load(Ordering::Relaxed) {
             ep.aloof.waited(ep.fd.load(Ordering::Relaxed), t0, out.n > 0);
             if out.n == 0 && r == Ok(Spoke::Nobody) {
@@ -310,10 +318,9 @@ unsafe fn sleep(
     };
     if let Ok(mut g) = ep.lock.lock() {
         g.sleepers = g.sleepers.saturating_sub(1);
-        if let Some(b) = ep.bell() {
-            set_sleeping(&g, b, g.sleepers > 0);
-        }
+        set_sleeping(&g, g.sleepers > 0);
         g.last_kernel = cpu::ticks();
+        g.kernel_busy = out.n > 0;
     }
     match r {
         Ok(Spoke::Control) => control(ep),
@@ -325,5 +332,5 @@ unsafe fn sleep(
 
 fn something_after_arming(ep: &Ep) -> bool {
     let Ok(g) = ep.lock.lock() else { return true };
-    marked(ep, &g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
+    marked(&g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
 }

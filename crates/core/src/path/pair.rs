@@ -1,139 +1,164 @@
-//! The two ends of the kernel connection that takes over.
+//! This side's end of the kernel connection that takes over, and what is done at the other one.
 
+use crate::chan::Chan;
 use crate::table::Desc;
-use crate::{ctl, name, process};
+use crate::{chan, ctl, name, process};
 use core::sync::atomic::Ordering;
+use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::{kind, switch, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Two connected sockets, ours to close. -1: that end is in the kernel's hands
-/// already.
-pub struct Ends {
-    pub own: i32,
-    pub other: i32,
-}
+/// A socket of ours to close. -1: this side needs none.
+pub struct Own(pub i32);
 
-impl Ends {
+impl Own {
     pub fn close(&self) {
-        for fd in [self.own, self.other] {
-            if fd >= 0 {
-                process::close_own(fd);
-            }
+        if self.0 >= 0 {
+            process::close_own(self.0);
         }
     }
 }
 
 fn message(d: &Desc, what: u32, side: u32) -> Msg {
-    let s = d.sock();
+    // As this process knows it: what the arena says any relative can write.
+    let channel = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));
     let mut m = Msg::new(what);
-    m.id = s.channel.load(Ordering::Relaxed) as u64;
-    m.arg0 = s.slot.load(Ordering::Relaxed) as u64 | (side as u64) << 32;
+    m.id = channel.map_or(0, |c| c.id.load(Ordering::Relaxed)) as u64;
+    m.arg0 = d.slot_index.load(Ordering::Relaxed) as u64 | (side as u64) << 32;
     m.arg1 = d.slot().generation.load(Ordering::Relaxed) as u64;
     m
 }
 
-/// Make both ends and give the monitor a copy of each. With the privilege to do
-/// so (TCP_REPAIR) the monitor connects them under the addresses of this very
-/// connection; else they are an ordinary loopback connection.
-pub fn make(d: &Desc) -> Option<Ends> {
+/// A SWITCH with a socket that shows in which network namespace we are.
+fn switch(m: Msg, family: i32) -> Result<Option<i32>> {
+    let shown = fresh(family).ok();
+    let r = ctl::request(m, shown);
+    if let Some(fd) = shown {
+        process::close_own(fd);
+    }
+    r.map(|(_, fd)| fd)
+}
+
+/// The monitor makes both ends and keeps the other one for the other side. With the privilege to do
+/// so (TCP_REPAIR) it connects them under the addresses of this very connection; else they are an
+/// ordinary loopback connection.
+pub fn make(d: &Desc) -> Option<Own> {
     let family = d.sock().family.load(Ordering::Relaxed) as i32;
     let side = d.side.load(Ordering::Relaxed);
-    let own = fresh(family).ok()?;
     let mut m = message(d, kind::SWITCH, side);
-    m.arg2 = switch::OWN;
-    match ctl::request(m, Some(own)) {
-        Ok((a, _)) => {
-            let other_family = a.arg0 as i32;
-            let Ok(other) = fresh(other_family) else {
-                process::close_own(own);
-                return None;
-            };
-            m.arg2 = switch::OTHER;
-            match ctl::request(m, Some(other)) {
-                Ok(_) => Some(Ends { own, other }),
-                Err(e) => {
-                    Ends { own, other }.close();
-                    (e == Errno::EPERM).then(|| plain(d, m, family, other_family)).flatten()
-                }
+    m.arg2 = switch::MAKE;
+    match switch(m, family) {
+        Ok(fd) => fd.map(|fd| Own(process::high_fd(fd))),
+        // The other side began at the same time.
+        Err(Errno::EALREADY) => claim_within(d, side, 200).map(|fd| Own(process::high_fd(fd))),
+        Err(Errno::EXDEV) => plain(d, m, family),
+        Err(_) => None,
+    }
+}
+
+/// Something to do at the other side's end, which is the monitor's to touch; bits of
+/// [`switch::act`].
+pub fn act(d: &Desc, what: u32) {
+    if what == 0 {
+        return;
+    }
+    let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
+    m.arg1 |= (what as u64) << 32;
+    m.arg2 = switch::ACT;
+    let _ = ctl::request(m, None);
+}
+
+/// Connect the client's end to the kernel's listener, for the client to come for.
+///
+/// # Errors
+/// EXDEV: the monitor cannot, there.
+pub fn dial(c: &Chan, slot: usize, family: i32, patience_ns: u64) -> Result<()> {
+    let m = Msg { arg2: switch::DIAL, ..of_slot(c, slot, SERVER, kind::SWITCH) };
+    let until = sys::now_ns() + patience_ns;
+    loop {
+        match switch(m, family) {
+            Err(Errno::EINPROGRESS) if sys::now_ns() < until => sys::nanosleep(200_000),
+            Err(e) => {
+                // The listener has dropped it; another one may get through at once.
+                hang_up(c, slot);
+                return Err(e);
             }
-        }
-        Err(e) => {
-            process::close_own(own);
-            // The other side began at the same time.
-            (e == Errno::EALREADY).then(|| taken(d, side)).flatten()
+            Ok(_) => return Ok(()),
         }
     }
+}
+
+/// Take back what [`dial`] has made.
+pub fn hang_up(c: &Chan, slot: usize) {
+    let _ = ctl::request(of_slot(c, slot, CLIENT, kind::RELEASE), None);
+}
+
+fn of_slot(c: &Chan, slot: usize, side: usize, what: u32) -> Msg {
+    let mut m = Msg::new(what);
+    m.id = c.id.load(Ordering::Relaxed) as u64;
+    m.arg0 = slot as u64 | (side as u64) << 32;
+    m.arg1 = c.slot(slot).generation.load(Ordering::Relaxed) as u64;
+    m
 }
 
 /// A socket of which nothing is decided, in place of this side's end.
-pub fn make_alone(d: &Desc) -> Option<Ends> {
-    let own = fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?;
+pub fn make_alone(d: &Desc) -> Option<Own> {
+    let own = Own(fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?);
     let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
     m.arg2 = switch::ALONE;
-    let ends = Ends { own, other: -1 };
-    match ctl::request(m, Some(own)) {
-        Ok(_) => Some(ends),
-        Err(_) => {
-            ends.close();
-            None
-        }
+    if ctl::request(m, Some(own.0)).is_err() {
+        own.close();
+        return None;
     }
-}
-
-fn taken(d: &Desc, side: u32) -> Option<Ends> {
-    let own = process::high_fd(claim(d, side)?);
-    match claim(d, 1 - side) {
-        Some(other) => Some(Ends { own, other: process::high_fd(other) }),
-        None => {
-            process::close_own(own);
-            None
-        }
-    }
+    Some(own)
 }
 
 pub fn fresh(family: i32) -> Result<i32> {
     sys::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_TCP).map(process::high_fd)
 }
 
-/// Without the privilege: other port numbers, the same bytes.
-fn plain(d: &Desc, mut m: Msg, own_family: i32, other_family: i32) -> Option<Ends> {
+/// In a network namespace that the monitor cannot enter: other port numbers, the same bytes.
+fn plain(d: &Desc, mut m: Msg, family: i32) -> Option<Own> {
     let v4 = name::is_v4(&name::load(&d.sock().local));
-    let listener = fresh(other_family).ok()?;
-    let ends = connect_to(listener, v4, own_family, other_family);
+    let listener = fresh(family).ok()?;
+    let ends = connect_to(listener, v4, family);
     process::close_own(listener);
-    let ends = ends.ok()?;
-    for (fd, what) in [(ends.own, switch::OWN_READY), (ends.other, switch::OTHER_READY)] {
+    let (own, other) = ends.ok()?;
+    let mut kept = [(own, switch::OWN_READY), (other, switch::OTHER_READY)].into_iter().map(|(fd, what)| {
         m.arg2 = what;
-        if ctl::request(m, Some(fd)).is_err() {
-            ends.close();
-            return None;
-        }
+        ctl::request(m, Some(fd)).is_ok()
+    });
+    let both = kept.all(|ok| ok);
+    process::close_own(other);
+    if !both {
+        process::close_own(own);
     }
-    Some(ends)
+    both.then_some(Own(own))
 }
 
 /// Give the monitor a copy of an end that exists already, for the other side to
 /// come for. (This side needs none of its own.)
-pub fn announce(d: &Desc, ends: &Ends) -> bool {
+pub fn announce(d: &Desc, other: i32) -> bool {
     let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
     [switch::OWN_READY, switch::OTHER_READY].into_iter().all(|what| {
         m.arg2 = what;
-        ctl::request(m, Some(ends.other)).is_ok()
+        ctl::request(m, Some(other)).is_ok()
     })
 }
 
-fn connect_to(listener: i32, v4: bool, own_family: i32, other_family: i32) -> Result<Ends> {
-    let (any, len) = loopback(v4, other_family, 0);
+/// This side's end and the other one, of the same family.
+fn connect_to(listener: i32, v4: bool, family: i32) -> Result<(i32, i32)> {
+    let (any, len) = loopback(v4, family, 0);
     sys::bind(listener, &any[..len])?;
     sys::listen(listener, 1)?;
     let mut b = [0u8; 28];
     sys::getsockname(listener, &mut b)?;
-    let (to, len) = loopback(v4, own_family, u16::from_be_bytes([b[2], b[3]]));
-    let own = fresh(own_family)?;
+    let (to, len) = loopback(v4, family, u16::from_be_bytes([b[2], b[3]]));
+    let own = fresh(family)?;
     // SAFETY: no address wanted.
     let accept = || unsafe { sys::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), libc::SOCK_CLOEXEC) };
     match sys::connect(own, &to[..len]).and_then(|()| accept()) {
-        Ok(other) => Ok(Ends { own, other: process::high_fd(other) }),
+        Ok(other) => Ok((own, process::high_fd(other))),
         Err(e) => {
             process::close_own(own);
             Err(e)
@@ -158,13 +183,18 @@ fn loopback(v4: bool, family: i32, port: u16) -> ([u8; 28], usize) {
     (b, 28)
 }
 
-/// A descriptor of one end from the monitor.
+/// A descriptor of this side's end from the monitor. A peer that says it has moved has made both
+/// ends before.
 pub fn claim(d: &Desc, side: u32) -> Option<i32> {
+    claim_within(d, side, 4)
+}
+
+fn claim_within(d: &Desc, side: u32, turns: u64) -> Option<i32> {
     let m = message(d, kind::CLAIM, side);
-    for turn in 0..200u64 {
+    for turn in 0..turns {
         match ctl::request(m, None) {
             Ok((_, Some(fd))) => return Some(fd),
-            // The mover is between its two requests.
+            // The mover is between two requests.
             Err(Errno::EAGAIN) => sys::nanosleep(10_000 * (turn + 1).min(100)),
             _ => return None,
         }

@@ -3,7 +3,7 @@
 //! listener instead, where whoever has the socket finds them.
 //!
 //! The server's end is made by a real `connect` to the listener from the client's
-//! address. The client's end of that is handed over like any other
+//! address, by the monitor. The client's end of that is handed over like any other
 //! ([`super`]): what the client has sent is sent again in it.
 
 use super::{move_out, pair, settle, start};
@@ -13,7 +13,8 @@ use crate::listen::{self, Listener};
 use crate::table::{self, kind, Desc};
 use crate::{accept, ctl, name, process};
 use core::sync::atomic::Ordering;
-use fsocket_abi::channel::SERVER;
+use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::switch::act;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// The kernel's limit on a backlog (net.core.somaxconn) may be lower.
@@ -71,13 +72,17 @@ fn one(
     let client_family = c.slot(slot).family.load(Ordering::Relaxed);
     // Each time: a relative that does the same may have finished, and set it back. Also
     // between the two calls, and then the kernel's queue may be full.
+    // -1: the monitor has it.
     let other = (0..TRIES).find_map(|failed| {
         if failed > 0 || is_full(listener) {
             *raised |= raise(listener, l);
         }
-        dial(client_family as i32, &name::source_for(&dst), port, &dst, server).ok()
+        match pair::dial(c, slot, client_family as i32, PATIENCE_NS) {
+            Err(Errno::EXDEV) => dial(client_family as i32, &name::source_for(&dst), port, &dst, server).ok(),
+            r => r.ok().map(|()| -1),
+        }
     })?;
-    let ends = pair::Ends { own: -1, other };
+    let hand_over = |d: &Desc| other < 0 || pair::announce(d, other);
     let parts = table::alloc(kind::FRESH).and_then(|d| match process::alloc_sock() {
         Some(s) => Some((d, s)),
         None => {
@@ -86,32 +91,34 @@ fn one(
         }
     });
     let Some((d, sock)) = parts else {
-        ends.close();
+        pair::Own(other).close();
+        pair::hang_up(c, slot);
         return None;
     };
     let family = listener.family.load(Ordering::Relaxed) as u16;
     d.family.store(family as u32, Ordering::Relaxed);
     let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: server };
     establish(d, sock, &e);
-    let started = pair::announce(d, &ends) && start(d, |_| Some(pair::Ends { own: -1, other })).is_some();
+    let started = hand_over(d) && start(d, |_| Some(pair::Own(-1))).is_some();
+    pair::Own(other).close();
     if !started {
         // Reset, as by a listener that is closed.
-        settle::reset_on_close(other);
-        ends.close();
+        pair::act(d, act::RESET);
+        pair::release(d, CLIENT as u32);
         crate::close::last_reference(d);
         table::done_with(d);
         return Some(());
     }
     sys::heavy_fence();
-    move_out(d, &ends);
-    ends.close();
+    move_out(d, &pair::Own(-1));
     d.kind.store(kind::FRESH, Ordering::Release);
     settle::leave(d);
     table::release(d);
     Some(())
 }
 
-/// A connection from the client's address to the listener's, in the kernel.
+/// A connection from the client's address to the listener's, in the kernel: where the monitor
+/// cannot make one.
 fn dial(family: i32, from: &[u8; 16], port: u16, to: &[u8; 16], to_port: u16) -> Result<i32> {
     let fd = pair::fresh(family)?;
     let r = (|| {

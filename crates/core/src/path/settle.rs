@@ -5,6 +5,7 @@ use crate::{bell, chan, epoll, opts, process, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
+use fsocket_proto::switch::act;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Result};
 
@@ -46,21 +47,24 @@ pub fn forget_error(fd: i32) {
 /// Of two sides that are both there one has shut down both directions, and answers what is
 /// sent to it with a reset. If that has happened it happens again between the kernel's sockets,
 /// so that each shows what it would. When everything has been poured; the mover's part.
-pub fn meet_the_deaf(d: &Desc, theirs: u32, ends: &super::pair::Ends) {
+pub fn meet_the_deaf(d: &Desc, theirs: u32, own: i32) {
     // (Alive and with a reset: we were the deaf one.)
     let reset = theirs & status::RST != 0;
     if theirs & status::CLOSED != 0 || !reset && theirs & status::DEAF == 0 {
         return;
     }
-    let (deaf, speaks) = if reset { (ends.own, ends.other) } else { (ends.other, ends.own) };
-    let _ = sys::shutdown(deaf, libc::SHUT_RDWR);
-    let sent = reset || d.sock().flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
-    let mut p = libc::pollfd { fd: speaks, events: 0, revents: 0 };
+    if reset {
+        let _ = sys::shutdown(own, libc::SHUT_RDWR);
+        return super::pair::act(d, act::SPEAK);
+    }
+    super::pair::act(d, act::DEAF);
+    let sent = d.sock().flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
+    let mut p = libc::pollfd { fd: own, events: 0, revents: 0 };
     // SAFETY: one pollfd.
     let once = sent && unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(0);
     if once {
         // SAFETY: one byte.
-        let _ = unsafe { sys::send(speaks, &0u8, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        let _ = unsafe { sys::send(own, &0u8, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     }
 }
 

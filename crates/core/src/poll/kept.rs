@@ -83,7 +83,9 @@ impl<'a> Kept<'a> {
 
     /// Has something happened to what is kept that wakes a sleeper in the kernel?
     pub fn woken(&self) -> bool {
-        self.all().iter().any(|o| o.d.kind() != o.kind || super::unsettled(o.d) || super::events(o.d, o.wanted) != 0)
+        // (The end of a listener's last number wakes nobody there.)
+        let turned = |o: &One| o.kind == kind::CONN && o.d.kind() != o.kind;
+        self.all().iter().any(|o| turned(o) || super::unsettled(o.d) || super::events(o.d, o.wanted) != 0)
     }
 
     /// Follow connections without a number here whose path was switched.

@@ -1,7 +1,7 @@
 //! Receiving: a ring's common case, looks ahead, ends, and what is behind the ring.
 
 use super::wait::{interruptible, wait_any, wait_data, wait_more, Wait};
-use super::{left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
+use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
 use crate::asleep::{self, On};
 use crate::path;
 use crate::table::Desc;
@@ -41,7 +41,7 @@ pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> us
     if ring_has(d) {
         return 0;
     }
-    match path_taken(d) {
+    match path_taken(d, flags) {
         // A receive ends before urgent data; begun there it would go over them. And one that
         // has something to return leaves an error to the next.
         Some(Ok(fd)) if at_mark(fd) || in_kernel(fd) == 0 => 0,
@@ -95,7 +95,7 @@ fn ioctl(fd: i32, what: usize) -> i32 {
 #[cold]
 unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
     let _hold = Hold::on(d);
-    match path_taken(d) {
+    match path_taken(d, flags) {
         Some(Ok(fd)) if d.is_conn() && in_kernel(fd) > 0 => {
             // SAFETY: the caller's.
             unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0)
@@ -172,11 +172,19 @@ fn told(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, H
 /// After a read: wake a sender that sleeps for space, once there is enough.
 #[inline(always)]
 fn consumed(d: &'static Desc, rx: &Dir, h: &Half) {
-    fsocket_sync::light_fence();
-    if rx.want_space.armed() != 0 && h.pos.load(Ordering::Relaxed) >= rx.prod.space_at.load(Ordering::Relaxed) {
-        notify(d, &rx.want_space);
+    if !rx.want_space.is_silent() {
+        freed(d, rx, h);
     }
     publish_cpu(h, &rx.cons.cpu);
+}
+
+/// Somebody sleeps for space, or did lately.
+#[cold]
+#[inline(never)]
+fn freed(d: &'static Desc, rx: &Dir, h: &Half) {
+    if rx.want_space.waiting() != 0 && h.pos.load(Ordering::Relaxed) >= rx.prod.space_at.load(Ordering::Relaxed) {
+        notify(d, &rx.want_space);
+    }
 }
 
 /// # Safety
@@ -185,7 +193,7 @@ fn consumed(d: &'static Desc, rx: &Dir, h: &Half) {
 #[inline(never)]
 pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
-        return match path_taken(d) {
+        return match path_taken(d, flags) {
             // SAFETY: the caller's.
             Some(fd) => fd.and_then(|fd| unsafe { sys::recv(fd, buf, len, flags) }),
             // Nobody has sent any, or the path would have been switched.
@@ -216,7 +224,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             if left_rings(d) {
                 hold.get_or_insert_with(|| Hold::on(d));
             }
-            if let Some(fd) = path_taken(d) {
+            if let Some(fd) = path_taken(d, flags) {
                 if done > 0 && fd.is_ok_and(|fd| at_mark(fd) || block && !something_behind(d, fd)) {
                     return Ok(done);
                 }
@@ -270,6 +278,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 }
                 Ok(0) => {}
                 Ok(n) => {
+                    waits.was_not();
                     done += n;
                     consumed(d, rx, h);
                     if done < len && done >= target && left_rings(d) {
@@ -313,6 +322,11 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         if len == 0 {
             let _ = wait_any(d, &mut waits);
             return Ok(0); // whatever has ended the wait
+        }
+        if is_nonsense(d) || waits.was_in_vain() {
+            // Nothing to read, and no end: the wait would be over at once, each time.
+            poison(d);
+            continue;
         }
         let r = if peek && done > 0 { wait_more(d, done, &mut waits) } else { wait_data(d, &mut waits) };
         if let Err(e) = r {

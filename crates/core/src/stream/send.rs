@@ -173,8 +173,7 @@ fn on_credit(d: &'static Desc, len: usize) -> Option<(&'static Half, ring::Slot)
 /// After a send on credit.
 #[inline(always)]
 fn told(d: &'static Desc, h: &Half, cpu_mark: impl FnOnce() -> u32) -> Tiny {
-    fsocket_sync::light_fence();
-    if d.tx_dir().want_data.armed() != 0 || h.cpu.load(Ordering::Relaxed) != cpu_mark() {
+    if !d.tx_dir().want_data.is_silent() || h.cpu.load(Ordering::Relaxed) != cpu_mark() {
         return Tiny::Tell;
     }
     Tiny::Sent
@@ -261,7 +260,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         if left_rings(d) {
             hold.get_or_insert_with(|| Hold::on(d));
         }
-        if let Some(fd) = path_taken(d) {
+        if let Some(fd) = path_taken(d, flags) {
             // SAFETY: the rest of the caller's buffer.
             return match fd.and_then(|fd| unsafe { sys::send(fd, buf.add(done), len - done, flags) }) {
                 Ok(n) => Ok(done + n),
@@ -315,6 +314,10 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                 if done > 0 {
                     interruptible(&mut waits, s.sndtimeo.load(Ordering::Relaxed));
                 }
+                if waits.was_in_vain() {
+                    poison(d);
+                    continue;
+                }
                 if let Err(e) = wait_space(d, &mut waits) {
                     return match table::given_up(d) {
                         _ if done > 0 => Ok(done),
@@ -325,6 +328,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                 }
             }
             Ok(n) => {
+                waits.was_not();
                 done += n;
                 notify(d, &tx.want_data);
                 publish_cpu(h, &tx.prod.cpu);

@@ -4,7 +4,7 @@ use super::recv::ended;
 use crate::asleep::{self, On};
 use crate::table::Desc;
 use crate::{ready, stats, table, token};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
@@ -16,6 +16,14 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 const ONE_WAY: u32 = 16;
 const BATCH_NS: u64 = 4000;
 
+/// A sleep with a limit looks so often whether the monitor lives, nanoseconds; one without is woken
+/// by its death.
+const LOOK_NS: u64 = 2_000_000_000;
+
+/// A sleep without a limit is at first one with this limit, nanoseconds: that costs half of what it costs
+/// to sleep on the monitor's word as well, and most are shorter. See [`mixed_handlers`].
+const SHORT_NS: u64 = 100_000_000;
+
 /// A limit that never comes, nanoseconds.
 const LONG: u64 = u64::MAX / 2;
 
@@ -26,6 +34,22 @@ pub(super) struct Wait {
     deadline: Option<u64>,
     /// It has done or slept something: whatever becomes of the number, the call goes on.
     pub(super) begun: bool,
+    /// How often in a row it was told of what was not there, before it could sleep.
+    in_vain: u32,
+}
+
+impl Wait {
+    /// Another thread may be faster now and then. A peer that shows something and takes it back, again
+    /// and again, would keep this thread busy for ever.
+    const MOST_IN_VAIN: u32 = 1 << 16;
+
+    pub(super) fn was_in_vain(&mut self) -> bool {
+        self.in_vain += 1;
+        self.in_vain > Self::MOST_IN_VAIN
+    }
+    pub(super) fn was_not(&mut self) {
+        self.in_vain = 0;
+    }
 }
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?
@@ -42,7 +66,7 @@ fn streaming(d: &Desc) -> bool {
 pub(super) fn wait_data(d: &'static Desc, w: &mut Wait) -> Result<()> {
     let (_, rx, _) = d.rx();
     let peer = ready::peer_cpu(d);
-    if streaming(d) && peer != cpu::current() {
+    if streaming(d) && peer != cpu::current() && !crate::spin::contended(cpu::ticks()) {
         // Polling right behind a sender makes both fight for the cache line it
         // is filling. Let it get ahead.
         let end = cpu::ticks() + BATCH_NS * cpu::ticks_per_us() / 1000;
@@ -104,7 +128,7 @@ fn is_less_than_wanted(d: &Desc, want: &Want) -> bool {
 
 /// After EINTR: would the kernel have restarted the call?
 fn restarts(d: &Desc, want: &Want) -> bool {
-    !is_less_than_wanted(d, want) && !crate::cancel::hit() && sys::signals_restart()
+    !is_less_than_wanted(d, want) && crate::wait::restarts(false)
 }
 
 /// A number does not refer to `d` any more, something else does. A thread that is on its way to
@@ -124,10 +148,8 @@ pub fn number_given_up(d: &'static Desc) {
 /// `d` is no connection any more, as its last reference is gone: a thread that came too late to
 /// keep it must not sleep on it.
 pub fn wake_late(d: &'static Desc) {
-    // Pairs with the heavy fence of who sleeps.
-    fsocket_sync::light_fence();
     for want in [&d.rx_dir().want_data, &d.tx_dir().want_space] {
-        if want.armed() & FUTEX_BIT != 0 {
+        if !want.is_silent() && want.waiting() & FUTEX_BIT != 0 {
             want.seq.fetch_add(1, Ordering::AcqRel);
             sys::futex_wake(&want.seq, i32::MAX);
         }
@@ -160,6 +182,18 @@ fn sleep(
     r
 }
 
+/// Which handler has ended a sleep cannot be known. So a sleep without a limit gets one of ours only where
+/// all handlers agree on whether calls are restarted; looked at now and then, and when it has mattered.
+fn mixed_handlers() -> &'static AtomicBool {
+    const EVERY: u32 = 1024;
+    static MIXED: AtomicBool = AtomicBool::new(false);
+    static SLEEPS: AtomicU32 = AtomicU32::new(0);
+    if SLEEPS.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
+        MIXED.store(sys::signals_disagree(), Ordering::Relaxed);
+    }
+    &MIXED
+}
+
 /// The second half of [`sleep`].
 fn sleep_on(
     d: &'static Desc,
@@ -173,10 +207,11 @@ fn sleep_on(
         w.deadline = Some(sys::now_ns().saturating_add(timeo));
     }
     let t0 = cpu::ticks();
+    let mut long = false;
     loop {
         let seq = want.seq.load(Ordering::Acquire);
-        want.arm(FUTEX_BIT);
-        sys::heavy_fence();
+        // The caller holds `d`, so the word stays its own.
+        want.arm_and_fence(FUTEX_BIT, sys::heavy_fence);
         if ready() {
             break;
         }
@@ -200,24 +235,39 @@ fn sleep_on(
         let left = match w.deadline {
             Some(t) => match t.saturating_sub(sys::now_ns()) {
                 0 => return Err(Errno::EAGAIN),
-                n => Some(unwatched.map_or(n, |u| u.min(n))),
+                // (A limit of its own is not restarted: it may be cut at no price.)
+                n => Some(unwatched.unwrap_or(LOOK_NS).min(n)),
             },
             None => unwatched.or_else(|| is_less_than_wanted(d, want).then_some(LONG)),
         };
+        // A limit that the kernel's call would not have.
+        let short = left.is_none() && !long && !mixed_handlers().load(Ordering::Relaxed);
+        let left = if short { Some(SHORT_NS) } else { left };
         let on = On { word: Some(&want.seq), ..On::default() };
-        let r = asleep::sleep(&on, || sys::futex_wait(&want.seq, seq, left));
+        let r = asleep::sleep(&on, || match left {
+            Some(_) => sys::futex_wait(&want.seq, seq, left),
+            None => crate::ctl::sleep_watched(&want.seq, seq),
+        });
         w.begun |= r != Err(Errno::EAGAIN);
+        // What another thread is faster to take wakes this one in vain, too, but from a sleep.
+        w.was_not();
+        long |= short && r == Err(Errno::ETIMEDOUT);
         if ready() {
             break;
         }
         match r {
             // The limit is ours alone: without it the kernel would have gone on.
-            Err(Errno::EINTR) if w.deadline.is_none() && unwatched.is_some() && restarts(d, want) => {}
-            Err(Errno::EINTR) => return Err(Errno::EINTR),
+            Err(Errno::EINTR) if w.deadline.is_none() && (short || unwatched.is_some()) && restarts(d, want) => {}
+            Err(Errno::EINTR) => {
+                if short {
+                    mixed_handlers().store(sys::signals_disagree(), Ordering::Relaxed);
+                }
+                return Err(Errno::EINTR);
+            }
             Err(Errno::ETIMEDOUT) if w.deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
             _ => {}
         }
     }
-    spin.slept(cpu::ticks() - t0);
+    spin.slept(t0, want.told.load(Ordering::Relaxed));
     Ok(())
 }

@@ -3,9 +3,8 @@
 //! other threads.
 
 use super::{of, Local, Zoned};
-use crate::asleep::{self, On};
-use crate::cancel;
 use crate::table::Desc;
+use crate::wait::{self, Deadline};
 use crate::{ctl, pool, process, stats, Outcome};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
@@ -292,29 +291,24 @@ impl Zoned {
     /// Sleep on the global socket, the own one, and the monitor.
     fn wait(&self, fd: i32, d: &Desc, peer: Peer) -> Result<i32> {
         let timeo = d.rcvtimeo.load(Ordering::Relaxed);
-        let deadline = (timeo != 0).then(|| sys::now_ns().saturating_add(timeo));
+        let deadline = Deadline::of_option(timeo);
         loop {
             let own = self.own().map_or(-1, |l| l.fd());
-            let control = if ctl::dead() { -1 } else { ctl::fd() };
             super::balance::before_sleep();
-            let mut p = [fd, own, control, self.parcels(), self.peers_fd()].map(|fd| libc::pollfd {
+            let mut p = [fd, own, self.peers_fd(), self.parcels(), -1, -1].map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
             });
-            let left = super::balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns())));
-            // SAFETY: five entries.
-            let poll = || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, core::ptr::null()) };
-            match asleep::sleep(&On::default(), poll) {
-                Err(Errno::EINTR) if !cancel::hit() && sys::signals_restart() => continue,
+            // SAFETY: no mask.
+            match unsafe { wait::sleep(&mut p, None, deadline.left(), core::ptr::null()) } {
+                Err(Errno::EINTR) if wait::restarts(deadline.is_limited()) => continue,
                 Err(e) => return Err(e),
-                Ok(0) if deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
+                Ok(0) if deadline.is_over() => return Err(Errno::EAGAIN),
                 Ok(_) => {}
             }
-            self.peers_spoke(p[4].revents != 0);
-            if p[2].revents != 0 {
-                ctl::readable();
-            }
+            self.peers_spoke(p[2].revents != 0);
+            wait::heed(&p);
             match self.take(fd, false, peer) {
                 Err(Errno::EAGAIN) => {}
                 r => return r,

@@ -6,8 +6,8 @@
 
 use super::join::Who;
 use super::{balance, of, used, How, Local, Zoned};
-use crate::asleep::{self, On};
 use crate::table::{self, Desc};
+use crate::wait::{self, Deadline};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
@@ -519,7 +519,7 @@ pub unsafe fn poll(
 ) -> Option<Result<usize>> {
     const MAX: usize = 256;
     let b = Beside::of(fds, timeout_ns != Some(0));
-    if b.n == 0 || fds.len() + EXTRA + 1 > MAX {
+    if b.n == 0 || fds.len() + EXTRA + wait::BESIDE > MAX {
         return None;
     }
     let n = fds.len();
@@ -528,32 +528,27 @@ pub unsafe fn poll(
     for (k, &(_, fd)) in b.at[..b.n].iter().enumerate() {
         all[n + k] = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
-    let deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
-    let control = n + b.n;
+    let deadline = Deadline::within(timeout_ns);
+    let used = n + b.n + wait::BESIDE;
     let mut asks = b.peers[..b.n].iter().flatten().any(|z| z.is_guest());
     loop {
-        all[control].fd = if ctl::dead() { -1 } else { ctl::fd() };
-        all[control].events = libc::POLLIN;
         b.arm(&mut all[n..]);
         balance::before_sleep();
         let left = match core::mem::take(&mut asks) {
             true => Some(0),
-            false => balance::cut(deadline.map(|t| t.saturating_sub(sys::now_ns()))),
+            false => deadline.left(),
         };
-        // SAFETY: the entries are there; the caller's mask.
-        let wait = || unsafe { sys::ppoll(all.as_mut_ptr(), control + 1, left, mask) };
-        if let Err(e) = asleep::sleep(&On::default(), wait) {
+        // SAFETY: the caller's mask.
+        if let Err(e) = unsafe { wait::sleep(&mut all[..used], None, left, mask) } {
             return Some(Err(e));
         }
-        if all[control].revents != 0 {
-            ctl::readable();
-        }
+        wait::heed(&all[..used]);
         for (p, a) in fds.iter_mut().zip(&all) {
             p.revents = a.revents;
         }
         fold(fds, &b, &all[n..]);
         let ready = fds.iter().filter(|p| p.revents != 0).count();
-        if ready > 0 || deadline.is_some_and(|t| sys::now_ns() >= t) {
+        if ready > 0 || deadline.is_over() {
             return Some(Ok(ready));
         }
     }

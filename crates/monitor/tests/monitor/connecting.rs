@@ -1,10 +1,10 @@
-//! Listening, connecting, channels, bells and ports.
+//! Listening, connecting, channels, wakers and ports.
 
 use crate::support::*;
-use fsocket_abi::channel::{CHANNEL_SIZE, MAGIC};
+use fsocket_abi::channel::{waker_key, CHANNEL_SIZE, CLIENT, MAGIC};
 use fsocket_monitor::shm::Mapping;
 use fsocket_proto::registry::{Registry, SIZE};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{kind, waiter, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -179,26 +179,90 @@ fn only_holders_may_work() {
     assert_eq!(answer.result, Errno::NOENT.raw_os_error());
 }
 
+/// The sleeper is told, asks for a pipe, confirms it, and the process that rings gets its end.
 #[test]
-fn a_bell_is_for_the_other_side_of_the_channel() {
+fn two_processes_get_a_pipe_of_their_own() {
     let d = Daemon::start();
     let (mut s, mut c, _l, ch) = d.acquainted();
+    s.sync();
+    s.unasked.clear();
     let mut other = d.process();
-    let key = 77;
-    let bell = c.add_bell(key);
-    let _decoy = other.add_bell(key);
-    let get = |p: &mut Proc, key| p.request(Msg { id: key, arg0: u64::from(ch.id), ..Msg::new(kind::GETBELL) }, None);
-    let (answer, fd) = get(&mut s, key);
-    assert_eq!(answer.result, 0);
-    rustix::io::write(fd.unwrap(), &1u64.to_ne_bytes()).unwrap();
-    assert!(rung(&bell));
-    for p in [&mut c, &mut other] {
-        assert_eq!(get(p, key).0.result, Errno::NOENT.raw_os_error());
+    let key = waker_key(c.nonce, 7);
+    let place = |kind| Msg { arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 3), ..Msg::new(kind) };
+    // Neither a stranger, nor with a key of nobody on that side, nor for a waiter that there is not.
+    other.tell(Msg { id: key, ..place(kind::RING) }, None);
+    for key in [waker_key(s.nonce, 7), waker_key(other.nonce, 7), key & !0xff, 0, u64::MAX] {
+        s.tell(Msg { id: key, ..place(kind::RING) }, None);
     }
-    assert_eq!(get(&mut s, key + 1).0.result, Errno::NOENT.raw_os_error());
-    c.tell(Msg { id: key, ..Msg::new(kind::UNBELL) }, None);
+    s.tell(Msg { id: key, arg1: waiter::pack(CLIENT, 63), ..place(kind::RING) }, None);
+    s.tell(Msg { id: key, arg1: 2 << 8, ..place(kind::RING) }, None);
+    for p in [&mut other, &mut s, &mut c] {
+        p.sync();
+        assert!(p.unasked.is_empty());
+    }
+    s.tell(Msg { id: key, ..place(kind::RING) }, None);
+    let (woken, none) = c.wait_unasked();
+    assert_eq!((woken.kind, woken.id, woken.arg0, woken.arg1), (kind::WOKEN, 7, u64::from(ch.id), 3));
+    assert!(none.is_none());
+
+    // Confirmed before it was asked for: nothing.
+    let ask = |kind, ringer| Msg { id: 7, arg2: ringer, ..place(kind) };
+    c.tell(ask(kind::WAKER_READY, woken.arg2), None);
+    // By the other side, with somebody who is no party, with oneself: nothing.
+    s.tell(ask(kind::WAKER, woken.arg2), None);
+    for ringer in [0, u64::MAX, woken.arg2 + 1000] {
+        c.tell(ask(kind::WAKER, ringer), None);
+    }
+    for p in [&mut s, &mut c] {
+        p.sync();
+        assert!(p.unasked.is_empty());
+    }
+    for _ in 0..3 {
+        c.tell(ask(kind::WAKER, woken.arg2), None);
+    }
+    let (m, read) = c.wait_unasked();
+    assert_eq!((m.kind, m.id, m.arg2), (kind::WAKER_READ, 7, woken.arg2));
+    let read = read.expect("the read end");
+    s.sync();
+    assert!(s.unasked.is_empty(), "not before the sleeper watches it");
+    for _ in 0..3 {
+        c.tell(ask(kind::WAKER_READY, woken.arg2), None);
+    }
+    let (m, write) = s.wait_unasked();
+    assert_eq!((m.kind, m.id, m.arg0, m.arg1), (kind::WAKER_WRITE, key, u64::from(ch.id), 3));
+    let write = write.expect("the other end");
+    rustix::io::write(&write, &[1]).unwrap();
+    assert!(rung(&read));
     c.sync();
-    assert_eq!(get(&mut s, key).0.result, Errno::NOENT.raw_os_error());
+    s.sync();
+    assert!(c.unasked.is_empty() && s.unasked.is_empty(), "once for each pair");
+    // Descriptions of their own: the flags of one are not the other's, nor the monitor's.
+    rustix::fs::fcntl_setfl(&write, rustix::fs::OFlags::empty()).unwrap();
+    assert!(rustix::fs::fcntl_getfl(&read).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
+    // The process that wakes has ended, and the monitor holds nothing of it.
+    drop(write);
+    let mut byte = [0; 8];
+    assert_eq!(rustix::io::read(&read, &mut byte), Ok(1));
+    assert_eq!(rustix::io::read(&read, &mut byte), Ok(0), "nobody can write any more");
+}
+
+/// However often a process is rung that does not read, one message waits for each of its bells.
+#[test]
+fn rings_for_one_that_does_not_read_are_one() {
+    let d = Daemon::start();
+    let (mut s, mut c, _l, ch) = d.acquainted();
+    for i in 0..20_000u64 {
+        let key = waker_key(c.nonce, i as usize % 3);
+        s.tell(Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 0), ..Msg::new(kind::RING) }, None);
+        if i % 16 == 0 {
+            s.sync();
+        }
+    }
+    s.sync();
+    c.sync();
+    let woken = c.unasked.iter().filter(|(m, _)| m.kind == kind::WOKEN).count();
+    assert!((3..2_000).contains(&woken), "{woken} messages: what the socket holds, and three");
+    c.sync();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use fsocket_abi::arena::{flag, sock_state, Counter};
-use fsocket_abi::channel::{ring_off, slot_state, status, CLIENT, POS_START, SERVER, SUMMARY_SYN};
+use fsocket_abi::channel::{ring_off, slot_state, status, waker_key, CLIENT, POS_START, SERVER, SUMMARY_SYN};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::doorbell::FUTEX_BIT;
@@ -33,8 +33,7 @@ fn scene() -> Scene {
 
 #[test]
 fn a_dead_process_closes_its_connections_and_wakes_the_peer() {
-    let mut s = scene();
-    let bell = s.client.add_bell(5);
+    let s = scene();
     for slot in 0..3 {
         s.ch.set_state(slot, slot_state::ESTABLISHED);
         s.server.open_sock(slot, s.ch.id, slot, SERVER, &[s.server.nonce]);
@@ -49,12 +48,12 @@ fn a_dead_process_closes_its_connections_and_wakes_the_peer() {
     }
     s.ch.map.at::<AtomicU64>(ring_off(1, CLIENT) + 64).store(5 | 1 << 32, Ordering::Relaxed);
     s.server.sock(2).rx.limit.store(9, Ordering::Relaxed);
-    s.ch.sleep(CLIENT, 3, 5);
-    s.ch.slot(0).dir[SERVER].want_data.arm(1 << 3);
-    s.ch.slot(1).dir[SERVER].want_data.arm(FUTEX_BIT);
-    s.ch.slot(2).dir[CLIENT].want_space.arm(FUTEX_BIT | 1 << 3);
+    s.ch.sleep(CLIENT, 3, waker_key(s.client.nonce, 5));
+    let _ = s.ch.slot(0).dir[SERVER].want_data.arm(1 << 3);
+    let _ = s.ch.slot(1).dir[SERVER].want_data.arm(FUTEX_BIT);
+    let _ = s.ch.slot(2).dir[CLIENT].want_space.arm(FUTEX_BIT | 1 << 3);
 
-    let Scene { server, ch, d: _d, client: _client, .. } = s;
+    let Scene { server, ch, d: _d, mut client, .. } = s;
     let waiter = ch.waiter(CLIENT, 3);
     drop(server.fd);
     wait_until("the last one is closed", || ch.status(2, SERVER) != 0);
@@ -64,7 +63,7 @@ fn a_dead_process_closes_its_connections_and_wakes_the_peer() {
     for slot in 0..3 {
         assert_eq!(ch.status(slot, CLIENT), 0);
     }
-    wait_until("the bell rings", || rung(&bell));
+    wait_until("the client is woken", || client.is_woken(5));
     assert_eq!(waiter_ready(waiter) & 0b101, 0b101);
     assert_eq!(waiter.summary.load(Ordering::Acquire) & 1, 1);
     assert_eq!(waiter.sleeping.load(Ordering::Acquire), 0);
@@ -83,7 +82,7 @@ fn a_futex_sleeper_is_woken() {
     s.client.open_sock(0, s.ch.id, 0, CLIENT, &[s.client.nonce]);
     let Scene { client, ch, d: _d, server: _server, .. } = s;
     let want = &ch.slot(0).dir[CLIENT].want_data;
-    want.arm(FUTEX_BIT);
+    let _ = want.arm(FUTEX_BIT);
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             while want.seq.load(Ordering::Acquire) == 0 {
@@ -239,14 +238,13 @@ fn a_socket_that_nobody_holds_is_closed_unless_a_relative_has_its_slot() {
 #[test]
 fn the_end_of_a_listener_resets_what_nobody_accepted() {
     let mut s = scene();
-    let bell = s.client.add_bell(9);
     s.ch.syn(0, 4);
     s.ch.syn(1, 5);
     s.ch.set_state(6, slot_state::ESTABLISHED);
     s.server.open_sock(0, s.ch.id, 6, SERVER, &[s.server.nonce]);
     s.client.open_sock(0, s.ch.id, 4, CLIENT, &[s.client.nonce]);
-    s.ch.sleep(CLIENT, 0, 9);
-    s.ch.slot(5).dir[SERVER].want_data.arm(1);
+    s.ch.sleep(CLIENT, 0, waker_key(s.client.nonce, 9));
+    let _ = s.ch.slot(5).dir[SERVER].want_data.arm(1);
     let pending = s.client.pending();
     s.server.tell(Msg { id: s.listener, ..Msg::new(kind::UNLISTEN) }, None);
     s.server.sync();
@@ -254,7 +252,8 @@ fn the_end_of_a_listener_resets_what_nobody_accepted() {
     assert_eq!(s.ch.status(4, SERVER), status::RST | status::CLOSED);
     assert_eq!(s.ch.status(5, SERVER), status::RST | status::CLOSED);
     assert_eq!(s.ch.status(6, SERVER), 0, "an accepted connection goes on");
-    assert!(rung(&bell));
+    assert!(s.client.is_woken(9));
+    s.client.unasked.retain(|(m, _)| m.kind != kind::WOKEN);
     let (msg, _) = s.client.wait_unasked();
     assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(s.ch.id)));
     assert!(s.client.pending() > pending);
@@ -269,13 +268,12 @@ fn the_end_of_a_listener_resets_what_nobody_accepted() {
 fn a_dead_workers_queue_is_left_to_the_others() {
     let mut s = scene();
     let mut child = s.server.adopt();
-    let bell = s.server.add_bell(31);
     let number = child.work(s.listener);
     assert_eq!(number, 1);
     s.ch.syn(2, 8);
-    let waiter = s.ch.sleep(SERVER, 1, 31);
+    let waiter = s.ch.sleep(SERVER, 1, waker_key(s.server.nonce, 31));
     drop(child);
-    wait_until("the other is woken", || rung(&bell));
+    wait_until("the other is woken", || s.server.is_woken(31));
     assert_eq!(waiter.summary.load(Ordering::Acquire) & SUMMARY_SYN, SUMMARY_SYN);
     assert_eq!(s.ch.workers(), 1);
     assert_eq!(s.ch.status(8, SERVER), 0);
@@ -327,20 +325,17 @@ fn a_client_that_came_and_went_is_still_accepted() {
 fn waiters_of_the_dead_are_freed_but_not_those_of_relatives() {
     let mut s = scene();
     let mut child = s.server.adopt();
-    let _a = s.server.add_bell(1);
-    let _b = s.server.add_bell(2);
-    let _c = child.add_bell(2);
-    let _d = s.client.add_bell(3);
-    s.ch.sleep(SERVER, 0, 1);
-    s.ch.sleep(SERVER, 1, 2);
-    s.ch.sleep(CLIENT, 0, 3);
+    let (relatives, clients) = (waker_key(child.nonce, 2), waker_key(s.client.nonce, 3));
+    s.ch.sleep(SERVER, 0, waker_key(s.server.nonce, 1));
+    s.ch.sleep(SERVER, 1, relatives);
+    s.ch.sleep(CLIENT, 0, clients);
     let Scene { server, ch, d: _daemon, client: _client, .. } = s;
     drop(server.fd);
     wait_until("its waiter is free", || ch.waiter(SERVER, 0).bell.load(Ordering::Acquire) == 0);
     assert_eq!(ch.waiter(SERVER, 0).sleeping.load(Ordering::Acquire), 0);
     child.sync();
-    assert_eq!(ch.waiter(SERVER, 1).bell.load(Ordering::Acquire), 2);
-    assert_eq!(ch.waiter(CLIENT, 0).bell.load(Ordering::Acquire), 3);
+    assert_eq!(ch.waiter(SERVER, 1).bell.load(Ordering::Acquire), relatives);
+    assert_eq!(ch.waiter(CLIENT, 0).bell.load(Ordering::Acquire), clients);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use fsocket_abi::arena::{ARENA_SIZE, SOCKS};
-use fsocket_abi::channel::{slot_state, SLOTS};
+use fsocket_abi::channel::{slot_state, waker_key, SLOTS};
 use fsocket_monitor::shm::memfd;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU32, Ordering};
@@ -30,7 +30,6 @@ fn malformed_packets_drop_only_their_sender() {
         Msg::new(kind::HELLO),
         Msg::new(kind::ADOPT),
         Msg::new(kind::ARENA),
-        Msg::new(kind::BELL),
     ];
     for msg in messages {
         let mut p = d.process();
@@ -174,30 +173,19 @@ fn nonsense_in_a_channel_is_survived() {
     drop(other);
 }
 
+/// A descriptor that comes with a ring is nobody's: it is closed, and the sleeper is woken.
 #[test]
-fn a_full_bell_does_not_hold_up_the_monitor() {
+fn no_descriptor_of_a_client_is_rung() {
     let d = Daemon::start();
-    let (mut s, mut c) = (d.process_with_arena(), d.process());
-    let (l, port) = listener();
-    let id = s.listen(&l);
-    s.work(id);
-    let ch = c.connect(port);
-    // Blocking, and full.
-    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    c.tell(Msg { id: 4, ..Msg::new(kind::BELL) }, Some(bell.as_fd()));
-    c.sync();
-    ch.set_state(0, slot_state::ESTABLISHED);
-    s.open_sock(0, ch.id, 0, 1, &[s.nonce]);
-    ch.sleep(0, 0, 4);
-    ch.slot(0).dir[1].want_data.arm(1);
-    drop(s);
-    wait_until("it is closed", || ch.status(0, 1) != 0);
-    c.sync();
-    // A pipe is no bell at all.
-    let (_r, w) = rustix::pipe::pipe().unwrap();
-    c.tell(Msg { id: 5, ..Msg::new(kind::BELL) }, Some(w.as_fd()));
-    assert!(c.is_dropped());
+    let (mut s, mut c, _l, ch) = d.acquainted();
+    let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    for kind in [kind::RING, kind::WAKER, kind::WAKER_READY] {
+        let msg = Msg { id: waker_key(c.nonce, 0), arg0: u64::from(ch.id), ..Msg::new(kind) };
+        s.tell(msg, Some(full.as_fd()));
+    }
+    s.sync();
+    assert!(c.is_woken(0));
 }
 
 #[test]
@@ -261,10 +249,87 @@ fn requests_without_reading_answers_are_bounded() {
     let mut sent = 0;
     // The monitor stops reading them at some point; then so many fit into the
     // socket buffer.
-    while fsocket_monitor::wire::send(p.fd.as_fd(), &Msg::new(kind::GETBELL), None).is_ok() {
+    while fsocket_monitor::wire::send(p.fd.as_fd(), &Msg::new(kind::PART), None).is_ok() {
         sent += 1;
         assert!(sent < 100_000);
     }
     std::thread::sleep(std::time::Duration::from_millis(50));
     good.sync();
+}
+
+/// A message of the kind within the limit, of those that nobody asked for.
+fn told(p: &mut Proc, kind: u32) -> Msg {
+    loop {
+        let (msg, _) = p.wait_unasked();
+        if msg.kind == kind {
+            return msg;
+        }
+    }
+}
+
+#[test]
+fn a_queue_of_nonsense_ends_its_channel_and_the_client_gets_no_other() {
+    let d = Daemon::start();
+    let (mut s, mut c, l, ch) = d.acquainted();
+    ch.set_state(0, slot_state::ESTABLISHED);
+    ch.queue(5).tail.store(1 << 31, Ordering::Release);
+    for p in [&mut c, &mut s] {
+        let gone = told(p, kind::CHANNEL_GONE);
+        assert_eq!((gone.id, gone.arg0), (u64::from(ch.id), 1));
+    }
+    assert!(ch.listener_closed());
+    for side in 0..2 {
+        assert_ne!(ch.status(0, side) & fsocket_abi::channel::status::RST, 0);
+    }
+    let to = v4([127, 0, 0, 1], l.port);
+    // Another process of the same user is no better.
+    for p in [&mut c, &mut d.process()] {
+        assert_eq!(p.connect_to(to, 0).0.result, Errno::ACCESS.raw_os_error());
+    }
+    // It is one listener's distrust.
+    let (other, port) = listener();
+    s.listen(&other);
+    assert_eq!(c.connect_to(v4([127, 0, 0, 1], port), 0).0.result, 0);
+}
+
+#[test]
+fn a_side_that_says_so_ends_a_channel_and_nobody_else_can() {
+    let d = Daemon::start();
+    let (mut s, mut c, l, ch) = d.acquainted();
+    let broken = Msg { id: ch.id.into(), ..Msg::new(kind::BROKEN) };
+    let mut stranger = d.process();
+    stranger.tell(broken, None);
+    stranger.sync();
+    assert!(!ch.listener_closed());
+    c.tell(broken, None);
+    assert_eq!(told(&mut s, kind::CHANNEL_GONE).arg0, 1);
+    // The client speaks for itself alone.
+    let to = v4([127, 0, 0, 1], l.port);
+    assert_eq!(c.connect_to(to, 0).0.result, Errno::ACCESS.raw_os_error());
+    let (answer, fd) = stranger.connect_to(to, 0);
+    assert!(answer.result == 0 && fd.is_some());
+    s.tell(Msg { id: answer.id, ..Msg::new(kind::BROKEN) }, None);
+    assert_eq!(told(&mut stranger, kind::CHANNEL_GONE).id, answer.id);
+    assert_eq!(d.process().connect_to(to, 0).0.result, Errno::ACCESS.raw_os_error());
+    // Twice, and of what is gone: nothing.
+    s.tell(Msg { id: answer.id, ..Msg::new(kind::BROKEN) }, None);
+    s.tell(Msg { id: u64::MAX, ..Msg::new(kind::BROKEN) }, None);
+    s.sync();
+}
+
+#[test]
+fn what_waits_where_nobody_looks_does_not_wake_workers_for_ever() {
+    let d = Daemon::start();
+    let (mut s, _c, _l, ch) = d.acquainted();
+    ch.syn(60, 0);
+    let mut woken = 0;
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    while std::time::Instant::now() < end {
+        ch.sleep(1, 0, fsocket_abi::channel::waker_key(s.nonce, 5));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        s.sync();
+        woken += s.unasked.iter().filter(|(m, _)| m.kind == kind::WOKEN).count();
+        s.unasked.clear();
+    }
+    assert!((1..=9).contains(&woken), "woken {woken} times");
 }

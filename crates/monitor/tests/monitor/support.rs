@@ -43,6 +43,8 @@ impl Daemon {
             mode: 0o600,
             keep: None,
             balance: Default::default(),
+            // This machine may have a firewall.
+            rules: fsocket_monitor::policy::rules::Rules::allowing(),
         };
         change(&mut config);
         let socket = config.socket.clone();
@@ -181,7 +183,7 @@ impl Proc {
 
     /// Everything sent before has been handled.
     pub fn sync(&mut self) {
-        self.request(Msg { id: u64::MAX, ..Msg::new(kind::GETBELL) }, None);
+        self.request(Msg { id: u64::MAX, ..Msg::new(kind::PART) }, None);
     }
 
     /// The next unasked message.
@@ -251,21 +253,21 @@ impl Proc {
     }
 
     pub fn connect_to(&mut self, addr: Addr, full: u64) -> (Msg, Option<OwnedFd>) {
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let family = AddressFamily::from_raw(addr.family);
+        let socket = rustix::net::socket(family, SocketType::STREAM, None).unwrap();
         self.request(Msg { addr, arg0: full, ..Msg::new(kind::CONNECT) }, Some(socket.as_fd()))
     }
 
     pub fn connect(&mut self, port: u16) -> ChannelView {
         let (answer, fd) = self.connect_to(v4([127, 0, 0, 1], port), 0);
         assert_eq!(answer.result, 0);
-        ChannelView::new(answer.id as u32, fd.expect("a new channel"))
+        ChannelView { port: answer.addr.port, ..ChannelView::new(answer.id as u32, fd.expect("a new channel")) }
     }
 
-    pub fn add_bell(&mut self, key: u64) -> OwnedFd {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        self.tell(Msg { id: key, ..Msg::new(kind::BELL) }, Some(bell.as_fd()));
+    /// Whether the monitor has said so far that bell `bell` rings.
+    pub fn is_woken(&mut self, bell: u64) -> bool {
         self.sync();
-        bell
+        self.unasked.iter().any(|(m, _)| m.kind == kind::WOKEN && m.id == bell)
     }
 
     /// What a parent does before it forks.
@@ -290,6 +292,8 @@ impl Proc {
     pub fn announce(&mut self, heir: bool) -> Proc {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        // As the library does: what the child sends first has its credentials, too.
+        rustix::net::sockopt::set_socket_passcred(&theirs, true).unwrap();
         let child = Proc::on(ours);
         self.tell(Msg { id: child.nonce, arg0: heir.into(), ..Msg::new(kind::ADOPT) }, Some(theirs.as_fd()));
         child
@@ -319,8 +323,8 @@ pub fn connected() -> TcpStream {
     TcpStream::connect(l.local_addr().unwrap()).unwrap()
 }
 
-pub fn rung(bell: &OwnedFd) -> bool {
-    readable_within(bell.as_fd(), Duration::ZERO)
+pub fn rung(end: &OwnedFd) -> bool {
+    readable_within(end.as_fd(), Duration::ZERO)
 }
 
 /// A channel as a side maps it.
@@ -328,11 +332,13 @@ pub struct ChannelView {
     pub id: u32,
     pub map: Mapping,
     pub fd: OwnedFd,
+    /// The first of the client's ports.
+    pub port: u16,
 }
 
 impl ChannelView {
     pub fn new(id: u32, fd: OwnedFd) -> ChannelView {
-        ChannelView { id, map: Mapping::new(&fd, CHANNEL_SIZE).unwrap(), fd }
+        ChannelView { id, map: Mapping::new(&fd, CHANNEL_SIZE).unwrap(), fd, port: 0 }
     }
 
     pub fn slot(&self, i: usize) -> &Slot {

@@ -1,21 +1,20 @@
 //! Connections that go over to kernel TCP, and listeners that are given away.
 
 use super::support::*;
-use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
+use fsocket_abi::channel::{record, ring_off, slot_state, CLIENT, POS_START, RING_CAP, SERVER, SLOTS};
+use fsocket_monitor::shm::Mapping;
 use fsocket_proto::{kind, switch, Msg};
-use fsocket_sync::atomic::Ordering;
+use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
-const PORT: u16 = 45_678;
-
 /// A connection in slot 3, as a client and a worker leave it.
-fn in_use(ch: &ChannelView) -> Msg {
+pub fn in_use(ch: &ChannelView) -> Msg {
     let slot = ch.slot(3);
-    slot.client_port.store(PORT, Ordering::Relaxed);
+    slot.client_port.store(ch.port + 3, Ordering::Relaxed);
     slot.family.store(libc::AF_INET as u16, Ordering::Relaxed);
     for (to, byte) in slot.dst.iter().zip(Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets()) {
         to.store(byte, Ordering::Relaxed);
@@ -25,7 +24,7 @@ fn in_use(ch: &ChannelView) -> Msg {
     Msg { id: u64::from(ch.id), arg0: 3, arg1: 9, ..Msg::new(kind::SWITCH) }
 }
 
-fn of(msg: Msg, kind: u32, side: usize, what: u64) -> Msg {
+pub fn of(msg: Msg, kind: u32, side: usize, what: u64) -> Msg {
     Msg { kind, arg0: msg.arg0 & 0xffff_ffff | (side as u64) << 32, arg2: what, ..msg }
 }
 
@@ -37,32 +36,49 @@ fn code(e: Errno) -> i32 {
     e.raw_os_error()
 }
 
+/// Leaves `text` in the ring from `side`, as a sender does.
+fn send_in_ring(ch: &ChannelView, side: usize, text: &[u8]) {
+    let ring = Mapping::part(&ch.fd, ring_off(3, side), RING_CAP).unwrap();
+    let dir = &ch.slot(3).dir[side];
+    let start = POS_START as usize % RING_CAP;
+    for (i, bytes) in text.chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        ring.at::<AtomicU64>(start + 8 + i * 8).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+    }
+    ring.at::<AtomicU64>(start).store(record::pack(record::DATA, text.len() as u64, 0), Ordering::Release);
+    dir.cons.head.store(POS_START, Ordering::Relaxed);
+    ch.slot(3).moved[side].base.store(POS_START, Ordering::Relaxed);
+    ch.slot(3).moved[side].limit.store(0, Ordering::Relaxed);
+}
+
 #[test]
 fn both_ends_have_the_names_of_the_connection() {
     let d = Daemon::start();
     let (mut s, mut c, l, ch) = d.acquainted();
     let msg = in_use(&ch);
     assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
-    let (own, other) = (fresh(), fresh());
-    let (answer, _) = s.request(of(msg, kind::SWITCH, SERVER, switch::OWN), Some(own.as_fd()));
-    assert_eq!((answer.result, answer.arg0), (0, libc::AF_INET as u64));
-    // The other side begins too: it is told, and waits.
-    let late = fresh();
-    assert_eq!(
-        c.request(of(msg, kind::SWITCH, CLIENT, switch::OWN), Some(late.as_fd())).0.result,
-        code(Errno::ALREADY)
-    );
-    assert_eq!(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::AGAIN));
-    let (answer, _) = s.request(of(msg, kind::SWITCH, SERVER, switch::OTHER), Some(other.as_fd()));
-    if answer.result == code(Errno::PERM) {
-        eprintln!("SKIPPED: both_ends_have_the_names_of_the_connection: no CAP_NET_ADMIN");
-        return;
-    }
+    send_in_ring(&ch, CLIENT, b"not read yet");
+    let (answer, server) = s.request(of(msg, kind::SWITCH, SERVER, switch::MAKE), None);
     assert_eq!(answer.result, 0);
-    let claim = |p: &mut Proc, side| TcpStream::from(p.request(of(msg, kind::CLAIM, side, 0), None).1.unwrap());
-    let (mut server, mut client) = (claim(&mut s, SERVER), claim(&mut c, CLIENT));
-    assert_eq!(server.peer_addr().unwrap().port(), PORT);
-    assert_eq!(client.peer_addr().unwrap(), l.socket.local_addr().unwrap());
+    // The other side begins too: it is told, and takes its own.
+    assert_eq!(c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), None).0.result, code(Errno::ALREADY));
+    // Nobody gets the other's.
+    assert_eq!(s.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
+    let client = c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap();
+    let (mut server, mut client) = (TcpStream::from(server.unwrap()), TcpStream::from(client));
+    let act = |what: u32| Msg { arg1: msg.arg1 | u64::from(what) << 32, ..of(msg, kind::SWITCH, SERVER, switch::ACT) };
+    assert_eq!(s.request(act(switch::act::POUR), None).0.result, 0);
+    assert_eq!(ch.slot(3).dir[CLIENT].cons.head.load(Ordering::Relaxed), POS_START + 8 + 16, "it was taken");
+    let mut b = [0; 12];
+    server.read_exact(&mut b).unwrap();
+    assert_eq!(&b, b"not read yet");
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(server.peer_addr().unwrap().port(), ch.port + 3);
+        assert_eq!(client.peer_addr().unwrap(), l.socket.local_addr().unwrap());
+    } else {
+        eprintln!("NAMES NOT ASSERTED: both_ends_have_the_names_of_the_connection: no CAP_NET_ADMIN");
+    }
     assert_eq!(client.local_addr().unwrap(), server.peer_addr().unwrap());
     client.write_all(b"there").unwrap();
     server.write_all(b"back").unwrap();
@@ -70,7 +86,6 @@ fn both_ends_have_the_names_of_the_connection() {
     server.read_exact(&mut b).unwrap();
     assert_eq!(&b, b"there");
     // Once a side says so its end is closed here: the last copy is the caller's.
-    drop((own, other));
     for (p, side) in [(&s, SERVER), (&c, CLIENT)] {
         p.tell(of(msg, kind::RELEASE, side, 0), None);
     }
@@ -81,6 +96,72 @@ fn both_ends_have_the_names_of_the_connection() {
     let mut rest = Vec::new();
     client.read_to_end(&mut rest).unwrap();
     assert_eq!(rest, b"back");
+}
+
+#[test]
+fn what_a_mover_does_at_the_other_end() {
+    let d = Daemon::start();
+    let (mut s, mut c, _l, ch) = d.acquainted();
+    let msg = in_use(&ch);
+    let act = |what: u32| Msg { arg1: msg.arg1 | u64::from(what) << 32, ..of(msg, kind::SWITCH, SERVER, switch::ACT) };
+    assert_eq!(s.request(act(switch::act::FIN), None).0.result, code(Errno::NOENT), "there is none");
+    let mut server = TcpStream::from(s.request(of(msg, kind::SWITCH, SERVER, switch::MAKE), None).1.unwrap());
+    // Nonsense in the ring, or where it is said to be read: nothing is read beyond it.
+    let ring = Mapping::part(&ch.fd, ring_off(3, CLIENT), RING_CAP).unwrap();
+    let start = POS_START as usize % RING_CAP;
+    let (head, moved) = (&ch.slot(3).dir[CLIENT].cons.head, &ch.slot(3).moved[CLIENT]);
+    for (header, at, base, limit) in [
+        (u64::MAX, POS_START, POS_START, 0),
+        (record::pack(record::DATA, RING_CAP as u64 * 2, 0), POS_START, POS_START, 0),
+        (record::pack(record::PAD, 8, 0), POS_START, POS_START, 0),
+        (0, POS_START, POS_START + 8, 0),
+        (0, 0, u64::MAX, 0),
+        (0, u64::MAX, 0, u64::MAX),
+        (0, POS_START, POS_START, RING_CAP as u64 + 1),
+        (0, POS_START + RING_CAP as u64 - 8, POS_START, 16),
+    ] {
+        ring.at::<AtomicU64>(start).store(header, Ordering::Relaxed);
+        head.store(at, Ordering::Relaxed);
+        moved.base.store(base, Ordering::Relaxed);
+        moved.limit.store(limit, Ordering::Relaxed);
+        let _ = s.request(act(switch::act::POUR), None);
+    }
+    for what in [switch::act::SPEAK, switch::act::FIN] {
+        assert_eq!(s.request(act(what), None).0.result, 0);
+    }
+    let mut rest = Vec::new();
+    server.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, [0]);
+    assert_eq!(s.request(act(switch::act::RESET), None).0.result, 0);
+    s.request(of(msg, kind::RELEASE, CLIENT, 0), None);
+    let reset = server.write(b"x").and_then(|_| server.write(b"x")).and_then(|_| server.read(&mut [0; 1]));
+    assert!(reset.is_err(), "{reset:?}");
+    assert_eq!(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
+}
+
+#[test]
+fn what_nobody_accepted_goes_to_the_kernels_listener() {
+    let d = Daemon::start();
+    let (mut s, mut c, l, ch) = d.acquainted();
+    let msg = in_use(&ch);
+    let dial = |side| of(msg, kind::SWITCH, side, switch::DIAL);
+    assert_eq!(c.request(dial(CLIENT), None).0.result, code(Errno::INVAL));
+    wait_until("it is connected", || match s.request(dial(SERVER), None).0.result {
+        0 => true,
+        other => {
+            assert_eq!(other, code(Errno::INPROGRESS));
+            false
+        }
+    });
+    assert_eq!(s.request(dial(SERVER), None).0.result, code(Errno::ALREADY));
+    let (mut accepted, from) = l.socket.accept().unwrap();
+    assert_eq!(from.port(), ch.port + 3);
+    assert_eq!(s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result, code(Errno::NOENT));
+    let mut client = TcpStream::from(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap());
+    client.write_all(b"there").unwrap();
+    let mut b = [0; 5];
+    accepted.read_exact(&mut b).unwrap();
+    assert_eq!(&b, b"there");
 }
 
 #[test]
@@ -131,24 +212,23 @@ fn only_the_parties_and_only_a_connection() {
     let msg = in_use(&ch);
     let own = fresh();
     let ask = |p: &mut Proc, m: Msg, fd: Option<&OwnedFd>| p.request(m, fd.map(|f| f.as_fd())).0.result;
-    let good = of(msg, kind::SWITCH, CLIENT, switch::OWN);
-    assert_eq!(ask(&mut other, good, Some(&own)), code(Errno::NOENT), "a stranger");
+    let good = of(msg, kind::SWITCH, CLIENT, switch::MAKE);
+    assert_eq!(ask(&mut other, good, None), code(Errno::NOENT), "a stranger");
     assert_eq!(ask(&mut other, of(msg, kind::CLAIM, CLIENT, 0), None), code(Errno::NOENT));
-    assert_eq!(ask(&mut s, good, Some(&own)), code(Errno::NOENT), "the other side's end");
-    assert_eq!(ask(&mut c, good, None), code(Errno::BADF));
-    assert_eq!(ask(&mut c, Msg { arg1: 8, ..good }, Some(&own)), code(Errno::NOENT), "an earlier connection");
-    assert_eq!(ask(&mut c, Msg { arg0: 4, ..good }, Some(&own)), code(Errno::NOENT), "a free slot");
-    assert_eq!(ask(&mut c, Msg { arg0: SLOTS as u64, ..good }, Some(&own)), code(Errno::INVAL));
-    assert_eq!(ask(&mut c, Msg { arg0: 3 | 2 << 32, ..good }, Some(&own)), code(Errno::INVAL));
-    assert_eq!(ask(&mut c, Msg { arg2: switch::OTHER, ..good }, Some(&own)), code(Errno::INVAL), "out of order");
+    assert_eq!(ask(&mut s, good, None), code(Errno::NOENT), "the other side's end");
+    assert_eq!(ask(&mut c, Msg { arg1: 8, ..good }, None), code(Errno::NOENT), "an earlier connection");
+    assert_eq!(ask(&mut c, Msg { arg0: 4, ..good }, None), code(Errno::NOENT), "a free slot");
+    assert_eq!(ask(&mut c, Msg { arg0: SLOTS as u64, ..good }, None), code(Errno::INVAL));
+    assert_eq!(ask(&mut c, Msg { arg0: 3 | 2 << 32, ..good }, None), code(Errno::INVAL));
+    assert_eq!(ask(&mut c, Msg { arg2: 99, ..good }, None), code(Errno::INVAL));
+    let ready = |what| Msg { arg2: what, ..good };
+    assert_eq!(ask(&mut c, ready(switch::OTHER_READY), Some(&own)), code(Errno::PERM), "the monitor can make them");
     let stream = OwnedFd::from(connected());
-    assert_eq!(ask(&mut c, good, Some(&stream)), code(Errno::INVAL), "connected to somebody");
+    assert_eq!(ask(&mut c, ready(switch::OWN_READY), Some(&stream)), code(Errno::PERM));
     let udp = OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
-    assert_eq!(ask(&mut c, good, Some(&udp)), code(Errno::INVAL));
-    // Addresses that are not this host's, or a port that no client has.
-    ch.slot(3).client_port.store(80, Ordering::Relaxed);
-    assert_eq!(ask(&mut c, good, Some(&own)), 0);
-    assert_eq!(ask(&mut c, Msg { arg2: switch::OTHER, ..good }, Some(&fresh())), code(Errno::PERM));
+    for wrong in [&stream, &udp] {
+        assert_eq!(ask(&mut c, ready(switch::ALONE), Some(wrong)), code(Errno::INVAL));
+    }
 }
 
 #[test]

@@ -404,6 +404,8 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
     let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
         return unsafe { real::sendmmsg(fd, vec, n, flags) };
     };
+    // As the kernel: the rest is for the next call.
+    let n = n.min(UIO_MAXIOV as c_uint);
     let each = |_: &mut Several, m: &mut mmsghdr| unsafe { send_message(d, &m.msg_hdr, flags) };
     let number = |_: &mut Several, m: &mut mmsghdr| unsafe { sendmsg(fd, &m.msg_hdr, flags) };
     unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) }

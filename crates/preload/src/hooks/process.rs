@@ -8,7 +8,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{epoll, exec, fork, pool, process, sandbox, space, upgrade};
+use fsocket_core::{epoll, exec, fork, pool, process, rights, sandbox, space, upgrade};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -18,7 +18,8 @@ pub unsafe fn vfork() -> pid_t {
 }
 
 pub unsafe fn unshare(flags: c_int) -> c_int {
-    let r = unsafe { real::unshare(flags) };
+    // (In a new user namespace it has other credentials.)
+    let r = rights::changing(|| unsafe { real::unshare(flags) });
     if r == 0 && flags & CLONE_NEWNET != 0 {
         process::disable();
     }
@@ -26,7 +27,7 @@ pub unsafe fn unshare(flags: c_int) -> c_int {
 }
 
 pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
-    let r = unsafe { real::setns(fd, kind) };
+    let r = rights::changing(|| unsafe { real::setns(fd, kind) });
     if r == 0 && (kind == 0 || kind & CLONE_NEWNET != 0) {
         process::disable();
     }
@@ -111,6 +112,17 @@ pub unsafe fn syscall(
             SYS_unshare => guarded(|| unshare(fd)) as c_long,
             SYS_setns => guarded(|| setns(fd, b as _)) as c_long,
             SYS_prctl => guarded(|| prctl(fd, b, c, d, e)) as c_long,
+            // (All of them by the kernel's numbers: libc's would change every thread.)
+            SYS_setuid | SYS_setreuid | SYS_setresuid | SYS_setgid | SYS_setregid | SYS_setresgid | SYS_setgroups
+            | SYS_capset => guarded(|| rights::changing(|| real::syscall(number, a, b, c, d, e, f))),
+            SYS_landlock_restrict_self => guarded(|| {
+                let r = real::syscall(number, a, b, c, d, e, f);
+                if r == 0 {
+                    sandbox::restrict();
+                    rights::entered_domain();
+                }
+                r
+            }),
             SYS_seccomp => {
                 guarded(|| seccomp(a, c));
                 real::syscall(number, a, b, c, d, e, f)
@@ -128,7 +140,13 @@ pub unsafe fn syscall(
             SYS_dup2 => guarded(|| de::dup2(fd, b as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_poll => re::poll(a as _, b as _, c as _) as c_long,
-            SYS_ppoll => re::ppoll(a as _, b as _, c as _, d as _) as c_long,
+            SYS_ppoll if re::whole_mask(d as _, e) => re::ppoll_telling(a as _, b as _, c as _, d as _) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_select => re::select(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_pselect6 => match re::mask_of_pselect(f as _) {
+                Some(mask) => re::pselect_telling(fd, b as _, c as _, d as _, e as _, mask) as c_long,
+                None => real::syscall(number, a, b, c, d, e, f),
+            },
             SYS_sendfile => io::sendfile(fd, b as _, c as _, d as _) as c_long,
             SYS_execve => guarded(|| execve(a as _, b as _, c as _)) as c_long,
             SYS_execveat => guarded(|| execveat(fd, b as _, c as _, d as _, e as _)) as c_long,
@@ -169,8 +187,15 @@ pub unsafe fn syscall(
             SYS_epoll_ctl => guarded(|| re::epoll_ctl(fd, b as _, c as _, d as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,
-            SYS_epoll_pwait => re::epoll_pwait(fd, b as _, c as _, d as _, e as _) as c_long,
-            SYS_epoll_pwait2 => re::epoll_pwait2(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_epoll_pwait if re::whole_mask(e as _, f) => {
+                re::epoll_pwait(fd, b as _, c as _, d as _, e as _) as c_long
+            }
+            SYS_epoll_pwait2 if re::whole_mask(e as _, f) => {
+                re::epoll_pwait2(fd, b as _, c as _, d as _, e as _) as c_long
+            }
+            // (The offset in two halves, the upper of which means nothing with 64 bits.)
+            SYS_preadv2 => io::preadv2(fd, b as _, c as _, d as _, f as _) as c_long,
+            SYS_pwritev2 => io::pwritev2(fd, b as _, c as _, d as _, f as _) as c_long,
             _ => real::syscall(number, a, b, c, d, e, f),
         }
     }
@@ -307,6 +332,8 @@ fn descriptor_first(number: c_long) -> bool {
             | SYS_epoll_ctl
             | SYS_epoll_pwait
             | SYS_epoll_pwait2
+            | SYS_preadv2
+            | SYS_pwritev2
     )
 }
 

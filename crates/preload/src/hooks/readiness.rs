@@ -90,6 +90,46 @@ pub unsafe fn pselect(
     }
 }
 
+/// Of system calls by number: has the mask, if there is one, the size that the kernel takes?
+pub fn whole_mask(mask: *const sigset_t, size: c_ulong) -> bool {
+    mask.is_null() || size as usize == size_of::<u64>()
+}
+
+/// The mask in the sixth argument of pselect6(2), a pointer to it and its size; None: the kernel
+/// refuses it.
+pub unsafe fn mask_of_pselect(both: *const [c_ulong; 2]) -> Option<*const sigset_t> {
+    let [mask, size] = unsafe { both.as_ref() }.copied().unwrap_or_default();
+    let mask = mask as *const sigset_t;
+    whole_mask(mask, size).then_some(mask)
+}
+
+/// ppoll(2) itself, which writes back the time that is left.
+pub unsafe fn ppoll_telling(fds: *mut pollfd, n: nfds_t, timeout: *mut timespec, mask: *const sigset_t) -> c_int {
+    unsafe { telling(timeout, || ppoll(fds, n, timeout, mask)) }
+}
+
+/// pselect6(2), likewise.
+pub unsafe fn pselect_telling(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    x: *mut fd_set,
+    timeout: *mut timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    unsafe { telling(timeout, || pselect(n, r, w, x, timeout, mask)) }
+}
+
+unsafe fn telling(timeout: *mut timespec, wait: impl FnOnce() -> c_int) -> c_int {
+    let (start, limit) = (fsocket_sys::now_ns(), unsafe { ts(timeout) });
+    let r = wait();
+    if let (Some(Ok(limit)), Some(left)) = (limit, unsafe { timeout.as_mut() }) {
+        let rest = limit.saturating_sub(fsocket_sys::now_ns() - start);
+        (left.tv_sec, left.tv_nsec) = ((rest / 1_000_000_000) as time_t, (rest % 1_000_000_000) as c_long);
+    }
+    r
+}
+
 pub unsafe fn epoll_create(size: c_int) -> c_int {
     made(|| unsafe { real::epoll_create(size) })
 }
@@ -101,8 +141,10 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
 fn made(make: impl FnOnce() -> c_int) -> c_int {
     foreign::making(|| {
         let fd = make();
-        if fd >= 0 {
-            guarded(|| epoll::created(fd));
+        if fd >= 0 && guarded(|| i32::from(epoll::created(fd))) == 0 {
+            guarded(|| fsocket_core::process::close_own(fd));
+            fsocket_sys::Errno::ENOMEM.set();
+            return -1;
         }
         fd
     })

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, path, pool,
-    process, slice, stats, upgrade, zone,
+    process, route, slice, stats, upgrade, zone,
 };
 use libc::*;
 
@@ -136,8 +136,11 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
             let was_fresh = d.kind() == kind::FRESH;
             either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || {
                 let result = unsafe { kernel_connect(fd, addr, len) };
-                if result < 0 && was_fresh {
-                    guarded(|| upgrade::failed(fd, d, &fsocket_sys::errno::Saved::errno()));
+                let errno = fsocket_sys::errno::Saved::errno();
+                if result == 0 || errno.is(fsocket_sys::Errno::EINPROGRESS) {
+                    guarded(|| unsafe { route::connected(fd, addr, len) });
+                } else if was_fresh {
+                    guarded(|| upgrade::failed(fd, d, &errno));
                 }
                 result
             })

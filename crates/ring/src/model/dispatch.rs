@@ -15,8 +15,7 @@ fn run(wakes: fn(u32, &[SynQueue; 2]) -> u64) {
         let queues: Arc<[SynQueue; 2]> = Arc::default();
         let q = queues.clone();
         let sleeper = loom::thread::spawn(move || {
-            q[1].want.arm(2);
-            membarrier();
+            q[1].want.arm_and_fence(2, membarrier);
             q.iter().all(|q| len(q) == 0)
         });
         let chosen = choose(BOTH, 0, |w| &queues[w as usize]).unwrap();

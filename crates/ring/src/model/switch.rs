@@ -37,7 +37,7 @@ impl Switch {
     fn move_out(&self) {
         self.mover.fetch_or(status::MOVING, Ordering::Release);
         fence(Ordering::Release);
-        self.pipe.dir.want_data.arm(FUTEX_BIT);
+        self.pipe.dir.want_data.hint(FUTEX_BIT);
         membarrier();
         self.pour(&self.pipe.rx);
         self.base.store(self.pipe.rx.base.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -17,7 +17,7 @@ fn run(pushes: usize, pops: &'static [usize], preemptions: Option<usize>) {
                     let look = |_| {
                         // A worker's epoll asks without taking.
                         assert!(len(&q) <= pushes as u32, "an empty queue looks full");
-                        pop(&q)
+                        pop(&q).expect("an honest client")
                     };
                     (0..n).filter_map(look).collect::<Vec<_>>()
                 })
@@ -35,7 +35,7 @@ fn run(pushes: usize, pops: &'static [usize], preemptions: Option<usize>) {
             .collect();
         // What the workers have left.
         assert_eq!(len(&q) as usize, pushed.len() - taken.len());
-        taken.extend(std::iter::from_fn(|| pop(&q)));
+        taken.extend(std::iter::from_fn(|| pop(&q).expect("an honest client")));
         taken.sort_unstable();
         assert_eq!(taken, pushed);
     });

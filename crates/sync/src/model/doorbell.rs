@@ -1,14 +1,10 @@
 //! Doorbells: nobody sleeps on what has been published. A lost wake-up is a
 //! thread that sleeps for ever, which loom reports as a deadlock.
 
-use super::{every_way, membarrier, Futex};
+use super::{every_way, is_light, membarrier, with_light, without, Futex};
 use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};
-use crate::doorbell::{Want, FUTEX_BIT};
+use crate::doorbell::{Batch, Step, Want, FUTEX_BIT};
 use loom::sync::{Arc, Condvar, Mutex};
-
-/// The sleeper's half: `membarrier`, or nothing.
-type Heavy = fn();
-fn nothing() {}
 
 /// `eventfd(2)` that one thread waits on.
 #[derive(Default)]
@@ -49,12 +45,11 @@ impl Line {
     }
 
     /// As `stream::sleep` of the core crate.
-    fn sleep_until(&self, count: u64, heavy: Heavy) {
+    fn sleep_until(&self, count: u64) {
         let ready = || self.published.load(Ordering::Acquire) >= count;
         loop {
             let seq = self.want.seq.load(Ordering::Acquire);
-            self.want.arm(FUTEX_BIT);
-            heavy();
+            self.want.arm_and_fence(FUTEX_BIT, membarrier);
             if ready() {
                 break;
             }
@@ -66,52 +61,138 @@ impl Line {
     }
 }
 
+/// The word when the threads start.
+#[derive(Clone, Copy, PartialEq)]
+enum Before {
+    Silent,
+    /// Somebody slept, and all senders know.
+    Confirmed,
+    /// A sleeper was killed before its heavy fence.
+    Killed,
+}
+
 /// `publishers` threads publish `each` times; `sleepers` threads wait for one
 /// publication after the other.
-fn futexes(publishers: u64, each: u64, sleepers: u64, heavy: Heavy, preemptions: Option<usize>) {
-    every_way(preemptions, move || {
+fn futexes(before: Before, publishers: u64, each: u64, sleepers: u64, preemptions: impl Into<Option<usize>>) {
+    let preemptions = preemptions.into();
+    let model = move || {
         let line = Arc::new(Line::default());
+        match before {
+            Before::Silent => {}
+            Before::Confirmed => {
+                line.want.arm_and_fence(FUTEX_BIT, || ());
+                line.want.disarm(FUTEX_BIT);
+            }
+            Before::Killed => drop(line.want.arm(FUTEX_BIT)),
+        }
         let spawn = |f: Box<dyn FnOnce(&Line)>| {
             let line = line.clone();
             loom::thread::spawn(move || f(&line))
         };
         let mut threads = Vec::new();
-        for _ in 0..publishers {
-            threads.push(spawn(Box::new(move |l| (0..each).for_each(|_| l.publish()))));
+        for n in 0..publishers as usize {
+            threads.push(spawn(Box::new(move |l| {
+                is_light(n);
+                (0..each).for_each(|_| l.publish());
+            })));
         }
-        let wait = move |l: &Line| (1..=publishers * each).for_each(|n| l.sleep_until(n, heavy));
+        let wait = move |l: &Line| (1..=publishers * each).for_each(|n| l.sleep_until(n));
         for _ in 1..sleepers {
             threads.push(spawn(Box::new(wait)));
         }
         wait(&line);
         threads.into_iter().for_each(|t| t.join().unwrap());
-    });
+    };
+    with_light(publishers as usize, || every_way(preemptions, model));
 }
 
 #[test]
 fn one_publication() {
-    futexes(1, 1, 1, membarrier, None);
+    for before in [Before::Silent, Before::Confirmed, Before::Killed] {
+        futexes(before, 1, 1, 1, None);
+    }
 }
 
 #[test]
 fn two_publications() {
-    futexes(1, 2, 1, membarrier, None);
+    for before in [Before::Silent, Before::Confirmed, Before::Killed] {
+        futexes(before, 1, 2, 1, 4);
+    }
+}
+
+/// The second finds nobody, and clears; so may the third.
+#[test]
+fn three_publications() {
+    futexes(Before::Silent, 1, 3, 1, 3);
+    futexes(Before::Confirmed, 1, 3, 1, 3);
 }
 
 #[test]
 fn two_publishers() {
-    futexes(2, 1, 1, membarrier, Some(3));
+    futexes(Before::Silent, 2, 1, 1, 2);
+    futexes(Before::Confirmed, 2, 1, 1, 2);
 }
 
 #[test]
 fn two_sleepers() {
-    futexes(1, 1, 2, membarrier, Some(3));
+    for before in [Before::Silent, Before::Confirmed, Before::Killed] {
+        futexes(before, 1, 1, 2, 3);
+    }
+}
+
+#[test]
+fn two_sleepers_and_two_publications() {
+    futexes(Before::Silent, 1, 2, 2, 1);
+    futexes(Before::Confirmed, 1, 2, 2, 2);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn needs_the_heavy_fence() {
-    futexes(1, 1, 1, nothing, None);
+fn the_first_sleeper_needs_the_heavy_fence() {
+    without(Step::SleeperHeavy, || futexes(Before::Silent, 1, 1, 1, None));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_sees_that_somebody_slept_needs_a_fence() {
+    without(Step::SenderFence, || futexes(Before::Confirmed, 1, 1, 1, None));
+}
+
+/// A sleeper that is woken leaves its heavy fence behind it, and confirms. If that is
+/// not its own SLEEPY but a later one's, a third finds CONFIRMED where nobody has fenced.
+/// `steps`: what the late one does to the word.
+fn late(steps: fn(&Want)) {
+    let model = move || {
+        let line = Arc::new(Line::default());
+        let [publisher, late] = [0, 1].map(|n| {
+            let line = line.clone();
+            loom::thread::spawn(move || match n {
+                0 => {
+                    is_light(0);
+                    line.publish();
+                }
+                _ => {
+                    steps(&line.want);
+                    line.sleep_until(1);
+                }
+            })
+        });
+        line.sleep_until(1);
+        publisher.join().unwrap();
+        late.join().unwrap();
+    };
+    with_light(1, || every_way(3, model));
+}
+
+#[test]
+fn a_late_sleeper_that_does_not_confirm() {
+    late(|_| ());
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn only_the_first_sleeper_may_confirm() {
+    late(Want::confirm);
 }
 
 /// Two slots of a channel and one waiter on its other side.
@@ -142,7 +223,7 @@ impl Channel {
 
     /// As `epoll::wait` of the core crate with one thread: slots that are armed
     /// and not ready are not looked at until they are marked.
-    fn wait_for(&self, goal: [u64; 2], heavy: Heavy) {
+    fn wait_for(&self, goal: [u64; 2]) {
         let mut hot = [true; 2];
         loop {
             if self.summary.load(Ordering::Relaxed) != 0 {
@@ -162,14 +243,18 @@ impl Channel {
             if done(0) && done(1) {
                 return;
             }
+            let mut batch = Batch::new(membarrier);
             for (slot, _) in hot.iter().enumerate().filter(|(_, hot)| **hot) {
-                self.slots[slot].1.arm(1);
+                batch.arm(&self.slots[slot].1, 1);
             }
+            batch.fence();
             // Plain stores in the core crate. Loom does not order a plain store
             // after the read-modify-write of another thread that came first,
             // which coherence does; a swap says it.
             self.sleeping.swap(1, Ordering::Relaxed);
-            heavy();
+            if !FORGETS.get() {
+                fence(Ordering::SeqCst);
+            }
             let marked = self.summary.load(Ordering::Relaxed) != 0;
             if !marked && !(0..2).any(|slot| hot[slot] && done(slot)) {
                 self.bell.wait();
@@ -183,45 +268,84 @@ impl Channel {
     }
 }
 
+std::thread_local! {
+    /// The waiter leaves out the fence behind its *sleeping*.
+    static FORGETS: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+}
+
 /// Thread `i` publishes on the slots of `plan[i]`, in that order.
-fn bells(plan: &'static [&'static [usize]], heavy: Heavy, preemptions: Option<usize>) {
-    every_way(preemptions, move || {
+fn bells(plan: &'static [&'static [usize]], preemptions: Option<usize>) {
+    let model = move || {
         let ch = Arc::new(Channel::default());
         let threads: Vec<_> = plan
             .iter()
-            .map(|slots| {
+            .enumerate()
+            .map(|(n, slots)| {
                 let ch = ch.clone();
-                loom::thread::spawn(move || slots.iter().for_each(|&s| ch.publish(s)))
+                loom::thread::spawn(move || {
+                    is_light(n);
+                    slots.iter().for_each(|&s| ch.publish(s));
+                })
             })
             .collect();
         let total = |slot| plan.iter().flat_map(|p| p.iter()).filter(|&&s| s == slot).count() as u64;
-        ch.wait_for([total(0), total(1)], heavy);
+        ch.wait_for([total(0), total(1)]);
         threads.into_iter().for_each(|t| t.join().unwrap());
-    });
+    };
+    with_light(plan.len(), || every_way(preemptions, model));
 }
 
 #[test]
 fn bell_for_one_publication() {
-    bells(&[&[0]], membarrier, None);
+    bells(&[&[0]], Some(5));
 }
 
 #[test]
 fn bell_for_two_publications_on_one_slot() {
-    bells(&[&[0, 0]], membarrier, Some(3));
+    bells(&[&[0, 0]], Some(3));
 }
 
 #[test]
 fn bell_for_two_slots() {
-    bells(&[&[0, 1]], membarrier, Some(4));
+    bells(&[&[0, 1]], Some(3));
 }
 
 #[test]
 fn bell_for_two_publishers() {
-    bells(&[&[0], &[1]], membarrier, Some(3));
+    bells(&[&[0], &[1]], Some(2));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn bell_needs_the_heavy_fence() {
-    bells(&[&[0]], nothing, None);
+    fn nothing() {}
+    let model = || {
+        let ch = Arc::new(Channel::default());
+        let publisher = {
+            let ch = ch.clone();
+            loom::thread::spawn(move || {
+                is_light(0);
+                ch.publish(0);
+            })
+        };
+        let mut batch = Batch::new(nothing);
+        batch.arm(&ch.slots[0].1, 1);
+        batch.fence();
+        if ch.slots[0].0.load(Ordering::Acquire) == 0 {
+            ch.sleeping.swap(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if ch.summary.load(Ordering::Relaxed) == 0 {
+                ch.bell.wait();
+            }
+        }
+        publisher.join().unwrap();
+    };
+    with_light(1, || every_way(None, model));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn bell_needs_the_fence_behind_sleeping() {
+    FORGETS.set(true);
+    bells(&[&[0]], Some(5));
 }

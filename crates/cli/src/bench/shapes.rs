@@ -1,0 +1,335 @@
+//! `fastsocket bench shapes`: the shapes in which servers live. Processes and threads of several
+//! kinds, more of them than CPUs, with some work in each request; stock and ours in turn.
+
+pub mod ends;
+
+use super::accel::{clean_environment, Accel};
+use super::child::Child;
+use super::machine;
+use super::runner::READY_LIMIT;
+use crate::cmdline::Pieces;
+use anyhow::{bail, Context, Result};
+use clap::{Args, ValueEnum};
+use ends::{Clients, Done, Server};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Servers and clients of many kinds, with work in each request: requests a second and CPU time a
+/// request, stock and ours in turn.
+#[derive(Debug, Args)]
+pub struct Shapes {
+    /// A few shapes, shortly: under a minute
+    #[arg(long)]
+    quick: bool,
+    /// Only shapes whose name contains one of these
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Repetitions; the median counts [default: 5, with --quick 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: Option<u32>,
+    /// Length of a measurement [default: 1, with --quick 0.3]
+    #[arg(long, value_name = "SECONDS")]
+    secs: Option<f64>,
+    /// Measure also what lies in this directory (library and monitor), as "before"
+    #[arg(long, value_name = "DIR")]
+    before: Option<PathBuf>,
+    /// Write machine, command, every value
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Say what there is to measure
+    #[arg(long)]
+    list: bool,
+    #[command(flatten)]
+    pieces: Pieces,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Shape {
+    server: Server,
+    clients: Clients,
+    conns: usize,
+    /// Microseconds in each request, server and client.
+    work: [u64; 2],
+    /// Bytes of an answer.
+    size: usize,
+    quick: bool,
+}
+
+impl Shape {
+    const fn new(server: Server, clients: Clients, conns: usize, work: u64, size: usize) -> Self {
+        Shape { server, clients, conns, work: [work, 0], size, quick: false }
+    }
+    const fn quick(self) -> Self {
+        Shape { quick: true, ..self }
+    }
+    fn name(&self) -> String {
+        let kind = |v: clap::builder::PossibleValue| v.get_name().to_owned();
+        let (server, clients) = (self.server.to_possible_value(), self.clients.to_possible_value());
+        format!(
+            "{}/{}/{}/{}us{}/{}",
+            server.map(kind).unwrap_or_default(),
+            clients.map(kind).unwrap_or_default(),
+            self.conns,
+            self.work[0],
+            if self.work[1] > 0 { format!("+{}us", self.work[1]) } else { String::new() },
+            super::scenario::size_name(self.size)
+        )
+    }
+    fn request(&self) -> usize {
+        self.size.min(64)
+    }
+}
+
+/// Everything there is.
+fn all() -> Vec<Shape> {
+    use Clients as C;
+    use Server as S;
+    let shape = Shape::new;
+    let mut list = vec![
+        shape(S::Process, C::Processes, 1, 0, 8).quick(),
+        shape(S::Process, C::Processes, 4, 5, 64).quick(),
+        shape(S::Process, C::Processes, 4, 20, 64).quick(),
+        shape(S::Process, C::Processes, 4, 100, 64).quick(),
+        shape(S::Process, C::Processes, 4, 0, 64 << 10).quick(),
+        shape(S::ForkEpoll, C::Threads, 16, 0, 64).quick(),
+        shape(S::ForkEpoll, C::Threads, 16, 20, 64).quick(),
+        shape(S::Loop, C::Processes, 64, 0, 64).quick(),
+        shape(S::Loop, C::Processes, 64, 20, 64).quick(),
+        shape(S::Loop, C::Loop, 64, 5, 64).quick(),
+        shape(S::Thread, C::Threads, 8, 5, 64).quick(),
+        shape(S::Pool, C::Processes, 16, 20, 1 << 10).quick(),
+    ];
+    for server in Server::value_variants() {
+        for clients in Clients::value_variants() {
+            for conns in [1, 4, 16, 64] {
+                for work in [0, 5, 20, 100] {
+                    list.push(shape(*server, *clients, conns, work, 64));
+                }
+            }
+            list.push(shape(*server, *clients, 256, 20, 64));
+            list.push(shape(*server, *clients, 16, 1000, 64));
+            list.push(Shape { work: [20, 20], ..shape(*server, *clients, 16, 0, 64) });
+            for size in [8, 1 << 10, 16 << 10, 64 << 10, 256 << 10] {
+                list.push(shape(*server, *clients, 4, 5, size));
+            }
+        }
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    list.retain(|s| seen.insert(s.name()));
+    list
+}
+
+/// One way to carry the bytes.
+struct Way {
+    name: &'static str,
+    accel: Option<Accel>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+struct Sample {
+    /// Requests a second.
+    rate: f64,
+    /// Microseconds of CPU time of all processes, the monitor's included, for a request.
+    cpu_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    shape: String,
+    what: Shape,
+    /// By way, then by repetition.
+    samples: Vec<(&'static str, Vec<Sample>)>,
+    problems: Vec<String>,
+}
+
+/// The exit status, or why nothing was measured.
+pub fn run(args: &Shapes) -> Result<i32> {
+    let mut shapes = all();
+    shapes.retain(|s| args.only.is_empty() || args.only.iter().any(|text| s.name().contains(text.as_str())));
+    shapes.retain(|s| !args.quick || s.quick);
+    if args.list {
+        shapes.iter().for_each(|s| println!("{}", s.name()));
+        return Ok(0);
+    }
+    if shapes.is_empty() {
+        bail!("there is no such shape (see --list)");
+    }
+    let dir = tempfile::Builder::new().prefix("fastsocket-shapes-").tempdir()?;
+    let mut ways = vec![Way { name: "stock", accel: None }];
+    if let Some(at) = &args.before {
+        let pieces = Pieces { library: Some(at.join("libfsocket.so")), monitor: Some(at.join("fastsocketd")) };
+        let own = dir.path().join("before");
+        std::fs::create_dir(&own)?;
+        ways.push(Way { name: "before", accel: Some(Accel::start(&pieces, &own)?) });
+    }
+    ways.push(Way { name: "ours", accel: Some(Accel::start(&args.pieces, dir.path())?) });
+    let reps = args.reps.map_or(if args.quick { 3 } else { 5 }, |n| n as usize);
+    let secs = args.secs.unwrap_or(if args.quick { 0.3 } else { 1.0 });
+    let per_us = turns_per_us();
+    let own = std::env::current_exe()?;
+    let mut rows = Vec::new();
+    let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}").expect("a valid template");
+    let bar = indicatif::ProgressBar::new((shapes.len() * reps * ways.len()) as u64).with_style(style);
+    for shape in shapes {
+        let samples = ways.iter().map(|w| (w.name, Vec::new())).collect();
+        let mut row = Row { shape: shape.name(), what: shape, samples, problems: Vec::new() };
+        for _ in 0..reps {
+            for (way, (_, samples)) in ways.iter().zip(&mut row.samples) {
+                bar.set_message(format!("{} {}", row.shape, way.name));
+                match measure(&own, &shape, way, secs, per_us) {
+                    Ok(sample) => samples.push(sample),
+                    Err(e) => row.problems.push(format!("{}: {e:#}", way.name)),
+                }
+                bar.inc(1);
+            }
+        }
+        rows.push(row);
+    }
+    bar.finish_and_clear();
+    print(&rows);
+    if let Some(file) = &args.json {
+        let cpus = machine::allowed_cpus()?;
+        let used = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
+        let page = serde_json::json!({ "machine": machine::shape(&used), "reps": reps, "secs": secs, "shapes": rows });
+        std::fs::write(file, serde_json::to_string_pretty(&page)? + "\n")
+            .with_context(|| file.display().to_string())?;
+    }
+    Ok(rows.iter().any(|r| !r.problems.is_empty()) as i32)
+}
+
+/// Turns of [`ends::work`] in a microsecond, when nothing interrupts it.
+fn turns_per_us() -> f64 {
+    const TURNS: u64 = 200_000;
+    let once = || {
+        let started = Instant::now();
+        ends::work(TURNS);
+        started.elapsed()
+    };
+    let best = (0..50).map(|_| once()).min().unwrap_or_default();
+    TURNS as f64 / (best.as_secs_f64() * 1e6)
+}
+
+fn measure(own: &Path, shape: &Shape, way: &Way, secs: f64, per_us: f64) -> Result<Sample> {
+    let before = way.accel.as_ref().map(|a| a.report()).transpose()?;
+    let command = |role: &str, kind: Option<clap::builder::PossibleValue>, work: u64| {
+        let mut c = Command::new(own);
+        clean_environment(&mut c);
+        if let Some(a) = &way.accel {
+            a.environment(&mut c);
+        }
+        let number = |n: usize| n.to_string();
+        c.args(["bench-shape", role, kind.as_ref().map_or("", |k| k.get_name())]);
+        c.args(["--work", &((work as f64 * per_us) as u64).to_string(), "--secs", &secs.to_string()]);
+        c.args(["--request", &number(shape.request()), "--answer", &number(shape.size)]);
+        c.stdin(Stdio::piped());
+        c
+    };
+    let mut server = Child::spawn(command("--server", shape.server.to_possible_value(), shape.work[0]), None)?;
+    let port = server.line(READY_LIMIT)?;
+    let (processes, each) = match shape.clients {
+        Clients::Processes => (shape.conns, 1),
+        _ => (1, shape.conns),
+    };
+    let mut clients = Vec::new();
+    for _ in 0..processes {
+        let mut c = command("--clients", shape.clients.to_possible_value(), shape.work[1]);
+        c.args(["--port", &port, "--conns", &each.to_string()]);
+        clients.push(Child::spawn(c, None)?);
+    }
+    for c in &mut clients {
+        c.line(READY_LIMIT)?;
+    }
+    let mut groups: Vec<u32> = clients.iter().map(Child::pid).chain([server.pid()]).collect();
+    groups.extend(way.accel.as_ref().map(Accel::monitor_pid));
+    let used = cpu_time(&groups)?;
+    let started = Instant::now();
+    for c in &mut clients {
+        c.poke()?;
+    }
+    let limit = Duration::from_secs_f64(secs) + READY_LIMIT;
+    let mut done = Done::default();
+    for c in &mut clients {
+        done.add(&serde_json::from_str(&c.line(limit)?).context("a client says something else")?);
+    }
+    let took = started.elapsed().as_secs_f64().max(secs);
+    // All are there still: they wait for the end of their input.
+    let used = cpu_time(&groups)? - used;
+    if let (Some(accel), Some(before)) = (&way.accel, before) {
+        accel.check(&before.totals)?;
+    }
+    Ok(Sample {
+        rate: done.requests as f64 / took,
+        cpu_us: used * 1e6 / done.requests.max(1) as f64,
+        p50_us: done.quantile(0.5) / 1e3,
+        p99_us: done.quantile(0.99) / 1e3,
+    })
+}
+
+/// Seconds on a CPU of all threads of all processes in these process groups.
+fn cpu_time(groups: &[u32]) -> Result<f64> {
+    let mut ns = 0u64;
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        // A process may end meanwhile.
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        let group = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(2)?.parse().ok());
+        if !group.is_some_and(|g: u32| groups.contains(&g)) {
+            continue;
+        }
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+        for task in tasks.flatten() {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            ns += text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    Ok(ns as f64 / 1e9)
+}
+
+/// Median, lowest and highest.
+fn spread(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => [f64::NAN; 3],
+        n => [values[n / 2], values[0], values[n - 1]],
+    }
+}
+
+fn print(rows: &[Row]) {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header([
+        "server/clients/connections/work/answer",
+        "",
+        "requests/s",
+        "to stock",
+        "spread",
+        "CPU us",
+        "p50 us",
+        "p99 us",
+    ]);
+    for row in rows {
+        for (k, (way, samples)) in row.samples.iter().enumerate() {
+            let of = |f: fn(&Sample) -> f64| spread(samples.iter().map(f).collect())[0];
+            let ratios = samples.iter().zip(&row.samples[0].1).map(|(a, stock)| a.rate / stock.rate).collect();
+            let [ratio, low, high] = spread(ratios);
+            table.add_row([
+                if k == 0 { row.shape.clone() } else { String::new() },
+                (*way).to_owned(),
+                format!("{:.0}", of(|s| s.rate)),
+                if k == 0 { String::new() } else { format!("{ratio:.2}") },
+                if k == 0 { String::new() } else { format!("{low:.2}-{high:.2}") },
+                format!("{:.1}", of(|s| s.cpu_us)),
+                format!("{:.1}", of(|s| s.p50_us)),
+                format!("{:.1}", of(|s| s.p99_us)),
+            ]);
+        }
+        for problem in &row.problems {
+            table.add_row([String::new(), problem.clone()]);
+        }
+    }
+    println!("{table}");
+}

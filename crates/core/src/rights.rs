@@ -1,0 +1,199 @@
+//! A process that gives up rights loses the memory that it shares with relatives
+//! who keep them.
+//!
+//! After `fork` a child has its parent's arenas and channels mapped. As long as
+//! both may do the same that gives the child nothing: it could as well read the
+//! parent's memory with ptrace. A child that becomes another user, or gives up
+//! capabilities, must not touch its parent's connections any more. So, when such a call
+//! has succeeded and before the program goes on: connections that the process holds
+//! become the kernel's, everything that is mapped is replaced by empty memory, and the
+//! monitor is told over a control socket that carries the new credentials
+//! (`RENEW`). From then on the process is a family of its own. It is served like
+//! any other: its listeners go on over shared memory.
+//!
+//! What counts is what the process can still become ([`class`]). A server of root's that
+//! changes its effective user for each request, and back, has given up nothing.
+
+use crate::table::{self, Desc};
+use crate::{bell, chan, ctl, epoll, exec, listen, process, upgrade, zone};
+use core::sync::atomic::{AtomicU64, Ordering};
+use fsocket_abi::channel::status;
+use fsocket_sys as sys;
+
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+/// Capabilities of one set.
+const CAPS: u32 = 64;
+/// Supplementary groups that are told apart; of more only the number counts.
+const GROUPS: usize = 256;
+
+/// Landlock domains that this process, or one it was forked from, has entered.
+static DOMAINS: AtomicU64 = AtomicU64::new(0);
+
+/// FNV-1a.
+struct Hash(u64);
+impl Hash {
+    fn add(&mut self, v: u64) {
+        for b in v.to_le_bytes() {
+            self.0 = (self.0 ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+    /// Numbers of users or groups: the order says nothing.
+    fn add_all(&mut self, ids: &mut [u32]) {
+        ids.sort_unstable();
+        let mut last = None;
+        for id in ids {
+            if last.replace(*id) != Some(*id) {
+                self.add(u64::from(*id));
+            }
+        }
+        self.add(u64::MAX);
+    }
+}
+
+/// Real, effective and saved number by `getresuid` or `getresgid`.
+fn three(call: libc::c_long) -> [u32; 3] {
+    let mut ids = [u32::MAX; 3];
+    let p = ids.as_mut_ptr() as usize;
+    // SAFETY: three numbers are there.
+    let _ = unsafe { sys::raw(call, [p, p + 4, p + 8, 0, 0, 0]) };
+    ids
+}
+
+/// Permitted capabilities.
+fn permitted() -> u64 {
+    const VERSION_3: u32 = 0x2008_0522;
+    let mut head = [VERSION_3, 0];
+    // Effective, permitted, inheritable: the lower halves, then the upper ones.
+    let mut data = [0u32; 6];
+    let args = [head.as_mut_ptr() as usize, data.as_mut_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: a header and two structures of version 3.
+    match unsafe { sys::raw(libc::SYS_capget, args) } {
+        Ok(_) => u64::from(data[1]) | u64::from(data[4]) << 32,
+        Err(_) => 0,
+    }
+}
+
+/// What this process can do and become, as a number: processes with the same may share
+/// memory. Who has CAP_SETUID can become any user.
+pub fn class() -> u64 {
+    let caps = permitted();
+    let mut h = Hash(0xcbf2_9ce4_8422_2325);
+    h.add(caps);
+    h.add(DOMAINS.load(Ordering::Relaxed));
+    if caps >> CAP_SETUID & 1 == 0 {
+        h.add_all(&mut three(libc::SYS_getresuid));
+    }
+    if caps >> CAP_SETGID & 1 == 0 {
+        h.add_all(&mut three(libc::SYS_getresgid));
+        let mut groups = [0u32; GROUPS];
+        let args = [GROUPS, groups.as_mut_ptr() as usize, 0, 0, 0, 0];
+        // SAFETY: as many numbers are there.
+        match unsafe { sys::raw(libc::SYS_getgroups, args) } {
+            Ok(n) => h.add_all(&mut groups[..n.min(GROUPS)]),
+            // SAFETY: none are asked for.
+            Err(_) => h.add(unsafe { sys::raw(libc::SYS_getgroups, [0; 6]) }.unwrap_or(0) as u64),
+        }
+    }
+    h.0
+}
+
+/// Does `exec` leave this process all its capabilities? (What it loses there it loses without
+/// a call that we see.)
+pub fn kept_by_exec() -> bool {
+    let caps = permitted();
+    if caps == 0 {
+        return true;
+    }
+    let securebits = prctl(libc::PR_GET_SECUREBITS, 0);
+    three(libc::SYS_getresuid) == [0; 3]
+        && securebits & 1 == 0
+        && (0..CAPS).filter(|c| caps >> c & 1 != 0).all(|c| prctl(libc::PR_CAPBSET_READ, c as usize) == 1)
+}
+
+fn prctl(what: i32, arg: usize) -> i32 {
+    // SAFETY: numbers only.
+    unsafe { sys::raw(libc::SYS_prctl, [what as usize, arg, 0, 0, 0, 0]) }.map_or(-1, |v| v as i32)
+}
+
+/// `call` may change the credentials of this process.
+pub fn changing<R>(call: impl FnOnce() -> R) -> R {
+    if process::nonce() == 0 {
+        return call();
+    }
+    let before = class();
+    let r = call();
+    let _errno = sys::errno::Saved::errno();
+    if class() != before {
+        lost();
+    }
+    r
+}
+
+/// This process has entered a Landlock domain: what it may no longer do is not in its credentials.
+pub fn entered_domain() {
+    if process::nonce() != 0 {
+        let _errno = sys::errno::Saved::errno();
+        DOMAINS.fetch_add(1, Ordering::Relaxed);
+        lost();
+    }
+}
+
+/// It may do less than those it shares memory with.
+#[cold]
+fn lost() {
+    let (on, sealed) = (process::enabled(), crate::sandbox::sealed());
+    if sealed {
+        return; // everything is gone already
+    }
+    // No new connection goes where memory is about to go.
+    process::disable();
+    upgrade::give_up_all();
+    listen::pass_on_used();
+    let listened = listen::leave_channels();
+    exec::hand_over_all();
+    forget_memory();
+    // (A child that has not met the monitor yet meets it as who it is then.)
+    if ctl::unmet() || ctl::renew() {
+        if on {
+            process::enable();
+        }
+        zone::watch::another_monitor();
+        listen::join_those(&listened);
+        epoll::another_control();
+    } else if listen::any() {
+        listen::give_up_all();
+    }
+    bell::ring_everybody();
+}
+
+/// Arenas and channels are no longer mapped here.
+pub fn forget_memory() {
+    let stuck = || table::all().filter(|d| d.is_conn());
+    chan::forget_all();
+    process::forget_arenas();
+    // A connection that could not be switched: its memory is empty now, and says so.
+    stuck().for_each(reset);
+}
+
+fn reset(d: &'static Desc) {
+    d.chan.store(0, Ordering::Relaxed);
+    d.rx_dir().prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_groups_says_nothing() {
+        let of = |ids: &mut [u32]| {
+            let mut h = Hash(1);
+            h.add_all(ids);
+            h.0
+        };
+        assert_eq!(of(&mut [3, 1, 2]), of(&mut [1, 2, 3, 3]));
+        assert_ne!(of(&mut [1, 2]), of(&mut [1, 2, 3]));
+        assert_eq!(class(), class());
+    }
+}

@@ -1,0 +1,30 @@
+//! `fastsocket bench shapes` runs, over shared memory, and says what it measured. (How fast that is,
+//! a loaded machine cannot say.)
+
+use fsocket_testkit::host::Stock;
+use fsocket_testkit::{artifacts, stock_mode, Host, Proc};
+use std::time::Duration;
+
+#[test]
+fn shapes() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: it measures stock and ours itself");
+    }
+    let host = Host::new();
+    let json = host.file("shapes.json", "");
+    let mut command = host.command(Stock, artifacts::cli());
+    command.args(["bench", "shapes", "--reps", "1", "--secs", "0.1", "--json"]).arg(&json);
+    command.args([
+        "--only",
+        "process/processes/1/0us/8,fork-epoll/threads/4/5us/64,loop/loop/4/0us/64,pool/processes/4/5us/1K",
+    ]);
+    command.arg("--library").arg(artifacts::library()).arg("--monitor").arg(artifacts::monitor());
+    // It exits with 1 if anything was not measured, or over another path.
+    let done = Proc::spawn(host.logs(), "shapes", command).finish(Duration::from_secs(60)).success();
+    let page: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let shapes = page["shapes"].as_array().unwrap();
+    assert!(shapes.len() >= 4, "{}", done.stdout);
+    for way in shapes.iter().flat_map(|s| s["samples"].as_array().unwrap()) {
+        assert!(way[1][0]["rate"].as_f64().unwrap() > 0.0 && way[1][0]["cpu_us"].as_f64().unwrap() > 0.0, "{way}");
+    }
+}

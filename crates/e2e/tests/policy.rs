@@ -1,0 +1,307 @@
+//! What the kernel refuses, and what the administrator does not want, is not had over shared
+//! memory either. Outcomes are those of stock sockets; paths are asserted from counters.
+
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::netns::{Hosts, NetHost};
+use fsocket_testkit::{artifacts, need, need_hosts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// Users without a name.
+const ALICE: u32 = 54321;
+const BOB: u32 = 54322;
+
+/// An echo server on a host; who and with what.
+struct Server<'a> {
+    host: &'a Host,
+    port: u16,
+    _process: Proc,
+}
+
+impl<'a> Server<'a> {
+    #[track_caller]
+    fn of(host: &'a Host, user: u32, place: Option<&NetHost>) -> Server<'a> {
+        let port = match place {
+            Some(place) => place.within(net::free_port),
+            None => net::free_port(),
+        };
+        let path = script("apps/echo_server.py").display().to_string();
+        let mut command = command(host, Accel, user);
+        command.args([path.as_str(), "threaded", &port.to_string(), "127.0.0.1"]);
+        let process = Proc::spawn(host.logs(), "server", command);
+        let up = net::wait_until(Duration::from_secs(10), || host.kernel_sockets(port, "0A") > 0);
+        assert!(up.is_ok(), "the server does not listen: {}", process.stderr());
+        let server = Server { host, port, _process: process };
+        // Its thread is in `accept` by the time that it has answered.
+        assert_eq!(server.client_as(Stock, user, &["client"], 1).0, ["ok"]);
+        server
+    }
+
+    /// What `tests/apps/policy.py` says, without its last line, and what was counted.
+    #[track_caller]
+    fn client_as(&self, side: Side, user: u32, what: &[&str], n: u32) -> (Vec<String>, Delta) {
+        let before = self.host.snapshot();
+        let mut command = command(self.host, side, user);
+        command.arg(script("apps/policy.py")).args([what[0], &self.port.to_string(), &n.to_string()]).args(&what[1..]);
+        let done =
+            Proc::spawn(self.host.logs(), what[0], command).finish(Duration::from_secs(60)).success().says("end");
+        let lines = done.stdout.lines().filter(|l| *l != "end").map(str::to_owned).collect();
+        (lines, self.host.snapshot().since(&before))
+    }
+
+    #[track_caller]
+    fn client(&self, side: Side, what: &[&str], n: u32) -> (Vec<String>, Delta) {
+        self.client_as(side, root(), what, n)
+    }
+
+    /// All connections are as on stock sockets, and over shared memory but for `kernel` of them, of
+    /// which each was counted as `why`.
+    #[track_caller]
+    fn as_stock(&self, user: u32, what: &[&str], shm: i128, why: &str, kernel: i128) {
+        // (Its thread does it once more.)
+        let n = if what == ["thread"] { shm } else { shm + kernel } as u32;
+        let (stock, _) = self.client_as(Stock, user, what, n);
+        let (ours, delta) = self.client_as(Accel, user, what, n);
+        assert_eq!(ours, stock, "{what:?}\n{delta}");
+        if stock_mode() {
+            return;
+        }
+        assert_eq!(delta.get("connect_shm"), shm, "{what:?}\n{delta}");
+        // (What a process counts that has nothing to do with the monitor nobody sees.)
+        let counted = if why.is_empty() { 0 } else { kernel };
+        assert!(counted == 0 || delta.get(why) == kernel, "{what:?}: {why}\n{delta}");
+        assert!(counted == 0 || delta.get("connect_kernel") == kernel, "{what:?}\n{delta}");
+    }
+}
+
+fn root() -> u32 {
+    // SAFETY: a plain system call.
+    unsafe { libc::geteuid() }
+}
+
+fn command(host: &Host, side: Side, user: u32) -> Command {
+    let mut command = host.command(side, PYTHON);
+    // What the monitor of all users pins for them would outlive it.
+    command.env("FASTSOCKET_DISABLE", "zones");
+    if user != root() {
+        command.uid(user).gid(user);
+    }
+    command
+}
+
+const FIRST: &str = "fallback.kernel_first";
+
+#[test]
+fn a_client_under_landlock_gets_what_the_kernel_gives() {
+    let host = Host::new();
+    let server = Server::of(&host, root(), None);
+    server.as_stock(root(), &["client"], 5, "", 0);
+    let (stock, _) = server.client(Stock, &["landlock"], 3);
+    assert_eq!(stock, ["EACCES"; 3], "this kernel has no Landlock for TCP");
+    // Which rights its threads have left only the kernel knows.
+    server.as_stock(root(), &["landlock"], 0, "", 3);
+    server.as_stock(root(), &["thread"], 3, "fallback.disabled", 3);
+    // A program that has inherited it does not know either; the kernel's answer is taken.
+    server.as_stock(root(), &["landlock-exec"], 0, FIRST, 3);
+    let port = server.port.to_string();
+    server.as_stock(root(), &["landlock-exec", &port], 4, FIRST, 1);
+}
+
+#[test]
+fn a_client_with_unix_sockets_only_has_unix_sockets_only() {
+    let host = Host::new();
+    let server = Server::of(&host, root(), None);
+    let (stock, _) = server.client(Stock, &["unix-only"], 2);
+    assert_eq!(stock, ["EAFNOSUPPORT"; 2]);
+    let (ours, delta) = server.client(Accel, &["unix-only"], 2);
+    assert_eq!(ours, stock);
+    delta.assert_kernel_only();
+}
+
+/// Runs a command in a host, or fails.
+#[track_caller]
+fn sh(place: &NetHost, script: &str) {
+    let mut command = Command::new("sh");
+    command.args(["-ec", script]);
+    place.place(&mut command);
+    let Output { status, stderr, .. } = command.output().expect("sh");
+    assert!(status.success(), "{script}: {}", String::from_utf8_lossy(&stderr));
+}
+
+/// A client is refused `error` while `policy` is in force in a network namespace, and one that is
+/// running when it comes, too.
+#[track_caller]
+fn refused_by(policy: &str, undo: &str, error: &str) {
+    let mut hosts = Hosts::new().expect("hosts");
+    let place = hosts.add("policy").expect("a host");
+    let host = Host::under_policy(&place);
+    let server = Server::of(&host, root(), Some(&place));
+    server.as_stock(root(), &["client"], 4, "", 0);
+    let mut watch = command(&host, Accel, root());
+    watch.arg(script("apps/policy.py")).args(["watch", &server.port.to_string(), "10"]);
+    let mut watch = Proc::spawn(host.logs(), "watch", watch);
+    watch.wait_stdout("ok\n", Duration::from_secs(10));
+    sh(&place, &policy.replace("PORT", &server.port.to_string()));
+    let since = Instant::now();
+    watch.wait_stdout(&format!("{error}\n"), Duration::from_secs(10));
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?} after the policy", since.elapsed());
+    let (stock, _) = server.client(Stock, &["client"], 3);
+    let (ours, delta) = server.client(Accel, &["client"], 3);
+    assert_eq!((&stock, &ours), (&vec![error.to_owned(); 3], &stock));
+    // (The other one goes on.)
+    assert!(stock_mode() || delta.get("connect_shm") == 0 && delta.get(FIRST) >= 3, "{delta}");
+    sh(&place, undo);
+    assert_eq!(watch.finish(Duration::from_secs(30)).success().stdout, format!("ok\n{error}\nok\nend\n"));
+}
+
+const TABLE: &str = "nft add table inet t; nft add chain inet t out '{ type filter hook output priority 0; }'";
+
+#[test]
+fn a_rule_of_netfilter_that_rejects() {
+    need_hosts!();
+    need!("nft");
+    // Only new connections: one that is under way when the rule comes would see ECONNRESET, sometimes.
+    let new = "tcp dport PORT tcp flags & (syn | ack) == syn";
+    let reject = format!("{TABLE}; nft add rule inet t out '{new}' reject with tcp reset");
+    refused_by(&reject, "nft delete table inet t", "ECONNREFUSED");
+}
+
+#[test]
+fn a_rule_of_routing_that_prohibits() {
+    need_hosts!();
+    // The first of all rules is the one that finds local addresses; it can be put behind others.
+    let local = "ip rule add pref 100 lookup local; ip rule del pref 0";
+    let prohibit = format!("{local}; ip rule add pref 50 ipproto tcp dport PORT prohibit");
+    refused_by(&prohibit, "ip rule del pref 50", "EACCES");
+}
+
+/// The server behind a redirection is not the listener of that address; rules that do not concern a
+/// connection cost one in five seconds.
+#[test]
+fn a_rule_of_netfilter_that_redirects_and_one_that_does_not_matter() {
+    need_hosts!();
+    need!("nft");
+    let mut hosts = Hosts::new().expect("hosts");
+    let place = hosts.add("policy").expect("a host");
+    let host = Host::under_policy(&place);
+    let server = Server::of(&host, root(), Some(&place));
+    sh(&place, TABLE);
+    server.as_stock(root(), &["client"], 4, FIRST, 1);
+    let other = Server::of(&host, root(), Some(&place));
+    sh(
+        &place,
+        &format!(
+            "nft add chain inet t nat '{{ type nat hook output priority -100; }}'; \
+             nft add rule inet t nat tcp dport {} redirect to :{}",
+            server.port, other.port
+        ),
+    );
+    let (ours, delta) = server.client(Accel, &["client"], 4);
+    assert_eq!(ours, ["ok"; 4]);
+    assert!(stock_mode() || delta.get("connect_shm") == 0 && delta.get("fallback.policy") == 3, "{delta}");
+}
+
+#[test]
+fn users_share_memory_if_the_administrator_names_them() {
+    need_hosts!();
+    const OTHER: &str = "fallback.other_user";
+    let host = Host::for_all_users(&format!("share = [[{BOB}, {}]]\n", root()));
+    let server = Server::of(&host, ALICE, None);
+    server.as_stock(ALICE, &["client"], 4, "", 0);
+    server.as_stock(BOB, &["client"], 0, OTHER, 4);
+    server.as_stock(root(), &["client"], 0, OTHER, 4);
+    let roots = Server::of(&host, root(), None);
+    roots.as_stock(BOB, &["client"], 4, "", 0);
+    roots.as_stock(ALICE, &["client"], 0, OTHER, 4);
+}
+
+#[test]
+fn rules_are_for_users_ports_and_executables() {
+    need_hosts!();
+    const DENIED: &str = "fallback.policy";
+    let exe = Path::new(PYTHON).canonicalize().expect("python");
+    let port = net::free_port();
+    let host = Host::for_all_users(&format!(
+        "share = [[{ALICE}, {BOB}, {}]]\n\
+         [[rule]]\naction = \"allow\"\nclient_user = {ALICE}\naddress = \"127.0.0.0/8\"\n\
+         [[rule]]\naction = \"deny\"\nclient_user = {BOB}\nport = \"{port}-65535\"\nclient_exe = {exe:?}\n\
+         [[rule]]\naction = \"deny\"\nclient_user = {BOB}\nclient_exe = {exe:?}\n\
+         [[rule]]\naction = \"kernel-first\"\nserver_user = {}\n",
+        root(),
+        root()
+    ));
+    let server = Server::of(&host, root(), None);
+    server.as_stock(ALICE, &["client"], 4, "", 0);
+    server.as_stock(BOB, &["client"], 0, DENIED, 4);
+    server.as_stock(root(), &["client"], 3, FIRST, 1);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_understood_starts_nothing() {
+    let host = Host::new();
+    let check = |text: &str, args: &[&str]| {
+        let file = host.file("bad.toml", text);
+        let mut command = Command::new(artifacts::monitor());
+        command.arg("--config").arg(file).args(args).arg("--socket").arg(host.path().join("none/monitor.sock"));
+        let done = Proc::spawn(host.logs(), "check", command).finish(Duration::from_secs(10));
+        assert!(!host.path().join("none").exists());
+        (done.code, done.stderr)
+    };
+    let bad = "share = [[\"root\", 1]]\n\n[[rule]]\naction = \"deny\"\nclient_user = \"no-such-user\"\n";
+    for args in [&["--check"][..], &[], &["--private"]] {
+        let (code, text) = check(bad, args);
+        assert_eq!(code, Some(125), "{text}");
+        assert!(text.contains("bad.toml:5: unknown user 'no-such-user'"), "{text}");
+    }
+    assert_eq!(check(&bad.replace("no-such-user", "root"), &["--check"]), (Some(0), String::new()));
+}
+
+/// Somebody has made the directory that was once the private monitor's.
+#[test]
+fn a_private_monitor_is_where_nobody_can_be_before() {
+    need_hosts!();
+    need!("setpriv");
+    let host = Host::new();
+    let trap = std::path::PathBuf::from(format!("/tmp/fastsocket-{ALICE}"));
+    let _ = std::fs::create_dir(&trap);
+    let _trap = RemovedAtEnd(&trap);
+    let runtime = host.path().join("runtime");
+    std::fs::create_dir(&runtime).expect("directory");
+    let run = |set_up: &dyn Fn(&mut Command)| {
+        let mut command = Command::new(artifacts::cli());
+        command.args(["run", "sh", "-c", "echo $FASTSOCKET_SOCKET; ls -ld $(dirname $FASTSOCKET_SOCKET)"]);
+        command.env_clear().env("PATH", "/usr/bin:/bin").uid(ALICE).gid(ALICE);
+        command.env("FASTSOCKET_LIBRARY", artifacts::library()).env("FASTSOCKET_MONITOR", artifacts::monitor());
+        set_up(&mut command);
+        let done = Proc::spawn(host.logs(), "run", command).finish(Duration::from_secs(20)).success();
+        (done.stdout, done.stderr)
+    };
+    // Not ours, or open to others: not used.
+    let named = |c: &mut Command| {
+        c.env("XDG_RUNTIME_DIR", &runtime);
+    };
+    let (out, err) = run(&named);
+    assert!(out.starts_with("/tmp/fastsocket-") && out.contains("drwx------"), "{out}{err}");
+    assert!(!out.starts_with(&trap.display().to_string()) && err.contains("no runtime directory"), "{out}{err}");
+    let first = Path::new(out.lines().next().expect("a path")).to_owned();
+    // A directory of his own is used, by all of his shells.
+    std::os::unix::fs::chown(&runtime, Some(ALICE), Some(ALICE)).expect("chown");
+    std::fs::set_permissions(&runtime, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("mode");
+    let (one, err) = run(&named);
+    let (two, _) = run(&named);
+    assert!(one.starts_with(&runtime.join("fastsocket/monitor.sock").display().to_string()), "{one}{err}");
+    assert_eq!((one.lines().next(), err.as_str()), (two.lines().next(), ""));
+    // The one that was for one program ends after it, with its directory.
+    let gone = net::wait_until(Duration::from_secs(20), || !first.parent().expect("directory").exists());
+    assert!(gone.is_ok(), "{} is still there", first.display());
+}
+
+struct RemovedAtEnd<'a>(&'a Path);
+
+impl Drop for RemovedAtEnd<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(self.0);
+    }
+}

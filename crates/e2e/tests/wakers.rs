@@ -1,0 +1,55 @@
+//! By what threads of two processes wake each other: nothing that one of them could block, drain
+//! or make blocking for the other.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::Accel;
+use fsocket_testkit::{net, script, stock_mode, Host, Proc, PYTHON};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[track_caller]
+fn app(host: &Host, name: &str, args: &[&str]) -> Proc {
+    let path = script("apps/wakers.py").display().to_string();
+    let mut all = vec![path.as_str()];
+    all.extend_from_slice(args);
+    host.start(Accel, name, PYTHON, &all)
+}
+
+/// Files behind open descriptors of `pid`, those of the standard streams left out.
+fn files(pid: u32) -> Vec<String> {
+    let dir = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
+    dir.filter_map(|e| Some(std::fs::read_link(e.ok()?.path()).ok()?.display().to_string())).collect()
+}
+
+/// A descriptor in which one of them sleeps, or to which it writes, is nobody else's: the status
+/// flags of an open file are shared with whoever has it, and so is what can be read from it.
+#[test]
+fn peers_share_no_descriptor() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is nothing of ours to look at in stock mode");
+    }
+    for place in ["epoll", "poll"] {
+        let host = Host::new();
+        let port = net::free_port();
+        let path = script("apps/wakers.py").display().to_string();
+        let server = host.server(Accel, "serve", port, PYTHON, &[&path, "serve", &port.to_string()]);
+        let before = host.snapshot();
+        let mut client = app(&host, "talk", &["talk", &port.to_string(), "200", place]);
+        client.wait_stdout("ok", LIMIT);
+        let delta = host.snapshot().since(&before);
+        delta.assert_shm(1);
+        // Both slept, and each was woken by the other, most times without the monitor.
+        assert!(delta.get("wakes") >= 100, "{delta}");
+        let pids = [server.pid(), client.pid()].map(|pid| pid.to_string());
+        let said = e2e::python(&host, fsocket_testkit::Side::Stock, 30, "wakers.py", &["shared", &pids[0], &pids[1]]);
+        let shared: Vec<_> = said.lines().filter(|l| l.starts_with("shared")).collect();
+        // The registry is read-only, and nobody sleeps in it.
+        let harmless = |line: &&&str| line.contains("/dev/null") || line.contains("registry");
+        assert!(shared.iter().all(|l| harmless(&l)), "{place}: {said}");
+        // The path that was to be looked at was taken.
+        for pid in [server.pid(), client.pid()] {
+            assert!(files(pid).iter().any(|f| f.starts_with("pipe:")), "{place}: {:?}", files(pid));
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What the kernel says of a process that asks us for something.
+
+use super::rules::Party;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::OwnedFd;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The sender of a message, as the kernel has noted it (SCM_CREDENTIALS, SCM_PIDFD). It is the process
+/// that sends now, not the one that has opened the socket, and nothing of it is a claim.
+#[derive(Debug)]
+pub struct Sender {
+    /// 0: it has none in our PID namespace.
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// From 6.5 on. Without it a process could end and another one get its number while we read.
+    pub pidfd: Option<OwnedFd>,
+}
+
+/// What can be read of a process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted {
+    pub exe: bool,
+    pub cgroup: bool,
+}
+
+impl Sender {
+    /// Calls `read` with the process's directory in /proc; `None` if it ended before that was done.
+    fn of_live<T>(&self, read: impl FnOnce(PathBuf) -> Option<T>) -> Option<T> {
+        if self.pid == 0 {
+            return None;
+        }
+        let value = read(PathBuf::from(format!("/proc/{}", self.pid)))?;
+        let Some(pidfd) = &self.pidfd else { return Some(value) };
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        let alive = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0);
+        alive.then_some(value)
+    }
+
+    /// What rules ask of it. The executable changes only by `exec`, but it is no proof: its user may
+    /// run the same file with other code preloaded, or trace it. A process leaves its cgroup only
+    /// with the right to write to both.
+    pub fn party(&self, wanted: Wanted) -> Party {
+        let exe = || self.of_live(|proc| std::fs::read_link(proc.join("exe")).ok());
+        let cgroup = || self.of_live(|proc| cgroup(&read(&proc.join("cgroup"))?));
+        Party {
+            uid: self.uid,
+            gid: self.gid,
+            exe: wanted.exe.then(exe).flatten(),
+            cgroup: wanted.cgroup.then(cgroup).flatten(),
+        }
+    }
+
+    /// How the kernel may keep it from more than us. Unreadable is very much.
+    pub fn restraint(&self) -> Restraint {
+        self.of_live(|proc| {
+            let status = read(&proc.join("status"))?;
+            // Absent (EINVAL): no security module has labels here.
+            let label = read(&proc.join("attr/current")).unwrap_or_default();
+            Some(Restraint::read(&status, &label))
+        })
+        .unwrap_or(Restraint { no_new_privs: true, filters: u32::MAX, confined: true })
+    }
+}
+
+/// What a process has set on itself or inherited, and cannot take off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restraint {
+    /// Without it nobody but a privileged process can have Landlock rules: the kernel shows
+    /// those of no process.
+    pub no_new_privs: bool,
+    /// Filters of system calls.
+    pub filters: u32,
+    /// By AppArmor or SELinux.
+    pub confined: bool,
+}
+
+impl Restraint {
+    fn read(status: &str, label: &str) -> Restraint {
+        let number = |name: &str| -> Option<u32> {
+            status.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
+        };
+        let label = label.trim_end_matches(['\0', '\n']);
+        Restraint {
+            no_new_privs: number("NoNewPrivs") != Some(0),
+            // The number of filters is there since 5.9; the mode says less.
+            filters: number("Seccomp_filters").or(number("Seccomp")).unwrap_or(u32::MAX),
+            // "unconfined" (AppArmor), "…:unconfined_t:…" (SELinux); Smack's usual label is "_".
+            confined: !label.is_empty() && label != "_" && !label.contains("unconfined"),
+        }
+    }
+
+    /// Of this process.
+    pub fn own() -> Restraint {
+        Sender { pid: std::process::id(), uid: 0, gid: 0, pidfd: None }.restraint()
+    }
+
+    /// Whether the kernel may refuse the process what it does not refuse this monitor. Filters are
+    /// inherited and never taken off: a monitor in a container has those of the container, and so
+    /// has everything that it serves there.
+    pub fn is_more_than(&self, own: &Restraint) -> bool {
+        self.no_new_privs || self.filters > own.filters || self.confined && !own.confined
+    }
+}
+
+/// A file of the kernel's that is read at once, in few system calls.
+pub fn read(path: &Path) -> Option<String> {
+    let mut bytes = [0u8; 8192];
+    let n = std::fs::File::open(path).and_then(|mut f| f.read(&mut bytes)).ok()?;
+    Some(String::from_utf8_lossy(&bytes[..n]).into_owned())
+}
+
+/// The v2 path in the text of /proc/PID/cgroup.
+pub fn cgroup(text: &str) -> Option<String> {
+    text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_is_read() {
+        let me = Sender { pid: std::process::id(), uid: 1, gid: 2, pidfd: None };
+        let p = me.party(Wanted { exe: true, cgroup: true });
+        assert_eq!(p.exe, std::env::current_exe().ok());
+        assert_eq!((p.uid, p.gid), (1, 2));
+        let none = me.party(Wanted::default());
+        assert_eq!((none.exe, none.cgroup), (None, None));
+        let gone = Sender { pid: 0, ..me };
+        assert_eq!(gone.party(Wanted { exe: true, cgroup: true }).exe, None);
+        assert!(gone.restraint().is_more_than(&Restraint::own()));
+    }
+
+    #[test]
+    fn who_ended_is_nobody() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let s = Sender { pid: child.id(), uid: 0, gid: 0, pidfd: Some(pidfd) };
+        assert!(s.party(Wanted { exe: true, cgroup: false }).exe.is_some());
+        child.kill().unwrap();
+        rustix::event::poll(&mut [PollFd::new(s.pidfd.as_ref().unwrap(), PollFlags::IN)], None).unwrap();
+        assert!(s.party(Wanted { exe: true, cgroup: true }).cgroup.is_none());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn restraints() {
+        let status = |nnp, filters| format!("Name:\tx\nNoNewPrivs:\t{nnp}\nSeccomp:\t2\nSeccomp_filters:\t{filters}\n");
+        let of = |nnp, filters, label| Restraint::read(&status(nnp, filters), label);
+        let free = of(0, 0, "");
+        let boxed = of(0, 1, "docker-default (enforce)\n");
+        assert!(!free.is_more_than(&free) && !boxed.is_more_than(&boxed) && !free.is_more_than(&boxed));
+        assert!(boxed.is_more_than(&free));
+        assert!(of(1, 0, "").is_more_than(&of(1, 0, "")), "Landlock does not show");
+        assert!(of(0, 2, "").is_more_than(&boxed));
+        assert!(!of(0, 0, "unconfined\n").is_more_than(&free));
+        assert!(!of(0, 0, "unconfined_u:unconfined_r:unconfined_t:s0\0").is_more_than(&free));
+        assert!(Restraint::read("", "").is_more_than(&free));
+        assert_eq!(cgroup("1:cpu:/x\n0::/a/b\n").as_deref(), Some("/a/b"));
+    }
+}

@@ -1,0 +1,80 @@
+//! Rights: processes that give some up, and who may share memory on the server's side.
+//!
+//! A channel is mapped by every worker of its listener. So all of them must be allowed to do what
+//! the others do: the same user with the same [`Rights`]. The first worker decides whose
+//! listener it is. Where workers with other rights come while those are there, or after them, the
+//! kernel serves the listener from then on: it has one queue for all, and gives each connection
+//! to one process.
+
+use crate::clients::{Client, Outgoing};
+use crate::descriptor::{self, Attached};
+use crate::requests::Misbehaved;
+use crate::wake::end_listening;
+use crate::{ConnId, ListenerId, Monitor};
+use fsocket_proto::{kind, Msg};
+
+impl Monitor {
+    /// A process has other credentials from now on, and talks to us over a socket made with
+    /// those. It keeps its listeners.
+    pub(crate) fn renew(&mut self, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
+        let fd =
+            fd.filter(|fd| descriptor::is_control_socket(fd.as_fd())).ok_or(Misbehaved("RENEW of something else"))?;
+        let Some(old) = self.clients.get(id) else { return Ok(()) };
+        let (pid, uid) = descriptor::peer(fd.as_fd()).map_err(|_| Misbehaved("RENEW by nobody"))?;
+        // Down from root, or as the same user with fewer rights. A socket that somebody else has made
+        // gives nobody his name. (Whoever runs a private monitor vouches for what he starts.)
+        let allowed = old.uid == 0 || old.uid == uid || self.config.private;
+        let (nonce, holds) = (old.nonce, old.holds.clone());
+        if allowed && self.may_connect(uid) {
+            crate::wire::ask_for_senders(fd.as_fd());
+            let family = self.new_family();
+            let mut new = Client::new(fd.keep(), uid, pid, family);
+            new.nonce = nonce;
+            new.holds = holds.clone();
+            if let Ok(new) = self.clients.add(new) {
+                for listener in holds {
+                    if let Some(l) = self.listeners.get_mut(listener) {
+                        l.holders.insert(new);
+                    }
+                }
+                tracing::debug!(process = new, was = id, uid, "other credentials");
+            }
+        } else {
+            tracing::warn!(was = old.uid, uid, "other credentials refused");
+        }
+        self.end_process(id);
+        Ok(())
+    }
+
+    /// May this process be a worker of a listener, on the memory of those that are or were?
+    pub(crate) fn may_serve(&mut self, id: ConnId, listener: ListenerId) -> bool {
+        let Some(rights) = self.clients.get(id).map(Client::rights) else { return false };
+        let Some(l) = self.listeners.get_mut(listener) else { return false };
+        let untouched = |c| self.channels.get(c).is_none_or(|ch| ch.mem.is_untouched_by_servers());
+        let vacant = || l.accepting().next().is_none() && l.channels.iter().all(|c| untouched(*c));
+        if l.is_mixed {
+            return false;
+        }
+        if l.served_by != Some(rights) && (l.served_by.is_none() || vacant()) {
+            l.served_by = Some(rights);
+        }
+        if l.served_by == Some(rights) {
+            return true;
+        }
+        l.is_mixed = true;
+        let (workers, channels): (Vec<_>, Vec<_>) = (l.accepting().collect(), l.channels.iter().copied().collect());
+        tracing::info!(listener, "workers with different rights: the kernel serves it");
+        self.hide_listener(listener);
+        for worker in &workers {
+            let msg = Msg { id: listener, ..Msg::new(kind::MIXED) };
+            self.clients.send(*worker, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
+        }
+        if workers.is_empty() {
+            // What waits there nobody can take any more.
+            for ch in channels.into_iter().filter_map(|c| self.channels.get(c)) {
+                end_listening(ch, &self.clients);
+            }
+        }
+        false
+    }
+}

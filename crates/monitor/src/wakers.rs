@@ -1,0 +1,128 @@
+//! Waking threads of other processes: by a message at first, then by a pipe that two processes
+//! share with nobody.
+//!
+//! A thread sleeps on a descriptor that only its own process has. What it may be woken by, a peer
+//! must not be able to block, to drain for others, or to make blocking. So each pair of processes
+//! has a pipe of its own, made here: the sleeper holds the only description of the read end, the
+//! waking process a description of its own, opened anew. Neither can change the other's flags, and
+//! neither can open the pipe again: the inode is this process's. See ADR 38.
+
+use crate::clients::Outgoing;
+use crate::{ChannelId, ConnId, Monitor};
+use fsocket_abi::channel::waker_key;
+use fsocket_proto::{kind, waiter, Msg};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Pipes of one channel: every waiter of both sides for each process that may wake it, as far as
+/// honest processes ever come.
+const PIPES: usize = 1024;
+/// Pipes of which the sleeper has not said yet that it watches them.
+const UNREADY: usize = 64;
+
+/// A sleeper (process, bell, waiter) and the process that wakes it.
+type Pair = (ConnId, u8, u64, ConnId);
+
+/// The pipes of one channel. With a descriptor: the sleeper has not confirmed its end.
+#[derive(Default)]
+pub struct Pipes(HashMap<Pair, Option<OwnedFd>>);
+
+impl Pipes {
+    /// A process is gone. Returns the sleepers that had not confirmed their ends.
+    pub fn leave(&mut self, id: ConnId) -> Vec<ConnId> {
+        let gone = self.0.extract_if(|(sleeper, _, _, ringer), _| *sleeper == id || *ringer == id);
+        gone.filter_map(|((sleeper, ..), end)| end.map(|_| sleeper)).collect()
+    }
+    /// The channel is gone. As [`Self::leave`].
+    pub fn unready(&self) -> impl Iterator<Item = ConnId> + '_ {
+        self.0.iter().filter(|(_, end)| end.is_some()).map(|((sleeper, ..), _)| *sleeper)
+    }
+}
+
+/// What a WAKER or WAKER_READY names.
+struct Named {
+    channel: ChannelId,
+    pair: Pair,
+}
+
+impl Monitor {
+    fn named(&self, id: ConnId, msg: &Msg) -> Option<Named> {
+        let channel = ChannelId::try_from(msg.arg0).ok()?;
+        let (side, _) = waiter::unpack(msg.arg1)?;
+        let ch = self.channels.get(channel)?;
+        let party = |conn, side| self.clients.get(conn).is_some_and(|c| ch.is_party(side, c.family));
+        // The sleeper on its side, the other process on the other.
+        let pair = (id, u8::try_from(msg.id).ok()?, msg.arg1, msg.arg2);
+        (party(id, side) && party(msg.arg2, 1 - side)).then_some(Named { channel, pair })
+    }
+
+    /// [`kind::RING`]: passed on to the sleeper.
+    pub(crate) fn ring(&mut self, id: ConnId, msg: &Msg) {
+        let Ok(channel) = ChannelId::try_from(msg.arg0) else { return };
+        let (Some((side, _)), Ok(ch)) = (waiter::unpack(msg.arg1), self.party(id, channel)) else { return };
+        self.clients.wake(msg.id, |family| ch.is_party(side, family), [msg.arg0, msg.arg1, id]);
+    }
+
+    /// [`kind::WAKER`]: the sleeper's end of a pipe.
+    pub(crate) fn waker(&mut self, id: ConnId, msg: &Msg) {
+        let Some(named) = self.named(id, msg) else { return };
+        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), self.clients.get_mut(id)) else { return };
+        if client.pipes_unready >= UNREADY || ch.pipes.0.contains_key(&named.pair) || ch.pipes.0.len() >= PIPES {
+            return;
+        }
+        // Out of descriptors: messages go on waking it.
+        let Ok((read, write)) = pipe() else { return };
+        client.pipes_unready += 1;
+        ch.pipes.0.insert(named.pair, Some(write));
+        let out = Msg { arg2: msg.arg2, ..place(kind::WAKER_READ, msg.id, named.channel, msg.arg1) };
+        self.clients.send(id, Outgoing { msg: out, fd: Some(Rc::new(read)), unasked: true }, &self.arenas);
+    }
+
+    /// [`kind::WAKER_READY`]: the other process's end.
+    pub(crate) fn waker_ready(&mut self, id: ConnId, msg: &Msg) {
+        let Some(named) = self.named(id, msg) else { return };
+        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), self.clients.get_mut(id)) else { return };
+        let Some(write) = ch.pipes.0.get_mut(&named.pair).and_then(Option::take) else { return };
+        client.pipes_unready -= 1;
+        let key = waker_key(client.nonce, usize::from(named.pair.1));
+        let out = place(kind::WAKER_WRITE, key, named.channel, msg.arg1);
+        self.clients.send(msg.arg2, Outgoing { msg: out, fd: Some(Rc::new(write)), unasked: true }, &self.arenas);
+    }
+}
+
+fn place(kind: u32, id: u64, channel: ChannelId, waiter: u64) -> Msg {
+    Msg { id, arg0: u64::from(channel), arg1: waiter, ..Msg::new(kind) }
+}
+
+/// The sleeper's end, and that of the process that wakes it.
+fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
+    let path = format!("/proc/self/fd/{}", write.as_raw_fd());
+    let write = rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((read, write))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_end_blocks_or_breaks_the_other() {
+        let (read, write) = pipe().unwrap();
+        // Full: the process that wakes is told so, at once.
+        let chunk = [0u8; 4096];
+        while rustix::io::write(&write, &chunk).is_ok() {}
+        assert_eq!(rustix::io::write(&write, &[1]), Err(Errno::AGAIN));
+        // It makes its own end blocking, and takes everything out: the sleeper's is as it was.
+        rustix::fs::fcntl_setfl(&write, OFlags::RDWR).unwrap();
+        let mut all = vec![0u8; 1 << 17];
+        assert!(rustix::io::read(&write, &mut all).unwrap() > 0);
+        assert_eq!(rustix::io::read(&read, &mut all), Err(Errno::AGAIN));
+        // The sleeper's end: no SIGPIPE, which would end this process.
+        drop(read);
+        assert_eq!(rustix::io::write(&write, &[1]), Ok(1));
+    }
+}

@@ -1,0 +1,470 @@
+//! No client gets from the monitor what the kernel would refuse it.
+//!
+//! The attackers are another user, without any capability; the monitor is root's. The
+//! oracle tries with every descriptor that an attacker ever had to get a port that it must not have.
+
+use super::support::*;
+use super::switching::{in_use, of};
+use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
+use fsocket_proto::{kind, switch, Addr, Msg};
+use fsocket_sync::atomic::Ordering;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{sockopt, AddressFamily, SocketType};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+
+const NOBODY: u32 = 65534;
+
+/// A monitor for everybody; None: we are not root.
+fn of_root(test: &str) -> Option<Daemon> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: {test}: not root");
+        return None;
+    }
+    Some(Daemon::with(|config| {
+        config.private = false;
+        config.mode = 0o666;
+        config.rules = super::policy::rules(&format!("share = [[0, {NOBODY}]]\n[[rule]]\naction = \"allow\"\n"));
+        let dir = config.socket.parent().and_then(|d| d.parent()).unwrap();
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }))
+}
+
+/// Runs as `uid`, without any capability in effect.
+fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> T {
+    struct Back;
+    impl Drop for Back {
+        fn drop(&mut self) {
+            // SAFETY: no memory is involved; the raw call changes this thread alone.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) }, 0);
+        }
+    }
+    // SAFETY: as above. With the user other than root no capability is in effect.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) }, 0);
+    let _back = Back;
+    work()
+}
+
+fn in_repair(fd: BorrowedFd<'_>) -> bool {
+    const TCP_REPAIR: i32 = 19;
+    let (mut value, mut len) = (0i32, 4);
+    // SAFETY: valid for writes of that size.
+    let rc = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, TCP_REPAIR, (&raw mut value).cast(), &raw mut len)
+    };
+    rc == 0 && value != 0
+}
+
+fn disconnect(fd: BorrowedFd<'_>) {
+    let none = [0u8; 16];
+    // SAFETY: a family of zero, AF_UNSPEC, and nothing else is read.
+    unsafe { libc::connect(fd.as_raw_fd(), none.as_ptr().cast(), 16) };
+}
+
+fn port_of(fd: BorrowedFd<'_>) -> Option<u16> {
+    SocketAddr::try_from(rustix::net::getsockname(fd).ok()?).ok().map(|a| a.port())
+}
+
+/// Tries everything to get `port`, which is somebody else's, with a descriptor.
+fn cannot_have(fd: BorrowedFd<'_>, port: u16) {
+    if sockopt::socket_type(fd) != Ok(SocketType::STREAM) {
+        return;
+    }
+    assert!(!in_repair(fd), "TCP_REPAIR is on");
+    for round in 0..3 {
+        for ip in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
+            for at in [SocketAddr::from((ip, port)), SocketAddr::from((ip.to_ipv6_mapped(), port))] {
+                assert!(rustix::net::bind(fd, &at).is_err(), "bound to {at}, round {round}");
+            }
+        }
+        if port_of(fd) == Some(port) {
+            assert!(rustix::net::listen(fd, 1).is_err(), "listens on {port}, round {round}");
+        }
+        match round {
+            0 => {
+                let _ = sockopt::set_socket_reuseaddr(fd, true);
+                let _ = sockopt::set_socket_reuseport(fd, true);
+            }
+            _ => disconnect(fd),
+        }
+    }
+    assert_ne!(port_of(fd), Some(port), "it keeps the port");
+}
+
+fn names(slot: &fsocket_abi::channel::Slot, family: i32, dst: [u8; 16], port: u16) {
+    slot.family.store(family as u16, Ordering::Relaxed);
+    for (to, byte) in slot.dst.iter().zip(dst) {
+        to.store(byte, Ordering::Relaxed);
+    }
+    slot.client_port.store(port, Ordering::Relaxed);
+    slot.generation.store(9, Ordering::Relaxed);
+    slot.state.store(slot_state::ESTABLISHED, Ordering::Release);
+}
+
+fn tcp(family: AddressFamily) -> OwnedFd {
+    rustix::net::socket(family, SocketType::STREAM, None).unwrap()
+}
+
+/// One user on both sides of a connection of its own, and root's port: every order of requests, with
+/// sockets of every family and in every state.
+#[test]
+fn no_port_of_somebody_else_by_a_switch() {
+    let Some(d) = of_root("no_port_of_somebody_else_by_a_switch") else { return };
+    let victim = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = victim.local_addr().unwrap().port();
+    as_user(NOBODY, || {
+        let v6 = TcpListener::bind("[::1]:0").ok();
+        let own = v6.or_else(|| TcpListener::bind("127.0.0.1:0").ok()).unwrap();
+        let at = own.local_addr().unwrap();
+        let (mut s, mut c) = (d.process(), d.process());
+        let l = s.listen(&own);
+        s.work(l);
+        let ip = match at.ip() {
+            std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            std::net::IpAddr::V6(v6) => v6.octets(),
+        };
+        let family = if at.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET } as u16;
+        let (answer, fd) = c.connect_to(Addr { ip, port: at.port(), family, v6only: 0 }, 0);
+        let ch = ChannelView::new(answer.id as u32, fd.unwrap());
+        let mut held: Vec<OwnedFd> = Vec::new();
+        // What is asked for first and next, by which side.
+        let orders: [&[(usize, u64)]; 8] = [
+            &[(SERVER, 0), (SERVER, 1)],
+            &[(CLIENT, 0), (CLIENT, 1)],
+            &[(SERVER, 0), (CLIENT, 0), (SERVER, 1)],
+            &[(SERVER, 1), (SERVER, 0)],
+            &[(CLIENT, 2), (CLIENT, 3)],
+            &[(CLIENT, 0)],
+            &[(CLIENT, 4), (SERVER, 0)],
+            &[(SERVER, 5), (SERVER, 5)],
+        ];
+        let mut slot = 0;
+        for order in orders {
+            for families in [[AddressFamily::INET, AddressFamily::INET6], [AddressFamily::INET; 2]] {
+                for claimed in [libc::AF_INET, libc::AF_INET6, 0, libc::AF_UNIX] {
+                    slot += 1;
+                    names(ch.slot(slot), claimed, ip, port);
+                    let msg = Msg { id: u64::from(ch.id), arg0: slot as u64, arg1: 9, ..Msg::new(kind::SWITCH) };
+                    for (i, (side, what)) in order.iter().enumerate() {
+                        let fd = tcp(families[i % 2]);
+                        let p = if *side == CLIENT { &mut c } else { &mut s };
+                        let (_, got) = p.request(of(msg, kind::SWITCH, *side, *what), Some(fd.as_fd()));
+                        held.push(fd);
+                        held.extend(got);
+                    }
+                    for p in [&mut s, &mut c] {
+                        for side in [CLIENT, SERVER] {
+                            held.extend(p.request(of(msg, kind::CLAIM, side, 0), None).1);
+                        }
+                    }
+                }
+            }
+        }
+        // Sockets that are something already.
+        let bound = || {
+            let fd = tcp(AddressFamily::INET);
+            rustix::net::bind(&fd, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+            fd
+        };
+        let made: [OwnedFd; 3] =
+            [bound(), OwnedFd::from(connected()), OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap())];
+        for (i, fd) in made.iter().enumerate() {
+            for what in 0..6 {
+                let n = 200 + i * 6 + what as usize;
+                names(ch.slot(n), libc::AF_INET, ip, port);
+                let msg = Msg { id: u64::from(ch.id), arg0: n as u64, arg1: 9, ..Msg::new(kind::SWITCH) };
+                held.extend(c.request(of(msg, kind::SWITCH, CLIENT, what), Some(fd.as_fd())).1);
+            }
+        }
+        held.extend(made);
+        // One of them dies in between.
+        drop(s);
+        c.sync();
+        assert!(held.len() > 100, "nothing was tried");
+        held.iter().for_each(|fd| cannot_have(fd.as_fd(), port));
+    });
+    drop(TcpStream::connect(victim.local_addr().unwrap()).unwrap());
+}
+
+/// A client of somebody else's server gets its own end, with its own user, and nothing of the
+/// server's.
+#[test]
+fn no_port_of_the_server() {
+    let Some(d) = of_root("no_port_of_the_server") else { return };
+    let (victim, port) = listener();
+    let mut s = d.process();
+    let l = s.listen(&victim);
+    s.work(l);
+    let (held, ends) = as_user(NOBODY, || {
+        let mut c = d.process();
+        let ch = c.connect(port);
+        let msg = in_use(&ch);
+        let mut held = Vec::new();
+        let (answer, own) =
+            c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), Some(tcp(AddressFamily::INET).as_fd()));
+        assert_eq!(answer.result, 0);
+        let own = own.unwrap();
+        assert_eq!(rustix::fs::fstat(&own).unwrap().st_uid, NOBODY);
+        assert_eq!(port_of(own.as_fd()), Some(ch.port + 3), "under its own name");
+        assert!(!in_repair(own.as_fd()));
+        let (answer, others) = c.request(of(msg, kind::CLAIM, SERVER, 0), None);
+        assert_eq!(answer.result, Errno::NOENT.raw_os_error());
+        held.extend(others);
+        // Without a connection of its own it may not ask for the other side.
+        let (answer, others) = c.request(of(msg, kind::SWITCH, SERVER, switch::MAKE), None);
+        assert_eq!(answer.result, Errno::NOENT.raw_os_error());
+        held.extend(others);
+        let server = s.request(of(msg, kind::CLAIM, SERVER, 0), None).1.unwrap();
+        assert_eq!(rustix::fs::fstat(&server).unwrap().st_uid, 0, "the server's is the server's");
+        assert!(!in_repair(server.as_fd()));
+        held.push(own);
+        held.iter().for_each(|fd| cannot_have(fd.as_fd(), port));
+        (held, server)
+    });
+    drop((victim, ends));
+    // Also when the server has gone, and ports below 1024 are nobody's to have.
+    for fd in &held {
+        assert_ne!(port_of(fd.as_fd()), Some(port));
+    }
+}
+
+/// The client's port is one that was leased to it, whatever it has written into the slot.
+#[test]
+fn a_forged_port_is_not_used() {
+    let Some(d) = of_root("a_forged_port_is_not_used") else { return };
+    let (other, taken) = listener();
+    let (mut s, mut c, _l, ch) = d.acquainted();
+    let second = c.connect_to(v4([127, 0, 0, 1], _l.port), u64::from(ch.id)).0.addr.port;
+    as_user(NOBODY, || {
+        for (slot, forged) in [(4, taken), (5, 80), (6, 0), (7, 45_678), (8, second)] {
+            names(ch.slot(slot), libc::AF_INET, v4([127, 0, 0, 1], 0).ip, forged);
+            let msg = Msg { id: u64::from(ch.id), arg0: slot as u64, arg1: 9, ..Msg::new(kind::SWITCH) };
+            let (answer, end) = c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), None);
+            assert_eq!(answer.result, 0, "it goes over all the same");
+            let end = end.unwrap();
+            assert_ne!(port_of(end.as_fd()), Some(forged));
+            // Not with the port that the server's end has, either.
+            assert_ne!(rustix::net::getpeername(&end).unwrap(), None);
+            cannot_have(end.as_fd(), taken);
+        }
+        // From the server's side, to the kernel's listener.
+        names(ch.slot(9), libc::AF_INET, v4([127, 0, 0, 1], 0).ip, taken);
+        let msg = Msg { id: u64::from(ch.id), arg0: 9, arg1: 9, ..Msg::new(kind::SWITCH) };
+        wait_until("it is connected", || s.request(of(msg, kind::SWITCH, SERVER, switch::DIAL), None).0.result == 0);
+        let end = c.request(of(msg, kind::CLAIM, CLIENT, 0), None).1.unwrap();
+        assert_ne!(port_of(end.as_fd()), Some(taken));
+    });
+    drop(other);
+}
+
+/// The page that accepting processes look at.
+#[test]
+fn ports_are_leased_to_a_channel() {
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.stranger());
+    let registry = c.hello();
+    let owner = |port: u16| {
+        let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
+        let mut word = [0; 4];
+        assert_eq!(rustix::io::pread(&registry, &mut word, at as u64), Ok(4));
+        u32::from_ne_bytes(word)
+    };
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    let ch = c.connect(port);
+    assert!((ch.port..ch.port + 64).all(|p| owner(p) == ch.id));
+    assert_ne!(owner(ch.port - 1), ch.id);
+    assert_ne!(owner(ch.port + 64), ch.id);
+    let more = c.request(Msg { id: u64::from(ch.id), ..Msg::new(kind::PORTS) }, None).0.arg0 as u16;
+    assert!((more..more + 64).all(|p| owner(p) == ch.id));
+    // A port that the client has bound itself.
+    let bind = |p: &mut Proc, fd: &OwnedFd| {
+        p.request(Msg { id: u64::from(ch.id), ..Msg::new(kind::PORTS) }, Some(fd.as_fd())).0
+    };
+    let own = tcp(AddressFamily::INET);
+    assert_eq!(bind(&mut c, &own).result, Errno::INVAL.raw_os_error(), "not bound");
+    rustix::net::bind(&own, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let bound = port_of(own.as_fd()).unwrap();
+    assert_eq!(bind(&mut s, &own).result, Errno::NOENT.raw_os_error(), "not its channel");
+    let answer = bind(&mut c, &own);
+    assert_eq!((answer.result, answer.arg0, owner(bound)), (0, u64::from(bound), ch.id));
+    let stream = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+    for wrong in [
+        OwnedFd::from(stream.try_clone().unwrap()),
+        l.try_clone().unwrap().into(),
+        std::fs::File::open("/dev/null").unwrap().into(),
+    ] {
+        assert_eq!(bind(&mut c, &wrong).result, Errno::INVAL.raw_os_error());
+    }
+    // One that shows the port of a connection it had, which somebody else has now.
+    let was = tcp(AddressFamily::INET);
+    rustix::net::connect(&was, &l.local_addr().unwrap()).unwrap();
+    sockopt::set_socket_linger(&was, Some(std::time::Duration::ZERO)).unwrap();
+    disconnect(was.as_fd());
+    let stale = port_of(was.as_fd()).unwrap();
+    let now = tcp(AddressFamily::INET);
+    if rustix::net::bind(&now, &SocketAddr::from((Ipv4Addr::LOCALHOST, stale))).is_ok() {
+        assert_ne!(bind(&mut c, &was).result, 0, "a port that it has no more");
+    }
+    // Another channel has a block, and this one has a port in it bound: refused.
+    let mut c2 = d.process();
+    let ch2 = c2.connect(port);
+    let theirs = tcp(AddressFamily::INET);
+    rustix::net::bind(&theirs, &SocketAddr::from((Ipv4Addr::LOCALHOST, ch2.port + 7))).unwrap();
+    assert_eq!(bind(&mut c, &theirs).result, Errno::ADDRINUSE.raw_os_error());
+    // Whoever has the socket now has the port.
+    let m2 = Msg { id: u64::from(ch2.id), ..Msg::new(kind::PORTS) };
+    assert_eq!(c2.request(m2, Some(own.as_fd())).0.result, 0);
+    assert_eq!(owner(bound), ch2.id);
+    // What was queued is still to be accepted when the client has gone; then everything is free.
+    ch.syn(0, 3);
+    drop(c);
+    s.sync();
+    assert_eq!(owner(ch.port), ch.id);
+    ch.set_state(3, slot_state::FREE);
+    drop(c2);
+    drop(l);
+    s.tell(Msg { id, ..Msg::new(kind::UNLISTEN) }, None);
+    wait_until("they are free", || {
+        s.sync();
+        owner(ch.port) == 0 && owner(more) == 0 && owner(bound) == 0 && owner(ch2.port) == 0
+    });
+}
+
+/// A server that keeps the connections of dead clients open does not use up the ports.
+#[test]
+fn ports_of_the_dead_are_used_where_there_are_no_others() {
+    let d = Daemon::start();
+    let mut s = d.process();
+    let (l, port) = listener();
+    let id = s.listen(&l);
+    s.work(id);
+    for _ in 0..600 {
+        let mut c = d.process();
+        let ch = c.connect(port);
+        assert_ne!(ch.port, 0, "no port");
+        ch.set_state(3, slot_state::ESTABLISHED);
+        drop(c);
+    }
+}
+
+/// Sockets belong into the connection's network namespace; a descriptor says which that is, and
+/// nothing else is done to it.
+#[test]
+fn in_another_network_namespace() {
+    let Some(d) = of_root("in_another_network_namespace") else { return };
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            // SAFETY: no memory is involved; it changes this thread alone.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                eprintln!("SKIPPED: in_another_network_namespace: no namespaces");
+                return;
+            }
+            let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+            assert!(up.is_ok_and(|s| s.success()), "ip link");
+            let (mut s, mut c, l, ch) = d.acquainted();
+            let msg = in_use(&ch);
+            let make = of(msg, kind::SWITCH, CLIENT, switch::MAKE);
+            let ask = |p: &mut Proc, m: Msg, fd: Option<BorrowedFd<'_>>| p.request(m, fd).0.result;
+            assert_eq!(ask(&mut c, make, None), Errno::BADF.raw_os_error());
+            let (pipe, _w) = rustix::pipe::pipe().unwrap();
+            let wrong: [OwnedFd; 4] = [
+                pipe,
+                std::fs::File::open("/dev/null").unwrap().into(),
+                std::os::unix::net::UnixDatagram::unbound().unwrap().into(),
+                std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into(),
+            ];
+            for fd in &wrong {
+                assert_eq!(ask(&mut c, make, Some(fd.as_fd())), Errno::INVAL.raw_os_error());
+            }
+            // Its own sockets are not taken because of that.
+            let stream = OwnedFd::from(connected());
+            let ready = of(msg, kind::SWITCH, CLIENT, switch::OWN_READY);
+            assert_eq!(ask(&mut c, ready, Some(stream.as_fd())), Errno::PERM.raw_os_error());
+            let here = tcp(AddressFamily::INET);
+            let end = c.request(make, Some(here.as_fd())).1.expect("an end");
+            let other = s.request(of(msg, kind::CLAIM, SERVER, 0), None).1.expect("the other");
+            let cookie = |fd: &OwnedFd| fsocket_monitor::descriptor::netns_cookie(fd.as_fd()).unwrap();
+            assert_eq!((cookie(&end), cookie(&other)), (cookie(&here), cookie(&here)));
+            assert_eq!((port_of(end.as_fd()), port_of(other.as_fd())), (Some(ch.port + 3), Some(l.port)));
+        });
+        there.join().unwrap();
+    });
+    let (_s, mut c, _l, ch) = d.acquainted();
+    let msg = in_use(&ch);
+    assert_eq!(c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), None).0.result, 0, "ours is what it was");
+}
+
+/// Whoever was handed one of several sockets that share an address has its share of the connections,
+/// and gets no more of them by copies with the owner's user.
+#[test]
+fn no_larger_share_of_somebody_elses_address() {
+    let Some(d) = of_root("no_larger_share_of_somebody_elses_address") else { return };
+    let shared = |port: u16| {
+        let fd = tcp(AddressFamily::INET);
+        sockopt::set_socket_reuseport(&fd, true).unwrap();
+        rustix::net::bind(&fd, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
+        rustix::net::listen(&fd, 8).unwrap();
+        fd
+    };
+    let handed = shared(0);
+    let port = port_of(handed.as_fd()).unwrap();
+    let copy = |p: &mut Proc| p.request(Msg::new(kind::CLONE), Some(handed.as_fd()));
+    as_user(NOBODY, || {
+        let mut p = d.process();
+        // As long as it is the only one it may have as many as its workers need.
+        let copies = [copy(&mut p).1.unwrap(), copy(&mut p).1.unwrap()];
+        assert!(copies.iter().all(|fd| rustix::fs::fstat(fd).unwrap().st_uid == 0 && !in_repair(fd.as_fd())));
+    });
+    let _other = shared(port);
+    as_user(NOBODY, || assert_eq!(copy(&mut d.process()).0.result, Errno::PERM.raw_os_error()));
+    assert_eq!(copy(&mut d.process()).0.result, 0, "root may");
+}
+
+/// Only where the monitor has no right to the namespace it takes two ends that a side has made.
+#[test]
+fn where_the_monitor_cannot_enter() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: where_the_monitor_cannot_enter: not root");
+        return;
+    }
+    let d = as_user(NOBODY, Daemon::start);
+    let here = TcpListener::bind("127.0.0.1:0").unwrap();
+    let elsewhere = OwnedFd::from(TcpStream::connect(here.local_addr().unwrap()).unwrap());
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            // SAFETY: no memory is involved; it changes this thread alone.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                eprintln!("SKIPPED: where_the_monitor_cannot_enter: no namespaces");
+                return;
+            }
+            let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+            assert!(up.is_ok_and(|s| s.success()), "ip link");
+            let (mut s, mut c, l, ch) = d.acquainted();
+            let msg = in_use(&ch);
+            let ask = |p: &mut Proc, what, fd: BorrowedFd<'_>| {
+                p.request(of(msg, kind::SWITCH, CLIENT, what), Some(fd)).0.result
+            };
+            let fresh = tcp(AddressFamily::INET);
+            let (own, other) = {
+                let c = TcpStream::connect(l.socket.local_addr().unwrap()).unwrap();
+                (OwnedFd::from(c), OwnedFd::from(l.socket.accept().unwrap().0))
+            };
+            assert_eq!(ask(&mut c, switch::OWN_READY, own.as_fd()), Errno::PERM.raw_os_error(), "not tried yet");
+            assert_eq!(ask(&mut c, switch::MAKE, fresh.as_fd()), Errno::XDEV.raw_os_error());
+            assert_eq!(ask(&mut c, switch::OTHER_READY, other.as_fd()), Errno::INVAL.raw_os_error(), "out of order");
+            for wrong in [&fresh, &elsewhere] {
+                assert_eq!(ask(&mut c, switch::OWN_READY, wrong.as_fd()), Errno::INVAL.raw_os_error());
+            }
+            assert_eq!(ask(&mut c, switch::OWN_READY, own.as_fd()), 0);
+            let early = s.request(of(msg, kind::CLAIM, SERVER, 0), None).0.result;
+            assert_eq!(early, Errno::AGAIN.raw_os_error(), "half-made");
+            assert_eq!(ask(&mut c, switch::OTHER_READY, other.as_fd()), 0);
+            let got = s.request(of(msg, kind::CLAIM, SERVER, 0), None).1.expect("the other end");
+            assert_eq!(rustix::net::getpeername(&got).unwrap(), rustix::net::getpeername(&other).unwrap());
+        });
+        there.join().unwrap();
+    });
+}
