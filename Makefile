@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential stock loom bench bench-zones bench-balance bench-sharing suites programs soak docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-sharing suites programs soak hostile kills docs check fmt lint clean help
 
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
@@ -35,6 +35,13 @@ fuzz-differential: build ## random programs for TIME seconds, from SEED on
 	@$(RUN) cargo run -q --release --locked -p fsocket-differential -- run --time $(or $(TIME),600) \
 		--seed $(or $(SEED),$$(date +%s)000) --shrink --out target/differential
 
+faults: build ## system calls of library and monitor fail one by one in ten programs (about 40 minutes): FAULTS="nginx redis:server --full 20"
+	@scripts/deps.sh test
+	@$(RUN) cargo run -q --locked -p fsocket-faults -- $(FAULTS)
+
+fuzz: ## each fuzzer for TIME seconds (60); needs a C++ compiler, and root for the monitor's own network
+	@TIME=$(TIME) fuzz/run.sh $(FUZZERS)
+
 stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 	@FASTSOCKET_TEST_MODE=stock scripts/test.sh e2e
 
@@ -47,6 +54,10 @@ loom: ## model checking of rings, doorbells and tokens
 bench: deps build ## the whole benchmark; JSON and a picture in bench/out
 	@mkdir -p bench/out
 	@$(RUN) target/release/fastsocket bench --json bench/out/bench.json --report bench/out/bench.html
+
+bench-shapes: build ## servers and clients of many kinds with work in each request, stock and ours: SHAPES="--quick" (else about 70 minutes)
+	@mkdir -p bench/out
+	@$(RUN) target/release/fastsocket bench shapes --json bench/out/shapes.json $(SHAPES)
 
 bench-zones: deps build ## zones between hosts (namespaces; needs root): stock, SO_REUSEPORT, ours; about 15 minutes
 	@mkdir -p bench/out
@@ -74,6 +85,13 @@ soak: build ## mixed programs with random kills for TIME seconds (3600); what is
 	@scripts/deps.sh test
 	@$(RUN) python3 tests/soak/soak.py --time $(or $(TIME),3600) $(if $(SEED),--seed $(SEED))
 
+hostile: build ## a scripted hostile peer beside servers and honest users for TIME seconds (600): UIDS=4 SEED=1
+	@scripts/deps.sh test
+	@$(RUN) cargo run -q --release --locked -p fsocket-hostile -- run --strict --time $(or $(TIME),600) --turns 10 --uids $(or $(UIDS),4) --seed $(or $(SEED),1)
+
+kills: build ## kill -9 of clients, servers, workers and the monitor, N times (10000): SEED=1
+	@$(RUN) cargo run -q --release --locked -p fsocket-hostile -- kills --strict --count $(or $(N),10000) --seed $(or $(SEED),1)
+
 docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md, docs/limits.md
 	@$(RUN) cargo run -q --locked -p fsocket-hooktable
 
@@ -84,7 +102,7 @@ fmt:
 
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
+	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
 	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
 
 clean:

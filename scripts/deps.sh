@@ -41,6 +41,7 @@ test_needs=(
     "node nodejs"
     "ss iproute2"
     "ethtool ethtool"
+    "nft nftables"
     "taskset util-linux"
     "ps procps"
     "valgrind valgrind"

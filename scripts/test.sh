@@ -26,7 +26,7 @@ group() {
 total() { grep -oE "test result: .*" "$log" | grep -oE "[0-9]+ $1" | awk '{n += $1} END {print n + 0}'; }
 
 unit() {
-    group "unit and integration tests" cargo test --workspace --exclude fsocket-e2e --exclude fsocket-differential --locked --no-fail-fast -q
+    group "unit and integration tests" cargo test --workspace --exclude fsocket-e2e --exclude fsocket-differential --exclude fsocket-faults --locked --no-fail-fast -q
 }
 
 loom() {
@@ -46,7 +46,7 @@ loom() {
 e2e() {
     # One at a time: they measure descriptors and use both cores as it is.
     group "end-to-end tests with real programs" \
-        cargo test --locked --no-fail-fast -p fsocket-e2e -- --test-threads=1 --nocapture
+        cargo test --locked --no-fail-fast -p fsocket-e2e -p fsocket-faults -- --test-threads=1 --nocapture
 }
 
 differential() {

@@ -1,0 +1,43 @@
+//! Which faults, of all that are possible.
+
+use crate::trap::{Fault, Site};
+use libc::{EAGAIN, EINTR};
+use std::collections::BTreeMap;
+
+/// How many of the faults are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The first call of each place, with its most likely error.
+    Short,
+    /// The first, second and last call of each place, every error, and from the first one on for good.
+    Usual,
+    /// Up to so many calls of each place.
+    Full(u32),
+}
+
+pub struct Planned {
+    pub faults: Vec<Fault>,
+}
+
+impl Planned {
+    pub fn of(sites: &BTreeMap<Site, (u32, &'static [i32])>, extent: Extent) -> Planned {
+        let mut faults = Vec::new();
+        for (site, (count, errors)) in sites {
+            let mut calls: Vec<u32> = match extent {
+                Extent::Short => vec![1],
+                Extent::Usual => vec![1, 2, *count],
+                Extent::Full(most) => (1..=most).chain([*count]).collect(),
+            };
+            calls.retain(|n| n <= count);
+            calls.dedup();
+            for error in errors.iter().take(if extent == Extent::Short { 1 } else { errors.len() }) {
+                faults.extend(calls.iter().map(|nth| Fault { site: *site, nth: *nth, on: false, error: *error }));
+                // What a signal or a race has interrupted goes on at the next attempt.
+                if extent != Extent::Short && ![EINTR, EAGAIN].contains(error) {
+                    faults.push(Fault { site: *site, nth: 1, on: true, error: *error });
+                }
+            }
+        }
+        Planned { faults }
+    }
+}

@@ -1,0 +1,58 @@
+//! The first call of each place, in a C program with threads and epoll; `make faults` is longer.
+
+use fsocket_faults::campaign::{Campaign, Side, Verdict};
+use fsocket_faults::plan::Extent;
+use fsocket_faults::{daemon, places};
+use fsocket_testkit::{artifacts, stock_mode};
+use std::time::{Duration, Instant};
+
+/// Of each part: a run of faults takes a tenth of a second each on an idle machine.
+const TIME: Duration = Duration::from_secs(12);
+
+fn library(side: Side) {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    let campaign = Campaign::new("echo-c").expect("the pair works without a fault").expect("a C compiler");
+    let faults = campaign.plan(side, Extent::Short).expect("calls of the library");
+    assert!(faults.len() >= 20, "only {} places of the library were reached", faults.len());
+    let (end, mut failed) = (Instant::now() + TIME, 0);
+    for fault in &faults {
+        if Instant::now() > end {
+            break;
+        }
+        for run in campaign.run(side, std::slice::from_ref(fault), |_| ()).expect("a run") {
+            let place = places::describe(&artifacts::library(), &fault.site);
+            assert!(!matches!(run.verdict, Verdict::Wrong(_)), "{fault} {place}: {:?}", run.verdict);
+            failed += usize::from(!matches!(run.verdict, Verdict::Missed));
+        }
+    }
+    eprintln!("{failed} of {} faults of the {side:?}", faults.len());
+    assert!(failed * 2 > faults.len().min(20), "only {failed} calls were failed");
+}
+
+#[test]
+fn each_call_of_the_library_in_a_client() {
+    library(Side::Client);
+}
+
+#[test]
+fn each_call_of_the_library_in_a_server() {
+    library(Side::Server);
+}
+
+#[test]
+fn calls_of_the_monitor() {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    let faults = daemon::plan(Extent::Short).expect("calls of the monitor");
+    assert!(faults.len() >= 15, "only {} places of the monitor were reached", faults.len());
+    let end = Instant::now() + TIME;
+    for fault in faults.iter().take_while(|_| Instant::now() < end) {
+        let verdict = daemon::run(*fault).expect("a run");
+        assert!(!matches!(verdict, Verdict::Wrong(_)), "{fault}: {verdict:?}");
+    }
+}

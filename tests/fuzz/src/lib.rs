@@ -1,0 +1,32 @@
+//! One function for each fuzzer of `fuzz/`: it takes any bytes, and panics if something is wrong.
+//!
+//! | target | what the bytes are |
+//! | --- | --- |
+//! | [`ring::ring`] | calls on a byte ring, and what its peer writes at each access of them |
+//! | [`syn::syn`] | calls on SYN queues, and what somebody writes into them |
+//! | [`readers::report`], [`readers::registry`], [`readers::settings`] | a report, a registry, a configuration file |
+//! | [`player::messages`] | messages with descriptors to a monitor, from two clients |
+//! | [`player::arena`] | the arena and the channel of a client that then ends |
+
+pub mod input;
+#[cfg(feature = "monitor")]
+pub mod player;
+pub mod readers;
+pub mod ring;
+pub mod syn;
+
+/// A target: its name, which is that of its corpus, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+pub const TARGETS: &[Target] = &[
+    ("ring", ring::ring),
+    ("syn", syn::syn),
+    ("report", readers::report),
+    ("registry", readers::registry),
+    #[cfg(feature = "monitor")]
+    ("settings", readers::settings),
+    #[cfg(feature = "monitor")]
+    ("messages", player::messages),
+    #[cfg(feature = "monitor")]
+    ("arena", player::arena),
+];

@@ -1,0 +1,317 @@
+//! A real monitor in this process, and clients that say and write anything.
+//!
+//! The oracle: an honest client beside them keeps its listener and its channel, and is answered. A
+//! monitor that panics aborts the process.
+
+use crate::input::Input;
+use crate::readers;
+use fsocket_abi::arena::{self, ARENA_SIZE, SOCK_OFF};
+use fsocket_abi::channel::{CHANNEL_SIZE, SLOT_OFF, SYN_OFF, WAITER_OFF};
+use fsocket_monitor::shm::{memfd, Mapping};
+use fsocket_monitor::wire::{self, Received};
+use fsocket_monitor::{Config, Monitor};
+use fsocket_proto::{kind, Addr, Msg};
+use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::SealFlags;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::mem::offset_of;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// How long an honest client may wait for an answer, on a machine that does other things, too.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+static MONITOR: OnceLock<PathBuf> = OnceLock::new();
+
+/// The socket of the one monitor of this process, which is never stopped.
+fn monitor() -> &'static PathBuf {
+    MONITOR.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a directory").keep();
+        let socket = dir.join("private/monitor.sock");
+        let config = Config {
+            socket: socket.clone(),
+            private: true,
+            linger: Duration::from_secs(86400),
+            mode: 0o600,
+            keep: None,
+            balance: Default::default(),
+            rules: fsocket_monitor::policy::rules::Rules::allowing(),
+        };
+        let start = move || {
+            // What it may change by mistake is then nobody else's. (Needs root, as such changes do.)
+            // SAFETY: of this thread alone.
+            let _ = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            let (_stop, never) = (eventfd(0, EventfdFlags::CLOEXEC), eventfd(0, EventfdFlags::CLOEXEC));
+            let run = || Monitor::start(config).expect("a monitor").run(never.expect("an eventfd").as_fd());
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+            eprintln!("the monitor has ended: {ended:?}");
+            std::process::abort();
+        };
+        std::thread::spawn(start);
+        for _ in 0..2000 {
+            if socket.exists() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        socket
+    })
+}
+
+/// A client of it.
+struct Client {
+    fd: OwnedFd,
+    seq: u32,
+    /// Numbers that answers have named.
+    ids: Vec<u64>,
+    channel: Option<OwnedFd>,
+}
+
+impl Client {
+    fn new() -> Client {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).expect("a socket");
+        rustix::net::connect(&fd, &SocketAddrUnix::new(monitor()).expect("a path")).expect("the monitor");
+        Client { fd, seq: 0, ids: vec![0, 1], channel: None }
+    }
+
+    fn hello(&mut self, nonce: u64) {
+        let version = u64::from(fsocket_abi::VERSION);
+        self.tell(Msg { id: nonce, arg0: 1, arg1: version, ..Msg::new(kind::HELLO) }, None);
+    }
+
+    fn tell(&self, msg: Msg, fd: Option<&OwnedFd>) {
+        let _ = wire::send(self.fd.as_fd(), &msg, fd.map(AsFd::as_fd));
+    }
+
+    /// Reads what there is.
+    fn drain(&mut self) {
+        while let Received::Message(msg, fd) = wire::receive(self.fd.as_fd()) {
+            if self.ids.len() < 64 {
+                self.ids.extend([msg.id, msg.arg0]);
+            }
+            if let (kind::CONNECT | kind::CHANNEL_SRV | kind::PART, Some(fd)) = (msg.kind, fd) {
+                self.channel = Some(fd.keep());
+            }
+        }
+    }
+
+    /// Waits for the answer to a request.
+    fn ask(&mut self, msg: Msg, fd: Option<&OwnedFd>) -> Option<(Msg, Option<OwnedFd>)> {
+        self.seq += 1;
+        self.tell(Msg { seq: self.seq, ..msg }, fd);
+        loop {
+            let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+            let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+            assert!(poll(&mut fds, Some(&limit)).expect("poll") > 0, "no answer within {PATIENCE:?}");
+            match wire::receive(self.fd.as_fd()) {
+                Received::Message(answer, fd) if answer.kind == msg.kind && answer.seq == self.seq => {
+                    return Some((answer, fd.map(|fd| fd.keep())))
+                }
+                Received::Message(..) | Received::Nothing => {}
+                Received::End | Received::Malformed => return None,
+            }
+        }
+    }
+}
+
+/// The clients that must not notice anything, and what they hold.
+struct Honest {
+    server: Client,
+    client: Client,
+    listener: u64,
+    address: Addr,
+    channel: u64,
+    socket: TcpListener,
+}
+
+impl Honest {
+    fn new() -> Honest {
+        let (mut server, mut client) = (Client::new(), Client::new());
+        server.hello(0xAAAA_0001_0000_0001);
+        client.hello(0xAAAA_0002_0000_0001);
+        let socket = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let listening = socket.try_clone().expect("a descriptor").into();
+        let (answer, _) = server.ask(Msg::new(kind::LISTEN), Some(&listening)).expect("an answer");
+        assert_eq!(answer.result, 0);
+        let listener = answer.id;
+        server.ask(Msg { id: listener, ..Msg::new(kind::WORKER) }, None).expect("an answer");
+        let ip = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+        let port = socket.local_addr().expect("an address").port();
+        let address = Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 };
+        let mut honest = Honest { server, client, listener, address, channel: 0, socket };
+        honest.channel = honest.connect();
+        honest
+    }
+
+    fn connect(&mut self) -> u64 {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        let asked = Msg { addr: self.address, ..Msg::new(kind::CONNECT) };
+        let (answer, _) = self.client.ask(asked, Some(&socket)).expect("an answer");
+        assert_eq!(answer.result, 0, "CONNECT is refused");
+        assert_eq!(answer.arg0, self.listener);
+        answer.id
+    }
+
+    /// As it was: the same channel, and both are answered.
+    fn check(&mut self) {
+        assert_eq!(self.connect(), self.channel, "the channel is another one");
+        self.server.ask(Msg { id: u64::MAX, ..Msg::new(kind::PART) }, None).expect("the server was dropped");
+        self.server.drain();
+        let _ = &self.socket;
+    }
+}
+
+fn honest(check: impl FnOnce(&mut Honest)) {
+    thread_local! {
+        static HONEST: std::cell::RefCell<Option<Honest>> = const { std::cell::RefCell::new(None) };
+    }
+    HONEST.with_borrow_mut(|h| check(h.get_or_insert_with(Honest::new)));
+}
+
+/// Descriptors of right and wrong kinds.
+fn descriptor(input: &mut Input, own: &TcpListener) -> Option<OwnedFd> {
+    let sealed = |size| memfd("fuzz", size, SealFlags::SHRINK | SealFlags::GROW).ok();
+    let socket = |family, kind| rustix::net::socket(family, kind, None).ok();
+    match input.u8() % 20 {
+        0 => own.try_clone().ok().map(Into::into),
+        1 => socket(AddressFamily::INET, SocketType::STREAM),
+        2 => socket(AddressFamily::INET6, SocketType::STREAM),
+        3 => socket(AddressFamily::INET, SocketType::DGRAM),
+        4 => socket(AddressFamily::UNIX, SocketType::SEQPACKET),
+        5 => {
+            let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            pair.ok().map(|p| p.0)
+        }
+        6 => {
+            let fd = sealed(ARENA_SIZE)?;
+            label(&fd);
+            Some(fd)
+        }
+        7 => sealed(ARENA_SIZE),
+        8 => sealed(usize::from(input.u16())),
+        9 => eventfd(0, EventfdFlags::CLOEXEC).ok(),
+        10 => rustix::pipe::pipe().ok().map(|p| p.0),
+        11 => std::fs::File::open("/proc/self/status").ok().map(Into::into),
+        12 => TcpStream::connect(own.local_addr().ok()?).ok().map(Into::into),
+        13 => TcpListener::bind("[::1]:0").ok().map(Into::into),
+        14 => {
+            // A request as JSON.
+            let fd = sealed(4096)?;
+            let _ = rustix::io::pwrite(&fd, &input.bytes::<64>(), 0);
+            Some(fd)
+        }
+        _ => None,
+    }
+}
+
+fn label(fd: &OwnedFd) -> Option<Mapping> {
+    let map = Mapping::new(fd, ARENA_SIZE).ok()?;
+    map.at::<AtomicU64>(offset_of!(arena::Header, magic)).store(arena::MAGIC, Ordering::Relaxed);
+    map.at::<AtomicU32>(offset_of!(arena::Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
+    Some(map)
+}
+
+/// A number that means something, or any.
+fn number(input: &mut Input, client: &Client, own: &Honest) -> u64 {
+    match input.u8() % 8 {
+        0 => 0,
+        1 => client.ids[usize::from(input.u8()) % client.ids.len()],
+        2 => own.listener,
+        3 => own.channel,
+        4 => u64::from(input.u8()),
+        5 => u64::MAX,
+        6 => 0xAAAA_0001_0000_0001,
+        _ => input.u64(),
+    }
+}
+
+/// Messages of two clients that the bytes describe.
+pub fn messages(data: &[u8]) {
+    honest(|own| {
+        let mut input = Input::new(data);
+        let mut clients = [Client::new(), Client::new()];
+        let mut rounds = 0;
+        while !input.is_empty() && rounds < 64 {
+            rounds += 1;
+            let what = input.u8();
+            let which = usize::from(what & 1);
+            if what >> 1 & 7 == 0 {
+                clients[which].drain();
+                continue;
+            }
+            let client = &clients[which];
+            let msg = if what >> 1 & 7 == 1 {
+                readers::message(&mut input)
+            } else {
+                let kind = u32::from(input.u8() % 64);
+                let mut n = || number(&mut input, client, own);
+                let (id, arg0, arg1, arg2) = (n(), n(), n(), n());
+                let version = u64::from(fsocket_abi::VERSION);
+                let arg1 = if kind == kind::HELLO && arg1 != 1 { version } else { arg1 };
+                let addr = Addr { port: own.address.port ^ u16::from(input.u8() & 1), ..own.address };
+                Msg { id, arg0, arg1, arg2, addr, seq: u32::from(input.u8()), ..Msg::new(kind) }
+            };
+            // What the monitor does with devices as root is not for this machine.
+            if msg.kind == kind::STEER {
+                continue;
+            }
+            let fd = descriptor(&mut input, &own.socket);
+            clients[which].tell(msg, fd.as_ref());
+        }
+        drop(clients);
+        own.check();
+    });
+}
+
+/// A client with an arena and a channel to the honest server writes both full and ends.
+pub fn arena(data: &[u8]) {
+    honest(|own| {
+        let mut input = Input::new(data);
+        let mut client = Client::new();
+        client.hello(input.u64() | 1 << 32 | 1);
+        let Ok(fd) = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW) else { return };
+        let Some(map) = label(&fd) else { return };
+        client.tell(Msg::new(kind::ARENA), Some(&fd));
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        let asked = Msg { addr: own.address, ..Msg::new(kind::CONNECT) };
+        let Some((answer, Some(memory))) = client.ask(asked, Some(&socket)) else { return own.check() };
+        let channel = Mapping::new(&memory, CHANNEL_SIZE).expect("a mapping");
+        let mut rounds = 0;
+        while !input.is_empty() && rounds < 512 {
+            rounds += 1;
+            let (what, at) = (input.u8(), usize::from(input.u16()));
+            let value = match input.u8() % 8 {
+                0 => 0,
+                1 => answer.id,
+                2 => own.channel,
+                3 => u64::from(input.u8()),
+                4 => u64::from(input.u32()),
+                5 => u64::MAX,
+                6 => 1 << (input.u8() % 64),
+                _ => input.u64(),
+            };
+            match what % 8 {
+                0 => map.at::<AtomicU32>(offset_of!(arena::Header, high_water)).store(value as u32, Ordering::Relaxed),
+                1 => map.at::<AtomicU64>(at % 512 * 8).store(value, Ordering::Relaxed),
+                2 | 3 => map.at::<AtomicU32>(SOCK_OFF + at % 512 * 4).store(value as u32, Ordering::Relaxed),
+                4 => channel.at::<AtomicU32>(SYN_OFF + at * 4).store(value as u32, Ordering::Relaxed),
+                5 => channel.at::<AtomicU64>(WAITER_OFF + at % 3000 * 8).store(value, Ordering::Relaxed),
+                6 => channel.at::<AtomicU32>(SLOT_OFF + at % 1000 * 4).store(value as u32, Ordering::Relaxed),
+                _ => {
+                    // Something makes the monitor look.
+                    let kinds = [kind::PART, kind::ARRIVES, kind::UNLISTEN, kind::PORTS, kind::SWITCH, kind::REPORT];
+                    let kind = kinds[at % kinds.len()];
+                    client.tell(Msg { id: answer.id, arg0: value, seq: 9, ..Msg::new(kind) }, None);
+                }
+            }
+        }
+        client.drain();
+        drop(client);
+        own.check();
+    });
+}

@@ -1,0 +1,78 @@
+//! Readers of what somebody else has written as a whole.
+
+use crate::input::Input;
+use fsocket_core::route;
+use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
+use fsocket_proto::report::Report;
+use fsocket_proto::Addr;
+
+/// What is read as a report can be written, and is then read as the same.
+pub fn report(data: &[u8]) {
+    let Ok(report) = serde_json::from_slice::<Report>(data) else { return };
+    let text = serde_json::to_string(&report).expect("a report");
+    let again: Report = serde_json::from_str(&text).expect("what we wrote");
+    assert_eq!(serde_json::to_string(&again).expect("a report"), text);
+}
+
+/// The library looks for a listener in a registry of any content. No more listeners are found than
+/// there are entries.
+pub fn registry(data: &[u8]) {
+    thread_local! {
+        // SAFETY: integers and atomics, for which zero is valid; it is too large for the stack.
+        static REGISTRY: *mut Registry = unsafe { std::alloc::alloc_zeroed(std::alloc::Layout::new::<Registry>()) }.cast();
+    }
+    // SAFETY: allocated above, for this thread alone, and never freed.
+    let reg = REGISTRY.with(|r| unsafe { &mut **r });
+    let mut input = Input::new(data);
+    reg.entries = input.u64();
+    reg.locals = input.u64();
+    let address = |input: &mut Input| {
+        let ip = match input.u8() % 5 {
+            0 => [0; 16],
+            1 => std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(),
+            2 => std::net::Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().octets(),
+            3 => std::net::Ipv6Addr::LOCALHOST.octets(),
+            _ => input.bytes(),
+        };
+        Addr { ip, port: u16::from(input.u8()), family: input.u16(), v6only: u32::from(input.u8() & 1) }
+    };
+    let dst = address(&mut input);
+    let mut rounds = 0;
+    while !input.is_empty() && rounds < 64 {
+        rounds += 1;
+        let which = input.u16();
+        if which & 1 == 0 {
+            reg.local[usize::from(which >> 1) % LOCALS] = address(&mut input).ip;
+        } else {
+            let entry = &mut reg.entry[usize::from(which >> 1) % ENTRIES];
+            (entry.listener, entry.netns, entry.addr) = (input.u64(), u64::from(input.u8()), address(&mut input));
+        }
+    }
+    if let Ok(found) = route::scan(reg, &dst, 0) {
+        assert!((1..=ENTRIES).contains(&found));
+    }
+}
+
+#[cfg(feature = "monitor")]
+/// A file is refused or gives values; reading it never fails otherwise.
+pub fn settings(data: &[u8]) {
+    use std::io::{Seek, SeekFrom, Write};
+    thread_local! {
+        static FILE: std::cell::RefCell<tempfile::NamedTempFile> =
+            std::cell::RefCell::new(tempfile::NamedTempFile::new().expect("a file"));
+    }
+    FILE.with_borrow_mut(|file| {
+        let f = file.as_file_mut();
+        f.set_len(0).and_then(|()| f.seek(SeekFrom::Start(0))).and_then(|_| f.write_all(data)).expect("a file");
+        if let Ok(settings) = fsocket_monitor::settings::read(Some(file.path())) {
+            let _ = settings.balance.knobs();
+        }
+    });
+}
+
+#[cfg(feature = "monitor")]
+/// A message as the bytes give it.
+pub(crate) fn message(input: &mut Input) -> fsocket_proto::Msg {
+    use zerocopy::FromBytes;
+    fsocket_proto::Msg::read_from_bytes(&input.bytes::<{ fsocket_proto::MSG_SIZE }>()).expect("its size")
+}

@@ -1,0 +1,45 @@
+use clap::{Parser, Subcommand};
+use fsocket_hostile::{attack, honest, kills, party, run};
+use std::process::ExitCode;
+
+/// A hostile peer beside honest programs
+#[derive(Parser)]
+struct Options {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Servers, honest clients, and hostile processes beside them in turns
+    Run(run::Run),
+    /// Hostile processes, one after the other
+    Attack(attack::Attack),
+    /// Processes killed at random
+    Kills(kills::Kills),
+    /// A server or client of `kills`
+    #[command(hide = true)]
+    Party(party::Party),
+    /// An honest client
+    Honest(honest::Honest),
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let good = match Options::parse().what {
+        What::Run(r) => run::run(&r)?,
+        What::Attack(a) => {
+            attack::run(&a);
+            true
+        }
+        What::Kills(k) => kills::run(&k)?,
+        What::Party(p) => {
+            party::run(&p)?;
+            true
+        }
+        What::Honest(h) => {
+            honest::run(&h);
+            true
+        }
+    };
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

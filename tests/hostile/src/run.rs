@@ -1,0 +1,252 @@
+//! Quiet times and attacks in turns, and what honest users see in each.
+
+use crate::honest::Seen;
+use crate::peer::Peer;
+use crate::random::Random;
+use crate::victims::{cpu_of, resident, Stage, Victim, CLIENTS, HOSTILE};
+use anyhow::{ensure, Context, Result};
+use fsocket_proto::{kind, Msg};
+use fsocket_testkit::Proc;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args, Debug)]
+pub struct Run {
+    /// Seconds of attack; as long again without
+    #[arg(long, default_value_t = 12)]
+    pub time: u64,
+    #[arg(long, default_value_t = 4)]
+    pub uids: u32,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Turns of quiet and attack
+    #[arg(long, default_value_t = 2)]
+    pub turns: u64,
+    /// nginx, redis, threaded, fork, epoll
+    #[arg(long, value_delimiter = ',', default_value = "nginx,redis,threaded,fork")]
+    pub servers: Vec<String>,
+    /// One script only, as `attack --script`
+    #[arg(long)]
+    pub script: Option<String>,
+    /// Configuration of the monitor, where it has to be told who shares memory with whom
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    /// Fail if an attack takes more of a server's time than that, percent of a CPU
+    #[arg(long)]
+    pub cpu_share: Option<f64>,
+    /// Also judge times: p99 within 2 times the quiet one, CPU within 1.2 times, monitor within 50 ms
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// What a turn has shown.
+#[derive(Default)]
+struct Turn {
+    seen: BTreeMap<&'static str, Seen>,
+    cpu: BTreeMap<&'static str, f64>,
+    monitor_cpu: f64,
+    /// Microseconds in which the monitor has answered.
+    answers: Vec<u32>,
+}
+
+impl Turn {
+    fn add(&mut self, other: Turn) {
+        for (name, s) in other.seen {
+            let all = self.seen.entry(name).or_default();
+            all.requests += s.requests;
+            all.wrong += s.wrong;
+            all.hung += s.hung;
+            all.failed += s.failed;
+            if !s.why.is_empty() {
+                all.why = s.why;
+            }
+            all.times.extend(s.times);
+            all.times.sort_unstable();
+        }
+        for (name, s) in other.cpu {
+            *self.cpu.entry(name).or_default() += s;
+        }
+        self.monitor_cpu += other.monitor_cpu;
+        self.answers.extend(other.answers);
+        self.answers.sort_unstable();
+    }
+}
+
+fn quantile(sorted: &[u32], per_mille: usize) -> f64 {
+    let at = (sorted.len() * per_mille / 1000).min(sorted.len().saturating_sub(1));
+    sorted.get(at).map_or(0.0, |us| f64::from(*us) / 1000.0)
+}
+
+/// True: nothing is wrong.
+///
+/// # Errors
+/// Something of the test itself does not work.
+pub fn run(r: &Run) -> Result<bool> {
+    // SAFETY: no argument.
+    ensure!(unsafe { libc::geteuid() } == 0, "needs root, to be several users");
+    let dir = tempfile::Builder::new().prefix("fastsocket-hostile-").tempdir()?;
+    let mut stage = Stage::new(dir.path(), r.config.as_deref())?;
+    let mut victims = stage.servers(&r.servers)?;
+    let each = (r.time / r.turns.max(1)).max(2);
+    println!("hostile: {} s of attack in {} turns, {} users, seed {}", each * r.turns, r.turns, r.uids, r.seed);
+    turn(r, &stage, &victims, 2, None)?; // caches, pools
+    let (mut quiet, mut attacked) = (Turn::default(), Turn::default());
+    for n in 0..r.turns {
+        quiet.add(turn(r, &stage, &victims, each, None)?);
+        attacked.add(turn(r, &stage, &victims, each, Some(r.seed.wrapping_add(n)))?);
+    }
+    let mut wrong = Vec::new();
+    ensure!(stage.monitor.running(), "the monitor has ended: {}", stage.monitor.stderr());
+    for v in &mut victims {
+        ensure!(v.proc.running(), "{} has ended: {}", v.name, v.proc.stderr());
+    }
+    println!(
+        "{:<10}{:>10}{:>7}{:>6}{:>8}{:>12}{:>12}{:>10}{:>10}{:>7}",
+        "", "requests", "wrong", "hung", "failed", "quiet p99", "attack p99", "quiet CPU", "attack", "MiB"
+    );
+    for v in &victims {
+        let (q, a) = (&quiet.seen[v.name], &attacked.seen[v.name]);
+        let (p, pa) = (quantile(&q.times, 990), quantile(&a.times, 990));
+        let (c, ca) = (quiet.cpu[v.name], attacked.cpu[v.name]);
+        println!(
+            "{:<10}{:>10}{:>7}{:>6}{:>8}{p:>9.2} ms{pa:>9.2} ms{c:>8.2} s{ca:>8.2} s{:>7}",
+            v.name,
+            a.requests,
+            a.wrong,
+            a.hung,
+            a.failed,
+            v.memory()
+        );
+        for s in [q, a] {
+            if s.wrong + s.hung + s.failed > 0 || s.requests == 0 {
+                wrong.push(format!(
+                    "{}: {} wrong, {} hung, {} failed of {} ({})",
+                    v.name, s.wrong, s.hung, s.failed, s.requests, s.why
+                ));
+            }
+        }
+        if r.strict && pa > 2.0 * p {
+            wrong.push(format!("{}: p99 {pa} ms, {p} ms without an attack", v.name));
+        }
+        let share = (ca - c) * 100.0 / (each * r.turns) as f64;
+        if r.cpu_share.is_some_and(|most| share > most) {
+            wrong.push(format!("{}: the attack has taken {share:.0} % of a CPU", v.name));
+        }
+        if r.strict && ca > 1.2 * c {
+            wrong.push(format!("{}: {ca} s of CPU, {c} s without an attack", v.name));
+        }
+    }
+    let (worst, p99) = (quantile(&attacked.answers, 1000), quantile(&attacked.answers, 990));
+    println!(
+        "monitor: answers within {p99:.2} ms (p99), {worst:.2} ms (all); CPU {:.2} s, {:.2} s; {} MiB",
+        quiet.monitor_cpu,
+        attacked.monitor_cpu,
+        resident(stage.monitor.pid())
+    );
+    if r.strict && worst > 50.0 {
+        wrong.push(format!("the monitor answered after {worst} ms"));
+    }
+    if attacked.answers.is_empty() {
+        wrong.push("the monitor answered nobody".into());
+    }
+    for what in &wrong {
+        println!("WRONG {what}");
+    }
+    Ok(wrong.is_empty())
+}
+
+/// One turn; with a seed, under attack.
+fn turn(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, seed: Option<u64>) -> Result<Turn> {
+    let me = std::env::current_exe()?;
+    let program = stage.dir.join("fsocket-hostile");
+    if !program.exists() {
+        std::fs::copy(me, &program)?; // where every user can reach it
+    }
+    let cpu: Vec<f64> = victims.iter().map(Victim::cpu).collect();
+    let monitor_cpu = cpu_of(stage.monitor.pid());
+    let attackers: Vec<Proc> =
+        seed.map_or(Ok(Vec::new()), |seed| attackers(r, stage, victims, seconds, seed, &program))?;
+    let clients: Vec<Proc> = victims
+        .iter()
+        .enumerate()
+        .map(|(i, v)| {
+            let mut c = stage.command(CLIENTS + i as u32, &program);
+            c.args(["honest", "--kind", v.kind, "--port", &v.port.to_string(), "--time", &seconds.to_string()]);
+            Proc::spawn(&stage.dir, &format!("honest-{}", v.name), c)
+        })
+        .collect();
+    let answers = ask_monitor(stage, seconds);
+    let mut turn = Turn { answers, ..Turn::default() };
+    for (v, c) in victims.iter().zip(clients) {
+        let said = c.finish(Duration::from_secs(seconds + 30)).success().stdout;
+        turn.seen.insert(v.name, serde_json::from_str(&said).with_context(|| format!("{}: {said}", v.name))?);
+    }
+    for (v, before) in victims.iter().zip(cpu) {
+        turn.cpu.insert(v.name, v.cpu() - before);
+    }
+    turn.monitor_cpu = cpu_of(stage.monitor.pid()) - monitor_cpu;
+    for a in attackers {
+        let said = a.finish(Duration::from_secs(seconds + 30)).success().stdout;
+        println!("lives: {}", said.trim());
+    }
+    Ok(turn)
+}
+
+fn attackers(
+    r: &Run,
+    stage: &Stage,
+    victims: &[Victim],
+    seconds: u64,
+    seed: u64,
+    program: &PathBuf,
+) -> Result<Vec<Proc>> {
+    let ports: Vec<String> = victims.iter().map(|v| v.port.to_string()).collect();
+    // Four at a time; more users than that take turns.
+    let processes = r.uids.clamp(1, 4);
+    Ok((0..processes)
+        .map(|i| {
+            let per = (r.uids / processes).max(1);
+            // As long as the others have to do, they get the CPU: what is measured is not who shares it.
+            let mut c = Command::new("nice");
+            c.args(["-n", "19"]).arg(program).arg("attack").arg("--socket").arg(stage.socket());
+            c.args(["--ports", &ports.join(","), "--time", &seconds.to_string()]);
+            c.args(["--seed", &(seed.wrapping_mul(1000) + u64::from(i)).to_string()]);
+            c.args(["--uid", &(HOSTILE + i * per).to_string(), "--uids", &per.to_string()]);
+            c.args(r.script.iter().flat_map(|s| ["--script", s]));
+            c.env_remove("LD_PRELOAD");
+            Proc::spawn(&stage.dir, &format!("attack-{i}"), c)
+        })
+        .collect())
+}
+
+/// How long the monitor takes for an answer, again and again.
+fn ask_monitor(stage: &Stage, seconds: u64) -> Vec<u32> {
+    let stop = AtomicBool::new(false);
+    let socket = stage.socket();
+    std::thread::scope(|s| {
+        let asking = s.spawn(|| {
+            let mut answers = Vec::new();
+            let Ok(mut peer) = Peer::connect(&socket) else { return answers };
+            if !peer.hello(&mut Random::new(7)) {
+                return answers;
+            }
+            while !stop.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                if peer.request(Msg { id: u64::MAX, ..Msg::new(kind::CLAIM) }, None).is_none() {
+                    break;
+                }
+                answers.push(began.elapsed().as_micros() as u32);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            answers
+        });
+        std::thread::sleep(Duration::from_secs(seconds));
+        stop.store(true, Ordering::Relaxed);
+        let mut answers = asking.join().unwrap_or_default();
+        answers.sort_unstable();
+        answers
+    })
+}

@@ -1,0 +1,170 @@
+//! A monitor for all users, servers under the library, and what they cost.
+
+use anyhow::{bail, Context, Result};
+use fsocket_proto::paths::ENV_SOCKET;
+use fsocket_testkit::{artifacts, find_program, net, script, Proc, PYTHON};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const START: Duration = Duration::from_secs(15);
+/// Users of the servers, of the honest clients, and the first hostile one.
+pub const SERVERS: u32 = 3001;
+pub const CLIENTS: u32 = 3101;
+pub const HOSTILE: u32 = 4001;
+
+pub struct Stage {
+    pub dir: PathBuf,
+    pub monitor: Proc,
+}
+
+/// A server that is attacked.
+pub struct Victim {
+    pub kind: &'static str,
+    pub name: &'static str,
+    pub port: u16,
+    pub proc: Proc,
+}
+
+impl Stage {
+    /// # Errors
+    /// The monitor does not start.
+    pub fn new(dir: &Path, config: Option<&Path>) -> Result<Stage> {
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755))?;
+        let mut command = Command::new(artifacts::monitor());
+        command.arg("--socket").arg(dir.join("monitor.sock"));
+        if let Some(config) = config {
+            command.arg("--config").arg(config);
+        }
+        let mut monitor = Proc::spawn(dir, "fastsocketd", command);
+        let socket = dir.join("monitor.sock");
+        let up = net::wait_until(START, || !monitor.running() || socket.exists());
+        if up.is_err() || !monitor.running() {
+            bail!("the monitor does not start: {}", monitor.stderr());
+        }
+        Ok(Stage { dir: dir.to_owned(), monitor })
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("monitor.sock")
+    }
+
+    /// A program of a user's, with the library.
+    pub fn command(&self, uid: u32, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.dir).uid(uid).gid(uid).env("PYTHONUNBUFFERED", "1");
+        command.env("LD_PRELOAD", artifacts::library()).env(ENV_SOCKET, self.socket());
+        command
+    }
+
+    fn server(
+        &self,
+        kind: &'static str,
+        name: &'static str,
+        port: u16,
+        args: &[&str],
+        program: &Path,
+    ) -> Result<Victim> {
+        let home = self.dir.join(name);
+        std::fs::create_dir_all(&home)?;
+        std::os::unix::fs::chown(&home, Some(SERVERS), Some(SERVERS))?;
+        let mut command = self.command(SERVERS, program);
+        command.args(args).current_dir(home);
+        let mut proc = Proc::spawn(&self.dir, name, command);
+        let up = net::wait_until(START, || !proc.running() || net::kernel_sockets(port, "0A") > 0);
+        if up.is_err() || !proc.running() {
+            bail!("{name} does not listen: {}{}", proc.stdout(), proc.stderr());
+        }
+        Ok(Victim { kind, name, port, proc })
+    }
+
+    /// The servers of the names given.
+    ///
+    /// # Errors
+    /// One does not start.
+    pub fn servers(&self, names: &[String]) -> Result<Vec<Victim>> {
+        let found = |name| find_program(name).with_context(|| format!("{name} is not installed"));
+        names
+            .iter()
+            .map(|name| {
+                let port = net::free_port();
+                let at = port.to_string();
+                let echo = script("apps/echo_server.py").display().to_string();
+                match name.as_str() {
+                    "nginx" => {
+                        let conf = self.nginx(port)?;
+                        self.server(
+                            "http",
+                            "nginx",
+                            port,
+                            &["-p", &self.dir.join("nginx").display().to_string(), "-c", &conf],
+                            &found("nginx")?,
+                        )
+                    }
+                    "redis" => {
+                        let args = ["--port", &at, "--bind", "127.0.0.1", "--save", "", "--protected-mode", "no"];
+                        self.server("redis", "redis", port, &args, &found("redis-server")?)
+                    }
+                    "threaded" => self.server("echo", "threaded", port, &[&echo, "threaded", &at], Path::new(PYTHON)),
+                    "fork" => self.server("echo", "fork", port, &[&echo, "fork", &at], Path::new(PYTHON)),
+                    "epoll" => self.server("echo", "epoll", port, &[&echo, "epoll", &at], Path::new(PYTHON)),
+                    other => bail!("no server {other}"),
+                }
+            })
+            .collect()
+    }
+
+    fn nginx(&self, port: u16) -> Result<String> {
+        let dir = self.dir.join("nginx");
+        std::fs::create_dir_all(dir.join("www"))?;
+        std::fs::write(dir.join("www/1000"), crate::honest::page())?;
+        let d = dir.display();
+        let text = format!(
+            "daemon off;\nworker_processes 2;\npid {d}/pid;\nerror_log {d}/error.log;\nevents {{ worker_connections 4096; }}\n\
+             http {{ access_log off; keepalive_requests 1000000;\n client_body_temp_path {d}/b; proxy_temp_path {d}/p;\n\
+             fastcgi_temp_path {d}/f; uwsgi_temp_path {d}/u; scgi_temp_path {d}/s;\n\
+             server {{ listen 127.0.0.1:{port}; root {d}/www; }} }}\n"
+        );
+        std::fs::write(dir.join("conf"), text)?;
+        Ok(dir.join("conf").display().to_string())
+    }
+}
+
+impl Victim {
+    /// CPU time of it and its children, of those that live and those that have ended, seconds.
+    pub fn cpu(&self) -> f64 {
+        cpu_of(self.proc.pid())
+    }
+
+    /// Resident memory of it and its children, MiB.
+    pub fn memory(&self) -> u64 {
+        tree(self.proc.pid()).iter().map(|pid| resident(*pid)).sum()
+    }
+}
+
+pub fn resident(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    (text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4096) >> 20
+}
+
+pub fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|n| n.parse().ok()).collect()
+}
+
+fn tree(pid: u32) -> Vec<u32> {
+    std::iter::once(pid).chain(children(pid).into_iter().flat_map(tree)).collect()
+}
+
+pub fn cpu_of(pid: u32) -> f64 {
+    let ticks = |pid: &u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let rest = text.rsplit(") ").next().unwrap_or_default().to_owned();
+        let field = |n: usize| rest.split(' ').nth(n).and_then(|w| w.parse::<u64>().ok()).unwrap_or(0);
+        // utime, stime, cutime, cstime
+        (11..15).map(field).sum::<u64>()
+    };
+    tree(pid).iter().map(ticks).sum::<u64>() as f64 / 100.0
+}

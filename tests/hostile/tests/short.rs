@@ -1,0 +1,44 @@
+//! Short runs; `make hostile` and `make kills` do the long ones. Times are judged there only: other
+//! tests may run beside these.
+
+use std::process::Command;
+
+#[track_caller]
+fn run(args: &[&str]) {
+    // SAFETY: no argument.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: needs root, to be several users");
+        return;
+    }
+    let out = Command::new(env!("CARGO_BIN_EXE_fsocket-hostile")).args(args).output().expect("it starts");
+    let (said, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    println!("{said}");
+    assert!(out.status.success(), "{said}{errors}");
+}
+
+/// Every script, each life as another user.
+#[test]
+fn honest_users_beside_hostile_ones_see_nothing_wrong() {
+    run(&["run", "--time", "8", "--turns", "1", "--uids", "400", "--seed", "11"]);
+}
+
+/// `tail = head + 2^31` once kept a server busy for good; so did each of the others here.
+#[test]
+fn a_few_writes_do_not_keep_a_server_busy() {
+    // Percent of a CPU; the connections that some of them open cost something as well.
+    let scripts = [
+        ("queue positions", "10"),
+        ("a status that no side has", "25"),
+        ("moves and never arrives", "25"),
+        ("bad records", "25"),
+    ];
+    for (script, share) in scripts {
+        let args = ["run", "--servers", "epoll,threaded", "--time", "3", "--turns", "1", "--uids", "1"];
+        run(&[&args[..], &["--cpu-share", share, "--script", script]].concat());
+    }
+}
+
+#[test]
+fn the_other_side_learns_of_each_kill() {
+    run(&["kills", "--count", "60", "--seed", "5"]);
+}
