@@ -36,7 +36,7 @@ pub struct Seen {
 /// After so long without an answer a request hangs.
 const HUNG: Duration = Duration::from_secs(5);
 /// Requests on one connection.
-const KEPT: u64 = 50;
+pub const KEPT: u64 = 50;
 
 pub fn run(h: &Honest) {
     let mut seen = Seen { kind: h.kind.clone(), ..Seen::default() };

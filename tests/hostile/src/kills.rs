@@ -3,12 +3,10 @@
 use crate::random::Random;
 use crate::victims::{children, Stage, SERVERS};
 use anyhow::{bail, ensure, Result};
-use fsocket_proto::paths::ENV_SOCKET;
 use fsocket_sys as sys;
-use fsocket_testkit::{artifacts, net, Proc};
+use fsocket_testkit::{net, Proc};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args, Debug)]
@@ -62,7 +60,7 @@ fn start_server(stage: &Stage, dir: &Path, random: &mut Random) -> Result<(Proc,
 impl Scene {
     fn new(dir: &Path, random: &mut Random) -> Result<Scene> {
         let _ = std::fs::remove_file(dir.join("monitor.sock"));
-        let stage = Stage::new(dir, None)?;
+        let stage = Stage::new(dir, "")?;
         let (server, style, port) = start_server(&stage, dir, random)?;
         Ok(Scene { dir: dir.to_owned(), stage, server, style, port })
     }
@@ -78,14 +76,6 @@ impl Scene {
         self.kill_server();
         (self.server, self.style, self.port) = start_server(&self.stage, &self.dir, random)?;
         Ok(())
-    }
-
-    /// Connections that went over shared memory, of processes that have ended and that live.
-    fn over_shm(&self) -> Result<u64> {
-        let mut c = Command::new(artifacts::cli());
-        c.env(ENV_SOCKET, self.stage.socket()).args(["stat", "--json"]);
-        let said: serde_json::Value = serde_json::from_slice(&c.output()?.stdout)?;
-        Ok(said["totals"]["connect_shm"].as_u64().unwrap_or(0))
     }
 }
 
@@ -147,7 +137,7 @@ pub fn run(k: &Kills) -> Result<bool> {
         sys::nanosleep(random.below(20_000_000) as u64);
         let without = random.below(MONITOR) == 0;
         if without {
-            shm += scene.over_shm()?;
+            shm += scene.stage.over_shm(SERVERS)?;
             *kills.entry("monitor").or_default() += 1;
             kill(scene.stage.monitor.pid());
             sys::nanosleep(random.below(1_000_000_000) as u64);
@@ -201,7 +191,7 @@ pub fn run(k: &Kills) -> Result<bool> {
             clean(dir.path());
         }
     }
-    shm += scene.over_shm()?;
+    shm += scene.stage.over_shm(SERVERS)?;
     scene.kill_server();
     let _ = scene.server.running();
     let monitor = scene.stage.monitor.pid();

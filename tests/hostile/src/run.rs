@@ -1,9 +1,9 @@
 //! Quiet times and attacks in turns, and what honest users see in each.
 
-use crate::honest::Seen;
+use crate::honest::{Seen, KEPT};
 use crate::peer::Peer;
 use crate::random::Random;
-use crate::victims::{cpu_of, resident, Stage, Victim, CLIENTS, HOSTILE};
+use crate::victims::{cpu_of, resident, Stage, Victim, CLIENTS, HOSTILE, SERVERS};
 use anyhow::{ensure, Context, Result};
 use fsocket_proto::{kind, Msg};
 use fsocket_testkit::Proc;
@@ -31,9 +31,9 @@ pub struct Run {
     /// One script only, as `attack --script`
     #[arg(long)]
     pub script: Option<String>,
-    /// Configuration of the monitor, where it has to be told who shares memory with whom
+    /// The hostile users may not share memory with the servers' user
     #[arg(long)]
-    pub config: Option<PathBuf>,
+    pub strangers: bool,
     /// Fail if an attack takes more of a server's time than that, percent of a CPU
     #[arg(long)]
     pub cpu_share: Option<f64>,
@@ -88,7 +88,7 @@ pub fn run(r: &Run) -> Result<bool> {
     // SAFETY: no argument.
     ensure!(unsafe { libc::geteuid() } == 0, "needs root, to be several users");
     let dir = tempfile::Builder::new().prefix("fastsocket-hostile-").tempdir()?;
-    let mut stage = Stage::new(dir.path(), r.config.as_deref())?;
+    let mut stage = Stage::new(dir.path(), &config(r))?;
     let mut victims = stage.servers(&r.servers)?;
     let each = (r.time / r.turns.max(1)).max(2);
     println!("hostile: {} s of attack in {} turns, {} users, seed {}", each * r.turns, r.turns, r.uids, r.seed);
@@ -149,6 +149,12 @@ pub fn run(r: &Run) -> Result<bool> {
     if r.strict && worst > 50.0 {
         wrong.push(format!("the monitor answered after {worst} ms"));
     }
+    let over_shm = (CLIENTS..).take(r.servers.len()).map(|uid| stage.over_shm(uid)).sum::<Result<u64>>()?;
+    let requests: u64 = [&quiet, &attacked].iter().flat_map(|t| t.seen.values()).map(|s| s.requests).sum();
+    println!("honest connections over shared memory: {over_shm}, about {} in all", requests / KEPT);
+    if over_shm < requests / KEPT / 2 {
+        wrong.push("honest clients went over the kernel".into());
+    }
     if attacked.answers.is_empty() {
         wrong.push("the monitor answered nobody".into());
     }
@@ -156,6 +162,14 @@ pub fn run(r: &Run) -> Result<bool> {
         println!("WRONG {what}");
     }
     Ok(wrong.is_empty())
+}
+
+/// The servers' user shares memory with each honest client's, and with the hostile ones.
+fn config(r: &Run) -> String {
+    let clients = (CLIENTS..).take(r.servers.len());
+    let hostile = (HOSTILE..).take(if r.strangers { 0 } else { r.uids as usize });
+    let users: Vec<String> = [SERVERS].into_iter().chain(clients).chain(hostile).map(|u| u.to_string()).collect();
+    format!("share = [[{}]]\n", users.join(", "))
 }
 
 /// One turn; with a seed, under attack.

@@ -29,15 +29,16 @@ pub struct Victim {
 }
 
 impl Stage {
+    /// Its monitor has a configuration file with this text.
+    ///
     /// # Errors
     /// The monitor does not start.
-    pub fn new(dir: &Path, config: Option<&Path>) -> Result<Stage> {
+    pub fn new(dir: &Path, config: &str) -> Result<Stage> {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755))?;
+        let file = dir.join("fastsocketd.toml");
+        std::fs::write(&file, config)?;
         let mut command = Command::new(artifacts::monitor());
-        command.arg("--socket").arg(dir.join("monitor.sock"));
-        if let Some(config) = config {
-            command.arg("--config").arg(config);
-        }
+        command.arg("--socket").arg(dir.join("monitor.sock")).arg("--config").arg(file);
         let mut monitor = Proc::spawn(dir, "fastsocketd", command);
         let socket = dir.join("monitor.sock");
         let up = net::wait_until(START, || !monitor.running() || socket.exists());
@@ -49,6 +50,18 @@ impl Stage {
 
     pub fn socket(&self) -> PathBuf {
         self.dir.join("monitor.sock")
+    }
+
+    /// Connections that a user's processes have opened over shared memory. (What a hostile one writes
+    /// into its own counters is in everybody's totals.)
+    ///
+    /// # Errors
+    /// `fastsocket stat` does not work.
+    pub fn over_shm(&self, uid: u32) -> Result<u64> {
+        let mut c = Command::new(artifacts::cli());
+        c.uid(uid).gid(uid).env(ENV_SOCKET, self.socket()).args(["stat", "--json"]);
+        let said: serde_json::Value = serde_json::from_slice(&c.output()?.stdout)?;
+        Ok(said["totals"]["connect_shm"].as_u64().unwrap_or(0))
     }
 
     /// A program of a user's, with the library.

@@ -22,6 +22,25 @@ fn honest_users_beside_hostile_ones_see_nothing_wrong() {
     run(&["run", "--time", "8", "--turns", "1", "--uids", "400", "--seed", "11"]);
 }
 
+/// Hostile users with whom the servers' user shares no memory.
+#[test]
+fn nor_beside_strangers() {
+    run(&[
+        "run",
+        "--strangers",
+        "--servers",
+        "redis,epoll",
+        "--time",
+        "4",
+        "--turns",
+        "1",
+        "--uids",
+        "8",
+        "--seed",
+        "12",
+    ]);
+}
+
 /// `tail = head + 2^31` once kept a server busy for good; so did each of the others here.
 #[test]
 fn a_few_writes_do_not_keep_a_server_busy() {
