@@ -7,6 +7,7 @@
 //! with the value that holds them.
 
 pub mod bpffs;
+pub mod closings;
 mod counters;
 mod error;
 mod kallsyms;

@@ -9,4 +9,4 @@ macro_rules! skeletons {
     )*};
 }
 
-skeletons!(locality, locks, readcpu, select, steer);
+skeletons!(closings, locality, locks, readcpu, select, steer);

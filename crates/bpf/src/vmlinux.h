@@ -246,6 +246,11 @@ struct sock {
 	u16 sk_protocol;
 };
 
+struct inet_sock {
+	struct sock sk;
+	__be16 inet_sport;
+};
+
 struct task_struct {
 	int pid;
 	int tgid;

@@ -14,6 +14,8 @@ static FD: AtomicI32 = AtomicI32::new(-1);
 static LOCK: Lock<u32> = Lock::new(0);
 static DEAD: AtomicBool = AtomicBool::new(false);
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
+/// Counts of listeners that have ended, by port; see [`kind::CLOSINGS`].
+static CLOSINGS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static UNWATCHED: AtomicU64 = AtomicU64::new(0);
 static PENDING_SEEN: AtomicU32 = AtomicU32::new(0);
 /// Where the monitor was found; a length and the path.
@@ -442,8 +444,16 @@ fn close_opt(fd: Option<i32>) {
 fn unasked(m: &Msg, got: Option<i32>) {
     match m.kind {
         kind::HELLO if m.result == 0 => {
+            // Another monitor's are not these.
+            CLOSINGS.store(core::ptr::null_mut(), Ordering::Release);
             if let Some(fd) = got {
                 map_registry(fd);
+            }
+        }
+        kind::CLOSINGS => {
+            let map = |fd| sys::mmap(fsocket_proto::CLOSINGS_SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0);
+            if let Some(Ok(p)) = got.map(map) {
+                CLOSINGS.store(p.cast(), Ordering::Release);
             }
         }
         kind::HELLO => {
@@ -481,6 +491,17 @@ fn map_registry(fd: i32) {
     if let Ok(p) = sys::mmap(registry::SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
         REGISTRY.store(p as *mut Registry, Ordering::Release);
     }
+}
+
+/// Changes when a socket with that port stops to listen, however it was closed; always 0 where
+/// nobody can tell.
+pub fn closings(port: u16) -> u32 {
+    let p = CLOSINGS.load(Ordering::Acquire);
+    if p.is_null() {
+        return 0;
+    }
+    // SAFETY: mapped for ever, a word for each port, in `unasked`.
+    unsafe { (*p.add(port as usize)).load(Ordering::Acquire) }
 }
 
 /// The registry, if it has been needed already.

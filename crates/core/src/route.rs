@@ -22,14 +22,26 @@ struct Route {
     n: u8,
     next: u8,
     generation: u64,
+    /// [`ctl::closings`] of the port, by the monitor, before it looked at the listeners.
+    closings: u32,
     /// When the monitor said so, in ticks.
     asked: u64,
     /// It said no.
     refused: Option<Counter>,
     used: bool,
 }
-const EMPTY: Route =
-    Route { ip: [0; 16], port: 0, chans: [0; FAN], n: 0, next: 0, generation: 0, asked: 0, refused: None, used: false };
+const EMPTY: Route = Route {
+    ip: [0; 16],
+    port: 0,
+    chans: [0; FAN],
+    n: 0,
+    next: 0,
+    generation: 0,
+    closings: 0,
+    asked: 0,
+    refused: None,
+    used: false,
+};
 
 struct Cache {
     routes: [Route; ROUTES],
@@ -106,7 +118,8 @@ impl Cache {
         let i = self.position(dst)?;
         let r = &mut self.routes[i];
         let age = sys::cpu::ticks().wrapping_sub(r.asked);
-        if r.generation == generation && age < ROUTE_SECS * 1_000_000 * sys::cpu::ticks_per_us() {
+        let holds = r.refused.is_some() || r.closings == ctl::closings(dst.port);
+        if holds && r.generation == generation && age < ROUTE_SECS * 1_000_000 * sys::cpu::ticks_per_us() {
             if let Some(why) = r.refused {
                 return Some(Err(why));
             }
@@ -138,8 +151,8 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, generation: u64) -> Result<Rout
     r.asked = sys::cpu::ticks();
     // SO_REUSEPORT siblings: the monitor hands them out in turn.
     for _ in 0..matches.min(FAN) * 2 {
-        let c = match ask(dst, fd, 0) {
-            Ok(c) => c,
+        let (c, closings) = match ask(dst, fd, 0) {
+            Ok(answer) => answer,
             // As long as it holds for channels.
             Err(why @ (Counter::FbOtherUser | Counter::FbPolicy)) => {
                 r.refused = Some(why);
@@ -147,6 +160,9 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, generation: u64) -> Result<Rout
             }
             Err(why) => return Err(why),
         };
+        if r.n == 0 {
+            r.closings = closings;
+        }
         let i = c.index() as u16;
         if r.chans[..r.n as usize].contains(&i) {
             continue;
@@ -204,7 +220,7 @@ pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Counte
             last = c.id.load(Ordering::Relaxed);
         }
     }
-    ask(dst, fd, last)
+    ask(dst, fd, last).map(|(c, _)| c)
 }
 
 fn usable(c: &Chan) -> bool {
@@ -214,7 +230,8 @@ fn usable(c: &Chan) -> bool {
         && c.header().listener_closed.load(Ordering::Acquire) == 0
 }
 
-fn ask(dst: &Addr, fd: i32, full: u32) -> Result<&'static Chan, Counter> {
+/// Also what the answer is valid for: see [`Route::closings`].
+fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> {
     // Until the channel is mapped.
     let _asking = ASKING.lock().map_err(|_| Counter::FbReentry)?;
     let mut m = Msg::new(kind::CONNECT);
@@ -260,7 +277,7 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<&'static Chan, Counter> {
         let _ = sys::close(fd);
     }
     match c {
-        Some(c) if usable(c) => Ok(c),
+        Some(c) if usable(c) => Ok((c, a.addr.v6only)),
         Some(_) => Err(Counter::FbNoListener),
         None => Err(Counter::FbResource),
     }

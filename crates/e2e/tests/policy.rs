@@ -217,6 +217,38 @@ fn users_share_memory_if_the_administrator_names_them() {
     roots.as_stock(ALICE, &["client"], 0, OTHER, 4);
 }
 
+/// The client has a channel with a listener that is closed past the library.
+#[track_caller]
+fn closed_in_secret(host: &Host, place: Option<&NetHost>) {
+    let port = place.map_or_else(net::free_port, |place| place.within(net::free_port));
+    let before = host.snapshot();
+    let mut command = command(host, Accel, root());
+    if let Some(place) = place {
+        place.place(&mut command);
+    }
+    command.arg(script("apps/secret_close.py")).arg(port.to_string());
+    let done = Proc::spawn(host.logs(), "secret", command).finish(Duration::from_secs(60)).success();
+    let want = ["first", "first", "first", "ECONNREFUSED", "second", "second", "second", "end"];
+    assert_eq!(done.stdout.lines().collect::<Vec<_>>(), want);
+    if !stock_mode() {
+        assert_eq!(host.snapshot().since(&before).get("connect_shm"), 3);
+    }
+}
+
+#[test]
+fn a_listener_that_is_closed_in_secret_gets_no_further_connection() {
+    need_hosts!();
+    closed_in_secret(&Host::for_all_users(""), None);
+}
+
+#[test]
+fn nor_does_one_in_another_network_namespace() {
+    need_hosts!();
+    let mut hosts = Hosts::new().expect("hosts");
+    let place = hosts.add("elsewhere").expect("a host");
+    closed_in_secret(&Host::for_all_users(""), Some(&place));
+}
+
 #[test]
 fn rules_are_for_users_ports_and_executables() {
     need_hosts!();

@@ -29,6 +29,8 @@ pub struct Client {
     /// yet.
     pub nonce: u64,
     pub greeted: bool,
+    /// It was sent the counts of ended listeners.
+    pub has_closings: bool,
     pub family: FamilyId,
     /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
     /// only those with the same share memory with a client.
@@ -79,6 +81,7 @@ impl Client {
             pid,
             nonce: 0,
             greeted: false,
+            has_closings: false,
             family,
             class: 0,
             holds: BTreeSet::new(),

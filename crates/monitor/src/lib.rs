@@ -9,7 +9,7 @@
 //! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
 //! | decisions | [`requests`], [`policy`], [`reaper`], [`switch`], [`steer`], [`report`] |
 //! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
-//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`] |
+//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`closings`], [`settings`] |
 //!
 //! Clients are not trusted: neither their messages, nor their descriptors, nor
 //! what lies in memory that they share with us.
@@ -18,6 +18,7 @@ pub mod address;
 pub mod arenas;
 pub mod channels;
 pub mod clients;
+mod closings;
 pub mod descriptor;
 pub mod dispatch;
 pub mod distrust;

@@ -57,6 +57,7 @@ pub struct Monitor {
     pub(crate) registry: Registry,
     pub(crate) steers: crate::steer::Steers,
     pub(crate) diag: Option<SockDiag>,
+    pub(crate) closings: crate::closings::Closings,
     /// Counters of processes that ended, by user.
     pub(crate) totals: HashMap<u32, Totals>,
     /// Port leases of ended processes whose relatives still use them.
@@ -96,6 +97,7 @@ impl Monitor {
             let _ = epoll::add(&*epoll, fd, EventData::new_u64(ADDRESSES), EventFlags::IN);
         }
         let deadline = config.private.then(|| Instant::now() + config.linger + START_GRACE);
+        let closings = crate::closings::Closings::start(config.private);
         let mut monitor = Monitor {
             config,
             endpoint,
@@ -117,6 +119,7 @@ impl Monitor {
             registry: Registry::new().map_err(fail("make the registry"))?,
             steers: Default::default(),
             diag: SockDiag::new(),
+            closings,
             totals: HashMap::new(),
             family_leases: HashMap::new(),
             last_family: 0,

@@ -213,6 +213,7 @@ impl Monitor {
         let Some(l) = self.listeners.remove(listener) else { return };
         tracing::info!(listener, addr = crate::address::show(&l.info.addr), "listener ended");
         self.registry.remove(listener);
+        self.forget_place(l.info.netns);
         self.refresh_steering();
         for id in l.holders {
             if let Some(client) = self.clients.get_mut(id) {

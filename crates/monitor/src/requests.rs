@@ -8,7 +8,7 @@ use crate::descriptor::{self, Attached};
 use crate::ports::BLOCK;
 use crate::{limits, ChannelId, ConnId, ListenerId, Monitor};
 use fsocket_abi::channel::CHANNEL_SIZE;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{kind, Addr, Msg};
 use rustix::fd::AsFd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -127,6 +127,7 @@ impl Monitor {
             return Ok(Err(Errno::PROTO));
         }
         client.greeted = true;
+        client.has_closings = false;
         client.nonce = msg.id;
         client.class = msg.arg2;
         if client.pid == 0 {
@@ -324,8 +325,15 @@ impl Monitor {
         if !ours {
             return Err(Errno::NOENT);
         }
+        // Before the look at the listener, so that what happens meanwhile is a change.
+        let closings = self.closings_of(id, msg.addr.port);
         loop {
             let listener = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
+            if !self.still_listens(listener, Some(fd.as_fd())) {
+                // Its socket was closed in secret: see who is next.
+                self.end_listener(listener);
+                continue;
+            }
             if self.distrust.refuses(listener, self.clients.get(id).ok_or(Errno::BADF)?.uid, id) {
                 return Err(Errno::ACCESS);
             }
@@ -336,21 +344,18 @@ impl Monitor {
                 id: u64::from(channel),
                 arg0: listener,
                 arg1: CHANNEL_SIZE as u64,
+                addr: Addr { v6only: closings, ..Addr::default() },
                 ..reply(msg)
             };
-            match newest {
-                Some(channel) if u64::from(channel) != msg.arg0 => {
-                    return Ok((Msg { arg2: 1, ..found(channel) }, None))
-                }
-                _ if self.still_listens(listener) => {
+            return match newest {
+                Some(channel) if u64::from(channel) != msg.arg0 => Ok((Msg { arg2: 1, ..found(channel) }, None)),
+                _ => {
                     let (channel, fd) = self.make_channel(id, listener)?;
                     let mut answer = found(channel);
                     answer.addr.port = self.lease_ports(id, channel).unwrap_or(0);
-                    return Ok((answer, Some(fd)));
+                    Ok((answer, Some(fd)))
                 }
-                // Its socket was closed in secret: see who is next.
-                _ => self.end_listener(listener),
-            }
+            };
         }
     }
 

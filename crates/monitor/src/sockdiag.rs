@@ -4,14 +4,16 @@
 //! would go on receiving the connections of whoever binds that port next. So
 //! before the first connection from a process to a listener, the kernel is
 //! asked (NETLINK_SOCK_DIAG, as `ss` does) whether that very socket, by its
-//! cookie, is still there. That works for our own network namespace; listeners
-//! in others are believed.
+//! cookie, is still there. Before later ones it is asked again when a socket with
+//! that port has stopped to listen; see [`crate::closings`]. Listeners in network
+//! namespaces that we may not enter are believed.
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
 use crate::descriptor::{self, Listening};
 use crate::{ListenerId, Monitor};
 use fsocket_proto::Addr;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -81,18 +83,25 @@ impl SockDiag {
     /// `None` where the kernel does not tell (a module that cannot be loaded,
     /// a sandbox): tried on a socket of our own.
     pub fn new() -> Option<SockDiag> {
+        let mut diag = SockDiag::open().ok()?;
+        let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+        let info = descriptor::listening(probe.as_fd()).ok()?;
+        let other = Listening { cookie: info.cookie ^ 1 << 40, ..info };
+        (diag.listens(&info) && !diag.listens(&other)).then_some(diag)
+    }
+
+    /// For the network namespace of this thread, untried.
+    ///
+    /// # Errors
+    /// Of `socket`.
+    pub fn open() -> Result<SockDiag, Errno> {
         let fd = rustix::net::socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,
             SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
             Some(rustix::net::netlink::SOCK_DIAG),
-        )
-        .ok()?;
-        let mut diag = SockDiag { fd, seq: 0 };
-        let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-        let info = descriptor::listening(probe.as_fd()).ok()?;
-        let other = Listening { cookie: info.cookie ^ 1 << 40, ..info };
-        (diag.listens(&info) && !diag.listens(&other)).then_some(diag)
+        )?;
+        Ok(SockDiag { fd, seq: 0 })
     }
 
     /// Whether exactly this socket listens. When the kernel cannot be asked,
@@ -238,19 +247,16 @@ fn errno_of(body: &[u8]) -> i32 {
 
 impl Monitor {
     /// Whether the socket behind a listener still listens, as far as can be
-    /// told.
-    pub(crate) fn still_listens(&mut self, listener: ListenerId) -> bool {
+    /// told. `place`: a TCP socket of its network namespace.
+    pub(crate) fn still_listens(&mut self, listener: ListenerId, place: Option<BorrowedFd<'_>>) -> bool {
         let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
-        match &mut self.diag {
-            Some(diag) if info.netns == self.netns => diag.listens(&info),
-            _ => true,
-        }
+        self.diag_of(info.netns, place).is_none_or(|diag| diag.listens(&info))
     }
 
     /// Ends listeners at this address whose socket is gone.
     pub(crate) fn drop_stale(&mut self, netns: u64, addr: &Addr) {
         for listener in self.listeners.siblings(netns, addr) {
-            if !self.still_listens(listener) {
+            if !self.still_listens(listener, None) {
                 self.end_listener(listener);
             }
         }

@@ -26,6 +26,9 @@ pub const VERSION: u16 = 1;
 /// How long an answer to [`kind::CONNECT`] may be used, seconds.
 pub const ROUTE_SECS: u64 = 5;
 
+/// Bytes of what comes with [`kind::CLOSINGS`].
+pub const CLOSINGS_SIZE: usize = registry::PORTS * 4;
+
 /// Kinds of messages.
 pub mod kind {
     /// First message of a process. `id` nonce, `arg0` pid, `arg1` ABI version,
@@ -87,7 +90,8 @@ pub mod kind {
     /// answered holds for [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. One process gets the same channel number back while it has it
     /// and does not call it full (without a descriptor attached: `arg2` = 1).
     /// A new channel comes with a first lease of ports, as by [`PORTS`]:
-    /// `addr.port` is the first of 64 (0: all are out).
+    /// `addr.port` is the first of 64 (0: all are out). With `addr.v6only` begins what the answer holds for:
+    /// it is the word of the port in [`CLOSINGS`] (0: there are none) before the listener was looked at.
     pub const CONNECT: u32 = 7;
     /// *Sync*: lease of client ports, for the channel `id`: `arg0` first, `arg1` count (64).
     /// `result` EAGAIN when all are out. Returned at the end of the channel. With a bound TCP
@@ -243,6 +247,10 @@ pub mod kind {
     /// [`RING`]; fd, the same pipe, opened anew to write. It can be read, too, so that the end of
     /// the reader is no SIGPIPE.
     pub const WAKER_WRITE: u32 = 37;
+    /// From the monitor, before the first answer to [`CONNECT`] that depends on it: fd, to be mapped
+    /// to read, one word for each port ([`CLOSINGS_SIZE`](crate::CLOSINGS_SIZE)). The kernel changes the word
+    /// of a port, before anybody else can have the port, when a socket there stops to listen.
+    pub const CLOSINGS: u32 = 38;
     /// From the monitor: the other side of channel `id` is gone and every
     /// connection in it has been closed or reset; unmap when drained. `arg0` 1: it
     /// broke the protocol ([`BROKEN`]).

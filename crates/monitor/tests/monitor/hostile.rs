@@ -85,6 +85,9 @@ fn a_socket_closed_in_secret_gets_no_connections() {
     let Ok(again) = std::net::TcpListener::bind(("127.0.0.1", port)) else { return };
     assert_ne!(s.listen(&again), old);
     assert_eq!(c.connect_to(to, 0).0.result, 0);
+    // Nor is a channel with it a reason.
+    drop(again);
+    assert_eq!(c.connect_to(to, 0).0.result, Errno::NOENT.raw_os_error());
 }
 
 #[test]

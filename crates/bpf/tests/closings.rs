@@ -1,0 +1,36 @@
+//! Every way in which a socket stops to listen is counted before the call returns.
+
+use fsocket_bpf::closings::{Closings, SIZE};
+use fsocket_bpf::Error;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+
+#[test]
+fn every_end_of_a_listener_is_counted_at_once() {
+    let closings = match Closings::start() {
+        Ok(closings) => closings,
+        Err(Error::Missing(why)) => return println!("SKIPPED: closings: {why}"),
+        Err(e) => panic!("{e}"),
+    };
+    let listener = || {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = l.local_addr().unwrap().port();
+        (l, port, closings.count(port))
+    };
+    let (l, port, before) = listener();
+    drop(l);
+    assert_eq!(closings.count(port), before + 1, "close");
+    let (l, port, before) = listener();
+    // SAFETY: no memory is involved.
+    assert_eq!(unsafe { libc::shutdown(l.as_raw_fd(), libc::SHUT_RD) }, 0);
+    assert_eq!(closings.count(port), before + 1, "shutdown");
+    drop(l);
+    assert_eq!(closings.count(port), before + 1, "it did not listen any more");
+    // Nobody else can write what clients rely on.
+    // SAFETY: a mapping that is expected not to come to be.
+    let at = unsafe {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), SIZE, prot, libc::MAP_SHARED, closings.page().as_raw_fd(), 0)
+    };
+    assert_eq!(at, libc::MAP_FAILED);
+}

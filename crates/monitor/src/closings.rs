@@ -1,0 +1,89 @@
+//! Listeners that were closed without our being told.
+//!
+//! A process may close a listening socket past the library, and another service may have the port
+//! next. What a client was told of a listener holds until a socket with that port stops to listen:
+//! the kernel counts those in a page that clients map (`fsocket_bpf::closings`), and a client whose
+//! number is not the page's asks again. We then ask the kernel for that very socket, in its
+//! own network namespace.
+//!
+//! A private monitor has no such page: what it says holds for `ROUTE_SECS`.
+
+use crate::clients::Outgoing;
+use crate::sockdiag::SockDiag;
+use crate::{maker, ConnId, Monitor};
+use fsocket_proto::{kind, Msg};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Network namespaces of others in which listeners are asked for; those in further ones are believed.
+const PLACES: usize = 256;
+
+#[derive(Default)]
+pub struct Closings {
+    counts: Option<(fsocket_bpf::closings::Closings, Rc<OwnedFd>)>,
+    /// By network namespace; `None`: we may not enter it.
+    places: HashMap<u64, Option<SockDiag>>,
+}
+
+impl Closings {
+    pub fn start(private: bool) -> Closings {
+        let counts = if private { None } else { counts() };
+        Closings { counts, places: HashMap::new() }
+    }
+}
+
+fn counts() -> Option<(fsocket_bpf::closings::Closings, Rc<OwnedFd>)> {
+    // Where everybody may load programs, one of them could write to a map that it was shown.
+    let everybody = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled");
+    if everybody.is_ok_and(|v| v.trim() == "0") {
+        tracing::warn!("kernel.unprivileged_bpf_disabled is 0: listeners that are closed in secret are noticed late");
+        return None;
+    }
+    let counts = fsocket_bpf::closings::Closings::start()
+        .map_err(|why| tracing::warn!(%why, "listeners that are closed in secret are noticed late"))
+        .ok()?;
+    let page = counts.page().try_clone_to_owned().ok()?;
+    Some((counts, Rc::new(page)))
+}
+
+impl Monitor {
+    /// The count of this port, for an answer to a client, which gets the page first if it has not got it.
+    pub(crate) fn closings_of(&mut self, id: ConnId, port: u16) -> u32 {
+        let Some((counts, page)) = &self.closings.counts else { return 0 };
+        let count = counts.count(port);
+        let fd = page.clone();
+        if self.clients.get_mut(id).is_some_and(|c| !std::mem::replace(&mut c.has_closings, true)) {
+            // Read on the way to that answer, so not one to be counted.
+            let out = Outgoing { msg: Msg::new(kind::CLOSINGS), fd: Some(fd), unasked: false };
+            self.clients.send(id, out, &self.arenas);
+        }
+        count
+    }
+
+    /// Asks about the listeners of a network namespace. `place`: a TCP socket there.
+    pub(crate) fn diag_of(&mut self, netns: u64, place: Option<BorrowedFd<'_>>) -> Option<&mut SockDiag> {
+        let own = self.diag.as_mut()?;
+        if netns == self.netns {
+            return Some(own);
+        }
+        let places = &mut self.closings.places;
+        if let (false, Some(fd)) = (places.contains_key(&netns) || places.len() >= PLACES, place) {
+            let made =
+                maker::namespace_of(fd, netns).and_then(|there| maker::apart(Some(there.as_fd()), SockDiag::open));
+            match made {
+                Err(e) if e != Errno::XDEV => return None,
+                made => places.insert(netns, made.ok()),
+            };
+        }
+        places.get_mut(&netns)?.as_mut()
+    }
+
+    /// A listener there has ended. Our socket would keep the namespace.
+    pub(crate) fn forget_place(&mut self, netns: u64) {
+        if !self.listeners.iter().any(|l| l.info.netns == netns) {
+            self.closings.places.remove(&netns);
+        }
+    }
+}
