@@ -121,6 +121,17 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     Ok(m.arg0 != 0)
 }
 
+/// A socket listens that is the kernel's alone. Where one of ours has the same port it may be nearer to
+/// some, who have to ask again.
+pub fn came_beside(fd: i32) {
+    let Some(reg) = ctl::registry() else { return };
+    let Some(addr) = bound_address(fd) else { return };
+    let n = (crate::route::volatile(&reg.entries) as usize).min(fsocket_proto::registry::ENTRIES);
+    if reg.entry.iter().take(n).any(|e| crate::route::volatile(&e.addr).port == addr.port) {
+        ctl::tell(Msg { addr, ..Msg::new(msg::NEARER) }, None);
+    }
+}
+
 /// The process is about to fork, and what becomes of this socket is open. It is the kernel's
 /// from here on, because two processes cannot decide it differently; but whoever calls `listen`
 /// may listen over shared memory, and then all that accept have to.

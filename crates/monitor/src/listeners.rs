@@ -158,10 +158,6 @@ impl Listeners {
         self.by_address.get(&key(netns, addr)).cloned().unwrap_or_default()
     }
 
-    /// The listener that the kernel would pick for a destination of this host:
-    /// the exact address, else the wildcard of the same family, else a v6
-    /// wildcard that takes v4, too. Sockets that share the address by
-    /// SO_REUSEPORT take turns.
     /// Nobody finds it by its address any more.
     pub fn hide(&mut self, id: ListenerId) {
         for ids in self.by_address.values_mut() {
@@ -170,18 +166,21 @@ impl Listeners {
         self.by_address.retain(|_, ids| !ids.is_empty());
     }
 
+    /// Of ours the one that the kernel would pick for a destination of this host: the exact address, else
+    /// the wildcard of the same family, else a v6 wildcard that takes v4, too; at one address a socket of
+    /// the same family first (`compute_score`). Sockets that share the address by SO_REUSEPORT take turns.
     pub fn find(&mut self, netns: u64, ip: [u8; 16], port: u16) -> Option<ListenerId> {
         let v4 = is_v4(&ip);
         let wildcards: &[[u8; 16]] = if v4 { &[V4_ANY, V6_ANY] } else { &[V6_ANY] };
         for candidate in std::iter::once(&ip).chain(wildcards) {
             let Some(ids) = self.by_address.get(&(netns, *candidate, port)) else { continue };
+            let addr = |id: &ListenerId| self.all.get(id).map(|l| l.info.addr).unwrap_or_default();
+            let own_family = v4 && ids.iter().any(|id| i32::from(addr(id).family) == libc::AF_INET);
             let fits: Vec<_> = ids
                 .iter()
                 .copied()
-                .filter(|id| {
-                    let addr = self.all.get(id).map(|l| l.info.addr);
-                    !(v4 && *candidate == V6_ANY) || addr.is_some_and(|a| a.v6only == 0)
-                })
+                .filter(|id| !(v4 && *candidate == V6_ANY) || addr(id).v6only == 0)
+                .filter(|id| !own_family || i32::from(addr(id).family) == libc::AF_INET)
                 .collect();
             if !fits.is_empty() {
                 self.turn = self.turn.wrapping_add(1);

@@ -102,6 +102,12 @@ impl Monitor {
                 self.ring(id, &msg);
                 return Ok(());
             }
+            kind::NEARER => {
+                if self.listeners.has_port(msg.addr.port) {
+                    self.registry.touch();
+                }
+                return Ok(());
+            }
             kind::WAKER => {
                 self.waker(id, &msg);
                 return Ok(());
@@ -333,6 +339,9 @@ impl Monitor {
                 // Its socket was closed in secret: see who is next.
                 self.end_listener(listener);
                 continue;
+            }
+            if !self.is_reached(listener, ip, fd.as_fd()) {
+                return Err(Errno::NOENT);
             }
             if self.distrust.refuses(listener, self.clients.get(id).ok_or(Errno::BADF)?.uid, id) {
                 return Err(Errno::ACCESS);

@@ -5,8 +5,10 @@
 //! before the first connection from a process to a listener, the kernel is
 //! asked (NETLINK_SOCK_DIAG, as `ss` does) whether that very socket, by its
 //! cookie, is still there. Before later ones it is asked again when a socket with
-//! that port has stopped to listen; see [`crate::closings`]. Listeners in network
-//! namespaces that we may not enter are believed.
+//! that port has stopped to listen; see [`crate::closings`]. It is also asked which listener a SYN
+//! would reach: one of the kernel's alone (of a process without the library, or with an option that is
+//! the kernel's) may be nearer than ours. Listeners in network namespaces that we may not enter are
+//! believed.
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
 use crate::descriptor::{self, Listening};
@@ -20,6 +22,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const TCP_LISTEN: u32 = 10;
+/// The loopback device is the first of each network namespace. What goes to one of the host's own
+/// addresses comes in by it.
+const LOOPBACK: u32 = 1;
 /// Bound and nothing else; since Linux 6.8. Answered as TCP_CLOSE.
 const TCP_BOUND_INACTIVE: u32 = 13;
 const TCP_CLOSE: u32 = 7;
@@ -114,35 +119,37 @@ impl SockDiag {
         };
         // One look-up by address finds it, unless several sockets share the
         // address; then all listeners of the port are listed.
-        self.lookup(ip, info) == Some(true) || self.list(info) != Some(false)
+        let is_it = |answer: &Answer| cookie(&answer.id) == info.cookie;
+        self.lookup(ip, info.addr.port, is_it) == Some(true) || self.list(info) != Some(false)
     }
 
-    fn lookup(&mut self, ip: [u8; 16], info: &Listening) -> Option<bool> {
+    /// Whether a SYN to `ip` from this host would reach a socket with exactly this one's address: this
+    /// very one, or one that shares its connections. When the kernel cannot be asked, yes.
+    pub fn is_reached(&mut self, ip: [u8; 16], info: &Listening) -> bool {
+        let bound = raw(&info.addr);
+        let is_it = |a: &Answer| u16::from(a.family) == info.addr.family && a.id.src == bound && a.id.interface == 0;
+        self.lookup(ip, info.addr.port, is_it) != Some(false)
+    }
+
+    /// Asks the kernel for the listener that it would choose itself: device, address, family, group.
+    fn lookup(&mut self, ip: [u8; 16], port: u16, is_it: impl FnMut(&Answer) -> bool) -> Option<bool> {
         let family = if is_v4(&ip) { libc::AF_INET } else { libc::AF_INET6 };
-        let address = |ip: [u8; 16]| {
-            let mut raw = [0; 16];
-            match Ipv6Addr::from(ip).to_ipv4_mapped() {
-                Some(v4) => raw[..4].copy_from_slice(&v4.octets()),
-                None => raw = ip,
-            }
-            raw
-        };
+        let to = Addr { ip, family: family as u16, ..Addr::default() };
         // Port 0 at the other end: no connection matches, only a listener.
-        self.ask(family, info, address(ip), 0)
+        self.each(TCP_LISTEN, family, port, raw(&to), 0, is_it)
     }
 
     fn list(&mut self, info: &Listening) -> Option<bool> {
-        self.ask(i32::from(info.addr.family), info, [0; 16], libc::NLM_F_DUMP as u16)
+        // Whether a socket with the cookie is among the answers; `None`: no usable answer.
+        let is_it = |answer: &Answer| cookie(&answer.id) == info.cookie;
+        let family = i32::from(info.addr.family);
+        self.each(TCP_LISTEN, family, info.addr.port, [0; 16], libc::NLM_F_DUMP as u16, is_it)
     }
 
     /// Cookies of all sockets that listen on exactly this address; `None`: no usable
     /// answer.
     pub fn listeners(&mut self, addr: &Addr) -> Option<Vec<u64>> {
-        let mut bound = addr.ip;
-        if i32::from(addr.family) == libc::AF_INET {
-            bound = [0; 16];
-            bound[..4].copy_from_slice(&addr.ip[12..]);
-        }
+        let bound = raw(addr);
         let mut found = Vec::new();
         self.each(TCP_LISTEN, i32::from(addr.family), addr.port, [0; 16], libc::NLM_F_DUMP as u16, |answer| {
             if answer.id.src == bound {
@@ -151,12 +158,6 @@ impl SockDiag {
             false
         })?;
         Some(found)
-    }
-
-    /// Whether a socket with the cookie is among the answers; `None`: no
-    /// usable answer.
-    fn ask(&mut self, family: i32, info: &Listening, ip: [u8; 16], flags: u16) -> Option<bool> {
-        self.each(TCP_LISTEN, family, info.addr.port, ip, flags, |answer| cookie(&answer.id) == info.cookie)
     }
 
     /// Whether exactly this socket, of any kind of address, is bound to that port and nothing else.
@@ -200,7 +201,7 @@ impl SockDiag {
                 dport: [0; 2],
                 src: ip,
                 dst: ip,
-                interface: 0,
+                interface: if flags == 0 { LOOPBACK } else { 0 },
                 cookie: [u32::MAX; 2],
             },
         };
@@ -237,6 +238,16 @@ impl SockDiag {
     }
 }
 
+/// An address as the kernel keeps it in a socket of that family.
+fn raw(addr: &Addr) -> [u8; 16] {
+    let mut raw = addr.ip;
+    if i32::from(addr.family) == libc::AF_INET {
+        raw = [0; 16];
+        raw[..4].copy_from_slice(&addr.ip[12..]);
+    }
+    raw
+}
+
 fn cookie(id: &SockId) -> u64 {
     u64::from(id.cookie[0]) | u64::from(id.cookie[1]) << 32
 }
@@ -251,6 +262,13 @@ impl Monitor {
     pub(crate) fn still_listens(&mut self, listener: ListenerId, place: Option<BorrowedFd<'_>>) -> bool {
         let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
         self.diag_of(info.netns, place).is_none_or(|diag| diag.listens(&info))
+    }
+
+    /// Whether the kernel would lead a connection to `ip` to this listener, as far as can be told; else one
+    /// of the kernel's alone is nearer. `place`: a TCP socket of its network namespace.
+    pub(crate) fn is_reached(&mut self, listener: ListenerId, ip: [u8; 16], place: BorrowedFd<'_>) -> bool {
+        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
+        self.diag_of(info.netns, Some(place)).is_none_or(|diag| diag.is_reached(ip, &info))
     }
 
     /// Ends listeners at this address whose socket is gone.
@@ -274,7 +292,7 @@ mod tests {
             let Ok(l) = TcpListener::bind(bind) else { continue };
             let info = descriptor::listening(l.as_fd()).unwrap();
             assert!(diag.listens(&info), "{bind}");
-            assert!(diag.lookup(info.addr.ip, &info).is_some());
+            assert!(diag.lookup(info.addr.ip, info.addr.port, |_| true).is_some());
             drop(l);
             assert!(!diag.listens(&info), "{bind}");
             let again = TcpListener::bind(std::net::SocketAddr::new(

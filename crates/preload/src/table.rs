@@ -238,6 +238,12 @@ limit_table! {
     Sockets: "The backlog of `listen` does not limit connections over shared memory (a SYN queue has \
      256 entries per client process; beyond that the kernel takes over)."
         of listen;
+    Sockets: "Which listener of a port a connection reaches is the kernel's choice (address, family, device). \
+     A nearer listener of a process without the library that comes while there are connections to \
+     another one is noticed within 5 s. Of several sockets at one address (`SO_REUSEPORT`), some of \
+     them of processes without the library, those with it get all connections over shared memory. In \
+     a network namespace that the monitor may not enter, listeners without the library are not seen."
+        of connect, listen;
     Sockets: "A listener keeps the order of connections that come from one client process over one \
      path. Between client processes, between processes that accept on it together, and \
      between shared memory and kernel TCP there is no order; the kernel has one queue."

@@ -84,7 +84,7 @@ pub mod kind {
     /// namespace counts): TCP, unused, of a family that reaches it; or, after ENOKEY, that very
     /// socket once the kernel has connected it. `arg0`: number of a channel to the same listener that
     /// is full, or 0. *Sync*: `id` channel, `arg0` listener, `arg1` size, fd
-    /// memfd; or `result` ENOENT: no listener of ours, EMFILE/ENOMEM: out of
+    /// memfd; or `result` ENOENT: no listener of ours, or one of the kernel's alone is nearer, EMFILE/ENOMEM: out of
     /// something, EPERM: another user's, EACCES: the administrator or the kernel is against it,
     /// ENOKEY: the kernel is to connect the socket first (its policy may be against it). What is
     /// answered holds for [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. One process gets the same channel number back while it has it
@@ -234,6 +234,9 @@ pub mod kind {
     /// From the monitor: a process with other rights wants to accept on listener `id`, and new
     /// connections use the kernel. What waits in its queues is to be put into the kernel's.
     pub const MIXED: u32 = 71;
+    /// A listener that is the kernel's alone has come to port `addr.port`. For some destinations it may
+    /// be nearer than one of ours: everybody asks again. No answer.
+    pub const NEARER: u32 = 72;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;

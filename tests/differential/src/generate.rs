@@ -4,6 +4,7 @@
 
 mod io;
 mod model;
+mod shadow;
 mod waiting;
 
 use crate::call::Call;
@@ -23,6 +24,7 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("shared_epoll", "an epoll instance used by the child that inherited it (docs/limits.md)"),
     ("upgrade", "more clients whose connections begin in the kernel, and go over to shared memory at once (FASTSOCKET_UPGRADE=1)"),
     ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
+    ("listeners", "mostly listeners that shadow each other, and threads that connect to themselves"),
 ];
 
 /// Which of [`SWITCHES`] are on.
@@ -47,11 +49,12 @@ impl Switches {
 
     /// How long a step may sleep that ends by itself, microseconds: who offers a connection to go
     /// over waits 2 ms for the other side (`OFFER_NS`), and then goes on in the kernel.
+    /// Where listeners share a port the monitor waits in the kernel for a moment (zones).
     pub fn patience_us(self) -> u64 {
-        if self.has("upgrade") {
-            3_000
-        } else {
-            0
+        match () {
+            () if self.has("listeners") => 20_000,
+            () if self.has("upgrade") => 3_000,
+            () => 0,
         }
     }
 }
@@ -242,6 +245,9 @@ impl Gen {
         }
         let awake = self.m.awake();
         let Some(actor) = self.rng.pick_opt(&awake) else { return self.release() };
+        if self.switches.has("listeners") && self.rng.chance(40) {
+            return if self.rng.chance(60) { self.shadows(actor) } else { self.connect_to_itself(actor) };
+        }
         match self.rng.below(100) {
             0..=23 => self.transfer(actor),
             24..=33 => self.receive(actor),
@@ -253,7 +259,8 @@ impl Gen {
             69..=73 => self.kernel_things(actor),
             74..=77 => self.duplicate(actor),
             78..=81 => self.connection(),
-            82..=83 => self.listener(actor),
+            82 => self.listener(actor),
+            83 => self.connect_to_itself(actor),
             84..=87 => self.populate(actor),
             88..=91 => self.ask(actor),
             92..=93 => self.blocking_timeout(actor),

@@ -87,6 +87,8 @@ pub const OPTIONS: &[(&str, i32, i32)] = &[
     ("FREEBIND", libc::IPPROTO_IP, libc::IP_FREEBIND),
     ("V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
     ("BOGUS", libc::IPPROTO_TCP, 9999),
+    ("TIMESTAMP", libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    ("BINDTOIFINDEX", libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX),
 ];
 
 /// Index of an option by its name.

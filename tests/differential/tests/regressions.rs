@@ -25,6 +25,31 @@ fn programs_that_differed_once() {
     }
 }
 
+/// Listeners that shadow each other, some of them the kernel's alone. (Not with a process without the
+/// library: one that comes there later is noticed after 5 s only.)
+#[test]
+fn listeners_that_shadow_each_other() {
+    let plan = Plan {
+        executor: executor(),
+        seed: 1,
+        count: u64::MAX >> 1,
+        time: Some(Duration::from_secs(10)),
+        lanes: 3,
+        switches: Switches::parse("listeners").expect("a switch"),
+        mixed: 0,
+        enough: 3,
+    };
+    let outcome = campaign::run(&plan, &|_, _| {}).expect("a run");
+    eprint!("{}", outcome.summary());
+    for (seed, d) in outcome.different.iter().chain(&outcome.late) {
+        eprintln!("=== seed {seed}\n{d}");
+    }
+    assert!(outcome.broken.is_empty(), "{}", outcome.broken.join("\n"));
+    assert!(outcome.different.is_empty() && outcome.late.is_empty(), "see above; replay with the seed");
+    let (shm, kernel) = outcome.paths();
+    assert!(stock_mode() || shm > outcome.programs && kernel > 0, "{shm} over shared memory, {kernel} over the kernel");
+}
+
 /// FASTSOCKET_DIFFERENTIAL_SECONDS and FASTSOCKET_DIFFERENTIAL_SEED make it
 /// longer, or another one.
 #[test]

@@ -84,6 +84,9 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
             }
         }
         let _errno = fsocket_sys::errno::Saved::errno();
+        if table::lookup(fd).is_none_or(|d| d.kind() != kind::LISTENER) {
+            ops_listen::came_beside(fd);
+        }
         zone::listened(fd);
     }
     r
