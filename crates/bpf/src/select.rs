@@ -2,13 +2,15 @@
 //! its SYN. One [`Select`] per listener group; what exactly is chosen stands at
 //! the top of `select.bpf.c`.
 
-use crate::counters::{self, Count};
+use crate::counters::Count;
 use crate::{load, probe, skel, Error, Result};
+use libbpf_rs::libbpf_sys as libbpf;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::ptr::NonNull;
 
 /// The order of `enum selection` in `select.bpf.c`.
 const SELECTIONS: &[&str] = &["lookups", "self", "other", "beside", "to_global", "to_kernel", "migrated"];
@@ -22,36 +24,69 @@ pub const PLACES: u32 = 1024;
 const SLOTS: usize = 4096;
 const OWN: u32 = 0x8000_0000;
 
+/// The program and its maps by their descriptors. It takes a privilege to load them and none to
+/// use them, so another process may have loaded them.
+#[derive(Debug)]
+pub struct Parts {
+    pub program: OwnedFd,
+    pub sockets: OwnedFd,
+    pub slots: OwnedFd,
+    pub selections: OwnedFd,
+    pub balances: OwnedFd,
+    pub bell: OwnedFd,
+}
+
 /// A loaded program with its maps. Goes away with the value once no group of
 /// sockets has it attached.
 pub struct Select {
-    skel: skel::select::SelectSkel<'static>,
-    bell: RingBuffer<'static>,
+    parts: Parts,
+    bell: Bell,
     cpus: usize,
     per_cpu: usize,
     /// The slots as they are; empty: not known.
     written: RefCell<Vec<u32>>,
 }
 
-impl Select {
-    /// For CPUs numbered below `cpus`.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] with the reason where it cannot be had, [`Error::Load`].
-    pub fn load(cpus: usize) -> Result<Select> {
-        Select::load_in(cpus, None)
-    }
+/// libbpf's view of the ring buffer, in which nothing is said.
+struct Bell(NonNull<libbpf::ring_buffer>);
 
-    /// As [`Select::load`], with the maps pinned in the folder `pins`. Maps that are
-    /// pinned there already, by a process that is gone, are taken over with what is in
+impl Bell {
+    fn new(map: BorrowedFd<'_>) -> Option<Bell> {
+        // SAFETY: the descriptor lives during the call; no context, no options.
+        let new =
+            unsafe { libbpf::ring_buffer__new(map.as_raw_fd(), Some(ignore), std::ptr::null_mut(), std::ptr::null()) };
+        NonNull::new(new).map(Bell)
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, freed once.
+        unsafe { libbpf::ring_buffer__free(self.0.as_ptr()) };
+    }
+}
+
+unsafe extern "C" fn ignore(_: *mut c_void, _: *mut c_void, _: libbpf::size_t) -> libc::c_int {
+    0
+}
+
+/// CPUs and slots for each, as the program is loaded for CPUs numbered below `cpus`.
+fn shape(cpus: usize) -> (usize, usize) {
+    let cpus = cpus.clamp(1, 4096).next_power_of_two();
+    (cpus, (SLOTS / cpus).max(8))
+}
+
+impl Parts {
+    /// Loads, for CPUs numbered below `cpus`, with the maps pinned in the folder `pins`. Maps that
+    /// are pinned there already, by a process that is gone, are taken over with what is in
     /// them: a program that still uses them and this one then select alike.
     ///
     /// # Errors
-    /// As of [`Select::load`]; also where maps there are of another version.
-    pub fn load_in(cpus: usize, pins: Option<&Path>) -> Result<Select> {
+    /// [`Error::Missing`] with the reason where it cannot be had, [`Error::Load`]; also where maps
+    /// there are of another version.
+    pub fn load(cpus: usize, pins: Option<&Path>) -> Result<Parts> {
         probe::permitted()?;
-        let cpus = cpus.clamp(1, 4096).next_power_of_two();
-        let per_cpu = (SLOTS / cpus).max(8);
+        let (cpus, per_cpu) = shape(cpus);
         let storage = load::storage();
         let skel = load::logged("select", || {
             let mut open = skel::select::SelectSkelBuilder::default().open(storage)?;
@@ -72,31 +107,65 @@ impl Select {
             }
             open.load()
         })?;
-        let ring = |e| Error::map("bell", e);
-        let mut bell = RingBufferBuilder::new();
-        bell.add(&skel.maps.bell, |_| 0).map_err(ring)?;
-        let bell = bell.build().map_err(ring)?;
-        Ok(Select { skel, bell, cpus, per_cpu, written: RefCell::default() })
+        let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|e| Error::map("select", e.into()));
+        Ok(Parts {
+            program: own(skel.progs.select_listener.as_fd())?,
+            sockets: own(skel.maps.sockets.as_fd())?,
+            slots: own(skel.maps.slots.as_fd())?,
+            selections: own(skel.maps.selections.as_fd())?,
+            balances: own(skel.maps.balances.as_fd())?,
+            bell: own(skel.maps.bell.as_fd())?,
+        })
+    }
+}
+
+/// What a call of libbpf returns, as a result.
+fn checked(map: &str, returned: libc::c_int) -> Result<()> {
+    match returned {
+        0.. => Ok(()),
+        e => Err(Error::map(map, libbpf_rs::Error::from_raw_os_error(-e))),
+    }
+}
+
+impl Select {
+    /// For CPUs numbered below `cpus`.
+    ///
+    /// # Errors
+    /// As of [`Parts::load`].
+    pub fn load(cpus: usize) -> Result<Select> {
+        Select::of(Parts::load(cpus, None)?, cpus)
+    }
+
+    /// What [`Parts::load`] has loaded for as many CPUs.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn of(parts: Parts, cpus: usize) -> Result<Select> {
+        let bell =
+            Bell::new(parts.bell.as_fd()).ok_or_else(|| Error::map("bell", std::io::Error::last_os_error().into()))?;
+        let (cpus, per_cpu) = shape(cpus);
+        Ok(Select { parts, bell, cpus, per_cpu, written: RefCell::default() })
     }
 
     /// To be attached to a socket of the group (SO_ATTACH_REUSEPORT_EBPF).
     pub fn program(&self) -> BorrowedFd<'_> {
-        self.skel.progs.select_listener.as_fd()
+        self.parts.program.as_fd()
     }
 
     /// What workers and monitor map: one `fsocket_abi::balance::Balance`.
     pub fn balance(&self) -> BorrowedFd<'_> {
-        self.skel.maps.balances.as_fd()
+        self.parts.balances.as_fd()
     }
 
     /// Readable when the program wants the monitor to look, until [`Select::heard`].
     pub fn bell(&self) -> BorrowedFd<'_> {
-        self.skel.maps.bell.as_fd()
+        self.parts.bell.as_fd()
     }
 
     /// The bell was heard.
     pub fn heard(&self) {
-        let _ = self.bell.consume();
+        // SAFETY: the buffer lives as long as `self`, which is used by one thread.
+        unsafe { libbpf::ring_buffer__consume(self.bell.0.as_ptr()) };
     }
 
     /// Puts a listening socket in its place. The kernel takes it out when it is
@@ -106,20 +175,25 @@ impl Select {
     /// [`Error::Map`]: not a listening socket that shares its address, or it
     /// has a place already.
     pub fn put(&self, place: u32, socket: BorrowedFd<'_>) -> Result<()> {
-        let value = (socket.as_raw_fd() as u64).to_ne_bytes();
-        let sockets = &self.skel.maps.sockets;
-        sockets.update(&place.to_ne_bytes(), &value, MapFlags::ANY).map_err(|e| Error::map("sockets", e))
+        let value = socket.as_raw_fd() as u64;
+        let (key, value) = ((&raw const place).cast(), (&raw const value).cast());
+        // SAFETY: key and value are as large as the map's, and live during the call.
+        checked("sockets", unsafe { libbpf::bpf_map_update_elem(self.parts.sockets.as_raw_fd(), key, value, 0) })
     }
 
     /// Cookie of the socket in a place.
     pub fn cookie(&self, place: u32) -> Option<u64> {
-        let value = self.skel.maps.sockets.lookup(&place.to_ne_bytes(), MapFlags::ANY).ok()??;
-        Some(u64::from_ne_bytes(value.try_into().ok()?))
+        let mut cookie = 0u64;
+        let (key, value) = ((&raw const place).cast(), (&raw mut cookie).cast());
+        // SAFETY: as in `put`.
+        let found = unsafe { libbpf::bpf_map_lookup_elem(self.parts.sockets.as_raw_fd(), key, value) };
+        (found == 0).then_some(cookie)
     }
 
     /// Empties a place; nothing there is no error.
     pub fn take_out(&self, place: u32) {
-        let _ = self.skel.maps.sockets.delete(&place.to_ne_bytes());
+        // SAFETY: as in `put`.
+        unsafe { libbpf::bpf_map_delete_elem(self.parts.sockets.as_raw_fd(), (&raw const place).cast()) };
     }
 
     /// Slots of one CPU.
@@ -146,12 +220,16 @@ impl Select {
         let new: Vec<usize> = (0..slots.len()).filter(is_new).collect();
         // Until all of them are there.
         written.clear();
-        let keys: Vec<u8> = new.iter().flat_map(|slot| (*slot as u32).to_ne_bytes()).collect();
-        let values: Vec<u8> = new.iter().flat_map(|slot| slots[*slot].to_ne_bytes()).collect();
+        let keys: Vec<u32> = new.iter().map(|slot| *slot as u32).collect();
+        let values: Vec<u32> = new.iter().map(|slot| slots[*slot]).collect();
         if !new.is_empty() {
-            let (n, any) = (new.len() as u32, MapFlags::ANY);
-            let map = &self.skel.maps.slots;
-            map.update_batch(&keys, &values, n, any, any).map_err(|e| Error::map("slots", e))?;
+            let mut n = new.len() as u32;
+            let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
+            // SAFETY: `n` keys and values of four bytes each, as the map has them.
+            checked("slots", unsafe {
+                let map = self.parts.slots.as_raw_fd();
+                libbpf::bpf_map_update_batch(map, keys, values, &raw mut n, std::ptr::null())
+            })?;
         }
         *written = slots;
         Ok(())
@@ -162,11 +240,12 @@ impl Select {
     /// # Errors
     /// [`Error::Map`].
     pub fn reset(&self) -> Result<()> {
-        let map = &self.skel.maps.selections;
-        let cpus = libbpf_rs::num_possible_cpus().map_err(|e| Error::map("selections", e))?;
-        let zeros = vec![vec![0u8; 8]; cpus];
+        let map = self.parts.selections.as_raw_fd();
+        let zeros = vec![0u64; per_cpu_values()?];
         for key in 0..SELECTIONS.len() as u32 {
-            map.update_percpu(&key.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(|e| Error::map("selections", e))?;
+            let (key, value) = ((&raw const key).cast(), zeros.as_ptr().cast());
+            // SAFETY: a key as the map has it, and a value of eight bytes for each possible CPU.
+            checked("selections", unsafe { libbpf::bpf_map_update_elem(map, key, value, 0) })?;
         }
         Ok(())
     }
@@ -176,8 +255,22 @@ impl Select {
     /// # Errors
     /// [`Error::Map`].
     pub fn counts(&self) -> Result<Vec<Count>> {
-        counters::read(&self.skel.maps.selections, SELECTIONS)
+        let map = self.parts.selections.as_raw_fd();
+        let mut counts = Vec::with_capacity(SELECTIONS.len());
+        for (key, name) in SELECTIONS.iter().enumerate() {
+            let mut by_cpu = vec![0u64; per_cpu_values()?];
+            let (key, value) = (&(key as u32), by_cpu.as_mut_ptr().cast());
+            // SAFETY: as in `reset`.
+            checked("selections", unsafe { libbpf::bpf_map_lookup_elem(map, (&raw const *key).cast(), value) })?;
+            counts.push(Count { name, by_cpu });
+        }
+        Ok(counts)
     }
+}
+
+/// Values of one key of a map by CPU.
+fn per_cpu_values() -> Result<usize> {
+    libbpf_rs::num_possible_cpus().map_err(|e| Error::map("selections", e))
 }
 
 /// The value of every slot. Workers of one CPU take turns in its slots, and so

@@ -42,9 +42,16 @@ fn system<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Star
     move |e| StartError::System { what, source: e.into() }
 }
 
-/// A listening socket under its final name, and the lock that makes it ours.
+/// A listening socket where clients come.
 pub struct Endpoint {
     pub fd: OwnedFd,
+    /// None: another process has it.
+    name: Option<Name>,
+}
+
+/// Its final name, and the lock that makes it ours.
+struct Name {
+    is_ours: bool,
     path: PathBuf,
     aside: PathBuf,
     _lock: OwnedFd,
@@ -81,29 +88,45 @@ impl Endpoint {
             .map_err(system("set the permissions of the socket"))?;
         crate::wire::ask_for_senders(fd.as_fd());
         rustix::net::listen(&fd, 512).map_err(system("listen"))?;
-        let mut endpoint = Endpoint { fd, path: path.clone(), aside, _lock: lock, published: false };
+        let name = Some(Name { is_ours: true, path: path.clone(), aside, _lock: lock, published: false });
+        let mut endpoint = Endpoint { fd, name };
         endpoint.show().map_err(system("rename the socket"))?;
         Ok(endpoint)
     }
 
+    /// The same socket, whose name this process leaves to another one.
+    pub fn left_to_another(mut self) -> Endpoint {
+        // (Its copy of the lock would outlive the other process.)
+        if let Some(name) = &mut self.name {
+            name.is_ours = false;
+        }
+        self.name = None;
+        self
+    }
+
     /// Gives the socket its name: new clients find it.
     pub fn show(&mut self) -> std::io::Result<()> {
-        std::fs::rename(&self.aside, &self.path)?;
-        self.published = true;
+        let name = self.name.as_mut().ok_or(std::io::ErrorKind::PermissionDenied)?;
+        std::fs::rename(&name.aside, &name.path)?;
+        name.published = true;
         Ok(())
     }
 
     /// Takes the name away; those who connected before are still in the
     /// backlog.
     pub fn hide(&mut self) -> std::io::Result<()> {
-        std::fs::rename(&self.path, &self.aside)?;
-        self.published = false;
+        let name = self.name.as_mut().ok_or(std::io::ErrorKind::PermissionDenied)?;
+        std::fs::rename(&name.path, &name.aside)?;
+        name.published = false;
         Ok(())
     }
 }
 
-impl Drop for Endpoint {
+impl Drop for Name {
     fn drop(&mut self) {
+        if !self.is_ours {
+            return;
+        }
         let _ = std::fs::remove_file(if self.published { &self.path } else { &self.aside });
     }
 }

@@ -9,6 +9,7 @@
 //! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
 //! | decisions | [`requests`], [`policy`], [`reaper`], [`switch`], [`steer`], [`report`] |
 //! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
+//! | privileges | [`broker`] |
 //! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`closings`], [`settings`] |
 //!
 //! Clients are not trusted: neither their messages, nor their descriptors, nor
@@ -16,6 +17,7 @@
 
 pub mod address;
 pub mod arenas;
+pub mod broker;
 pub mod channels;
 pub mod clients;
 mod closings;

@@ -1,7 +1,8 @@
 //! Options, logging and signals of `fastsocketd`.
 
 use clap::Parser;
-use fsocket_monitor::{Config, Monitor, StartError};
+use fsocket_monitor::broker::split::{self, Half};
+use fsocket_monitor::{Config, Endpoint, Monitor, StartError};
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,6 +27,9 @@ struct Options {
     /// Remove the directory of the socket at exit
     #[arg(long, hide = true)]
     scratch: bool,
+    /// Two processes with --private, too
+    #[arg(long, hide = true)]
+    split: bool,
     /// Permissions of the socket, octal [default: 0666; with --private 0600]
     #[arg(long, value_parser = parse_mode)]
     mode: Option<u32>,
@@ -61,7 +65,7 @@ fn main() -> ExitCode {
     };
     log(options.verbose);
     match serve(options) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) => {
             eprintln!("fastsocketd: {e:#}");
             CANNOT_START.into()
@@ -69,11 +73,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(options: Options) -> anyhow::Result<()> {
+fn serve(options: Options) -> anyhow::Result<ExitCode> {
     let settings = fsocket_monitor::settings::read(options.config.as_deref())?;
     let balance = settings.balance.knobs()?;
     if options.check {
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let linger = Duration::try_from_secs_f64(options.linger).map_err(|e| anyhow::anyhow!("--linger: {e}"))?;
     let beside = || options.socket.parent().map(PathBuf::from);
@@ -90,11 +94,23 @@ fn serve(options: Options) -> anyhow::Result<()> {
         rules: settings.rules,
     };
     // Blocked before anything exists that would have to be removed.
+    block_stop_signals()?;
+    let started = if config.private && !options.split || !split::is_due() {
+        Monitor::start(config)
+    } else {
+        match split::split(Endpoint::publish(&config)?)? {
+            Half::Broker(service) => {
+                let code = service.run(stop_signals()?.as_fd())?;
+                return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+            }
+            Half::Front { endpoint, broker } => Monitor::on(config, endpoint, broker),
+        }
+    };
     let stop = stop_signals()?;
-    let monitor = match Monitor::start(config) {
+    let monitor = match started {
         Ok(monitor) => monitor,
         // Two `fastsocket run` at once: the other one's serves us as well.
-        Err(StartError::AlreadyRunning(_)) if options.private => return Ok(()),
+        Err(StartError::AlreadyRunning(_)) if options.private => return Ok(ExitCode::SUCCESS),
         Err(e) => return Err(e.into()),
     };
     let result = monitor.run(stop.as_fd());
@@ -102,7 +118,8 @@ fn serve(options: Options) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(&socket));
         let _ = std::fs::remove_dir(directory);
     }
-    Ok(result?)
+    result?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn log(verbose: u8) {
@@ -115,19 +132,32 @@ fn log(verbose: u8) {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
 
-/// A descriptor that becomes readable on SIGTERM or SIGINT.
-fn stop_signals() -> std::io::Result<OwnedFd> {
-    // SAFETY: zero is a valid sigset_t; sigemptyset initialises it anyway.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid for all four calls; the descriptor that signalfd
-    // returns is ours alone.
+/// SIGTERM and SIGINT.
+fn of_stop() -> libc::sigset_t {
+    // SAFETY: zero is a valid sigset_t; sigemptyset initialises it anyway, and it is valid for all three calls.
     unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, libc::SIGTERM);
         libc::sigaddset(&raw mut set, libc::SIGINT);
-        if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
+        set
+    }
+}
+
+fn block_stop_signals() -> std::io::Result<()> {
+    let set = of_stop();
+    // SAFETY: the set is valid for the call.
+    if unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// A descriptor that becomes readable on those, of this process.
+fn stop_signals() -> std::io::Result<OwnedFd> {
+    let set = of_stop();
+    // SAFETY: the set is valid for the call; the descriptor that it returns is ours alone.
+    unsafe {
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         if fd < 0 {
             return Err(std::io::Error::last_os_error());

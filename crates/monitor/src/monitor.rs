@@ -2,6 +2,7 @@
 
 use crate::address;
 use crate::arenas::{Arenas, Totals};
+use crate::broker::Broker;
 use crate::channels::Channels;
 use crate::clients::{Client, Clients};
 use crate::descriptor;
@@ -37,12 +38,16 @@ const START_GRACE: Duration = Duration::from_secs(10);
 pub struct Monitor {
     pub(crate) config: Config,
     endpoint: Endpoint,
+    /// To what takes a privilege.
+    pub(crate) broker: Rc<Broker>,
     pub(crate) epoll: Rc<OwnedFd>,
     addresses: Option<OwnedFd>,
     /// Given up for a moment when descriptors run out, to turn somebody away.
     spare: Option<OwnedFd>,
     pub(crate) started: Instant,
     own_uid: u32,
+    /// That the broker knows.
+    users: BTreeSet<u32>,
     max_clients_per_uid: u64,
     /// Of this process, for which `locals` is valid.
     pub(crate) netns: u64,
@@ -81,10 +86,19 @@ impl Monitor {
     /// # Errors
     /// [`StartError`].
     pub fn start(config: Config) -> Result<Monitor, StartError> {
+        let endpoint = Endpoint::publish(&config)?;
+        let broker = Broker::here(endpoint.fd.as_fd());
+        Monitor::on(config, endpoint, broker)
+    }
+
+    /// The same with what may be another process's.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn on(config: Config, endpoint: Endpoint, broker: Broker) -> Result<Monitor, StartError> {
         let fail = |what| move |e: std::io::Error| StartError::System { what, source: e };
         let nofile = raise_nofile();
         crate::membarrier::register();
-        let endpoint = Endpoint::publish(&config)?;
         let epoll =
             Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| fail("make an epoll instance")(e.into()))?);
         epoll::add(&*epoll, &endpoint.fd, EventData::new_u64(ENDPOINT), EventFlags::IN)
@@ -101,12 +115,14 @@ impl Monitor {
         let mut monitor = Monitor {
             config,
             endpoint,
+            broker: Rc::new(broker),
             clients: Clients::new(epoll.clone(), FIRST_CLIENT),
             epoll,
             addresses,
             spare: spare(),
             started: Instant::now(),
             own_uid: rustix::process::geteuid().as_raw(),
+            users: BTreeSet::new(),
             max_clients_per_uid: nofile / limits::CLIENT_SHARE,
             netns,
             locals: BTreeSet::new(),
@@ -302,8 +318,16 @@ impl Monitor {
             tracing::warn!(uid, "too many processes");
             return;
         }
+        self.vouch(uid, fd.as_fd());
         let family = self.new_family();
         let _ = self.clients.add(Client::new(fd, uid, pid, family));
+    }
+
+    /// A process of this user has come over this socket.
+    pub(crate) fn vouch(&mut self, uid: u32, control: BorrowedFd<'_>) {
+        if self.users.insert(uid) {
+            self.broker.user(control);
+        }
     }
 
     pub(crate) fn new_family(&mut self) -> FamilyId {

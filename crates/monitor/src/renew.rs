@@ -27,6 +27,7 @@ impl Monitor {
         let (nonce, holds) = (old.nonce, old.holds.clone());
         if allowed && self.may_connect(uid) {
             crate::wire::ask_for_senders(fd.as_fd());
+            self.vouch(uid, fd.as_fd());
             let family = self.new_family();
             let mut new = Client::new(fd.keep(), uid, pid, family);
             new.nonce = nonce;

@@ -213,7 +213,8 @@ impl Monitor {
     }
 
     fn listen(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
-        let info = descriptor::listening(fd.ok_or(Errno::BADF)?.as_fd())?;
+        let fd = fd.ok_or(Errno::BADF)?;
+        let info = descriptor::listening(fd.as_fd())?;
         let _ = self.note_party(id, true);
         let uid = self.clients.get(id).ok_or(Errno::BADF)?.uid;
         let listener = match self.listeners.by_cookie(info.cookie) {
@@ -225,6 +226,7 @@ impl Monitor {
                 // Whoever closed a socket on this address without telling must
                 // not keep getting its connections.
                 self.drop_stale(info.netns, &info.addr);
+                self.broker.listener(fd.as_fd());
                 let new = self.listeners.add(info, uid);
                 self.registry.add(new, info.netns, &info.addr);
                 self.refresh_steering();
@@ -475,6 +477,7 @@ impl Monitor {
         let ours = owner == channel && self.channels.get(channel).is_some_and(|ch| !ch.bound.contains_key(&port));
         if !ours {
             let cookie = rustix::net::sockopt::socket_cookie(fd.as_fd())?;
+            self.broker.bound(fd.as_fd());
             if let Some(ch) = self.channels.get_mut(channel) {
                 ch.bound.insert(port, cookie);
             }

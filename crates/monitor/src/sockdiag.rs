@@ -76,6 +76,9 @@ struct Answer {
     timer: u8,
     retrans: u8,
     id: SockId,
+    expires: u32,
+    queued: [u32; 2],
+    uid: u32,
 }
 
 /// A line to the kernel.
@@ -137,6 +140,21 @@ impl SockDiag {
         let to = Addr { ip, family: family as u16, ..Addr::default() };
         // Port 0 at the other end: no connection matches, only a listener.
         self.each(TCP_LISTEN, family, port, raw(&to), 0, is_it)
+    }
+
+    /// Whose listening socket gets what comes for this address.
+    pub fn listener_of(&mut self, ip: &[u8; 16], port: u16) -> Option<u32> {
+        let (family, mut raw) = (if is_v4(ip) { libc::AF_INET } else { libc::AF_INET6 }, *ip);
+        if is_v4(ip) {
+            raw = [0; 16];
+            raw[..4].copy_from_slice(&ip[12..]);
+        }
+        let mut uid = None;
+        self.each(TCP_LISTEN, family, port, raw, 0, |answer| {
+            uid = Some(answer.uid);
+            true
+        })?;
+        uid
     }
 
     fn list(&mut self, info: &Listening) -> Option<bool> {

@@ -142,9 +142,8 @@ impl Monitor {
                 if all.of(&named).is_some() {
                     return Err(Errno::ALREADY);
                 }
-                let place = self.place_of(ch, fd.as_ref()).inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
                 let order = self.order(ch, &named);
-                let made = maker::connection(&order, place.as_ref().map(AsFd::as_fd));
+                let made = self.broker.connection(&order, ch.netns, fd.as_ref().map(Attached::as_fd));
                 let ends = made.inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
                 all.keep(&named, ends.map(Some), true);
                 tracing::debug!(channel = named.channel, slot = named.slot, "switched to the kernel");
@@ -188,14 +187,6 @@ impl Monitor {
         }
     }
 
-    /// The network namespace of a channel; None: the monitor's own.
-    fn place_of(&self, ch: &Channel, shown: Option<&Attached>) -> Result<Option<OwnedFd>, Errno> {
-        if ch.netns == self.netns {
-            return Ok(None);
-        }
-        maker::namespace_of(shown.ok_or(Errno::BADF)?.as_fd(), ch.netns).map(Some)
-    }
-
     /// The connection in a slot. What the two sides can write there decides only which of this host's
     /// own addresses it has, and none of it is believed that gives a right: the client's port is one
     /// that was leased to it.
@@ -226,8 +217,10 @@ impl Monitor {
             if ch.listener_gone {
                 return Err(Errno::NOENT);
             }
-            let place = self.place_of(ch, fd).inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
-            let begun = maker::dial(&self.order(ch, named), place.as_ref().map(AsFd::as_fd))
+            let order = self.order(ch, named);
+            let begun = self
+                .broker
+                .dial(&order, ch.netns, fd.map(Attached::as_fd))
                 .inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
             all.dialling.insert(named.slot, (named.generation, begun));
         }

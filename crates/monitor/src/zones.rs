@@ -17,11 +17,11 @@ use crate::requests::{reply, Answer};
 use crate::sockdiag::SockDiag;
 use crate::{ConnId, FamilyId, Monitor};
 use fsocket_abi::arena::zone_accept::NAMES;
-use fsocket_bpf::select::{Select, GLOBAL, PLACES};
+use fsocket_bpf::select::{Parts, Select, GLOBAL, PLACES};
 use fsocket_proto::{kind, report, Msg};
 use fsocket_zones::door::{self, Closer};
 use fsocket_zones::listener::{self, reuse_port, Shape};
-use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,8 +31,6 @@ use std::time::{Duration, Instant};
 /// Groups at most, and of one user.
 const GROUPS: usize = 1024;
 const GROUPS_PER_UID: usize = 64;
-/// Copies of listeners that are remembered.
-const CLONES: usize = 1 << 16;
 /// When a socket was closed: everybody is told to look at once, and again when
 /// the kernel has surely finished moving its queue.
 const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(200)];
@@ -114,8 +112,6 @@ pub struct Zones {
     ended: BTreeMap<u32, ZoneTotals>,
     /// When queues are measured next.
     balance_next: Option<Instant>,
-    /// Cookies of sockets made for processes of another user than the listener's.
-    cloned: BTreeSet<u64>,
 }
 
 fn errno(e: fsocket_zones::Errno) -> Errno {
@@ -128,12 +124,12 @@ fn cpu_of(msg: &Msg) -> Result<u32, Errno> {
 }
 
 /// A listening TCP socket: what it is bound to, and its cookie.
-fn listening(fd: &Attached) -> Result<(Shape, u64), Errno> {
-    if !sockopt::socket_acceptconn(fd.as_fd())? {
+pub(crate) fn listening(fd: BorrowedFd<'_>) -> Result<(Shape, u64), Errno> {
+    if !sockopt::socket_acceptconn(fd)? {
         return Err(Errno::INVAL);
     }
-    let shape = Shape::of(fd.as_fd().as_raw_fd()).map_err(errno)?;
-    Ok((shape, sockopt::socket_cookie(fd.as_fd())?))
+    let shape = Shape::of(fd.as_raw_fd()).map_err(errno)?;
+    Ok((shape, sockopt::socket_cookie(fd)?))
 }
 
 impl Monitor {
@@ -143,7 +139,7 @@ impl Monitor {
         if msg.arg0 == 1 {
             return self.own_group(id, msg, &fd);
         }
-        let (shape, cookie) = listening(&fd)?;
+        let (shape, cookie) = listening(fd.as_fd())?;
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
         let (uid, family) = (client.uid, client.family);
         let known = self.zones.all.values().find(|g| g.cookie == cookie).map(|g| g.id);
@@ -178,7 +174,7 @@ impl Monitor {
         }
         let id = self.zones.last_id + 1;
         let pins = self.zones.keep.as_ref().and_then(|k| k.folder(id));
-        let select = match Select::load_in(possible_cpus(), pins.as_deref()) {
+        let select = match Parts::load(possible_cpus(), pins.as_deref()).and_then(|p| Select::of(p, possible_cpus())) {
             Ok(select) => select,
             Err(e) => {
                 self.zones.keep.iter().for_each(|k| k.forget(id));
@@ -226,7 +222,7 @@ impl Monitor {
     /// [`kind::LOCAL`].
     pub(crate) fn local(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
-        let (shape, cookie) = listening(&fd)?;
+        let (shape, cookie) = listening(fd.as_fd())?;
         let netns = descriptor::netns_cookie(fd.as_fd())?;
         let g = self.zones.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
         // Somebody else's listener; a socket that is not of this group would only
@@ -346,34 +342,13 @@ impl Monitor {
     /// [`kind::CLONE`].
     pub(crate) fn clone_listener(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
-        listening(&fd)?;
-        let owner = rustix::fs::fstat(fd.as_fd())?.st_uid;
-        let uid = self.clients.get(id).ok_or(Errno::BADF)?.uid;
-        let stranger = uid != 0 && uid != owner;
-        let netns = descriptor::netns_cookie(fd.as_fd())?;
+        let client = self.clients.get(id).ok_or(Errno::BADF)?;
         let guard = match msg.arg0 {
             0 => false,
             1 => true,
             _ => return Err(Errno::INVAL),
         };
-        let place = match netns == self.netns {
-            true => None,
-            false => Some(maker::namespace_of(fd.as_fd(), netns).map_err(|_| Errno::PERM)?),
-        };
-        let ours = &self.zones.cloned;
-        let made = maker::apart(place.as_ref().map(AsFd::as_fd), || {
-            if stranger && !is_alone(&fd, |cookie| ours.contains(&cookie))? {
-                return Err(Errno::PERM);
-            }
-            clone_as_owner(&fd, guard)
-        });
-        let made = made.map_err(|e| if e == Errno::XDEV { Errno::PERM } else { e })?;
-        if stranger {
-            if self.zones.cloned.len() >= CLONES {
-                self.zones.cloned.clear();
-            }
-            self.zones.cloned.insert(sockopt::socket_cookie(&made)?);
-        }
+        let made = self.broker.clone_listener(fd.as_fd(), client.fd.as_fd(), guard)?;
         Ok((reply(msg), Some(Rc::new(made))))
     }
 
@@ -483,17 +458,17 @@ fn read_possible_cpus() -> usize {
 /// Whether no other socket listens at the address, but for those that are `ours`. Among several of
 /// one user the kernel shares connections by their number: somebody who was handed one of them has a
 /// share, and must not make it larger. In [`maker::apart`].
-fn is_alone(global: &Attached, ours: impl Fn(u64) -> bool) -> Result<bool, Errno> {
-    let info = descriptor::listening(global.as_fd())?;
+pub(crate) fn is_alone(global: BorrowedFd<'_>, ours: impl Fn(u64) -> bool) -> Result<bool, Errno> {
+    let info = descriptor::listening(global)?;
     let there = SockDiag::new().and_then(|mut d| d.listeners(&info.addr)).ok_or(Errno::PERM)?;
     Ok(there.into_iter().all(|cookie| cookie == info.cookie || ours(cookie)))
 }
 
 /// Makes a socket for the user that `global` belongs to. In [`maker::apart`].
-fn clone_as_owner(global: &Attached, guard: bool) -> Result<OwnedFd, Errno> {
-    let fd = global.as_fd().as_raw_fd();
+pub(crate) fn clone_as_owner(global: BorrowedFd<'_>, guard: bool) -> Result<OwnedFd, Errno> {
+    let fd = global.as_raw_fd();
     // The group shares an address only if one user owns all of it.
-    maker::act_as(rustix::fs::fstat(global.as_fd())?.st_uid)?;
+    maker::act_as(rustix::fs::fstat(global)?.st_uid)?;
     let shape = Shape::of(fd).map_err(errno)?;
     let closer = Closer::new(&shape).map_err(errno)?;
     if guard {

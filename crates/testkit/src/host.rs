@@ -150,6 +150,10 @@ impl Host {
         command.arg("--socket").arg(self.socket());
         if !self.system {
             command.args(["--private", "--linger", "600"]);
+            // As the system monitor is, with a broker and a front.
+            if std::env::var_os("FASTSOCKET_TEST_SPLIT").is_some() {
+                command.arg("--split");
+            }
         }
         if self.keeps {
             command.arg("--keep").arg(self.dir.path().join("monitor"));

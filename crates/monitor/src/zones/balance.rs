@@ -286,7 +286,7 @@ impl Monitor {
     /// [`kind::SHARE`].
     pub(crate) fn share(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Option<()> {
         let fd = fd?;
-        let (shape, _) = listening(&fd).ok()?;
+        let (shape, _) = listening(fd.as_fd()).ok()?;
         let netns = descriptor::netns_cookie(fd.as_fd()).ok()?;
         let place = u32::try_from(msg.arg0).ok().filter(|p| (1..=QUEUES as u32).contains(p))?;
         let g = self.zones.all.get_mut(&msg.id)?;

@@ -5,7 +5,7 @@
 use super::own::{KeptOwn, Own};
 use super::{possible_cpus, Group, GroupId, Member, Zones};
 use fsocket_bpf::bpffs;
-use fsocket_bpf::select::{Select, GLOBAL};
+use fsocket_bpf::select::{Parts, Select, GLOBAL};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -91,7 +91,7 @@ impl KeptGroup {
     /// The group, if a socket of it lives.
     fn take_over(self, keep: &Keep, netns: u64) -> Option<Group> {
         let folder = keep.folder(self.id)?;
-        let select = Select::load_in(possible_cpus(), Some(&folder));
+        let select = Parts::load(possible_cpus(), Some(&folder)).and_then(|p| Select::of(p, possible_cpus()));
         let select = select.inspect_err(|e| tracing::warn!(group = self.id, "not taken over: {e}")).ok()?;
         let lives = |m: &KeptMember| select.cookie(m.place) == Some(m.cookie);
         let member =

@@ -197,7 +197,7 @@ impl Monitor {
         let group = match known.map(|g| g.id) {
             Some(group) => group,
             None => {
-                let (shape, _) = listening(fd)?;
+                let (shape, _) = listening(fd.as_fd())?;
                 let own = Own::new(fd, info, owner);
                 self.new_group(fd, &shape, Some(own), info.netns, uid)?
             }

@@ -131,3 +131,43 @@ fn a_system_monitor_stays() {
     assert!(!d.has_exited());
     assert_eq!(d.socket.metadata().unwrap().permissions().mode() & 0o777, 0o666);
 }
+
+/// The front of a system monitor, and what /proc says of it.
+fn front(of: &Child) -> Option<(i32, String)> {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", of.id())).ok()?;
+    let pid: i32 = children.split_whitespace().next()?.parse().ok()?;
+    Some((pid, std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?))
+}
+
+#[test]
+fn the_two_halves_end_together() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: the_two_halves_end_together: not root");
+        return;
+    }
+    use rustix::process::{kill_process, Pid, Signal};
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    // Whom it hits, with what, and the exit status.
+    for (front_too, signal, status) in [
+        (false, Signal::TERM, Some(0)),
+        (true, Signal::TERM, Some(0)),
+        (false, Signal::KILL, None),
+        (true, Signal::KILL, Some(1)),
+    ] {
+        let mut broker = binary(&[], &socket);
+        wait_until("it serves", || socket.exists() && front(&broker).is_some_and(|f| f.1.contains("NoNewPrivs:\t1")));
+        let (pid, _) = front(&broker).unwrap();
+        let whom = if front_too { pid } else { broker.id() as i32 };
+        // (It may not yet be where it waits for signals; those are blocked from the start.)
+        kill_process(Pid::from_raw(whom).unwrap(), signal).unwrap();
+        let mut ended = None;
+        wait_until("it ends", || {
+            ended = broker.try_wait().unwrap();
+            ended.is_some()
+        });
+        assert_eq!(ended.unwrap().code(), status, "{signal:?} of {whom}");
+        wait_until("the front ends", || !Path::new(&format!("/proc/{pid}")).exists());
+        assert_eq!(socket.exists(), signal == Signal::KILL && !front_too);
+    }
+}

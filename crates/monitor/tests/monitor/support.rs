@@ -4,9 +4,10 @@ use fsocket_abi::arena::{self, sock_state, Sock, ARENA_SIZE, SOCK_OFF};
 use fsocket_abi::channel::{
     slot_state, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF,
 };
+use fsocket_monitor::broker::Broker;
 use fsocket_monitor::shm::{memfd, Mapping};
 use fsocket_monitor::wire::{self, Received};
-use fsocket_monitor::{Config, Monitor};
+use fsocket_monitor::{Config, Endpoint, Monitor};
 use fsocket_proto::{kind, Addr, Msg};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
@@ -50,7 +51,16 @@ impl Daemon {
         let socket = config.socket.clone();
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let stop_too = stop.try_clone().unwrap();
-        let thread = std::thread::spawn(move || Monitor::start(config).unwrap().run(stop_too.as_fd()).unwrap());
+        let start = move || match config.private {
+            true => Monitor::start(config),
+            // As the system monitor has it, but in one process.
+            false => {
+                let endpoint = Endpoint::publish(&config)?;
+                let broker = Broker::beside(endpoint.fd.as_fd()).unwrap();
+                Monitor::on(config, endpoint, broker)
+            }
+        };
+        let thread = std::thread::spawn(move || start().unwrap().run(stop_too.as_fd()).unwrap());
         wait_until("the socket is there", || socket.exists());
         Daemon { socket, stop, thread: Some(thread), _dir: dir }
     }

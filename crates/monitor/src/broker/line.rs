@@ -1,0 +1,134 @@
+//! Messages between the two halves: a structure of fixed size and a few descriptors each way.
+
+use crate::descriptor::Attached;
+use crate::maker::{End, Order};
+use rustix::fd::BorrowedFd;
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use std::mem::MaybeUninit;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Descriptors of one message, at most.
+pub const FDS: usize = 6;
+
+/// [`End`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RawEnd {
+    ip: [u8; 16],
+    uid: u32,
+    port: u16,
+    v6: u8,
+    pad: u8,
+}
+
+/// What the talking half asks for; which of the fields count depends on `op` ([`super::op`]).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Ask {
+    pub op: u32,
+    pub pad: u32,
+    pub flags: u64,
+    /// SO_NETNS_COOKIE of where it is to be done.
+    pub netns: u64,
+    pub number: u64,
+    pub client: RawEnd,
+    pub server: RawEnd,
+}
+
+/// The client's port is named.
+const NAMED: u64 = 1;
+/// `number` is a socket's cookie.
+const HELD: u64 = 2;
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Told {
+    /// An errno, or 0.
+    pub error: u32,
+    pub pad: u32,
+    pub number: u64,
+}
+
+impl RawEnd {
+    fn of(end: &End) -> RawEnd {
+        RawEnd { ip: end.ip, uid: end.uid, port: end.port, v6: end.v6.into(), pad: 0 }
+    }
+
+    fn end(&self) -> End {
+        End { v6: self.v6 != 0, ip: self.ip, port: self.port, uid: self.uid }
+    }
+}
+
+impl Ask {
+    pub fn new(op: u32) -> Ask {
+        Ask { op, ..Ask::default() }
+    }
+
+    pub fn of(op: u32, order: &Order, netns: u64) -> Ask {
+        let flags = if order.named { NAMED } else { 0 } | if order.holder.is_some() { HELD } else { 0 };
+        let (client, server) = (RawEnd::of(&order.client), RawEnd::of(&order.server));
+        Ask { flags, netns, number: order.holder.unwrap_or(0), client, server, ..Ask::new(op) }
+    }
+
+    pub fn order(&self) -> Order {
+        Order {
+            client: self.client.end(),
+            server: self.server.end(),
+            named: self.flags & NAMED != 0,
+            holder: (self.flags & HELD != 0).then_some(self.number),
+        }
+    }
+}
+
+/// Sends; it waits while the other half is busy.
+///
+/// # Errors
+/// EPIPE and the like: the other half is gone.
+pub fn send(line: BorrowedFd<'_>, what: &impl IntoRaw, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    let bytes = what.as_bytes();
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(line, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
+    })
+}
+
+/// Plain structures of this file.
+pub trait IntoRaw: IntoBytes + Immutable {}
+impl IntoRaw for Ask {}
+impl IntoRaw for Told {}
+
+/// Descriptors of a message. EMFILE: there was no room for them.
+pub type Shown = Result<Vec<Attached>, Errno>;
+
+/// Receives. None: the other half is gone.
+///
+/// # Errors
+/// EPROTO: it is not such a message. Else of the call.
+pub fn receive<T: FromBytes>(line: BorrowedFd<'_>) -> Result<Option<(T, Shown)>, Errno> {
+    let mut bytes = [0u8; 256];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(line, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights.map(Attached::new));
+        }
+    }
+    if got.bytes == 0 {
+        return Ok(None);
+    }
+    let what = T::read_from_bytes(&bytes[..got.bytes]).map_err(|_| Errno::PROTO)?;
+    let cut = got.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Some((what, if cut { Err(Errno::MFILE) } else { Ok(fds) })))
+}

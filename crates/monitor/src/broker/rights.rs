@@ -1,0 +1,197 @@
+//! The broker's side: each request is checked by what the kernel says of the descriptors that came
+//! with it and before it, then done.
+
+use super::line::Ask;
+use super::{op, Given};
+use crate::address::{V4_ANY, V6_ANY};
+use crate::descriptor;
+use crate::maker::{self, Order};
+use crate::sockdiag::SockDiag;
+use crate::zones::{clone_as_owner, is_alone, listening};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{sockopt, AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Of each kind that is remembered; then the oldest is forgotten.
+const REMEMBERED: usize = 1 << 16;
+
+/// What clients have shown, oldest first out.
+struct Shown<K, V>(BTreeMap<K, V>, VecDeque<K>);
+
+impl<K: Ord + Clone, V> Shown<K, V> {
+    fn new() -> Shown<K, V> {
+        Shown(BTreeMap::new(), VecDeque::new())
+    }
+
+    fn insert(&mut self, key: K, value: V) {
+        if self.0.insert(key.clone(), value).is_none() {
+            self.1.push_back(key);
+            if self.1.len() > REMEMBERED {
+                let oldest = self.1.pop_front();
+                oldest.map(|key| self.0.remove(&key));
+            }
+        }
+    }
+}
+
+/// A network namespace, a port there, and an address.
+type Address = (u64, u16, [u8; 16]);
+
+pub struct Rights {
+    /// Name of the socket where clients come.
+    endpoint: Option<SocketAddrAny>,
+    /// SO_NETNS_COOKIE of this process.
+    netns: u64,
+    diag: Option<SockDiag>,
+    /// Users that were clients.
+    users: BTreeSet<u32>,
+    /// Addresses of the listening sockets that were shown, and whose those were.
+    listeners: Shown<Address, u32>,
+    /// Bound sockets that were shown, by cookie.
+    bound: Shown<u64, (u64, u16)>,
+    /// Cookies of sockets made for processes of another user than the listener's.
+    cloned: Shown<u64, ()>,
+}
+
+impl Rights {
+    pub fn new(endpoint: BorrowedFd<'_>) -> Rights {
+        let netns = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .and_then(|s| descriptor::netns_cookie(s.as_fd()));
+        Rights {
+            endpoint: rustix::net::getsockname(endpoint).ok(),
+            netns: netns.unwrap_or(0),
+            diag: SockDiag::new(),
+            users: BTreeSet::new(),
+            listeners: Shown::new(),
+            bound: Shown::new(),
+            cloned: Shown::new(),
+        }
+    }
+
+    /// Checks a request and does it.
+    ///
+    /// # Errors
+    /// EPERM, EINVAL: refused. Else of what was done.
+    pub fn handle(&mut self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
+        let fd = || fds.first().copied().ok_or(Errno::BADF);
+        match ask.op {
+            op::USER => {
+                let uid = self.user_of(fd()?)?;
+                self.users.insert(uid);
+                Ok(Given::default())
+            }
+            op::LISTENER => self.listener(fd()?),
+            op::BOUND => {
+                let port = descriptor::bound_port(fd()?)?;
+                self.bound.insert(sockopt::socket_cookie(fd()?)?, (descriptor::netns_cookie(fd()?)?, port));
+                Ok(Given::default())
+            }
+            op::CONNECTION => {
+                let (mut order, place, is_taken) = self.checked(ask, fds)?;
+                // Then it gets other ports.
+                order.named &= !is_taken;
+                let fds = maker::connection(&order, place.as_ref().map(AsFd::as_fd))?;
+                Ok(Given { number: 0, fds: fds.into() })
+            }
+            op::DIAL => {
+                let (order, place, is_taken) = self.checked(ask, fds)?;
+                if is_taken {
+                    return Err(Errno::PERM);
+                }
+                maker::dial(&order, place.as_ref().map(AsFd::as_fd)).map(Given::one)
+            }
+            op::CLONE => self.clone_listener(fd()?, *fds.get(1).ok_or(Errno::BADF)?, ask.number),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// The user of a client: of a control socket that came over the endpoint, or of a pair that
+    /// somebody has made, whose name the kernel has noted then. A socket that is connected to
+    /// another server has that server's user, and a peer with that server's name.
+    fn user_of(&self, fd: BorrowedFd<'_>) -> Result<u32, Errno> {
+        if !descriptor::is_control_socket(fd) {
+            return Err(Errno::INVAL);
+        }
+        let own = rustix::net::getsockname(fd)?;
+        // (SO_PASSCRED gives an end of a pair a name of the kernel's, when it sends.)
+        let is_pair =
+            || !has_path(&own) && rustix::net::getpeername(fd).is_ok_and(|p| p.is_some_and(|p| is_unnamed(&p)));
+        if Some(&own) != self.endpoint.as_ref() && !is_pair() {
+            return Err(Errno::PERM);
+        }
+        descriptor::peer(fd).map(|(_, uid)| uid)
+    }
+
+    fn listener(&mut self, fd: BorrowedFd<'_>) -> Result<Given, Errno> {
+        let info = descriptor::listening(fd)?;
+        let owner = rustix::fs::fstat(fd)?.st_uid;
+        self.listeners.insert((info.netns, info.addr.port, info.addr.ip), owner);
+        Ok(Given::default())
+    }
+
+    /// An order that what was shown allows: for users that are clients, to an address on which one of
+    /// them has listened, from a port that is free or that of a socket that was shown. Where it is to
+    /// be done, and whether another user listens on that address now.
+    fn checked(&mut self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(Order, Option<OwnedFd>, bool), Errno> {
+        let mut order = ask.order();
+        let (client, server) = (&order.client, &order.server);
+        if !self.users.contains(&client.uid) || !self.users.contains(&server.uid) {
+            return Err(Errno::PERM);
+        }
+        let at = |ip| self.listeners.0.get(&(ask.netns, server.port, ip));
+        let owner = *at(server.ip).or_else(|| at(V4_ANY)).or_else(|| at(V6_ANY)).ok_or(Errno::PERM)?;
+        let place = match ask.netns == self.netns {
+            true => None,
+            false => Some(maker::namespace_of(*fds.first().ok_or(Errno::BADF)?, ask.netns)?),
+        };
+        let whose = |diag: &mut Option<SockDiag>| diag.as_mut().and_then(|d| d.listener_of(&server.ip, server.port));
+        let now = match &place {
+            None => whose(&mut self.diag),
+            Some(place) => maker::apart(Some(place.as_fd()), || Ok(whose(&mut SockDiag::new())))?,
+        };
+        let bound = order.holder.and_then(|cookie| self.bound.0.get(&cookie));
+        if bound != Some(&(ask.netns, client.port)) {
+            order.holder = None;
+        }
+        Ok((order, place, now.is_some_and(|uid| uid != owner)))
+    }
+
+    fn clone_listener(&mut self, global: BorrowedFd<'_>, control: BorrowedFd<'_>, guard: u64) -> Result<Given, Errno> {
+        let guard = match guard {
+            0 => false,
+            1 => true,
+            _ => return Err(Errno::INVAL),
+        };
+        let uid = self.user_of(control)?;
+        listening(global)?;
+        let owner = rustix::fs::fstat(global)?.st_uid;
+        let stranger = uid != 0 && uid != owner;
+        let netns = descriptor::netns_cookie(global)?;
+        let place = match netns == self.netns {
+            true => None,
+            false => Some(maker::namespace_of(global, netns).map_err(|_| Errno::PERM)?),
+        };
+        let ours = &self.cloned.0;
+        let made = maker::apart(place.as_ref().map(AsFd::as_fd), || {
+            if stranger && !is_alone(global, |cookie| ours.contains_key(&cookie))? {
+                return Err(Errno::PERM);
+            }
+            clone_as_owner(global, guard)
+        });
+        let made = made.map_err(|e| if e == Errno::XDEV { Errno::PERM } else { e })?;
+        if stranger {
+            self.cloned.insert(sockopt::socket_cookie(&made)?, ());
+        }
+        Ok(Given::one(made))
+    }
+}
+
+fn is_unnamed(name: &SocketAddrAny) -> bool {
+    // A family and nothing else.
+    name.address_family() == AddressFamily::UNIX && name.addr_len() as usize <= size_of::<u16>()
+}
+
+fn has_path(name: &SocketAddrAny) -> bool {
+    SocketAddrUnix::try_from(name.clone()).map_or(true, |name| name.path().is_some_and(|p| !p.is_empty()))
+}

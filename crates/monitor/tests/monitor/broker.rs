@@ -1,0 +1,226 @@
+//! What the broker refuses, asked directly: by a front that somebody has taken over.
+
+use super::support::*;
+use fsocket_monitor::broker::line::Ask;
+use fsocket_monitor::broker::Broker;
+use fsocket_monitor::maker::{in_repair, End, Order};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{sockopt, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+
+/// A broker in whose endpoint a client of this user has come.
+struct Stage {
+    broker: Broker,
+    endpoint: OwnedFd,
+    dir: tempfile::TempDir,
+    netns: u64,
+}
+
+fn seqpacket() -> OwnedFd {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+fn unix_listener(dir: &tempfile::TempDir, name: &str) -> OwnedFd {
+    let l = seqpacket();
+    rustix::net::bind(&l, &SocketAddrUnix::new(dir.path().join(name)).unwrap()).unwrap();
+    rustix::net::listen(&l, 8).unwrap();
+    l
+}
+
+/// A connection's ends: the client's, and the server's.
+fn to(dir: &tempfile::TempDir, name: &str, listener: &OwnedFd) -> (OwnedFd, OwnedFd) {
+    let c = seqpacket();
+    rustix::net::connect(&c, &SocketAddrUnix::new(dir.path().join(name)).unwrap()).unwrap();
+    (c, rustix::net::accept(listener).unwrap())
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().unwrap();
+        let endpoint = unix_listener(&dir, "monitor");
+        let broker = Broker::beside(endpoint.as_fd()).unwrap();
+        let netns = fsocket_monitor::descriptor::netns_cookie(tcp().as_fd()).unwrap();
+        Stage { broker, endpoint, dir, netns }
+    }
+
+    fn client(&self) -> (OwnedFd, OwnedFd) {
+        to(&self.dir, "monitor", &self.endpoint)
+    }
+
+    fn refuses(&self, order: &Order, why: Errno) {
+        assert_eq!(self.broker.connection(order, self.netns, None).unwrap_err(), why);
+        assert_eq!(self.broker.dial(order, self.netns, None).unwrap_err(), why);
+    }
+}
+
+fn tcp() -> OwnedFd {
+    rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap()
+}
+
+fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn end(port: u16, uid: u32) -> End {
+    End { v6: false, ip: Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(), port, uid }
+}
+
+fn order(client: u16, server: u16) -> Order {
+    Order { client: end(client, own_uid()), server: end(server, own_uid()), named: true, holder: None }
+}
+
+fn port_of(fd: BorrowedFd<'_>) -> u16 {
+    SocketAddr::try_from(rustix::net::getsockname(fd).unwrap()).unwrap().port()
+}
+
+#[test]
+fn an_order_needs_users_and_a_listener_that_were_shown() {
+    let stage = Stage::new();
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = l.local_addr().unwrap().port();
+    let free = port_of(TcpListener::bind("127.0.0.1:0").unwrap().as_fd());
+    stage.refuses(&order(free, at), Errno::PERM);
+    let (_client, control) = stage.client();
+    stage.broker.user(control.as_fd());
+    stage.refuses(&order(free, at), Errno::PERM);
+    // Not sockets that listen.
+    let connected = TcpStream::connect(("127.0.0.1", at)).unwrap();
+    let bound = tcp();
+    rustix::net::bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    for fd in [connected.as_fd(), bound.as_fd(), control.as_fd(), file.as_fd(), tcp().as_fd()] {
+        stage.broker.listener(fd);
+        stage.broker.user(fd);
+    }
+    stage.refuses(&order(free, at), Errno::PERM);
+    stage.refuses(&order(free, port_of(bound.as_fd())), Errno::PERM);
+    stage.broker.listener(l.as_fd());
+    let [c, s] = stage.broker.connection(&order(free, at), stage.netns, None).unwrap();
+    for fd in [&c, &s] {
+        assert!(!in_repair(fd.as_fd()).unwrap_or(false));
+    }
+    if own_uid() == 0 {
+        assert_eq!((port_of(c.as_fd()), port_of(s.as_fd())), (free, at));
+        // Of nobody who was never here, and in no other namespace.
+        let mut other = order(free, at);
+        other.server.uid = 12345;
+        stage.refuses(&other, Errno::PERM);
+        other = order(free, at);
+        other.client.uid = 12345;
+        stage.refuses(&other, Errno::PERM);
+    }
+    let elsewhere = stage.broker.connection(&order(free, at), stage.netns + 1, Some(tcp().as_fd()));
+    assert_eq!(elsewhere.unwrap_err(), Errno::PERM);
+}
+
+#[test]
+fn a_port_that_was_not_shown_is_not_shared() {
+    if own_uid() != 0 {
+        eprintln!("SKIPPED: a_port_that_was_not_shown_is_not_shared: not root");
+        return;
+    }
+    let stage = Stage::new();
+    let (_client, control) = stage.client();
+    stage.broker.user(control.as_fd());
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    stage.broker.listener(l.as_fd());
+    let held = tcp();
+    rustix::net::bind(&held, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let port = port_of(held.as_fd());
+    let cookie = sockopt::socket_cookie(&held).unwrap();
+    let order = Order { holder: Some(cookie), ..order(port, l.local_addr().unwrap().port()) };
+    // The cookie alone is nothing: anybody can read it.
+    let [c, _s] = stage.broker.connection(&order, stage.netns, None).unwrap();
+    assert_ne!(port_of(c.as_fd()), port);
+    // A privileged port is nobody's client's.
+    let low = Order { client: end(99, 0), holder: None, ..order };
+    let [c, _s] = stage.broker.connection(&low, stage.netns, None).unwrap();
+    assert_ne!(port_of(c.as_fd()), 99);
+    let diag = fsocket_monitor::sockdiag::SockDiag::new();
+    if !diag.is_some_and(|mut d| d.has_bound(cookie, port)) {
+        eprintln!("SKIPPED: a_port_that_was_not_shown_is_not_shared: before Linux 6.8");
+        return;
+    }
+    stage.broker.bound(held.as_fd());
+    let [c, _s] = stage.broker.connection(&order, stage.netns, None).unwrap();
+    assert_eq!(port_of(c.as_fd()), port);
+}
+
+#[test]
+fn an_address_of_which_another_user_has_the_port_is_given_up() {
+    if own_uid() != 0 {
+        eprintln!("SKIPPED: an_address_of_which_another_user_has_the_port_is_given_up: not root");
+        return;
+    }
+    let stage = Stage::new();
+    let (_client, control) = stage.client();
+    stage.broker.user(control.as_fd());
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = l.local_addr().unwrap();
+    stage.broker.listener(l.as_fd());
+    drop(l);
+    // SAFETY: no memory is involved; it changes this thread alone, which ends with the test.
+    unsafe { libc::syscall(libc::SYS_setfsuid, 65534) };
+    let _others = TcpListener::bind(at).unwrap();
+    let free = port_of(TcpListener::bind("127.0.0.1:0").unwrap().as_fd());
+    let [_c, s] = stage.broker.connection(&order(free, at.port()), stage.netns, None).unwrap();
+    assert_ne!(port_of(s.as_fd()), at.port());
+    assert_eq!(stage.broker.dial(&order(free, at.port()), stage.netns, None).unwrap_err(), Errno::PERM);
+}
+
+#[test]
+fn a_user_is_whom_the_kernel_names() {
+    let stage = Stage::new();
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = port_of(TcpListener::bind("127.0.0.1:0").unwrap().as_fd());
+    stage.broker.listener(l.as_fd());
+    // Connections to others' servers show those servers' users; and the client's end of one shows ours.
+    let other = unix_listener(&stage.dir, "other");
+    let (c, s) = to(&stage.dir, "other", &other);
+    let (mine, control) = stage.client();
+    for fd in [c.as_fd(), s.as_fd(), mine.as_fd(), other.as_fd()] {
+        stage.broker.user(fd);
+        assert!(stage.broker.clone_listener(l.as_fd(), fd, false).is_err());
+    }
+    stage.refuses(&order(free, l.local_addr().unwrap().port()), Errno::PERM);
+    // That of a process with other credentials is a pair that it has made.
+    let (pair, _its) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    // (Sending gives it a name.)
+    sockopt::set_socket_passcred(&pair, true).unwrap();
+    rustix::net::send(&pair, b"x", rustix::net::SendFlags::empty()).unwrap();
+    let control = if own_uid() == 0 { &pair } else { &control };
+    stage.broker.user(control.as_fd());
+    sockopt::set_socket_reuseport(&l, true).unwrap();
+    stage.broker.clone_listener(l.as_fd(), control.as_fd(), false).unwrap();
+    assert!(stage.broker.connection(&order(free, l.local_addr().unwrap().port()), stage.netns, None).is_ok());
+}
+
+#[test]
+fn a_copy_is_of_a_listening_socket_that_is_shown() {
+    let stage = Stage::new();
+    let (_client, control) = stage.client();
+    for fd in [tcp().as_fd(), control.as_fd(), std::fs::File::open("/dev/null").unwrap().as_fd()] {
+        assert!(stage.broker.clone_listener(fd, control.as_fd(), false).is_err());
+    }
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let stage = Stage::new();
+    let fd = tcp();
+    for code in (0..64).chain([u32::MAX]) {
+        for fds in [&[][..], &[fd.as_fd()], &[fd.as_fd(); 6]] {
+            for ones in [0, u64::MAX] {
+                let ask = Ask { flags: ones, netns: ones, number: ones, ..Ask::new(code) };
+                assert!(stage.broker.ask(ask, fds).is_err(), "{code}");
+            }
+        }
+    }
+    // It lives.
+    let (_client, control) = stage.client();
+    stage.broker.user(control.as_fd());
+    let l = listener().0;
+    stage.broker.listener(l.as_fd());
+}
