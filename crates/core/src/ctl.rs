@@ -10,20 +10,26 @@ use fsocket_sync::atomic::AtomicU32 as WaitWord;
 use fsocket_sys::{self as sys, Errno, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
+#[link_section = ".data.fsocket_start"]
 static FD: AtomicI32 = AtomicI32::new(-1);
 static LOCK: Lock<u32> = Lock::new(0);
+#[link_section = ".data.fsocket_start"]
 static DEAD: AtomicBool = AtomicBool::new(false);
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
 /// Counts of listeners that have ended, by port; see [`kind::CLOSINGS`].
 static CLOSINGS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static UNWATCHED: AtomicU64 = AtomicU64::new(0);
+#[link_section = ".data.fsocket_start"]
 static PENDING_SEEN: AtomicU32 = AtomicU32::new(0);
 /// Where the monitor was found; a length and the path.
+#[link_section = ".data.fsocket_start"]
 static PATH: Lock<(usize, [u8; PATH_MAX])> = Lock::new((0, [0; PATH_MAX]));
 /// A forked child that was not announced to the monitor has no socket until it
 /// needs one.
+#[link_section = ".data.fsocket_start"]
 static LATER: AtomicBool = AtomicBool::new(false);
 /// When to look for the monitor again, and how long it was not there before.
+#[link_section = ".data.fsocket_start"]
 static LATER_AT: AtomicU64 = AtomicU64::new(0);
 const LATER_PAUSE: u64 = 1_000_000_000;
 /// How long a thread waits for another one that looks for it, nanoseconds.
@@ -37,6 +43,7 @@ const PATIENCE_S: i64 = 5;
 /// When it was found silent, nanoseconds; 0: it is not. A silent monitor still counts this process
 /// as alive and names it to its peers, so that their wake-ups go on through it; but nothing is
 /// asked, no sleep relies on it, and no message waits for room.
+#[link_section = ".data.fsocket_start"]
 static SILENT: AtomicU64 = AtomicU64::new(0);
 /// How long nothing is asked then.
 const SILENCE: u64 = 10_000_000_000;
@@ -87,6 +94,7 @@ pub fn may_come() -> bool {
 }
 
 /// Thread that is looking for it; 0: none.
+#[link_section = ".data.fsocket_start"]
 static LOOKING: AtomicU64 = AtomicU64::new(0);
 
 #[cold]
@@ -136,6 +144,7 @@ fn find_it(now: u64) {
 }
 
 /// Use `fd` as the control socket and greet the monitor on it.
+#[link_section = ".text.fsocket_start"]
 pub fn adopt_fd(fd: i32) -> bool {
     let t = libc::timeval { tv_sec: PATIENCE_S, tv_usec: 0 };
     // SAFETY: a timeval is plain bytes.
@@ -156,6 +165,7 @@ pub fn adopt_fd(fd: i32) -> bool {
     true
 }
 
+#[link_section = ".text.fsocket_start"]
 fn connect(path: &[u8]) -> Result<i32> {
     let mut addr = [0u8; core::mem::size_of::<libc::sockaddr_un>()];
     if path.is_empty() || path.len() + 3 > addr.len() {

@@ -34,6 +34,7 @@ pub use shell::{is_polled, moved, shell_of};
 pub use wait::wait;
 
 /// Epoll instances per process.
+#[link_section = ".data.fsocket_start"]
 static EPS: Slab<Ep> = Slab::new(4096);
 /// Hot items per instance at most.
 const HOT: usize = 1 << 19;
@@ -606,6 +607,11 @@ pub fn another_control() {
             ep.watch_ctl();
         }
     }
+}
+
+/// Has this process made no epoll instance?
+pub fn is_unused() -> bool {
+    EPS.is_empty()
 }
 
 /// The child will have all our instances, and may wait in them.

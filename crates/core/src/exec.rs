@@ -44,10 +44,15 @@ static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
-    let mut next = Next { heir: None, inject: false, guards: false };
-    if process::nonce() == 0 {
-        return next;
+    if process::nonce() == 0 || fork::nothing_to_keep() {
+        return Next { heir: None, inject: false, guards: false };
     }
+    prepare_all(start, spawn)
+}
+
+#[inline(never)]
+fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
+    let mut next = Next { heir: None, inject: false, guards: false };
     crate::upgrade::give_up_all();
     let to = spawn.unwrap_or(&Actions::NONE);
     let carried = environment::carries_us(start.env);

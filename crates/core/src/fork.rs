@@ -19,13 +19,31 @@ struct Prepared {
     fd: i32,
     locked: [bool; 4],
 }
-static PREPARED: Lock<Prepared> = Lock::new(Prepared { nonce: 0, fd: -1, locked: [false; 4] });
+const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, locked: [false; 4] };
+static PREPARED: Lock<Prepared> = Lock::new(NOTHING);
+
+/// Is there nothing of ours that a forked child or the next program would have to put in order, as in
+/// a shell?
+pub fn nothing_to_keep() -> bool {
+    DESCS.is_empty() && epoll::is_unused() && zone::is_unused() && crate::uring::is_unused() && !process::has_arena()
+}
+
+/// ... and no other thread, which might just be about to begin something.
+fn at_rest() -> bool {
+    nothing_to_keep() && process::is_single_threaded()
+}
 
 /// Before the fork, in the parent.
+#[link_section = ".text.fsocket_start"]
 pub fn prepare() {
-    if process::nonce() == 0 || crate::sandbox::sealed() {
+    if process::nonce() == 0 || crate::sandbox::sealed() || at_rest() {
         return;
     }
+    prepare_all();
+}
+
+#[inline(never)]
+fn prepare_all() {
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
             listen::keep_for_relatives(d);
@@ -87,8 +105,9 @@ fn unlock(locked: [bool; 4]) {
 
 /// After the fork, in the parent (also when it failed: the monitor then sees
 /// the child's socket closed and takes its holdings back).
+#[link_section = ".text.fsocket_start"]
 pub fn parent() {
-    if process::nonce() == 0 || crate::sandbox::sealed() {
+    if process::nonce() == 0 || crate::sandbox::sealed() || at_rest() {
         return;
     }
     if let Ok(mut p) = PREPARED.lock() {
@@ -96,12 +115,24 @@ pub fn parent() {
         if p.fd >= 0 {
             process::close_own(p.fd);
         }
-        p.fd = -1;
+        *p = NOTHING;
     }
 }
 
 /// After the fork, in the child.
+#[link_section = ".text.fsocket_start"]
 pub fn child() {
+    if process::nonce() != 0 && !crate::sandbox::sealed() && at_rest() {
+        // Each page that is written here is copied: as few as possible.
+        process::become_another(sys::getrandom_u64() | 1);
+        ctl::become_child(None);
+        return;
+    }
+    child_of_all();
+}
+
+#[inline(never)]
+fn child_of_all() {
     // A signal handler may have sent between `prepare` and the fork.
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).for_each(table::Desc::forget_owners);
     if process::nonce() == 0 || crate::sandbox::sealed() {
@@ -111,6 +142,8 @@ pub fn child() {
     let Ok(p) = PREPARED.lock() else { return };
     let (nonce, fd, locked) = (p.nonce, p.fd, p.locked);
     drop(p);
+    // (A handler on top of the fork has made the first socket: nothing was prepared.)
+    let nonce = if nonce == 0 { sys::getrandom_u64() | 1 } else { nonce };
     unlock(locked);
     ctl::unlock_after_fork();
     process::become_child(nonce);

@@ -45,6 +45,7 @@ pub fn heir(value: &[u8]) -> Option<(i32, u64)> {
 
 /// At start, with a monitor: take over what is there. `heir`: the program before
 /// this one has left something.
+#[link_section = ".text.fsocket_start"]
 pub fn take_over(heir: bool) {
     let mut estate = [None; ARENAS];
     if heir {
@@ -272,6 +273,7 @@ fn listener(fd: i32, family: u32) -> bool {
 }
 
 /// The same where nothing but zones is wanted, or there is no monitor.
+#[link_section = ".text.fsocket_start"]
 pub fn take_zones() {
     let mut foreign_epoll = false;
     each_descriptor(|fd| foreign_epoll |= ctl::fd() >= 0 && is_epoll(fd));
@@ -325,6 +327,12 @@ fn each_descriptor(mut f: impl FnMut(i32)) {
     }
     let args = [libc::AT_FDCWD as usize, c"/proc/self/fd".as_ptr() as usize, 0, 0, 0, 0];
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
+    // Reading /proc costs more than all else at the start of a program.
+    if let Some(numbers) = few_descriptors() {
+        (0..FEW).filter(|fd| numbers & 1 << fd != 0).for_each(f);
+        BUSY.store(false, Ordering::Release);
+        return;
+    }
     // SAFETY: a C string.
     match unsafe { sys::raw(libc::SYS_openat, [args[0], args[1], flags, 0, 0, 0]) } {
         Ok(dir) => {
@@ -339,6 +347,21 @@ fn each_descriptor(mut f: impl FnMut(i32)) {
         Err(_) => (0..256).filter(|fd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok()).for_each(f),
     }
     BUSY.store(false, Ordering::Release);
+}
+
+/// Numbers that are looked at one by one.
+const FEW: i32 = 32;
+
+/// The open descriptors that are not ours, a bit for each, if all are below [`FEW`]. None: there are
+/// others, or the kernel does not tell how many there are (before Linux 6.2).
+#[link_section = ".text.fsocket_start"]
+fn few_descriptors() -> Option<u32> {
+    let all = sys::size(c"/proc/self/fd").ok().filter(|n| *n > 0)?;
+    let open = |fd: &i32| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok();
+    let theirs = all - u64::from(ctl::fd() >= 0);
+    let seen = (0..FEW).filter(|fd| !process::owns(*fd)).filter(open).take(theirs as usize);
+    let numbers = seen.fold(0, |bits, fd| bits | 1 << fd);
+    (u64::from(u32::count_ones(numbers)) == theirs).then_some(numbers)
 }
 
 /// The numbers that are names in a directory.

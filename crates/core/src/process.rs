@@ -2,28 +2,44 @@
 
 use crate::bits::Bits;
 use crate::{ctl, stats};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::arena::{
     self, sock_state, Header, Sock, Zone, ARENA_SIZE, SOCKS, SOCK_OFF, STATS_OFF, ZONES, ZONE_OFF,
 };
 use fsocket_sys as sys;
 
+/// What a program's start and the fork of a shell read and write lies together (section
+/// `.data.fsocket_start`), and their code (`.text.fsocket_start`): each page that is touched costs a
+/// process some microseconds. The alignment keeps the data within one page.
+#[repr(align(1024))]
+struct AtStart<T>(T);
+
 /// Nonce of this process; 0: the library is not initialized.
-static NONCE: AtomicU64 = AtomicU64::new(0);
+#[link_section = ".data.fsocket_start"]
+static NONCE: AtStart<AtomicU64> = AtStart(AtomicU64::new(0));
 /// Upper bits of every thread identity, different in parent and child.
+#[link_section = ".data.fsocket_start"]
 static TAG: AtomicU64 = AtomicU64::new(0);
 /// Shared memory is off for good in this process.
+#[link_section = ".data.fsocket_start"]
 static DISABLED: AtomicBool = AtomicBool::new(true);
 /// CPUs of the machine; 0: not asked yet.
 static CPUS: AtomicU32 = AtomicU32::new(0);
+#[link_section = ".data.fsocket_start"]
 static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// All arenas that are mapped here: this process's and those it has inherited.
 static MAPPED: [AtomicPtr<u8>; MAPPED_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAPPED_MAX];
 const MAPPED_MAX: usize = 128;
+#[link_section = ".data.fsocket_start"]
 static ARENA_FAILED: AtomicBool = AtomicBool::new(false);
 static ARENA_LOCK: crate::lock::Lock<Free> = crate::lock::Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
 /// Lowest number for our own descriptors.
+#[link_section = ".data.fsocket_start"]
 static HIGH_FD: AtomicI32 = AtomicI32::new(900);
+
+/// See [`Config::single_threaded`].
+#[link_section = ".data.fsocket_start"]
+static SINGLE_THREADED: AtomicPtr<AtomicU8> = AtomicPtr::new(core::ptr::null_mut());
 
 const FREE: usize = 256;
 struct Free {
@@ -45,15 +61,21 @@ pub struct Config<'a> {
     /// Calls on a kernel connection before it may go over; 0: never.
     pub upgrade: Option<u32>,
     pub rseq_offset: Option<isize>,
+    /// glibc's `__libc_single_threaded`, of 2.32 and later: not 0 while no second thread was ever made.
+    pub single_threaded: Option<&'static AtomicU8>,
     /// What the program before this one has left (FASTSOCKET_HEIR).
     pub heir: Option<&'a [u8]>,
 }
 
 /// Called once by the constructor, single-threaded as far as anyone can tell.
+#[link_section = ".text.fsocket_start"]
 pub fn init(c: &Config) {
     let heir = c.heir.and_then(crate::inherit::heir);
     set_nonce(heir.map_or_else(|| sys::getrandom_u64() | 1, |(_, nonce)| nonce));
     sys::cpu::init(c.rseq_offset);
+    if let Some(word) = c.single_threaded {
+        SINGLE_THREADED.store(core::ptr::from_ref(word).cast_mut(), Ordering::Relaxed);
+    }
     choose_high_fd();
     crate::upgrade::init(c.upgrade);
     crate::zone::init(!c.no_zones, c.pin);
@@ -136,12 +158,12 @@ pub fn next_own(from: u32, to: u32) -> Option<u32> {
 }
 
 fn set_nonce(n: u64) {
-    NONCE.store(n, Ordering::Relaxed);
+    NONCE.0.store(n, Ordering::Relaxed);
     TAG.store((n >> 16) << 48, Ordering::Relaxed);
 }
 
 pub fn nonce() -> u64 {
-    NONCE.load(Ordering::Relaxed)
+    NONCE.0.load(Ordering::Relaxed)
 }
 
 /// Identity of the calling thread, different from every thread of every
@@ -149,6 +171,13 @@ pub fn nonce() -> u64 {
 #[inline(always)]
 pub fn thread() -> u64 {
     sys::cpu::thread_id() ^ TAG.load(Ordering::Relaxed)
+}
+
+/// Has this process never had a second thread? (False: nobody knows.)
+pub fn is_single_threaded() -> bool {
+    let word = SINGLE_THREADED.load(Ordering::Relaxed);
+    // SAFETY: null, or a variable of libc's that is never unloaded.
+    unsafe { word.as_ref() }.is_some_and(|w| w.load(Ordering::Relaxed) != 0)
 }
 
 #[inline(always)]
@@ -187,8 +216,10 @@ fn count_cpus() -> u32 {
 }
 
 /// Number of this process; 0: not asked yet.
+#[link_section = ".data.fsocket_start"]
 static PID: AtomicU32 = AtomicU32::new(0);
 /// Its process namespace; 0: not asked yet, UNKNOWN: cannot be had.
+#[link_section = ".data.fsocket_start"]
 static PID_NAMESPACE: AtomicU32 = AtomicU32::new(0);
 const UNKNOWN: u32 = u32::MAX;
 
@@ -218,11 +249,17 @@ pub fn pid_namespace() -> u32 {
     }
 }
 
-/// In a forked child: new identity, no arena of its own yet.
-pub fn become_child(nonce: u64) {
+/// In a forked child that has inherited nothing of ours: a new identity.
+pub fn become_another(nonce: u64) {
     set_nonce(nonce);
     PID.store(0, Ordering::Relaxed);
     PID_NAMESPACE.store(0, Ordering::Relaxed);
+    stats::detach();
+}
+
+/// In a forked child: new identity, no arena of its own yet.
+pub fn become_child(nonce: u64) {
+    become_another(nonce);
     ARENA.store(core::ptr::null_mut(), Ordering::Release);
     ARENA_FAILED.store(false, Ordering::Relaxed);
     ARENA_LOCK.reset_after_fork();
@@ -230,7 +267,11 @@ pub fn become_child(nonce: u64) {
         f.n = 0;
         f.scan = 0;
     }
-    stats::detach();
+}
+
+/// Has this process made an arena, or tried to?
+pub fn has_arena() -> bool {
+    !ARENA.load(Ordering::Acquire).is_null() || ARENA_FAILED.load(Ordering::Relaxed)
 }
 
 /// The arena this process made for itself, if it has one.

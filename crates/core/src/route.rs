@@ -53,6 +53,7 @@ static ASKING: Lock<()> = Lock::new(());
 static CACHE: Lock<Cache> = Lock::new(Cache { routes: [EMPTY; ROUTES], evict: 0 });
 /// SO_NETNS_COOKIE of this process; 0: not asked yet.
 static NETNS: AtomicU64 = AtomicU64::new(0);
+#[link_section = ".data.fsocket_start"]
 static STALE: AtomicBool = AtomicBool::new(false);
 
 /// Descriptors (plus one) that the kernel connects first, because the monitor wants to see that it

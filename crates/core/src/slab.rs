@@ -24,6 +24,8 @@ pub unsafe trait Slot: Sync {
     fn link(&self) -> &AtomicU32;
 }
 
+// (Lines of its own: what lies beside it is read all the time.)
+#[repr(align(64))]
 pub struct Slab<T: Slot> {
     base: AtomicPtr<T>,
     /// Objects that fit; under a limit to the address space fewer than in `new`.

@@ -61,7 +61,8 @@ pub unsafe fn attach(to: *const Stats) {
 /// In a forked child: the parent's page is not ours.
 pub fn detach() {
     NOW.store(core::ptr::null_mut(), Ordering::Release);
-    for c in &stats().counter {
+    // (Not written: a page less to copy.)
+    for c in stats().counter.iter().filter(|c| c.load(Ordering::Relaxed) != 0) {
         c.store(0, Ordering::Relaxed);
     }
 }

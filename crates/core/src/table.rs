@@ -16,6 +16,7 @@ pub const STDIO: i32 = 2;
 pub const MAX_FD: usize = 1 << 20;
 
 static FDS: [AtomicPtr<Desc>; MAX_FD] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_FD];
+#[link_section = ".data.fsocket_start"]
 pub static DESCS: Slab<Desc> = Slab::new(1 << 18);
 
 /// One more than the highest number ever entered.

@@ -31,6 +31,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// Calls before the first try; each further one waits four times as long.
 const CALLS: u32 = 32;
 const TRIES: u32 = 6;
+#[link_section = ".data.fsocket_start"]
 static FIRST: AtomicU32 = AtomicU32::new(CALLS);
 
 /// How long the opener waits for the other side, nanoseconds: one that sleeps in us, or is in

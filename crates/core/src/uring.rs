@@ -20,7 +20,7 @@ use entry::Entry;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::Errno;
 
-pub use rings::{become_child, closed, closed_range, known, Queue};
+pub use rings::{become_child, closed, closed_range, is_unused, known, Queue};
 
 /// IORING_SETUP_SQPOLL: a kernel thread takes entries as they are written.
 const SETUP_SQPOLL: u32 = 1 << 1;

@@ -50,8 +50,10 @@ const MAX: usize = 128;
 /// Workers (threads) per process and listener.
 const LOCALS: usize = 128;
 
+#[link_section = ".data.fsocket_start"]
 static ON: AtomicBool = AtomicBool::new(false);
 /// Entries that were ever used.
+#[link_section = ".data.fsocket_start"]
 static USED: AtomicU32 = AtomicU32::new(0);
 static ZONED: [Zoned; MAX] = [const { Zoned::new() }; MAX];
 
@@ -334,6 +336,11 @@ pub fn prepare() {
             z.make_ready();
         }
     }
+}
+
+/// Has no listener of this process been looked at for zones?
+pub fn is_unused() -> bool {
+    USED.load(Ordering::Acquire) == 0
 }
 
 /// Is there a listener that a forked child could work for?

@@ -1,5 +1,6 @@
 //! Before `main`.
 
+use core::sync::atomic::AtomicU8;
 use fsocket_core::exec::environment;
 use fsocket_core::zone::{self, Pin};
 use fsocket_core::{fork, process};
@@ -11,6 +12,7 @@ use libc::{c_char, c_int};
 #[link_section = ".init_array"]
 static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = init;
 
+#[link_section = ".text.fsocket_start"]
 extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let _errno = fsocket_sys::errno::Saved::errno();
     let socket = env(envp, b"FASTSOCKET_SOCKET=");
@@ -32,8 +34,21 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
             Some(*p)
         }
     };
+    // SAFETY: a NUL-terminated name; glibc's symbol is a `char`, which is read and written whole.
+    let single_threaded =
+        unsafe { (libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as *const AtomicU8).as_ref() };
     past_thread_sanitizer();
-    process::init(&process::Config { socket, disabled, no_zones, no_balance, pin, upgrade, rseq_offset, heir });
+    process::init(&process::Config {
+        socket,
+        disabled,
+        no_zones,
+        no_balance,
+        pin,
+        upgrade,
+        rseq_offset,
+        single_threaded,
+        heir,
+    });
     if heir.is_some() {
         forget(envp, environment::HEIR);
     }
@@ -45,18 +60,22 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
 #[link_section = ".fini_array"]
 static FINI: extern "C" fn() = fini;
 
+#[link_section = ".text.fsocket_start"]
 extern "C" fn fini() {
     zone::at_exit();
 }
 
+#[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn before() {
     let _errno = fsocket_sys::errno::Saved::errno();
     fork::prepare();
 }
+#[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_parent() {
     let _errno = fsocket_sys::errno::Saved::errno();
     fork::parent();
 }
+#[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_child() {
     let _errno = fsocket_sys::errno::Saved::errno();
     fork::child();

@@ -218,12 +218,19 @@ pub fn heavy_fence() {
 pub fn kill(pid: i32, signal: i32) -> Result<()> {
     sc!(SYS_kill, pid, signal).map(drop)
 }
-/// Inode number of a file.
-pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
+fn stat(path: &core::ffi::CStr) -> Result<libc::stat> {
     let mut st = core::mem::MaybeUninit::<libc::stat>::zeroed();
     sc!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), st.as_mut_ptr(), 0)?;
     // SAFETY: zeroed, and filled in by the kernel.
-    Ok(unsafe { st.assume_init() }.st_ino)
+    Ok(unsafe { st.assume_init() })
+}
+/// Inode number of a file.
+pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
+    stat(path).map(|s| s.st_ino)
+}
+/// What a file says of its size, bytes.
+pub fn size(path: &core::ffi::CStr) -> Result<u64> {
+    stat(path).map(|s| s.st_size as u64)
 }
 pub fn getpid() -> i32 {
     sc!(SYS_getpid).map_or(0, |v| v as i32)
@@ -244,6 +251,7 @@ pub fn nanosleep(ns: u64) {
     let ts = timespec(ns);
     let _ = sc!(SYS_nanosleep, &ts as *const libc::timespec, 0);
 }
+#[inline]
 pub fn getrandom_u64() -> u64 {
     let mut v = 0u64;
     if sc!(SYS_getrandom, &mut v as *mut u64, 8, libc::GRND_NONBLOCK) != Ok(8) {

@@ -2,10 +2,14 @@
 
 use core::sync::atomic::{AtomicIsize, AtomicU64, Ordering};
 
+#[link_section = ".data.fsocket_start"]
 static RSEQ_CPU: AtomicIsize = AtomicIsize::new(0);
 /// 0: not measured yet.
+#[link_section = ".data.fsocket_start"]
 static TICKS_PER_US: AtomicU64 = AtomicU64::new(0);
+#[link_section = ".data.fsocket_start"]
 static START_NS: AtomicU64 = AtomicU64::new(0);
+#[link_section = ".data.fsocket_start"]
 static START_TICKS: AtomicU64 = AtomicU64::new(0);
 
 /// Find glibc's rseq area (2.35 and later) and begin to measure the tick counter.

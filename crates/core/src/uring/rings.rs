@@ -118,7 +118,13 @@ const NONE: Ring = Ring { fd: -1, queue: None, own: [(0, 0); 2] };
 struct Rings([Ring; MAX]);
 static RINGS: Lock<Rings> = Lock::new(Rings([NONE; MAX]));
 /// Entries in use.
+#[link_section = ".data.fsocket_start"]
 static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// Is there no ring?
+pub fn is_unused() -> bool {
+    COUNT.load(Ordering::Relaxed) == 0
+}
 
 /// Is `fd` a ring that we know of?
 pub fn known(fd: i32) -> bool {

@@ -28,6 +28,7 @@ pub use peers::{came, went, Peers};
 /// Marks a peer's socket in the kernel's epoll instance.
 pub const PEER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
 
+#[link_section = ".data.fsocket_start"]
 static ON: AtomicBool = AtomicBool::new(false);
 /// Some thread is to look at its peers.
 static PENDING: AtomicBool = AtomicBool::new(false);

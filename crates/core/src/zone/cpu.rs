@@ -15,6 +15,7 @@ pub enum Pin {
     Require,
 }
 
+#[link_section = ".data.fsocket_start"]
 static PIN: AtomicU32 = AtomicU32::new(Pin::Never as u32);
 
 impl Pin {
