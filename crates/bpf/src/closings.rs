@@ -17,8 +17,11 @@ pub struct Closings {
     // Before the skeleton: detached while the program still exists.
     _link: Link,
     skel: skel::closings::ClosingsSkel<'static>,
-    counts: NonNull<[AtomicU32; PORTS]>,
+    counts: Counts,
 }
+
+/// What is counted, mapped from [`Closings::page`].
+pub struct Counts(NonNull<[AtomicU32; PORTS]>);
 
 impl Closings {
     /// Loads and attaches.
@@ -33,21 +36,14 @@ impl Closings {
         let map = &skel.maps.closings;
         // From here on only the program writes: everybody may have the descriptor.
         libbpf_rs::MapHandle::try_from(map).and_then(|m| m.freeze()).map_err(|e| Error::map("closings", e))?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases no memory of this program.
-        let at =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ, MapFlags::SHARED, map.as_fd(), 0) };
-        let failed = |e: std::io::Error| Error::map("closings", e.into());
-        let at = at.map_err(|e| failed(e.into()))?;
-        let counts = NonNull::new(at.cast()).ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?;
+        let counts = Counts::of(map.as_fd())?;
         let link = skel.progs.closes.attach().map_err(|e| Error::attach("closings", e))?;
         Ok(Closings { _link: link, skel, counts })
     }
 
     /// Listening sockets that had this port and listen no more.
     pub fn count(&self, port: u16) -> u32 {
-        // SAFETY: mapped with this size until `self` is dropped; written by atomics of the program alone.
-        let counts = unsafe { self.counts.as_ref() };
-        counts[usize::from(port)].load(Ordering::Acquire)
+        self.counts.count(port)
     }
 
     /// To be mapped by others, to read.
@@ -56,9 +52,30 @@ impl Closings {
     }
 }
 
-impl Drop for Closings {
+impl Counts {
+    /// Maps a page of [`Closings`], perhaps another process's.
+    ///
+    /// # Errors
+    /// [`Error::Map`].
+    pub fn of(page: BorrowedFd<'_>) -> Result<Counts> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases no memory of this program.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ, MapFlags::SHARED, page, 0) };
+        let failed = |e: std::io::Error| Error::map("closings", e.into());
+        let at = at.map_err(|e| failed(e.into()))?;
+        NonNull::new(at.cast()).map(Counts).ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))
+    }
+
+    /// As [`Closings::count`].
+    pub fn count(&self, port: u16) -> u32 {
+        // SAFETY: mapped with this size until `self` is dropped; written by atomics of the program alone.
+        let counts = unsafe { self.0.as_ref() };
+        counts[usize::from(port)].load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Counts {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `start`, and no reference into it is left.
-        let _ = unsafe { rustix::mm::munmap(self.counts.as_ptr().cast(), SIZE) };
+        // SAFETY: the mapping of `of`, and no reference into it is left.
+        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), SIZE) };
     }
 }

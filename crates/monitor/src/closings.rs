@@ -8,9 +8,11 @@
 //!
 //! A private monitor has no such page: what it says holds for `ROUTE_SECS`.
 
+use crate::broker::Broker;
 use crate::clients::Outgoing;
 use crate::sockdiag::SockDiag;
-use crate::{maker, ConnId, Monitor};
+use crate::{ConnId, Monitor};
+use fsocket_bpf::closings::Counts;
 use fsocket_proto::{kind, Msg};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -22,29 +24,27 @@ const PLACES: usize = 256;
 
 #[derive(Default)]
 pub struct Closings {
-    counts: Option<(fsocket_bpf::closings::Closings, Rc<OwnedFd>)>,
+    counts: Option<(Counts, Rc<OwnedFd>)>,
     /// By network namespace; `None`: we may not enter it.
     places: HashMap<u64, Option<SockDiag>>,
 }
 
 impl Closings {
-    pub fn start(private: bool) -> Closings {
-        let counts = if private { None } else { counts() };
+    pub fn start(private: bool, broker: &Broker) -> Closings {
+        let counts = if private { None } else { counts(broker) };
         Closings { counts, places: HashMap::new() }
     }
 }
 
-fn counts() -> Option<(fsocket_bpf::closings::Closings, Rc<OwnedFd>)> {
+fn counts(broker: &Broker) -> Option<(Counts, Rc<OwnedFd>)> {
     // Where everybody may load programs, one of them could write to a map that it was shown.
     let everybody = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled");
     if everybody.is_ok_and(|v| v.trim() == "0") {
         tracing::warn!("kernel.unprivileged_bpf_disabled is 0: listeners that are closed in secret are noticed late");
         return None;
     }
-    let counts = fsocket_bpf::closings::Closings::start()
-        .map_err(|why| tracing::warn!(%why, "listeners that are closed in secret are noticed late"))
-        .ok()?;
-    let page = counts.page().try_clone_to_owned().ok()?;
+    let page = broker.closings().ok()?;
+    let counts = Counts::of(page.as_fd()).ok()?;
     Some((counts, Rc::new(page)))
 }
 
@@ -70,8 +70,7 @@ impl Monitor {
         }
         let places = &mut self.closings.places;
         if let (false, Some(fd)) = (places.contains_key(&netns) || places.len() >= PLACES, place) {
-            let made =
-                maker::namespace_of(fd, netns).and_then(|there| maker::apart(Some(there.as_fd()), SockDiag::open));
+            let made = self.broker.diag(fd);
             match made {
                 Err(e) if e != Errno::XDEV => return None,
                 made => places.insert(netns, made.ok()),

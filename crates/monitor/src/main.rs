@@ -1,6 +1,7 @@
 //! Options, logging and signals of `fastsocketd`.
 
 use clap::Parser;
+use fsocket_monitor::broker::confine;
 use fsocket_monitor::broker::split::{self, Half};
 use fsocket_monitor::{Config, Endpoint, Monitor, StartError};
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
@@ -100,10 +101,14 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     } else {
         match split::split(Endpoint::publish(&config)?)? {
             Half::Broker(service) => {
-                let code = service.run(stop_signals()?.as_fd())?;
+                let code = service.run(&config, stop_signals()?.as_fd())?;
                 return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
             }
-            Half::Front { endpoint, broker } => Monitor::on(config, endpoint, broker),
+            Half::Front { endpoint, broker } => {
+                let monitor = Monitor::on(config, endpoint, broker)?;
+                confine::close()?;
+                Ok(monitor)
+            }
         }
     };
     let stop = stop_signals()?;

@@ -11,6 +11,7 @@ use crate::listeners::Listeners;
 use crate::ports::{KernelPorts, Ports};
 use crate::registry::Registry;
 use crate::sockdiag::SockDiag;
+use crate::steer::Also;
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::zones::Zones;
@@ -60,7 +61,7 @@ pub struct Monitor {
     pub(crate) offers: crate::upgrade::Offers,
     pub(crate) ports: Ports,
     pub(crate) registry: Registry,
-    pub(crate) steers: crate::steer::Steers,
+    pub(crate) steers: crate::steer::Front,
     pub(crate) diag: Option<SockDiag>,
     pub(crate) closings: crate::closings::Closings,
     /// Counters of processes that ended, by user.
@@ -87,7 +88,7 @@ impl Monitor {
     /// [`StartError`].
     pub fn start(config: Config) -> Result<Monitor, StartError> {
         let endpoint = Endpoint::publish(&config)?;
-        let broker = Broker::here(endpoint.fd.as_fd());
+        let broker = Broker::here(endpoint.fd.as_fd(), config.keep.as_deref(), config.socket.parent());
         Monitor::on(config, endpoint, broker)
     }
 
@@ -111,7 +112,7 @@ impl Monitor {
             let _ = epoll::add(&*epoll, fd, EventData::new_u64(ADDRESSES), EventFlags::IN);
         }
         let deadline = config.private.then(|| Instant::now() + config.linger + START_GRACE);
-        let closings = crate::closings::Closings::start(config.private);
+        let closings = crate::closings::Closings::start(config.private, &broker);
         let mut monitor = Monitor {
             config,
             endpoint,
@@ -147,14 +148,11 @@ impl Monitor {
             policy: Default::default(),
         };
         monitor.refresh_addresses();
-        if let Some(directory) = monitor.config.keep.clone() {
-            monitor.zones.take_over(&directory, monitor.netns);
+        if monitor.config.keep.is_some() {
+            let broker = monitor.broker.clone();
+            monitor.zones.take_over(&broker, monitor.netns);
         }
-        let directory = monitor.config.keep.as_deref().or(monitor.config.socket.parent()).map(std::path::PathBuf::from);
-        if let Some(directory) = directory {
-            monitor.steers.take_over(&directory, monitor.netns, monitor.config.keep.is_some());
-            monitor.publish_slices();
-        }
+        monitor.steer_also(&Also::Begin);
         Ok(monitor)
     }
 
@@ -206,7 +204,7 @@ impl Monitor {
                         // A private one ends with its programs.
                         if self.config.private {
                             self.zones.leave_nothing();
-                            self.steers.leave_nothing();
+                            self.broker.leave_nothing();
                         }
                         return Ok(());
                     }
@@ -224,7 +222,7 @@ impl Monitor {
             watchdog.disarm();
             if done {
                 self.zones.leave_nothing();
-                self.steers.leave_nothing();
+                self.broker.leave_nothing();
                 tracing::info!("nobody needs this monitor any more");
                 return Ok(());
             }
@@ -359,7 +357,7 @@ impl Monitor {
             self.policy_changed();
         }
         // A device that went has taken its addresses with it.
-        self.forget_gone();
+        self.steer_also(&Also::Forget);
     }
 
     fn refresh_addresses(&mut self) {

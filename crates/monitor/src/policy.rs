@@ -95,7 +95,7 @@ impl Monitor {
         let rules = &self.config.rules;
         let wanted = Wanted { exe: rules.needs_exe(), cgroup: with_cgroup || rules.needs_cgroup() };
         // Without credentials (sent before the socket asked for them) it is nobody.
-        let party = self.policy.sender.as_ref().ok_or(Errno::NOENT)?.party(wanted);
+        let party = self.policy.sender.as_ref().ok_or(Errno::NOENT)?.party(wanted, &self.broker);
         self.policy.parties.insert(id, party.clone());
         Ok(party)
     }
@@ -146,7 +146,7 @@ impl Monitor {
         fd: BorrowedFd<'_>,
     ) -> Result<(), Errno> {
         let party = self.note_party(id, true)?;
-        let netns = if self.config.rules.needs_netns() { crate::descriptor::netns_inode(fd) } else { None };
+        let netns = if self.config.rules.needs_netns() { self.broker.netns_inode(fd) } else { None };
         let to = Destination { ip: place.0, port: place.1, netns };
         let l = self.listeners.get(listener).ok_or(Errno::NOENT)?;
         let mut servers: Vec<ConnId> = l.accepting().collect();
@@ -195,7 +195,7 @@ impl Monitor {
                 server_cgroups: servers.iter().map(cgroup).collect(),
             };
             let seen = match listener_netns == self.netns {
-                true => policy.host.look(&question),
+                true => policy.host.look(&question, &self.broker),
                 false => Err("another network namespace"),
             };
             // Programs under a private monitor could share memory without it.

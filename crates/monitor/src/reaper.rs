@@ -214,7 +214,7 @@ impl Monitor {
         tracing::info!(listener, addr = crate::address::show(&l.info.addr), "listener ended");
         self.registry.remove(listener);
         self.forget_place(l.info.netns);
-        self.refresh_steering();
+        self.steer_also(&crate::steer::Also::Refresh);
         for id in l.holders {
             if let Some(client) = self.clients.get_mut(id) {
                 client.holds.remove(&listener);

@@ -6,6 +6,7 @@ use crate::channels::{Channel, ChannelMem};
 use crate::clients::{Client, Outgoing};
 use crate::descriptor::{self, Attached};
 use crate::ports::BLOCK;
+use crate::steer::Also;
 use crate::{limits, ChannelId, ConnId, ListenerId, Monitor};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
@@ -229,7 +230,7 @@ impl Monitor {
                 self.broker.listener(fd.as_fd());
                 let new = self.listeners.add(info, uid);
                 self.registry.add(new, info.netns, &info.addr);
-                self.refresh_steering();
+                self.steer_also(&Also::Refresh);
                 tracing::info!(listener = new, addr = crate::address::show(&info.addr), process = id, "listen");
                 new
             }
@@ -497,11 +498,6 @@ impl Monitor {
     }
 
     fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
-        let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        if client.uid != 0 || !descriptor::may_administer(client.pid) {
-            return Err(Errno::PERM);
-        }
-        let socket = rustix::io::fcntl_dupfd_cloexec(&client.fd, 0)?;
         let fd = fd.ok_or(Errno::BADF)?;
         // Sealed, so that reading it cannot block.
         let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
@@ -513,8 +509,10 @@ impl Monitor {
         if rustix::io::pread(fd.as_fd(), &mut text, 0)? != length {
             return Err(Errno::INVAL);
         }
-        let request = serde_json::from_slice(&text).map_err(|_| Errno::INVAL)?;
-        answer_json(msg, &self.steer(request, socket.as_fd()))
+        let client = self.clients.get(id).ok_or(Errno::BADF)?;
+        let done = self.broker.steer(&text, client.fd.as_fd())?;
+        self.steered(&done);
+        answer_json(msg, &done.answer)
     }
 }
 

@@ -87,7 +87,18 @@ pub struct SockDiag {
     seq: u32,
 }
 
+impl From<SockDiag> for OwnedFd {
+    fn from(diag: SockDiag) -> OwnedFd {
+        diag.fd
+    }
+}
+
 impl SockDiag {
+    /// A line that another process has opened.
+    pub fn on(fd: OwnedFd) -> SockDiag {
+        SockDiag { fd, seq: 0 }
+    }
+
     /// `None` where the kernel does not tell (a module that cannot be loaded,
     /// a sandbox): tried on a socket of our own.
     pub fn new() -> Option<SockDiag> {

@@ -23,6 +23,7 @@ pub use groups::Spare;
 use place::Place;
 use plain::{Plain, Way};
 use rustix::fd::BorrowedFd;
+use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
 const NO_SLICES: &str = "this kernel (older than 6.3) gives a socket no range of ports, so there are no slices";
@@ -74,17 +75,113 @@ pub struct Steers {
     keep: Option<(std::path::PathBuf, u64)>,
 }
 
-impl Steers {
+/// What the front does with steering beside requests.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Also {
+    /// Takes up what a monitor before this one has left.
+    Begin,
+    /// Listeners have come or gone.
+    Refresh,
+    /// Devices may be gone.
+    Forget,
+    /// Flow groups are to move ([`Steers::migrate`]).
+    Migrate {
+        moves: Vec<Move>,
+        zones: Vec<(u64, u32)>,
+        asked: u32,
+    },
+    Report,
+}
+
+/// What came of it, and how things stand.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Done {
+    pub answer: Answer,
+    pub groups: Vec<FlowGroups>,
+    /// Some are away.
+    pub away: bool,
+    /// None: nothing has changed.
+    pub state: Option<State>,
+}
+
+/// What the front knows of the devices that are steered.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    any: bool,
+    /// Source ports: network namespace, first port, ports a slice, CPU of each.
+    slices: Vec<(u64, u16, u32, Vec<u32>)>,
+    /// Network namespaces in which flow groups are steered.
+    groups: Vec<u64>,
+}
+
+/// The front's side: it asks the broker.
+#[derive(Default)]
+pub struct Front {
+    state: State,
+    spare: Spare,
+}
+
+impl Front {
     pub fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.plain.is_empty()
+        !self.state.any
+    }
+
+    /// Are flow groups steered in this network namespace, by a device or our program?
+    pub fn has_groups(&self, netns: u64) -> bool {
+        self.state.groups.contains(&netns)
+    }
+
+    /// Which CPUs have time to spare.
+    pub fn spare(&mut self, now: Instant) -> &Spare {
+        self.spare.look(now)
     }
 }
 
 impl Monitor {
+    /// Asks the broker.
+    pub(crate) fn steer_also(&mut self, what: &Also) -> Done {
+        // Where nothing is steered there is nothing to do.
+        if self.steers.is_empty() && !matches!(what, Also::Begin) {
+            return Done::default();
+        }
+        let done = self.broker.steer_also(what);
+        self.steered(&done);
+        done
+    }
+
+    /// Tells clients what has changed.
+    pub(crate) fn steered(&mut self, done: &Done) {
+        if let Some(state) = done.state.clone() {
+            let slices =
+                state.slices.iter().map(|(netns, first, ports, cpus)| (*netns, *first, *ports, cpus.as_slice()));
+            self.registry.set_slices(slices);
+            self.steers.state = state;
+        }
+    }
+}
+
+impl Steers {
     /// Does what a privileged client asks; `socket` is his control socket.
-    pub fn steer(&mut self, request: Request, socket: BorrowedFd<'_>) -> Answer {
+    pub fn steer(&mut self, request: Request, socket: BorrowedFd<'_>) -> Done {
         let done = Place::of(socket).and_then(|place| self.steer_in(request, place));
-        done.unwrap_or_else(|error| Answer { error: Some(error), ..Default::default() })
+        let answer = done.unwrap_or_else(|error| Answer { error: Some(error), ..Default::default() });
+        Done { answer, state: Some(self.state()), ..Done::default() }
+    }
+
+    /// The rest.
+    pub fn also(&mut self, what: Also) -> Done {
+        let before = if matches!(what, Also::Begin) { State::default() } else { self.state() };
+        let mut done = Done::default();
+        match what {
+            Also::Begin => {}
+            Also::Refresh => self.refresh(),
+            Also::Forget => self.forget_gone(),
+            Also::Migrate { moves, zones, asked } => done.away = self.migrate(&moves, &zones, asked, Instant::now()),
+            Also::Report => done.groups = self.report(),
+        }
+        let now = self.state();
+        done.state = (now != before).then_some(now);
+        done
     }
 
     fn steer_in(&mut self, request: Request, place: Place) -> Result<Answer, String> {
@@ -94,9 +191,8 @@ impl Monitor {
                 // In its place, not beside it: a device takes one program.
                 plain::ways(&attach)?;
                 self.unsteer(netns, &attach.device);
-                self.steers.attach(place, attach)?;
-                self.publish_slices();
-                self.steers.write();
+                self.attach(place, attach)?;
+                self.write();
             }
             Request::Detach { device } => {
                 if !self.unsteer(netns, &device) {
@@ -105,10 +201,10 @@ impl Monitor {
             }
             Request::Status => {}
         }
-        self.refresh_steering();
-        let here = self.steers.all.iter().filter(|s| s.netns == netns);
+        self.refresh();
+        let here = self.all.iter().filter(|s| s.netns == netns);
         let mut devices = here.map(Steered::describe).collect::<Result<Vec<_>, _>>()?;
-        devices.extend(self.steers.plain.iter().filter(|p| p.netns == netns).map(Plain::describe));
+        devices.extend(self.plain.iter().filter(|p| p.netns == netns).map(Plain::describe));
         // After they have been shown once as gone.
         self.forget_gone();
         Ok(Answer { error: None, devices })
@@ -116,55 +212,45 @@ impl Monitor {
 
     /// Ends the steering of a device; false if there was none.
     fn unsteer(&mut self, netns: u64, device: &str) -> bool {
-        let plain = |p: &Plain| p.netns == netns && p.request.device == device;
-        if let Some(at) = self.steers.plain.iter().position(plain) {
-            let steered = self.steers.plain.swap_remove(at);
-            self.publish_slices();
-            drop(steered);
-            self.steers.write();
-            return true;
-        }
-        let Some(at) = self.steers.all.iter().position(|s| s.netns == netns && s.request.device == device) else {
+        let before = self.all.len() + self.plain.len();
+        self.plain.retain(|p| p.netns != netns || p.request.device != device);
+        self.all.retain(|s| s.netns != netns || s.request.device != device);
+        if self.all.len() + self.plain.len() == before {
             return false;
-        };
-        // First nobody takes ports for it any more.
-        let steered = self.steers.all.swap_remove(at);
-        self.publish_slices();
-        drop(steered);
-        self.steers.write();
+        }
+        self.write();
         tracing::info!(device, "not steered any more");
         true
     }
 
-    /// Devices may have gone, and listeners have come and gone.
-    pub fn refresh_steering(&mut self) {
-        for steered in &mut self.steers.all {
-            steered.refresh_listened();
-        }
+    /// Listeners may have come and gone.
+    fn refresh(&mut self) {
+        self.all.iter_mut().for_each(Steered::refresh_listened);
     }
 
     /// Drops devices that do not exist any more.
-    pub fn forget_gone(&mut self) {
-        let before = self.steers.all.len() + self.steers.plain.len();
-        self.steers.all.retain(|s| s.steering.is_alive());
-        self.steers.plain.retain(Plain::is_alive);
-        if self.steers.all.len() + self.steers.plain.len() != before {
-            self.publish_slices();
-            self.steers.write();
+    fn forget_gone(&mut self) {
+        let before = self.all.len() + self.plain.len();
+        self.all.retain(|s| s.steering.is_alive());
+        self.plain.retain(Plain::is_alive);
+        if self.all.len() + self.plain.len() != before {
+            self.write();
         }
     }
 
-    pub(crate) fn publish_slices(&mut self) {
-        let mut seen: Vec<u64> = Vec::new();
-        let mut all = Vec::new();
-        let by_xdp = self.steers.all.iter().map(|s| (s.netns, &s.slices));
-        for (netns, slices) in by_xdp.chain(self.steers.plain.iter().map(|p| (p.netns, &p.slices))) {
-            if let (Some(slices), false) = (slices, seen.contains(&netns)) {
-                seen.push(netns);
-                all.push((netns, slices.first, slices.ports, slices.cpus.as_slice()));
+    fn state(&self) -> State {
+        let mut state = State { any: !self.all.is_empty() || !self.plain.is_empty(), ..State::default() };
+        let by_xdp = self.all.iter().map(|s| (s.netns, &s.slices, s.groups.is_some()));
+        let plain = self.plain.iter().map(|p| (p.netns, &p.slices, p.groups.is_some()));
+        for (netns, slices, groups) in by_xdp.chain(plain) {
+            if let (Some(s), false) = (slices, state.slices.iter().any(|known| known.0 == netns)) {
+                state.slices.push((netns, s.first, s.ports, s.cpus.clone()));
+            }
+            if groups {
+                state.groups.push(netns);
             }
         }
-        self.registry.set_slices(all.into_iter());
+        state
     }
 }
 
@@ -220,7 +306,7 @@ fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Slices,
 }
 
 /// A zone that is not busy takes flow groups from the one it stole from most.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Move {
     /// SO_NETNS_COOKIE of the listener.
     pub netns: u64,
@@ -257,17 +343,6 @@ impl Steers {
             }
         }
         away
-    }
-
-    /// Are flow groups steered in this network namespace, by a device or our program?
-    pub fn has_groups(&self, netns: u64) -> bool {
-        self.all.iter().any(|s| s.netns == netns && s.groups.is_some())
-            || self.plain.iter().any(|p| p.netns == netns && p.groups.is_some())
-    }
-
-    /// Which CPUs have time to spare.
-    pub fn spare(&mut self, now: Instant) -> &Spare {
-        self.spare.look(now)
     }
 
     /// For the report.

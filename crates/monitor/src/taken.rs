@@ -13,7 +13,7 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 
 /// The process of a pidfd, in our namespace.
-fn pid_of(fd: BorrowedFd<'_>) -> Option<u32> {
+pub(crate) fn pid_of(fd: BorrowedFd<'_>) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
     let pid = text.lines().find_map(|l| l.strip_prefix("Pid:"))?;
     pid.trim().parse().ok().filter(|pid| *pid > 0)

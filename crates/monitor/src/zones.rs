@@ -6,18 +6,20 @@
 //! that is closed.
 
 mod flows;
-mod keep;
+pub(crate) mod keep;
 mod own;
 
 use crate::arenas::{add, ZoneTotals};
+use crate::broker::Broker;
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
 use crate::maker;
 use crate::requests::{reply, Answer};
 use crate::sockdiag::SockDiag;
+use crate::steer::Also;
 use crate::{ConnId, FamilyId, Monitor};
 use fsocket_abi::arena::zone_accept::NAMES;
-use fsocket_bpf::select::{Parts, Select, GLOBAL, PLACES};
+use fsocket_bpf::select::{Select, GLOBAL, PLACES};
 use fsocket_proto::{kind, report, Msg};
 use fsocket_zones::door::{self, Closer};
 use fsocket_zones::listener::{self, reuse_port, Shape};
@@ -98,8 +100,8 @@ impl Group {
 pub struct Zones {
     all: BTreeMap<GroupId, Group>,
     last_id: GroupId,
-    /// Where groups are kept for a monitor after this one.
-    keep: Option<keep::Keep>,
+    /// Keeps groups for a monitor after this one; from [`Zones::take_over`] on.
+    keep: Option<Rc<Broker>>,
     /// Something is to be written down.
     changed: bool,
     /// When to look after workers that have not told us of themselves.
@@ -173,12 +175,10 @@ impl Monitor {
             return Err(Errno::OPNOTSUPP);
         }
         let id = self.zones.last_id + 1;
-        let pins = self.zones.keep.as_ref().and_then(|k| k.folder(id));
-        let select = match Parts::load(possible_cpus(), pins.as_deref()).and_then(|p| Select::of(p, possible_cpus())) {
+        let select = match self.broker.selector(id, true) {
             Ok(select) => select,
             Err(e) => {
-                self.zones.keep.iter().for_each(|k| k.forget(id));
-                tracing::warn!("zones use the classic selector: {e}");
+                self.broker.forget(id);
                 self.zones.without = Some(e.to_string());
                 return Err(Errno::OPNOTSUPP);
             }
@@ -381,8 +381,10 @@ impl Monitor {
 
     /// For the report: flow groups of devices and of listeners.
     pub(crate) fn report_flow_groups(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::FlowGroups> {
+        let none = self.steers.is_empty();
+        let steered = if none { Vec::new() } else { self.broker.steer_also(&Also::Report).groups };
         let groups = self.zones.all.values().filter(|g| sees(g.uid));
-        self.steers.report().into_iter().chain(groups.filter_map(Group::report_flows)).collect()
+        steered.into_iter().chain(groups.filter_map(Group::report_flows)).collect()
     }
 
     /// For the report.

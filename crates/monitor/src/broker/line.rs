@@ -1,8 +1,10 @@
 //! Messages between the two halves: a structure of fixed size and a few descriptors each way.
+//! What does not fit (a file, a request about steering) is JSON or text in a sealed memfd.
 
 use crate::descriptor::Attached;
 use crate::maker::{End, Order};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::SealFlags;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -13,6 +15,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Descriptors of one message, at most.
 pub const FDS: usize = 6;
+
+/// Bytes of a memfd, at most.
+pub const TEXT: usize = 1 << 24;
 
 /// [`End`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -131,4 +136,27 @@ pub fn receive<T: FromBytes>(line: BorrowedFd<'_>) -> Result<Option<(T, Shown)>,
     let what = T::read_from_bytes(&bytes[..got.bytes]).map_err(|_| Errno::PROTO)?;
     let cut = got.flags.contains(ReturnFlags::CTRUNC);
     Ok(Some((what, if cut { Err(Errno::MFILE) } else { Ok(fds) })))
+}
+
+/// A text that does not fit into a message.
+pub fn text(bytes: &[u8]) -> Result<OwnedFd, Errno> {
+    crate::shm::memfd_of("fastsocket-broker", bytes).map_err(super::errno_of)
+}
+
+/// What such a text says. Sealed, so that nobody changes it meanwhile, nor can hold up who reads it.
+///
+/// # Errors
+/// EINVAL: something else.
+pub fn read(fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
+    let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
+    let size = usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(usize::MAX);
+    if !seals.contains(SealFlags::SHRINK | SealFlags::WRITE) || size > TEXT {
+        return Err(Errno::INVAL);
+    }
+    let mut bytes = vec![0; size];
+    let n = rustix::io::pread(fd, &mut bytes, 0)?;
+    if n != size {
+        return Err(Errno::INVAL);
+    }
+    Ok(bytes)
 }

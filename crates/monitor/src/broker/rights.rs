@@ -1,17 +1,25 @@
 //! The broker's side: each request is checked by what the kernel says of the descriptors that came
 //! with it and before it, then done.
 
-use super::line::Ask;
-use super::{op, Given};
+use super::line::{self, Ask};
+use super::{errno_of, op, Given};
 use crate::address::{V4_ANY, V6_ANY};
 use crate::descriptor;
 use crate::maker::{self, Order};
+use crate::policy::kernel;
+use crate::policy::netlink::Netlink;
 use crate::sockdiag::SockDiag;
-use crate::zones::{clone_as_owner, is_alone, listening};
+use crate::steer::{self, Steers};
+use crate::zones::keep::Keep;
+use crate::zones::{clone_as_owner, is_alone, listening, possible_cpus};
+use fsocket_bpf::closings::Closings;
+use fsocket_bpf::select::Parts;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// Of each kind that is remembered; then the oldest is forgotten.
 const REMEMBERED: usize = 1 << 16;
@@ -52,10 +60,19 @@ pub struct Rights {
     bound: Shown<u64, (u64, u16)>,
     /// Cookies of sockets made for processes of another user than the listener's.
     cloned: Shown<u64, ()>,
+    /// Where groups of listeners are kept for a monitor after this one.
+    keep: Option<Keep>,
+    closings: Option<Closings>,
+    nf_tables: Option<Netlink>,
+    steers: Steers,
+    /// Where steering is kept, and whether it begins again.
+    steer_file: Option<(PathBuf, bool)>,
 }
 
 impl Rights {
-    pub fn new(endpoint: BorrowedFd<'_>) -> Rights {
+    /// `keep`: the directory of what a monitor after this one takes over; `beside`: where it is written
+    /// down what else is to be undone.
+    pub fn new(endpoint: BorrowedFd<'_>, keep: Option<&Path>, beside: Option<&Path>) -> Rights {
         let netns = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .and_then(|s| descriptor::netns_cookie(s.as_fd()));
         Rights {
@@ -66,6 +83,11 @@ impl Rights {
             listeners: Shown::new(),
             bound: Shown::new(),
             cloned: Shown::new(),
+            keep: keep.map(Keep::new),
+            closings: None,
+            nf_tables: None,
+            steers: Steers::default(),
+            steer_file: keep.or(beside).map(|dir| (dir.to_owned(), keep.is_some())),
         }
     }
 
@@ -102,6 +124,84 @@ impl Rights {
                 maker::dial(&order, place.as_ref().map(AsFd::as_fd)).map(Given::one)
             }
             op::CLONE => self.clone_listener(fd()?, *fds.get(1).ok_or(Errno::BADF)?, ask.number),
+            op::SELECTOR => {
+                let pins = self.keep.as_ref().filter(|_| ask.flags & 1 != 0).and_then(|k| k.folder(ask.number));
+                let parts = Parts::load(possible_cpus(), pins.as_deref()).map_err(|e| {
+                    tracing::warn!("zones use the classic selector: {e}");
+                    Errno::OPNOTSUPP
+                })?;
+                let Parts { program, sockets, slots, selections, balances, bell } = parts;
+                Ok(Given { number: 0, fds: vec![program, sockets, slots, selections, balances, bell] })
+            }
+            op::FORGET => {
+                self.keep.iter().for_each(|k| k.forget(ask.number));
+                Ok(Given::default())
+            }
+            op::KEPT => line::text(&self.keep.as_ref().ok_or(Errno::NOENT)?.read().map_err(errno_of)?).map(Given::one),
+            op::KEEP => {
+                let text = line::read(fd()?)?;
+                self.keep.as_ref().ok_or(Errno::NOENT)?.write(&text).map_err(errno_of).map(|()| Given::default())
+            }
+            op::LEAVE => {
+                self.keep.take().iter().for_each(Keep::leave_nothing);
+                self.steers.leave_nothing();
+                Ok(Given::default())
+            }
+            op::CLOSINGS => {
+                if self.closings.is_none() {
+                    self.closings = Some(Closings::start().map_err(|why| {
+                        tracing::warn!(%why, "listeners that are closed in secret are noticed late");
+                        Errno::OPNOTSUPP
+                    })?);
+                }
+                let page = self.closings.as_ref().ok_or(Errno::OPNOTSUPP)?.page();
+                page.try_clone_to_owned().map_err(errno_of).map(Given::one)
+            }
+            op::DIAG => {
+                let there = maker::namespace_of(fd()?, descriptor::netns_cookie(fd()?)?)?;
+                maker::apart(Some(there.as_fd()), SockDiag::open).map(|diag| Given::one(diag.into()))
+            }
+            op::INODE => descriptor::netns_inode(fd()?).map(Given::number).ok_or(Errno::PERM),
+            op::EXE => {
+                let pidfd = fds.first().copied();
+                let pid = match pidfd {
+                    Some(fd) => crate::taken::pid_of(fd).ok_or(Errno::INVAL)?,
+                    None => u32::try_from(ask.number).ok().filter(|pid| *pid != 0).ok_or(Errno::INVAL)?,
+                };
+                let exe = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(errno_of)?;
+                if pidfd.is_some_and(|fd| !crate::policy::process::is_alive(fd)) {
+                    return Err(Errno::SRCH);
+                }
+                line::text(exe.as_os_str().as_bytes()).map(Given::one)
+            }
+            op::RULES => kernel::rules().map(Given::one),
+            op::CHAINS => {
+                if self.nf_tables.is_none() {
+                    self.nf_tables = Some(kernel::questions()?);
+                }
+                let found = self.nf_tables.as_mut().ok_or(Errno::IO)?.has_chains()?;
+                Ok(Given::number(found.into()))
+            }
+            op::TABLES => Ok(Given::number(kernel::has_tables().into())),
+            op::PROGRAMS => {
+                let kind = u32::try_from(ask.number).map_err(|_| Errno::INVAL)?;
+                kernel::programs(fd()?, kind).map(|n| Given::number(n.into())).ok_or(Errno::PERM)
+            }
+            op::STEER => {
+                let control = *fds.get(1).ok_or(Errno::BADF)?;
+                let request = serde_json::from_slice(&line::read(fd()?)?).map_err(|_| Errno::INVAL)?;
+                if self.user_of(control)? != 0 || !descriptor::may_administer(descriptor::peer(control)?.0) {
+                    return Err(Errno::PERM);
+                }
+                Given::json(&self.steers.steer(request, control))
+            }
+            op::STEER_ALSO => {
+                let what = serde_json::from_slice(&line::read(fd()?)?).map_err(|_| Errno::INVAL)?;
+                if let (steer::Also::Begin, Some((file, again))) = (&what, self.steer_file.take()) {
+                    self.steers.take_over(&file, self.netns, again);
+                }
+                Given::json(&self.steers.also(what))
+            }
             _ => Err(Errno::INVAL),
         }
     }

@@ -8,12 +8,13 @@ use super::line::{self, Ask, Told};
 use super::rights::Rights;
 use super::{Broker, Given};
 use crate::descriptor::Attached;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Config, Endpoint};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use std::path::Path;
 
 /// A front that has closed the line may take so long to end, in seconds.
 const PATIENCE: i64 = 2;
@@ -74,10 +75,14 @@ impl Broker {
     ///
     /// # Errors
     /// Of the calls.
-    pub fn beside(endpoint: BorrowedFd<'_>) -> std::io::Result<Broker> {
+    pub fn beside(endpoint: BorrowedFd<'_>, keep: Option<&Path>) -> std::io::Result<Broker> {
         let (ours, theirs) = pair()?;
-        let mut rights = Rights::new(endpoint);
-        std::thread::Builder::new().name("broker".into()).spawn(move || while serve(&mut rights, ours.as_fd()) {})?;
+        let (endpoint, keep) = (endpoint.try_clone_to_owned()?, keep.map(Path::to_owned));
+        std::thread::Builder::new().name("broker".into()).spawn(move || {
+            let mut rights = Rights::new(endpoint.as_fd(), keep.as_deref(), None);
+            drop(endpoint);
+            while serve(&mut rights, ours.as_fd()) {}
+        })?;
         Ok(Broker::there(theirs))
     }
 }
@@ -103,9 +108,9 @@ impl Service {
     ///
     /// # Errors
     /// Of `poll`.
-    pub fn run(self, stop: BorrowedFd<'_>) -> std::io::Result<i32> {
+    pub fn run(self, config: &Config, stop: BorrowedFd<'_>) -> std::io::Result<i32> {
         let Service { endpoint, line, front, pidfd } = self;
-        let mut rights = Rights::new(endpoint.fd.as_fd());
+        let mut rights = Rights::new(endpoint.fd.as_fd(), config.keep.as_deref(), config.socket.parent());
         let mut open = true;
         loop {
             let line_events = if open { PollFlags::IN } else { PollFlags::empty() };

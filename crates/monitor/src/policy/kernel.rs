@@ -8,7 +8,8 @@
 use super::netlink::{self, kinds, put, Netlink};
 use super::process::read;
 use crate::address::is_v4;
-use rustix::fd::{AsRawFd, OwnedFd};
+use crate::broker::Broker;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::RecvFlags;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -28,7 +29,6 @@ pub struct HostPolicy {
 /// nf_tables: what there was at the last look, and the socket that tells of changes.
 struct Netfilter {
     events: OwnedFd,
-    questions: Netlink,
     /// `None`: it has changed.
     chains: Option<bool>,
 }
@@ -48,14 +48,14 @@ impl HostPolicy {
     ///
     /// # Errors
     /// Why not.
-    pub fn look(&mut self, q: &Question<'_>) -> Result<Option<Reason>, Reason> {
-        if self.netfilter()? {
+    pub fn look(&mut self, q: &Question<'_>, broker: &Broker) -> Result<Option<Reason>, Reason> {
+        if self.netfilter(broker)? {
             return Ok(Some("netfilter has chains that local packets pass"));
         }
         if !self.leads_here(q)? {
             return Ok(Some("the route of the destination does not lead to this host"));
         }
-        self.cgroup_programs(q)
+        self.cgroup_programs(q, broker)
     }
 
     /// The socket to be watched, once there is one.
@@ -75,11 +75,8 @@ impl HostPolicy {
         n.chains = None;
     }
 
-    fn netfilter(&mut self) -> Result<bool, Reason> {
-        // iptables of old: tables that exist are registered, and nothing tells of changes.
-        let legacy = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-        let legacy = legacy.into_iter().any(|name| read(Path::new(name)).is_some_and(|t| !t.is_empty()));
-        if legacy {
+    fn netfilter(&mut self, broker: &Broker) -> Result<bool, Reason> {
+        if broker.has_tables().map_err(|_| "iptables cannot be asked")? {
             return Ok(true);
         }
         if self.netfilter.is_none() {
@@ -87,17 +84,15 @@ impl HostPolicy {
                 return Ok(false);
             }
             const CANNOT: Reason = "nf_tables cannot be asked";
-            let protocol = Some(rustix::net::netlink::NETFILTER);
-            let events = netlink::socket(protocol, 1 << (NFNLGRP_NFTABLES - 1)).map_err(|_| CANNOT)?;
-            let questions = Netlink::new(protocol).map_err(|_| CANNOT)?;
-            self.netfilter = Some(Netfilter { events, questions, chains: None });
+            let events = broker.rules().map_err(|_| CANNOT)?;
+            self.netfilter = Some(Netfilter { events, chains: None });
         }
         // (Always there now.)
         let Some(n) = &mut self.netfilter else { return Ok(false) };
         if n.chains.is_none() {
             // An event that we have not read yet may be about what we are about to see; it costs
             // one more look.
-            n.chains = Some(n.questions.has_chains().map_err(|_| "nf_tables does not answer")?);
+            n.chains = Some(broker.has_chains().map_err(|_| "nf_tables does not answer")?);
         }
         Ok(n.chains == Some(true))
     }
@@ -162,7 +157,7 @@ impl HostPolicy {
         }
     }
 
-    fn cgroup_programs(&mut self, q: &Question<'_>) -> Result<Option<Reason>, Reason> {
+    fn cgroup_programs(&mut self, q: &Question<'_>, broker: &Broker) -> Result<Option<Reason>, Reason> {
         const UNKNOWN: Reason = "the programs of a cgroup cannot be asked for";
         let mount = self.cgroups.get_or_insert_with(|| fsocket_bpf::probe::cgroup2().ok());
         // Without a mounted hierarchy nobody attaches anything here.
@@ -175,7 +170,7 @@ impl HostPolicy {
             let path = path.filter(|p| !p.starts_with("/..")).ok_or(UNKNOWN)?;
             let dir = std::fs::File::open(mount.join(path.trim_start_matches('/'))).map_err(|_| UNKNOWN)?;
             for kind in types {
-                if programs(&dir, *kind).ok_or(UNKNOWN)? > 0 {
+                if broker.programs(dir.as_fd(), *kind).ok_or(UNKNOWN)? > 0 {
                     return Ok(Some("BPF programs are attached to the cgroup"));
                 }
             }
@@ -226,7 +221,7 @@ impl Netlink {
     }
 
     /// Whether there is a base chain (one with a hook) that a local packet of ours could pass.
-    fn has_chains(&mut self) -> Result<bool, rustix::io::Errno> {
+    pub(crate) fn has_chains(&mut self) -> Result<bool, rustix::io::Errno> {
         let mut found = false;
         // struct nfgenmsg: all families.
         self.ask(NFT_MSG_GETCHAIN, true, &[0; 4], |_, body| {
@@ -250,8 +245,24 @@ fn has_nf_tables() -> bool {
     }
 }
 
+/// iptables of old: tables that exist are registered, and nothing tells of changes.
+pub(crate) fn has_tables() -> bool {
+    let names = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+    names.into_iter().any(|name| read(Path::new(name)).is_some_and(|t| !t.is_empty()))
+}
+
+/// A socket that tells when nf_tables changes.
+pub(crate) fn rules() -> Result<OwnedFd, rustix::io::Errno> {
+    netlink::socket(Some(rustix::net::netlink::NETFILTER), 1 << (NFNLGRP_NFTABLES - 1))
+}
+
+/// One to ask nf_tables by.
+pub(crate) fn questions() -> Result<Netlink, rustix::io::Errno> {
+    Netlink::new(Some(rustix::net::netlink::NETFILTER))
+}
+
 /// How many programs of this type are in force for a cgroup; `None`: not known.
-fn programs(cgroup: &std::fs::File, attach_type: u32) -> Option<u32> {
+pub(crate) fn programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> Option<u32> {
     const BPF_PROG_QUERY: libc::c_int = 16;
     const BPF_F_QUERY_EFFECTIVE: u32 = 1;
     /// Beginning of the `query` part of union bpf_attr.
@@ -303,7 +314,8 @@ mod tests {
         let ip = Ipv4Addr::from(ip).to_ipv6_mapped().octets();
         let mut host = HostPolicy { cgroups: Some(None), ..HostPolicy::default() };
         let question = Question { ip, port: 80, uid: 1000, client_cgroup: None, server_cgroups: vec![] };
-        host.look(&question).map(|why| why.is_some())
+        let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        host.look(&question, &Broker::here(nobody.as_fd(), None, None)).map(|why| why.is_some())
     }
 
     #[test]

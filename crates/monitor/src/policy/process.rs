@@ -1,8 +1,9 @@
 //! What the kernel says of a process that asks us for something.
 
 use super::rules::Party;
+use crate::broker::Broker;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,12 @@ pub struct Sender {
     pub gid: u32,
     /// From 6.5 on. Without it a process could end and another one get its number while we read.
     pub pidfd: Option<OwnedFd>,
+}
+
+/// Whether the process of a pidfd has not ended.
+pub fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
 }
 
 /// What can be read of a process.
@@ -33,16 +40,15 @@ impl Sender {
         }
         let value = read(PathBuf::from(format!("/proc/{}", self.pid)))?;
         let Some(pidfd) = &self.pidfd else { return Some(value) };
-        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-        let alive = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0);
-        alive.then_some(value)
+        is_alive(pidfd.as_fd()).then_some(value)
     }
 
     /// What rules ask of it. The executable changes only by `exec`, but it is no proof: its user may
     /// run the same file with other code preloaded, or trace it. A process leaves its cgroup only
     /// with the right to write to both.
-    pub fn party(&self, wanted: Wanted) -> Party {
-        let exe = || self.of_live(|proc| std::fs::read_link(proc.join("exe")).ok());
+    pub fn party(&self, wanted: Wanted, broker: &Broker) -> Party {
+        // (Another user's takes a privilege.)
+        let exe = || self.of_live(|_| broker.exe(self.pid, self.pidfd.as_ref().map(AsFd::as_fd)));
         let cgroup = || self.of_live(|proc| cgroup(&read(&proc.join("cgroup"))?));
         Party {
             uid: self.uid,
@@ -120,16 +126,20 @@ pub fn cgroup(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn broker() -> Broker {
+        Broker::here(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap().as_fd(), None, None)
+    }
+
     #[test]
     fn our_own_is_read() {
         let me = Sender { pid: std::process::id(), uid: 1, gid: 2, pidfd: None };
-        let p = me.party(Wanted { exe: true, cgroup: true });
+        let p = me.party(Wanted { exe: true, cgroup: true }, &broker());
         assert_eq!(p.exe, std::env::current_exe().ok());
         assert_eq!((p.uid, p.gid), (1, 2));
-        let none = me.party(Wanted::default());
+        let none = me.party(Wanted::default(), &broker());
         assert_eq!((none.exe, none.cgroup), (None, None));
         let gone = Sender { pid: 0, ..me };
-        assert_eq!(gone.party(Wanted { exe: true, cgroup: true }).exe, None);
+        assert_eq!(gone.party(Wanted { exe: true, cgroup: true }, &broker()).exe, None);
         assert!(gone.restraint().is_more_than(&Restraint::own()));
     }
 
@@ -139,10 +149,10 @@ mod tests {
         let pid = rustix::process::Pid::from_child(&child);
         let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         let s = Sender { pid: child.id(), uid: 0, gid: 0, pidfd: Some(pidfd) };
-        assert!(s.party(Wanted { exe: true, cgroup: false }).exe.is_some());
+        assert!(s.party(Wanted { exe: true, cgroup: false }, &broker()).exe.is_some());
         child.kill().unwrap();
         rustix::event::poll(&mut [PollFd::new(s.pidfd.as_ref().unwrap(), PollFlags::IN)], None).unwrap();
-        assert!(s.party(Wanted { exe: true, cgroup: true }).cgroup.is_none());
+        assert!(s.party(Wanted { exe: true, cgroup: true }, &broker()).cgroup.is_none());
         child.wait().unwrap();
     }
 

@@ -440,9 +440,9 @@ impl Monitor {
             }
         }
         self.nudge(nudges);
-        let knobs = &self.config.balance;
+        let knobs = self.config.balance.clone();
         if knobs.migrate {
-            again |= self.steers.migrate(&moves, &zones, knobs.groups, now);
+            again |= self.steer_also(&crate::steer::Also::Migrate { moves, zones, asked: knobs.groups }).away;
         }
         if again {
             self.zones.balance_at(now + knobs.interval);

@@ -3,13 +3,16 @@
 //! leaves his place in the maps by himself. See ADR 25.
 
 use super::own::{KeptOwn, Own};
-use super::{possible_cpus, Group, GroupId, Member, Zones};
+use super::{Group, GroupId, Member, Zones};
+use crate::broker::Broker;
 use fsocket_bpf::bpffs;
-use fsocket_bpf::select::{Parts, Select, GLOBAL};
+use fsocket_bpf::select::GLOBAL;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How often it is looked whether workers that have not told us of themselves live.
@@ -43,6 +46,19 @@ impl Keep {
         if let Err(e) = bpffs::remove(&self.concern(group)) {
             tracing::warn!(group, "{e}");
         }
+    }
+
+    pub fn read(&self) -> std::io::Result<Vec<u8>> {
+        std::fs::read(&self.file)
+    }
+
+    pub fn write(&self, text: &[u8]) -> std::io::Result<()> {
+        let new = self.file.with_extension("new");
+        std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &self.file))
+    }
+
+    pub fn leave_nothing(&self) {
+        let _ = std::fs::remove_file(&self.file);
     }
 }
 
@@ -89,9 +105,8 @@ impl KeptGroup {
     }
 
     /// The group, if a socket of it lives.
-    fn take_over(self, keep: &Keep, netns: u64) -> Option<Group> {
-        let folder = keep.folder(self.id)?;
-        let select = Parts::load(possible_cpus(), Some(&folder)).and_then(|p| Select::of(p, possible_cpus()));
+    fn take_over(self, broker: &Broker, netns: u64) -> Option<Group> {
+        let select = broker.selector(self.id, true);
         let select = select.inspect_err(|e| tracing::warn!(group = self.id, "not taken over: {e}")).ok()?;
         let lives = |m: &KeptMember| select.cookie(m.place) == Some(m.cookie);
         let member =
@@ -142,21 +157,20 @@ impl Group {
 
 impl Zones {
     /// Takes over what a monitor before this one has left. `netns`: of this process.
-    pub fn take_over(&mut self, directory: &Path, netns: u64) {
-        let keep = Keep::new(directory);
-        if let Some(kept) = std::fs::read(&keep.file).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok()) {
+    pub fn take_over(&mut self, broker: &Rc<Broker>, netns: u64) {
+        if let Some(kept) = broker.kept().and_then(|text| serde_json::from_slice::<Kept>(&text).ok()) {
             self.last_id = kept.last_id;
             for group in kept.groups {
                 let id = group.id;
-                match group.take_over(&keep, netns) {
+                match group.take_over(broker, netns) {
                     Some(group) => {
                         self.all.insert(id, group);
                     }
-                    None => keep.forget(id),
+                    None => broker.forget(id),
                 }
             }
         }
-        self.keep = Some(keep);
+        self.keep = Some(broker.clone());
         self.orphans = Some(Instant::now() + LOOK);
     }
 
@@ -183,13 +197,9 @@ impl Zones {
     fn write(&self) {
         let Some(keep) = &self.keep else { return };
         let kept = Kept { last_id: self.last_id, groups: self.all.values().map(KeptGroup::of).collect() };
-        let new = keep.file.with_extension("new");
-        let written = serde_json::to_vec(&kept)
-            .map_err(std::io::Error::from)
-            .and_then(|text| std::fs::write(&new, text))
-            .and_then(|()| std::fs::rename(&new, &keep.file));
+        let written = serde_json::to_vec(&kept).map_err(|_| Errno::NOMEM).and_then(|text| keep.keep(&text));
         if let Err(e) = written {
-            tracing::warn!("{}: {e}", keep.file.display());
+            tracing::warn!("groups of listeners are not kept: {e}");
         }
     }
 
@@ -197,7 +207,6 @@ impl Zones {
     pub fn leave_nothing(&mut self) {
         if let Some(keep) = self.keep.take() {
             self.all.keys().for_each(|group| keep.forget(*group));
-            let _ = std::fs::remove_file(&keep.file);
         }
     }
 }

@@ -11,7 +11,7 @@
 use super::{listening, reply, Answer, Group, Member};
 use crate::descriptor::{self, Attached, Listening};
 use crate::sockdiag::SockDiag;
-use crate::steer::place::{allowed_cpus, Place};
+use crate::steer::place::allowed_cpus;
 use crate::{ConnId, Monitor};
 use fsocket_bpf::select::{GLOBAL, PLACES};
 use fsocket_proto::{Addr, Msg};
@@ -72,8 +72,7 @@ pub struct Own {
 }
 
 impl Own {
-    fn new(fd: &Attached, info: Listening, uid: u32) -> Own {
-        let diag = diag_of(fd);
+    fn new(info: Listening, uid: u32, diag: Option<SockDiag>) -> Own {
         let known = BTreeSet::from([info.cookie]);
         Own { info, uid, known, diag, mixed: false, given: false, next: Instant::now(), pause: SOON, lookups: 0 }
     }
@@ -112,11 +111,6 @@ impl Own {
         self.pause = pause;
         self.next = Instant::now() + pause;
     }
-}
-
-/// In the socket's network namespace, which is not necessarily ours.
-fn diag_of(fd: &Attached) -> Option<SockDiag> {
-    Place::of(fd.as_fd()).and_then(|place| place.within(SockDiag::new)).ok().flatten()
 }
 
 impl Group {
@@ -198,7 +192,7 @@ impl Monitor {
             Some(group) => group,
             None => {
                 let (shape, _) = listening(fd.as_fd())?;
-                let own = Own::new(fd, info, owner);
+                let own = Own::new(info, owner, self.broker.diag(fd.as_fd()).ok());
                 self.new_group(fd, &shape, Some(own), info.netns, uid)?
             }
         };
@@ -208,7 +202,7 @@ impl Monitor {
         if let Some(own) = &mut g.own {
             own.known.insert(info.cookie);
             if own.diag.is_none() {
-                own.diag = diag_of(fd);
+                own.diag = self.broker.diag(fd.as_fd()).ok();
             }
         }
         let gone = g.settle();

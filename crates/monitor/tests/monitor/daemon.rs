@@ -157,7 +157,14 @@ fn the_two_halves_end_together() {
     ] {
         let mut broker = binary(&[], &socket);
         wait_until("it serves", || socket.exists() && front(&broker).is_some_and(|f| f.1.contains("NoNewPrivs:\t1")));
-        let (pid, _) = front(&broker).unwrap();
+        let confined = ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"];
+        wait_until("it is confined", || front(&broker).is_some_and(|f| confined.iter().all(|line| f.1.contains(line))));
+        let (pid, status_now) = front(&broker).unwrap();
+        assert!(["CapInh:", "CapBnd:", "CapAmb:"].iter().all(|l| status_now.contains(&format!("{l}\t{:016x}", 0))));
+        assert!(
+            !status_now.contains("Uid:\t0\t")
+                || !std::fs::read_to_string("/proc/self/uid_map").unwrap().contains("4294967295")
+        );
         let whom = if front_too { pid } else { broker.id() as i32 };
         // (It may not yet be where it waits for signals; those are blocked from the start.)
         kill_process(Pid::from_raw(whom).unwrap(), signal).unwrap();

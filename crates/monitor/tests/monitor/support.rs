@@ -56,7 +56,7 @@ impl Daemon {
             // As the system monitor has it, but in one process.
             false => {
                 let endpoint = Endpoint::publish(&config)?;
-                let broker = Broker::beside(endpoint.fd.as_fd()).unwrap();
+                let broker = Broker::beside(endpoint.fd.as_fd(), config.keep.as_deref()).unwrap();
                 Monitor::on(config, endpoint, broker)
             }
         };
