@@ -1,4 +1,4 @@
-//! How many listening sockets have stopped to listen, by port; see `closings.bpf.c`.
+//! How many sockets have begun to listen, or stopped, by port; see `closings.bpf.c`.
 
 use crate::{load, probe, skel, Error, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};

@@ -1,4 +1,4 @@
-//! Every way in which a socket stops to listen is counted before the call returns.
+//! Every way in which a socket stops to listen, or begins to, is counted before the call returns.
 
 use fsocket_bpf::closings::{Closings, SIZE};
 use fsocket_bpf::Error;
@@ -26,6 +26,11 @@ fn every_end_of_a_listener_is_counted_at_once() {
     assert_eq!(closings.count(port), before + 1, "shutdown");
     drop(l);
     assert_eq!(closings.count(port), before + 1, "it did not listen any more");
+    let s = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&s, &std::net::SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+    let before = closings.count(port);
+    rustix::net::listen(&s, 1).unwrap();
+    assert_eq!(closings.count(port), before + 1, "listen");
     // Nobody else can write what clients rely on.
     // SAFETY: a mapping that is expected not to come to be.
     let at = unsafe {

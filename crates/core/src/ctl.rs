@@ -503,7 +503,7 @@ fn map_registry(fd: i32) {
     }
 }
 
-/// Changes when a socket with that port stops to listen, however it was closed; always 0 where
+/// Changes when a socket with that port begins to listen, or stops, however it was closed; always 0 where
 /// nobody can tell.
 pub fn closings(port: u16) -> u32 {
     let p = CLOSINGS.load(Ordering::Acquire);

@@ -2,7 +2,7 @@
 //! that is nearest is not ours.
 
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use fsocket_testkit::{need_hosts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
 use std::time::Duration;
 
 const ASKED: i128 = 20;
@@ -65,15 +65,27 @@ fn families_and_devices() {
     as_in_the_kernel(&[(Accel, "127.0.0.1", &[]), (Accel, "0.0.0.0", &["lo"])], &["127.0.0.1"], 1);
 }
 
+/// `seconds` after a nearer one has come it has all connections.
+#[track_caller]
+fn comes_later(host: &Host, how: &str, seconds: &str) {
+    let app = script("apps/shadow.py").display().to_string();
+    let port = net::free_port().to_string();
+    let args = [app.as_str(), "later", &port, seconds, how];
+    let said = host.run(Accel, "later", 60, PYTHON, &args).success().stdout;
+    assert_eq!(said, "B\nA\n", "{how}");
+}
+
 /// One of a program with the library is noticed at once, another one when the route is asked for again.
 #[test]
 fn a_nearer_one_comes_later() {
-    for (how, seconds) in [("timestamp", "0"), ("lo", "0"), ("stock", "5.5")] {
-        let host = Host::new();
-        let app = script("apps/shadow.py").display().to_string();
-        let port = net::free_port().to_string();
-        let args = [app.as_str(), "later", &port, seconds, how];
-        let said = host.run(Accel, "later", 60, PYTHON, &args).success().stdout;
-        assert_eq!(said, "B\nA\n", "{how}");
-    }
+    comes_later(&Host::new(), "timestamp", "0");
+    comes_later(&Host::new(), "lo", "0");
+    comes_later(&Host::new(), "stock", "5.5");
+}
+
+/// The kernel tells a system monitor's clients of every listener.
+#[test]
+fn a_nearer_one_without_the_library_is_noticed_at_once() {
+    need_hosts!();
+    comes_later(&Host::for_all_users(""), "stock", "0");
 }

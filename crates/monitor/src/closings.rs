@@ -1,10 +1,10 @@
 //! Listeners that were closed without our being told.
 //!
 //! A process may close a listening socket past the library, and another service may have the port
-//! next. What a client was told of a listener holds until a socket with that port stops to listen:
-//! the kernel counts those in a page that clients map (`fsocket_bpf::closings`), and a client whose
-//! number is not the page's asks again. We then ask the kernel for that very socket, in its
-//! own network namespace.
+//! next. What a client was told of a listener holds until a socket with that port stops to listen,
+//! or begins to (it may be nearer): the kernel counts those in a page that clients map
+//! (`fsocket_bpf::closings`), and a client whose number is not the page's asks again. We then ask the
+//! kernel for that very socket, in its own network namespace.
 //!
 //! A private monitor has no such page: what it says holds for `ROUTE_SECS`.
 

@@ -240,7 +240,7 @@ limit_table! {
         of listen;
     Sockets: "Which listener of a port a connection reaches is the kernel's choice (address, family, device). \
      A nearer listener of a process without the library that comes while there are connections to \
-     another one is noticed within 5 s. Of several sockets at one address (`SO_REUSEPORT`), some of \
+     another one is noticed at once by a system monitor, within 5 s by a private one. Of several sockets at one address (`SO_REUSEPORT`), some of \
      them of processes without the library, those with it get all connections over shared memory. In \
      a network namespace that the monitor may not enter, listeners without the library are not seen."
         of connect, listen;

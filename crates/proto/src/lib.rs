@@ -252,7 +252,8 @@ pub mod kind {
     pub const WAKER_WRITE: u32 = 37;
     /// From the monitor, before the first answer to [`CONNECT`] that depends on it: fd, to be mapped
     /// to read, one word for each port ([`CLOSINGS_SIZE`](crate::CLOSINGS_SIZE)). The kernel changes the word
-    /// of a port, before anybody else can have the port, when a socket there stops to listen.
+    /// of a port, before anybody else can have the port, when a socket there stops to listen; also when
+    /// one begins to.
     pub const CLOSINGS: u32 = 38;
     /// From the monitor: the other side of channel `id` is gone and every
     /// connection in it has been closed or reset; unmap when drained. `arg0` 1: it
