@@ -1,7 +1,7 @@
 //! Processes that are killed at random moments, and what the other side sees of it.
 
 use crate::random::Random;
-use crate::victims::{children, Stage, SERVERS};
+use crate::victims::{children, tree, Stage, SERVERS};
 use anyhow::{bail, ensure, Result};
 use fsocket_sys as sys;
 use fsocket_testkit::{net, Proc};
@@ -111,8 +111,9 @@ fn wait_ends(p: &Proc, ids: &BTreeSet<u64>, began: u64, what: &str) -> Result<Ve
     }
 }
 
+/// Of both processes of a monitor.
 fn descriptors(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |d| d.count())
+    tree(pid).iter().map(|pid| std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |d| d.count())).sum()
 }
 
 /// True: nothing is wrong.

@@ -3,7 +3,7 @@
 use crate::honest::{Seen, KEPT};
 use crate::peer::Peer;
 use crate::random::Random;
-use crate::victims::{cpu_of, resident, Stage, Victim, CLIENTS, HOSTILE, SERVERS};
+use crate::victims::{cpu_of, resident, tree, Stage, Victim, CLIENTS, HOSTILE, SERVERS};
 use anyhow::{ensure, Context, Result};
 use fsocket_proto::{kind, Msg};
 use fsocket_testkit::Proc;
@@ -144,7 +144,7 @@ pub fn run(r: &Run) -> Result<bool> {
         "monitor: answers within {p99:.2} ms (p99), {worst:.2} ms (all); CPU {:.2} s, {:.2} s; {} MiB",
         quiet.monitor_cpu,
         attacked.monitor_cpu,
-        resident(stage.monitor.pid())
+        tree(stage.monitor.pid()).into_iter().map(resident).sum::<u64>()
     );
     if r.strict && worst > 50.0 {
         wrong.push(format!("the monitor answered after {worst} ms"));

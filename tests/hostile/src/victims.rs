@@ -167,7 +167,7 @@ pub fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().filter_map(|n| n.parse().ok()).collect()
 }
 
-fn tree(pid: u32) -> Vec<u32> {
+pub fn tree(pid: u32) -> Vec<u32> {
     std::iter::once(pid).chain(children(pid).into_iter().flat_map(tree)).collect()
 }
 
