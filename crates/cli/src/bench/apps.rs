@@ -121,6 +121,7 @@ pub fn run(step: &Step, job: Job) -> Result<Values> {
             wrk(step, front, &[])
         }
         Job::CurlLoop => curl_loop(step, &nginx(step)?),
+        Job::TrueLoop => true_loop(step),
         _ => bail!("not a program"),
     }
 }
@@ -173,11 +174,18 @@ fn ab_rate(output: &str) -> Result<f64> {
 
 /// A shell that starts one `curl` after the other, as scripts do.
 fn curl_loop(step: &Step, server: &Server) -> Result<Values> {
-    let count = if step.context.quick { 40 } else { 100 };
-    let script = format!(
-        "i=0; while [ $i -lt {count} ]; do curl -s -o /dev/null http://127.0.0.1:{}/ || exit 1; i=$((i+1)); done",
-        server.port
-    );
+    let curl = format!("curl -s -o /dev/null http://127.0.0.1:{}/", server.port);
+    shell_loop(step, &curl, if step.context.quick { 40 } else { 100 })
+}
+
+/// Programs that open no socket.
+fn true_loop(step: &Step) -> Result<Values> {
+    shell_loop(step, "/bin/true", if step.context.quick { 200 } else { 500 })
+}
+
+/// A shell that starts `program` so often, under `fastsocket run` or without.
+fn shell_loop(step: &Step, program: &str, count: u32) -> Result<Values> {
+    let script = format!("i=0; while [ $i -lt {count} ]; do {program} || exit 1; i=$((i+1)); done");
     let mut command;
     match (step.path, &step.context.accel) {
         (Path::Ours, Some(accel)) => {

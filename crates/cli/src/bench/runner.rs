@@ -79,7 +79,8 @@ pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) 
         job => apps::run(&step, job)?,
     };
     // Nothing connects while everything is idle; that step checks for itself.
-    if let (Some((accel, before)), true) = (before, scenario.job != Job::IdleCpu) {
+    let connects = !matches!(scenario.job, Job::IdleCpu | Job::TrueLoop);
+    if let (Some((accel, before)), true) = (before, connects) {
         accel.check(&before).map_err(|e| e.context(NotAccelerated))?;
     }
     Ok(values)

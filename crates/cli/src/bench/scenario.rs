@@ -102,6 +102,7 @@ pub enum Job {
     NginxAb,
     Haproxy,
     CurlLoop,
+    TrueLoop,
     IdleCpu,
     IdleMemory,
 }
@@ -189,6 +190,8 @@ pub fn all() -> Vec<Scenario> {
     list.push(app("haproxy-nginx", Job::Haproxy, rate(&[]), &["haproxy", "nginx", "wrk"]));
     let wall = vec![metric("seconds", "", Seconds, Lower, &[Stock(1.0 / 1.1)])];
     list.push(app("curl-loop", Job::CurlLoop, wall, &["nginx", "curl"]));
+    let wall = vec![metric("seconds", "", Seconds, Lower, &[Stock(1.0 / 1.1)])];
+    list.push(app("true-loop", Job::TrueLoop, wall, &[]));
 
     let cpu = vec![metric("cpu", "", CpuMilliseconds, Lower, &[StockPlus(10.0)])];
     let mut idle = app("idle-cpu", Job::IdleCpu, cpu, &["nginx", "redis-server"]);
