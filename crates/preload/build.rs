@@ -5,6 +5,8 @@ use std::{env, fs, path::Path};
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // The ends of the table of faults are ours alone.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,start-stop-visibility=hidden");
     let out = env::var("OUT_DIR").expect("cargo sets it");
     // The standard library asks for -lgcc_s; this linker script answers first.
     fs::write(Path::new(&out).join("libgcc_s.so"), "INPUT(-lgcc_eh -lgcc -lc)\n").expect("OUT_DIR is writable");

@@ -250,9 +250,15 @@ unsafe fn take_slot(
     if fd <= table::STDIO {
         crate::path::materialize_one(d);
     }
-    if !addr.is_null() && !len.is_null() {
+    if !addr.is_null() {
         // SAFETY: the caller's.
-        let _ = unsafe { name::give(&name::source_for(&dst), port, family, addr, len) };
+        if let Err(e) = unsafe { name::give(&name::source_for(&dst), port, family, addr, len) } {
+            // As in the kernel the connection is lost.
+            if let Outcome::Kernel = crate::close::close(fd) {
+                let _ = sys::close(fd);
+            }
+            return Some(Err(e));
+        }
     }
     Some(Ok(fd))
 }

@@ -80,6 +80,7 @@ unsafe impl Slot for Chan {
 
 /// Map a channel. The descriptor stays the caller's.
 pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan> {
+    crate::faults::are_handled();
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     let fresh = || sys::mmap(CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0);
     let base = fresh().or_else(|_| {

@@ -2,7 +2,7 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, foreign, listen, name, opts, process, ready, route, slice, stats, table, upgrade, Outcome};
+use crate::{epoll, foreign, listen, name, opts, process, ready, route, slice, stats, table, upgrade, user, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
@@ -11,10 +11,13 @@ use fsocket_ring::{init_dir, init_half, Mapped};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// # Safety
-/// `addr` is readable for `len` bytes.
+/// `addr` is the program's for `len` bytes.
 pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, len: u32) -> Outcome<Result<()>> {
-    // SAFETY: a family is there, if anything is.
-    if !addr.is_null() && len >= 2 && unsafe { (*addr).sa_family } as i32 == libc::AF_UNSPEC {
+    if len as usize <= size_of::<libc::sockaddr_storage>() && !user::readable(addr as *const u8, len as usize) {
+        return Outcome::Kernel; // EFAULT, whatever the socket is
+    }
+    // SAFETY: the caller's.
+    if len >= 2 && unsafe { user::get(addr as *const u16) } == Ok(libc::AF_UNSPEC as u16) {
         // The connection is reset, the listener listens no more; the kernel knows
         // what is left of a socket after that.
         match d.kind() {

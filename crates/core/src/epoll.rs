@@ -52,6 +52,8 @@ pub struct Ep {
     ctl_added: AtomicBool,
     /// A local listen socket lies beside a global one in it.
     zoned: AtomicBool,
+    /// The array of events that was found to be there; see [`wait()`].
+    array: core::sync::atomic::AtomicUsize,
     aloof: crate::zone::balance::aloof::Aloof,
     /// The parent's, and not waited on here yet.
     inherited: AtomicBool,
@@ -124,6 +126,7 @@ pub fn created(fd: i32) -> bool {
     ep.kernel.store(false, Ordering::Relaxed);
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.zoned.store(false, Ordering::Relaxed);
+    ep.array.store(0, Ordering::Relaxed);
     ep.aloof.reset();
     ep.shared.store(false, Ordering::Relaxed);
     ep.nested.store(false, Ordering::Relaxed);

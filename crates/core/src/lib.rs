@@ -18,6 +18,7 @@ pub mod connect;
 pub mod ctl;
 pub mod epoll;
 pub mod exec;
+pub mod faults;
 pub mod foreign;
 pub mod fork;
 pub mod idle;
@@ -50,12 +51,12 @@ pub mod taken;
 pub mod token;
 pub mod upgrade;
 pub mod uring;
+pub mod user;
 mod wait;
 pub mod zone;
 
-#[cfg(not(loom))]
-pub use fsocket_ring::{copy_by, Memcpy};
 pub use fsocket_sys::{Errno, Result};
+pub use fsocket_uaccess::{copy_by, Memcpy};
 
 /// What a hook shall do: the answer, or "let libc do it".
 pub enum Outcome<T> {

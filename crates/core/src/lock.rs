@@ -57,6 +57,11 @@ impl<T> Lock<T> {
         Ok(Guard { lock: self })
     }
 
+    /// By any thread.
+    pub fn is_held(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) != 0
+    }
+
     #[inline]
     fn take(&self, me: u64) -> Result<(), u64> {
         // Acquire: pairs with the release in `Guard::drop`.

@@ -2,6 +2,7 @@
 
 use crate::stream::{self, Midway};
 use crate::table::Desc;
+use crate::user;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Messages up to this size are gathered and sent as one record, bytes.
@@ -16,15 +17,18 @@ const MAX_IOV: usize = 1024;
 /// `too_many`: what the call says of more than [`MAX_IOV`] vectors.
 ///
 /// # Safety
-/// `iov` points to `n` valid vectors.
+/// `iov` points to `n` vectors of the program's, or to nothing.
 unsafe fn checked<'a>(iov: *const libc::iovec, n: usize, too_many: Errno) -> Result<(&'a [libc::iovec], usize)> {
     if n > MAX_IOV {
         return Err(too_many);
     }
-    if n == 0 || iov.is_null() {
+    if n == 0 {
         return Ok((&[], 0));
     }
-    // SAFETY: the caller's.
+    if !user::readable(iov, n) {
+        return Err(Errno::EFAULT);
+    }
+    // SAFETY: they are there.
     let v = unsafe { core::slice::from_raw_parts(iov, n) };
     let mut total = 0usize;
     for x in v {
@@ -51,7 +55,7 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         let mut at = 0;
         for x in v {
             // SAFETY: the sum of all lengths fits; sources are the caller's.
-            unsafe { core::ptr::copy_nonoverlapping(x.iov_base as *const u8, p.add(at), x.iov_len) };
+            unsafe { user::read(x.iov_base as *const u8, p.add(at), x.iov_len) }?;
             at += x.iov_len;
         }
         // SAFETY: `total` bytes were written.
@@ -235,7 +239,9 @@ unsafe fn peek_by(d: &'static Desc, v: &[libc::iovec], buf: *mut u8, room: usize
     for x in v {
         let k = x.iov_len.min(got - at);
         // SAFETY: `got` bytes are initialized; the vector is the caller's.
-        unsafe { core::ptr::copy_nonoverlapping(buf.add(at), x.iov_base as *mut u8, k) };
+        if let Err(e) = unsafe { user::write(buf.add(at), x.iov_base as *mut u8, k) } {
+            return if at > 0 { Ok(at) } else { Err(e) };
+        }
         at += k;
     }
     Ok(got)

@@ -1,6 +1,7 @@
 //! Socket addresses, and what `getsockname` and friends answer.
 
 use crate::table::Desc;
+use crate::user;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_proto::Addr;
 use fsocket_sys::{Errno, Result};
@@ -8,31 +9,30 @@ use fsocket_sys::{Errno, Result};
 const V4: u16 = libc::AF_INET as u16;
 const V6: u16 = libc::AF_INET6 as u16;
 
-/// Parse what an application passed to `connect`. None: not IPv4 or IPv6, or
-/// malformed; the kernel then says what is wrong with it.
+/// Parse what an application passed to `connect`. None: not IPv4 or IPv6, malformed or not there;
+/// the kernel then says what is wrong with it.
 ///
 /// # Safety
-/// `p` is readable for `len` bytes.
+/// `p` is the program's for `len` bytes.
 pub unsafe fn parse(p: *const libc::sockaddr, len: u32) -> Option<Addr> {
-    if p.is_null() || len < 16 {
+    let mut b = [0u8; 28];
+    let n = b.len().min(len as usize);
+    if n < 16 {
         return None;
     }
-    // SAFETY: the caller's length covers each read.
-    unsafe {
-        let mut a = Addr { family: (*p).sa_family, ..Addr::default() };
-        let b = p as *const u8;
-        a.port = u16::from_be_bytes([*b.add(2), *b.add(3)]);
-        match a.family {
-            V4 => {
-                a.ip[10] = 0xff;
-                a.ip[11] = 0xff;
-                core::ptr::copy_nonoverlapping(b.add(4), a.ip.as_mut_ptr().add(12), 4);
-            }
-            V6 if len >= 24 => core::ptr::copy_nonoverlapping(b.add(8), a.ip.as_mut_ptr(), 16),
-            _ => return None,
+    // SAFETY: the caller's.
+    unsafe { user::read(p as *const u8, b.as_mut_ptr(), n) }.ok()?;
+    let mut a = Addr { family: u16::from_ne_bytes([b[0], b[1]]), ..Addr::default() };
+    a.port = u16::from_be_bytes([b[2], b[3]]);
+    match a.family {
+        V4 => {
+            (a.ip[10], a.ip[11]) = (0xff, 0xff);
+            a.ip[12..].copy_from_slice(&b[4..8]);
         }
-        Some(a)
+        V6 if n >= 24 => a.ip.copy_from_slice(&b[8..24]),
+        _ => return None,
     }
+    Some(a)
 }
 
 pub fn is_v4(ip: &[u8; 16]) -> bool {
@@ -103,18 +103,11 @@ pub fn sockaddr(family: i32, ip: &[u8; 16], port: u16) -> ([u8; 28], usize) {
 /// true length into `*len`. `family` is that of the application's socket.
 ///
 /// # Safety
-/// `len` is valid, `out` writable for `*len` bytes.
+/// Both are the program's, or nothing is there.
 pub unsafe fn give(ip: &[u8; 16], port: u16, family: u16, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
     let (b, n) = sockaddr(family as i32, ip, port);
     // SAFETY: the caller's.
-    unsafe {
-        if (*len as i32) < 0 {
-            return Err(Errno::EINVAL);
-        }
-        core::ptr::copy_nonoverlapping(b.as_ptr(), out as *mut u8, (*len as usize).min(n));
-        *len = n as u32;
-    }
-    Ok(())
+    unsafe { user::give(&b[..n], out as *mut u8, len, n as u32) }
 }
 
 /// `getsockname` of a connection.

@@ -9,7 +9,7 @@ pub mod before;
 pub mod extra;
 
 use crate::table::{kind, Desc};
-use crate::{ready, Outcome};
+use crate::{ready, user, Outcome};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::flag;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -92,9 +92,9 @@ fn find(level: i32, name: i32) -> Option<usize> {
 }
 
 /// # Safety
-/// `val` is readable for `len` bytes.
+/// `val` is the program's for `len` bytes.
 pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const u8, len: u32) -> Outcome<Result<()>> {
-    let number = |n: u32| !val.is_null() && len >= n;
+    let number = |n: u32| len >= n && user::readable(val, n as usize);
     // SAFETY: that many bytes are there.
     extra::before(d, level, name, if number(4) { unsafe { (val as *const i32).read_unaligned() } } else { 1 });
     let conn = crate::path::still_ours(d);
@@ -229,15 +229,16 @@ pub fn send_buffer(d: &Desc) -> usize {
 /// `val` is readable for `len` bytes.
 unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const u8, len: u32) -> bool {
     let o = values(d);
+    let number = |n: u32| len >= n && user::readable(val, n as usize);
     match (level, name) {
-        (S, libc::SO_LINGER) if len >= 8 => {
+        (S, libc::SO_LINGER) if number(8) => {
             // SAFETY: eight bytes are there.
             let secs = unsafe { (val as *const i32).add(1).read_unaligned() };
             o[LINGER_ON].store((v != 0) as i32, Ordering::Relaxed);
             o[LINGER_SECS].store(secs, Ordering::Relaxed);
             true
         }
-        (S, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | RCVTIMEO_NEW | SNDTIMEO_NEW) if len >= 16 => {
+        (S, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | RCVTIMEO_NEW | SNDTIMEO_NEW) if number(16) => {
             // SAFETY: a timeval is there.
             let t = unsafe { (val as *const libc::timeval).read_unaligned() };
             if !(0..1_000_000).contains(&t.tv_usec) {
@@ -298,7 +299,7 @@ pub fn lowat(d: &Desc) -> usize {
 }
 
 /// # Safety
-/// `len` is valid, `out` writable for `*len` bytes.
+/// Both pointers are the program's, or nothing is there.
 pub unsafe fn get(
     fd: i32,
     d: &'static Desc,
@@ -307,19 +308,17 @@ pub unsafe fn get(
     out: *mut u8,
     len: *mut u32,
 ) -> Outcome<Result<()>> {
-    if !crate::path::still_ours(d) || out.is_null() || len.is_null() {
+    if !crate::path::still_ours(d) {
         return Outcome::Kernel;
     }
     let s = d.sock();
     // SAFETY: the caller's.
-    let put = |b: &[u8]| unsafe {
-        if (*len as i32) < 0 {
-            return Outcome::Done(Err(Errno::EINVAL));
-        }
-        let n = b.len().min(*len as usize);
-        core::ptr::copy_nonoverlapping(b.as_ptr(), out, n);
-        *len = n as u32;
-        Outcome::Done(Ok(()))
+    // SAFETY: the caller's.
+    let Ok(room) = (unsafe { user::get(len) }) else { return Outcome::Kernel };
+    let put = |b: &[u8]| {
+        let n = b.len().min(room as usize);
+        // SAFETY: the caller's.
+        Outcome::Done(unsafe { user::give(&b[..n], out, len, n as u32) })
     };
     let int = |v: i32| put(&v.to_ne_bytes());
     let time = |ns: u64| {
@@ -330,7 +329,7 @@ pub unsafe fn get(
         put(&b)
     };
     // SAFETY: the caller's.
-    if let Some(a) = answer::of(fd, d, level, name, unsafe { *len }) {
+    if let Some(a) = answer::of(fd, d, level, name, room) {
         return match a {
             Ok(answer::Answer::Int(v)) => int(v),
             Ok(answer::Answer::Bytes(b, n)) => put(&b[..n]),
@@ -526,7 +525,7 @@ fn set_nonblock(d: &Desc, on: bool) {
 /// `ioctl` on a connection. The `int` argument is read or written through `p`.
 ///
 /// # Safety
-/// `p` is what the request wants: for those handled here, a valid `int`.
+/// `p` is what the request wants: for those handled here, an `int` of the program's.
 pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Outcome<Result<i32>> {
     const FIONBIO: u64 = libc::FIONBIO;
     const FIONREAD: u64 = libc::FIONREAD;
@@ -537,13 +536,16 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
     const FIOSETOWN: u64 = 0x8901;
     const SIOCSPGRP: u64 = 0x8902;
     // SAFETY: the caller's.
-    if matches!(request, FIOSETOWN | SIOCSPGRP) || request == FIOASYNC && unsafe { *p } != 0 {
+    let given = || unsafe { user::get(p) };
+    if matches!(request, FIOSETOWN | SIOCSPGRP) || request == FIOASYNC && given().is_ok_and(|on| on != 0) {
         extra::leave(d);
     }
     match request {
         FIONBIO => {
-            // SAFETY: the caller's.
-            let on = unsafe { *p } != 0;
+            let on = match given() {
+                Ok(on) => on != 0,
+                Err(e) => return Outcome::Done(Err(e)),
+            };
             if d.is_conn() {
                 set_nonblock(d, on);
                 return Outcome::Done(Ok(0));
@@ -578,8 +580,7 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                 _ => 0,
             };
             // SAFETY: the caller's.
-            unsafe { *p = v };
-            Outcome::Done(Ok(0))
+            Outcome::Done(unsafe { user::put(p, v) }.map(|()| 0))
         }
         _ => Outcome::Kernel,
     }

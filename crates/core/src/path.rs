@@ -162,7 +162,7 @@ pub fn begin_anew(d: &'static Desc) {
     let (r, rx, rxh) = d.rx();
     if let Ok(_t) = token::enter(rxh) {
         // SAFETY: nothing is written; the mover is the ring's only consumer.
-        while matches!(unsafe { ring::recv(r, rx, rxh, core::ptr::null_mut(), STEP, false) }, Ok(1..)) {}
+        while matches!(unsafe { ring::recv(r, rx, rxh, None, STEP, false) }, Ok(1..)) {}
     }
     settle::dress(d, own.0);
     moved_out(d);
@@ -288,7 +288,7 @@ fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
     let p = buf.as_mut_ptr() as *mut u8;
     loop {
         // SAFETY: STEP bytes are there; the caller is the ring's only consumer.
-        let n = match unsafe { ring::recv(r, dir, h, p, STEP, true) } {
+        let n = match unsafe { ring::recv(r, dir, h, Some(p), STEP, true) } {
             Ok(0) => return true,
             Ok(n) => n,
             Err(_) => return false,
@@ -297,7 +297,7 @@ fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
         match unsafe { sys::send(to, p, n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
             Ok(k) => {
                 // SAFETY: nothing is written.
-                let _ = unsafe { ring::recv(r, dir, h, core::ptr::null_mut(), k, false) };
+                let _ = unsafe { ring::recv(r, dir, h, None, k, false) };
             }
             Err(Errno::EINTR) => {}
             // Gone: as in the kernel, nobody gets it any more.

@@ -10,7 +10,7 @@ use crate::signals::Held;
 use crate::table::{self, kind, Desc};
 use crate::wait::{self, Sleeper};
 use crate::zone::{self, watch::Beside};
-use crate::{cancel, chan, ctl, epoll, listen, pool, spin, stats, upgrade, Outcome};
+use crate::{cancel, chan, ctl, epoll, listen, pool, spin, stats, upgrade, user, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
@@ -34,7 +34,7 @@ fn ours(fd: i32) -> Option<&'static Desc> {
 }
 
 /// # Safety
-/// `fds` points to `n` pollfds; `mask` is null or a signal mask.
+/// `fds` points to `n` pollfds of the program's, or to nothing; `mask` is null or a signal mask.
 pub unsafe fn poll(
     fds: *mut libc::pollfd,
     n: usize,
@@ -56,12 +56,15 @@ unsafe fn poll_noting(
     mask: *const libc::sigset_t,
     slept: &mut bool,
 ) -> Outcome<Result<usize>> {
-    if fds.is_null() || n == 0 || n > table::MAX_FD {
+    if n == 0 || n > table::MAX_FD || !user::readable(fds, n) {
         return Outcome::Kernel;
     }
-    // SAFETY: the caller's.
+    // SAFETY: they are there.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
     fds.iter().for_each(|p| pool::let_go(p.fd));
+    if !writable(fds) {
+        return Outcome::Kernel;
+    }
     if !concerns_us(fds) {
         // SAFETY: the caller's mask.
         return unsafe { zone::watch::poll(fds, timeout_ns, mask) }.map_or(Outcome::Kernel, Outcome::Done);
@@ -85,6 +88,17 @@ unsafe fn poll_noting(
     // SAFETY: `big` is not used again.
     let _ = unsafe { sys::munmap(p, len) };
     Outcome::Done(r)
+}
+
+/// Can `revents` be written, as far as one of each page says? That is written to.
+fn writable(fds: &mut [libc::pollfd]) -> bool {
+    const PAGE: usize = 4096;
+    let last = fds.len() - 1;
+    fds.iter_mut().enumerate().all(|(i, p)| {
+        let at = &raw mut p.revents;
+        // SAFETY: the caller's, or it cannot be written.
+        i != 0 && i != last && at as usize % PAGE >= size_of::<libc::pollfd>() || unsafe { user::put(at, 0) }.is_ok()
+    })
 }
 
 /// Events of ours, into `revents`; how many descriptors have any.
@@ -408,26 +422,34 @@ fn disarm(d: &Desc, b: &Bell) {
     }
 }
 
+/// As the kernel has them: more than FD_SETSIZE are left to it.
+const MAX: usize = 1024;
+
 /// Bits of one `fd_set`, or none.
 struct Set {
-    p: *mut u64,
-    words: usize,
+    of: *mut u8,
+    bytes: usize,
+    bits: [u64; MAX / 64],
 }
 impl Set {
+    /// # Safety
+    /// As [`select`].
+    unsafe fn read(of: *mut libc::fd_set, n: usize) -> Result<Set> {
+        let bytes = if of.is_null() { 0 } else { n.div_ceil(64) * 8 };
+        let mut s = Set { of: of as *mut u8, bytes, bits: [0; MAX / 64] };
+        // SAFETY: the caller's; `n` is at most MAX.
+        unsafe { user::read(s.of, s.bits.as_mut_ptr() as *mut u8, bytes) }?;
+        Ok(s)
+    }
+    fn write(&self) -> Result<()> {
+        // SAFETY: as in `read`.
+        unsafe { user::write(self.bits.as_ptr() as *const u8, self.of, self.bytes) }
+    }
     fn has(&self, fd: usize) -> bool {
-        // SAFETY: callers stay below `words * 64`; the caller of `select`
-        // vouches for that many bits.
-        !self.p.is_null() && unsafe { *self.p.add(fd / 64) } >> (fd % 64) & 1 != 0
+        self.bits[fd / 64] >> (fd % 64) & 1 != 0
     }
-    fn clear(&self) {
-        for i in 0..if self.p.is_null() { 0 } else { self.words } {
-            // SAFETY: as in `has`.
-            unsafe { *self.p.add(i) = 0 }
-        }
-    }
-    fn put(&self, fd: usize) {
-        // SAFETY: as in `has`.
-        unsafe { *self.p.add(fd / 64) |= 1 << (fd % 64) }
+    fn put(&mut self, fd: usize) {
+        self.bits[fd / 64] |= 1 << (fd % 64);
     }
 }
 
@@ -435,7 +457,7 @@ impl Set {
 /// number of bits set.
 ///
 /// # Safety
-/// Each set is null or has room for `nfds` bits, rounded up to 64.
+/// Each set is null or the program's for `nfds` bits, rounded up to 64.
 pub unsafe fn select(
     nfds: i32,
     read: *mut libc::fd_set,
@@ -444,13 +466,14 @@ pub unsafe fn select(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
-    const MAX: usize = 1024;
     let n = nfds.max(0) as usize;
     if n == 0 || n > MAX {
         return Outcome::Kernel;
     }
-    let words = n.div_ceil(64);
-    let [r, w, x] = [read, write, except].map(|p| Set { p: p as *mut u64, words });
+    // SAFETY: the caller's.
+    let [Ok(mut r), Ok(mut w), Ok(mut x)] = [read, write, except].map(|p| unsafe { Set::read(p, n) }) else {
+        return Outcome::Kernel;
+    };
     let mut fds = [libc::pollfd { fd: -1, events: 0, revents: 0 }; MAX];
     let mut m = 0;
     for fd in 0..n {
@@ -485,24 +508,28 @@ pub unsafe fn select(
         return Outcome::Done(Err(Errno::EBADF));
     }
     let mut bits = 0;
-    for s in [&r, &w, &x] {
-        s.clear();
+    for s in [&mut r, &mut w, &mut x] {
+        s.bits = [0; MAX / 64];
     }
     for p in &fds[..m] {
         let (fd, e, ev) = (p.fd as usize, p.events, p.revents);
-        let mut put = |s: &Set, asked: i16, events: i16| {
+        let mut put = |s: &mut Set, asked: i16, events: i16| {
             if e & asked != 0 && ev & events != 0 {
                 s.put(fd);
                 bits += 1;
             }
         };
         put(
-            &r,
+            &mut r,
             libc::POLLIN,
             libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL,
         );
-        put(&w, libc::POLLOUT, libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND | libc::POLLERR | libc::POLLNVAL);
-        put(&x, libc::POLLPRI, libc::POLLPRI | libc::POLLNVAL);
+        put(
+            &mut w,
+            libc::POLLOUT,
+            libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND | libc::POLLERR | libc::POLLNVAL,
+        );
+        put(&mut x, libc::POLLPRI, libc::POLLPRI | libc::POLLNVAL);
     }
-    Outcome::Done(Ok(bits))
+    Outcome::Done(r.write().and(w.write()).and(x.write()).map(|()| bits))
 }

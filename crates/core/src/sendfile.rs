@@ -2,19 +2,20 @@
 
 use crate::stream::{self, Midway};
 use crate::table::Desc;
+use crate::user;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Bytes per step. Stack memory, also in small threads.
 const STEP: usize = 16 * 1024;
 
 /// # Safety
-/// `off` is null or valid.
+/// `off` is null or the program's.
 pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usize) -> Result<usize> {
     // Without an offset the file's own position counts, and moves only by what
     // was sent: so read at a position in either case.
     // SAFETY: the caller's.
-    let (own, mut pos) = match unsafe { off.as_ref() } {
-        Some(o) => (false, *o),
+    let (own, mut pos) = match unsafe { user::get_if(off) }? {
+        Some(o) => (false, o),
         // The kernel wants an input in which it can go back (`splice_direct_to_actor`).
         None => {
             (true, seek(input, 0, libc::SEEK_CUR).map_err(|e| if e.raw() == libc::ESPIPE { Errno::EINVAL } else { e })?)
@@ -29,7 +30,7 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
         Some(e) if done == 0 => return Err(e),
         _ if own => _ = seek(input, pos, libc::SEEK_SET),
         // SAFETY: the caller's.
-        _ => unsafe { *off = pos },
+        _ => unsafe { user::put(off, pos) }?,
     }
     Ok(done)
 }

@@ -5,11 +5,53 @@ use fsocket_sys as sys;
 /// The kernel's `struct sigaction`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Action {
-    handler: usize,
-    flags: u64,
-    restorer: usize,
-    mask: u64,
+pub struct Action {
+    pub handler: usize,
+    pub flags: u64,
+    pub restorer: usize,
+    pub mask: u64,
+}
+
+#[cfg(target_arch = "x86_64")]
+extern "C" {
+    /// Where a handler returns to: libc's own is not to be had.
+    fn fsocket_restorer();
+}
+// Debuggers and unwinders know it by these instructions, and look at what stands before it.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .text.fsocket_restorer,\"ax\",@progbits",
+    "nop",
+    ".hidden fsocket_restorer",
+    ".globl fsocket_restorer",
+    "fsocket_restorer:",
+    "mov rax, 15",
+    "syscall",
+    ".popsection",
+);
+
+impl Action {
+    const RESTORER: u64 = 0x0400_0000;
+
+    /// For a handler that wants all three arguments.
+    pub fn new(handler: usize, flags: u64, mask: u64) -> Action {
+        Action { handler, flags: flags | libc::SA_SIGINFO as u64, restorer: 0, mask }
+    }
+
+    /// The action for a signal; then it is `new`.
+    pub fn swap(signal: i32, new: Option<&Action>) -> sys::Result<Action> {
+        let mut own = new.copied();
+        #[cfg(target_arch = "x86_64")]
+        if let Some(a) = &mut own {
+            (a.flags, a.restorer) = (a.flags | Action::RESTORER, fsocket_restorer as *const () as usize);
+        }
+        let mut old = Action::default();
+        let new = own.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+        let args = [signal as usize, new as usize, &raw mut old as usize, 8, 0, 0];
+        // SAFETY: the kernel's layout. A handler is one of the program's, or ours.
+        unsafe { sys::raw(libc::SYS_rt_sigaction, args) }?;
+        Ok(old)
+    }
 }
 
 /// What a thread does to itself; language runtimes handle these.
@@ -24,11 +66,9 @@ const LIBC: [i32; 2] = [32, 33];
 /// known: where they disagree the call is interrupted, as without SA_RESTART.
 pub fn all_restart() -> bool {
     (1..=64).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
-        let mut a = Action::default();
-        let args = [signal as usize, 0, &mut a as *mut Action as usize, 8, 0, 0];
-        // SAFETY: nothing is set; `a` has the layout that the kernel fills.
-        let known = unsafe { sys::raw(libc::SYS_rt_sigaction, args) }.is_ok();
-        !known || matches!(a.handler, libc::SIG_DFL | libc::SIG_IGN) || a.flags & libc::SA_RESTART as u64 != 0
+        Action::swap(signal, None).map_or(true, |a| {
+            matches!(a.handler, libc::SIG_DFL | libc::SIG_IGN) || a.flags & libc::SA_RESTART as u64 != 0
+        })
     })
 }
 

@@ -71,10 +71,10 @@ pub fn give_back_all() {
 /// moved: so it is tried now, with the limit that can be taken back.
 ///
 /// # Safety
-/// `new` is null or readable.
+/// `new` is null or the program's.
 pub unsafe fn limiting(new: *const libc::rlimit64) {
     // SAFETY: the caller's.
-    let Some(new) = (unsafe { new.as_ref() }) else { return };
+    let Ok(Some(new)) = (unsafe { crate::user::get_if(new) }) else { return };
     if process::nonce() == 0 || new.rlim_cur == libc::RLIM64_INFINITY || !listen::any_given() {
         return;
     }

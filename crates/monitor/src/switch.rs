@@ -329,14 +329,14 @@ fn pour(ch: &Channel, named: &Named, end: BorrowedFd<'_>) -> Result<(), Errno> {
     // A peer that goes on writing must not keep us here: no more than a ring full.
     for _ in 0..RING_CAP / STEP * 2 {
         // SAFETY: `buf` has STEP bytes; nobody else has `h`.
-        let n = match unsafe { ring::recv(r, dir, &h, buf.as_mut_ptr(), STEP, true) } {
+        let n = match unsafe { ring::recv(r, dir, &h, Some(buf.as_mut_ptr()), STEP, true) } {
             Ok(n @ 1..) => n,
             _ => break,
         };
         match rustix::net::send(end, &buf[..n], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(k) => {
                 // SAFETY: nothing is written.
-                let _ = unsafe { ring::recv(r, dir, &h, std::ptr::null_mut(), k, false) };
+                let _ = unsafe { ring::recv(r, dir, &h, None, k, false) };
             }
             Err(Errno::INTR) => {}
             // Gone, or full.

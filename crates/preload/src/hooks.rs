@@ -6,6 +6,7 @@ mod points;
 mod process;
 mod readiness;
 mod rights;
+mod signals;
 mod sockets;
 mod threads;
 mod uring;
@@ -96,6 +97,11 @@ fn caught<R: Failure>(f: impl FnOnce() -> R) -> R {
 trait Failure {
     fn failure() -> Self;
 }
+impl Failure for sighandler_t {
+    fn failure() -> Self {
+        SIG_ERR
+    }
+}
 impl Failure for c_int {
     fn failure() -> Self {
         -1
@@ -124,6 +130,13 @@ impl<T> Failure for Outcome<Result<T>> {
     fn failure() -> Self {
         Outcome::Done(Err(fsocket_sys::Errno::EIO))
     }
+}
+
+/// A call that fails.
+#[cold]
+fn failed<R: Failure>(e: fsocket_sys::Errno) -> R {
+    e.set();
+    R::failure()
 }
 
 /// An answer as libc gives it: a value, or -1 and errno.

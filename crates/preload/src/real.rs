@@ -72,6 +72,12 @@ trait Missing {
 fn enosys() {
     fsocket_sys::Errno::ENOSYS.set();
 }
+impl Missing for sighandler_t {
+    fn missing() -> Self {
+        enosys();
+        SIG_ERR
+    }
+}
 impl Missing for c_int {
     fn missing() -> Self {
         enosys();

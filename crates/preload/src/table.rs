@@ -124,6 +124,13 @@ hook_table! {
     uring: "as io_uring_register" fn io_uring_register_files_tags(ring: *mut c_void, files: *const c_int, tags: *const c_void, n: c_uint) -> c_int;
     uring: "as io_uring_register" fn io_uring_register_files_update(ring: *mut c_void, off: c_uint, files: *const c_int, n: c_uint) -> c_int;
     uring: "as io_uring_register" fn io_uring_register_files_update_tag(ring: *mut c_void, off: c_uint, files: *const c_int, tags: *const c_void, n: c_uint) -> c_int;
+    signals: "what the program wants of SIGSEGV and SIGBUS is kept: the library handles them first, for arguments that are not there" fn sigaction(signal: c_int, new: *const sigaction, old: *mut sigaction) -> c_int;
+    signals: "as sigaction" fn __sigaction(signal: c_int, new: *const sigaction, old: *mut sigaction) -> c_int;
+    signals: "as sigaction" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t;
+    signals: "as sigaction" fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t;
+    signals: "as sigaction" fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t;
+    signals: "as sigaction" fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t;
+    signals: "as sigaction" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t;
     threads: "a thread that sleeps in us wakes up, and is cancelled when nothing of ours is held" fn pthread_cancel(thread: pthread_t) -> c_int;
     threads: "asynchronous cancellation is deferred inside our functions" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     process: "a stream over our read and write; an undecided socket becomes the kernel's" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void;
@@ -277,6 +284,15 @@ limit_table! {
     Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address; after a non-blocking \
      `connect` that was reset it names no port, where the kernel still names the one it had."
         of connect;
+    Programs: "From its first connection over shared memory on, or its first call with an argument that is looked at, \
+     a process has a handler of SIGSEGV and SIGBUS, by which calls with bad addresses return `EFAULT`. The \
+     program's own handlers are called as before; a debugger sees these signals first. A thread that blocks \
+     SIGSEGV or SIGBUS, a process that ignores them or has set a handler past libc since, and one whose \
+     `memcpy` is not libc's (AddressSanitizer), die of such a call."
+        of sigaction, signal, read, write;
+    Sockets: "Of a vector or a long message with a bad address in it, what lies before that may be sent or \
+     received; the kernel takes it or leaves it by pieces of other sizes."
+        of readv, writev, recvmsg, sendmsg, send, recv;
     Sockets: "The firewall rules of the host (nftables, DNAT) are not consulted."
         of connect;
 }

@@ -71,7 +71,7 @@ mod with_memory {
         fn take(&self) -> u64 {
             let mut to = 0u64;
             // SAFETY: 8 writable bytes; this thread is the only consumer.
-            let got = unsafe { recv(self.ring, &self.dir, &self.rx, (&raw mut to).cast(), 8, false) };
+            let got = unsafe { recv(self.ring, &self.dir, &self.rx, Some((&raw mut to).cast()), 8, false) };
             assert_eq!(got.ok(), Some(8));
             to
         }

@@ -33,29 +33,35 @@ pub fn give_credit(h: &Half) {
 
 /// [`send_small`] for [`tiny`] lengths: as few instructions and registers as it takes. As its
 /// last the position moves to the slot's end, and the caller is outside
-/// ([`fsocket_sync::token::OnCredit::begin`]).
+/// ([`fsocket_sync::token::OnCredit::begin`]). False: `src` is not there, nothing was done, and the
+/// caller is still inside.
 ///
 /// # Safety
 /// As [`send_small`]; `len` is [`tiny`], and the slot, for it, is [`on_credit`].
 #[inline(always)]
-pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) {
+pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, len: usize) -> bool {
     debug_assert!(tiny(len));
     let off = offset_on_credit(h, &slot);
     // SAFETY: the caller's; an offset in the ring. (The credit ends before the ring does, unless a
     // relative is hostile.)
-    unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) };
+    if !unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) } {
+        return false;
+    }
     put(&h.bytes, get(&h.bytes).wrapping_add(len as u64));
     go_to(h, slot.end);
+    true
 }
 /// The same for all that is [`small`].
 ///
 /// # Safety
 /// As [`send_small`]; `len` is [`small`], and the slot, for it, is [`on_credit`].
 #[inline(always)]
-pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) {
+pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8, len: usize) -> bool {
     debug_assert!(small(len));
     // SAFETY: as above.
-    unsafe { b.write(offset_on_credit(h, &at) + record::HDR as usize, src, len) };
+    if !unsafe { b.write(offset_on_credit(h, &at) + record::HDR as usize, src, len) } {
+        return false;
+    }
     // Looked up again: to keep it over a call of memcpy costs more.
     let at = slot(h, len);
     let off = offset_on_credit(h, &at);
@@ -64,6 +70,7 @@ pub unsafe fn send_on_credit<B: Bytes>(b: B, h: &Half, at: Slot, src: *const u8,
     b.header(off).store(record::pack(record::DATA, len as u64, 0), Ordering::Release);
     put(&h.bytes, get(&h.bytes).wrapping_add(len as u64));
     go_to(h, at.end);
+    true
 }
 #[inline(always)]
 fn offset_on_credit(h: &Half, slot: &Slot) -> usize {

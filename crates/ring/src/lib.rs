@@ -26,6 +26,8 @@ use fsocket_abi::arena::Half;
 use fsocket_abi::channel::RING_SLACK;
 use fsocket_abi::channel::{record, Dir, POS_START, RING_CAP};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use fsocket_uaccess as uaccess;
 
 pub use credit::{give_credit, on_credit, send_on_credit, send_tiny, slot, Slot};
 
@@ -41,6 +43,20 @@ const STRIDE: u64 = 4 * STEP;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hostile;
 
+/// Why nothing was sent or received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failed {
+    /// As [`Hostile`].
+    Hostile,
+    /// The program's memory is not there.
+    Fault,
+}
+impl From<Hostile> for Failed {
+    fn from(_: Hostile) -> Failed {
+        Failed::Hostile
+    }
+}
+
 /// Where the bytes of a ring lie.
 ///
 /// # Safety
@@ -49,25 +65,33 @@ pub struct Hostile;
 /// and that memory must stay mapped while the value lives.
 pub unsafe trait Bytes: Copy {
     fn header(&self, off: usize) -> &AtomicU64;
+    /// False: `src` is not there.
+    ///
     /// # Safety
-    /// `src` is readable for `n` bytes; `off` is at most a header behind the capacity, `n` at most
-    /// [`record::MAX`].
-    unsafe fn write(&self, off: usize, src: *const u8, n: usize);
+    /// `src` is the program's for `n` bytes; `off` is at most a header behind the capacity, `n` at most
+    /// [`record::MAX`] and not 0.
+    unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool;
     /// Writes `n` bytes behind the header at `off`, the empty header that follows them, and
-    /// then that header, released.
+    /// then that header, released. False: `src` is not there, and nothing is published.
     ///
     /// # Safety
     /// As `write`; `n` is [`tiny`], and `off` below the capacity.
     #[inline(always)]
-    unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
+    unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) -> bool {
         // SAFETY: the caller's.
-        unsafe { self.write(off + record::HDR as usize, src, n) };
+        if !unsafe { self.write(off + record::HDR as usize, src, n) } {
+            return false;
+        }
         self.header(off + (record::HDR + align8(n as u64)) as usize).store(0, Ordering::Relaxed);
         self.header(off).store(header, Ordering::Release);
+        true
     }
+    /// False: `dst` is not there.
+    ///
     /// # Safety
-    /// `dst` is writable for `n` bytes; `off` is below the capacity, `n` at most [`record::MAX`].
-    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize);
+    /// `dst` is the program's for `n` bytes; `off` is below the capacity, `n` at most [`record::MAX`]
+    /// and not 0.
+    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool;
 }
 
 /// A ring in mapped memory.
@@ -96,77 +120,33 @@ unsafe impl Bytes for Mapped {
         unsafe { &*(self.0.add(off & (MASK as usize & !7)) as *const AtomicU64) }
     }
     #[inline(always)]
-    unsafe fn write(&self, off: usize, src: *const u8, n: usize) {
+    unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
         debug_assert!(off + n <= RING_CAP + RING_SLACK);
         // SAFETY: the caller's bounds, which the slack covers; application memory and the ring do not
         // overlap (a concurrent write by a hostile peer only garbles its bytes).
-        unsafe { copy(src, self.0.add(off), n) }
+        unsafe { uaccess::copy(src, self.0.add(off), n) }
     }
     #[inline(always)]
-    unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) {
+    unsafe fn put_tiny(&self, off: usize, src: *const u8, n: usize, header: u64) -> bool {
         debug_assert!(off.is_multiple_of(8) && off < RING_CAP && tiny(n));
         // SAFETY: the caller's bounds, and the slack. The consumer reads the empty header only after it has
         // seen the one before, so it need not be written as an atomic. Stores wait for the
         // line to come from the consumer's cache: the fewer, the more messages wait at a time.
         unsafe {
             let at = self.0.add(off);
-            let data = at.add(record::HDR as usize);
-            if n == 8 {
-                wide::extend(src, data);
-            } else {
-                // Two words, which overlap, cover 9 to 16 bytes.
-                (data as *mut u64).write((src as *const u64).read_unaligned());
-                (data.add(n).sub(8) as *mut u64).write_unaligned((src.add(n).sub(8) as *const u64).read_unaligned());
-                (at.add(24) as *mut u64).write(0);
+            if !uaccess::tiny::<{ record::HDR as usize }>(src, at, n) {
+                return false;
             }
             (*(at as *const AtomicU64)).store(header, Ordering::Release);
         }
+        true
     }
     #[inline(always)]
-    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) {
+    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         debug_assert!(off + n <= RING_CAP + RING_SLACK);
         // SAFETY: as in `write`.
-        unsafe { copy(self.0.add(off), dst, n) }
+        unsafe { uaccess::copy(self.0.add(off), dst, n) }
     }
-}
-
-/// memcpy with the smallest sizes in line: a call costs as much as the bytes.
-#[cfg(not(loom))]
-#[inline(always)]
-unsafe fn copy(src: *const u8, dst: *mut u8, n: usize) {
-    // SAFETY: the caller vouches for n bytes on both sides; unaligned accesses
-    // stay within them. MEMCPY holds nothing but functions of that type.
-    unsafe {
-        if n == 8 {
-            (dst as *mut u64).write_unaligned((src as *const u64).read_unaligned());
-        } else if (9..=16).contains(&n) {
-            let a = (src as *const u64).read_unaligned();
-            let b = (src.add(n - 8) as *const u64).read_unaligned();
-            (dst as *mut u64).write_unaligned(a);
-            (dst.add(n - 8) as *mut u64).write_unaligned(b);
-        } else {
-            let memcpy = core::mem::transmute::<*mut u8, Memcpy>(MEMCPY.load(core::sync::atomic::Ordering::Relaxed));
-            memcpy(dst, src, n);
-        }
-    }
-}
-
-/// libc's.
-#[cfg(not(loom))]
-pub type Memcpy = unsafe extern "C" fn(*mut u8, *const u8, usize) -> *mut u8;
-#[cfg(not(loom))]
-extern "C" {
-    fn memcpy(dst: *mut u8, src: *const u8, n: usize) -> *mut u8;
-}
-/// What copies; called like any function of another library, through a pointer.
-#[cfg(not(loom))]
-static MEMCPY: core::sync::atomic::AtomicPtr<u8> = core::sync::atomic::AtomicPtr::new(memcpy as *mut u8);
-
-/// Copies by another function than the program's `memcpy`, which may be one that watches: a
-/// sanitizer does not see the order that the ring's own words give, and would call it a race.
-#[cfg(not(loom))]
-pub fn copy_by(f: Memcpy) {
-    MEMCPY.store(f as *mut u8, core::sync::atomic::Ordering::Relaxed);
 }
 
 #[inline(always)]
@@ -227,7 +207,7 @@ pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
 /// `when`: [`record::stamp`] of now, if the thread has just turned to this connection; else 0.
 ///
 /// # Safety
-/// `src` is readable for `len` bytes; the caller holds the token of `h`.
+/// `src` is the program's for `len` bytes; the caller holds the token of `h`.
 #[inline(always)]
 pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> bool {
     let pos = get(&h.pos);
@@ -236,8 +216,7 @@ pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len:
         return false;
     }
     // SAFETY: a small record; the limit ends before the ring does, if nobody else has written it.
-    unsafe { put_record(b, d, h, pos, src, (len as u64, when)) };
-    true
+    unsafe { put_record(b, d, h, pos, src, (len as u64, when)) }
 }
 /// Is `len` one for [`send_tiny`]: 8 to 16 bytes?
 #[inline(always)]
@@ -253,19 +232,23 @@ pub const fn small(len: usize) -> bool {
     len.wrapping_sub(1) < SMALL
 }
 
+/// False: `src` is not there, and nothing was done.
+///
 /// # Safety
-/// `src` is readable for `len` bytes, which are no more than [`record::MAX`].
+/// `src` is the program's for `len` bytes, which are no more than [`record::MAX`].
 ///
 /// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
 /// (the trailing header may lie at offset 0 of the next lap), unless a relative is hostile.
 #[inline(always)]
-unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, (len, when): (u64, u64)) {
+unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, (len, when): (u64, u64)) -> bool {
     let base = get(&h.base);
     // Positions of the producer are multiples of 8; the mask says so to the compiler.
     let off = pos.wrapping_sub(base) & MASK & !7;
     let step = record::HDR + align8(len);
     // SAFETY: an offset in the ring, and the caller's length.
-    unsafe { b.write((off + record::HDR) as usize, src, len as usize) };
+    if !unsafe { b.write((off + record::HDR) as usize, src, len as usize) } {
+        return false;
+    }
     b.header(((off + step) & MASK) as usize).store(0, Ordering::Relaxed);
     // Release: payload and the zeroed next header, for the consumer's acquire
     // load of this header in `Rx::header`.
@@ -278,6 +261,7 @@ unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8
     }
     go_to(h, pos.wrapping_add(step));
     put(&h.bytes, get(&h.bytes).wrapping_add(len));
+    true
 }
 
 /// What a producer learns when it looks at the consumer.
@@ -329,7 +313,7 @@ fn capacity(d: &Dir, h: &Half) -> u64 {
 ///
 /// # Safety
 /// As [`send_small`].
-pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> Result<usize, Hostile> {
+pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> Result<usize, Failed> {
     let len = len as u64;
     let mut allowed = None;
     // A PAD that still has to be published: behind it there must be a record, or
@@ -353,7 +337,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
         let len = len.min(allowed - record::HDR);
         let fence = get(&h.fence);
         if fence != 0 && (!(off..=CAP).contains(&fence) || fence & 7 != 0) {
-            return Err(Hostile);
+            return Err(Failed::Hostile);
         }
         if fence != 0 && off + align8(len.min(record::MAX)) + 2 * record::HDR > fence {
             // Step over the fence. It is skipped, not written.
@@ -362,7 +346,7 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
                 put(&h.limit, 0);
                 return Ok(0);
             }
-            padding = Some(pad(b, h, off, skip, when));
+            padding = Some((pad(b, h, off, skip, when), pos, fence));
             put(&h.fence, 0);
             continue;
         }
@@ -372,14 +356,22 @@ pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize
                 put(&h.limit, 0);
                 return Ok(0);
             }
-            padding = Some(pad(b, h, off, to_end, when));
+            padding = Some((pad(b, h, off, to_end, when), pos, fence));
             continue;
         }
         let room = (free - 2 * record::HDR).min(to_end - record::HDR) & !7;
         let n = len.min(room).min(record::MAX);
         // SAFETY: n bytes and two headers fit, see `room`; no more than the longest record.
-        unsafe { put_record(b, d, h, pos, src, (n, when)) };
-        if let Some((at, header)) = padding {
+        if !unsafe { put_record(b, d, h, pos, src, (n, when)) } {
+            if let Some((_, pos, fence)) = padding {
+                // Nobody has seen the step that was made: the header there is still empty.
+                put(&h.fence, fence);
+                go_to(h, pos);
+            }
+            put(&h.limit, 0);
+            return Err(Failed::Fault);
+        }
+        if let Some(((at, header), ..)) = padding {
             // Release: the record behind it, for the acquire load in `recv`.
             b.header(at).store(header, Ordering::Release);
         }
@@ -424,12 +416,20 @@ pub fn readable<B: Bytes>(b: B, d: &Dir, h: &Half) -> bool {
 }
 
 /// Receive up to `len` bytes, across records; 0: nothing there. With `peek`
-/// nothing is consumed. A null `dst` discards.
+/// nothing is consumed. Without a `dst` they are discarded. What does not get there, because `dst` is not
+/// there, stays, with the rest of its record; a fault it is if nothing got there.
 ///
 /// # Safety
-/// `dst` is writable for `len` bytes or null; the caller holds the token of `h`.
+/// `dst` is the program's for `len` bytes; the caller holds the token of `h`.
 #[inline(always)]
-pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, peek: bool) -> Result<usize, Hostile> {
+pub unsafe fn recv<B: Bytes>(
+    b: B,
+    d: &Dir,
+    h: &Half,
+    dst: Option<*mut u8>,
+    len: usize,
+    peek: bool,
+) -> Result<usize, Failed> {
     let (mut pos, mut base, mut left) = (get(&h.pos), get(&h.base), get(&h.limit));
     let (mut got, mut pads) = (0usize, 0);
     while got < len {
@@ -462,17 +462,22 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
                     pos = pos.wrapping_add(record::HDR + n);
                     continue;
                 }
-                _ => return Err(Hostile),
+                _ => return Err(Failed::Hostile),
             }
         } else if left > record::MAX {
             // (The rest of a record, as a relative says.)
-            return Err(Hostile);
+            return Err(Failed::Hostile);
         }
         let n = left.min((len - got) as u64);
-        if !dst.is_null() {
+        if let Some(dst) = dst {
             // SAFETY: an offset in the ring, and no more than the longest record: `left` was
             // checked, and only shrinks.
-            unsafe { b.read((pos.wrapping_sub(base) & MASK) as usize, dst.add(got), n as usize) };
+            if !unsafe { b.read((pos.wrapping_sub(base) & MASK) as usize, dst.wrapping_add(got), n as usize) } {
+                if got == 0 {
+                    return Err(Failed::Fault);
+                }
+                break;
+            }
         }
         got += n as usize;
         pos = pos.wrapping_add(n);
@@ -496,9 +501,9 @@ pub unsafe fn recv<B: Bytes>(b: B, d: &Dir, h: &Half, dst: *mut u8, len: usize, 
 }
 
 /// Bytes that can be read now without waiting, at most `max`.
-pub fn available<B: Bytes>(b: B, d: &Dir, h: &Half, max: usize) -> Result<usize, Hostile> {
-    // SAFETY: a null destination is allowed; peeking changes nothing.
-    unsafe { recv(b, d, h, core::ptr::null_mut(), max, true) }
+pub fn available<B: Bytes>(b: B, d: &Dir, h: &Half, max: usize) -> Result<usize, Failed> {
+    // SAFETY: there is no destination; peeking changes nothing.
+    unsafe { recv(b, d, h, None, max, true) }
 }
 
 /// Behind what was read, or seen by a scan that ended at `scan`: the position there, and that at
@@ -589,8 +594,6 @@ pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
 mod credit;
 pub mod dispatch;
 pub mod syn;
-#[cfg(not(loom))]
-mod wide;
 
 #[cfg(all(test, loom))]
 mod model;

@@ -8,6 +8,22 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
+/// The ring of a program whose memory is not there.
+#[derive(Clone, Copy)]
+struct Nowhere(Mapped);
+// SAFETY: the headers are the ring's; nothing is copied.
+unsafe impl Bytes for Nowhere {
+    fn header(&self, off: usize) -> &AtomicU64 {
+        self.0.header(off)
+    }
+    unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> bool {
+        false
+    }
+    unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> bool {
+        false
+    }
+}
+
 struct Pair {
     mem: *mut u8,
     dir: Box<Dir>,
@@ -57,12 +73,14 @@ impl Pair {
                     match tiny(rest.len()) {
                         true => send_tiny(self.ring(), &self.tx, slot, rest.as_ptr(), rest.len()),
                         false => send_on_credit(self.ring(), &self.tx, slot, rest.as_ptr(), rest.len()),
-                    }
+                    };
                     return data.len();
                 }
                 if send_small(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when) {
                     return data.len();
                 }
+                let failed = send(Nowhere(self.ring()), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when);
+                assert!(matches!(failed, Ok(0) | Err(Failed::Fault)), "{failed:?}");
                 match send(self.ring(), &self.dir, &self.tx, rest.as_ptr(), rest.len(), when).unwrap() {
                     0 => break,
                     n => done += n,
@@ -74,8 +92,11 @@ impl Pair {
     }
     fn recv(&self, max: usize, peek: bool) -> Vec<u8> {
         let mut v = vec![0; max];
+        // SAFETY: nothing is written.
+        let failed = unsafe { recv(Nowhere(self.ring()), &self.dir, &self.rx, Some(v.as_mut_ptr()), max, peek) };
+        assert!(matches!(failed, Ok(0) | Err(Failed::Fault)), "{failed:?}");
         // SAFETY: `v` has `max` bytes.
-        let n = unsafe { recv(self.ring(), &self.dir, &self.rx, v.as_mut_ptr(), max, peek) }.unwrap();
+        let n = unsafe { recv(self.ring(), &self.dir, &self.rx, Some(v.as_mut_ptr()), max, peek) }.unwrap();
         v.truncate(n);
         v
     }
@@ -149,9 +170,9 @@ fn anything(p: &Pair, op: &Op, to: &mut [u8]) {
                 match () {
                     () if tiny(len) && on_credit(&p.tx, slot) => send_tiny(p.ring(), &p.tx, slot, b, len),
                     () if small(len) && on_credit(&p.tx, slot) => send_on_credit(p.ring(), &p.tx, slot, b, len),
-                    () if send_small(p.ring(), &p.dir, &p.tx, b, len, 0) => (),
-                    () => drop(send(p.ring(), &p.dir, &p.tx, b, len, 0)),
-                }
+                    () if send_small(p.ring(), &p.dir, &p.tx, b, len, 0) => true,
+                    () => send(p.ring(), &p.dir, &p.tx, b, len, 0).is_ok(),
+                };
             }
             give_credit(&p.tx);
             return;
@@ -161,7 +182,7 @@ fn anything(p: &Pair, op: &Op, to: &mut [u8]) {
         Op::Drain => (to.len(), false),
     };
     // SAFETY: `n` writable bytes.
-    let _ = unsafe { recv(p.ring(), &p.dir, &p.rx, to[..n].as_mut_ptr(), n, peek) };
+    let _ = unsafe { recv(p.ring(), &p.dir, &p.rx, Some(to[..n].as_mut_ptr()), n, peek) };
     let _ = (scan(p.ring(), &p.dir, &p.rx, n as u64), turned(p.ring(), &p.dir, &p.rx, 0));
     let _ = (readable(p.ring(), &p.dir, &p.rx), writable(&p.dir, &p.tx), space_target(&p.dir, &p.tx));
     let _ = (offset(&p.tx), unacknowledged(&p.dir, &p.tx), available(p.ring(), &p.dir, &p.rx, n));
@@ -227,8 +248,8 @@ proptest! {
         let mut v = vec![0u8; len];
         for _ in 0..64 {
             // SAFETY: `v` has `len` bytes.
-            match unsafe { recv(p.ring(), &p.dir, &p.rx, v.as_mut_ptr(), len, false) } {
-                Ok(0) | Err(Hostile) => break,
+            match unsafe { recv(p.ring(), &p.dir, &p.rx, Some(v.as_mut_ptr()), len, false) } {
+                Ok(0) | Err(_) => break,
                 Ok(n) => prop_assert!(n <= len),
             }
             let _ = scan(p.ring(), &p.dir, &p.rx, seed[0]);
@@ -269,7 +290,7 @@ proptest! {
         p.dir.prod.rewind_from.store(at, Ordering::Relaxed);
         let mut v = vec![0u8; 5000];
         // SAFETY: `v` has 5000 bytes.
-        let _ = unsafe { recv(p.ring(), &p.dir, &p.rx, v.as_mut_ptr(), 5000, false) };
+        let _ = unsafe { recv(p.ring(), &p.dir, &p.rx, Some(v.as_mut_ptr()), 5000, false) };
     }
 }
 
@@ -338,7 +359,7 @@ fn who_turns_to_a_ring_says_when() {
     let take = |n: usize| {
         let mut to = vec![0; n];
         // SAFETY: `n` writable bytes; one thread.
-        assert_eq!(unsafe { recv(p.ring(), &p.dir, &p.rx, to.as_mut_ptr(), n, false) }, Ok(n));
+        assert_eq!(unsafe { recv(p.ring(), &p.dir, &p.rx, Some(to.as_mut_ptr()), n, false) }, Ok(n));
     };
     let (first, second) = (record::stamp(1 << 20), record::stamp(1 << 21));
     assert_eq!(turned(0), None);

@@ -92,6 +92,12 @@ impl<W: Words> OnCredit<'_, W> {
     }
 }
 
+/// What was begun ([`OnCredit::begin`]) cannot be done: the place stays where it is, and one is outside.
+#[inline(always)]
+pub fn not_done<W: Words>(w: &W) {
+    drop(OnCredit(w));
+}
+
 impl<W: Words> Drop for OnCredit<'_, W> {
     #[inline(always)]
     fn drop(&mut self) {

@@ -80,17 +80,19 @@ unsafe impl Bytes for Watched<'_> {
         }
         self.0.word(off as u64)
     }
-    unsafe fn write(&self, off: usize, src: *const u8, n: usize) {
+    unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
         assert!(off <= RING_CAP && n <= RING_CAP - off, "{n} bytes written at {off}");
         // SAFETY: the caller's source; asserted bounds.
         unsafe { self.0.mem.add(off).copy_from(src, n) };
         self.0.writes();
+        true
     }
-    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) {
+    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         assert!(off <= RING_CAP && n <= RING_CAP - off, "{n} bytes read at {off}");
         self.0.writes();
         // SAFETY: the caller's destination; asserted bounds.
         unsafe { dst.copy_from(self.0.mem.add(off), n) };
+        true
     }
 }
 
@@ -141,7 +143,7 @@ pub fn ring(data: &[u8]) {
                     ring::send_small(b, &dir, own, buffer.as_ptr(), len, 0);
                     Ok(0)
                 }
-                (true, 1) => ring::look(&dir, own, len as u64).map(|_| 0),
+                (true, 1) => ring::look(&dir, own, len as u64).map(|_| 0).map_err(ring::Failed::from),
                 (true, 2) => {
                     own.cap.store(u32::from(what) << 4, Relaxed);
                     ring::send(b, &dir, own, buffer.as_ptr(), len, 0)
@@ -151,16 +153,19 @@ pub fn ring(data: &[u8]) {
                     ring::readable(b, &dir, own);
                     Ok(0)
                 }
-                (false, 1) => ring::recv(b, &dir, own, buffer.as_mut_ptr(), len, true),
-                (false, 2) => ring::recv(b, &dir, own, std::ptr::null_mut(), len, false),
-                (false, _) => ring::recv(b, &dir, own, buffer.as_mut_ptr(), len, false),
+                (false, 1) => ring::recv(b, &dir, own, Some(buffer.as_mut_ptr()), len, true),
+                (false, 2) => ring::recv(b, &dir, own, None, len, false),
+                (false, _) => ring::recv(b, &dir, own, Some(buffer.as_mut_ptr()), len, false),
             }
         };
         peer.inside.set(false);
         match ended {
             Ok(n) => assert!(n <= len, "{n} bytes of {len}"),
             // The connection is closed.
-            Err(ring::Hostile) => break,
+            Err(e) => {
+                assert_eq!(e, ring::Failed::Hostile);
+                break;
+            }
         }
     }
     // SAFETY: within the layout, which is given back as it was got.

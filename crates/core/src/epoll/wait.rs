@@ -7,7 +7,7 @@ use super::{of, Ep, Inner};
 use crate::bell;
 use crate::signals::Held;
 use crate::table::Desc;
-use crate::{chan, ctl, stats, zone, Outcome};
+use crate::{chan, ctl, stats, user, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -22,19 +22,78 @@ const KERNEL_US: u64 = 10;
 const SPIN_KERNEL_US: u64 = 5;
 
 /// # Safety
-/// `evs` has room for `max` events; `mask` is null or a signal mask.
+/// `evs` is the program's for `max` events, or there is nothing; `mask` is null or a signal mask.
 pub unsafe fn wait(
     d: &'static Desc,
     evs: *mut libc::epoll_event,
-    max: i32,
+    mut max: i32,
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
     let Some(ep) = of(d) else { return Outcome::Kernel };
+    if max > 0 && ep.array.load(Ordering::Relaxed) != array(evs, max as usize) {
+        // SAFETY: the caller's.
+        match unsafe { room(ep, evs, max as usize) } {
+            0 => {
+                let r = match user::is_beyond(evs) {
+                    true => Outcome::Done(Err(Errno::EFAULT)),
+                    // SAFETY: the caller's mask.
+                    false => unsafe { nowhere(ep, timeout_ns, mask) },
+                };
+                ep.leave();
+                return r;
+            }
+            some => max = some as i32,
+        }
+    }
     // SAFETY: the caller's.
     let r = unsafe { wait_in(ep, evs, max, timeout_ns, mask) };
     ep.leave();
     r
+}
+
+/// One word for an array and its length; 0 is none.
+#[inline(always)]
+fn array(evs: *mut libc::epoll_event, max: usize) -> usize {
+    !(evs as usize ^ max << 32)
+}
+
+/// How many of these events can be written? Asked once for each array, which a program uses again and
+/// again: one that is no longer there then ends the process.
+///
+/// # Safety
+/// As [`wait`].
+#[cold]
+unsafe fn room(ep: &Ep, evs: *mut libc::epoll_event, max: usize) -> usize {
+    /// Events that are looked for; of more than are ever reported at a time a program may have fewer.
+    const MOST: usize = 4096;
+    // SAFETY: the caller's. Only where an event is read as well as written is it the program's.
+    let writable = |i: usize| unsafe { user::get(evs.wrapping_add(i)).and_then(|e| user::put(evs.wrapping_add(i), e)) };
+    if writable(0).is_err() {
+        return 0;
+    }
+    let asked = max.min(MOST);
+    if user::readable(evs, asked) {
+        ep.array.store(array(evs, max), Ordering::Relaxed);
+        return max;
+    }
+    (1..asked).take_while(|i| user::readable(evs.wrapping_add(*i), 1)).last().map_or(1, |i| i + 1)
+}
+
+/// Nothing can be reported: EFAULT if there is something. It stays.
+///
+/// # Safety
+/// As [`wait`].
+#[cold]
+unsafe fn nowhere(ep: &'static Ep, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Outcome<Result<usize>> {
+    let mut p = libc::pollfd { fd: ep.fd.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd; the caller's mask.
+    let r = match unsafe { crate::poll::poll(&mut p, 1, timeout_ns, mask) } {
+        Outcome::Done(r) => r,
+        // SAFETY: as above.
+        Outcome::Kernel => unsafe { sys::ppoll(&mut p, 1, timeout_ns, mask) },
+    };
+    Outcome::Done(r.and_then(|n| if n > 0 { Err(Errno::EFAULT) } else { Ok(0) }))
 }
 
 /// # Safety
@@ -52,7 +111,7 @@ unsafe fn wait_in(
     if ep.zoned.load(Ordering::Relaxed) {
         ep.aloof.enter(ep.fd.load(Ordering::Relaxed));
     }
-    if max <= 0 || evs.is_null() {
+    if max <= 0 {
         return Outcome::Kernel;
     }
     let mut out = Out { evs, max: max as usize, n: 0, kernels: 0 };

@@ -5,11 +5,11 @@ use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publ
 use crate::asleep::{self, On};
 use crate::path;
 use crate::table::Desc;
-use crate::{pool, ready, table, token};
+use crate::{pool, ready, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::Dir;
-use fsocket_ring::{self as ring, Hostile};
+use fsocket_ring::{self as ring, Failed};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Flags that change nothing for who finds something.
@@ -17,7 +17,7 @@ const PLAIN: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MOVING | flag::TOOK | flag::LOWAT;
 
 /// # Safety
-/// `buf` is writable for `len` bytes.
+/// `buf` is the program's for `len` bytes; it need not be there.
 #[inline(always)]
 pub unsafe fn recv(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
@@ -120,7 +120,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     }
     // SAFETY: the caller's; the token is held. What is wrong with the peer is
     // found again, and dealt with, by the slow path.
-    let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
+    let got = unsafe { ring::recv(r, rx, h, Some(buf), len, false) };
     if token::owned(h) {
         d.set_receiver(token::here());
         h.credit.store(1, Ordering::Relaxed);
@@ -145,7 +145,7 @@ pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: 
         return 0;
     }
     // SAFETY: as in `recv_fast`.
-    let got = unsafe { ring::recv(r, rx, h, buf, len, false) };
+    let got = unsafe { ring::recv(r, rx, h, Some(buf), len, false) };
     drop(t);
     told(d, rx, h, got)
 }
@@ -159,7 +159,7 @@ pub fn found_nothing(d: &Desc) -> bool {
 
 /// What a receive that is out of the ring has got; 0: nothing, or a hostile peer.
 #[inline(always)]
-fn told(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, Hostile>) -> usize {
+fn told(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, Failed>) -> usize {
     match got {
         Ok(n @ 1..) => {
             consumed(d, rx, h);
@@ -192,6 +192,9 @@ fn freed(d: &'static Desc, rx: &Dir, h: &Half) {
 #[cold]
 #[inline(never)]
 pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    if user::is_beyond(buf) {
+        return Err(Errno::EFAULT);
+    }
     if flags & libc::MSG_OOB != 0 {
         return match path_taken(d, flags) {
             // SAFETY: the caller's.
@@ -208,7 +211,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let peek = flags & libc::MSG_PEEK != 0;
     let mut block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
     // MSG_TRUNC on TCP: the bytes are discarded.
-    let dst = if flags & libc::MSG_TRUNC != 0 { core::ptr::null_mut() } else { buf };
+    let dst = (flags & libc::MSG_TRUNC == 0).then_some(buf);
     // As many bytes end a sleep.
     let mut target = match block {
         true if flags & libc::MSG_WAITALL != 0 => len,
@@ -253,22 +256,24 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     if len == 0 {
                         ring::available(r, rx, h, 1).map(|n| if n > 0 { usize::MAX } else { 0 })
                     } else {
-                        let at = if dst.is_null() { dst } else { dst.wrapping_add(done) };
                         // A peek always starts over.
-                        let (at, n) = if peek { (dst, len) } else { (at, len - done) };
+                        let from = if peek { 0 } else { done };
+                        let (at, n) = (dst.map(|p| p.wrapping_add(from)), len - from);
                         // SAFETY: within the caller's buffer; the token is held.
                         unsafe { ring::recv(r, rx, h, at, n, peek) }
                     }
                 }
             };
             match got {
-                Err(Hostile) => {
+                Err(Failed::Hostile) => {
                     poison(d);
                     continue;
                 }
+                Err(Failed::Fault) if done > 0 => return Ok(done),
+                Err(Failed::Fault) => return Err(Errno::EFAULT),
                 Ok(usize::MAX) => return Ok(0),
                 Ok(n) if peek && n > 0 && n < len && left_rings(d) => {
-                    let at = if dst.is_null() { dst } else { dst.wrapping_add(n) };
+                    let at = dst.map_or(core::ptr::null_mut(), |p| p.wrapping_add(n));
                     // SAFETY: the rest of the caller's buffer.
                     return Ok(n + unsafe { peek_rest(d, at, len - n, flags) });
                 }
@@ -282,7 +287,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     done += n;
                     consumed(d, rx, h);
                     if done < len && done >= target && left_rings(d) {
-                        let at = if dst.is_null() { dst } else { dst.wrapping_add(done) };
+                        let at = dst.map_or(core::ptr::null_mut(), |p| p.wrapping_add(done));
                         // SAFETY: the rest of the caller's buffer.
                         return Ok(done + unsafe { rest(d, at, len - done, flags) });
                     }

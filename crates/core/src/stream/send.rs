@@ -4,11 +4,11 @@ use super::wait::{interruptible, wait_space, Wait};
 use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
 use crate::path::{self, Path};
 use crate::table::Desc;
-use crate::{chan, pool, ready, stats, table, token};
+use crate::{chan, pool, ready, stats, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::{status, POS_START};
-use fsocket_ring::{self as ring, Hostile};
+use fsocket_ring::{self as ring, Failed};
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
@@ -33,7 +33,7 @@ pub fn plain_send(flags: i32) -> bool {
 }
 
 /// # Safety
-/// `buf` is readable for `len` bytes.
+/// `buf` is the program's for `len` bytes; it need not be there.
 #[inline(always)]
 pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
@@ -112,6 +112,8 @@ pub enum Tiny {
     Tell,
     /// Nothing.
     No,
+    /// Nothing: EFAULT. (Who goes on from here needs none of the arguments any more.)
+    Fault,
 }
 
 /// [`send_fast`] for a few bytes by the only thread that has ever sent: the case in which
@@ -132,7 +134,9 @@ pub unsafe fn send_tiny<const SPARE: bool>(d: &'static Desc, buf: *const u8, len
     }
     let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
     // SAFETY: the caller's; the token is ours until this returns.
-    unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) };
+    if !unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) } {
+        return not_there(h);
+    }
     told(d, h, || me.map_or_else(cpu::mark, token::Here::cpu_mark))
 }
 
@@ -147,8 +151,17 @@ pub unsafe fn send_small(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
     }
     let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
     // SAFETY: the caller's; the token is ours until this returns.
-    unsafe { ring::send_on_credit(d.tx_ring(), h, slot, buf, len) };
+    if !unsafe { ring::send_on_credit(d.tx_ring(), h, slot, buf, len) } {
+        return not_there(h);
+    }
     told(d, h, cpu::mark)
+}
+
+/// The message is not there. (Without a call, for which [`send_tiny`] would need a stack.)
+#[inline(always)]
+fn not_there(h: &Half) -> Tiny {
+    fsocket_sync::token::not_done(h);
+    Tiny::Fault
 }
 
 /// By [`Desc::sender`], which the caller is: what `len` bytes are sent on, and where they go. The
@@ -232,6 +245,9 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
 /// As [`send`].
 #[cold]
 unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
+    if user::is_beyond(buf) {
+        return Err(Errno::EFAULT);
+    }
     // Of nothing there is no urgent byte.
     let urgent = flags & libc::MSG_OOB != 0 && len > 0;
     if urgent {
@@ -262,7 +278,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         }
         if let Some(fd) = path_taken(d, flags) {
             // SAFETY: the rest of the caller's buffer.
-            return match fd.and_then(|fd| unsafe { sys::send(fd, buf.add(done), len - done, flags) }) {
+            return match fd.and_then(|fd| unsafe { sys::send(fd, buf.wrapping_add(done), len - done, flags) }) {
                 Ok(n) => Ok(done + n),
                 Err(_) if done > 0 => Ok(done),
                 Err(e) => Err(e),
@@ -292,7 +308,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             Ok(_t) => {
                 populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.
-                let sent = unsafe { ring::send(r, tx, h, buf.add(done), len - done, turn::to(d)) };
+                let sent = unsafe { ring::send(r, tx, h, buf.wrapping_add(done), len - done, turn::to(d)) };
                 if !matches!(sent, Ok(1..)) {
                     turn::back(d);
                 }
@@ -301,7 +317,9 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             }
         };
         match step {
-            Err(Hostile) => poison(d),
+            Err(Failed::Hostile) => poison(d),
+            // As the kernel, which takes a piece whole or not at all.
+            Err(Failed::Fault) => return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) },
             Ok(0) => {
                 s.tx_blocked.fetch_add(1, Ordering::Relaxed);
                 if !block {

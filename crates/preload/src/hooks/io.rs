@@ -1,10 +1,10 @@
 //! Bytes in and out.
 
-use super::{gone, guarded, Answer};
+use super::{failed, gone, guarded, Answer};
 use crate::real;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::upgrade::{self, Call, Entered};
-use fsocket_core::{msg as ops_msg, path, pool, ready, sendfile as ops_sendfile, stream};
+use fsocket_core::{msg as ops_msg, path, pool, ready, sendfile as ops_sendfile, stream, user, Errno};
 use libc::*;
 
 #[inline(always)]
@@ -62,16 +62,16 @@ fn receives(n: size_t, flags: c_int) -> Call {
 
 /// The same into several places.
 unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
-    if iov.is_null() || n > 1024 {
+    if n > 1024 || !user::readable(iov, n) {
         return Call::Look;
     }
     receives((0..n).map(|i| unsafe { (*iov.add(i)).iov_len }).fold(0, size_t::saturating_add), flags)
 }
 
 unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
-    match unsafe { msg.as_ref() } {
-        Some(m) => unsafe { gathers(m.msg_iov, m.msg_iovlen, flags) },
-        None => Call::Look,
+    match unsafe { user::get(msg) } {
+        Ok(m) => unsafe { gathers(m.msg_iov, m.msg_iovlen, flags) },
+        Err(_) => Call::Look,
     }
 }
 
@@ -91,6 +91,7 @@ macro_rules! transmit {
                     stream::Tiny::Sent => return $n as ssize_t,
                     stream::Tiny::Tell => return unsafe { tell(d, $n) },
                     stream::Tiny::No => {}
+                    stream::Tiny::Fault => return fault(),
                 }
             }
             if d.is_conn() {
@@ -109,6 +110,12 @@ unsafe fn tell(d: &'static Desc, n: size_t) -> ssize_t {
     core::hint::black_box(n as ssize_t)
 }
 
+#[cold]
+#[inline(never)]
+fn fault() -> ssize_t {
+    failed(Errno::EFAULT)
+}
+
 #[inline(never)]
 unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::plain_send(flags) {
@@ -116,6 +123,7 @@ unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_in
             stream::Tiny::Sent => return n as ssize_t,
             stream::Tiny::Tell => return unsafe { tell(d, n) },
             stream::Tiny::No => {}
+            stream::Tiny::Fault => return fault(),
         }
     }
     unsafe { transmit_most(d, buf, n, flags) }
@@ -171,14 +179,14 @@ unsafe fn receive_slowly(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int
 #[cold]
 #[inline(never)]
 unsafe fn receive_rest(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int, got: usize) -> ssize_t {
-    guarded(|| (got + unsafe { stream::rest(d, buf.add(got), n - got, flags) }) as ssize_t)
+    guarded(|| (got + unsafe { stream::rest(d, buf.wrapping_add(got), n - got, flags) }) as ssize_t)
 }
 
 #[inline(always)]
 pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     // read() of nothing is 0 at once, unlike recv().
     if n == 0 && conn(fd).is_some() {
-        return 0;
+        return if user::is_beyond(buf) { failed(Errno::EFAULT) } else { 0 };
     }
     receive!(fd, buf, n, 0, else in_kernel!(read(fd: c_int, buf: *mut c_void, n: size_t), receives(n, 0)))
 }
@@ -227,9 +235,9 @@ pub unsafe fn recvfrom(
     match conn(fd) {
         Some(_) => {
             let r = unsafe { recv(fd, buf, n, flags) };
-            if r >= 0 && !addr.is_null() && !len.is_null() {
-                // TCP names no sender.
-                unsafe { *len = 0 };
+            if r >= 0 && !addr.is_null() {
+                // TCP names no sender. (What was received is gone if that cannot be said, as in the kernel.)
+                return unsafe { user::give(&[], addr.cast(), len, 0) }.map_or_else(failed, |()| r);
             }
             r
         }
@@ -247,9 +255,26 @@ pub unsafe fn sendto(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> ssize_t {
+    if !addr.is_null() && conn(fd).is_some() {
+        // Not used, but looked at.
+        if let Err(e) = named(addr.cast(), len) {
+            return failed(e);
+        }
+    }
     transmit!(fd, buf, n, flags, false, else {
         in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
     })
+}
+
+/// Would the kernel take this for an address?
+#[cold]
+#[inline(never)]
+fn named(addr: *const u8, len: socklen_t) -> Result<(), Errno> {
+    match len as usize {
+        n if n > size_of::<sockaddr_storage>() => Err(Errno::EINVAL),
+        n if !user::readable(addr, n) => Err(Errno::EFAULT),
+        _ => Ok(()),
+    }
 }
 
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
@@ -258,24 +283,43 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
         Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => unsafe {
             real::recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags)
         },
-        Some(d) if !msg.is_null() => guarded(|| unsafe { receive_message(d, &mut *msg, flags) }),
-        Some(_) => unsafe { real::recvmsg(fd, msg, flags) },
+        Some(d) => guarded(|| unsafe { receive_message(d, msg, flags) }),
         None => in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) }),
     }
 }
 
-unsafe fn receive_message(d: &'static Desc, m: &mut msghdr, flags: c_int) -> ssize_t {
-    let r: ssize_t = unsafe { ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC) }.answer();
-    if r >= 0 {
-        m.msg_namelen = 0;
-        m.msg_controllen = 0;
-        m.msg_flags = if flags & MSG_CMSG_CLOEXEC != 0 { MSG_CMSG_CLOEXEC } else { 0 };
-    }
-    r
+unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    let receive = || unsafe {
+        let m = user::get(msg)?;
+        let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC)?;
+        if !m.msg_name.is_null() {
+            user::put(&raw mut (*msg).msg_namelen, 0)?;
+        }
+        user::put(&raw mut (*msg).msg_flags, flags & MSG_CMSG_CLOEXEC)?;
+        user::put(&raw mut (*msg).msg_controllen, 0)?;
+        Ok(n)
+    };
+    receive().answer()
 }
 
-unsafe fn send_message(d: &'static Desc, m: &msghdr, flags: c_int) -> ssize_t {
-    unsafe { ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags) }.answer()
+unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ssize_t {
+    let send = || unsafe {
+        let m = user::get(msg)?;
+        if !m.msg_name.is_null() && m.msg_namelen != 0 {
+            named(m.msg_name.cast(), (m.msg_namelen as usize).min(size_of::<sockaddr_storage>()) as socklen_t)?;
+        }
+        if m.msg_iovlen <= UIO_MAXIOV as usize && !user::readable(m.msg_control as *const u8, m.msg_controllen) {
+            return Err(Errno::EFAULT);
+        }
+        if m.msg_controllen >= size_of::<cmsghdr>() as size_t {
+            let first = user::get(m.msg_control as *const cmsghdr)?.cmsg_len;
+            if !(size_of::<cmsghdr>() as size_t..=m.msg_controllen).contains(&first) {
+                return Err(Errno::EINVAL);
+            }
+        }
+        ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags)
+    };
+    send().answer()
 }
 
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
@@ -286,15 +330,14 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         }
     }
     match conn(fd) {
-        Some(d) if !msg.is_null() => guarded(|| unsafe { send_message(d, &*msg, flags) }),
-        known => {
-            if unsafe { msg.as_ref() }.is_some_and(|m| m.msg_controllen != 0) {
+        Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
+        None => {
+            let control =
+                |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
+            if unsafe { user::get(msg) }.is_ok_and(|m| control(&m)) {
                 guarded(|| unsafe { fsocket_core::close::passing(msg) });
             }
-            match known {
-                Some(_) => unsafe { real::sendmsg(fd, msg, flags) },
-                None => in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send),
-            }
+            in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send)
         }
     }
 }
@@ -317,8 +360,8 @@ impl Several {
     unsafe fn run(
         &mut self,
         d: &'static Desc,
-        mut each: impl FnMut(&mut Several, &mut mmsghdr) -> ssize_t,
-        mut number: impl FnMut(&mut Several, &mut mmsghdr) -> ssize_t,
+        mut each: impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t,
+        mut number: impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t,
     ) -> c_int {
         guarded::<c_int>(|| {
             stream::throughout(d, |call| {
@@ -337,17 +380,20 @@ impl Several {
         }
     }
 
-    unsafe fn step(&mut self, f: &mut impl FnMut(&mut Several, &mut mmsghdr) -> ssize_t) -> bool {
+    unsafe fn step(&mut self, f: &mut impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t) -> bool {
         if self.over || self.done == self.n {
             return false;
         }
-        let m = unsafe { &mut *self.vec.add(self.done as usize) };
+        let m = self.vec.wrapping_add(self.done as usize);
         match f(self, m) {
             r if r < 0 => self.over = true,
-            r => {
-                m.msg_len = r as c_uint;
-                self.done += 1;
-            }
+            r => match unsafe { user::put(&raw mut (*m).msg_len, r as c_uint) } {
+                Ok(()) => self.done += 1,
+                Err(e) => {
+                    self.over = true;
+                    e.set();
+                }
+            },
         }
         !self.over
     }
@@ -355,10 +401,13 @@ impl Several {
 
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
     upgrade::give_up_number(fd);
-    let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
+    let Some(d) = conn(fd) else {
         return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
     };
-    let limit = unsafe { timeout.as_mut() };
+    let limit = match unsafe { user::get_if(timeout) } {
+        Ok(limit) => limit,
+        Err(e) => return failed(e),
+    };
     if limit.as_ref().is_some_and(|t| t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec)) {
         fsocket_sys::Errno::EINVAL.set();
         return -1;
@@ -373,41 +422,44 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     }
     let left = || end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
     let flags_of = |done| if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
-    let after = |all: &mut Several, m: &mmsghdr, r: ssize_t| {
+    let after = |all: &mut Several, m: *const mmsghdr, r: ssize_t| {
         if r < 0 && all.done > 0 {
             // The next call reports it.
             ready::put_back_error(d, fsocket_sys::Errno::last());
         }
         // The limit is looked at after each message, and ends no wait. Urgent data are the last message.
-        all.over |= end.is_some() && left() == 0 || r >= 0 && m.msg_hdr.msg_flags & MSG_OOB != 0;
+        all.over |= end.is_some() && left() == 0
+            || r >= 0 && unsafe { user::get(&raw const (*m).msg_hdr.msg_flags) }.is_ok_and(|f| f & MSG_OOB != 0);
         r
     };
-    let each = |all: &mut Several, m: &mut mmsghdr| {
-        let r = unsafe { receive_message(d, &mut m.msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+    let each = |all: &mut Several, m: *mut mmsghdr| {
+        let r = unsafe { receive_message(d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
         after(all, m, r)
     };
-    let number = |all: &mut Several, m: &mut mmsghdr| {
-        let r = unsafe { recvmsg(fd, &mut m.msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+    let number = |all: &mut Several, m: *mut mmsghdr| {
+        let r = unsafe { recvmsg(fd, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
         after(all, m, r)
     };
     let done = unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) };
-    if let Some(t) = limit.filter(|_| done > 0) {
+    if limit.is_some() && done > 0 {
         let left = left();
-        t.tv_sec = (left / 1_000_000_000) as time_t;
-        t.tv_nsec = (left % 1_000_000_000) as c_long;
+        let left = timespec { tv_sec: (left / 1_000_000_000) as time_t, tv_nsec: (left % 1_000_000_000) as c_long };
+        if let Err(e) = unsafe { user::put(timeout, left) } {
+            return failed(e);
+        }
     }
     done
 }
 
 pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     upgrade::give_up_number(fd);
-    let Some(d) = conn(fd).filter(|_| !vec.is_null()) else {
+    let Some(d) = conn(fd) else {
         return unsafe { real::sendmmsg(fd, vec, n, flags) };
     };
     // As the kernel: the rest is for the next call.
     let n = n.min(UIO_MAXIOV as c_uint);
-    let each = |_: &mut Several, m: &mut mmsghdr| unsafe { send_message(d, &m.msg_hdr, flags) };
-    let number = |_: &mut Several, m: &mut mmsghdr| unsafe { sendmsg(fd, &m.msg_hdr, flags) };
+    let each = |_: &mut Several, m: *mut mmsghdr| unsafe { send_message(d, &raw const (*m).msg_hdr, flags) };
+    let number = |_: &mut Several, m: *mut mmsghdr| unsafe { sendmsg(fd, &raw const (*m).msg_hdr, flags) };
     unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) }
 }
 

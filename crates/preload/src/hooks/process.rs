@@ -8,7 +8,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{epoll, exec, fork, pool, process, rights, sandbox, space, upgrade};
+use fsocket_core::{epoll, exec, fork, pool, process, rights, sandbox, space, upgrade, user};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -111,6 +111,8 @@ pub unsafe fn syscall(
             SYS_close_range => guarded(|| de::close_range(a as _, b as _, c as _)) as c_long,
             SYS_unshare => guarded(|| unshare(fd)) as c_long,
             SYS_setns => guarded(|| setns(fd, b as _)) as c_long,
+            SYS_rt_sigaction => super::signals::raw(fd, b as _, c as _, d as _)
+                .unwrap_or_else(|| real::syscall(number, a, b, c, d, e, f)),
             SYS_prctl => guarded(|| prctl(fd, b, c, d, e)) as c_long,
             // (All of them by the kernel's numbers: libc's would change every thread.)
             SYS_setuid | SYS_setreuid | SYS_setresuid | SYS_setgid | SYS_setregid | SYS_setresgid | SYS_setgroups
@@ -140,12 +142,16 @@ pub unsafe fn syscall(
             SYS_dup2 => guarded(|| de::dup2(fd, b as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_poll => re::poll(a as _, b as _, c as _) as c_long,
-            SYS_ppoll if re::whole_mask(d as _, e) => re::ppoll_telling(a as _, b as _, c as _, d as _) as c_long,
+            SYS_ppoll if re::whole_mask(d as _, e) && re::is_there(c as *const timespec) => {
+                re::ppoll_telling(a as _, b as _, c as _, d as _) as c_long
+            }
             #[cfg(target_arch = "x86_64")]
-            SYS_select => re::select(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_select if re::is_there(e as *const timeval) => re::select(fd, b as _, c as _, d as _, e as _) as c_long,
             SYS_pselect6 => match re::mask_of_pselect(f as _) {
-                Some(mask) => re::pselect_telling(fd, b as _, c as _, d as _, e as _, mask) as c_long,
-                None => real::syscall(number, a, b, c, d, e, f),
+                Some(mask) if re::is_there(e as *const timespec) => {
+                    re::pselect_telling(fd, b as _, c as _, d as _, e as _, mask) as c_long
+                }
+                _ => real::syscall(number, a, b, c, d, e, f),
             },
             SYS_sendfile => io::sendfile(fd, b as _, c as _, d as _) as c_long,
             SYS_execve => guarded(|| execve(a as _, b as _, c as _)) as c_long,
@@ -212,10 +218,10 @@ fn forks(flags: c_ulong) -> bool {
 /// `args` is readable for `size` bytes.
 unsafe fn clone3_flags(args: c_ulong, size: c_ulong) -> Option<c_ulong> {
     // struct clone_args: u64 each; the first is the flags, the sixth the stack.
-    if args == 0 || size < 64 {
+    if size < 64 {
         return None;
     }
-    let (flags, stack) = unsafe { (*(args as *const u64), *(args as *const u64).add(5)) };
+    let [flags, _, _, _, _, stack] = unsafe { user::get(args as *const [u64; 6]) }.ok()?;
     (forks(flags) && stack == 0).then_some(flags)
 }
 
@@ -349,9 +355,10 @@ fn current() -> Strings {
     unsafe { environ }
 }
 
-/// The program in `file`, relative to `dir`; `search`: by PATH.
-fn program<'a>(dir: c_int, file: *const c_char, search: bool, env: Strings) -> Option<exec::Start<'a>> {
-    if file.is_null() {
+/// The program in `file`, relative to `dir`; `search`: by PATH. None: the kernel will say that
+/// something is not there.
+fn program<'a>(dir: c_int, file: *const c_char, search: bool, argv: Strings, env: Strings) -> Option<exec::Start<'a>> {
+    if !user::is_string(file) || !user::are_strings(argv) || !user::are_strings(env) {
         return None;
     }
     // SAFETY: a C string of the caller's.
@@ -361,8 +368,8 @@ fn program<'a>(dir: c_int, file: *const c_char, search: bool, env: Strings) -> O
 }
 
 /// `f` replaces this program, with the environment that it is given.
-fn replaced_by(start: Option<exec::Start>, f: impl FnOnce(Strings) -> c_int) -> c_int {
-    let Some(start) = start else { return f(core::ptr::null()) };
+fn replaced_by(start: Option<exec::Start>, env: Strings, f: impl FnOnce(Strings) -> c_int) -> c_int {
+    let Some(start) = start else { return f(env) };
     let next = exec::prepare(&start, None);
     let r = next.with_environment(start.env, f);
     let _errno = fsocket_sys::errno::Saved::errno();
@@ -371,8 +378,13 @@ fn replaced_by(start: Option<exec::Start>, f: impl FnOnce(Strings) -> c_int) -> 
 }
 
 /// `f` starts another program, after these file actions.
-unsafe fn started(start: Option<exec::Start>, actions: *const c_void, f: impl FnOnce(Strings) -> c_int) -> c_int {
-    let Some(start) = start else { return f(core::ptr::null()) };
+unsafe fn started(
+    start: Option<exec::Start>,
+    actions: *const c_void,
+    env: Strings,
+    f: impl FnOnce(Strings) -> c_int,
+) -> c_int {
+    let Some(start) = start else { return f(env) };
     let actions = match actions.is_null() || actions_are_known() {
         // SAFETY: the program's, as libc has made them.
         true => unsafe { exec::Actions::of(actions) },
@@ -412,7 +424,7 @@ fn actions_are_known() -> bool {
 }
 
 pub unsafe fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
-    replaced_by(program(AT_FDCWD, path, false, envp), |env| unsafe { real::execve(path, argv, env) })
+    replaced_by(program(AT_FDCWD, path, false, argv, envp), envp, |env| unsafe { real::execve(path, argv, env) })
 }
 
 pub unsafe fn execv(path: *const c_char, argv: Strings) -> c_int {
@@ -420,7 +432,7 @@ pub unsafe fn execv(path: *const c_char, argv: Strings) -> c_int {
 }
 
 pub unsafe fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
-    replaced_by(program(AT_FDCWD, file, true, envp), |env| unsafe { real::execvpe(file, argv, env) })
+    replaced_by(program(AT_FDCWD, file, true, argv, envp), envp, |env| unsafe { real::execvpe(file, argv, env) })
 }
 
 pub unsafe fn execvp(file: *const c_char, argv: Strings) -> c_int {
@@ -428,11 +440,13 @@ pub unsafe fn execvp(file: *const c_char, argv: Strings) -> c_int {
 }
 
 pub unsafe fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
-    replaced_by(program(fd, c"".as_ptr(), false, envp), |env| unsafe { real::fexecve(fd, argv, env) })
+    replaced_by(program(fd, c"".as_ptr(), false, argv, envp), envp, |env| unsafe { real::fexecve(fd, argv, env) })
 }
 
 pub unsafe fn execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int {
-    replaced_by(program(dir, path, false, envp), |env| unsafe { real::execveat(dir, path, argv, env, flags) })
+    replaced_by(program(dir, path, false, argv, envp), envp, |env| unsafe {
+        real::execveat(dir, path, argv, env, flags)
+    })
 }
 
 pub unsafe fn posix_spawn(
@@ -444,7 +458,7 @@ pub unsafe fn posix_spawn(
     envp: Strings,
 ) -> c_int {
     let call = |env| unsafe { real::posix_spawn(pid, path, actions, attributes, argv, env) };
-    unsafe { started(program(AT_FDCWD, path, false, envp), actions, call) }
+    unsafe { started(program(AT_FDCWD, path, false, argv, envp), actions, envp, call) }
 }
 
 pub unsafe fn posix_spawnp(
@@ -456,7 +470,7 @@ pub unsafe fn posix_spawnp(
     envp: Strings,
 ) -> c_int {
     let call = |env| unsafe { real::posix_spawnp(pid, file, actions, attributes, argv, env) };
-    unsafe { started(program(AT_FDCWD, file, true, envp), actions, call) }
+    unsafe { started(program(AT_FDCWD, file, true, argv, envp), actions, envp, call) }
 }
 
 // The shell of these two is started inside libc, with an environment that we do

@@ -2,20 +2,25 @@
 
 use super::{either, gone, guarded};
 use crate::real;
-use fsocket_core::{epoll, foreign, poll as ops, table};
+use fsocket_core::{epoll, foreign, poll as ops, table, user};
 use libc::*;
 
 fn ms(timeout: c_int) -> Option<u64> {
     (timeout >= 0).then(|| timeout as u64 * 1_000_000)
 }
 
-/// None: no time-out. Some(Err): not a valid time, the kernel says so.
-unsafe fn ts(t: *const timespec) -> Option<Result<u64, ()>> {
-    let t = unsafe { t.as_ref() }?;
-    if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) {
-        return Some(Err(()));
+/// None: no time-out. Err: no valid time or mask, or nothing is there; the kernel says so.
+unsafe fn ts(t: *const timespec, mask: *const sigset_t) -> Result<Option<u64>, ()> {
+    if !mask.is_null() && !user::readable(mask as *const u64, 1) {
+        return Err(());
     }
-    Some(Ok((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64)))
+    match unsafe { user::get_if(t) } {
+        Ok(None) => Ok(None),
+        Ok(Some(t)) if t.tv_sec >= 0 && (0..1_000_000_000).contains(&t.tv_nsec) => {
+            Ok(Some((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64)))
+        }
+        _ => Err(()),
+    }
 }
 
 pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
@@ -25,7 +30,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
 }
 
 pub unsafe fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-    match unsafe { ts(timeout) }.transpose() {
+    match unsafe { ts(timeout, mask) } {
         Ok(t) => either(guarded(|| unsafe { ops::poll(fds, n as usize, t, mask) }), || unsafe {
             real::ppoll(fds, n, timeout, mask)
         }),
@@ -54,19 +59,22 @@ pub unsafe fn __ppoll_chk(
 }
 
 pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval) -> c_int {
-    let t = match unsafe { timeout.as_ref() } {
-        Some(t) if t.tv_sec < 0 || t.tv_usec < 0 => return unsafe { real::select(n, r, w, x, timeout) },
-        Some(t) => Some((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_usec as u64 * 1000)),
-        None => None,
+    let t = match unsafe { user::get_if(timeout) } {
+        Ok(Some(t)) if t.tv_sec < 0 || t.tv_usec < 0 => return unsafe { real::select(n, r, w, x, timeout) },
+        Err(_) => return unsafe { real::select(n, r, w, x, timeout) },
+        Ok(Some(t)) => Some((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_usec as u64 * 1000)),
+        Ok(None) => None,
     };
     let start = fsocket_sys::now_ns();
     either(
         guarded(|| unsafe { ops::select(n, r, w, x, t, core::ptr::null()) }).map_done(|v| {
-            // Linux writes back the time that is left.
-            if let (Some(left), Some(t)) = (unsafe { timeout.as_mut() }, t) {
+            // Linux writes back the time that is left, if it can.
+            if let Some(t) = t {
                 let rest = t.saturating_sub(fsocket_sys::now_ns() - start);
-                left.tv_sec = (rest / 1_000_000_000) as time_t;
-                left.tv_usec = (rest / 1000 % 1_000_000) as suseconds_t;
+                let tv_sec = (rest / 1_000_000_000) as time_t;
+                let _ = unsafe {
+                    user::put(timeout, timeval { tv_sec, tv_usec: (rest / 1000 % 1_000_000) as suseconds_t })
+                };
             }
             v
         }),
@@ -82,12 +90,17 @@ pub unsafe fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    match unsafe { ts(timeout) }.transpose() {
+    match unsafe { ts(timeout, mask) } {
         Ok(t) => either(guarded(|| unsafe { ops::select(n, r, w, x, t, mask) }), || unsafe {
             real::pselect(n, r, w, x, timeout, mask)
         }),
         Err(()) => unsafe { real::pselect(n, r, w, x, timeout, mask) },
     }
+}
+
+/// Of system calls by number: libc's functions of the same name read the time, and fault.
+pub fn is_there<T>(time: *const T) -> bool {
+    time.is_null() || user::readable(time, 1)
 }
 
 /// Of system calls by number: has the mask, if there is one, the size that the kernel takes?
@@ -98,7 +111,7 @@ pub fn whole_mask(mask: *const sigset_t, size: c_ulong) -> bool {
 /// The mask in the sixth argument of pselect6(2), a pointer to it and its size; None: the kernel
 /// refuses it.
 pub unsafe fn mask_of_pselect(both: *const [c_ulong; 2]) -> Option<*const sigset_t> {
-    let [mask, size] = unsafe { both.as_ref() }.copied().unwrap_or_default();
+    let [mask, size] = unsafe { user::get_if(both) }.ok()?.unwrap_or_default();
     let mask = mask as *const sigset_t;
     whole_mask(mask, size).then_some(mask)
 }
@@ -121,11 +134,12 @@ pub unsafe fn pselect_telling(
 }
 
 unsafe fn telling(timeout: *mut timespec, wait: impl FnOnce() -> c_int) -> c_int {
-    let (start, limit) = (fsocket_sys::now_ns(), unsafe { ts(timeout) });
+    let (start, limit) = (fsocket_sys::now_ns(), unsafe { ts(timeout, core::ptr::null()) });
     let r = wait();
-    if let (Some(Ok(limit)), Some(left)) = (limit, unsafe { timeout.as_mut() }) {
+    if let Ok(Some(limit)) = limit {
         let rest = limit.saturating_sub(fsocket_sys::now_ns() - start);
-        (left.tv_sec, left.tv_nsec) = ((rest / 1_000_000_000) as time_t, (rest % 1_000_000_000) as c_long);
+        let tv_sec = (rest / 1_000_000_000) as time_t;
+        let _ = unsafe { user::put(timeout, timespec { tv_sec, tv_nsec: (rest % 1_000_000_000) as c_long }) };
     }
     r
 }
@@ -153,6 +167,9 @@ fn made(make: impl FnOnce() -> c_int) -> c_int {
 pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int {
     if gone(ep) || gone(fd) {
         return -1;
+    }
+    if op != EPOLL_CTL_DEL && !user::readable(ev, 1) {
+        return unsafe { real::epoll_ctl(ep, op, fd, ev) };
     }
     match table::lookup(ep) {
         Some(d) if epoll::ctl_of_the_kernels(d, fd) => unsafe { real::epoll_ctl(ep, op, fd, ev) },
@@ -182,7 +199,7 @@ pub unsafe fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match table::lookup(ep) {
+    match table::lookup(ep).filter(|_| mask.is_null() || user::readable(mask as *const u64, 1)) {
         Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }), || unsafe {
             real::epoll_pwait(ep, evs, max, timeout, mask)
         }),
@@ -197,7 +214,7 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    match (table::lookup(ep), unsafe { ts(timeout) }.transpose()) {
+    match (table::lookup(ep), unsafe { ts(timeout, mask) }) {
         (Some(d), Ok(t)) => either(guarded(|| unsafe { epoll::wait(d, evs, max, t, mask) }), || unsafe {
             real::epoll_pwait2(ep, evs, max, timeout, mask)
         }),

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, path, pool,
-    process, route, slice, stats, upgrade, zone,
+    process, route, slice, stats, upgrade, user, zone,
 };
 use libc::*;
 
@@ -47,7 +47,7 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
 }
 
 pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    if let Some(r) = connected(fd) {
+    if let Some(r) = connected(fd).filter(|_| user::readable(addr as *const u8, len as usize)) {
         return r;
     }
     if gone(fd) {
@@ -184,9 +184,7 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) if d.is_conn() && !addr.is_null() && !len.is_null() => {
-            super::Answer::answer(unsafe { ops_name::local(d, addr, len) })
-        }
+        Some(d) if d.is_conn() => super::Answer::answer(unsafe { ops_name::local(d, addr, len) }),
         None if gone(fd) => -1,
         _ => unsafe { real::getsockname(fd, addr, len) },
     }
@@ -194,9 +192,7 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 
 pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) if d.is_conn() && !addr.is_null() && !len.is_null() => {
-            super::Answer::answer(unsafe { ops_name::peer(d, addr, len) })
-        }
+        Some(d) if d.is_conn() => super::Answer::answer(unsafe { ops_name::peer(d, addr, len) }),
         None if gone(fd) => -1,
         _ => unsafe { real::getpeername(fd, addr, len) },
     }
@@ -245,8 +241,8 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
             let r = either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
                 real::getsockopt(fd, level, name, val, len)
             });
-            if r == 0 && zone::hides(d, level, name) && unsafe { *len } >= 4 {
-                unsafe { (val as *mut c_int).write_unaligned(0) };
+            if r == 0 && zone::hides(d, level, name) && unsafe { user::get(len) }.is_ok_and(|n| n >= 4) {
+                let _ = unsafe { user::put(val as *mut c_int, 0) };
             }
             r
         }

@@ -27,7 +27,7 @@ unsafe impl Bytes for Words<'_> {
         assert!(off % 8 == 0);
         &self.0[off / 8]
     }
-    unsafe fn write(&self, off: usize, src: *const u8, n: usize) {
+    unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
         assert!(off % 8 == 0 && off + n <= RING_CAP);
         // SAFETY: the caller's n bytes.
         let src = unsafe { core::slice::from_raw_parts(src, n) };
@@ -36,8 +36,9 @@ unsafe impl Bytes for Words<'_> {
             w[..piece.len()].copy_from_slice(piece);
             self.0[off / 8 + i].store(u64::from_le_bytes(w), Ordering::Relaxed);
         }
+        true
     }
-    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) {
+    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         assert!(off + n <= RING_CAP);
         // SAFETY: the caller's n bytes.
         let dst = unsafe { core::slice::from_raw_parts_mut(dst, n) };
@@ -49,6 +50,7 @@ unsafe impl Bytes for Words<'_> {
             got += piece.len();
             at += piece.len();
         }
+        true
     }
 }
 

@@ -1,0 +1,134 @@
+//! The program's arguments, which may point to nothing: EFAULT then, as from the kernel.
+
+use crate::faults;
+use core::ffi::c_char;
+use core::mem::MaybeUninit;
+use fsocket_sys::{Errno, Result};
+use fsocket_uaccess as uaccess;
+
+/// The value at `p`.
+///
+/// # Safety
+/// Any bytes are a `T`, and if there is memory at `p` it is the program's.
+#[inline]
+pub unsafe fn get<T: Copy>(p: *const T) -> Result<T> {
+    let mut v = MaybeUninit::<T>::uninit();
+    // SAFETY: the caller's; then every byte of `v` is written.
+    unsafe {
+        read(p as *const u8, v.as_mut_ptr() as *mut u8, size_of::<T>())?;
+        Ok(v.assume_init())
+    }
+}
+
+/// The value at `p`, if that is not null.
+///
+/// # Safety
+/// As [`get`].
+#[inline]
+pub unsafe fn get_if<T: Copy>(p: *const T) -> Result<Option<T>> {
+    match p.is_null() {
+        true => Ok(None),
+        // SAFETY: the caller's.
+        false => unsafe { get(p) }.map(Some),
+    }
+}
+
+/// `v` to `p`.
+///
+/// # Safety
+/// If there is memory at `p` it is the program's.
+#[inline]
+pub unsafe fn put<T: Copy>(p: *mut T, v: T) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { write(&raw const v as *const u8, p as *mut u8, size_of::<T>()) }
+}
+
+/// `n` bytes of the program's to `dst`.
+///
+/// # Safety
+/// As [`get`]; `dst` has room for them.
+#[inline]
+pub unsafe fn read(src: *const u8, dst: *mut u8, n: usize) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { copied(src, dst, n) }
+}
+
+/// `n` bytes from `src` to the program's memory.
+///
+/// # Safety
+/// As [`put`]; `src` has them.
+#[inline]
+pub unsafe fn write(src: *const u8, dst: *mut u8, n: usize) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { copied(src, dst, n) }
+}
+
+#[inline]
+unsafe fn copied(src: *const u8, dst: *mut u8, n: usize) -> Result<()> {
+    faults::are_handled();
+    // SAFETY: the caller's.
+    match n == 0 || unsafe { uaccess::copy(src, dst, n) } {
+        true => Ok(()),
+        false => Err(Errno::EFAULT),
+    }
+}
+
+/// Are there `n` values at `p`? For what is read in many places: between this and them, only another
+/// thread can take it away.
+#[inline]
+pub fn readable<T>(p: *const T, n: usize) -> bool {
+    faults::are_handled();
+    // SAFETY: the program's memory, or none.
+    n.checked_mul(size_of::<T>()).is_some_and(|n| unsafe { uaccess::readable(p as *const u8, n) })
+}
+
+/// Is it an address of the kernel's half, or none at all? It refuses those before anything else.
+#[inline]
+pub fn is_beyond<T>(p: *const T) -> bool {
+    (p as isize) < 0
+}
+
+/// Is there a string that ends?
+pub fn is_string(p: *const c_char) -> bool {
+    const PAGE: usize = 4096;
+    let mut at = p as *const u8;
+    while readable(at, 1) {
+        let n = PAGE - at as usize % PAGE;
+        // SAFETY: of a page of which one byte is there all are.
+        if unsafe { core::slice::from_raw_parts(at, n) }.contains(&0) {
+            return true;
+        }
+        at = at.wrapping_add(n);
+    }
+    false
+}
+
+/// Is there an array of strings that null ends, or none (null)?
+pub fn are_strings(list: *const *const c_char) -> bool {
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: the program's memory, or none.
+        match unsafe { get(at) } {
+            Ok(p) if p.is_null() => return true,
+            Ok(p) if is_string(p) => at = at.wrapping_add(1),
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// As much of `b` as fits into `*len` bytes, and then `says` there: how the kernel returns addresses.
+///
+/// # Safety
+/// Both are the program's, or nothing is there.
+pub unsafe fn give(b: &[u8], out: *mut u8, len: *mut u32, says: u32) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe {
+        let room = get(len)?;
+        if (room as i32) < 0 {
+            return Err(Errno::EINVAL);
+        }
+        write(b.as_ptr(), out, b.len().min(room as usize))?;
+        put(len, says)
+    }
+}

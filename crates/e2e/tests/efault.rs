@@ -1,0 +1,29 @@
+//! Arguments that lead nowhere, and the program's own handlers of faults beside them: as on stock
+//! sockets.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::{compile, need, Host};
+
+#[test]
+fn bad_pointers_in_every_call() {
+    need!("cc");
+    let host = Host::new();
+    let program = host.path().join("efault");
+    compile("apps/efault.c", &program, &["-w"]);
+    let run = |side| host.run(side, "efault", 240, &program, &[]).success().says("ok").stdout.clone();
+    let Some(delta) = e2e::same_output(&host, run) else { return };
+    assert!(delta.get("connect_shm") >= 1000, "not over shared memory\n{delta}");
+}
+
+#[test]
+fn handlers_of_the_program() {
+    need!("cc");
+    let host = Host::new();
+    let program = host.path().join("handlers");
+    compile("apps/fault_handlers.c", &program, &["-w"]);
+    for when in [&["early"][..], &[]] {
+        let run = |side| host.run(side, "handlers", 90, &program, when).success().says("ok").stdout.clone();
+        let Some(delta) = e2e::same_output(&host, run) else { return };
+        assert!(delta.get("connect_shm") == 1 && delta.get("path_switch") == 0, "{delta}");
+    }
+}

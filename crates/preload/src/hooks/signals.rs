@@ -1,0 +1,98 @@
+//! What the program does about faults; see [`fsocket_core::faults`].
+
+use super::{failed, Answer};
+use crate::real;
+use fsocket_core::signals::Action;
+use fsocket_core::{faults, user, Errno, Result};
+use libc::*;
+
+/// A flag that libc adds, and shows.
+const RESTORER: u64 = if cfg!(target_arch = "x86_64") { 0x0400_0000 } else { 0 };
+
+fn is_fault(signal: c_int) -> bool {
+    matches!(signal, SIGSEGV | SIGBUS)
+}
+
+unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> Option<c_int> {
+    if !is_fault(signal) {
+        return None;
+    }
+    let new = unsafe { new.as_ref() }.map(|a| Action {
+        handler: a.sa_sigaction,
+        flags: a.sa_flags as u32 as u64 | RESTORER,
+        restorer: 0,
+        // The kernel's signals are the first 64.
+        mask: unsafe { *(&raw const a.sa_mask as *const u64) },
+    });
+    let r = faults::action(signal, new.as_ref())?.map(|was| {
+        if let Some(old) = unsafe { old.as_mut() } {
+            *old = unsafe { core::mem::zeroed() };
+            old.sa_sigaction = was.handler;
+            old.sa_flags = was.flags as c_int;
+            unsafe { *(&raw mut old.sa_mask as *mut u64) = was.mask };
+        }
+    });
+    Some(r.answer())
+}
+
+pub unsafe fn sigaction(signal: c_int, new: *const sigaction, old: *mut sigaction) -> c_int {
+    unsafe { act(signal, new, old).unwrap_or_else(|| real::sigaction(signal, new, old)) }
+}
+
+pub unsafe fn __sigaction(signal: c_int, new: *const sigaction, old: *mut sigaction) -> c_int {
+    unsafe { act(signal, new, old).unwrap_or_else(|| real::__sigaction(signal, new, old)) }
+}
+
+/// rt_sigaction(2); None: it is none of the two.
+pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: size_t) -> Option<c_long> {
+    if !is_fault(signal) || size != size_of::<u64>() {
+        return None;
+    }
+    let changed = || -> Option<Result<()>> {
+        let new = match unsafe { user::get_if(new) } {
+            Ok(new) => new,
+            Err(e) => return Some(Err(e)),
+        };
+        let was = match faults::action(signal, new.as_ref())? {
+            Ok(was) => was,
+            Err(e) => return Some(Err(e)),
+        };
+        Some(if old.is_null() { Ok(()) } else { unsafe { user::put(old, was) } })
+    };
+    changed().map(|r| Answer::<c_int>::answer(r).into())
+}
+
+/// signal(3), with the flags that it sets, and whether the signal itself is blocked.
+unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int, blocks: bool) -> Option<sighandler_t> {
+    if !is_fault(signal) {
+        return None;
+    }
+    if handler == SIG_ERR {
+        return Some(failed(Errno::EINVAL));
+    }
+    let mask = if blocks { 1 << (signal - 1) } else { 0 };
+    let new = Action { handler, flags: flags as u32 as u64 | RESTORER, restorer: 0, mask };
+    Some(faults::action(signal, Some(&new))?.map_or_else(failed, |was| was.handler))
+}
+
+pub unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    unsafe { simple(signal, handler, SA_RESTART, true).unwrap_or_else(|| real::signal(signal, handler)) }
+}
+
+pub unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    unsafe { simple(signal, handler, SA_RESTART, true).unwrap_or_else(|| real::ssignal(signal, handler)) }
+}
+
+pub unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    unsafe { simple(signal, handler, SA_RESTART, true).unwrap_or_else(|| real::bsd_signal(signal, handler)) }
+}
+
+pub unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    const FLAGS: c_int = SA_RESETHAND | SA_NODEFER;
+    unsafe { simple(signal, handler, FLAGS, false).unwrap_or_else(|| real::sysv_signal(signal, handler)) }
+}
+
+pub unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    const FLAGS: c_int = SA_RESETHAND | SA_NODEFER;
+    unsafe { simple(signal, handler, FLAGS, false).unwrap_or_else(|| real::__sysv_signal(signal, handler)) }
+}
