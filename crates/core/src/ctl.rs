@@ -4,6 +4,7 @@ use crate::lock::Lock;
 use crate::{chan, process, route};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::FUTEX_OWNER_DIED;
+use fsocket_abi::channel::CLIENT;
 use fsocket_proto::registry::{self, Registry};
 use fsocket_proto::{kind, Msg, MSG_SIZE};
 use fsocket_sync::atomic::AtomicU32 as WaitWord;
@@ -45,7 +46,12 @@ const PATIENCE_S: i64 = 5;
 /// asked, no sleep relies on it, and no message waits for room.
 #[link_section = ".data.fsocket_start"]
 static SILENT: AtomicU64 = AtomicU64::new(0);
-/// How long nothing is asked then.
+/// How long an answer may take that the program can do without: the kernel does it then.
+const SHORT_PATIENCE: u64 = 250_000_000;
+/// Until when nothing of that kind is asked, nanoseconds, after an answer that took longer.
+static SLOW_UNTIL: AtomicU64 = AtomicU64::new(0);
+const SLOW_PAUSE: u64 = 1_000_000_000;
+/// How long nothing is asked of a silent one.
 const SILENCE: u64 = 10_000_000_000;
 /// The longest pause before a message is sent again that the kernel had no room for; all pauses
 /// together are twice that.
@@ -325,11 +331,28 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     if silent != 0 && sys::now_ns().saturating_sub(silent) < SILENCE {
         return Err(Errno::EIO);
     }
+    let limit = match has_another_way(m.kind) {
+        true if sys::now_ns() < SLOW_UNTIL.load(Ordering::Relaxed) => return Err(Errno::EIO),
+        true => Some(sys::now_ns() + SHORT_PATIENCE),
+        false => None,
+    };
     *seq = seq.wrapping_add(1);
     m.seq = *seq | 1 << 31;
+    if !ready_before(libc::POLLOUT, limit) {
+        return Err(Errno::EIO);
+    }
     send(&m, attach).map_err(|_| Errno::EIO)?;
     loop {
-        match receive(0) {
+        if !ready_before(libc::POLLIN, limit) {
+            // It will be the monitor's listener for a moment, and this process would not serve it.
+            let undone = m.kind != kind::LISTEN || tell(Msg::new(kind::UNLISTEN), attach);
+            if !undone && chan::none() {
+                leave();
+            }
+            return Err(Errno::EIO);
+        }
+        match receive(limit.map_or(0, |_| libc::MSG_DONTWAIT)) {
+            Err(Errno::EAGAIN) if limit.is_some() => {}
             Ok((a, got)) if a.seq == m.seq && a.kind == m.kind => {
                 if a.result != 0 {
                     close_opt(got);
@@ -353,6 +376,32 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
                 died();
                 return Err(e);
             }
+        }
+    }
+}
+
+/// Can the kernel do what is asked for, as if there were no monitor? (An answer that comes later is
+/// undone or used in [`unasked`].)
+fn has_another_way(what: u32) -> bool {
+    matches!(what, kind::CONNECT | kind::LISTEN | kind::PORTS | kind::CLONE | kind::GROUP | kind::BALANCE)
+}
+
+/// Waits until the control socket is ready for that, at most up to `limit`. False: the monitor is slow,
+/// and is left alone for a while.
+fn ready_before(events: i16, limit: Option<u64>) -> bool {
+    let Some(limit) = limit else { return true };
+    let mut p = libc::pollfd { fd: fd(), events, revents: 0 };
+    loop {
+        let left = limit.saturating_sub(sys::now_ns());
+        // SAFETY: one pollfd.
+        match unsafe { sys::ppoll(&mut p, 1, Some(left), core::ptr::null()) } {
+            Ok(0) => {
+                SLOW_UNTIL.store(sys::now_ns() + SLOW_PAUSE, Ordering::Relaxed);
+                return false;
+            }
+            Err(Errno::EINTR) => {}
+            // (An error is for the call that comes next.)
+            _ => return true,
         }
     }
 }
@@ -475,6 +524,12 @@ fn unasked(m: &Msg, got: Option<i32>) {
         kind::LISTEN if m.result == 0 => {
             tell(Msg { id: m.id, ..Msg::new(kind::UNLISTEN) }, None);
         }
+        // Too late for the connection that asked, but not for the next one.
+        kind::CONNECT if m.result == 0 && chan::by_id(m.id as u32, CLIENT).is_none() => {
+            if let Some(c) = got.and_then(|fd| chan::map(m.id as u32, m.arg0, CLIENT, fd)) {
+                c.first_ports(m.addr.port);
+            }
+        }
         kind::CHANNEL_SRV => {
             if let Some(fd) = got {
                 chan::serve(m.id as u32, m.arg0, fd);
@@ -529,11 +584,18 @@ pub fn registry() -> Option<&'static Registry> {
     if dead() {
         return None;
     }
+    let now = sys::now_ns();
+    if now < SLOW_UNTIL.load(Ordering::Relaxed) {
+        return None;
+    }
     let l = LOCK.lock().ok()?;
     while REGISTRY.load(Ordering::Acquire).is_null() && !dead() {
-        match receive(0) {
+        if !ready_before(libc::POLLIN, Some(now + SHORT_PATIENCE)) {
+            break;
+        }
+        match receive(libc::MSG_DONTWAIT) {
             Ok((m, got)) => unasked(&m, got),
-            Err(Errno::EINTR) => {}
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(_) => {
                 died();
                 break;

@@ -83,3 +83,43 @@ fn an_epoll_instance_of_the_parents() {
     assert_eq!(run(Accel), stock);
     host.snapshot().since(&before).assert_shm(4 * 60);
 }
+
+/// Runs `slow_monitor.py`; the longest call, milliseconds.
+#[track_caller]
+fn longest_call(host: &Host, args: &[&str]) -> u64 {
+    let path = script("apps/slow_monitor.py").display().to_string();
+    let args: Vec<&str> = [path.as_str()].into_iter().chain(args.iter().copied()).collect();
+    let done = host.run(Accel, "slow_monitor", 120, PYTHON, &args).success().says("end");
+    done.stdout.lines().next().and_then(|l| l.parse().ok()).expect("a number")
+}
+
+#[test]
+fn children_of_a_parent_that_reads_nothing_do_not_wait() {
+    let host = Host::new();
+    let before = host.snapshot();
+    let longest = longest_call(&host, &["children", "450"]);
+    if !stock_mode() {
+        host.snapshot().since(&before).assert_shm(451);
+        assert!(longest < 100, "{longest} ms");
+    }
+}
+
+#[test]
+fn nobody_waits_long_for_a_monitor_that_does_not_answer() {
+    if stock_mode() {
+        return;
+    }
+    let mut host = Host::new();
+    let path = script("apps/echo_server.py").display().to_string();
+    let ports = [net::free_port(), net::free_port()];
+    let _servers = ports
+        .map(|port| host.server(Accel, "echo", port, PYTHON, &[&path, "threaded", &port.to_string(), "127.0.0.1"]));
+    let monitor = host.monitor().expect("running").pid().to_string();
+    let before = host.snapshot();
+    let [known, new] = ports.map(|p| p.to_string());
+    let longest = longest_call(&host, &["stopped", &monitor, &known, &new]);
+    assert!(longest < 1000, "{longest} ms");
+    // All but those that the stopped monitor was asked about.
+    let shm = host.snapshot().since(&before).get("connect_shm");
+    assert!(shm >= 4, "{shm}");
+}

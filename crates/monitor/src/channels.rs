@@ -214,6 +214,9 @@ pub struct Channel {
     pub client_family: FamilyId,
     /// Families with a process that was handed this channel as a worker.
     pub server_families: BTreeSet<FamilyId>,
+    /// Processes that were sent its memory, or were forked by one that had it. Others are not told of
+    /// its end: a parent whose children come and go would never read all that.
+    pub known_to: BTreeSet<ConnId>,
     pub mem: Rc<ChannelMem>,
     /// Of the listener: address, network namespace (the client's, too), and whose it is.
     pub addr: Addr,

@@ -10,14 +10,16 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Messages that may wait for one process; a process that lets more pile up is
 /// not reading, and is dropped.
 const OUT_MAX: usize = 8192;
-/// Rounds in which the kernel may lack memory, or room for descriptors under way, for one message.
-const UNSENT_MAX: u32 = 10_000;
-/// While this many wait, no further requests of that process are read.
+/// While this many answers wait, no further requests of that process are read. (What it did not ask
+/// for does not count: who sleeps may have much of it, and asks for something when it wakes.)
 const OUT_PAUSE: usize = 64;
+/// After which time messages are sent again for which the kernel had no room.
+const SEND_AGAIN: Duration = Duration::from_millis(10);
 
 pub struct Client {
     pub fd: OwnedFd,
@@ -51,8 +53,10 @@ pub struct Client {
     /// Its leases: for which channel, and the first port of each.
     pub leases: Vec<(ChannelId, u16)>,
     out: VecDeque<Outgoing>,
-    /// How often in a row the kernel had no memory for the next message.
-    unsent: u32,
+    /// Of `out`: answers.
+    answers: usize,
+    /// Nobody is at the other end; what was sent before is still to be read.
+    pub hung_up: bool,
     interest: EventFlags,
     /// Something unasked was sent before it had an arena.
     pub missed_pending: bool,
@@ -93,7 +97,8 @@ impl Client {
             woken: BTreeSet::new(),
             leases: Vec::new(),
             out: VecDeque::new(),
-            unsent: 0,
+            answers: 0,
+            hung_up: false,
             interest: EventFlags::IN,
             missed_pending: false,
         }
@@ -110,9 +115,23 @@ impl Client {
         self.nonce != 0
     }
 
+    /// Whether this says nothing to a process that has not read what was sent before: the same once
+    /// more, or the end of a channel of which it does not know yet, and then need not.
+    fn is_needless(&mut self, msg: &Msg) -> bool {
+        let channel_of = |o: &Outgoing| o.msg.kind == kind::CHANNEL_SRV && o.msg.id == msg.id;
+        match msg.kind {
+            kind::CHANNEL_GONE => match self.out.iter().position(channel_of) {
+                Some(at) => self.out.remove(at).is_some(),
+                None => false,
+            },
+            kind::NUDGE | kind::LOOK | kind::TAKEN => self.out.iter().any(|o| o.msg == *msg),
+            _ => false,
+        }
+    }
+
     /// Whether to read its next request now.
     pub fn wants_input(&self) -> bool {
-        self.out.len() < OUT_PAUSE
+        self.answers < OUT_PAUSE
     }
 }
 
@@ -123,6 +142,9 @@ pub struct Clients {
     epoll: Rc<OwnedFd>,
     last_id: ConnId,
     pub doomed: Vec<ConnId>,
+    /// To whom the kernel had no room to send, and when to try again.
+    unsent: BTreeSet<ConnId>,
+    pub send_again: Option<Instant>,
     /// Processes by their part of a [`waker_key`](fsocket_abi::channel::waker_key).
     by_key: HashMap<u64, Vec<ConnId>>,
     /// To be woken: process and bell, and what WOKEN says besides. Noted while other things are
@@ -138,6 +160,8 @@ impl Clients {
             epoll,
             last_id: first_id,
             doomed: Vec::new(),
+            unsent: BTreeSet::new(),
+            send_again: None,
             by_key: HashMap::new(),
             wakes: RefCell::default(),
         }
@@ -197,8 +221,22 @@ impl Clients {
         if client.out.len() >= OUT_MAX {
             return self.doom(id, "it does not read");
         }
+        if out.unasked && out.fd.is_none() && client.is_needless(&out.msg) {
+            return;
+        }
+        client.answers += usize::from(!out.unasked);
         client.out.push_back(out);
         self.flush(id, arenas);
+    }
+
+    /// Sends what the kernel had no room for.
+    pub fn send_again_if_due(&mut self, arenas: &Arenas) {
+        if self.send_again.is_some_and(|at| at <= Instant::now()) {
+            self.send_again = None;
+            for id in std::mem::take(&mut self.unsent) {
+                self.flush(id, arenas);
+            }
+        }
     }
 
     /// Sends what can be sent.
@@ -206,11 +244,12 @@ impl Clients {
         let Some(client) = self.all.get_mut(&id) else { return };
         let mut unasked = false;
         let mut failed = false;
+        let mut no_room = false;
         while let Some(next) = client.out.front() {
             match wire::send(client.fd.as_fd(), &next.msg, next.fd.as_ref().map(|fd| fd.as_fd())) {
                 Ok(()) => {
-                    client.unsent = 0;
                     unasked |= next.unasked;
+                    client.answers -= usize::from(!next.unasked);
                     if next.msg.kind == kind::WOKEN {
                         client.woken.remove(&(next.msg.id as u8));
                     }
@@ -218,15 +257,18 @@ impl Clients {
                 }
                 Err(Errno::AGAIN) => break,
                 // The kernel lacks something; that is no fault of this process, whose connections
-                // would be reset. The socket is writable, so the next round tries again.
-                Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) if client.unsent < UNSENT_MAX => {
-                    client.unsent += 1;
+                // would be reset. The socket is writable, so nothing but time says when to try again.
+                Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
+                    no_room = true;
+                    self.unsent.insert(id);
+                    self.send_again.get_or_insert_with(|| Instant::now() + SEND_AGAIN);
                     break;
                 }
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN | Errno::CONNREFUSED) => {
                     // Gone; but what it sent before is still to be read (an
                     // ADOPT, say). The end comes when that is done.
                     client.out.clear();
+                    client.answers = 0;
                 }
                 Err(_) => {
                     failed = true;
@@ -242,7 +284,7 @@ impl Clients {
         }
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, client.wants_input());
-        interest.set(EventFlags::OUT, !client.out.is_empty());
+        interest.set(EventFlags::OUT, !client.out.is_empty() && !no_room);
         if interest != client.interest {
             client.interest = interest;
             failed |= epoll::modify(&*self.epoll, &client.fd, EventData::new_u64(id), interest).is_err();

@@ -10,11 +10,10 @@
 use crate::requests::{reply, Answer, Misbehaved};
 use crate::{ConnId, Monitor};
 use fsocket_proto::Msg;
-use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 /// Rounds of reading what a process that was replaced has sent last.
-const ROUNDS: usize = 64;
+const REQUESTS: usize = 1024;
 
 impl Monitor {
     /// A listener goes to the heir as well.
@@ -45,11 +44,12 @@ impl Monitor {
     }
 
     /// The memory of channel `id`, for who is on side `arg0` of it.
-    pub fn part(&self, id: ConnId, msg: &Msg) -> Answer {
+    pub fn part(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
         let side = msg.arg0 as usize;
-        let channel = u32::try_from(msg.id).ok().and_then(|c| self.channels.get(c));
+        let channel = u32::try_from(msg.id).ok().and_then(|c| self.channels.get_mut(c));
         let channel = channel.filter(|ch| side < 2 && ch.is_party(side, family)).ok_or(Errno::NOENT)?;
+        channel.known_to.insert(id);
         Ok((Msg { arg0: channel.listener, ..reply(msg) }, Some(channel.mem.fd())))
     }
 
@@ -93,11 +93,10 @@ impl Monitor {
     /// as in the kernel.
     fn bury_predecessors(&mut self, id: ConnId) {
         for conn in self.predecessors(id) {
-            for _ in 0..ROUNDS {
-                if self.clients.doomed.contains(&conn) {
+            for _ in 0..REQUESTS {
+                if !self.serve_one(conn) {
                     break;
                 }
-                self.client_event(conn, EventFlags::IN);
             }
             if self.clients.doomed.contains(&conn) {
                 self.clients.doomed.retain(|d| *d != conn);

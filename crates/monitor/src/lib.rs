@@ -6,7 +6,7 @@
 //!
 //! | layer | modules |
 //! | --- | --- |
-//! | loop | [`endpoint`], [`monitor`], [`watchdog`] |
+//! | loop | [`endpoint`], [`monitor`], [`turns`], [`watchdog`] |
 //! | decisions | [`requests`], [`policy`], [`reaper`], [`switch`], [`steer`], [`report`] |
 //! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
 //! | privileges | [`broker`] |
@@ -45,6 +45,7 @@ pub mod sockdiag;
 pub mod steer;
 pub mod switch;
 pub mod taken;
+pub mod turns;
 pub mod upgrade;
 pub mod wake;
 pub mod wakers;

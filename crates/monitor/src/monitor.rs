@@ -10,8 +10,10 @@ use crate::endpoint::{Config, Endpoint, StartError};
 use crate::listeners::Listeners;
 use crate::ports::{KernelPorts, Ports};
 use crate::registry::Registry;
+use crate::requests::Misbehaved;
 use crate::sockdiag::SockDiag;
 use crate::steer::Also;
+use crate::turns::TURN;
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::zones::Zones;
@@ -54,6 +56,7 @@ pub struct Monitor {
     pub(crate) netns: u64,
     pub(crate) locals: BTreeSet<[u8; 16]>,
     pub(crate) clients: Clients,
+    turns: crate::turns::Turns,
     pub(crate) arenas: Arenas,
     pub(crate) listeners: Listeners,
     pub(crate) channels: Channels,
@@ -118,6 +121,7 @@ impl Monitor {
             endpoint,
             broker: Rc::new(broker),
             clients: Clients::new(epoll.clone(), FIRST_CLIENT),
+            turns: Default::default(),
             epoll,
             addresses,
             spare: spare(),
@@ -175,7 +179,8 @@ impl Monitor {
             tracing::warn!("no robust futexes; threads that sleep do not learn when this process is killed");
         }
         epoll::add(&*self.epoll, stop, EventData::new_u64(STOP), EventFlags::IN)?;
-        let mut events = Vec::with_capacity(64);
+        // As many as a flood may have, so that it does not hide others.
+        let mut events = Vec::with_capacity(1024);
         loop {
             events.clear();
             let next = self
@@ -184,6 +189,8 @@ impl Monitor {
                 .chain(self.look_again.map(|(at, _)| at))
                 .chain(self.zones.next())
                 .chain(self.dispatch.next)
+                .chain(self.clients.send_again)
+                .chain((!self.turns.is_empty()).then(Instant::now))
                 .min();
             let timeout = next.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
@@ -213,6 +220,8 @@ impl Monitor {
                 }
                 self.settle();
             }
+            self.take_turns();
+            self.clients.send_again_if_due(&self.arenas);
             self.look_again_if_due();
             self.zones_look();
             self.balance_if_due();
@@ -257,35 +266,57 @@ impl Monitor {
         }
     }
 
-    pub(crate) fn client_event(&mut self, id: ConnId, flags: EventFlags) {
+    fn client_event(&mut self, id: ConnId, flags: EventFlags) {
         if flags.contains(EventFlags::OUT) {
             self.clients.flush(id, &self.arenas);
         }
-        if !flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            return;
+        let Some(client) = self.clients.get_mut(id) else { return };
+        client.hung_up |= flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        if client.hung_up || flags.contains(EventFlags::IN) {
+            self.turns.add(client.uid, id);
         }
-        let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
-        for _ in 0..limits::TURN {
-            let Some(client) = self.clients.get(id) else { return };
-            if !client.wants_input() && !gone {
-                return;
-            }
-            let (received, sender) = wire::receive_from(client.fd.as_fd());
-            self.policy.sender = sender;
-            match received {
-                Received::Message(msg, fd) => {
-                    tracing::trace!(process = id, kind = msg.kind, seq = msg.seq, "request");
-                    let handled = self.handle(id, msg, fd);
-                    self.policy.sender = None;
-                    if let Err(why) = handled {
-                        return self.clients.doom(id, why.0);
-                    }
+    }
+
+    /// A turn for each user who waits.
+    fn take_turns(&mut self) {
+        for uid in self.turns.users() {
+            let begin = Instant::now();
+            while let Some(id) = self.turns.take(uid) {
+                if self.serve_one(id) {
+                    self.turns.add(uid, id);
                 }
-                Received::Nothing => return,
-                Received::End => return self.clients.doom(id, "it is gone"),
-                Received::Malformed => return self.clients.doom(id, "not a message of ours"),
+                self.settle();
+                if begin.elapsed() >= TURN {
+                    break;
+                }
             }
         }
+    }
+
+    /// Handles one message of a process. Whether there was one, and it may have more.
+    pub(crate) fn serve_one(&mut self, id: ConnId) -> bool {
+        let Some(client) = self.clients.get(id) else { return false };
+        if !client.wants_input() && !client.hung_up {
+            return false;
+        }
+        let (received, sender) = wire::receive_from(client.fd.as_fd());
+        self.policy.sender = sender;
+        let handled = match received {
+            Received::Message(msg, fd) => {
+                tracing::trace!(process = id, kind = msg.kind, seq = msg.seq, "request");
+                self.handle(id, msg, fd)
+            }
+            Received::Cut(msg) => self.refuse_cut(id, &msg),
+            Received::Nothing => return false,
+            Received::End => Err(Misbehaved("it is gone")),
+            Received::Malformed => Err(Misbehaved("not a message of ours")),
+        };
+        self.policy.sender = None;
+        if let Err(why) = handled {
+            self.clients.doom(id, why.0);
+            return false;
+        }
+        true
     }
 
     fn accept(&mut self) {

@@ -44,6 +44,7 @@ impl Monitor {
             }
         }
         for ch in self.channels.iter_mut() {
+            ch.known_to.remove(&id);
             for sleeper in ch.pipes.leave(id) {
                 if let Some(c) = self.clients.get_mut(sleeper) {
                     c.pipes_unready -= 1;
@@ -233,9 +234,10 @@ impl Monitor {
     }
 
     pub(crate) fn tell_gone(&mut self, channel: ChannelId, families: impl IntoIterator<Item = FamilyId>, broken: bool) {
-        // Once, also where a family talks to itself.
-        for family in families.into_iter().collect::<BTreeSet<_>>() {
-            for member in self.clients.family_members(family) {
+        let families: BTreeSet<FamilyId> = families.into_iter().collect();
+        let known_to = self.channels.get(channel).map(|ch| ch.known_to.clone()).unwrap_or_default();
+        for member in known_to {
+            if self.clients.get(member).is_some_and(|c| families.contains(&c.family)) {
                 let msg = Msg { id: u64::from(channel), arg0: broken.into(), ..Msg::new(kind::CHANNEL_GONE) };
                 self.clients.send(member, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
             }

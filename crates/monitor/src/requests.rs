@@ -93,7 +93,11 @@ impl Monitor {
             kind::RENEW => return self.renew(id, fd),
             kind::ARENA => return self.arena(id, fd),
             kind::UNLISTEN => {
-                self.unlisten(id, msg.id, msg.arg0 != 0);
+                let shown = fd.and_then(|fd| descriptor::listening(fd.as_fd()).ok());
+                let listener = shown.map_or(Some(msg.id), |info| self.listeners.by_cookie(info.cookie));
+                if let Some(listener) = listener {
+                    self.unlisten(id, listener, msg.arg0 != 0);
+                }
                 if msg.seq == 0 {
                     return Ok(());
                 }
@@ -121,6 +125,21 @@ impl Monitor {
         };
         let (msg, fd) = answer.unwrap_or_else(|errno| (Msg { result: errno.raw_os_error(), ..reply(&msg) }, None));
         self.clients.send(id, Outgoing { msg, fd, unasked: false }, &self.arenas);
+        Ok(())
+    }
+
+    /// Nothing is done, for lack of a descriptor: the client does without.
+    pub(crate) fn refuse_cut(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
+        tracing::warn!(process = id, kind = msg.kind, "out of descriptors");
+        match msg.kind {
+            // Rights that it has given up it must not keep here.
+            kind::RENEW => return Err(Misbehaved("out of descriptors for its new socket")),
+            _ if msg.seq == 0 => {}
+            _ => {
+                let msg = Msg { result: Errno::MFILE.raw_os_error(), ..reply(msg) };
+                self.clients.send(id, Outgoing { msg, fd: None, unasked: false }, &self.arenas);
+            }
+        }
         Ok(())
     }
 
@@ -169,7 +188,7 @@ impl Monitor {
         if !child.is_heir {
             child.holds = p.holds.clone();
         }
-        let holds = child.holds.clone();
+        let (holds, is_heir) = (child.holds.clone(), child.is_heir);
         if !self.may_connect(child.uid) {
             // Its connections are then seen as closed when its parent goes.
             tracing::warn!(uid = child.uid, "too many processes; child not adopted");
@@ -182,6 +201,10 @@ impl Monitor {
             }
         }
         self.arenas.inherit(parent, child);
+        // (What an heir gets of them it asks for.)
+        for ch in self.channels.iter_mut().filter(|ch| !is_heir && ch.known_to.contains(&parent)) {
+            ch.known_to.insert(child);
+        }
         tracing::debug!(process = child, parent, "adopted");
         Ok(())
     }
@@ -317,6 +340,7 @@ impl Monitor {
         let Some(family) = self.clients.get(worker).map(|c| c.family) else { return };
         let Some(ch) = self.channels.get_mut(channel) else { return };
         ch.server_families.insert(family);
+        ch.known_to.insert(worker);
         let msg =
             Msg { id: u64::from(channel), arg0: ch.listener, arg1: CHANNEL_SIZE as u64, ..Msg::new(kind::CHANNEL_SRV) };
         let fd = Some(ch.mem.fd());
@@ -401,6 +425,7 @@ impl Monitor {
             client_uid,
             client_family,
             server_families: BTreeSet::new(),
+            known_to: BTreeSet::from([id]),
             mem: Rc::new(mem),
             addr,
             netns,

@@ -119,6 +119,9 @@ impl Monitor {
             ..Msg::new(kind::UPGRADE_SRV)
         };
         let fd = Some(ch.mem.fd());
+        if let Some(ch) = self.channels.get_mut(channel) {
+            ch.known_to.insert(other);
+        }
         self.offers.take(&there);
         tracing::debug!(channel, slot = msg.arg0, from = id, to = other, "a kernel connection goes over");
         self.clients.send(other, Outgoing { msg: out, fd, unasked: true }, &self.arenas);

@@ -16,6 +16,8 @@ use zerocopy::{FromBytes, IntoBytes};
 #[derive(Debug)]
 pub enum Received {
     Message(Msg, Option<Attached>),
+    /// The same, but for its descriptor there was no room here: that is no fault of the sender.
+    Cut(Msg),
     /// Nothing there now.
     Nothing,
     /// The other side is gone.
@@ -78,11 +80,14 @@ pub fn receive_from(fd: BorrowedFd<'_>) -> (Received, Option<Sender>) {
     if got == 0 {
         return (Received::End, None);
     }
-    let is_cut = head.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    if got != MSG_SIZE || is_cut || fds.len() > 1 {
+    let is_cut = head.msg_flags & libc::MSG_CTRUNC != 0;
+    // (More than one descriptor has come, or the first of more.)
+    let too_many = fds.len() > 1 || is_cut && !fds.is_empty();
+    if got != MSG_SIZE || head.msg_flags & libc::MSG_TRUNC != 0 || too_many {
         return (Received::Malformed, None);
     }
     match Msg::read_from_bytes(&bytes[..MSG_SIZE]) {
+        Ok(msg) if msg.version == VERSION && is_cut => (Received::Cut(msg), sender),
         Ok(msg) if msg.version == VERSION => (Received::Message(msg, fds.pop()), sender),
         _ => (Received::Malformed, None),
     }
@@ -150,4 +155,35 @@ pub fn send(fd: BorrowedFd<'_>, msg: &Msg, attach: Option<BorrowedFd<'_>>) -> Re
         )
     })
     .map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_message_for_whose_descriptor_there_is_no_room_is_no_fault() {
+        let (a, b) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        send(a.as_fd(), &Msg::new(7), Some(null.as_fd())).unwrap();
+        send(a.as_fd(), &Msg::new(8), None).unwrap();
+        // SAFETY: the child makes system calls only, and ends; its limit is its own.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: as above.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
+            let cut = matches!(receive(b.as_fd()), Received::Cut(m) if m.kind == 7);
+            let next = matches!(receive(b.as_fd()), Received::Message(m, None) if m.kind == 8);
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!cut) | i32::from(!next) << 1) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
 }

@@ -71,7 +71,8 @@ pub mod kind {
     /// This process closed its last descriptor of listener `id`. No answer.
     /// The last holder ends the listener. Answered if `seq` is not 0: then the
     /// connections that nobody accepted have been reset, as after the kernel's
-    /// `close`.
+    /// `close`. With a listening socket as fd it is that one's listener, if there is one: [`LISTEN`] was not
+    /// answered in time.
     pub const UNLISTEN: u32 = 5;
     /// This process wants to accept on listener `id`. *Sync*. Before the answer
     /// come one [`CHANNEL_SRV`] for each channel that exists. Answer: `arg0`
@@ -322,7 +323,7 @@ pub struct Addr {
 }
 
 /// One message, fixed size.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Msg {
     pub kind: u32,

@@ -112,7 +112,7 @@ impl Client {
                 Received::Message(answer, fd) if answer.kind == msg.kind && answer.seq == self.seq => {
                     return Some((answer, fd.map(|fd| fd.keep())))
                 }
-                Received::Message(..) | Received::Nothing => {}
+                Received::Message(..) | Received::Cut(_) | Received::Nothing => {}
                 Received::End | Received::Malformed => return None,
             }
         }

@@ -10,6 +10,7 @@ mod hostile;
 mod policy;
 mod reporting;
 mod rights;
+mod shares;
 mod support;
 mod switching;
 mod taken;
