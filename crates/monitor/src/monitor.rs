@@ -67,6 +67,8 @@ pub struct Monitor {
     pub(crate) steers: crate::steer::Front,
     pub(crate) diag: Option<SockDiag>,
     pub(crate) closings: crate::closings::Closings,
+    /// Reports that took long to make.
+    pub(crate) reports: crate::report::Kept,
     /// Counters of processes that ended, by user.
     pub(crate) totals: HashMap<u32, Totals>,
     /// Port leases of ended processes whose relatives still use them.
@@ -141,6 +143,7 @@ impl Monitor {
             steers: Default::default(),
             diag: SockDiag::new(),
             closings,
+            reports: crate::report::Kept::default(),
             totals: HashMap::new(),
             family_leases: HashMap::new(),
             last_family: 0,

@@ -9,10 +9,46 @@ use fsocket_abi::channel::{slot_state, status, SLOTS};
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{AtomicU8, Ordering};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Version of the schema.
 const VERSION: u32 = 1;
+
+/// Connections in one report.
+const MOST: usize = 1 << 17;
+/// A report that takes longer to make is kept, so that asking for it again and again costs others
+/// little ...
+const LONG: Duration = Duration::from_millis(5);
+/// ... for so many times as long as it took.
+const KEPT_FOR: u32 = 20;
+
+/// Reports that were long in the making, by viewer: length in bytes, file, and until when they hold.
+#[derive(Default)]
+pub struct Kept(HashMap<u32, (u64, Rc<OwnedFd>, Instant)>);
+
+impl Kept {
+    /// The viewer's report and its length, if it still holds. A descriptor with a position of its own.
+    pub fn get(&mut self, viewer: u32) -> Option<(u64, OwnedFd)> {
+        let now = Instant::now();
+        self.0.retain(|_, (_, _, until)| *until > now);
+        let (length, fd, _) = self.0.get(&viewer)?;
+        let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let again = rustix::fs::open(own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        Some((*length, again))
+    }
+
+    /// It was begun then, and is made now.
+    pub fn keep(&mut self, viewer: u32, length: u64, fd: &Rc<OwnedFd>, began: Instant) {
+        let took = began.elapsed();
+        if took > LONG {
+            self.0.insert(viewer, (length, fd.clone(), Instant::now() + took * KEPT_FOR));
+        }
+    }
+}
 
 /// One end of a connection, read once.
 struct End {
@@ -119,11 +155,14 @@ impl Monitor {
         // Bytes as each end counts them, also of ends that the viewer does not
         // see: the difference is what is under way.
         let mut counted = HashMap::new();
-        for end in self.arenas.iter().flat_map(|a| a.mem.open_socks()).filter_map(End::read) {
-            counted.insert((end.channel, end.slot, end.side), (end.sent, end.received));
+        for arena in self.arenas.iter() {
+            let ends = arena.mem.open_socks().filter_map(End::read);
+            for end in ends.filter(|e| self.channels.get(e.channel).is_some_and(|c| c.is_party(e.side, arena.family))) {
+                counted.insert((end.channel, end.slot, end.side), (end.sent, end.received));
+            }
         }
         let visible = self.arenas.iter().filter(|a| sees(a.uid));
-        visible.flat_map(|a| self.arena_connections(a, &counted)).collect()
+        visible.flat_map(|a| self.arena_connections(a, &counted)).take(MOST).collect()
     }
 
     fn arena_connections<'a>(

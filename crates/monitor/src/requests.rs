@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Instant;
 
 /// What an answer is made of.
 pub type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
@@ -514,12 +515,21 @@ impl Monitor {
 
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let viewer = self.clients.get(id).ok_or(Errno::BADF)?.uid;
+        let reset = msg.arg1 == 1;
+        if let Some((length, fd)) = self.reports.get(viewer).filter(|_| !reset) {
+            return Ok((Msg { arg0: length, ..reply(msg) }, Some(Rc::new(fd))));
+        }
+        let began = Instant::now();
         let report = self.report(viewer);
-        if msg.arg1 == 1 {
+        if reset {
             let private = self.config.private;
             self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
         }
-        answer_json(msg, &report)
+        let (answer, fd) = answer_json(msg, &report)?;
+        if let Some(fd) = fd.as_ref() {
+            self.reports.keep(viewer, answer.arg0, fd, began);
+        }
+        Ok((answer, fd))
     }
 
     fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {

@@ -1,11 +1,13 @@
 //! The report.
 
 use crate::support::*;
-use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
+use fsocket_abi::arena::SOCKS;
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
 use fsocket_proto::report::Report;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::Ordering;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 
 /// As the command line asks for it.
 pub fn report(d: &Daemon) -> Report {
@@ -69,4 +71,26 @@ fn a_forked_child_belongs_to_its_family() {
     assert_eq!(r.processes.len(), 2);
     assert_eq!(r.processes[0].family, r.processes[1].family);
     drop(child);
+}
+
+/// Somebody lets the monitor read 65,536 sockets, and asks for it again and again.
+#[test]
+fn a_report_that_takes_long_is_made_once_for_a_while() {
+    let d = Daemon::start();
+    let p = d.process_with_arena();
+    for i in 0..SOCKS {
+        p.open_sock(i, 1, i % SLOTS, CLIENT, &[p.nonce]);
+    }
+    let mut asks = d.stranger();
+    let mut files = Vec::new();
+    for _ in 0..16 {
+        let (answer, fd) = asks.request(Msg::new(kind::REPORT), None);
+        let mut file = std::fs::File::from(fd.unwrap());
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text.len() as u64, answer.arg0);
+        files.push(file.metadata().unwrap().ino());
+    }
+    files.dedup();
+    assert!(files.len() < 3, "{} reports were made", files.len());
 }
