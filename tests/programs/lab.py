@@ -175,14 +175,15 @@ class Lab:
         return json.loads(text)
 
     def left(self):
-        """Processes besides this one, its ancestors and the monitor."""
-        mine = {1, os.getpid()} | ({self.monitor.pid} if self.monitor else set())
+        """Processes besides this one, its ancestors and the two of the monitor."""
+        monitor = self.monitor.pid if self.monitor else None
+        mine = {1, os.getpid(), monitor}
         found = []
         for entry in pathlib.Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) not in mine:
                 try:
-                    state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
-                    if state != "Z":
+                    state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+                    if state != "Z" and int(parent) != monitor:
                         found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:60])
                 except OSError:
                     pass

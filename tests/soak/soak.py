@@ -76,6 +76,13 @@ def usage(pid):
     }
 
 
+def usage_of_monitor(pid):
+    """The same of both processes of a monitor."""
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    parts = [usage(p) for p in [pid, *children]]
+    return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+
 def memfds():
     """Shared memory of ours that anybody maps or holds, by inode."""
     found = set()
@@ -238,7 +245,7 @@ class Soak:
         time.sleep(3)
         self.lab.settled_connections()
         found = {s.name: usage(s.process.pid) for s in self.watched}
-        found["monitor"] = usage(self.lab.monitor.pid)
+        found["monitor"] = usage_of_monitor(self.lab.monitor.pid)
         return found
 
     def end_all(self):
@@ -276,7 +283,7 @@ def inside(args):
     soak = Soak(lab, seed)
     wrong, record = [], {}
     try:
-        empty = {"memfds": memfds(), "monitor": usage(lab.monitor.pid)}
+        empty = {"memfds": memfds(), "monitor": usage_of_monitor(lab.monitor.pid)}
         soak.before = lab.counters()
         soak.build()
         for s in soak.servers + soak.watched:
@@ -293,7 +300,7 @@ def inside(args):
         after = soak.quiet()
         rest = soak.end_all()
         shared = memfds()
-        final = usage(lab.monitor.pid)
+        final = usage_of_monitor(lab.monitor.pid)
         wrong += judge(before, after, empty, rest, shared)
         # The monitor, when nobody is left, against one that has seen nobody.
         wrong += judge({"empty monitor": empty["monitor"]}, {"empty monitor": final}, empty, {}, 0)
