@@ -93,7 +93,7 @@ impl Pipe {
     pub fn take(&self, at: usize, max: usize) -> usize {
         let mut b = vec![0; max];
         // SAFETY: `b` has `max` bytes; one thread receives.
-        let n = unsafe { recv(self.ring(), &self.dir, &self.rx, b.as_mut_ptr(), max, false) };
+        let n = unsafe { recv(self.ring(), &self.dir, &self.rx, Some(b.as_mut_ptr()), max, false) };
         let n = n.expect("an honest sender");
         assert!(b[..n].iter().copied().eq((at..at + n).map(byte)), "at {at}: {:x?}", &b[..n]);
         n

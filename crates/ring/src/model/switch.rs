@@ -26,7 +26,7 @@ impl Switch {
         loop {
             let mut b = [0; 64];
             // SAFETY: `b` has 64 bytes; the other consumer is done.
-            let n = unsafe { recv(self.pipe.ring(), &self.pipe.dir, h, b.as_mut_ptr(), b.len(), false) };
+            let n = unsafe { recv(self.pipe.ring(), &self.pipe.dir, h, Some(b.as_mut_ptr()), b.len(), false) };
             match n.expect("an honest sender") {
                 0 => return,
                 n => self.kernel.lock().unwrap().extend_from_slice(&b[..n]),
