@@ -8,9 +8,9 @@ use fsocket_abi::arena::{
 };
 use fsocket_sys as sys;
 
-/// What a program's start and the fork of a shell read and write lies together (section
-/// `.data.fsocket_start`), and their code (`.text.fsocket_start`): each page that is touched costs a
-/// process some microseconds. The alignment keeps the data within one page.
+/// Data that the start of a program and the fork of a shell use lie together (section
+/// `.data.fsocket_start`), and so does their code (`.text.fsocket_start`): each page that a process
+/// touches costs it some microseconds. The alignment keeps the data within one page.
 #[repr(align(1024))]
 struct AtStart<T>(T);
 

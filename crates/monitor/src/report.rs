@@ -20,10 +20,10 @@ const VERSION: u32 = 1;
 
 /// Connections in one report.
 const MOST: usize = 1 << 17;
-/// A report that takes longer to make is kept, so that asking for it again and again costs others
-/// little ...
+/// The monitor keeps a report that takes longer than this to make: a viewer that asks again and
+/// again costs others little.
 const LONG: Duration = Duration::from_millis(5);
-/// ... for so many times as long as it took.
+/// It sends that report again for this many times as long as the making took.
 const KEPT_FOR: u32 = 20;
 
 /// Reports that were long in the making, by viewer: length in bytes, file, and until when they hold.

@@ -302,7 +302,7 @@ fn print(rows: &[Row]) {
     let mut table = comfy_table::Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_header([
-        "server/clients/connections/work/answer",
+        "server/clients/connections/us/answer",
         "",
         "requests/s",
         "to stock",
