@@ -20,6 +20,8 @@ pub enum Command {
     Stat(Stat),
     /// Connections and listeners over shared memory
     Ss(Ss),
+    /// Why a process, or a listener, is accelerated or not
+    Explain(Explain),
     /// Bring incoming packets to the CPU where their application runs
     Steer(Steer),
     /// Check whether this machine has what is needed
@@ -180,6 +182,20 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
 #[derive(Debug, Args)]
 pub struct Ss {
     /// All the monitor says, for other programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Why a process, or what listens on a port, is accelerated or not.
+///
+/// Exit status: 0 accelerated, or ready for it; 1 not; 2 there is no such process or listener, or it
+/// belongs to somebody else.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// A process, or a listener
+    #[arg(value_name = "PID|HOST:PORT", value_parser = crate::explain::parse_target)]
+    pub target: crate::explain::Target,
+    /// JSON output
     #[arg(long)]
     pub json: bool,
 }

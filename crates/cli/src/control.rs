@@ -53,6 +53,26 @@ pub fn private_path() -> Option<PathBuf> {
     Some(directory.join("monitor.sock"))
 }
 
+/// Does the monitor speak our version of the protocol? EPROTO: another one.
+pub fn greet(path: &Path) -> std::result::Result<(), Errno> {
+    let socket = connect(path, SocketFlags::empty())?;
+    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(ANSWER_LIMIT))?;
+    let pid = u64::from(std::process::id());
+    // (The monitor wants a name, which no other process of this family has: there is none.)
+    let hello = Msg { id: pid, seq: 1, arg0: pid, arg1: fsocket_abi::VERSION.into(), ..Msg::new(kind::HELLO) };
+    net::send(&socket, hello.as_bytes(), SendFlags::NOSIGNAL)?;
+    loop {
+        match receive(&socket) {
+            Ok((answer, _)) if answer.kind == kind::HELLO && answer.seq == hello.seq => {
+                return if answer.result == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(answer.result)) };
+            }
+            Ok(_) => {}
+            // A message of another size: it does not speak our language at all.
+            Err(e) => return Err(e.downcast().unwrap_or(Errno::PROTO)),
+        }
+    }
+}
+
 /// How long a monitor may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Longest report that is read; a monitor that says more is broken.

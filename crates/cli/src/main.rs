@@ -9,11 +9,13 @@ mod bench;
 mod cmdline;
 mod control;
 mod doctor;
+mod explain;
 mod locality;
 mod locate;
 mod locks;
 mod measure;
 mod private;
+mod program;
 mod run;
 mod stat;
 mod steer;
@@ -51,6 +53,7 @@ fn entry() -> i32 {
         Command::Run(args) => run::run(&args),
         Command::Stat(args) => report_errors(stat::stat(&args)),
         Command::Ss(args) => report_errors(stat::ss(&args)),
+        Command::Explain(args) => explain::run(&args),
         Command::Steer(args) => report_errors(steer::steer(args)),
         Command::Doctor(pieces) => doctor::run(&pieces),
         Command::Tune(args) => tune::run(&args),

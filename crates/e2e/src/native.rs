@@ -19,6 +19,13 @@ pub fn build(host: &Host, name: &str, sources: &[&str], flags: &[&str]) -> PathB
     out
 }
 
+/// The loader of this machine's glibc.
+#[track_caller]
+pub fn loader() -> PathBuf {
+    let places = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"].map(PathBuf::from);
+    places.into_iter().find(|p| p.exists()).expect("glibc's loader")
+}
+
 /// `LD_PRELOAD` with other libraries before and after ours; in stock mode without ours.
 pub fn preload(before: &[&Path], after: &[&Path]) -> String {
     let ours = (!stock_mode()).then(artifacts::library);

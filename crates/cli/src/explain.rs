@@ -1,0 +1,299 @@
+//! `fastsocket explain`: why is this process, or this listener, not accelerated?
+
+mod process;
+mod sockets;
+
+use crate::cmdline::Explain;
+use crate::stat::print;
+use process::{Facts, Monitor, State};
+use procfs::net::{TcpNetEntry, TcpState};
+use serde::Serialize;
+use sockets::{plain, Peer, Sockets};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+/// Nothing could be explained.
+const EXIT_NOTHING: i32 = 2;
+
+/// A word for programs, a sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    pub reason: &'static str,
+    pub text: String,
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    Process(i32),
+    Listener(Option<IpAddr>, u16),
+}
+
+/// A process number, or the address of a listener: `127.0.0.1:80`, `[::1]:80`, `localhost:80`, `:80`.
+pub fn parse_target(text: &str) -> Result<Target, String> {
+    if let Some(pid) = text.parse().ok().filter(|pid| *pid > 0) {
+        return Ok(Target::Process(pid));
+    }
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(Target::Listener(Some(address.ip()), address.port()));
+    }
+    let wrong = || format!("{text:?} is no process and no HOST:PORT");
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let port = port.parse().map_err(|_| wrong())?;
+    if matches!(host, "" | "*") {
+        return Ok(Target::Listener(None, port));
+    }
+    let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(host, port)).map_err(|e| format!("{host}: {e}"))?;
+    found.next().map(|a| Target::Listener(Some(a.ip()), port)).ok_or_else(wrong)
+}
+
+/// One process, explained.
+#[derive(Debug, Serialize)]
+struct Explanation {
+    accelerated: bool,
+    /// `accelerated`, `ready` (nothing has connected yet) or `kernel`.
+    state: &'static str,
+    reasons: Vec<Reason>,
+    #[serde(flatten)]
+    facts: Facts,
+    listeners: Vec<Listening>,
+    /// Over kernel TCP, now.
+    kernel_connections: Vec<Kernel>,
+    /// Over shared memory, now.
+    shm_connections: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Listening {
+    local: SocketAddr,
+    /// With the monitor.
+    registered: bool,
+}
+
+/// A connection over kernel TCP.
+#[derive(Debug, Serialize)]
+struct Kernel {
+    local: SocketAddr,
+    remote: SocketAddr,
+    peer: Option<i32>,
+    why: Reason,
+}
+
+/// Exit status: 0 accelerated, 1 not, 2 nothing there.
+pub fn run(args: &Explain) -> i32 {
+    let all = Sockets::read();
+    let (pids, port) = match args.target {
+        Target::Process(pid) => (vec![pid], None),
+        Target::Listener(address, port) => (all.listeners(address, port), Some(port)),
+    };
+    let mut explained = Vec::new();
+    for pid in &pids {
+        match Facts::of(*pid) {
+            Ok(Some(facts)) => explained.push(explain(facts, &all, port)),
+            Ok(None) => {}
+            Err(e) => {
+                eprintln!("fastsocket: {e}");
+                return EXIT_NOTHING;
+            }
+        }
+    }
+    if explained.is_empty() {
+        match args.target {
+            Target::Process(pid) => eprintln!("fastsocket: there is no process {pid}"),
+            Target::Listener(_, port) => eprintln!("fastsocket: no process that we may look at listens on port {port}"),
+        }
+        return EXIT_NOTHING;
+    }
+    if args.json {
+        anstream::println!("{}", serde_json::to_string_pretty(&explained).unwrap_or_default());
+    } else {
+        explained.iter().for_each(|e| print(text(e)));
+    }
+    i32::from(!explained.iter().all(|e| e.accelerated))
+}
+
+/// `port`: only what has to do with this one is asked for.
+fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
+    let wanted = |e: &&TcpNetEntry| port.is_none_or(|port| e.local_address.port() == port);
+    let known: Vec<SocketAddr> =
+        facts.report.listeners.iter().filter_map(|l| l.local.parse().ok()).map(plain).collect();
+    let mut listeners: Vec<Listening> = Vec::new();
+    for entry in all.in_state(facts.pid, &TcpState::Listen).into_iter().filter(wanted) {
+        let local = entry.local_address;
+        // (Workers have several sockets with one address.)
+        if !listeners.iter().any(|l| l.local == local) {
+            listeners.push(Listening { local, registered: known.contains(&plain(local)) });
+        }
+    }
+    let mut peers = BTreeMap::new();
+    let live = all.in_state(facts.pid, &TcpState::Established).into_iter().filter(wanted);
+    let kernel_connections: Vec<Kernel> = live
+        .map(|entry| {
+            let peer = all.peer(facts.pid, entry);
+            let is_server = listeners.iter().any(|l| l.local.port() == entry.local_address.port());
+            let (peer, why) = why_kernel(&facts, &peer, is_server, &mut peers);
+            Kernel { local: entry.local_address, remote: entry.remote_address, peer, why }
+        })
+        .collect();
+    let own = |c: &&fsocket_proto::report::Connection| {
+        let local = c.local.parse().map(|a: SocketAddr| a.port());
+        c.path == "shm"
+            && c.pids.iter().any(|pid| i64::from(*pid) == i64::from(facts.pid))
+            && port.is_none_or(|port| local == Ok(port))
+    };
+    let shm_connections = facts.report.connections.iter().filter(own).count();
+    let mut reasons = facts.obstacles.clone();
+    if reasons.is_empty() {
+        for l in listeners.iter().filter(|l| !l.registered) {
+            reasons.push(Reason { reason: "listener_unknown", text: format!("the monitor does not know {}", l.local) });
+        }
+        for c in &kernel_connections {
+            if !reasons.contains(&c.why) {
+                reasons.push(c.why.clone());
+            }
+        }
+        reasons.extend(
+            path_fallbacks(&facts)
+                .map(|(name, n)| Reason { reason: "fallback", text: format!("{name}: {n} times (docs/fallbacks.md)") }),
+        );
+    }
+    let shm = shm_connections as u64 + facts.counter("connect_shm") + facts.counter("accept_shm");
+    let kernel = kernel_connections.len() as u64 + facts.counter("connect_kernel") + facts.counter("accept_kernel");
+    let state = if !facts.obstacles.is_empty() || listeners.iter().any(|l| !l.registered) {
+        "kernel"
+    } else if shm > 0 {
+        "accelerated"
+    } else if kernel > 0 {
+        "kernel"
+    } else {
+        "ready"
+    };
+    Explanation {
+        accelerated: state != "kernel",
+        state,
+        reasons,
+        facts,
+        listeners,
+        kernel_connections,
+        shm_connections,
+    }
+}
+
+/// Fallbacks that a process has counted, without those of zones, which are about the kernel's own sockets.
+fn path_fallbacks(facts: &Facts) -> impl Iterator<Item = (&str, u64)> {
+    let counted = facts.counters.iter().filter(|(name, n)| name.starts_with("fallback.") && **n > 0);
+    counted.filter(|(name, _)| !name.starts_with("fallback.zone")).map(|(name, n)| (name.as_str(), *n))
+}
+
+/// The reason for a kernel connection of a process that could have better ones, and who has the
+/// other end. `seen`: peers that were looked at before.
+fn why_kernel(
+    facts: &Facts,
+    peer: &Peer,
+    is_server: bool,
+    seen: &mut BTreeMap<i32, Result<Option<Facts>, String>>,
+) -> (Option<i32>, Reason) {
+    let reason = |reason, text: String| Reason { reason, text };
+    let Peer::Process { pid, netns } = *peer else {
+        let why = match peer {
+            Peer::Remote => reason("remote", "the other end is on another host".into()),
+            _ => reason("peer_unknown", "the other end belongs to a process that cannot be seen".into()),
+        };
+        return (None, why);
+    };
+    let role = if is_server { "client" } else { "server" };
+    let other = match seen.entry(pid).or_insert_with(|| Facts::of(pid)) {
+        Ok(Some(other)) => &*other,
+        Ok(None) => return (Some(pid), reason("peer_unknown", format!("the {role}, process {pid}, has ended"))),
+        Err(e) => return (Some(pid), reason("peer_unknown", e.clone())),
+    };
+    let name = format!("the {role}, process {pid} ({})", other.name);
+    let sockets = |f: &Facts| f.monitor.as_ref().map(|m: &Monitor| (m.socket.clone(), m.pid));
+    let why = if let Some(theirs) = other.obstacles.first() {
+        reason("peer", format!("{name}: {}", theirs.text))
+    } else if facts.network_namespace != netns {
+        reason("other_netns", format!("{name}, is in another network namespace"))
+    } else if facts.user_namespace != other.user_namespace {
+        reason("other_userns", format!("{name}, is in another user namespace"))
+    } else if sockets(facts) != sockets(other) {
+        reason("other_monitor", format!("{name}, has another monitor"))
+    } else {
+        let client = if is_server { other } else { facts };
+        let counted: Vec<&str> = path_fallbacks(client).map(|(name, _)| name).collect();
+        if counted.contains(&"fallback.other_user") {
+            let users = format!("users {} and {}", facts.user, other.user);
+            reason("other_user", format!("{name}: {users} must be named in a line of 'share' (docs/policy.md)"))
+        } else if counted.is_empty() {
+            reason("earlier", format!("{name}, can be reached over shared memory: the connection is older"))
+        } else {
+            reason("fallback", format!("{name}: the client counted {} (docs/fallbacks.md)", counted.join(", ")))
+        }
+    };
+    (Some(pid), why)
+}
+
+fn text(e: &Explanation) -> String {
+    let f = &e.facts;
+    let mut lines = vec![format!("process {} ({}), user {}", f.pid, f.name, f.user)];
+    let mut line = |name: &str, value: String| lines.push(format!("  {name:<12}{value}"));
+    let program = f.program.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
+    line("program", format!("{program} ({})", f.program_kind));
+    line(
+        "library",
+        match &f.library {
+            Some(l) if l.replaced => format!("{}, of which the file has been replaced since", l.path.display()),
+            Some(l) => l.path.display().to_string(),
+            None => "not loaded".into(),
+        },
+    );
+    if let Some(m) = &f.monitor {
+        let state = match &m.state {
+            State::Answers => format!("process {}", m.pid),
+            State::Absent => "absent".into(),
+            State::OtherVersion => "another version".into(),
+            State::Refuses(e) => e.clone(),
+        };
+        line("monitor", format!("{} ({}), {state}", m.socket.display(), m.kind));
+        line("registered", if f.registered { "yes".into() } else { "no".into() });
+    }
+    line("namespaces", format!("network {}, user {}", f.network_namespace, f.user_namespace));
+    for l in &e.listeners {
+        line(
+            "listens",
+            format!("{} ({})", l.local, if l.registered { "shared memory, kernel" } else { "kernel only" }),
+        );
+    }
+    let counters = ["connect_shm", "accept_shm", "connect_kernel", "accept_kernel"];
+    let counted: Vec<String> = counters.iter().map(|c| format!("{c} {}", f.counter(c))).collect();
+    line("now", format!("{} over shared memory, {} over kernel TCP", e.shm_connections, e.kernel_connections.len()));
+    line("so far", counted.join(", "));
+    for c in &e.kernel_connections {
+        line("kernel", format!("{} - {}: {}", c.local, c.remote, c.why.text));
+    }
+    lines.push(match e.state {
+        "accelerated" => "accelerated".into(),
+        "ready" => "ready: nothing has connected yet".into(),
+        _ => "not accelerated".to_owned(),
+    });
+    // (Those of connections have been said.)
+    let said = |r: &&Reason| !e.kernel_connections.iter().any(|c| c.why == **r);
+    lines.extend(e.reasons.iter().filter(said).map(|r| format!("  {}: {}", r.reason, r.text)));
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets() {
+        assert_eq!(parse_target("17"), Ok(Target::Process(17)));
+        assert_eq!(parse_target(":80"), Ok(Target::Listener(None, 80)));
+        assert_eq!(parse_target("[::1]:80"), Ok(Target::Listener(Some("::1".parse().unwrap()), 80)));
+        assert_eq!(parse_target("127.0.0.1:80"), Ok(Target::Listener(Some("127.0.0.1".parse().unwrap()), 80)));
+        assert!(matches!(parse_target("localhost:80"), Ok(Target::Listener(Some(ip), 80)) if ip.is_loopback()));
+        for bad in ["", "0", "-1", "x", "1.2.3.4", ":x", ":70000"] {
+            assert!(parse_target(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What can be seen of one process: its program, the library in it, its monitor.
+
+use super::Reason;
+use crate::program::{self, Kind};
+use crate::{control, locate};
+use fsocket_proto::paths;
+use fsocket_proto::report::{Counters, Report};
+use procfs::process::{MMapPath, Process};
+use procfs::ProcError;
+use rustix::io::Errno;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Entry of the auxiliary vector: the program got rights by its file, and ld.so is careful.
+const AT_SECURE: u64 = 23;
+
+/// What is known of a process.
+#[derive(Debug, Clone, Serialize)]
+pub struct Facts {
+    pub pid: i32,
+    pub name: String,
+    pub user: u32,
+    pub program: Option<PathBuf>,
+    pub program_kind: &'static str,
+    pub network_namespace: u64,
+    pub user_namespace: u64,
+    pub library: Option<Library>,
+    pub monitor: Option<Monitor>,
+    /// The monitor knows the process.
+    pub registered: bool,
+    pub counters: Counters,
+    /// Why nothing that this process does can be accelerated.
+    pub obstacles: Vec<Reason>,
+    #[serde(skip)]
+    pub report: Report,
+}
+
+/// The library, as it is mapped.
+#[derive(Debug, Clone, Serialize)]
+pub struct Library {
+    pub path: PathBuf,
+    /// The file there now is another one.
+    pub replaced: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Monitor {
+    pub socket: PathBuf,
+    /// `system` or `private`.
+    pub kind: &'static str,
+    pub state: State,
+    pub pid: u32,
+    pub user: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Answers,
+    Absent,
+    /// It speaks another version of the protocol than this command.
+    OtherVersion,
+    Refuses(String),
+}
+
+/// The path in a process's own file system, seen from here.
+fn as_seen_by(pid: i32, path: &Path) -> PathBuf {
+    let mut seen = OsString::from(format!("/proc/{pid}/root"));
+    seen.push(path);
+    seen.into()
+}
+
+impl Facts {
+    /// `None`: there is no such process.
+    ///
+    /// # Errors
+    /// It may not be looked at.
+    pub fn of(pid: i32) -> Result<Option<Facts>, String> {
+        match Facts::read(pid) {
+            Ok(facts) => Ok(Some(facts)),
+            Err(ProcError::NotFound(_)) => Ok(None),
+            Err(ProcError::PermissionDenied(_)) => {
+                Err(format!("process {pid} belongs to somebody else: ask as root, or as its user"))
+            }
+            Err(e) => Err(format!("process {pid}: {e}")),
+        }
+    }
+
+    fn read(pid: i32) -> Result<Facts, ProcError> {
+        let process = Process::new(pid)?;
+        let (stat, user) = (process.stat()?, process.uid()?);
+        let maps = process.maps()?;
+        let environ = process.environ()?;
+        let library = maps.iter().find_map(|m| match &m.pathname {
+            MMapPath::Path(path) => mapped_library(pid, path, m.inode),
+            _ => None,
+        });
+        let exe = process.exe().ok();
+        // (Also where the file is no more, or in another file system.)
+        let kind = program::look(Path::new(&format!("/proc/{pid}/exe"))).unwrap_or(Kind::Unknown);
+        let mut facts = Facts {
+            pid,
+            name: stat.comm.clone(),
+            user,
+            program: exe,
+            program_kind: kind.word(),
+            network_namespace: super::sockets::namespace(pid, "net"),
+            user_namespace: super::sockets::namespace(pid, "user"),
+            library,
+            monitor: None,
+            registered: false,
+            counters: Counters::new(),
+            obstacles: Vec::new(),
+            report: Report::default(),
+        };
+        if facts.library.is_some() {
+            facts.ask_monitor(&environ);
+        }
+        facts.obstacles = facts.find_obstacles(&kind, &environ, &process, stat.starttime);
+        Ok(facts)
+    }
+
+    fn ask_monitor(&mut self, environ: &HashMap<OsString, OsString>) {
+        let named = environ.get(OsStr::new(paths::ENV_SOCKET)).filter(|v| !v.is_empty());
+        let socket = named.map_or_else(|| PathBuf::from(paths::SYSTEM_SOCKET), PathBuf::from);
+        let seen = as_seen_by(self.pid, &socket);
+        let (state, user) = match control::probe(&seen) {
+            Ok(user) => match control::greet(&seen) {
+                Ok(()) => (State::Answers, user),
+                Err(Errno::PROTO) => (State::OtherVersion, user),
+                Err(e) => (State::Refuses(e.to_string()), user),
+            },
+            Err(e) if control::is_absent(e) => (State::Absent, None),
+            Err(e) => (State::Refuses(e.to_string()), None),
+        };
+        let mut pid = 0;
+        if let (State::Answers, Ok(report)) = (&state, control::report(&seen)) {
+            pid = report.monitor_pid;
+            let own = report.processes.iter().find(|p| i64::from(p.pid) == i64::from(self.pid));
+            self.registered = own.is_some();
+            self.counters = own.map(|p| p.counters.clone()).unwrap_or_default();
+            self.report = report;
+        }
+        let kind = if socket == Path::new(paths::SYSTEM_SOCKET) { "system" } else { "private" };
+        self.monitor = Some(Monitor { socket, kind, state, pid, user });
+    }
+
+    fn find_obstacles(
+        &self,
+        kind: &Kind,
+        environ: &HashMap<OsString, OsString>,
+        process: &Process,
+        started: u64,
+    ) -> Vec<Reason> {
+        let mut found = Vec::new();
+        let mut say = |reason, text: String| found.push(Reason { reason, text });
+        let variable = |name: &str| environ.get(OsStr::new(name)).map(|v| v.to_string_lossy()).unwrap_or_default();
+        if let Some(why) = kind.obstacle() {
+            say(kind.word(), format!("the library has no effect on this program: {why}"));
+        } else if self.library.is_none() {
+            if process.auxv().is_ok_and(|auxv| auxv.get(&AT_SECURE).is_some_and(|v| *v != 0)) {
+                say("set_user_id", "the program got rights by its file: the loader ignores LD_PRELOAD".into());
+            } else if variable("LD_PRELOAD").contains(locate::LIBRARY) {
+                say("not_loaded", "LD_PRELOAD names the library, but the loader could not load it".into());
+            } else {
+                say("no_library", "it was started without the library (fastsocket run)".into());
+            }
+        }
+        if self.library.is_some() && variable(paths::ENV_DISABLE).split(',').any(|part| part.trim() == "shm") {
+            say("disabled", format!("shared memory is switched off ({}, --no-shm)", paths::ENV_DISABLE));
+        }
+        let Some(monitor) = &self.monitor else { return found };
+        let socket = monitor.socket.display();
+        match &monitor.state {
+            State::Absent => say("no_monitor", format!("no monitor is at {socket}")),
+            State::OtherVersion => {
+                let abi = fsocket_abi::VERSION;
+                say("mismatch", format!("the monitor at {socket} is of another version than this command (ABI {abi})"));
+            }
+            State::Refuses(e) => say("no_monitor", format!("the monitor at {socket} does not answer: {e}")),
+            State::Answers if monitor.user.is_some_and(|user| user != 0 && user != self.user) => {
+                let user = monitor.user.unwrap_or_default();
+                say("other_users_monitor", format!("the monitor at {socket} is that of user {user}"));
+            }
+            State::Answers if !self.registered => {
+                let since = i32::try_from(monitor.pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
+                if since.is_some_and(|monitor| monitor.starttime > started) {
+                    say("monitor_later", "it started before its monitor, and has not met it".into());
+                } else if process.status().is_ok_and(|s| s.seccomp == Some(2)) {
+                    say("seccomp", "it has a filter of system calls, and does not reach the monitor".into());
+                } else {
+                    say("not_registered", "the monitor does not know it (a socket is needed first)".into());
+                }
+            }
+            State::Answers => {}
+        }
+        found
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// The library, if this mapping is one of it.
+fn mapped_library(pid: i32, path: &Path, inode: u64) -> Option<Library> {
+    let name = path.file_name()?.as_bytes();
+    let ended = name.strip_suffix(b" (deleted)");
+    if ended.unwrap_or(name) != locate::LIBRARY.as_bytes() {
+        return None;
+    }
+    let path = path.with_file_name(locate::LIBRARY);
+    let now = std::fs::metadata(as_seen_by(pid, &path)).ok();
+    let replaced = ended.is_some() || now.is_none_or(|m| std::os::unix::fs::MetadataExt::ino(&m) != inode);
+    Some(Library { path, replaced })
+}

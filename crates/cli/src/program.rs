@@ -1,0 +1,170 @@
+//! What an executable file is, as far as it decides whether the library can be loaded into it.
+
+use object::elf::{FileHeader64, ET_DYN, ET_EXEC};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// A script may name a script; the kernel goes on so far.
+const SCRIPTS: u32 = 5;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Dynamic, with the loader that this command has, too.
+    Ours,
+    /// No loader: nothing can be loaded into it.
+    Static,
+    /// Go's runtime makes its system calls itself, with a loader or without.
+    Go,
+    /// Another loader: musl's, that of another machine.
+    Loader(PathBuf),
+    /// For another machine, or of 32 bits.
+    Machine,
+    /// No ELF file.
+    Unknown,
+}
+
+impl Kind {
+    /// The word in JSON.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Kind::Ours => "dynamic",
+            Kind::Static => "static",
+            Kind::Go => "go",
+            Kind::Loader(loader) if is_musl(loader) => "musl",
+            Kind::Loader(_) => "other_loader",
+            Kind::Machine => "other_machine",
+            Kind::Unknown => "unknown",
+        }
+    }
+
+    /// Why the library has no effect on it. `None`: it can have.
+    pub fn obstacle(&self) -> Option<String> {
+        Some(match self {
+            Kind::Ours | Kind::Unknown => return None,
+            Kind::Static => "it is statically linked".into(),
+            Kind::Go => "it is a Go program, which makes its system calls itself".into(),
+            Kind::Loader(loader) if is_musl(loader) => format!("it is linked to musl ({})", loader.display()),
+            Kind::Loader(loader) => format!("it has another loader ({})", loader.display()),
+            Kind::Machine => "it is made for another machine".into(),
+        })
+    }
+}
+
+fn is_musl(loader: &Path) -> bool {
+    loader.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl"))
+}
+
+/// Looks at a file; of a script, at its interpreter.
+///
+/// # Errors
+/// It cannot be read.
+pub fn look(path: &Path) -> io::Result<Kind> {
+    let mut path = path.to_owned();
+    for _ in 0..SCRIPTS {
+        let file = File::open(&path)?;
+        match interpreter(&file)? {
+            Some(next) => path = next,
+            None => return Ok(elf(file).unwrap_or(Kind::Unknown)),
+        }
+    }
+    Ok(Kind::Unknown)
+}
+
+/// The interpreter of a script.
+fn interpreter(file: &File) -> io::Result<Option<PathBuf>> {
+    let mut line = Vec::new();
+    // No longer than the kernel reads.
+    BufReader::new(file).take(256).read_until(b'\n', &mut line)?;
+    io::Seek::rewind(&mut &*file)?;
+    let Some(rest) = line.strip_prefix(b"#!") else { return Ok(None) };
+    let name = rest.trim_ascii().split(|b| b.is_ascii_whitespace()).next().unwrap_or_default();
+    Ok((!name.is_empty()).then(|| OsStr::from_bytes(name).into()))
+}
+
+struct Elf {
+    machine: u16,
+    loader: Option<PathBuf>,
+    is_go: bool,
+}
+
+/// `None`: no executable of 64 bits.
+fn read(file: File) -> Option<Elf> {
+    let data = ReadCache::new(file);
+    let header = FileHeader64::<Endianness>::parse(&data).ok()?;
+    let endian = header.endian().ok()?;
+    if !matches!(header.e_type(endian), ET_DYN | ET_EXEC) {
+        return None;
+    }
+    let segments = header.program_headers(endian, &data).ok()?;
+    let loader = segments.iter().find_map(|s| s.interpreter(endian, &data).ok()?);
+    let loader = loader.map(|name| OsString::from_vec(name.to_vec()).into());
+    // A stripped program has no sections, but Go's linker leaves them.
+    let is_go = header.sections(endian, &data).is_ok_and(|s| s.section_by_name(endian, b".go.buildinfo").is_some());
+    Some(Elf { machine: header.e_machine(endian), loader, is_go })
+}
+
+fn elf(mut file: File) -> Option<Kind> {
+    let mut magic = [0; 4];
+    file.read_exact(&mut magic).ok()?;
+    if magic != *b"\x7fELF" {
+        return None;
+    }
+    let Some(it) = read(file) else { return Some(Kind::Machine) };
+    let own = read(File::open("/proc/self/exe").ok()?)?;
+    Some(match it.loader {
+        _ if it.machine != own.machine => Kind::Machine,
+        _ if it.is_go => Kind::Go,
+        None => Kind::Static,
+        // Not the whole path: distributions differ in where it is.
+        Some(loader) if loader.file_name() == own.loader.as_deref().and_then(Path::file_name) => Kind::Ours,
+        Some(loader) => Kind::Loader(loader),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with a changed copy of this program's headers.
+    fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Kind {
+        let mut bytes = std::fs::read("/proc/self/exe").unwrap();
+        change(&mut bytes);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        look(file.path()).unwrap()
+    }
+
+    fn loader_at(bytes: &[u8]) -> usize {
+        bytes.windows(5).position(|w| w == b"/lib/" || w == b"/lib6").unwrap()
+    }
+
+    #[test]
+    fn kinds() {
+        assert_eq!(changed(|_| ()), Kind::Ours);
+        assert_eq!(changed(|b| b[18] ^= 1), Kind::Machine);
+        assert_eq!(changed(|b| b[4] = 1), Kind::Machine);
+        assert_eq!(changed(|b| b.truncate(100)), Kind::Machine);
+        assert_eq!(changed(|b| b.clear()), Kind::Unknown);
+        let musl = changed(|b| {
+            let at = loader_at(b);
+            b[at..at + 17].copy_from_slice(b"/lib/ld-musl.so.1");
+        });
+        assert_eq!(musl.word(), "musl");
+        assert!(musl.obstacle().unwrap().contains("musl"), "{musl:?}");
+    }
+
+    #[test]
+    fn scripts_are_what_their_interpreter_is() {
+        let script = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(script.path(), "#! /proc/self/exe -x\n").unwrap();
+        assert_eq!(look(script.path()).unwrap(), Kind::Ours);
+        std::fs::write(script.path(), format!("#!{}\n", script.path().display())).unwrap();
+        assert_eq!(look(script.path()).unwrap(), Kind::Unknown);
+        assert!(look(Path::new("/nowhere/at-all")).is_err());
+    }
+}

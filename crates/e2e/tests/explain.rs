@@ -1,0 +1,197 @@
+//! `fastsocket explain` names the reason.
+
+use fsocket_e2e::{self as e2e, native};
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::netns::{Chain, Receive};
+use fsocket_testkit::{artifacts, need_hosts, net, script, stock_mode, Host, Proc, PYTHON};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+/// A user without a name.
+const ALICE: u32 = 54321;
+
+/// Exit status, and what was said of the first process.
+#[track_caller]
+fn explain(host: &Host, target: impl ToString) -> (Option<i32>, Value) {
+    let mut command = Command::new(artifacts::cli());
+    // It must ask the monitor of the process, not one of its own.
+    command.env_remove("FASTSOCKET_SOCKET").args(["explain", "--json", &target.to_string()]);
+    let done = Proc::spawn(host.logs(), "explain", command).finish(Duration::from_secs(30));
+    let said: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"));
+    (done.code, said[0].clone())
+}
+
+/// The process is not accelerated, and this is the first reason.
+#[track_caller]
+fn because(host: &Host, process: &Proc, reason: &str, text: &str) {
+    let (code, said) = explain(host, process.pid());
+    assert_eq!((code, &said["accelerated"]), (Some(1), &Value::Bool(false)), "{said:#}");
+    assert_eq!(said["reasons"][0]["reason"], reason, "{said:#}");
+    assert!(said["reasons"][0]["text"].as_str().is_some_and(|t| t.contains(text)), "{text}: {said:#}");
+}
+
+#[track_caller]
+fn state(host: &Host, target: impl ToString, state: &str) -> Value {
+    let (code, said) = explain(host, target);
+    assert_eq!((code, said["state"].as_str()), (Some(i32::from(state == "kernel")), Some(state)), "{said:#}");
+    said
+}
+
+/// A client whose connection stays open.
+#[track_caller]
+fn held(host: &Host, mut command: Command, address: &str, port: u16) -> Proc {
+    let path = script("apps/held.py");
+    command.arg(path).args([address, &port.to_string()]);
+    let mut client = Proc::spawn(host.logs(), "held", command);
+    client.wait_stdout("ok", Duration::from_secs(20));
+    client
+}
+
+#[track_caller]
+fn pair(host: &Host, server: Side, client: Side) -> (Proc, u16, Proc) {
+    let (server, port) = e2e::echo_server(host, server, "threaded", "127.0.0.1");
+    let client = held(host, host.command(client, PYTHON), "127.0.0.1", port);
+    (server, port, client)
+}
+
+/// A program that sleeps, built in a special way.
+#[track_caller]
+fn sleeper(host: &Host, name: &str, flags: &[&str]) -> std::path::PathBuf {
+    native::build(host, name, &["sleeper.c"], flags)
+}
+
+/// It is running its program, not any more ours.
+#[track_caller]
+fn started(host: &Host, name: &str, mut command: Command) -> Proc {
+    command.env_remove("PYTHONUNBUFFERED");
+    let mut process = Proc::spawn(host.logs(), name, command);
+    process.wait_stdout("ok", Duration::from_secs(10));
+    process
+}
+
+macro_rules! not_in_stock_mode {
+    () => {
+        if stock_mode() {
+            return eprintln!("SKIPPED: stock mode has no command line");
+        }
+    };
+}
+
+#[test]
+fn accelerated_and_ready() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    state(&host, server.pid(), "ready");
+    let said = state(&host, format!("127.0.0.1:{port}"), "ready");
+    assert_eq!((&said["pid"], &said["registered"]), (&server.pid().into(), &true.into()), "{said:#}");
+    assert_eq!(said["listeners"][0]["registered"], true, "{said:#}");
+    let client = held(&host, host.command(Accel, PYTHON), "127.0.0.1", port);
+    for target in [server.pid().to_string(), client.pid().to_string(), format!("localhost:{port}"), format!(":{port}")]
+    {
+        let said = state(&host, target, "accelerated");
+        assert_eq!((&said["shm_connections"], &said["kernel_connections"]), (&1.into(), &Value::Array(vec![])));
+    }
+}
+
+#[test]
+fn what_is_not_there_is_2() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let pid_max = std::fs::read_to_string("/proc/sys/kernel/pid_max").expect("pid_max");
+    for target in [pid_max.trim().to_owned(), format!("127.0.0.1:{}", net::free_port())] {
+        let mut command = Command::new(artifacts::cli());
+        command.args(["explain", &target]);
+        let done = Proc::spawn(host.logs(), "explain", command).finish(Duration::from_secs(30));
+        assert_eq!((done.code, done.stdout.as_str()), (Some(2), ""), "{done:?}");
+        assert_eq!(done.stderr.lines().count(), 1, "{done:?}");
+    }
+}
+
+#[test]
+fn only_the_client_has_the_library() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (server, _, client) = pair(&host, Stock, Accel);
+    because(&host, &server, "no_library", "without the library");
+    because(&host, &client, "peer", "the server, process");
+}
+
+#[test]
+fn only_the_server_has_the_library() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (server, port, client) = pair(&host, Accel, Stock);
+    because(&host, &client, "no_library", "without the library");
+    because(&host, &server, "peer", "the client, process");
+    state(&host, format!("127.0.0.1:{port}"), "kernel");
+}
+
+#[test]
+fn programs_that_load_no_library() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let is_static = sleeper(&host, "static", &["-static"]);
+    because(&host, &started(&host, "static", host.command(Accel, is_static)), "static", "statically linked");
+
+    // As musl's is named; what matters is that it is not the one of this machine's glibc.
+    let loader = host.path().join("ld-musl-x86_64.so.1");
+    std::fs::copy(native::loader(), &loader).expect("a loader");
+    let musl = sleeper(&host, "musl", &[&format!("-Wl,--dynamic-linker={}", loader.display())]);
+    because(&host, &started(&host, "musl", host.command(Stock, musl)), "musl", "linked to musl");
+
+    let set_user_id = sleeper(&host, "suid", &[]);
+    std::fs::set_permissions(&set_user_id, std::fs::Permissions::from_mode(0o4755)).expect("mode");
+    let mut command = host.command(Accel, set_user_id);
+    command.uid(ALICE).gid(ALICE);
+    because(&host, &started(&host, "suid", command), "set_user_id", "ignores LD_PRELOAD");
+}
+
+#[test]
+fn no_monitor_another_version_and_switched_off() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let with = |key: &str, value: &str| {
+        let mut command = host.command(Accel, PYTHON);
+        command.env(key, value);
+        held(&host, command, "127.0.0.1", port)
+    };
+    because(&host, &with("FASTSOCKET_SOCKET", "/nowhere/monitor.sock"), "no_monitor", "/nowhere/monitor.sock");
+    because(&host, &with("FASTSOCKET_DISABLE", "shm"), "disabled", "switched off");
+
+    let socket = host.path().join("other.sock").display().to_string();
+    let other = script("apps/other_version.py").display().to_string();
+    let mut other = host.start(Stock, "other", PYTHON, &[&other, &socket]);
+    other.wait_stdout("ok", Duration::from_secs(10));
+    because(&host, &with("FASTSOCKET_SOCKET", &socket), "mismatch", "another version");
+}
+
+#[test]
+fn another_users_server() {
+    not_in_stock_mode!();
+    let host = Host::for_all_users("");
+    let (server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let mut command = host.command(Accel, PYTHON);
+    command.uid(ALICE).gid(ALICE);
+    let client = held(&host, command, "127.0.0.1", port);
+    because(&host, &client, "other_user", "users 54321 and 0 must be named");
+    because(&host, &server, "other_user", "users 0 and 54321 must be named");
+}
+
+#[test]
+fn in_another_network_namespace() {
+    need_hosts!();
+    not_in_stock_mode!();
+    let chain = Chain::new(1, &Receive::Inline).expect("hosts");
+    let host = Host::on(&chain.middle);
+    let (server, port) = e2e::echo_server(&host, Accel, "threaded", "0.0.0.0");
+    let mut command = host.command(Accel, PYTHON);
+    chain.client.place(&mut command);
+    let client = held(&host, command, &chain.middle_front().to_string(), port);
+    because(&host, &client, "other_netns", "the server, process");
+    because(&host, &server, "other_netns", "the client, process");
+}
