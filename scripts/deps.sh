@@ -45,6 +45,7 @@ test_needs=(
     "taskset util-linux"
     "ps procps"
     "valgrind valgrind"
+    "musl-gcc musl-tools"
     "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2|/usr/lib/aarch64-linux-gnu/libjemalloc.so.2 libjemalloc2"
     "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4|/usr/lib/aarch64-linux-gnu/libtcmalloc_minimal.so.4 libtcmalloc-minimal4"
     "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2.0|/usr/lib/aarch64-linux-gnu/libmimalloc.so.2.0 libmimalloc2.0"

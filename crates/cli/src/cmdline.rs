@@ -14,7 +14,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a program with the library
+    /// Run a program with accelerated sockets (both ends of a connection must run this way)
     Run(Run),
     /// Counters: totals, processes, why the kernel was used
     Stat(Stat),
@@ -47,7 +47,8 @@ pub struct Pieces {
     pub monitor: Option<PathBuf>,
 }
 
-/// Run a program with the library. If anything of ours is missing, one warning
+/// Run a program with accelerated sockets. Both ends of a connection must run this way. If anything
+/// of ours is missing, or the program cannot load the library (static, musl, Go), one warning
 /// says so and the program runs on stock sockets.
 ///
 /// Exit status: the program's; 125 if fastsocket itself fails, 126 if the
@@ -68,7 +69,10 @@ pub struct Run {
     /// for workers that the program has not pinned)
     #[arg(long, value_enum, default_value_t = PinMode::Never)]
     pub pin: PinMode,
-    /// Say what is used
+    /// Fail, with status 125, where the program would run on stock sockets
+    #[arg(long)]
+    pub require: bool,
+    /// Print the library and the monitor in use
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A script may name a script; the kernel goes on so far.
@@ -40,6 +41,11 @@ impl Kind {
             Kind::Machine => "other_machine",
             Kind::Unknown => "unknown",
         }
+    }
+
+    /// It does not even start with the library in LD_PRELOAD.
+    pub fn refuses_library(&self) -> bool {
+        matches!(self, Kind::Loader(_) | Kind::Machine)
     }
 
     /// Why the library has no effect on it. `None`: it can have.
@@ -126,6 +132,16 @@ fn elf(mut file: File) -> Option<Kind> {
     })
 }
 
+/// The file that `execvp` would take.
+pub fn in_path(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Some(name.into());
+    }
+    let is_program = |p: &PathBuf| std::fs::metadata(p).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0);
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(is_program)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,5 +182,10 @@ mod tests {
         std::fs::write(script.path(), format!("#!{}\n", script.path().display())).unwrap();
         assert_eq!(look(script.path()).unwrap(), Kind::Unknown);
         assert!(look(Path::new("/nowhere/at-all")).is_err());
+    }
+    #[test]
+    fn programs_in_path() {
+        assert!(in_path(OsStr::new("sh")).unwrap().is_absolute());
+        assert_eq!(in_path(OsStr::new("no-such-program-here")), None);
     }
 }

@@ -1,6 +1,7 @@
 //! `fastsocket run`: sets up the environment and becomes the program.
 
 use crate::cmdline::{Pieces, Run};
+use crate::program::{self, Kind};
 use crate::{control, locate, private, EXIT_OWN};
 use fsocket_proto::paths;
 use std::ffi::{CString, OsStr, OsString};
@@ -23,8 +24,26 @@ pub fn run(args: &Run) -> i32 {
                 return EXIT_OWN;
             }
         };
-    match prepare(&args.pieces) {
+    let program = args.program[0].to_string_lossy();
+    // (What cannot be read is execvp's to complain of.)
+    let kind = program::in_path(&args.program[0]).and_then(|path| program::look(&path).ok());
+    let kind = kind.unwrap_or(Kind::Unknown);
+    let refuses = kind.obstacle().filter(|_| kind.refuses_library());
+    let outcome = match &refuses {
+        Some(why) => Err(why.clone()),
+        None => prepare(&args.pieces),
+    };
+    if let (true, Some(why)) = (args.require, outcome.as_ref().err().cloned().or_else(|| kind.obstacle())) {
+        eprintln!("fastsocket: {program} cannot be accelerated: {why}");
+        return EXIT_OWN;
+    }
+    match outcome {
         Ok(setup) => {
+            if let Some(why) = kind.obstacle() {
+                eprintln!(
+                    "fastsocket: warning: {why}; {program} runs on stock sockets, programs that it starts do not"
+                );
+            }
             if args.verbose {
                 eprintln!("fastsocket: library {}", setup.library.display());
                 eprintln!("fastsocket: monitor {} ({})", setup.socket.display(), setup.origin);
@@ -45,8 +64,11 @@ pub fn run(args: &Run) -> i32 {
             }
         }
         Err(e) => {
-            let program = args.program[0].to_string_lossy();
             eprintln!("fastsocket: warning: {e}; {program} runs on stock sockets");
+            if let (Some(_), Some(list)) = (refuses, std::env::var_os("LD_PRELOAD")) {
+                // Under another one of us.
+                std::env::set_var("LD_PRELOAD", without_library(&list));
+            }
         }
     }
     execute(&args.program)
@@ -152,18 +174,32 @@ fn is_sanitizer(entry: &[u8]) -> bool {
 /// there stays.
 pub fn preload_list(now: Option<OsString>, library: &Path) -> OsString {
     let now = now.unwrap_or_default();
-    let is_separator = |b: &u8| *b == b':' || *b == b' ';
-    let entries: Vec<&[u8]> = now.as_bytes().split(is_separator).filter(|e| !e.is_empty()).collect();
+    let entries: Vec<&[u8]> = entries(&now).collect();
     let same = |e: &[u8]| Path::new(OsStr::from_bytes(e)).canonicalize().is_ok_and(|p| p == library);
     if entries.iter().any(|e| same(e)) {
         return now;
     }
     let (before, after): (Vec<&[u8]>, Vec<&[u8]>) = entries.into_iter().partition(|e| is_sanitizer(e));
     // Another build of the library: two of them would hook each other.
-    let stranger = |e: &&[u8]| Path::new(OsStr::from_bytes(e)).file_name() != Some(OsStr::new(locate::LIBRARY));
+    let stranger = |e: &&[u8]| !is_library(e);
     let ours = library.as_os_str().as_bytes();
     let list: Vec<&[u8]> = before.into_iter().chain([ours]).chain(after.into_iter().filter(stranger)).collect();
     OsString::from_vec(list.join(&b':'))
+}
+
+/// Entries of a list of libraries.
+fn entries(list: &OsStr) -> impl Iterator<Item = &[u8]> {
+    list.as_bytes().split(|b| matches!(b, b':' | b' ')).filter(|e| !e.is_empty())
+}
+
+/// Is this our library, of any build?
+fn is_library(entry: &[u8]) -> bool {
+    Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::LIBRARY))
+}
+
+/// `LD_PRELOAD` for a program that cannot load the library.
+fn without_library(list: &OsStr) -> OsString {
+    OsString::from_vec(entries(list).filter(|e| !is_library(e)).collect::<Vec<_>>().join(&b':'))
 }
 
 /// Becomes the program; returns the exit status if it cannot.
@@ -219,6 +255,12 @@ mod tests {
         let exe = std::env::current_exe().unwrap().canonicalize().unwrap();
         let now = OsString::from(format!("/b.so:{}", exe.display()));
         assert_eq!(preload_list(Some(now.clone()), &exe), now);
+    }
+
+    #[test]
+    fn another_loader_gets_no_library() {
+        assert_eq!(without_library(OsStr::new("/b.so:/x/libfsocket.so c.so")), "/b.so:c.so");
+        assert_eq!(without_library(OsStr::new("/x/libfsocket.so")), "");
     }
 
     #[test]

@@ -10,8 +10,14 @@ use std::time::Duration;
 /// of the host's directory.
 #[track_caller]
 pub fn build(host: &Host, name: &str, sources: &[&str], flags: &[&str]) -> PathBuf {
-    let out = host.path().join(name);
     let cc = find_program("cc").expect("a C compiler: building needs it, too");
+    build_with(&cc, host, name, sources, flags)
+}
+
+/// The same with another compiler.
+#[track_caller]
+pub fn build_with(cc: &Path, host: &Host, name: &str, sources: &[&str], flags: &[&str]) -> PathBuf {
+    let out = host.path().join(name);
     let mut command = Command::new(cc);
     command.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&out);
     command.args(sources.iter().map(|s| script(&format!("apps/native/{s}")))).args(flags);

@@ -1,9 +1,9 @@
 //! Things that are missing, broken, too small or misspelt: programs go on
 //! with stock sockets, and the command line says what is wrong.
 
-use fsocket_e2e as e2e;
+use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{artifacts, script, stock_mode, Finished, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, script, stock_mode, Finished, Host, Proc, PYTHON};
 use std::process::Command;
 use std::time::Duration;
 
@@ -232,4 +232,56 @@ fn program_that_closes_every_descriptor() {
     e2e::python(&host, Accel, 60, "close_all.py", &[&port.to_string()]);
     // The library's own descriptors live high: shared memory goes on working.
     host.snapshot().since(&before).assert_shm(5);
+}
+
+/// The program runs stock with one line that says why; under `--require` it does not run.
+#[track_caller]
+fn stock_because(host: &Host, program: &str, why: &str, preload: &str) {
+    let ours = artifacts::library().display().to_string();
+    // Also from a shell that runs under the library.
+    for environment in [&[][..], &[("LD_PRELOAD", ours.as_str())]] {
+        let Some(done) = fastsocket(host, &["run", "--", program, "x"], environment) else { return };
+        let done = done.success();
+        assert_eq!(done.stdout, format!("ok {preload}\n"), "{done:?}");
+        let lines: Vec<&str> = done.stderr.lines().collect();
+        assert!(lines.len() == 1 && lines[0].contains(why) && lines[0].contains(program), "{lines:?}");
+    }
+    let Some(done) = fastsocket(host, &["run", "--require", "--", program, "x"], &[]) else { return };
+    assert_eq!((done.code, done.stdout.as_str()), (Some(125), ""), "{done:?}");
+    assert!(done.stderr.lines().count() == 1 && done.stderr.contains(why), "{done:?}");
+}
+
+#[test]
+fn programs_that_cannot_load_the_library_run_without_it() {
+    if stock_mode() {
+        return;
+    }
+    let host = Host::new();
+    let is_static = native::build(&host, "static", &["sleeper.c"], &["-static"]).display().to_string();
+    // (What it starts may load the library.)
+    stock_because(&host, &is_static, "statically linked", "preloaded");
+    let Some(musl) = find_program("musl-gcc") else {
+        assert!(std::env::var_os("FASTSOCKET_TEST_STRICT").is_none(), "musl-gcc is not installed");
+        return eprintln!("SKIPPED: musl-gcc is not installed (make deps)");
+    };
+    let program = native::build_with(&musl, &host, "musl", &["sleeper.c"], &[]).display().to_string();
+    stock_because(&host, &program, "linked to musl", "stock");
+    let script = host.file("script", format!("#!{program}\n"));
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("mode");
+    stock_because(&host, &script.display().to_string(), "linked to musl", "stock");
+}
+
+#[test]
+fn require_wants_library_and_monitor() {
+    let host = Host::new();
+    for options in [&["--library", "/nowhere/libfsocket.so"][..], &["--monitor", "/nowhere"]] {
+        let args = [&["run", "--require"], options, &["--", "/bin/echo", "ran"]].concat();
+        let socket: &[(&str, &str)] =
+            if options[0] == "--monitor" { &[("FASTSOCKET_SOCKET", "/nowhere/x")] } else { &[] };
+        let Some(done) = fastsocket(&host, &args, socket) else { return };
+        assert_eq!((done.code, done.stdout.as_str()), (Some(125), ""), "{done:?}");
+        assert!(done.stderr.contains("/nowhere"), "{done:?}");
+    }
+    let Some(done) = fastsocket(&host, &["run", "--require", "--", "/bin/echo", "ran"], &[]) else { return };
+    assert_eq!(done.success().stdout, "ran\n");
 }

@@ -1,10 +1,14 @@
-/* Says that it runs, and sleeps. */
+/* Says whether libraries are preloaded, and sleeps; with an argument it ends at once. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
-int main(void) {
-    puts("ok");
+int main(int argc, char **argv) {
+    const char *list = getenv("LD_PRELOAD");
+    (void)argv;
+    printf("ok %s\n", list && *list ? "preloaded" : "stock");
     fflush(stdout);
-    sleep(600);
+    if (argc == 1)
+        sleep(600);
     return 0;
 }
