@@ -3,8 +3,9 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-sharing suites programs soak hostile kills docs check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-sharing suites programs soak hostile kills docs pages install uninstall packages check fmt lint clean help
 
+export DESTDIR PREFIX
 RUN = . scripts/env.sh;
 ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
 
@@ -95,6 +96,20 @@ kills: build ## kill -9 of clients, servers, workers and the monitor, N times (1
 docs: ## write the generated pages: docs/hooks.md, docs/fallbacks.md, docs/limits.md
 	@$(RUN) cargo run -q --locked -p fsocket-hooktable
 
+pages: ## manual pages and completions, in target/pages
+	@$(RUN) cargo build -q --release --locked -p fsocket-cli
+	@rm -rf target/pages && target/release/fastsocket pages target/pages
+	@$(RUN) cargo run -q --release --locked -p fsocket-monitor --example manpage > target/pages/fastsocketd.8
+
+install: ## what `make` and `make pages` left: DESTDIR= PREFIX=/usr/local
+	@packaging/install.sh install
+
+uninstall: ## the same, removed
+	@packaging/install.sh uninstall
+
+packages: build pages ## fastsocket and its debug symbols as .deb, in target/debian; installed and purged as a test
+	@packaging/packages.sh
+
 check: fmt lint ## formatting and lints, nothing is changed
 
 fmt:
@@ -102,7 +117,7 @@ fmt:
 
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
+	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/debian/* scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
 	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
 
 clean:

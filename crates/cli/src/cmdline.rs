@@ -14,16 +14,15 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a program with accelerated sockets (both ends of a connection must run this way)
     Run(Run),
     /// Counters: totals, processes, why the kernel was used
     Stat(Stat),
     /// Connections and listeners over shared memory
     Ss(Ss),
-    /// Why a process, or a listener, is accelerated or not
     Explain(Explain),
-    /// Bring incoming packets to the CPU where their application runs
     Steer(Steer),
+    Enable(Enable),
+    Disable(Disable),
     /// Check whether this machine has what is needed
     Doctor(Pieces),
     /// Prepare a network device and the kernel for short connections, and undo it
@@ -31,10 +30,19 @@ pub enum Command {
     /// Measure stock sockets, ours, Unix sockets and a bare queue in turn
     Bench(crate::bench::Bench),
     #[command(hide = true)]
+    Pages(crate::pages::Pages),
+    #[command(hide = true)]
     BenchWorker(crate::bench::worker::Worker),
     #[command(hide = true)]
     BenchShape(crate::bench::shapes::ends::End),
 }
+
+/// What library and commands read, as [`fsocket_proto::paths`] has it.
+const ENVIRONMENT: &str = "\
+Environment:
+  FASTSOCKET_SOCKET   the monitor's socket [default: the system's, else a private one]
+  FASTSOCKET_DISABLE  parts that are off, as --no-shm, --no-zones, --no-balance: shm,zones,balance
+  FASTSOCKET_LIBRARY, FASTSOCKET_MONITOR  as --library, --monitor";
 
 /// Where the other two pieces are.
 #[derive(Debug, Default, Clone, Args)]
@@ -47,13 +55,15 @@ pub struct Pieces {
     pub monitor: Option<PathBuf>,
 }
 
-/// Run a program with accelerated sockets. Both ends of a connection must run this way. If anything
-/// of ours is missing, or the program cannot load the library (static, musl, Go), one warning
-/// says so and the program runs on stock sockets.
+/// Run a program with accelerated sockets (both ends of a connection must run this way)
+///
+/// If anything of ours is missing, or the program cannot load the library (static, musl, Go), one
+/// warning says so and the program runs on stock sockets.
 ///
 /// Exit status: the program's; 125 if fastsocket itself fails, 126 if the
 /// program cannot be executed, 127 if it is not found.
 #[derive(Debug, Args)]
+#[command(after_long_help = ENVIRONMENT)]
 pub struct Run {
     /// No shared memory: every connection uses the kernel
     #[arg(long)]
@@ -136,8 +146,9 @@ pub struct Stat {
     pub locks: Option<f64>,
 }
 
-/// Bring incoming packets to the CPU where their application runs (Receive Flow
-/// Deliver). Without a device: what is steered. Needs root and a running monitor;
+/// Bring incoming packets to the CPU where their application runs
+///
+/// That is Receive Flow Deliver. Without a device: what is steered. Needs root and a running monitor;
 /// lasts until --off, or until the monitor ends.
 #[derive(Debug, Args)]
 pub struct Steer {
@@ -190,7 +201,7 @@ pub struct Ss {
     pub json: bool,
 }
 
-/// Why a process, or what listens on a port, is accelerated or not.
+/// Why a process, or a listener, is accelerated or not
 ///
 /// Exit status: 0 accelerated, or ready for it; 1 not; 2 there is no such process or listener, or it
 /// belongs to somebody else.
@@ -202,6 +213,38 @@ pub struct Explain {
     /// JSON output
     #[arg(long)]
     pub json: bool,
+}
+
+/// Have systemd units run with the library
+///
+/// They do from their next start on, and share memory with each other although they run as different
+/// users. Each gets a drop-in (UNIT.d/fastsocket.conf); the policy is in
+/// /etc/fastsocket/fastsocketd.d/enabled-units.toml.
+#[derive(Debug, Args)]
+pub struct Enable {
+    /// Services, with or without `.service`
+    #[arg(required = true, value_name = "UNIT")]
+    pub units: Vec<String>,
+    /// Root of the file system that is changed
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// The preloaded library [default: as of `fastsocket run`]
+    #[arg(long, value_name = "PATH", env = "FASTSOCKET_LIBRARY")]
+    pub library: Option<PathBuf>,
+}
+
+/// Undo `fastsocket enable`
+#[derive(Debug, Args)]
+pub struct Disable {
+    /// Services, with or without `.service`
+    #[arg(required_unless_present = "all", value_name = "UNIT")]
+    pub units: Vec<String>,
+    /// All that are enabled
+    #[arg(long, conflicts_with = "units")]
+    pub all: bool,
+    /// Root of the file system that is changed
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
 }
 
 #[cfg(test)]

@@ -14,12 +14,14 @@ mod locality;
 mod locate;
 mod locks;
 mod measure;
+mod pages;
 mod private;
 mod program;
 mod run;
 mod stat;
 mod steer;
 mod tune;
+mod units;
 
 use clap::error::ErrorKind;
 use clap::Parser;
@@ -55,6 +57,9 @@ fn entry() -> i32 {
         Command::Ss(args) => report_errors(stat::ss(&args)),
         Command::Explain(args) => explain::run(&args),
         Command::Steer(args) => report_errors(steer::steer(args)),
+        Command::Enable(args) => report_errors(units::enable(&args)),
+        Command::Disable(args) => report_errors(units::disable(&args)),
+        Command::Pages(args) => report_errors(pages::run(&args)),
         Command::Doctor(pieces) => doctor::run(&pieces),
         Command::Tune(args) => tune::run(&args),
         Command::Bench(args) => report_errors(bench::run(&args)),

@@ -1,60 +1,20 @@
 //! Options, logging and signals of `fastsocketd`.
 
+mod options;
+
 use clap::Parser;
 use fsocket_monitor::broker::confine;
 use fsocket_monitor::broker::split::{self, Half};
 use fsocket_monitor::{Config, Endpoint, Monitor, StartError};
+use options::Options;
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Exit status for "could not even begin", as of env(1) and timeout(1).
 const CANNOT_START: u8 = 125;
-
-/// Monitor of the shared-memory path of Fastsocket.
-#[derive(Parser)]
-#[command(name = "fastsocketd", version)]
-struct Options {
-    /// Path of the socket where clients find the monitor
-    #[arg(long, value_name = "PATH", default_value = fsocket_proto::paths::SYSTEM_SOCKET)]
-    socket: PathBuf,
-    /// Serve only this user and root, and exit when nobody needs it
-    #[arg(long)]
-    private: bool,
-    /// With --private: exit this long after the last process went
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
-    linger: f64,
-    /// Remove the directory of the socket at exit
-    #[arg(long, hide = true)]
-    scratch: bool,
-    /// Two processes with --private, too
-    #[arg(long, hide = true)]
-    split: bool,
-    /// Permissions of the socket, octal [default: 0666; with --private 0600]
-    #[arg(long, value_parser = parse_mode)]
-    mode: Option<u32>,
-    /// Directory for what a restarted monitor takes over, with pins in /sys/fs/bpf
-    /// [default: that of the socket; with --private nothing is kept]
-    #[arg(long, value_name = "DIR")]
-    keep: Option<PathBuf>,
-    /// Configuration file; it need not exist if it is not named here
-    #[arg(long, value_name = "FILE", env = "FASTSOCKET_CONFIG")]
-    config: Option<PathBuf>,
-    /// Read the configuration file, say what is wrong with it, and exit
-    #[arg(long)]
-    check: bool,
-    /// Log to standard error; twice for more. FASTSOCKET_LOG sets a filter
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    verbose: u8,
-}
-
-fn parse_mode(text: &str) -> Result<u32, String> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err("not an octal mode up to 0777".into()),
-    }
-}
 
 fn main() -> ExitCode {
     let options = match Options::try_parse() {
@@ -97,10 +57,19 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     // Blocked before anything exists that would have to be removed.
     block_stop_signals()?;
     let started = if config.private && !options.split || !split::is_due() {
-        Monitor::start(config)
+        let is_private = config.private;
+        let started = Monitor::start(config);
+        if started.is_ok() && !is_private {
+            announce(&socket);
+        }
+        started
     } else {
         match split::split(Endpoint::publish(&config)?)? {
             Half::Broker(service) => {
+                // (Clients that come before the front serves wait in the backlog.)
+                if !config.private {
+                    announce(&config.socket);
+                }
                 let code = service.run(&config, stop_signals()?.as_fd())?;
                 return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
             }
@@ -127,6 +96,34 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Capabilities that the monitor has a use for, by number.
+const CAPABILITIES: [(u32, &str); 8] = [
+    (6, "setgid"),
+    (7, "setuid"),
+    (10, "net_bind_service"),
+    (12, "net_admin"),
+    (19, "sys_ptrace"),
+    (21, "sys_admin"),
+    (38, "perfmon"),
+    (39, "bpf"),
+];
+
+/// Says that clients can come: to the service manager, and in one line of the log. Not for a private
+/// monitor: the service manager is then that of the program which has started it.
+fn announce(socket: &Path) {
+    let capabilities = confine::capabilities();
+    let names: Vec<_> =
+        CAPABILITIES.iter().filter(|(n, _)| capabilities & 1 << n != 0).map(|(_, name)| *name).collect();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(" ") };
+    let version = env!("CARGO_PKG_VERSION");
+    let (abi, socket) = (fsocket_abi::VERSION, socket.display());
+    // (Nobody may read it.)
+    let _ = writeln!(std::io::stderr(), "fastsocketd {version} (ABI {abi}): {socket}; capabilities: {names}");
+    if let Err(e) = sd_notify::notify(true, &[sd_notify::NotifyState::Ready]) {
+        let _ = writeln!(std::io::stderr(), "fastsocketd: the service manager cannot be told: {e}");
+    }
+}
+
 fn log(verbose: u8) {
     use tracing_subscriber::EnvFilter;
     if verbose == 0 {
@@ -134,7 +131,11 @@ fn log(verbose: u8) {
     }
     let level = ["info", "debug", "trace"][usize::from(verbose.min(3)) - 1];
     let filter = EnvFilter::try_from_env("FASTSOCKET_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
 }
 
 /// SIGTERM and SIGINT.

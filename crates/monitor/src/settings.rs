@@ -42,6 +42,9 @@
 //! address = "127.0.0.0/8"       # looked at; `share` holds all the same
 //! ```
 //!
+//! Files `fastsocketd.d/*.toml` beside it may hold further lines of `share` and further rules, in the
+//! order of their names (`fastsocket enable` writes one).
+//!
 //! Connections that no rule matches come first over the kernel if the host has a policy that could
 //! concern them; see docs/policy.md.
 
@@ -49,7 +52,8 @@ use crate::policy::file::{self, RawRule, RawShare};
 use crate::policy::rules::Rules;
 use crate::zones::balance::Knobs;
 use serde::Deserialize;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Spanned;
 
@@ -80,6 +84,14 @@ pub struct Settings {
     pub rules: Rules,
 }
 
+/// A file of the directory beside.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct DropIn {
+    share: Vec<Spanned<RawShare>>,
+    rule: Vec<Spanned<RawRule>>,
+}
+
 /// `[balance]`; see the top of this file.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -94,30 +106,69 @@ pub struct Balance {
     groups: Option<u32>,
 }
 
-/// Reads the file named, or the usual one if there is one.
+/// Reads the file named, or the usual one if there is one, and what is in the directory beside it.
 ///
 /// # Errors
 /// [`SettingsError`]; that the usual file does not exist is none.
 pub fn read(named: Option<&Path>) -> Result<Settings, SettingsError> {
     let path = named.unwrap_or(Path::new(FILE));
-    let file = path.display().to_string();
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(e) if named.is_none() && e.kind() == std::io::ErrorKind::NotFound => return Ok(Settings::default()),
-        Err(source) => return Err(SettingsError::Read { file, source }),
+    let mut settings = match text(path) {
+        Ok(text) => understand(&path.display().to_string(), &text)?,
+        Err(SettingsError::Read { source, .. }) if named.is_none() && source.kind() == ErrorKind::NotFound => {
+            Settings::default()
+        }
+        Err(e) => return Err(e),
     };
-    understand(&file, &text)
+    for more in drop_ins(&path.with_extension("d"))? {
+        let (file, text) = (more.display().to_string(), text(&more)?);
+        let raw: DropIn = toml(&file, &text)?;
+        let rules = rules(&file, &text, &raw.share, &raw.rule)?;
+        settings.rules.share.extend(rules.share);
+        settings.rules.rules.extend(rules.rules);
+    }
+    Ok(settings)
 }
 
-fn understand(file: &str, text: &str) -> Result<Settings, SettingsError> {
-    let mut settings: Settings =
-        toml::from_str(text).map_err(|source| SettingsError::Parse { file: file.to_owned(), source })?;
+fn text(path: &Path) -> Result<String, SettingsError> {
+    std::fs::read_to_string(path).map_err(|source| SettingsError::Read { file: path.display().to_string(), source })
+}
+
+/// The files of a directory, which need not exist, by name.
+fn drop_ins(directory: &Path) -> Result<Vec<PathBuf>, SettingsError> {
+    let bad = |source| SettingsError::Read { file: directory.display().to_string(), source };
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(e) => return Err(bad(e)),
+    };
+    let paths: Result<Vec<PathBuf>, _> = entries.map(|entry| entry.map(|e| e.path())).collect();
+    let mut paths = paths.map_err(bad)?;
+    paths.retain(|path| path.extension().is_some_and(|e| e == "toml"));
+    paths.sort();
+    Ok(paths)
+}
+
+fn toml<T: serde::de::DeserializeOwned>(file: &str, text: &str) -> Result<T, SettingsError> {
+    toml::from_str(text).map_err(|source| SettingsError::Parse { file: file.to_owned(), source })
+}
+
+fn rules(
+    file: &str,
+    text: &str,
+    share: &[Spanned<RawShare>],
+    rule: &[Spanned<RawRule>],
+) -> Result<Rules, SettingsError> {
     let line = |at: usize| text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count() + 1;
-    settings.rules = file::rules(&settings.share, &settings.rule, &line).map_err(|w| SettingsError::Rule {
+    file::rules(share, rule, &line).map_err(|w| SettingsError::Rule {
         file: file.to_owned(),
         line: line(w.at),
         what: w.what,
-    })?;
+    })
+}
+
+fn understand(file: &str, text: &str) -> Result<Settings, SettingsError> {
+    let mut settings: Settings = toml(file, text)?;
+    settings.rules = rules(file, text, &settings.share, &settings.rule)?;
     Ok(settings)
 }
 
@@ -213,6 +264,28 @@ mod tests {
         assert_eq!(r.rules[0].action, Action::Deny);
         assert_eq!((r.rules[0].client.uid, r.rules[0].ports, r.rules[0].line), (Some(0), Some((80, 90)), 2));
         assert_eq!(r.rules[1].network.map(|n| n.bits), Some(104));
+    }
+
+    #[test]
+    fn files_beside_are_read_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (main, beside) = (dir.path().join("f.toml"), dir.path().join("f.d"));
+        std::fs::write(&main, "share = [[1, 2]]").unwrap();
+        assert_eq!(read(Some(&main)).unwrap().rules.share.len(), 1);
+        std::fs::create_dir(&beside).unwrap();
+        std::fs::write(beside.join("b.toml"), "share = [[5, 6]]").unwrap();
+        std::fs::write(beside.join("a.toml"), "share = [[3, 4]]\n[[rule]]\naction = \"deny\"").unwrap();
+        std::fs::write(beside.join("c.toml~"), "nonsense").unwrap();
+        use crate::policy::rules::Member::User;
+        let r = read(Some(&main)).unwrap().rules;
+        assert_eq!(r.share, [[User(1), User(2)], [User(3), User(4)], [User(5), User(6)]]);
+        assert_eq!(r.rules.len(), 1);
+        std::fs::write(beside.join("b.toml"), "\nshare = [[5]]").unwrap();
+        let e = read(Some(&main)).unwrap_err().to_string();
+        assert!(e.contains("b.toml:2: share"), "{e}");
+        std::fs::write(beside.join("b.toml"), "[balance]\nbusy = 5").unwrap();
+        let e = read(Some(&main)).unwrap_err().to_string();
+        assert!(e.contains("b.toml") && e.contains("balance"), "{e}");
     }
 
     #[test]

@@ -97,11 +97,17 @@ impl Host {
     /// The same with a monitor as the system's, which serves all users.
     #[track_caller]
     pub fn for_all_users(settings: &str) -> Host {
+        Host::for_all_users_with(settings, |_| ())
+    }
+
+    /// The same with something special about the monitor, such as its capabilities.
+    #[track_caller]
+    pub fn for_all_users_with(settings: &str, special: impl FnOnce(&mut Command)) -> Host {
         let mut host = Host::make(None);
         (host.system, host.looks) = (true, settings.contains("[[rule]]"));
         set_mode(&host.dir.path().join("monitor"), 0o755);
         host.file(SETTINGS, settings);
-        host.start_unless_stock();
+        host.start_unless_stock_with(special);
         host
     }
 
@@ -131,8 +137,13 @@ impl Host {
 
     #[track_caller]
     fn start_unless_stock(&mut self) {
+        self.start_unless_stock_with(|_| ());
+    }
+
+    #[track_caller]
+    fn start_unless_stock_with(&mut self, special: impl FnOnce(&mut Command)) {
         if !stock_mode() {
-            self.start_monitor();
+            self.start_monitor_with(special);
         } else {
             eprintln!("FASTSOCKET_TEST_MODE=stock: kernel sockets, no path assertions");
         }

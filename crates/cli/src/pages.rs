@@ -1,0 +1,24 @@
+//! Manual pages and completions, made from the command line itself: `make pages`.
+
+use crate::cmdline::Cli;
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+/// Where they are written.
+#[derive(Debug, clap::Args)]
+pub struct Pages {
+    pub directory: PathBuf,
+}
+
+/// Writes `fastsocket.1`, a page for each command, and a completion for each shell.
+pub fn run(args: &Pages) -> Result<i32> {
+    let directory = &args.directory;
+    std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+    clap_mangen::generate_to(Cli::command(), directory)?;
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut Cli::command(), "fastsocket", directory)?;
+    }
+    Ok(0)
+}

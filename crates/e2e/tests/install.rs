@@ -1,0 +1,169 @@
+//! What `make install` puts in place: files that find each other, a unit that systemd understands, and
+//! a monitor that does its work with the capabilities which that unit leaves it.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::Accel;
+use fsocket_testkit::{artifacts, find_program, script, stock_mode, workspace, Finished, Host, Proc, PYTHON};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Users without a name.
+const ALICE: u32 = 54321;
+const BOB: u32 = 54322;
+/// Capabilities by number, as systemd spells them.
+const CAPABILITIES: [(i32, &str); 7] = [
+    (6, "CAP_SETGID"),
+    (7, "CAP_SETUID"),
+    (8, "CAP_SETPCAP"),
+    (10, "CAP_NET_BIND_SERVICE"),
+    (12, "CAP_NET_ADMIN"),
+    (38, "CAP_PERFMON"),
+    (39, "CAP_BPF"),
+];
+
+#[track_caller]
+fn run(host: &Host, name: &str, command: Command) -> Finished {
+    Proc::spawn(host.logs(), name, command).finish(Duration::from_secs(60))
+}
+
+/// `install.sh` with a root of this host's.
+#[track_caller]
+fn make(host: &Host, what: &str, pages: &Path) -> PathBuf {
+    let root = host.path().join("root");
+    let mut command = Command::new(workspace().join("packaging/install.sh"));
+    command.arg(what).env("DESTDIR", &root).env("PREFIX", "/opt/fs");
+    command.env("ARTIFACTS", artifacts::dir()).env("PAGES", pages).env("NO_STRIP", "1");
+    run(host, what, command).success();
+    root
+}
+
+fn files(root: &Path) -> Vec<PathBuf> {
+    let mut command = Command::new("find");
+    let output = command.arg(root).args(["-type", "f"]).output().expect("find");
+    String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect()
+}
+
+/// The unit, with its program where it is built.
+fn unit() -> String {
+    let text = std::fs::read_to_string(workspace().join("packaging/fastsocketd.service")).expect("unit");
+    text.replace("/usr/sbin/fastsocketd", &artifacts::monitor().display().to_string())
+}
+
+#[test]
+fn what_is_installed_works_and_goes_again() {
+    if stock_mode() {
+        return;
+    }
+    let host = Host::new();
+    let pages = host.path().join("pages");
+    let mut command = Command::new(artifacts::cli());
+    command.arg("pages").arg(&pages);
+    run(&host, "pages", command).success();
+    let page = std::fs::read_to_string(pages.join("fastsocket-run.1")).expect("a page");
+    assert!(page.contains("Exit status") && page.contains("FASTSOCKET_SOCKET"), "{page}");
+    host.file("pages/fastsocketd.8", "");
+
+    let root = make(&host, "install", &pages);
+    let installed = root.join("opt/fs/bin/fastsocket");
+    let mut command = Command::new(&installed);
+    command.args(["run", "-v", "--require", "--", "/bin/echo", "ran"]).env("FASTSOCKET_SOCKET", host.socket());
+    let done = run(&host, "installed", command).success().says("ran");
+    assert!(done.stderr.contains("root/opt/fs/lib/fastsocket/libfsocket.so"), "{done:?}");
+    let text = std::fs::read_to_string(root.join("opt/fs/lib/systemd/system/fastsocketd.service")).expect("unit");
+    assert!(text.contains("ExecStart=/opt/fs/sbin/fastsocketd\n"), "{text}");
+    let mut check = Command::new(root.join("opt/fs/sbin/fastsocketd"));
+    check.arg("--check").arg("--config").arg(root.join("etc/fastsocket/fastsocketd.toml"));
+    run(&host, "check", check).success();
+
+    // Units that were enabled are not left with a library that is gone.
+    let mut enable = Command::new(&installed);
+    std::fs::create_dir_all(root.join("usr/lib/systemd/system")).expect("directory");
+    let nginx = host.file("root/usr/lib/systemd/system/nginx.service", "[Service]\n");
+    enable.args(["enable", "nginx", "--root"]).arg(&root);
+    run(&host, "enable", enable).success();
+    let drop_in = root.join("etc/systemd/system/nginx.service.d/fastsocket.conf");
+    let text = std::fs::read_to_string(&drop_in).expect("a drop-in");
+    assert!(text.contains("/opt/fs/lib/fastsocket/libfsocket.so"), "{text}");
+    make(&host, "uninstall", &pages);
+    assert_eq!(files(&root), [nginx]);
+}
+
+#[test]
+fn systemd_understands_the_unit() {
+    let Some(analyze) = find_program("systemd-analyze") else {
+        return eprintln!("SKIPPED: systemd-analyze is not installed");
+    };
+    let host = Host::new();
+    let file = host.file("fastsocketd.service", unit());
+    let mut command = Command::new(analyze);
+    command.args(["verify", "--man=no"]).arg(file);
+    let done = run(&host, "verify", command).success();
+    assert_eq!(done.stdout + &done.stderr, "");
+}
+
+/// Drops capabilities as systemd does before it starts the program.
+fn bound(command: &mut Command) {
+    let unit = unit();
+    let line = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).expect("a bounding set").to_owned();
+    let number = |name: &str| CAPABILITIES.iter().find(|(_, n)| *n == name).unwrap_or_else(|| panic!("{name}")).0;
+    let kept: Vec<i32> = line.split_whitespace().map(number).collect();
+    // SAFETY: plain system calls between fork and exec; the list was made before.
+    unsafe {
+        command.pre_exec(move || {
+            for capability in (0..64).filter(|c| !kept.contains(c)) {
+                libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+            }
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            Ok(())
+        })
+    };
+}
+
+/// Two users meet, a connection goes over to the kernel (the broker makes sockets for it), and the
+/// service manager hears that the monitor is ready.
+#[test]
+fn the_capabilities_of_the_unit_are_enough() {
+    // SAFETY: a plain system call.
+    if stock_mode() || unsafe { libc::geteuid() } != 0 {
+        return eprintln!("SKIPPED: needs root, and the library");
+    }
+    let directory = Host::stopped();
+    let manager = directory.path().join("notify");
+    let heard = UnixDatagram::bind(&manager).expect("socket");
+    heard.set_read_timeout(Some(Duration::from_secs(10))).expect("limit");
+    let mut host = Host::for_all_users_with(&format!("share = [[{ALICE}, {BOB}]]"), |command| {
+        command.env("NOTIFY_SOCKET", &manager);
+        bound(command);
+    });
+    let mut said = [0; 64];
+    let n = heard.recv(&mut said).expect("a word");
+    assert_eq!(&said[..n], b"READY=1\n");
+    let line = host.monitor().expect("running").stderr();
+    assert!(line.lines().count() == 1 && line.contains("net_admin perfmon bpf"), "{line}");
+
+    let path = script("apps/process_ways.py").display().to_string();
+    let as_user = |user: u32, verb: &str, port: u16| {
+        let mut command = host.command(Accel, PYTHON);
+        command.args([&path, verb, &port.to_string()]).uid(user).gid(user);
+        Proc::spawn(host.logs(), verb, command)
+    };
+    let port = fsocket_testkit::net::free_port();
+    let before = host.snapshot();
+    let mut server = as_user(ALICE, "serve", port);
+    let known = |port: u16| {
+        host.snapshot().report.is_some_and(|r| r.listeners.iter().any(|l| l.local.ends_with(&format!(":{port}"))))
+    };
+    fsocket_testkit::net::wait_until(Duration::from_secs(10), || known(port)).expect("it listens");
+    as_user(BOB, "ask", port).finish(Duration::from_secs(60)).success().says("ok");
+    server.wait_stdout("ok", Duration::from_secs(10));
+    let delta = host.snapshot().since(&before);
+    assert!(delta.get("connect_shm") > 0 && delta.get("path_switch") > 0, "{delta}");
+    assert_eq!(delta.get("fallback.switch"), 0, "{delta}");
+
+    // Local listen sockets of workers take a BPF program.
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3"]);
+}

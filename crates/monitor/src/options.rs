@@ -1,0 +1,48 @@
+//! What `fastsocketd` can be told. A file of its own: the manual page is made from it.
+
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Monitor of the shared-memory path of Fastsocket.
+#[derive(Parser)]
+#[command(name = "fastsocketd", version)]
+pub struct Options {
+    /// Path of the socket where clients find the monitor
+    #[arg(long, value_name = "PATH", default_value = fsocket_proto::paths::SYSTEM_SOCKET)]
+    pub socket: PathBuf,
+    /// Serve only this user and root, and exit when nobody needs it
+    #[arg(long)]
+    pub private: bool,
+    /// With --private: exit this long after the last process went
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    pub linger: f64,
+    /// Remove the directory of the socket at exit
+    #[arg(long, hide = true)]
+    pub scratch: bool,
+    /// Two processes with --private, too
+    #[arg(long, hide = true)]
+    pub split: bool,
+    /// Permissions of the socket, octal [default: 0666; with --private 0600]
+    #[arg(long, value_parser = parse_mode)]
+    pub mode: Option<u32>,
+    /// Directory for what a restarted monitor takes over, with pins in /sys/fs/bpf
+    /// [default: that of the socket; with --private nothing is kept]
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+    /// Configuration file; it need not exist if it is not named here
+    #[arg(long, value_name = "FILE", env = "FASTSOCKET_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Read the configuration file, say what is wrong with it, and exit
+    #[arg(long)]
+    pub check: bool,
+    /// Log to standard error; twice for more. FASTSOCKET_LOG sets a filter
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("not an octal mode up to 0777".into()),
+    }
+}

@@ -1,0 +1,67 @@
+#!/bin/sh
+# install.sh install|uninstall: what `make` built, below $DESTDIR$PREFIX. `uninstall` also removes what the monitor
+# left in /run and /sys/fs/bpf, unless there is a DESTDIR; the configuration stays.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+prefix=${PREFIX:-/usr/local}
+root=${DESTDIR:-}$prefix
+etc=${DESTDIR:-}/etc/fastsocket
+built=${ARTIFACTS:-$here/target/release}
+pages=${PAGES:-$here/target/pages}
+unit=$root/lib/systemd/system/fastsocketd.service
+
+put() { # MODE FILE DIRECTORY [NAME]
+    mkdir -p "$3"
+    # A new file in its place: programs that run have the old one.
+    install -m "$1" "$2" "$3/.fastsocket-new"
+    mv -f "$3/.fastsocket-new" "$3/${4:-$(basename "$2")}"
+}
+
+do_install() {
+    for file in "$built/fastsocket" "$built/fastsocketd" "$built/libfsocket.so" "$pages/fastsocketd.8"; do
+        [ -e "$file" ] || { echo "install: $file is not there: run 'make' and 'make pages' first" >&2; exit 1; }
+    done
+    put 755 "$built/fastsocket" "$root/bin"
+    put 755 "$built/fastsocketd" "$root/sbin"
+    put 644 "$built/libfsocket.so" "$root/lib/fastsocket"
+    if [ -z "${NO_STRIP:-}" ]; then
+        for file in bin/fastsocket sbin/fastsocketd lib/fastsocket/libfsocket.so; do
+            strip --strip-unneeded -o "$root/$file.new" "$root/$file"
+            chmod --reference="$root/$file" "$root/$file.new"
+            mv -f "$root/$file.new" "$root/$file"
+        done
+    fi
+    for page in "$pages"/*.1; do put 644 "$page" "$root/share/man/man1"; done
+    put 644 "$pages/fastsocketd.8" "$root/share/man/man8"
+    put 644 "$pages/fastsocket.bash" "$root/share/bash-completion/completions" fastsocket
+    put 644 "$pages/_fastsocket" "$root/share/zsh/site-functions"
+    put 644 "$pages/fastsocket.fish" "$root/share/fish/vendor_completions.d"
+    put 644 "$here/packaging/fastsocketd.service" "$(dirname "$unit")"
+    sed -i "s,/usr/sbin/,$prefix/sbin/," "$unit"
+    [ -e "$etc/fastsocketd.toml" ] || put 644 "$here/packaging/fastsocketd.toml" "$etc"
+}
+
+do_uninstall() {
+    if [ -z "${DESTDIR:-}" ] && [ -d /run/systemd/system ]; then
+        systemctl disable --now fastsocketd.service 2>/dev/null || true
+    fi
+    # They would name a library that is gone.
+    [ ! -x "$root/bin/fastsocket" ] || "$root/bin/fastsocket" disable --all --root "${DESTDIR:-/}" || true
+    rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$unit" \
+        "$root/share/man/man1/fastsocket.1" "$root"/share/man/man1/fastsocket-*.1 \
+        "$root/share/man/man8/fastsocketd.8" "$root/share/bash-completion/completions/fastsocket" \
+        "$root/share/zsh/site-functions/_fastsocket" "$root/share/fish/vendor_completions.d/fastsocket.fish"
+    rmdir "$root/lib/fastsocket" 2>/dev/null || true
+    # A configuration that nobody has changed was ours.
+    if cmp -s "$here/packaging/fastsocketd.toml" "$etc/fastsocketd.toml"; then
+        rm -f "$etc/fastsocketd.toml"
+        rmdir "$etc" 2>/dev/null || true
+    fi
+    [ -n "${DESTDIR:-}" ] || rm -rf /run/fastsocket /run/fastsocket-private /sys/fs/bpf/fastsocket
+}
+
+case ${1:-} in
+    install) do_install ;;
+    uninstall) do_uninstall ;;
+    *) echo "usage: install.sh install|uninstall" >&2; exit 2 ;;
+esac

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# `make packages`: target/debian/fastsocket_*.deb and the debug symbols beside it. Then, as root, the package is
+# installed in a clean Debian, used and purged; what is left is an error. SUITE= MIRROR= choose that Debian.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/env.sh
+. scripts/env.sh
+PATH="$PWD/target/tools/bin:$PATH"
+
+command -v cargo-deb >/dev/null || cargo install cargo-deb --locked --root target/tools
+rm -f target/debian/fastsocket*.deb target/debian/fastsocket*.ddeb
+cargo deb --no-build --dbgsym -p fsocket-cli --output target/debian/
+ls -l target/debian/
+
+[ "$(id -u)" = 0 ] || { echo "packages: not tested (needs root)"; exit 0; }
+command -v debootstrap >/dev/null || { echo "packages: not tested (debootstrap is not installed)"; exit 0; }
+root=$(mktemp -d)
+trap 'rm -rf --one-file-system "$root"' EXIT
+debootstrap --variant=minbase --include=libelf1,zlib1g "${SUITE:-bookworm}" "$root" \
+    "${MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 || { tail -5 "$root.log"; exit 1; }
+rm -f "$root.log"
+packaging/test-deb.sh "$root" target/debian/fastsocket_*.deb
