@@ -23,11 +23,10 @@ pub enum Command {
     Steer(Steer),
     Enable(Enable),
     Disable(Disable),
-    /// Check whether this machine has what is needed
-    Doctor(Pieces),
+    Doctor(Doctor),
     /// Prepare a network device and the kernel for short connections, and undo it
     Tune(crate::tune::Tune),
-    /// Measure stock sockets, ours, Unix sockets and a bare queue in turn
+    /// Compare kernel TCP, fastsocket, Unix sockets and a reference queue
     Bench(crate::bench::Bench),
     #[command(hide = true)]
     Pages(crate::pages::Pages),
@@ -53,6 +52,16 @@ pub struct Pieces {
     /// The monitor [default: beside this program, ../sbin, /usr/sbin]
     #[arg(long, value_name = "PATH", env = "FASTSOCKET_MONITOR")]
     pub monitor: Option<PathBuf>,
+}
+
+/// Check whether this machine has what is needed
+#[derive(Debug, Args)]
+pub struct Doctor {
+    #[command(flatten)]
+    pub pieces: Pieces,
+    /// Check also whether this program can be accelerated
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
 }
 
 /// Run a program with accelerated sockets (both ends of a connection must run this way)
@@ -126,7 +135,7 @@ pub struct Stat {
     /// How long that goes on
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, requires = "timeline")]
     pub seconds: f64,
-    /// All the monitor says, for other programs
+    /// JSON output
     #[arg(long)]
     pub json: bool,
     /// Also counters that are zero
@@ -172,7 +181,7 @@ pub struct Steer {
     /// Stop; the device is as it was
     #[arg(long, requires = "device", conflicts_with_all = ["policy", "precise", "cpus", "mode"])]
     pub off: bool,
-    /// For other programs
+    /// JSON output
     #[arg(long)]
     pub json: bool,
 }
@@ -196,7 +205,7 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
 
 #[derive(Debug, Args)]
 pub struct Ss {
-    /// All the monitor says, for other programs
+    /// JSON output
     #[arg(long)]
     pub json: bool,
 }

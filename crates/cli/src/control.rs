@@ -92,7 +92,11 @@ pub fn find() -> Result<PathBuf> {
         }
     }
     let places: Vec<_> = candidates.iter().map(|p| p.display().to_string()).collect();
-    bail!("no monitor listens at {}", places.join(" or "))
+    bail!(
+        "nothing runs under fastsocket now: no monitor is at {} (a private one ends 5 s after its last program). \
+         Start a program: fastsocket run -- PROGRAM",
+        places.join(" or ")
+    )
 }
 
 /// Asks the monitor what there is.

@@ -1,12 +1,13 @@
 //! `fastsocket doctor`: is what we need there?
 
-use crate::cmdline::Pieces;
-use crate::{control, locate};
+use crate::cmdline::{Doctor, Pieces};
+use crate::{control, locate, program};
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use fsocket_abi::{arena, channel};
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
 use rustix::process::{getrlimit, Resource};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 /// Oldest kernel that we are tested on.
@@ -29,10 +30,12 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Prints one line per check; 1 if any failed.
-pub fn run(pieces: &Pieces) -> i32 {
+pub fn run(args: &Doctor) -> i32 {
     let mut bad = 0;
-    for (name, check) in CHECKS {
-        match check(pieces) {
+    let named = args.program.as_deref().map(|file| ("program", can_load(file)));
+    let checks = CHECKS.iter().map(|(name, check)| (*name, check(&args.pieces)));
+    for (name, result) in checks.chain(named) {
+        match result {
             Ok(text) => anstream::println!("ok    {name}: {text}"),
             Err(e) => {
                 bad += 1;
@@ -123,6 +126,16 @@ fn library(pieces: &Pieces) -> Result<String> {
     let maps = String::from_utf8_lossy(&output.stdout);
     ensure!(maps.lines().any(|l| l.ends_with(&*path.to_string_lossy())), "{}: not loaded", path.display());
     Ok(path.display().to_string())
+}
+
+/// Can this program load the library?
+fn can_load(file: &Path) -> Result<String> {
+    let path = program::in_path(file.as_os_str()).ok_or_else(|| anyhow!("{}: not found", file.display()))?;
+    let kind = program::look(&path).with_context(|| path.display().to_string())?;
+    if let Some(why) = kind.obstacle() {
+        bail!("{}: {why}", path.display());
+    }
+    Ok(format!("{} ({})", path.display(), kind.word()))
 }
 
 fn monitor(pieces: &Pieces) -> Result<String> {

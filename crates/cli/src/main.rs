@@ -60,7 +60,7 @@ fn entry() -> i32 {
         Command::Enable(args) => report_errors(units::enable(&args)),
         Command::Disable(args) => report_errors(units::disable(&args)),
         Command::Pages(args) => report_errors(pages::run(&args)),
-        Command::Doctor(pieces) => doctor::run(&pieces),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Bench(args) => report_errors(bench::run(&args)),
         Command::BenchWorker(args) => bench::worker::run(&args),

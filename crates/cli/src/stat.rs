@@ -114,7 +114,7 @@ fn stat_text(report: &Report, all: bool) -> String {
             reasons.add_row([reason.to_owned(), value.to_string()]);
         }
     }
-    text + &if reasons.row_count() == 0 { "never".to_owned() } else { reasons.to_string() }
+    text + &if reasons.row_count() == 0 { "No fallbacks recorded".to_owned() } else { reasons.to_string() }
 }
 
 /// Counters in the order of the table in the code, then those we do not know.

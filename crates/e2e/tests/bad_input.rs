@@ -260,6 +260,10 @@ fn programs_that_cannot_load_the_library_run_without_it() {
     let is_static = native::build(&host, "static", &["sleeper.c"], &["-static"]).display().to_string();
     // (What it starts may load the library.)
     stock_because(&host, &is_static, "statically linked", "preloaded");
+    let done = fastsocket(&host, &["doctor", "--program", &is_static], &[]).expect("not stock");
+    assert!(done.code == Some(1) && done.stdout.contains("FAIL  program"), "{done:?}");
+    let done = fastsocket(&host, &["doctor", "--program", "cat"], &[]).expect("not stock");
+    assert!(done.stdout.contains("/cat (dynamic)"), "{done:?}");
     let Some(musl) = find_program("musl-gcc") else {
         assert!(std::env::var_os("FASTSOCKET_TEST_STRICT").is_none(), "musl-gcc is not installed");
         return eprintln!("SKIPPED: musl-gcc is not installed (make deps)");

@@ -3,7 +3,7 @@
 use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Chain, Receive};
-use fsocket_testkit::{artifacts, need_hosts, net, script, stock_mode, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, need_hosts, net, script, stock_mode, Host, Proc, PYTHON};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -148,6 +148,38 @@ fn programs_that_load_no_library() {
     let mut command = host.command(Accel, set_user_id);
     command.uid(ALICE).gid(ALICE);
     because(&host, &started(&host, "suid", command), "set_user_id", "ignores LD_PRELOAD");
+}
+
+#[test]
+fn go() {
+    not_in_stock_mode!();
+    let Some(gofmt) = find_program("gofmt") else {
+        assert!(std::env::var_os("FASTSOCKET_TEST_STRICT").is_none(), "gofmt is not installed");
+        return eprintln!("SKIPPED: gofmt is not installed (make programs)");
+    };
+    let host = Host::new();
+    // It waits for its input.
+    let mut command = host.command(Accel, "/bin/sh");
+    command.args(["-ec", "mkfifo wait; echo ok; exec \"$0\" 0<>wait"]).arg(gofmt);
+    let process = started(&host, "gofmt", command);
+    net::wait_until(Duration::from_secs(10), || {
+        std::fs::read_to_string(format!("/proc/{}/comm", process.pid())).is_ok_and(|c| c == "gofmt\n")
+    })
+    .expect("it runs");
+    because(&host, &process, "go", "Go program");
+}
+
+/// The filter was there before the program: the library cannot know of it.
+#[test]
+fn a_filter_of_system_calls() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let mut command = host.command(Stock, PYTHON);
+    command.arg(script("apps/no_unix.py")).arg("env");
+    command.arg(format!("LD_PRELOAD={}", artifacts::library().display()));
+    command.arg(format!("FASTSOCKET_SOCKET={}", host.socket().display())).arg(PYTHON);
+    because(&host, &held(&host, command, "127.0.0.1", port), "seccomp", "filter of system calls");
 }
 
 #[test]
