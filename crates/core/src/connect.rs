@@ -31,6 +31,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         return Outcome::Kernel;
     }
     let bound = match d.kind() {
+        kind::CONN if !(2..=size_of::<libc::sockaddr_storage>() as u32).contains(&len) => {
+            return Outcome::Done(Err(Errno::EINVAL))
+        }
         kind::CONN => return Outcome::Done(again(d)),
         kind::FRESH => false,
         kind::BOUND if d.relatives.load(Ordering::Relaxed) => return to_kernel(fd, d, Counter::FbOption),

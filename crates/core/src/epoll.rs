@@ -320,13 +320,14 @@ pub fn ctl_elsewhere(fd: i32) {
 /// `epoll_ctl` on an instance we know.
 ///
 /// # Safety
-/// `ev` is null or valid.
+/// `ev` is null or valid; to delete, it may be anything.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
     // SAFETY: the caller's.
     let r = unsafe { ctl_one(ed, op, fd, ev) };
     let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };
+    // (EPOLL_CTL_DEL does not look at it.)
     // SAFETY: the caller's.
-    let ev = if ev.is_null() { None } else { Some(unsafe { ev.read_unaligned() }) };
+    let ev = if op == libc::EPOLL_CTL_DEL { None } else { unsafe { crate::user::get_if(ev) }.unwrap_or(None) };
     let kfd = ep.fd.load(Ordering::Relaxed);
     let r = match r {
         Outcome::Done(r) => r,

@@ -35,6 +35,9 @@ unsafe fn checked<'a>(iov: *const libc::iovec, n: usize, too_many: Errno) -> Res
         if x.iov_len > isize::MAX as usize {
             return Err(Errno::EINVAL);
         }
+        if user::is_beyond(x.iov_base) {
+            return Err(Errno::EFAULT);
+        }
         total = total.saturating_add(x.iov_len);
     }
     Ok((v, total))
@@ -55,7 +58,9 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         let mut at = 0;
         for x in v {
             // SAFETY: the sum of all lengths fits; sources are the caller's.
-            unsafe { user::read(x.iov_base as *const u8, p.add(at), x.iov_len) }?;
+            if let Err(e) = unsafe { user::read(x.iov_base as *const u8, p.add(at), x.iov_len) } {
+                return Err(stream::rather(d, flags, e));
+            }
             at += x.iov_len;
         }
         // SAFETY: `total` bytes were written.

@@ -34,6 +34,8 @@ const ANY: i32 = i32::MAX;
 /// The same with 64-bit seconds, which they have here anyway.
 const RCVTIMEO_NEW: i32 = 66;
 const SNDTIMEO_NEW: i32 = 67;
+/// include/uapi/linux/tcp.h
+const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 /// A time limit that is over when it begins, nanoseconds: what the kernel makes of a negative one,
 /// which it reads out as 0.
 pub const AT_ONCE: u64 = 1;
@@ -94,6 +96,9 @@ fn find(level: i32, name: i32) -> Option<usize> {
 /// # Safety
 /// `val` is the program's for `len` bytes.
 pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const u8, len: u32) -> Outcome<Result<()>> {
+    if (len as i32) < 0 {
+        return Outcome::Kernel; // EINVAL, whatever it is
+    }
     let number = |n: u32| len >= n && user::readable(val, n as usize);
     // SAFETY: that many bytes are there.
     extra::before(d, level, name, if number(4) { unsafe { (val as *const i32).read_unaligned() } } else { 1 });
@@ -166,6 +171,15 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         // Agreed upon long since; checked all the same (TCP_MIN_MSS, MAX_TCP_WINDOW).
         let legal = v == 0 || (88..=32767).contains(&v);
         return Outcome::Done(if legal { Ok(()) } else { Err(Errno::EINVAL) });
+    }
+    // What a socket takes that is closed, or listens.
+    match (level, name) {
+        _ if ready::over(d) => {}
+        (T, libc::TCP_QUEUE_SEQ) => return Outcome::Done(Err(Errno::new(libc::EPERM))),
+        (T, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT | TCP_FASTOPEN_NO_COOKIE) => {
+            return Outcome::Done(Err(Errno::EINVAL));
+        }
+        _ => {}
     }
     if (level, name, v) == (T, libc::TCP_WINDOW_CLAMP, 0) {
         return Outcome::Done(Err(Errno::EINVAL)); // not while it is connected
@@ -244,9 +258,10 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
             if !(0..1_000_000).contains(&t.tv_usec) {
                 return false;
             }
-            let ns = (t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000) + t.tv_usec as u64 * 1000;
+            let ns = (t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_usec as u64 * 1000);
             let ns = match sys::clock_tick_ns() {
                 _ if t.tv_sec < 0 => AT_ONCE,
+                _ if ns == u64::MAX => 0, // longer than can be counted: none
                 0 => ns,
                 tick => ns.div_ceil(tick).saturating_mul(tick), // the kernel counts in ticks
             };
@@ -443,7 +458,8 @@ pub fn apply(d: &Desc, fd: i32) {
         let ns = ns.load(Ordering::Relaxed);
         if ns != 0 {
             let mut t = [0u8; 16];
-            t[..8].copy_from_slice(&(ns / 1_000_000_000).to_ne_bytes());
+            let secs = if ns == AT_ONCE { -1 } else { (ns / 1_000_000_000) as i64 };
+            t[..8].copy_from_slice(&secs.to_ne_bytes());
             t[8..].copy_from_slice(&(ns / 1000 % 1_000_000).to_ne_bytes());
             let _ = sys::setsockopt(fd, S, name, &t);
         }

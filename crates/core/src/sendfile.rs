@@ -15,7 +15,12 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
     // was sent: so read at a position in either case.
     // SAFETY: the caller's.
     let (own, mut pos) = match unsafe { user::get_if(off) }? {
-        Some(o) => (false, o),
+        Some(o) => {
+            if count == 0 {
+                seek(input, 0, libc::SEEK_CUR)?; // as reading says otherwise
+            }
+            (false, o)
+        }
         // The kernel wants an input in which it can go back (`splice_direct_to_actor`).
         None => {
             (true, seek(input, 0, libc::SEEK_CUR).map_err(|e| if e.raw() == libc::ESPIPE { Errno::EINVAL } else { e })?)
@@ -26,13 +31,14 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
     }
     let (done, err) = stream::throughout(out, |call| pieces(out, input, pos, count, call));
     pos += done as i64;
-    match err {
-        Some(e) if done == 0 => return Err(e),
-        _ if own => _ = seek(input, pos, libc::SEEK_SET),
-        // SAFETY: the caller's.
-        _ => unsafe { user::put(off, pos) }?,
+    let failed = err.filter(|_| done == 0);
+    match own {
+        true if failed.is_none() => _ = seek(input, pos, libc::SEEK_SET),
+        true => {}
+        // SAFETY: the caller's. (If it failed, too: as the kernel writes it.)
+        false => unsafe { user::put(off, pos) }?,
     }
-    Ok(done)
+    failed.map_or(Ok(done), Err)
 }
 
 /// Up to `count` bytes of `input` from `pos` on: how many, and why not more.

@@ -7,7 +7,7 @@ mod wait;
 
 pub use recv::{before_urgent, found_nothing, recv, recv_fast, recv_on_credit, recv_slow, rest};
 pub use send::{
-    blocks, plain_send, refused, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, Tiny,
+    blocks, plain_send, rather, refused, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, Tiny,
 };
 pub use wait::{number_given_up, wake_late};
 

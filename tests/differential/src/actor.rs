@@ -4,6 +4,8 @@
 
 mod calls;
 
+pub use calls::any::{form, INNER, NAMES as ANY};
+
 use crate::shared::{self, state, Shared, Slot, REAP, SPAWN};
 use fsocket_sys as sys;
 use std::cell::Cell;

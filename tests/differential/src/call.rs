@@ -90,6 +90,11 @@ calls! {
     SetSndTimeo "set_sndtimeo" [Var, Int] 0;
     GetRcvTimeo "get_rcvtimeo" [Var] 0;
     GetSndTimeo "get_sndtimeo" [Var] 0;
+    // level, number, length (and value)
+    SetAny "setsockopt_any" [Var, Int, Int, Int, Int] 0;
+    GetAny "getsockopt_any" [Var, Int, Int, Int] 0;
+    // the other descriptor, the call, by `syscall`, which argument is bad, how, bytes, milliseconds
+    Any "call" [Var, Var, One(crate::actor::ANY), Int, Int, One(sym::NOWHERE), Int, Int] 0;
     TcpState "tcp_state" [Var] 0;
     GetFl "getfl" [Var] 0;
     SetFl "setfl" [Var, Bits(sym::FILE_FLAGS)] 0;
@@ -156,6 +161,6 @@ impl Call {
     /// Takes bytes from a pattern of the step.
     pub fn sends(self) -> bool {
         use Call::*;
-        matches!(self, Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore)
+        matches!(self, Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore | Any)
     }
 }

@@ -4,6 +4,7 @@
 
 mod io;
 mod model;
+mod odd;
 mod shadow;
 mod waiting;
 
@@ -24,6 +25,7 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("shared_epoll", "an epoll instance used by the child that inherited it (docs/limits.md)"),
     ("upgrade", "more clients whose connections begin in the kernel, and go over to shared memory at once (FASTSOCKET_UPGRADE=1)"),
     ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
+    ("odd", "mostly pointers that lead nowhere, odd values, lengths and options, forms of calls by `syscall`"),
     ("listeners", "mostly listeners that shadow each other, and threads that connect to themselves"),
 ];
 
@@ -53,6 +55,8 @@ impl Switches {
     pub fn patience_us(self) -> u64 {
         match () {
             () if self.has("listeners") => 20_000,
+            // Some options make a connection the kernel's.
+            () if self.has("odd") => 5_000,
             () if self.has("upgrade") => 3_000,
             () => 0,
         }
@@ -247,6 +251,9 @@ impl Gen {
         let Some(actor) = self.rng.pick_opt(&awake) else { return self.release() };
         if self.switches.has("listeners") && self.rng.chance(40) {
             return if self.rng.chance(60) { self.shadows(actor) } else { self.connect_to_itself(actor) };
+        }
+        if self.switches.has("odd") && self.rng.chance(50) {
+            return self.odd(actor);
         }
         match self.rng.below(100) {
             0..=23 => self.transfer(actor),

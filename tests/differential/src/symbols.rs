@@ -45,6 +45,19 @@ pub const CLOEXEC: Names = &[("CLOEXEC", libc::O_CLOEXEC as i64)];
 pub const FD_FLAGS: Names = &[("CLOEXEC", libc::FD_CLOEXEC as i64)];
 pub const MASK: Names = &[("USR1", 1), ("USR2", 2)];
 pub const SIGNAL: Names = &[("USR1", libc::SIGUSR1 as i64), ("USR2", libc::SIGUSR2 as i64)];
+/// Where a pointer leads that is not fine: `edge` has a few bytes before the end of its page, `constant` can only be
+/// read, `exact` is fine but ends with its page.
+pub const NOWHERE: Names = &[
+    ("fine", 0),
+    ("null", 1),
+    ("one", 2),
+    ("none", 3),
+    ("edge", 4),
+    ("constant", 5),
+    ("high", 6),
+    ("kernel", 7),
+    ("exact", 8),
+];
 /// lo4b is another address of the loopback network, `off` an address of a
 /// documentation network that nobody has.
 pub const ADDR: Names = &[("lo4", 0), ("any4", 1), ("lo6", 2), ("any6", 3), ("lo4b", 4), ("mapped", 5)];

@@ -29,13 +29,23 @@ fn programs_that_differed_once() {
 /// library: one that comes there later is noticed after 5 s only.)
 #[test]
 fn listeners_that_shadow_each_other() {
+    special("listeners");
+}
+
+/// Pointers that lead nowhere, odd values and options, raw calls.
+#[test]
+fn odd_arguments() {
+    special("odd");
+}
+
+fn special(what: &str) {
     let plan = Plan {
         executor: executor(),
         seed: 1,
         count: u64::MAX >> 1,
         time: Some(Duration::from_secs(10)),
         lanes: 3,
-        switches: Switches::parse("listeners").expect("a switch"),
+        switches: Switches::parse(what).expect("a switch"),
         mixed: 0,
         enough: 3,
     };

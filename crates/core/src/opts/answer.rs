@@ -1,6 +1,7 @@
 //! What `getsockopt` says of a connection where an unconnected socket, the
 //! placeholder, would say something else.
 
+use super::extra::IPV6_ADDRFORM;
 use crate::table::Desc;
 use crate::{name, ready};
 use core::sync::atomic::Ordering;
@@ -13,7 +14,6 @@ const I4: i32 = libc::IPPROTO_IP;
 const I6: i32 = libc::IPPROTO_IPV6;
 // Numbers that the libc crate lacks; include/uapi/linux/in.h, in6.h.
 const IP_PROTOCOL: i32 = 52;
-const IPV6_ADDRFORM: i32 = 1;
 const IPV6_PATHMTU: i32 = 61;
 
 /// TCP's maximum segment where none was chosen: on a connection over the loopback

@@ -20,6 +20,8 @@ const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPING_NEW: i32 = 65;
 const TCP_SAVE_SYN: i32 = 27;
 const TCP_INQ: i32 = 36;
+// include/uapi/linux/in6.h
+pub const IPV6_ADDRFORM: i32 = 1;
 
 /// Does this option change what arrives with the bytes, or what becomes of the
 /// connection, in ways that only the kernel has?
@@ -32,6 +34,7 @@ fn only_kernels(level: i32, name: i32, v: i32) -> bool {
         (T, TCP_INQ | TCP_SAVE_SYN) => v != 0,
         (T, libc::TCP_REPAIR) => v > 0,
         (T, libc::TCP_ULP) => true,
+        (libc::IPPROTO_IPV6, IPV6_ADDRFORM) => v == libc::AF_INET,
         _ => false,
     }
 }

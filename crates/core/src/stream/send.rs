@@ -287,6 +287,9 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         if urgent {
             return Err(Errno::EOPNOTSUPP);
         }
+        if done == 0 && ready::state(d).closed && !user::readable(buf, len) {
+            return Err(rather(d, flags, Errno::EFAULT)); // what nobody receives is read, too
+        }
         if let Some(r) = refused(d, len, done, flags) {
             return r;
         }
@@ -427,6 +430,12 @@ pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<
         }
         Refused::Error(e) => Err(e),
     })
+}
+
+/// The error of a send whose arguments have `e`: a connection that has ended says so first.
+pub fn rather(d: &'static Desc, flags: i32, e: Errno) -> Errno {
+    // (Of no bytes: nothing is sent.)
+    refused(d, 0, 0, flags & !libc::MSG_MORE).and_then(Result::err).unwrap_or(e)
 }
 
 /// Would the peer, which is there and has shut down both directions, answer a send? To an urgent

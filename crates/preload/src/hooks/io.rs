@@ -315,7 +315,7 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
         if m.msg_controllen >= size_of::<cmsghdr>() as size_t {
             let first = user::get(m.msg_control as *const cmsghdr)?.cmsg_len;
             if !(size_of::<cmsghdr>() as size_t..=m.msg_controllen).contains(&first) {
-                return Err(Errno::EINVAL);
+                return Err(stream::rather(d, flags, Errno::EINVAL));
             }
         }
         ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags)

@@ -1,5 +1,6 @@
 //! Each call of a program, made through libc.
 
+pub mod any;
 mod bytes;
 mod names;
 mod ready;
@@ -193,6 +194,18 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
             Call::SetSndTimeo => set(fd(0), libc::SO_SNDTIMEO, &timeval(a(1))),
             Call::GetRcvTimeo => get_time(s, fd(0), libc::SO_RCVTIMEO),
             Call::GetSndTimeo => get_time(s, fd(0), libc::SO_SNDTIMEO),
+            Call::SetAny => {
+                let mut v = [0u8; 300];
+                v[..4].copy_from_slice(&fd(4).to_ne_bytes());
+                libc::setsockopt(fd(0), fd(1), fd(2), v.as_ptr().cast(), fd(3) as socklen_t).into()
+            }
+            Call::GetAny => {
+                let (mut v, mut len) = ([0u8; 300], fd(3) as socklen_t);
+                let r = libc::getsockopt(fd(0), fd(1), fd(2), v.as_mut_ptr().cast(), &mut len);
+                s.put_aux(len.into());
+                r.into()
+            }
+            Call::Any => any::any(s),
             Call::TcpState => {
                 let mut info = [0u8; 256];
                 let r = get(fd(0), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info);
@@ -281,7 +294,7 @@ extern "C" {
 }
 
 fn timeval(ms: i64) -> libc::timeval {
-    libc::timeval { tv_sec: ms / 1000, tv_usec: ms % 1000 * 1000 }
+    libc::timeval { tv_sec: ms.div_euclid(1000), tv_usec: ms.rem_euclid(1000) * 1000 }
 }
 
 unsafe fn set<T>(fd: c_int, name: c_int, v: &T) -> i64 {

@@ -106,7 +106,7 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
                 text += " WROTE BEYOND THE END";
             }
         }
-        SendMmsg | SendFile | SendMore | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ => {
+        SendMmsg | SendFile | SendMore | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ | GetAny | Any => {
             text += &format!(" {aux:?}")
         }
         GetOpt => text += &format!(" {}", free::option(step.args[1], aux)),

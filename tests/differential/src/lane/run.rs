@@ -522,6 +522,7 @@ fn has_timeout(step: &Step) -> bool {
     let ms = match step.call {
         Call::Poll | Call::PPoll | Call::Select | Call::PSelect => step.args[0],
         Call::EpollWait | Call::EpollPwait | Call::EpollPwait2 => step.args[2],
+        Call::Any => step.args[7],
         Call::Sleep | Call::Fork | Call::Thread | Call::Exec => return true,
         _ => return false,
     };

@@ -14,7 +14,7 @@ const CANARY: u8 = 0xEE;
 const PIECES: usize = 8;
 
 /// Byte `i` of what step `step` sends.
-fn pattern(step: u32, i: usize) -> u8 {
+pub(super) fn pattern(step: u32, i: usize) -> u8 {
     (step.wrapping_mul(151) as usize + i * 7 + (i >> 8) * 13) as u8
 }
 

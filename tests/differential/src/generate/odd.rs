@@ -1,0 +1,142 @@
+//! Arguments that nobody gives on purpose: pointers that lead nowhere, counts and lengths that are odd, options by
+//! number at any length, time-outs below zero; and the forms of calls that go past libc's functions.
+
+use super::model::{Fd, What};
+use super::Gen;
+use crate::actor::{form, ANY, INNER};
+use crate::call::Call;
+use crate::symbols::NOWHERE;
+
+/// Options that are set to good values elsewhere, or (docs/limits.md) nowhere: what they do takes time, or depends
+/// on the kernel's.
+const NOT_SET: &[(i32, i32)] = &[
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
+    (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
+    (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+    (libc::IPPROTO_TCP, libc::TCP_REPAIR),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+];
+
+const EDGE: i64 = 4;
+
+impl Gen {
+    pub(super) fn odd(&mut self, actor: usize) {
+        match self.rng.below(10) {
+            0..=6 => self.any_call(actor),
+            7 | 8 => self.any_option(actor),
+            _ => {
+                let Some(fd) = self.socket_of(actor) else { return };
+                let call = self.rng.pick(&[Call::SetRcvTimeo, Call::SetSndTimeo]);
+                let ms = self.rng.pick(&[-1, -1000, -2500, 10_000_000_000_000, 0]);
+                self.push(actor, 0, call, &[fd.var as i64, ms]);
+                if ms < 0 && call == Call::SetRcvTimeo {
+                    self.push(actor, 0, Call::Recv, &[fd.var as i64, 10, 0]);
+                }
+            }
+        }
+    }
+
+    fn any_call(&mut self, actor: usize) {
+        let end = self.end_of(actor).map(|(fd, _)| fd);
+        let epoll = self.epoll_of(actor).filter(|_| self.rng.chance(20));
+        let any = self.any_of(actor).filter(|_| self.rng.chance(35));
+        let epoll = epoll.map(|var| Fd { var, what: What::Epoll(0) });
+        let (Some(fd), Some(other)) = (epoll.or(any).or(end), self.any_of(actor)) else { return };
+        let call = match fd.what {
+            What::Epoll(_) if self.rng.chance(80) => {
+                ANY.iter().rposition(|(n, _)| n.starts_with("epoll")).unwrap_or(0) - self.rng.below(4)
+            }
+            _ => self.rng.below(ANY.len()),
+        };
+        let name = ANY[call].0;
+        let ready = match fd.what {
+            What::End(side) => self.m.conns[side.conn].bytes[side.side] > 0,
+            What::Listener { port } => self.m.queued(port) > 0,
+            _ => false,
+        };
+        let may_block =
+            name.starts_with("accept") || name.starts_with("read") || name.starts_with("pread") || name == "sendfile";
+        if (may_block && !ready && !self.m.is_nonblock(fd.var))
+            || (name == "bind" && fd.what.side().is_some())
+            || (name == "epoll_ctl" && matches!(other.what, What::Epoll(_)))
+            || self.m.is_slept_on(fd.what)
+            // What was sent from a file (`sendfile`) changes with it.
+            || (fd.what == What::File && name.contains("write"))
+        {
+            return;
+        }
+        let raw = self.rng.chance(40);
+        let letters = form(call as i64, raw);
+        let inner = match name {
+            _ if letters.contains('i') => 2,
+            _ if letters.contains(['m', 'M']) => 4,
+            _ => 0,
+        };
+        let pselect = usize::from(letters.contains('6'));
+        let bad = self.rng.below(letters.len() + inner + pselect + 1);
+        let bad = match bad.checked_sub(letters.len() + 1) {
+            None => bad,
+            Some(k) if k < inner => INNER + k,
+            Some(_) => INNER + 4,
+        };
+        let receives = name.contains("recv") || name.contains("read");
+        let letter = letters.as_bytes().get(bad.wrapping_sub(1));
+        let how = 1 + self.rng.below(NOWHERE.len() - 1) as i64;
+        let (bad, how) = match letter {
+            // How much, below or at what is there.
+            Some(b'n') => (bad, self.rng.pick(&[1, 2, 4])),
+            // (How much lies before is received in pieces: docs/limits.md.)
+            None if bad == INNER + 1 && receives => (INNER, how),
+            _ if how == EDGE && receives => (bad, how + 1),
+            Some(b'f' | b'g' | b'F' | b'T' | b'N' | b'A') => (0, 0),
+            _ if bad == 0 => (0, 0),
+            _ => (bad, how),
+        };
+        // No time is for ever. One that libc itself reads, or writes, ends the program; so does its mask.
+        let waits = name.contains("poll") || name.contains("select");
+        if waits && matches!(letter, Some(b't' | b'v')) && (how == 1 || (!raw && !name.starts_with("epoll"))) {
+            return;
+        }
+        let n = self.rng.pick(&[8, 9, 3, 12, 100]);
+        let ms = self.rng.pick(&[0, 0, 20]);
+        let args = [fd.var as i64, other.var as i64, call as i64, raw.into(), bad as i64, how, n, ms];
+        self.push(actor, 0, Call::Any, &args);
+        if let (What::End(side), true) = (fd.what, name.starts_with("send") || name.contains("write")) {
+            self.m.conns[side.conn].bytes[1 - side.side] += n as usize;
+        }
+    }
+
+    fn any_option(&mut self, actor: usize) {
+        let Some(fd) = self.socket_of(actor) else { return };
+        let level = self.rng.pick(&[
+            libc::SOL_SOCKET,
+            libc::SOL_SOCKET,
+            libc::IPPROTO_TCP,
+            libc::IPPROTO_TCP,
+            libc::IPPROTO_IP,
+            libc::IPPROTO_IPV6,
+            77,
+        ]);
+        let name = self.rng.below(85) as i32;
+        let len = self.rng.pick(&[-1, 0, 1, 2, 3, 4, 4, 5, 8, 16, 17, 300]);
+        let v = fd.var as i64;
+        // (Some of IPv6's take a length below zero for a large one.)
+        if self.rng.chance(50) && (len >= 0 || level != libc::IPPROTO_IPV6) {
+            return self.push(actor, 0, Call::GetAny, &[v, level.into(), name.into(), len]);
+        }
+        if len >= 4 && NOT_SET.contains(&(level, name)) {
+            return;
+        }
+        let value = self.rng.pick(&[0, 1, -1, 2, 7, i32::MAX, i32::MIN]);
+        self.push(actor, 0, Call::SetAny, &[v, level.into(), name.into(), len, value.into()]);
+    }
+}
