@@ -245,6 +245,14 @@ limit_table! {
     Sockets: "The backlog of `listen` does not limit connections over shared memory (a SYN queue has \
      256 entries per client process; beyond that the kernel takes over)."
         of listen;
+    Sockets: "`connect` has returned when a connection over shared memory waits to be accepted. If the listener \
+     ends then, what the kernel would still refuse (`ECONNREFUSED`, where its queue is full) is a reset (`ECONNRESET`)."
+        of connect, listen;
+    Sockets: "The kernel's tables do not know connections over shared memory. So `bind` to the port of a listener \
+     that is closed, while such connections of it live or rest, succeeds without `SO_REUSEADDR`, too; the kernel \
+     says `EADDRINUSE`. A kernel connection with the addresses and ports of one over shared memory is possible then, \
+     where the kernel says `EADDRNOTAVAIL`."
+        of bind, connect;
     Sockets: "Which listener of a port a connection reaches is the kernel's choice (address, family, device). \
      A nearer listener of a process without the library that comes while there are connections to \
      another one is noticed at once by a system monitor, within 5 s by a private one. Of several sockets at one address (`SO_REUSEPORT`), some of \

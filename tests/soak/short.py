@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Short programs under the library, none of which may hang.
+
+    tests/soak/short.py LIBRARY MONITOR [N] [SECONDS]
+
+N programs (300), two at a time: shell loops of pipelines, and parents that fork children with a
+connection each. One that takes longer than SECONDS (10) is a hang: the stacks of all its processes
+are written (gdb, else what /proc says), and the exit status is 1.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+SHELL = "for i in 1 2 3; do ls / | sort > /dev/null; done; sleep 0.01"
+FORKS = """
+import os, socket
+s = socket.create_server(("127.0.0.1", 0))
+for _ in range(4):
+    if os.fork() == 0:
+        c = socket.create_connection(s.getsockname())
+        c.sendall(b"x" * 10)
+        os._exit(0)
+    a, _ = s.accept()
+    assert a.recv(10, socket.MSG_WAITALL) == b"x" * 10
+    os.wait()
+"""
+PROGRAMS = [["sh", "-c", SHELL], ["sh", "-c", SHELL], [sys.executable, "-S", "-c", FORKS]]
+
+
+def processes(group):
+    """All processes of a group."""
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == group:
+                yield int(stat.parent.name)
+        except OSError:
+            pass
+
+
+def stacks(pid):
+    print(f"--- {pid}", pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(), flush=True)
+    if shutil.which("gdb"):
+        command = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all bt"]
+        subprocess.run(command, timeout=60, stdout=sys.stdout, stderr=subprocess.DEVNULL)
+        return
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        print(task.name, (task / "wchan").read_text(), (task / "syscall").read_text())
+
+
+def main():
+    library, monitor = (os.path.abspath(p) for p in sys.argv[1:3])
+    count, limit = (int((sys.argv[3:] + ["300", "10"][len(sys.argv) - 3 :])[i]) for i in (0, 1))
+    directory = tempfile.mkdtemp()
+    env = dict(os.environ, LD_PRELOAD=library, FASTSOCKET_SOCKET=f"{directory}/monitor")
+    served = subprocess.Popen([monitor, "--private", "--socket", env["FASTSOCKET_SOCKET"]])
+    running, started, slowest, wrong = [], 0, 0.0, 0
+    try:
+        while not os.path.exists(env["FASTSOCKET_SOCKET"]):
+            time.sleep(0.01)
+        while started < count or running:
+            while started < count and len(running) < 2:
+                program = subprocess.Popen(PROGRAMS[started % len(PROGRAMS)], env=env, start_new_session=True)
+                running.append((program, time.monotonic()))
+                started += 1
+            for one in list(running):
+                program, since = one
+                took = time.monotonic() - since
+                if program.poll() is None and took < limit:
+                    continue
+                running.remove(one)
+                slowest = max(slowest, took)
+                if program.returncode is None:
+                    print(f"program {started} hangs")
+                    for pid in list(processes(program.pid)):
+                        stacks(pid)
+                    os.killpg(program.pid, signal.SIGKILL)
+                    program.wait()
+                wrong += program.returncode != 0
+            time.sleep(0.002)
+    finally:
+        for program, _ in running:
+            os.killpg(program.pid, signal.SIGKILL)
+        served.terminate()
+        served.wait()
+        shutil.rmtree(directory)
+    print(f"{started} programs, {wrong} wrong, the slowest took {slowest:.2f} s")
+    return 1 if wrong else 0
+
+
+sys.exit(main())
