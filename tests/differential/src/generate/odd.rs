@@ -66,6 +66,7 @@ impl Gen {
         let may_block =
             name.starts_with("accept") || name.starts_with("read") || name.starts_with("pread") || name == "sendfile";
         if (may_block && !ready && !self.m.is_nonblock(fd.var))
+            || (name == "sendfile" && matches!(other.what, What::PipeWrite(_))) // EBADF, and ESPIPE here
             || (name == "bind" && fd.what.side().is_some())
             || (name == "epoll_ctl" && matches!(other.what, What::Epoll(_)))
             || self.m.is_slept_on(fd.what)
@@ -95,7 +96,7 @@ impl Gen {
             // How much, below or at what is there.
             Some(b'n') => (bad, self.rng.pick(&[1, 2, 4])),
             // (How much lies before is received in pieces: docs/limits.md.)
-            None if bad == INNER + 1 && receives => (INNER, how),
+            None if bad == INNER + 1 && receives => (INNER, if how == EDGE { how + 1 } else { how }),
             _ if how == EDGE && receives => (bad, how + 1),
             Some(b'f' | b'g' | b'F' | b'T' | b'N' | b'A') => (0, 0),
             _ if bad == 0 => (0, 0),
@@ -133,7 +134,9 @@ impl Gen {
         if self.rng.chance(50) && (len >= 0 || level != libc::IPPROTO_IPV6) {
             return self.push(actor, 0, Call::GetAny, &[v, level.into(), name.into(), len]);
         }
-        if len >= 4 && NOT_SET.contains(&(level, name)) {
+        // (And the headers of IPv6, which are in each packet, where there are packets.)
+        let headers = level == libc::IPPROTO_IPV6 && (54..=59).contains(&name);
+        if headers || len >= 4 && NOT_SET.contains(&(level, name)) {
             return;
         }
         let value = self.rng.pick(&[0, 1, -1, 2, 7, i32::MAX, i32::MIN]);
