@@ -28,6 +28,7 @@
 
 use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use crate::light_fence;
+use crate::step::Step;
 
 /// Bit of a [`Want`] mask that stands for threads blocked on [`Want::seq`].
 pub const FUTEX_BIT: u64 = 1 << 63;
@@ -238,19 +239,6 @@ impl<'a> Batch<'a> {
             want.confirm();
         }
     }
-}
-
-/// Steps that models leave out, to show that they are needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// The heavy fence of a sleeper that does not find CONFIRMED.
-    SleeperHeavy,
-    /// The fence of a sender that sees SLEEPY.
-    SenderFence,
-    /// Another sleeper than the first does not confirm.
-    OnlyFirstConfirms,
-    /// What is not confirmed is not cleared.
-    ClearConfirmed,
 }
 
 #[cfg(loom)]

@@ -21,6 +21,7 @@ pub mod aloof;
 pub mod doorbell;
 pub mod handover;
 pub mod nap;
+mod step;
 pub mod token;
 
 #[cfg(loom)]

@@ -46,7 +46,7 @@ mod steal;
 mod token;
 
 use crate::atomic::{fence, AtomicU32, Ordering};
-use crate::doorbell::Step;
+use crate::step::Step;
 use core::cell::Cell;
 use loom::sync::{Condvar, Mutex};
 

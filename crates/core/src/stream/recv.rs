@@ -1,6 +1,6 @@
 //! Receiving: a ring's common case, looks ahead, ends, and what is behind the ring.
 
-use super::wait::{interruptible, wait_any, wait_data, wait_more, Wait};
+use super::wait::{ended, interruptible, wait_any, wait_data, wait_more, Wait};
 use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
 use crate::asleep::{self, On};
 use crate::path;
@@ -371,13 +371,6 @@ unsafe fn anew(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
             r => r,
         },
     }
-}
-
-/// Will no more data come, for whatever reason?
-pub(super) fn ended(d: &Desc) -> bool {
-    let s = d.sock();
-    let f = s.flags.load(Ordering::Relaxed);
-    ready::state(d).eof || s.err.load(Ordering::Relaxed) != 0 || f & (flag::SHUT_RD | flag::POISONED) != 0
 }
 
 /// Nothing is left to read: an error once, then the end. After a FIN there is

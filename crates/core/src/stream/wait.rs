@@ -1,11 +1,10 @@
 //! Waiting for bytes or for space: spin, then sleep.
 
-use super::recv::ended;
 use crate::asleep::{self, On};
 use crate::table::Desc;
 use crate::{ready, stats, table, token};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::{flag, Counter};
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -50,6 +49,13 @@ impl Wait {
     pub(super) fn was_not(&mut self) {
         self.in_vain = 0;
     }
+}
+
+/// Will no more data come, for whatever reason?
+pub(super) fn ended(d: &Desc) -> bool {
+    let s = d.sock();
+    let f = s.flags.load(Ordering::Relaxed);
+    ready::state(d).eof || s.err.load(Ordering::Relaxed) != 0 || f & (flag::SHUT_RD | flag::POISONED) != 0
 }
 
 /// Is this a one-way stream: many waits for data, and nothing sent between?

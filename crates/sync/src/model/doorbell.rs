@@ -3,7 +3,8 @@
 
 use super::{every_way, is_light, membarrier, with_light, without, Futex};
 use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};
-use crate::doorbell::{Batch, Step, Want, FUTEX_BIT};
+use crate::doorbell::{Batch, Want, FUTEX_BIT};
+use crate::step::Step;
 use loom::sync::{Arc, Condvar, Mutex};
 
 /// `eventfd(2)` that one thread waits on.
