@@ -12,19 +12,20 @@ mod report;
 mod runner;
 mod scenario;
 pub mod shapes;
+mod step;
 pub mod worker;
 
-use crate::cmdline::Pieces;
+use crate::locate::Pieces;
 use crate::EXIT_OWN;
 use anyhow::{bail, Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use report::Row;
-use runner::{NotAccelerated, Setting};
 use scenario::{Layout, Path, Scenario};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use step::{NotAccelerated, Setting};
 
 /// Measure stock sockets and ours in turn, and say what must show.
 ///

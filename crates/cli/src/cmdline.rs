@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::locate::Pieces;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -42,17 +43,6 @@ Environment:
   FASTSOCKET_SOCKET   the monitor's socket [default: the system's, else a private one]
   FASTSOCKET_DISABLE  parts that are off, as --no-shm, --no-zones, --no-balance: shm,zones,balance
   FASTSOCKET_LIBRARY, FASTSOCKET_MONITOR  as --library, --monitor";
-
-/// Where the other two pieces are.
-#[derive(Debug, Default, Clone, Args)]
-pub struct Pieces {
-    /// The preloaded library [default: beside this program, ../lib, /usr/lib/fastsocket]
-    #[arg(long, value_name = "PATH", env = "FASTSOCKET_LIBRARY")]
-    pub library: Option<PathBuf>,
-    /// The monitor [default: beside this program, ../sbin, /usr/sbin]
-    #[arg(long, value_name = "PATH", env = "FASTSOCKET_MONITOR")]
-    pub monitor: Option<PathBuf>,
-}
 
 /// Check whether this machine has what is needed
 #[derive(Debug, Args)]

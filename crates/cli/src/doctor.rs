@@ -1,6 +1,7 @@
 //! `fastsocket doctor`: is what we need there?
 
-use crate::cmdline::{Doctor, Pieces};
+use crate::cmdline::Doctor;
+use crate::locate::Pieces;
 use crate::{control, locate, program};
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use fsocket_abi::{arena, channel};

@@ -4,7 +4,7 @@ mod process;
 mod sockets;
 
 use crate::cmdline::Explain;
-use crate::stat::print;
+use crate::text::print;
 use process::{Facts, Monitor, State};
 use procfs::net::{TcpNetEntry, TcpState};
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! `fastsocket stat --locality`: are packets handled where the application runs?
 
 use crate::measure;
-use crate::stat::{print, table};
+use crate::text::{print, table};
 use anyhow::Result;
 use fsocket_bpf::locality::{Cell, Kind, Locality};
 use serde::Serialize;

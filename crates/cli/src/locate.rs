@@ -1,11 +1,23 @@
 //! Finds the library and the monitor.
 
+use clap::Args;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub const LIBRARY: &str = "libfsocket.so";
 pub const MONITOR: &str = "fastsocketd";
+
+/// Where the other two pieces are.
+#[derive(Debug, Default, Clone, Args)]
+pub struct Pieces {
+    /// The preloaded library [default: beside this program, ../lib, /usr/lib/fastsocket]
+    #[arg(long, value_name = "PATH", env = "FASTSOCKET_LIBRARY")]
+    pub library: Option<PathBuf>,
+    /// The monitor [default: beside this program, ../sbin, /usr/sbin]
+    #[arg(long, value_name = "PATH", env = "FASTSOCKET_MONITOR")]
+    pub monitor: Option<PathBuf>,
+}
 
 /// The library, absolute and fit for `LD_PRELOAD`. The error says why not.
 pub fn library(named: Option<&Path>) -> Result<PathBuf, String> {

@@ -1,7 +1,7 @@
 //! `fastsocket stat --locks`: for which of the kernel's locks do CPUs wait?
 
 use crate::measure;
-use crate::stat::{print, table};
+use crate::text::{print, table};
 use anyhow::Result;
 use fsocket_bpf::locks::{Contention, Locks};
 

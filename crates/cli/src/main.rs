@@ -15,11 +15,13 @@ mod locate;
 mod locks;
 mod measure;
 mod pages;
+mod preload_list;
 mod private;
 mod program;
 mod run;
 mod stat;
 mod steer;
+mod text;
 mod tune;
 mod units;
 

@@ -1,11 +1,13 @@
 //! `fastsocket run`: sets up the environment and becomes the program.
 
-use crate::cmdline::{Pieces, Run};
+use crate::cmdline::Run;
+use crate::locate::Pieces;
+use crate::preload_list::{preload_list, without_library};
 use crate::program::{self, Kind};
 use crate::{control, locate, private, EXIT_OWN};
 use fsocket_proto::paths;
-use std::ffi::{CString, OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::{CString, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 const EXIT_CANNOT_EXECUTE: i32 = 126;
@@ -164,44 +166,6 @@ fn asan_options(now: Option<OsString>) -> OsString {
     options
 }
 
-/// Runtimes of sanitizers: they watch the program from before us, if they are asked to.
-fn is_sanitizer(entry: &[u8]) -> bool {
-    let name = Path::new(OsStr::from_bytes(entry)).file_name().unwrap_or_default().as_bytes();
-    [&b"libasan."[..], b"libtsan.", b"liblsan.", b"libubsan.", b"libclang_rt."].iter().any(|p| name.starts_with(p))
-}
-
-/// `LD_PRELOAD` with the library first (after the runtimes of sanitizers), once; what else is
-/// there stays.
-pub fn preload_list(now: Option<OsString>, library: &Path) -> OsString {
-    let now = now.unwrap_or_default();
-    let entries: Vec<&[u8]> = entries(&now).collect();
-    let same = |e: &[u8]| Path::new(OsStr::from_bytes(e)).canonicalize().is_ok_and(|p| p == library);
-    if entries.iter().any(|e| same(e)) {
-        return now;
-    }
-    let (before, after): (Vec<&[u8]>, Vec<&[u8]>) = entries.into_iter().partition(|e| is_sanitizer(e));
-    // Another build of the library: two of them would hook each other.
-    let stranger = |e: &&[u8]| !is_library(e);
-    let ours = library.as_os_str().as_bytes();
-    let list: Vec<&[u8]> = before.into_iter().chain([ours]).chain(after.into_iter().filter(stranger)).collect();
-    OsString::from_vec(list.join(&b':'))
-}
-
-/// Entries of a list of libraries.
-fn entries(list: &OsStr) -> impl Iterator<Item = &[u8]> {
-    list.as_bytes().split(|b| matches!(b, b':' | b' ')).filter(|e| !e.is_empty())
-}
-
-/// Is this our library, of any build?
-fn is_library(entry: &[u8]) -> bool {
-    Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::LIBRARY))
-}
-
-/// `LD_PRELOAD` for a program that cannot load the library.
-fn without_library(list: &OsStr) -> OsString {
-    OsString::from_vec(entries(list).filter(|e| !is_library(e)).collect::<Vec<_>>().join(&b':'))
-}
-
 /// Becomes the program; returns the exit status if it cannot.
 fn execute(program: &[OsString]) -> i32 {
     let args: Result<Vec<CString>, _> = program.iter().map(|a| CString::new(a.as_bytes())).collect();
@@ -227,40 +191,10 @@ fn execute(program: &[OsString]) -> i32 {
 mod tests {
     use super::*;
 
-    fn preload(now: &str) -> String {
-        preload_list(Some(now.into()), Path::new("/opt/fs/libfsocket.so")).into_string().unwrap()
-    }
-
     #[test]
-    fn library_goes_first_and_others_stay() {
-        assert_eq!(preload(""), "/opt/fs/libfsocket.so");
-        assert_eq!(preload("/a.so:/b.so c.so"), "/opt/fs/libfsocket.so:/a.so:/b.so:c.so");
-    }
-
-    #[test]
-    fn another_build_is_replaced() {
-        assert_eq!(preload("/x/libfsocket.so:/b.so"), "/opt/fs/libfsocket.so:/b.so");
-    }
-
-    #[test]
-    fn sanitizers_stay_in_front() {
-        let list = preload("/b.so:/usr/lib/libtsan.so.2:libclang_rt.asan-x86_64.so");
-        assert_eq!(list, "/usr/lib/libtsan.so.2:libclang_rt.asan-x86_64.so:/opt/fs/libfsocket.so:/b.so");
+    fn users_asan_options_have_the_last_word() {
         assert_eq!(asan_options(None), "verify_asan_link_order=0");
         assert_eq!(asan_options(Some("log_path=/x".into())), "verify_asan_link_order=0:log_path=/x");
-    }
-
-    #[test]
-    fn same_file_is_not_added_twice() {
-        let exe = std::env::current_exe().unwrap().canonicalize().unwrap();
-        let now = OsString::from(format!("/b.so:{}", exe.display()));
-        assert_eq!(preload_list(Some(now.clone()), &exe), now);
-    }
-
-    #[test]
-    fn another_loader_gets_no_library() {
-        assert_eq!(without_library(OsStr::new("/b.so:/x/libfsocket.so c.so")), "/b.so:c.so");
-        assert_eq!(without_library(OsStr::new("/x/libfsocket.so")), "");
     }
 
     #[test]

@@ -6,38 +6,17 @@ mod zones;
 use crate::cmdline::{Ss, Stat};
 use crate::control;
 use crate::locality::Filter;
+use crate::text::{print, table};
 use anyhow::Result;
-use comfy_table::{presets, CellAlignment, Table};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_proto::report::{Counters, Report};
 use std::collections::BTreeMap;
-use std::fmt::Display;
 
 /// Prefix of the counters that say why the kernel was used.
 const FALLBACK: &str = "fallback.";
 
 fn report() -> Result<Report> {
     control::report(&control::find()?)
-}
-
-/// Plain columns; numbers to the right. `right`: which columns are numbers.
-pub fn table(header: &[&str], right: &[usize]) -> Table {
-    let mut table = Table::new();
-    // No colours and no wrapping: what a pipe gets is what a terminal shows.
-    table.load_preset(presets::NOTHING).force_no_tty().set_header(header);
-    for (i, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if right.contains(&i) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
-}
-
-pub fn print(text: impl Display) {
-    for line in text.to_string().lines() {
-        anstream::println!("{}", line.trim_end());
-    }
 }
 
 /// `fastsocket stat`.

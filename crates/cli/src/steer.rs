@@ -2,7 +2,7 @@
 
 use crate::cmdline::Steer;
 use crate::control;
-use crate::stat::{print, table};
+use crate::text::{print, table};
 use anyhow::{bail, Context, Result};
 use fsocket_proto::steer::{Answer, Attach, Device, Request, POLICIES};
 

@@ -1,8 +1,8 @@
 //! Our side of the comparison: library, a monitor of the bench's own, and the
 //! proof that a run went through them.
 
-use crate::cmdline::Pieces;
-use crate::{control, locate, run};
+use crate::locate::Pieces;
+use crate::{control, locate, preload_list};
 use anyhow::{anyhow, bail, Result};
 use fsocket_proto::paths;
 use fsocket_proto::report::{Counters, Report};
@@ -54,7 +54,7 @@ impl Accel {
     /// Lets `command` load the library, as `fastsocket run` does.
     pub fn environment(&self, command: &mut Command) {
         command.env(paths::ENV_SOCKET, &self.socket);
-        command.env("LD_PRELOAD", run::preload_list(std::env::var_os("LD_PRELOAD"), &self.library));
+        command.env("LD_PRELOAD", preload_list::preload_list(std::env::var_os("LD_PRELOAD"), &self.library));
     }
 
     /// The error says why what ran since `before` was not shared memory.

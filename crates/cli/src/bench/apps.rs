@@ -1,8 +1,8 @@
 //! Real programs as they come from the distribution.
 
 use super::child::Child;
-use super::runner::{Step, Values, READY_LIMIT};
 use super::scenario::{Job, Path};
+use super::step::{Step, Values, READY_LIMIT};
 use anyhow::{bail, Context, Result};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

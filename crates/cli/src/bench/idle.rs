@@ -2,8 +2,8 @@
 
 use super::apps;
 use super::child::Child;
-use super::runner::{worker, NotAccelerated, Step, Values, READY_LIMIT};
 use super::scenario::Path;
+use super::step::{worker, NotAccelerated, Step, Values, READY_LIMIT};
 use super::worker::{Op, OPEN, READY};
 use anyhow::{Context, Result};
 use std::fs;

@@ -1,69 +1,13 @@
 //! Runs one step: one scenario on one path.
 
-use super::accel::{clean_environment, Accel};
 use super::child::Child;
 use super::scenario::{Job, Layout, Path, Scenario};
+use super::step::{worker, NotAccelerated, Setting, Step, Values, READY_LIMIT};
 use super::worker::{Op, Outcome, READY};
 use super::{apps, idle, queue};
 use anyhow::{Context, Result};
-use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
-
-/// Metric keys to values.
-pub type Values = BTreeMap<&'static str, f64>;
-
-/// How long a process may take to become ready, or to end.
-pub const READY_LIMIT: Duration = Duration::from_secs(5);
-
-/// What every step needs.
-pub struct Setting {
-    pub own: PathBuf,
-    pub dir: PathBuf,
-    pub accel: Option<Accel>,
-    /// The client's CPU and, on two, the server's.
-    pub cpus: [usize; 2],
-    pub quick: bool,
-}
-
-/// One step's surroundings.
-pub struct Step<'a> {
-    pub context: &'a Setting,
-    pub path: Path,
-    pub layout: Layout,
-}
-
-impl Step<'_> {
-    pub fn client_cpu(&self) -> usize {
-        self.context.cpus[0]
-    }
-
-    pub fn server_cpu(&self) -> usize {
-        self.context.cpus[(self.layout == Layout::TwoCpus) as usize]
-    }
-
-    /// A command in the environment of this path.
-    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new(program);
-        clean_environment(&mut command);
-        command.stdin(Stdio::null());
-        if let (Path::Ours, Some(accel)) = (self.path, &self.context.accel) {
-            accel.environment(&mut command);
-        }
-        command
-    }
-
-    /// Seconds that a measurement lasts.
-    pub fn seconds(&self) -> f64 {
-        if self.context.quick {
-            0.2
-        } else {
-            0.6
-        }
-    }
-}
 
 /// Measures, and makes sure that ours was ours.
 pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) -> Result<Values> {
@@ -84,31 +28,6 @@ pub fn step(context: &Setting, scenario: &Scenario, layout: Layout, path: Path) 
         accel.check(&before).map_err(|e| e.context(NotAccelerated))?;
     }
     Ok(values)
-}
-
-/// Marks an error: the step worked, but over another path.
-#[derive(Debug, Clone, Copy)]
-pub struct NotAccelerated;
-
-impl std::fmt::Display for NotAccelerated {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("NOT ACCELERATED")
-    }
-}
-
-/// Command of one end of a micro-benchmark.
-pub fn worker(step: &Step, role: &str, op: Op, addr: &str) -> Command {
-    let mut command = step.command(&step.context.own);
-    let transport = match step.path {
-        Path::Stock | Path::Ours => "tcp",
-        Path::Unix => "unix",
-        Path::Queue => "queue",
-    };
-    let op = clap::ValueEnum::to_possible_value(&op).expect("no operation is skipped");
-    let cpu = if role == "server" { step.server_cpu() } else { step.client_cpu() };
-    command.args(["bench-worker", "--role", role, "--transport", transport, "--op", op.get_name()]);
-    command.args(["--addr", addr, "--cpu", &cpu.to_string()]);
-    command
 }
 
 fn micro(step: &Step, op: Op, size: usize) -> Result<Values> {

@@ -1,0 +1,87 @@
+//! One step of the bench: its surroundings and the commands that it starts.
+
+use super::accel::{clean_environment, Accel};
+use super::scenario::{Layout, Path};
+use super::worker::Op;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Metric keys to values.
+pub type Values = BTreeMap<&'static str, f64>;
+
+/// How long a process may take to become ready, or to end.
+pub const READY_LIMIT: Duration = Duration::from_secs(5);
+
+/// What every step needs.
+pub struct Setting {
+    pub own: PathBuf,
+    pub dir: PathBuf,
+    pub accel: Option<Accel>,
+    /// The client's CPU and, on two, the server's.
+    pub cpus: [usize; 2],
+    pub quick: bool,
+}
+
+/// One step's surroundings.
+pub struct Step<'a> {
+    pub context: &'a Setting,
+    pub path: Path,
+    pub layout: Layout,
+}
+
+impl Step<'_> {
+    pub fn client_cpu(&self) -> usize {
+        self.context.cpus[0]
+    }
+
+    pub fn server_cpu(&self) -> usize {
+        self.context.cpus[(self.layout == Layout::TwoCpus) as usize]
+    }
+
+    /// A command in the environment of this path.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        clean_environment(&mut command);
+        command.stdin(Stdio::null());
+        if let (Path::Ours, Some(accel)) = (self.path, &self.context.accel) {
+            accel.environment(&mut command);
+        }
+        command
+    }
+
+    /// Seconds that a measurement lasts.
+    pub fn seconds(&self) -> f64 {
+        if self.context.quick {
+            0.2
+        } else {
+            0.6
+        }
+    }
+}
+
+/// Marks an error: the step worked, but over another path.
+#[derive(Debug, Clone, Copy)]
+pub struct NotAccelerated;
+
+impl std::fmt::Display for NotAccelerated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NOT ACCELERATED")
+    }
+}
+
+/// Command of one end of a micro-benchmark.
+pub fn worker(step: &Step, role: &str, op: Op, addr: &str) -> Command {
+    let mut command = step.command(&step.context.own);
+    let transport = match step.path {
+        Path::Stock | Path::Ours => "tcp",
+        Path::Unix => "unix",
+        Path::Queue => "queue",
+    };
+    let op = clap::ValueEnum::to_possible_value(&op).expect("no operation is skipped");
+    let cpu = if role == "server" { step.server_cpu() } else { step.client_cpu() };
+    command.args(["bench-worker", "--role", role, "--transport", transport, "--op", op.get_name()]);
+    command.args(["--addr", addr, "--cpu", &cpu.to_string()]);
+    command
+}
