@@ -127,6 +127,9 @@ struct Honest {
     address: Addr,
     channel: u64,
     socket: TcpListener,
+    /// A listener for those that break the protocol. Their user gets no channel to it for a while
+    /// then, and here everybody is one user.
+    bait: (u64, Addr, TcpListener),
 }
 
 impl Honest {
@@ -134,18 +137,22 @@ impl Honest {
         let (mut server, mut client) = (Client::new(), Client::new());
         server.hello(0xAAAA_0001_0000_0001);
         client.hello(0xAAAA_0002_0000_0001);
+        let (listener, address, socket) = Honest::listen(&mut server);
+        let bait = Honest::listen(&mut server);
+        let mut honest = Honest { server, client, listener, address, channel: 0, socket, bait };
+        honest.channel = honest.connect();
+        honest
+    }
+
+    fn listen(server: &mut Client) -> (u64, Addr, TcpListener) {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let listening = socket.try_clone().expect("a descriptor").into();
         let (answer, _) = server.ask(Msg::new(kind::LISTEN), Some(&listening)).expect("an answer");
         assert_eq!(answer.result, 0);
-        let listener = answer.id;
-        server.ask(Msg { id: listener, ..Msg::new(kind::WORKER) }, None).expect("an answer");
+        server.ask(Msg { id: answer.id, ..Msg::new(kind::WORKER) }, None).expect("an answer");
         let ip = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let port = socket.local_addr().expect("an address").port();
-        let address = Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 };
-        let mut honest = Honest { server, client, listener, address, channel: 0, socket };
-        honest.channel = honest.connect();
-        honest
+        (answer.id, Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 }, socket)
     }
 
     fn connect(&mut self) -> u64 {
@@ -278,8 +285,12 @@ pub fn arena(data: &[u8]) {
         let Some(map) = label(&fd) else { return };
         client.tell(Msg::new(kind::ARENA), Some(&fd));
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-        let asked = Msg { addr: own.address, ..Msg::new(kind::CONNECT) };
-        let Some((answer, Some(memory))) = client.ask(asked, Some(&socket)) else { return own.check() };
+        let asked = Msg { addr: own.bait.1, ..Msg::new(kind::CONNECT) };
+        let Some((answer, Some(memory))) = client.ask(asked, Some(&socket)) else {
+            own.server.tell(Msg { id: own.bait.0, ..Msg::new(kind::UNLISTEN) }, None);
+            own.bait = Honest::listen(&mut own.server);
+            return own.check();
+        };
         let channel = Mapping::new(&memory, CHANNEL_SIZE).expect("a mapping");
         let mut rounds = 0;
         while !input.is_empty() && rounds < 512 {
