@@ -77,6 +77,7 @@ programs_needs=(
     "php-fpm8.2 php8.2-fpm"
     "mariadbd mariadb-server"
     "mariadb mariadb-client"
+    "sysbench sysbench"
     "/usr/lib/postgresql/15/bin/postgres postgresql-15"
     "psql postgresql-client-15"
     "memccat libmemcached-tools"

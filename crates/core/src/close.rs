@@ -132,7 +132,9 @@ fn release_conn(d: &'static Desc) {
         }
         false => path::close_mixed(d, false, false),
     }
-    drop(tokens);
+    // A relative that goes on with it, as the child that serves what its parent has accepted, owns it
+    // from its first use on: to take over from us would cost it two `membarrier` for each direction.
+    [tokens.0, tokens.1].into_iter().flatten().for_each(token::give_back);
     if let Some(c) = channel {
         if last {
             process::free_sock(s);

@@ -24,6 +24,8 @@ pub struct Listener {
     /// Worker number + 1; 0: not registered as a worker. WORKERS + 1: there
     /// were too many, this one only steals.
     worker: AtomicU32,
+    /// This process has it from its parent.
+    inherited: AtomicBool,
     /// Channel index + 1.
     chans: [AtomicU16; CHANS],
     n: AtomicU32,
@@ -45,6 +47,7 @@ static LISTENERS: [Listener; MAX] = [const {
     Listener {
         id: AtomicU64::new(0),
         worker: AtomicU32::new(0),
+        inherited: AtomicBool::new(false),
         chans: [const { AtomicU16::new(0) }; CHANS],
         n: AtomicU32::new(0),
         next: AtomicU32::new(0),
@@ -108,6 +111,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         .ok_or(Counter::FbResource)?;
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     l.worker.store(0, Ordering::Relaxed);
+    l.inherited.store(false, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
     l.mixed.store(false, Ordering::Relaxed);
     l.note_backlog(fd);
@@ -232,9 +236,11 @@ fn ended(d: &Desc, for_all: bool) {
         let mut m = Msg::new(msg::UNLISTEN);
         m.id = id;
         m.arg0 = for_all.into();
-        // With an answer: what waits in our queues is reset when `close` returns.
-        // Not while messages of the monitor are read (`give_up`): it learns of it all the same.
-        if let Err(Errno::EAGAIN) = ctl::request(m, None) {
+        // With an answer: what waits in our queues is reset when `close` returns. A forked child that has no
+        // queue, and closes what its parent goes on with (a process for each connection), waits for nothing.
+        // Nor does one that reads messages of the monitor (`give_up`).
+        let waits = for_all || l.worker.load(Ordering::Relaxed) != 0 || !l.inherited.load(Ordering::Relaxed);
+        if !waits || ctl::request(m, None) == Err(Errno::EAGAIN) {
             ctl::tell(m, None);
         }
         l.n.store(0, Ordering::Relaxed);
@@ -349,6 +355,7 @@ pub fn any() -> bool {
 pub fn become_child() {
     for l in used() {
         l.worker.store(0, Ordering::Relaxed);
+        l.inherited.store(true, Ordering::Relaxed);
         l.addr.reset_after_fork();
     }
 }

@@ -7,9 +7,9 @@ mod alone;
 mod shared;
 
 #[cfg(feature = "unshared")]
-pub use alone::{enter, enter_on_credit, here, if_here, is_here, on_credit, owned, Entered, Here};
+pub use alone::{enter, enter_on_credit, give_back, here, if_here, is_here, on_credit, owned, Entered, Here};
 #[cfg(not(feature = "unshared"))]
-pub use shared::{enter, enter_on_credit, here, if_here, is_here, on_credit, owned, Entered, Here};
+pub use shared::{enter, enter_on_credit, give_back, here, if_here, is_here, on_credit, owned, Entered, Here};
 
 use crate::stats;
 use fsocket_abi::arena::{Counter, Half};

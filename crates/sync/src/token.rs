@@ -19,7 +19,8 @@
 //!
 //! Values of the owner word, in the order in which it takes them: 0 (nobody
 //! yet), `me` of the first thread, `me | REVOKING` while somebody takes over,
-//! [`SHARED`] for ever.
+//! [`SHARED`] for ever. An owner that leaves for good gives the token back
+//! ([`Entered::give_back`]): 0 again.
 
 use crate::atomic::{AtomicU64, Ordering};
 use crate::light_fence;
@@ -233,6 +234,20 @@ fn wait<E: Env>(mut done: impl FnMut() -> bool) {
     while !done() {
         turn = turn.saturating_add(1);
         E::pause(turn);
+    }
+}
+
+impl<W: Words> Entered<'_, W> {
+    /// Leaves, and for good: the next one that enters owns the token as if nobody had before. `me` has
+    /// withdrawn its credit while inside, and does not enter on credit again.
+    pub fn give_back(self, me: u64) {
+        let (w, shared) = (self.w, self.shared);
+        drop(self);
+        if !shared {
+            // Fails where somebody takes over. Release: what was done inside, for the acquire of the
+            // exchange by which the next one becomes the owner.
+            let _ = w.owner().compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
+        }
     }
 }
 

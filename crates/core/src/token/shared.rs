@@ -15,6 +15,11 @@ pub fn enter(h: &Half) -> Result<Entered<'_>, Busy> {
     token::enter::<Linux, Half>(h, process::thread())
 }
 
+/// Leaves for good; see [`token::Entered::give_back`].
+pub fn give_back(t: Entered<'_>) {
+    t.give_back(process::thread());
+}
+
 /// [`enter`] by the thread that has given credit; see [`fsocket_sync::token`].
 #[inline(always)]
 pub fn enter_on_credit(h: &Half) -> Option<token::Owned<'_, Half>> {

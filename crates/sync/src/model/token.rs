@@ -194,6 +194,44 @@ fn credit_must_be_withdrawn_from_who_moves() {
     with_credit(OnCredit::Move, true, 1, 1, None);
 }
 
+/// The first owner leaves for good while others operate `times` each.
+fn given_back(others: u64, times: u32, preemptions: Option<usize>) {
+    every_way(preemptions, move || {
+        let t = Arc::new(Token::default());
+        t.operate_as_owner(OnCredit::Enter);
+        let others: Vec<_> = (0..others)
+            .map(|i| {
+                let t = t.clone();
+                loom::thread::spawn(move || (0..times).for_each(|_| t.operate::<Sys>(32 + 16 * i)))
+            })
+            .collect();
+        let Ok(inside) = enter::<Sys, _>(&*t, 16) else { panic!("no signal handlers here") };
+        t.withdraw();
+        t.act();
+        t.go_on();
+        inside.give_back(16);
+        let all = 2 + times * others.len() as u32;
+        others.into_iter().for_each(|o| o.join().unwrap());
+        // SAFETY: all other threads have ended.
+        t.protected.with(|p| assert_eq!(unsafe { *p }, all));
+    });
+}
+
+#[test]
+fn given_back_while_one_comes() {
+    given_back(1, 1, None);
+}
+
+#[test]
+fn given_back_while_one_comes_twice() {
+    given_back(1, 2, Some(3));
+}
+
+#[test]
+fn given_back_while_two_come() {
+    given_back(2, 1, Some(1));
+}
+
 #[test]
 fn two_come_first() {
     run::<Sys>(false, &[2, 1], Some(4));
