@@ -2,6 +2,7 @@
 //! sockets.
 
 use fsocket_e2e as e2e;
+use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{compile, need, Host};
 
 #[test]
@@ -13,6 +14,16 @@ fn bad_pointers_in_every_call() {
     let run = |side| host.run(side, "efault", 240, &program, &[]).success().says("ok").stdout.clone();
     let Some(delta) = e2e::same_output(&host, run) else { return };
     assert!(delta.get("connect_shm") >= 1000, "not over shared memory\n{delta}");
+}
+
+#[test]
+fn bad_pointers_without_a_monitor() {
+    need!("cc");
+    let host = Host::stopped();
+    let program = host.path().join("efault");
+    compile("apps/efault.c", &program, &["-w"]);
+    let run = |side| host.run(side, "efault", 240, &program, &[]).success().says("ok").stdout.clone();
+    assert_eq!(run(Accel), run(Stock));
 }
 
 #[test]

@@ -146,7 +146,10 @@ pub unsafe fn syscall(
                 re::ppoll_telling(a as _, b as _, c as _, d as _) as c_long
             }
             #[cfg(target_arch = "x86_64")]
-            SYS_select if re::is_there(e as *const timeval) => re::select(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_select => {
+                re::select_or(fd, b as _, c as _, d as _, e as _, || real::syscall(number, a, b, c, d, e, f) as c_int)
+                    as c_long
+            }
             SYS_pselect6 => match re::mask_of_pselect(f as _) {
                 Some(mask) if re::is_there(e as *const timespec) => {
                     re::pselect_telling(fd, b as _, c as _, d as _, e as _, mask) as c_long

@@ -59,9 +59,22 @@ pub unsafe fn __ppoll_chk(
 }
 
 pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval) -> c_int {
+    unsafe { select_or(n, r, w, x, timeout, || real::select(n, r, w, x, timeout)) }
+}
+
+/// `kernel`: the same call where the kernel is to do it. (libc's writes the time back itself, and faults where it
+/// cannot; select(2) does not mind.)
+pub unsafe fn select_or(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    x: *mut fd_set,
+    timeout: *mut timeval,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
     let t = match unsafe { user::get_if(timeout) } {
-        Ok(Some(t)) if t.tv_sec < 0 || t.tv_usec < 0 => return unsafe { real::select(n, r, w, x, timeout) },
-        Err(_) => return unsafe { real::select(n, r, w, x, timeout) },
+        Ok(Some(t)) if t.tv_sec < 0 || t.tv_usec < 0 => return kernel(),
+        Err(_) => return kernel(),
         Ok(Some(t)) => Some((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_usec as u64 * 1000)),
         Ok(None) => None,
     };
@@ -78,7 +91,7 @@ pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, t
             }
             v
         }),
-        || unsafe { real::select(n, r, w, x, timeout) },
+        kernel,
     )
 }
 
