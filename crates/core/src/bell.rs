@@ -307,6 +307,16 @@ impl Unarmed {
     }
 }
 
+/// A sleep on a bell of `limit` (None: for ever): how long it may be now. The first rings of a peer come by
+/// way of the monitor, which somebody may have stopped: then the sleeper finds the marks itself.
+pub fn cut(limit: Option<u64>) -> Option<u64> {
+    const LOOK_NS: u64 = 2_000_000_000;
+    match chan::none() {
+        true => limit,
+        false => Some(limit.map_or(LOOK_NS, |l| l.min(LOOK_NS))),
+    }
+}
+
 /// The bell with this index.
 pub fn at(i: usize) -> Option<&'static Bell> {
     BELLS.get(i)

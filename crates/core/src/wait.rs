@@ -98,7 +98,7 @@ pub unsafe fn sleep(
     for (p, fd) in p[at..].iter_mut().zip([sleeper.as_ref().map_or(-1, |s| s.bell.fd()), control]) {
         *p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
-    let left = zone::balance::cut(left);
+    let left = zone::balance::cut(if sleeper.is_some() { bell::cut(left) } else { left });
     let on = On { bell: sleeper.as_ref().map(|s| s.bell), ..On::default() };
     // SAFETY: `p` is a slice; the caller's mask.
     let r = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, mask) });

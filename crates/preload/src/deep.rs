@@ -2,9 +2,8 @@
 //! dependencies before they look where ours are, and would call libc past us, also for connections
 //! that the program has made through us. What they have found in libc is set to ours.
 
-use crate::real;
+use crate::{home, real};
 use core::ffi::CStr;
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::*;
 
@@ -143,17 +142,7 @@ fn addresses(i: usize, name: &CStr) -> (usize, usize) {
 }
 
 fn is_ours(p: *const c_void) -> bool {
-    let home = |p: *const c_void| {
-        // SAFETY: all-zero is a valid Dl_info.
-        unsafe {
-            let mut i: Dl_info = core::mem::zeroed();
-            if dladdr(p, &mut i) == 0 {
-                return null_mut();
-            }
-            i.dli_fbase
-        }
-    };
-    !p.is_null() && home(p) == home(load as *const c_void)
+    home::of(p).is_some_and(|h| Some(h) == home::of(load as *const c_void))
 }
 
 struct Walk<'a> {

@@ -1,5 +1,6 @@
 //! Before `main`.
 
+use crate::home;
 use core::sync::atomic::AtomicU8;
 use fsocket_core::exec::environment;
 use fsocket_core::zone::{self, Pin};
@@ -83,12 +84,12 @@ unsafe extern "C" fn in_child() {
 
 /// ThreadSanitizer takes the place of `memcpy`, for us too: rings are copied by libc's own.
 fn past_thread_sanitizer() {
+    if !copies_and_locks() {
+        return;
+    }
     // SAFETY: NUL-terminated names; a library that is there already, of which nothing is closed;
     // libc's memcpy has that type.
     unsafe {
-        if libc::dlsym(libc::RTLD_DEFAULT, c"__tsan_init".as_ptr()).is_null() && !copies_and_locks() {
-            return;
-        }
         let own = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if own.is_null() {
             return;
@@ -100,33 +101,21 @@ fn past_thread_sanitizer() {
     }
 }
 
-/// Does something else than libc give the program its `memcpy` and its locks? ThreadSanitizer does
-/// if its runtime lies in the program, of which the loader then knows little more than that;
+/// Does something else than libc give the program its `memcpy` and its locks? ThreadSanitizer does, and
+/// nothing else need be known of it (the loader knows little more if its runtime lies in the program);
 /// AddressSanitizer, which is to see what we copy, leaves those of readers and writers alone.
 fn copies_and_locks() -> bool {
-    let home = |handle, name: &core::ffi::CStr| {
-        // SAFETY: a NUL-terminated name, an all-zero Dl_info.
-        unsafe {
-            let mut i: libc::Dl_info = core::mem::zeroed();
-            let p = libc::dlsym(handle, name.as_ptr());
-            (!p.is_null() && libc::dladdr(p, &mut i) != 0).then_some(i.dli_fbase)
-        }
-    };
-    let copies = home(libc::RTLD_DEFAULT, c"memcpy");
-    copies != home(libc::RTLD_NEXT, c"memcpy") && copies == home(libc::RTLD_DEFAULT, c"pthread_rwlock_rdlock")
+    // SAFETY: NUL-terminated names. (All are there: one that is not would cost as much as all else here.)
+    let find = |handle, name: &core::ffi::CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
+    let copies = find(libc::RTLD_DEFAULT, c"memcpy");
+    copies != find(libc::RTLD_NEXT, c"memcpy")
+        && home::of(copies) != home::of(find(libc::RTLD_NEXT, c"memcpy"))
+        && home::of(copies) == home::of(find(libc::RTLD_DEFAULT, c"pthread_rwlock_rdlock"))
 }
 
 /// The path under which the loader knows this library.
 fn library() -> &'static [u8] {
-    // SAFETY: all-zero is a valid Dl_info; the name it gives lives as long as the
-    // library, which is never unloaded.
-    unsafe {
-        let mut i: libc::Dl_info = core::mem::zeroed();
-        if libc::dladdr(init as *const libc::c_void, &mut i) == 0 || i.dli_fname.is_null() {
-            return b"";
-        }
-        core::ffi::CStr::from_ptr(i.dli_fname).to_bytes()
-    }
+    home::of(init as *const libc::c_void).map_or(b"", |h| h.name.to_bytes())
 }
 
 /// Take a variable out of the environment: it was for us.

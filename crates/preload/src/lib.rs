@@ -10,6 +10,7 @@
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
 mod deep;
+mod home;
 mod hooks;
 mod init;
 mod real;

@@ -359,7 +359,7 @@ unsafe fn sleep(
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
-        let (limit, idle) = crate::idle::cut(ep.aloof.cut(zone::balance::cut(limit)));
+        let (limit, idle) = crate::idle::cut(ep.aloof.cut(zone::balance::cut(bell::cut(limit))));
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask, false) };

@@ -2,7 +2,7 @@
 //! those that only a kernel connection can have.
 
 use crate::table::{self, kind, Desc};
-use crate::{listen, path, stats};
+use crate::{listen, name, path, stats};
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys};
@@ -39,9 +39,15 @@ fn only_kernels(level: i32, name: i32, v: i32) -> bool {
     }
 }
 
+fn is_mapped(d: &Desc) -> bool {
+    name::is_v4(&name::load(&d.sock().local))
+}
+
 /// Before the option is set on `d`. `v`: its value, if it is a number.
 pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
-    if only_kernels(level, name, v) {
+    // Refused but for a connection of IPv4 through a socket of IPv6.
+    let has_form = || d.is_conn() && d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 && is_mapped(d);
+    if only_kernels(level, name, v) && ((level, name) != (libc::IPPROTO_IPV6, IPV6_ADDRFORM) || has_form()) {
         leave(d);
     }
 }
