@@ -11,7 +11,9 @@ use crate::watch::{Doing, Watch};
 use anyhow::{ensure, Context, Result};
 use fsocket_sys as sys;
 use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::workers::children;
 use fsocket_testkit::{Host, Proc, Snapshot};
+use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
@@ -36,7 +38,8 @@ pub struct Lane {
     shared: &'static Shared,
     path: String,
     program: PathBuf,
-    monitor: Option<Watch>,
+    /// The monitor's processes: with privileges, and without.
+    monitor: Vec<i32>,
     host: Host,
     /// Nothing has moved for so long: it never will. Microseconds.
     pub quiet_us: u64,
@@ -48,7 +51,8 @@ impl Lane {
         let mut host = Host::new();
         let (shared, fd) = shared::create()?;
         let path = format!("/proc/{}/fd/{fd}", std::process::id());
-        let monitor = host.monitor().map(|m| Watch::new(m.pid() as i32));
+        let pid = host.monitor().map(|m| m.pid());
+        let monitor = pid.into_iter().flat_map(|pid| once(pid as i32).chain(children(pid))).collect();
         let mut lane =
             Lane { servers: [None, None], shared, path, program: program.into(), monitor, host, quiet_us: 700 };
         lane.start(0)?;
@@ -110,12 +114,18 @@ impl Lane {
         self.order_server(flavour, REAP, 0)
     }
 
+    /// All its threads: it makes one for a moment where it must look at another network namespace.
     fn monitor_sleeps(&self) -> bool {
-        self.monitor.as_ref().is_none_or(|m| m.doing() != Doing::Running)
+        self.monitor.iter().flat_map(|pid| threads(*pid)).all(|tid| Watch::new(tid).doing() != Doing::Running)
     }
 
     /// What the executors said on stderr: panics, mostly.
     pub fn complaints(&self) -> String {
         self.servers.iter().flatten().map(|s| s.stderr()).collect()
     }
+}
+
+fn threads(pid: i32) -> impl Iterator<Item = i32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    tasks.into_iter().flatten().filter_map(|t| t.ok()?.file_name().to_str()?.parse().ok())
 }
