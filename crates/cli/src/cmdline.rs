@@ -3,6 +3,7 @@
 use crate::locate::Pieces;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 /// Shared memory instead of loopback TCP, for programs as they are.
@@ -30,7 +31,7 @@ pub enum Command {
     /// Compare kernel TCP, fastsocket, Unix sockets and a reference queue
     Bench(crate::bench::Bench),
     #[command(hide = true)]
-    Pages(crate::pages::Pages),
+    Pages(Pages),
     #[command(hide = true)]
     BenchWorker(crate::bench::worker::Worker),
     #[command(hide = true)]
@@ -207,11 +208,36 @@ pub struct Ss {
 #[derive(Debug, Args)]
 pub struct Explain {
     /// A process, or a listener
-    #[arg(value_name = "PID|HOST:PORT", value_parser = crate::explain::parse_target)]
-    pub target: crate::explain::Target,
+    #[arg(value_name = "PID|HOST:PORT", value_parser = parse_target)]
+    pub target: Target,
     /// JSON output
     #[arg(long)]
     pub json: bool,
+}
+
+/// What `explain` explains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    Process(i32),
+    Listener(Option<IpAddr>, u16),
+}
+
+/// A process number, or the address of a listener: `127.0.0.1:80`, `[::1]:80`, `localhost:80`, `:80`.
+pub fn parse_target(text: &str) -> Result<Target, String> {
+    if let Some(pid) = text.parse().ok().filter(|pid| *pid > 0) {
+        return Ok(Target::Process(pid));
+    }
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(Target::Listener(Some(address.ip()), address.port()));
+    }
+    let wrong = || format!("{text:?} is no process and no HOST:PORT");
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let port = port.parse().map_err(|_| wrong())?;
+    if matches!(host, "" | "*") {
+        return Ok(Target::Listener(None, port));
+    }
+    let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(host, port)).map_err(|e| format!("{host}: {e}"))?;
+    found.next().map(|a| Target::Listener(Some(a.ip()), port)).ok_or_else(wrong)
 }
 
 /// Have systemd units run with the library
@@ -244,6 +270,12 @@ pub struct Disable {
     /// Root of the file system that is changed
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
+}
+
+/// Write manual pages and completions
+#[derive(Debug, Args)]
+pub struct Pages {
+    pub directory: PathBuf,
 }
 
 #[cfg(test)]

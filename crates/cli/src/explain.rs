@@ -3,14 +3,14 @@
 mod process;
 mod sockets;
 
-use crate::cmdline::Explain;
+use crate::cmdline::{Explain, Target};
 use crate::text::print;
 use process::{Facts, Monitor, State};
 use procfs::net::{TcpNetEntry, TcpState};
 use serde::Serialize;
 use sockets::{plain, Peer, Sockets};
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 /// Nothing could be explained.
 const EXIT_NOTHING: i32 = 2;
@@ -20,31 +20,6 @@ const EXIT_NOTHING: i32 = 2;
 pub struct Reason {
     pub reason: &'static str,
     pub text: String,
-}
-
-/// What was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    Process(i32),
-    Listener(Option<IpAddr>, u16),
-}
-
-/// A process number, or the address of a listener: `127.0.0.1:80`, `[::1]:80`, `localhost:80`, `:80`.
-pub fn parse_target(text: &str) -> Result<Target, String> {
-    if let Some(pid) = text.parse().ok().filter(|pid| *pid > 0) {
-        return Ok(Target::Process(pid));
-    }
-    if let Ok(address) = text.parse::<SocketAddr>() {
-        return Ok(Target::Listener(Some(address.ip()), address.port()));
-    }
-    let wrong = || format!("{text:?} is no process and no HOST:PORT");
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let port = port.parse().map_err(|_| wrong())?;
-    if matches!(host, "" | "*") {
-        return Ok(Target::Listener(None, port));
-    }
-    let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(host, port)).map_err(|e| format!("{host}: {e}"))?;
-    found.next().map(|a| Target::Listener(Some(a.ip()), port)).ok_or_else(wrong)
 }
 
 /// One process, explained.
@@ -287,13 +262,18 @@ mod tests {
 
     #[test]
     fn targets() {
-        assert_eq!(parse_target("17"), Ok(Target::Process(17)));
-        assert_eq!(parse_target(":80"), Ok(Target::Listener(None, 80)));
-        assert_eq!(parse_target("[::1]:80"), Ok(Target::Listener(Some("::1".parse().unwrap()), 80)));
-        assert_eq!(parse_target("127.0.0.1:80"), Ok(Target::Listener(Some("127.0.0.1".parse().unwrap()), 80)));
-        assert!(matches!(parse_target("localhost:80"), Ok(Target::Listener(Some(ip), 80)) if ip.is_loopback()));
+        assert_eq!(crate::cmdline::parse_target("17"), Ok(Target::Process(17)));
+        assert_eq!(crate::cmdline::parse_target(":80"), Ok(Target::Listener(None, 80)));
+        assert_eq!(crate::cmdline::parse_target("[::1]:80"), Ok(Target::Listener(Some("::1".parse().unwrap()), 80)));
+        assert_eq!(
+            crate::cmdline::parse_target("127.0.0.1:80"),
+            Ok(Target::Listener(Some("127.0.0.1".parse().unwrap()), 80))
+        );
+        assert!(
+            matches!(crate::cmdline::parse_target("localhost:80"), Ok(Target::Listener(Some(ip), 80)) if ip.is_loopback())
+        );
         for bad in ["", "0", "-1", "x", "1.2.3.4", ":x", ":70000"] {
-            assert!(parse_target(bad).is_err(), "{bad}");
+            assert!(crate::cmdline::parse_target(bad).is_err(), "{bad}");
         }
     }
 }

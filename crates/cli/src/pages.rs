@@ -1,16 +1,9 @@
 //! Manual pages and completions, made from the command line itself: `make pages`.
 
-use crate::cmdline::Cli;
+use crate::cmdline::{Cli, Pages};
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::Shell;
-use std::path::PathBuf;
-
-/// Where they are written.
-#[derive(Debug, clap::Args)]
-pub struct Pages {
-    pub directory: PathBuf,
-}
 
 /// Writes `fastsocket.1`, a page for each command, and a completion for each shell.
 pub fn run(args: &Pages) -> Result<i32> {
