@@ -93,7 +93,8 @@ class Loop:
                 data = conn["sock"].recv(CHUNK)
             except BlockingIOError:
                 return
-            except ConnectionResetError:
+            except (ConnectionResetError, BrokenPipeError):
+                # The kernel, too, says EPIPE once: reset after the peer's FIN.
                 self.drop(fd, conn)
                 return
             if not data:

@@ -400,15 +400,28 @@ pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
     });
 }
 
-/// Tell waiters that a SYN queue has something.
+/// Does one of the peer's waiters sleep?
+pub fn is_asleep(c: &Chan, mut mask: u64) -> bool {
+    mask &= !FUTEX_BIT;
+    while mask != 0 {
+        let i = mask.trailing_zeros() as usize;
+        mask &= mask - 1;
+        if i < WAITERS && c.waiter(1 - c.my_side(), i).sleeping.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+    }
+    false
+}
+
+/// Tell waiters that a SYN queue has something; true: one of them slept, and was rung.
 #[cold]
-pub fn wake_syn(c: &Chan, mask: u64) {
+pub fn wake_syn(c: &Chan, mask: u64) -> bool {
     stats::count(Counter::Wakes);
     // As in `wake_side`; for all queues of the channel.
     c.queue(0).want.told.store(sys::cpu::ticks(), Ordering::Relaxed);
     each(c, 1 - c.my_side(), mask & !FUTEX_BIT, |w| {
         w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
-    });
+    })
 }
 
 fn wake_futex(seq: &AtomicU32) {
@@ -416,7 +429,9 @@ fn wake_futex(seq: &AtomicU32) {
     sys::futex_wake(seq, i32::MAX);
 }
 
-fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) {
+/// Mark waiters, and ring those that sleep; false: there was none to ring.
+fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) -> bool {
+    let mut any = false;
     while mask != 0 {
         let i = mask.trailing_zeros() as usize;
         mask &= mask - 1;
@@ -435,8 +450,10 @@ fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channe
                 // is dead, and the mark stays.
                 w.sleeping.store(1, Ordering::Relaxed);
             }
+            any |= rung;
         }
     }
+    any
 }
 
 /// Ring a bell on our own side: this process's, or that of one related by fork.

@@ -538,7 +538,7 @@ impl Chan {
         let avoid = if ctl::dead() { 0 } else { h.avoid.load(Ordering::Relaxed) };
         let turns = !self.is_balanced();
         let workers = Workers { all: workers, busy, avoid, turns };
-        let pick = dispatch::choose(workers, start, q);
+        let pick = dispatch::choose(workers, start, q, |want| bell::is_asleep(self, want));
         let queue = match pick {
             Some(w) => q(w),
             None => self.queue(0),
@@ -554,12 +554,15 @@ impl Chan {
         }
         // The caller looks at `listener_closed` next; the monitor sets it, runs a
         // heavy fence and empties the queues. `take` has the light fence.
-        let want = match pick {
-            Some(w) => dispatch::wake(w, workers, q),
-            None => queue.want.take(),
-        };
-        if want != 0 {
-            bell::wake_syn(self, want);
+        let ring = |want| bell::wake_syn(self, want);
+        match pick {
+            Some(w) => dispatch::wake(w, workers, q, ring),
+            None => {
+                let want = queue.want.take();
+                if want != 0 {
+                    ring(want);
+                }
+            }
         }
         true
     }

@@ -76,8 +76,13 @@ impl Workers {
 }
 
 /// The worker for a new connection; None: none has room. `start` turns, so that all have
-/// their share.
-pub fn choose<'a>(workers: Workers, start: u32, queue: impl Fn(u32) -> &'a SynQueue) -> Option<u32> {
+/// their share. `sleeps`: does one of these waiters?
+pub fn choose<'a>(
+    workers: Workers,
+    start: u32,
+    queue: impl Fn(u32) -> &'a SynQueue,
+    sleeps: impl Fn(u64) -> bool,
+) -> Option<u32> {
     let n = 64 - workers.all.leading_zeros();
     let order = |among: u64| (0..n).map(move |i| start.wrapping_add(i) % n.max(1)).filter(move |w| among >> w & 1 != 0);
     let len = |w: u32| crate::syn::len(queue(w));
@@ -86,7 +91,7 @@ pub fn choose<'a>(workers: Workers, start: u32, queue: impl Fn(u32) -> &'a SynQu
         return order(workers.all).find(has_room);
     }
     let good = workers.good();
-    let waits = |w: &u32| len(*w) == 0 && queue(*w).want.armed() != 0;
+    let waits = |w: &u32| len(*w) == 0 && sleeps(queue(*w).want.armed());
     // Who waits has time, however long the queue was, but not on a CPU that has none.
     order(workers.all & !workers.avoid)
         .find(waits)
@@ -96,22 +101,22 @@ pub fn choose<'a>(workers: Workers, start: u32, queue: impl Fn(u32) -> &'a SynQu
         .or_else(|| order(workers.all).filter(has_room).min_by_key(|w| len(*w)))
 }
 
-/// After a connection was put into the queue of `chosen`: whom to wake. Who waits there,
-/// else who waits anywhere: he may have begun to since the worker was chosen. Each looks
-/// into all queues after arming, before he sleeps, so that one of the two sees the other.
-/// (Not who is to be avoided, for one who is not: that one computes, and will look; if he
-/// does not, the monitor sees it.)
-pub fn wake<'a>(chosen: u32, workers: Workers, queue: impl Fn(u32) -> &'a SynQueue) -> u64 {
-    let want = queue(chosen).want.take();
-    if want != 0 || workers.turns {
-        return want;
+/// After a connection was put into the queue of `chosen`: whom to wake, by `ring`, which says
+/// whether one of these waiters slept. Who sleeps there, else who sleeps anywhere: he may have
+/// begun to since the worker was chosen, and one that is armed may do something else (an epoll
+/// instance stays armed while nobody waits in it). Each looks into all queues after arming,
+/// before he sleeps, so that one of the two sees the other. (Not who is to be avoided, for one
+/// who is not: that one computes, and will look; if he does not, the monitor sees it.)
+pub fn wake<'a>(chosen: u32, workers: Workers, queue: impl Fn(u32) -> &'a SynQueue, mut ring: impl FnMut(u64) -> bool) {
+    let mut rouse = |w| match queue(w).want.take() {
+        0 => false,
+        want => ring(want),
+    };
+    if rouse(chosen) || workers.turns {
+        return;
     }
     let others = if workers.avoid >> chosen & 1 != 0 { workers.all } else { workers.all & !workers.avoid };
-    (0..64 - others.leading_zeros())
-        .filter(|w| others >> w & 1 != 0)
-        .map(|w| queue(w).want.take())
-        .find(|want| *want != 0)
-        .unwrap_or(0)
+    (0..64 - others.leading_zeros()).filter(|w| others >> w & 1 != 0).find(|w| rouse(*w));
 }
 
 #[cfg(all(test, not(loom)))]
@@ -122,6 +127,35 @@ mod tests {
     fn queues() -> [SynQueue; 3] {
         // SAFETY: atomics and padding, for which zero is valid.
         core::array::from_fn(|_| unsafe { core::mem::zeroed() })
+    }
+
+    /// Whoever is armed.
+    fn all_sleep(want: u64) -> bool {
+        want != 0
+    }
+
+    fn woken<'a>(chosen: u32, workers: Workers, queue: impl Fn(u32) -> &'a SynQueue) -> u64 {
+        let mut woken = 0;
+        wake(chosen, workers, queue, |want| {
+            woken |= want;
+            true
+        });
+        woken
+    }
+
+    #[test]
+    fn who_is_armed_and_does_not_sleep_is_not_enough() {
+        let q = queues();
+        let of = |w: u32| &q[w as usize];
+        let _ = q[0].want.arm(1);
+        let _ = q[1].want.arm(2);
+        assert_eq!(choose(are(0b11, 0, 0), 0, of, |want| want & 2 != 0), Some(1));
+        let mut rung = 0;
+        wake(0, are(0b11, 0, 0), of, |want| {
+            rung = rung << 4 | want;
+            want & 2 != 0
+        });
+        assert_eq!(rung, 0x12, "first 1, which waits no longer, then 2, which does");
     }
 
     fn fill(q: &SynQueue, n: u32) {
@@ -137,20 +171,20 @@ mod tests {
     fn who_waits_comes_first_and_who_is_busy_last() {
         let q = queues();
         let of = |w: u32| &q[w as usize];
-        assert_eq!(choose(are(0b111, 0, 0), 1, of), Some(1));
+        assert_eq!(choose(are(0b111, 0, 0), 1, of, all_sleep), Some(1));
         let _ = q[2].want.arm(1);
-        assert_eq!(choose(are(0b111, 0, 0), 1, of), Some(2));
+        assert_eq!(choose(are(0b111, 0, 0), 1, of, all_sleep), Some(2));
         fill(&q[2], 1);
-        assert_eq!(choose(are(0b111, 0b010, 0), 1, of), Some(0), "1 is busy, 2 has something");
+        assert_eq!(choose(are(0b111, 0b010, 0), 1, of, all_sleep), Some(0), "1 is busy, 2 has something");
         fill(&q[0], 9);
         fill(&q[1], 3);
         fill(&q[2], 5);
-        assert_eq!(choose(are(0b111, 0, 0), 0, of), Some(1), "the shortest");
-        assert_eq!(choose(are(0b111, 0b010, 0), 0, of), Some(2), "the shortest that is not busy");
-        assert_eq!(choose(are(0b010, 0b010, 0), 0, of), Some(1), "nobody else is there");
+        assert_eq!(choose(are(0b111, 0, 0), 0, of, all_sleep), Some(1), "the shortest");
+        assert_eq!(choose(are(0b111, 0b010, 0), 0, of, all_sleep), Some(2), "the shortest that is not busy");
+        assert_eq!(choose(are(0b010, 0b010, 0), 0, of, all_sleep), Some(1), "nobody else is there");
         fill(&q[1], SYN_CAP as u32);
-        assert_eq!(choose(are(0b010, 0, 0), 0, of), None);
-        assert_eq!(choose(are(0, 0, 0), 0, of), None);
+        assert_eq!(choose(are(0b010, 0, 0), 0, of, all_sleep), None);
+        assert_eq!(choose(are(0, 0, 0), 0, of, all_sleep), None);
     }
 
     #[test]
@@ -158,14 +192,14 @@ mod tests {
         let q = queues();
         let of = |w: u32| &q[w as usize];
         let _ = q[1].want.arm(1);
-        assert_eq!(choose(are(0b011, 0, 0b010), 1, of), Some(0), "though 1 waits");
+        assert_eq!(choose(are(0b011, 0, 0b010), 1, of, all_sleep), Some(0), "though 1 waits");
         fill(&q[0], HIGH);
-        assert_eq!(choose(are(0b011, 0, 0b010), 1, of), Some(0));
-        assert_eq!(choose(are(0b011, 0b001, 0b010), 0, of), Some(1));
-        assert_eq!(wake(0, are(0b011, 0, 0b010), of), 0, "0 computes, and will look");
-        assert_eq!(wake(1, are(0b011, 0, 0b010), of), 1);
+        assert_eq!(choose(are(0b011, 0, 0b010), 1, of, all_sleep), Some(0));
+        assert_eq!(choose(are(0b011, 0b001, 0b010), 0, of, all_sleep), Some(1));
+        assert_eq!(woken(0, are(0b011, 0, 0b010), of), 0, "0 computes, and will look");
+        assert_eq!(woken(1, are(0b011, 0, 0b010), of), 1);
         let _ = q[1].want.arm(1);
-        assert_eq!(wake(0, are(0b011, 0, 0b011), of), 1);
+        assert_eq!(woken(0, are(0b011, 0, 0b011), of), 1);
     }
 
     #[test]
@@ -175,10 +209,13 @@ mod tests {
         let workers = Workers { turns: true, ..are(0b101, 0b001, 0b001) };
         let _ = q[2].want.arm(1);
         fill(&q[0], 7);
-        assert_eq!([0, 1, 2, 3].map(|start| choose(workers, start, of)), [Some(0), Some(2), Some(2), Some(0)]);
-        assert_eq!(wake(0, workers, of), 0, "it is the first one's");
+        assert_eq!(
+            [0, 1, 2, 3].map(|start| choose(workers, start, of, all_sleep)),
+            [Some(0), Some(2), Some(2), Some(0)]
+        );
+        assert_eq!(woken(0, workers, of), 0, "it is the first one's");
         fill(&q[0], SYN_CAP as u32);
-        assert_eq!(choose(workers, 0, of), Some(2));
+        assert_eq!(choose(workers, 0, of, all_sleep), Some(2));
     }
 
     #[test]
@@ -205,9 +242,9 @@ mod tests {
         let q = queues();
         let of = |w: u32| &q[w as usize];
         let _ = q[2].want.arm(4);
-        assert_eq!(wake(0, are(0b111, 0, 0), of), 4);
-        assert_eq!(wake(0, are(0b111, 0, 0), of), 0);
+        assert_eq!(woken(0, are(0b111, 0, 0), of), 4);
+        assert_eq!(woken(0, are(0b111, 0, 0), of), 0);
         let _ = q[2].want.arm(4);
-        assert_eq!(wake(0, are(0b011, 0, 0), of), 0, "that worker is gone");
+        assert_eq!(woken(0, are(0b011, 0, 0), of), 0, "that worker is gone");
     }
 }

@@ -36,10 +36,11 @@ pub fn syn(data: &[u8]) {
                     turns: input.u8() & 1 == 1,
                 };
                 let of = |w: u32| &queues[w as usize];
-                let chosen = choose(workers, input.u32(), of);
+                let asleep = input.u64();
+                let chosen = choose(workers, input.u32(), of, |want| want & asleep != 0);
                 assert!(chosen.is_none_or(|w| workers.all >> w & 1 == 1));
                 if let (8, Some(w)) = (kind, chosen) {
-                    wake(w, workers, of);
+                    wake(w, workers, of, |want| want & asleep != 0);
                 }
             }
         }

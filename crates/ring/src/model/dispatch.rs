@@ -10,7 +10,9 @@ use loom::sync::Arc;
 const BOTH: Workers = Workers { all: 0b11, busy: 0, avoid: 0, turns: false };
 
 /// Worker 0 computes; worker 1 goes to sleep; a client connects.
-fn run(wakes: fn(u32, &[SynQueue; 2]) -> u64) {
+///
+/// `armed`: worker 0 has an epoll instance, in which nobody waits now.
+fn run(armed: bool, wakes: fn(u32, &[SynQueue; 2], &mut dyn FnMut(u64) -> bool)) {
     every_way(Some(3), move || {
         let queues: Arc<[SynQueue; 2]> = Arc::default();
         let q = queues.clone();
@@ -18,9 +20,16 @@ fn run(wakes: fn(u32, &[SynQueue; 2]) -> u64) {
             q[1].want.arm_and_fence(2, membarrier);
             q.iter().all(|q| len(q) == 0)
         });
-        let chosen = choose(BOTH, 0, |w| &queues[w as usize]).unwrap();
+        if armed {
+            queues[0].want.hint(1);
+        }
+        let chosen = choose(BOTH, 0, |w| &queues[w as usize], |want| want & 2 != 0).unwrap();
         assert!(push(&queues[chosen as usize], 7));
-        let woken = wakes(chosen, &queues);
+        let mut woken = 0;
+        wakes(chosen, &queues, &mut |want| {
+            woken |= want;
+            want & 2 != 0
+        });
         let sleeps = sleeper.join().unwrap();
         assert!(!sleeps || woken & 2 != 0, "it sleeps, and nobody wakes it");
     });
@@ -28,12 +37,33 @@ fn run(wakes: fn(u32, &[SynQueue; 2]) -> u64) {
 
 #[test]
 fn who_goes_to_sleep_is_woken_or_sees_it() {
-    run(|chosen, all| wake(chosen, BOTH, |w| &all[w as usize]));
+    for armed in [false, true] {
+        run(armed, |chosen, all, ring| wake(chosen, BOTH, |w| &all[w as usize], ring));
+    }
 }
 
 /// Worker 0 was chosen before worker 1 waited.
 #[test]
 #[should_panic(expected = "nobody wakes it")]
 fn waking_only_the_chosen_one_is_not_enough() {
-    run(|chosen, all| all[chosen as usize].want.take());
+    run(false, |chosen, all, ring| {
+        ring(all[chosen as usize].want.take());
+    });
+}
+
+/// Worker 0's instance is told, and nobody waits in it.
+#[test]
+#[should_panic(expected = "nobody wakes it")]
+fn waking_the_first_that_is_armed_is_not_enough() {
+    run(true, |chosen, all, ring| {
+        wake(
+            chosen,
+            BOTH,
+            |w| &all[w as usize],
+            |want| {
+                ring(want);
+                true
+            },
+        )
+    });
 }
