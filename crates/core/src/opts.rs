@@ -364,8 +364,9 @@ pub unsafe fn get(
             put(&b)
         }
         (T, libc::TCP_INFO) => {
-            let mut info = [0u8; 256];
-            // SAFETY: the caller's; the kernel takes at most our 256.
+            // It grows with the kernel: 280 bytes in 6.18.
+            let mut info = [0u8; 512];
+            // SAFETY: the caller's; the kernel takes at most what there is room for.
             let n = match sys::getsockopt(fd, level, name, &mut info) {
                 Ok(n) => n,
                 Err(e) => return Outcome::Done(Err(e)),

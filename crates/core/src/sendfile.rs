@@ -17,7 +17,10 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
     let (own, mut pos) = match unsafe { user::get_if(off) }? {
         Some(o) => {
             if count == 0 {
-                seek(input, 0, libc::SEEK_CUR)?; // as reading says otherwise
+                // As reading says otherwise.
+                seek(input, 0, libc::SEEK_CUR)?;
+                // SAFETY: no byte is read.
+                unsafe { sys::pread(input, core::ptr::NonNull::dangling().as_ptr(), 0, o) }?;
             }
             (false, o)
         }

@@ -216,6 +216,9 @@ impl Gen {
         // An instance is in every child, though none is believed to use it.
         let everywhere = matches!(fd.what, What::Epoll(_)) && self.m.processes_alive() > 1;
         if self.m.processes_with(fd.what) < 2 && !everywhere {
+            if self.m.fds_of(actor).iter().filter(|f| f.what == fd.what).count() < 2 {
+                self.m.watched.retain(|(_, v)| *v != fd.var);
+            }
             return;
         }
         let mut eps: Vec<usize> = self.m.watched.iter().filter(|(_, v)| *v == fd.var).map(|(e, _)| *e).collect();

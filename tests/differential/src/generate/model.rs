@@ -110,6 +110,11 @@ impl Model {
     pub fn has_epoll(&self, actor: usize) -> bool {
         self.fds_of(actor).iter().any(|f| matches!(f.what, What::Epoll(_)))
     }
+    /// Does an instance watch what was closed, and has another number?
+    pub fn watches_closed(&self, actor: usize) -> bool {
+        let held = |var: usize| self.fds_of(actor).iter().any(|f| f.var == var);
+        self.watched.iter().any(|(ep, var)| held(*ep) && !held(*var))
+    }
     pub fn queued(&self, port: usize) -> usize {
         self.queues.get(&port).map_or(0, VecDeque::len)
     }

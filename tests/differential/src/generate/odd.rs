@@ -11,10 +11,12 @@ use crate::symbols::NOWHERE;
 /// on the kernel's.
 const NOT_SET: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF),
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
     (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
     (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
+    (libc::SOL_SOCKET, libc::SO_ATTACH_BPF),
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
     (libc::IPPROTO_TCP, libc::TCP_CORK),
     (libc::IPPROTO_TCP, libc::TCP_NODELAY),
@@ -89,6 +91,9 @@ impl Gen {
             Some(k) if k < inner => INNER + k,
             Some(_) => INNER + 4,
         };
+        if name.starts_with("accept") && ready && bad != 0 {
+            return; // the connection ends, of which this model knows nothing
+        }
         let receives = name.contains("recv") || name.contains("read");
         let letter = letters.as_bytes().get(bad.wrapping_sub(1));
         let how = 1 + self.rng.below(NOWHERE.len() - 1) as i64;
@@ -131,7 +136,9 @@ impl Gen {
         let len = self.rng.pick(&[-1, 0, 1, 2, 3, 4, 4, 5, 8, 16, 17, 300]);
         let v = fd.var as i64;
         // (Some of IPv6's take a length below zero for a large one.)
-        if self.rng.chance(50) && (len >= 0 || level != libc::IPPROTO_IPV6) {
+        // After a reset the kernel may know the route's size still.
+        let route = level == libc::IPPROTO_IP && name == libc::IP_MTU;
+        if self.rng.chance(50) && (len >= 0 || level != libc::IPPROTO_IPV6) && !route {
             return self.push(actor, 0, Call::GetAny, &[v, level.into(), name.into(), len]);
         }
         // (And the headers of IPv6, which are in each packet, where there are packets.)

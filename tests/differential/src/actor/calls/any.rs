@@ -265,8 +265,9 @@ unsafe fn look(s: &Slot, name: &str, raw: bool, args: &[usize; 6], bad: usize, p
                     s.put_aux(libc::FD_ISSET(s.arg(0) as i32, at as *const libc::fd_set).into())
                 }
                 b'e' if r > 0 => {
-                    let e = (at as *const libc::epoll_event).read_unaligned();
-                    s.put_aux(e.events.into());
+                    // In what order they come is not promised.
+                    let e = |i| (at as *const libc::epoll_event).add(i).read_unaligned();
+                    s.put_aux((0..r.min(8)).fold(0, |all, i| all | e(i).events).into());
                 }
                 b't' | b'v' => s.put_aux((*(at as *const [i64; 2]) != [0, 0]).into()),
                 b'c' if name != "setsockopt" => s.put_aux((at as *const i32).read_unaligned().into()),
