@@ -383,6 +383,8 @@ pub unsafe fn get(
     }
 }
 
+const ESTABLISHED: u8 = 1;
+
 /// Number of the TCP state, as in `include/net/tcp_states.h`.
 fn tcp_state(d: &Desc) -> u8 {
     if ready::over(d) {
@@ -392,9 +394,9 @@ fn tcp_state(d: &Desc) -> u8 {
     let shut = d.sock().flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0;
     match (st.reset, st.eof, shut) {
         (true, _, _) | (_, true, true) => 7,
-        (_, false, false) => 1, // ESTABLISHED
-        (_, true, false) => 8,  // CLOSE_WAIT
-        (_, false, true) => 5,  // FIN_WAIT2
+        (_, false, false) => ESTABLISHED,
+        (_, true, false) => 8, // CLOSE_WAIT
+        (_, false, true) => 5, // FIN_WAIT2
     }
 }
 

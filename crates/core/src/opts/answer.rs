@@ -44,7 +44,8 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
     };
     let below = |default: i32, here: i32| Some(from_below().map(|v| Int(if v == default { here } else { v })));
     match (level, name) {
-        (S, libc::SO_PEERNAME) if !over => Some(peer_name(d, room)),
+        // (Also where `getpeername` says that there is none any more.)
+        (S, libc::SO_PEERNAME) => Some(peer_name(d, room)),
         (S, libc::SO_INCOMING_CPU) => {
             // The other side's: on the loopback device the sender's CPU delivers.
             let c = Some(ready::peer_cpu(d)).filter(|c| *c != 0).unwrap_or_else(cpu::current);
@@ -54,7 +55,10 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
         (I6, libc::IPV6_MTU) if !over && v6 => mtu(fd).map(|m| Ok(Int(m))),
         (I6, IPV6_PATHMTU) if !over && v6 => mtu(fd).map(|m| path_mtu(m, room)),
         (I4, IP_PROTOCOL) => Some(Ok(Int(s.local_port.load(Ordering::Relaxed).into()))),
-        (I6, IPV6_ADDRFORM) if v6 && !over => Some(Ok(Int(family.into()))),
+        (I6, IPV6_ADDRFORM) if v6 => Some(match super::tcp_state(d) {
+            super::ESTABLISHED => Ok(Int(family.into())),
+            _ => Err(Errno::ENOTCONN),
+        }),
         // What a connection request came in with.
         (I4, libc::IP_MULTICAST_TTL) if accepted && !v6 => below(1, 64),
         (I6, libc::IPV6_MULTICAST_HOPS) if accepted && v6 => below(1, 64),

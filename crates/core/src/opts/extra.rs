@@ -47,8 +47,9 @@ fn is_mapped(d: &Desc) -> bool {
 pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
     // Refused but for a connection of IPv4 through a socket of IPv6.
     let has_form = || d.is_conn() && d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 && is_mapped(d);
-    // What is connected leaves its path at once.
-    let device = level == S && matches!(name, libc::SO_BINDTODEVICE | libc::SO_BINDTOIFINDEX) && d.is_conn();
+    // What has a path already leaves it. (Before, what matters is known when it gets one.)
+    let has_path = d.is_conn() || d.kind() == kind::LISTENER;
+    let device = level == S && matches!(name, libc::SO_BINDTODEVICE | libc::SO_BINDTOIFINDEX) && has_path;
     if (device || only_kernels(level, name, v)) && ((level, name) != (libc::IPPROTO_IPV6, IPV6_ADDRFORM) || has_form())
     {
         leave(d);

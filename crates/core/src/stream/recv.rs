@@ -5,7 +5,7 @@ use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publ
 use crate::asleep::{self, On};
 use crate::path;
 use crate::table::Desc;
-use crate::{pool, ready, table, token, user};
+use crate::{opts, pool, ready, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::Dir;
@@ -325,6 +325,9 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             interruptible(&mut waits, s.rcvtimeo.load(Ordering::Relaxed));
         }
         if len == 0 {
+            if s.rcvtimeo.load(Ordering::Relaxed) == opts::AT_ONCE {
+                return Err(Errno::EAGAIN);
+            }
             let _ = wait_any(d, &mut waits);
             return Ok(0); // whatever has ended the wait
         }
