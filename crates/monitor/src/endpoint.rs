@@ -22,6 +22,8 @@ pub struct Config {
     pub mode: u32,
     /// A directory for what a monitor after this one takes over, where there may be one.
     pub keep: Option<PathBuf>,
+    /// For all users, at most (RLIMIT_NOFILE may be lower).
+    pub descriptors: u64,
     pub balance: Knobs,
     /// Who may share memory with whom.
     pub rules: crate::policy::rules::Rules,

@@ -40,6 +40,7 @@ pub mod renew;
 pub mod report;
 mod requests;
 pub mod settings;
+pub mod shares;
 pub mod shm;
 pub mod sockdiag;
 pub mod steer;

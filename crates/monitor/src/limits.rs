@@ -15,9 +15,6 @@ pub const LEASES_PER_PROCESS: usize = 256;
 pub const LEASES_PER_UID: usize = 320;
 /// Ports that a client has bound itself.
 pub const BOUND_PER_CHANNEL: usize = 1024;
-/// One user's share of our descriptors, as 1 / n of the limit, in control
-/// sockets.
-pub const CLIENT_SHARE: u64 = 4;
 /// How long a client that broke the protocol of a listener's channel gets no other one.
 pub const DISTRUST: std::time::Duration = std::time::Duration::from_secs(60);
 /// Bytes of a request about steering.

@@ -51,6 +51,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
         private: options.private,
         linger,
         mode: options.mode.unwrap_or(if options.private { 0o600 } else { 0o666 }),
+        descriptors: u64::MAX,
         balance,
         rules: settings.rules,
     };

@@ -17,7 +17,7 @@ use crate::turns::TURN;
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::zones::Zones;
-use crate::{limits, ConnId, FamilyId};
+use crate::{shares, ConnId, FamilyId};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,7 +51,8 @@ pub struct Monitor {
     own_uid: u32,
     /// That the broker knows.
     users: BTreeSet<u32>,
-    max_clients_per_uid: u64,
+    /// For all users.
+    descriptors: u64,
     /// Of this process, for which `locals` is valid.
     pub(crate) netns: u64,
     pub(crate) locals: BTreeSet<[u8; 16]>,
@@ -103,7 +104,7 @@ impl Monitor {
     /// [`StartError`].
     pub fn on(config: Config, endpoint: Endpoint, broker: Broker) -> Result<Monitor, StartError> {
         let fail = |what| move |e: std::io::Error| StartError::System { what, source: e };
-        let nofile = raise_nofile();
+        let descriptors = shares::total(raise_nofile().min(config.descriptors));
         crate::membarrier::register();
         let epoll =
             Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| fail("make an epoll instance")(e.into()))?);
@@ -130,7 +131,7 @@ impl Monitor {
             started: Instant::now(),
             own_uid: rustix::process::geteuid().as_raw(),
             users: BTreeSet::new(),
-            max_clients_per_uid: nofile / limits::CLIENT_SHARE,
+            descriptors,
             netns,
             locals: BTreeSet::new(),
             arenas: Arenas::default(),
@@ -346,7 +347,7 @@ impl Monitor {
             tracing::warn!(uid, "not this user's monitor");
             return;
         }
-        if !self.may_connect(uid) {
+        if !self.has_share(uid, shares::CLIENT) {
             tracing::warn!(uid, "too many processes");
             return;
         }
@@ -367,11 +368,19 @@ impl Monitor {
         self.last_family
     }
 
-    /// Whether one more control socket is within a user's share.
-    pub(crate) fn may_connect(&self, uid: u32) -> bool {
-        uid == 0
-            || self.config.private
-            || (self.clients.iter().filter(|(_, c)| c.uid == uid).count() as u64) < self.max_clients_per_uid
+    /// Whether so many `more` descriptors are within a user's share. Root, and the only user of a private
+    /// monitor, get what is there.
+    pub(crate) fn has_share(&self, uid: u32, more: u64) -> bool {
+        let clients = self.clients.iter().map(|(_, c)| (c.uid, shares::CLIENT));
+        let listeners = self.listeners.iter().map(|l| (l.uid, shares::LISTENER));
+        let channels = self.channels.iter().map(|ch| (ch.client_uid, shares::CHANNEL + ch.pipes.descriptors()));
+        let alone = uid == 0 || self.config.private;
+        let (mut own, mut all) = (0, 0);
+        for (holder, n) in clients.chain(listeners).chain(channels) {
+            all += n;
+            own += if holder == uid && !alone { n } else { 0 };
+        }
+        shares::admits(own, all, more, self.descriptors)
     }
 
     fn addresses_changed(&mut self) {

@@ -10,7 +10,7 @@ use crate::clients::{Client, Outgoing};
 use crate::descriptor::{self, Attached};
 use crate::requests::Misbehaved;
 use crate::wake::end_listening;
-use crate::{ConnId, ListenerId, Monitor};
+use crate::{shares, ConnId, ListenerId, Monitor};
 use fsocket_proto::{kind, Msg};
 
 impl Monitor {
@@ -25,7 +25,7 @@ impl Monitor {
         // gives nobody his name. (Whoever runs a private monitor vouches for what he starts.)
         let allowed = old.uid == 0 || old.uid == uid || self.config.private;
         let (nonce, holds) = (old.nonce, old.holds.clone());
-        if allowed && self.may_connect(uid) {
+        if allowed && self.has_share(uid, shares::CLIENT) {
             crate::wire::ask_for_senders(fd.as_fd());
             self.vouch(uid, fd.as_fd());
             let family = self.new_family();

@@ -7,7 +7,7 @@ use crate::clients::{Client, Outgoing};
 use crate::descriptor::{self, Attached};
 use crate::ports::BLOCK;
 use crate::steer::Also;
-use crate::{limits, ChannelId, ConnId, ListenerId, Monitor};
+use crate::{limits, shares, ChannelId, ConnId, ListenerId, Monitor};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
 use rustix::fd::AsFd;
@@ -190,7 +190,7 @@ impl Monitor {
             child.holds = p.holds.clone();
         }
         let (holds, is_heir) = (child.holds.clone(), child.is_heir);
-        if !self.may_connect(child.uid) {
+        if !self.has_share(child.uid, shares::CLIENT) {
             // Its connections are then seen as closed when its parent goes.
             tracing::warn!(uid = child.uid, "too many processes; child not adopted");
             return Ok(());
@@ -245,7 +245,10 @@ impl Monitor {
         let listener = match self.listeners.by_cookie(info.cookie) {
             Some(known) => known,
             None => {
-                if self.registry.is_full() || (uid != 0 && self.listeners.owned_by(uid) >= limits::LISTENERS_PER_UID) {
+                if self.registry.is_full()
+                    || (uid != 0 && self.listeners.owned_by(uid) >= limits::LISTENERS_PER_UID)
+                    || !self.has_share(uid, shares::LISTENER)
+                {
                     return Err(Errno::MFILE);
                 }
                 // Whoever closed a socket on this address without telling must
@@ -402,6 +405,7 @@ impl Monitor {
         if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS
             || (client.uid != 0
                 && count(&|ch| ch.client_uid == client.uid && !ch.client_gone) >= limits::CHANNELS_PER_UID)
+            || !self.has_share(client.uid, shares::CHANNEL)
         {
             return Err(Errno::MFILE);
         }

@@ -8,7 +8,7 @@
 //! neither can open the pipe again: the inode is this process's. See ADR 38.
 
 use crate::clients::Outgoing;
-use crate::{ChannelId, ConnId, Monitor};
+use crate::{shares, ChannelId, ConnId, Monitor};
 use fsocket_abi::channel::waker_key;
 use fsocket_proto::{kind, waiter, Msg};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -35,6 +35,10 @@ impl Pipes {
     pub fn leave(&mut self, id: ConnId) -> Vec<ConnId> {
         let gone = self.0.extract_if(|(sleeper, _, _, ringer), _| *sleeper == id || *ringer == id);
         gone.filter_map(|((sleeper, ..), end)| end.map(|_| sleeper)).collect()
+    }
+    /// Ends that this process still has.
+    pub fn descriptors(&self) -> u64 {
+        self.0.values().flatten().count() as u64
     }
     /// The channel is gone. As [`Self::leave`].
     pub fn unready(&self) -> impl Iterator<Item = ConnId> + '_ {
@@ -69,11 +73,16 @@ impl Monitor {
     /// [`kind::WAKER`]: the sleeper's end of a pipe.
     pub(crate) fn waker(&mut self, id: ConnId, msg: &Msg) {
         let Some(named) = self.named(id, msg) else { return };
-        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), self.clients.get_mut(id)) else { return };
+        let (Some(ch), Some(client)) = (self.channels.get(named.channel), self.clients.get(id)) else { return };
         if client.pipes_unready >= UNREADY || ch.pipes.0.contains_key(&named.pair) || ch.pipes.0.len() >= PIPES {
             return;
         }
+        let uid = client.uid;
         // Out of descriptors: messages go on waking it.
+        if !self.has_share(uid, shares::PIPE) {
+            return;
+        }
+        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), self.clients.get_mut(id)) else { return };
         let Ok((read, write)) = pipe() else { return };
         client.pipes_unready += 1;
         ch.pipes.0.insert(named.pair, Some(write));

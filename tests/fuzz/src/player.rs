@@ -38,6 +38,7 @@ fn monitor() -> &'static PathBuf {
             linger: Duration::from_secs(86400),
             mode: 0o600,
             keep: None,
+            descriptors: u64::MAX,
             balance: Default::default(),
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
         };

@@ -97,6 +97,7 @@ fn somebody_elses_directory_is_refused() {
             linger: Duration::ZERO,
             mode: 0o600,
             keep: None,
+            descriptors: u64::MAX,
             balance: Default::default(),
             rules: Default::default(),
         })

@@ -6,6 +6,7 @@
 use super::support::*;
 use super::switching::{in_use, of};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
+use fsocket_monitor::Config;
 use fsocket_proto::{kind, switch, Addr, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,6 +19,10 @@ const NOBODY: u32 = 65534;
 
 /// A monitor for everybody; None: we are not root.
 fn of_root(test: &str) -> Option<Daemon> {
+    for_users(test, |_| {})
+}
+
+pub fn for_users(test: &str, change: impl FnOnce(&mut Config)) -> Option<Daemon> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: {test}: not root");
         return None;
@@ -28,11 +33,12 @@ fn of_root(test: &str) -> Option<Daemon> {
         config.rules = super::policy::rules(&format!("share = [[0, {NOBODY}]]\n[[rule]]\naction = \"allow\"\n"));
         let dir = config.socket.parent().and_then(|d| d.parent()).unwrap();
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        change(config);
     }))
 }
 
 /// Runs as `uid`, without any capability in effect.
-fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> T {
+pub fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> T {
     struct Back;
     impl Drop for Back {
         fn drop(&mut self) {

@@ -1,7 +1,9 @@
 //! What one process or user leaves undone, or does too much, costs others nothing.
 
+use crate::rights::{as_user, for_users};
 use crate::support::*;
-use fsocket_proto::kind;
+use fsocket_proto::{kind, Msg};
+use rustix::fd::AsFd;
 
 /// A parent that waits for its children and reads nothing; each of them listens and is connected to.
 #[test]
@@ -49,4 +51,34 @@ fn a_worker_that_does_not_read_keeps_what_there_is() {
     worker.sync();
     assert!(worker.unasked.len() < 2000, "{}", worker.unasked.len());
     told(&mut worker);
+}
+
+/// Three users take all that they can get. A fourth one, who has nothing yet, is served; so is root.
+#[test]
+fn greedy_users_do_not_exhaust_the_monitor() {
+    let name = "greedy_users_do_not_exhaust_the_monitor";
+    let Some(d) = for_users(name, |config| config.descriptors = 600) else { return };
+    let greet = |d: &Daemon| {
+        let mut p = d.stranger();
+        let hello = Msg { id: p.nonce, arg1: u64::from(fsocket_abi::VERSION), ..Msg::new(kind::HELLO) };
+        p.try_request(hello, None).map(|_| p)
+    };
+    let mut greedy = Vec::new();
+    for uid in [70_001, 70_002, 70_003] {
+        let got: Vec<Proc> = as_user(uid, || (0..400).map_while(|_| greet(&d)).collect());
+        assert!((5..200).contains(&got.len()), "{uid}: {}", got.len());
+        greedy.push(got);
+    }
+    let listens = |p: &mut Proc| {
+        let (socket, _) = listener();
+        let (answer, _) = p.request(Msg::new(kind::LISTEN), Some(socket.as_fd()));
+        (answer.result == 0).then_some(socket)
+    };
+    // Who has all that he gets is refused, and keeps what he has.
+    let last = greedy[0].last_mut().unwrap();
+    let sockets: Vec<_> = (0..400).map_while(|_| as_user(70_001, || listens(last))).collect();
+    assert!(sockets.len() < 10, "{}", sockets.len());
+    last.sync();
+    assert!(as_user(70_004, || listens(&mut greet(&d).expect("a share is left"))).is_some());
+    d.acquainted();
 }

@@ -43,6 +43,7 @@ impl Daemon {
             linger: Duration::from_secs(60),
             mode: 0o600,
             keep: None,
+            descriptors: u64::MAX,
             balance: Default::default(),
             // This machine may have a firewall.
             rules: fsocket_monitor::policy::rules::Rules::allowing(),

@@ -1,0 +1,56 @@
+//! Shares of what the monitor has little of: descriptors, and mappings of memory.
+//!
+//! A user may hold as much as is left for all others. One alone gets half, the next one half of the rest:
+//! whoever comes after ten that took all they could still finds a thousandth, and a user with little of
+//! his own is served as long as there is anything. Descriptors are not counted one by one but by what
+//! holds them; a request beyond the share is refused with EMFILE, and nobody is dropped.
+
+/// What the monitor itself has open: streams, sockets, epoll, registry, policy, BPF maps.
+const OWN: u64 = 96;
+/// A control socket, its arena, and what tells of its end.
+pub const CLIENT: u64 = 3;
+pub const LISTENER: u64 = 2;
+/// Its memory, and the mapping of it.
+pub const CHANNEL: u64 = 2;
+/// Both ends of a pipe.
+pub const PIPE: u64 = 2;
+/// `vm.max_map_count` is 65,530 by default.
+const MAPPINGS: u64 = 60_000;
+
+/// How much there is for all users, in descriptors. `open`: RLIMIT_NOFILE.
+pub fn total(open: u64) -> u64 {
+    open.min(MAPPINGS).saturating_sub(OWN)
+}
+
+/// Whether a user that holds `own`, of `all` that are held, gets `more` out of `total`.
+pub fn admits(own: u64, all: u64, more: u64, total: u64) -> bool {
+    own + more <= total.saturating_sub(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greedy_users_leave_something_for_the_next() {
+        let total = total(1 << 20);
+        let mut held = Vec::new();
+        for user in 0..10 {
+            let all: u64 = held.iter().sum();
+            let mut own = 0;
+            while admits(own, all + own, CLIENT, total) {
+                own += CLIENT;
+            }
+            assert!(own > 20, "user {user} of ten gets {own}");
+            held.push(own);
+        }
+    }
+
+    #[test]
+    fn nothing_is_given_that_is_not_there() {
+        assert!(!admits(0, 100, 1, 100));
+        assert!(!admits(0, 101, 1, 100));
+        assert!(admits(0, 99, 1, 100));
+        assert_eq!(super::total(64), 0);
+    }
+}
