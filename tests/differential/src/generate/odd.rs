@@ -16,6 +16,8 @@ const NOT_SET: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
     (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
     (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
+    // (A connect without blocking that is asked again after one of these says EISCONN, not 0.)
+    (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER),
     (libc::SOL_SOCKET, libc::SO_ATTACH_BPF),
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
     (libc::IPPROTO_TCP, libc::TCP_CORK),
