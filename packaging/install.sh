@@ -33,6 +33,7 @@ do_install() {
     fi
     for page in "$pages"/*.1; do put 644 "$page" "$root/share/man/man1"; done
     put 644 "$pages/fastsocketd.8" "$root/share/man/man8"
+    put 644 "$here/packaging/fastsocketd.toml.5" "$root/share/man/man5"
     put 644 "$pages/fastsocket.bash" "$root/share/bash-completion/completions" fastsocket
     put 644 "$pages/_fastsocket" "$root/share/zsh/site-functions"
     put 644 "$pages/fastsocket.fish" "$root/share/fish/vendor_completions.d"
@@ -49,7 +50,7 @@ do_uninstall() {
     [ ! -x "$root/bin/fastsocket" ] || "$root/bin/fastsocket" disable --all --root "${DESTDIR:-/}" || true
     rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$unit" \
         "$root/share/man/man1/fastsocket.1" "$root"/share/man/man1/fastsocket-*.1 \
-        "$root/share/man/man8/fastsocketd.8" "$root/share/bash-completion/completions/fastsocket" \
+        "$root/share/man/man8/fastsocketd.8" "$root/share/man/man5/fastsocketd.toml.5" "$root/share/bash-completion/completions/fastsocket" \
         "$root/share/zsh/site-functions/_fastsocket" "$root/share/fish/vendor_completions.d/fastsocket.fish"
     rmdir "$root/lib/fastsocket" 2>/dev/null || true
     # A configuration that nobody has changed was ours.

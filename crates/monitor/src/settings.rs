@@ -1,52 +1,5 @@
-//! The configuration file of the monitor: TOML, everything optional.
-//!
-//! ```toml
-//! [balance]
-//! enabled = true      # stealing and migration
-//! busy = 75           # a queue is busy above this share of its limit, percent
-//! idle = 10           # and no longer when its average is below this
-//! ratio = 5           # local connections for one stolen from a busy zone
-//! patience_us = 1000  # how long a connection is left to a worker that is not busy; tenfold while it keeps up
-//! interval_ms = 100   # how often queues are measured and flow groups move
-//! migrate = true      # flow groups
-//! groups = 0          # flow groups that one zone takes at a time; 0: a CPU's share in 8.5 s
-//! ```
-//!
-//! Who may share memory, and over which connections. It is the system's monitor that needs to be
-//! told: processes of one user share memory with each other only, root is a user like any other,
-//! and a pair of users needs a line here. (What runs under a private monitor was started by its
-//! user, so all of it may share.) Names are looked up when the monitor starts.
-//!
-//! ```toml
-//! # Each line names parties that may share memory with each other: users (names or numbers), units
-//! # of systemd, cgroups with everything below them.
-//! share = [["www-data", "postgres"], ["redis", "unit:nginx.service", "cgroup:/kubepods.slice"]]
-//!
-//! # The first rule that matches counts; every condition of a rule must hold, one that is not
-//! # given always does.
-//! [[rule]]
-//! action = "deny"               # these connections use the kernel
-//! client_user = "nobody"        # also client_group, server_user, server_group: names or numbers;
-//!                               # the real user, the primary group
-//! server_cgroup = "/system.slice/vault.service"  # also client_cgroup: with everything below it
-//!
-//! [[rule]]
-//! action = "kernel-first"       # the kernel's handshake shows first that its policy allows it
-//! client_exe = "/usr/bin/agent" # also server_exe: the file as in /proc/PID/exe
-//! netns = "/run/netns/blue"     # or an inode number
-//! address = "10.0.0.0/8"        # of the server
-//! port = "8000-8080"            # or a number
-//!
-//! [[rule]]
-//! action = "allow"              # the policy of the host (netfilter, rules, cgroup programs) is not
-//! address = "127.0.0.0/8"       # looked at; `share` holds all the same
-//! ```
-//!
-//! Files `fastsocketd.d/*.toml` beside it may hold further lines of `share` and further rules, in the
-//! order of their names (`fastsocket enable` writes one).
-//!
-//! Connections that no rule matches come first over the kernel if the host has a policy that could
-//! concern them; see docs/policy.md.
+//! The configuration file of the monitor: TOML, everything optional. The manual page fastsocketd.toml(5)
+//! (`packaging/fastsocketd.toml.5`) says what each key means.
 
 use crate::policy::file::{self, RawRule, RawShare};
 use crate::policy::rules::Rules;
@@ -92,7 +45,7 @@ struct DropIn {
     rule: Vec<Spanned<RawRule>>,
 }
 
-/// `[balance]`; see the top of this file.
+/// `[balance]`; see fastsocketd.toml(5).
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Balance {
@@ -248,6 +201,23 @@ mod tests {
 
     fn rules(text: &str) -> Result<Rules, String> {
         understand("f", text).map(|s| s.rules).map_err(|e| e.to_string())
+    }
+
+    /// The manual page names each key, and its example is right.
+    #[test]
+    fn the_manual_page_says_all() {
+        let page = include_str!("../../../packaging/fastsocketd.toml.5");
+        let said = |key: &str| page.lines().any(|l| l.starts_with(".B") && l.split_whitespace().any(|w| w == key));
+        for table in ["", "[balance]\n", "[[rule]]\naction = \"deny\"\n"] {
+            let e = toml::from_str::<Settings>(&format!("{table}nonsense = 1")).unwrap_err().to_string();
+            let (_, keys) = e.split_once("expected one of ").expect("it lists the keys");
+            for key in keys.split('`').skip(1).step_by(2) {
+                assert!(said(key) || said(&format!("[{key}]")) || said(&format!("[[{key}]]")), "{key}: {e}");
+            }
+        }
+        let example = page.split_once(".EX\n").and_then(|(_, rest)| rest.split_once(".EE")).unwrap().0;
+        let settings = understand("example", example).unwrap();
+        assert_eq!((settings.rules.share.len(), settings.rules.rules.len()), (2, 2));
     }
 
     #[test]

@@ -39,7 +39,7 @@ enum Number {
 
 type Field<T> = Option<Spanned<T>>;
 
-/// `[[rule]]`; see the top of `settings.rs`.
+/// `[[rule]]`; see fastsocketd.toml(5).
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawRule {
