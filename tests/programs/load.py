@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 LIMIT = 15  # seconds for one answer
 stop = threading.Event()
@@ -225,7 +226,9 @@ def reason(error):
 
 def main():
     spec = json.loads(sys.argv[1])
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Not `stop.set()`, which waits for a lock that this very thread may hold.
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     ok, failed, wrong = collections.Counter(), collections.Counter(), []
     kinds = {"http": http_client, "redis": redis_client, "memcached": memcached_client, "run": run_client}
     kinds |= {"echo": echo_client, "echo-fork": echo_fork_client}
@@ -248,8 +251,9 @@ def main():
     threads = [threading.Thread(target=work, daemon=True) for _ in range(spec["threads"])]
     for t in threads:
         t.start()
-    while not stop.wait(0.1):
-        pass
+    while not asked:
+        time.sleep(0.05)
+    stop.set()
     hanging = 0
     for t in threads:
         t.join(LIMIT + 5)
