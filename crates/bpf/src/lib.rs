@@ -15,6 +15,7 @@ mod load;
 pub mod locality;
 mod locknames;
 pub mod locks;
+pub mod pairs;
 pub mod probe;
 pub mod select;
 mod skel;

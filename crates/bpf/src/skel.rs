@@ -9,4 +9,4 @@ macro_rules! skeletons {
     )*};
 }
 
-skeletons!(closings, locality, locks, readcpu, select, steer);
+skeletons!(closings, locality, locks, pairs, readcpu, select, steer);

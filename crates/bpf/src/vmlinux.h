@@ -214,9 +214,12 @@ struct ns_common {
 	unsigned int inum;
 };
 
+struct user_namespace;
+
 struct net {
 	struct ns_common ns;
 	u64 net_cookie;
+	struct user_namespace *user_ns;
 };
 
 typedef struct {
@@ -249,6 +252,14 @@ struct sock {
 struct inet_sock {
 	struct sock sk;
 	__be16 inet_sport;
+};
+
+struct tcp_sock {
+	u32 snd_una;
+	u32 rcv_nxt;
+	u64 bytes_received;
+	u64 bytes_acked;
+	u8 repair : 1;
 };
 
 struct task_struct {

@@ -1,0 +1,119 @@
+//! Both ends of a connection between two network namespaces find each other, and nobody else.
+
+use fsocket_bpf::pairs::{Pairs, Recorder};
+use fsocket_bpf::Error;
+use fsocket_testkit::need_hosts;
+use fsocket_testkit::netns::{Hosts, NetHost, Receive};
+use rustix::net::{sockopt, AddressFamily, SocketType};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+const TCP_REPAIR: libc::c_int = 19;
+
+fn start() -> Option<(Recorder, Pairs)> {
+    match Recorder::start() {
+        Ok(recorder) => {
+            let pairs = Pairs::of(recorder.parts().unwrap()).unwrap();
+            Some((recorder, pairs))
+        }
+        Err(Error::Missing(why)) => {
+            println!("SKIPPED: pairs: {why}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn count(recorder: &Recorder, name: &str) -> u64 {
+    recorder.counts().unwrap().iter().find(|c| c.name == name).unwrap().total()
+}
+
+fn cookie(socket: &impl AsFd) -> u64 {
+    sockopt::socket_cookie(socket).unwrap()
+}
+
+/// A connection from one host to the other, its two ends.
+fn connection(client: &NetHost, server: &NetHost, to: IpAddr) -> (TcpStream, TcpStream) {
+    let listener = server.within(|| TcpListener::bind((to, 0))).unwrap();
+    let to = listener.local_addr().unwrap();
+    let active = client.within(|| TcpStream::connect(to)).unwrap();
+    (active, listener.accept().unwrap().0)
+}
+
+fn two_hosts() -> (Hosts, NetHost, NetHost) {
+    let mut hosts = Hosts::new().unwrap();
+    let (mut client, mut server) = (hosts.add("client").unwrap(), hosts.add("server").unwrap());
+    hosts.link(&mut client, &mut server, 1, &Receive::Inline).unwrap();
+    (hosts, client, server)
+}
+
+fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) {
+    // SAFETY: an integer and its size.
+    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn ends_find_each_other_across_namespaces() {
+    need_hosts!();
+    let Some((_recorder, pairs)) = start() else { return };
+    let (_hosts, client, server) = two_hosts();
+    for to in [IpAddr::from(server.interfaces[0].v4), server.interfaces[0].v6.into()] {
+        for _ in 0..50 {
+            let (active, passive) = connection(&client, &server, to);
+            assert_eq!(pairs.peer_of(cookie(&active)), Some(cookie(&passive)), "{to}");
+            assert_eq!(pairs.peer_of(cookie(&passive)), Some(cookie(&active)), "{to}");
+        }
+    }
+    // Within one namespace addresses say it.
+    let (active, passive) = connection(&client, &client, IpAddr::from([127, 0, 0, 1]));
+    assert_eq!((pairs.peer_of(cookie(&active)), pairs.peer_of(cookie(&passive))), (None, None));
+}
+
+/// A socket that the kernel makes established without a packet is nobody's end.
+#[test]
+fn a_repaired_socket_is_no_end() {
+    need_hosts!();
+    let Some((recorder, pairs)) = start() else { return };
+    let (_hosts, client, server) = two_hosts();
+    let (active, passive) = connection(&client, &server, server.interfaces[0].v4.into());
+    let before = count(&recorder, "repaired");
+    let forged = client.within(|| {
+        let s = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        set(&s, libc::IPPROTO_TCP, TCP_REPAIR, 1);
+        rustix::net::bind(&s, &SocketAddr::from((client.interfaces[0].v4, 4000))).unwrap();
+        rustix::net::connect(&s, &passive.local_addr().unwrap()).unwrap();
+        s
+    });
+    assert_eq!(count(&recorder, "repaired"), before + 1);
+    assert_eq!(pairs.peer_of(cookie(&forged)), None);
+    assert_eq!(pairs.peer_of(cookie(&active)), Some(cookie(&passive)));
+}
+
+/// What ends a watched connection in the kernel is told; what a program closes is not.
+#[test]
+fn the_end_of_a_watched_connection_is_told() {
+    need_hosts!();
+    let Some((_recorder, pairs)) = start() else { return };
+    let (_hosts, client, server) = two_hosts();
+    let to = IpAddr::from(server.interfaces[0].v4);
+    let (closed, other) = connection(&client, &server, to);
+    let (active, _passive) = connection(&client, &server, to);
+    for end in [&closed, &active] {
+        pairs.watch(cookie(end));
+        set(end, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+        set(end, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
+        set(end, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
+        set(end, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
+    }
+    drop((closed, other));
+    client.inside("ip", &["link", "set", &client.interfaces[0].device, "down"]).unwrap();
+    let until = Instant::now() + Duration::from_secs(8);
+    let mut ended = Vec::new();
+    while ended.is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(50));
+        ended = pairs.ended();
+    }
+    assert_eq!(ended, [cookie(&active)]);
+}
