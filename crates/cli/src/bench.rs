@@ -15,8 +15,8 @@ pub mod shapes;
 mod step;
 pub mod worker;
 
+use crate::cmdline::EXIT_OWN;
 use crate::locate::Pieces;
-use crate::EXIT_OWN;
 use anyhow::{bail, Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use report::Row;

@@ -1,42 +1,14 @@
-//! What can be typed.
+//! Arguments of the commands.
 
 use crate::locate::Pieces;
-use clap::{Args, Parser, Subcommand};
+use clap::Args;
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-/// Shared memory instead of loopback TCP, for programs as they are.
-#[derive(Debug, Parser)]
-#[command(name = "fastsocket", version, max_term_width = 100)]
-pub struct Cli {
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    Run(Run),
-    /// Counters: totals, processes, why the kernel was used
-    Stat(Stat),
-    /// Connections and listeners over shared memory
-    Ss(Ss),
-    Explain(Explain),
-    Steer(Steer),
-    Enable(Enable),
-    Disable(Disable),
-    Doctor(Doctor),
-    /// Prepare a network device and the kernel for short connections, and undo it
-    Tune(crate::tune::Tune),
-    /// Compare kernel TCP, fastsocket, Unix sockets and a reference queue
-    Bench(crate::bench::Bench),
-    #[command(hide = true)]
-    Pages(Pages),
-    #[command(hide = true)]
-    BenchWorker(crate::bench::worker::Worker),
-    #[command(hide = true)]
-    BenchShape(crate::bench::shapes::ends::End),
-}
+/// Exit status for everything that is our own failure, as `env`, `nice` and
+/// other exec wrappers have it.
+pub const EXIT_OWN: i32 = 125;
 
 /// What library and commands read, as [`fsocket_proto::paths`] has it.
 const ENVIRONMENT: &str = "\

@@ -1,12 +1,14 @@
 //! `fastsocket explain`: why is this process, or this listener, not accelerated?
 
 mod process;
+mod reason;
 mod sockets;
 
 use crate::cmdline::{Explain, Target};
 use crate::text::print;
 use process::{Facts, Monitor, State};
 use procfs::net::{TcpNetEntry, TcpState};
+use reason::Reason;
 use serde::Serialize;
 use sockets::{plain, Peer, Sockets};
 use std::collections::BTreeMap;
@@ -14,13 +16,6 @@ use std::net::SocketAddr;
 
 /// Nothing could be explained.
 const EXIT_NOTHING: i32 = 2;
-
-/// A word for programs, a sentence for people.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Reason {
-    pub reason: &'static str,
-    pub text: String,
-}
 
 /// One process, explained.
 #[derive(Debug, Serialize)]

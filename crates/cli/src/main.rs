@@ -26,12 +26,40 @@ mod tune;
 mod units;
 
 use clap::error::ErrorKind;
-use clap::Parser;
-use cmdline::{Cli, Command};
+use clap::{CommandFactory, Parser, Subcommand};
+use cmdline::{Disable, Doctor, Enable, Explain, Pages, Run, Ss, Stat, Steer, EXIT_OWN};
 
-/// Exit status for everything that is our own failure, as `env`, `nice` and
-/// other exec wrappers have it.
-pub const EXIT_OWN: i32 = 125;
+/// Shared memory instead of loopback TCP, for programs as they are.
+#[derive(Debug, Parser)]
+#[command(name = "fastsocket", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Run),
+    /// Counters: totals, processes, why the kernel was used
+    Stat(Stat),
+    /// Connections and listeners over shared memory
+    Ss(Ss),
+    Explain(Explain),
+    Steer(Steer),
+    Enable(Enable),
+    Disable(Disable),
+    Doctor(Doctor),
+    /// Prepare a network device and the kernel for short connections, and undo it
+    Tune(tune::Tune),
+    /// Compare kernel TCP, fastsocket, Unix sockets and a reference queue
+    Bench(bench::Bench),
+    #[command(hide = true)]
+    Pages(Pages),
+    #[command(hide = true)]
+    BenchWorker(bench::worker::Worker),
+    #[command(hide = true)]
+    BenchShape(bench::shapes::ends::End),
+}
 
 #[cfg(not(test))]
 #[no_mangle]
@@ -61,7 +89,7 @@ fn entry() -> i32 {
         Command::Steer(args) => report_errors(steer::steer(args)),
         Command::Enable(args) => report_errors(units::enable(&args)),
         Command::Disable(args) => report_errors(units::disable(&args)),
-        Command::Pages(args) => report_errors(pages::run(&args)),
+        Command::Pages(args) => report_errors(pages::run(&args, Cli::command())),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Bench(args) => report_errors(bench::run(&args)),

@@ -1,17 +1,16 @@
 //! Manual pages and completions, made from the command line itself: `make pages`.
 
-use crate::cmdline::{Cli, Pages};
+use crate::cmdline::Pages;
 use anyhow::{Context, Result};
-use clap::CommandFactory;
 use clap_complete::Shell;
 
 /// Writes `fastsocket.1`, a page for each command, and a completion for each shell.
-pub fn run(args: &Pages) -> Result<i32> {
+pub fn run(args: &Pages, mut command: clap::Command) -> Result<i32> {
     let directory = &args.directory;
     std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    clap_mangen::generate_to(Cli::command(), directory)?;
+    clap_mangen::generate_to(command.clone(), directory)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut Cli::command(), "fastsocket", directory)?;
+        clap_complete::generate_to(shell, &mut command, "fastsocket", directory)?;
     }
     Ok(0)
 }

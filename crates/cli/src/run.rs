@@ -1,10 +1,10 @@
 //! `fastsocket run`: sets up the environment and becomes the program.
 
-use crate::cmdline::Run;
+use crate::cmdline::{Run, EXIT_OWN};
 use crate::locate::Pieces;
 use crate::preload_list::{preload_list, without_library};
 use crate::program::{self, Kind};
-use crate::{control, locate, private, EXIT_OWN};
+use crate::{control, locate, private};
 use fsocket_proto::paths;
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -4,20 +4,8 @@
 //! kernel.
 #![cfg_attr(not(loom), no_std)]
 
-#[cfg(not(loom))]
-pub mod atomic {
-    pub use core::sync::atomic::{
-        compiler_fence, fence, AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
-    };
-}
-#[cfg(loom)]
-pub mod atomic {
-    pub use loom::sync::atomic::{
-        fence, AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
-    };
-}
-
 pub mod aloof;
+pub mod atomic;
 pub mod doorbell;
 pub mod handover;
 pub mod nap;

@@ -2,7 +2,7 @@
 //! application as often as to us.
 
 use crate::arch::syscall6;
-use crate::{Errno, Result};
+use crate::errno::{Errno, Result};
 use core::sync::atomic::AtomicU32;
 
 macro_rules! sc {
@@ -255,7 +255,7 @@ pub fn nanosleep(ns: u64) {
 pub fn getrandom_u64() -> u64 {
     let mut v = 0u64;
     if sc!(SYS_getrandom, &mut v as *mut u64, 8, libc::GRND_NONBLOCK) != Ok(8) {
-        v = now_ns() ^ ((getpid() as u64) << 40) ^ crate::cpu::ticks();
+        v = now_ns() ^ ((getpid() as u64) << 40) ^ crate::arch::ticks();
     }
     v
 }

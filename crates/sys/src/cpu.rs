@@ -19,7 +19,7 @@ pub fn init(rseq_offset: Option<isize>) {
         // struct rseq: cpu_id_start, then cpu_id.
         RSEQ_CPU.store(off + 4, Ordering::Relaxed);
     }
-    START_NS.store(crate::now_ns(), Ordering::Relaxed);
+    START_NS.store(crate::calls::now_ns(), Ordering::Relaxed);
     START_TICKS.store(ticks(), Ordering::Relaxed);
 }
 
@@ -108,7 +108,7 @@ pub fn ticks_per_us() -> u64 {
 /// once it is long enough.
 #[cold]
 fn measure() -> u64 {
-    let ns = crate::now_ns().wrapping_sub(START_NS.load(Ordering::Relaxed)).max(1);
+    let ns = crate::calls::now_ns().wrapping_sub(START_NS.load(Ordering::Relaxed)).max(1);
     let ticks = ticks().wrapping_sub(START_TICKS.load(Ordering::Relaxed));
     let per_us = ((ticks as u128 * 1000 / ns as u128) as u64).clamp(1, 1 << 20);
     if ns > 200_000 {

@@ -5,6 +5,8 @@ use core::num::NonZeroI32;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Errno(NonZeroI32);
 
+pub type Result<T> = core::result::Result<T, Errno>;
+
 impl Errno {
     /// From a positive errno value; anything else becomes EIO.
     #[inline]
@@ -22,7 +24,7 @@ impl Errno {
 
     /// Kernel return convention: -4095..=-1 is an error.
     #[inline(always)]
-    pub(crate) fn decode(ret: isize) -> crate::Result<usize> {
+    pub(crate) fn decode(ret: isize) -> Result<usize> {
         if (-4095..0).contains(&ret) {
             Err(Errno::new(-ret as i32))
         } else {

@@ -8,6 +8,4 @@ pub mod cpu;
 pub mod errno;
 
 pub use calls::*;
-pub use errno::Errno;
-
-pub type Result<T> = core::result::Result<T, Errno>;
+pub use errno::{Errno, Result};

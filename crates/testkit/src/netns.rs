@@ -78,8 +78,8 @@ impl Hosts {
             "for i in 1 2 3 4 5; do p=$(ip netns pids {namespace}) && [ \"$p\" ] && kill -9 $p || break; done; \
              ip netns del {namespace}"
         ))?;
-        ip(&["netns", "add", &namespace])?;
-        ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
+        link::ip(&["netns", "add", &namespace])?;
+        link::ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
         // Short connections by the hundred thousand: all ports there are.
         link::inside(&namespace, "sh", &["-c", "echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range"])?;
         let file = File::open(format!("/run/netns/{namespace}")).map_err(|e| format!("{namespace}: {e}"))?;
@@ -223,14 +223,4 @@ impl Chain {
     pub fn backend_address(&self) -> Ipv4Addr {
         self.backend.interfaces[0].v4
     }
-}
-
-/// Runs `ip`; the error is what it said.
-fn ip(args: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(args).env_remove("LD_PRELOAD").output().map_err(|e| format!("ip: {e}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("ip {}: {} {}", args.join(" "), output.status, said.trim()))
 }

@@ -8,7 +8,6 @@ pub use balance::Balance;
 pub use kernel::{Conntrack, Limits};
 pub use topology::{Cpus, Node};
 
-use crate::cpus::CpuSet;
 use crate::root::Root;
 use crate::sysctl;
 use serde::{Deserialize, Serialize};
@@ -54,9 +53,4 @@ impl Machine {
     pub fn sysctl_number(&self, name: &str) -> Option<u64> {
         self.sysctls.get(name)?.parse().ok()
     }
-}
-
-/// A list file (`0-3,8`); empty where there is none.
-fn list(root: &Root, path: &str) -> CpuSet {
-    root.get(path).and_then(|t| CpuSet::parse_list(&t).ok()).unwrap_or_default()
 }

@@ -1,6 +1,6 @@
 //! What can be seen of one process: its program, the library in it, its monitor.
 
-use super::Reason;
+use super::reason::Reason;
 use crate::program::{self, Kind};
 use crate::{control, locate};
 use fsocket_proto::paths;

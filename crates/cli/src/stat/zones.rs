@@ -1,8 +1,8 @@
 //! `fastsocket stat --zones`: what the original's `/proc/net/fastsocket` files
 //! had, by CPU.
 
-use super::{print, table};
 use crate::control;
+use crate::text::{print, table};
 use anyhow::Result;
 use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_proto::report::{Balance, Group, Report};

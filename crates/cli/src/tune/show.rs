@@ -1,6 +1,6 @@
 //! What `fastsocket tune` prints.
 
-use super::Tune;
+use super::args::Tune;
 use comfy_table::{presets, Table};
 use fsocket_tune::{Device, Fate, Group, Kind, Machine, Outcome, Plan, Reverted, Setting, Store, Undone};
 use serde_json::{json, Value};

@@ -1,6 +1,6 @@
 //! Closing and duplicating descriptors, and their flags.
 
-use super::{either, gone, guarded, Answer};
+use super::answer::{either, gone, guarded, Answer};
 use crate::real;
 use fsocket_core::{close as ops, opts, table, taken};
 use fsocket_sys as sys;

@@ -1,6 +1,6 @@
 //! Bytes in and out.
 
-use super::{failed, gone, guarded, Answer};
+use super::answer::{failed, gone, guarded, interrupted, Answer};
 use crate::real;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::upgrade::{self, Call, Entered};
@@ -33,7 +33,7 @@ macro_rules! in_kernel {
             match upgrade::enter($fd, $call) {
                 Entered::Ours => unsafe { $name($fd, $($arg),*) },
                 Entered::Interrupted => {
-                    super::interrupted();
+                    interrupted();
                     -1
                 }
                 Entered::Kernel(using) => {

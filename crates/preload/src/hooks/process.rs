@@ -2,7 +2,7 @@
 
 #![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
 
-use super::guarded;
+use super::answer::guarded;
 use crate::real;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -262,7 +262,7 @@ struct Start {
 extern "C" fn begin(start: *mut c_void) -> c_int {
     // The parent's `clone` has it on its stack, of which the child has a copy.
     let Start { f, arg, flags } = unsafe { core::ptr::read(start as *const Start) };
-    super::guarded(|| born(flags));
+    guarded(|| born(flags));
     f(arg)
 }
 

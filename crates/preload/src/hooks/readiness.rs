@@ -1,6 +1,6 @@
 //! Waiting for many descriptors.
 
-use super::{either, gone, guarded};
+use super::answer::{either, gone, guarded};
 use crate::real;
 use fsocket_core::{epoll, foreign, poll as ops, table, user};
 use libc::*;

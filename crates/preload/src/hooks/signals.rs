@@ -1,6 +1,6 @@
 //! What the program does about faults; see [`fsocket_core::faults`].
 
-use super::{failed, Answer};
+use super::answer::{failed, Answer};
 use crate::real;
 use fsocket_core::signals::Action;
 use fsocket_core::{faults, user, Errno, Result};

@@ -1,6 +1,6 @@
 //! Making, naming and tuning sockets.
 
-use super::{either, gone, guarded};
+use super::answer::{either, gone, guarded, Answer};
 use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
@@ -184,7 +184,7 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) if d.is_conn() => super::Answer::answer(unsafe { ops_name::local(d, addr, len) }),
+        Some(d) if d.is_conn() => Answer::answer(unsafe { ops_name::local(d, addr, len) }),
         None if gone(fd) => -1,
         _ => unsafe { real::getsockname(fd, addr, len) },
     }
@@ -192,7 +192,7 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 
 pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) if d.is_conn() => super::Answer::answer(unsafe { ops_name::peer(d, addr, len) }),
+        Some(d) if d.is_conn() => Answer::answer(unsafe { ops_name::peer(d, addr, len) }),
         None if gone(fd) => -1,
         _ => unsafe { real::getpeername(fd, addr, len) },
     }

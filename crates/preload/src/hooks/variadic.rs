@@ -4,7 +4,8 @@
 //! like) the arguments become a list, and the hook that takes lists is called.
 //! And `dlopen`, which must be left by a jump, too: it looks at who has called it.
 
-use super::{guarded, process};
+use super::answer::guarded;
+use super::process;
 use crate::{deep, real};
 use core::ffi::CStr;
 use fsocket_core::exec;

@@ -18,7 +18,7 @@
 //! TX checksum, TSO and GSO are off on both ends: a packet redirected to a
 //! cpumap loses a partial checksum, and cards do not receive 64 KiB packets.
 
-use super::ip;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Which CPU receives on a link.
@@ -68,6 +68,16 @@ pub(super) fn create(a: &End, b: &End, queues: usize, receive: &Receive) -> Resu
 /// Runs a program in a namespace, with that namespace's /sys.
 pub(super) fn inside(namespace: &str, program: &str, args: &[&str]) -> Result<(), String> {
     ip(&[&["netns", "exec", namespace, program], args].concat())
+}
+
+/// Runs `ip`; the error is what it said.
+pub(super) fn ip(args: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(args).env_remove("LD_PRELOAD").output().map_err(|e| format!("ip: {e}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("ip {}: {} {}", args.join(" "), output.status, said.trim()))
 }
 
 /// Bit mask as the kernel's cpumask files take it: groups of 32, high first.

@@ -1,6 +1,5 @@
 //! CPUs: which may be used, and how near they are to a device.
 
-use super::list;
 use crate::cpus::CpuSet;
 use crate::root::Root;
 use serde::{Deserialize, Serialize};
@@ -92,6 +91,11 @@ impl Cpus {
 fn allowed(status: &str) -> Option<CpuSet> {
     let line = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
     CpuSet::parse_list(line).ok()
+}
+
+/// A list file (`0-3,8`); empty where there is none.
+fn list(root: &Root, path: &str) -> CpuSet {
+    root.get(path).and_then(|t| CpuSet::parse_list(&t).ok()).unwrap_or_default()
 }
 
 fn nodes(root: &Root, online: &CpuSet) -> Vec<Node> {

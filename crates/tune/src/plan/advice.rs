@@ -1,6 +1,6 @@
 //! What is only said: limits, connection tracking, offloads.
 
-use super::Plan;
+use super::change::Plan;
 use crate::device::Device;
 use crate::ethtool::{GRO, LRO, RXHASH, TSO};
 use crate::machine::Machine;

@@ -1,6 +1,7 @@
 //! The device's own settings: queues, interrupts, steering, moderation.
 
-use super::{Change, Options, Plan, RpsPolicy, Spread};
+use super::change::{Change, Options, Plan, RpsPolicy};
+use super::spread::Spread;
 use crate::cpus::CpuSet;
 use crate::device::{Device, Irq, Role, RxQueue, TxQueue};
 use crate::ethtool::{ChannelCount, Channels, Coalesce, RssTable, NTUPLE};

@@ -1,7 +1,7 @@
 //! What is measured, over any [`Link`].
 
+use super::args::{Op, Outcome, Worker, OPEN};
 use super::link::{Link, Listener, Socket};
-use super::{Op, Outcome, Worker, OPEN};
 use hdrhistogram::Histogram;
 use std::io::{self, Read};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Two threads that use one socket in strict turns: what taking a socket over
 //! costs. The socket changes hands at every message.
 
+use super::args::{Op, Outcome, Worker};
 use super::link::{Link, Socket};
-use super::{Op, Outcome, Worker};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;

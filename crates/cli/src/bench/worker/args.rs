@@ -1,0 +1,73 @@
+//! What one end of a measurement is told, and what it says.
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    Server,
+    Client,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    Tcp,
+    Unix,
+    Queue,
+}
+
+/// What the two ends do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Op {
+    /// Ping-pong.
+    Rtt,
+    /// One way; the receiver takes up to 64 KiB at once.
+    Rate,
+    /// One way; the receiver takes one message at a time.
+    RateExact,
+    /// Ping-pong by two threads in turns.
+    Turns,
+    /// One way, by two threads in turns.
+    TurnsRate,
+    /// Connect, 64 bytes each way, close.
+    Conn,
+    /// Open connections, 64 bytes each way once, then wait.
+    Idle,
+}
+
+#[derive(Debug, Args)]
+pub struct Worker {
+    #[arg(long)]
+    pub role: Role,
+    #[arg(long)]
+    pub transport: Transport,
+    #[arg(long)]
+    pub op: Op,
+    /// Port, path of the socket, or file of the queue; a TCP server chooses its port itself
+    #[arg(long, default_value = "")]
+    pub addr: String,
+    #[arg(long, default_value_t = 8)]
+    pub size: usize,
+    #[arg(long, default_value_t = 0.5)]
+    pub secs: f64,
+    #[arg(long, default_value_t = u64::MAX)]
+    pub max_ops: u64,
+    #[arg(long)]
+    pub cpu: Option<usize>,
+}
+
+/// What a client prints, one line of JSON.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    pub ops: u64,
+    pub bytes: u64,
+    pub seconds: f64,
+    /// Nanoseconds per round trip.
+    pub p50: f64,
+    pub p99: f64,
+}
+
+/// The line with which a server says that it listens, before the address.
+pub const READY: &str = "READY ";
+/// The line of an idle client once everything is open.
+pub const OPEN: &str = "OPEN";
