@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Files that are in a circle, of the crates that have one. A number here may only go down.
-const IN_CIRCLES: &[(&str, usize)] = &[("core", 78), ("monitor", 35)];
+const IN_CIRCLES: &[(&str, usize)] = &[("core", 78), ("monitor", 12)];
 
 /// A module by its path from the root of its crate: `["epoll", "wait"]`.
 type Module = Vec<String>;
@@ -236,7 +236,9 @@ fn sources(dir: &Path, at: &Module, out: &mut BTreeMap<Module, PathBuf>) {
             module.push(stem);
             sources(&path, &module, out);
         } else if path.extension().is_some_and(|e| e == "rs") {
-            if !matches!(stem.as_str(), "lib" | "main" | "mod") {
+            // A program beside a library is a crate of its own, which nothing imports.
+            let beside_lib = stem == "main" && dir.join("lib.rs").is_file();
+            if !matches!(stem.as_str(), "lib" | "main" | "mod") || beside_lib {
                 module.push(stem);
             }
             out.insert(module, path);

@@ -46,6 +46,11 @@ pub fn show_ip(ip: &[u8; 16], port: u16) -> String {
     SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*ip)).to_canonical(), port).to_string()
 }
 
+/// As the kernel numbers sockets: IPv4 wherever it is.
+pub fn canonical(a: SocketAddr) -> SocketAddr {
+    SocketAddr::new(a.ip().to_canonical(), a.port())
+}
+
 /// This host's own addresses beyond loopback, v4-mapped, in this process's
 /// network namespace.
 pub fn local_addresses() -> BTreeSet<[u8; 16]> {

@@ -110,7 +110,7 @@ impl ArenaMem {
 
     fn each_zone(&self) -> impl Iterator<Item = (u32, &Zone)> {
         // CPUs of this machine: the pages of others are never touched.
-        let cpus = crate::zones::possible_cpus().min(ZONES) as u32;
+        let cpus = crate::cpus::possible_cpus().min(ZONES) as u32;
         (0..cpus).map(|z| (z, self.map.at::<Zone>(ZONE_OFF + z as usize * size_of::<Zone>())))
     }
 

@@ -12,19 +12,24 @@
 //! | [`rights`] | the broker's side: checks, and does |
 //! | [`split`] | makes the two processes, and ends them together |
 //! | [`confine`] | what the front gives up |
+//! | [`clone`], [`keep`], `kernel` | what the broker does: listen sockets, files and pins, questions |
 
+pub mod clone;
 pub mod confine;
+pub mod keep;
+mod kernel;
 pub mod line;
 pub mod rights;
 pub mod split;
 
+use crate::cpus::possible_cpus;
 use crate::descriptor::Attached;
 use crate::maker::Order;
 use crate::sockdiag::SockDiag;
 use crate::steer;
-use crate::zones::possible_cpus;
 use fsocket_bpf::select::{Parts, Select};
-use line::{Ask, Told};
+pub use line::op;
+use line::{Ask, Given, Told};
 use rights::Rights;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -33,93 +38,12 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// What can be asked for.
-pub mod op {
-    /// The user of a control socket is served.
-    pub const USER: u32 = 1;
-    /// A listening socket was shown.
-    pub const LISTENER: u32 = 2;
-    /// A bound socket was shown.
-    pub const BOUND: u32 = 3;
-    /// Both ends of a connection.
-    pub const CONNECTION: u32 = 4;
-    /// A socket that connects to a listener.
-    pub const DIAL: u32 = 5;
-    /// Another listen socket; fds: the one there is, the control socket of who asks.
-    pub const CLONE: u32 = 6;
-    /// The selector of a group of listeners (its number): program and maps; with what is kept (flag 1).
-    pub const SELECTOR: u32 = 7;
-    /// Removes what is kept of a group.
-    pub const FORGET: u32 = 8;
-    /// What the monitor before this one has kept of its groups.
-    pub const KEPT: u32 = 9;
-    /// Keeps it for the one after this.
-    pub const KEEP: u32 = 10;
-    /// Nothing is kept.
-    pub const LEAVE: u32 = 11;
-    /// The count of listeners that have ended.
-    pub const CLOSINGS: u32 = 12;
-    /// A line to sock_diag, in the network namespace of a socket.
-    pub const DIAG: u32 = 13;
-    /// Number of a socket's network namespace.
-    pub const INODE: u32 = 14;
-    /// The executable of a process: its pidfd, or else its number.
-    pub const EXE: u32 = 15;
-    /// A socket that tells when nf_tables changes.
-    pub const RULES: u32 = 16;
-    /// Whether nf_tables has chains that local packets pass.
-    pub const CHAINS: u32 = 17;
-    /// How many programs of a type are in force for a cgroup.
-    pub const PROGRAMS: u32 = 18;
-    /// What `fastsocket steer` asks for: the request, the control socket of who asks.
-    pub const STEER: u32 = 19;
-    /// The rest of steering ([`crate::steer::Also`]).
-    pub const STEER_ALSO: u32 = 20;
-    /// Whether there are tables of iptables of old.
-    pub const TABLES: u32 = 21;
-}
-
 /// The way to what takes a privilege.
 pub enum Broker {
     /// In this process.
     Here(Box<RefCell<Rights>>),
     /// In another one.
     There(OwnedFd),
-}
-
-/// An answer.
-#[derive(Default)]
-pub struct Given {
-    pub number: u64,
-    pub fds: Vec<OwnedFd>,
-}
-
-impl Given {
-    fn one(fd: OwnedFd) -> Given {
-        Given { number: 0, fds: vec![fd] }
-    }
-
-    fn number(number: u64) -> Given {
-        Given { number, fds: Vec::new() }
-    }
-
-    fn json(what: &impl serde::Serialize) -> Result<Given, Errno> {
-        let text = serde_json::to_vec(what).map_err(|_| Errno::NOMEM)?;
-        line::text(&text).map(Given::one)
-    }
-
-    fn read<T: serde::de::DeserializeOwned>(self) -> Result<T, Errno> {
-        serde_json::from_slice(&line::read(self.fd()?.as_fd())?).map_err(|_| Errno::PROTO)
-    }
-
-    /// The only descriptor.
-    fn fd(self) -> Result<OwnedFd, Errno> {
-        self.fds.into_iter().next().ok_or(Errno::PROTO)
-    }
-}
-
-pub(crate) fn errno_of(e: std::io::Error) -> Errno {
-    e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
 impl Broker {

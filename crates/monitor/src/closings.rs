@@ -11,9 +11,9 @@
 use crate::broker::Broker;
 use crate::clients::Outgoing;
 use crate::sockdiag::SockDiag;
-use crate::{ConnId, Monitor};
+use crate::{ConnId, ListenerId, Monitor};
 use fsocket_bpf::closings::Counts;
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{kind, Addr, Msg};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -83,6 +83,31 @@ impl Monitor {
     pub(crate) fn forget_place(&mut self, netns: u64) {
         if !self.listeners.iter().any(|l| l.info.netns == netns) {
             self.closings.places.remove(&netns);
+        }
+    }
+}
+
+impl Monitor {
+    /// Whether the socket behind a listener still listens, as far as can be
+    /// told. `place`: a TCP socket of its network namespace.
+    pub(crate) fn still_listens(&mut self, listener: ListenerId, place: Option<BorrowedFd<'_>>) -> bool {
+        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
+        self.diag_of(info.netns, place).is_none_or(|diag| diag.listens(&info))
+    }
+
+    /// Whether the kernel would lead a connection to `ip` to this listener, as far as can be told; else one
+    /// of the kernel's alone is nearer. `place`: a TCP socket of its network namespace.
+    pub(crate) fn is_reached(&mut self, listener: ListenerId, ip: [u8; 16], place: BorrowedFd<'_>) -> bool {
+        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
+        self.diag_of(info.netns, Some(place)).is_none_or(|diag| diag.is_reached(ip, &info))
+    }
+
+    /// Ends listeners at this address whose socket is gone.
+    pub(crate) fn drop_stale(&mut self, netns: u64, addr: &Addr) {
+        for listener in self.listeners.siblings(netns, addr) {
+            if !self.still_listens(listener, None) {
+                self.end_listener(listener);
+            }
         }
     }
 }

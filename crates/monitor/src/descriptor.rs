@@ -199,7 +199,7 @@ pub fn client_end(fd: BorrowedFd<'_>, ip: &[u8; 16], port: u16) -> Result<Client
             if mapped(peer.ip()) != *ip || peer.port() != port {
                 return Err(Errno::INVAL);
             }
-            let canonical = crate::policy::canonical;
+            let canonical = crate::address::canonical;
             Use::Connected { own: canonical(own), peer: canonical(peer) }
         }
         _ => return Err(Errno::INVAL),

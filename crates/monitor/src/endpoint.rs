@@ -1,6 +1,6 @@
 //! The place where clients find the monitor: its socket in the file system.
 
-use crate::zones::balance::Knobs;
+use crate::knobs::Knobs;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

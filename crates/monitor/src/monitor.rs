@@ -65,7 +65,7 @@ pub struct Monitor {
     pub(crate) offers: crate::upgrade::Offers,
     pub(crate) ports: Ports,
     pub(crate) registry: Registry,
-    pub(crate) steers: crate::steer::Front,
+    pub(crate) steers: crate::steer::front::Front,
     pub(crate) diag: Option<SockDiag>,
     pub(crate) closings: crate::closings::Closings,
     /// Reports that took long to make.
@@ -401,6 +401,20 @@ impl Monitor {
         }
         // A device that went has taken its addresses with it.
         self.steer_also(&Also::Forget);
+    }
+
+    /// Asks the broker about steering.
+    pub(crate) fn steer_also(&mut self, what: &Also) -> crate::steer::Done {
+        let done = self.steers.also(what, &self.broker);
+        self.steered(&done);
+        done
+    }
+
+    /// Tells clients what has changed.
+    pub(crate) fn steered(&mut self, done: &crate::steer::Done) {
+        if let Some(slices) = self.steers.heard(done) {
+            self.registry.set_slices(slices);
+        }
     }
 
     fn refresh_addresses(&mut self) {

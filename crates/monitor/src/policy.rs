@@ -9,19 +9,18 @@
 
 pub mod file;
 pub mod kernel;
-pub mod netlink;
 pub mod process;
 pub mod rules;
 
 use crate::descriptor::{ClientEnd, Use};
+use crate::wire::Sender;
 use crate::{ConnId, ListenerId, Monitor};
 use kernel::{HostPolicy, Question};
-use process::{Restraint, Sender, Wanted};
+use process::{Restraint, Wanted};
 use rules::{Action, Destination, Party};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// How long a handshake of the kernel's counts. Libraries ask again as often
@@ -253,9 +252,4 @@ impl Monitor {
         self.policy.proofs.clear();
         self.registry.touch();
     }
-}
-
-/// As the kernel numbers sockets: IPv4 wherever it is.
-pub fn canonical(a: SocketAddr) -> SocketAddr {
-    SocketAddr::new(a.ip().to_canonical(), a.port())
 }

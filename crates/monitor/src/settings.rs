@@ -1,9 +1,9 @@
 //! The configuration file of the monitor: TOML, everything optional. The manual page fastsocketd.toml(5)
 //! (`packaging/fastsocketd.toml.5`) says what each key means.
 
+use crate::knobs::Knobs;
 use crate::policy::file::{self, RawRule, RawShare};
 use crate::policy::rules::Rules;
-use crate::zones::balance::Knobs;
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

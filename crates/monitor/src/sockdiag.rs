@@ -12,9 +12,8 @@
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
 use crate::descriptor::{self, Listening};
-use crate::{ListenerId, Monitor};
 use fsocket_proto::Addr;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
@@ -283,31 +282,6 @@ fn cookie(id: &SockId) -> u64 {
 
 fn errno_of(body: &[u8]) -> i32 {
     i32::read_from_prefix(body).map_or(0, |(e, _)| e.wrapping_neg())
-}
-
-impl Monitor {
-    /// Whether the socket behind a listener still listens, as far as can be
-    /// told. `place`: a TCP socket of its network namespace.
-    pub(crate) fn still_listens(&mut self, listener: ListenerId, place: Option<BorrowedFd<'_>>) -> bool {
-        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
-        self.diag_of(info.netns, place).is_none_or(|diag| diag.listens(&info))
-    }
-
-    /// Whether the kernel would lead a connection to `ip` to this listener, as far as can be told; else one
-    /// of the kernel's alone is nearer. `place`: a TCP socket of its network namespace.
-    pub(crate) fn is_reached(&mut self, listener: ListenerId, ip: [u8; 16], place: BorrowedFd<'_>) -> bool {
-        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
-        self.diag_of(info.netns, Some(place)).is_none_or(|diag| diag.is_reached(ip, &info))
-    }
-
-    /// Ends listeners at this address whose socket is gone.
-    pub(crate) fn drop_stale(&mut self, netns: u64, addr: &Addr) {
-        for listener in self.listeners.siblings(netns, addr) {
-            if !self.still_listens(listener, None) {
-                self.end_listener(listener);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,63 +4,24 @@
 //! Everything is held by descriptors of this process, nothing is pinned: a
 //! monitor that dies leaves devices as they were.
 
+pub mod front;
 pub(crate) mod groups;
 mod keep;
 pub(crate) mod place;
 mod plain;
+mod sys;
+mod xdp;
 
-use crate::Monitor;
-use fsocket_bpf::probe;
-use fsocket_bpf::slices::Slices;
-use fsocket_bpf::steer::{Policy, Request as Load, Steering};
-use fsocket_bpf::xdp::Mode;
 use fsocket_proto::report::FlowGroups;
-use fsocket_proto::steer::{Answer, Attach, Device, Request, Slice};
-use fsocket_tune::deliver::{self, Step};
-use fsocket_tune::ethtool::Ioctl;
+use fsocket_proto::steer::{Answer, Attach, Request};
 use groups::Groups;
-pub use groups::Spare;
+pub use groups::{Move, Spare};
 use place::Place;
 use plain::{Plain, Way};
 use rustix::fd::BorrowedFd;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
-
-const NO_SLICES: &str = "this kernel (older than 6.3) gives a socket no range of ports, so there are no slices";
-
-/// A device that is steered.
-struct Steered {
-    /// SO_NETNS_COOKIE of its network namespace.
-    netns: u64,
-    request: Attach,
-    cpus: Vec<u32>,
-    slices: Option<Slices>,
-    steering: Steering,
-    /// Ports of the map `listened` that are set.
-    listened: Vec<u16>,
-    /// Why not in a better way.
-    because: Vec<String>,
-    /// Only where passive connections are steered by them.
-    groups: Option<Groups>,
-    place: Place,
-    // After the program has gone.
-    left: Left,
-}
-
-/// What an XDP program leaves behind that does not end with it: dropping this puts it back.
-struct Left {
-    place: Place,
-    device: String,
-    steps: Vec<Step>,
-}
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        if !self.steps.is_empty() {
-            plain::undo(&self.place, &self.device, &self.steps);
-        }
-    }
-}
+use xdp::{attach_in, Steered};
 
 /// All devices that are steered.
 #[derive(Default)]
@@ -112,52 +73,6 @@ pub struct State {
     slices: Vec<(u64, u16, u32, Vec<u32>)>,
     /// Network namespaces in which flow groups are steered.
     groups: Vec<u64>,
-}
-
-/// The front's side: it asks the broker.
-#[derive(Default)]
-pub struct Front {
-    state: State,
-    spare: Spare,
-}
-
-impl Front {
-    pub fn is_empty(&self) -> bool {
-        !self.state.any
-    }
-
-    /// Are flow groups steered in this network namespace, by a device or our program?
-    pub fn has_groups(&self, netns: u64) -> bool {
-        self.state.groups.contains(&netns)
-    }
-
-    /// Which CPUs have time to spare.
-    pub fn spare(&mut self, now: Instant) -> &Spare {
-        self.spare.look(now)
-    }
-}
-
-impl Monitor {
-    /// Asks the broker.
-    pub(crate) fn steer_also(&mut self, what: &Also) -> Done {
-        // Where nothing is steered there is nothing to do.
-        if self.steers.is_empty() && !matches!(what, Also::Begin) {
-            return Done::default();
-        }
-        let done = self.broker.steer_also(what);
-        self.steered(&done);
-        done
-    }
-
-    /// Tells clients what has changed.
-    pub(crate) fn steered(&mut self, done: &Done) {
-        if let Some(state) = done.state.clone() {
-            let slices =
-                state.slices.iter().map(|(netns, first, ports, cpus)| (*netns, *first, *ports, cpus.as_slice()));
-            self.registry.set_slices(slices);
-            self.steers.state = state;
-        }
-    }
 }
 
 impl Steers {
@@ -284,41 +199,6 @@ impl Steers {
     }
 }
 
-/// The slices of a network namespace: clients have one set of them, whatever device they
-/// leave by.
-fn slices_for(place: &Place, cpus: &[u32], others: &[Steered]) -> Result<Slices, String> {
-    if !probe::port_range() {
-        return Err(NO_SLICES.to_owned());
-    }
-    match others.iter().find(|s| s.netns == place.cookie && s.slices.is_some()) {
-        Some(other) if other.cpus != cpus => {
-            Err(format!("device {} of this network namespace is steered to other CPUs", other.request.device))
-        }
-        Some(Steered { slices: Some(slices), .. }) => Ok(slices.clone()),
-        _ => {
-            let range = place.port_range()?;
-            let (low, high) = (*range.start(), *range.end());
-            Slices::new(range, cpus).ok_or_else(|| {
-                format!("ip_local_port_range {low} {high} is too small for slices for {} CPUs", cpus.len())
-            })
-        }
-    }
-}
-
-/// A zone that is not busy takes flow groups from the one it stole from most.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Move {
-    /// SO_NETNS_COOKIE of the listener.
-    pub netns: u64,
-    /// CPUs.
-    pub from: u32,
-    pub to: u32,
-    /// The one it stole from is busy: its queue is long.
-    pub busy: bool,
-    /// It has lost most of what came for it.
-    pub most: bool,
-}
-
 impl Steers {
     /// Moves flow groups of devices, and brings them back ([`Groups::turn`]). True: some are
     /// away. `zones`: SO_NETNS_COOKIE and CPU of each that is balanced.
@@ -357,102 +237,5 @@ impl Steers {
         let by_xdp = self.all.iter().filter_map(|s| Some(of(s.groups.as_ref()?, &s.request)));
         let in_card = self.plain.iter().filter_map(|p| Some(of(&p.groups.as_ref()?.0, &p.request)));
         by_xdp.chain(in_card).collect()
-    }
-}
-
-/// Loads and attaches, in the network namespace of `place`.
-fn attach_in(place: Place, request: Attach, others: &[Steered]) -> Result<Steered, String> {
-    let mode = match request.mode.as_deref() {
-        None => None,
-        Some("native") => Some(Mode::Native),
-        Some("generic") => Some(Mode::Generic),
-        Some(other) => return Err(format!("no such mode: {other} (native or generic)")),
-    };
-    let policy = Policy::parse(&request.policy);
-    let cpus = request.cpus.clone().unwrap_or_else(place::allowed_cpus);
-    let can_slice = probe::port_range();
-    let slices = (policy.wants_slices() && can_slice).then(|| slices_for(&place, &cpus, others)).transpose()?;
-    let mut because = Vec::new();
-    if policy.wants_slices() && !can_slice {
-        // The program remembers who opened a connection.
-        because.push(format!("{NO_SLICES}: connect-cpu instead"));
-    }
-    let groups = (policy == Policy::FlowGroups).then(|| Groups::dealt(&cpus));
-    let load = Load {
-        device: request.device.clone(),
-        policy,
-        precise: request.precise,
-        cpus: cpus.clone(),
-        slices: can_slice,
-        mode,
-        netns: place.cookie,
-    };
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", request.device);
-    // Before the program, so that it is dropped behind it, also where something fails below.
-    let mut left = Left { place: place.again()?, device: request.device.clone(), steps: Vec::new() };
-    let steering = place.within(|| {
-        let nic = Ioctl::new(&load.device).map_err(|e| named(&e))?;
-        let offloads = deliver::offloads(&nic);
-        let attached = Steering::attach(&load).map_err(|e| named(&e));
-        left.steps = deliver::switched_off(&nic, offloads);
-        attached
-    })??;
-    let fill = || {
-        if let Some(slices) = &slices {
-            steering.set_slices(slices)?;
-        }
-        steering.set_groups(&cpus)
-    };
-    fill().map_err(|e| named(&e))?;
-    Ok(Steered {
-        netns: place.cookie,
-        request,
-        cpus,
-        slices,
-        steering,
-        listened: Vec::new(),
-        because,
-        groups,
-        place,
-        left,
-    })
-}
-
-impl Steered {
-    /// Brings the map of listened ports up to date.
-    fn refresh_listened(&mut self) {
-        let now = self.place.listened_ports();
-        let gone = self.listened.iter().filter(|p| !now.contains(p)).map(|p| (*p, false));
-        for (port, listened) in gone.chain(now.iter().map(|p| (*p, true))) {
-            if let Err(e) = self.steering.set_listened(port, listened) {
-                tracing::warn!("{}: {e}", self.request.device);
-            }
-        }
-        self.listened = now;
-    }
-
-    fn describe(&self) -> Result<Device, String> {
-        let (mode, because) = self.steering.mode();
-        let packets = self.steering.counts().map_err(|e| e.to_string())?;
-        let used = self.place.local_ports();
-        let slice = |slices: &Slices, index: usize| {
-            let range = slices.range(index);
-            let in_use = used.iter().filter(|port| range.contains(port)).count() as u32;
-            Slice { cpu: slices.cpus[index], first: *range.start(), last: *range.end(), in_use }
-        };
-        Ok(Device {
-            device: self.request.device.clone(),
-            policy: self.request.policy.clone(),
-            precise: self.request.precise,
-            by: format!("XDP {}", mode.name()),
-            because: {
-                let why: Vec<&str> = self.because.iter().map(String::as_str).chain(because).collect();
-                (!why.is_empty()).then(|| why.join("; "))
-            },
-            alive: self.steering.is_alive(),
-            cpus: self.cpus.clone(),
-            slices: self.slices.iter().flat_map(|s| (0..s.cpus.len()).map(move |i| slice(s, i))).collect(),
-            packets: packets.into_iter().map(|count| (count.name.to_owned(), count.by_cpu)).collect(),
-        })
     }
 }

@@ -11,100 +11,22 @@ use crate::channels::Channel;
 use crate::descriptor::{self, Attached};
 use crate::maker::{self, End, Order};
 use crate::requests::{reply, Answer};
+use crate::switched::{reset_on_close, Named, Switched};
 use crate::{ChannelId, ConnId, Monitor};
 use fsocket_abi::arena::Half;
-use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER, SLOTS};
+use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER};
 use fsocket_proto::switch::act;
 use fsocket_proto::{switch, Msg};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::atomic::Ordering;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
-use std::collections::HashMap;
 use std::net::Ipv4Addr;
-use std::rc::Rc;
 
 /// Bytes moved per step.
 const STEP: usize = 16 * 1024;
-
-#[derive(Default)]
-struct Ends {
-    generation: u32,
-    end: [Option<Rc<OwnedFd>>; 2],
-    ready: bool,
-}
-
-/// The connections of one channel that have been switched, by slot.
-#[derive(Default)]
-pub struct Switched {
-    ends: HashMap<usize, Ends>,
-    /// Client's ends that are being connected to the listener, with their slots' generations.
-    dialling: HashMap<usize, (u32, OwnedFd)>,
-    /// The monitor has found that it cannot make sockets where this channel is.
-    elsewhere: bool,
-}
-
-impl Switched {
-    /// Is there an end that somebody may still come for?
-    pub fn is_waiting(&self) -> bool {
-        self.ends.values().any(|ends| ends.ready)
-    }
-
-    /// One side needs its end no more; `reset`: it closes with a reset, if nobody
-    /// else has that end.
-    pub fn release(&mut self, slot: usize, side: usize, generation: u32, reset: bool) {
-        if side == CLIENT && self.dialling.get(&slot).is_some_and(|(of, _)| *of == generation) {
-            self.dialling.remove(&slot);
-        }
-        if let Some(ends) = self.ends.get_mut(&slot).filter(|e| e.generation == generation) {
-            let end = ends.end[side & 1].take();
-            if let Some(end) = end.filter(|_| reset && ends.ready) {
-                reset_on_close(end.as_fd());
-            }
-            // Half-made by a requester that died, or done with.
-            if !ends.ready || ends.end.iter().all(Option::is_none) {
-                self.ends.remove(&slot);
-            }
-        }
-    }
-
-    fn of(&self, named: &Named) -> Option<&Ends> {
-        self.ends.get(&named.slot).filter(|e| e.generation == named.generation)
-    }
-
-    fn end(&self, named: &Named, side: usize) -> Option<Rc<OwnedFd>> {
-        self.of(named).filter(|e| e.ready)?.end[side & 1].clone()
-    }
-
-    fn keep(&mut self, named: &Named, end: [Option<OwnedFd>; 2], ready: bool) {
-        self.ends.insert(named.slot, Ends { generation: named.generation, end: end.map(|e| e.map(Rc::new)), ready });
-    }
-}
-
-/// What a message names.
-struct Named {
-    channel: ChannelId,
-    slot: usize,
-    side: usize,
-    generation: u32,
-}
-
-impl Named {
-    fn parse(msg: &Msg) -> Result<Named, Errno> {
-        let named = Named {
-            channel: ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?,
-            slot: msg.arg0 as u32 as usize,
-            side: (msg.arg0 >> 32) as usize,
-            generation: msg.arg1 as u32,
-        };
-        if named.slot >= SLOTS || named.side > 1 {
-            return Err(Errno::INVAL);
-        }
-        Ok(named)
-    }
-}
 
 impl Monitor {
     /// The channel, if the requester is on a side of it.
@@ -261,27 +183,6 @@ impl Monitor {
     }
 }
 
-impl Switched {
-    /// An end that the requester has made, in two steps.
-    fn ready_made(&mut self, named: &Named, own: bool, fd: Attached) -> Result<(), Errno> {
-        let side = if own { named.side } else { 1 - named.side };
-        if own {
-            if self.of(named).is_some() {
-                return Err(Errno::ALREADY);
-            }
-            let mut end = [None, None];
-            end[side] = Some(fd.keep());
-            self.keep(named, end, false);
-            return Ok(());
-        }
-        let ends = self.ends.get_mut(&named.slot).filter(|e| e.generation == named.generation && !e.ready);
-        let ends = ends.filter(|e| e.end[1 - side].is_some()).ok_or(Errno::INVAL)?;
-        ends.end[side] = Some(Rc::new(fd.keep()));
-        ends.ready = true;
-        Ok(())
-    }
-}
-
 /// At the other side's end, in that side's name. None of it blocks.
 fn act(ch: &Channel, named: &Named, end: BorrowedFd<'_>, what: u32) -> Result<(), Errno> {
     if what & act::POUR != 0 {
@@ -346,9 +247,4 @@ fn pour(ch: &Channel, named: &Named, end: BorrowedFd<'_>) -> Result<(), Errno> {
     at.base.store(h.base.load(Ordering::Relaxed), Ordering::Relaxed);
     at.limit.store(h.limit.load(Ordering::Relaxed), Ordering::Release);
     Ok(())
-}
-
-fn reset_on_close(end: BorrowedFd<'_>) {
-    let linger: [i32; 2] = [1, 0];
-    let _ = maker::set(end, libc::SOL_SOCKET, libc::SO_LINGER, &linger.map(i32::to_ne_bytes).concat());
 }

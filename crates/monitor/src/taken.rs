@@ -3,21 +3,14 @@
 
 use crate::clients::Outgoing;
 use crate::descriptor::Attached;
+use crate::pidfd::pid_of;
 use crate::requests::{reply, Answer};
 use crate::wake::wake_side;
 use crate::{ConnId, Monitor};
 use fsocket_abi::channel::SLOTS;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
-
-/// The process of a pidfd, in our namespace.
-pub(crate) fn pid_of(fd: BorrowedFd<'_>) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
-    let pid = text.lines().find_map(|l| l.strip_prefix("Pid:"))?;
-    pid.trim().parse().ok().filter(|pid| *pid > 0)
-}
 
 impl Monitor {
     /// [`kind::TAKE`].

@@ -3,6 +3,7 @@
 //! Both show their end; what the kernel says of the two descriptors, and nothing that
 //! they write, decides whether these are the ends of one connection.
 
+use crate::address::canonical;
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
 use crate::policy::rules::Destination;
@@ -57,14 +58,6 @@ impl Offers {
             self.by_end.retain(|_, (by, _)| *by != id);
         }
     }
-}
-
-fn canonical(a: SocketAddr) -> SocketAddr {
-    let ip = match a.ip() {
-        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4),
-        v4 => v4,
-    };
-    SocketAddr::new(ip, a.port())
 }
 
 fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {

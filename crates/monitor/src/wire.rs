@@ -4,7 +4,6 @@
 //! shared with whoever sent it.
 
 use crate::descriptor::Attached;
-use crate::policy::process::Sender;
 use fsocket_proto::{Msg, MSG_SIZE, VERSION};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, IoSlice};
@@ -24,6 +23,18 @@ pub enum Received {
     End,
     /// Not a message of ours.
     Malformed,
+}
+
+/// The sender of a message, as the kernel has noted it (SCM_CREDENTIALS, SCM_PIDFD). It is the process
+/// that sends now, not the one that has opened the socket, and nothing of it is a claim.
+#[derive(Debug)]
+pub struct Sender {
+    /// 0: it has none in our PID namespace.
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// From 6.5 on. Without it a process could end and another one get its number while we read.
+    pub pidfd: Option<OwnedFd>,
 }
 
 /// Receives at most one message.

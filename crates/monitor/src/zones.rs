@@ -6,24 +6,22 @@
 //! that is closed.
 
 mod flows;
-pub(crate) mod keep;
+mod keep;
 mod own;
 
 use crate::arenas::{add, ZoneTotals};
+use crate::broker::clone::listening;
 use crate::broker::Broker;
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
-use crate::maker;
 use crate::requests::{reply, Answer};
-use crate::sockdiag::SockDiag;
 use crate::steer::Also;
 use crate::{ConnId, FamilyId, Monitor};
 use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_bpf::select::{Select, GLOBAL, PLACES};
 use fsocket_proto::{kind, report, Msg};
-use fsocket_zones::door::{self, Closer};
-use fsocket_zones::listener::{self, reuse_port, Shape};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use fsocket_zones::listener::Shape;
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +35,7 @@ const GROUPS_PER_UID: usize = 64;
 /// the kernel has surely finished moving its queue.
 const LOOKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(200)];
 
-pub(crate) mod balance;
+mod balance;
 
 pub type GroupId = u64;
 
@@ -116,22 +114,9 @@ pub struct Zones {
     balance_next: Option<Instant>,
 }
 
-fn errno(e: fsocket_zones::Errno) -> Errno {
-    Errno::from_raw_os_error(e.raw())
-}
-
 /// The CPU that a worker names.
 fn cpu_of(msg: &Msg) -> Result<u32, Errno> {
     u32::try_from(msg.arg0).ok().filter(|cpu| *cpu < u32::MAX).ok_or(Errno::INVAL)
-}
-
-/// A listening TCP socket: what it is bound to, and its cookie.
-pub(crate) fn listening(fd: BorrowedFd<'_>) -> Result<(Shape, u64), Errno> {
-    if !sockopt::socket_acceptconn(fd)? {
-        return Err(Errno::INVAL);
-    }
-    let shape = Shape::of(fd.as_raw_fd()).map_err(errno)?;
-    Ok((shape, sockopt::socket_cookie(fd)?))
 }
 
 impl Monitor {
@@ -442,46 +427,4 @@ impl Zones {
     pub fn without(&self) -> Option<&str> {
         self.without.as_deref()
     }
-}
-
-/// One more than the highest number that a CPU of this machine may have.
-pub fn possible_cpus() -> usize {
-    static CPUS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    *CPUS.get_or_init(read_possible_cpus)
-}
-
-fn read_possible_cpus() -> usize {
-    // "0-63" or "0,2-5": the highest number counts.
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
-    let last = text.trim().rsplit([',', '-']).next().and_then(|n| n.parse::<usize>().ok());
-    last.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n + 1)
-}
-
-/// Whether no other socket listens at the address, but for those that are `ours`. Among several of
-/// one user the kernel shares connections by their number: somebody who was handed one of them has a
-/// share, and must not make it larger. In [`maker::apart`].
-pub(crate) fn is_alone(global: BorrowedFd<'_>, ours: impl Fn(u64) -> bool) -> Result<bool, Errno> {
-    let info = descriptor::listening(global)?;
-    let there = SockDiag::new().and_then(|mut d| d.listeners(&info.addr)).ok_or(Errno::PERM)?;
-    Ok(there.into_iter().all(|cookie| cookie == info.cookie || ours(cookie)))
-}
-
-/// Makes a socket for the user that `global` belongs to. In [`maker::apart`].
-pub(crate) fn clone_as_owner(global: BorrowedFd<'_>, guard: bool) -> Result<OwnedFd, Errno> {
-    let fd = global.as_raw_fd();
-    // The group shares an address only if one user owns all of it.
-    maker::act_as(rustix::fs::fstat(global)?.st_uid)?;
-    let shape = Shape::of(fd).map_err(errno)?;
-    let closer = Closer::new(&shape).map_err(errno)?;
-    if guard {
-        reuse_port(fd, true).map_err(errno)?;
-    }
-    let made = if guard { door::guard(fd, &shape) } else { listener::like(fd, &shape) }.map_err(errno)?;
-    // SAFETY: just made, and nobody else's.
-    let made = unsafe { OwnedFd::from_raw_fd(made) };
-    closer.close(&shape).map_err(errno)?;
-    if guard {
-        reuse_port(made.as_raw_fd(), false).map_err(errno)?;
-    }
-    Ok(made)
 }

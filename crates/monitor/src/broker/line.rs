@@ -19,6 +19,87 @@ pub const FDS: usize = 6;
 /// Bytes of a memfd, at most.
 pub const TEXT: usize = 1 << 24;
 
+/// What can be asked for.
+pub mod op {
+    /// The user of a control socket is served.
+    pub const USER: u32 = 1;
+    /// A listening socket was shown.
+    pub const LISTENER: u32 = 2;
+    /// A bound socket was shown.
+    pub const BOUND: u32 = 3;
+    /// Both ends of a connection.
+    pub const CONNECTION: u32 = 4;
+    /// A socket that connects to a listener.
+    pub const DIAL: u32 = 5;
+    /// Another listen socket; fds: the one there is, the control socket of who asks.
+    pub const CLONE: u32 = 6;
+    /// The selector of a group of listeners (its number): program and maps; with what is kept (flag 1).
+    pub const SELECTOR: u32 = 7;
+    /// Removes what is kept of a group.
+    pub const FORGET: u32 = 8;
+    /// What the monitor before this one has kept of its groups.
+    pub const KEPT: u32 = 9;
+    /// Keeps it for the one after this.
+    pub const KEEP: u32 = 10;
+    /// Nothing is kept.
+    pub const LEAVE: u32 = 11;
+    /// The count of listeners that have ended.
+    pub const CLOSINGS: u32 = 12;
+    /// A line to sock_diag, in the network namespace of a socket.
+    pub const DIAG: u32 = 13;
+    /// Number of a socket's network namespace.
+    pub const INODE: u32 = 14;
+    /// The executable of a process: its pidfd, or else its number.
+    pub const EXE: u32 = 15;
+    /// A socket that tells when nf_tables changes.
+    pub const RULES: u32 = 16;
+    /// Whether nf_tables has chains that local packets pass.
+    pub const CHAINS: u32 = 17;
+    /// How many programs of a type are in force for a cgroup.
+    pub const PROGRAMS: u32 = 18;
+    /// What `fastsocket steer` asks for: the request, the control socket of who asks.
+    pub const STEER: u32 = 19;
+    /// The rest of steering ([`crate::steer::Also`]).
+    pub const STEER_ALSO: u32 = 20;
+    /// Whether there are tables of iptables of old.
+    pub const TABLES: u32 = 21;
+}
+
+/// An answer.
+#[derive(Default)]
+pub struct Given {
+    pub number: u64,
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Given {
+    pub fn one(fd: OwnedFd) -> Given {
+        Given { number: 0, fds: vec![fd] }
+    }
+
+    pub fn number(number: u64) -> Given {
+        Given { number, fds: Vec::new() }
+    }
+
+    pub fn json(what: &impl serde::Serialize) -> Result<Given, Errno> {
+        let json = serde_json::to_vec(what).map_err(|_| Errno::NOMEM)?;
+        text(&json).map(Given::one)
+    }
+
+    pub fn read<T: serde::de::DeserializeOwned>(self) -> Result<T, Errno> {
+        serde_json::from_slice(&read(self.fd()?.as_fd())?).map_err(|_| Errno::PROTO)
+    }
+
+    /// The only descriptor.
+    pub fn fd(self) -> Result<OwnedFd, Errno> {
+        self.fds.into_iter().next().ok_or(Errno::PROTO)
+    }
+}
+
+pub fn errno_of(e: std::io::Error) -> Errno {
+    e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
 /// [`End`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -30,7 +111,7 @@ pub struct RawEnd {
     pad: u8,
 }
 
-/// What the talking half asks for; which of the fields count depends on `op` ([`super::op`]).
+/// What the talking half asks for; which of the fields count depends on `op` ([`op`]).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Ask {
@@ -140,7 +221,7 @@ pub fn receive<T: FromBytes>(line: BorrowedFd<'_>) -> Result<Option<(T, Shown)>,
 
 /// A text that does not fit into a message.
 pub fn text(bytes: &[u8]) -> Result<OwnedFd, Errno> {
-    crate::shm::memfd_of("fastsocket-broker", bytes).map_err(super::errno_of)
+    crate::shm::memfd_of("fastsocket-broker", bytes).map_err(errno_of)
 }
 
 /// What such a text says. Sealed, so that nobody changes it meanwhile, nor can hold up who reads it.

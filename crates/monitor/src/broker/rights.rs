@@ -1,17 +1,18 @@
 //! The broker's side: each request is checked by what the kernel says of the descriptors that came
 //! with it and before it, then done.
 
-use super::line::{self, Ask};
-use super::{errno_of, op, Given};
+use super::clone::{clone_as_owner, is_alone, listening};
+use super::keep::Keep;
+use super::kernel;
+use super::line::{self, errno_of, op, Ask, Given};
 use crate::address::{V4_ANY, V6_ANY};
+use crate::cpus::possible_cpus;
 use crate::descriptor;
 use crate::maker::{self, Order};
-use crate::policy::kernel;
-use crate::policy::netlink::Netlink;
+use crate::netlink::Netlink;
+use crate::pidfd;
 use crate::sockdiag::SockDiag;
 use crate::steer::{self, Steers};
-use crate::zones::keep::Keep;
-use crate::zones::{clone_as_owner, is_alone, listening, possible_cpus};
 use fsocket_bpf::closings::Closings;
 use fsocket_bpf::select::Parts;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -163,13 +164,13 @@ impl Rights {
             }
             op::INODE => descriptor::netns_inode(fd()?).map(Given::number).ok_or(Errno::PERM),
             op::EXE => {
-                let pidfd = fds.first().copied();
-                let pid = match pidfd {
-                    Some(fd) => crate::taken::pid_of(fd).ok_or(Errno::INVAL)?,
+                let shown = fds.first().copied();
+                let pid = match shown {
+                    Some(fd) => pidfd::pid_of(fd).ok_or(Errno::INVAL)?,
                     None => u32::try_from(ask.number).ok().filter(|pid| *pid != 0).ok_or(Errno::INVAL)?,
                 };
                 let exe = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(errno_of)?;
-                if pidfd.is_some_and(|fd| !crate::policy::process::is_alive(fd)) {
+                if shown.is_some_and(|fd| !pidfd::is_alive(fd)) {
                     return Err(Errno::SRCH);
                 }
                 line::text(exe.as_os_str().as_bytes()).map(Given::one)
@@ -179,7 +180,7 @@ impl Rights {
                 if self.nf_tables.is_none() {
                     self.nf_tables = Some(kernel::questions()?);
                 }
-                let found = self.nf_tables.as_mut().ok_or(Errno::IO)?.has_chains()?;
+                let found = kernel::has_chains(self.nf_tables.as_mut().ok_or(Errno::IO)?)?;
                 Ok(Given::number(found.into()))
             }
             op::TABLES => Ok(Given::number(kernel::has_tables().into())),

@@ -4,9 +4,9 @@
 //! holds (the socket's name, steered devices) is back in order when it has ended. The front dies with
 //! it by the kernel (PR_SET_PDEATHSIG); the broker ends when the front does.
 
-use super::line::{self, Ask, Told};
+use super::line::{self, Ask, Given, Told};
 use super::rights::Rights;
-use super::{Broker, Given};
+use super::Broker;
 use crate::descriptor::Attached;
 use crate::endpoint::{Config, Endpoint};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};

@@ -5,11 +5,10 @@
 //! chains of netfilter that local packets pass, does the route lead anywhere but here, are there
 //! programs on the cgroups, can we look at all?
 
-use super::netlink::{self, kinds, put, Netlink};
-use super::process::read;
 use crate::address::is_v4;
 use crate::broker::Broker;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use crate::netlink::{self, kinds, put, Netlink};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::RecvFlags;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -104,7 +103,7 @@ impl HostPolicy {
             self.routes = Some(Netlink::new(None).map_err(|_| "routes cannot be asked for")?);
         }
         let Some(routes) = &mut self.routes else { return Ok(false) };
-        if !routes.local_first().map_err(|_| "rules of routing cannot be asked for")? {
+        if !local_first(routes).map_err(|_| "rules of routing cannot be asked for")? {
             return Ok(false);
         }
         let v4 = is_v4(&q.ip);
@@ -187,51 +186,28 @@ const RTA_DPORT: u16 = 29;
 const FR_ACT_TO_TBL: u8 = 1;
 const FIB_RULE_INVERT: u32 = 2;
 const FRA_USUAL: [u16; 4] = [6, 14, 15, 21];
-/// From linux/netfilter/nfnetlink.h and nf_tables.h.
-const NFNLGRP_NFTABLES: u32 = 7;
-const NFT_MSG_GETCHAIN: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8 | 4;
-const NFTA_CHAIN_HOOK: u16 = 4;
-const NFPROTO_INET: u8 = 1;
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_NETDEV: u8 = 5;
-const NFPROTO_IPV6: u8 = 10;
 /// enum bpf_attach_type: ingress and egress of packets; connect of IPv4 and IPv6.
 const SERVING: [u32; 2] = [0, 1];
 const CONNECTING: [u32; 4] = [0, 1, 10, 11];
 
-impl Netlink {
-    /// Whether the first of the routing rules, of IPv4 and of IPv6, is the one that finds local
-    /// addresses, for everything.
-    fn local_first(&mut self) -> Result<bool, rustix::io::Errno> {
-        let (mut seen, mut plain) = (Vec::new(), true);
-        // struct fib_rule_hdr: all families.
-        self.ask(libc::RTM_GETRULE, true, &[0; 12], |kind, body| {
-            if kind != libc::RTM_NEWRULE || body.len() < 12 || seen.contains(&body[0]) {
-                return;
-            }
-            if matches!(i32::from(body[0]), libc::AF_INET | libc::AF_INET6) {
-                seen.push(body[0]);
-                // No destination, source, type of service; table "local", looked up, not inverted.
-                let local = body[1..8] == [0, 0, 0, libc::RT_TABLE_LOCAL, 0, 0, FR_ACT_TO_TBL];
-                let inverted = netlink::u32_at(body, 8) & FIB_RULE_INVERT != 0;
-                plain &= local && !inverted && kinds(&body[12..]).all(|k| FRA_USUAL.contains(&k));
-            }
-        })?;
-        Ok(plain)
-    }
-
-    /// Whether there is a base chain (one with a hook) that a local packet of ours could pass.
-    pub(crate) fn has_chains(&mut self) -> Result<bool, rustix::io::Errno> {
-        let mut found = false;
-        // struct nfgenmsg: all families.
-        self.ask(NFT_MSG_GETCHAIN, true, &[0; 4], |_, body| {
-            let passed = [NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6, NFPROTO_NETDEV];
-            let hooked =
-                body.len() >= 4 && passed.contains(&body[0]) && kinds(&body[4..]).any(|k| k == NFTA_CHAIN_HOOK);
-            found |= hooked;
-        })?;
-        Ok(found)
-    }
+/// Whether the first of the routing rules, of IPv4 and of IPv6, is the one that finds local
+/// addresses, for everything.
+fn local_first(routes: &mut Netlink) -> Result<bool, rustix::io::Errno> {
+    let (mut seen, mut plain) = (Vec::new(), true);
+    // struct fib_rule_hdr: all families.
+    routes.ask(libc::RTM_GETRULE, true, &[0; 12], |kind, body| {
+        if kind != libc::RTM_NEWRULE || body.len() < 12 || seen.contains(&body[0]) {
+            return;
+        }
+        if matches!(i32::from(body[0]), libc::AF_INET | libc::AF_INET6) {
+            seen.push(body[0]);
+            // No destination, source, type of service; table "local", looked up, not inverted.
+            let local = body[1..8] == [0, 0, 0, libc::RT_TABLE_LOCAL, 0, 0, FR_ACT_TO_TBL];
+            let inverted = netlink::u32_at(body, 8) & FIB_RULE_INVERT != 0;
+            plain &= local && !inverted && kinds(&body[12..]).all(|k| FRA_USUAL.contains(&k));
+        }
+    })?;
+    Ok(plain)
 }
 
 /// Whether nf_tables is there. To ask it would load it where it is a module.
@@ -243,52 +219,6 @@ fn has_nf_tables() -> bool {
         // No modules here: asking loads nothing.
         Err(_) => true,
     }
-}
-
-/// iptables of old: tables that exist are registered, and nothing tells of changes.
-pub(crate) fn has_tables() -> bool {
-    let names = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-    names.into_iter().any(|name| read(Path::new(name)).is_some_and(|t| !t.is_empty()))
-}
-
-/// A socket that tells when nf_tables changes.
-pub(crate) fn rules() -> Result<OwnedFd, rustix::io::Errno> {
-    netlink::socket(Some(rustix::net::netlink::NETFILTER), 1 << (NFNLGRP_NFTABLES - 1))
-}
-
-/// One to ask nf_tables by.
-pub(crate) fn questions() -> Result<Netlink, rustix::io::Errno> {
-    Netlink::new(Some(rustix::net::netlink::NETFILTER))
-}
-
-/// How many programs of this type are in force for a cgroup; `None`: not known.
-pub(crate) fn programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> Option<u32> {
-    const BPF_PROG_QUERY: libc::c_int = 16;
-    const BPF_F_QUERY_EFFECTIVE: u32 = 1;
-    /// Beginning of the `query` part of union bpf_attr.
-    #[repr(C)]
-    struct Query {
-        target: u32,
-        attach_type: u32,
-        query_flags: u32,
-        attach_flags: u32,
-        ids: u64,
-        count: u32,
-        pad: u32,
-    }
-    let mut query = Query {
-        target: cgroup.as_raw_fd() as u32,
-        attach_type,
-        query_flags: BPF_F_QUERY_EFFECTIVE,
-        attach_flags: 0,
-        ids: 0,
-        count: 0,
-        pad: 0,
-    };
-    // SAFETY: the structure lives during the call and is as long as said; without `ids` the kernel
-    // writes into nothing else.
-    let rc = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<Query>()) };
-    (rc == 0).then_some(query.count)
 }
 
 #[cfg(test)]

@@ -2,28 +2,10 @@
 
 use super::rules::Party;
 use crate::broker::Broker;
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::io::Read;
-use std::path::{Path, PathBuf};
-
-/// The sender of a message, as the kernel has noted it (SCM_CREDENTIALS, SCM_PIDFD). It is the process
-/// that sends now, not the one that has opened the socket, and nothing of it is a claim.
-#[derive(Debug)]
-pub struct Sender {
-    /// 0: it has none in our PID namespace.
-    pub pid: u32,
-    pub uid: u32,
-    pub gid: u32,
-    /// From 6.5 on. Without it a process could end and another one get its number while we read.
-    pub pidfd: Option<OwnedFd>,
-}
-
-/// Whether the process of a pidfd has not ended.
-pub fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
-}
+use crate::pidfd::{is_alive, read};
+use crate::wire::Sender;
+use rustix::fd::AsFd;
+use std::path::PathBuf;
 
 /// What can be read of a process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -110,13 +92,6 @@ impl Restraint {
     }
 }
 
-/// A file of the kernel's that is read at once, in few system calls.
-pub fn read(path: &Path) -> Option<String> {
-    let mut bytes = [0u8; 8192];
-    let n = std::fs::File::open(path).and_then(|mut f| f.read(&mut bytes)).ok()?;
-    Some(String::from_utf8_lossy(&bytes[..n]).into_owned())
-}
-
 /// The v2 path in the text of /proc/PID/cgroup.
 pub fn cgroup(text: &str) -> Option<String> {
     text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)
@@ -125,6 +100,7 @@ pub fn cgroup(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags};
 
     fn broker() -> Broker {
         Broker::here(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap().as_fd(), None, None)

@@ -1,14 +1,28 @@
 //! Which CPU a flow group is steered to, by whom it was moved, and when it may come
 //! back (Affinity-Accept, 3.3.2).
 
-use super::Move;
 use fsocket_bpf::steer::{dealt, GROUPS};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// In the paper one of 85 groups of a core (4,096 over 48) moves every 100 ms: a whole
 /// CPU's share in 8.5 s. Fewer CPUs have more groups each, and move as many more at a time.
 const SHARE: usize = 85;
+
+/// A zone that is not busy takes flow groups from the one it stole from most.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Move {
+    /// SO_NETNS_COOKIE of the listener.
+    pub netns: u64,
+    /// CPUs.
+    pub from: u32,
+    pub to: u32,
+    /// The one it stole from is busy: its queue is long.
+    pub busy: bool,
+    /// It has lost most of what came for it.
+    pub most: bool,
+}
 
 /// The flow groups of a steered device.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //! Nothing of it is pinned (ADR 18): in between, devices are as they were.
 
 use super::place::Place;
-use super::plain::undo;
+use super::sys::undo;
 use super::Steers;
 use fsocket_proto::steer::Attach;
 use fsocket_tune::deliver::Step;

@@ -141,11 +141,3 @@ impl Place {
         }
     }
 }
-
-/// CPUs on which this process may run, which is what a cpuset leaves it.
-pub fn allowed_cpus() -> Vec<u32> {
-    match rustix::thread::sched_getaffinity(None) {
-        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect(),
-        Err(_) => vec![0],
-    }
-}

@@ -7,13 +7,14 @@
 
 use super::groups::Groups;
 use super::place::Place;
-use super::{slices_for, Steered};
+use super::sys::{in_sys, undo};
+use super::xdp::{slices_for, Steered};
 use fsocket_bpf::slices::Slices;
 use fsocket_bpf::steer::Policy;
 use fsocket_proto::steer::{Attach, Device};
 use fsocket_tune::deliver::{self, Ports, Step, Table};
 use fsocket_tune::ethtool::{Ioctl, Nic};
-use fsocket_tune::{CpuSet, Root};
+use fsocket_tune::CpuSet;
 
 /// A way to steer, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ impl Plain {
         because: &[String],
         others: &[Steered],
     ) -> Result<Plain, String> {
-        let cpus = request.cpus.clone().unwrap_or_else(super::place::allowed_cpus);
+        let cpus = request.cpus.clone().unwrap_or_else(crate::cpus::allowed_cpus);
         let name = request.device.as_str();
         let slices = (way != Way::Rps).then(|| slices_for(&place, &cpus, others)).transpose()?;
         let (steps, ifindex, rfs, table) = in_sys(&place, name, |root, nic| {
@@ -162,53 +163,6 @@ impl Plain {
 impl Drop for Plain {
     fn drop(&mut self) {
         undo(&self.place, &self.request.device, &self.steps);
-    }
-}
-
-/// Undoes what was recorded of a device.
-pub fn undo(place: &Place, device: &str, steps: &[Step]) {
-    let done = in_sys(place, device, |root, nic| {
-        deliver::undo_in_card(nic, steps);
-        deliver::undo_files(root, root, steps);
-        Ok(())
-    });
-    if let Err(e) = done {
-        tracing::warn!(device, "not undone: {e}");
-    }
-}
-
-/// Runs `work` where /sys is that of `place`, and /proc/sys that of the machine's first network
-/// namespace, which alone has the table for RFS.
-fn in_sys<T: Send>(
-    place: &Place,
-    device: &str,
-    work: impl FnOnce(&Root, &Ioctl) -> Result<T, String> + Send,
-) -> Result<T, String> {
-    let failed = |what: &'static str| move |e: std::io::Error| format!("{what}: {e}");
-    place.within(|| {
-        // Its socket stays there.
-        let nic = Ioctl::new(device).map_err(failed("socket"))?;
-        mount_sys().map_err(failed("cannot mount /sys of the network namespace"))?;
-        if let Ok(first) = std::fs::File::open("/proc/1/ns/net") {
-            use std::os::fd::AsRawFd;
-            // SAFETY: concerns this thread alone. Where it fails there is no RFS.
-            unsafe { libc::setns(first.as_raw_fd(), libc::CLONE_NEWNET) };
-        }
-        work(&Root::new("/"), &nic)
-    })?
-}
-
-/// For the calling thread, which ends afterwards.
-fn mount_sys() -> std::io::Result<()> {
-    let checked = |r: libc::c_int| if r == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
-    let (none, sys) = (c"none".as_ptr(), c"sysfs".as_ptr());
-    // SAFETY: C strings throughout; unshared first, so that only this thread sees the mounts.
-    unsafe {
-        checked(libc::unshare(libc::CLONE_NEWNS))?;
-        checked(libc::mount(none, c"/".as_ptr(), std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()))?;
-        // Not on top of the same one.
-        libc::umount2(c"/sys".as_ptr(), libc::MNT_DETACH);
-        checked(libc::mount(sys, c"/sys".as_ptr(), sys, 0, std::ptr::null()))
     }
 }
 

@@ -5,11 +5,11 @@
 //! what the kernel says of each listen socket, ten times a second while anything
 //! comes, never while nothing does: then the BPF program rings.
 
-mod knobs;
-
-use super::{listening, reply, Answer, Group, GroupId};
+use super::{reply, Answer, Group, GroupId};
+use crate::broker::clone::listening;
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
+use crate::knobs::Knobs;
 use crate::shm::Mapping;
 use crate::steer::Move;
 use crate::{ConnId, Monitor};
@@ -25,8 +25,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::{offset_of, size_of};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-
-pub use knobs::Knobs;
 
 /// A worker does not keep up when one in so many of its connections is stolen, and for so
 /// many looks after the last time.

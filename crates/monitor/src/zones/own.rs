@@ -8,10 +8,11 @@
 //! all, as it did before. Nobody tells us when a socket joins; it is looked for while
 //! connections come.
 
-use super::{listening, reply, Answer, Group, Member};
+use super::{reply, Answer, Group, Member};
+use crate::broker::clone::listening;
+use crate::cpus::allowed_cpus;
 use crate::descriptor::{self, Attached, Listening};
 use crate::sockdiag::SockDiag;
-use crate::steer::place::allowed_cpus;
 use crate::{ConnId, Monitor};
 use fsocket_bpf::select::{GLOBAL, PLACES};
 use fsocket_proto::{Addr, Msg};

@@ -1,0 +1,60 @@
+//! The pipes by which the processes of one channel wake each other. ADR 38.
+
+use crate::ConnId;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::HashMap;
+
+/// A sleeper (process, bell, waiter) and the process that wakes it.
+pub type Pair = (ConnId, u8, u64, ConnId);
+
+/// The pipes of one channel. With a descriptor: the sleeper has not confirmed its end.
+#[derive(Default)]
+pub struct Pipes(pub HashMap<Pair, Option<OwnedFd>>);
+
+impl Pipes {
+    /// A process is gone. Returns the sleepers that had not confirmed their ends.
+    pub fn leave(&mut self, id: ConnId) -> Vec<ConnId> {
+        let gone = self.0.extract_if(|(sleeper, _, _, ringer), _| *sleeper == id || *ringer == id);
+        gone.filter_map(|((sleeper, ..), end)| end.map(|_| sleeper)).collect()
+    }
+    /// Ends that this process still has.
+    pub fn descriptors(&self) -> u64 {
+        self.0.values().flatten().count() as u64
+    }
+    /// The channel is gone. As [`Self::leave`].
+    pub fn unready(&self) -> impl Iterator<Item = ConnId> + '_ {
+        self.0.iter().filter(|(_, end)| end.is_some()).map(|((sleeper, ..), _)| *sleeper)
+    }
+}
+
+/// The sleeper's end, and that of the process that wakes it.
+pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
+    let path = format!("/proc/self/fd/{}", write.as_raw_fd());
+    let write = rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((read, write))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_end_blocks_or_breaks_the_other() {
+        let (read, write) = pipe().unwrap();
+        // Full: the process that wakes is told so, at once.
+        let chunk = [0u8; 4096];
+        while rustix::io::write(&write, &chunk).is_ok() {}
+        assert_eq!(rustix::io::write(&write, &[1]), Err(Errno::AGAIN));
+        // It makes its own end blocking, and takes everything out: the sleeper's is as it was.
+        rustix::fs::fcntl_setfl(&write, OFlags::RDWR).unwrap();
+        let mut all = vec![0u8; 1 << 17];
+        assert!(rustix::io::read(&write, &mut all).unwrap() > 0);
+        assert_eq!(rustix::io::read(&read, &mut all), Err(Errno::AGAIN));
+        // The sleeper's end: no SIGPIPE, which would end this process.
+        drop(read);
+        assert_eq!(rustix::io::write(&write, &[1]), Ok(1));
+    }
+}

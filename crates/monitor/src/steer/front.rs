@@ -1,0 +1,46 @@
+//! The front's side of steering: it asks the broker, and remembers what it was told.
+
+use super::groups::Spare;
+use super::{Also, Done, State};
+use crate::broker::Broker;
+use std::time::Instant;
+
+/// What the front knows of steering.
+#[derive(Default)]
+pub struct Front {
+    state: State,
+    spare: Spare,
+}
+
+impl Front {
+    pub fn is_empty(&self) -> bool {
+        !self.state.any
+    }
+
+    /// Are flow groups steered in this network namespace, by a device or our program?
+    pub fn has_groups(&self, netns: u64) -> bool {
+        self.state.groups.contains(&netns)
+    }
+
+    /// Which CPUs have time to spare.
+    pub fn spare(&mut self, now: Instant) -> &Spare {
+        self.spare.look(now)
+    }
+
+    /// Asks the broker for the rest of steering ([`Also`]).
+    pub fn also(&mut self, what: &Also, broker: &Broker) -> Done {
+        // Where nothing is steered there is nothing to do.
+        if self.is_empty() && !matches!(what, Also::Begin) {
+            return Done::default();
+        }
+        broker.steer_also(what)
+    }
+
+    /// Remembers how things stand. The slices, if they may have changed: network namespace, first port,
+    /// ports a slice, CPU of each.
+    pub fn heard(&mut self, done: &Done) -> Option<impl Iterator<Item = (u64, u16, u32, &[u32])>> {
+        self.state = done.state.clone()?;
+        let slices = self.state.slices.iter();
+        Some(slices.map(|(netns, first, ports, cpus)| (*netns, *first, *ports, cpus.as_slice())))
+    }
+}
