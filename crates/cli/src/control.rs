@@ -101,16 +101,21 @@ pub fn find() -> Result<PathBuf> {
 
 /// Asks the monitor what there is.
 pub fn report(path: &Path) -> Result<Report> {
-    report_with(path, 0)
+    report_with(path, Msg::new(kind::REPORT))
+}
+
+/// As [`report`], without the list of connections.
+pub fn brief_report(path: &Path) -> Result<Report> {
+    report_with(path, Msg { arg2: 1, ..Msg::new(kind::REPORT) })
 }
 
 /// As [`report`]; the counters of zones are zero afterwards.
 pub fn report_and_reset(path: &Path) -> Result<Report> {
-    report_with(path, 1)
+    report_with(path, Msg { arg1: 1, ..Msg::new(kind::REPORT) })
 }
 
-fn report_with(path: &Path, reset: u64) -> Result<Report> {
-    let text = ask(path, Msg { arg1: reset, ..Msg::new(kind::REPORT) }, None)?;
+fn report_with(path: &Path, request: Msg) -> Result<Report> {
+    let text = ask(path, request, None)?;
     serde_json::from_slice(&text).context("malformed report")
 }
 

@@ -14,6 +14,7 @@ mod locality;
 mod locate;
 mod locks;
 mod measure;
+mod metrics;
 mod pages;
 mod preload_list;
 mod private;
@@ -45,6 +46,7 @@ enum Command {
     /// Connections and listeners over shared memory
     Ss(Ss),
     Explain(Explain),
+    Metrics(metrics::Metrics),
     Steer(Steer),
     Enable(Enable),
     Disable(Disable),
@@ -85,6 +87,7 @@ fn entry() -> i32 {
         Command::Run(args) => run::run(&args),
         Command::Stat(args) => report_errors(stat::stat(&args)),
         Command::Ss(args) => report_errors(stat::ss(&args)),
+        Command::Metrics(args) => report_errors(metrics::run(&args)),
         Command::Explain(args) => explain::run(&args),
         Command::Steer(args) => report_errors(steer::steer(args)),
         Command::Enable(args) => report_errors(units::enable(&args)),

@@ -96,6 +96,11 @@ impl ChannelMem {
         self.touched_queues().map(|q| self.queued(q)).sum()
     }
 
+    /// Connections that the client has put into queues, as it says.
+    pub fn opened(&self) -> u64 {
+        self.touched_queues().map(|q| u64::from(self.queue(q).tail.load(Ordering::Relaxed))).sum()
+    }
+
     /// Slots in pages that anybody ever wrote to; the others are FREE. Looking
     /// at them would allocate their pages.
     pub fn touched_slots(&self) -> impl Iterator<Item = usize> {

@@ -36,6 +36,8 @@ pub enum StartError {
     AlreadyRunning(PathBuf),
     #[error("{}: {reason}", .path.display())]
     Directory { path: PathBuf, reason: String },
+    #[error("cannot serve metrics at {address}: {source}")]
+    Metrics { address: std::net::SocketAddr, source: std::io::Error },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: std::io::Error },
 }

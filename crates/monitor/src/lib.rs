@@ -10,7 +10,7 @@
 //! | decisions | [`requests`], [`policy`], [`reaper`], [`switch`], [`steer`], [`report`] |
 //! | state | [`clients`], [`listeners`], [`channels`], [`arenas`], [`ports`], [`registry`], [`zones`] |
 //! | privileges | [`broker`] |
-//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`closings`], [`settings`] |
+//! | mechanism | [`wake`], [`wire`], [`shm`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`closings`], [`settings`], [`metrics`] |
 //!
 //! Clients are not trusted: neither their messages, nor their descriptors, nor
 //! what lies in memory that they share with us.
@@ -33,6 +33,7 @@ pub mod limits;
 pub mod listeners;
 pub mod maker;
 pub mod membarrier;
+pub mod metrics;
 pub mod monitor;
 mod netlink;
 mod pidfd;

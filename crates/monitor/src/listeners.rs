@@ -24,6 +24,8 @@ pub struct Listener {
     /// connections.
     pub families: BTreeSet<FamilyId>,
     pub channels: BTreeSet<ChannelId>,
+    /// Connections opened through channels that are gone.
+    pub opened: u64,
     /// Rights of those that work for it: they share the channels.
     pub served_by: Option<Rights>,
     /// Processes with other rights want to: the kernel serves all of them.
@@ -133,6 +135,7 @@ impl Listeners {
                 stealers: BTreeSet::new(),
                 families: BTreeSet::new(),
                 channels: BTreeSet::new(),
+                opened: 0,
                 served_by: None,
                 is_mixed: false,
             },

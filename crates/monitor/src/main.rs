@@ -55,6 +55,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
         balance,
         rules: settings.rules,
     };
+    let metrics = options.metrics.map(fsocket_monitor::metrics::bind).transpose()?;
     // Blocked before anything exists that would have to be removed.
     block_stop_signals()?;
     let started = if config.private && !options.split || !split::is_due() {
@@ -67,6 +68,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     } else {
         match split::split(Endpoint::publish(&config)?)? {
             Half::Broker(service) => {
+                drop(metrics);
                 // (Clients that come before the front serves wait in the backlog.)
                 if !config.private {
                     announce(&config.socket);
@@ -82,12 +84,15 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
         }
     };
     let stop = stop_signals()?;
-    let monitor = match started {
+    let mut monitor = match started {
         Ok(monitor) => monitor,
         // Two `fastsocket run` at once: the other one's serves us as well.
         Err(StartError::AlreadyRunning(_)) if options.private => return Ok(ExitCode::SUCCESS),
         Err(e) => return Err(e.into()),
     };
+    if let Some(listener) = metrics {
+        monitor.serve_metrics(listener)?;
+    }
     let result = monitor.run(stop.as_fd());
     if let Some(directory) = scratch {
         let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(&socket));

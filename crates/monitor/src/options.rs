@@ -29,6 +29,10 @@ pub struct Options {
     /// [default: that of the socket; with --private nothing is kept]
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
+    /// Serve metrics for Prometheus at http://ADDR/metrics. Anybody who reaches the address may read
+    /// the sums of all users
+    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
+    pub metrics: Option<std::net::SocketAddr>,
     /// Configuration file; it need not exist if it is not named here
     #[arg(long, value_name = "FILE", env = "FASTSOCKET_CONFIG")]
     pub config: Option<PathBuf>,
@@ -45,4 +49,10 @@ fn parse_mode(text: &str) -> Result<u32, String> {
         Ok(mode) if mode <= 0o777 => Ok(mode),
         _ => Err("not an octal mode up to 0777".into()),
     }
+}
+
+/// `127.0.0.1:9777`, `[::1]:9777`, `localhost:9777`.
+fn parse_address(text: &str) -> Result<std::net::SocketAddr, String> {
+    let mut found = std::net::ToSocketAddrs::to_socket_addrs(text).map_err(|e| e.to_string())?;
+    found.next().ok_or_else(|| "no address".into())
 }

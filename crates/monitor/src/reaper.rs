@@ -309,6 +309,7 @@ impl Monitor {
         }
         if let Some(l) = self.listeners.get_mut(ch.listener) {
             l.channels.remove(&id);
+            l.opened = l.opened.saturating_add(ch.mem.opened());
         }
         tracing::debug!(channel = id, "channel ended");
     }

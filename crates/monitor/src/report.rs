@@ -3,6 +3,7 @@
 use crate::address;
 use crate::arenas::{add, Arena, Totals};
 use crate::channels::Channel;
+use crate::listeners::Listener;
 use crate::{ChannelId, ConnId, Monitor};
 use fsocket_abi::arena::{Sock, COUNTERS};
 use fsocket_abi::channel::{slot_state, status, SLOTS};
@@ -26,26 +27,36 @@ const LONG: Duration = Duration::from_millis(5);
 /// It sends that report again for this many times as long as the making took.
 const KEPT_FOR: u32 = 20;
 
-/// Reports that were long in the making, by viewer: length in bytes, file, and until when they hold.
+/// Reports that were long in the making: length in bytes, file, and until when they hold.
 #[derive(Default)]
-pub struct Kept(HashMap<u32, (u64, Rc<OwnedFd>, Instant)>);
+pub struct Kept(HashMap<Wanted, (u64, Rc<OwnedFd>, Instant)>);
+
+/// What a report is to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Wanted {
+    /// To this user: root and the owner of a private monitor see everything, others their own processes
+    /// and who listens.
+    pub viewer: u32,
+    /// Without the list of connections.
+    pub is_brief: bool,
+}
 
 impl Kept {
-    /// The viewer's report and its length, if it still holds. A descriptor with a position of its own.
-    pub fn get(&mut self, viewer: u32) -> Option<(u64, OwnedFd)> {
+    /// The report and its length, if it still holds. A descriptor with a position of its own.
+    pub fn get(&mut self, wanted: Wanted) -> Option<(u64, OwnedFd)> {
         let now = Instant::now();
         self.0.retain(|_, (_, _, until)| *until > now);
-        let (length, fd, _) = self.0.get(&viewer)?;
+        let (length, fd, _) = self.0.get(&wanted)?;
         let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let again = rustix::fs::open(own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         Some((*length, again))
     }
 
     /// It was begun then, and is made now.
-    pub fn keep(&mut self, viewer: u32, length: u64, fd: &Rc<OwnedFd>, began: Instant) {
+    pub fn keep(&mut self, wanted: Wanted, length: u64, fd: &Rc<OwnedFd>, began: Instant) {
         let took = began.elapsed();
         if took > LONG {
-            self.0.insert(viewer, (length, fd.clone(), Instant::now() + took * KEPT_FOR));
+            self.0.insert(wanted, (length, fd.clone(), Instant::now() + took * KEPT_FOR));
         }
     }
 }
@@ -73,18 +84,18 @@ impl End {
 }
 
 impl Monitor {
-    /// The report for a user: root and the owner of a private monitor see
-    /// everything, others their own processes and who listens.
-    pub fn report(&self, viewer: u32) -> Report {
-        let sees = |uid: u32| viewer == 0 || self.config.private || viewer == uid;
+    /// The report.
+    pub fn report(&self, wanted: Wanted) -> Report {
+        let sees = |uid: u32| wanted.viewer == 0 || self.config.private || wanted.viewer == uid;
         Report {
             version: VERSION,
             monitor_pid: std::process::id(),
+            monitor_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime: self.started.elapsed().as_secs_f64(),
             totals: self.report_totals(&sees),
             processes: self.report_processes(&sees),
             listeners: self.report_listeners(&sees),
-            connections: self.report_connections(&sees),
+            connections: if wanted.is_brief { Vec::new() } else { self.report_connections(&sees) },
             groups: self.report_zones(&sees),
             zones: self.report_accepts(&sees),
             flow_groups: self.report_flow_groups(&sees),
@@ -146,9 +157,14 @@ impl Monitor {
                 local: address::show(&l.info.addr),
                 pids: l.holders.iter().filter_map(visible_pid).collect(),
                 workers: l.accepting().filter_map(|id| visible_pid(&id)).collect(),
-                queued: l.channels.iter().filter_map(|id| self.channels.get(*id)).map(|ch| ch.mem.queued_all()).sum(),
+                queued: self.channels_of(l).map(|ch| ch.mem.queued_all()).sum(),
+                opened: self.channels_of(l).map(|ch| ch.mem.opened()).fold(l.opened, u64::saturating_add),
             })
             .collect()
+    }
+
+    fn channels_of<'a>(&'a self, listener: &'a Listener) -> impl Iterator<Item = &'a Channel> {
+        listener.channels.iter().filter_map(|id| self.channels.get(*id))
     }
 
     fn report_connections(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Connection> {

@@ -6,6 +6,7 @@ use crate::channels::{Channel, ChannelMem};
 use crate::clients::{Client, Outgoing};
 use crate::descriptor::{self, Attached};
 use crate::ports::BLOCK;
+use crate::report::Wanted;
 use crate::steer::Also;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, Monitor};
 use fsocket_abi::channel::CHANNEL_SIZE;
@@ -520,18 +521,19 @@ impl Monitor {
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let viewer = self.clients.get(id).ok_or(Errno::BADF)?.uid;
         let reset = msg.arg1 == 1;
-        if let Some((length, fd)) = self.reports.get(viewer).filter(|_| !reset) {
+        let wanted = Wanted { viewer, is_brief: msg.arg2 == 1 };
+        if let Some((length, fd)) = self.reports.get(wanted).filter(|_| !reset) {
             return Ok((Msg { arg0: length, ..reply(msg) }, Some(Rc::new(fd))));
         }
         let began = Instant::now();
-        let report = self.report(viewer);
+        let report = self.report(wanted);
         if reset {
             let private = self.config.private;
             self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
         }
         let (answer, fd) = answer_json(msg, &report)?;
         if let Some(fd) = fd.as_ref() {
-            self.reports.keep(viewer, answer.arg0, fd, began);
+            self.reports.keep(wanted, answer.arg0, fd, began);
         }
         Ok((answer, fd))
     }

@@ -137,7 +137,7 @@ pub mod kind {
     pub const STEER: u32 = 17;
     /// *Sync*: report as JSON in a memfd; `arg0` length; see
     /// [`crate::report`]. For the command line; needs no HELLO. `arg1` 1: the
-    /// counters of zones are zero afterwards.
+    /// counters of zones are zero afterwards. `arg2` 1: without the list of connections.
     pub const REPORT: u32 = 12;
     /// `fd` is the global listen socket of a listener with local ones beside it
     /// (at least one exists). *Sync*: `id` group, fd: the program that selects

@@ -11,6 +11,9 @@ pub struct Report {
     /// Version of this schema.
     pub version: u32,
     pub monitor_pid: u32,
+    /// Version of its program.
+    #[serde(default)]
+    pub monitor_version: String,
     /// Seconds since the monitor started.
     pub uptime: f64,
     /// Sum over all processes, also those that have ended.
@@ -129,6 +132,9 @@ pub struct Listener {
     pub workers: Vec<u32>,
     /// Connections waiting in SYN queues.
     pub queued: u32,
+    /// Connections opened over shared memory so far, as its clients count them.
+    #[serde(default)]
+    pub opened: u64,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

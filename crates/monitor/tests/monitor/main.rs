@@ -7,6 +7,7 @@ mod connecting;
 mod daemon;
 mod ending;
 mod hostile;
+mod metrics;
 mod policy;
 mod reporting;
 mod rights;

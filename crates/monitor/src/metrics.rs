@@ -1,0 +1,158 @@
+//! `--metrics ADDR`: metrics over HTTP, from a thread of their own.
+//!
+//! The thread talks to scrapers, and asks the event loop for a report over a control socket of its own, as
+//! `fastsocket stat` does. A slow or hostile scraper holds up other scrapers at most, and costs the
+//! event loop one report in [`FRESH`].
+
+mod http;
+
+use crate::clients::Client;
+use crate::endpoint::StartError;
+use crate::wire::{self, Received};
+use crate::Monitor;
+use fsocket_proto::report::Report;
+use fsocket_proto::{kind, Msg};
+use http::{Answer, Connection, Step};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+/// Scrapers that are served at a time; others wait in the backlog.
+const MOST: usize = 16;
+/// The thread answers from the same report for so long.
+const FRESH: Duration = Duration::from_secs(1);
+/// The event loop may take so long to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Takes the address, before anything else exists that would have to be removed.
+///
+/// # Errors
+/// [`StartError::Metrics`]: it is in use, or not this host's, say.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    let bound = TcpListener::bind(address).and_then(|l| l.set_nonblocking(true).map(|()| l));
+    bound.map_err(|source| StartError::Metrics { address, source })
+}
+
+impl Monitor {
+    /// Serves metrics until this monitor ends.
+    ///
+    /// # Errors
+    /// Of the calls.
+    pub fn serve_metrics(&mut self, listener: TcpListener) -> std::io::Result<()> {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let family = self.new_family();
+        // As root: whoever may scrape sees the sums of all users, and no process.
+        self.clients.add(Client::new(ours, 0, std::process::id(), family))?;
+        let server = Server { listener, line: theirs, seq: 0, connections: Vec::new(), last: None };
+        std::thread::Builder::new().name("metrics".into()).spawn(move || server.run())?;
+        Ok(())
+    }
+}
+
+struct Server {
+    listener: TcpListener,
+    /// To the event loop.
+    line: OwnedFd,
+    seq: u32,
+    connections: Vec<Connection>,
+    last: Option<(Instant, Vec<u8>)>,
+}
+
+impl Server {
+    /// Serves until the event loop has ended.
+    fn run(mut self) {
+        while self.wait().is_some() {
+            self.accept();
+            let now = Instant::now();
+            let mut connections = std::mem::take(&mut self.connections);
+            connections.retain_mut(|c| {
+                let mut step = c.step(now);
+                if let Step::Asks(request) = step {
+                    c.answer(&self.answer(&request));
+                    step = c.step(now);
+                }
+                step == Step::Waits
+            });
+            self.connections = connections;
+        }
+    }
+
+    /// Sleeps until there is something to do. `None`: the event loop has ended.
+    fn wait(&mut self) -> Option<()> {
+        let mut fds = vec![PollFd::new(&self.line, PollFlags::IN)];
+        fds.extend(self.connections.iter().map(|c| PollFd::new(c.stream(), c.interest())));
+        if self.connections.len() < MOST {
+            fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
+        let next = self.connections.iter().map(|c| c.deadline).min();
+        let timeout = next.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        // An interrupted call has no events.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let line = fds[0].revents();
+        drop(fds);
+        if line.is_empty() {
+            return Some(());
+        }
+        match wire::receive(self.line.as_fd()) {
+            // An answer that came too late.
+            Received::Message(..) | Received::Cut(_) | Received::Nothing => Some(()),
+            Received::End | Received::Malformed => None,
+        }
+    }
+
+    fn accept(&mut self) {
+        while self.connections.len() < MOST {
+            let Ok((stream, _)) = self.listener.accept() else { return };
+            self.connections.extend(Connection::new(stream));
+        }
+    }
+
+    fn answer(&mut self, request: &http::Request) -> Answer {
+        match (request.method.as_str(), request.path.as_str()) {
+            ("GET" | "HEAD", "/metrics") => match self.text() {
+                Some(text) => Answer { status: "200 OK", content_type: fsocket_metrics::CONTENT_TYPE, body: text },
+                None => Answer::text("503 Service Unavailable", "the monitor does not answer\n"),
+            },
+            ("GET" | "HEAD", "/") => Answer::text("200 OK", "fastsocketd: /metrics\n"),
+            ("GET" | "HEAD", _) => Answer::text("404 Not Found", "there is /metrics\n"),
+            _ => Answer::text("405 Method Not Allowed", "GET or HEAD\n"),
+        }
+    }
+
+    fn text(&mut self) -> Option<Vec<u8>> {
+        if self.last.as_ref().is_none_or(|(at, _)| at.elapsed() > FRESH) {
+            let report = self.report()?;
+            self.last = Some((Instant::now(), fsocket_metrics::text(Some(&report)).into_bytes()));
+        }
+        self.last.as_ref().map(|(_, text)| text.clone())
+    }
+
+    fn report(&mut self) -> Option<Report> {
+        self.seq = self.seq.wrapping_add(1);
+        let ask = Msg { seq: self.seq, arg2: 1, ..Msg::new(kind::REPORT) };
+        wire::send(self.line.as_fd(), &ask, None).ok()?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.checked_duration_since(Instant::now())?;
+            let _ = poll(&mut [PollFd::new(&self.line, PollFlags::IN)], Some(&timespec(left)));
+            match wire::receive(self.line.as_fd()) {
+                Received::Message(msg, fd) if msg.seq == self.seq && msg.result == 0 => {
+                    let mut text = vec![0; usize::try_from(msg.arg0).ok()?];
+                    let file = std::fs::File::from(fd?.keep());
+                    std::os::unix::fs::FileExt::read_exact_at(&file, &mut text, 0).ok()?;
+                    return serde_json::from_slice(&text).ok();
+                }
+                Received::Message(msg, _) if msg.seq != self.seq => {}
+                Received::Nothing => {}
+                _ => return None,
+            }
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
