@@ -6,8 +6,8 @@
 //! again, and what the sleep held is given back when the thread next comes by.
 
 use crate::stream::Hold;
-use crate::{bell, cancel, epoll};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::{bell, cancel, epoll, peers};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use fsocket_sync::atomic::AtomicU32 as Word;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -43,6 +43,8 @@ pub struct Place {
     /// It waits in the instance as one in which nothing is ours.
     plain: AtomicBool,
     inside: AtomicBool,
+    /// See [`crate::peers::beside`]; -1: none.
+    beside: AtomicI32,
     /// A signal is on its way, and means nothing to the program.
     poked: AtomicBool,
 }
@@ -59,6 +61,7 @@ static PLACE: [[Place; GROUP]; GROUPS] = [const {
             ep: AtomicU32::new(0),
             plain: AtomicBool::new(false),
             inside: AtomicBool::new(false),
+            beside: AtomicI32::new(-1),
             poked: AtomicBool::new(false),
         }
     }; GROUP]
@@ -75,6 +78,8 @@ pub struct On<'a> {
     pub plain: bool,
     /// And in the application's instance itself.
     pub inside: bool,
+    /// See [`crate::peers::beside`]; given back when the sleep is over.
+    pub beside: Option<i32>,
 }
 
 /// The places of a thread's group, and whose they are.
@@ -111,11 +116,22 @@ pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
         if again && matches!(r, Err(Errno::EINTR)) && !cancel::hit() {
             continue;
         }
+        if on.beside.is_some() {
+            // (It may have got another number meanwhile.)
+            let fd = place.map_or(on.beside, |(_, p)| p.take_beside());
+            fd.into_iter().for_each(peers::not_beside);
+        }
         if let Some((owner, _)) = place {
             owner.store(0, Ordering::Release);
         }
         return r;
     }
+}
+
+/// A descriptor of a sleep got another number.
+pub fn moved(old: i32, new: i32) -> bool {
+    let swap = |p: &Place| p.beside.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    PLACE.iter().flatten().any(swap)
 }
 
 /// How many threads sleep in the epoll instance with this index.
@@ -182,6 +198,7 @@ fn enter(on: &On, Mark(mark): &Mark) -> Option<(&'static AtomicU64, &'static Pla
     p.ep.store(index(on.ep), Ordering::Relaxed);
     p.plain.store(on.plain, Ordering::Relaxed);
     p.inside.store(on.inside, Ordering::Relaxed);
+    p.beside.store(on.beside.unwrap_or(-1), Ordering::Relaxed);
     p.poked.store(false, Ordering::Relaxed);
     owner.store(me, Ordering::Release);
     Some((owner, p))
@@ -210,7 +227,9 @@ fn reap_one(owner: &AtomicU64, p: &Place) {
     let of = |v: &AtomicU32| v.load(Ordering::Relaxed).checked_sub(1);
     let (hold, bell, ep) = (p.held(), of(&p.bell), of(&p.ep));
     let (plain, inside) = (p.plain.load(Ordering::Relaxed), p.inside.load(Ordering::Relaxed));
+    let beside = p.take_beside();
     owner.store(0, Ordering::Release);
+    beside.into_iter().for_each(peers::not_beside);
     if let Some(i) = ep {
         epoll::sleep_abandoned(i, plain, inside);
     }
@@ -225,6 +244,9 @@ fn reap_one(owner: &AtomicU64, p: &Place) {
 impl Place {
     fn held(&self) -> [u32; HOLDS] {
         core::array::from_fn(|i| self.hold[i].load(Ordering::Acquire))
+    }
+    fn take_beside(&self) -> Option<i32> {
+        Some(self.beside.swap(-1, Ordering::AcqRel)).filter(|fd| *fd >= 0)
     }
 }
 
@@ -277,6 +299,7 @@ pub fn become_child() {
             continue;
         }
         let held = p.held();
+        p.take_beside().into_iter().for_each(peers::not_beside);
         owner.store(0, Ordering::Relaxed);
         if whose == BEING_TAKEN {
             continue;

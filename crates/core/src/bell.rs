@@ -114,7 +114,7 @@ impl Bell {
                 unsafe { sys::epoll_wait(self.fd(), events.as_mut_ptr(), AT_ONCE as i32, Some(0), core::ptr::null()) };
             let n = n.unwrap_or(0);
             for e in &events[..n.min(AT_ONCE)] {
-                if e.u64 != OWN_MARK {
+                if e.u64 < OTHER_MARKS {
                     heard(e.u64 as u32, e.events, empty);
                 }
             }
@@ -151,8 +151,17 @@ pub fn get() -> Option<&'static Bell> {
     Some(b)
 }
 
-/// In the epoll instance of a bell: its own eventfd.
+/// In the epoll instance of a bell: its own eventfd, and the ends of peers. Other marks are pipes.
 const OWN_MARK: u64 = u64::MAX;
+const ENDS_MARK: u64 = u64::MAX - 1;
+const OTHER_MARKS: u64 = ENDS_MARK;
+
+/// While no monitor lives, every bell hears when a peer's process ends.
+pub fn all_hear(ends: i32) {
+    for b in BELLS.iter().take(made()).filter(|b| b.fd() >= 0) {
+        put(b.fd(), ends, ENDS_MARK);
+    }
+}
 
 fn make(b: &Bell) -> bool {
     // A forked child may watch its sockets before it listens or connects.
@@ -171,7 +180,11 @@ fn make(b: &Bell) -> bool {
         return false;
     }
     b.own.store(own, Ordering::Relaxed);
-    b.fd.store(fd, Ordering::Release);
+    b.fd.store(fd, Ordering::SeqCst);
+    // (Either this sees the instance, or who makes it sees this bell.)
+    if let Some(ends) = crate::peers::instance() {
+        put(fd, ends, ENDS_MARK);
+    }
     true
 }
 

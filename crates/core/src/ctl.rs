@@ -238,22 +238,24 @@ pub fn unwatched() -> Option<u64> {
     Some(ns)
 }
 
-/// Sleeps on a futex word for as long as it takes. Also the death of the monitor ends it, without the
-/// monitor: after that nobody would say that the peer has died (ADR 37).
-pub fn sleep_watched(word: &WaitWord, expected: u32) -> Result<()> {
+/// Sleeps on a futex word for as long as it takes, or up to `limit`, nanoseconds. Also the death of the monitor
+/// ends it, without the monitor: after that nobody would say that the peer has died (ADR 37).
+pub fn sleep_watched(word: &WaitWord, expected: u32, limit: Option<u64>) -> Result<()> {
+    const LOOK_NS: u64 = 2_000_000_000;
+    let alone = || sys::futex_wait(word, expected, limit.map(|ns| ns.min(LOOK_NS)));
     static NOTICED: AtomicBool = AtomicBool::new(false);
     let _ = process::arena();
     let Some(monitor) = process::arena_header().map(|h| &h.monitor).filter(|_| !NOTICED.load(Ordering::Relaxed)) else {
-        return sys::futex_wait(word, expected, None);
+        return alone();
     };
     let has_died = |value: u32| value & FUTEX_OWNER_DIED != 0;
     let held = monitor.load(Ordering::Acquire);
     let r = if has_died(held) {
         Ok(())
     } else {
-        match sys::futex_wait_either([(word, expected), (monitor, held)]) {
+        match sys::futex_wait_either([(word, expected), (monitor, held)], limit) {
             // An older kernel.
-            Err(Errno::ENOSYS) => sys::futex_wait(word, expected, None),
+            Err(Errno::ENOSYS) => alone(),
             r => r,
         }
     };

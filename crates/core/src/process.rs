@@ -457,6 +457,8 @@ pub fn make_way(fd: i32) {
             || crate::chan::moved(fd, new)
             || crate::zone::moved(fd, new)
             || crate::epoll::moved(fd, new)
+            || crate::peers::moved(fd, new)
+            || crate::asleep::moved(fd, new)
         {
             OWN.set(new, true);
         } else {

@@ -65,11 +65,22 @@ const LIBC: [i32; 2] = [32, 33];
 /// `ppoll` and a futex with a limit are never restarted, `accept` and `recv` are. Which handler has run cannot be
 /// known: where they disagree the call is interrupted, as without SA_RESTART.
 pub fn all_restart() -> bool {
-    (1..=64).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
-        Action::swap(signal, None).map_or(true, |a| {
-            matches!(a.handler, libc::SIG_DFL | libc::SIG_IGN) || a.flags & libc::SA_RESTART as u64 != 0
-        })
-    })
+    handled().all(|(_, a)| restarts(&a))
+}
+
+/// Does none of them? (libc's own interrupt a program once in its life.)
+pub fn none_restarts() -> bool {
+    !handled().any(|(signal, a)| restarts(&a) && !LIBC.contains(&signal))
+}
+
+fn restarts(a: &Action) -> bool {
+    a.flags & libc::SA_RESTART as u64 != 0
+}
+
+fn handled() -> impl Iterator<Item = (i32, Action)> {
+    let of = |signal| Some((signal, Action::swap(signal, None).ok()?));
+    let handled = |(_, a): &(i32, Action)| !matches!(a.handler, libc::SIG_DFL | libc::SIG_IGN);
+    (1..=64).filter(|signal| !FAULTS.contains(signal)).filter_map(of).filter(handled)
 }
 
 /// While it lives no signal is handled, but for faults and libc's own: between the sleeps of one wait with a

@@ -1,7 +1,8 @@
 //! Somebody dies by SIGKILL in the middle: a server, a client, the monitor.
 
 use fsocket_e2e as e2e;
-use fsocket_testkit::host::Accel;
+use fsocket_sys as sys;
+use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::{net, script, stock_mode, Host, Proc, PYTHON};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -133,6 +134,52 @@ fn who_sleeps_when_the_monitor_is_killed_learns_of_the_killed_server() {
     let end = net::wait_until(limit, || ["EOF", "ECONNRESET"].iter().any(|end| client.proc.stdout().contains(end)));
     assert!(end.is_ok(), "client saw: {}", client.proc.stdout());
     client.expect("exit", "bye");
+}
+
+/// Without a monitor nobody but the kernel tells that a process has ended.
+#[test]
+fn without_a_monitor_sleepers_are_told_of_a_killed_peer_at_once() {
+    let mut host = Host::new();
+    let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let path = script("apps/told.py").display().to_string();
+    let three = |how: Side, call: &'static str| {
+        [call; 3].map(|call| {
+            let mut p = host.start(how, call, PYTHON, &[&path, &port.to_string(), call]);
+            p.wait_stdout("established", LIMIT);
+            p
+        })
+    };
+    // On kernel TCP: what the machine takes, which may be busy.
+    let stock = three(Stock, "recv");
+    let before = host.snapshot();
+    let ours = ["recv", "timeout", "poll", "select", "epoll"].map(|call| (call, three(Accel, call)));
+    host.snapshot().since(&before).assert_shm(15);
+    std::thread::sleep(Duration::from_millis(500));
+    host.kill_monitor();
+    // Long enough for sleeps in pieces that become longer.
+    std::thread::sleep(Duration::from_millis(1600));
+    let killed = sys::now_ns();
+    drop(server); // SIGKILL
+    let told = |p: &Proc| -> Option<u64> {
+        let said = p.stdout();
+        let mut words = said.lines().find_map(|l| l.strip_prefix("told "))?.split(' ');
+        let at = words.next()?.parse().ok()?;
+        ["EOF", "ECONNRESET"].contains(&words.next()?).then_some(at)
+    };
+    let clients = || stock.iter().chain(ours.iter().flat_map(|(_, three)| three));
+    let all = net::wait_until(LIMIT, || clients().all(|p| told(p).is_some()));
+    assert!(all.is_ok(), "not told: {:?}", clients().map(Proc::stdout).collect::<Vec<_>>());
+    let ms = |three: &[Proc; 3]| {
+        let mut ms = three.each_ref().map(|p| told(p).map_or(u64::MAX, |at| (at - killed) / 1_000_000));
+        ms.sort_unstable();
+        ms
+    };
+    for (call, three) in &ours {
+        let (ours, stock) = (ms(three), ms(&stock));
+        println!("{call}: told after {ours:?} ms, kernel TCP {stock:?} ms");
+        // Sleeps in pieces had some 400 ms left.
+        assert!(ours[0] < stock[2].max(250), "{call}: told after {ours:?} ms, kernel TCP {stock:?} ms");
+    }
 }
 
 /// Open sockets of a process, those that it keeps for the next connection included.

@@ -73,12 +73,14 @@ pub const SECTIONS: &[Section] = &[
             "An inherited connection is a client of its own: `accept` keeps the order of \
              connections that a program has opened before its `exec`, and of those that the \
              next one opens, not among both.",
-            "When the monitor dies, each side of a connection looks for itself whether the \
-             other is still there, within half a second, if both are in one process \
-             namespace. Not noticed: a peer that dies while a thread waits for it in a call \
-             without a time limit that began before the monitor died; a connection that \
-             nobody had accepted yet; the death of more than 8 processes that share one \
-             end.",
+            "When the monitor dies, the kernel tells each side of a connection of the end of \
+             the other's processes, if both are in one process namespace. Later: within 80 ms \
+             where a blocking call cannot sleep on a futex and a descriptor (before Linux 6.7, \
+             no io_uring, more than 64 threads asleep); within 2 s where it has a time \
+             limit (SO_RCVTIMEO), began before the monitor died, and a signal handler restarts \
+             calls. Not noticed: the end of a peer before Linux 5.16 while a call without a limit \
+             waits that began before the monitor died; a connection that nobody had accepted yet; \
+             the death of more than 8 processes that share one end.",
             "Sanitizers whose runtime is a library (gcc's default; `-static-libasan`, \
              `-static-libtsan` and clang put it into the program) come behind this library: \
              calls that it serves are not checked by AddressSanitizer, and ThreadSanitizer \

@@ -91,6 +91,7 @@ known!(
     EISCONN,
     EALREADY,
     EINPROGRESS,
+    ETIME,
     ETIMEDOUT,
     ENOTSOCK,
     EFAULT,

@@ -3,6 +3,7 @@
 #![no_std]
 
 mod arch;
+pub mod beside;
 pub mod calls;
 pub mod cpu;
 pub mod errno;

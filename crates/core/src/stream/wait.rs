@@ -15,11 +15,14 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 const ONE_WAY: u32 = 16;
 const BATCH_NS: u64 = 4000;
 
-/// A sleep with a limit looks so often whether the monitor lives, nanoseconds; one without is woken
-/// by its death.
+/// A sleep that the monitor's death does not wake looks so often whether it lives, nanoseconds.
 const LOOK_NS: u64 = 2_000_000_000;
 
-/// A sleep without a limit is at first one with this limit, nanoseconds: that costs half of what it costs
+/// Without a monitor a sleep is at first at most so long. Then it is one that ends with the peer's process;
+/// where the kernel has none, all are so long, nanoseconds.
+const ALONE_NS: u64 = 80_000_000;
+
+/// A sleep has at first this limit, nanoseconds: that costs half of what it costs
 /// to sleep on the monitor's word as well, and most are shorter. See [`mixed_handlers`].
 const SHORT_NS: u64 = 100_000_000;
 
@@ -237,35 +240,25 @@ fn sleep_on(
         }
         stats::count(Counter::Sleeps);
         crate::idle::before_sleep();
-        let unwatched = crate::ctl::unwatched();
-        let left = match w.deadline {
-            Some(t) => match t.saturating_sub(sys::now_ns()) {
-                0 => return Err(Errno::EAGAIN),
-                // (A limit of its own is not restarted: it may be cut at no price.)
-                n => Some(unwatched.unwrap_or(LOOK_NS).min(n)),
-            },
-            None => unwatched.or_else(|| is_less_than_wanted(d, want).then_some(LONG)),
+        let left = match w.deadline.map(|t| t.saturating_sub(sys::now_ns())) {
+            Some(0) => return Err(Errno::EAGAIN),
+            None => is_less_than_wanted(d, want).then_some(LONG),
+            left => left,
         };
-        // A limit that the kernel's call would not have.
-        let short = left.is_none() && !long && !mixed_handlers().load(Ordering::Relaxed);
-        let left = if short { Some(SHORT_NS) } else { left };
-        let on = On { word: Some(&want.seq), ..On::default() };
-        let r = asleep::sleep(&on, || match left {
-            Some(_) => sys::futex_wait(&want.seq, seq, left),
-            None => crate::ctl::sleep_watched(&want.seq, seq),
-        });
+        let cut = piece(long, left.is_some());
+        let r = sleep_once(want, seq, left, cut, long);
         w.begun |= r != Err(Errno::EAGAIN);
         // What another thread is faster to take wakes this one in vain, too, but from a sleep.
         w.was_not();
-        long |= short && r == Err(Errno::ETIMEDOUT);
+        long |= cut.is_some() && r == Err(Errno::ETIMEDOUT);
         if ready() {
             break;
         }
         match r {
             // The limit is ours alone: without it the kernel would have gone on.
-            Err(Errno::EINTR) if w.deadline.is_none() && (short || unwatched.is_some()) && restarts(d, want) => {}
+            Err(Errno::EINTR) if w.deadline.is_none() && cut.is_some() && restarts(d, want) => {}
             Err(Errno::EINTR) => {
-                if short {
+                if cut == Some(SHORT_NS) {
                     mixed_handlers().store(sys::signals_disagree(), Ordering::Relaxed);
                 }
                 return Err(Errno::EINTR);
@@ -276,4 +269,25 @@ fn sleep_on(
     }
     spin.slept(t0, want.told.load(Ordering::Relaxed));
     Ok(())
+}
+
+/// A limit of ours to a sleep that may have one of its own. `long`: it has reached one already.
+fn piece(long: bool, limited: bool) -> Option<u64> {
+    match crate::ctl::unwatched() {
+        Some(ns) => Some(ns.min(ALONE_NS)),
+        None if !long && (limited || !mixed_handlers().load(Ordering::Relaxed)) => Some(SHORT_NS),
+        // A signal ends this one, and the kernel would restart a sleep on two words.
+        None if limited && !crate::signals::none_restarts() => Some(LOOK_NS),
+        None => None,
+    }
+}
+
+fn sleep_once(want: &Want, seq: u32, left: Option<u64>, cut: Option<u64>, long: bool) -> Result<()> {
+    let beside = if long && cut.is_some() { crate::peers::beside(&want.seq, seq) } else { None };
+    let at_most = |ns: u64| left.unwrap_or(ns).min(ns);
+    asleep::sleep(&On { word: Some(&want.seq), beside, ..On::default() }, || match (beside, cut) {
+        (Some(ring), _) => crate::peers::sleep_beside(ring, at_most(LOOK_NS)),
+        (None, Some(ns)) => sys::futex_wait(&want.seq, seq, Some(at_most(ns))),
+        (None, None) => crate::ctl::sleep_watched(&want.seq, seq, left),
+    })
 }
