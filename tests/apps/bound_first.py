@@ -98,8 +98,8 @@ def ask(port):
 if sys.argv[1] == "serve":
     serve(sys.argv[2], int(sys.argv[3]))
 elif sys.argv[1] == "inherited":
-    heir = socket.socket(fileno=int(sys.argv[2]))
-    heir.listen(16)
-    answer(heir)
+    successor = socket.socket(fileno=int(sys.argv[2]))
+    successor.listen(16)
+    answer(successor)
 else:
     ask(int(sys.argv[2]))

@@ -308,7 +308,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "jump")) {
         struct sigaction a = {.sa_handler = jump};
         sigaction(SIGALRM, &a, 0);
-        /* More often than there are bells. */
+        /* More often than there are wakers. */
         for (int op = 0; op < OPERATIONS; op++)
             jumped(op, op == POLL || op == EPOLL_WAIT || op == ACCEPT ? 300 : 20);
     } else {

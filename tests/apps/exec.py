@@ -52,7 +52,7 @@ def echo(fd):
 def answer_and_tell(fd):
     s = socket.socket(fileno=fd)
     print("inherited:", s.recv(100), s.getsockname()[0], s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
-          s.gettimeout(), os.get_blocking(fd), "FASTSOCKET_HEIR" in os.environ, flush=True)
+          s.gettimeout(), os.get_blocking(fd), "FASTSOCKET_SUCCESSOR" in os.environ, flush=True)
     s.sendall(b"from the next program")
 
 

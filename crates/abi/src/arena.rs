@@ -154,7 +154,7 @@ counters! {
         when "more than 128 such listeners or 128 threads in a process, 1023 workers of one listener, descriptors",
     /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
     FbZoneTurns = "fallback.zone_turns"
-        when "one-shot events, of its own or of a relative's; a worker that stopped watching the listener (`accept_mutex`, a connection limit)",
+        when "one-shot events, of its own or of another process of the fork group's; a worker that stopped watching the listener (`accept_mutex`, a connection limit)",
     /// Fallback, zones: it is not seen how the worker waits for connections.
     FbZoneUnseen = "fallback.zone_unseen"
         when "a non-blocking listener that is neither in an epoll instance we know nor polled",
@@ -235,14 +235,14 @@ pub mod flag {
     pub const CONNECTING: u32 = 128;
     /// This end goes on in a kernel socket that the monitor has; each process
     /// that holds the connection puts it behind its own descriptors.
-    pub const MOVED: u32 = 256;
-    /// With MOVED: it is not done yet, the rings are the mover's alone.
-    pub const MOVING: u32 = 512;
+    pub const MIGRATED: u32 = 256;
+    /// With MIGRATED: it is not done yet, the rings are the mover's alone.
+    pub const MIGRATING: u32 = 512;
     /// SO_RCVLOWAT is above 1.
     pub const LOWAT: u32 = 1024;
-    /// With MOVED: by this side, which took along what it had not read. What is in the ring all the
+    /// With MIGRATED: by this side, which took along what it had not read. What is in the ring all the
     /// same the peer sends again in the kernel.
-    pub const TOOK: u32 = 2048;
+    pub const DRAINED: u32 = 2048;
     /// It was shut down when a connect that nobody had asked about again had failed: the kernel's
     /// socket never connects again after that.
     pub const DISCONNECTING: u32 = 4096;
@@ -256,7 +256,7 @@ pub const LINGER_SECS: usize = 23;
 /// Processes that may hold one socket and be found after a crash.
 pub const HOLDERS: usize = 7;
 
-/// One connection as a process family sees it. Line by line grouped by use.
+/// One connection as a fork group sees it. Line by line grouped by use.
 #[repr(C, align(64))]
 pub struct Sock {
     pub state: AtomicU32,
@@ -306,7 +306,7 @@ pub struct Half {
     /// Thread that holds the token; see [`fsocket_sync::token`].
     pub owner: AtomicU64,
     /// Not `pos`: the owner is inside an operation; written by the owner only.
-    pub busy: AtomicU64,
+    pub in_flight: AtomicU64,
     /// Position of the next byte to write or read; written by who is inside an operation.
     pub pos: AtomicU64,
     /// Position that lies at offset 0 of the ring.
@@ -340,11 +340,11 @@ impl fsocket_sync::token::Words for Half {
         &self.owner
     }
     #[inline(always)]
-    fn busy(&self) -> &AtomicU64 {
-        &self.busy
+    fn in_flight(&self) -> &AtomicU64 {
+        &self.in_flight
     }
     #[inline(always)]
-    fn place(&self) -> &AtomicU64 {
+    fn position(&self) -> &AtomicU64 {
         &self.pos
     }
     #[inline(always)]

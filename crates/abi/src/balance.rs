@@ -61,7 +61,7 @@ pub struct Balance {
     /// Bit per queue: its worker is gone; what still waits in it is anybody's.
     pub gone: AtomicU64,
     /// Not 0: the monitor is not looking, and wants to be rung when something is added.
-    pub nap: AtomicU32,
+    pub idle: AtomicU32,
     /// Longest that a queue should be: the backlog over the zones. 0: no balance.
     pub limit: AtomicU32,
     /// Busy above this length.
@@ -75,7 +75,7 @@ pub struct Balance {
     pub patience: AtomicU32,
     /// Bit per queue: its worker does not keep up, of late a good part of what came was
     /// stolen.
-    pub strained: AtomicU64,
+    pub overloaded: AtomicU64,
     _pad: [u32; 4],
     pub queue: [Queue; QUEUES],
     /// Connections stolen, by thief and victim.

@@ -55,7 +55,7 @@ pub const fn ring_off(slot: usize, dir: usize) -> usize {
     RING_OFF + (slot * 2 + dir) * RING_STRIDE
 }
 
-/// First page. Written by the monitor but for `busy` and `nap`; the sides only read it (either could
+/// First page. Written by the monitor but for `busy` and `idle`; the sides only read it (either could
 /// scribble on it: that hurts this channel alone).
 #[repr(C)]
 pub struct Header {
@@ -76,7 +76,7 @@ pub struct Header {
     pub avoid: AtomicU64,
     /// 1: the monitor does not look at this channel; who puts something into a queue
     /// swaps it for 0, and tells.
-    pub nap: AtomicU32,
+    pub idle: AtomicU32,
     /// Not 0: no balance. Each connection to the next worker, who alone takes it.
     pub turns: AtomicU32,
 }
@@ -99,13 +99,13 @@ pub struct SynQueue {
 }
 
 /// A thread that waits for many things: an epoll instance or one `poll` call.
-/// The owner sleeps on a descriptor that nobody else has (its *bell*); the peer sets `ready` bits
+/// The owner sleeps on a descriptor that nobody else has (its *waker*); the peer sets `ready` bits
 /// and rings only when `sleeping` is set: through the monitor at first, then by a pipe that these
 /// two processes share with nobody (ADR 38).
 #[repr(C, align(64))]
 pub struct Waiter {
     /// [`waker_key`] of the owner; 0: free. Allocated by compare-and-swap.
-    pub bell: AtomicU64,
+    pub waker: AtomicU64,
     /// Set by the owner before it sleeps, cleared by whoever rings.
     pub sleeping: AtomicU32,
     _pad: u32,
@@ -116,12 +116,12 @@ pub struct Waiter {
     /// Bit per slot.
     pub ready: [AtomicU64; SLOTS / 64],
 }
-/// Names a thread that waits, or an epoll instance: the process by its nonce, and which of its bells.
-pub const fn waker_key(nonce: u64, bell: usize) -> u64 {
-    nonce & !KEY_BELL | (bell as u64 + 1) & KEY_BELL
+/// Names a thread that waits, or an epoll instance: the process by its nonce, and which of its wakers.
+pub const fn waker_key(nonce: u64, waker: usize) -> u64 {
+    nonce & !KEY_WAKER | (waker as u64 + 1) & KEY_WAKER
 }
-/// The part of a [`waker_key`] that says which bell it is, plus one.
-pub const KEY_BELL: u64 = 0xff;
+/// The part of a [`waker_key`] that says which waker it is, plus one.
+pub const KEY_WAKER: u64 = 0xff;
 
 /// Bit of [`Waiter::summary`] for "a SYN queue has something".
 pub const SUMMARY_SYN: u64 = 1 << 63;
@@ -170,8 +170,8 @@ pub struct Slot {
     pub switching: AtomicU32,
     /// Destination as the client named it; IPv4 in v4-mapped form.
     pub dst: [AtomicU8; 16],
-    /// By direction; written by its consumer before it says MOVED.
-    pub moved: [Moved; 2],
+    /// By direction; written by its consumer before it says MIGRATED.
+    pub migrated: [Migrated; 2],
     pub dir: [Dir; 2],
 }
 
@@ -185,20 +185,20 @@ pub mod status {
     pub const CLOSED: u32 = 4;
     /// This side has shut down both directions and keeps the socket: data that
     /// comes now is answered with a reset.
-    pub const DEAF: u32 = 32;
+    pub const SHUT_BOTH: u32 = 32;
     /// This side is changing the connection's path: it sends nothing more into
     /// the ring, and is about to take what lies in the other one.
-    pub const MOVING: u32 = 8;
+    pub const MIGRATING: u32 = 8;
     /// It has: behind the last byte of its ring the stream goes on in a kernel
     /// socket, and what it left unread in the other ring is the peer's to send
     /// again there ([`super::Moved`]).
-    pub const MOVED: u32 = 16;
+    pub const MIGRATED: u32 = 16;
 }
 
 /// Where the consumer of a ring was when it changed the path; with
 /// [`Cons::head`] the whole state of a consumer.
 #[repr(C)]
-pub struct Moved {
+pub struct Migrated {
     /// Position at offset 0 of the ring.
     pub base: AtomicU64,
     /// Bytes left of the record at [`Cons::head`].

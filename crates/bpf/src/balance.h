@@ -19,13 +19,13 @@ struct queue {
 struct balance {
 	__u64 busy;
 	__u64 gone;
-	__u32 nap;
+	__u32 idle;
 	__u32 limit;
 	__u32 high;
 	__u32 low;
 	__u32 ratio;
 	__u32 patience;
-	__u64 strained;
+	__u64 overloaded;
 	__u32 pad[4];
 	struct queue queue[QUEUES];
 	__u32 stolen[QUEUES][QUEUES];
@@ -47,13 +47,13 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
-} bell SEC(".maps");
+} waker SEC(".maps");
 
-static __always_inline void ring_bell(void)
+static __always_inline void ring_waker(void)
 {
 	__u32 nothing = 0;
 
-	bpf_ringbuf_output(&bell, &nothing, sizeof(nothing), BPF_RB_FORCE_WAKEUP);
+	bpf_ringbuf_output(&waker, &nothing, sizeof(nothing), BPF_RB_FORCE_WAKEUP);
 }
 
 /* A connection went to a socket that the kernel has chosen among those of the program's own:
@@ -63,8 +63,8 @@ static __always_inline void stirred(void)
 	__u32 zero = 0;
 	struct balance *b = bpf_map_lookup_elem(&balances, &zero);
 
-	if (b && b->nap && __sync_val_compare_and_swap(&b->nap, 1, 0) == 1)
-		ring_bell();
+	if (b && b->idle && __sync_val_compare_and_swap(&b->idle, 1, 0) == 1)
+		ring_waker();
 }
 
 /* A connection was directed to the queue at this place (Affinity-Accept, 3.3.1:
@@ -98,14 +98,14 @@ static __always_inline void added(__u32 place)
 	bit = 1ULL << index;
 	if (n > b->high) {
 		if (!(b->busy & bit) && !(__sync_fetch_and_or(&b->busy, bit) & bit))
-			ring_bell();
+			ring_waker();
 	} else if ((b->busy & bit) && average < b->low) {
 		__sync_fetch_and_and(&b->busy, ~bit);
 	}
-	/* Pairs with the monitor's: nap, then the counts once more. The addition
+	/* Pairs with the monitor's: idle, then the counts once more. The addition
 	 * above is a full barrier. */
-	if (b->nap && __sync_val_compare_and_swap(&b->nap, 1, 0) == 1)
-		ring_bell();
+	if (b->idle && __sync_val_compare_and_swap(&b->idle, 1, 0) == 1)
+		ring_waker();
 }
 
 #endif

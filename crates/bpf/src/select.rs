@@ -33,14 +33,14 @@ pub struct Parts {
     pub slots: OwnedFd,
     pub selections: OwnedFd,
     pub balances: OwnedFd,
-    pub bell: OwnedFd,
+    pub waker: OwnedFd,
 }
 
 /// A loaded program with its maps. Goes away with the value once no group of
 /// sockets has it attached.
 pub struct Select {
     parts: Parts,
-    bell: Bell,
+    waker: Waker,
     cpus: usize,
     per_cpu: usize,
     /// The slots as they are; empty: not known.
@@ -48,18 +48,18 @@ pub struct Select {
 }
 
 /// libbpf's view of the ring buffer, in which nothing is said.
-struct Bell(NonNull<libbpf::ring_buffer>);
+struct Waker(NonNull<libbpf::ring_buffer>);
 
-impl Bell {
-    fn new(map: BorrowedFd<'_>) -> Option<Bell> {
+impl Waker {
+    fn new(map: BorrowedFd<'_>) -> Option<Waker> {
         // SAFETY: the descriptor lives during the call; no context, no options.
         let new =
             unsafe { libbpf::ring_buffer__new(map.as_raw_fd(), Some(ignore), std::ptr::null_mut(), std::ptr::null()) };
-        NonNull::new(new).map(Bell)
+        NonNull::new(new).map(Waker)
     }
 }
 
-impl Drop for Bell {
+impl Drop for Waker {
     fn drop(&mut self) {
         // SAFETY: made in `new`, freed once.
         unsafe { libbpf::ring_buffer__free(self.0.as_ptr()) };
@@ -114,7 +114,7 @@ impl Parts {
             slots: own(skel.maps.slots.as_fd())?,
             selections: own(skel.maps.selections.as_fd())?,
             balances: own(skel.maps.balances.as_fd())?,
-            bell: own(skel.maps.bell.as_fd())?,
+            waker: own(skel.maps.waker.as_fd())?,
         })
     }
 }
@@ -141,10 +141,10 @@ impl Select {
     /// # Errors
     /// [`Error::Map`].
     pub fn of(parts: Parts, cpus: usize) -> Result<Select> {
-        let bell =
-            Bell::new(parts.bell.as_fd()).ok_or_else(|| Error::map("bell", std::io::Error::last_os_error().into()))?;
+        let waker = Waker::new(parts.waker.as_fd())
+            .ok_or_else(|| Error::map("waker", std::io::Error::last_os_error().into()))?;
         let (cpus, per_cpu) = shape(cpus);
-        Ok(Select { parts, bell, cpus, per_cpu, written: RefCell::default() })
+        Ok(Select { parts, waker, cpus, per_cpu, written: RefCell::default() })
     }
 
     /// To be attached to a socket of the group (SO_ATTACH_REUSEPORT_EBPF).
@@ -158,14 +158,14 @@ impl Select {
     }
 
     /// Readable when the program wants the monitor to look, until [`Select::heard`].
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.parts.bell.as_fd()
+    pub fn waker(&self) -> BorrowedFd<'_> {
+        self.parts.waker.as_fd()
     }
 
-    /// The bell was heard.
+    /// The waker was heard.
     pub fn heard(&self) {
         // SAFETY: the buffer lives as long as `self`, which is used by one thread.
-        unsafe { libbpf::ring_buffer__consume(self.bell.0.as_ptr()) };
+        unsafe { libbpf::ring_buffer__consume(self.waker.0.as_ptr()) };
     }
 
     /// Puts a listening socket in its place. The kernel takes it out when it is

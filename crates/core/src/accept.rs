@@ -5,7 +5,7 @@ use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{bell, chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, Outcome};
+use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, waker, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
@@ -26,7 +26,7 @@ pub unsafe fn accept(
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Outcome::Kernel;
     }
-    crate::listen::look_at_relatives(fd, d);
+    crate::listen::look_at_fork_group(fd, d);
     if !d.accepts.load(Ordering::Relaxed) {
         d.accepts.store(true, Ordering::Relaxed);
     }
@@ -233,7 +233,7 @@ unsafe fn take_slot(
     let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
     d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
     if opts::extra::any(listener) {
-        if let Some(from) = table::number_of(listener) {
+        if let Some(from) = table::fd_of(listener) {
             opts::extra::inherit(listener, from, d, fd);
         }
     }
@@ -270,7 +270,7 @@ pub fn refuse(c: &Chan, slot: usize) {
     for w in [&dir[SERVER].want_data, &dir[1 - SERVER].want_space] {
         let mask = w.take();
         if mask != 0 {
-            bell::wake(c, slot, w, mask);
+            waker::wake(c, slot, w, mask);
         }
     }
 }
@@ -280,7 +280,7 @@ fn is_local(ip: &[u8; 16]) -> bool {
     r.local.iter().take((r.locals as usize).min(r.local.len())).any(|l| l == ip)
 }
 
-/// Blocking accept: sleep on the kernel's queue, the bell and the monitor.
+/// Blocking accept: sleep on the kernel's queue, the waker and the monitor.
 ///
 /// # Safety
 /// As [`accept`].
@@ -290,7 +290,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
     // A signal that is handled while we spin would not end the sleep behind it, as it does in the
     // kernel: it waits until then. (Others spin too shortly to pay for that.)
     let mut held = None;
-    let mut unarmed = bell::Unarmed::default();
+    let mut unarmed = waker::Unarmed::default();
     loop {
         ctl::poll();
         zone::follow_options(fd, d);
@@ -303,14 +303,14 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             if !table::lookup(fd).is_some_and(|now| core::ptr::eq(now, d)) {
                 drop(held);
                 // SAFETY: the caller's.
-                return unsafe { anew(fd, addr, len, flags) };
+                return unsafe { restart_on_fd(fd, addr, len, flags) };
             }
         }
         let signals = held.get_or_insert_with(Held::all).before();
         if d.spin_rx.spin(0, || l.has_syn(true)) {
             continue;
         }
-        if let Some(z) = zone::of(d).filter(|z| z.is_guest() && !kernel_ready(fd)) {
+        if let Some(z) = zone::of(d).filter(|z| z.is_non_worker() && !kernel_ready(fd)) {
             if let Some(r) = z.take_waiting(fd, true, Peer { addr, len, flags }) {
                 return r;
             }
@@ -337,7 +337,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             }
             // SAFETY: `signals` is as long as the kernel's set.
             n = unsafe { wait::sleep(&mut p, sleeper.as_mut(), left, &raw const signals as *const _) };
-            d.spin_rx.slept(t0, l.told_since(t0));
+            d.spin_rx.slept(t0, l.notified_since(t0));
         }
         if let Some(s) = sleeper {
             s.end(|b| l.disarm(b));
@@ -375,7 +375,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
 /// # Safety
 /// As [`accept`].
 #[cold]
-unsafe fn anew(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+unsafe fn restart_on_fd(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
     let now = table::lookup(fd).filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER));
     // SAFETY: the caller's.
     match now.map(|d| unsafe { accept(fd, d, addr, len, flags) }) {

@@ -6,7 +6,7 @@
 //! again, and what the sleep held is given back when the thread next comes by.
 
 use crate::stream::Hold;
-use crate::{bell, cancel, epoll, peers};
+use crate::{cancel, epoll, peers, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use fsocket_sync::atomic::AtomicU32 as Word;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -37,8 +37,8 @@ pub struct Place {
     sleeps: AtomicBool,
     /// Indices + 1 of the descriptions held, until the first 0.
     hold: [AtomicU32; HOLDS],
-    /// Indices + 1 of the bell, the epoll instance.
-    bell: AtomicU32,
+    /// Indices + 1 of the waker, the epoll instance.
+    waker: AtomicU32,
     ep: AtomicU32,
     /// It waits in the instance as one in which nothing is ours.
     plain: AtomicBool,
@@ -57,7 +57,7 @@ static PLACE: [[Place; GROUP]; GROUPS] = [const {
             word: AtomicUsize::new(0),
             sleeps: AtomicBool::new(false),
             hold: [const { AtomicU32::new(0) }; HOLDS],
-            bell: AtomicU32::new(0),
+            waker: AtomicU32::new(0),
             ep: AtomicU32::new(0),
             plain: AtomicBool::new(false),
             inside: AtomicBool::new(false),
@@ -71,7 +71,7 @@ static PLACE: [[Place; GROUP]; GROUPS] = [const {
 #[derive(Default)]
 pub struct On<'a> {
     pub word: Option<&'a Word>,
-    pub bell: Option<&'a bell::Bell>,
+    pub waker: Option<&'a waker::Waker>,
     /// Index of the epoll instance.
     pub ep: Option<u32>,
     /// It waits in the instance as one in which nothing is ours.
@@ -129,7 +129,7 @@ pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
 }
 
 /// A descriptor of a sleep got another number.
-pub fn moved(old: i32, new: i32) -> bool {
+pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |p: &Place| p.beside.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     PLACE.iter().flatten().any(swap)
 }
@@ -194,7 +194,7 @@ fn enter(on: &On, Mark(mark): &Mark) -> Option<(&'static AtomicU64, &'static Pla
         h.store(0, Ordering::Relaxed);
     }
     p.sleeps.store(false, Ordering::Relaxed);
-    p.bell.store(index(on.bell.map(|b| b.index() as u32)), Ordering::Relaxed);
+    p.waker.store(index(on.waker.map(|b| b.index() as u32)), Ordering::Relaxed);
     p.ep.store(index(on.ep), Ordering::Relaxed);
     p.plain.store(on.plain, Ordering::Relaxed);
     p.inside.store(on.inside, Ordering::Relaxed);
@@ -225,7 +225,7 @@ fn reap_of(me: u64, here: usize) {
 #[inline(never)]
 fn reap_one(owner: &AtomicU64, p: &Place) {
     let of = |v: &AtomicU32| v.load(Ordering::Relaxed).checked_sub(1);
-    let (hold, bell, ep) = (p.held(), of(&p.bell), of(&p.ep));
+    let (hold, waker, ep) = (p.held(), of(&p.waker), of(&p.ep));
     let (plain, inside) = (p.plain.load(Ordering::Relaxed), p.inside.load(Ordering::Relaxed));
     let beside = p.take_beside();
     owner.store(0, Ordering::Release);
@@ -233,7 +233,7 @@ fn reap_one(owner: &AtomicU64, p: &Place) {
     if let Some(i) = ep {
         epoll::sleep_abandoned(i, plain, inside);
     }
-    if let Some(b) = bell.and_then(|i| bell::at(i as usize)) {
+    if let Some(b) = waker.and_then(|i| waker::at(i as usize)) {
         b.set_sleeping(false);
         b.clear();
         b.release();
@@ -307,7 +307,7 @@ pub fn become_child() {
         for i in held.iter().map_while(|h| h.checked_sub(1)) {
             let Some(d) = crate::table::DESCS.get(i) else { continue };
             let mut numbers = 0;
-            crate::table::each_number(d, |_| numbers += 1);
+            crate::table::each_fd(d, |_| numbers += 1);
             if d.refs.load(Ordering::Relaxed) > numbers {
                 drop(Hold::abandoned(i));
             }

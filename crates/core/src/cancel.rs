@@ -1,7 +1,7 @@
 //! Thread cancellation.
 //!
 //! glibc unwinds a cancelled thread out of its own system calls. Out of ours it
-//! must not: these frames hold tokens, bells, references. So who cancels tells us
+//! must not: these frames hold tokens, wakers, references. So who cancels tells us
 //! (`pthread_cancel` is hooked), the sleep ends as if a signal had interrupted it,
 //! everything is given back, and the hook, where nothing is left to clean up, calls
 //! `pthread_testcancel`. ADR 31.

@@ -3,7 +3,7 @@
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
-use crate::{bell, ctl, listen, process, space};
+use crate::{ctl, listen, process, space, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
     self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
@@ -17,7 +17,7 @@ use fsocket_sys as sys;
 pub use fsocket_ring::syn::len as queue_len;
 
 mod distrust;
-pub use distrust::{end_broken, told as told_broken};
+pub use distrust::{broken_elsewhere, end_broken};
 
 /// Channels per process.
 pub const MAX: u32 = 2048;
@@ -44,8 +44,8 @@ pub struct Chan {
     useless_since: AtomicU64,
     /// Slot to descriptor index + 1.
     desc_of: [AtomicU32; SLOTS],
-    /// Own bell to waiter number + 1.
-    waiter_of: [AtomicU8; bell::MAX],
+    /// Own waker to waiter number + 1.
+    waiter_of: [AtomicU8; waker::MAX],
     /// By peer's waiter: the key of its thread, and the pipe by which that is woken.
     peer_key: [AtomicU64; WAITERS],
     peer_fd: [AtomicI32; WAITERS],
@@ -105,7 +105,7 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     for d in &c.desc_of {
         d.store(0, Ordering::Relaxed);
     }
-    c.forget_bells();
+    c.forget_wakers();
     for k in c.peer_key.iter().chain(&c.peer_rung) {
         k.store(0, Ordering::Relaxed);
     }
@@ -150,13 +150,13 @@ pub fn all() -> impl Iterator<Item = &'static Chan> {
 }
 
 /// Does this process share no memory with a peer? One that comes is announced by
-/// the control socket, and rings every bell (`serve`).
+/// the control socket, and rings every waker (`serve`).
 pub fn none() -> bool {
     all().next().is_none()
 }
 
 /// A peer's pipe got another number.
-pub fn moved(old: i32, new: i32) -> bool {
+pub fn renumbered(old: i32, new: i32) -> bool {
     all().any(|c| {
         (0..WAITERS).any(|w| {
             c.peer_key[w].load(Ordering::Relaxed) != 0
@@ -173,7 +173,7 @@ pub fn serve(id: u32, listener: u64, fd: i32) {
         Some(c) => {
             c.retired.store(false, Ordering::Relaxed);
             listen::add_channel(listener, c);
-            bell::ring_all(listener);
+            waker::ring_all(listener);
         }
         None => listen::give_up(listener),
     }
@@ -191,7 +191,7 @@ pub fn pipe(m: &Msg, fd: i32) -> bool {
 pub fn gone(id: u32, broken: bool) {
     for c in [CLIENT, channel::SERVER].into_iter().filter_map(|side| by_id(id, side)) {
         if broken {
-            told_broken(c);
+            broken_elsewhere(c);
         }
         c.retired.store(true, Ordering::Release);
         crate::route::clear();
@@ -265,8 +265,8 @@ impl Chan {
         }
     }
 
-    /// Waiter of a bell of ours on our side of this channel; taken on first use.
-    pub fn waiter_for(&self, b: &bell::Bell) -> Option<usize> {
+    /// Waiter of a waker of ours on our side of this channel; taken on first use.
+    pub fn waiter_for(&self, b: &waker::Waker) -> Option<usize> {
         let w = self.waiter_of[b.index()].load(Ordering::Relaxed);
         if w != 0 {
             return Some(w as usize - 1);
@@ -274,8 +274,8 @@ impl Chan {
         let (side, key) = (self.my_side(), b.key());
         for i in 0..WAITERS {
             let w = self.waiter(side, i);
-            if w.bell.load(Ordering::Relaxed) == 0
-                && w.bell.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            if w.waker.load(Ordering::Relaxed) == 0
+                && w.waker.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
                 w.sleeping.store(0, Ordering::Relaxed);
                 w.summary.store(0, Ordering::Relaxed);
@@ -288,25 +288,25 @@ impl Chan {
         }
         None
     }
-    /// Waiter of a bell here, if it has one.
+    /// Waiter of a waker here, if it has one.
     #[inline]
-    pub fn waiter_of(&self, b: &bell::Bell) -> Option<&'static Waiter> {
+    pub fn waiter_of(&self, b: &waker::Waker) -> Option<&'static Waiter> {
         match self.waiter_of[b.index()].load(Ordering::Relaxed) {
             0 => None,
             w => Some(self.waiter(self.my_side(), w as usize - 1)),
         }
     }
-    pub fn release_waiter(&self, b: &bell::Bell) {
+    pub fn release_waiter(&self, b: &waker::Waker) {
         let w = self.waiter_of[b.index()].swap(0, Ordering::AcqRel);
         if w != 0 {
             let w = self.waiter(self.my_side(), w as usize - 1);
             w.sleeping.store(0, Ordering::Relaxed);
-            let _ = w.bell.compare_exchange(b.key(), 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = w.waker.compare_exchange(b.key(), 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    /// In a forked child: the bells were the parent's, and so were the pipes to peers. (Whoever shares
+    /// In a forked child: the wakers were the parent's, and so were the pipes to peers. (Whoever shares
     /// a description could make it blocking.)
-    pub fn forget_bells(&self) {
+    pub fn forget_wakers(&self) {
         for w in &self.waiter_of {
             w.store(0, Ordering::Relaxed);
         }
@@ -374,7 +374,7 @@ impl Chan {
             return;
         }
         self.close_pipes();
-        bell::channel_gone(id);
+        waker::channel_gone(id);
         space::retire(self.base());
         CHANS.free(self.index());
     }
@@ -518,8 +518,8 @@ impl Chan {
     /// Something was put into a queue: the monitor looks from now on, if it did not.
     /// (Without a fence. Whoever is overlooked is the only one for a while; the next is not.)
     pub fn arrived(&self) {
-        let nap = &self.header().nap;
-        if nap.load(Ordering::Relaxed) != 0 && nap.swap(0, Ordering::AcqRel) == 1 && !ctl::dead() {
+        let idle = &self.header().idle;
+        if idle.load(Ordering::Relaxed) != 0 && idle.swap(0, Ordering::AcqRel) == 1 && !ctl::dead() {
             let mut m = Msg::new(kind::ARRIVES);
             m.id = self.id.load(Ordering::Relaxed) as u64;
             let _ = ctl::tell(m, None);
@@ -538,7 +538,7 @@ impl Chan {
         let avoid = if ctl::dead() { 0 } else { h.avoid.load(Ordering::Relaxed) };
         let turns = !self.is_balanced();
         let workers = Workers { all: workers, busy, avoid, turns };
-        let pick = dispatch::choose(workers, start, q, |want| bell::is_asleep(self, want));
+        let pick = dispatch::choose(workers, start, q, |want| waker::is_asleep(self, want));
         let queue = match pick {
             Some(w) => q(w),
             None => self.queue(0),
@@ -554,7 +554,7 @@ impl Chan {
         }
         // The caller looks at `listener_closed` next; the monitor sets it, runs a
         // heavy fence and empties the queues. `take` has the light fence.
-        let ring = |want| bell::wake_syn(self, want);
+        let ring = |want| waker::wake_syn(self, want);
         match pick {
             Some(w) => dispatch::wake(w, workers, q, ring),
             None => {

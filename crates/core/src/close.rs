@@ -2,7 +2,7 @@
 
 use crate::path::{self, Path};
 use crate::table::{self, kind, Desc};
-use crate::{asleep, chan, epoll, foreign, listen, peers, pool, process, stats, stream, token, zone, Outcome};
+use crate::{asleep, chan, epoll, listen, peers, pool, process, stats, stream, token, unhooked, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -23,14 +23,14 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
             frees(fd);
             Outcome::Kernel
         }
-        Some(d) => Outcome::Done(drop_number(fd, d, true)),
+        Some(d) => Outcome::Done(drop_fd(fd, d, true)),
     }
 }
 
 /// [`close`] of most descriptors, with nothing that could go wrong. False: it is not one of
 /// them, and nothing is done.
 #[inline]
-pub fn is_the_kernels(fd: i32) -> bool {
+pub fn is_kernel_only(fd: i32) -> bool {
     if table::lookup(fd).is_some() || own(fd) || pool::holds(fd) || table::has_ends() {
         return false;
     }
@@ -42,21 +42,21 @@ pub fn is_the_kernels(fd: i32) -> bool {
 #[inline]
 fn frees(fd: i32) {
     crate::uring::closed(fd);
-    foreign::closed(fd);
-    table::numbers_gone(fd..=fd);
+    unhooked::closed(fd);
+    table::fds_gone(fd..=fd);
     pool::kernel_freed(fd);
 }
 
 pub use crate::process::owns as own;
 
 /// `fd` left the table. `really`: its placeholder is to be closed too.
-fn drop_number(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
+fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
     asleep::reap();
-    table::give_up(d, fd, !really);
+    table::detach(d, fd, !really);
     let last = d.refs.fetch_sub(1, Ordering::AcqRel) == 1;
-    epoll::number_closed(fd, d, last);
+    epoll::fd_closed(fd, d, last);
     if !last {
-        stream::number_given_up(d);
+        stream::fd_detached(d);
         pool::kernel_freed(fd);
         return if really { sys::close(fd) } else { Ok(()) };
     }
@@ -92,7 +92,7 @@ pub fn last_reference(d: &'static Desc) {
 }
 
 fn release_conn(d: &'static Desc) {
-    if path::of(d) == Path::Unsettled {
+    if path::of(d) == Path::Pending {
         // What we sent too late for the other side to take along. It is let go
         // here and once: not by who holds it meanwhile.
         d.refs.fetch_add(1, Ordering::AcqRel);
@@ -123,17 +123,18 @@ fn release_conn(d: &'static Desc) {
     let last = process::let_go(s)
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     match last {
-        // While we were on our way here a relative has switched the path, and is through.
-        true if path::of(d) == Path::Unsettled && s.flags.load(Ordering::Acquire) & flag::MOVED != 0 => path::gone(d),
+        // While we were on our way here another process of the fork group has switched the path, and is through.
+        true if path::of(d) == Path::Pending && s.flags.load(Ordering::Acquire) & flag::MIGRATED != 0 => path::gone(d),
         true => {
             let beside = path::Beside::of(d);
             finish(d);
             beside.closed(d);
         }
-        false => path::close_mixed(d, false, false),
+        false => path::close_draining(d, false, false),
     }
-    // A relative that goes on with it, as the child that serves what its parent has accepted, owns it
-    // from its first use on: to take over from us would cost it two `membarrier` for each direction.
+    // Another process of the fork group that goes on with it, as the child that serves what its parent has
+    // accepted, owns it from its first use on: to take over from us would cost it two `membarrier` for each
+    // direction.
     [tokens.0, tokens.1].into_iter().flatten().for_each(token::give_back);
     if let Some(c) = channel {
         if last {
@@ -154,19 +155,19 @@ pub fn dissolve(d: &'static Desc) {
     let _hold = stream::Hold::on(d);
     let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
     if others || s.extra_holders.load(Ordering::Relaxed) != 0 {
-        return path::begin_anew(d);
+        return path::restart(d);
     }
-    if let Some(fd) = table::number_of(d) {
-        path::dress(d, fd);
+    if let Some(fd) = table::fd_of(d) {
+        path::apply_options(d, fd);
         if s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 {
             let _ = sys::fcntl(fd, libc::F_SETFL, 0);
         }
     }
     release_conn(d);
-    epoll::moved_to_kernel(d, -1);
+    epoll::migrated_to_kernel(d, -1);
     let mut n = 0;
-    table::each_number(d, |_| n += 1);
-    table::remove_numbers(d);
+    table::each_fd(d, |_| n += 1);
+    table::remove_fds(d);
     d.refs.fetch_sub(n, Ordering::AcqRel);
 }
 
@@ -178,7 +179,7 @@ fn finish(d: &'static Desc) {
     let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
         && s.opt[crate::opts::LINGER_SECS].load(Ordering::Relaxed) == 0;
     let unread = ring::readable(r, rx, h) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0;
-    path::close_mixed(d, true, unread || linger0);
+    path::close_draining(d, true, unread || linger0);
     let before = d.tx().1.prod.status.load(Ordering::Relaxed);
     let st = match crate::ready::over(d) {
         // It has ended already, and the peer knows how.
@@ -211,16 +212,16 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     }
     match path::of(d) {
         Path::Shm => {}
-        Path::Mixed(k) => {
+        Path::Draining(k) => {
             // What is left in the ring can be read as before.
             let r = sys::shutdown(k, how);
             let which = [flag::SHUT_RD, flag::SHUT_WR, flag::SHUT_RD | flag::SHUT_WR];
             d.sock().flags.fetch_or(which.get(how as usize).copied().unwrap_or(0), Ordering::AcqRel);
             epoll::changed(d);
-            crate::bell::ring_sleepers();
+            crate::waker::ring_sleepers();
             return Outcome::Done(r);
         }
-        Path::Unsettled => {
+        Path::Pending => {
             return match path::follow(d) {
                 Ok(n) if !d.is_conn() => Outcome::Done(sys::shutdown(n, how)),
                 _ => shutdown(d, how),
@@ -258,10 +259,10 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     }
     const BOTH: u32 = flag::SHUT_RD | flag::SHUT_WR;
     if s.flags.load(Ordering::Relaxed) & BOTH == BOTH {
-        d.tx().1.prod.status.fetch_or(status::DEAF, Ordering::Release);
+        d.tx().1.prod.status.fetch_or(status::SHUT_BOTH, Ordering::Release);
     }
     stream::notify_all(d);
-    // Threads and relatives of ours that sleep on it must look again as well.
+    // Threads and processes of the fork group of ours that sleep on it must look again as well.
     path::wake_own(d);
     Outcome::Done(Ok(()))
 }
@@ -286,7 +287,7 @@ pub fn duplicated(old: i32, new: i32) {
         }
         // Two numbers, one kernel socket: not a placeholder for anybody else.
         d.dirty.store(true, Ordering::Relaxed);
-        d.given.store(true, Ordering::Relaxed);
+        d.exec_prepared.store(true, Ordering::Relaxed);
         if new <= table::STDIO {
             crate::upgrade::give_up(d);
             if d.is_conn() {
@@ -307,7 +308,7 @@ pub fn passed(fd: i32) {
 }
 
 /// `fd` is taken by another process: as if passed, but nobody here does it.
-pub fn taken(fd: i32) {
+pub fn transferred(fd: i32) {
     shared_below_us(fd);
 }
 
@@ -361,11 +362,11 @@ pub unsafe fn passing(m: *const libc::msghdr) {
 /// `fd` now is something else in the kernel (dup2, or closed behind us).
 pub fn overwritten(fd: i32) {
     crate::uring::closed(fd);
-    foreign::closed(fd);
-    table::numbers_gone(fd..=fd);
+    unhooked::closed(fd);
+    table::fds_gone(fd..=fd);
     pool::forget(fd);
     if let Some(d) = table::remove(fd) {
-        let _ = drop_number(fd, d, false);
+        let _ = drop_fd(fd, d, false);
     }
 }
 
@@ -381,8 +382,8 @@ pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<(
     }
     pool::drain();
     crate::uring::closed_range(first, last);
-    table::numbers_gone(first as i32..=last.min(i32::MAX as u32) as i32);
-    (first..=last.min(foreign::NUMBERS as u32)).for_each(|fd| foreign::closed(fd as i32));
+    table::fds_gone(first as i32..=last.min(i32::MAX as u32) as i32);
+    (first..=last.min(unhooked::FDS as u32)).for_each(|fd| unhooked::closed(fd as i32));
     let mut from = first as u64;
     while let Some(own) = process::next_own(from as u32, last).filter(|_| from <= last as u64) {
         if own as u64 > from {

@@ -2,7 +2,7 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, foreign, listen, name, opts, process, ready, route, slice, stats, table, upgrade, user, Outcome};
+use crate::{epoll, listen, name, opts, process, ready, route, slice, stats, table, unhooked, upgrade, user, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
@@ -36,14 +36,14 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         }
         kind::CONN => return Outcome::Done(again(d)),
         kind::FRESH => false,
-        kind::BOUND if d.relatives.load(Ordering::Relaxed) => return to_kernel(fd, d, Counter::FbOption),
+        kind::BOUND if d.forked.load(Ordering::Relaxed) => return to_kernel(fd, d, Counter::FbOption),
         kind::BOUND => true,
         _ => return Outcome::Kernel,
     };
     // SAFETY: the caller's.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Counter::FbOption) };
     let family = d.family.load(Ordering::Relaxed);
-    if d.kernels.load(Ordering::Relaxed) {
+    if d.kernel_only.load(Ordering::Relaxed) {
         return to_kernel(fd, d, Counter::FbOption);
     }
     if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
@@ -109,7 +109,7 @@ fn to_kernel<T>(fd: i32, d: &'static Desc, why: Counter) -> Outcome<T> {
     stats::count(why);
     stats::count(Counter::ConnectKernel);
     epoll::leave_to_kernel(d);
-    table::forget_number(fd, d);
+    table::forget_fd(fd, d);
     Outcome::Kernel
 }
 
@@ -158,7 +158,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
     let mut chan = route::find(dst, fd)?;
     // Only where it would become ours: most servers connect to other hosts, and a look is some
     // fifty system calls.
-    if foreign::noticed() {
+    if unhooked::noticed() {
         return Err(Counter::FbDisabled);
     }
     for attempt in 0..3 {

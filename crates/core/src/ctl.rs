@@ -275,7 +275,7 @@ pub fn progress() {
 }
 
 /// As if the monitor had died: nothing is asked, and nothing read.
-pub fn deafen() {
+pub fn detach() {
     died();
     // (Also what that has just set.)
     LATER.store(false, Ordering::Release);
@@ -447,7 +447,7 @@ pub fn poll() {
     }
     chan::end_broken();
     crate::upgrade::answer();
-    crate::taken::answer();
+    crate::pidfd_transfer::answer();
     crate::listen::answer();
 }
 
@@ -475,7 +475,7 @@ fn drain(pending: u32) {
 pub fn readable() {
     drain(PENDING_SEEN.load(Ordering::Relaxed));
     crate::upgrade::answer();
-    crate::taken::answer();
+    crate::pidfd_transfer::answer();
     crate::listen::answer();
 }
 
@@ -537,17 +537,17 @@ fn unasked(m: &Msg, got: Option<i32>) {
                 chan::serve(m.id as u32, m.arg0, fd);
             }
         }
-        kind::WOKEN => crate::bell::woken(m),
-        kind::WAKER_READ if got.is_some_and(|fd| crate::bell::hear(m, fd)) => return,
+        kind::WOKEN => crate::waker::woken(m),
+        kind::WAKER_READ if got.is_some_and(|fd| crate::waker::hear(m, fd)) => return,
         kind::WAKER_WRITE if got.is_some_and(|fd| chan::pipe(m, fd)) => return,
         kind::PEER => return got.map_or((), |fd| crate::zone::balance::came(m.id, m.arg0, fd)),
         kind::PEER_GONE => crate::zone::balance::went(m.id, m.arg0),
-        kind::NUDGE => crate::zone::balance::nudged(m.id),
+        kind::WAKE_HINT => crate::zone::balance::wake_hint(m.id),
         kind::LOOK => crate::zone::watch::look(m.id),
-        kind::TAKE => crate::taken::asked(m),
-        kind::TAKEN => crate::taken::done(),
+        kind::TRANSFER => crate::pidfd_transfer::asked(m),
+        kind::TRANSFERRED => crate::pidfd_transfer::done(),
         kind::CHANNEL_GONE => chan::gone(m.id as u32, m.arg0 != 0),
-        kind::MIXED => crate::listen::mixed(m.id),
+        kind::OTHER_RIGHTS => crate::listen::wanted_by_others(m.id),
         kind::UPGRADE_SRV if got.is_some_and(|fd| crate::upgrade::asked(m, fd)) => return,
         _ => {}
     }
@@ -659,12 +659,12 @@ pub fn renew() -> bool {
     };
     // What follows before the monitor has read this says already who this process is.
     let _ = sys::setsockopt(theirs, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
-    let told = tell(Msg::new(kind::RENEW), Some(theirs));
+    let sent = tell(Msg::new(kind::RENEW), Some(theirs));
     let _ = sys::close(theirs);
     let own = process::high_fd(own);
     let old = fd();
     PENDING_SEEN.store(0, Ordering::Relaxed);
-    let renewed = told && adopt_fd(own);
+    let renewed = sent && adopt_fd(own);
     if !renewed {
         FD.store(-1, Ordering::Release);
         died();
@@ -675,6 +675,6 @@ pub fn renew() -> bool {
 }
 
 /// Our control socket got another number; the old one is the application's.
-pub fn moved(old: i32, new: i32) -> bool {
+pub fn renumbered(old: i32, new: i32) -> bool {
     FD.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }

@@ -1,27 +1,27 @@
 //! `epoll` over our connections and kernel descriptors together.
 //!
 //! The application's epoll instance stays a real one and watches kernel
-//! descriptors, our bell and the control socket. For connections of ours we
-//! keep *items*. An item is *hot* while we look at its ring ourselves on every
+//! descriptors, our waker and the control socket. For connections of ours we
+//! keep *items*. An item is *active* while we look at its ring ourselves on every
 //! call, and *armed* when the peer has been asked to set our ready bit. Items
-//! become hot when they are added or marked ready, and are armed, in one batch
-//! with one fence, before a thread sleeps or when too many are hot. So
+//! become active when they are added or marked ready, and are armed, in one batch
+//! with one fence, before a thread sleeps or when too many are active. So
 //! the cost of a call grows with the ready connections, not with the open ones.
 
 mod end;
-mod heir;
-mod hot;
 mod item;
 mod links;
 mod out;
 mod outer;
-mod shell;
+mod poll_list;
+mod successor;
 mod wait;
+mod wrapper;
 
-use crate::bell::{self, Bell};
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
+use crate::waker::{self, Waker};
 use crate::{ctl, listen, spin, Outcome};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -30,21 +30,21 @@ use links::Links;
 
 pub use end::{destroy, overwritten};
 pub use outer::{after_outer_sleep, arm_inner, before_outer_sleep, pulses, readable};
-pub use shell::{is_polled, moved, shell_of};
 pub use wait::wait;
+pub use wrapper::{is_polled, renumbered, wrapper_of};
 
 /// Epoll instances per process.
 #[link_section = ".data.fsocket_start"]
 static EPS: Slab<Ep> = Slab::new(4096);
-/// Hot items per instance at most.
-const HOT: usize = 1 << 19;
+/// Active items per instance at most.
+const MAX_ACTIVE: usize = 1 << 19;
 
 /// One epoll instance. Zero is valid.
 #[repr(C)]
 pub struct Ep {
     fd: AtomicI32,
-    /// Bell index + 1.
-    bell: AtomicU32,
+    /// Waker index + 1.
+    waker: AtomicU32,
     /// Items of ours; 0: nothing here concerns us.
     items: AtomicU32,
     /// Kernel descriptors were added.
@@ -54,7 +54,7 @@ pub struct Ep {
     zoned: AtomicBool,
     /// The array of events that was found to be there; see [`wait()`].
     array: core::sync::atomic::AtomicUsize,
-    aloof: crate::zone::balance::aloof::Aloof,
+    unsubscribed: crate::zone::balance::unsubscribed::Unsubscribed,
     /// The parent's, and not waited on here yet.
     inherited: AtomicBool,
     /// Another process may wait in the kernel's instance.
@@ -66,7 +66,7 @@ pub struct Ep {
     /// Closed while so many threads slept in it: the last of them to leave ends it.
     left_in: AtomicU32,
     /// What is ours lies in an instance of our own around this one.
-    shell: shell::Shell,
+    wrapper: wrapper::Wrapper,
     /// What happened to our items here, for an instance that watches this one.
     pulses: AtomicU32,
     link: AtomicU32,
@@ -75,7 +75,7 @@ pub struct Ep {
 }
 
 struct Inner {
-    hot: *mut u32,
+    active: *mut u32,
     n: usize,
     /// Threads asleep in the kernel's epoll_wait.
     sleepers: u32,
@@ -86,7 +86,7 @@ struct Inner {
     /// It was the kernel's turn, and ours had filled the array: next time it comes first.
     crowded: bool,
     /// An item was found whose connection has changed its path.
-    unsettled: bool,
+    pending: bool,
     /// Channels where this instance has a waiter.
     links: Links,
     listeners: [u32; 64],
@@ -102,7 +102,7 @@ unsafe impl Slot for Ep {
 
 /// Marks our own registrations in the kernel's instance. An application that
 /// stored exactly this number would lose those events; nobody does.
-const BELL_MARK: u64 = 0xF50C_4E7B_E11A_0001;
+const WAKER_MARK: u64 = 0xF50C_4E7B_E11A_0001;
 const CTL_MARK: u64 = 0xF50C_4E7B_E11A_0002;
 
 /// The kernel has created an instance. False: there is no memory to know it by. What is watched in
@@ -119,7 +119,7 @@ pub fn created(fd: i32) -> bool {
         return table::DESCS.is_full();
     };
     ep.fd.store(fd, Ordering::Relaxed);
-    ep.bell.store(0, Ordering::Relaxed);
+    ep.waker.store(0, Ordering::Relaxed);
     ep.items.store(0, Ordering::Relaxed);
     ep.plain.store(0, Ordering::Relaxed);
     ep.left_in.store(0, Ordering::Relaxed);
@@ -127,11 +127,11 @@ pub fn created(fd: i32) -> bool {
     ep.ctl_added.store(false, Ordering::Relaxed);
     ep.zoned.store(false, Ordering::Relaxed);
     ep.array.store(0, Ordering::Relaxed);
-    ep.aloof.reset();
+    ep.unsubscribed.reset();
     ep.shared.store(false, Ordering::Relaxed);
     ep.nested.store(false, Ordering::Relaxed);
     ep.inherited.store(false, Ordering::Relaxed);
-    ep.shell.reset();
+    ep.wrapper.reset();
     ep.pulses.store(0, Ordering::Relaxed);
     ep.spin.reset();
     ep.lock.reset_after_fork();
@@ -171,7 +171,7 @@ pub fn sleep_abandoned(i: u32, plain: bool, inside: bool) {
 }
 
 /// Something of the kernel's is in this instance, whoever has put it there.
-pub fn has_kernels(d: &Desc) {
+pub fn has_kernel_fds(d: &Desc) {
     if let Some(ep) = of(d).filter(|ep| !ep.kernel.load(Ordering::Relaxed)) {
         ep.kernel.store(true, Ordering::Relaxed);
     }
@@ -181,44 +181,44 @@ impl Ep {
     fn index(&self) -> u32 {
         EPS.index(self)
     }
-    fn bell(&self) -> Option<&'static Bell> {
-        match self.bell.load(Ordering::Acquire) {
+    fn waker(&self) -> Option<&'static Waker> {
+        match self.waker.load(Ordering::Acquire) {
             0 => None,
-            b => bell::at(b as usize - 1),
+            b => waker::at(b as usize - 1),
         }
     }
-    /// The bell, made and put into the kernel's instance on first use.
-    fn need_bell(&self) -> Option<&'static Bell> {
-        if let Some(b) = self.bell() {
+    /// The waker, made and put into the kernel's instance on first use.
+    fn need_waker(&self) -> Option<&'static Waker> {
+        if let Some(b) = self.waker() {
             return Some(b);
         }
         // Peers ring by way of the monitor at first; also to hear of the monitor's death.
         if !self.watch_ctl() {
             return None;
         }
-        let b = bell::get()?;
+        let b = waker::get()?;
         b.clear();
         let home = self.home();
-        if sys::epoll_ctl(home, libc::EPOLL_CTL_ADD, b.fd(), Some(&self.bell_event())).is_err() {
+        if sys::epoll_ctl(home, libc::EPOLL_CTL_ADD, b.fd(), Some(&self.waker_event())).is_err() {
             b.release();
             return None;
         }
-        self.bell.store(b.index() as u32 + 1, Ordering::SeqCst);
+        self.waker.store(b.index() as u32 + 1, Ordering::SeqCst);
         // A fork may have come in between; `before_fork` does the reverse.
         if self.shared.load(Ordering::SeqCst) {
-            let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_MOD, b.fd(), Some(&self.bell_event()));
+            let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_MOD, b.fd(), Some(&self.waker_event()));
         }
         Some(b)
     }
-    /// By its edges, so that the bell need not be emptied. Not where others wait as well, who would
+    /// By its edges, so that the waker need not be emptied. Not where others wait as well, who would
     /// take an edge that is not for them.
-    fn bell_event(&self) -> libc::epoll_event {
+    fn waker_event(&self) -> libc::epoll_event {
         let edge = if self.is_alone_in() { libc::EPOLLET } else { 0 };
-        libc::epoll_event { events: (libc::EPOLLIN | edge) as u32, u64: BELL_MARK }
+        libc::epoll_event { events: (libc::EPOLLIN | edge) as u32, u64: WAKER_MARK }
     }
-    /// Do only threads of this process wait in the kernel's instance, and in no shell?
+    /// Do only threads of this process wait in the kernel's instance, and in no wrapper?
     fn is_alone_in(&self) -> bool {
-        !self.shared.load(Ordering::SeqCst) && self.shell.fd().is_none()
+        !self.shared.load(Ordering::SeqCst) && self.wrapper.fd().is_none()
     }
     /// False: a thread that sleeps in it does not hear of the monitor, and has to look again soon.
     fn watch_ctl(&self) -> bool {
@@ -243,39 +243,39 @@ impl Ep {
 
 impl Inner {
     fn push(&mut self, i: u32) -> bool {
-        if self.hot.is_null() {
+        if self.active.is_null() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            match sys::mmap(HOT * 4, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) {
-                Ok(p) => self.hot = p as *mut u32,
+            match sys::mmap(MAX_ACTIVE * 4, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) {
+                Ok(p) => self.active = p as *mut u32,
                 Err(_) => return false,
             }
         }
-        if self.n >= HOT {
+        if self.n >= MAX_ACTIVE {
             return false;
         }
-        // SAFETY: below HOT, inside the mapping.
-        unsafe { *self.hot.add(self.n) = i };
+        // SAFETY: below MAX_ACTIVE, inside the mapping.
+        unsafe { *self.active.add(self.n) = i };
         self.n += 1;
         true
     }
     fn at(&self, k: usize) -> u32 {
         debug_assert!(k < self.n);
         // SAFETY: callers stay below n.
-        unsafe { *self.hot.add(k) }
+        unsafe { *self.active.add(k) }
     }
     /// Those from the k-th on.
     fn tail(&mut self, k: usize) -> &mut [u32] {
-        if self.hot.is_null() {
+        if self.active.is_null() {
             return &mut [];
         }
         // SAFETY: the first n are written; the lock is held.
-        unsafe { core::slice::from_raw_parts_mut(self.hot.add(k.min(self.n)), self.n.saturating_sub(k)) }
+        unsafe { core::slice::from_raw_parts_mut(self.active.add(k.min(self.n)), self.n.saturating_sub(k)) }
     }
     fn set(&mut self, k: usize, i: u32) {
         // SAFETY: callers stay below n.
-        unsafe { *self.hot.add(k) = i };
+        unsafe { *self.active.add(k) = i };
     }
-    /// A hot item goes behind all others.
+    /// An active item goes behind all others.
     fn put_last(&mut self, it: &Item) {
         if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
             self.tail(k).rotate_left(1);
@@ -283,10 +283,10 @@ impl Inner {
     }
     /// Look at an item on every call from now on, until it is armed anew: what
     /// it was armed for may not be all that it waits for now.
-    fn heat(&mut self, it: &Item) {
+    fn activate(&mut self, it: &Item) {
         it.was_marked();
-        if !it.hot.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
-            it.hot.store(false, Ordering::Relaxed);
+        if !it.active.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
+            it.active.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -296,16 +296,16 @@ impl Inner {
 pub fn member(ed: &Desc) -> Option<(i32, i32)> {
     let ep = of(ed)?;
     let _g = ep.lock.lock().ok()?;
-    Some((ep.home(), ep.need_bell()?.fd()))
+    Some((ep.home(), ep.need_waker()?.fd()))
 }
 
 /// Before `epoll_ctl` on an instance we know, for a descriptor that is the kernel's alone, as most
 /// are. False: it is another one, which [`ctl`] sees to.
 #[inline]
-pub fn ctl_of_the_kernels(ed: &Desc, fd: i32) -> bool {
+pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
     let its = table::lookup(fd).is_none() && !crate::close::own(fd);
     if its {
-        has_kernels(ed);
+        has_kernel_fds(ed);
     }
     its
 }
@@ -334,7 +334,7 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         Outcome::Kernel => sys::epoll_ctl(kfd, op, fd, ev.as_ref()),
     };
     // Also where there is no local listen socket yet: the monitor says when.
-    if r.is_ok() && crate::zone::watch::followed((kfd, ep.aloof.waiter()), op, fd, d, ev.as_ref()) {
+    if r.is_ok() && crate::zone::watch::followed((kfd, ep.unsubscribed.waiter()), op, fd, d, ev.as_ref()) {
         ep.zoned.store(true, Ordering::Relaxed);
         ep.watch_ctl();
     }
@@ -355,9 +355,9 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     if op != libc::EPOLL_CTL_DEL && ev.is_null() {
         return Outcome::Done(Err(Errno::EFAULT));
     }
-    listen::look_at_relatives(fd, d);
-    if d.relatives.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
-        // A relative that listens later would not tell this instance.
+    listen::look_at_fork_group(fd, d);
+    if d.forked.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
+        // Another process of the fork group that listens later would not tell this instance.
         table::forget(d);
         ep.kernel.store(true, Ordering::Relaxed);
         return Outcome::Kernel;
@@ -403,18 +403,18 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
                     }
                     ep.watch_ctl();
                 }
-                nudge(ep, &g);
+                wake_for_events(ep, &g);
             })
         }
         (libc::EPOLL_CTL_MOD, Some(it), Some(ev)) => {
             let r = if it.kernel.load(Ordering::Relaxed) { sys::epoll_ctl(kfd, op, fd, Some(&ev)) } else { Ok(()) };
             r.map(|()| {
                 it.set(&ev);
-                g.heat(it);
+                g.activate(it);
                 if it.enlist() {
                     g.put_last(it);
                 }
-                nudge(ep, &g);
+                wake_for_events(ep, &g);
             })
         }
         (libc::EPOLL_CTL_DEL, Some(it), _) => {
@@ -435,9 +435,9 @@ fn drop_and(_g: &mut Guard<'_, Inner>, f: impl FnOnce()) {
 }
 
 /// Somebody sleeps in this instance and must look at its items again.
-fn nudge(ep: &Ep, g: &Guard<'_, Inner>) {
+fn wake_for_events(ep: &Ep, g: &Guard<'_, Inner>) {
     if g.sleepers > 0 || ep.plain.load(Ordering::SeqCst) > 0 || ep.nested.load(Ordering::Relaxed) {
-        if let Some(b) = ep.need_bell() {
+        if let Some(b) = ep.need_waker() {
             b.ring_self();
         }
     }
@@ -468,8 +468,8 @@ pub fn changed(d: &Desc) {
         return;
     }
     for_items(d, |ep, g, it| {
-        g.heat(it);
-        nudge(ep, g);
+        g.activate(it);
+        wake_for_events(ep, g);
     });
 }
 
@@ -484,14 +484,14 @@ pub fn became_conn(d: &Desc) {
             let _ =
                 sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, it.fd.load(Ordering::Relaxed), None);
         }
-        g.heat(it);
-        nudge(ep, g);
+        g.activate(it);
+        wake_for_events(ep, g);
     });
 }
 
 /// A connection has become the kernel's: its numbers are kernel sockets now.
 /// `also`: the number under which its kernel end was watched meanwhile, or -1.
-pub fn moved_to_kernel(d: &Desc, also: i32) {
+pub fn migrated_to_kernel(d: &Desc, also: i32) {
     while let Some(it) = item::pop(d) {
         let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
         ep.kernel.store(true, Ordering::Relaxed);
@@ -512,7 +512,7 @@ pub fn also_kernel(d: &Desc, fd: i32) {
     for_items(d, |ep, g, it| {
         let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, fd, Some(&it.event()));
         ep.kernel.store(true, Ordering::Relaxed);
-        g.heat(it);
+        g.activate(it);
     });
 }
 
@@ -543,10 +543,10 @@ fn forget_items(d: &Desc, to_kernel: bool) {
 }
 
 /// A number was closed; with the last one the items go.
-pub fn number_closed(fd: i32, d: &Desc, last: bool) {
+pub fn fd_closed(fd: i32, d: &Desc, last: bool) {
     if let Some(ep) = of(d).filter(|ep| !last && ep.fd.load(Ordering::Relaxed) == fd) {
         // The instance lives on under another number.
-        if let Some(other) = table::number_of(d) {
+        if let Some(other) = table::fd_of(d) {
             ep.fd.store(other, Ordering::Relaxed);
         }
     }
@@ -557,7 +557,7 @@ pub fn number_closed(fd: i32, d: &Desc, last: bool) {
 
 /// A listener got another channel: whoever waits for it must look (and arm) again.
 pub fn listener_changed(id: u64) {
-    // As `bell::arming` says.
+    // As `waker::arming` says.
     fence(Ordering::SeqCst);
     for i in 0..table::DESCS.len() {
         let Some(d) = table::DESCS.get(i) else { continue };
@@ -580,9 +580,9 @@ fn look_again(d: &Desc, edge: bool) {
         if edge {
             i.forget_edges();
         }
-        // The next wait heats it; a sleeper is told.
+        // The next wait activates it; a sleeper is told.
         i.recheck.store(true, Ordering::Release);
-        if let Some(b) = EPS.get(i.ep.load(Ordering::Relaxed)).and_then(|ep| ep.bell()) {
+        if let Some(b) = EPS.get(i.ep.load(Ordering::Relaxed)).and_then(|ep| ep.waker()) {
             b.ring_self();
         }
     }
@@ -598,8 +598,8 @@ pub fn became_listener(d: &Desc) {
     }
     for_items(d, |ep, g, it| {
         ep.watch_ctl();
-        g.heat(it);
-        nudge(ep, g);
+        g.activate(it);
+        wake_for_events(ep, g);
     });
 }
 
@@ -624,20 +624,20 @@ pub fn before_fork() {
         if ep.shared.swap(true, Ordering::SeqCst) {
             continue;
         }
-        if let Some(b) = ep.bell() {
-            // (One that lies in a shell is not there.)
-            let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, b.fd(), Some(&ep.bell_event()));
+        if let Some(b) = ep.waker() {
+            // (One that lies in a wrapper is not there.)
+            let _ = sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, b.fd(), Some(&ep.waker_event()));
         }
     }
 }
 
-/// In a forked child: no bells, nothing armed on our behalf.
+/// In a forked child: no wakers, nothing armed on our behalf.
 pub fn become_child() {
     item::reset_lock_after_fork();
     for i in 0..EPS.len() {
         let Some(ep) = EPS.get(i) else { continue };
         ep.lock.reset_after_fork();
-        ep.bell.store(0, Ordering::Relaxed);
+        ep.waker.store(0, Ordering::Relaxed);
         if ep.left_in.load(Ordering::Relaxed) != 0 {
             // Those that slept in it are not here.
             ep.left_in.store(1, Ordering::Relaxed);
@@ -646,7 +646,7 @@ pub fn become_child() {
         }
         ep.ctl_added.store(false, Ordering::Relaxed);
         ep.inherited.store(true, Ordering::Relaxed);
-        ep.shell.become_child();
+        ep.wrapper.become_child();
         if let Ok(mut g) = ep.lock.lock() {
             g.sleepers = 0;
             g.links.clear();
@@ -657,7 +657,7 @@ pub fn become_child() {
         if it.live.load(Ordering::Relaxed) {
             if let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) {
                 if let Ok(mut g) = ep.lock.lock() {
-                    g.heat(it);
+                    g.activate(it);
                 }
             }
         }

@@ -26,17 +26,17 @@ pub use program::Start;
 /// [`Next::spawned`].
 pub struct Next {
     /// Its control socket, a number of ours that survives `exec`, and its nonce.
-    heir: Option<(i32, u64)>,
+    successor: Option<(i32, u64)>,
     /// It runs the same binary as this one and inherits sockets, and somebody has
     /// cleared the environment: the library goes along all the same, as zones and
     /// connections would stay with the kernel's socket. With nothing to inherit the
     /// environment is as the program wants it.
     inject: bool,
     /// Guards of zoned listeners go along.
-    guards: bool,
+    reservations: bool,
 }
 
-/// The heir of a `posix_spawn` under way in another thread: a child forked just
+/// The successor of a `posix_spawn` under way in another thread: a child forked just
 /// then closes it.
 static LOOSE: AtomicI32 = AtomicI32::new(-1);
 /// One at a time.
@@ -45,25 +45,25 @@ static SPAWNING: Lock<()> = Lock::new(());
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
     if process::nonce() == 0 || fork::nothing_to_keep() {
-        return Next { heir: None, inject: false, guards: false };
+        return Next { successor: None, inject: false, reservations: false };
     }
     prepare_all(start, spawn)
 }
 
 #[inline(never)]
 fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
-    let mut next = Next { heir: None, inject: false, guards: false };
+    let mut next = Next { successor: None, inject: false, reservations: false };
     crate::upgrade::give_up_all();
     let to = spawn.unwrap_or(&Actions::NONE);
     let carried = environment::carries_us(start.env);
     next.inject = !carried
         && spawn.is_none()
         && environment::lost_us(start.env)
-        && (descs().any(|d| inheritable(d, to)) || zone::heir::any())
+        && (descs().any(|d| inheritable(d, to)) || zone::successor::any())
         && program::is_this_one(start);
     if environment::carries_zones(start.env) || next.inject {
-        next.guards = true;
-        zone::heir::before_exec(to);
+        next.reservations = true;
+        zone::successor::before_exec(to);
     }
     // Numbers of ours that wait for the next connection are nobody's there.
     pool::drain();
@@ -74,7 +74,7 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
     if !any && !descs().any(|d| hands_over_zones(d, to)) {
         return next;
     }
-    let fate = match to.move_away() && start.is_relative() {
+    let fate = match to.move_away() && start.is_in_fork_group() {
         true => Fate::Unknown,
         false => program::fate(start),
     };
@@ -85,11 +85,11 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
     if !loads {
         descs().filter(|d| hands_over_zones(d, to)).for_each(zone::pass_on);
     }
-    let heir = loads && !ctl::dead() && crate::rights::kept_by_exec();
-    if any && heir && !descs().any(|d| watches(d, to)) {
-        next.heir = bequeath(to);
+    let successor = loads && !ctl::dead() && crate::rights::kept_by_exec();
+    if any && successor && !descs().any(|d| watches(d, to)) {
+        next.successor = bequeath(to);
     }
-    if any && next.heir.is_none() {
+    if any && next.successor.is_none() {
         leave_all(to);
     }
     next
@@ -123,11 +123,11 @@ fn leave_all(to: &Actions) {
     leave_to_kernel(|d| inheritable(d, to));
 }
 
-/// Is the next program there to accept on this listener, while relatives of ours hold it and leave
+/// Is the next program there to accept on this listener, while other processes of the fork group hold it and leave
 /// it alone (dovecot's master and its services)? Or did a server that accepts just not say that
 /// its helpers need none?
 fn hands_over(d: &Desc, to: &Actions) -> bool {
-    d.given.load(Ordering::Relaxed) || !d.accepts.load(Ordering::Relaxed) || any_number(d, |fd| to.take(fd))
+    d.exec_prepared.load(Ordering::Relaxed) || !d.accepts.load(Ordering::Relaxed) || any_fd(d, |fd| to.take(fd))
 }
 
 /// The same of one that may have local listen sockets.
@@ -147,17 +147,17 @@ fn inheritable(d: &Desc, to: &Actions) -> bool {
 }
 
 fn survives(d: &Desc, to: &Actions) -> bool {
-    any_number(d, |fd| number_survives(fd, to))
+    any_fd(d, |fd| fd_survives(fd, to))
 }
 
 /// Does the next program have what is `fd` here, under whatever number?
-pub fn number_survives(fd: i32, to: &Actions) -> bool {
+pub fn fd_survives(fd: i32, to: &Actions) -> bool {
     to.take(fd) || sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
 }
 
-fn any_number(d: &Desc, which: impl Fn(i32) -> bool) -> bool {
+fn any_fd(d: &Desc, which: impl Fn(i32) -> bool) -> bool {
     let mut any = false;
-    table::each_number(d, |fd| any |= which(fd));
+    table::each_fd(d, |fd| any |= which(fd));
     any
 }
 
@@ -186,7 +186,7 @@ fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
     }
 }
 
-/// Announce the heir and leave it everything inheritable.
+/// Announce the successor and leave it everything inheritable.
 fn bequeath(to: &Actions) -> Option<(i32, u64)> {
     let nonce = sys::getrandom_u64() | 1;
     let fd = fork::announce(nonce, true)?;
@@ -216,7 +216,7 @@ fn left_to(d: &Desc, nonce: u64) -> bool {
 }
 
 fn leave_conn(d: &'static Desc, nonce: u64) {
-    let Some(cookie) = table::number_of(d).and_then(inherit::cookie) else { return };
+    let Some(cookie) = table::fd_of(d).and_then(inherit::cookie) else { return };
     let s = d.sock();
     s.placeholder.store(cookie, Ordering::Relaxed);
     // The placeholder is a kernel socket of two programs from here on.
@@ -234,15 +234,15 @@ impl Next {
         env: *const *const libc::c_char,
         f: impl FnOnce(*const *const libc::c_char) -> R,
     ) -> R {
-        environment::extended(env, self.heir, self.inject, f)
+        environment::extended(env, self.successor, self.inject, f)
     }
 
     /// There is no next program: `exec` has returned.
     pub fn failed(self) {
-        if self.guards {
-            zone::heir::after_exec();
+        if self.reservations {
+            zone::successor::after_exec();
         }
-        let Some((fd, nonce)) = self.heir else { return };
+        let Some((fd, nonce)) = self.successor else { return };
         for d in descs().filter(|d| d.is_conn()) {
             for h in &d.sock().holders {
                 let _ = h.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -254,10 +254,10 @@ impl Next {
 
     /// It runs, in a child.
     pub fn spawned(self) {
-        if self.guards {
-            zone::heir::after_exec();
+        if self.reservations {
+            zone::successor::after_exec();
         }
-        if let Some((fd, _)) = self.heir {
+        if let Some((fd, _)) = self.successor {
             done_with(fd);
         }
     }
@@ -268,7 +268,7 @@ fn done_with(fd: i32) {
     process::close_own(fd);
 }
 
-/// In a forked child: an heir that another thread of the parent is starting.
+/// In a forked child: a successor that another thread of the parent is starting.
 pub fn become_child() {
     SPAWNING.reset_after_fork();
     let fd = LOOSE.swap(-1, Ordering::AcqRel);
@@ -278,7 +278,7 @@ pub fn become_child() {
 }
 
 /// Run a `posix_spawn`: one thread at a time, so that no child gets another's
-/// heir.
+/// successor.
 pub fn one_at_a_time<R>(f: impl FnOnce() -> R) -> R {
     let _lock = SPAWNING.lock();
     f()
@@ -286,7 +286,7 @@ pub fn one_at_a_time<R>(f: impl FnOnce() -> R) -> R {
 
 /// Code that we do not see is about to use `fd`.
 pub fn hand_over(fd: i32) {
-    crate::upgrade::give_up_number(fd);
+    crate::upgrade::give_up_fd(fd);
     if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
         stats::count(Counter::FbOption);
         path::materialize_one(d);

@@ -66,13 +66,13 @@ fn install() {
     for (signal, own) in SIGNALS.into_iter().zip(&OWN) {
         if let Ok(a) = Action::swap(signal, None) {
             own.store(&a);
-            let _ = Action::swap(signal, Some(&kernels(&a)));
+            let _ = Action::swap(signal, Some(&for_kernel(&a)));
         }
     }
 }
 
 /// What the kernel is told where the program wants `a`.
-fn kernels(a: &Action) -> Action {
+fn for_kernel(a: &Action) -> Action {
     match a.handler {
         // A fault that is ignored ends the process. It is not worth a handler that ignores what others
         // send: `exec` would give the next program the default action.
@@ -95,7 +95,7 @@ pub fn action(signal: i32, new: Option<&Action>) -> Option<Result<Action>> {
     if let Some(new) = new {
         // Before the kernel's: a handler must not be called with the flags of another one.
         own.store(new);
-        if let Err(e) = Action::swap(signal, Some(&kernels(new))) {
+        if let Err(e) = Action::swap(signal, Some(&for_kernel(new))) {
             own.store(&old);
             return Some(Err(e));
         }
@@ -128,7 +128,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             if a.flags & RESET != 0 {
                 let default = Action { handler: libc::SIG_DFL, ..a };
                 own.store(&default);
-                let _ = Action::swap(signal, Some(&kernels(&default)));
+                let _ = Action::swap(signal, Some(&for_kernel(&default)));
             }
             type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
             // SAFETY: a handler of the program's; one that takes the number alone does not see the rest.

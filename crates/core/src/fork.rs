@@ -7,7 +7,7 @@
 
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{bell, chan, ctl, epoll, exec, foreign, listen, peers, pool, process, route, table, upgrade, zone};
+use crate::{chan, ctl, epoll, exec, listen, peers, pool, process, route, table, unhooked, upgrade, waker, zone};
 use core::sync::atomic::Ordering;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
@@ -46,7 +46,7 @@ pub fn prepare() {
 fn prepare_all() {
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
-            listen::keep_for_relatives(d);
+            listen::keep_for_fork_group(d);
         }
     }
     upgrade::give_up_all();
@@ -75,15 +75,15 @@ fn prepare_all() {
     }
 }
 
-/// Tell the monitor of a child, or of the `heir` that replaces this program.
+/// Tell the monitor of a child, or of the `successor` that replaces this program.
 /// Returns its control socket.
-pub fn announce(nonce: u64, heir: bool) -> Option<i32> {
+pub fn announce(nonce: u64, successor: bool) -> Option<i32> {
     let [child, monitor] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).ok()?;
     // What the child sends before the monitor has read this says already who the child is.
     let _ = sys::setsockopt(monitor, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
     let mut m = Msg::new(msg::ADOPT);
     m.id = nonce;
-    m.arg0 = heir.into();
+    m.arg0 = successor.into();
     let sent = ctl::tell(m, Some(monitor));
     let _ = sys::close(monitor);
     if !sent {
@@ -154,7 +154,7 @@ fn child_of_all() {
     peers::become_child();
     ctl::become_child((fd >= 0).then_some(fd));
     route::reset_after_fork();
-    bell::become_child();
+    waker::become_child();
     for c in chan::all() {
         c.reset_lock_after_fork();
         if c.my_side() == fsocket_abi::channel::CLIENT {
@@ -164,8 +164,8 @@ fn child_of_all() {
     }
     listen::become_child();
     table::become_child();
-    foreign::become_child();
-    crate::taken::become_child();
+    unhooked::become_child();
+    crate::pidfd_transfer::become_child();
     upgrade::become_child();
     crate::opts::before::become_child();
     zone::become_child();

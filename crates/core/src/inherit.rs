@@ -2,7 +2,7 @@
 //! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
 
 use crate::table::{self, kind, Desc};
-use crate::{chan, close, ctl, foreign, listen, path, peers, process, stats, zone};
+use crate::{chan, close, ctl, listen, path, peers, process, stats, unhooked, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
@@ -12,17 +12,17 @@ use fsocket_sys as sys;
 /// Arenas that one program can inherit.
 const ARENAS: usize = 64;
 
-/// The name that an heir's control socket has: it is the one that FASTSOCKET_HEIR
+/// The name that a successor's control socket has: it is the one that FASTSOCKET_SUCCESSOR
 /// speaks of, not another one under its number.
 fn name_of(nonce: u64) -> [u8; 28] {
     let mut b = [0u8; 28];
     b[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
-    b[3..19].copy_from_slice(b"fastsocket-heir/");
+    b[3..19].copy_from_slice(b"fastsocket-next/");
     b[19..27].copy_from_slice(&nonce.to_ne_bytes());
     b
 }
 
-/// Give a control socket the name of an heir.
+/// Give a control socket the name of a successor.
 pub fn mark(fd: i32, nonce: u64) -> bool {
     sys::bind(fd, &name_of(nonce)).is_ok()
 }
@@ -34,8 +34,8 @@ pub fn cookie(fd: i32) -> Option<u64> {
     Some(u64::from_ne_bytes(b))
 }
 
-/// The value of FASTSOCKET_HEIR: control socket and nonce, if it is still true.
-pub fn heir(value: &[u8]) -> Option<(i32, u64)> {
+/// The value of FASTSOCKET_SUCCESSOR: control socket and nonce, if it is still true.
+pub fn successor(value: &[u8]) -> Option<(i32, u64)> {
     let text = core::str::from_utf8(value).ok()?;
     let (fd, nonce) = text.split_once(':')?;
     let (fd, nonce) = (fd.parse().ok()?, u64::from_str_radix(nonce, 16).ok()?);
@@ -43,37 +43,37 @@ pub fn heir(value: &[u8]) -> Option<(i32, u64)> {
     (sys::getsockname(fd, &mut name).ok()? == name.len() && name == name_of(nonce)).then_some((fd, nonce))
 }
 
-/// At start, with a monitor: take over what is there. `heir`: the program before
+/// At start, with a monitor: take over what is there. `successor`: the program before
 /// this one has left something.
 #[link_section = ".text.fsocket_start"]
-pub fn take_over(heir: bool) {
-    let mut estate = [None; ARENAS];
-    if heir {
-        for (i, e) in estate.iter_mut().enumerate() {
+pub fn take_over(successor: bool) {
+    let mut inherited = [None; ARENAS];
+    if successor {
+        for (i, e) in inherited.iter_mut().enumerate() {
             *e = arena(i);
             if e.is_none() {
                 break;
             }
         }
     }
-    let conns = || estate.iter().flatten().flat_map(socks).filter(|s| is_mine(s));
-    let (mut listens, mut foreign_epoll, mut undecided) = (false, false, false);
+    let conns = || inherited.iter().flatten().flat_map(socks).filter(|s| is_mine(s));
+    let (mut listens, mut unhooked_epoll, mut undecided) = (false, false, false);
     each_descriptor(|fd| match what(fd) {
         What::Listener(_) => listens = true,
         What::Other if is_epoll(fd) => {
-            foreign_epoll = true;
-            foreign::found(fd);
+            unhooked_epoll = true;
+            unhooked::found(fd);
         }
         What::Unconnected(family) => {
             let left = |c| conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c);
-            match heir.then(|| cookie(fd)).flatten().and_then(left) {
+            match successor.then(|| cookie(fd)).flatten().and_then(left) {
                 Some(s) => conn(fd, family, s),
                 None => undecided = true,
             }
         }
         _ => {}
     });
-    if undecided && !foreign_epoll {
+    if undecided && !unhooked_epoll {
         each_descriptor(|fd| {
             if let What::Unconnected(family) = what(fd) {
                 bound(fd, family);
@@ -81,15 +81,15 @@ pub fn take_over(heir: bool) {
         });
     }
     // An instance that was made before knows nothing of our queues.
-    let worked = listens && !foreign_epoll && take_listeners();
-    if listens && foreign_epoll {
+    let worked = listens && !unhooked_epoll && take_listeners();
+    if listens && unhooked_epoll {
         each_descriptor(|fd| {
             if matches!(what(fd), What::Listener(_)) {
                 leave_listener(fd);
             }
         });
     }
-    if !heir {
+    if !successor {
         return;
     }
     // Descriptors that were closed on the way here.
@@ -138,9 +138,9 @@ fn descs() -> impl Iterator<Item = &'static Desc> {
     (0..table::DESCS.len()).filter_map(|i| table::DESCS.get(i)).filter(|d| d.is_conn())
 }
 
-/// The `i`-th arena of the estate, mapped for good.
+/// The `i`-th inherited arena, mapped for good.
 fn arena(i: usize) -> Option<*mut u8> {
-    let mut m = Msg::new(msg::ESTATE);
+    let mut m = Msg::new(msg::INHERITED_ARENA);
     m.id = i as u64;
     let (_, fd) = ctl::request(m, None).ok()?;
     let fd = fd?;
@@ -196,7 +196,7 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
         return None;
     }
     let c = chan::by_id(id, side).or_else(|| {
-        let mut m = Msg::new(msg::PART);
+        let mut m = Msg::new(msg::CHANNEL_HANDLE);
         m.id = id as u64;
         m.arg0 = side as u64;
         let (a, fd) = ctl::request(m, None).ok()?;
@@ -229,7 +229,7 @@ fn bound(fd: i32, family: u32) {
     let bound = listen::bound_address(fd).is_some_and(|a| a.port != 0);
     if bound && table::lookup(fd).is_none() && sys::getpeername(fd, &mut peer) == Err(sys::Errno::ENOTCONN) {
         if let Some(d) = described(fd, family) {
-            listen::keep_for_relatives(d);
+            listen::keep_for_fork_group(d);
         }
     }
 }
@@ -268,19 +268,19 @@ fn listener(fd: i32, family: u32) -> bool {
             false
         }
     };
-    zone::heir::inherited(fd);
+    zone::successor::inherited(fd);
     worked
 }
 
 /// The same where nothing but zones is wanted, or there is no monitor.
 #[link_section = ".text.fsocket_start"]
 pub fn take_zones() {
-    let mut foreign_epoll = false;
-    each_descriptor(|fd| foreign_epoll |= ctl::fd() >= 0 && is_epoll(fd));
-    if !foreign_epoll {
+    let mut unhooked_epoll = false;
+    each_descriptor(|fd| unhooked_epoll |= ctl::fd() >= 0 && is_epoll(fd));
+    if !unhooked_epoll {
         each_descriptor(|fd| {
             if matches!(what(fd), What::Listener(_)) {
-                zone::heir::inherited(fd);
+                zone::successor::inherited(fd);
             }
         });
     }
@@ -396,7 +396,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_heir_is_known_by_its_name() {
+    fn a_successor_is_known_by_its_name() {
         let [a, b] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).unwrap();
         assert!(mark(a, 0x1234_5678_9abc_def1));
         let mut text = [0u8; 32];
@@ -415,11 +415,11 @@ mod tests {
             w.1
         };
         let n = said(a, &mut text);
-        assert_eq!(heir(&text[..n]), Some((a, 0x1234_5678_9abc_def1)));
+        assert_eq!(successor(&text[..n]), Some((a, 0x1234_5678_9abc_def1)));
         let n = said(b, &mut text);
-        assert_eq!(heir(&text[..n]), None, "another socket under that number");
-        assert_eq!(heir(b"900"), None);
-        assert_eq!(heir(b"-1:1"), None);
+        assert_eq!(successor(&text[..n]), None, "another socket under that number");
+        assert_eq!(successor(b"900"), None);
+        assert_eq!(successor(b"-1:1"), None);
         let _ = (sys::close(a), sys::close(b));
     }
 

@@ -9,7 +9,6 @@
 
 pub mod accept;
 pub mod asleep;
-pub mod bell;
 pub mod bits;
 pub mod cancel;
 pub mod chan;
@@ -19,7 +18,6 @@ pub mod ctl;
 pub mod epoll;
 pub mod exec;
 pub mod faults;
-pub mod foreign;
 pub mod fork;
 pub mod idle;
 pub mod inherit;
@@ -31,6 +29,7 @@ pub mod name;
 pub mod opts;
 pub mod path;
 pub mod peers;
+pub mod pidfd_transfer;
 pub mod poll;
 pub mod pool;
 pub mod process;
@@ -47,12 +46,13 @@ pub mod spin;
 pub mod stats;
 pub mod stream;
 pub mod table;
-pub mod taken;
 pub mod token;
+pub mod unhooked;
 pub mod upgrade;
 pub mod uring;
 pub mod user;
 mod wait;
+pub mod waker;
 pub mod zone;
 
 pub use fsocket_sys::{Errno, Result};

@@ -3,7 +3,7 @@
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::table::{kind, Desc};
-use crate::{ctl, foreign, process, stats};
+use crate::{ctl, process, stats, unhooked};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
@@ -37,7 +37,7 @@ pub struct Listener {
     fair: AtomicU32,
     pub any: AtomicBool,
     /// Somebody with other rights accepts there, too: what waits is to go to the kernel.
-    mixed: AtomicBool,
+    wanted_by_others: AtomicBool,
     /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
     backlog: AtomicU32,
     addr: Lock<Addr>,
@@ -54,7 +54,7 @@ static LISTENERS: [Listener; MAX] = [const {
         since_kernel: AtomicU32::new(0),
         fair: AtomicU32::new(0),
         any: AtomicBool::new(false),
-        mixed: AtomicBool::new(false),
+        wanted_by_others: AtomicBool::new(false),
         backlog: AtomicU32::new(0),
         addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
     }
@@ -83,16 +83,16 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         l.note_backlog(fd);
         return Ok(false); // listen() again only changes the backlog
     }
-    if d.relatives.swap(false, Ordering::Relaxed) {
+    if d.forked.swap(false, Ordering::Relaxed) {
         crate::opts::adopt(fd, d);
     }
     ctl::wanted();
-    foreign::noticed_now();
+    unhooked::noticed_now();
     if !process::enabled() {
         return Err(Counter::FbDisabled);
     }
     process::arena().ok_or(Counter::FbResource)?;
-    if d.kernels.load(Ordering::Relaxed) {
+    if d.kernel_only.load(Ordering::Relaxed) {
         return Err(Counter::FbOption);
     }
     // A client that opens a connection to us counts on our mapping its channel.
@@ -113,7 +113,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     l.worker.store(0, Ordering::Relaxed);
     l.inherited.store(false, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
-    l.mixed.store(false, Ordering::Relaxed);
+    l.wanted_by_others.store(false, Ordering::Relaxed);
     l.note_backlog(fd);
     if let Ok(mut a) = l.addr.lock() {
         *a = addr;
@@ -139,7 +139,7 @@ pub fn came_beside(fd: i32) {
 /// The process is about to fork, and what becomes of this socket is open. It is the kernel's
 /// from here on, because two processes cannot decide it differently; but whoever calls `listen`
 /// may listen over shared memory, and then all that accept have to.
-pub fn keep_for_relatives(d: &'static Desc) {
+pub fn keep_for_fork_group(d: &'static Desc) {
     if d.items.load(Ordering::Relaxed) != 0 {
         // An instance that only the kernel serves would not learn of our queues.
         crate::epoll::leave_to_kernel(d);
@@ -149,20 +149,20 @@ pub fn keep_for_relatives(d: &'static Desc) {
     let was = d.kind.compare_exchange(kind::FRESH, kind::BOUND, Ordering::AcqRel, Ordering::Acquire);
     if was.is_ok() || was == Err(kind::BOUND) {
         d.dirty.store(true, Ordering::Relaxed);
-        d.relatives.store(true, Ordering::Relaxed);
+        d.forked.store(true, Ordering::Relaxed);
     }
 }
 
-/// Somebody wants to accept on it, or waits for that: has a relative called `listen`?
+/// Somebody wants to accept on it, or waits for that: has another process of the fork group called `listen`?
 #[inline]
-pub fn look_at_relatives(fd: i32, d: &'static Desc) {
-    if d.relatives.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
-        join_relatives(fd, d);
+pub fn look_at_fork_group(fd: i32, d: &'static Desc) {
+    if d.forked.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
+        join_fork_group(fd, d);
     }
 }
 
 #[cold]
-fn join_relatives(fd: i32, d: &'static Desc) {
+fn join_fork_group(fd: i32, d: &'static Desc) {
     let mut listens = [0u8; 4];
     if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut listens).is_err() || listens == [0; 4] {
         return;
@@ -170,7 +170,7 @@ fn join_relatives(fd: i32, d: &'static Desc) {
     if let Err(why) = registered(fd, d) {
         stats::count(why);
     }
-    crate::zone::heir::inherited(fd);
+    crate::zone::successor::inherited(fd);
 }
 
 /// What the kernel has bound the socket to.
@@ -225,7 +225,7 @@ pub fn closed(d: &Desc) {
     ended(d, false);
 }
 
-/// The socket is shut down: relatives that hold it do not listen either.
+/// The socket is shut down: processes of the fork group that hold it do not listen either.
 pub fn shut(d: &Desc) {
     ended(d, true);
 }
@@ -266,7 +266,7 @@ pub fn give_up(id: u64) {
     }
 }
 
-/// Who accepts is below us from now on. That goes for relatives as well: one that holds
+/// Who accepts is below us from now on. That goes for processes of the fork group as well: one that holds
 /// the listener and never accepts (a master process) would keep it in shared memory with
 /// nobody to look there. What waits goes into the kernel's queue, where all of them look.
 pub fn abandon(d: &'static Desc) {
@@ -276,7 +276,7 @@ pub fn abandon(d: &'static Desc) {
     d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
 }
 
-/// Somebody without the library is about to accept here: for all relatives, new connections
+/// Somebody without the library is about to accept here: for all processes of the fork group, new connections
 /// are the kernel's, and what waits goes into its queue.
 pub fn pass_on(d: &'static Desc) {
     if let Some(l) = of(d) {
@@ -285,18 +285,18 @@ pub fn pass_on(d: &'static Desc) {
     }
 }
 
-fn given() -> impl Iterator<Item = &'static Desc> {
-    crate::table::all().filter(|d| d.kind() == kind::LISTENER && d.given.load(Ordering::Relaxed))
+fn exec_prepared() -> impl Iterator<Item = &'static Desc> {
+    crate::table::all().filter(|d| d.kind() == kind::LISTENER && d.exec_prepared.load(Ordering::Relaxed))
 }
 
 /// Has this process a listener that it has prepared for the next program?
-pub fn any_given() -> bool {
-    given().next().is_some()
+pub fn any_exec_prepared() -> bool {
+    exec_prepared().next().is_some()
 }
 
 /// [`pass_on`] for those.
-pub fn pass_on_given() {
-    for d in given() {
+pub fn pass_on_exec_prepared() {
+    for d in exec_prepared() {
         stats::count(Counter::FbResource);
         pass_on(d);
     }
@@ -364,21 +364,23 @@ pub fn become_child() {
 pub type Those = crate::bits::Bits<{ MAX / 64 }>;
 
 /// Are there any that [`answer`] has to see to?
-static MIXED: AtomicBool = AtomicBool::new(false);
+static WANTED_BY_OTHERS: AtomicBool = AtomicBool::new(false);
 
 /// Workers with other rights want to accept on listener `id`.
-pub fn mixed(id: u64) {
+pub fn wanted_by_others(id: u64) {
     for l in used().iter().filter(|l| l.id.load(Ordering::Acquire) == id) {
-        l.mixed.store(true, Ordering::Relaxed);
-        MIXED.store(true, Ordering::Release);
+        l.wanted_by_others.store(true, Ordering::Relaxed);
+        WANTED_BY_OTHERS.store(true, Ordering::Release);
     }
 }
 
 /// Puts what waits for those into the kernel's queue.
 #[inline]
 pub fn answer() {
-    if MIXED.load(Ordering::Relaxed) && MIXED.swap(false, Ordering::AcqRel) {
-        for d in crate::table::all().filter(|d| of(d).is_some_and(|l| l.mixed.swap(false, Ordering::Relaxed))) {
+    if WANTED_BY_OTHERS.load(Ordering::Relaxed) && WANTED_BY_OTHERS.swap(false, Ordering::AcqRel) {
+        for d in
+            crate::table::all().filter(|d| of(d).is_some_and(|l| l.wanted_by_others.swap(false, Ordering::Relaxed)))
+        {
             stats::count(Counter::FbOption);
             crate::path::requeue(d);
         }
@@ -455,7 +457,7 @@ impl Listener {
         self.backlog.store(limit, Ordering::Relaxed);
     }
 
-    /// The program's own backlog. Not what the kernel says now: a relative may have raised
+    /// The program's own backlog. Not what the kernel says now: another process of the fork group may have raised
     /// it for a moment.
     pub fn backlog(&self) -> Option<i32> {
         self.backlog.load(Ordering::Relaxed).checked_sub(1).map(|limit| limit as i32)
@@ -557,7 +559,7 @@ impl Listener {
     }
 
     /// Ask to be told of new connections.
-    pub fn arm(&self, b: &crate::bell::Bell, batch: &mut Batch<'static>) {
+    pub fn arm(&self, b: &crate::waker::Waker, batch: &mut Batch<'static>) {
         for c in self.chans() {
             if let Some(w) = c.waiter_for(b) {
                 let bit = 1u64 << w;
@@ -569,11 +571,11 @@ impl Listener {
         }
     }
     /// When a peer first told of a new connection after `since`; 0: none has. Ticks.
-    pub fn told_since(&self, since: u64) -> u64 {
-        let told = self.chans().map(|c| c.queue(0).want.told.load(Ordering::Relaxed));
-        told.filter(|told| *told >= since).min().unwrap_or(0)
+    pub fn notified_since(&self, since: u64) -> u64 {
+        let notified = self.chans().map(|c| c.queue(0).want.notified_at.load(Ordering::Relaxed));
+        notified.filter(|at| *at >= since).min().unwrap_or(0)
     }
-    pub fn disarm(&self, b: &crate::bell::Bell) {
+    pub fn disarm(&self, b: &crate::waker::Waker) {
         for c in self.chans() {
             if let Some(w) = c.waiter_for(b) {
                 let bit = 1u64 << w;

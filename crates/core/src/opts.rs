@@ -441,7 +441,7 @@ pub fn adopt(fd: i32, d: &Desc) {
 /// Set on a kernel socket what the program has set on the connection.
 pub fn apply(d: &Desc, fd: i32) {
     let s = d.sock();
-    extra::dress(d, fd);
+    extra::apply_options(d, fd);
     for (i, (o, v)) in TABLE.iter().zip(&s.opt).enumerate() {
         let v = v.load(Ordering::Relaxed);
         if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
@@ -514,7 +514,7 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
 
 /// The program says that the next one shall find this descriptor.
 pub fn survives(d: &Desc) {
-    d.given.store(true, Ordering::Relaxed);
+    d.exec_prepared.store(true, Ordering::Relaxed);
 }
 
 /// The program may have changed O_NONBLOCK of the placeholder without our seeing.
@@ -529,7 +529,7 @@ pub fn nonblock_from_below(d: &Desc, fd: i32) {
 fn set_nonblock(d: &Desc, on: bool) {
     d.nonblock.store(on, Ordering::Relaxed);
     if d.is_conn() {
-        if let crate::path::Path::Mixed(k) = crate::path::of(d) {
+        if let crate::path::Path::Draining(k) = crate::path::of(d) {
             let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
         }
         let f = &d.sock().flags;

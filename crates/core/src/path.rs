@@ -2,7 +2,7 @@
 //!
 //! One side *moves* ([`materialize`]): it stops using the rings, gets both ends
 //! of a kernel connection with the addresses of this one, puts what it has not
-//! read yet into the kernel connection on the peer's behalf, and says MOVED.
+//! read yet into the kernel connection on the peer's behalf, and says MIGRATED.
 //! The other side *follows* ([`follow`]) when it next looks: it sends again, in
 //! the kernel connection, what it put into its ring too late to be taken along,
 //! reads the rest of the mover's ring, and then goes on in the kernel. So each
@@ -10,7 +10,7 @@
 //! or reordered. Processes related to the mover by fork follow likewise.
 //!
 //! The race is between a sender that has just published a record and a mover
-//! that takes its last look at the ring. The mover says MOVING, arms the want
+//! that takes its last look at the ring. The mover says MIGRATING, arms the want
 //! word, fences heavily, and looks; the sender, after each publication, looks
 //! at the want word. So either the mover sees the record, or the sender comes
 //! to [`after_send`] and sees the mover.
@@ -20,7 +20,7 @@ mod queue;
 mod settle;
 
 pub use queue::requeue;
-pub use settle::{close_mixed, dress, gone, wake_own, Beside};
+pub use settle::{apply_options, close_draining, gone, wake_own, Beside};
 
 use crate::table::{self, Desc};
 use crate::{process, stats, stream, token};
@@ -49,9 +49,9 @@ pub enum Path {
     /// The rings.
     Shm,
     /// It has been switched and this process has not followed yet.
-    Unsettled,
+    Pending,
     /// The kernel, except for what is left to read in the ring.
-    Mixed(i32),
+    Draining(i32),
 }
 
 /// Cheap: two loads of lines that every operation reads anyway.
@@ -59,15 +59,15 @@ pub enum Path {
 pub fn of(d: &Desc) -> Path {
     let mine = d.kernel_end.load(Ordering::Relaxed);
     if mine != 0 {
-        return Path::Mixed(mine - 1);
+        return Path::Draining(mine - 1);
     }
     let f = d.sock().flags.load(Ordering::Relaxed);
     if f & flag::POISONED != 0 {
         // It could not follow: what is left is a reset.
         return Path::Shm;
     }
-    if f & flag::MOVED != 0 || peer_status(d) & (status::MOVING | status::MOVED) != 0 {
-        return Path::Unsettled;
+    if f & flag::MIGRATED != 0 || peer_status(d) & (status::MIGRATING | status::MIGRATED) != 0 {
+        return Path::Pending;
     }
     Path::Shm
 }
@@ -80,7 +80,7 @@ fn peer_status(d: &Desc) -> u32 {
 /// Where a connection that was one of ours when the caller looked it up has
 /// gone: a descriptor number of the kernel connection.
 pub fn went_to(d: &Desc) -> Option<i32> {
-    match d.moved_to.load(Ordering::Acquire) {
+    match d.migrated_to.load(Ordering::Acquire) {
         0 => None,
         n => Some(n - 1),
     }
@@ -130,15 +130,15 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
         }
         // Not before: a peer that moves as well puts what it had not read in front of this end.
         settle::shut(d, e.0);
-        settle::meet_the_deaf(d, peer_status(d), e.0);
+        settle::replay_reset(d, peer_status(d), e.0);
         e.close();
     }
     let mut all = true;
     for d in ds.iter().flatten().filter(|d| d.is_conn()) {
-        let told = settle::error_is_told(d);
+        let reported = settle::error_is_reported(d);
         let end = if of(d) == Path::Shm { Err(Errno::EIO) } else { follow(d) };
         all &= end.is_ok() && !d.is_conn();
-        if let (true, Ok(fd)) = (told, end) {
+        if let (true, Ok(fd)) = (reported, end) {
             // The kernel's socket has just met the reset that the program knows of.
             settle::forget_error(fd);
         }
@@ -155,8 +155,8 @@ pub fn materialize_one(d: &'static Desc) -> bool {
 }
 
 /// The connection is over, the program goes on with its socket as an unconnected one, and
-/// so do relatives that have it: what they find in its place is a new one.
-pub fn begin_anew(d: &'static Desc) {
+/// so do processes of the fork group that have it: what they find in its place is a new one.
+pub fn restart(d: &'static Desc) {
     let Some(own) = start(d, pair::make_alone) else { return };
     sys::heavy_fence();
     let (r, rx, rxh) = d.rx();
@@ -164,8 +164,8 @@ pub fn begin_anew(d: &'static Desc) {
         // SAFETY: nothing is written; the mover is the ring's only consumer.
         while matches!(unsafe { ring::recv(r, rx, rxh, None, STEP, false) }, Ok(1..)) {}
     }
-    settle::dress(d, own.0);
-    moved_out(d);
+    settle::apply_options(d, own.0);
+    migrated_out(d);
     own.close();
     let _ = follow(d);
 }
@@ -174,10 +174,10 @@ pub fn begin_anew(d: &'static Desc) {
 /// none.
 fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Option<pair::Own> {
     let s = d.sock();
-    if s.flags.load(Ordering::Relaxed) & flag::MOVED != 0 || peer_status(d) & status::MOVED != 0 {
+    if s.flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || peer_status(d) & status::MIGRATED != 0 {
         return None;
     }
-    if peer_status(d) & status::MOVING != 0
+    if peer_status(d) & status::MIGRATING != 0
         && d.slot().switching.compare_exchange(0, BOTH, Ordering::AcqRel, Ordering::Acquire).is_err()
     {
         return None;
@@ -187,8 +187,8 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
         own.close();
         return None;
     };
-    if s.flags.fetch_or(flag::MOVED | flag::MOVING | flag::TOOK, Ordering::AcqRel) & flag::MOVED != 0 {
-        own.close(); // a relative was faster
+    if s.flags.fetch_or(flag::MIGRATED | flag::MIGRATING | flag::DRAINED, Ordering::AcqRel) & flag::MIGRATED != 0 {
+        own.close(); // another process of the fork group was faster
         return None;
     }
     // From here on whoever gets a token sees the flags, or finds no room, and
@@ -196,8 +196,8 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
     s.tx.limit.store(0, Ordering::Relaxed);
     s.tx.withdraw();
     drop((t1, t2));
-    d.tx().1.prod.status.fetch_or(status::MOVING, Ordering::Release);
-    // Release: who sees the want word armed sees MOVING.
+    d.tx().1.prod.status.fetch_or(status::MIGRATING, Ordering::Release);
+    // Release: who sees the want word armed sees MIGRATING.
     fence(Ordering::Release);
     d.rx().1.want_data.hint(FUTEX_BIT); // the caller runs a heavy fence
     Some(own)
@@ -208,7 +208,7 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
     let s = d.sock();
     let rxh = d.rx().2;
     let theirs = peer_status(d);
-    let gone = theirs & status::CLOSED != 0 && theirs & status::MOVED == 0;
+    let gone = theirs & status::CLOSED != 0 && theirs & status::MIGRATED == 0;
     // A reset behind a FIN is a broken pipe; one also answers what we have sent to
     // a peer that was gone.
     let answered = theirs & status::RST != 0 || s.flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
@@ -222,23 +222,23 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
     // What does not fit stays for the peer to send again. The flags keep all others off; the token
     // is for the position, which the monitor moves meanwhile.
     if let Ok(_t) = token::enter(rxh) {
-        let m = &d.slot().moved[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
+        let m = &d.slot().migrated[(1 - d.side.load(Ordering::Relaxed) as usize) & 1];
         m.base.store(rxh.base.load(Ordering::Relaxed), Ordering::Relaxed);
         m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Release);
         pair::act(d, what);
     }
-    settle::dress(d, own.0);
+    settle::apply_options(d, own.0);
     if gone {
         pair::release(d, 1 - d.side.load(Ordering::Relaxed));
     }
-    moved_out(d);
+    migrated_out(d);
 }
 
 /// The last word of a mover.
-fn moved_out(d: &'static Desc) {
+fn migrated_out(d: &'static Desc) {
     // Release: all that came before.
-    d.tx().1.prod.status.fetch_or(status::MOVED, Ordering::Release);
-    d.sock().flags.fetch_and(!flag::MOVING, Ordering::Release);
+    d.tx().1.prod.status.fetch_or(status::MIGRATED, Ordering::Release);
+    d.sock().flags.fetch_and(!flag::MIGRATING, Ordering::Release);
     stats::count(Counter::PathSwitch);
     stream::notify_all(d);
     settle::wake_own(d);
@@ -254,18 +254,18 @@ fn await_peer(d: &Desc) {
 /// Is the peer in the middle of it?
 fn peer_moves(d: &Desc) -> bool {
     let st = peer_status(d);
-    st & status::MOVING != 0 && st & (status::MOVED | status::CLOSED | status::RST) == 0
+    st & status::MIGRATING != 0 && st & (status::MIGRATED | status::CLOSED | status::RST) == 0
 }
 
 /// Has the path been switched so far that [`follow`] need not wait for the peer? One that says that it
 /// moves and never that it has must not stop a thread that has other things to do.
 pub fn can_follow(d: &Desc) -> bool {
-    of(d) == Path::Unsettled && (d.sock().flags.load(Ordering::Relaxed) & flag::MOVED != 0 || !peer_moves(d))
+    of(d) == Path::Pending && (d.sock().flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || !peer_moves(d))
 }
 
 /// Is it being switched by the peer, so that nothing can be said or done until that is over?
 pub fn is_moving(d: &Desc) -> bool {
-    d.is_conn() && of(d) == Path::Unsettled && !can_follow(d)
+    d.is_conn() && of(d) == Path::Pending && !can_follow(d)
 }
 
 /// Wait while somebody else is busy.
@@ -310,26 +310,26 @@ fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
 /// After a publication that somebody had asked to hear of.
 #[cold]
 pub fn after_send(d: &'static Desc) {
-    if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::MOVED == 0 && can_follow(d) {
+    if d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::MIGRATED == 0 && can_follow(d) {
         let _ = follow(d);
     }
 }
 
-/// Go on where the other side, or a relative, has gone. Returns a number of the
+/// Go on where the other side, or another process of the fork group, has gone. Returns a number of the
 /// kernel connection in this process: behind the program's own descriptors if
 /// nothing is left to read in the ring, else one of ours.
 pub fn follow(d: &'static Desc) -> Result<i32> {
     let _hold = stream::Hold::on(d);
-    if let Path::Mixed(fd) = of(d) {
+    if let Path::Draining(fd) = of(d) {
         return if stream::ring_has(d) { Ok(fd) } else { settle::complete(d, fd) };
     }
     let s = d.sock();
     let (ring_tx, tx, txh) = d.tx();
-    // A relative or another thread that moves is not done yet.
-    patiently(PATIENCE_NS, || s.flags.load(Ordering::Acquire) & flag::MOVING != 0);
-    if s.flags.load(Ordering::Acquire) & flag::MOVED == 0 {
+    // Another process of the fork group or another thread that moves is not done yet.
+    patiently(PATIENCE_NS, || s.flags.load(Ordering::Acquire) & flag::MIGRATING != 0);
+    if s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0 {
         await_peer(d);
-        if peer_status(d) & status::MOVED == 0 {
+        if peer_status(d) & status::MIGRATED == 0 {
             // It died half-way, or never meant to. Nobody waits for it twice.
             stream::poison(d);
             return Err(Errno::ECONNRESET);
@@ -349,11 +349,11 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             let _ = sys::close(fd);
             return Err(Errno::EAGAIN);
         };
-        if s.flags.load(Ordering::Acquire) & flag::MOVED == 0 {
+        if s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0 {
             // A consumer in the state in which the mover left the ring.
-            let at = &d.slot().moved[d.side.load(Ordering::Relaxed) as usize & 1];
+            let at = &d.slot().migrated[d.side.load(Ordering::Relaxed) as usize & 1];
             let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
-            settle::dress(d, fd);
+            settle::apply_options(d, fd);
             if !h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) {
                 stats::count(Counter::FbSwitch);
                 stream::poison(d);
@@ -361,10 +361,10 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
                 return Err(Errno::ECONNRESET);
             }
             settle::shut(d, fd);
-            if settle::error_is_told(d) {
+            if settle::error_is_reported(d) {
                 settle::forget_error(fd);
             }
-            s.flags.fetch_or(flag::MOVED, Ordering::AcqRel);
+            s.flags.fetch_or(flag::MIGRATED, Ordering::AcqRel);
         }
     }
     stats::count(Counter::PathSwitch);
@@ -382,7 +382,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
 }
 
 /// None: nonsense, from which a read would leave the ring.
-fn half_at(head: u64, at: &fsocket_abi::channel::Moved) -> Option<Half> {
+fn half_at(head: u64, at: &fsocket_abi::channel::Migrated) -> Option<Half> {
     let (base, limit) = (at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed));
     let off = head.wrapping_sub(base) & (RING_CAP as u64 - 1);
     if base > head || limit > RING_CAP as u64 - off {

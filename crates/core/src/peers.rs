@@ -9,10 +9,10 @@
 //! own.
 //!
 //! Sleepers are told by the kernel: pidfds of those processes lie in an epoll instance, which lies
-//! in every bell, and beside the futex of a blocking call ([`beside`]).
+//! in every waker, and beside the futex of a blocking call ([`beside`]).
 
 use crate::table::{Desc, DESCS};
-use crate::{bell, ctl, path, process};
+use crate::{ctl, path, process, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::channel::{status, Prod};
 use fsocket_sync::atomic::AtomicU32 as WaitWord;
@@ -79,7 +79,7 @@ fn settle_in(p: &Prod, me: u32) {
     let _ = p.pids.iter().find(|n| n.compare_exchange(EXPECTED, me, Ordering::AcqRel, Ordering::Relaxed).is_ok());
 }
 
-/// This process closes the connection; relatives may go on.
+/// This process closes the connection; processes of the fork group may go on.
 pub fn leave(d: &Desc) {
     let me = process::pid();
     for n in &own(d).pids {
@@ -123,7 +123,7 @@ fn look_at(d: &'static Desc) {
     }
     let (_, tx, h) = d.tx();
     let p = &d.rx().1.prod;
-    let over = status::CLOSED | status::RST | status::MOVING | status::MOVED;
+    let over = status::CLOSED | status::RST | status::MIGRATING | status::MIGRATED;
     if p.status.load(Ordering::Acquire) & over != 0 || !gone(p) {
         return;
     }
@@ -177,7 +177,7 @@ static WATCHED: [Watched; 512] =
 /// The epoll instance of their pidfds.
 static INSTANCE: AtomicI32 = AtomicI32::new(-1);
 
-/// For a bell: readable when a process has ended.
+/// For a waker: readable when a process has ended.
 pub fn instance() -> Option<i32> {
     Some(INSTANCE.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
 }
@@ -186,10 +186,10 @@ fn make_instance() -> Option<i32> {
     if let Some(fd) = instance() {
         return Some(fd);
     }
-    let fd = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd)).ok()?;
+    let fd = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd)).ok()?;
     match INSTANCE.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
-            bell::all_hear(fd);
+            waker::all_hear(fd);
             Some(fd)
         }
         Err(other) => {
@@ -296,7 +296,7 @@ pub fn not_beside(ring: i32) {
 }
 
 /// A descriptor of these got another number.
-pub fn moved(old: i32, new: i32) -> bool {
+pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     swap(&INSTANCE) || WATCHED.iter().any(|w| swap(&w.fd))
 }

@@ -3,12 +3,12 @@
 mod kept;
 
 use crate::asleep::Mark;
-use crate::bell::{self, Bell};
 use crate::path::{self, Path};
 use crate::ready;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc};
 use crate::wait::{self, Sleeper};
+use crate::waker::{self, Waker};
 use crate::zone::{self, watch::Beside};
 use crate::{cancel, chan, ctl, epoll, listen, pool, spin, stats, upgrade, user, Outcome};
 use core::sync::atomic::Ordering;
@@ -29,7 +29,7 @@ fn concerns_us(fds: &[libc::pollfd]) -> bool {
 
 fn ours(fd: i32) -> Option<&'static Desc> {
     let d = table::lookup(fd)?;
-    crate::listen::look_at_relatives(fd, d);
+    crate::listen::look_at_fork_group(fd, d);
     matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL | kind::KERNEL).then_some(d)
 }
 
@@ -118,13 +118,13 @@ fn events(d: &Desc, wanted: i16) -> i16 {
     let w = wanted as u16 as u32;
     match ready::events(d, w) {
         // `settle` makes it the kernel's on the next turn.
-        ready::UNSETTLED => 0,
+        ready::PENDING => 0,
         ev => ev as u16 as i16,
     }
 }
 
 fn any(fds: &[libc::pollfd], kept: &Kept) -> bool {
-    kept.each(fds).any(|(d, wanted)| events(d, wanted) != 0 || unsettled(d))
+    kept.each(fds).any(|(d, wanted)| events(d, wanted) != 0 || pending(d))
 }
 
 /// `kernel` has room for all of `fds`, for local listen sockets, and two more.
@@ -142,19 +142,19 @@ unsafe fn run(
     let mark = Mark::new();
     let mut kept = Kept::new(&mark);
     let mut epoch = upgrade::epoch();
-    let mut kernel_n = kernels_part(fds, kernel);
+    let mut kernel_n = kernel_fds(fds, kernel);
     let beside = Beside::of(fds, timeout_ns != Some(0));
     for (k, &(_, fd)) in kernel[n..].iter_mut().zip(&beside.at[..beside.n]) {
         *k = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
     let (mut deadline, mut held) = (None, None);
-    let (mut interrupted, mut unarmed) = (None, bell::Unarmed::default());
+    let (mut interrupted, mut unarmed) = (None, waker::Unarmed::default());
     loop {
         ctl::poll();
         let before = core::mem::replace(&mut epoch, upgrade::epoch());
         let lost = kept.lost(fds).count();
         if settle(fds) || before != epoch || went(fds, kernel) || lost > 0 {
-            kernel_n = kernels_part(fds, kernel);
+            kernel_n = kernel_fds(fds, kernel);
         }
         let mut found = look(fds);
         if kernel_n > 0 {
@@ -206,14 +206,14 @@ unsafe fn run(
         beside.arm(&mut kernel[n..]);
         loop {
             // SAFETY: the caller's mask, or `own`, as long as the kernel's set.
-            let told = unsafe { sleep(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) };
+            let ready = unsafe { sleep(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) };
             *slept = true;
-            interrupted = told.err();
+            interrupted = ready.err();
             if interrupted.is_some_and(|e| e != Errno::EINTR || cancel::hit()) {
                 return Err(interrupted.unwrap_or(Errno::EINTR));
             }
             // Nobody but what it sleeps on makes it look at numbers that are something else by now.
-            let (mut lost, none) = (false, told == Ok(false) && !kept.woken());
+            let (mut lost, none) = (false, ready == Ok(false) && !kept.woken());
             for i in kept.lost(fds) {
                 lost = true;
                 if none {
@@ -229,14 +229,14 @@ unsafe fn run(
 }
 
 /// What the kernel is asked about; how many of them there are.
-fn kernels_part(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
+fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
     let mut count = 0;
     for (k, p) in kernel.iter_mut().zip(fds.iter()) {
         *k = *p;
         k.revents = 0;
         match ours(p.fd).map(|d| (d, d.kind())) {
             Some((d, kind::CONN)) => match path::of(d) {
-                Path::Mixed(end) => {
+                Path::Draining(end) => {
                     k.fd = end;
                     count += 1;
                 }
@@ -259,7 +259,7 @@ fn kernels_part(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
     count
 }
 
-fn unsettled(d: &Desc) -> bool {
+fn pending(d: &Desc) -> bool {
     d.is_conn() && path::can_follow(d)
 }
 
@@ -273,7 +273,7 @@ fn went(fds: &[libc::pollfd], kernel: &[libc::pollfd]) -> bool {
 fn settle(fds: &[libc::pollfd]) -> bool {
     let mut any = false;
     for p in fds {
-        if let Some(d) = ours(p.fd).filter(|d| unsettled(d)) {
+        if let Some(d) = ours(p.fd).filter(|d| pending(d)) {
             any |= path::follow(d) != Err(Errno::EAGAIN);
         }
     }
@@ -299,10 +299,10 @@ fn memory(fds: &[libc::pollfd]) -> &'static spin::Memory {
 }
 
 /// When a peer first told one of them after `since`; 0: none has. Ticks.
-fn told_since(fds: &[libc::pollfd], kept: &Kept, since: u64) -> u64 {
+fn notified_since(fds: &[libc::pollfd], kept: &Kept, since: u64) -> u64 {
     let conns = kept.each(fds).map(|(d, _)| d).filter(|d| d.is_conn());
-    let told = conns.map(|d| d.rx_dir().want_data.told.load(Ordering::Relaxed));
-    told.filter(|told| *told >= since).min().unwrap_or(0)
+    let notified = conns.map(|d| d.rx_dir().want_data.notified_at.load(Ordering::Relaxed));
+    notified.filter(|at| *at >= since).min().unwrap_or(0)
 }
 
 /// True: something of the kernel's has happened.
@@ -313,7 +313,7 @@ unsafe fn sleep(
     fds: &[libc::pollfd],
     kernel: &mut [libc::pollfd],
     beside: usize,
-    (deadline, unarmed): (Option<u64>, &mut bell::Unarmed),
+    (deadline, unarmed): (Option<u64>, &mut waker::Unarmed),
     mask: *const libc::sigset_t,
     kept: &Kept,
 ) -> Result<bool> {
@@ -330,7 +330,7 @@ unsafe fn sleep(
     let armed = sleeper.as_ref().is_some_and(|s| {
         s.arm(|b, batch| kept.each(fds).fold(true, |all, (d, wanted)| arm(d, wanted, b, batch) && all))
     });
-    // Without a bell we look again and again; not for an instance in which
+    // Without a waker we look again and again; not for an instance in which
     // nothing is ours, where what is added rings a new one.
     let watched = |d: &Desc| !matches!(d.kind(), kind::EPOLL | kind::KERNEL) || epoll::has_items(d);
     // (Without a monitor there is none: it may be that which we have just noticed.)
@@ -338,19 +338,19 @@ unsafe fn sleep(
         let piece = ctl::unwatched().unwrap_or_else(|| unarmed.piece());
         limit = Some(limit.map_or(piece, |l| l.min(piece)));
     }
-    let (mut r, mut told) = (Ok(0), false);
+    let (mut r, mut ready) = (Ok(0), false);
     let kernel = &mut kernel[..n + wait::BESIDE];
     if !any(fds, kept) {
         stats::count(Counter::Sleeps);
         zone::balance::before_sleep();
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
-        in_shells(fds, kernel, true);
+        in_wrappers(fds, kernel, true);
         let t0 = cpu::ticks();
         // SAFETY: the caller's mask.
         r = unsafe { wait::sleep(kernel, sleeper.as_mut(), limit, mask) };
-        memory(fds).slept(t0, told_since(fds, kept, t0));
-        told = r.is_ok() && kernel[..n].iter().any(|k| k.revents != 0);
-        in_shells(fds, kernel, false);
+        memory(fds).slept(t0, notified_since(fds, kept, t0));
+        ready = r.is_ok() && kernel[..n].iter().any(|k| k.revents != 0);
+        in_wrappers(fds, kernel, false);
         if idle && r == Ok(0) {
             crate::idle::give_back();
         }
@@ -361,14 +361,14 @@ unsafe fn sleep(
     if r.is_ok() {
         wait::heed(kernel);
     }
-    r.map(|_| told)
+    r.map(|_| ready)
 }
 
-/// Instances of ours are waited for in their shells, which hear the bells, too.
-fn in_shells(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
+/// Instances of ours are waited for in their wrappers, which hear the wakers, too.
+fn in_wrappers(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
     for (p, k) in fds.iter().zip(kernel) {
         if p.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
-            if let Some(s) = ours(p.fd).filter(|d| d.kind() == kind::EPOLL).and_then(epoll::shell_of) {
+            if let Some(s) = ours(p.fd).filter(|d| d.kind() == kind::EPOLL).and_then(epoll::wrapper_of) {
                 (k.fd, k.revents) = (if on { s } else { p.fd }, 0);
             }
         }
@@ -376,7 +376,7 @@ fn in_shells(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], on: bool) {
 }
 
 /// Ask the peer to ring `b`; false: not possible.
-fn arm(d: &Desc, wanted: i16, b: &Bell, batch: &mut Batch<'static>) -> bool {
+fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
     match d.kind() {
         kind::CONN => {
             let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return false };
@@ -403,7 +403,7 @@ fn arm(d: &Desc, wanted: i16, b: &Bell, batch: &mut Batch<'static>) -> bool {
     }
 }
 
-fn disarm(d: &Desc, b: &Bell) {
+fn disarm(d: &Desc, b: &Waker) {
     match d.kind() {
         kind::CONN => {
             let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };

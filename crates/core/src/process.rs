@@ -63,15 +63,15 @@ pub struct Config<'a> {
     pub rseq_offset: Option<isize>,
     /// glibc's `__libc_single_threaded`, of 2.32 and later: not 0 while no second thread was ever made.
     pub single_threaded: Option<&'static AtomicU8>,
-    /// What the program before this one has left (FASTSOCKET_HEIR).
-    pub heir: Option<&'a [u8]>,
+    /// What the program before this one has left (FASTSOCKET_SUCCESSOR).
+    pub successor: Option<&'a [u8]>,
 }
 
 /// Called once by the constructor, single-threaded as far as anyone can tell.
 #[link_section = ".text.fsocket_start"]
 pub fn init(c: &Config) {
-    let heir = c.heir.and_then(crate::inherit::heir);
-    set_nonce(heir.map_or_else(|| sys::getrandom_u64() | 1, |(_, nonce)| nonce));
+    let successor = c.successor.and_then(crate::inherit::successor);
+    set_nonce(successor.map_or_else(|| sys::getrandom_u64() | 1, |(_, nonce)| nonce));
     sys::cpu::init(c.rseq_offset);
     if let Some(word) = c.single_threaded {
         SINGLE_THREADED.store(core::ptr::from_ref(word).cast_mut(), Ordering::Relaxed);
@@ -82,12 +82,12 @@ pub fn init(c: &Config) {
     crate::zone::balance::init(!c.no_zones && !c.no_balance);
     let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
     if !shm && c.no_zones {
-        if let Some((fd, _)) = heir {
+        if let Some((fd, _)) = successor {
             let _ = sys::close(fd);
         }
         return;
     }
-    let open = match heir {
+    let open = match successor {
         Some((fd, _)) => {
             ctl::remember(c.socket.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes()));
             ctl::adopt_fd(high_fd(fd))
@@ -96,7 +96,7 @@ pub fn init(c: &Config) {
     };
     if open && shm {
         DISABLED.store(false, Ordering::Release);
-        crate::inherit::take_over(heir.is_some());
+        crate::inherit::take_over(successor.is_some());
     } else if !c.no_zones {
         crate::inherit::take_zones();
     }
@@ -167,7 +167,7 @@ pub fn nonce() -> u64 {
 }
 
 /// Identity of the calling thread, different from every thread of every
-/// process of the family. Never 0 or 1.
+/// process of the fork group. Never 0 or 1.
 #[inline(always)]
 pub fn thread() -> u64 {
     sys::cpu::thread_id() ^ TAG.load(Ordering::Relaxed)
@@ -391,9 +391,9 @@ pub fn alloc_sock() -> Option<&'static Sock> {
             return Some(s);
         }
     }
-    // Relatives write there, too: no more than there is.
+    // Processes of the fork group write there, too: no more than there is.
     let hw = h.high_water.load(Ordering::Relaxed).min(SOCKS as u32);
-    // Sockets whose last holder was another process of the family come back
+    // Sockets whose last holder was another process of the fork group come back
     // only through a look at the arena; a few per call keep it bounded.
     for _ in 0..if hw as usize >= SOCKS { hw } else { hw.min(4) } {
         let i = f.scan % hw;
@@ -452,13 +452,13 @@ pub fn make_way(fd: i32) {
     let to = (fd + 1).max(HIGH_FD.load(Ordering::Relaxed));
     if let Ok(new) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, to as usize) {
         OWN.set(fd, false);
-        if ctl::moved(fd, new)
-            || crate::bell::moved(fd, new)
-            || crate::chan::moved(fd, new)
-            || crate::zone::moved(fd, new)
-            || crate::epoll::moved(fd, new)
-            || crate::peers::moved(fd, new)
-            || crate::asleep::moved(fd, new)
+        if ctl::renumbered(fd, new)
+            || crate::waker::renumbered(fd, new)
+            || crate::chan::renumbered(fd, new)
+            || crate::zone::renumbered(fd, new)
+            || crate::epoll::renumbered(fd, new)
+            || crate::peers::renumbered(fd, new)
+            || crate::asleep::renumbered(fd, new)
         {
             OWN.set(new, true);
         } else {

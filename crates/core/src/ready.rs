@@ -38,7 +38,7 @@ pub fn state(d: &Desc) -> State {
     let reset = st & status::RST != 0 || poisoned;
     let fin = st & status::FIN != 0;
     // A side that has gone over to the kernel is done with the rings, not closed.
-    let closed = st & (status::CLOSED | status::DEAF) != 0 && st & status::MOVED == 0;
+    let closed = st & (status::CLOSED | status::SHUT_BOTH) != 0 && st & status::MIGRATED == 0;
     State { eof: fin || reset, fin, reset, closed }
 }
 
@@ -87,7 +87,7 @@ pub fn can_recv(d: &Desc) -> bool {
 #[inline]
 fn local_rx(d: &Desc) -> bool {
     let s = d.sock();
-    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MOVED) != 0
+    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MIGRATED) != 0
         || s.err.load(Ordering::Relaxed) != 0
 }
 
@@ -97,21 +97,23 @@ pub fn can_send(d: &Desc) -> bool {
     let (_, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
     ring::writable(tx, h)
-        || rx.prod.status.load(Ordering::Acquire) & (status::RST | status::CLOSED | status::DEAF | status::MOVING) != 0
-        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED | flag::MOVED) != 0
+        || rx.prod.status.load(Ordering::Acquire)
+            & (status::RST | status::CLOSED | status::SHUT_BOTH | status::MIGRATING)
+            != 0
+        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED | flag::MIGRATED) != 0
 }
 
 /// Not an event: the path was switched, [`crate::path::follow`] first.
-pub const UNSETTLED: u32 = 1 << 27;
+pub const PENDING: u32 = 1 << 27;
 
 /// Events of a connection, restricted to `wanted` (ERR and HUP always).
 pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
     match path::of(d) {
         Path::Shm => {}
         // It says when it has.
-        Path::Unsettled if !path::can_follow(d) => return 0,
-        Path::Unsettled => return UNSETTLED,
-        Path::Mixed(fd) => return path::events(d, fd, wanted),
+        Path::Pending if !path::can_follow(d) => return 0,
+        Path::Pending => return PENDING,
+        Path::Draining(fd) => return path::events(d, fd, wanted),
     }
     let mut ev = 0;
     let f = d.sock().flags.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A process that gives up rights loses the memory that it shares with relatives
+//! A process that gives up rights loses the memory that it shares with its fork group
 //! who keep them.
 //!
 //! After `fork` a child has its parent's arenas and channels mapped. As long as
@@ -8,14 +8,14 @@
 //! has succeeded and before the program goes on: connections that the process holds
 //! become the kernel's, everything that is mapped is replaced by empty memory, and the
 //! monitor is told over a control socket that carries the new credentials
-//! (`RENEW`). From then on the process is a family of its own. It is served like
+//! (`RENEW`). From then on the process is a fork group of its own. It is served like
 //! any other: its listeners go on over shared memory.
 //!
 //! What counts is what the process can still become ([`class`]). A server of root's that
 //! changes its effective user for each request, and back, has given up nothing.
 
 use crate::table::{self, Desc};
-use crate::{bell, chan, ctl, epoll, exec, listen, process, upgrade, zone};
+use crate::{chan, ctl, epoll, exec, listen, process, upgrade, waker, zone};
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::channel::status;
 use fsocket_sys as sys;
@@ -164,7 +164,7 @@ fn lost() {
     } else if listen::any() {
         listen::give_up_all();
     }
-    bell::ring_everybody();
+    waker::ring_everybody();
 }
 
 /// Arenas and channels are no longer mapped here.

@@ -39,7 +39,7 @@ pub fn enter() {
         return;
     }
     process::disable();
-    // This process's share: relatives that hold the listener go on.
+    // This process's share: processes of the fork group that hold the listener go on.
     if listen::any() {
         listen::give_up_all();
     }
@@ -55,6 +55,6 @@ pub fn enter() {
     crate::rights::forget_memory();
     // The socket stays open, so that the monitor knows us alive, but what it
     // says is not read any more.
-    ctl::deafen();
+    ctl::detach();
     FILTERED.store(true, Ordering::Relaxed);
 }

@@ -75,7 +75,7 @@ pub fn give_back_all() {
 pub unsafe fn limiting(new: *const libc::rlimit64) {
     // SAFETY: the caller's.
     let Ok(Some(new)) = (unsafe { crate::user::get_if(new) }) else { return };
-    if process::nonce() == 0 || new.rlim_cur == libc::RLIM64_INFINITY || !listen::any_given() {
+    if process::nonce() == 0 || new.rlim_cur == libc::RLIM64_INFINITY || !listen::any_exec_prepared() {
         return;
     }
     let Ok(old) = sys::address_space_limit(None) else { return };
@@ -84,7 +84,7 @@ pub unsafe fn limiting(new: *const libc::rlimit64) {
     }
     let room = chan::mappable();
     if sys::address_space_limit(Some(old)).is_ok() && !room {
-        listen::pass_on_given();
+        listen::pass_on_exec_prepared();
     }
 }
 

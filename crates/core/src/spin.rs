@@ -255,8 +255,8 @@ impl Memory {
 
     /// A sleep is over that began at `since`; `told`: when the peer said that it may be, 0: that
     /// is not known. Ticks.
-    pub fn slept(&self, since: u64, told: u64) {
-        let within = |us| told != 0 && told.wrapping_sub(since) <= us * cpu::ticks_per_us();
+    pub fn slept(&self, since: u64, notified_at: u64) {
+        let within = |us| notified_at != 0 && notified_at.wrapping_sub(since) <= us * cpu::ticks_per_us();
         if !within(WOKEN_US) {
             self.woken.store(0, Ordering::Relaxed);
         } else if self.woken.fetch_add(1, Ordering::Relaxed) >= 1 {

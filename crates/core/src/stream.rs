@@ -9,12 +9,12 @@ pub use recv::{before_urgent, found_nothing, recv, recv_fast, recv_on_credit, re
 pub use send::{
     blocks, plain_send, rather, refused, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, Tiny,
 };
-pub use wait::{number_given_up, wake_late};
+pub use wait::{fd_detached, wake_late};
 
 use crate::asleep::{self, Mark};
 use crate::path::{self, Path};
 use crate::table::Desc;
-use crate::{bell, chan};
+use crate::{chan, waker};
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
@@ -49,7 +49,7 @@ fn notify(d: &'static Desc, want: &fsocket_sync::doorbell::Want) {
 fn wake(d: &'static Desc, want: &fsocket_sync::doorbell::Want, mask: u64) {
     let i = d.chan.load(Ordering::Relaxed);
     if let Some(c) = chan::CHANS.get(i.wrapping_sub(1)) {
-        bell::wake(c, d.slot_index.load(Ordering::Relaxed) as usize, want, mask);
+        waker::wake(c, d.slot_index.load(Ordering::Relaxed) as usize, want, mask);
     }
     path::after_send(d);
 }
@@ -58,7 +58,7 @@ fn wake(d: &'static Desc, want: &fsocket_sync::doorbell::Want, mask: u64) {
 pub fn end(d: &Desc, how: u32) {
     let tx = d.tx_dir();
     // Also if nobody wants to be told: an end has no record that could say when.
-    tx.want_data.told.store(cpu::ticks(), Ordering::Relaxed);
+    tx.want_data.notified_at.store(cpu::ticks(), Ordering::Relaxed);
     // Release: all data before; pairs with the acquire in `ready::state`.
     tx.prod.status.fetch_or(how, Ordering::Release);
 }
@@ -93,10 +93,10 @@ pub fn reset(d: &'static Desc) -> bool {
 /// Does the peer say what no side says? One that closes or reads no more has said first how its stream
 /// ends. (What is read once here may be right the next time: then it is that.)
 pub fn is_nonsense(d: &Desc) -> bool {
-    use status::{CLOSED, DEAF, FIN, MOVED, MOVING, RST};
+    use status::{CLOSED, FIN, MIGRATED, MIGRATING, RST, SHUT_BOTH};
     let st = d.rx_dir().prod.status.load(Ordering::Acquire);
-    st & !(FIN | RST | CLOSED | DEAF | MOVING | MOVED) != 0
-        || st & (CLOSED | DEAF) != 0 && st & (FIN | RST | MOVED) == 0
+    st & !(FIN | RST | CLOSED | SHUT_BOTH | MIGRATING | MIGRATED) != 0
+        || st & (CLOSED | SHUT_BOTH) != 0 && st & (FIN | RST | MIGRATED) == 0
 }
 
 /// SO_RCVLOWAT, bytes: a receive that may wait waits for that much.
@@ -116,7 +116,7 @@ pub fn left_rings(d: &Desc) -> bool {
 /// Is there something in the ring to receive?
 pub fn ring_has(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
-    d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::TOOK == 0 && ring::readable(r, rx, h)
+    d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::DRAINED == 0 && ring::readable(r, rx, h)
 }
 
 /// Where the rest of an operation is to be done, if no longer in the rings.

@@ -84,8 +84,8 @@ pub struct Desc {
     /// CONN whose path was switched while the ring still has something to read:
     /// our own number of the kernel end, plus one.
     pub kernel_end: AtomicI32,
-    /// See [`given_up`]: that number plus one, negative if something else has taken its place.
-    given_up: AtomicI32,
+    /// See [`detached`]: that number plus one, negative if something else has taken its place.
+    detached: AtomicI32,
     /// Calls of several operations that have done one of them.
     pub midway: AtomicU32,
     /// A thread is making it the kernel's.
@@ -94,7 +94,7 @@ pub struct Desc {
     retired_next: AtomicU32,
     retired_at: AtomicU64,
     /// A number of the kernel connection that this one has become, plus one.
-    pub moved_to: AtomicI32,
+    pub migrated_to: AtomicI32,
     /// LISTENER, KLISTENER: index + 1 into the table of zoned listeners.
     pub zone: AtomicU32,
     /// LISTENER: its options are known as of this change of them.
@@ -121,12 +121,12 @@ pub struct Desc {
     /// Options that the placeholder keeps; see `opts::extra`.
     pub extra: [AtomicU32; crate::opts::extra::COUNT],
     /// FRESH, BOUND: something was asked for that only the kernel's can do.
-    pub kernels: AtomicBool,
-    /// BOUND: the process has forked meanwhile; see `listen::keep_for_relatives`.
-    pub relatives: AtomicBool,
+    pub kernel_only: AtomicBool,
+    /// BOUND: the process has forked meanwhile; see `listen::keep_for_fork_group`.
+    pub forked: AtomicBool,
     /// LISTENER: the program has seen to it that the next one finds it: `dup2`, or no longer
     /// close-on-exec.
-    pub given: AtomicBool,
+    pub exec_prepared: AtomicBool,
     /// LISTENER: this process, or one that it was forked from, accepts on it.
     pub accepts: AtomicBool,
 }
@@ -150,7 +150,7 @@ impl Desc {
     }
     /// A connection that has become the kernel's: its numbers are not ours any more.
     pub fn is_gone(&self) -> bool {
-        self.moved_to.load(Ordering::Acquire) != 0
+        self.migrated_to.load(Ordering::Acquire) != 0
     }
     pub fn index(&self) -> u32 {
         DESCS.index(self)
@@ -262,8 +262,8 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     for f in [&d.chan, &d.slot_index, &d.items, &d.family, &d.object, &d.zone, &d.kernel_family] {
         f.store(0, Ordering::Relaxed);
     }
-    d.moved_to.store(0, Ordering::Relaxed);
-    d.given_up.store(0, Ordering::Relaxed);
+    d.migrated_to.store(0, Ordering::Relaxed);
+    d.detached.store(0, Ordering::Relaxed);
     d.midway.store(0, Ordering::Relaxed);
     d.forget_owners();
     d.options.store(0, Ordering::Relaxed);
@@ -284,9 +284,9 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     for e in &d.extra {
         e.store(0, Ordering::Relaxed);
     }
-    d.kernels.store(false, Ordering::Relaxed);
-    d.relatives.store(false, Ordering::Relaxed);
-    d.given.store(false, Ordering::Relaxed);
+    d.kernel_only.store(false, Ordering::Relaxed);
+    d.forked.store(false, Ordering::Relaxed);
+    d.exec_prepared.store(false, Ordering::Relaxed);
     d.accepts.store(false, Ordering::Relaxed);
     d.rcvtimeo.store(0, Ordering::Relaxed);
     d.sndtimeo.store(0, Ordering::Relaxed);
@@ -323,19 +323,19 @@ fn close_end(d: &Desc) {
 /// The program gives these numbers up, and they are nobody's here. What a connection that has
 /// become the kernel's leaves behind goes with its number: it would keep the connection alive.
 #[inline]
-pub fn numbers_gone(numbers: core::ops::RangeInclusive<i32>) {
+pub fn fds_gone(fds: core::ops::RangeInclusive<i32>) {
     if ENDS.load(Ordering::Relaxed) != 0 {
         each_retired(|d| {
-            let number = d.moved_to.load(Ordering::Relaxed) - 1;
+            let fd = d.migrated_to.load(Ordering::Relaxed) - 1;
             // (Nobody is in an operation on it.)
-            if numbers.contains(&number) && d.refs.load(Ordering::Acquire) == 1 {
+            if fds.contains(&fd) && d.refs.load(Ordering::Acquire) == 1 {
                 close_end(d);
             }
         });
     }
 }
 
-/// Has [`numbers_gone`] anything to look for?
+/// Has [`fds_gone`] anything to look for?
 #[inline]
 pub fn has_ends() -> bool {
     ENDS.load(Ordering::Relaxed) != 0
@@ -435,45 +435,45 @@ pub fn remove(fd: i32) -> Option<&'static Desc> {
 }
 
 /// A number that refers to `d`.
-pub fn number_of(d: &Desc) -> Option<i32> {
+pub fn fd_of(d: &Desc) -> Option<i32> {
     let me = d as *const Desc as *mut Desc;
     FDS.iter().take(scan_limit()).position(|e| e.load(Ordering::Relaxed) == me).map(|fd| fd as i32)
 }
 
 /// A number that the program has taken from a description.
-pub struct GivenUp {
+pub struct Detached {
     pub fd: i32,
     /// By putting something else in its place, not by `close`.
     pub replaced: bool,
 }
 
 /// `fd` has left the table, where it referred to `d`.
-pub fn give_up(d: &Desc, fd: i32, replaced: bool) {
-    let number = fd + 1;
-    // Release: that; pairs with the acquire in `given_up`.
-    d.given_up.store(if replaced { -number } else { number }, Ordering::Release);
+pub fn detach(d: &Desc, fd: i32, replaced: bool) {
+    let entry = fd + 1;
+    // Release: that; pairs with the acquire in `detached`.
+    d.detached.store(if replaced { -entry } else { entry }, Ordering::Release);
 }
 
 /// The number by which an operation on `d` was called, if the program has given it up since, and
 /// no other refers to `d`.
 #[inline]
-pub fn given_up(d: &Desc) -> Option<GivenUp> {
-    // Acquire: pairs with the release in `give_up`; the number has left the table.
-    match d.given_up.load(Ordering::Acquire) {
+pub fn detached(d: &Desc) -> Option<Detached> {
+    // Acquire: pairs with the release in `detach`; the number has left the table.
+    match d.detached.load(Ordering::Acquire) {
         0 => None,
         n => sole(d, n),
     }
 }
 
 #[cold]
-fn sole(d: &Desc, number: i32) -> Option<GivenUp> {
+fn sole(d: &Desc, entry: i32) -> Option<Detached> {
     let mut left = false;
-    each_number(d, |_| left = true);
+    each_fd(d, |_| left = true);
     if left {
         // Until another one is: this is asked before each sleep.
-        let _ = d.given_up.compare_exchange(number, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = d.detached.compare_exchange(entry, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
-    (!left).then_some(GivenUp { fd: number.abs() - 1, replaced: number < 0 })
+    (!left).then_some(Detached { fd: entry.abs() - 1, replaced: entry < 0 })
 }
 
 /// Highest number that a scan must look at.
@@ -492,12 +492,12 @@ pub fn all() -> impl Iterator<Item = &'static Desc> {
 /// Forget a description that turned out to be the kernel's business: every
 /// number that refers to it leaves the table.
 pub fn forget(d: &Desc) {
-    remove_numbers(d);
+    remove_fds(d);
     release(d);
 }
 
 /// [`forget`], where `fd` is one of its numbers, and mostly the only one.
-pub fn forget_number(fd: i32, d: &Desc) {
+pub fn forget_fd(fd: i32, d: &Desc) {
     let me = d as *const Desc as *mut Desc;
     let entry = FDS.get(fd as usize).filter(|_| d.refs.load(Ordering::Acquire) == 1);
     // A table of many connections is long to look through.
@@ -510,7 +510,7 @@ pub fn forget_number(fd: i32, d: &Desc) {
 }
 
 /// Every number that refers to `d` leaves the table.
-pub fn remove_numbers(d: &Desc) {
+pub fn remove_fds(d: &Desc) {
     let me = d as *const Desc as *mut Desc;
     each_entry(d, |_, e| {
         let _ = e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
@@ -518,7 +518,7 @@ pub fn remove_numbers(d: &Desc) {
 }
 
 /// Do `f` for every number that refers to `d`.
-pub fn each_number(d: &Desc, mut f: impl FnMut(i32)) {
+pub fn each_fd(d: &Desc, mut f: impl FnMut(i32)) {
     each_entry(d, |fd, _| f(fd));
 }
 

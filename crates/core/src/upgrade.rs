@@ -20,7 +20,7 @@ use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
-use crate::{bell, chan, ctl, epoll, name, opts, process, route, stats, taken};
+use crate::{chan, ctl, epoll, name, opts, process, route, stats, waker};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -93,7 +93,7 @@ pub fn failed(fd: i32, d: &Desc, error: &sys::errno::Saved) {
     // Then the kernel has something to say yet.
     let says_more = [Errno::EINPROGRESS, Errno::EALREADY, Errno::EINTR, Errno::EISCONN];
     let pending = says_more.into_iter().any(|e| error.is(e));
-    if ours && !pending && !taken::is_connected(fd) {
+    if ours && !pending && !crate::pidfd_transfer::is_connected(fd) {
         d.kind.store(kind::FRESH, Ordering::Release);
     }
 }
@@ -224,7 +224,7 @@ pub fn give_up(d: &Desc) {
 }
 
 /// The same for a number.
-pub fn give_up_number(fd: i32) {
+pub fn give_up_fd(fd: i32) {
     if let Some(d) = table::lookup(fd) {
         give_up(d);
     }
@@ -248,7 +248,7 @@ fn wait(fd: i32, d: &Desc) -> bool {
     }
     loop {
         let Some(mut sleeper) = Sleeper::new() else { return false };
-        // The bell before the look; `went_over` does the reverse.
+        // The waker before the look; `went_over` does the reverse.
         fence(Ordering::SeqCst);
         let ours = d.kind() != kind::KERNEL || d.using.never();
         let mut p = [fd, -1, -1].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
@@ -393,8 +393,8 @@ fn open(fd: i32, d: &'static Desc) -> Result<()> {
     // It has a new generation.
     let steps = steps(s.generation.load(Ordering::Relaxed));
     // Not used for anything else as long as the slot is not switched back.
-    s.moved[0].base.store(counts.sent, Ordering::Relaxed);
-    s.moved[0].limit.store(counts.received, Ordering::Relaxed);
+    s.migrated[0].base.store(counts.sent, Ordering::Relaxed);
+    s.migrated[0].limit.store(counts.received, Ordering::Relaxed);
     let mut m = Msg::new(msg::UPGRADE);
     m.id = chan.id.load(Ordering::Relaxed) as u64;
     m.arg0 = slot as u64;
@@ -436,7 +436,7 @@ fn went_over(d: &'static Desc) {
     epoll::became_conn(d);
     EPOCH.fetch_add(1, Ordering::AcqRel);
     fence(Ordering::SeqCst);
-    bell::ring_sleepers();
+    waker::ring_sleepers();
 }
 
 /// The slot's states for this, with its generation.
@@ -528,7 +528,7 @@ fn take(a: &Asked) {
 fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
     let mine = |d: &&Desc| d.kind() == kind::KERNEL && key(d) == a.key && d.refs.load(Ordering::Relaxed) > 0;
     let Some(d) = DESCS.get(a.key as u32).filter(mine) else { return false };
-    let Some(fd) = table::number_of(d) else { return false };
+    let Some(fd) = table::fd_of(d) else { return false };
     if !d.using.decide() {
         return false;
     }
@@ -539,7 +539,7 @@ fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
 
 fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) -> bool {
     let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return false };
-    let said = &c.slot(a.slot).moved[0];
+    let said = &c.slot(a.slot).migrated[0];
     let theirs = || Counts { sent: said.limit.load(Ordering::Relaxed), received: said.base.load(Ordering::Relaxed) };
     if !usual(&peer, &me) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
         return false;

@@ -7,7 +7,7 @@
 //!
 //! A ring is known if it was made through libc's `syscall` or liburing's functions;
 //! entries are then looked at when they are submitted. Rings made by system calls
-//! of a program's own are found by [`crate::foreign`], and everything is left to the
+//! of a program's own are found by [`crate::unhooked`], and everything is left to the
 //! kernel, as for a ring that a kernel thread polls without any call.
 
 mod entry;
@@ -76,7 +76,7 @@ pub fn submitting(q: &Queue, tail: u32) {
         // SAFETY: the kernel reads the same through the entry's pointers.
         unsafe { e.further(used) };
         if let Some(ep) = e.instance().and_then(table::lookup) {
-            epoll::has_kernels(ep);
+            epoll::has_kernel_fds(ep);
         }
         if let Some(fd) = e.closes() {
             // What is left of ours is an instance, or a listener of the kernel's.
@@ -132,7 +132,7 @@ pub unsafe fn registering(op: u32, arg: *const u8, n: u32) {
 pub unsafe fn named(fds: *const i32, n: u32) {
     if !fds.is_null() && process::nonce() != 0 {
         // SAFETY: the caller's.
-        unsafe { entry::numbers(fds, n as usize, used) };
+        unsafe { entry::fds_of(fds, n as usize, used) };
     }
 }
 

@@ -1,8 +1,8 @@
-//! What the sleeps of all calls have in common: until when, how a signal ends them, and the bell and
+//! What the sleeps of all calls have in common: until when, how a signal ends them, and the waker and
 //! the monitor beside what they wait for.
 
 use crate::asleep::{self, On};
-use crate::bell::{self, Bell};
+use crate::waker::{self, Waker};
 use crate::{cancel, ctl, signals, zone};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Result};
@@ -37,52 +37,52 @@ pub fn restarts(limited: bool) -> bool {
     !limited && !cancel::hit() && signals::all_restart()
 }
 
-/// A bell for one sleep.
+/// A waker for one sleep.
 pub struct Sleeper {
-    bell: &'static Bell,
+    waker: &'static Waker,
     rang: bool,
 }
 
 impl Sleeper {
     pub fn new() -> Option<Self> {
-        let bell = bell::get()?;
-        bell.for_one_sleep();
-        Some(Sleeper { bell, rang: false })
+        let waker = waker::get()?;
+        waker.for_one_sleep();
+        Some(Sleeper { waker, rang: false })
     }
 
     /// For an `accept` on this listener alone.
     pub fn in_accept(listener: u64) -> Option<Self> {
-        let bell = bell::get()?;
-        bell.for_listener(listener);
-        Some(Sleeper { bell, rang: false })
+        let waker = waker::get()?;
+        waker.for_listener(listener);
+        Some(Sleeper { waker, rang: false })
     }
 
     /// Peers are asked to ring by `arm`. What they publish from then on rings, and what they
     /// published before is seen by a look behind this.
-    pub fn arm<R>(&self, arm: impl FnOnce(&'static Bell, &mut Batch<'static>) -> R) -> R {
-        let mut batch = bell::arming();
-        let r = arm(self.bell, &mut batch);
-        self.bell.set_sleeping(true);
+    pub fn arm<R>(&self, arm: impl FnOnce(&'static Waker, &mut Batch<'static>) -> R) -> R {
+        let mut batch = waker::arming();
+        let r = arm(self.waker, &mut batch);
+        self.waker.set_sleeping(true);
         batch.fence();
         r
     }
 
-    /// The caller disarms by `disarm`, and gives the bell back.
-    pub fn end(self, disarm: impl FnOnce(&'static Bell)) {
-        self.bell.set_sleeping(false);
-        disarm(self.bell);
+    /// The caller disarms by `disarm`, and gives the waker back.
+    pub fn end(self, disarm: impl FnOnce(&'static Waker)) {
+        self.waker.set_sleeping(false);
+        disarm(self.waker);
         // A ring that comes only now ends a later sleep, which looks in vain.
         if self.rang {
-            self.bell.clear();
+            self.waker.clear();
         }
-        self.bell.release();
+        self.waker.release();
     }
 }
 
 /// Room at the end of an array for [`sleep`].
 pub const BESIDE: usize = 2;
 
-/// `ppoll` on what is in `p`, on the bell and on the monitor; those two go into the last
+/// `ppoll` on what is in `p`, on the waker and on the monitor; those two go into the last
 /// [`BESIDE`] entries. [`heed`] comes afterwards.
 ///
 /// # Safety
@@ -95,11 +95,11 @@ pub unsafe fn sleep(
 ) -> Result<usize> {
     let at = p.len() - BESIDE;
     let control = if ctl::dead() { -1 } else { ctl::fd() };
-    for (p, fd) in p[at..].iter_mut().zip([sleeper.as_ref().map_or(-1, |s| s.bell.fd()), control]) {
+    for (p, fd) in p[at..].iter_mut().zip([sleeper.as_ref().map_or(-1, |s| s.waker.fd()), control]) {
         *p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
-    let left = zone::balance::cut(if sleeper.is_some() { bell::cut(left) } else { left });
-    let on = On { bell: sleeper.as_ref().map(|s| s.bell), ..On::default() };
+    let left = zone::balance::cut(if sleeper.is_some() { waker::cut(left) } else { left });
+    let on = On { waker: sleeper.as_ref().map(|s| s.waker), ..On::default() };
     // SAFETY: `p` is a slice; the caller's mask.
     let r = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, mask) });
     if let Some(s) = sleeper {
@@ -108,7 +108,7 @@ pub unsafe fn sleep(
     r
 }
 
-/// After [`sleep`], when the bell is given back: what the monitor has said.
+/// After [`sleep`], when the waker is given back: what the monitor has said.
 pub fn heed(p: &[libc::pollfd]) {
     if p.last().is_some_and(|control| control.revents != 0) {
         ctl::readable();

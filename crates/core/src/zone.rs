@@ -7,28 +7,28 @@
 //! | file | concern |
 //! | --- | --- |
 //! | `zone` | which listeners, and their life |
-//! | `zone/page` | what the processes of a family share about a listener |
+//! | `zone/page` | what the processes of a fork group share about a listener |
 //! | `zone/join` | making a local listen socket |
-//! | `zone/heir` | listeners that go on in another program |
+//! | `zone/successor` | listeners that go on in another program |
 //! | `zone/cpu` | which CPU a worker's zone is |
-//! | `zone/pace` | workers that are away for long |
+//! | `zone/dwell` | workers that are away for long |
 //! | `zone/accept` | the order of the queues |
-//! | `zone/guest` | accepting without a local listen socket beside workers that have one |
+//! | `zone/acceptor` | accepting without a local listen socket beside workers that have one |
 //! | `zone/balance` | taking from the queues of busy or absent workers |
-//! | `zone/parcel` | leaving in good order where nothing migrates |
+//! | `zone/handoff` | leaving in good order where nothing migrates |
 //! | `zone/shared` | listeners that share their address by the program's own wish |
 //! | `zone/watch` | epoll, poll, and being told to look |
 
 pub mod accept;
+mod acceptor;
 pub mod balance;
 mod cpu;
-mod guest;
-pub mod heir;
+mod dwell;
+mod handoff;
 mod join;
-mod pace;
 mod page;
-mod parcel;
 pub mod shared;
+pub mod successor;
 pub mod watch;
 
 use crate::lock::Lock;
@@ -38,8 +38,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, Errno};
-use fsocket_zones::door::{self, Closer};
 use fsocket_zones::listener::{reuse_port, Shape};
+use fsocket_zones::reservation::{self, ReuseWindow};
 use page::Page;
 
 pub use cpu::Pin;
@@ -62,7 +62,7 @@ mod state {
     pub const FREE: u32 = 0;
     /// One process, one thread: nothing is done yet.
     pub const PLAIN: u32 = 1;
-    /// There is a guard and a page: workers may join.
+    /// There is a reservation and a page: workers may join.
     pub const READY: u32 = 2;
     /// Not possible; the reason has been counted.
     pub const OFF: u32 = 3;
@@ -73,9 +73,9 @@ pub struct Zoned {
     state: AtomicU32,
     /// A number of the global listen socket.
     fd: AtomicI32,
-    guard: AtomicI32,
-    /// Ends of a socket pair to receive from and to send to; see `parcel`.
-    parcel: [AtomicI32; 2],
+    reservation: AtomicI32,
+    /// Ends of a socket pair to receive from and to send to; see `handoff`.
+    handoff: [AtomicI32; 2],
     page: AtomicPtr<Page>,
     /// The monitor's number of the group; 0: not asked.
     group: AtomicU64,
@@ -88,7 +88,7 @@ pub struct Zoned {
     /// Times that a local listen socket was given up, and when it was last.
     left: AtomicU32,
     left_at: AtomicU64,
-    pace: pace::Pace,
+    dwell: dwell::Dwell,
     /// As far as the page's deaths were answered.
     deaths: AtomicU32,
     shared: shared::Shared,
@@ -96,8 +96,8 @@ pub struct Zoned {
     locals: [Local; LOCALS],
     watches: watch::List,
     peers: balance::Peers,
-    asked: guest::Asked,
-    /// Guards changes, not reading.
+    asked: acceptor::Asked,
+    /// Protects changes, not reading.
     change: Lock<()>,
 }
 
@@ -106,7 +106,7 @@ pub struct Local {
     /// 0: free.
     thread: AtomicU64,
     /// Of several threads that wait in its epoll instance the one that came last.
-    deputy: AtomicU64,
+    delegate: AtomicU64,
     fd: AtomicI32,
     cpu: AtomicU32,
     /// Place at the monitor; 0: none.
@@ -124,7 +124,7 @@ pub struct Local {
     since_empty: AtomicU32,
     /// No epoll instance watches the listener any more; see `watch`.
     unwatched: AtomicBool,
-    /// Its thread waits in calls of ours, and is judged by its pace.
+    /// Its thread waits in calls of ours, and is judged by its dwell time.
     sleeping: AtomicBool,
     /// Others of the group may steal from it, and it from them.
     shared: AtomicBool,
@@ -148,7 +148,7 @@ impl Local {
     const fn new() -> Local {
         Local {
             thread: AtomicU64::new(0),
-            deputy: AtomicU64::new(0),
+            delegate: AtomicU64::new(0),
             fd: AtomicI32::new(-1),
             cpu: AtomicU32::new(0),
             place: AtomicU32::new(0),
@@ -204,8 +204,8 @@ pub fn listened(fd: i32) {
     }
 }
 
-/// `guard`: it has one already, which the program before this one has made.
-fn listened_with(fd: i32, guard: Option<i32>) {
+/// `reservation`: it has one already, which the program before this one has made.
+fn listened_with(fd: i32, reservation: Option<i32>) {
     let known = table::lookup(fd);
     if let Some(z) = known.and_then(of) {
         z.changed();
@@ -214,13 +214,13 @@ fn listened_with(fd: i32, guard: Option<i32>) {
     if Shape::of(fd).is_err() {
         return; // not TCP
     }
-    let shared = guard.is_none() && door::is_open_anyway(fd);
+    let shared = reservation.is_none() && reservation::is_open_anyway(fd);
     let Some((i, z)) = ZONED.iter().enumerate().find(|(_, z)| z.claim()) else {
         return count(Counter::FbZoneResource);
     };
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     z.fd.store(fd, Ordering::Relaxed);
-    z.guard.store(guard.unwrap_or(-1), Ordering::Relaxed);
+    z.reservation.store(reservation.unwrap_or(-1), Ordering::Relaxed);
     if shared && !z.announce(fd) {
         z.free();
         return count(Counter::FbZoneShared);
@@ -311,7 +311,7 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
     z.changed();
 }
 
-/// Where a relative may have set options of a listener: what they are as of now.
+/// Where another process of the fork group may have set options of a listener: what they are as of now.
 pub fn follow_options(fd: i32, d: &Desc) {
     let Some(p) = of(d).and_then(|z| z.page()) else { return };
     let now = p.options.load(Ordering::Acquire);
@@ -326,7 +326,8 @@ pub fn follow_options(fd: i32, d: &Desc) {
 pub fn hides(d: &Desc, level: i32, name: i32) -> bool {
     level == libc::SOL_SOCKET
         && name == libc::SO_REUSEPORT
-        && of(d).is_some_and(|z| z.state() == state::READY && !z.is_shared() || z.guard.load(Ordering::Relaxed) >= 0)
+        && of(d)
+            .is_some_and(|z| z.state() == state::READY && !z.is_shared() || z.reservation.load(Ordering::Relaxed) >= 0)
 }
 
 /// Before a fork: the child may become a worker.
@@ -378,20 +379,20 @@ pub fn become_child() {
         z.group.store(0, Ordering::Relaxed);
         z.left.store(0, Ordering::Relaxed);
         z.unseen.store(false, Ordering::Relaxed);
-        z.pace.reset();
+        z.dwell.reset();
         z.first.store(0, Ordering::Relaxed);
         z.watches.clear();
     }
 }
 
 /// One of our descriptors got another number.
-pub fn moved(old: i32, new: i32) -> bool {
+pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |a: &AtomicI32| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     used().iter().any(|z| {
-        swap(&z.guard)
-            || z.parcel.iter().any(swap)
+        swap(&z.reservation)
+            || z.handoff.iter().any(swap)
             || z.locals.iter().any(|l| swap(&l.fd) || swap(&l.inner))
-            || z.peers.moved(&swap)
+            || z.peers.renumbered(&swap)
     })
 }
 
@@ -400,8 +401,8 @@ impl Zoned {
         Zoned {
             state: AtomicU32::new(state::FREE),
             fd: AtomicI32::new(-1),
-            guard: AtomicI32::new(-1),
-            parcel: [const { AtomicI32::new(-1) }; 2],
+            reservation: AtomicI32::new(-1),
+            handoff: [const { AtomicI32::new(-1) }; 2],
             page: AtomicPtr::new(core::ptr::null_mut()),
             group: AtomicU64::new(0),
             inherited: AtomicBool::new(false),
@@ -409,14 +410,14 @@ impl Zoned {
             unseen: AtomicBool::new(false),
             left: AtomicU32::new(0),
             left_at: AtomicU64::new(0),
-            pace: pace::Pace::new(),
+            dwell: dwell::Dwell::new(),
             deaths: AtomicU32::new(0),
             shared: shared::Shared::new(),
             n: AtomicU32::new(0),
             locals: [const { Local::new() }; LOCALS],
             watches: watch::List::new(),
             peers: balance::Peers::new(),
-            asked: guest::Asked::new(),
+            asked: acceptor::Asked::new(),
             change: Lock::new(()),
         }
     }
@@ -487,10 +488,10 @@ impl Zoned {
     fn end(&self) {
         self.leave_membership();
         self.leave_all();
-        self.drop_parcel();
-        let guard = self.guard.swap(-1, Ordering::AcqRel);
-        if guard >= 0 {
-            process::close_own(guard);
+        self.drop_handoff();
+        let reservation = self.reservation.swap(-1, Ordering::AcqRel);
+        if reservation >= 0 {
+            process::close_own(reservation);
         }
         self.free();
     }
@@ -505,7 +506,7 @@ impl Zoned {
         self.left.store(0, Ordering::Relaxed);
         self.unseen.store(false, Ordering::Relaxed);
         self.n.store(0, Ordering::Relaxed);
-        self.pace.reset();
+        self.dwell.reset();
         self.shared.reset();
         self.deaths.store(0, Ordering::Relaxed);
         self.watches.clear();
@@ -513,7 +514,7 @@ impl Zoned {
         self.state.store(state::FREE, Ordering::Release);
     }
 
-    /// The guard and the page, which children inherit.
+    /// The reservation and the page, which children inherit.
     fn make_ready(&self) {
         let Ok(_l) = self.change.lock() else { return };
         if self.state() != state::PLAIN {
@@ -521,28 +522,28 @@ impl Zoned {
         }
         let fd = self.fd.load(Ordering::Relaxed);
         if self.is_shared() {
-            // The program wants its address shared: there is no door to guard.
+            // The program wants its address shared: there is nothing to reserve.
             if let Some(p) = page::make() {
                 self.page.store(p, Ordering::Release);
                 self.state.store(state::READY, Ordering::Release);
             }
             return;
         }
-        let made = match self.guard.load(Ordering::Relaxed) {
+        let made = match self.reservation.load(Ordering::Relaxed) {
             inherited @ 0.. => Ok(inherited),
-            _ => Shape::of(fd).and_then(|shape| self.make_guard(fd, &shape)).map(process::high_fd),
+            _ => Shape::of(fd).and_then(|shape| self.make_reservation(fd, &shape)).map(process::high_fd),
         };
         match made {
-            Ok(guard) => match page::make() {
+            Ok(reservation) => match page::make() {
                 Some(p) => {
-                    self.guard.store(guard, Ordering::Release);
+                    self.reservation.store(reservation, Ordering::Release);
                     self.page.store(p, Ordering::Release);
-                    self.make_parcel();
+                    self.make_handoff();
                     self.state.store(state::READY, Ordering::Release);
                 }
                 None => {
-                    process::close_own(guard);
-                    self.guard.store(-1, Ordering::Release);
+                    process::close_own(reservation);
+                    self.reservation.store(-1, Ordering::Release);
                     self.refused(fd, Counter::FbZoneResource);
                 }
             },
@@ -556,22 +557,22 @@ impl Zoned {
         count(why);
     }
 
-    fn make_guard(&self, fd: i32, shape: &Shape) -> fsocket_sys::Result<i32> {
+    fn make_reservation(&self, fd: i32, shape: &Shape) -> fsocket_sys::Result<i32> {
         let own = || {
-            let closer = Closer::new(shape)?;
+            let window = ReuseWindow::new(shape)?;
             reuse_port(fd, true)?;
-            let guard = door::guard(fd, shape)?;
-            closer.close(shape).and_then(|()| reuse_port(guard, false)).inspect_err(|_| {
-                let _ = sys::close(guard);
+            let reservation = reservation::reserve(fd, shape)?;
+            window.close(shape).and_then(|()| reuse_port(reservation, false)).inspect_err(|_| {
+                let _ = sys::close(reservation);
             })?;
-            Ok(guard)
+            Ok(reservation)
         };
         own().or_else(|e| {
             // The monitor sets SO_REUSEPORT itself.
             let mut m = Msg::new(msg::CLONE);
             m.arg0 = 1;
             match ctl::request(m, Some(fd)) {
-                Ok((_, Some(guard))) => Ok(guard),
+                Ok((_, Some(reservation))) => Ok(reservation),
                 _ => Err(e),
             }
         })

@@ -57,7 +57,7 @@ fn bound_by_one_process_and_listened_on_by_another() {
 }
 
 /// A child that was forked before there was anything to tell the monitor of, and that sleeps in
-/// an instance which needs a bell before it listens.
+/// an instance which needs a waker before it listens.
 #[test]
 fn watched_by_a_child_before_it_listens() {
     let host = Host::new();

@@ -107,7 +107,7 @@ pub const SECTIONS: &[Section] = &[
             "TCP streams (`SOCK_STREAM`, IPv4 and IPv6) to loopback and the host's own \
              addresses. UDP, Unix and raw sockets are the kernel's.",
             "A process that is killed in the middle of a send or receive on a connection \
-             that its forked relatives use too resets that connection.",
+             that its forked processes of the fork group use too resets that connection.",
             "Packet captures, netfilter and traffic control do not see these connections; \
              `ss -t` does not list them, `fastsocket ss` does.",
             "A connection is not visible in `/proc/net/tcp`, and its client port is taken \

@@ -124,9 +124,9 @@ impl Broker {
         &self,
         global: BorrowedFd<'_>,
         control: BorrowedFd<'_>,
-        guard: bool,
+        reservation: bool,
     ) -> Result<OwnedFd, Errno> {
-        self.ask(Ask { number: guard.into(), ..Ask::new(op::CLONE) }, &[global, control])?.fd()
+        self.ask(Ask { number: reservation.into(), ..Ask::new(op::CLONE) }, &[global, control])?.fd()
     }
 
     fn plain(&self, op: u32, number: u64) -> Result<Given, Errno> {
@@ -140,8 +140,8 @@ impl Broker {
     /// It cannot be had; why is in the log.
     pub fn selector(&self, group: u64, kept: bool) -> Result<Select, Errno> {
         let given = self.ask(Ask { number: group, flags: kept.into(), ..Ask::new(op::SELECTOR) }, &[])?;
-        let [program, sockets, slots, selections, balances, bell] = given.fds.try_into().map_err(|_| Errno::PROTO)?;
-        let parts = Parts { program, sockets, slots, selections, balances, bell };
+        let [program, sockets, slots, selections, balances, waker] = given.fds.try_into().map_err(|_| Errno::PROTO)?;
+        let parts = Parts { program, sockets, slots, selections, balances, waker };
         Select::of(parts, possible_cpus()).map_err(|_| Errno::OPNOTSUPP)
     }
 

@@ -53,8 +53,8 @@ impl ChannelMem {
         self.map.at::<AtomicU32>(offset_of!(Header, turns)).store(1, Ordering::Relaxed);
     }
 
-    pub fn nap(&self) -> &AtomicU32 {
-        self.map.at(offset_of!(Header, nap))
+    pub fn idle(&self) -> &AtomicU32 {
+        self.map.at(offset_of!(Header, idle))
     }
 
     pub fn set_listener_closed(&self) {
@@ -324,7 +324,7 @@ mod tests {
         mem.queue(64).tail.store(3, Ordering::Relaxed);
         mem.queue(0).tail.store(1, Ordering::Relaxed);
         assert_eq!(mem.queued_all(), 4);
-        mem.waiter(1, WAITERS - 1).bell.store(1, Ordering::Relaxed);
+        mem.waiter(1, WAITERS - 1).waker.store(1, Ordering::Relaxed);
         assert!(mem.touched_waiters(1).any(|w| w == WAITERS - 1));
     }
 

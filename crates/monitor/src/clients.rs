@@ -2,7 +2,7 @@
 
 use crate::arenas::Arenas;
 use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId};
-use fsocket_abi::channel::KEY_BELL;
+use fsocket_abi::channel::KEY_WAKER;
 use fsocket_proto::{kind, Msg};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
@@ -41,14 +41,14 @@ pub struct Client {
     pub holds: BTreeSet<ListenerId>,
     pub works: BTreeSet<ListenerId>,
     /// Announced before an `exec`.
-    pub is_heir: bool,
+    pub is_successor: bool,
     /// By whom, until it has taken over.
-    pub heir_of: Option<ConnId>,
-    /// Of `holds`: left to an heir that has not shown that it has them.
+    pub successor_of: Option<ConnId>,
+    /// Of `holds`: left to a successor that has not shown that it has them.
     pub unclaimed: BTreeSet<ListenerId>,
     /// Read ends of pipes that it was sent, and has not confirmed.
     pub pipes_unready: usize,
-    /// Its bells for which a WOKEN waits in `out`.
+    /// Its wakers for which a WOKEN waits in `out`.
     woken: BTreeSet<u8>,
     /// Its leases: for which channel, and the first port of each.
     pub leases: Vec<(ChannelId, u16)>,
@@ -90,8 +90,8 @@ impl Client {
             class: 0,
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
-            is_heir: false,
-            heir_of: None,
+            is_successor: false,
+            successor_of: None,
             unclaimed: BTreeSet::new(),
             pipes_unready: 0,
             woken: BTreeSet::new(),
@@ -124,7 +124,7 @@ impl Client {
                 Some(at) => self.out.remove(at).is_some(),
                 None => false,
             },
-            kind::NUDGE | kind::LOOK | kind::TAKEN => self.out.iter().any(|o| o.msg == *msg),
+            kind::WAKE_HINT | kind::LOOK | kind::TRANSFERRED => self.out.iter().any(|o| o.msg == *msg),
             _ => false,
         }
     }
@@ -147,7 +147,7 @@ pub struct Clients {
     pub send_again: Option<Instant>,
     /// Processes by their part of a [`waker_key`](fsocket_abi::channel::waker_key).
     by_key: HashMap<u64, Vec<ConnId>>,
-    /// To be woken: process and bell, and what WOKEN says besides. Noted while other things are
+    /// To be woken: process and waker, and what WOKEN says besides. Noted while other things are
     /// borrowed, sent by [`Self::send_wakes`].
     wakes: RefCell<BTreeMap<(ConnId, u8), [u64; 3]>>,
 }
@@ -199,10 +199,10 @@ impl Clients {
         // Explicitly: somebody else may have a duplicate of an adopted socket,
         // and closing ours would leave it in the set.
         let _ = epoll::delete(&*self.epoll, &client.fd);
-        if let Some(owners) = self.by_key.get_mut(&(client.nonce & !KEY_BELL)) {
+        if let Some(owners) = self.by_key.get_mut(&(client.nonce & !KEY_WAKER)) {
             owners.retain(|o| *o != id);
             if owners.is_empty() {
-                self.by_key.remove(&(client.nonce & !KEY_BELL));
+                self.by_key.remove(&(client.nonce & !KEY_WAKER));
             }
         }
         Some(client)
@@ -296,7 +296,7 @@ impl Clients {
 
     /// A process has said its nonce, or its parent has.
     pub fn named(&mut self, id: ConnId, nonce: u64) {
-        let owners = self.by_key.entry(nonce & !KEY_BELL).or_default();
+        let owners = self.by_key.entry(nonce & !KEY_WAKER).or_default();
         if nonce != 0 && !owners.contains(&id) {
             owners.push(id);
         }
@@ -305,24 +305,24 @@ impl Clients {
     /// The process with a [`waker_key`](fsocket_abi::channel::waker_key) whose family `fits`. Nonces
     /// are chosen by clients: a stranger with the same one is not it.
     pub fn by_key(&self, key: u64, fits: impl Fn(FamilyId) -> bool) -> Option<ConnId> {
-        let owners = self.by_key.get(&(key & !KEY_BELL))?;
+        let owners = self.by_key.get(&(key & !KEY_WAKER))?;
         owners.iter().copied().find(|id| self.all.get(id).is_some_and(|c| fits(c.family)))
     }
 
     /// The thread with this key is to be woken, if its family `fits`. `how`: the arguments of WOKEN.
     pub fn wake(&self, key: u64, fits: impl Fn(FamilyId) -> bool, how: [u64; 3]) {
-        let bell = ((key & KEY_BELL) as u8).checked_sub(1);
-        if let (Some(bell), Some(id)) = (bell, self.by_key(key, fits)) {
-            self.wakes.borrow_mut().entry((id, bell)).or_insert(how);
+        let waker = ((key & KEY_WAKER) as u8).checked_sub(1);
+        if let (Some(waker), Some(id)) = (waker, self.by_key(key, fits)) {
+            self.wakes.borrow_mut().entry((id, waker)).or_insert(how);
         }
     }
 
-    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each bell, however
+    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker, however
     /// often it is rung while its process does not read.
     pub fn send_wakes(&mut self, arenas: &Arenas) {
-        for ((id, bell), [arg0, arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
-            if self.all.get_mut(&id).is_some_and(|c| c.woken.insert(bell)) {
-                let msg = Msg { id: u64::from(bell), arg0, arg1, arg2, ..Msg::new(kind::WOKEN) };
+        for ((id, waker), [arg0, arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
+            if self.all.get_mut(&id).is_some_and(|c| c.woken.insert(waker)) {
+                let msg = Msg { id: u64::from(waker), arg0, arg1, arg2, ..Msg::new(kind::WOKEN) };
                 self.send(id, Outgoing { msg, fd: None, unasked: true }, arenas);
             }
         }

@@ -15,7 +15,7 @@ use crate::wake::wake_stealers;
 use crate::{ChannelId, ConnId, ListenerId, Monitor};
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::Msg;
-use fsocket_sync::{atomic::Ordering, nap};
+use fsocket_sync::{atomic::Ordering, idle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -138,7 +138,7 @@ impl Monitor {
                 // Nobody looks after it from now on.
                 ch.mem.set_avoid(0);
             }
-            !(quiet && nap::lie_down(ch.mem.nap(), || Seen::now(&ch.mem) != *before))
+            !(quiet && idle::park(ch.mem.idle(), || Seen::now(&ch.mem) != *before))
         });
         for id in broken {
             self.end_broken(id, None);

@@ -26,7 +26,7 @@ pub mod descriptor;
 pub mod dispatch;
 pub mod distrust;
 pub mod endpoint;
-pub mod heir;
+
 pub mod knobs;
 pub mod lifeline;
 pub mod limits;
@@ -50,6 +50,7 @@ pub mod shares;
 pub mod shm;
 pub mod sockdiag;
 pub mod steer;
+pub mod successor;
 pub mod switch;
 pub mod switched;
 pub mod taken;

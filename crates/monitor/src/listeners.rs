@@ -62,7 +62,7 @@ impl Listener {
         Some(n)
     }
 
-    /// The number of a worker that has been replaced goes to its heir, and the queue with it.
+    /// The number of a worker that has been replaced goes to its successor, and the queue with it.
     pub fn inherit(&mut self, conn: ConnId, number: usize) -> bool {
         let free = self.number_of(conn).is_none() && self.workers.get(number).is_some_and(Option::is_none);
         if free {

@@ -34,7 +34,7 @@ const STOP: u64 = 3;
 pub(crate) const POLICY: u64 = 4;
 const FIRST_CLIENT: ConnId = 15;
 /// Groups whose program rings; the group's number in the lower bits.
-pub(crate) const FIRST_BELL: u64 = 1 << 63;
+pub(crate) const FIRST_WAKER: u64 = 1 << 63;
 /// A private monitor gives its first client this much longer.
 const START_GRACE: Duration = Duration::from_secs(10);
 
@@ -72,7 +72,7 @@ pub struct Monitor {
     pub(crate) reports: crate::report::Kept,
     /// Counters of processes that ended, by user.
     pub(crate) totals: HashMap<u32, Totals>,
-    /// Port leases of ended processes whose relatives still use them.
+    /// Port leases of ended processes whose fork group still use them.
     pub(crate) family_leases: HashMap<FamilyId, Vec<u16>>,
     last_family: FamilyId,
     /// Private: when to exit unless somebody comes.
@@ -219,7 +219,7 @@ impl Monitor {
                         }
                         return Ok(());
                     }
-                    bell if bell & FIRST_BELL != 0 => self.balance_rung(bell & !FIRST_BELL),
+                    waker if waker & FIRST_WAKER != 0 => self.balance_rung(waker & !FIRST_WAKER),
                     client => self.client_event(client, flags),
                 }
                 self.settle();

@@ -6,7 +6,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 
-/// A sleeper (process, bell, waiter) and the process that wakes it.
+/// A sleeper (process, waker, waiter) and the process that wakes it.
 pub type Pair = (ConnId, u8, u64, ConnId);
 
 /// The pipes of one channel. With a descriptor: the sleeper has not confirmed its end.

@@ -11,10 +11,10 @@ use crate::wake::{
 };
 use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId, Monitor};
 use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
-use fsocket_abi::channel::{status, CLIENT, KEY_BELL, SERVER, SLOTS};
+use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
-use fsocket_sync::token::inside;
+use fsocket_sync::token::in_critical_section;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ impl Monitor {
         for ch in self.channels.iter() {
             for side in [CLIENT, SERVER] {
                 if ch.is_party(side, client.family) {
-                    let own = |key: u64| key & !KEY_BELL == client.nonce & !KEY_BELL;
+                    let own = |key: u64| key & !KEY_WAKER == client.nonce & !KEY_WAKER;
                     free_waiters(ch, side, |key| {
                         own(key) && self.clients.by_key(key, |f| f == client.family).is_none()
                     });
@@ -97,7 +97,7 @@ impl Monitor {
         }
     }
 
-    /// A process died in the middle of an operation on a socket that relatives
+    /// A process died in the middle of an operation on a socket that processes of the fork group
     /// use, too. Nobody can say how far it came, so the connection is reset; and
     /// nobody waits for the dead.
     fn break_token(&self, sock: &Sock, nonce: u64, mem: &ArenaMem, family: FamilyId) {
@@ -112,7 +112,7 @@ impl Monitor {
         }
         for half in [&sock.tx, &sock.rx] {
             if is_of(nonce, half.owner.load(Ordering::Acquire)) {
-                half.busy.store(half.pos.load(Ordering::Relaxed), Ordering::Release);
+                half.in_flight.store(half.pos.load(Ordering::Relaxed), Ordering::Release);
             }
             let holder = half.shared.load(Ordering::Acquire);
             if is_of(nonce, holder) {
@@ -184,7 +184,7 @@ impl Monitor {
     }
 
     /// A process is done with a listener; with `all` nobody listens any more
-    /// (shutdown, which concerns the socket that relatives share).
+    /// (shutdown, which concerns the socket that processes of the fork group share).
     pub fn unlisten(&mut self, id: ConnId, listener: ListenerId, all: bool) {
         let Some(client) = self.clients.get_mut(id) else { return };
         if !client.holds.remove(&listener) {
@@ -332,7 +332,7 @@ impl Monitor {
         }
     }
 
-    /// Ports of a channel or a process that ended are free, unless it or a relative still has a
+    /// Ports of a channel or a process that ended are free, unless it or another process of the fork group still has a
     /// connection from one of them; then they wait for the family to end.
     fn return_ports(&mut self, family: FamilyId, leases: Vec<u16>) {
         let in_use: BTreeSet<u16> = self
@@ -370,7 +370,7 @@ fn is_of(nonce: u64, thread: u64) -> bool {
 fn died_inside(sock: &Sock, nonce: u64) -> bool {
     [&sock.tx, &sock.rx].iter().any(|half| {
         is_of(nonce, half.shared.load(Ordering::Acquire))
-            || inside(*half) && is_of(nonce, half.owner.load(Ordering::Acquire))
+            || in_critical_section(*half) && is_of(nonce, half.owner.load(Ordering::Acquire))
     })
 }
 

@@ -67,7 +67,7 @@ impl Monitor {
         tracing::info!(listener, "workers with different rights: the kernel serves it");
         self.hide_listener(listener);
         for worker in &workers {
-            let msg = Msg { id: listener, ..Msg::new(kind::MIXED) };
+            let msg = Msg { id: listener, ..Msg::new(kind::OTHER_RIGHTS) };
             self.clients.send(*worker, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
         }
         if workers.is_empty() {

@@ -44,8 +44,8 @@ impl Monitor {
             kind::CLAIM => self.claim(id, &msg),
             kind::UPGRADE => self.upgrade(id, &msg, fd),
             kind::OFFER => self.offer_upgrade(id, &msg, fd),
-            kind::TAKE => self.take(id, &msg, fd),
-            kind::TAKEN => {
+            kind::TRANSFER => self.take(id, &msg, fd),
+            kind::TRANSFERRED => {
                 self.taken(&msg);
                 return Ok(());
             }
@@ -88,8 +88,8 @@ impl Monitor {
             }
             kind::STEER => self.steer_request(id, &msg, fd),
             kind::KEEP => return self.keep(id, &msg),
-            kind::ESTATE => self.estate(id, &msg),
-            kind::PART => self.part(id, &msg),
+            kind::INHERITED_ARENA => self.inherited_arena(id, &msg),
+            kind::CHANNEL_HANDLE => self.channel_handle(id, &msg),
             kind::SETTLED => self.settled(id, &msg),
             kind::ADOPT => return self.adopt(id, &msg, fd),
             kind::RENEW => return self.renew(id, fd),
@@ -185,12 +185,12 @@ impl Monitor {
         let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
         child.nonce = msg.id;
         child.class = p.class;
-        child.is_heir = msg.arg0 == 1;
-        child.heir_of = child.is_heir.then_some(parent);
-        if !child.is_heir {
+        child.is_successor = msg.arg0 == 1;
+        child.successor_of = child.is_successor.then_some(parent);
+        if !child.is_successor {
             child.holds = p.holds.clone();
         }
-        let (holds, is_heir) = (child.holds.clone(), child.is_heir);
+        let (holds, is_successor) = (child.holds.clone(), child.is_successor);
         if !self.has_share(child.uid, shares::CLIENT) {
             // Its connections are then seen as closed when its parent goes.
             tracing::warn!(uid = child.uid, "too many processes; child not adopted");
@@ -203,8 +203,8 @@ impl Monitor {
             }
         }
         self.arenas.inherit(parent, child);
-        // (What an heir gets of them it asks for.)
-        for ch in self.channels.iter_mut().filter(|ch| !is_heir && ch.known_to.contains(&parent)) {
+        // (What a successor gets of them it asks for.)
+        for ch in self.channels.iter_mut().filter(|ch| !is_successor && ch.known_to.contains(&parent)) {
             ch.known_to.insert(child);
         }
         tracing::debug!(process = child, parent, "adopted");
@@ -271,7 +271,7 @@ impl Monitor {
             c.unclaimed.remove(&listener);
         }
         let works = |c: ConnId| self.clients.get(c).is_some_and(|c| c.works.contains(&listener));
-        let worked = works(id) && self.clients.get(id).is_some_and(|c| c.is_heir)
+        let worked = works(id) && self.clients.get(id).is_some_and(|c| c.is_successor)
             || self.predecessors(id).into_iter().any(works);
         Ok((Msg { id: listener, arg0: worked.into(), ..reply(msg) }, None))
     }

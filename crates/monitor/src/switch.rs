@@ -194,7 +194,7 @@ fn act(ch: &Channel, named: &Named, end: BorrowedFd<'_>, what: u32) -> Result<()
     if what & act::RESET != 0 {
         reset_on_close(end);
     }
-    if what & act::DEAF != 0 {
+    if what & act::SHUT_BOTH != 0 {
         let _ = rustix::net::shutdown(end, Shutdown::Both);
     }
     if what & act::SPEAK != 0 {
@@ -212,7 +212,7 @@ fn pour(ch: &Channel, named: &Named, end: BorrowedFd<'_>) -> Result<(), Errno> {
     let from = 1 - named.side;
     let mem = ch.mem.ring(named.slot, from).map_err(|_| Errno::NOMEM)?;
     let control = ch.mem.slot(named.slot);
-    let (dir, at) = (&control.dir[from], &control.moved[from]);
+    let (dir, at) = (&control.dir[from], &control.migrated[from]);
     // SAFETY: a Half is atomics only; zero is valid.
     let h: Half = unsafe { std::mem::zeroed() };
     let head = dir.cons.head.load(Ordering::Acquire);

@@ -13,7 +13,7 @@ use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 
 impl Monitor {
-    /// [`kind::TAKE`].
+    /// [`kind::TRANSFER`].
     pub(crate) fn take(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let taker = self.clients.get(id).ok_or(Errno::BADF)?.uid;
         let pid = pid_of(fd.ok_or(Errno::BADF)?.as_fd()).ok_or(Errno::INVAL)?;
@@ -33,7 +33,7 @@ impl Monitor {
             return Err(Errno::PERM);
         }
         for (holder, nonce, family, _) in holders {
-            let out = Msg { id, arg0: msg.arg0, ..Msg::new(kind::TAKE) };
+            let out = Msg { id, arg0: msg.arg0, ..Msg::new(kind::TRANSFER) };
             self.clients.send(holder, Outgoing { msg: out, fd: None, unasked: true }, &self.arenas);
             self.wake_holder(holder, nonce, family);
         }
@@ -54,10 +54,10 @@ impl Monitor {
         }
     }
 
-    /// [`kind::TAKEN`].
+    /// [`kind::TRANSFERRED`].
     pub(crate) fn taken(&mut self, msg: &Msg) {
         if self.clients.get(msg.id).is_some_and(|c| c.is_process()) {
-            let out = Msg::new(kind::TAKEN);
+            let out = Msg::new(kind::TRANSFERRED);
             self.clients.send(msg.id, Outgoing { msg: out, fd: None, unasked: true }, &self.arenas);
         }
     }

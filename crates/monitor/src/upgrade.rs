@@ -97,7 +97,7 @@ impl Monitor {
         if !ch.is_party(SERVER, other_family) {
             return Err(Errno::NOENT);
         }
-        // It may be another of the family than those that were asked about for the channel.
+        // It may be another of the fork group than those that were asked about for the channel.
         let ip = match peer.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),

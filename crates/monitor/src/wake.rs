@@ -41,11 +41,11 @@ pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread:
     let flags = sock.flags.load(Ordering::Relaxed);
     let over = peer & status::RST != 0
         || (peer & status::FIN != 0 && flags & flag::SHUT_WR != 0)
-        || (peer & (status::CLOSED | status::DEAF) != 0 && flags & flag::SENT_AFTER_CLOSE != 0);
+        || (peer & (status::CLOSED | status::SHUT_BOTH) != 0 && flags & flag::SENT_AFTER_CLOSE != 0);
     let opt = |i: usize| sock.opt[i].load(Ordering::Relaxed);
     let abort = opt(arena::LINGER_ON) != 0 && opt(arena::LINGER_SECS) == 0;
     // What it had not read has gone over to the kernel with it.
-    let unread = unread && flags & flag::TOOK == 0;
+    let unread = unread && flags & flag::DRAINED == 0;
     status::CLOSED
         | match over {
             true if own & (status::FIN | status::RST) != 0 => 0,
@@ -97,7 +97,7 @@ pub fn wake_stealers(ch: &Channel, clients: &Clients) {
     }
     for w in ch.mem.touched_waiters(SERVER) {
         let waiter = ch.mem.waiter(SERVER, w);
-        if waiter.bell.load(Ordering::Relaxed) != 0 {
+        if waiter.waker.load(Ordering::Relaxed) != 0 {
             waiter.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
             ring(ch, SERVER, w, clients);
         }
@@ -134,7 +134,7 @@ fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
     fence(Ordering::SeqCst);
     if waiter.sleeping.swap(0, Ordering::AcqRel) != 0 {
         let how = [u64::from(ch.id), fsocket_proto::waiter::pack(side, w), 0];
-        clients.wake(waiter.bell.load(Ordering::Relaxed), |family| ch.is_party(side, family), how);
+        clients.wake(waiter.waker.load(Ordering::Relaxed), |family| ch.is_party(side, family), how);
     }
 }
 
@@ -142,7 +142,7 @@ fn ring(ch: &Channel, side: usize, w: usize, clients: &Clients) {
 pub fn free_waiters(ch: &Channel, side: usize, is_dead: impl Fn(u64) -> bool) {
     for w in ch.mem.touched_waiters(side) {
         let waiter = ch.mem.waiter(side, w);
-        let key = waiter.bell.load(Ordering::Acquire);
+        let key = waiter.waker.load(Ordering::Acquire);
         if key == 0 || !is_dead(key) {
             continue;
         }
@@ -153,7 +153,7 @@ pub fn free_waiters(ch: &Channel, side: usize, is_dead: impl Fn(u64) -> bool) {
         }
         // Release: clean before it is anybody's. Only if it still is the dead
         // one's.
-        let _ = waiter.bell.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed);
+        let _ = waiter.waker.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 

@@ -237,7 +237,7 @@ impl Monitor {
         let is_first = g.members.len() == 1;
         tracing::debug!(group = g.id, process = id, cpu, place, "worker");
         if is_first || gone {
-            // Others of the family sleep on the global socket, where nothing comes
+            // Others of the fork group sleep on the global socket, where nothing comes
             // any more: they may join now.
             self.zones.call(msg.id);
             self.zones_look();
@@ -328,12 +328,12 @@ impl Monitor {
     pub(crate) fn clone_listener(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        let guard = match msg.arg0 {
+        let reservation = match msg.arg0 {
             0 => false,
             1 => true,
             _ => return Err(Errno::INVAL),
         };
-        let made = self.broker.clone_listener(fd.as_fd(), client.fd.as_fd(), guard)?;
+        let made = self.broker.clone_listener(fd.as_fd(), client.fd.as_fd(), reservation)?;
         Ok((reply(msg), Some(Rc::new(made))))
     }
 

@@ -23,7 +23,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     let pin = Pin::parse(env(envp, b"FASTSOCKET_PIN=").unwrap_or(b""));
     let upgrade = env(envp, b"FASTSOCKET_UPGRADE=").and_then(|v| core::str::from_utf8(v).ok()?.parse().ok());
     environment::remember(envp, library());
-    let heir = env(envp, environment::HEIR);
+    let successor = env(envp, environment::SUCCESSOR);
     // SAFETY: a NUL-terminated name; glibc's symbol is a `const ptrdiff_t`.
     let rseq_offset = unsafe {
         let p = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()) as *const isize;
@@ -48,10 +48,10 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
         upgrade,
         rseq_offset,
         single_threaded,
-        heir,
+        successor,
     });
-    if heir.is_some() {
-        forget(envp, environment::HEIR);
+    if successor.is_some() {
+        forget(envp, environment::SUCCESSOR);
     }
     // SAFETY: handlers of the library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };

@@ -77,7 +77,7 @@ hook_table! {
     process: "a fork that runs no handlers: ours run" fn _Fork() -> pid_t;
     process: "with memory of its own, the child is a fork" fn clone(f: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: *mut c_void, tls: *mut c_void, child_tid: *mut c_void) -> c_int;
     process: "everything becomes the kernel's before a filter of system calls is set" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
-    rights: "what the process shared with relatives that keep their rights becomes the kernel's, before it goes on with fewer" fn setuid(uid: uid_t) -> c_int;
+    rights: "what the process shared with processes of the fork group that keep their rights becomes the kernel's, before it goes on with fewer" fn setuid(uid: uid_t) -> c_int;
     rights: "as setuid" fn seteuid(uid: uid_t) -> c_int;
     rights: "as setuid" fn setreuid(real: uid_t, effective: uid_t) -> c_int;
     rights: "as setuid" fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int;
@@ -157,7 +157,7 @@ limit_table! {
     Programs: "A process keeps an event descriptor for each thread that ever waited in `poll`, `select` or epoll \
      beside others, up to 255, and one for each of those of its peers that it had to ring."
         of poll, select, epoll_wait;
-    Programs: "A process that gives up rights for good takes the connections that it holds to the kernel, for relatives \
+    Programs: "A process that gives up rights for good takes the connections that it holds to the kernel, for processes of the fork group \
      that share them, too (`path_switch`). Where workers of one listener have different users, capabilities or groups the kernel \
      serves it (`fallback.option`)."
         of setuid, setreuid, setresuid, setgid, setregid, setresgid, setgroups, initgroups, capset;
@@ -187,8 +187,8 @@ limit_table! {
      prepared for that (`dup2`, also as a file action of `posix_spawn`, no longer \
      close-on-exec) or its parent has not accepted on it; else as soon as no program with the \
      library holds it, and until then what comes over shared memory is for that one alone. Its \
-     zones end with that, for all who share it (`fallback.zone_shared`); what waits for a relative \
-     follows at once where there is a balance, else when that relative next looks."
+     zones end with that, for all who share it (`fallback.zone_shared`); what waits for another process of the fork group \
+     follows at once where there is a balance, else when that process next looks."
         of execve, posix_spawn, system, popen, dup2, sendmsg, splice, dprintf, aio_read;
     Programs: "A library that is loaded with `RTLD_DEEPBIND` calls the kernel until `dlopen` returns \
      (its constructors), and afterwards, too, if it was not loaded by its path but by a name that is \
@@ -269,7 +269,7 @@ limit_table! {
         of epoll_wait, epoll_pwait, epoll_pwait2;
     Sockets: "An epoll instance that is used by several processes after a fork: what one of them \
      adds or removes the others do not see. A descriptor that is closed leaves an instance \
-     at once, also if a forked relative still holds the socket."
+     at once, also if a forked process still holds the socket."
         of epoll_ctl;
     Sockets: "Connections and listeners that one thread closes while another sleeps in `poll` or `select` \
      on them end when that call returns, as in the kernel; from the 17th that the call names, \

@@ -40,21 +40,21 @@ pub mod kind {
     /// A forked child is about to exist. `id` the child's nonce, fd: its end of
     /// a socket pair that the monitor uses as its control socket. The child
     /// belongs to the parent's family, holds every listener that the parent
-    /// holds, and every connection of the family whose `holders` name its
+    /// holds, and every connection of the fork group whose `holders` name its
     /// nonce. The child itself sends HELLO (same nonce) on the new socket.
-    /// `arg0` 1: the child is the *heir*, the program that replaces this one by
+    /// `arg0` 1: the child is the *successor*, the program that replaces this one by
     /// `exec` (or that `posix_spawn` starts); of the listeners it gets those that
     /// [`KEEP`] names.
     pub const ADOPT: u32 = 2;
-    /// The heir with nonce `id` holds listener `arg0`, too. No answer.
+    /// The successor with nonce `id` holds listener `arg0`, too. No answer.
     pub const KEEP: u32 = 50;
-    /// *Sync*: the `id`-th arena that the heir has inherited, fd: its memfd.
+    /// *Sync*: the `id`-th arena that the successor has inherited, fd: its memfd.
     /// `result` ENOENT: there are no more.
-    pub const ESTATE: u32 = 51;
+    pub const INHERITED_ARENA: u32 = 51;
     /// *Sync*: memory of channel `id` for a process that is on side `arg0` of it,
     /// fd: memfd, `arg0` its listener. `result` ENOENT.
-    pub const PART: u32 = 52;
-    /// *Sync*: the heir has taken over what it has descriptors for. What the
+    pub const CHANNEL_HANDLE: u32 = 52;
+    /// *Sync*: the successor has taken over what it has descriptors for. What the
     /// replaced program had alone is closed when this is answered.
     pub const SETTLED: u32 = 53;
     /// Arena of this process: fd memfd sealed against shrink and grow, of
@@ -88,18 +88,18 @@ pub mod kind {
     /// memfd; or `result` ENOENT: no listener of ours, or one of the kernel's alone is nearer, EMFILE/ENOMEM: out of
     /// something, EPERM: another user's, EACCES: the administrator or the kernel is against it,
     /// ENOKEY: the kernel is to connect the socket first (its policy may be against it). What is
-    /// answered holds for [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. One process gets the same channel number back while it has it
-    /// and does not call it full (without a descriptor attached: `arg2` = 1).
-    /// A new channel comes with a first lease of ports, as by [`PORTS`]:
-    /// `addr.port` is the first of 64 (0: all are out). With `addr.v6only` begins what the answer holds for:
-    /// it is the word of the port in [`CLOSINGS`] (0: there are none) before the listener was looked at.
+    /// answered holds for [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. One process gets
+    /// the same channel number back while it has it and does not call it full (without a descriptor attached:
+    /// `arg2` = 1). A new channel comes with a first lease of ports, as by [`PORTS`]: `addr.port` is the
+    /// first of 64 (0: all are out). With `addr.v6only` begins what the answer holds for: it is the word of
+    /// the port in [`CLOSINGS`] (0: there are none) before the listener was looked at.
     pub const CONNECT: u32 = 7;
     /// *Sync*: lease of client ports, for the channel `id`: `arg0` first, `arg1` count (64).
     /// `result` EAGAIN when all are out. Returned at the end of the channel. With a bound TCP
     /// socket as fd: its port is the channel's from now on (`arg1` 1); `result` EADDRINUSE:
     /// another channel has it.
     pub const PORTS: u32 = 8;
-    /// The peers of this process have rung thread `id` (the bell's index) by way of the monitor for
+    /// The peers of this process have rung thread `id` (the waker's index) by way of the monitor for
     /// some time; it asks for a pipe of its own with one of them. `arg0` channel, `arg1` the waiter
     /// ([`super::waiter`]), `arg2` the process that rings ([`WOKEN`]). No answer but
     /// [`WAKER_READ`], and that once only for the same pair.
@@ -147,7 +147,7 @@ pub mod kind {
     /// [`LOOK`] says when to ask again.
     pub const GROUP: u32 = 20;
     /// `fd` is a local listen socket of group `id`, whose worker runs on CPU
-    /// `arg0`. `arg1` 1: others of its kind may be on trial and have only the
+    /// `arg0`. `arg1` 1: others of its kind may be on probation and have only the
     /// global one. `arg0` all ones: on any CPU. *Sync*: `arg0` its place, `arg1` the CPU.
     /// Only after [`GROUP`] of this process.
     /// The monitor keeps no descriptor: the socket dies with the worker.
@@ -157,7 +157,7 @@ pub mod kind {
     /// without an answer.
     pub const LEFT: u32 = 22;
     /// Make what this process may not: `fd` is the global listen socket.
-    /// `arg0` 0: a local listen socket, 1: a guard (see the crate zones).
+    /// `arg0` 0: a local listen socket, 1: a reservation (see the crate zones).
     /// *Sync*: fd the socket, or `result`.
     pub const CLONE: u32 = 23;
 
@@ -174,7 +174,7 @@ pub mod kind {
     /// was the last to do so, the kernel has moved what waited there. No answer.
     pub const PEER_CLOSED: u32 = 26;
 
-    /// New connections in channel `id`, whose [`nap`](fsocket_abi::channel::Header::nap) was
+    /// New connections in channel `id`, whose [`idle`](fsocket_abi::channel::Header::idle) was
     /// set. No answer.
     pub const ARRIVES: u32 = 27;
 
@@ -185,7 +185,7 @@ pub mod kind {
 
     /// This process accepts without a local listen socket beside those of group `id`, of which
     /// it has shown the global one. *Sync*: fd a local one at which a connection waits;
-    /// `result` EAGAIN: there is none, and it is told once by [`NUDGE`]; ENOENT: nobody tells.
+    /// `result` EAGAIN: there is none, and it is told once by [`WAKE_HINT`]; ENOENT: nobody tells.
     pub const WAITING: u32 = 29;
 
     /// The global listen socket of group `id`, which this process has shown, is about to be
@@ -205,7 +205,7 @@ pub mod kind {
     /// closed once it is empty, so that the kernel moves what is still in a handshake.
     pub const PEER_GONE: u32 = 42;
     /// From the monitor: connections of group `id` wait for a worker that does not look.
-    pub const NUDGE: u32 = 43;
+    pub const WAKE_HINT: u32 = 43;
     /// From the monitor: a local listen socket of group `id` was closed and what
     /// waited there has moved to the global one. The kernel wakes nobody for it.
     pub const LOOK: u32 = 40;
@@ -223,10 +223,10 @@ pub mod kind {
     /// This process takes descriptor `arg0` of the process of which fd is a pidfd (`arg1` its
     /// pid, as this one numbers it). *Sync*: it is told, by the same message with `id` the taker;
     /// `result` ENOENT: it is none of ours, EPERM: it is another user's.
-    pub const TAKE: u32 = 56;
-    /// This process has looked after TAKE by `id`. No answer. The taker gets the same
+    pub const TRANSFER: u32 = 56;
+    /// This process has looked after TRANSFER by `id`. No answer. The taker gets the same
     /// message.
-    pub const TAKEN: u32 = 57;
+    pub const TRANSFERRED: u32 = 57;
     /// The credentials of this process have changed. fd: its end of a new socket pair, made with
     /// the new ones, which is its control socket from here on. It holds the same listeners,
     /// and nothing else of what it had; HELLO follows on the new socket. No answer: a refusal is
@@ -234,14 +234,14 @@ pub mod kind {
     pub const RENEW: u32 = 70;
     /// From the monitor: a process with other rights wants to accept on listener `id`, and new
     /// connections use the kernel. What waits in its queues is to be put into the kernel's.
-    pub const MIXED: u32 = 71;
+    pub const OTHER_RIGHTS: u32 = 71;
     /// A listener that is the kernel's alone has come to port `addr.port`. For some destinations it may
     /// be nearer than one of ours: everybody asks again. No answer.
     pub const NEARER: u32 = 72;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;
-    /// From the monitor: wake the thread with bell `id`. `arg0`, `arg1` as in [`RING`], `arg2` the
+    /// From the monitor: wake the thread with waker `id`. `arg0`, `arg1` as in [`RING`], `arg2` the
     /// process that asked; 0: the monitor itself.
     pub const WOKEN: u32 = 35;
     /// From the monitor, after [`WAKER`], same arguments: fd, the read end of a pipe (`O_NONBLOCK`)
@@ -284,14 +284,14 @@ pub mod switch {
     /// Bits of [`ACT`], done in this order.
     pub mod act {
         /// What the requester has not read yet is sent. The requester has written its place in the
-        /// ring into `Slot::moved`.
+        /// ring into `Slot::migrated`.
         pub const POUR: u32 = 1;
         /// `shutdown(SHUT_WR)`.
         pub const FIN: u32 = 2;
         /// The last close sends a reset.
         pub const RESET: u32 = 4;
         /// `shutdown(SHUT_RDWR)`.
-        pub const DEAF: u32 = 8;
+        pub const SHUT_BOTH: u32 = 8;
         /// One byte, unless the end has met an error or its end.
         pub const SPEAK: u32 = 16;
     }

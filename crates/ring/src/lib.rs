@@ -238,7 +238,7 @@ pub const fn small(len: usize) -> bool {
 /// `src` is the program's for `len` bytes, which are no more than [`record::MAX`].
 ///
 /// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
-/// (the trailing header may lie at offset 0 of the next lap), unless a relative is hostile.
+/// (the trailing header may lie at offset 0 of the next lap), unless another process of the fork group is hostile.
 #[inline(always)]
 unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, (len, when): (u64, u64)) -> bool {
     let base = get(&h.base);
@@ -465,7 +465,7 @@ pub unsafe fn recv<B: Bytes>(
                 _ => return Err(Failed::Hostile),
             }
         } else if left > record::MAX {
-            // (The rest of a record, as a relative says.)
+            // (The rest of a record, as another process of the fork group says.)
             return Err(Failed::Hostile);
         }
         let n = left.min((len - got) as u64);

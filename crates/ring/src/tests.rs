@@ -29,7 +29,7 @@ struct Pair {
     dir: Box<Dir>,
     tx: Box<Half>,
     rx: Box<Half>,
-    /// A relative has written into the halves: only then may anything get into the slack.
+    /// Another process of the fork group has written into the halves: only then may anything get into the slack.
     hostile: bool,
 }
 /// A ring, its slack, and a page that nobody may touch.

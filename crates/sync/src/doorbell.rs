@@ -57,7 +57,7 @@ pub struct Want {
     quiet: AtomicU32,
     /// When the publisher told waiters last, in ticks of the CPU's counter; 0: not said. A hint,
     /// for the order of several that are told of.
-    pub told: AtomicU64,
+    pub notified_at: AtomicU64,
 }
 
 /// The fence that a sleeper must run between arming and its last look.

@@ -33,17 +33,17 @@
 //! an acquire (the sender's look at the receiver's position).
 
 #[cfg(test)]
-mod aloof;
-#[cfg(test)]
 mod doorbell;
 #[cfg(test)]
 mod handover;
 #[cfg(test)]
-mod nap;
+mod idle;
 #[cfg(test)]
 mod steal;
 #[cfg(test)]
 mod token;
+#[cfg(test)]
+mod unsubscribed;
 
 use crate::atomic::{fence, AtomicU32, Ordering};
 use crate::step::Step;

@@ -1,7 +1,7 @@
 //! Tokens: the right to use one direction of a stream, biased to one thread.
 //!
 //! One thread owns a direction at first and enters without an atomic
-//! read-modify-write and without a fence: it raises its own `busy` flag and
+//! read-modify-write and without a fence: it raises its own `in_flight` flag and
 //! looks again whether it still owns. Another thread that wants in marks the
 //! owner word and runs a heavy fence: after that, either the old owner's flag
 //! is visible to it, or the old owner will see that it lost the token. From
@@ -9,9 +9,9 @@
 //! waits for a thread that is not inside an operation, and nobody sleeps while
 //! inside one.
 //!
-//! The flag is a number: *inside* is who has written there anything but the token's *place*, where
+//! The flag is a number: *inside* is who has written there anything but the token's *position*, where
 //! in the stream it stands. So an operation that knows where it will end writes that, and is
-//! outside by moving the place there, which it has to do anyway.
+//! outside by moving the position there, which it has to do anyway.
 //!
 //! The owner may also leave itself a *credit* for operations to come: a word that it sets while
 //! inside, and that whoever takes over clears. An operation on credit raises the flag and looks
@@ -34,20 +34,20 @@ const REVOKING: u64 = 1;
 
 /// The calling thread is already inside: a signal handler interrupted it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Busy;
+pub struct Reentered;
 
-/// [`Words::busy`] of who cannot say where it will end. No place.
-const INSIDE: u64 = u64::MAX;
+/// [`Words::in_flight`] of who cannot say where it will end. No position.
+const ENTERED: u64 = u64::MAX;
 
 /// The words of a token. All zero: nobody has ever entered.
 pub trait Words {
     /// See the module's description.
     fn owner(&self) -> &AtomicU64;
-    /// Not [`Words::place`]: the owner is inside. Written by the owner only, and not looked at any
+    /// Not [`Words::position`]: the owner is inside. Written by the owner only, and not looked at any
     /// more once the lock is used.
-    fn busy(&self) -> &AtomicU64;
+    fn in_flight(&self) -> &AtomicU64;
     /// Written inside only, and by releases. Not [`u64::MAX`].
-    fn place(&self) -> &AtomicU64;
+    fn position(&self) -> &AtomicU64;
     /// The lock: identity of its holder, or 0.
     fn shared(&self) -> &AtomicU64;
     /// Clears the credit. The owner does so as well before it changes what the credit is about.
@@ -85,7 +85,7 @@ impl<W: Words> Drop for Owned<'_, W> {
 pub struct OnCredit<'a, W: Words>(&'a W);
 
 impl<W: Words> OnCredit<'_, W> {
-    /// There is credit. From here on one is inside, until one moves the place to where one has said; by
+    /// There is credit. From here on one is inside, until one moves the position to where one has said; by
     /// a release, as in [`leave`], and as the last of what one does.
     #[inline(always)]
     pub fn begin(self) {
@@ -93,7 +93,7 @@ impl<W: Words> OnCredit<'_, W> {
     }
 }
 
-/// What was begun ([`OnCredit::begin`]) cannot be done: the place stays where it is, and one is outside.
+/// What was begun ([`OnCredit::begin`]) cannot be done: the position stays where it is, and one is outside.
 #[inline(always)]
 pub fn not_done<W: Words>(w: &W) {
     drop(OnCredit(w));
@@ -102,28 +102,28 @@ pub fn not_done<W: Words>(w: &W) {
 impl<W: Words> Drop for OnCredit<'_, W> {
     #[inline(always)]
     fn drop(&mut self) {
-        // What was said may be the place by now, if signal handlers have moved it before they could
+        // What was said may be the position by now, if signal handlers have moved it before they could
         // see it. One more must not do so between the two accesses of `leave`.
-        self.0.busy().store(INSIDE, Ordering::Relaxed);
+        self.0.in_flight().store(ENTERED, Ordering::Relaxed);
         light_fence();
         leave(self.0);
     }
 }
 
 /// Is the owner inside? Says nothing once the lock is used; but who then looks at the owner word sees that.
-pub fn inside<W: Words>(w: &W) -> bool {
-    // In this order: who has written what is read first is outside when the place is there; and
+pub fn in_critical_section<W: Words>(w: &W) -> bool {
+    // In this order: who has written what is read first is outside when the position is there; and
     // what it enters next it does after that load, so that it sees what was stored before.
-    // Acquire pairs with the release in `leave`, and with those that move the place.
-    let busy = w.busy().load(Ordering::Acquire);
-    busy != w.place().load(Ordering::Acquire)
+    // Acquire pairs with the release in `leave`, and with those that move the position.
+    let in_flight = w.in_flight().load(Ordering::Acquire);
+    in_flight != w.position().load(Ordering::Acquire)
 }
 
 /// By the owner, inside.
 #[inline(always)]
 fn leave<W: Words>(w: &W) {
     // Release: what was done inside, for the acquire of whoever enters next.
-    w.busy().store(w.place().load(Ordering::Relaxed), Ordering::Release);
+    w.in_flight().store(w.position().load(Ordering::Relaxed), Ordering::Release);
 }
 
 /// The common case of [`enter`]: the token is this thread's, and nobody takes over.
@@ -137,34 +137,34 @@ pub fn enter_owned<W: Words>(w: &W, me: u64) -> Option<Owned<'_, W>> {
 }
 
 /// The same by the thread that left the credit. It is inside if it finds the credit not cleared;
-/// if it does, it leaves at once. Another thread must not call it: `busy` is the owner's alone.
+/// if it does, it leaves at once. Another thread must not call it: `in_flight` is the owner's alone.
 #[inline(always)]
 pub fn enter_on_credit<W: Words>(w: &W) -> Option<Owned<'_, W>> {
-    if w.busy().load(Ordering::Relaxed) != w.place().load(Ordering::Relaxed) {
+    if w.in_flight().load(Ordering::Relaxed) != w.position().load(Ordering::Relaxed) {
         return None;
     }
-    w.busy().store(INSIDE, Ordering::Relaxed);
+    w.in_flight().store(ENTERED, Ordering::Relaxed);
     light_fence();
     Some(Owned(w))
 }
 
-/// [`enter_on_credit`] for an operation that moves the place from where it is, `from`, `to` somewhere else.
+/// [`enter_on_credit`] for an operation that moves the position from where it is, `from`, `to` somewhere else.
 #[inline(always)]
 pub fn on_credit<W: Words>(w: &W, from: u64, to: u64) -> Option<OnCredit<'_, W>> {
-    if w.busy().load(Ordering::Relaxed) != from {
+    if w.in_flight().load(Ordering::Relaxed) != from {
         return None;
     }
-    w.busy().store(to, Ordering::Relaxed);
+    w.in_flight().store(to, Ordering::Relaxed);
     light_fence();
     let inside = OnCredit(w);
     // Not if a signal handler has moved it before it could see that.
-    (w.place().load(Ordering::Relaxed) == from).then_some(inside)
+    (w.position().load(Ordering::Relaxed) == from).then_some(inside)
 }
 
 /// Enter as thread `me`: a non-zero even number that no other thread has.
 /// Waits for a thread that is inside.
 #[inline(always)]
-pub fn enter<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
+pub fn enter<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Reentered> {
     match enter_owned(w, me) {
         Some(o) => {
             core::mem::forget(o);
@@ -176,7 +176,7 @@ pub fn enter<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
 
 #[cold]
 #[inline(never)]
-fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
+fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Reentered> {
     loop {
         // Acquire pairs with the release of whoever wrote the value.
         match w.owner().load(Ordering::Acquire) {
@@ -184,10 +184,10 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy
                 let _ = w.owner().compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed);
             }
             SHARED => return lock::<E, W>(w, me),
-            o if o & !REVOKING == me && inside(w) => {
+            o if o & !REVOKING == me && in_critical_section(w) => {
                 // Unless another has taken over just now, which none does while we are inside.
                 if w.owner().load(Ordering::Acquire) != SHARED {
-                    return Err(Busy);
+                    return Err(Reentered);
                 }
             }
             o if o == me => {
@@ -205,9 +205,9 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy
                     E::took_over();
                 }
                 // Seeing the flag down once is enough: raised later, the owner
-                // finds that it lost the token. Once another has taken over the place moves, and
+                // finds that it lost the token. Once another has taken over the position moves, and
                 // the flag says nothing.
-                let outside = || !inside(w) || w.owner().load(Ordering::Acquire) == SHARED;
+                let outside = || !in_critical_section(w) || w.owner().load(Ordering::Acquire) == SHARED;
                 E::heavy_fence();
                 wait::<E>(outside);
                 // From here on nobody gives credit; who raises the flag later finds none.
@@ -220,9 +220,9 @@ fn enter_slowly<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy
     }
 }
 
-fn lock<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Busy> {
+fn lock<E: Env, W: Words>(w: &W, me: u64) -> Result<Entered<'_, W>, Reentered> {
     if w.shared().load(Ordering::Relaxed) == me {
-        return Err(Busy);
+        return Err(Reentered);
     }
     // Acquire pairs with the release in `drop`.
     wait::<E>(|| w.shared().compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok());
@@ -266,7 +266,7 @@ impl<W: Words> Drop for Entered<'_, W> {
 /// Nobody has ever entered: values for a recycled token that no thread uses.
 pub fn reset<W: Words>(w: &W) {
     w.owner().store(0, Ordering::Relaxed);
-    w.busy().store(w.place().load(Ordering::Relaxed), Ordering::Relaxed);
+    w.in_flight().store(w.position().load(Ordering::Relaxed), Ordering::Relaxed);
     w.shared().store(0, Ordering::Relaxed);
 }
 
@@ -280,13 +280,13 @@ mod tests {
         fn owner(&self) -> &AtomicU64 {
             &self.0[0]
         }
-        fn busy(&self) -> &AtomicU64 {
+        fn in_flight(&self) -> &AtomicU64 {
             &self.0[1]
         }
         fn shared(&self) -> &AtomicU64 {
             &self.0[2]
         }
-        fn place(&self) -> &AtomicU64 {
+        fn position(&self) -> &AtomicU64 {
             &self.0[3]
         }
         fn withdraw(&self) {}
@@ -306,15 +306,15 @@ mod tests {
         let t = Token::default();
         let inside = enter::<Alone, _>(&t, ME).ok();
         assert!(inside.is_some());
-        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy), "as owner");
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Reentered), "as owner");
         // Another thread has begun to take over and waits for us.
         t.owner().store(ME | REVOKING, Ordering::Relaxed);
-        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy), "as owner that loses the token");
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Reentered), "as owner that loses the token");
         drop(inside);
         let inside = enter::<Alone, _>(&t, ME).ok();
         assert!(inside.is_some());
         assert_eq!(t.owner().load(Ordering::Relaxed), SHARED, "helped the other thread");
-        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy), "as holder of the lock");
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Reentered), "as holder of the lock");
     }
 
     #[test]
@@ -323,12 +323,12 @@ mod tests {
         drop(enter::<Alone, _>(&t, ME));
         let inside = on_credit(&t, 0, 24);
         assert!(inside.is_some());
-        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy));
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Reentered));
         assert!(on_credit(&t, 0, 24).is_none() && enter_on_credit(&t).is_none());
         drop(inside);
         on_credit(&t, 0, 24).expect("nobody is inside").begin();
-        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Busy));
-        t.place().store(24, Ordering::Release);
+        assert_eq!(enter::<Alone, _>(&t, ME).err(), Some(Reentered));
+        t.position().store(24, Ordering::Release);
         assert!(enter_on_credit(&t).is_some() && on_credit(&t, 24, 48).is_some());
         assert!(enter::<Alone, _>(&t, ME).is_ok());
     }

@@ -8,7 +8,7 @@
 
 pub mod classic;
 pub mod copy;
-pub mod door;
 pub mod listener;
+pub mod reservation;
 
 pub use fsocket_sys::Errno;

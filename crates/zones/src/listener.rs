@@ -144,7 +144,7 @@ pub fn refresh(global: i32, local: i32, shape: &Shape) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::door::{self, Closer};
+    use crate::reservation::{self, ReuseWindow};
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
 
@@ -210,7 +210,7 @@ mod tests {
             let (fd, addr) = (g.as_raw_fd(), g.local_addr().unwrap());
             let shape = Shape::of(fd).unwrap();
             assert_eq!(shape.port(), addr.port());
-            let closer = match Closer::new(&shape) {
+            let window = match ReuseWindow::new(&shape) {
                 Ok(c) => c,
                 Err(e) => {
                     println!("SKIPPED: {ip}: a dual-stack wildcard needs CAP_NET_ADMIN ({e:?})");
@@ -218,28 +218,28 @@ mod tests {
                 }
             };
             reuse_port(fd, true).unwrap();
-            let guard = door::guard(fd, &shape).unwrap();
+            let reservation = reservation::reserve(fd, &shape).unwrap();
             let mut locals = vec![like(fd, &shape).unwrap()];
             // A check that cannot fail proves nothing: the door is open now.
             if !v6only || ip != "::" {
-                reuse_port(guard, true).unwrap();
+                reuse_port(reservation, true).unwrap();
                 assert!(stranger(addr, v6only, false, false).is_ok(), "{ip}: the open door");
             }
-            closer.close(&shape).unwrap();
-            reuse_port(guard, false).unwrap();
+            window.close(&shape).unwrap();
+            reuse_port(reservation, false).unwrap();
             for round in 0..2 {
                 for (reuseaddr, listens) in [(false, false), (false, true), (true, false), (true, true)] {
                     let r = stranger(addr, v6only, reuseaddr, listens);
                     assert_eq!(r, Err(Errno::new(EADDRINUSE)), "{ip} round {round}");
                 }
-                let closer = Closer::new(&shape).unwrap();
-                reuse_port(guard, true).unwrap();
+                let window = ReuseWindow::new(&shape).unwrap();
+                reuse_port(reservation, true).unwrap();
                 locals.push(like(fd, &shape).unwrap());
-                closer.close(&shape).unwrap();
-                reuse_port(guard, false).unwrap();
+                window.close(&shape).unwrap();
+                reuse_port(reservation, false).unwrap();
             }
             drop(g);
-            for fd in locals.into_iter().chain([guard]) {
+            for fd in locals.into_iter().chain([reservation]) {
                 let _ = sys::close(fd);
             }
             assert!(stranger(addr, v6only, false, true).is_ok(), "{ip}: free again at once");

@@ -95,7 +95,7 @@ impl Client {
             if self.ids.len() < 64 {
                 self.ids.extend([msg.id, msg.arg0]);
             }
-            if let (kind::CONNECT | kind::CHANNEL_SRV | kind::PART, Some(fd)) = (msg.kind, fd) {
+            if let (kind::CONNECT | kind::CHANNEL_SRV | kind::CHANNEL_HANDLE, Some(fd)) = (msg.kind, fd) {
                 self.channel = Some(fd.keep());
             }
         }
@@ -168,7 +168,7 @@ impl Honest {
     /// As it was: the same channel, and both are answered.
     fn check(&mut self) {
         assert_eq!(self.connect(), self.channel, "the channel is another one");
-        self.server.ask(Msg { id: u64::MAX, ..Msg::new(kind::PART) }, None).expect("the server was dropped");
+        self.server.ask(Msg { id: u64::MAX, ..Msg::new(kind::CHANNEL_HANDLE) }, None).expect("the server was dropped");
         self.server.drain();
         let _ = &self.socket;
     }
@@ -316,7 +316,8 @@ pub fn arena(data: &[u8]) {
                 6 => channel.at::<AtomicU32>(SLOT_OFF + at % 1000 * 4).store(value as u32, Ordering::Relaxed),
                 _ => {
                     // Something makes the monitor look.
-                    let kinds = [kind::PART, kind::ARRIVES, kind::UNLISTEN, kind::PORTS, kind::SWITCH, kind::REPORT];
+                    let kinds =
+                        [kind::CHANNEL_HANDLE, kind::ARRIVES, kind::UNLISTEN, kind::PORTS, kind::SWITCH, kind::REPORT];
                     let kind = kinds[at % kinds.len()];
                     client.tell(Msg { id: answer.id, arg0: value, seq: 9, ..Msg::new(kind) }, None);
                 }

@@ -209,18 +209,22 @@ impl Life<'_> {
                 }
             }
             Break::Position => {
-                for word in
-                    [&d[1].cons.head, &d[0].prod.rewind_from, &d[0].prod.space_at, &s.moved[1].base, &s.moved[1].limit]
-                {
+                for word in [
+                    &d[1].cons.head,
+                    &d[0].prod.rewind_from,
+                    &d[0].prod.space_at,
+                    &s.migrated[1].base,
+                    &s.migrated[1].limit,
+                ] {
                     word.store(self.random.word(), Ordering::Release);
                 }
                 d[1].cons.window.store(self.random.word() as u32, Ordering::Relaxed);
             }
             Break::Status => {
-                let odd = [status::CLOSED, status::DEAF, 1 << 6, 1 << 31, status::CLOSED | status::DEAF];
+                let odd = [status::CLOSED, status::SHUT_BOTH, 1 << 6, 1 << 31, status::CLOSED | status::SHUT_BOTH];
                 d[0].prod.status.store(*self.random.one(&odd), Ordering::Release);
             }
-            Break::Moving => d[0].prod.status.store(status::MOVING, Ordering::Release),
+            Break::Moving => d[0].prod.status.store(status::MIGRATING, Ordering::Release),
             Break::Moved => {
                 peer.tell(
                     Msg {
@@ -231,12 +235,12 @@ impl Life<'_> {
                     },
                     None,
                 );
-                d[0].prod.status.store(status::MOVING | status::MOVED, Ordering::Release);
+                d[0].prod.status.store(status::MIGRATING | status::MIGRATED, Ordering::Release);
             }
             Break::Wants => {
                 for w in 0..channel::WAITERS {
                     let waiter = c.waiter(channel::CLIENT, w);
-                    waiter.bell.store(self.random.next(), Ordering::Relaxed);
+                    waiter.waker.store(self.random.next(), Ordering::Relaxed);
                     waiter.sleeping.store(1, Ordering::Relaxed);
                 }
                 for dir in d {
@@ -254,7 +258,7 @@ impl Life<'_> {
             Break::Marks => {
                 for w in 0..channel::WAITERS {
                     let waiter = c.waiter(SERVER, w);
-                    if waiter.bell.load(Ordering::Relaxed) != 0 {
+                    if waiter.waker.load(Ordering::Relaxed) != 0 {
                         waiter.ready.iter().for_each(|r| r.store(u64::MAX, Ordering::Relaxed));
                         waiter.summary.store(u64::MAX, Ordering::Release);
                     }
@@ -305,10 +309,10 @@ impl Life<'_> {
 
     fn hoarder(&mut self) -> Option<()> {
         let mut peer = self.peer()?;
-        let mut bell = 0;
+        let mut waker = 0;
         loop {
-            bell += 1;
-            let (id, arg0, arg2) = (bell % 256, self.random.below(64) as u64, self.random.below(64) as u64);
+            waker += 1;
+            let (id, arg0, arg2) = (waker % 256, self.random.below(64) as u64, self.random.below(64) as u64);
             for what in [kind::WAKER, kind::WAKER_READY] {
                 peer.tell(Msg { id, arg0, arg1: waiter::pack(self.random.below(2), 0), arg2, ..Msg::new(what) }, None);
             }

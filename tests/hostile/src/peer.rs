@@ -184,7 +184,7 @@ impl Channel {
     pub fn mark(&self, peer: &Peer, slot: usize) {
         for w in 0..channel::WAITERS {
             let waiter = self.waiter(channel::SERVER, w);
-            if waiter.bell.load(Ordering::Relaxed) != 0 {
+            if waiter.waker.load(Ordering::Relaxed) != 0 {
                 waiter.ready[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
                 waiter.summary.fetch_or(1 << (slot / 64), Ordering::Release);
             }
@@ -203,15 +203,15 @@ impl Channel {
     pub fn wake(&self, peer: &Peer, summary: u64) {
         for w in 0..channel::WAITERS {
             let waiter = self.waiter(channel::SERVER, w);
-            let bell = waiter.bell.load(Ordering::Relaxed);
-            if bell != 0 {
+            let waker = waiter.waker.load(Ordering::Relaxed);
+            if waker != 0 {
                 if summary == u64::MAX {
                     waiter.summary.fetch_or(channel::SUMMARY_SYN, Ordering::Release);
                 }
                 waiter.sleeping.store(0, Ordering::Relaxed);
                 peer.tell(
                     Msg {
-                        id: bell,
+                        id: waker,
                         arg0: self.id.into(),
                         arg1: waiters::pack(channel::SERVER, w),
                         ..Msg::new(kind::RING)

@@ -22,7 +22,7 @@ const USELESS: u32 = 4_000_000;
 
 /// [`Chan::broken`].
 const TO_BE_ENDED: u32 = 1;
-const TOLD: u32 = 2;
+const ANNOUNCED: u32 = 2;
 const ENDED: u32 = 3;
 
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -77,8 +77,8 @@ impl Chan {
 }
 
 /// The monitor says that another process of this side has ended the channel, or that it has itself.
-pub fn told(c: &Chan) {
-    c.distrust(TOLD);
+pub fn broken_elsewhere(c: &Chan) {
+    c.distrust(ANNOUNCED);
 }
 
 /// Ends the channels that a peer has broken. The caller holds no lock of ours.
@@ -92,7 +92,7 @@ pub fn end_broken() {
 #[cold]
 fn end(c: &'static Chan) {
     let how = c.broken.load(Ordering::Acquire);
-    if !matches!(how, TO_BE_ENDED | TOLD)
+    if !matches!(how, TO_BE_ENDED | ANNOUNCED)
         || c.broken.compare_exchange(how, ENDED, Ordering::AcqRel, Ordering::Relaxed).is_err()
     {
         return;

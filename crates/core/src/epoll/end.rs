@@ -1,7 +1,7 @@
 //! The end of an instance: its last number is closed, and nobody sleeps in it any more.
 
 use super::item::{self, ITEMS};
-use super::{of, Ep, EPS, HOT};
+use super::{of, Ep, EPS, MAX_ACTIVE};
 use crate::table::{self, Desc};
 use crate::{asleep, process};
 use core::sync::atomic::Ordering;
@@ -78,24 +78,24 @@ fn end(ep: &Ep) {
     }
     if let Ok(mut g) = ep.lock.lock() {
         for k in 0..g.n {
-            item::bury(g.at(k));
+            item::reclaim(g.at(k));
         }
         g.n = 0;
-        if !g.hot.is_null() {
+        if !g.active.is_null() {
             // SAFETY: under the lock, and nothing is left in it.
-            let _ = unsafe { sys::munmap(g.hot as *mut u8, HOT * 4) };
-            g.hot = core::ptr::null_mut();
+            let _ = unsafe { sys::munmap(g.active as *mut u8, MAX_ACTIVE * 4) };
+            g.active = core::ptr::null_mut();
         }
         g.links.free();
     }
-    if let Some(b) = ep.bell() {
-        ep.bell.store(0, Ordering::Release);
+    if let Some(b) = ep.waker() {
+        ep.waker.store(0, Ordering::Release);
         for other in (0..EPS.len()).filter_map(|i| EPS.get(i)) {
             other.unhear(b);
         }
         let _ = sys::epoll_ctl(ep.home(), libc::EPOLL_CTL_DEL, b.fd(), None);
         b.retire();
     }
-    ep.shell.close();
+    ep.wrapper.close();
     EPS.free(ep.index());
 }

@@ -1,13 +1,13 @@
 //! One watched descriptor in one epoll instance.
 
 use super::{Ep, Inner};
-use crate::bell::Bell;
 use crate::chan;
 use crate::lock::Lock;
 use crate::path;
 use crate::ready::{self, IN, OUT, RDNORM};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
+use crate::waker::Waker;
 use crate::{listen, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::flag;
@@ -21,7 +21,7 @@ pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
 static LISTS: Lock<()> = Lock::new(());
 
 /// Up to where edges were reported. Zero is valid.
-struct Told {
+struct Reported {
     /// Ring position.
     scan: AtomicU64,
     /// Status of the peer; of a listener its arrivals, of an instance its pulses.
@@ -40,13 +40,13 @@ pub struct Item {
     pub desc: AtomicU32,
     pub events: AtomicU32,
     pub data: AtomicU64,
-    told: Told,
+    reported: Reported,
     /// What was passed on to instances that watch this one.
-    passed: Told,
+    passed: Reported,
     next: AtomicU32,
     link: AtomicU32,
     pub live: AtomicBool,
-    pub hot: AtomicBool,
+    pub active: AtomicBool,
     armed: AtomicBool,
     /// One-shot, and it has fired.
     disabled: AtomicBool,
@@ -60,7 +60,7 @@ pub struct Item {
     pub linked: AtomicBool,
     /// It comes into that list with this look, and since when it should be there, in ticks.
     pub marked: AtomicBool,
-    pub told_at: AtomicU64,
+    pub notified_at: AtomicU64,
     /// When it was last looked at, or set, without being linked from then on; ticks.
     looked_at: AtomicU64,
 }
@@ -101,7 +101,7 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
     it.fd.store(fd, Ordering::Relaxed);
     it.desc.store(d.index(), Ordering::Relaxed);
     it.kernel.store(kernel, Ordering::Relaxed);
-    it.hot.store(false, Ordering::Relaxed);
+    it.active.store(false, Ordering::Relaxed);
     it.armed.store(false, Ordering::Relaxed);
     it.recheck.store(false, Ordering::Relaxed);
     it.marked.store(false, Ordering::Relaxed);
@@ -126,7 +126,7 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
         g.listeners[n] = i;
         g.n_listeners += 1;
     }
-    g.heat(it);
+    g.activate(it);
     match ep.items.load(Ordering::Relaxed) {
         1 => {}
         // And for the first one, which was alone.
@@ -162,7 +162,7 @@ pub fn pop(d: &Desc) -> Option<&'static Item> {
     Some(it)
 }
 
-/// Nobody refers to it any more, except maybe the list of hot items.
+/// Nobody refers to it any more, except maybe the list of active items.
 pub fn kill(ep: &Ep, g: &mut Inner, it: &Item) {
     let n = g.n_listeners;
     if let Some(k) = g.listeners[..n].iter().position(|&x| x == it.index()) {
@@ -171,15 +171,15 @@ pub fn kill(ep: &Ep, g: &mut Inner, it: &Item) {
     }
     it.live.store(false, Ordering::Release);
     ep.items.fetch_sub(1, Ordering::Relaxed);
-    if !it.hot.load(Ordering::Relaxed) {
+    if !it.active.load(Ordering::Relaxed) {
         ITEMS.free(it.index());
     }
 }
 
-/// A dead item leaves the list of hot items.
-pub fn bury(i: u32) {
+/// A dead item leaves the list of active items.
+pub fn reclaim(i: u32) {
     if let Some(it) = ITEMS.get(i) {
-        it.hot.store(false, Ordering::Relaxed);
+        it.active.store(false, Ordering::Relaxed);
         if !it.live.load(Ordering::Relaxed) {
             ITEMS.free(i);
         }
@@ -211,12 +211,12 @@ impl Item {
         self.data.store(data, Ordering::Relaxed);
         self.disabled.store(false, Ordering::Relaxed);
         self.looked_at.store(cpu::ticks(), Ordering::Relaxed);
-        for t in [&self.told, &self.passed] {
+        for t in [&self.reported, &self.passed] {
             t.fresh.store(true, Ordering::Relaxed);
             t.scan.store(0, Ordering::Relaxed);
         }
-        if let Some(d) = self.desc().filter(|d| self.deaf(d)) {
-            self.told.fresh.store(ready::events(d, self.wanted()) != 0, Ordering::Relaxed);
+        if let Some(d) = self.desc().filter(|d| self.shut_both(d)) {
+            self.reported.fresh.store(ready::events(d, self.wanted()) != 0, Ordering::Relaxed);
         }
     }
 
@@ -229,7 +229,7 @@ impl Item {
     }
 
     /// The connection behind it has changed its path and must be followed.
-    pub fn unsettled(&self) -> Option<&'static Desc> {
+    pub fn pending(&self) -> Option<&'static Desc> {
         self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::can_follow(d))
     }
 
@@ -272,7 +272,7 @@ impl Item {
 
     /// A peer has marked what it belongs to. When?
     pub fn note_when(&self, d: &Desc) {
-        let at = |w: &Want| w.told.load(Ordering::Relaxed);
+        let at = |w: &Want| w.notified_at.load(Ordering::Relaxed);
         self.note_at(at(&d.rx().1.want_data).max(at(&d.tx().1.want_space)));
     }
 
@@ -286,12 +286,12 @@ impl Item {
         let Some(d) = self.desc().filter(|d| d.is_conn()) else { return false };
         let (r, rx, h) = d.rx();
         let edge = self.events.load(Ordering::Relaxed) & ET != 0;
-        let scan = if edge { self.told.scan.load(Ordering::Relaxed) } else { 0 };
+        let scan = if edge { self.reported.scan.load(Ordering::Relaxed) } else { 0 };
         let at = match ring::turned(r, rx, h, scan) {
             Some(0) => 0,
             Some(stamp) => record::time(stamp, now),
             None if rx.prod.status.load(Ordering::Relaxed) & (status::FIN | status::RST) == 0 => return false,
-            None => rx.want_data.told.load(Ordering::Relaxed),
+            None => rx.want_data.notified_at.load(Ordering::Relaxed),
         };
         self.note_at(at.max(self.looked_at.load(Ordering::Relaxed)));
         true
@@ -300,7 +300,7 @@ impl Item {
     /// More does not change the place of what is in the list.
     pub fn note_at(&self, at: u64) {
         if !self.linked.load(Ordering::Relaxed) {
-            self.told_at.store(at, Ordering::Relaxed);
+            self.notified_at.store(at, Ordering::Relaxed);
             self.marked.store(true, Ordering::Relaxed);
         }
     }
@@ -312,14 +312,14 @@ impl Item {
             return false;
         }
         let Some(d) = self.desc() else { return false };
-        if self.deaf(d) && !self.told.fresh.load(Ordering::Relaxed) {
+        if self.shut_both(d) && !self.reported.fresh.load(Ordering::Relaxed) {
             return false;
         }
         let events = self.events.load(Ordering::Relaxed);
-        if events & ET == 0 || self.told.fresh.load(Ordering::Relaxed) || self.unsettled().is_some() {
+        if events & ET == 0 || self.reported.fresh.load(Ordering::Relaxed) || self.pending().is_some() {
             return ready::events(d, self.wanted()) != 0;
         }
-        self.edge(d, &self.told, false) && ready::events(d, self.wanted()) != 0
+        self.edge(d, &self.reported, false) && ready::events(d, self.wanted()) != 0
     }
 
     /// Has something come for it that the kernel would have told an outer instance of?
@@ -342,31 +342,31 @@ impl Item {
             return 0;
         }
         let Some(d) = self.desc() else { return 0 };
-        if self.deaf(d) {
-            let ready = self.told.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
+        if self.shut_both(d) {
+            let ready = self.reported.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
             if !ready {
-                self.told.fresh.store(false, Ordering::Relaxed);
+                self.reported.fresh.store(false, Ordering::Relaxed);
                 return 0;
             }
         }
         let events = self.events.load(Ordering::Relaxed);
         let edge = events & ET != 0;
-        if edge && self.unsettled().is_none() {
+        if edge && self.pending().is_none() {
             if path::is_moving(d) {
                 return 0; // no edge is told of now, so none is noted
             }
-            let fresh = self.told.fresh.load(Ordering::Relaxed);
-            if !self.edge(d, &self.told, true) && !fresh {
+            let fresh = self.reported.fresh.load(Ordering::Relaxed);
+            if !self.edge(d, &self.reported, true) && !fresh {
                 return 0;
             }
         }
         let ev = ready::events(d, self.wanted());
-        if ev == ready::UNSETTLED {
+        if ev == ready::PENDING {
             return ev;
         }
         if ev != 0 {
             if edge {
-                self.told.fresh.store(false, Ordering::Relaxed);
+                self.reported.fresh.store(false, Ordering::Relaxed);
             }
             if events & ONESHOT != 0 {
                 self.disabled.store(true, Ordering::Relaxed);
@@ -377,20 +377,20 @@ impl Item {
 
     /// What is ready is an edge, also if it was reported.
     pub fn forget_edges(&self) {
-        for told in [&self.told, &self.passed] {
-            told.fresh.store(true, Ordering::Relaxed);
+        for last in [&self.reported, &self.passed] {
+            last.fresh.store(true, Ordering::Relaxed);
         }
     }
 
     /// An instance tells those that watch it of EPOLLIN alone: an item that does not ask
     /// for that is ready if it was when it was added, until it is not once.
-    fn deaf(&self, d: &Desc) -> bool {
+    fn shut_both(&self, d: &Desc) -> bool {
         d.kind() == kind::EPOLL && self.events.load(Ordering::Relaxed) & IN == 0
     }
 
     /// Has something happened since the last report? With `note`, that counts
     /// as reported.
-    fn edge(&self, d: &Desc, told: &Told, note: bool) -> bool {
+    fn edge(&self, d: &Desc, last: &Reported, note: bool) -> bool {
         match d.kind() {
             kind::CONN => {
                 let (r, rx, h) = d.rx();
@@ -400,34 +400,34 @@ impl Item {
                         & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
                         << 32;
                 let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
-                let (data, at) = ring::scan(r, rx, h, told.scan.load(Ordering::Relaxed));
+                let (data, at) = ring::scan(r, rx, h, last.scan.load(Ordering::Relaxed));
                 let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
-                let state = status != told.seen.load(Ordering::Relaxed);
+                let state = status != last.seen.load(Ordering::Relaxed);
                 let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
                 let space =
-                    blocked != told.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
+                    blocked != last.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
                 if note {
-                    told.scan.store(at, Ordering::Relaxed);
-                    told.seen.store(status, Ordering::Relaxed);
+                    last.scan.store(at, Ordering::Relaxed);
+                    last.seen.store(status, Ordering::Relaxed);
                     if space {
-                        told.blocked.store(blocked, Ordering::Relaxed);
+                        last.blocked.store(blocked, Ordering::Relaxed);
                     }
                 }
                 data || state || space
             }
             kind::LISTENER => {
                 let now = listen::of(d).map_or(0, |l| l.arrivals());
-                let e = now != told.seen.load(Ordering::Relaxed);
+                let e = now != last.seen.load(Ordering::Relaxed);
                 if note {
-                    told.seen.store(now, Ordering::Relaxed);
+                    last.seen.store(now, Ordering::Relaxed);
                 }
                 e
             }
             kind::EPOLL => {
                 let now = super::pulses(d) as u64;
-                let e = now != told.seen.load(Ordering::Relaxed);
+                let e = now != last.seen.load(Ordering::Relaxed);
                 if note {
-                    told.seen.store(now, Ordering::Relaxed);
+                    last.seen.store(now, Ordering::Relaxed);
                 }
                 e
             }
@@ -464,7 +464,7 @@ impl Item {
         let Some(d) = self.desc().filter(|d| d.is_conn() && self.wanted() & (IN | RDNORM) != 0) else { return };
         let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
         let Some(c) = chan::CHANS.get(i) else { return };
-        let Some(w) = ep.need_bell().and_then(|b| c.waiter_for(b)) else { return };
+        let Some(w) = ep.need_waker().and_then(|b| c.waiter_for(b)) else { return };
         if g.links.add(c, w) {
             d.rx().1.want_data.hint(1 << w);
         }
@@ -472,7 +472,7 @@ impl Item {
 
     /// Ask the peer to mark us when something happens. The caller runs the
     /// fence of `batch` under the lock of `g`, and looks again.
-    pub fn arm(&self, b: &Bell, g: &mut Inner, root: &Ep, batch: &mut Batch<'static>) {
+    pub fn arm(&self, b: &Waker, g: &mut Inner, root: &Ep, batch: &mut Batch<'static>) {
         // One that lives keeps its connection until it is killed, which takes the lock.
         let Some(d) = self.desc().filter(|_| self.live.load(Ordering::Relaxed)) else { return };
         match d.kind() {
@@ -480,7 +480,7 @@ impl Item {
                 let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
                 let Some(c) = chan::CHANS.get(i) else { return };
                 let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w)) else {
-                    // No waiter left: stay hot; sleeps are cut short for it.
+                    // No waiter left: stay active; sleeps are cut short for it.
                     stats::count(fsocket_abi::arena::Counter::FbResource);
                     return;
                 };

@@ -17,7 +17,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// None: the channel has ended, or a peer has broken it. (A waiter stays the bell's as long as
+    /// None: the channel has ended, or a peer has broken it. (A waiter stays the waker's as long as
     /// the channel lives.)
     #[inline]
     pub fn waiter(&self) -> Option<&'static Waiter> {

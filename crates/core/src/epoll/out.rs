@@ -1,6 +1,6 @@
 //! The application's array of events, and the kernel's part of it.
 
-use super::{shell, Ep, BELL_MARK, CTL_MARK};
+use super::{wrapper, Ep, CTL_MARK, WAKER_MARK};
 use crate::asleep::{self, On};
 use crate::{ctl, zone};
 use core::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use fsocket_sys::{self as sys, cpu, Result};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spoke {
     Nobody,
-    /// The bell.
+    /// The waker.
     Own,
     Control,
     /// Another worker's listen socket.
@@ -26,7 +26,7 @@ pub(super) struct Out {
     pub(super) max: usize,
     pub(super) n: usize,
     /// So many of the first are the kernel's.
-    pub(super) kernels: usize,
+    pub(super) from_kernel: usize,
 }
 
 impl Out {
@@ -41,7 +41,7 @@ impl Out {
     }
     /// Is a listener, which can be ready in both worlds, in the array already?
     pub(super) fn has(&self, data: u64) -> bool {
-        self.reported(data, self.kernels)
+        self.reported(data, self.from_kernel)
     }
     fn reported(&self, data: u64, upto: usize) -> bool {
         // SAFETY: entries below `n` are written.
@@ -73,16 +73,16 @@ impl Out {
                 // SAFETY: the caller's.
                 return unsafe { self.kernel(ep, left, mask, true) };
             }
-            let piece = if left == Some(0) { left } else { ep.aloof.cut(ctl::unwatched()) };
+            let piece = if left == Some(0) { left } else { ep.unsubscribed.cut(ctl::unwatched()) };
             let whole = piece.is_none_or(|p| left.is_some_and(|l| l <= p));
             let since = cpu::ticks();
             // SAFETY: the caller's.
             let spoke = unsafe { self.kernel(ep, if whole { left } else { piece }, mask, true) }?;
-            ep.aloof.waited(ep.fd.load(Ordering::Relaxed), since, self.n > 0);
+            ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), since, self.n > 0);
             if whole || self.n > 0 || spoke != Spoke::Nobody {
                 return Ok(spoke);
             }
-            ep.aloof.attend(ep.fd.load(Ordering::Relaxed));
+            ep.unsubscribed.attend(ep.fd.load(Ordering::Relaxed));
             if ctl::unwatched().is_some() {
                 zone::watch::alone();
             }
@@ -117,7 +117,7 @@ impl Out {
             // SAFETY: the caller's.
             return unsafe { self.inside(ep, timeout, mask, plain) };
         }
-        let Some(shell) = ep.sleeps_in() else {
+        let Some(wrapper) = ep.sleeps_in() else {
             // SAFETY: the caller's.
             let r = unsafe { self.inside(ep, timeout, mask, plain) };
             ep.woken_inside();
@@ -125,18 +125,18 @@ impl Out {
         };
         let mut few = [libc::epoll_event { events: 0, u64: 0 }; 16];
         // SAFETY: 16 entries; the caller's mask.
-        let look = || unsafe { sys::epoll_wait(shell, few.as_mut_ptr(), few.len() as i32, timeout, mask) };
+        let look = || unsafe { sys::epoll_wait(wrapper, few.as_mut_ptr(), few.len() as i32, timeout, mask) };
         let k = asleep::sleep(&On { ep: Some(ep.index()), plain, ..On::default() }, look)?;
         let mut spoke = if k > 0 { Spoke::Own } else { Spoke::Nobody };
         let mut inner = false;
         for e in &few[..k.min(few.len())] {
             match e.u64 {
-                shell::INNER_MARK => inner = true,
+                wrapper::INNER_MARK => inner = true,
                 CTL_MARK => spoke = Spoke::Control,
                 _ => {}
             }
         }
-        if let Some(b) = ep.bell().filter(|_| few[..k.min(few.len())].iter().any(|e| e.u64 == BELL_MARK)) {
+        if let Some(b) = ep.waker().filter(|_| few[..k.min(few.len())].iter().any(|e| e.u64 == WAKER_MARK)) {
             b.clear();
         }
         if inner {
@@ -185,8 +185,8 @@ impl Out {
             let e = unsafe { to.add(i).read_unaligned() };
             let data = e.u64;
             match data {
-                BELL_MARK => {
-                    if let Some(b) = ep.bell() {
+                WAKER_MARK => {
+                    if let Some(b) = ep.waker() {
                         match ep.is_alone_in() {
                             true => b.rang(),
                             false => b.clear(),

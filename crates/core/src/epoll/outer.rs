@@ -1,7 +1,7 @@
 //! An instance that is watched itself: by another one, or by `poll`.
 
-use super::hot::{arm_all, collect, set_sleeping, settle};
 use super::item::ITEMS;
+use super::poll_list::{arm_all, collect, set_sleeping, settle};
 use super::{of, Ep};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ pub fn readable(d: &Desc) -> bool {
     let Ok(mut g) = ep.lock.lock() else { return true };
     // A mark says that something happened, not that it was asked for.
     collect(ep, &mut g, cpu::ticks());
-    if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.unsettled().is_some())) {
+    if (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.pending().is_some())) {
         // What has gone over to the kernel is the kernel's instance to report.
         drop(g);
         settle(ep);
@@ -31,7 +31,7 @@ pub fn pulses(d: &Desc) -> u32 {
     let Some(ep) = of(d) else { return 0 };
     if let Ok(mut g) = ep.lock.lock() {
         collect(ep, &mut g, cpu::ticks());
-        // What is not hot is armed: nothing has come for it.
+        // What is not active is armed: nothing has come for it.
         for it in (0..g.n).filter_map(|k| ITEMS.get(g.at(k))) {
             ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);
         }
@@ -44,7 +44,7 @@ pub fn arm_inner(d: &Desc, root: &Ep) {
     let Some(ep) = of(d).filter(|ep| !core::ptr::eq(*ep, root)) else { return };
     ep.nested.store(true, Ordering::Relaxed);
     // Also if nothing of ours is in it yet: what is added then is told of.
-    if let Some(b) = ep.need_bell() {
+    if let Some(b) = ep.need_waker() {
         root.hear(b);
     }
     if ep.items.load(Ordering::Relaxed) == 0 {
@@ -56,7 +56,7 @@ pub fn arm_inner(d: &Desc, root: &Ep) {
     };
 }
 
-/// Before a `poll` that includes the instance sleeps, in its shell: its bell must ring for our
+/// Before a `poll` that includes the instance sleeps, in its wrapper: its waker must ring for our
 /// items. The caller asks [`readable`] again.
 pub fn before_outer_sleep(d: &Desc) {
     let Some(ep) = of(d) else { return };
@@ -72,12 +72,12 @@ pub fn after_outer_sleep(d: &Desc) {
     if let Ok(mut g) = ep.lock.lock() {
         g.sleepers = g.sleepers.saturating_sub(1);
         set_sleeping(&g, g.sleepers > 0);
-        if let Some(b) = ep.bell() {
+        if let Some(b) = ep.waker() {
             // Not if it is for a thread that sleeps in there.
             if g.sleepers == 0 {
                 b.clear();
             }
         }
     };
-    ep.drain_shell();
+    ep.drain_wrapper();
 }

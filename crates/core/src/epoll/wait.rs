@@ -1,19 +1,19 @@
 //! `epoll_wait`.
 
-use super::hot::{arm_all, collect, marked, report, set_sleeping, settle, share};
 use super::item::ITEMS;
 use super::out::{Out, Spoke};
+use super::poll_list::{arm_all, collect, marked, report, set_sleeping, settle, share};
 use super::{of, Ep, Inner};
-use crate::bell;
 use crate::signals::Held;
 use crate::table::Desc;
+use crate::waker;
 use crate::{chan, ctl, stats, user, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
-/// More hot items than this are armed even without a sleep.
-const MANY_HOT: usize = 64;
+/// More active items than this are armed even without a sleep.
+const MANY_ACTIVE: usize = 64;
 /// While connections of ours keep us busy, kernel descriptors are looked at
 /// every so many calls, or after so many microseconds.
 const KERNEL_TURNS: u32 = 8;
@@ -109,16 +109,16 @@ unsafe fn wait_in(
     ep.join_inherited();
     zone::watch::before_sleep();
     if ep.zoned.load(Ordering::Relaxed) {
-        ep.aloof.enter(ep.fd.load(Ordering::Relaxed));
+        ep.unsubscribed.enter(ep.fd.load(Ordering::Relaxed));
     }
     if max <= 0 {
         return Outcome::Kernel;
     }
-    let mut out = Out { evs, max: max as usize, n: 0, kernels: 0 };
+    let mut out = Out { evs, max: max as usize, n: 0, from_kernel: 0 };
     let mut left = timeout_ns;
     if ep.items.load(Ordering::Relaxed) == 0 && !zone::balance::pending() {
         // Nothing of ours in it (yet). Another thread may add something while
-        // we sleep; it then rings the bell.
+        // we sleep; it then rings the waker.
         let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
         ep.plain.fetch_add(1, Ordering::SeqCst);
         let r = if ep.items.load(Ordering::SeqCst) == 0 {
@@ -148,12 +148,12 @@ unsafe fn wait_in(
 /// As [`wait`].
 unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Result<usize> {
     let (mut deadline, mut held) = (None, None);
-    let (mut slept, mut unarmed) = (false, bell::Unarmed::default());
+    let (mut slept, mut unarmed) = (false, waker::Unarmed::default());
     // When the last sleep began, until it is known what ended it; ticks.
     let mut since: Option<u64> = None;
     loop {
         ctl::poll();
-        zone::watch::told();
+        zone::watch::look_if_asked();
         let peer;
         {
             let Ok(mut g) = ep.lock.lock() else {
@@ -167,7 +167,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             if first {
                 // SAFETY: the caller's.
                 let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
-                out.kernels = out.n;
+                out.from_kernel = out.n;
                 (g.turns, g.last_kernel) = (0, cpu::ticks());
                 if spoke == Ok(Spoke::Control) {
                     drop(g);
@@ -178,15 +178,15 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
             let now = cpu::ticks();
             collect(ep, &mut g, now);
             if let Some(since) = since.take() {
-                ep.spin.slept(since, g.told_since(since));
+                ep.spin.slept(since, g.notified_since(since));
             }
             report(&mut g, &mut out, now);
-            if out.n == 0 && g.n > MANY_HOT {
+            if out.n == 0 && g.n > MANY_ACTIVE {
                 arm_all(ep, &mut g, ep);
                 collect(ep, &mut g, now);
                 report(&mut g, &mut out, now);
             }
-            if core::mem::take(&mut g.unsettled) {
+            if core::mem::take(&mut g.pending) {
                 drop(g);
                 settle(ep);
                 if out.n > 0 && !out.full() {
@@ -212,7 +212,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
                 g.kernel_busy = out.n > before;
                 if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
-                    ep.aloof.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
+                    ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
                 }
                 if let Ok(Spoke::Control) = spoke {
                     drop(g);
@@ -271,7 +271,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
 fn control(ep: &Ep) {
     ctl::readable();
     if ep.zoned.load(Ordering::Relaxed) {
-        ep.aloof.woken(ep.fd.load(Ordering::Relaxed));
+        ep.unsubscribed.woken(ep.fd.load(Ordering::Relaxed));
         zone::watch::late();
     }
     if ctl::dead() {
@@ -296,10 +296,10 @@ fn something(ep: &Ep, ask_at: &mut u64) -> bool {
     false
 }
 
-/// Nobody shares memory with us: no peer can mark anything. With a bell, as a
+/// Nobody shares memory with us: no peer can mark anything. With a waker, as a
 /// channel that comes rings it.
 fn alone(ep: &Ep) -> bool {
-    ep.bell().is_some() && chan::none()
+    ep.waker().is_some() && chan::none()
 }
 
 /// Whether spinning may pay: Some(cpu of the peer, or 0). None: every peer we
@@ -324,7 +324,7 @@ fn spin_target(g: &Inner) -> Option<u32> {
     other.then_some(0)
 }
 
-/// Sleep in the kernel until a bell, a kernel descriptor, a signal, or the
+/// Sleep in the kernel until a waker, a kernel descriptor, a signal, or the
 /// deadline.
 ///
 /// # Safety
@@ -332,15 +332,15 @@ fn spin_target(g: &Inner) -> Option<u32> {
 unsafe fn sleep(
     ep: &'static Ep,
     out: &mut Out,
-    (deadline, unarmed, since): (Option<u64>, &mut bell::Unarmed, &mut Option<u64>),
+    (deadline, unarmed, since): (Option<u64>, &mut waker::Unarmed, &mut Option<u64>),
     mask: *const libc::sigset_t,
 ) -> Result<()> {
-    // Items that are not hot are in no list of the instance.
+    // Items that are not active are in no list of the instance.
     crate::peers::look_at_all();
     let mut limit = deadline.map(|t| t.saturating_sub(sys::now_ns()));
     {
         let Ok(mut g) = ep.lock.lock() else { return Err(Errno::EINTR) };
-        // Without a monitor there are no bells, and the sleep is cut below.
+        // Without a monitor there are no wakers, and the sleep is cut below.
         let armed = arm_all(ep, &mut g, ep);
         // New clients of a listener are announced by the monitor.
         let heard = g.n_listeners == 0 || ep.watch_ctl();
@@ -359,15 +359,15 @@ unsafe fn sleep(
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
-        let (limit, idle) = crate::idle::cut(ep.aloof.cut(zone::balance::cut(bell::cut(limit))));
+        let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(zone::balance::cut(waker::cut(limit))));
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask, false) };
         *since = Some(t0);
         if ep.zoned.load(Ordering::Relaxed) {
-            ep.aloof.waited(ep.fd.load(Ordering::Relaxed), t0, out.n > 0);
+            ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), t0, out.n > 0);
             if out.n == 0 && r == Ok(Spoke::Nobody) {
-                ep.aloof.attend(ep.fd.load(Ordering::Relaxed));
+                ep.unsubscribed.attend(ep.fd.load(Ordering::Relaxed));
             }
         }
         if idle && out.n == 0 && r == Ok(Spoke::Nobody) {

@@ -7,7 +7,7 @@ use core::fmt::Write;
 use fsocket_sys as sys;
 
 /// The variable that leads the next program to what it inherits.
-pub const HEIR: &[u8] = b"FASTSOCKET_HEIR=";
+pub const SUCCESSOR: &[u8] = b"FASTSOCKET_SUCCESSOR=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const SOCKET: &[u8] = b"FASTSOCKET_SOCKET=";
 const DISABLE: &[u8] = b"FASTSOCKET_DISABLE=";
@@ -107,21 +107,21 @@ pub fn lost_us(env: Env) -> bool {
     START.lock().is_ok_and(|s| s.entry.1 != 0) && value(env, PRELOAD).is_none()
 }
 
-/// Call `f` with `env`, and with what `heir` (control socket and nonce) and
+/// Call `f` with `env`, and with what `successor` (control socket and nonce) and
 /// `inject` add to it.
-pub fn extended<R>(env: Env, heir: Option<(i32, u64)>, inject: bool, f: impl FnOnce(Env) -> R) -> R {
-    if heir.is_none() && !inject {
+pub fn extended<R>(env: Env, successor: Option<(i32, u64)>, inject: bool, f: impl FnOnce(Env) -> R) -> R {
+    if successor.is_none() && !inject {
         return f(env);
     }
     let mut variable = Text { buf: [0; 64], len: 0 };
-    if let Some((fd, nonce)) = heir {
-        let _ = variable.write_str(core::str::from_utf8(HEIR).unwrap_or_default());
+    if let Some((fd, nonce)) = successor {
+        let _ = variable.write_str(core::str::from_utf8(SUCCESSOR).unwrap_or_default());
         let _ = write!(variable, "{fd}:{nonce:x}");
     }
     let needed = entries(env).count() + KEPT.len() + 2;
     let mut stack = [core::ptr::null::<c_char>(); ENTRIES];
     if needed <= ENTRIES {
-        fill(&mut stack, env, heir.is_some().then_some(&variable), inject);
+        fill(&mut stack, env, successor.is_some().then_some(&variable), inject);
         return f(stack.as_ptr());
     }
     let size = needed * core::mem::size_of::<*const c_char>();
@@ -129,7 +129,7 @@ pub fn extended<R>(env: Env, heir: Option<(i32, u64)>, inject: bool, f: impl FnO
     let Ok(memory) = sys::mmap(size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else { return f(env) };
     // SAFETY: `size` bytes of zeros, aligned to a page.
     let list = unsafe { core::slice::from_raw_parts_mut(memory as *mut *const c_char, needed) };
-    fill(list, env, heir.is_some().then_some(&variable), inject);
+    fill(list, env, successor.is_some().then_some(&variable), inject);
     let r = f(memory as Env);
     // SAFETY: mapped above, nobody refers to it any more.
     let _ = unsafe { sys::munmap(memory, size) };
@@ -137,13 +137,13 @@ pub fn extended<R>(env: Env, heir: Option<(i32, u64)>, inject: bool, f: impl FnO
 }
 
 /// `list` is long enough and ends with null.
-fn fill(list: &mut [*const c_char], env: Env, heir: Option<&Text>, inject: bool) {
+fn fill(list: &mut [*const c_char], env: Env, successor: Option<&Text>, inject: bool) {
     let mut n = 0;
     let mut add = |entry: *const c_char| {
         list[n] = entry;
         n += 1;
     };
-    for e in entries(env).filter(|e| !bytes(*e).starts_with(HEIR)) {
+    for e in entries(env).filter(|e| !bytes(*e).starts_with(SUCCESSOR)) {
         add(e);
     }
     if inject {
@@ -155,7 +155,7 @@ fn fill(list: &mut [*const c_char], env: Env, heir: Option<&Text>, inject: bool)
             }
         }
     }
-    if let Some(t) = heir {
+    if let Some(t) = successor {
         add(t.buf.as_ptr() as *const c_char);
     }
 }

@@ -42,7 +42,7 @@ impl Drop for File {
 
 impl Start<'_> {
     /// May it be another file, or none, as seen from another directory?
-    pub fn is_relative(&self) -> bool {
+    pub fn is_in_fork_group(&self) -> bool {
         !self.file.is_empty() && !self.file.to_bytes().starts_with(b"/")
     }
 

@@ -2,7 +2,7 @@
 //! came, also if it is accepted later.
 //!
 //! Before a listener's options change, the monitor marks what waits in its queues, and
-//! what they are is kept here under that mark. A relative that is forked later has it,
+//! what they are is kept here under that mark. Another process of the fork group that is forked later has it,
 //! too; one that lives already takes the listener's options as they are.
 
 use super::COUNT;
@@ -41,7 +41,7 @@ pub fn changes(fd: i32, d: &Desc) {
     if !ctl::request(m, None).is_ok_and(|(answer, _)| answer.arg0 > 0) {
         return;
     }
-    // Relatives may have set some.
+    // Processes of the fork group may have set some.
     zone::follow_options(fd, d);
     let Ok(mut k) = KEPT.lock() else { return };
     let i = k.next % CHANGES;

@@ -25,7 +25,7 @@ pub const IPV6_ADDRFORM: i32 = 1;
 
 /// Does this option change what arrives with the bytes, or what becomes of the
 /// connection, in ways that only the kernel has?
-fn only_kernels(level: i32, name: i32, v: i32) -> bool {
+fn is_kernel_only(level: i32, name: i32, v: i32) -> bool {
     match (level, name) {
         (S, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING) => v != 0,
         (S, SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW) => v != 0,
@@ -50,7 +50,8 @@ pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
     // What has a path already leaves it. (Before, what matters is known when it gets one.)
     let has_path = d.is_conn() || d.kind() == kind::LISTENER;
     let device = level == S && matches!(name, libc::SO_BINDTODEVICE | libc::SO_BINDTOIFINDEX) && has_path;
-    if (device || only_kernels(level, name, v)) && ((level, name) != (libc::IPPROTO_IPV6, IPV6_ADDRFORM) || has_form())
+    if (device || is_kernel_only(level, name, v))
+        && ((level, name) != (libc::IPPROTO_IPV6, IPV6_ADDRFORM) || has_form())
     {
         leave(d);
     }
@@ -68,7 +69,7 @@ pub fn leave(d: &'static Desc) {
             listen::abandon(d);
         }
         kind::KERNEL => crate::upgrade::give_up(d),
-        kind::FRESH | kind::BOUND => d.kernels.store(true, Ordering::Relaxed),
+        kind::FRESH | kind::BOUND => d.kernel_only.store(true, Ordering::Relaxed),
         _ => {}
     }
 }
@@ -151,9 +152,9 @@ pub fn inherit(listener: &Desc, fd: i32, d: &Desc, placeholder: i32) {
 }
 
 /// The kernel end of a switched connection has what was set on the placeholder.
-pub fn dress(d: &Desc, fd: i32) {
+pub fn apply_options(d: &Desc, fd: i32) {
     if any(d) {
-        if let Some(from) = table::number_of(d) {
+        if let Some(from) = table::fd_of(d) {
             copy(d, from, fd);
         }
     }
@@ -163,8 +164,7 @@ pub fn dress(d: &Desc, fd: i32) {
 /// kernel's word that the buffer is free.
 pub fn zerocopy(d: &'static Desc) {
     let mut v = [0u8; 4];
-    let on =
-        table::number_of(d).is_some_and(|fd| sys::getsockopt(fd, S, libc::SO_ZEROCOPY, &mut v).is_ok() && v != [0; 4]);
+    let on = table::fd_of(d).is_some_and(|fd| sys::getsockopt(fd, S, libc::SO_ZEROCOPY, &mut v).is_ok() && v != [0; 4]);
     if on && d.is_conn() {
         leave(d);
     }

@@ -40,20 +40,20 @@ pub fn requeue(d: &'static Desc) {
     }
     if raised {
         // Of several that do this at once, the last one has the last word.
-        let _ = l.backlog().map(|limit| sys::listen(table::number_of(d).unwrap_or(-1), limit));
+        let _ = l.backlog().map(|limit| sys::listen(table::fd_of(d).unwrap_or(-1), limit));
     }
 }
 
 /// Has the kernel's queue no room for another one? (It takes one more than its limit.)
 fn is_full(d: &Desc) -> bool {
-    let fd = table::number_of(d).unwrap_or(-1);
+    let fd = table::fd_of(d).unwrap_or(-1);
     fsocket_zones::listener::backlog(fd).is_ok_and(|(limit, waiting)| waiting >= limit)
 }
 
 /// Our queues take more than the program's backlog, and nobody may be there to accept. True: it
 /// is raised. If this process is killed before it has set it back it stays so: not without need.
 fn raise(d: &Desc, l: &Listener) -> bool {
-    let fd = table::number_of(d).unwrap_or(-1);
+    let fd = table::fd_of(d).unwrap_or(-1);
     let mut on = [0u8; 4];
     let listens = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut on).is_ok() && on != [0; 4];
     listens && l.backlog().is_some() && sys::listen(fd, MOST).is_ok()
@@ -70,7 +70,7 @@ fn one(
 ) -> Option<()> {
     let server = l.addr().port;
     let client_family = c.slot(slot).family.load(Ordering::Relaxed);
-    // Each time: a relative that does the same may have finished, and set it back. Also
+    // Each time: another process of the fork group that does the same may have finished, and set it back. Also
     // between the two calls, and then the kernel's queue may be full.
     // -1: the monitor has it.
     let other = (0..TRIES).find_map(|failed| {

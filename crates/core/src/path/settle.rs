@@ -1,7 +1,7 @@
 //! Putting the kernel socket behind the program's own descriptor numbers.
 
 use crate::table::{self, kind, Desc};
-use crate::{bell, chan, epoll, opts, process, token};
+use crate::{chan, epoll, opts, process, token, waker};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
@@ -10,7 +10,7 @@ use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Result};
 
 /// Give a kernel end what the program has set on the connection.
-pub fn dress(d: &Desc, fd: i32) {
+pub fn apply_options(d: &Desc, fd: i32) {
     if d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
         let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
     }
@@ -34,7 +34,7 @@ pub fn shut(d: &Desc, fd: i32) {
 }
 
 /// Has the program been told of the error with which the connection ended?
-pub fn error_is_told(d: &Desc) -> bool {
+pub fn error_is_reported(d: &Desc) -> bool {
     let s = d.sock();
     let f = s.flags.load(Ordering::Relaxed);
     f & flag::RST_REPORTED != 0 || f & flag::SENT_AFTER_CLOSE != 0 && s.err.load(Ordering::Relaxed) == 0
@@ -47,17 +47,17 @@ pub fn forget_error(fd: i32) {
 /// Of two sides that are both there one has shut down both directions, and answers what is
 /// sent to it with a reset. If that has happened it happens again between the kernel's sockets,
 /// so that each shows what it would. When everything has been poured; the mover's part.
-pub fn meet_the_deaf(d: &Desc, theirs: u32, own: i32) {
-    // (Alive and with a reset: we were the deaf one.)
+pub fn replay_reset(d: &Desc, theirs: u32, own: i32) {
+    // (Alive and with a reset: this end had shut down both ways.)
     let reset = theirs & status::RST != 0;
-    if theirs & status::CLOSED != 0 || !reset && theirs & status::DEAF == 0 {
+    if theirs & status::CLOSED != 0 || !reset && theirs & status::SHUT_BOTH == 0 {
         return;
     }
     if reset {
         let _ = sys::shutdown(own, libc::SHUT_RDWR);
         return super::pair::act(d, act::SPEAK);
     }
-    super::pair::act(d, act::DEAF);
+    super::pair::act(d, act::SHUT_BOTH);
     let sent = d.sock().flags.load(Ordering::Relaxed) & flag::SENT_AFTER_CLOSE != 0;
     let mut p = libc::pollfd { fd: own, events: 0, revents: 0 };
     // SAFETY: one pollfd.
@@ -95,15 +95,15 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     }
     let mut kept = None;
     let mut n = 0;
-    table::each_number(d, |number| {
-        let cloexec = sys::fcntl(number, libc::F_GETFD, 0).unwrap_or(0) & libc::FD_CLOEXEC;
+    table::each_fd(d, |own| {
+        let cloexec = sys::fcntl(own, libc::F_GETFD, 0).unwrap_or(0) & libc::FD_CLOEXEC;
         let flags = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-        if sys::dup3(fd, number, flags).is_ok() {
-            kept.get_or_insert(number);
+        if sys::dup3(fd, own, flags).is_ok() {
+            kept.get_or_insert(own);
         }
         n += 1;
     });
-    d.moved_to.store(kept.map_or(0, |k| k + 1), Ordering::Release);
+    d.migrated_to.store(kept.map_or(0, |k| k + 1), Ordering::Release);
     // Release: who sees that it is no connection of ours knows where it went.
     d.kind.store(kind::FRESH, Ordering::Release);
     // Behind whatever other threads are in the middle of: the slot may be
@@ -113,8 +113,8 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     s.tx.withdraw();
     s.rx.withdraw();
     drop(tokens);
-    epoll::moved_to_kernel(d, d.kernel_end.load(Ordering::Relaxed) - 1);
-    table::remove_numbers(d);
+    epoll::migrated_to_kernel(d, d.kernel_end.load(Ordering::Relaxed) - 1);
+    table::remove_fds(d);
     // Threads that sleep on it go on in the kernel.
     wake_own(d);
     leave(d);
@@ -147,7 +147,7 @@ pub fn leave(d: &'static Desc) {
 pub fn gone(d: &Desc) {
     // Before CLOSED: from then on the slot can be somebody else's.
     super::pair::release(d, d.side.load(Ordering::Relaxed));
-    let moved = status::MOVING | status::MOVED | status::CLOSED;
+    let moved = status::MIGRATING | status::MIGRATED | status::CLOSED;
     d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
 }
 
@@ -161,11 +161,11 @@ impl Beside {
     pub fn of(d: &Desc) -> Beside {
         Beside(super::pair::releasing(d, d.side.load(Ordering::Relaxed)))
     }
-    /// After CLOSED. Either the mover has seen that, or this sees MOVING: it fences heavily
+    /// After CLOSED. Either the mover has seen that, or this sees MIGRATING: it fences heavily
     /// in between.
     pub fn closed(self, d: &Desc) {
         fence(Ordering::SeqCst);
-        if d.rx().1.prod.status.load(Ordering::Acquire) & (status::MOVING | status::MOVED) != 0 {
+        if d.rx().1.prod.status.load(Ordering::Acquire) & (status::MIGRATING | status::MIGRATED) != 0 {
             super::pair::send_release(self.0);
         }
     }
@@ -173,20 +173,20 @@ impl Beside {
 
 /// The program closes a connection whose ring still has something. `last`: no
 /// other process has it.
-pub fn close_mixed(d: &Desc, last: bool, reset: bool) {
+pub fn close_draining(d: &Desc, last: bool, reset: bool) {
     let Some(fd) = table::take_end(d) else { return };
     if last {
         if reset {
             reset_on_close(fd);
         }
         super::pair::release(d, d.side.load(Ordering::Relaxed));
-        let moved = status::MOVING | status::MOVED;
+        let moved = status::MIGRATING | status::MIGRATED;
         d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
     }
     process::close_own(fd);
 }
 
-/// Threads and relatives of this process that sleep on the connection look
+/// Threads and processes of the fork group of this process that sleep on the connection look
 /// again.
 pub fn wake_own(d: &'static Desc) {
     let wants = [&d.rx().1.want_data, &d.tx().1.want_space];
@@ -199,10 +199,10 @@ pub fn wake_own(d: &'static Desc) {
         for w in wants {
             let mask = w.take();
             if mask != 0 {
-                bell::wake_side(c, c.my_side(), slot, w, mask);
+                waker::wake_side(c, c.my_side(), slot, w, mask);
             }
         }
     }
     epoll::changed(d);
-    bell::ring_sleepers();
+    waker::ring_sleepers();
 }

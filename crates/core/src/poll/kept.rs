@@ -85,12 +85,12 @@ impl<'a> Kept<'a> {
     pub fn woken(&self) -> bool {
         // (The end of a listener's last number wakes nobody there.)
         let turned = |o: &One| o.kind == kind::CONN && o.d.kind() != o.kind;
-        self.all().iter().any(|o| turned(o) || super::unsettled(o.d) || super::events(o.d, o.wanted) != 0)
+        self.all().iter().any(|o| turned(o) || super::pending(o.d) || super::events(o.d, o.wanted) != 0)
     }
 
     /// Follow connections without a number here whose path was switched.
     pub fn settle(&self) {
-        for o in self.all().iter().filter(|o| super::unsettled(o.d)) {
+        for o in self.all().iter().filter(|o| super::pending(o.d)) {
             let _ = path::follow(o.d);
         }
     }

@@ -14,7 +14,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 
 /// Flags that change nothing for who finds something.
 const PLAIN: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MOVING | flag::TOOK | flag::LOWAT;
+const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MIGRATING | flag::DRAINED | flag::LOWAT;
 
 /// # Safety
 /// `buf` is the program's for `len` bytes; it need not be there.
@@ -126,7 +126,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         h.credit.store(1, Ordering::Relaxed);
     }
     drop(t);
-    told(d, rx, h, got)
+    received(d, rx, h, got)
 }
 
 /// [`recv_fast`] by the only thread that has ever received, and has done so before. Any descriptor
@@ -147,7 +147,7 @@ pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: 
     // SAFETY: as in `recv_fast`.
     let got = unsafe { ring::recv(r, rx, h, Some(buf), len, false) };
     drop(t);
-    told(d, rx, h, got)
+    received(d, rx, h, got)
 }
 
 /// After a [`recv_on_credit`] that has returned 0: is that because nothing is there? Then to look once more
@@ -159,7 +159,7 @@ pub fn found_nothing(d: &Desc) -> bool {
 
 /// What a receive that is out of the ring has got; 0: nothing, or a hostile peer.
 #[inline(always)]
-fn told(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, Failed>) -> usize {
+fn received(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, Failed>) -> usize {
     match got {
         Ok(n @ 1..) => {
             consumed(d, rx, h);
@@ -222,7 +222,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let mut done = 0;
     loop {
         let mut looked = false;
-        if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MOVING != 0 {
+        if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MIGRATING != 0 {
             looked = true;
             if left_rings(d) {
                 hold.get_or_insert_with(|| Hold::on(d));
@@ -241,17 +241,17 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         }
         if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
             let got = match token::enter(h) {
-                Err(token::Busy) => return Err(Errno::EAGAIN),
+                Err(token::Reentered) => return Err(Errno::EAGAIN),
                 Ok(_) if !d.is_conn() => match path::went_to(d) {
                     Some(_) => continue,
                     None if done > 0 => return Ok(done),
-                    None => match table::given_up(d) {
+                    None => match table::detached(d) {
                         // SAFETY: the caller's.
-                        Some(number) => return unsafe { anew(number.fd, buf, len, flags) },
+                        Some(detached) => return unsafe { restart_on_fd(detached.fd, buf, len, flags) },
                         None => return Err(Errno::EBADF),
                     },
                 },
-                Ok(_) if s.flags.load(Ordering::Relaxed) & (flag::MOVING | flag::TOOK) != 0 => continue,
+                Ok(_) if s.flags.load(Ordering::Relaxed) & (flag::MIGRATING | flag::DRAINED) != 0 => continue,
                 Ok(_t) => {
                     if len == 0 {
                         ring::available(r, rx, h, 1).map(|n| if n > 0 { usize::MAX } else { 0 })
@@ -312,7 +312,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         }
         if done == 0 && d.items.load(Ordering::Relaxed) == 0 {
             hold.get_or_insert_with(|| Hold::on(d));
-            if crate::foreign::noticed() {
+            if crate::unhooked::noticed() {
                 continue;
             }
         }
@@ -344,10 +344,10 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 (block, target) = (false, 1);
                 continue;
             }
-            return match table::given_up(d) {
+            return match table::detached(d) {
                 _ if done > 0 => Ok(done),
                 // SAFETY: the caller's.
-                Some(number) if e == Errno::EBADF => unsafe { anew(number.fd, buf, len, flags) },
+                Some(detached) if e == Errno::EBADF => unsafe { restart_on_fd(detached.fd, buf, len, flags) },
                 _ => Err(e),
             };
         }
@@ -360,7 +360,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
 /// # Safety
 /// As [`recv`].
 #[cold]
-unsafe fn anew(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+unsafe fn restart_on_fd(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
     match table::lookup(fd) {
         // SAFETY: the caller's.
         Some(d) if d.is_conn() => unsafe { recv(d, buf, len, flags) },

@@ -19,9 +19,9 @@ const SHARED_CPU: usize = 256 * 1024;
 /// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
 const MSS: usize = 32 * 1024;
 
-const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MOVED;
+const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MIGRATED;
 /// The peer's state in which a send is not the ring's alone.
-const NOT_NOW: u32 = status::RST | status::CLOSED | status::DEAF | status::MOVING;
+const NOT_NOW: u32 = status::RST | status::CLOSED | status::SHUT_BOTH | status::MIGRATING;
 /// Flags that change nothing for us.
 const SEND_PLAIN: i32 =
     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_DONTROUTE | libc::MSG_CONFIRM;
@@ -137,7 +137,7 @@ pub unsafe fn send_tiny<const SPARE: bool>(d: &'static Desc, buf: *const u8, len
     if !unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) } {
         return not_there(h);
     }
-    told(d, h, || me.map_or_else(cpu::mark, token::Here::cpu_mark))
+    published(d, h, || me.map_or_else(cpu::mark, token::Here::cpu_mark))
 }
 
 /// The same for up to [`ring::SMALL`] bytes.
@@ -154,7 +154,7 @@ pub unsafe fn send_small(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
     if !unsafe { ring::send_on_credit(d.tx_ring(), h, slot, buf, len) } {
         return not_there(h);
     }
-    told(d, h, cpu::mark)
+    published(d, h, cpu::mark)
 }
 
 /// The message is not there. (Without a call, for which [`send_tiny`] would need a stack.)
@@ -185,7 +185,7 @@ fn on_credit(d: &'static Desc, len: usize) -> Option<(&'static Half, ring::Slot)
 
 /// After a send on credit.
 #[inline(always)]
-fn told(d: &'static Desc, h: &Half, cpu_mark: impl FnOnce() -> u32) -> Tiny {
+fn published(d: &'static Desc, h: &Half, cpu_mark: impl FnOnce() -> u32) -> Tiny {
     if !d.tx_dir().want_data.is_silent() || h.cpu.load(Ordering::Relaxed) != cpu_mark() {
         return Tiny::Tell;
     }
@@ -251,7 +251,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     // Of nothing there is no urgent byte.
     let urgent = flags & libc::MSG_OOB != 0 && len > 0;
     if urgent {
-        if path::of(d) == Path::Shm && !only_deaf(d) {
+        if path::of(d) == Path::Shm && !only_shut_both(d) {
             if let Some(r) = refused(d, len, 0, flags) {
                 return r;
             }
@@ -270,7 +270,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     // Who only writes and then waits by a system call of its own is seen here.
     if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
         hold.get_or_insert_with(|| Hold::on(d));
-        crate::foreign::noticed();
+        crate::unhooked::noticed();
     }
     loop {
         if left_rings(d) {
@@ -297,13 +297,13 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             return Ok(done);
         }
         let step = match token::enter(h) {
-            Err(token::Busy) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
+            Err(token::Reentered) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
             Ok(_) if !d.is_conn() => match path::went_to(d) {
                 Some(_) => continue,
                 None if done > 0 => return Ok(done),
-                None => match table::given_up(d) {
+                None => match table::detached(d) {
                     // SAFETY: the caller's.
-                    Some(number) => return unsafe { anew(number.fd, buf, len, flags) },
+                    Some(detached) => return unsafe { restart_on_fd(detached.fd, buf, len, flags) },
                     None => return Err(Errno::EBADF),
                 },
             },
@@ -340,10 +340,10 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                     continue;
                 }
                 if let Err(e) = wait_space(d, &mut waits) {
-                    return match table::given_up(d) {
+                    return match table::detached(d) {
                         _ if done > 0 => Ok(done),
                         // SAFETY: the caller's.
-                        Some(number) if e == Errno::EBADF => unsafe { anew(number.fd, buf, len, flags) },
+                        Some(detached) if e == Errno::EBADF => unsafe { restart_on_fd(detached.fd, buf, len, flags) },
                         _ => Err(e),
                     };
                 }
@@ -372,7 +372,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
 /// # Safety
 /// As [`send`].
 #[cold]
-unsafe fn anew(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+unsafe fn restart_on_fd(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
     match table::lookup(fd) {
         // SAFETY: the caller's.
         Some(d) if d.is_conn() => unsafe { send(d, buf, len, flags) },
@@ -440,10 +440,10 @@ pub fn rather(d: &'static Desc, flags: i32, e: Errno) -> Errno {
 
 /// Would the peer, which is there and has shut down both directions, answer a send? To an urgent
 /// one it does so in the kernel, and shows that it was urgent.
-fn only_deaf(d: &Desc) -> bool {
+fn only_shut_both(d: &Desc) -> bool {
     const SENT: u32 = flag::SHUT_WR | flag::SENT_AFTER_CLOSE | flag::POISONED;
     let theirs = d.rx().1.prod.status.load(Ordering::Acquire);
-    theirs & (status::DEAF | status::CLOSED | status::RST) == status::DEAF
+    theirs & (status::SHUT_BOTH | status::CLOSED | status::RST) == status::SHUT_BOTH
         && d.sock().flags.load(Ordering::Relaxed) & SENT == 0
         && d.sock().err.load(Ordering::Relaxed) == 0
 }
@@ -494,7 +494,7 @@ fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
             // both directions has answered, and is reset itself.
             super::end(d, status::RST);
             notify(d, &d.tx().1.want_data);
-            // Relatives that wait on it see the hang-up, too.
+            // Processes of the fork group that wait on it see the hang-up, too.
             path::wake_own(d);
             return Some(Refused::Swallow);
         }

@@ -144,10 +144,10 @@ fn restarts(d: &Desc, want: &Want) -> bool {
 /// sleep must not arrive there: a program that puts another file in the socket's place sends the
 /// thread a signal next, which ends a sleep, and the thread shall find that file. One that sleeps
 /// already stays with the connection, as in the kernel. So the words move, and nobody is woken.
-pub fn number_given_up(d: &'static Desc) {
+pub fn fd_detached(d: &'static Desc) {
     if d.is_conn() {
         for want in [&d.rx_dir().want_data, &d.tx_dir().want_space] {
-            // Behind `given_up`: who has read the word before this, and sleeps by it, finds it
+            // Behind `detached`: who has read the word before this, and sleeps by it, finds it
             // changed; who reads it afterwards sees the number gone.
             want.seq.fetch_add(1, Ordering::AcqRel);
         }
@@ -230,11 +230,11 @@ fn sleep_on(
         if ready() {
             break;
         }
-        if let Some(number) = table::given_up(d) {
+        if let Some(detached) = table::detached(d) {
             match w.begun || d.midway.load(Ordering::Relaxed) != 0 {
                 false => return Err(Errno::EBADF),
                 // The signal that follows may have come just now, while awake.
-                true if number.replaced => return Err(Errno::EINTR),
+                true if detached.replaced => return Err(Errno::EINTR),
                 true => {}
             }
         }
@@ -267,7 +267,7 @@ fn sleep_on(
             _ => {}
         }
     }
-    spin.slept(t0, want.told.load(Ordering::Relaxed));
+    spin.slept(t0, want.notified_at.load(Ordering::Relaxed));
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! For one thread and its signal handlers only, with the feature `unguarded` not even for these: to
 //! measure what the rest costs (`make bench-sharing`).
 
-use super::{Busy, Linux};
+use super::{Linux, Reentered};
 use fsocket_abi::arena::Half;
 use fsocket_sync::token;
 use fsocket_sys as sys;
@@ -12,10 +12,10 @@ const GUARDED: bool = cfg!(not(feature = "unguarded"));
 pub struct Entered<'a>(#[allow(dead_code)] Option<token::Owned<'a, Half>>);
 
 #[inline(always)]
-pub fn enter(h: &Half) -> Result<Entered<'_>, Busy> {
+pub fn enter(h: &Half) -> Result<Entered<'_>, Reentered> {
     let _ = token::enter::<Linux, Half>;
     match GUARDED {
-        true => token::enter_on_credit(h).map(|t| Entered(Some(t))).ok_or(Busy),
+        true => token::enter_on_credit(h).map(|t| Entered(Some(t))).ok_or(Reentered),
         false => Ok(Entered(None)),
     }
 }

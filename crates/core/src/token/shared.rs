@@ -1,6 +1,6 @@
 //! For all threads of all processes that have the socket.
 
-use super::{Busy, Linux};
+use super::{Linux, Reentered};
 use crate::process;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Half;
@@ -11,7 +11,7 @@ use fsocket_sys as sys;
 pub type Entered<'a> = token::Entered<'a, Half>;
 
 #[inline(always)]
-pub fn enter(h: &Half) -> Result<Entered<'_>, Busy> {
+pub fn enter(h: &Half) -> Result<Entered<'_>, Reentered> {
     token::enter::<Linux, Half>(h, process::thread())
 }
 

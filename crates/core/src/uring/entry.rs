@@ -163,7 +163,7 @@ impl Entry {
     pub unsafe fn further(&self, used: impl FnMut(i32)) {
         match self.op {
             // SAFETY: the caller's.
-            op::FILES_UPDATE => unsafe { numbers(self.addr as *const i32, self.len as usize, used) },
+            op::FILES_UPDATE => unsafe { fds_of(self.addr as *const i32, self.len as usize, used) },
             // SAFETY: the caller's.
             op::SENDMSG | op::SENDMSG_ZC => unsafe { crate::close::passing(self.addr as *const libc::msghdr) },
             _ => {}
@@ -173,7 +173,7 @@ impl Entry {
 
 /// # Safety
 /// `fds` is null or points to `n` numbers.
-pub unsafe fn numbers(fds: *const i32, n: usize, mut used: impl FnMut(i32)) {
+pub unsafe fn fds_of(fds: *const i32, n: usize, mut used: impl FnMut(i32)) {
     if fds.is_null() {
         return;
     }
@@ -193,10 +193,10 @@ pub unsafe fn registered(op: u32, arg: *const u8, n: u32, used: impl FnMut(i32))
         let list = |at: usize| (arg.add(at) as *const u64).read_unaligned() as *const i32;
         let count = |at: usize| (arg.add(at) as *const u32).read_unaligned() as usize;
         match op {
-            register::FILES => numbers(arg as *const i32, n as usize, used),
-            register::FILES_UPDATE => numbers(list(8), n as usize, used),
-            register::FILES2 => numbers(list(16), count(0), used),
-            register::FILES_UPDATE2 => numbers(list(8), count(24), used),
+            register::FILES => fds_of(arg as *const i32, n as usize, used),
+            register::FILES_UPDATE => fds_of(list(8), n as usize, used),
+            register::FILES2 => fds_of(list(16), count(0), used),
+            register::FILES_UPDATE2 => fds_of(list(8), count(24), used),
             _ => {}
         }
     }

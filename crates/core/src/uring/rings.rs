@@ -5,7 +5,7 @@ use crate::uring::entry::{Entry, SIZE};
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_sys as sys;
 
-/// Rings at a time. Those beyond are looked for by `foreign`.
+/// Rings at a time. Those beyond are looked for by `unhooked`.
 const MAX: usize = 64;
 
 const SETUP_SQE128: u32 = 1 << 10;

@@ -59,9 +59,9 @@ impl Peer {
 /// # Safety
 /// `peer` as accept4(2) wants it.
 pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
-    let Some(z) = of(d).filter(|z| z.state() != super::state::OFF || z.is_guest()) else { return Outcome::Kernel };
+    let Some(z) = of(d).filter(|z| z.state() != super::state::OFF || z.is_non_worker()) else { return Outcome::Kernel };
     ctl::poll();
-    super::watch::told();
+    super::watch::look_if_asked();
     if let Some(r) = z.take_own(fd, peer) {
         return Outcome::Done(r);
     }
@@ -71,7 +71,7 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
     let nonblock = is_nonblocking(fd);
     z.come(fd, nonblock);
     if !z.is_active() {
-        if z.is_guest() {
+        if z.is_non_worker() {
             return Outcome::Done(match z.take_other(fd, nonblock, peer) {
                 Err(Errno::EAGAIN) if !nonblock => z.wait(fd, d, peer),
                 r => r,
@@ -82,7 +82,7 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
         }
         // As the kernel does, but we see when it returns.
         return Outcome::Done(peer.accept(fd).inspect(|_| {
-            z.pace.accepted();
+            z.dwell.accepted();
             stats::count(Counter::AcceptKernel);
             stats::count(Counter::AcceptGlobal);
         }));
@@ -140,7 +140,7 @@ impl Zoned {
     /// A connection was accepted from the global socket, elsewhere.
     pub fn returned(&self) {
         self.count_member();
-        self.pace.accepted();
+        self.dwell.accepted();
     }
 
     /// The calling thread is in `accept`: it may become a worker now.
@@ -218,7 +218,7 @@ impl Zoned {
             Err(Errno::EAGAIN) => {}
             r => return r,
         }
-        if let Ok(n) = self.take_parcel(peer) {
+        if let Ok(n) = self.take_handed_off(peer) {
             return self.accepted(n, sys::cpu::current().saturating_sub(1), zone_accept::STOLEN);
         }
         if let Some(r) = self.take_from_peers(peer) {
@@ -263,7 +263,7 @@ impl Zoned {
     }
 
     pub(super) fn accepted(&self, n: i32, zone: u32, from: usize) -> Result<i32> {
-        self.pace.accepted();
+        self.dwell.accepted();
         stats::count(Counter::AcceptKernel);
         stats::count(
             [Counter::AcceptLocal, Counter::AcceptGlobal, Counter::AcceptRemote, Counter::AcceptStolen][from.min(3)],
@@ -295,7 +295,7 @@ impl Zoned {
         loop {
             let own = self.own().map_or(-1, |l| l.fd());
             super::balance::before_sleep();
-            let mut p = [fd, own, self.peers_fd(), self.parcels(), -1, -1].map(|fd| libc::pollfd {
+            let mut p = [fd, own, self.peers_fd(), self.handoff_fd(), -1, -1].map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
@@ -318,7 +318,7 @@ impl Zoned {
                 return peer.accept(fd);
             }
             // Descriptors that another thread closes do not wake us.
-            if process::nonce() == 0 || self.own().is_none() && !self.is_guest() {
+            if process::nonce() == 0 || self.own().is_none() && !self.is_non_worker() {
                 return peer.accept(fd);
             }
         }

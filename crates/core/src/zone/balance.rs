@@ -11,9 +11,9 @@
 //! and it is better off there. It looks again until the connection is gone, or its worker
 //! has not looked for a while ("patience"), or the zone is busy.
 
-pub mod aloof;
 mod peers;
 mod steal;
+pub mod unsubscribed;
 
 use super::{used, Local, Zoned};
 use crate::{ctl, process};
@@ -63,9 +63,9 @@ fn patience_ns(b: &Balance) -> u64 {
     b.patience.load(Ordering::Relaxed).clamp(10, 10_000_000) as u64 * 1000
 }
 
-/// While somebody is strained, else [`TRUST`] times as long.
+/// While somebody is overloaded, else [`TRUST`] times as long.
 fn usual_patience_ns(b: &Balance) -> u64 {
-    patience_ns(b) * if b.strained.load(Ordering::Relaxed) == 0 { TRUST } else { 1 }
+    patience_ns(b) * if b.overloaded.load(Ordering::Relaxed) == 0 { TRUST } else { 1 }
 }
 
 fn ticks(ns: u64) -> u64 {
@@ -132,7 +132,7 @@ impl Zoned {
 
     fn deputized(&self) -> Option<&Local> {
         let me = process::thread();
-        self.locals().find(|l| l.deputy.load(Ordering::Relaxed) == me)
+        self.locals().find(|l| l.delegate.load(Ordering::Relaxed) == me)
     }
 
     /// All of this process.
@@ -168,8 +168,8 @@ impl Zoned {
     }
 }
 
-/// [`msg::NUDGE`]: somebody's connections wait, and he does not look.
-pub fn nudged(group: u64) {
+/// [`msg::WAKE_HINT`]: somebody's connections wait, and he does not look.
+pub fn wake_hint(group: u64) {
     for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for l in z.workers() {
             l.look_at_once();

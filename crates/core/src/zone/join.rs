@@ -1,6 +1,6 @@
 //! Making a worker's local listen socket, and giving it up.
 
-use super::pace::Shown;
+use super::dwell::Shown;
 use super::{cpu, page::Page, reason, state, Local, Zoned, LOCALS};
 use crate::{ctl, process, stats};
 use core::sync::atomic::Ordering;
@@ -8,8 +8,8 @@ use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
 use fsocket_zones::classic;
-use fsocket_zones::door::Closer;
 use fsocket_zones::listener::{self, reuse_port, Shape};
+use fsocket_zones::reservation::ReuseWindow;
 
 /// How a worker is about to wait for connections. A local listen socket is made
 /// only where we see to it that it is waited for.
@@ -49,7 +49,7 @@ impl Zoned {
         if how == How::Sleeping {
             // Seen, though it may have no queue of its own yet.
             self.unseen.store(true, Ordering::Relaxed);
-            match (self.pace.back(), own) {
+            match (self.dwell.returned(), own) {
                 (Shown::Away, Some(l)) if l.sleeping.load(Ordering::Relaxed) => {
                     self.step_back(l);
                     return None;
@@ -210,7 +210,7 @@ impl Zoned {
         l.fair.store(0, Ordering::Relaxed);
         l.peers_since.store(0, Ordering::Relaxed);
         l.lazy.store(-1, Ordering::Relaxed);
-        l.deputy.store(0, Ordering::Relaxed);
+        l.delegate.store(0, Ordering::Relaxed);
         l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
         l.thread.store(who.thread, Ordering::Release);
         self.leave_membership();
@@ -232,14 +232,14 @@ impl Zoned {
                 }
             });
         }
-        let guard = self.guard.load(Ordering::Acquire);
+        let reservation = self.reservation.load(Ordering::Acquire);
         let own = || {
             near?;
-            let closer = Closer::new(&shape)?;
-            reuse_port(guard, true)?;
+            let window = ReuseWindow::new(&shape)?;
+            reuse_port(reservation, true)?;
             let made = listener::like(fd, &shape);
-            let closed = closer.close(&shape);
-            let shut = reuse_port(guard, false);
+            let closed = window.close(&shape);
+            let shut = reuse_port(reservation, false);
             match (made, closed.and(shut)) {
                 (Ok(local), Err(e)) => {
                     let _ = sys::close(local);
@@ -251,9 +251,9 @@ impl Zoned {
         own().or_else(|e| {
             // Another user by now, or in another network namespace, or a port that needs a
             // privilege.
-            reuse_port(guard, true)?;
+            reuse_port(reservation, true)?;
             let answer = ctl::request(Msg::new(msg::CLONE), Some(fd));
-            let _ = reuse_port(guard, false);
+            let _ = reuse_port(reservation, false);
             match answer {
                 Ok((_, Some(local))) => Ok(local),
                 Ok(_) => Err(e),
@@ -376,7 +376,7 @@ impl Zoned {
         let _ = ctl::request(m, None);
     }
 
-    /// A relative has shut down the global listen socket. True: there are no local ones.
+    /// Another process of the fork group has shut down the global listen socket. True: there are no local ones.
     pub(super) fn is_shut(&self) -> bool {
         let shut = !self.is_shared() && self.page().is_some_and(|p| p.shut.load(Ordering::Acquire) != 0);
         if shut {

@@ -24,7 +24,7 @@ pub struct Page {
     /// or not.
     pub selected: AtomicU32,
     /// A process is told once and then asks again (EPOLLONESHOT), for which it has but the global socket. So its
-    /// relatives have no local ones, either: it would not see what comes there.
+    /// processes of the fork group have no local ones, either: it would not see what comes there.
     pub turns: AtomicU32,
     /// Workers that were found dead.
     deaths: AtomicU32,

@@ -25,7 +25,7 @@ static OWN_SELECTOR: AtomicBool = AtomicBool::new(false);
 const NONE: u32 = 0;
 const REFUSED: u32 = u32::MAX;
 /// An address that the monitor has not been told yet.
-const UNTOLD: u64 = u64::MAX;
+const UNANNOUNCED: u64 = u64::MAX;
 
 /// What is known of such a listener. Zero: it is none.
 pub struct Shared {
@@ -114,7 +114,7 @@ impl Zoned {
         match self.ask_group(fd, true) {
             // While strangers are there the group is asked for again at times.
             Ok((id, _)) => self.shared.address.store(id, Ordering::Relaxed),
-            Err(_) if ctl::may_come() => self.shared.address.store(UNTOLD, Ordering::Relaxed),
+            Err(_) if ctl::may_come() => self.shared.address.store(UNANNOUNCED, Ordering::Relaxed),
             Err(_) => return false,
         }
         true
@@ -131,7 +131,7 @@ impl Zoned {
         let _ = fsocket_sys::close(program);
         attached?;
         self.group.store(m.id, Ordering::Relaxed);
-        let _ = self.shared.address.compare_exchange(UNTOLD, m.id, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.shared.address.compare_exchange(UNANNOUNCED, m.id, Ordering::Relaxed, Ordering::Relaxed);
         Ok((m.id, true))
     }
 
@@ -264,7 +264,7 @@ impl Zoned {
         }
     }
 
-    /// Others of the family may steal from the program's own socket, and its worker from
+    /// Others of the fork group may steal from the program's own socket, and its worker from
     /// theirs.
     fn share_member(&self, fd: i32, place: u32, thread: u64) {
         self.map_balance();

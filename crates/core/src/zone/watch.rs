@@ -184,7 +184,7 @@ pub fn deputize(ep: i32) {
     for z in used() {
         for w in z.watches.active().filter(|w| w.ep() == ep) {
             if let Some(l) = z.local_of(w.thread()) {
-                l.deputy.store(me, Ordering::Relaxed);
+                l.delegate.store(me, Ordering::Relaxed);
             }
         }
     }
@@ -233,8 +233,8 @@ impl Zoned {
         }
         l.lazy.store(-1, Ordering::Relaxed);
         self.share(l);
-        if self.parcels() >= 0 {
-            let _ = put(ep, self.parcels(), ev);
+        if self.handoff_fd() >= 0 {
+            let _ = put(ep, self.handoff_fd(), ev);
         }
         let others = self.watches.iter().filter(|w| w.events.load(Ordering::Relaxed) & IN != 0).map(|w| {
             let who = Who { thread: w.thread.load(Ordering::Relaxed), tid: w.tid.load(Ordering::Relaxed) };
@@ -278,8 +278,8 @@ impl Zoned {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
             self.take_out_peers(ep);
         }
-        if self.parcels() >= 0 {
-            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, self.parcels(), None);
+        if self.handoff_fd() >= 0 {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, self.handoff_fd(), None);
         }
         match self.watches.active().any(|w| w.thread() == thread) {
             true => {}
@@ -312,7 +312,7 @@ pub fn another_monitor() {
 /// The calling thread is about to wait in an epoll instance.
 #[inline(always)]
 pub fn before_sleep() {
-    told();
+    look_if_asked();
     if UNWATCHED.load(Ordering::Relaxed) {
         give_up_unwatched();
     }
@@ -358,12 +358,12 @@ pub fn is_double(data: u64) -> bool {
 
 /// We were told to look, by whatever call read the message, and what follows from it is
 /// not done yet.
-static TOLD: AtomicBool = AtomicBool::new(false);
+static LOOK_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// [`late`], if we were told to look.
 #[inline(always)]
-pub fn told() {
-    if TOLD.load(Ordering::Relaxed) {
+pub fn look_if_asked() {
+    if LOOK_ASKED.load(Ordering::Relaxed) {
         catch_up(false);
     }
 }
@@ -377,7 +377,7 @@ pub fn late() {
 /// `slept`: the thread waits in an instance that has listeners in it.
 #[cold]
 fn catch_up(slept: bool) {
-    TOLD.store(false, Ordering::Relaxed);
+    LOOK_ASKED.store(false, Ordering::Relaxed);
     for z in used() {
         let fd = z.fd.load(Ordering::Relaxed);
         if z.own().is_none() && (slept || z.watches.iter().any(|w| w.thread() == process::thread())) {
@@ -399,7 +399,7 @@ pub fn look(group: u64) {
     }) {
         z.ask_again();
         z.is_shut();
-        TOLD.store(true, Ordering::Relaxed);
+        LOOK_ASKED.store(true, Ordering::Relaxed);
         for w in z.watches.iter() {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
             let ev = w.event();
@@ -458,8 +458,8 @@ fn beside(fd: i32, events: i16) -> Option<(&'static Zoned, [i32; 3])> {
     let d = table::lookup(fd)?;
     let z = of(d)?;
     match z.worker(fd, How::Sleeping) {
-        Some(l) => Some((z, [l.fd(), z.parcels(), z.peers_fd()])),
-        None => z.is_guest().then_some((z, [-1; 3])),
+        Some(l) => Some((z, [l.fd(), z.handoff_fd(), z.peers_fd()])),
+        None => z.is_non_worker().then_some((z, [-1; 3])),
     }
 }
 
@@ -530,7 +530,7 @@ pub unsafe fn poll(
     }
     let deadline = Deadline::within(timeout_ns);
     let used = n + b.n + wait::BESIDE;
-    let mut asks = b.peers[..b.n].iter().flatten().any(|z| z.is_guest());
+    let mut asks = b.peers[..b.n].iter().flatten().any(|z| z.is_non_worker());
     loop {
         b.arm(&mut all[n..]);
         balance::before_sleep();

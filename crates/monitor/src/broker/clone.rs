@@ -3,8 +3,8 @@
 use crate::descriptor;
 use crate::maker;
 use crate::sockdiag::SockDiag;
-use fsocket_zones::door::{self, Closer};
 use fsocket_zones::listener::{self, reuse_port, Shape};
+use fsocket_zones::reservation::{self, ReuseWindow};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -32,20 +32,21 @@ pub fn is_alone(global: BorrowedFd<'_>, ours: impl Fn(u64) -> bool) -> Result<bo
 }
 
 /// Makes a socket for the user that `global` belongs to. In [`maker::apart`].
-pub fn clone_as_owner(global: BorrowedFd<'_>, guard: bool) -> Result<OwnedFd, Errno> {
+pub fn clone_as_owner(global: BorrowedFd<'_>, reservation: bool) -> Result<OwnedFd, Errno> {
     let fd = global.as_raw_fd();
     // The group shares an address only if one user owns all of it.
     maker::act_as(rustix::fs::fstat(global)?.st_uid)?;
     let shape = Shape::of(fd).map_err(errno)?;
-    let closer = Closer::new(&shape).map_err(errno)?;
-    if guard {
+    let window = ReuseWindow::new(&shape).map_err(errno)?;
+    if reservation {
         reuse_port(fd, true).map_err(errno)?;
     }
-    let made = if guard { door::guard(fd, &shape) } else { listener::like(fd, &shape) }.map_err(errno)?;
+    let made =
+        if reservation { reservation::reserve(fd, &shape) } else { listener::like(fd, &shape) }.map_err(errno)?;
     // SAFETY: just made, and nobody else's.
     let made = unsafe { OwnedFd::from_raw_fd(made) };
-    closer.close(&shape).map_err(errno)?;
-    if guard {
+    window.close(&shape).map_err(errno)?;
+    if reservation {
         reuse_port(made.as_raw_fd(), false).map_err(errno)?;
     }
     Ok(made)

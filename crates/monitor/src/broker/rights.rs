@@ -131,8 +131,8 @@ impl Rights {
                     tracing::warn!("zones use the classic selector: {e}");
                     Errno::OPNOTSUPP
                 })?;
-                let Parts { program, sockets, slots, selections, balances, bell } = parts;
-                Ok(Given { number: 0, fds: vec![program, sockets, slots, selections, balances, bell] })
+                let Parts { program, sockets, slots, selections, balances, waker } = parts;
+                Ok(Given { number: 0, fds: vec![program, sockets, slots, selections, balances, waker] })
             }
             op::FORGET => {
                 self.keep.iter().for_each(|k| k.forget(ask.number));
@@ -258,8 +258,13 @@ impl Rights {
         Ok((order, place, now.is_some_and(|uid| uid != owner)))
     }
 
-    fn clone_listener(&mut self, global: BorrowedFd<'_>, control: BorrowedFd<'_>, guard: u64) -> Result<Given, Errno> {
-        let guard = match guard {
+    fn clone_listener(
+        &mut self,
+        global: BorrowedFd<'_>,
+        control: BorrowedFd<'_>,
+        reservation: u64,
+    ) -> Result<Given, Errno> {
+        let reservation = match reservation {
             0 => false,
             1 => true,
             _ => return Err(Errno::INVAL),
@@ -278,7 +283,7 @@ impl Rights {
             if stranger && !is_alone(global, |cookie| ours.contains_key(&cookie))? {
                 return Err(Errno::PERM);
             }
-            clone_as_owner(global, guard)
+            clone_as_owner(global, reservation)
         });
         let made = made.map_err(|e| if e == Errno::XDEV { Errno::PERM } else { e })?;
         if stranger {

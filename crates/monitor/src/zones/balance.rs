@@ -16,7 +16,7 @@ use crate::{ConnId, Monitor};
 use fsocket_abi::balance::{self as abi, Queue, BALANCE_SIZE, ONE, QUEUES};
 use fsocket_proto::{kind, report, Msg};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use fsocket_sync::nap;
+use fsocket_sync::idle;
 use fsocket_zones::listener;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 
 /// A worker does not keep up when one in so many of its connections is stolen, and for so
 /// many looks after the last time.
-const STRAINED_SHARE: u64 = 20;
-const STRAINED_LOOKS: u32 = 20;
+const OVERLOADED_SHARE: u64 = 20;
+const OVERLOADED_LOOKS: u32 = 20;
 /// A zone has lost most of its connections when one in so many was stolen in a look, and at
 /// least so many.
 const MOST_SHARE: u64 = 4;
@@ -50,7 +50,7 @@ struct Shared {
     open_since: Instant,
     lost: u64,
     /// Looks until it counts as keeping up again.
-    strained: u32,
+    overloaded: u32,
     /// From whom it has stolen, at the last look.
     stolen: [u32; QUEUES],
 }
@@ -60,7 +60,7 @@ pub(super) struct Balance {
     /// By place.
     shared: BTreeMap<u32, Shared>,
     /// Somebody rings when something comes.
-    napping: bool,
+    parked: bool,
 }
 
 /// What one look at a group found.
@@ -91,7 +91,7 @@ fn bit(place: u32) -> u64 {
 impl Balance {
     pub(super) fn new(mem: impl AsFd) -> std::io::Result<Balance> {
         let mem = Mapping::new(mem, BALANCE_SIZE)?;
-        Ok(Balance { mem, shared: BTreeMap::new(), napping: false })
+        Ok(Balance { mem, shared: BTreeMap::new(), parked: false })
     }
 
     /// Places of the zones that share connections.
@@ -100,8 +100,8 @@ impl Balance {
     }
 
     /// Nothing comes, and somebody rings when something does.
-    pub(super) fn is_napping(&self) -> bool {
-        self.napping
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked
     }
 
     fn word(&self, off: usize) -> &AtomicU32 {
@@ -113,8 +113,8 @@ impl Balance {
     fn busy(&self) -> &AtomicU64 {
         self.bits(offset_of!(abi::Balance, busy))
     }
-    fn strained(&self) -> &AtomicU64 {
-        self.bits(offset_of!(abi::Balance, strained))
+    fn overloaded(&self) -> &AtomicU64 {
+        self.bits(offset_of!(abi::Balance, overloaded))
     }
     fn gone(&self) -> &AtomicU64 {
         self.bits(offset_of!(abi::Balance, gone))
@@ -158,10 +158,10 @@ impl Balance {
         let looked = q.looked.load(Ordering::Relaxed);
         self.gone().fetch_and(!bit(place), Ordering::Relaxed);
         self.busy().fetch_and(!bit(place), Ordering::Relaxed);
-        self.strained().fetch_and(!bit(place), Ordering::Relaxed);
+        self.overloaded().fetch_and(!bit(place), Ordering::Relaxed);
         let stolen = self.stolen(place);
         let (length, lost, open_since) = (waiting, open, Instant::now());
-        let shared = Shared { socket, added, looked, length, open, open_since, lost, strained: 0, stolen };
+        let shared = Shared { socket, added, looked, length, open, open_since, lost, overloaded: 0, stolen };
         self.shared.insert(place, shared);
     }
 
@@ -216,13 +216,13 @@ impl Balance {
                 self.busy().fetch_and(!bit(place), Ordering::Relaxed);
             }
             let lost = lost[(place as usize - 1) % QUEUES];
-            if lost > 0 && lost * STRAINED_SHARE >= added.wrapping_sub(s.added) {
-                s.strained = STRAINED_LOOKS;
-                self.strained().fetch_or(bit(place), Ordering::Relaxed);
-            } else if s.strained > 0 {
-                s.strained -= 1;
-                if s.strained == 0 {
-                    self.strained().fetch_and(!bit(place), Ordering::Relaxed);
+            if lost > 0 && lost * OVERLOADED_SHARE >= added.wrapping_sub(s.added) {
+                s.overloaded = OVERLOADED_LOOKS;
+                self.overloaded().fetch_or(bit(place), Ordering::Relaxed);
+            } else if s.overloaded > 0 {
+                s.overloaded -= 1;
+                if s.overloaded == 0 {
+                    self.overloaded().fetch_and(!bit(place), Ordering::Relaxed);
                 }
             }
             let looked = q.looked.load(Ordering::Relaxed);
@@ -247,13 +247,13 @@ impl Balance {
     }
 
     /// Nothing waits, nothing came: from now on the program rings.
-    fn lie_down(&mut self) {
+    fn park(&mut self) {
         let quiet =
             self.shared.values().all(|s| s.length == 0 && s.open == s.lost) && self.busy().load(Ordering::Relaxed) == 0;
         let all = |b: &Balance| -> bool {
             b.shared.iter().any(|(place, s)| b.queue(*place).added.load(Ordering::SeqCst) != s.added)
         };
-        self.napping = quiet && nap::lie_down(self.word(offset_of!(abi::Balance, nap)), || all(self));
+        self.parked = quiet && idle::park(self.word(offset_of!(abi::Balance, idle)), || all(self));
     }
 }
 
@@ -274,8 +274,8 @@ impl Monitor {
         }
         if g.balance.is_none() {
             g.balance = Some(Balance::new(g.select.balance()).map_err(|_| Errno::OPNOTSUPP)?);
-            let data = EventData::new_u64(crate::monitor::FIRST_BELL | g.id);
-            epoll::add(&*self.epoll, g.select.bell(), data, EventFlags::IN)?;
+            let data = EventData::new_u64(crate::monitor::FIRST_WAKER | g.id);
+            epoll::add(&*self.epoll, g.select.waker(), data, EventFlags::IN)?;
         }
         let map = rustix::io::fcntl_dupfd_cloexec(g.select.balance(), 0)?;
         Ok((reply(msg), Some(Rc::new(map))))
@@ -305,7 +305,7 @@ impl Monitor {
         let socket = Rc::new(fd.keep());
         balance.enter(place, socket.clone());
         balance.set_limits(&self.config.balance, !g.guests.is_empty());
-        balance.lie_down();
+        balance.park();
         let peer = |place: u32, cpu: u32, fd: &Rc<OwnedFd>| {
             let msg = Msg { id: g.id, arg0: place.into(), arg1: cpu.into(), ..Msg::new(kind::PEER) };
             Outgoing { msg, fd: Some(fd.clone()), unasked: true }
@@ -351,7 +351,7 @@ impl Monitor {
         if found.is_none() && g.guests.insert(id) {
             if let Some(b) = &mut g.balance {
                 b.set_limits(&self.config.balance, true);
-                b.lie_down();
+                b.park();
                 // From here on it is counted what comes.
                 found = waits(b);
             }
@@ -390,7 +390,7 @@ impl Monitor {
         if let Some(g) = self.zones.all.get_mut(&group) {
             g.select.heard();
             if let Some(b) = &mut g.balance {
-                b.napping = false;
+                b.parked = false;
             }
         }
         self.zones.balance_at(Instant::now());
@@ -412,7 +412,7 @@ impl Monitor {
             let has_flows = knobs.migrate && !self.steers.has_groups(g.netns);
             g.fit_flows(has_flows, now);
             let members = &g.members;
-            let Some(b) = g.balance.as_mut().filter(|b| !b.napping && !b.shared.is_empty()) else {
+            let Some(b) = g.balance.as_mut().filter(|b| !b.parked && !b.shared.is_empty()) else {
                 // Nothing comes, and groups go home.
                 again |= g.move_flows(&[], self.steers.spare(now), knobs.groups, now);
                 continue;
@@ -421,9 +421,9 @@ impl Monitor {
             let found = b.look(now, |place| members.get(&place).map(|m| m.cpu));
             let came = b.shared.values().map(|s| s.added).fold(0, u64::wrapping_add).wrapping_sub(before);
             if came == 0 {
-                b.lie_down();
+                b.park();
             }
-            again |= !b.napping;
+            again |= !b.parked;
             zones.extend(b.shared.keys().filter_map(|place| Some((g.netns, members.get(place)?.cpu))));
             let netns = g.netns;
             let of = |Stolen { from, to, busy, most }| Move { netns, from, to, busy, most };
@@ -449,7 +449,7 @@ impl Monitor {
 
     fn nudge(&mut self, whom: Vec<(GroupId, ConnId)>) {
         for (group, conn) in whom {
-            let msg = Msg { id: group, ..Msg::new(kind::NUDGE) };
+            let msg = Msg { id: group, ..Msg::new(kind::WAKE_HINT) };
             self.clients.send(conn, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
         }
     }
@@ -527,12 +527,12 @@ mod tests {
             self.listener.accept().unwrap();
             self.balance.queue(1).taken.fetch_add(1, Ordering::SeqCst);
         }
-        /// Stuck, and whether it naps afterwards.
+        /// Stuck, and whether it is parked afterwards.
         fn look(&mut self, after: Duration) -> (bool, bool) {
             self.now += after;
             let stuck = self.balance.look(self.now, |_| None).stuck;
-            self.balance.lie_down();
-            (stuck, self.balance.napping)
+            self.balance.park();
+            (stuck, self.balance.parked)
         }
     }
 

@@ -149,7 +149,7 @@ impl Group {
 
     /// Moves flow groups among the zones. Whether some are away.
     pub(super) fn move_flows(&mut self, stolen: &[Move], spare: &Spare, asked: u32, now: Instant) -> bool {
-        let is_quiet = self.balance.as_ref().is_none_or(Balance::is_napping);
+        let is_quiet = self.balance.as_ref().is_none_or(Balance::is_parked);
         let Some(flows) = self.flows.as_mut().filter(|f| !is_quiet || f.groups().any_away()) else { return false };
         let counts = self.select.counts().unwrap_or_default();
         let received = counts.into_iter().filter(|c| c.name == "lookups").flat_map(|c| c.by_cpu);

@@ -246,7 +246,7 @@ fn two_processes_get_a_pipe_of_their_own() {
     assert_eq!(rustix::io::read(&read, &mut byte), Ok(0), "nobody can write any more");
 }
 
-/// However often a process is rung that does not read, one message waits for each of its bells.
+/// However often a process is rung that does not read, one message waits for each of its wakers.
 #[test]
 fn rings_for_one_that_does_not_read_are_one() {
     let d = Daemon::start();

@@ -127,16 +127,16 @@ fn who_dies_inside_an_operation_does_not_block_relatives() {
     // Threads of both, as the library names them.
     let thread = |p: &Proc| 0x7f00_0000_1000 | (p.nonce >> 16) << 48;
     s.server.sock(0).tx.owner.store(thread(&child), Ordering::Relaxed);
-    s.server.sock(0).tx.busy.store(1, Ordering::Relaxed);
+    s.server.sock(0).tx.in_flight.store(1, Ordering::Relaxed);
     s.server.sock(1).rx.owner.store(1, Ordering::Relaxed);
     s.server.sock(1).rx.shared.store(thread(&child), Ordering::Relaxed);
     s.server.sock(2).tx.owner.store(thread(&s.server), Ordering::Relaxed);
-    s.server.sock(2).tx.busy.store(1, Ordering::Relaxed);
+    s.server.sock(2).tx.in_flight.store(1, Ordering::Relaxed);
     assert_ne!(thread(&child) >> 48, thread(&s.server) >> 48);
     drop(child);
     wait_until("both are reset", || (0..2).all(|slot| s.ch.status(slot, SERVER) == status::RST));
     wait_until("nobody is inside", || s.server.sock(1).rx.shared.load(Ordering::Acquire) == 0);
-    assert_eq!(s.server.sock(0).tx.busy.load(Ordering::Acquire), 0);
+    assert_eq!(s.server.sock(0).tx.in_flight.load(Ordering::Acquire), 0);
     for slot in 0..2 {
         assert_ne!(s.server.sock(slot).flags.load(Ordering::Acquire) & flag::POISONED, 0);
         assert_eq!(s.server.sock(slot).state.load(Ordering::Acquire), sock_state::OPEN, "the relative's to close");
@@ -144,7 +144,7 @@ fn who_dies_inside_an_operation_does_not_block_relatives() {
     // The relative is inside this one itself.
     s.server.sync();
     assert_eq!(s.ch.status(2, SERVER), 0);
-    assert_eq!(s.server.sock(2).tx.busy.load(Ordering::Acquire), 1);
+    assert_eq!(s.server.sock(2).tx.in_flight.load(Ordering::Acquire), 1);
 }
 
 #[test]
@@ -152,19 +152,19 @@ fn an_heir_takes_what_it_claims_and_no_more() {
     let mut s = scene();
     let (second, other_port) = listener();
     let other = s.server.listen(&second);
-    let mut next = s.server.heir(&[s.listener, other, 4711]);
+    let mut next = s.server.successor(&[s.listener, other, 4711]);
     s.ch.set_state(0, slot_state::ESTABLISHED);
     s.server.open_sock(0, s.ch.id, 0, SERVER, &[s.server.nonce, next.nonce]);
     let ask = |kind, id, arg0| Msg { id, arg0, ..Msg::new(kind) };
     let nowhere = rustix::io::Errno::NOENT.raw_os_error();
-    assert!(next.request(ask(kind::ESTATE, 0, 0), None).1.is_some());
-    assert_eq!(next.request(ask(kind::ESTATE, 1, 0), None).0.result, nowhere);
-    let (part, memory) = next.request(ask(kind::PART, s.ch.id.into(), SERVER as u64), None);
+    assert!(next.request(ask(kind::INHERITED_ARENA, 0, 0), None).1.is_some());
+    assert_eq!(next.request(ask(kind::INHERITED_ARENA, 1, 0), None).0.result, nowhere);
+    let (part, memory) = next.request(ask(kind::CHANNEL_HANDLE, s.ch.id.into(), SERVER as u64), None);
     assert_eq!((part.arg0, memory.is_some()), (s.listener, true));
     for (channel, side) in [(s.ch.id.into(), CLIENT as u64), (s.ch.id.into(), 2), (u64::MAX, 0)] {
-        assert_eq!(next.request(ask(kind::PART, channel, side), None).0.result, nowhere);
+        assert_eq!(next.request(ask(kind::CHANNEL_HANDLE, channel, side), None).0.result, nowhere);
     }
-    // The program before it ends first: its place waits for the heir.
+    // The program before it ends first: its place waits for the successor.
     let Scene { server, ch, d, mut client, _socket, listener, port, .. } = s;
     drop(server.fd);
     wait_until("the old program is gone", || ch.workers() == 0);
@@ -177,10 +177,10 @@ fn an_heir_takes_what_it_claims_and_no_more() {
     assert_eq!(c.connect_to(v4([127, 0, 0, 1], other_port), 0).0.result, nowhere, "nobody claimed it");
     client.sync();
     drop(next);
-    wait_until("the connection ends with the heir", || ch.status(0, SERVER) != 0);
+    wait_until("the connection ends with the successor", || ch.status(0, SERVER) != 0);
 }
 
-/// The monitor may read what the heir says before the last words of the program before it.
+/// The monitor may read what the successor says before the last words of the program before it.
 #[test]
 fn an_heir_that_is_heard_first_loses_nothing() {
     let mut s = scene();
@@ -331,11 +331,11 @@ fn waiters_of_the_dead_are_freed_but_not_those_of_relatives() {
     s.ch.sleep(CLIENT, 0, clients);
     let Scene { server, ch, d: _daemon, client: _client, .. } = s;
     drop(server.fd);
-    wait_until("its waiter is free", || ch.waiter(SERVER, 0).bell.load(Ordering::Acquire) == 0);
+    wait_until("its waiter is free", || ch.waiter(SERVER, 0).waker.load(Ordering::Acquire) == 0);
     assert_eq!(ch.waiter(SERVER, 0).sleeping.load(Ordering::Acquire), 0);
     child.sync();
-    assert_eq!(ch.waiter(SERVER, 1).bell.load(Ordering::Acquire), relatives);
-    assert_eq!(ch.waiter(CLIENT, 0).bell.load(Ordering::Acquire), clients);
+    assert_eq!(ch.waiter(SERVER, 1).waker.load(Ordering::Acquire), relatives);
+    assert_eq!(ch.waiter(CLIENT, 0).waker.load(Ordering::Acquire), clients);
 }
 
 #[test]

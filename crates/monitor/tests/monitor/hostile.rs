@@ -252,7 +252,7 @@ fn requests_without_reading_answers_are_bounded() {
     let mut sent = 0;
     // The monitor stops reading them at some point; then so many fit into the
     // socket buffer.
-    while fsocket_monitor::wire::send(p.fd.as_fd(), &Msg::new(kind::PART), None).is_ok() {
+    while fsocket_monitor::wire::send(p.fd.as_fd(), &Msg::new(kind::CHANNEL_HANDLE), None).is_ok() {
         sent += 1;
         assert!(sent < 100_000);
     }

@@ -194,7 +194,7 @@ impl Proc {
 
     /// Everything sent before has been handled.
     pub fn sync(&mut self) {
-        self.request(Msg { id: u64::MAX, ..Msg::new(kind::PART) }, None);
+        self.request(Msg { id: u64::MAX, ..Msg::new(kind::CHANNEL_HANDLE) }, None);
     }
 
     /// The next unasked message.
@@ -275,10 +275,10 @@ impl Proc {
         ChannelView { port: answer.addr.port, ..ChannelView::new(answer.id as u32, fd.expect("a new channel")) }
     }
 
-    /// Whether the monitor has said so far that bell `bell` rings.
-    pub fn is_woken(&mut self, bell: u64) -> bool {
+    /// Whether the monitor has said so far that waker `waker` rings.
+    pub fn is_woken(&mut self, waker: u64) -> bool {
         self.sync();
-        self.unasked.iter().any(|(m, _)| m.kind == kind::WOKEN && m.id == bell)
+        self.unasked.iter().any(|(m, _)| m.kind == kind::WOKEN && m.id == waker)
     }
 
     /// What a parent does before it forks.
@@ -290,7 +290,7 @@ impl Proc {
 
     /// What a program does before the `exec` of the next one, to which it leaves
     /// these listeners.
-    pub fn heir(&mut self, listeners: &[u64]) -> Proc {
+    pub fn successor(&mut self, listeners: &[u64]) -> Proc {
         let mut next = self.announce(true);
         for l in listeners {
             self.tell(Msg { id: next.nonce, arg0: *l, ..Msg::new(kind::KEEP) }, None);
@@ -300,13 +300,13 @@ impl Proc {
     }
 
     /// One that says nothing yet.
-    pub fn announce(&mut self, heir: bool) -> Proc {
+    pub fn announce(&mut self, successor: bool) -> Proc {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         // As the library does: what the child sends first has its credentials, too.
         rustix::net::sockopt::set_socket_passcred(&theirs, true).unwrap();
         let child = Proc::on(ours);
-        self.tell(Msg { id: child.nonce, arg0: heir.into(), ..Msg::new(kind::ADOPT) }, Some(theirs.as_fd()));
+        self.tell(Msg { id: child.nonce, arg0: successor.into(), ..Msg::new(kind::ADOPT) }, Some(theirs.as_fd()));
         child
     }
 }
@@ -393,10 +393,10 @@ impl ChannelView {
         queue.tail.store(tail + 1, Ordering::Release);
     }
 
-    /// A waiter of `side` that sleeps on a bell.
+    /// A waiter of `side` that sleeps on a waker.
     pub fn sleep(&self, side: usize, w: usize, key: u64) -> &Waiter {
         let waiter = self.waiter(side, w);
-        waiter.bell.store(key, Ordering::Relaxed);
+        waiter.waker.store(key, Ordering::Relaxed);
         waiter.sleeping.store(1, Ordering::SeqCst);
         waiter
     }

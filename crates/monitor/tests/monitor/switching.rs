@@ -48,8 +48,8 @@ fn send_in_ring(ch: &ChannelView, side: usize, text: &[u8]) {
     }
     ring.at::<AtomicU64>(start).store(record::pack(record::DATA, text.len() as u64, 0), Ordering::Release);
     dir.cons.head.store(POS_START, Ordering::Relaxed);
-    ch.slot(3).moved[side].base.store(POS_START, Ordering::Relaxed);
-    ch.slot(3).moved[side].limit.store(0, Ordering::Relaxed);
+    ch.slot(3).migrated[side].base.store(POS_START, Ordering::Relaxed);
+    ch.slot(3).migrated[side].limit.store(0, Ordering::Relaxed);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn what_a_mover_does_at_the_other_end() {
     // Nonsense in the ring, or where it is said to be read: nothing is read beyond it.
     let ring = Mapping::part(&ch.fd, ring_off(3, CLIENT), RING_CAP).unwrap();
     let start = POS_START as usize % RING_CAP;
-    let (head, moved) = (&ch.slot(3).dir[CLIENT].cons.head, &ch.slot(3).moved[CLIENT]);
+    let (head, moved) = (&ch.slot(3).dir[CLIENT].cons.head, &ch.slot(3).migrated[CLIENT]);
     for (header, at, base, limit) in [
         (u64::MAX, POS_START, POS_START, 0),
         (record::pack(record::DATA, RING_CAP as u64 * 2, 0), POS_START, POS_START, 0),

@@ -87,7 +87,7 @@ fn who_is_no_worker_gets_what_waits_for_one_and_is_told() {
     worker.sync();
     assert_eq!(waiting(&mut guest).0.result, errno(Errno::AGAIN), "nothing waits");
     let _client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let told = (0..8).map(|_| guest.wait_unasked().0).find(|told| told.kind == kind::NUDGE);
+    let told = (0..8).map(|_| guest.wait_unasked().0).find(|told| told.kind == kind::WAKE_HINT);
     assert_eq!(told.map(|told| told.id), Some(group));
     let (answer, socket) = waiting(&mut guest);
     assert_eq!((answer.result, answer.arg0), (0, 1));

@@ -2,12 +2,12 @@
 
 use super::answer::{either, gone, guarded, Answer};
 use crate::real;
-use fsocket_core::{close as ops, opts, table, taken};
+use fsocket_core::{close as ops, opts, pidfd_transfer, table};
 use fsocket_sys as sys;
 use libc::*;
 
 pub unsafe fn close(fd: c_int) -> c_int {
-    if ops::is_the_kernels(fd) {
+    if ops::is_kernel_only(fd) {
         return unsafe { real::close(fd) };
     }
     either(guarded(|| ops::close(fd)), || unsafe { real::close(fd) })
@@ -55,7 +55,7 @@ pub unsafe fn __fxstat64(version: c_int, fd: c_int, buf: *mut c_void) -> c_int {
 
 pub unsafe fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
     // Not by libc's function, which older ones have not.
-    taken::obtain(pidfd, target, flags).answer()
+    pidfd_transfer::obtain(pidfd, target, flags).answer()
 }
 
 pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {

@@ -401,7 +401,7 @@ impl Several {
 }
 
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-    upgrade::give_up_number(fd);
+    upgrade::give_up_fd(fd);
     let Some(d) = conn(fd) else {
         return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
     };
@@ -453,7 +453,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
 }
 
 pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
-    upgrade::give_up_number(fd);
+    upgrade::give_up_fd(fd);
     let Some(d) = conn(fd) else {
         return unsafe { real::sendmmsg(fd, vec, n, flags) };
     };
@@ -497,7 +497,7 @@ pub unsafe fn __recvfrom_chk(
 }
 
 pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_number(fd);
+    upgrade::give_up_fd(fd);
     match conn(fd) {
         Some(d) if off == -1 => guarded(|| {
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
@@ -509,7 +509,7 @@ pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags:
 }
 
 pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_number(fd);
+    upgrade::give_up_fd(fd);
     match conn(fd) {
         Some(d) if off == -1 => guarded(|| {
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
@@ -520,7 +520,7 @@ pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags
 }
 
 pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_number(fd);
+    upgrade::give_up_fd(fd);
     match conn(fd) {
         Some(d) if off == -1 => guarded(|| {
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
@@ -531,7 +531,7 @@ pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fla
 }
 
 pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_number(fd);
+    upgrade::give_up_fd(fd);
     match conn(fd) {
         Some(d) if off == -1 => guarded(|| {
             ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
@@ -567,7 +567,7 @@ pub unsafe fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t
 }
 
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
-    upgrade::give_up_number(out);
+    upgrade::give_up_fd(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None if gone(out) => -1,
@@ -576,7 +576,7 @@ pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> 
 }
 
 pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
-    upgrade::give_up_number(out);
+    upgrade::give_up_fd(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None if gone(out) => -1,

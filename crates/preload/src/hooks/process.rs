@@ -491,7 +491,7 @@ pub unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void 
 
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     // stdio reads and writes below our hooks.
-    upgrade::give_up_number(fd);
+    upgrade::give_up_fd(fd);
     match table::lookup(fd) {
         Some(d) if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 => {
             epoll::leave_to_kernel(d);

@@ -2,7 +2,7 @@
 
 use super::answer::{either, gone, guarded};
 use crate::real;
-use fsocket_core::{epoll, foreign, poll as ops, table, user};
+use fsocket_core::{epoll, poll as ops, table, unhooked, user};
 use libc::*;
 
 fn ms(timeout: c_int) -> Option<u64> {
@@ -166,7 +166,7 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
 }
 
 fn made(make: impl FnOnce() -> c_int) -> c_int {
-    foreign::making(|| {
+    unhooked::making(|| {
         let fd = make();
         if fd >= 0 && guarded(|| i32::from(epoll::created(fd))) == 0 {
             guarded(|| fsocket_core::process::close_own(fd));
@@ -185,7 +185,7 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         return unsafe { real::epoll_ctl(ep, op, fd, ev) };
     }
     match table::lookup(ep) {
-        Some(d) if epoll::ctl_of_the_kernels(d, fd) => unsafe { real::epoll_ctl(ep, op, fd, ev) },
+        Some(d) if epoll::ctl_of_kernel_fd(d, fd) => unsafe { real::epoll_ctl(ep, op, fd, ev) },
         Some(d) => {
             either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || unsafe { real::epoll_ctl(ep, op, fd, ev) })
         }

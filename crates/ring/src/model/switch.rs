@@ -35,19 +35,19 @@ impl Switch {
     }
 
     fn move_out(&self) {
-        self.mover.fetch_or(status::MOVING, Ordering::Release);
+        self.mover.fetch_or(status::MIGRATING, Ordering::Release);
         fence(Ordering::Release);
         self.pipe.dir.want_data.hint(FUTEX_BIT);
         membarrier();
         self.pour(&self.pipe.rx);
         self.base.store(self.pipe.rx.base.load(Ordering::Relaxed), Ordering::Relaxed);
         self.limit.store(self.pipe.rx.limit.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.mover.fetch_or(status::MOVED, Ordering::Release);
+        self.mover.fetch_or(status::MIGRATED, Ordering::Release);
     }
 
     /// The sender's side of it: send again what came too late.
     fn follow(&self) {
-        while self.mover.load(Ordering::Acquire) & status::MOVED == 0 {
+        while self.mover.load(Ordering::Acquire) & status::MIGRATED == 0 {
             loom::thread::yield_now();
         }
         let h = Half::default();
@@ -59,7 +59,7 @@ impl Switch {
 
     fn send(&self, at: usize, n: usize, followed: &mut bool) {
         // As `send_fast`: a hint that may be old.
-        if !*followed && self.mover.load(Ordering::Relaxed) & status::MOVING != 0 {
+        if !*followed && self.mover.load(Ordering::Relaxed) & status::MIGRATING != 0 {
             self.follow();
             *followed = true;
         }
@@ -68,7 +68,7 @@ impl Switch {
             return;
         }
         assert_eq!(self.pipe.offer(at, n), n);
-        if self.pipe.dir.want_data.take() != 0 && self.mover.load(Ordering::Acquire) & status::MOVING != 0 {
+        if self.pipe.dir.want_data.take() != 0 && self.mover.load(Ordering::Acquire) & status::MIGRATING != 0 {
             self.follow();
             *followed = true;
         }

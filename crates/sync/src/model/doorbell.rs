@@ -9,11 +9,11 @@ use loom::sync::{Arc, Condvar, Mutex};
 
 /// `eventfd(2)` that one thread waits on.
 #[derive(Default)]
-struct Bell {
+struct Waker {
     rung: Mutex<bool>,
     heard: Condvar,
 }
-impl Bell {
+impl Waker {
     fn ring(&self) {
         *self.rung.lock().unwrap() = true;
         self.heard.notify_all();
@@ -36,7 +36,7 @@ struct Line {
 }
 
 impl Line {
-    /// As `stream::notify` and `bell::wake` of the core crate.
+    /// As `stream::notify` and `waker::wake` of the core crate.
     fn publish(&self) {
         self.published.fetch_add(1, Ordering::Release);
         if self.want.take() & FUTEX_BIT != 0 {
@@ -203,11 +203,11 @@ struct Channel {
     summary: AtomicU64,
     ready: AtomicU64,
     sleeping: AtomicU32,
-    bell: Bell,
+    waker: Waker,
 }
 
 impl Channel {
-    /// As `stream::notify` with `bell::each` of the core crate.
+    /// As `stream::notify` with `waker::each` of the core crate.
     fn publish(&self, slot: usize) {
         let (published, want) = &self.slots[slot];
         published.fetch_add(1, Ordering::Release);
@@ -218,34 +218,34 @@ impl Channel {
         self.summary.fetch_or(1, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) != 0 && self.sleeping.swap(0, Ordering::AcqRel) != 0 {
-            self.bell.ring();
+            self.waker.ring();
         }
     }
 
     /// As `epoll::wait` of the core crate with one thread: slots that are armed
     /// and not ready are not looked at until they are marked.
     fn wait_for(&self, goal: [u64; 2]) {
-        let mut hot = [true; 2];
+        let mut active = [true; 2];
         loop {
             if self.summary.load(Ordering::Relaxed) != 0 {
                 // Acquire: the marks, and what was published before them.
                 self.summary.swap(0, Ordering::Acquire);
                 let marks = self.ready.swap(0, Ordering::Acquire);
-                for (slot, hot) in hot.iter_mut().enumerate() {
-                    *hot |= marks >> slot & 1 != 0;
+                for (slot, active) in active.iter_mut().enumerate() {
+                    *active |= marks >> slot & 1 != 0;
                 }
             }
             let done = |slot: usize| self.slots[slot].0.load(Ordering::Acquire) >= goal[slot];
-            for (slot, hot) in hot.iter_mut().enumerate() {
+            for (slot, active) in active.iter_mut().enumerate() {
                 // The application has what it wants of this one: like an edge
                 // that was reported.
-                *hot &= !done(slot);
+                *active &= !done(slot);
             }
             if done(0) && done(1) {
                 return;
             }
             let mut batch = Batch::new(membarrier);
-            for (slot, _) in hot.iter().enumerate().filter(|(_, hot)| **hot) {
+            for (slot, _) in active.iter().enumerate().filter(|(_, active)| **active) {
                 batch.arm(&self.slots[slot].1, 1);
             }
             batch.fence();
@@ -257,13 +257,13 @@ impl Channel {
                 fence(Ordering::SeqCst);
             }
             let marked = self.summary.load(Ordering::Relaxed) != 0;
-            if !marked && !(0..2).any(|slot| hot[slot] && done(slot)) {
-                self.bell.wait();
+            if !marked && !(0..2).any(|slot| active[slot] && done(slot)) {
+                self.waker.wait();
             }
             self.sleeping.swap(0, Ordering::Relaxed);
             // Armed and not ready: cold until marked.
-            for (slot, hot) in hot.iter_mut().enumerate() {
-                *hot &= done(slot);
+            for (slot, active) in active.iter_mut().enumerate() {
+                *active &= done(slot);
             }
         }
     }
@@ -275,7 +275,7 @@ std::thread_local! {
 }
 
 /// Thread `i` publishes on the slots of `plan[i]`, in that order.
-fn bells(plan: &'static [&'static [usize]], preemptions: Option<usize>) {
+fn wakers(plan: &'static [&'static [usize]], preemptions: Option<usize>) {
     let model = move || {
         let ch = Arc::new(Channel::default());
         let threads: Vec<_> = plan
@@ -298,22 +298,22 @@ fn bells(plan: &'static [&'static [usize]], preemptions: Option<usize>) {
 
 #[test]
 fn bell_for_one_publication() {
-    bells(&[&[0]], Some(5));
+    wakers(&[&[0]], Some(5));
 }
 
 #[test]
 fn bell_for_two_publications_on_one_slot() {
-    bells(&[&[0, 0]], Some(3));
+    wakers(&[&[0, 0]], Some(3));
 }
 
 #[test]
 fn bell_for_two_slots() {
-    bells(&[&[0, 1]], Some(3));
+    wakers(&[&[0, 1]], Some(3));
 }
 
 #[test]
 fn bell_for_two_publishers() {
-    bells(&[&[0], &[1]], Some(2));
+    wakers(&[&[0], &[1]], Some(2));
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn bell_needs_the_heavy_fence() {
             ch.sleeping.swap(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if ch.summary.load(Ordering::Relaxed) == 0 {
-                ch.bell.wait();
+                ch.waker.wait();
             }
         }
         publisher.join().unwrap();
@@ -348,5 +348,5 @@ fn bell_needs_the_heavy_fence() {
 #[should_panic(expected = "deadlock")]
 fn bell_needs_the_fence_behind_sleeping() {
     FORGETS.set(true);
-    bells(&[&[0]], Some(5));
+    wakers(&[&[0]], Some(5));
 }

@@ -9,7 +9,7 @@
 
 use super::every_way;
 use crate::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::nap;
+use crate::idle;
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use loom::thread::yield_now;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ struct State {
     /// Ready list of each instance: its own socket, and the peer's.
     ready: [[bool; 2]; 2],
     asleep: [bool; 2],
-    /// The peer's socket is not in it: its worker had enough to do (`zone::balance::aloof`).
-    aloof: [bool; 2],
+    /// The peer's socket is not in it: its worker had enough to do (`zone::balance::unsubscribed`).
+    unsubscribed: [bool; 2],
     /// Something of the monitor's to be read.
     told: [bool; 2],
 }
@@ -63,7 +63,7 @@ impl Kernel {
         let mut k = self.lock();
         k.queue[socket] += 1;
         for ep in [socket, 1 - socket] {
-            if ep != socket && k.aloof[ep] {
+            if ep != socket && k.unsubscribed[ep] {
                 continue;
             }
             k.ready[ep][socket] = true;
@@ -98,14 +98,14 @@ impl Kernel {
     /// EPOLL_CTL_DEL of the peer's socket.
     fn turn_from_peer(&self, ep: usize) {
         let mut k = self.lock();
-        k.aloof[ep] = true;
+        k.unsubscribed[ep] = true;
         k.ready[ep][1 - ep] = false;
     }
 
     /// EPOLL_CTL_ADD, which `looks` whether the socket is ready.
     fn turn_to_peer(&self, ep: usize, looks: bool) {
         let mut k = self.lock();
-        k.aloof[ep] = false;
+        k.unsubscribed[ep] = false;
         k.ready[ep][1 - ep] = looks && k.queue[1 - ep] > 0;
     }
 
@@ -132,22 +132,22 @@ struct Group {
     looked: AtomicU64,
     /// The idle one's queue was long.
     busy: AtomicBool,
-    nap: AtomicU32,
-    bell: Mutex<bool>,
+    idle: AtomicU32,
+    waker: Mutex<bool>,
     rung: Condvar,
     over: AtomicBool,
 }
 
 impl Group {
     fn ring(&self) {
-        *self.bell.lock().unwrap() = true;
+        *self.waker.lock().unwrap() = true;
         self.rung.notify_all();
     }
 
     /// The selection program, at a SYN.
     fn syn(&self) {
         self.added.fetch_add(1, Ordering::SeqCst);
-        if nap::must_ring(&self.nap) {
+        if idle::must_ring(&self.idle) {
             self.ring();
         }
     }
@@ -180,7 +180,7 @@ struct Rules {
     busy_looks: bool,
     /// What is put into an instance is looked at.
     putting_looks: bool,
-    /// A worker that was aloof attends to its peers before it sleeps.
+    /// A worker that was unsubscribed attends to its peers before it sleeps.
     attends: bool,
 }
 
@@ -191,13 +191,13 @@ const RIGHT: Rules =
 fn idle_worker(g: &Group, rules: Rules) {
     // `peers_since`, and how often the other had looked then; None: patience is over.
     let mut since: Option<Option<u64>> = None;
-    let mut aloof = g.kernel.lock().aloof[IDLE];
+    let mut unsubscribed = g.kernel.lock().unsubscribed[IDLE];
     while !g.over.load(Ordering::Acquire) {
-        // Aloof, it sleeps for a moment only.
-        let e = g.kernel.epoll_wait(IDLE, since.is_none() && !(aloof && rules.attends));
-        if aloof && rules.attends && !e.own {
+        // Unsubscribed, it sleeps for a moment only.
+        let e = g.kernel.epoll_wait(IDLE, since.is_none() && !(unsubscribed && rules.attends));
+        if unsubscribed && rules.attends && !e.own {
             g.kernel.turn_to_peer(IDLE, rules.putting_looks);
-            aloof = false;
+            unsubscribed = false;
         }
         if e.own {
             g.take(IDLE);
@@ -252,12 +252,12 @@ fn monitor(g: &Group, rules: Rules) {
         let open = rules.open_handshakes && added != taken + length;
         let quiet = added == seen && length == 0 && !open;
         seen = added;
-        if quiet && nap::lie_down(&g.nap, || g.added.load(Ordering::SeqCst) != seen) {
-            let mut rung = g.bell.lock().unwrap();
+        if quiet && idle::park(&g.idle, || g.added.load(Ordering::SeqCst) != seen) {
+            let mut rung = g.waker.lock().unwrap();
             while !std::mem::take(&mut *rung) {
                 rung = g.rung.wait(rung).unwrap();
             }
-            g.nap.store(0, Ordering::SeqCst);
+            g.idle.store(0, Ordering::SeqCst);
         }
         // A tenth of a second.
         yield_now();
@@ -272,7 +272,7 @@ struct Case {
     /// The idle worker's queue was long at first.
     busy: bool,
     /// It had so much to do that it did not attend to its peers.
-    aloof: bool,
+    unsubscribed: bool,
     rules: Rules,
 }
 
@@ -280,7 +280,7 @@ fn run(c: Case) {
     every_way(Some(2), move || {
         let g = Arc::new(Group { connections: c.connections, ..Group::default() });
         g.busy.store(c.busy, Ordering::Relaxed);
-        if c.aloof {
+        if c.unsubscribed {
             g.kernel.turn_from_peer(IDLE);
         }
         let mut threads = Vec::new();
@@ -314,29 +314,29 @@ const ALONE: Rules = Rules { monitor: false, ..RIGHT };
 
 #[test]
 fn the_kernel_wakes_another_while_the_own_worker_does_not_sleep() {
-    run(Case { connections: 2, turns: 0, asleep: false, busy: false, aloof: false, rules: ALONE });
+    run(Case { connections: 2, turns: 0, asleep: false, busy: false, unsubscribed: false, rules: ALONE });
 }
 
 #[test]
 fn patience_ends_however_the_own_worker_stops() {
-    run(Case { connections: 1, turns: 1, asleep: false, busy: false, aloof: false, rules: ALONE });
-    run(Case { connections: 2, turns: 1, asleep: false, busy: false, aloof: false, rules: ALONE });
+    run(Case { connections: 1, turns: 1, asleep: false, busy: false, unsubscribed: false, rules: ALONE });
+    run(Case { connections: 2, turns: 1, asleep: false, busy: false, unsubscribed: false, rules: ALONE });
 }
 
 #[test]
 fn the_monitor_sees_who_was_woken_and_does_not_come() {
-    run(Case { connections: 1, turns: 0, asleep: true, busy: false, aloof: false, rules: RIGHT });
+    run(Case { connections: 1, turns: 0, asleep: true, busy: false, unsubscribed: false, rules: RIGHT });
 }
 
 #[test]
 fn also_if_it_looked_meanwhile() {
-    run(Case { connections: 1, turns: 1, asleep: true, busy: false, aloof: false, rules: RIGHT });
+    run(Case { connections: 1, turns: 1, asleep: true, busy: false, unsubscribed: false, rules: RIGHT });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn the_kernel_alone_is_not_enough() {
-    run(Case { connections: 1, turns: 0, asleep: true, busy: false, aloof: false, rules: ALONE });
+    run(Case { connections: 1, turns: 0, asleep: true, busy: false, unsubscribed: false, rules: ALONE });
 }
 
 /// The SYN keeps the monitor awake, and it lies down before the handshake has ended.
@@ -344,46 +344,46 @@ fn the_kernel_alone_is_not_enough() {
 #[should_panic(expected = "deadlock")]
 fn napping_while_a_handshake_is_open_loses_it() {
     let rules = Rules { open_handshakes: false, ..RIGHT };
-    run(Case { connections: 1, turns: 0, asleep: true, busy: false, aloof: false, rules });
+    run(Case { connections: 1, turns: 0, asleep: true, busy: false, unsubscribed: false, rules });
 }
 
 #[test]
 fn who_was_busy_when_it_was_told_remembers() {
-    run(Case { connections: 1, turns: 0, asleep: false, busy: true, aloof: false, rules: ALONE });
+    run(Case { connections: 1, turns: 0, asleep: false, busy: true, unsubscribed: false, rules: ALONE });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_busy_worker_that_forgets_is_not_told_again() {
     let rules = Rules { busy_looks: false, ..ALONE };
-    run(Case { connections: 1, turns: 0, asleep: false, busy: true, aloof: false, rules });
+    run(Case { connections: 1, turns: 0, asleep: false, busy: true, unsubscribed: false, rules });
 }
 
 #[test]
-fn who_was_aloof_looks_before_it_sleeps() {
-    run(Case { connections: 2, turns: 0, asleep: false, busy: false, aloof: true, rules: ALONE });
-    run(Case { connections: 1, turns: 1, asleep: false, busy: false, aloof: true, rules: ALONE });
-    run(Case { connections: 1, turns: 1, asleep: true, busy: false, aloof: true, rules: RIGHT });
+fn an_unsubscribed_worker_looks_before_it_sleeps() {
+    run(Case { connections: 2, turns: 0, asleep: false, busy: false, unsubscribed: true, rules: ALONE });
+    run(Case { connections: 1, turns: 1, asleep: false, busy: false, unsubscribed: true, rules: ALONE });
+    run(Case { connections: 1, turns: 1, asleep: true, busy: false, unsubscribed: true, rules: RIGHT });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn putting_in_without_a_look_misses_what_came_before() {
     let rules = Rules { putting_looks: false, ..ALONE };
-    run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
+    run(Case { connections: 1, turns: 0, asleep: false, busy: false, unsubscribed: true, rules });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn an_aloof_worker_that_sleeps_is_not_told() {
+fn an_unsubscribed_worker_that_sleeps_is_not_told() {
     let rules = Rules { attends: false, ..ALONE };
-    run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
+    run(Case { connections: 1, turns: 0, asleep: false, busy: false, unsubscribed: true, rules });
 }
 
 /// Also one that sleeps for longer than it should.
 #[test]
-fn the_monitor_tells_an_aloof_worker_that_sleeps() {
+fn the_monitor_tells_an_unsubscribed_worker_that_sleeps() {
     let rules = Rules { attends: false, ..RIGHT };
-    run(Case { connections: 1, turns: 0, asleep: false, busy: false, aloof: true, rules });
-    run(Case { connections: 1, turns: 1, asleep: true, busy: false, aloof: true, rules });
+    run(Case { connections: 1, turns: 0, asleep: false, busy: false, unsubscribed: true, rules });
+    run(Case { connections: 1, turns: 1, asleep: true, busy: false, unsubscribed: true, rules });
 }

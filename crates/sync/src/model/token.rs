@@ -9,9 +9,9 @@ use loom::sync::Arc;
 #[derive(Default)]
 struct Token {
     owner: AtomicU64,
-    busy: AtomicU64,
+    in_flight: AtomicU64,
     shared: AtomicU64,
-    place: AtomicU64,
+    position: AtomicU64,
     credit: AtomicU64,
     /// The owner's credit stays, whoever takes over.
     kept: bool,
@@ -23,14 +23,14 @@ impl Words for Token {
     fn owner(&self) -> &AtomicU64 {
         &self.owner
     }
-    fn busy(&self) -> &AtomicU64 {
-        &self.busy
+    fn in_flight(&self) -> &AtomicU64 {
+        &self.in_flight
     }
     fn shared(&self) -> &AtomicU64 {
         &self.shared
     }
-    fn place(&self) -> &AtomicU64 {
-        &self.place
+    fn position(&self) -> &AtomicU64 {
+        &self.position
     }
     fn withdraw(&self) {
         if !self.kept {
@@ -67,7 +67,7 @@ impl Token {
 
     /// As the last inside.
     fn go_on(&self) {
-        self.place.store(self.place.load(Ordering::Relaxed) + 8, Ordering::Release);
+        self.position.store(self.position.load(Ordering::Relaxed) + 8, Ordering::Release);
     }
 
     fn operate<E: Env>(&self, me: u64) {
@@ -90,12 +90,12 @@ impl Token {
                 }
             }
             OnCredit::Move => {
-                let from = self.place.load(Ordering::Relaxed);
+                let from = self.position.load(Ordering::Relaxed);
                 if let Some(inside) = on_credit(self, from, from + 8) {
                     if credit() {
                         inside.begin();
                         self.act();
-                        self.place.store(from + 8, Ordering::Release);
+                        self.position.store(from + 8, Ordering::Release);
                         return;
                     }
                 }

@@ -67,7 +67,7 @@ impl Peers {
         any
     }
 
-    pub fn moved(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
+    pub fn renumbered(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
         self.all.iter().any(|s| swap(&s.fd))
     }
 
@@ -220,7 +220,7 @@ impl Zoned {
         if inner >= 0 {
             return inner;
         }
-        let made = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+        let made = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(fd) = made else { return -1 };
         // Nobody but its thread makes one; who joins from now on finds it.
         l.inner.store(fd, Ordering::Release);

@@ -17,7 +17,7 @@ pub(super) struct Victim {
     /// In this process.
     near: bool,
     /// The kernel wakes us for it. (Not for a socket of the program's own, which it waits for
-    /// in its own way: we would be woken beside its worker each time. The monitor nudges.)
+    /// in its own way: we would be woken beside its worker each time. The monitor sends wake hints.)
     pub(super) wakes: bool,
 }
 
@@ -196,8 +196,8 @@ impl Zoned {
 /// with us? Nor may we have only just seen them: it may be waking up for them.
 fn is_left_alone(b: &Balance, l: &Local, v: &Victim) -> bool {
     let Some(q) = queue(b, v.place) else { return false };
-    let strained = b.strained.load(Ordering::Relaxed) & bit(v.place) != 0;
-    let ticks = ticks(patience_ns(b) * if strained { 1 } else { TRUST });
+    let overloaded = b.overloaded.load(Ordering::Relaxed) & bit(v.place) != 0;
+    let ticks = ticks(patience_ns(b) * if overloaded { 1 } else { TRUST });
     let now = cpu::ticks();
     // Clocks of two CPUs may differ a little: what lies ahead is now.
     let ago = |then: u64| now.saturating_sub(then);

@@ -4,7 +4,7 @@
 //! the kernel that opens the address to every socket of the same user that has
 //! SO_REUSEPORT set, where stock says EADDRINUSE. Two things close it again:
 //!
-//! 1. The *guard*: a socket bound to the same address whose SO_REUSEPORT has been
+//! 1. The *reservation*: a socket bound to the same address whose SO_REUSEPORT has been
 //!    cleared after the bind. Whoever runs the kernel's conflict check meets it.
 //! 2. The kernel skips that check for a socket that is like the last one that
 //!    passed it (`tb->fastreuseport`). So every change ends with a bind of another
@@ -14,7 +14,7 @@
 //!    CAP_NET_ADMIN.
 //!
 //! To add a local listen socket the door is open for a few system calls: the
-//! guard's SO_REUSEPORT is set meanwhile.
+//! reservation's SO_REUSEPORT is set meanwhile.
 
 use crate::copy::{self, IPV6_FREEBIND};
 use crate::listener::{reuse_port, Shape};
@@ -23,13 +23,13 @@ use libc::*;
 
 const TCP_REPAIR: i32 = 19;
 
-/// A guard for the address of `global`, which must have SO_REUSEPORT set by now.
+/// A reservation for the address of `global`, which must have SO_REUSEPORT set by now.
 /// The door is open afterwards; see [`close`].
 ///
 /// # Errors
 /// Of `socket` and `bind`: EADDRINUSE for another user, EACCES for a port that
 /// needs a privilege.
-pub fn guard(global: i32, shape: &Shape) -> Result<i32> {
+pub fn reserve(global: i32, shape: &Shape) -> Result<i32> {
     let fd = sys::socket(shape.domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)?;
     let bound = copy::before_bind(global, fd, shape.is_v6())
         // Connections in TIME_WAIT, that a server before this one has left, let in
@@ -37,7 +37,7 @@ pub fn guard(global: i32, shape: &Shape) -> Result<i32> {
         .and_then(|()| sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &1i32.to_ne_bytes()))
         .and_then(|()| reuse_port(fd, true))
         .and_then(|()| sys::bind(fd, shape.addr()))
-        // A guard that itself allows others by SO_REUSEADDR is none.
+        // A reservation that itself allows others by SO_REUSEADDR is none.
         .and_then(|()| sys::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &0i32.to_ne_bytes()));
     if let Err(e) = bound {
         let _ = sys::close(fd);
@@ -48,7 +48,7 @@ pub fn guard(global: i32, shape: &Shape) -> Result<i32> {
 
 /// Something that closes the door: made before it is opened, so that a lack of
 /// privilege shows in time.
-pub struct Closer {
+pub struct ReuseWindow {
     fd: i32,
     kind: Kind,
 }
@@ -58,10 +58,10 @@ enum Kind {
     Forced,
 }
 
-impl Closer {
+impl ReuseWindow {
     /// # Errors
     /// EPERM: a dual-stack wildcard needs CAP_NET_ADMIN.
-    pub fn new(shape: &Shape) -> Result<Closer> {
+    pub fn new(shape: &Shape) -> Result<ReuseWindow> {
         let kind = match (shape.is_wildcard(), shape.is_v6(), shape.v6only) {
             (false, ..) => Kind::Elsewhere(shape.domain),
             (true, false, _) => Kind::Elsewhere(AF_INET6),
@@ -71,7 +71,7 @@ impl Closer {
         Self::of_kind(shape, kind).or_else(|_| Self::of_kind(shape, Kind::Forced))
     }
 
-    fn of_kind(shape: &Shape, kind: Kind) -> Result<Closer> {
+    fn of_kind(shape: &Shape, kind: Kind) -> Result<ReuseWindow> {
         let family = match kind {
             Kind::Elsewhere(f) => f,
             Kind::Forced => shape.domain,
@@ -96,11 +96,11 @@ impl Closer {
             let _ = sys::close(fd);
             return Err(e);
         }
-        Ok(Closer { fd, kind })
+        Ok(ReuseWindow { fd, kind })
     }
 
     /// Overwrites the kernel's memory of the last socket that was let in. The
-    /// guard is shut by the caller.
+    /// reservation is shut by the caller.
     ///
     /// # Errors
     /// Of `bind`.
@@ -133,7 +133,7 @@ impl Closer {
     }
 }
 
-impl Drop for Closer {
+impl Drop for ReuseWindow {
     fn drop(&mut self) {
         let _ = sys::close(self.fd);
     }

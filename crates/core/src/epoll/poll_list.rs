@@ -1,18 +1,18 @@
-//! The hot items of an instance: those that may have something to report. Marks of peers heat
+//! The active items of an instance: those that may have something to report. Marks of peers activate
 //! an item; one that is armed and not ready cools down.
 
 use super::item::{self, Item, ITEMS};
 use super::out::Out;
 use super::{Ep, Inner};
-use crate::bell;
 use crate::chan;
+use crate::waker;
 use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::channel::SUMMARY_SYN;
 use fsocket_sys::Errno;
 
-/// Turn the marks that peers have set into hot items. `now`: ticks.
+/// Turn the marks that peers have set into active items. `now`: ticks.
 pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
-    if ep.bell().is_none() {
+    if ep.waker().is_none() {
         recheck_listeners(g);
         return;
     }
@@ -33,8 +33,8 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
         if s & SUMMARY_SYN != 0 {
             for k in 0..g.n_listeners {
                 if let Some(it) = ITEMS.get(g.listeners[k]) {
-                    it.note_at(c.queue(0).want.told.load(Ordering::Relaxed));
-                    g.heat(it);
+                    it.note_at(c.queue(0).want.notified_at.load(Ordering::Relaxed));
+                    g.activate(it);
                     marks += 1;
                 }
             }
@@ -44,7 +44,7 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
             while slots != 0 {
                 let slot = k * 64 + slots.trailing_zeros() as usize;
                 slots &= slots - 1;
-                heat_slot(ep, g, (c, slot), &mut marks);
+                activate_slot(ep, g, (c, slot), &mut marks);
             }
         }
     }
@@ -55,13 +55,13 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
     recheck_listeners(g);
 }
 
-/// Of the hot items that nobody marked, those that have become ready.
+/// Of the active items that nobody marked, those that have become ready.
 fn unasked(g: &mut Inner, now: u64) -> usize {
     let new = |it: &&Item| !it.linked.load(Ordering::Relaxed) && !it.marked.load(Ordering::Relaxed);
     g.items().filter(new).filter(|it| it.note_unasked(now)).count()
 }
 
-fn heat_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks: &mut usize) {
+fn activate_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks: &mut usize) {
     let Some(d) = c.desc(slot) else { return c.marked_in_vain() };
     let mut it = item::first(d);
     let mut news = false;
@@ -69,7 +69,7 @@ fn heat_slot(ep: &Ep, g: &mut Inner, (c, slot): (&chan::Chan, usize), marks: &mu
         let Some(i) = it else { break };
         if i.is(d, ep.index()) {
             i.note_when(d);
-            g.heat(i);
+            g.activate(i);
             *marks += 1;
             news |= i.ready();
         }
@@ -97,9 +97,9 @@ impl Inner {
     }
 
     /// When a peer first told one of them after `since`; 0: none has. Ticks.
-    pub(super) fn told_since(&self, since: u64) -> u64 {
-        let told = self.items().map(|it| it.told_at.load(Ordering::Relaxed));
-        told.filter(|told| *told >= since).min().unwrap_or(0)
+    pub(super) fn notified_since(&self, since: u64) -> u64 {
+        let notified = self.items().map(|it| it.notified_at.load(Ordering::Relaxed));
+        notified.filter(|at| *at >= since).min().unwrap_or(0)
     }
 
     fn items(&self) -> impl Iterator<Item = &'static Item> + '_ {
@@ -111,7 +111,7 @@ impl Inner {
         let mut last = None;
         self.items().all(|it| {
             if it.marked.load(Ordering::Relaxed) {
-                let before = last.replace(it.told_at.load(Ordering::Relaxed));
+                let before = last.replace(it.notified_at.load(Ordering::Relaxed));
                 return before <= last;
             }
             last.is_none() || !it.linked.load(Ordering::Relaxed)
@@ -133,10 +133,10 @@ impl Inner {
         }
         compact(self);
         let from = (0..self.n).find(|&k| marked(self.at(k))).unwrap_or(self.n);
-        let told_at = |i: &u32| ITEMS.get(*i).map_or(0, |it| it.told_at.load(Ordering::Relaxed));
+        let notified_at = |i: &u32| ITEMS.get(*i).map_or(0, |it| it.notified_at.load(Ordering::Relaxed));
         let tail = self.tail(from);
         let end = tail.iter().position(|&i| !marked(i)).unwrap_or(tail.len());
-        tail[..end].sort_unstable_by_key(told_at);
+        tail[..end].sort_unstable_by_key(notified_at);
     }
 }
 
@@ -144,13 +144,13 @@ fn recheck_listeners(g: &mut Inner) {
     for k in 0..g.n_listeners {
         if let Some(it) = ITEMS.get(g.listeners[k]) {
             if it.recheck.load(Ordering::Acquire) {
-                g.heat(it);
+                g.activate(it);
             }
         }
     }
 }
 
-/// Report ready hot items; those that are armed and not ready cool down.
+/// Report ready active items; those that are armed and not ready leave the poll list.
 ///
 /// What is reported goes behind all others, so everybody has a turn when the array is smaller
 /// than what is ready. `now`: ticks, before the first look.
@@ -166,8 +166,8 @@ pub(super) fn report(g: &mut Inner, out: &mut Out, now: u64) {
         let i = g.at(k);
         let Some(it) = ITEMS.get(i) else { continue };
         let ev = it.take();
-        if ev == crate::ready::UNSETTLED {
-            g.unsettled = true;
+        if ev == crate::ready::PENDING {
+            g.pending = true;
             continue;
         }
         it.was_looked_at(ev, now);
@@ -189,7 +189,7 @@ pub(super) fn report(g: &mut Inner, out: &mut Out, now: u64) {
 /// No item has this index.
 const NOBODY: u32 = u32::MAX;
 
-/// Drop dead items from the hot list, and idle ones that are armed or the
+/// Drop dead items from the poll list, and idle ones that are armed or the
 /// kernel's alone.
 fn compact(g: &mut Inner) {
     let mut keep = 0;
@@ -199,7 +199,7 @@ fn compact(g: &mut Inner) {
         // An item that was not looked at may be ready although it is armed.
         let cold = it.idle.swap(false, Ordering::Relaxed) && (it.is_armed() || it.passive());
         if cold || !it.live.load(Ordering::Relaxed) {
-            item::bury(i);
+            item::reclaim(i);
         } else {
             g.set(keep, i);
             keep += 1;
@@ -208,14 +208,14 @@ fn compact(g: &mut Inner) {
     g.n = keep;
 }
 
-/// Arm every hot item, and fence: what comes from now on is seen by the next look, or marked. They
+/// Arm every active item, and fence: what comes from now on is seen by the next look, or marked. They
 /// stay in the list until the next look.
 ///
-/// `root`: the instance that will sleep; it hears this one's bell and those inside.
+/// `root`: the instance that will sleep; it hears this one's waker and those inside.
 pub(super) fn arm_all(ep: &Ep, g: &mut Inner, root: &Ep) -> bool {
-    let Some(b) = ep.need_bell() else { return g.n == 0 };
+    let Some(b) = ep.need_waker() else { return g.n == 0 };
     let mut all = true;
-    let mut batch = bell::arming();
+    let mut batch = waker::arming();
     for k in 0..g.n {
         if let Some(it) = ITEMS.get(g.at(k)) {
             it.arm(b, g, root, &mut batch);
@@ -227,13 +227,13 @@ pub(super) fn arm_all(ep: &Ep, g: &mut Inner, root: &Ep) -> bool {
 }
 
 /// Other threads sleep in this instance while we return with events: what we
-/// leave hot must be able to wake them.
+/// leave in the poll list must be able to wake them.
 pub(super) fn share(ep: &Ep, g: &mut Inner) {
     if g.sleepers == 0 {
         return;
     }
     arm_all(ep, g, ep);
-    if let Some(b) = ep.bell() {
+    if let Some(b) = ep.waker() {
         set_sleeping(g, true);
         // Also what was marked since we looked: its ring may have been ours.
         if marked(g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
@@ -248,7 +248,7 @@ pub(super) fn settle(ep: &Ep) {
     for _ in 0..ITEMS.len() {
         let found = {
             let Ok(g) = ep.lock.lock() else { return };
-            (0..g.n).find_map(|k| ITEMS.get(g.at(k)).and_then(|it| it.unsettled()))
+            (0..g.n).find_map(|k| ITEMS.get(g.at(k)).and_then(|it| it.pending()))
         };
         let Some(d) = found else { return };
         if crate::path::follow(d) == Err(Errno::EAGAIN) {

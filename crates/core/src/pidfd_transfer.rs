@@ -36,7 +36,7 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
         pool::kernel_allocated(fd);
         return Ok(fd);
     }
-    let pid = crate::foreign::pid_of(pidfd);
+    let pid = crate::unhooked::pid_of(pidfd);
     if pid == Some(sys::getpid()) {
         // As `dup`, or what looked like a free number of the program's was ours.
         if process::owns(target) || pool::holds(target) {
@@ -47,7 +47,7 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
         return Ok(fd);
     }
     let ask = || {
-        let mut m = Msg::new(msg::TAKE);
+        let mut m = Msg::new(msg::TRANSFER);
         m.arg0 = target as u32 as u64;
         m.arg1 = pid.unwrap_or(0).max(0) as u64;
         ctl::wanted();
@@ -76,18 +76,18 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     Ok(fd)
 }
 
-fn number(fd: i32, name: i32) -> Option<i32> {
+fn int_option(fd: i32, name: i32) -> Option<i32> {
     let mut v = [0u8; 4];
     sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).ok().map(|_| i32::from_ne_bytes(v))
 }
 
 fn is_tcp(fd: i32) -> bool {
-    matches!(number(fd, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))
-        && number(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+    matches!(int_option(fd, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))
+        && int_option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
 fn is_listening(fd: i32) -> bool {
-    number(fd, libc::SO_ACCEPTCONN) == Some(1)
+    int_option(fd, libc::SO_ACCEPTCONN) == Some(1)
 }
 
 /// A placeholder is not. Nor are others, and then the holder says that it has looked.
@@ -120,9 +120,9 @@ pub fn answer() {
     ASKED.answer(|(fd, by)| {
         {
             let _held = Held::all();
-            close::taken(fd);
+            close::transferred(fd);
         }
-        let mut m = Msg::new(msg::TAKEN);
+        let mut m = Msg::new(msg::TRANSFERRED);
         m.id = by;
         ctl::tell(m, None);
     });

@@ -21,7 +21,7 @@ static LOOKS: AtomicU32 = AtomicU32::new(0);
 /// 0.1 us a number, and such programs make their instance before they wait.
 const OFTEN: u32 = 64;
 /// Numbers looked at: instances are made early.
-pub const NUMBERS: i32 = 64;
+pub const FDS: i32 = 64;
 /// So many free numbers in a row are the end of what the program has, most likely.
 const GAP: u32 = 12;
 /// Instances whose registrations are carried over.
@@ -100,7 +100,7 @@ pub fn closed(fd: i32) {
 fn bit(fd: i32) -> u64 {
     1u64.checked_shl(fd as u32).unwrap_or(0)
 }
-const _: () = assert!(NUMBERS as u32 <= u64::BITS);
+const _: () = assert!(FDS as u32 <= u64::BITS);
 
 /// Is it still nobody's after a moment? An instance that another thread duplicates or closes
 /// is not in our tables for as long as that takes.
@@ -135,7 +135,7 @@ fn find(found: &mut [i32; INSTANCES], rings: bool) -> Option<usize> {
         return Some(0);
     }
     let (mut n, mut gap) = (0, 0);
-    for fd in 3..NUMBERS {
+    for fd in 3..FDS {
         if !is_unknown(fd) {
             gap = 0;
             continue;
@@ -174,7 +174,7 @@ fn leave(instances: &[i32]) {
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn()) {
         let mut watched = [None; 4];
         let mut n = 0;
-        table::each_number(d, |fd| {
+        table::each_fd(d, |fd| {
             opts::nonblock_from_below(d, fd);
             for ep in instances {
                 if let Some(ev) = registration(*ep, fd).filter(|_| n < watched.len()) {
@@ -282,15 +282,15 @@ mod tests {
     fn registrations_of_a_real_instance_are_found() {
         // SAFETY: plain system calls.
         let ep = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        let bell = sys::eventfd().unwrap();
-        assert!(registration(ep, bell).is_none());
+        let waker = sys::eventfd().unwrap();
+        assert!(registration(ep, waker).is_none());
         let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0xABCD_EF01_2345_6789 };
-        sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, bell, Some(&ev)).unwrap();
-        let got = registration(ep, bell).unwrap();
+        sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, waker, Some(&ev)).unwrap();
+        let got = registration(ep, waker).unwrap();
         // The kernel adds HUP and ERR, which it reports always.
         assert_eq!({ got.events } & { ev.events }, { ev.events });
         assert_eq!({ got.u64 }, { ev.u64 });
-        for fd in [ep, bell] {
+        for fd in [ep, waker] {
             let _ = sys::close(fd);
         }
     }

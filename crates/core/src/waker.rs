@@ -1,6 +1,6 @@
-//! Bells: what a thread sleeps on when it waits for more than one thing.
+//! Wakers: what a thread sleeps on when it waits for more than one thing.
 //!
-//! A bell is an epoll instance that only this process has. In it lie, by their edges, an eventfd
+//! A waker is an epoll instance that only this process has. In it lie, by their edges, an eventfd
 //! for the process's own threads and the read ends of the pipes by which peers wake it, one for
 //! each peer process ([`hear`], ADR 38). No peer can block, drain or fill what another one uses.
 
@@ -15,10 +15,10 @@ use fsocket_sync::atomic::{fence, AtomicU32};
 use fsocket_sync::doorbell::{Batch, Want, FUTEX_BIT};
 use fsocket_sys as sys;
 
-/// Bells per process.
+/// Wakers per process.
 pub const MAX: usize = 255;
 
-pub struct Bell {
+pub struct Waker {
     /// The epoll instance.
     fd: AtomicI32,
     /// The eventfd in it.
@@ -32,8 +32,8 @@ pub struct Bell {
     rings: AtomicU32,
 }
 
-static BELLS: [Bell; MAX] = [const {
-    Bell {
+static WAKERS: [Waker; MAX] = [const {
+    Waker {
         fd: AtomicI32::new(-1),
         own: AtomicI32::new(-1),
         used: AtomicBool::new(false),
@@ -43,9 +43,9 @@ static BELLS: [Bell; MAX] = [const {
     }
 }; MAX];
 
-impl Bell {
+impl Waker {
     pub fn index(&self) -> usize {
-        (self as *const Bell as usize - BELLS.as_ptr() as usize) / core::mem::size_of::<Bell>()
+        (self as *const Waker as usize - WAKERS.as_ptr() as usize) / core::mem::size_of::<Waker>()
     }
     pub fn fd(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
@@ -69,7 +69,7 @@ impl Bell {
         }
         self.release();
     }
-    /// Say on every channel where this bell has a waiter whether it sleeps.
+    /// Say on every channel where this waker has a waiter whether it sleeps.
     pub fn set_sleeping(&self, on: bool) {
         for c in chan::all() {
             if let Some(w) = c.waiter_of(self) {
@@ -130,7 +130,7 @@ static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 /// Wake threads of ours in `poll`, `select` and `accept`: they must look again.
 pub fn ring_sleepers() {
     if SLEEPERS.load(Ordering::SeqCst) != 0 {
-        for b in BELLS.iter().take(made()) {
+        for b in WAKERS.iter().take(made()) {
             if b.transient.load(Ordering::SeqCst) {
                 b.ring_self();
             }
@@ -138,9 +138,9 @@ pub fn ring_sleepers() {
     }
 }
 
-/// A bell for one user.
-pub fn get() -> Option<&'static Bell> {
-    let b = BELLS.iter().find(|b| {
+/// A waker for one user.
+pub fn get() -> Option<&'static Waker> {
+    let b = WAKERS.iter().find(|b| {
         !b.used.load(Ordering::Relaxed)
             && b.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     })?;
@@ -151,25 +151,25 @@ pub fn get() -> Option<&'static Bell> {
     Some(b)
 }
 
-/// In the epoll instance of a bell: its own eventfd, and the ends of peers. Other marks are pipes.
+/// In the epoll instance of a waker: its own eventfd, and the ends of peers. Other marks are pipes.
 const OWN_MARK: u64 = u64::MAX;
 const ENDS_MARK: u64 = u64::MAX - 1;
 const OTHER_MARKS: u64 = ENDS_MARK;
 
-/// While no monitor lives, every bell hears when a peer's process ends.
+/// While no monitor lives, every waker hears when a peer's process ends.
 pub fn all_hear(ends: i32) {
-    for b in BELLS.iter().take(made()).filter(|b| b.fd() >= 0) {
+    for b in WAKERS.iter().take(made()).filter(|b| b.fd() >= 0) {
         put(b.fd(), ends, ENDS_MARK);
     }
 }
 
-fn make(b: &Bell) -> bool {
+fn make(b: &Waker) -> bool {
     // A forked child may watch its sockets before it listens or connects.
     if ctl::unmet() {
         ctl::wanted();
     }
     let Ok(own) = sys::eventfd().map(process::high_fd) else { return false };
-    let made = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+    let made = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
     let Ok(fd) = made else {
         process::close_own(own);
         return false;
@@ -181,7 +181,7 @@ fn make(b: &Bell) -> bool {
     }
     b.own.store(own, Ordering::Relaxed);
     b.fd.store(fd, Ordering::SeqCst);
-    // (Either this sees the instance, or who makes it sees this bell.)
+    // (Either this sees the instance, or who makes it sees this waker.)
     if let Some(ends) = crate::peers::instance() {
         put(fd, ends, ENDS_MARK);
     }
@@ -194,11 +194,11 @@ fn put(instance: i32, fd: i32, mark: u64) -> bool {
     sys::epoll_ctl(instance, libc::EPOLL_CTL_ADD, fd, Some(&ev)).is_ok()
 }
 
-/// The read end of the pipe by which one peer process wakes a bell. Zero is valid.
+/// The read end of the pipe by which one peer process wakes a waker. Zero is valid.
 #[repr(C)]
 struct Peer {
     fd: AtomicI32,
-    bell: AtomicU32,
+    waker: AtomicU32,
     /// The channel for which it was asked; 0: not in use.
     channel: AtomicU32,
     /// How often it was heard.
@@ -213,7 +213,7 @@ unsafe impl Slot for Peer {
     }
 }
 
-/// Peers that wake bells of this process by pipes; others do by way of the monitor.
+/// Peers that wake wakers of this process by pipes; others do by way of the monitor.
 const PEERS_MAX: u32 = 1 << 14;
 static PEERS: Slab<Peer> = Slab::new(PEERS_MAX);
 /// Peers of one channel: a client process has one with each worker that it waits for.
@@ -248,7 +248,7 @@ pub fn hear(m: &Msg, fd: i32) -> bool {
     let Some((i, p)) = PEERS.alloc() else { return false };
     let fd = process::high_fd(fd);
     p.fd.store(fd, Ordering::Relaxed);
-    p.bell.store(b.index() as u32, Ordering::Relaxed);
+    p.waker.store(b.index() as u32, Ordering::Relaxed);
     p.heard.store(0, Ordering::Relaxed);
     p.channel.store(channel, Ordering::Release);
     let ready = Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER_READY) };
@@ -281,7 +281,7 @@ fn heard(i: u32, events: u32, empty: bool) {
 fn forget(p: &Peer) {
     if p.channel.swap(0, Ordering::AcqRel) != 0 {
         let fd = p.fd.load(Ordering::Relaxed);
-        if let Some(b) = at(p.bell.load(Ordering::Relaxed) as usize) {
+        if let Some(b) = at(p.waker.load(Ordering::Relaxed) as usize) {
             let _ = sys::epoll_ctl(b.fd(), libc::EPOLL_CTL_DEL, fd, None);
         }
         process::close_own(fd);
@@ -320,7 +320,7 @@ impl Unarmed {
     }
 }
 
-/// A sleep on a bell of `limit` (None: for ever): how long it may be now. The first rings of a peer come by
+/// A sleep on a waker of `limit` (None: for ever): how long it may be now. The first rings of a peer come by
 /// way of the monitor, which somebody may have stopped: then the sleeper finds the marks itself.
 pub fn cut(limit: Option<u64>) -> Option<u64> {
     const LOOK_NS: u64 = 2_000_000_000;
@@ -330,29 +330,29 @@ pub fn cut(limit: Option<u64>) -> Option<u64> {
     }
 }
 
-/// The bell with this index.
-pub fn at(i: usize) -> Option<&'static Bell> {
-    BELLS.get(i)
+/// The waker with this index.
+pub fn at(i: usize) -> Option<&'static Waker> {
+    WAKERS.get(i)
 }
 
-/// Bells are made in order of their index.
+/// Wakers are made in order of their index.
 fn made() -> usize {
-    BELLS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
+    WAKERS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
 }
 
-/// For what is armed before a sleep on a bell. [`Batch::fence`] lies between arming and the last
+/// For what is armed before a sleep on a waker. [`Batch::fence`] lies between arming and the last
 /// look: what a peer publishes is seen, or it sees that we sleep.
 pub fn arming() -> Batch<'static> {
-    // The bell before the look for channels; `ring_all` does the reverse.
+    // The waker before the look for channels; `ring_all` does the reverse.
     fence(Ordering::SeqCst);
     Batch::new(sys::heavy_fence)
 }
 
-/// Wake every thread of this process that sleeps on a bell and may wait for `listener`: something it
+/// Wake every thread of this process that sleeps on a waker and may wait for `listener`: something it
 /// must arm for has appeared.
 pub fn ring_all(listener: u64) {
     fence(Ordering::SeqCst);
-    for b in BELLS.iter().take(made()) {
+    for b in WAKERS.iter().take(made()) {
         let only = b.only.load(Ordering::Relaxed);
         if b.used.load(Ordering::Relaxed) && (only == 0 || only == listener) {
             b.ring_self();
@@ -360,16 +360,16 @@ pub fn ring_all(listener: u64) {
     }
 }
 
-/// Wake every thread of this process that sleeps on a bell: what it has armed for is gone.
+/// Wake every thread of this process that sleeps on a waker: what it has armed for is gone.
 pub fn ring_everybody() {
-    for b in BELLS.iter().take(made()).filter(|b| b.used.load(Ordering::Relaxed)) {
+    for b in WAKERS.iter().take(made()).filter(|b| b.used.load(Ordering::Relaxed)) {
         b.ring_self();
     }
 }
 
 /// In a forked child: what rings is the parent's.
 pub fn become_child() {
-    for b in BELLS.iter().take(made()) {
+    for b in WAKERS.iter().take(made()) {
         for fd in [&b.fd, &b.own] {
             let fd = fd.swap(-1, Ordering::AcqRel);
             if fd >= 0 {
@@ -387,7 +387,7 @@ pub fn become_child() {
         PEERS.free(PEERS.index(p));
     }
     for c in chan::all() {
-        c.forget_bells();
+        c.forget_wakers();
     }
 }
 
@@ -403,7 +403,7 @@ pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
 pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
     stats::count(Counter::Wakes);
     // Before the marks and the wake-up, whose release publishes it.
-    want.told.store(sys::cpu::ticks(), Ordering::Relaxed);
+    want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
     if mask & FUTEX_BIT != 0 {
         wake_futex(&want.seq);
     }
@@ -431,7 +431,7 @@ pub fn is_asleep(c: &Chan, mut mask: u64) -> bool {
 pub fn wake_syn(c: &Chan, mask: u64) -> bool {
     stats::count(Counter::Wakes);
     // As in `wake_side`; for all queues of the channel.
-    c.queue(0).want.told.store(sys::cpu::ticks(), Ordering::Relaxed);
+    c.queue(0).want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
     each(c, 1 - c.my_side(), mask & !FUTEX_BIT, |w| {
         w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
     })
@@ -456,8 +456,8 @@ fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channe
         // The mark before the look at `sleeping`; the sleeper does the reverse.
         fence(Ordering::SeqCst);
         if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
-            let key = w.bell.load(Ordering::Acquire);
-            let rung = key != 0 && if side == c.my_side() { ring_relative(c, i, key) } else { c.ring_peer(i, key) };
+            let key = w.waker.load(Ordering::Acquire);
+            let rung = key != 0 && if side == c.my_side() { ring_fork_group(c, i, key) } else { c.ring_peer(i, key) };
             if !rung {
                 // Nobody can ring it now; sleeps are bounded when the monitor
                 // is dead, and the mark stays.
@@ -469,9 +469,9 @@ fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channe
     any
 }
 
-/// Ring a bell on our own side: this process's, or that of one related by fork.
-fn ring_relative(c: &Chan, w: usize, key: u64) -> bool {
-    match BELLS.iter().take(made()).find(|b| b.key() == key) {
+/// Ring a waker on our own side: this process's, or that of one related by fork.
+fn ring_fork_group(c: &Chan, w: usize, key: u64) -> bool {
+    match WAKERS.iter().take(made()).find(|b| b.key() == key) {
         Some(b) => {
             b.ring_self();
             true
@@ -480,11 +480,11 @@ fn ring_relative(c: &Chan, w: usize, key: u64) -> bool {
     }
 }
 
-/// A descriptor of a bell got another number. (Instances that watch it go on watching the file
+/// A descriptor of a waker got another number. (Instances that watch it go on watching the file
 /// itself.)
-pub fn moved(old: i32, new: i32) -> bool {
+pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    BELLS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || peers().any(|p| swap(&p.fd))
+    WAKERS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || peers().any(|p| swap(&p.fd))
 }
 
 #[cfg(test)]

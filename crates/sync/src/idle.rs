@@ -8,12 +8,12 @@ use crate::atomic::{fence, AtomicU32, Ordering};
 
 /// The watcher lies down, unless `something` has happened since it last looked, which
 /// is asked after the word is set. True: it will be rung.
-pub fn lie_down(nap: &AtomicU32, something: impl FnOnce() -> bool) -> bool {
-    nap.store(1, Ordering::SeqCst);
+pub fn park(idle: &AtomicU32, something: impl FnOnce() -> bool) -> bool {
+    idle.store(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if something() {
         // Who made it happen may have seen the word already, and ring in vain.
-        nap.store(0, Ordering::SeqCst);
+        idle.store(0, Ordering::SeqCst);
         return false;
     }
     true
@@ -22,7 +22,7 @@ pub fn lie_down(nap: &AtomicU32, something: impl FnOnce() -> bool) -> bool {
 /// Something has happened (a read-modify-write that everybody sees came before). True:
 /// the watcher must be rung, by the caller and nobody else. The BPF program that selects
 /// listen sockets does the same (`balance.h`).
-pub fn must_ring(nap: &AtomicU32) -> bool {
+pub fn must_ring(idle: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);
-    nap.load(Ordering::SeqCst) != 0 && nap.compare_exchange(1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    idle.load(Ordering::SeqCst) != 0 && idle.compare_exchange(1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }

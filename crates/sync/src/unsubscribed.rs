@@ -2,24 +2,24 @@
 //! it while it sleeps.
 //!
 //! Taking out and putting in are system calls, so neither side is one step. Whatever they are
-//! interleaved with: while the word says "not aloof", it is in.
+//! interleaved with: while the word says "not unsubscribed", it is in.
 
 use crate::atomic::{fence, AtomicBool, Ordering};
 
-/// Is the thread aloof?
+/// Is the thread unsubscribed?
 #[derive(Debug)]
-pub struct Aloof(AtomicBool);
+pub struct Unsubscribed(AtomicBool);
 
-impl Aloof {
+impl Unsubscribed {
     #[cfg(not(loom))]
     #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Aloof {
-        Aloof(AtomicBool::new(false))
+    pub const fn new() -> Unsubscribed {
+        Unsubscribed(AtomicBool::new(false))
     }
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
-    pub fn new() -> Aloof {
-        Aloof(AtomicBool::new(false))
+    pub fn new() -> Unsubscribed {
+        Unsubscribed(AtomicBool::new(false))
     }
 
     #[inline]
@@ -33,14 +33,14 @@ impl Aloof {
     }
 
     /// Only the thread itself: `take_out`, while it `may`. That is asked when everybody can see
-    /// that it is out: who changes it then calls [`Aloof::back`], and either finds the thread
-    /// aloof or is seen here.
-    pub fn away(&self, take_out: impl FnOnce(), may: impl FnOnce() -> bool, put_in: impl FnOnce()) {
+    /// that it is out: who changes it then calls [`Unsubscribed::resubscribe`], and either finds the thread
+    /// unsubscribed or is seen here.
+    pub fn unsubscribe(&self, take_out: impl FnOnce(), may: impl FnOnce() -> bool, put_in: impl FnOnce()) {
         if self.0.swap(true, Ordering::SeqCst) {
             return;
         }
         take_out();
-        // Pairs with the fence in `back`.
+        // Pairs with the fence in `resubscribe`.
         fence(Ordering::SeqCst);
         // Whoever has been here meanwhile may have put it in before it was taken out.
         let stays = may() && self.0.load(Ordering::SeqCst);
@@ -51,8 +51,8 @@ impl Aloof {
     }
 
     /// Any thread: it is put in again.
-    pub fn back(&self, put_in: impl FnOnce()) {
-        // Pairs with the fence in `away`.
+    pub fn resubscribe(&self, put_in: impl FnOnce()) {
+        // Pairs with the fence in `unsubscribe`.
         fence(Ordering::SeqCst);
         if self.0.swap(false, Ordering::SeqCst) {
             put_in();

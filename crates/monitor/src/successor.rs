@@ -1,9 +1,9 @@
 //! `exec`: the next program of a process inherits from the one before.
 //!
-//! The program that is about to be replaced announces its *heir* (ADOPT with
-//! `arg0` 1), says which listeners it leaves to it (KEEP), and enters the heir's
+//! The program that is about to be replaced announces its *successor* (ADOPT with
+//! `arg0` 1), says which listeners it leaves to it (KEEP), and enters the successor's
 //! nonce as a holder of the connections. The next program takes over from there:
-//! it maps the arenas (ESTATE) and channels (PART) in which those connections
+//! it maps the arenas (INHERITED_ARENA) and channels (CHANNEL_HANDLE) in which those connections
 //! live, registers the listeners that it has found among its descriptors, and
 //! says when it is done (SETTLED).
 
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 const REQUESTS: usize = 1024;
 
 impl Monitor {
-    /// A listener goes to the heir as well.
+    /// A listener goes to the successor as well.
     pub fn keep(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
         let Some(client) = self.clients.get(id) else { return Ok(()) };
         let (family, listener) = (client.family, msg.arg0);
@@ -24,27 +24,28 @@ impl Monitor {
             return Ok(());
         }
         // It may have said HELLO, and even LISTEN: its socket may be read before this one.
-        let is_heir = |c: &crate::clients::Client| c.nonce == msg.id && c.heir_of == Some(id);
-        let heir = self.clients.family_members(family).into_iter().find(|m| self.clients.get(*m).is_some_and(is_heir));
-        let heir = heir.ok_or(Misbehaved("KEEP for nobody"))?;
-        if let (Some(c), Some(l)) = (self.clients.get_mut(heir), self.listeners.get_mut(listener)) {
+        let is_successor = |c: &crate::clients::Client| c.nonce == msg.id && c.successor_of == Some(id);
+        let successor =
+            self.clients.family_members(family).into_iter().find(|m| self.clients.get(*m).is_some_and(is_successor));
+        let successor = successor.ok_or(Misbehaved("KEEP for nobody"))?;
+        if let (Some(c), Some(l)) = (self.clients.get_mut(successor), self.listeners.get_mut(listener)) {
             if c.holds.insert(listener) {
                 c.unclaimed.insert(listener);
             }
-            l.holders.insert(heir);
+            l.holders.insert(successor);
         }
         Ok(())
     }
 
-    /// The `id`-th arena in which the heir may have connections.
-    pub fn estate(&self, id: ConnId, msg: &Msg) -> Answer {
+    /// The `id`-th arena in which the successor may have connections.
+    pub fn inherited_arena(&self, id: ConnId, msg: &Msg) -> Answer {
         let mut inherited = self.arenas.iter().filter(|a| a.creator != id && a.users.contains(&id));
         let arena = inherited.nth(msg.id.min(1 << 20) as usize).ok_or(Errno::NOENT)?;
         Ok((reply(msg), Some(arena.fd.clone())))
     }
 
     /// The memory of channel `id`, for who is on side `arg0` of it.
-    pub fn part(&mut self, id: ConnId, msg: &Msg) -> Answer {
+    pub fn channel_handle(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
         let side = msg.arg0 as usize;
         let channel = u32::try_from(msg.id).ok().and_then(|c| self.channels.get_mut(c));
@@ -53,12 +54,12 @@ impl Monitor {
         Ok((Msg { arg0: channel.listener, ..reply(msg) }, Some(channel.mem.fd())))
     }
 
-    /// The heir has taken what it has descriptors for; the rest of the estate goes
+    /// The successor has taken what it has descriptors for; the rest of what it inherited goes
     /// as if it had been closed.
     pub fn settled(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        self.bury_predecessors(id);
+        self.reclaim_predecessors(id);
         if let Some(c) = self.clients.get_mut(id) {
-            c.heir_of = None;
+            c.successor_of = None;
         }
         let left = self.clients.get_mut(id).map(|c| std::mem::take(&mut c.unclaimed)).unwrap_or_default();
         for listener in left {
@@ -67,18 +68,18 @@ impl Monitor {
         Ok((reply(msg), None))
     }
 
-    /// The program that an heir has replaced, as long as we have not seen its end.
+    /// The program that a successor has replaced, as long as we have not seen its end.
     pub fn predecessors(&self, id: ConnId) -> Vec<ConnId> {
-        let Some(me) = self.clients.get(id).filter(|c| c.is_heir) else { return Vec::new() };
+        let Some(me) = self.clients.get(id).filter(|c| c.is_successor) else { return Vec::new() };
         let same = |m: &ConnId| *m != id && self.clients.get(*m).is_some_and(|c| c.pid == me.pid);
         self.clients.family_members(me.family).into_iter().filter(same).collect()
     }
 
-    /// The queues of the worker that was replaced are the heir's, so that connections keep
+    /// The queues of the worker that was replaced are the successor's, so that connections keep
     /// their order.
     pub fn take_places(&mut self, of: ConnId, numbers: &[(crate::ListenerId, usize)]) {
-        let is_heir = |c: &crate::clients::Client| c.heir_of == Some(of);
-        let Some(id) = self.clients.iter().find(|(_, c)| is_heir(c)).map(|(id, _)| id) else { return };
+        let is_successor = |c: &crate::clients::Client| c.successor_of == Some(of);
+        let Some(id) = self.clients.iter().find(|(_, c)| is_successor(c)).map(|(id, _)| id) else { return };
         let Some(client) = self.clients.get_mut(id) else { return };
         for (listener, number) in numbers {
             if client.holds.contains(listener)
@@ -91,7 +92,7 @@ impl Monitor {
 
     /// What the replaced program had alone is closed before the new one goes on,
     /// as in the kernel.
-    fn bury_predecessors(&mut self, id: ConnId) {
+    fn reclaim_predecessors(&mut self, id: ConnId) {
         for conn in self.predecessors(id) {
             for _ in 0..REQUESTS {
                 if !self.serve_one(conn) {

@@ -1,6 +1,6 @@
 //! Without the monitor's program nothing migrates: what waits in a local listen
 //! socket that is closed would be reset. So a worker that leaves in good order
-//! first hands its connections to the others of the family, over a socket pair made
+//! first hands its connections to the others of the fork group, over a socket pair made
 //! before the fork. (One that is killed cannot; see docs/limits.md.)
 
 use super::accept::Peer;
@@ -14,27 +14,27 @@ use fsocket_zones::classic;
 const MOST: usize = 4096;
 
 impl Zoned {
-    /// With the guard, where there is no monitor.
-    pub(super) fn make_parcel(&self) {
+    /// With the reservation, where there is no monitor.
+    pub(super) fn make_handoff(&self) {
         if !ctl::dead() {
             return;
         }
         if let Ok(ends) =
             sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
         {
-            for (at, fd) in self.parcel.iter().zip(ends) {
+            for (at, fd) in self.handoff.iter().zip(ends) {
                 at.store(process::high_fd(fd), Ordering::Release);
             }
         }
     }
 
     /// Where connections of workers that left arrive; -1: nowhere.
-    pub fn parcels(&self) -> i32 {
-        self.parcel[0].load(Ordering::Relaxed)
+    pub fn handoff_fd(&self) -> i32 {
+        self.handoff[0].load(Ordering::Relaxed)
     }
 
-    pub(super) fn drop_parcel(&self) {
-        for at in &self.parcel {
+    pub(super) fn drop_handoff(&self) {
+        for at in &self.handoff {
             let fd = at.swap(-1, Ordering::AcqRel);
             if fd >= 0 {
                 process::close_own(fd);
@@ -45,7 +45,7 @@ impl Zoned {
     /// Hands what waits in the local listen socket `local` to other workers. Under
     /// the page's lock, after this worker's entry is gone from it.
     pub(super) fn hand_over(&self, local: i32) {
-        let to = self.parcel[1].load(Ordering::Relaxed);
+        let to = self.handoff[1].load(Ordering::Relaxed);
         let Some(page) = self.page().filter(|p| to >= 0 && p.any()) else { return };
         // No more of them: its CPU goes to the global socket from here on.
         let _ = classic::attach(local, process::cpus() as usize, 1, |cpu| page.place_of(cpu));
@@ -65,8 +65,8 @@ impl Zoned {
     }
 
     /// A connection that another worker has left behind.
-    pub(super) fn take_parcel(&self, peer: Peer) -> Result<i32> {
-        let from = self.parcels();
+    pub(super) fn take_handed_off(&self, peer: Peer) -> Result<i32> {
+        let from = self.handoff_fd();
         if from < 0 {
             return Err(Errno::EAGAIN);
         }

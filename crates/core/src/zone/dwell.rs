@@ -11,13 +11,13 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sys::cpu;
 
 /// Returns in a row that make a worker quick.
-const TRIAL: u32 = 32;
+const PROBATION: u32 = 32;
 /// A return is quick below this, and the worker was away above that: microseconds.
 const QUICK_US: u64 = 2_000;
 const AWAY_US: u64 = 20_000;
 
 /// Zero is valid.
-pub struct Pace {
+pub struct Dwell {
     /// When the last connection was accepted; 0: it has been back since.
     accepted: AtomicU64,
     quick: AtomicU32,
@@ -31,10 +31,10 @@ pub enum Shown {
     Away,
 }
 
-impl Pace {
+impl Dwell {
     #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Pace {
-        Pace { accepted: AtomicU64::new(0), quick: AtomicU32::new(0) }
+    pub const fn new() -> Dwell {
+        Dwell { accepted: AtomicU64::new(0), quick: AtomicU32::new(0) }
     }
 
     pub fn reset(&self) {
@@ -48,7 +48,7 @@ impl Pace {
     }
 
     /// It waits again.
-    pub fn back(&self) -> Shown {
+    pub fn returned(&self) -> Shown {
         match self.accepted.swap(0, Ordering::Relaxed) {
             0 => self.shown(),
             then => self.after(cpu::ticks().wrapping_sub(then) / cpu::ticks_per_us()),
@@ -68,7 +68,7 @@ impl Pace {
     }
 
     fn shown(&self) -> Shown {
-        if self.quick.load(Ordering::Relaxed) >= TRIAL {
+        if self.quick.load(Ordering::Relaxed) >= PROBATION {
             Shown::Quick
         } else {
             Shown::Nothing
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn trust_is_earned_slowly_and_lost_at_once() {
-        let p = Pace::new();
-        for _ in 1..TRIAL {
+        let p = Dwell::new();
+        for _ in 1..PROBATION {
             assert_eq!(p.after(10), Shown::Nothing);
         }
         assert_eq!(p.after(10), Shown::Quick);

@@ -1,5 +1,5 @@
 //! Accepting without a local listen socket beside workers that have theirs (a worker on
-//! trial, a master that accepts now and then): before it is said that nothing waits, and
+//! probation, a master that accepts now and then): before it is said that nothing waits, and
 //! before a sleep, the monitor is asked for a worker's socket at which something does.
 
 use super::accept::Peer;
@@ -49,7 +49,7 @@ impl Asked {
 impl Zoned {
     /// Has the calling thread no local listen socket where others have? Perhaps because this process
     /// can have none.
-    pub fn is_guest(&self) -> bool {
+    pub fn is_non_worker(&self) -> bool {
         matches!(self.state(), state::READY | state::OFF)
             && balance::enabled()
             && !self.is_shared()
@@ -61,7 +61,7 @@ impl Zoned {
     /// A worker's socket at which something waits, and its place. `sleeps`: else the caller
     /// goes to sleep, and the monitor tells it when something comes.
     fn waiting(&self, fd: i32, sleeps: bool) -> Option<(i32, u32)> {
-        if !self.is_guest() || !self.asked.may(sleeps) {
+        if !self.is_non_worker() || !self.asked.may(sleeps) {
             return None;
         }
         let answer = match self.group.load(Ordering::Relaxed) != 0 || self.ask_group(fd, false).is_ok_and(|g| g.1) {

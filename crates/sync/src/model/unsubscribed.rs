@@ -1,12 +1,12 @@
-//! Aloof: a thread that is not told of others is the only one that waits there.
+//! Unsubscribed: a thread that is not told of others is the only one that waits there.
 
 use super::every_way;
-use crate::aloof::Aloof;
 use crate::atomic::{AtomicBool, Ordering};
+use crate::unsubscribed::Unsubscribed;
 use loom::sync::{Arc, Mutex};
 
 struct Instance {
-    aloof: Aloof,
+    unsubscribed: Unsubscribed,
     /// Whether the others' sockets lie in it. A lock, as the kernel's.
     told: Mutex<bool>,
     /// No other thread has come.
@@ -17,8 +17,8 @@ impl Instance {
     fn put(&self, told: bool) {
         *self.told.lock().unwrap() = told;
     }
-    fn back(&self) {
-        self.aloof.back(|| self.put(true));
+    fn resubscribe(&self) {
+        self.unsubscribed.resubscribe(|| self.put(true));
     }
 }
 
@@ -26,25 +26,29 @@ impl Instance {
 /// is out. Meanwhile others come to wait there, too.
 fn run(turns: u32, callers: u32, again: bool) {
     every_way(Some(3), move || {
-        let i = Arc::new(Instance { aloof: Aloof::new(), told: Mutex::new(true), alone: AtomicBool::new(true) });
+        let i = Arc::new(Instance {
+            unsubscribed: Unsubscribed::new(),
+            told: Mutex::new(true),
+            alone: AtomicBool::new(true),
+        });
         let threads: Vec<_> = (0..callers)
             .map(|_| {
                 let i = i.clone();
                 loom::thread::spawn(move || {
                     i.alone.store(false, Ordering::Relaxed);
-                    i.back();
+                    i.resubscribe();
                 })
             })
             .collect();
         for _ in 0..turns {
             let alone = || i.alone.load(Ordering::Relaxed);
             if alone() {
-                i.aloof.away(|| i.put(false), || !again || alone(), || i.put(true));
+                i.unsubscribed.unsubscribe(|| i.put(false), || !again || alone(), || i.put(true));
             }
         }
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert!(*i.told.lock().unwrap(), "it sleeps, and another one waits");
-        assert!(!i.aloof.is());
+        assert!(!i.unsubscribed.is());
     });
 }
 

@@ -19,7 +19,7 @@ impl Ep {
         if !self.inherited.swap(false, Ordering::AcqRel) || self.items.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // What is ours goes into a shell: relatives wait in the instance itself.
+        // What is ours goes into a wrapper: processes of the fork group wait in the instance itself.
         self.is_watched();
         let Ok((n, found)) = self.lock.lock().map(|g| (g.n_listeners, g.listeners)) else { return };
         let listeners = || found[..n].iter().filter_map(|i| ITEMS.get(*i)).filter_map(Item::listener);

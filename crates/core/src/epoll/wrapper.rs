@@ -1,40 +1,40 @@
-//! The shell of an instance that others watch.
+//! The wrapper of an instance that others watch.
 //!
 //! An instance that lies in another one, or that is polled, must be readable exactly
-//! when the application has something in it. Our bell and the control socket
-//! would make it so, too. They then lie in a shell: a private instance that holds them
+//! when the application has something in it. Our waker and the control socket
+//! would make it so, too. They then lie in a wrapper: a private instance that holds them
 //! and, level-triggered, the application's. Threads that wait in the inner one sleep in its
-//! shell; an outer one hears the bells of those that lie in it from its own.
+//! wrapper; an outer one hears the wakers of those that lie in it from its own.
 
-use super::{Ep, BELL_MARK, CTL_MARK, EPS};
-use crate::bell::{self, Bell};
+use super::{Ep, CTL_MARK, EPS, WAKER_MARK};
 use crate::table::Desc;
+use crate::waker::{self, Waker};
 use crate::{ctl, process, stats};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;
 
-/// In a shell: the application's instance has something.
+/// In a wrapper: the application's instance has something.
 pub(super) const INNER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
 
-/// How long threads may take to leave the application's instance for its shell.
+/// How long threads may take to leave the application's instance for its wrapper.
 const LEAVING_TURNS: u32 = 200;
 const LEAVING_NS: u64 = 20_000;
 
 /// Zero is valid.
-pub(super) struct Shell {
+pub(super) struct Wrapper {
     /// Descriptor + 1; 0: none.
     fd: AtomicI32,
     watched: AtomicBool,
-    /// The bell lies in the application's instance (still).
+    /// The waker lies in the application's instance (still).
     inside: AtomicBool,
     /// Threads in the kernel's wait on the application's instance.
     direct: AtomicU32,
-    /// A bit per bell of another instance that is heard here.
-    heard: [AtomicU64; bell::MAX.div_ceil(64)],
+    /// A bit per waker of another instance that is heard here.
+    heard: [AtomicU64; waker::MAX.div_ceil(64)],
 }
 
-impl Shell {
+impl Wrapper {
     pub(super) fn fd(&self) -> Option<i32> {
         match self.fd.load(Ordering::SeqCst) {
             0 => None,
@@ -60,25 +60,27 @@ impl Shell {
         self.reset();
         self.watched.store(watched, Ordering::Relaxed);
     }
-    fn hears(&self) -> impl Iterator<Item = &'static Bell> + '_ {
-        (0..bell::MAX).filter(|i| self.heard[i / 64].load(Ordering::Relaxed) >> (i % 64) & 1 != 0).filter_map(bell::at)
+    fn hears(&self) -> impl Iterator<Item = &'static Waker> + '_ {
+        (0..waker::MAX)
+            .filter(|i| self.heard[i / 64].load(Ordering::Relaxed) >> (i % 64) & 1 != 0)
+            .filter_map(waker::at)
     }
 }
 
-fn put(home: i32, b: &Bell, events: i32) {
-    let ev = libc::epoll_event { events: events as u32, u64: BELL_MARK };
+fn put(home: i32, b: &Waker, events: i32) {
+    let ev = libc::epoll_event { events: events as u32, u64: WAKER_MARK };
     let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_ADD, b.fd(), Some(&ev));
 }
 
-fn take_out(home: i32, b: &Bell) {
+fn take_out(home: i32, b: &Waker) {
     let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_DEL, b.fd(), None);
 }
 
 impl Ep {
     /// The instance that holds what is ours.
     pub(super) fn home(&self) -> i32 {
-        if self.shell.watched.load(Ordering::SeqCst) {
-            if let Some(s) = self.shell.fd().or_else(|| self.make_shell()) {
+        if self.wrapper.watched.load(Ordering::SeqCst) {
+            if let Some(s) = self.wrapper.fd().or_else(|| self.make_wrapper()) {
                 return s;
             }
         }
@@ -87,18 +89,18 @@ impl Ep {
 
     /// Another instance watches this one from now on, or it is polled.
     pub(super) fn is_watched(&self) {
-        if self.shell.watched.swap(true, Ordering::SeqCst) {
+        if self.wrapper.watched.swap(true, Ordering::SeqCst) {
             return;
         }
-        if self.bell().is_some() || self.ctl_added.load(Ordering::Relaxed) {
+        if self.waker().is_some() || self.ctl_added.load(Ordering::Relaxed) {
             // What was put inside before.
             self.home();
         }
     }
 
     #[cold]
-    fn make_shell(&self) -> Option<i32> {
-        let new = crate::foreign::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+    fn make_wrapper(&self) -> Option<i32> {
+        let new = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(new) = new else {
             stats::count(Counter::FbResource);
             return None;
@@ -106,81 +108,81 @@ impl Ep {
         let app = self.fd.load(Ordering::Relaxed);
         let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: INNER_MARK };
         let put_in = sys::epoll_ctl(new, libc::EPOLL_CTL_ADD, app, Some(&ev)).is_ok();
-        if !put_in || self.shell.fd.compare_exchange(0, new + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        if !put_in || self.wrapper.fd.compare_exchange(0, new + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             process::close_own(new);
-            return self.shell.fd();
+            return self.wrapper.fd();
         }
         if self.ctl_added.load(Ordering::SeqCst) {
             let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: CTL_MARK };
             let _ = sys::epoll_ctl(new, libc::EPOLL_CTL_ADD, ctl::fd(), Some(&ev));
             let _ = sys::epoll_ctl(app, libc::EPOLL_CTL_DEL, ctl::fd(), None);
         }
-        for b in self.shell.hears() {
+        for b in self.wrapper.hears() {
             put(new, b, libc::EPOLLIN | libc::EPOLLET);
             take_out(app, b);
         }
-        if let Some(b) = self.bell() {
+        if let Some(b) = self.waker() {
             put(new, b, libc::EPOLLIN);
-            self.shell.inside.store(true, Ordering::SeqCst);
-            // Those that sleep inside leave; the last one takes the bell out. Until then
+            self.wrapper.inside.store(true, Ordering::SeqCst);
+            // Those that sleep inside leave; the last one takes the waker out. Until then
             // it can be seen there.
             let mut turns = 0;
-            while self.shell.direct.load(Ordering::SeqCst) > 0 && turns < LEAVING_TURNS {
+            while self.wrapper.direct.load(Ordering::SeqCst) > 0 && turns < LEAVING_TURNS {
                 b.ring_self();
                 sys::nanosleep(LEAVING_NS);
                 turns += 1;
             }
-            if self.shell.direct.load(Ordering::SeqCst) == 0 {
-                self.take_bell_out();
+            if self.wrapper.direct.load(Ordering::SeqCst) == 0 {
+                self.take_waker_out();
                 b.clear();
             }
         }
         Some(new)
     }
 
-    fn take_bell_out(&self) {
-        if self.shell.inside.swap(false, Ordering::SeqCst) {
-            if let Some(b) = self.bell() {
+    fn take_waker_out(&self) {
+        if self.wrapper.inside.swap(false, Ordering::SeqCst) {
+            if let Some(b) = self.waker() {
                 take_out(self.fd.load(Ordering::Relaxed), b);
             }
         }
     }
 
-    /// Before a sleep in the kernel: the shell to sleep in. None: inside, and
+    /// Before a sleep in the kernel: the wrapper to sleep in. None: inside, and
     /// [`Ep::woken_inside`] is called afterwards.
     pub(super) fn sleeps_in(&self) -> Option<i32> {
-        // The count before the look; `make_shell` does the reverse.
-        self.shell.direct.fetch_add(1, Ordering::SeqCst);
+        // The count before the look; `make_wrapper` does the reverse.
+        self.wrapper.direct.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let s = self.shell.fd()?;
+        let s = self.wrapper.fd()?;
         self.woken_inside();
         Some(s)
     }
     pub(super) fn woken_inside(&self) {
-        let last = self.shell.direct.fetch_sub(1, Ordering::SeqCst) == 1;
-        if last && self.shell.inside.load(Ordering::Relaxed) && self.shell.fd().is_some() {
-            self.take_bell_out();
+        let last = self.wrapper.direct.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.wrapper.inside.load(Ordering::Relaxed) && self.wrapper.fd().is_some() {
+            self.take_waker_out();
         }
     }
 
-    /// A ring of an inner instance's bell ends sleeps in this one.
-    pub(super) fn hear(&self, b: &Bell) {
-        let (word, bit) = (&self.shell.heard[b.index() / 64], 1u64 << (b.index() % 64));
-        if self.bell().is_some_and(|own| core::ptr::eq(own, b)) || word.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+    /// A ring of an inner instance's waker ends sleeps in this one.
+    pub(super) fn hear(&self, b: &Waker) {
+        let (word, bit) = (&self.wrapper.heard[b.index() / 64], 1u64 << (b.index() % 64));
+        if self.waker().is_some_and(|own| core::ptr::eq(own, b)) || word.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return;
         }
         // By its edges: only those that it is for clear it.
         put(self.home(), b, libc::EPOLLIN | libc::EPOLLET);
     }
-    pub(super) fn unhear(&self, b: &Bell) {
-        let (word, bit) = (&self.shell.heard[b.index() / 64], 1u64 << (b.index() % 64));
+    pub(super) fn unhear(&self, b: &Waker) {
+        let (word, bit) = (&self.wrapper.heard[b.index() / 64], 1u64 << (b.index() % 64));
         if word.load(Ordering::Relaxed) & bit != 0 && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0 {
             take_out(self.home(), b);
         }
     }
-    /// The edges of bells that are heard here are over.
-    pub(super) fn drain_shell(&self) {
-        let Some(s) = self.shell.fd() else { return };
+    /// The edges of wakers that are heard here are over.
+    pub(super) fn drain_wrapper(&self) {
+        let Some(s) = self.wrapper.fd() else { return };
         let mut few = [libc::epoll_event { events: 0, u64: 0 }; 16];
         // SAFETY: 16 entries.
         let _ = unsafe { sys::epoll_wait(s, few.as_mut_ptr(), few.len() as i32, Some(0), core::ptr::null()) };
@@ -195,12 +197,12 @@ pub fn is_polled(d: &Desc) {
 }
 
 /// Where a `poll` of an instance sleeps.
-pub fn shell_of(d: &Desc) -> Option<i32> {
-    super::of(d)?.shell.fd()
+pub fn wrapper_of(d: &Desc) -> Option<i32> {
+    super::of(d)?.wrapper.fd()
 }
 
-/// A shell got another number.
-pub fn moved(old: i32, new: i32) -> bool {
-    let swap = |ep: &Ep| ep.shell.fd.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+/// A wrapper got another number.
+pub fn renumbered(old: i32, new: i32) -> bool {
+    let swap = |ep: &Ep| ep.wrapper.fd.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     (0..EPS.len()).filter_map(|i| EPS.get(i)).any(swap)
 }

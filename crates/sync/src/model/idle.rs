@@ -1,13 +1,13 @@
-//! Naps: a watcher that lies has been rung, or there is nothing to look at.
+//! Idle watchers: one that is parked has been rung, or there is nothing to look at.
 
 use super::every_way;
 use crate::atomic::{AtomicU32, Ordering};
-use crate::nap;
+use crate::idle;
 use loom::sync::Arc;
 
 #[derive(Default)]
 struct Group {
-    nap: AtomicU32,
+    idle: AtomicU32,
     added: AtomicU32,
     rings: AtomicU32,
 }
@@ -16,7 +16,7 @@ impl Group {
     /// As the BPF program at a SYN.
     fn add(&self) {
         self.added.fetch_add(1, Ordering::SeqCst);
-        if nap::must_ring(&self.nap) {
+        if idle::must_ring(&self.idle) {
             self.rings.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -29,13 +29,13 @@ type Watch = fn(&Group, u32) -> (u32, bool);
 /// As the monitor.
 fn proper(g: &Group, seen: u32) -> (u32, bool) {
     let now = g.added.load(Ordering::SeqCst);
-    (now, now == seen && nap::lie_down(&g.nap, || g.added.load(Ordering::SeqCst) != now))
+    (now, now == seen && idle::park(&g.idle, || g.added.load(Ordering::SeqCst) != now))
 }
 
-/// Nothing is looked at after lying down.
+/// Nothing is looked at after parking.
 fn hasty(g: &Group, seen: u32) -> (u32, bool) {
     let now = g.added.load(Ordering::SeqCst);
-    (now, now == seen && nap::lie_down(&g.nap, || false))
+    (now, now == seen && idle::park(&g.idle, || false))
 }
 
 fn run(adders: u32, each: u32, looks: u32, watch: Watch) {
@@ -58,7 +58,7 @@ fn run(adders: u32, each: u32, looks: u32, watch: Watch) {
         let rung = group.rings.load(Ordering::SeqCst) != 0;
         let missed = group.added.load(Ordering::SeqCst) != seen;
         assert!(!lies || rung || !missed, "nobody looks any more");
-        assert!(group.rings.load(Ordering::SeqCst) <= 1, "rung twice for one nap");
+        assert!(group.rings.load(Ordering::SeqCst) <= 1, "rung twice for one idle watcher");
     });
 }
 

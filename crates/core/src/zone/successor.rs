@@ -1,44 +1,44 @@
 //! Listeners that go on in another program: binary upgrades, socket activation.
 //!
-//! The guard (ADR 17) goes along to a program that will load the library, so that
+//! The reservation (ADR 17) goes along to a program that will load the library, so that
 //! its workers can join as those before them did; their local listen sockets are in
 //! the same group of the kernel's and of the monitor's. Without it they could not:
-//! the guard keeps the address closed as long as the program before lives.
+//! the reservation keeps the address closed as long as the program before lives.
 
 use super::{listened_with, state, used};
-use crate::exec::{number_survives, Actions};
+use crate::exec::{fd_survives, Actions};
 use crate::process;
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
-use fsocket_zones::door;
 use fsocket_zones::listener::{reuse_port_of, Shape};
+use fsocket_zones::reservation;
 
-/// Own descriptors that are looked at for a guard.
+/// Own descriptors that are looked at for a reservation.
 const LOOK: i32 = 256;
 
-/// The next program loads the library: guards survive `exec` with their listeners.
+/// The next program loads the library: reservations survive `exec` with their listeners.
 /// Without it they would keep the address from others.
 pub fn before_exec(to: &Actions) {
-    for z in used().iter().filter(|z| number_survives(z.fd.load(Ordering::Relaxed), to)) {
-        set_flags(z.guard.load(Ordering::Relaxed), 0);
+    for z in used().iter().filter(|z| fd_survives(z.fd.load(Ordering::Relaxed), to)) {
+        set_flags(z.reservation.load(Ordering::Relaxed), 0);
     }
 }
 
 /// Does the next program inherit a listener that has zones?
 pub fn any() -> bool {
-    used().iter().any(|z| z.state() != state::FREE && number_survives(z.fd.load(Ordering::Relaxed), &Actions::NONE))
+    used().iter().any(|z| z.state() != state::FREE && fd_survives(z.fd.load(Ordering::Relaxed), &Actions::NONE))
 }
 
 /// They do not go further than that: `exec` has failed, or was a child's.
 pub fn after_exec() {
     for z in used() {
-        set_flags(z.guard.load(Ordering::Relaxed), libc::FD_CLOEXEC as usize);
+        set_flags(z.reservation.load(Ordering::Relaxed), libc::FD_CLOEXEC as usize);
     }
 }
 
-fn set_flags(guard: i32, flags: usize) {
-    if guard >= 0 {
-        let _ = sys::fcntl(guard, libc::F_SETFD, flags);
+fn set_flags(reservation: i32, flags: usize) {
+    if reservation >= 0 {
+        let _ = sys::fcntl(reservation, libc::F_SETFD, flags);
     }
 }
 
@@ -46,26 +46,26 @@ fn set_flags(guard: i32, flags: usize) {
 /// it had called `listen`.
 pub fn inherited(fd: i32) {
     if super::enabled() {
-        listened_with(fd, guard_of(fd));
+        listened_with(fd, reservation_of(fd));
     }
 }
 
-/// The guard that came with the listener: bound to the same address, not listening, and
+/// The reservation that came with the listener: bound to the same address, not listening, and
 /// closed to others.
-fn guard_of(fd: i32) -> Option<i32> {
-    if !door::is_open_anyway(fd) {
+fn reservation_of(fd: i32) -> Option<i32> {
+    if !reservation::is_open_anyway(fd) {
         return None;
     }
     let shape = Shape::of(fd).ok()?;
     let first = process::high();
-    let is_guard = |n: &i32| {
+    let is_reservation = |n: &i32| {
         *n != fd
             && sys::fcntl(*n, libc::F_GETFD, 0) == Ok(0)
             && Shape::of(*n).is_ok_and(|s| s.addr() == shape.addr() && s.v6only == shape.v6only)
             && reuse_port_of(*n) == Ok(false)
             && !listens(*n)
     };
-    (first..first + LOOK).find(is_guard).map(process::high_fd)
+    (first..first + LOOK).find(is_reservation).map(process::high_fd)
 }
 
 fn listens(fd: i32) -> bool {

@@ -46,25 +46,25 @@ fn who_has_enough_to_do_is_not_told_of_others() {
         pids.dedup();
         let told = || pids.iter().map(|pid| watched_peers(*pid)).sum::<usize>();
         net::wait_until(Duration::from_secs(5), || told() == 2).expect("each is told of the other");
-        let mut aloof = 0;
+        let mut unsubscribed = 0;
         for _ in 0..20 {
             let all = |sent| pids.iter().for_each(|pid| signal(*pid, sent));
             all(libc::SIGSTOP);
             let waiting: Vec<TcpStream> = (0..600).map(|n| server.say(n % 2, "who")).collect();
             all(libc::SIGCONT);
             let until = Instant::now() + Duration::from_millis(500);
-            while Instant::now() < until && aloof < 2 {
-                aloof = aloof.max(2 - told().min(2));
+            while Instant::now() < until && unsubscribed < 2 {
+                unsubscribed = unsubscribed.max(2 - told().min(2));
             }
             waiting.iter().for_each(|c| _ = server.told(c));
             // Nothing more comes, and each sleeps.
             let again = net::wait_until(Duration::from_secs(5), || told() == 2);
             assert!(again.is_ok(), "{mode}: {} are told", told());
-            if aloof > 0 {
+            if unsubscribed > 0 {
                 break;
             }
         }
-        assert!(aloof > 0, "{mode}: workers with 300 connections each in their queues were told of others");
+        assert!(unsubscribed > 0, "{mode}: workers with 300 connections each in their queues were told of others");
     }
 }
 
@@ -78,12 +78,12 @@ fn who_is_not_told_of_others_and_sleeps_looks_by_itself() {
     let host = Host::configured(None, "[balance]\nmigrate = false\n");
     let server = Server::start(&host, "epoll", 512, &[]);
     let (stops, goes_on) = (server.worker(0).0, server.worker(1).0);
-    let mut aloof = 0;
+    let mut unsubscribed = 0;
     for _ in 0..40 {
         much_comes(&server);
         signal(stops, libc::SIGSTOP);
         if watched_peers(goes_on) == 0 {
-            aloof += 1;
+            unsubscribed += 1;
             let began = Instant::now();
             let by = server.worker(0).0;
             let took = began.elapsed();
@@ -91,12 +91,12 @@ fn who_is_not_told_of_others_and_sleeps_looks_by_itself() {
             assert!(took < Duration::from_millis(500), "waited {took:?}");
         }
         signal(stops, libc::SIGCONT);
-        if aloof == 3 {
+        if unsubscribed == 3 {
             break;
         }
     }
-    assert!(aloof > 0, "it was told of the other one each time");
-    assert!(stolen(&host.zones()) >= aloof, "{:#}", host.zones());
+    assert!(unsubscribed > 0, "it was told of the other one each time");
+    assert!(stolen(&host.zones()) >= unsubscribed, "{:#}", host.zones());
 }
 
 /// Nobody says so: each finds that it has slept in vain.
@@ -109,12 +109,12 @@ fn each_thread_is_told_of_the_other_again_when_little_comes() {
     let host = Host::configured(None, "[balance]\nmigrate = false\n");
     let server = Server::start(&host, "thread-epoll", 512, &[]);
     let pid = server.worker(0).0;
-    let mut aloof = 0;
+    let mut unsubscribed = 0;
     for round in 0..20 {
         much_comes(&server);
-        aloof += u32::from(watched_peers(pid) < 2);
+        unsubscribed += u32::from(watched_peers(pid) < 2);
         let again = net::wait_until(Duration::from_secs(1), || watched_peers(pid) == 2);
         assert!(again.is_ok(), "round {round}: {} of 2 are told: {:#}", watched_peers(pid), host.zones());
     }
-    assert!(aloof > 0, "they were told of each other all the time");
+    assert!(unsubscribed > 0, "they were told of each other all the time");
 }

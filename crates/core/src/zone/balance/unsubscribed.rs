@@ -10,7 +10,7 @@
 //! them then is reported at once, so nothing is missed (`fsocket_sync`'s model of stealing). It
 //! would be woken for nearly every connection that another worker is about to take.
 //!
-//! Its sleeps are cut to [`NAP_NS`]. That is longer than a tick of the kernel, so that no
+//! Its sleeps are cut to [`IDLE_NS`]. That is longer than a tick of the kernel, so that no
 //! timer of the CPU is set for it and taken back, which costs as much as being woken in vain.
 
 use super::peers::put_peer;
@@ -31,30 +31,30 @@ const SOON_US: u64 = 500;
 /// connection is left to its worker.
 const LOOK_NS: u64 = 1_000_000;
 /// The longest sleep, nanoseconds: as long as a connection is left to its worker.
-const NAP_NS: u64 = 10_000_000;
+const IDLE_NS: u64 = 10_000_000;
 
 /// Instead of a thread: several; one that is just being noted.
 const MANY: u64 = u64::MAX;
 const ABOUT: u64 = u64::MAX - 1;
 
 /// Of an epoll instance in which local listen sockets are watched.
-pub struct Aloof {
+pub struct Unsubscribed {
     /// Waits that had something soon, less those that had not.
     soon: AtomicU32,
     /// It is without the peers' sockets.
-    out: fsocket_sync::aloof::Aloof,
+    out: fsocket_sync::unsubscribed::Unsubscribed,
     /// Who waits in it.
     thread: AtomicU64,
     tid: AtomicI32,
     looked: AtomicU64,
 }
 
-impl Aloof {
+impl Unsubscribed {
     #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Aloof {
-        Aloof {
+    pub const fn new() -> Unsubscribed {
+        Unsubscribed {
             soon: AtomicU32::new(0),
-            out: fsocket_sync::aloof::Aloof::new(),
+            out: fsocket_sync::unsubscribed::Unsubscribed::new(),
             thread: AtomicU64::new(0),
             tid: AtomicI32::new(0),
             looked: AtomicU64::new(0),
@@ -73,12 +73,12 @@ impl Aloof {
         self.out.is()
     }
 
-    /// While that is so, a sleep of `limit` nanoseconds is cut; [`Aloof::attend`] follows if it was
+    /// While that is so, a sleep of `limit` nanoseconds is cut; [`Unsubscribed::attend`] follows if it was
     /// in vain.
     #[inline]
     pub fn cut(&self, limit: Option<u64>) -> Option<u64> {
         match self.is() {
-            true => Some(limit.map_or(NAP_NS, |l| l.min(NAP_NS))),
+            true => Some(limit.map_or(IDLE_NS, |l| l.min(IDLE_NS))),
             false => limit,
         }
     }
@@ -100,7 +100,7 @@ impl Aloof {
         }
     }
 
-    /// So many of them keep a worker aloof, or make it so.
+    /// So many of them keep a worker unsubscribed, or make it so.
     fn least(&self) -> u32 {
         if self.is() {
             1
@@ -162,7 +162,7 @@ impl Aloof {
             && peers().next().is_some()
         {
             let still_alone = || self.thread.load(Ordering::Relaxed) == process::thread();
-            self.out.away(|| turn_from_peers(ep), still_alone, || turn_to_peers(ep));
+            self.out.unsubscribe(|| turn_from_peers(ep), still_alone, || turn_to_peers(ep));
         } else {
             self.attend(ep);
         }
@@ -172,7 +172,7 @@ impl Aloof {
     /// to, for long; or a second one has come, and the first may sleep.
     pub fn attend(&self, ep: i32) {
         self.soon.store(0, Ordering::Relaxed);
-        self.out.back(|| turn_to_peers(ep));
+        self.out.resubscribe(|| turn_to_peers(ep));
     }
 }
 
