@@ -104,6 +104,10 @@ pub struct Stat {
     /// Also counters that are zero
     #[arg(long)]
     pub all: bool,
+    /// Print again and again, so often
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["reset", "timeline", "locality", "locks"],
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub watch: Option<u64>,
     /// Share of packets that are handled on the CPU where the application runs, measured now
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "locks")]
     pub locality: Option<f64>,
@@ -164,13 +168,6 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
         }
     }
     Ok(Cpus(cpus.into_iter().collect()))
-}
-
-#[derive(Debug, Args)]
-pub struct Ss {
-    /// JSON output
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Why a process, or a listener, is accelerated or not

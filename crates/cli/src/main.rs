@@ -16,19 +16,22 @@ mod locks;
 mod measure;
 mod metrics;
 mod pages;
+mod place;
 mod preload_list;
 mod private;
 mod program;
 mod run;
+mod ss;
 mod stat;
 mod steer;
 mod text;
+mod top;
 mod tune;
 mod units;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use cmdline::{Disable, Doctor, Enable, Explain, Pages, Run, Ss, Stat, Steer, EXIT_OWN};
+use cmdline::{Disable, Doctor, Enable, Explain, Pages, Run, Stat, Steer, EXIT_OWN};
 
 /// Shared memory instead of loopback TCP, for programs as they are.
 #[derive(Debug, Parser)]
@@ -43,8 +46,8 @@ enum Command {
     Run(Run),
     /// Counters: totals, processes, why the kernel was used
     Stat(Stat),
-    /// Connections and listeners over shared memory
-    Ss(Ss),
+    Ss(ss::Ss),
+    Top(top::Top),
     Explain(Explain),
     Metrics(metrics::Metrics),
     Steer(Steer),
@@ -86,7 +89,8 @@ fn entry() -> i32 {
     match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Stat(args) => report_errors(stat::stat(&args)),
-        Command::Ss(args) => report_errors(stat::ss(&args)),
+        Command::Ss(args) => report_errors(ss::run(&args)),
+        Command::Top(args) => report_errors(top::run(&args)),
         Command::Metrics(args) => report_errors(metrics::run(&args)),
         Command::Explain(args) => explain::run(&args),
         Command::Steer(args) => report_errors(steer::steer(args)),

@@ -1,16 +1,17 @@
-//! `fastsocket stat` and `fastsocket ss`: what the monitor knows.
+//! `fastsocket stat`: what the monitor counts.
 
 mod timeline;
 mod zones;
 
-use crate::cmdline::{Ss, Stat};
+use crate::cmdline::Stat;
 use crate::control;
 use crate::locality::Filter;
 use crate::text::{print, table};
 use anyhow::Result;
 use fsocket_abi::arena::COUNTERS;
 use fsocket_proto::report::{Counters, Report};
-use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::time::Duration;
 
 /// Prefix of the counters that say why the kernel was used.
 const FALLBACK: &str = "fallback.";
@@ -19,8 +20,28 @@ fn report() -> Result<Report> {
     control::report(&control::find()?)
 }
 
+/// Moves to the upper left of the terminal, and clears it.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
 /// `fastsocket stat`.
 pub fn stat(args: &Stat) -> Result<i32> {
+    let Some(seconds) = args.watch else { return once(args) };
+    loop {
+        if std::io::stdout().is_terminal() {
+            anstream::print!("{CLEAR}");
+        }
+        // (Another monitor may come.)
+        if let Err(e) = once(args) {
+            eprintln!("fastsocket: {e:#}");
+        }
+        std::thread::sleep(Duration::from_secs(seconds));
+        if !std::io::stdout().is_terminal() {
+            anstream::println!();
+        }
+    }
+}
+
+fn once(args: &Stat) -> Result<i32> {
     if let Some(file) = &args.timeline {
         return timeline::record(file, args.seconds);
     }
@@ -103,64 +124,15 @@ fn in_order(counters: &Counters) -> impl Iterator<Item = (&str, u64)> {
     known.chain(unknown)
 }
 
-/// `fastsocket ss`.
-pub fn ss(args: &Ss) -> Result<i32> {
-    let report = report()?;
-    if args.json {
-        let value = serde_json::json!({
-            "version": report.version,
-            "listeners": report.listeners,
-            "connections": report.connections,
-            "channels": report.channels,
-        });
-        anstream::println!("{}", serde_json::to_string_pretty(&value)?);
-        return Ok(0);
-    }
-    print(ss_text(&report));
-    Ok(0)
-}
-
-fn ss_text(report: &Report) -> String {
-    let names: BTreeMap<u32, &str> = report.processes.iter().map(|p| (p.pid, p.comm.as_str())).collect();
-    let users = |pids: &[u32], comm: &str| {
-        let one = |pid: &u32| format!("(\"{}\",pid={pid})", names.get(pid).copied().unwrap_or(comm));
-        format!("users:({})", pids.iter().map(one).collect::<Vec<_>>().join(","))
-    };
-    let header =
-        ["State", "Recv-Q", "Send-Q", "Local Address:Port", "Peer Address:Port", "Path", "Channel:Slot", "Process"];
-    let mut table = table(&header, &[1, 2]);
-    for l in &report.listeners {
-        let peer = if l.local.starts_with('[') { "[::]:*" } else { "0.0.0.0:*" };
-        let queued = l.queued.to_string();
-        table.add_row(["LISTEN", &queued, "0", &l.local, peer, "shm", "", &users(&l.pids, "")]);
-    }
-    for c in &report.connections {
-        let (recv, send, slot) = (c.recv_q.to_string(), c.send_q.to_string(), format!("{}:{}", c.channel, c.slot));
-        table.add_row([&c.state, &recv, &send, &c.local, &c.peer, &c.path, &slot, &users(&c.pids, &c.comm)]);
-    }
-    table.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fsocket_proto::report::{Connection, Listener, Process};
+    use fsocket_proto::report::Process;
 
     fn example() -> Report {
         let counters = Counters::from([("connect_shm".to_owned(), 7), ("fallback.remote".to_owned(), 2)]);
         let process = Process { pid: 12, comm: "nginx".to_owned(), family: 12, counters: counters.clone() };
-        let listener = Listener { id: 1, local: "127.0.0.1:80".to_owned(), pids: vec![12], ..Default::default() };
-        let connection = Connection {
-            state: "ESTAB".to_owned(),
-            recv_q: 5,
-            local: "127.0.0.1:80".to_owned(),
-            peer: "127.0.0.1:41000".to_owned(),
-            pids: vec![12],
-            path: "shm".to_owned(),
-            ..Default::default()
-        };
-        let (processes, listeners, connections) = (vec![process], vec![listener], vec![connection]);
-        Report { totals: counters, processes, listeners, connections, ..Default::default() }
+        Report { totals: counters, processes: vec![process], ..Default::default() }
     }
 
     #[test]
@@ -169,14 +141,5 @@ mod tests {
         assert!(text.contains("connect_shm") && text.contains("nginx") && text.contains("remote"));
         assert!(!text.contains("hostile_peer"));
         assert!(stat_text(&example(), true).contains("hostile_peer"));
-    }
-
-    #[test]
-    fn ss_has_the_columns_of_ss() {
-        let text = ss_text(&example());
-        let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
-        assert_eq!(lines[1][..5], ["LISTEN", "0", "0", "127.0.0.1:80", "0.0.0.0:*"]);
-        assert_eq!(lines[2][..5], ["ESTAB", "5", "0", "127.0.0.1:80", "127.0.0.1:41000"]);
-        assert_eq!(lines[2].last(), Some(&"users:((\"nginx\",pid=12))"));
     }
 }

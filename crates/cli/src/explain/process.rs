@@ -2,7 +2,7 @@
 
 use super::reason::Reason;
 use crate::program::{self, Kind};
-use crate::{control, locate};
+use crate::{control, locate, place};
 use fsocket_proto::paths;
 use fsocket_proto::report::{Counters, Report};
 use procfs::process::{MMapPath, Process};
@@ -107,8 +107,8 @@ impl Facts {
             user,
             program: exe,
             program_kind: kind.word(),
-            network_namespace: super::sockets::namespace(pid, "net"),
-            user_namespace: super::sockets::namespace(pid, "user"),
+            network_namespace: place::namespace(pid, "net"),
+            user_namespace: place::namespace(pid, "user"),
             library,
             monitor: None,
             registered: false,

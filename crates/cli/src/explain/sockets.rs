@@ -1,14 +1,10 @@
 //! TCP sockets of the kernel, and which processes have them.
 
+use crate::place::namespace;
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{all_processes, FDTarget, Process};
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
-
-/// Number of a process's namespace of a kind; 0: we may not look.
-pub fn namespace(pid: i32, kind: &str) -> u64 {
-    std::fs::metadata(format!("/proc/{pid}/ns/{kind}")).map_or(0, |m| std::os::unix::fs::MetadataExt::ino(&m))
-}
 
 /// Inodes of a process's sockets.
 fn inodes(process: &Process) -> impl Iterator<Item = u64> {

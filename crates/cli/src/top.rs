@@ -1,0 +1,23 @@
+//! `fastsocket top`: what is going on, again and again.
+
+mod options;
+mod plain;
+mod screen;
+mod source;
+mod view;
+
+pub use options::Top;
+
+use anyhow::Result;
+use source::Source;
+use std::io::IsTerminal;
+
+/// `fastsocket top`.
+pub fn run(args: &Top) -> Result<i32> {
+    // Where there is no monitor from the beginning, that is an error.
+    let source = Source::new()?;
+    match args.plain || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        true => plain::run(args, source),
+        false => screen::run(args, source),
+    }
+}
