@@ -1,7 +1,7 @@
 //! Arenas: counters and sockets of process families.
 
 use crate::lifeline::Lifeline;
-use crate::shm::Mapping;
+use crate::memory::Mapping;
 use crate::{ConnId, FamilyId};
 use fsocket_abi::arena::{
     sock_state, Counter, Header, Sock, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, SOCKS, SOCK_OFF, STATS_OFF, ZONES,
@@ -125,6 +125,21 @@ impl ArenaMem {
 /// Values come from clients; a sum of them must not wrap.
 pub fn add(total: &mut u64, n: u64) {
     *total = total.saturating_add(n);
+}
+
+/// What processes that have ended have counted, by user.
+#[derive(Default)]
+pub struct Ended {
+    pub counters: BTreeMap<u32, Totals>,
+    pub zones: BTreeMap<u32, ZoneTotals>,
+}
+
+impl Ended {
+    /// Moves the counters of an arena here.
+    pub fn fold(&mut self, mem: &ArenaMem, uid: u32) {
+        mem.fold(self.counters.entry(uid).or_insert([0; COUNTERS.len()]));
+        mem.fold_zones(self.zones.entry(uid).or_default());
+    }
 }
 
 pub struct Arena {

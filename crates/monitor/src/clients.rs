@@ -1,6 +1,6 @@
 //! Connected processes and what waits to be sent to them.
 
-use crate::arenas::Arenas;
+use crate::arenas::ArenaMem;
 use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::channel::KEY_WAKER;
 use fsocket_proto::{kind, Msg};
@@ -58,6 +58,8 @@ pub struct Client {
     /// Nobody is at the other end; what was sent before is still to be read.
     pub hung_up: bool,
     interest: EventFlags,
+    /// The arena that it made.
+    pub arena: Option<Rc<ArenaMem>>,
     /// Something unasked was sent before it had an arena.
     pub missed_pending: bool,
 }
@@ -100,6 +102,7 @@ impl Client {
             answers: 0,
             hung_up: false,
             interest: EventFlags::IN,
+            arena: None,
             missed_pending: false,
         }
     }
@@ -216,7 +219,7 @@ impl Clients {
     }
 
     /// Sends now or as soon as the process reads.
-    pub fn send(&mut self, id: ConnId, out: Outgoing, arenas: &Arenas) {
+    pub fn send(&mut self, id: ConnId, out: Outgoing) {
         let Some(client) = self.all.get_mut(&id) else { return };
         if client.out.len() >= OUT_MAX {
             return self.doom(id, "it does not read");
@@ -226,21 +229,21 @@ impl Clients {
         }
         client.answers += usize::from(!out.unasked);
         client.out.push_back(out);
-        self.flush(id, arenas);
+        self.flush(id);
     }
 
     /// Sends what the kernel had no room for.
-    pub fn send_again_if_due(&mut self, arenas: &Arenas) {
+    pub fn send_again_if_due(&mut self) {
         if self.send_again.is_some_and(|at| at <= Instant::now()) {
             self.send_again = None;
             for id in std::mem::take(&mut self.unsent) {
-                self.flush(id, arenas);
+                self.flush(id);
             }
         }
     }
 
     /// Sends what can be sent.
-    pub fn flush(&mut self, id: ConnId, arenas: &Arenas) {
+    pub fn flush(&mut self, id: ConnId) {
         let Some(client) = self.all.get_mut(&id) else { return };
         let mut unasked = false;
         let mut failed = false;
@@ -277,8 +280,8 @@ impl Clients {
             }
         }
         if unasked {
-            match arenas.of(id) {
-                Some(arena) => arena.mem.bump_pending(),
+            match &client.arena {
+                Some(mem) => mem.bump_pending(),
                 None => client.missed_pending = true,
             }
         }
@@ -319,11 +322,11 @@ impl Clients {
 
     /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker, however
     /// often it is rung while its process does not read.
-    pub fn send_wakes(&mut self, arenas: &Arenas) {
+    pub fn send_wakes(&mut self) {
         for ((id, waker), [arg0, arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
             if self.all.get_mut(&id).is_some_and(|c| c.woken.insert(waker)) {
                 let msg = Msg { id: u64::from(waker), arg0, arg1, arg2, ..Msg::new(kind::WOKEN) };
-                self.send(id, Outgoing { msg, fd: None, unasked: true }, arenas);
+                self.send(id, Outgoing { msg, fd: None, unasked: true });
             }
         }
     }

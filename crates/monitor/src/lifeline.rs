@@ -184,7 +184,7 @@ impl Drop for List {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shm::{memfd, Mapping};
+    use crate::memory::{memfd, Mapping};
     use fsocket_abi::arena::ARENA_SIZE;
     use rustix::fs::SealFlags;
 

@@ -9,7 +9,7 @@ pub const CHANNELS_PER_UID: usize = 1024;
 /// open; beyond it they are dropped earlier.
 pub const LINGERING_CHANNELS: usize = 1024;
 pub const LISTENERS_PER_UID: usize = 1024;
-/// Leases of [`crate::ports::BLOCK`] client ports.
+/// Leases of [`crate::shm::ports::BLOCK`] client ports.
 pub const LEASES_PER_PROCESS: usize = 256;
 /// Of about 420 that exist.
 pub const LEASES_PER_UID: usize = 320;

@@ -61,7 +61,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// An address that a socket of the fork group cannot have is no address of this connection.
+    /// An address that a socket of the family cannot have is no address of this connection.
     fn is_sound(&self) -> bool {
         let fits = |e: &End| e.v6 || is_v4(&e.ip);
         fits(&self.client) && fits(&self.server) && is_v4(&self.client.ip) == is_v4(&self.server.ip)

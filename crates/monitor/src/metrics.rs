@@ -7,9 +7,9 @@
 mod http;
 
 use crate::clients::Client;
+use crate::context::Context;
 use crate::endpoint::StartError;
 use crate::wire::{self, Received};
-use crate::Monitor;
 use fsocket_proto::report::Report;
 use fsocket_proto::{kind, Msg};
 use http::{Answer, Connection, Step};
@@ -35,21 +35,19 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     bound.map_err(|source| StartError::Metrics { address, source })
 }
 
-impl Monitor {
-    /// Serves metrics until this monitor ends.
-    ///
-    /// # Errors
-    /// Of the calls.
-    pub fn serve_metrics(&mut self, listener: TcpListener) -> std::io::Result<()> {
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let family = self.new_family();
-        // As root: whoever may scrape sees the sums of all users, and no process.
-        self.clients.add(Client::new(ours, 0, std::process::id(), family))?;
-        let server = Server { listener, line: theirs, seq: 0, connections: Vec::new(), last: None };
-        std::thread::Builder::new().name("metrics".into()).spawn(move || server.run())?;
-        Ok(())
-    }
+/// Serves metrics until this monitor ends.
+///
+/// # Errors
+/// Of the calls.
+pub(crate) fn serve(ctx: &mut Context, listener: TcpListener) -> std::io::Result<()> {
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let family = ctx.new_family();
+    // As root: whoever may scrape sees the sums of all users, and no process.
+    ctx.clients.add(Client::new(ours, 0, std::process::id(), family))?;
+    let server = Server { listener, line: theirs, seq: 0, connections: Vec::new(), last: None };
+    std::thread::Builder::new().name("metrics".into()).spawn(move || server.run())?;
+    Ok(())
 }
 
 struct Server {

@@ -11,86 +11,26 @@ pub mod file;
 pub mod kernel;
 pub mod process;
 pub mod rules;
+pub mod state;
 
+use crate::context::Context;
 use crate::descriptor::{ClientEnd, Use};
+use crate::event::POLICY;
+use crate::shm::channels::Channels;
+use crate::shm::listeners::Listener;
 use crate::wire::Sender;
-use crate::{ConnId, ListenerId, Monitor};
-use kernel::{HostPolicy, Question};
-use process::{Restraint, Wanted};
+use crate::ConnId;
+use kernel::Question;
+use process::Wanted;
 use rules::{Action, Destination, Party};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use state::Place;
+use std::time::Instant;
 
-/// How long a handshake of the kernel's counts. Libraries ask again as often
-/// ([`fsocket_proto::ROUTE_SECS`]), so this is how long a policy that changes without an event
-/// goes unnoticed.
-const WINDOW: Duration = Duration::from_secs(fsocket_proto::ROUTE_SECS);
-/// Of each kind, for one process.
-const PROOFS: usize = 64;
-
-type Place = ([u8; 16], u16);
-
-/// What one process has shown.
-#[derive(Default)]
-struct Proofs {
-    /// Sockets that were unused when they were shown: where to, the socket's cookie.
-    unused: VecDeque<(Instant, Place, u64)>,
-    /// Destinations that the kernel has let it reach.
-    reached: VecDeque<(Instant, Place)>,
-}
-
-impl Proofs {
-    fn forget_old(&mut self, now: Instant) {
-        let old = |t: &Instant| now.saturating_duration_since(*t) >= WINDOW;
-        while self.unused.len() >= PROOFS || self.unused.front().is_some_and(|(t, ..)| old(t)) {
-            self.unused.pop_front();
-        }
-        while self.reached.len() >= PROOFS || self.reached.front().is_some_and(|(t, _)| old(t)) {
-            self.reached.pop_front();
-        }
-    }
-}
-
-pub struct Policy {
-    host: HostPolicy,
-    own: Restraint,
-    /// Of the message that is being handled.
-    pub sender: Option<Sender>,
-    parties: HashMap<ConnId, Party>,
-    proofs: HashMap<ConnId, Proofs>,
-    is_watched: bool,
-}
-
-impl Policy {
-    pub fn new() -> Policy {
-        Policy {
-            host: HostPolicy::default(),
-            own: Restraint::own(),
-            sender: None,
-            parties: HashMap::new(),
-            proofs: HashMap::new(),
-            is_watched: false,
-        }
-    }
-
-    /// A process is gone.
-    pub fn leave(&mut self, id: ConnId) {
-        self.parties.remove(&id);
-        self.proofs.remove(&id);
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Policy::new()
-    }
-}
-
-impl Monitor {
+impl Context {
     /// Notes what the kernel says of the sender. Later messages of others look it up.
-    pub(crate) fn note_party(&mut self, id: ConnId, with_cgroup: bool) -> Result<Party, Errno> {
+    pub fn note_party(&mut self, id: ConnId, with_cgroup: bool) -> Result<Party, Errno> {
         let rules = &self.config.rules;
         let wanted = Wanted { exe: rules.needs_exe(), cgroup: with_cgroup || rules.needs_cgroup() };
         // Without credentials (sent before the socket asked for them) it is nobody.
@@ -100,13 +40,13 @@ impl Monitor {
     }
 
     /// ENOENT: it has said nothing yet (announced before a fork or `exec`).
-    pub(crate) fn known_as(&self, id: ConnId) -> Result<&Party, Errno> {
+    pub fn known_as(&self, id: ConnId) -> Result<&Party, Errno> {
         self.policy.parties.get(&id).ok_or(Errno::NOENT)
     }
 
     /// Whether these two may be the ends of a connection, by `share` and by rules that deny.
     /// What else there is to say of it.
-    pub(crate) fn may_pair(&self, client: &Party, server: ConnId, to: &Destination) -> Result<Option<Action>, Errno> {
+    pub fn may_pair(&self, client: &Party, server: ConnId, to: &Destination) -> Result<Option<Action>, Errno> {
         if self.config.private && self.config.rules.rules.is_empty() {
             return Ok(None);
         }
@@ -122,10 +62,9 @@ impl Monitor {
 
     /// Whether a process that now wants to work for a listener may meet the clients that have
     /// channels to it.
-    pub(crate) fn may_work(&self, id: ConnId, listener: ListenerId) -> Result<(), Errno> {
-        let l = self.listeners.get(listener).ok_or(Errno::NOENT)?;
+    pub fn may_work(&self, id: ConnId, l: &Listener, channels: &Channels) -> Result<(), Errno> {
         let to = Destination { ip: l.info.addr.ip, port: l.info.addr.port, netns: None };
-        let clients = l.channels.iter().filter_map(|ch| self.channels.get(*ch)).filter(|ch| !ch.client_gone);
+        let clients = l.channels.iter().filter_map(|ch| channels.get(*ch)).filter(|ch| !ch.client_gone);
         clients.map(|ch| (ch.client, ch.client_uid)).try_for_each(|(client, uid)| {
             // One that has ended may have left connections to others of its family.
             let ended = Party { uid, gid: u32::MAX, ..Party::default() };
@@ -136,10 +75,10 @@ impl Monitor {
     /// Whether this process may have a channel to a listener, by which `place` is reached. EPERM: it
     /// is another user's; EACCES: a rule, or the kernel, is against it; ENOKEY: the kernel is to be
     /// asked first, with the very socket that was shown.
-    pub(crate) fn judge(
+    pub fn judge(
         &mut self,
         id: ConnId,
-        listener: ListenerId,
+        l: &Listener,
         place: Place,
         end: &ClientEnd,
         fd: BorrowedFd<'_>,
@@ -147,7 +86,6 @@ impl Monitor {
         let party = self.note_party(id, true)?;
         let netns = if self.config.rules.needs_netns() { self.broker.netns_inode(fd) } else { None };
         let to = Destination { ip: place.0, port: place.1, netns };
-        let l = self.listeners.get(listener).ok_or(Errno::NOENT)?;
         let mut servers: Vec<ConnId> = l.accepting().collect();
         if servers.is_empty() {
             // The users of the future workers are not known yet.
@@ -241,15 +179,14 @@ impl Monitor {
     fn watch_policy(&mut self) {
         if let Some(events) = self.policy.host.events().filter(|_| !self.policy.is_watched) {
             use rustix::event::epoll::{add, EventData, EventFlags};
-            let data = EventData::new_u64(crate::monitor::POLICY);
+            let data = EventData::new_u64(POLICY);
             self.policy.is_watched = add(&*self.epoll, events, data, EventFlags::IN).is_ok();
         }
     }
 
     /// A policy has changed: libraries ask again before their next connection.
-    pub(crate) fn policy_changed(&mut self) {
+    pub fn policy_changed(&mut self) {
         self.policy.host.changed();
         self.policy.proofs.clear();
-        self.registry.touch();
     }
 }

@@ -1,10 +1,14 @@
 //! What `fastsocket stat` and `fastsocket ss` show.
 
 use crate::address;
-use crate::arenas::{add, Arena, Totals};
-use crate::channels::Channel;
-use crate::listeners::Listener;
-use crate::{ChannelId, ConnId, Monitor};
+use crate::arenas::{add, Arena, Totals, ZoneTotals};
+use crate::context::Context;
+use crate::shm::channels::Channel;
+use crate::shm::listeners::Listener;
+use crate::shm::Shm;
+use crate::zones::Zones;
+use crate::{ChannelId, ConnId};
+use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_abi::arena::{Sock, COUNTERS};
 use fsocket_abi::channel::{slot_state, status, SLOTS};
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
@@ -83,26 +87,36 @@ impl End {
     }
 }
 
-impl Monitor {
+/// What a report is made of.
+pub struct Sources<'a> {
+    pub ctx: &'a Context,
+    pub shm: &'a Shm,
+    pub zones: &'a Zones,
+    /// Flow groups of devices.
+    pub steered: Vec<report::FlowGroups>,
+}
+
+impl Sources<'_> {
     /// The report.
     pub fn report(&self, wanted: Wanted) -> Report {
-        let sees = |uid: u32| wanted.viewer == 0 || self.config.private || wanted.viewer == uid;
+        let sees = |uid: u32| wanted.viewer == 0 || self.ctx.config.private || wanted.viewer == uid;
         Report {
             version: VERSION,
             monitor_pid: std::process::id(),
             monitor_version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime: self.started.elapsed().as_secs_f64(),
+            uptime: self.ctx.started.elapsed().as_secs_f64(),
             totals: self.report_totals(&sees),
             processes: self.report_processes(&sees),
             listeners: self.report_listeners(&sees),
             connections: if wanted.is_brief { Vec::new() } else { self.report_connections(&sees) },
-            groups: self.report_zones(&sees),
+            groups: self.zones.report(&sees),
             zones: self.report_accepts(&sees),
-            flow_groups: self.report_flow_groups(&sees),
+            flow_groups: self.steered.iter().cloned().chain(self.zones.report_flow_groups(&sees)).collect(),
             channels: self
+                .shm
                 .channels
                 .iter()
-                .filter(|ch| sees(ch.client_uid) || self.listeners.get(ch.listener).is_some_and(|l| sees(l.uid)))
+                .filter(|ch| sees(ch.client_uid) || self.shm.listeners.get(ch.listener).is_some_and(|l| sees(l.uid)))
                 .map(|ch| report::Channel {
                     id: ch.id,
                     listener: ch.listener,
@@ -116,8 +130,8 @@ impl Monitor {
 
     fn report_totals(&self, sees: &dyn Fn(u32) -> bool) -> Counters {
         let mut sum: Totals = [0; COUNTERS.len()];
-        let ended = self.totals.iter().filter(|(uid, _)| sees(**uid)).map(|(_, t)| *t);
-        let live = self.arenas.iter().filter(|a| sees(a.uid)).map(|a| a.mem.live_counters());
+        let ended = self.ctx.ended.counters.iter().filter(|(uid, _)| sees(**uid)).map(|(_, t)| *t);
+        let live = self.ctx.arenas.iter().filter(|a| sees(a.uid)).map(|a| a.mem.live_counters());
         for totals in ended.chain(live) {
             for (sum, n) in sum.iter_mut().zip(totals) {
                 add(sum, n);
@@ -128,16 +142,16 @@ impl Monitor {
 
     fn report_processes(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Process> {
         let mut roots = HashMap::new();
-        let mut list: Vec<_> = self.clients.iter().filter(|(_, c)| c.is_process() && sees(c.uid)).collect();
+        let mut list: Vec<_> = self.ctx.clients.iter().filter(|(_, c)| c.is_process() && sees(c.uid)).collect();
         // The oldest of a family gives it its name.
         list.sort_by_key(|(id, _)| *id);
         list.into_iter()
             .map(|(id, c)| {
                 let root = *roots.entry(c.family).or_insert(c.pid);
-                let own = self.arenas.of(id);
+                let own = self.ctx.arenas.of(id);
                 // Without an arena of its own it was forked and runs the same
                 // program.
-                let any = own.or_else(|| self.arenas.in_family(c.family).next());
+                let any = own.or_else(|| self.ctx.arenas.in_family(c.family).next());
                 Process {
                     pid: c.pid,
                     comm: any.map(|a| a.mem.comm()).unwrap_or_default(),
@@ -148,9 +162,24 @@ impl Monitor {
             .collect()
     }
 
+    /// Accepts by zone and kind.
+    fn report_accepts(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Zone> {
+        let live = self.ctx.arenas.iter().filter(|a| sees(a.uid)).flat_map(|a| a.mem.zones());
+        let ended = self.ctx.ended.zones.iter().filter(|(uid, _)| sees(**uid)).flat_map(|(_, t)| t);
+        let mut sum = ZoneTotals::new();
+        for (zone, accepted) in live.chain(ended.map(|(zone, a)| (*zone, *a))) {
+            for (sum, n) in sum.entry(zone).or_default().iter_mut().zip(accepted) {
+                add(sum, n);
+            }
+        }
+        let named = |v: [u64; 4]| NAMES.iter().zip(v).map(|(name, n)| ((*name).to_owned(), n)).collect();
+        sum.into_iter().map(|(cpu, accepted)| report::Zone { cpu, accepted: named(accepted) }).collect()
+    }
+
     fn report_listeners(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Listener> {
-        let visible_pid = |id: &ConnId| self.clients.get(*id).filter(|c| sees(c.uid)).map(|c| c.pid);
-        self.listeners
+        let visible_pid = |id: &ConnId| self.ctx.clients.get(*id).filter(|c| sees(c.uid)).map(|c| c.pid);
+        self.shm
+            .listeners
             .iter()
             .map(|l| report::Listener {
                 id: l.id,
@@ -164,20 +193,22 @@ impl Monitor {
     }
 
     fn channels_of<'a>(&'a self, listener: &'a Listener) -> impl Iterator<Item = &'a Channel> {
-        listener.channels.iter().filter_map(|id| self.channels.get(*id))
+        listener.channels.iter().filter_map(|id| self.shm.channels.get(*id))
     }
 
     fn report_connections(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Connection> {
         // Bytes as each end counts them, also of ends that the viewer does not
         // see: the difference is what is under way.
         let mut counted = HashMap::new();
-        for arena in self.arenas.iter() {
+        for arena in self.ctx.arenas.iter() {
             let ends = arena.mem.open_socks().filter_map(End::read);
-            for end in ends.filter(|e| self.channels.get(e.channel).is_some_and(|c| c.is_party(e.side, arena.family))) {
+            for end in
+                ends.filter(|e| self.shm.channels.get(e.channel).is_some_and(|c| c.is_party(e.side, arena.family)))
+            {
                 counted.insert((end.channel, end.slot, end.side), (end.sent, end.received));
             }
         }
-        let visible = self.arenas.iter().filter(|a| sees(a.uid));
+        let visible = self.ctx.arenas.iter().filter(|a| sees(a.uid));
         visible.flat_map(|a| self.arena_connections(a, &counted)).take(MOST).collect()
     }
 
@@ -188,10 +219,10 @@ impl Monitor {
     ) -> impl Iterator<Item = Connection> + 'a {
         let comm = arena.mem.comm();
         let pids: HashMap<u64, u32> =
-            self.clients.iter().filter(|(_, c)| c.family == arena.family).map(|(_, c)| (c.nonce, c.pid)).collect();
+            self.ctx.clients.iter().filter(|(_, c)| c.family == arena.family).map(|(_, c)| (c.nonce, c.pid)).collect();
         arena.mem.open_socks().filter_map(move |sock| {
             let end = End::read(sock)?;
-            let channel = self.channels.get(end.channel).filter(|ch| ch.is_party(end.side, arena.family));
+            let channel = self.shm.channels.get(end.channel).filter(|ch| ch.is_party(end.side, arena.family));
             let peer = counted.get(&(end.channel, end.slot, 1 - end.side)).copied();
             let under_way = |from: u64, to: u64| from.saturating_sub(to);
             let (recv_q, send_q) = match peer {

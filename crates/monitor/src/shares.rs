@@ -17,6 +17,14 @@ pub const PIPE: u64 = 2;
 /// `vm.max_map_count` is 65,530 by default.
 const MAPPINGS: u64 = 60_000;
 
+/// Raises the limit of descriptors as far as it goes; returns it.
+pub fn raise_nofile() -> u64 {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    getrlimit(Resource::Nofile).current.unwrap_or(1 << 20)
+}
+
 /// How much there is for all users, in descriptors. `open`: RLIMIT_NOFILE.
 pub fn total(open: u64) -> u64 {
     open.min(MAPPINGS).saturating_sub(OWN)

@@ -5,7 +5,7 @@
 //! before the first connection from a process to a listener, the kernel is
 //! asked (NETLINK_SOCK_DIAG, as `ss` does) whether that very socket, by its
 //! cookie, is still there. Before later ones it is asked again when a socket with
-//! that port has stopped to listen; see [`crate::closings`]. It is also asked which listener a SYN
+//! that port has stopped to listen; see [`crate::shm::closings`]. It is also asked which listener a SYN
 //! would reach: one of the kernel's alone (of a process without the library, or with an option that is
 //! the kernel's) may be nearer than ours. Listeners in network namespaces that we may not enter are
 //! believed.

@@ -7,7 +7,7 @@ use crate::input::Input;
 use crate::readers;
 use fsocket_abi::arena::{self, ARENA_SIZE, SOCK_OFF};
 use fsocket_abi::channel::{CHANNEL_SIZE, SLOT_OFF, SYN_OFF, WAITER_OFF};
-use fsocket_monitor::shm::{memfd, Mapping};
+use fsocket_monitor::memory::{memfd, Mapping};
 use fsocket_monitor::wire::{self, Received};
 use fsocket_monitor::{Config, Monitor};
 use fsocket_proto::{kind, Addr, Msg};

@@ -221,7 +221,7 @@ pub fn receive<T: FromBytes>(line: BorrowedFd<'_>) -> Result<Option<(T, Shown)>,
 
 /// A text that does not fit into a message.
 pub fn text(bytes: &[u8]) -> Result<OwnedFd, Errno> {
-    crate::shm::memfd_of("fastsocket-broker", bytes).map_err(errno_of)
+    crate::memory::memfd_of("fastsocket-broker", bytes).map_err(errno_of)
 }
 
 /// What such a text says. Sealed, so that nobody changes it meanwhile, nor can hold up who reads it.

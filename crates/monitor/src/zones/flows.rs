@@ -5,12 +5,8 @@
 //! selection program. A connection of a group that is away is handled where it is
 //! received and served elsewhere, as each second one with SO_REUSEPORT.
 
-use super::balance::Balance;
-use super::own::Own;
-use super::Group;
 use crate::steer::groups::{Groups, Spare};
 use crate::steer::Move;
-use fsocket_proto::report;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -24,7 +20,7 @@ const NOTHING: u64 = 5;
 /// What a CPU keeps of what it receives, of so many parts.
 const PARTS: u64 = 8;
 
-pub(super) struct Flows {
+pub struct Flows {
     /// With workers, in order.
     cpus: Vec<u32>,
     per_cpu: usize,
@@ -125,47 +121,6 @@ impl Flows {
         self.kept = kept;
         self.groups.rehome(homes);
         true
-    }
-}
-
-impl Group {
-    /// Zones that share connections have flow groups, if wanted; other zones get others.
-    pub(super) fn fit_flows(&mut self, wanted: bool, now: Instant) {
-        let shared = self.balance.iter().flat_map(Balance::places);
-        let cpus: BTreeSet<u32> = shared.filter_map(|place| Some(self.members.get(place)?.cpu)).collect();
-        let cpus: Vec<u32> = cpus.into_iter().collect();
-        let is_mixed = self.own.as_ref().is_some_and(Own::is_mixed);
-        let before = if !wanted || cpus.len() < 2 || is_mixed {
-            self.flows.take()
-        } else if self.flows.as_ref().is_none_or(|f| f.cpus() != cpus) {
-            self.flows.replace(Flows::new(cpus, self.select.per_cpu(), now))
-        } else {
-            return;
-        };
-        if before.is_some() {
-            self.assign();
-        }
-    }
-
-    /// Moves flow groups among the zones. Whether some are away.
-    pub(super) fn move_flows(&mut self, stolen: &[Move], spare: &Spare, asked: u32, now: Instant) -> bool {
-        let is_quiet = self.balance.as_ref().is_none_or(Balance::is_parked);
-        let Some(flows) = self.flows.as_mut().filter(|f| !is_quiet || f.groups().any_away()) else { return false };
-        let counts = self.select.counts().unwrap_or_default();
-        let received = counts.into_iter().filter(|c| c.name == "lookups").flat_map(|c| c.by_cpu);
-        let shared = flows.share(&(0..).zip(received).collect(), spare, now);
-        let (away, moved) = flows.turn(stolen, spare, asked);
-        if shared || moved {
-            self.assign();
-        }
-        away
-    }
-
-    /// For the report: where its flow groups are.
-    pub(super) fn report_flows(&self) -> Option<report::FlowGroups> {
-        let g = self.flows.as_ref()?.groups();
-        let (by_cpu, away, moved, returned) = (g.by_cpu(), g.away(), g.moved, g.returned);
-        Some(report::FlowGroups { device: self.local.clone(), by_cpu, away, moved, returned })
     }
 }
 

@@ -2,8 +2,9 @@
 //! that says what they are. The programs go on selecting meanwhile; who dies
 //! leaves his place in the maps by himself. See ADR 25.
 
+use super::group::{Group, GroupId, Member};
 use super::own::{KeptOwn, Own};
-use super::{Group, GroupId, Member, Zones};
+use super::state::Zones;
 use crate::broker::Broker;
 use fsocket_bpf::select::GLOBAL;
 use rustix::io::Errno;
@@ -89,22 +90,6 @@ impl KeptGroup {
         group.assign();
         tracing::info!(group = group.id, addr = group.local, workers = group.members.len(), "taken over");
         Some(group)
-    }
-}
-
-impl Group {
-    /// Of a group that was taken over: does any socket of it live? Its processes have
-    /// not told us of themselves.
-    pub(super) fn lives_on(&self) -> bool {
-        self.taken_over && (!self.members.is_empty() || self.select.cookie(GLOBAL).is_some())
-    }
-
-    /// Drops workers that died unseen. Whether there were any.
-    fn bury(&mut self) -> bool {
-        let before = self.members.len();
-        let select = &self.select;
-        self.members.retain(|place, m| m.conn != 0 || select.cookie(*place) == Some(m.cookie));
-        self.members.len() != before
     }
 }
 

@@ -8,26 +8,19 @@
 //! all, as it did before. Nobody tells us when a socket joins; it is looked for while
 //! connections come.
 
-use super::{reply, Answer, Group, Member};
-use crate::broker::clone::listening;
-use crate::cpus::allowed_cpus;
-use crate::descriptor::{self, Attached, Listening};
+use crate::descriptor::Listening;
 use crate::sockdiag::SockDiag;
-use crate::{ConnId, Monitor};
-use fsocket_bpf::select::{GLOBAL, PLACES};
-use fsocket_proto::{Addr, Msg};
-use rustix::io::Errno;
+use fsocket_proto::Addr;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How often strangers are looked for while connections come, and at most how
 /// seldom while none do.
-const LOOK: Duration = Duration::from_secs(1);
-const REST: Duration = Duration::from_secs(8);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
+pub(super) const REST: Duration = Duration::from_secs(8);
 /// A socket that was just made is shown to us in a moment.
-const SOON: Duration = Duration::from_millis(20);
+pub(super) const SOON: Duration = Duration::from_millis(20);
 
 /// As it is kept for a monitor after this one.
 #[derive(Serialize, Deserialize)]
@@ -57,23 +50,23 @@ impl KeptOwn {
 
 /// What such a group has beside others.
 pub struct Own {
-    info: Listening,
+    pub(super) info: Listening,
     /// Of the sockets: the kernel's groups are of one user.
-    uid: u32,
+    pub(super) uid: u32,
     /// Sockets of processes with the library, by cookie.
-    known: BTreeSet<u64>,
-    diag: Option<SockDiag>,
+    pub(super) known: BTreeSet<u64>,
+    pub(super) diag: Option<SockDiag>,
     /// Some socket at the address is not known.
-    mixed: bool,
+    pub(super) mixed: bool,
     /// Our program has been given out, so that it may be the group's.
-    given: bool,
-    next: Instant,
-    pause: Duration,
-    lookups: u64,
+    pub(super) given: bool,
+    pub(super) next: Instant,
+    pub(super) pause: Duration,
+    pub(super) lookups: u64,
 }
 
 impl Own {
-    fn new(info: Listening, uid: u32, diag: Option<SockDiag>) -> Own {
+    pub fn new(info: Listening, uid: u32, diag: Option<SockDiag>) -> Own {
         let known = BTreeSet::from([info.cookie]);
         Own { info, uid, known, diag, mixed: false, given: false, next: Instant::now(), pause: SOON, lookups: 0 }
     }
@@ -84,7 +77,7 @@ impl Own {
         KeptOwn { cookie, netns, ip, port, family, v6only, uid: self.uid, known: self.known.clone() }
     }
 
-    fn is_for(&self, info: &Listening, uid: u32) -> bool {
+    pub fn is_for(&self, info: &Listening, uid: u32) -> bool {
         (self.info.netns, self.info.addr, self.uid) == (info.netns, info.addr, uid)
     }
 
@@ -97,7 +90,7 @@ impl Own {
         self.next
     }
 
-    fn look_for_strangers(&mut self) {
+    pub(super) fn look_for_strangers(&mut self) {
         // Where the kernel cannot be asked nobody can be ruled out.
         match self.diag.as_mut().and_then(|d| d.listeners(&self.info.addr)) {
             Some(there) => {
@@ -108,117 +101,8 @@ impl Own {
         }
     }
 
-    fn look_again_after(&mut self, pause: Duration) {
+    pub(super) fn look_again_after(&mut self, pause: Duration) {
         self.pause = pause;
         self.next = Instant::now() + pause;
-    }
-}
-
-impl Group {
-    /// Fills or empties the slots, as there are strangers or not. True: the last one has gone,
-    /// or was none; workers that were left to the kernel are to ask again.
-    fn settle(&mut self) -> bool {
-        let Some(own) = &mut self.own else { return false };
-        let before = own.mixed;
-        own.look_for_strangers();
-        own.look_again_after(if own.mixed { SOON } else { LOOK });
-        if own.mixed != before {
-            tracing::info!(group = self.id, strangers = own.mixed, "shared address");
-        }
-        let gone = before && !own.mixed;
-        self.assign();
-        gone
-    }
-
-    /// When its time has come. Whether a stranger has joined, or has gone.
-    pub fn settle_if_due(&mut self, now: Instant) -> bool {
-        let Some(own) = self.own.as_mut().filter(|o| o.next <= now) else { return false };
-        let (was, pause) = (own.mixed, own.pause);
-        let lookups = self.select.counts().unwrap_or_default();
-        let lookups = lookups.iter().filter(|c| c.name == "lookups").flat_map(|c| &c.by_cpu).sum();
-        let busy = std::mem::replace(&mut own.lookups, lookups) != lookups;
-        own.look_for_strangers();
-        let longer = (pause * 2).min(REST);
-        let next = if busy && pause >= LOOK { LOOK } else { longer };
-        own.look_again_after(next);
-        if own.mixed == was {
-            return false;
-        }
-        own.look_again_after(SOON);
-        tracing::info!(group = self.id, strangers = own.mixed, "shared address");
-        self.assign();
-        true
-    }
-
-    /// Takes a socket of the program's as local listen socket of `member`; its place and CPU,
-    /// and as [`Group::settle`].
-    pub(super) fn add_own(&mut self, mut member: Member, fd: &Attached) -> Result<(u32, u32, bool), Errno> {
-        if member.cpu == u32::MAX {
-            let on = |cpu: &u32| self.members.values().filter(|m| m.cpu == *cpu).count();
-            member.cpu = allowed_cpus().into_iter().min_by_key(|cpu| (on(cpu), *cpu)).unwrap_or(0);
-        }
-        let cpu = member.cpu;
-        // The workers of a reload use the same sockets as those before them.
-        let known = self.members.iter().find(|(_, m)| m.cookie == member.cookie).map(|(place, _)| *place);
-        let place = match known {
-            Some(place) => place,
-            None => {
-                let place = (GLOBAL + 1..PLACES).find(|p| !self.members.contains_key(p)).ok_or(Errno::AGAIN)?;
-                self.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
-                place
-            }
-        };
-        if let Some(own) = &mut self.own {
-            own.known.insert(member.cookie);
-        }
-        self.members.insert(place, member);
-        let gone = self.settle();
-        Ok((place, cpu, gone))
-    }
-}
-
-impl Monitor {
-    /// [`GROUP`](fsocket_proto::kind::GROUP) of a program's own sockets.
-    pub(super) fn own_group(&mut self, id: ConnId, msg: &Msg, fd: &Attached) -> Answer {
-        let info = descriptor::listening(fd.as_fd())?;
-        if self.zones.all.values().any(|g| g.cookie == info.cookie) {
-            // Not the program: we have made it share its address, for the program before.
-            return Err(Errno::EXIST);
-        }
-        let owner = rustix::fs::fstat(fd.as_fd())?.st_uid;
-        let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        let (uid, family) = (client.uid, client.family);
-        let known = self.zones.all.values().find(|g| g.own.as_ref().is_some_and(|o| o.is_for(&info, owner)));
-        let group = match known.map(|g| g.id) {
-            Some(group) => group,
-            None => {
-                let (shape, _) = listening(fd.as_fd())?;
-                let own = Own::new(info, owner, self.broker.diag(fd.as_fd()).ok());
-                self.new_group(fd, &shape, Some(own), info.netns, uid)?
-            }
-        };
-        let g = self.zones.all.get_mut(&group).ok_or(Errno::NOENT)?;
-        g.holders.insert(id);
-        g.families.insert(family);
-        if let Some(own) = &mut g.own {
-            own.known.insert(info.cookie);
-            if own.diag.is_none() {
-                own.diag = self.broker.diag(fd.as_fd()).ok();
-            }
-        }
-        let gone = g.settle();
-        // Strangers may have a selector of their own.
-        if g.own.as_ref().is_some_and(|o| o.mixed && !o.given) {
-            return Ok((Msg { id: group, ..reply(msg) }, None));
-        }
-        if let Some(own) = &mut g.own {
-            own.given = true;
-        }
-        let program = rustix::io::fcntl_dupfd_cloexec(g.select.program(), 0)?;
-        if gone {
-            self.zones.call(group);
-            self.zones_look();
-        }
-        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
     }
 }

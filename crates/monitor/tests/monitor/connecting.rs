@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use fsocket_abi::channel::{waker_key, CHANNEL_SIZE, CLIENT, MAGIC};
-use fsocket_monitor::shm::Mapping;
+use fsocket_monitor::memory::Mapping;
 use fsocket_proto::registry::{Registry, SIZE};
 use fsocket_proto::{kind, waiter, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 use crate::support::*;
 use fsocket_abi::arena::{ARENA_SIZE, SOCKS};
 use fsocket_abi::channel::{slot_state, waker_key, SLOTS};
-use fsocket_monitor::shm::memfd;
+use fsocket_monitor::memory::memfd;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU32, Ordering};
 use rustix::event::{eventfd, EventfdFlags};

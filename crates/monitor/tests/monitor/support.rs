@@ -5,7 +5,7 @@ use fsocket_abi::channel::{
     slot_state, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF,
 };
 use fsocket_monitor::broker::Broker;
-use fsocket_monitor::shm::{memfd, Mapping};
+use fsocket_monitor::memory::{memfd, Mapping};
 use fsocket_monitor::wire::{self, Received};
 use fsocket_monitor::{Config, Endpoint, Monitor};
 use fsocket_proto::{kind, Addr, Msg};

@@ -2,7 +2,7 @@
 
 use super::support::*;
 use fsocket_abi::channel::{record, ring_off, slot_state, CLIENT, POS_START, RING_CAP, SERVER, SLOTS};
-use fsocket_monitor::shm::Mapping;
+use fsocket_monitor::memory::Mapping;
 use fsocket_proto::{kind, switch, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::{AsFd, OwnedFd};

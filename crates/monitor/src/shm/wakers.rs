@@ -8,8 +8,10 @@
 //! neither can open the pipe again: the inode is this process's. See ADR 38.
 
 use crate::clients::Outgoing;
-use crate::pipes::{pipe, Pair};
-use crate::{shares, ChannelId, ConnId, Monitor};
+use crate::context::Context;
+use crate::shm::pipes::{pipe, Pair};
+use crate::shm::state::Shm;
+use crate::{shares, ChannelId, ConnId};
 use fsocket_abi::channel::waker_key;
 use fsocket_proto::{kind, waiter, Msg};
 use std::rc::Rc;
@@ -26,53 +28,53 @@ struct Named {
     pair: Pair,
 }
 
-impl Monitor {
-    fn named(&self, id: ConnId, msg: &Msg) -> Option<Named> {
+impl Shm {
+    fn named(&self, ctx: &Context, id: ConnId, msg: &Msg) -> Option<Named> {
         let channel = ChannelId::try_from(msg.arg0).ok()?;
         let (side, _) = waiter::unpack(msg.arg1)?;
         let ch = self.channels.get(channel)?;
-        let party = |conn, side| self.clients.get(conn).is_some_and(|c| ch.is_party(side, c.family));
+        let party = |conn, side| ctx.clients.get(conn).is_some_and(|c| ch.is_party(side, c.family));
         // The sleeper on its side, the other process on the other.
         let pair = (id, u8::try_from(msg.id).ok()?, msg.arg1, msg.arg2);
         (party(id, side) && party(msg.arg2, 1 - side)).then_some(Named { channel, pair })
     }
 
     /// [`kind::RING`]: passed on to the sleeper.
-    pub(crate) fn ring(&mut self, id: ConnId, msg: &Msg) {
+    pub fn ring(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
         let Ok(channel) = ChannelId::try_from(msg.arg0) else { return };
-        let (Some((side, _)), Ok(ch)) = (waiter::unpack(msg.arg1), self.party(id, channel)) else { return };
-        self.clients.wake(msg.id, |family| ch.is_party(side, family), [msg.arg0, msg.arg1, id]);
+        let (Some((side, _)), Ok(ch)) = (waiter::unpack(msg.arg1), self.party(ctx, id, channel)) else { return };
+        ctx.clients.wake(msg.id, |family| ch.is_party(side, family), [msg.arg0, msg.arg1, id]);
     }
 
     /// [`kind::WAKER`]: the sleeper's end of a pipe.
-    pub(crate) fn waker(&mut self, id: ConnId, msg: &Msg) {
-        let Some(named) = self.named(id, msg) else { return };
-        let (Some(ch), Some(client)) = (self.channels.get(named.channel), self.clients.get(id)) else { return };
+    pub fn waker(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        let Some(named) = self.named(ctx, id, msg) else { return };
+        let (Some(ch), Some(client)) = (self.channels.get(named.channel), ctx.clients.get(id)) else { return };
         if client.pipes_unready >= UNREADY || ch.pipes.0.contains_key(&named.pair) || ch.pipes.0.len() >= PIPES {
             return;
         }
         let uid = client.uid;
         // Out of descriptors: messages go on waking it.
-        if !self.has_share(uid, shares::PIPE) {
+        if !self.has_share(ctx, uid, shares::PIPE) {
             return;
         }
-        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), self.clients.get_mut(id)) else { return };
+        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), ctx.clients.get_mut(id)) else { return };
         let Ok((read, write)) = pipe() else { return };
         client.pipes_unready += 1;
         ch.pipes.0.insert(named.pair, Some(write));
         let out = Msg { arg2: msg.arg2, ..place(kind::WAKER_READ, msg.id, named.channel, msg.arg1) };
-        self.clients.send(id, Outgoing { msg: out, fd: Some(Rc::new(read)), unasked: true }, &self.arenas);
+        ctx.clients.send(id, Outgoing { msg: out, fd: Some(Rc::new(read)), unasked: true });
     }
 
     /// [`kind::WAKER_READY`]: the other process's end.
-    pub(crate) fn waker_ready(&mut self, id: ConnId, msg: &Msg) {
-        let Some(named) = self.named(id, msg) else { return };
-        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), self.clients.get_mut(id)) else { return };
+    pub fn waker_ready(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        let Some(named) = self.named(ctx, id, msg) else { return };
+        let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), ctx.clients.get_mut(id)) else { return };
         let Some(write) = ch.pipes.0.get_mut(&named.pair).and_then(Option::take) else { return };
         client.pipes_unready -= 1;
         let key = waker_key(client.nonce, usize::from(named.pair.1));
         let out = place(kind::WAKER_WRITE, key, named.channel, msg.arg1);
-        self.clients.send(msg.arg2, Outgoing { msg: out, fd: Some(Rc::new(write)), unasked: true }, &self.arenas);
+        ctx.clients.send(msg.arg2, Outgoing { msg: out, fd: Some(Rc::new(write)), unasked: true });
     }
 }
 

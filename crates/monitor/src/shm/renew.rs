@@ -6,33 +6,35 @@
 //! kernel serves the listener from then on: it has one queue for all, and gives each connection
 //! to one process.
 
+use crate::answer::Misbehaved;
 use crate::clients::{Client, Outgoing};
+use crate::context::Context;
 use crate::descriptor::{self, Attached};
-use crate::requests::Misbehaved;
-use crate::wake::end_listening;
-use crate::{shares, ConnId, ListenerId, Monitor};
+use crate::shm::state::Shm;
+use crate::shm::wake::end_listening;
+use crate::{shares, ConnId, ListenerId};
 use fsocket_proto::{kind, Msg};
 
-impl Monitor {
+impl Shm {
     /// A process has other credentials from now on, and talks to us over a socket made with
-    /// those. It keeps its listeners.
-    pub(crate) fn renew(&mut self, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    /// those. It keeps its listeners. The process of before is then at its end.
+    pub fn renew(&mut self, ctx: &mut Context, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let fd =
             fd.filter(|fd| descriptor::is_control_socket(fd.as_fd())).ok_or(Misbehaved("RENEW of something else"))?;
-        let Some(old) = self.clients.get(id) else { return Ok(()) };
+        let Some(old) = ctx.clients.get(id) else { return Ok(()) };
         let (pid, uid) = descriptor::peer(fd.as_fd()).map_err(|_| Misbehaved("RENEW by nobody"))?;
         // Down from root, or as the same user with fewer rights. A socket that somebody else has made
         // gives nobody his name. (Whoever runs a private monitor vouches for what he starts.)
-        let allowed = old.uid == 0 || old.uid == uid || self.config.private;
+        let allowed = old.uid == 0 || old.uid == uid || ctx.config.private;
         let (nonce, holds) = (old.nonce, old.holds.clone());
-        if allowed && self.has_share(uid, shares::CLIENT) {
+        if allowed && self.has_share(ctx, uid, shares::CLIENT) {
             crate::wire::ask_for_senders(fd.as_fd());
-            self.vouch(uid, fd.as_fd());
-            let family = self.new_family();
+            ctx.vouch(uid, fd.as_fd());
+            let family = ctx.new_family();
             let mut new = Client::new(fd.keep(), uid, pid, family);
             new.nonce = nonce;
             new.holds = holds.clone();
-            if let Ok(new) = self.clients.add(new) {
+            if let Ok(new) = ctx.clients.add(new) {
                 for listener in holds {
                     if let Some(l) = self.listeners.get_mut(listener) {
                         l.holders.insert(new);
@@ -43,13 +45,12 @@ impl Monitor {
         } else {
             tracing::warn!(was = old.uid, uid, "other credentials refused");
         }
-        self.end_process(id);
         Ok(())
     }
 
     /// May this process be a worker of a listener, on the memory of those that are or were?
-    pub(crate) fn may_serve(&mut self, id: ConnId, listener: ListenerId) -> bool {
-        let Some(rights) = self.clients.get(id).map(Client::rights) else { return false };
+    pub fn may_serve(&mut self, ctx: &mut Context, id: ConnId, listener: ListenerId) -> bool {
+        let Some(rights) = ctx.clients.get(id).map(Client::rights) else { return false };
         let Some(l) = self.listeners.get_mut(listener) else { return false };
         let untouched = |c| self.channels.get(c).is_none_or(|ch| ch.mem.is_untouched_by_servers());
         let vacant = || l.accepting().next().is_none() && l.channels.iter().all(|c| untouched(*c));
@@ -68,12 +69,12 @@ impl Monitor {
         self.hide_listener(listener);
         for worker in &workers {
             let msg = Msg { id: listener, ..Msg::new(kind::OTHER_RIGHTS) };
-            self.clients.send(*worker, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
+            ctx.clients.send(*worker, Outgoing { msg, fd: None, unasked: true });
         }
         if workers.is_empty() {
             // What waits there nobody can take any more.
             for ch in channels.into_iter().filter_map(|c| self.channels.get(c)) {
-                end_listening(ch, &self.clients);
+                end_listening(ch, &ctx.clients);
             }
         }
         false

@@ -3,7 +3,7 @@
 //! Written with atomics word by word under a sequence lock; see
 //! [`fsocket_proto::registry`].
 
-use crate::shm::Mapping;
+use crate::memory::Mapping;
 use crate::ChannelId;
 use fsocket_proto::registry::{Entry, Registry as Layout, Slices, ENTRIES, LOCALS, MAGIC, SIZE, SLICED, SLICE_CPUS};
 use fsocket_proto::Addr;

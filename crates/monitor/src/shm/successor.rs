@@ -7,18 +7,17 @@
 //! live, registers the listeners that it has found among its descriptors, and
 //! says when it is done (SETTLED).
 
-use crate::requests::{reply, Answer, Misbehaved};
-use crate::{ConnId, Monitor};
+use crate::answer::{reply, Answer, Misbehaved};
+use crate::context::Context;
+use crate::shm::state::Shm;
+use crate::ConnId;
 use fsocket_proto::Msg;
 use rustix::io::Errno;
 
-/// Rounds of reading what a process that was replaced has sent last.
-const REQUESTS: usize = 1024;
-
-impl Monitor {
+impl Shm {
     /// A listener goes to the successor as well.
-    pub fn keep(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
-        let Some(client) = self.clients.get(id) else { return Ok(()) };
+    pub fn keep_for_successor(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
+        let Some(client) = ctx.clients.get(id) else { return Ok(()) };
         let (family, listener) = (client.family, msg.arg0);
         if !client.holds.contains(&listener) {
             return Ok(());
@@ -26,9 +25,9 @@ impl Monitor {
         // It may have said HELLO, and even LISTEN: its socket may be read before this one.
         let is_successor = |c: &crate::clients::Client| c.nonce == msg.id && c.successor_of == Some(id);
         let successor =
-            self.clients.family_members(family).into_iter().find(|m| self.clients.get(*m).is_some_and(is_successor));
+            ctx.clients.family_members(family).into_iter().find(|m| ctx.clients.get(*m).is_some_and(is_successor));
         let successor = successor.ok_or(Misbehaved("KEEP for nobody"))?;
-        if let (Some(c), Some(l)) = (self.clients.get_mut(successor), self.listeners.get_mut(listener)) {
+        if let (Some(c), Some(l)) = (ctx.clients.get_mut(successor), self.listeners.get_mut(listener)) {
             if c.holds.insert(listener) {
                 c.unclaimed.insert(listener);
             }
@@ -38,15 +37,15 @@ impl Monitor {
     }
 
     /// The `id`-th arena in which the successor may have connections.
-    pub fn inherited_arena(&self, id: ConnId, msg: &Msg) -> Answer {
-        let mut inherited = self.arenas.iter().filter(|a| a.creator != id && a.users.contains(&id));
+    pub fn inherited_arena(&self, ctx: &Context, id: ConnId, msg: &Msg) -> Answer {
+        let mut inherited = ctx.arenas.iter().filter(|a| a.creator != id && a.users.contains(&id));
         let arena = inherited.nth(msg.id.min(1 << 20) as usize).ok_or(Errno::NOENT)?;
         Ok((reply(msg), Some(arena.fd.clone())))
     }
 
     /// The memory of channel `id`, for who is on side `arg0` of it.
-    pub fn channel_handle(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
+    pub fn channel_handle(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+        let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let side = msg.arg0 as usize;
         let channel = u32::try_from(msg.id).ok().and_then(|c| self.channels.get_mut(c));
         let channel = channel.filter(|ch| side < 2 && ch.is_party(side, family)).ok_or(Errno::NOENT)?;
@@ -56,52 +55,35 @@ impl Monitor {
 
     /// The successor has taken what it has descriptors for; the rest of what it inherited goes
     /// as if it had been closed.
-    pub fn settled(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        self.reclaim_predecessors(id);
-        if let Some(c) = self.clients.get_mut(id) {
+    pub fn settled(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+        if let Some(c) = ctx.clients.get_mut(id) {
             c.successor_of = None;
         }
-        let left = self.clients.get_mut(id).map(|c| std::mem::take(&mut c.unclaimed)).unwrap_or_default();
+        let left = ctx.clients.get_mut(id).map(|c| std::mem::take(&mut c.unclaimed)).unwrap_or_default();
         for listener in left {
-            self.unlisten(id, listener, false);
+            self.unlisten(ctx, id, listener, false);
         }
         Ok((reply(msg), None))
     }
 
     /// The program that a successor has replaced, as long as we have not seen its end.
-    pub fn predecessors(&self, id: ConnId) -> Vec<ConnId> {
-        let Some(me) = self.clients.get(id).filter(|c| c.is_successor) else { return Vec::new() };
-        let same = |m: &ConnId| *m != id && self.clients.get(*m).is_some_and(|c| c.pid == me.pid);
-        self.clients.family_members(me.family).into_iter().filter(same).collect()
+    pub fn predecessors(&self, ctx: &Context, id: ConnId) -> Vec<ConnId> {
+        let Some(me) = ctx.clients.get(id).filter(|c| c.is_successor) else { return Vec::new() };
+        let same = |m: &ConnId| *m != id && ctx.clients.get(*m).is_some_and(|c| c.pid == me.pid);
+        ctx.clients.family_members(me.family).into_iter().filter(same).collect()
     }
 
     /// The queues of the worker that was replaced are the successor's, so that connections keep
     /// their order.
-    pub fn take_places(&mut self, of: ConnId, numbers: &[(crate::ListenerId, usize)]) {
+    pub fn take_places(&mut self, ctx: &mut Context, of: ConnId, numbers: &[(crate::ListenerId, usize)]) {
         let is_successor = |c: &crate::clients::Client| c.successor_of == Some(of);
-        let Some(id) = self.clients.iter().find(|(_, c)| is_successor(c)).map(|(id, _)| id) else { return };
-        let Some(client) = self.clients.get_mut(id) else { return };
+        let Some(id) = ctx.clients.iter().find(|(_, c)| is_successor(c)).map(|(id, _)| id) else { return };
+        let Some(client) = ctx.clients.get_mut(id) else { return };
         for (listener, number) in numbers {
             if client.holds.contains(listener)
                 && self.listeners.get_mut(*listener).is_some_and(|l| l.inherit(id, *number))
             {
                 client.works.insert(*listener);
-            }
-        }
-    }
-
-    /// What the replaced program had alone is closed before the new one goes on,
-    /// as in the kernel.
-    fn reclaim_predecessors(&mut self, id: ConnId) {
-        for conn in self.predecessors(id) {
-            for _ in 0..REQUESTS {
-                if !self.serve_one(conn) {
-                    break;
-                }
-            }
-            if self.clients.doomed.contains(&conn) {
-                self.clients.doomed.retain(|d| *d != conn);
-                self.end_process(conn);
             }
         }
     }

@@ -1,153 +1,27 @@
 //! What clients ask for. Everything in a message is untrusted.
 
 use crate::address::{destination, is_loopback};
+use crate::answer::{reply, Answer, Misbehaved};
 use crate::arenas::{Arena, ArenaMem};
-use crate::channels::{Channel, ChannelMem};
 use crate::clients::{Client, Outgoing};
+use crate::context::Context;
 use crate::descriptor::{self, Attached};
-use crate::ports::BLOCK;
-use crate::report::Wanted;
-use crate::steer::Also;
-use crate::{limits, shares, ChannelId, ConnId, ListenerId, Monitor};
+use crate::shm::channels::{Channel, ChannelMem};
+use crate::shm::ports::BLOCK;
+use crate::shm::state::Shm;
+use crate::{limits, shares, ChannelId, ConnId, ListenerId};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
-use rustix::fd::AsFd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::time::Instant;
 
-/// What an answer is made of.
-pub type Answer = Result<(Msg, Option<Rc<OwnedFd>>), Errno>;
-
-/// Ends the client that sent such a thing.
-pub struct Misbehaved(pub &'static str);
-
-impl Monitor {
-    /// Handles one request.
-    pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
-        let Some(client) = self.clients.get(id) else { return Ok(()) };
-        if !client.is_process() && !matches!(msg.kind, kind::HELLO | kind::REPORT | kind::STEER) {
-            return Err(Misbehaved("no HELLO"));
-        }
-        let answer = match msg.kind {
-            kind::HELLO => self.hello(id, &msg)?,
-            kind::LISTEN => self.listen(id, &msg, fd),
-            kind::WORKER => self.worker(id, &msg),
-            kind::CONNECT => self.connect(id, &msg, fd),
-            kind::PORTS => self.ports(id, &msg, fd),
-            kind::UNPUBLISH => self.unpublish(id, &msg),
-            kind::OPTIONS => self.mark_options(id, &msg),
-            kind::SWITCH => self.switch(id, &msg, fd),
-            kind::CLAIM => self.claim(id, &msg),
-            kind::UPGRADE => self.upgrade(id, &msg, fd),
-            kind::OFFER => self.offer_upgrade(id, &msg, fd),
-            kind::TRANSFER => self.take(id, &msg, fd),
-            kind::TRANSFERRED => {
-                self.taken(&msg);
-                return Ok(());
-            }
-            kind::RELEASE => {
-                self.release(id, &msg);
-                if msg.seq == 0 {
-                    return Ok(());
-                }
-                Ok((reply(&msg), None))
-            }
-            kind::REPORT => self.send_report(id, &msg),
-            kind::GROUP => self.group(id, &msg, fd),
-            kind::LOCAL => self.local(id, &msg, fd),
-            kind::CLONE => self.clone_listener(id, &msg, fd),
-            kind::BALANCE => self.balance(id, &msg),
-            kind::SHUT => self.shut_group(id, &msg),
-            kind::WAITING => self.waiting(id, &msg),
-            kind::BROKEN => {
-                self.broken(id, &msg);
-                return Ok(());
-            }
-            kind::ARRIVES => {
-                self.arrives_in(id, &msg);
-                return Ok(());
-            }
-            kind::PEER_CLOSED => {
-                self.peer_closed(id, &msg);
-                return Ok(());
-            }
-            kind::SHARE => {
-                let _ = self.share(id, &msg, fd);
-                return Ok(());
-            }
-            kind::LEFT => {
-                self.left(id, &msg);
-                if msg.seq == 0 {
-                    return Ok(());
-                }
-                Ok((reply(&msg), None))
-            }
-            kind::STEER => self.steer_request(id, &msg, fd),
-            kind::KEEP => return self.keep(id, &msg),
-            kind::INHERITED_ARENA => self.inherited_arena(id, &msg),
-            kind::CHANNEL_HANDLE => self.channel_handle(id, &msg),
-            kind::SETTLED => self.settled(id, &msg),
-            kind::ADOPT => return self.adopt(id, &msg, fd),
-            kind::RENEW => return self.renew(id, fd),
-            kind::ARENA => return self.arena(id, fd),
-            kind::UNLISTEN => {
-                let shown = fd.and_then(|fd| descriptor::listening(fd.as_fd()).ok());
-                let listener = shown.map_or(Some(msg.id), |info| self.listeners.by_cookie(info.cookie));
-                if let Some(listener) = listener {
-                    self.unlisten(id, listener, msg.arg0 != 0);
-                }
-                if msg.seq == 0 {
-                    return Ok(());
-                }
-                Ok((reply(&msg), None))
-            }
-            kind::RING => {
-                self.ring(id, &msg);
-                return Ok(());
-            }
-            kind::NEARER => {
-                if self.listeners.has_port(msg.addr.port) {
-                    self.registry.touch();
-                }
-                return Ok(());
-            }
-            kind::WAKER => {
-                self.waker(id, &msg);
-                return Ok(());
-            }
-            kind::WAKER_READY => {
-                self.waker_ready(id, &msg);
-                return Ok(());
-            }
-            _ => return Err(Misbehaved("unknown kind of message")),
-        };
-        let (msg, fd) = answer.unwrap_or_else(|errno| (Msg { result: errno.raw_os_error(), ..reply(&msg) }, None));
-        self.clients.send(id, Outgoing { msg, fd, unasked: false }, &self.arenas);
-        Ok(())
-    }
-
-    /// Nothing is done, for lack of a descriptor: the client does without.
-    pub(crate) fn refuse_cut(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
-        tracing::warn!(process = id, kind = msg.kind, "out of descriptors");
-        match msg.kind {
-            // Rights that it has given up it must not keep here.
-            kind::RENEW => return Err(Misbehaved("out of descriptors for its new socket")),
-            _ if msg.seq == 0 => {}
-            _ => {
-                let msg = Msg { result: Errno::MFILE.raw_os_error(), ..reply(msg) };
-                self.clients.send(id, Outgoing { msg, fd: None, unasked: false }, &self.arenas);
-            }
-        }
-        Ok(())
-    }
-
-    fn hello(&mut self, id: ConnId, msg: &Msg) -> Result<Answer, Misbehaved> {
+impl Shm {
+    pub fn hello(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<Answer, Misbehaved> {
         let registry = self.registry.fd();
-        let Some(client) = self.clients.get_mut(id) else { return Err(Misbehaved("gone")) };
+        let Some(client) = ctx.clients.get_mut(id) else { return Err(Misbehaved("gone")) };
         if client.greeted || msg.id == 0 || (client.nonce != 0 && client.nonce != msg.id) {
             return Err(Misbehaved("HELLO out of place"));
         }
@@ -162,20 +36,23 @@ impl Monitor {
             client.pid = msg.arg0 as u32;
         }
         tracing::debug!(process = id, pid = client.pid, uid = client.uid, "hello");
-        self.clients.named(id, msg.id);
+        ctx.clients.named(id, msg.id);
         // (Without credentials it is nobody for now.)
-        let _ = self.note_party(id, false);
+        let _ = ctx.note_party(id, false);
         Ok(Ok((Msg { id, ..reply(msg) }, Some(registry))))
     }
 
-    fn adopt(&mut self, parent: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    pub fn adopt(
+        &mut self,
+        ctx: &mut Context,
+        parent: ConnId,
+        msg: &Msg,
+        fd: Option<Attached>,
+    ) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ADOPT without a socket"))?;
-        let Some(p) = self.clients.get(parent) else { return Ok(()) };
-        let nonce_taken = self
-            .clients
-            .family_members(p.family)
-            .iter()
-            .any(|m| self.clients.get(*m).is_some_and(|c| c.nonce == msg.id));
+        let Some(p) = ctx.clients.get(parent) else { return Ok(()) };
+        let nonce_taken =
+            ctx.clients.family_members(p.family).iter().any(|m| ctx.clients.get(*m).is_some_and(|c| c.nonce == msg.id));
         if msg.id == 0 || nonce_taken || !descriptor::is_control_socket(fd.as_fd()) {
             return Err(Misbehaved("ADOPT of something else"));
         }
@@ -191,18 +68,18 @@ impl Monitor {
             child.holds = p.holds.clone();
         }
         let (holds, is_successor) = (child.holds.clone(), child.is_successor);
-        if !self.has_share(child.uid, shares::CLIENT) {
+        if !self.has_share(ctx, child.uid, shares::CLIENT) {
             // Its connections are then seen as closed when its parent goes.
             tracing::warn!(uid = child.uid, "too many processes; child not adopted");
             return Ok(());
         }
-        let Ok(child) = self.clients.add(child) else { return Ok(()) };
+        let Ok(child) = ctx.clients.add(child) else { return Ok(()) };
         for listener in holds {
             if let Some(l) = self.listeners.get_mut(listener) {
                 l.holders.insert(child);
             }
         }
-        self.arenas.inherit(parent, child);
+        ctx.arenas.inherit(parent, child);
         // (What a successor gets of them it asks for.)
         for ch in self.channels.iter_mut().filter(|ch| !is_successor && ch.known_to.contains(&parent)) {
             ch.known_to.insert(child);
@@ -211,9 +88,9 @@ impl Monitor {
         Ok(())
     }
 
-    fn arena(&mut self, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    pub fn arena(&mut self, ctx: &mut Context, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ARENA without a descriptor"))?;
-        if self.arenas.of(id).is_some() {
+        if ctx.arenas.of(id).is_some() {
             return Err(Misbehaved("second ARENA"));
         }
         let mem = match ArenaMem::open(fd.as_fd()) {
@@ -222,43 +99,44 @@ impl Monitor {
             Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Ok(()),
             Err(_) => return Err(Misbehaved("not an arena")),
         };
-        let Some(client) = self.clients.get_mut(id) else { return Ok(()) };
+        let Some(client) = ctx.clients.get_mut(id) else { return Ok(()) };
+        client.arena = Some(mem.clone());
         if std::mem::take(&mut client.missed_pending) {
             mem.bump_pending();
         }
-        self.arenas.add(Arena {
+        ctx.arenas.add(Arena {
             creator: id,
             family: client.family,
             uid: client.uid,
             users: BTreeSet::from([id]),
             mem,
-            lifeline: self.lifelines.as_ref().and_then(|l| l.hold(fd.as_fd())),
+            lifeline: ctx.lifelines.as_ref().and_then(|l| l.hold(fd.as_fd())),
             fd: Rc::new(fd.keep()),
         });
         Ok(())
     }
 
-    fn listen(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn listen(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let info = descriptor::listening(fd.as_fd())?;
-        let _ = self.note_party(id, true);
-        let uid = self.clients.get(id).ok_or(Errno::BADF)?.uid;
+        let _ = ctx.note_party(id, true);
+        let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let listener = match self.listeners.by_cookie(info.cookie) {
             Some(known) => known,
             None => {
                 if self.registry.is_full()
                     || (uid != 0 && self.listeners.owned_by(uid) >= limits::LISTENERS_PER_UID)
-                    || !self.has_share(uid, shares::LISTENER)
+                    || !self.has_share(ctx, uid, shares::LISTENER)
                 {
                     return Err(Errno::MFILE);
                 }
                 // Whoever closed a socket on this address without telling must
                 // not keep getting its connections.
-                self.drop_stale(info.netns, &info.addr);
-                self.broker.listener(fd.as_fd());
+                self.drop_stale(ctx, info.netns, &info.addr);
+                ctx.broker.listener(fd.as_fd());
                 let new = self.listeners.add(info, uid);
                 self.registry.add(new, info.netns, &info.addr);
-                self.steer_also(&Also::Refresh);
+                self.listeners_changed = true;
                 tracing::info!(listener = new, addr = crate::address::show(&info.addr), process = id, "listen");
                 new
             }
@@ -266,18 +144,18 @@ impl Monitor {
         if let Some(l) = self.listeners.get_mut(listener) {
             l.holders.insert(id);
         }
-        if let Some(c) = self.clients.get_mut(id) {
+        if let Some(c) = ctx.clients.get_mut(id) {
             c.holds.insert(listener);
             c.unclaimed.remove(&listener);
         }
-        let works = |c: ConnId| self.clients.get(c).is_some_and(|c| c.works.contains(&listener));
-        let worked = works(id) && self.clients.get(id).is_some_and(|c| c.is_successor)
-            || self.predecessors(id).into_iter().any(works);
+        let works = |c: ConnId| ctx.clients.get(c).is_some_and(|c| c.works.contains(&listener));
+        let worked = works(id) && ctx.clients.get(id).is_some_and(|c| c.is_successor)
+            || self.predecessors(ctx, id).into_iter().any(works);
         Ok((Msg { id: listener, arg0: worked.into(), ..reply(msg) }, None))
     }
 
-    fn unpublish(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        if !self.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
+    pub fn unpublish(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+        if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
             return Err(Errno::NOENT);
         }
         if msg.arg0 != 0 && self.listeners.get(msg.id).is_some_and(|l| l.holders.len() > 1) {
@@ -288,7 +166,7 @@ impl Monitor {
     }
 
     /// New connections to a listener use the kernel.
-    pub(crate) fn hide_listener(&mut self, listener: ListenerId) {
+    pub fn hide_listener(&mut self, listener: ListenerId) {
         self.registry.remove(listener);
         self.listeners.hide(listener);
         for channel in self.listeners.get(listener).iter().flat_map(|l| &l.channels) {
@@ -300,8 +178,8 @@ impl Monitor {
         crate::membarrier::heavy_fence();
     }
 
-    fn mark_options(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        if !self.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
+    pub fn mark_options(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+        if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
             return Err(Errno::NOENT);
         }
         let of = self.listeners.get(msg.id).into_iter().flat_map(|l| &l.channels);
@@ -310,16 +188,17 @@ impl Monitor {
         Ok((Msg { arg0: marked as u64, ..reply(msg) }, None))
     }
 
-    fn worker(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        self.note_party(id, true)?;
-        self.may_work(id, msg.id)?;
-        if !self.clients.get(id).ok_or(Errno::BADF)?.holds.contains(&msg.id) {
+    pub fn worker(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+        ctx.note_party(id, true)?;
+        let l = self.listeners.get(msg.id).ok_or(Errno::NOENT)?;
+        ctx.may_work(id, l, &self.channels)?;
+        if !ctx.clients.get(id).ok_or(Errno::BADF)?.holds.contains(&msg.id) {
             return Err(Errno::NOENT);
         }
-        if !self.may_serve(id, msg.id) {
+        if !self.may_serve(ctx, id, msg.id) {
             return Err(Errno::OPNOTSUPP);
         }
-        let client = self.clients.get_mut(id).ok_or(Errno::BADF)?;
+        let client = ctx.clients.get_mut(id).ok_or(Errno::BADF)?;
         let listener = self.listeners.get_mut(msg.id).ok_or(Errno::NOENT)?;
         client.works.insert(msg.id);
         let family = client.family;
@@ -329,7 +208,7 @@ impl Monitor {
         for channel in listener.channels.clone() {
             // First the channel, then the mask bit: nobody queues for a worker
             // that was not told.
-            self.offer(channel, id);
+            self.offer(ctx, channel, id);
             if let Some(ch) = self.channels.get(channel) {
                 ch.mem.set_workers(mask);
             }
@@ -341,44 +220,45 @@ impl Monitor {
     }
 
     /// Sends a channel to a worker of its listener.
-    fn offer(&mut self, channel: ChannelId, worker: ConnId) {
-        let Some(family) = self.clients.get(worker).map(|c| c.family) else { return };
+    fn offer(&mut self, ctx: &mut Context, channel: ChannelId, worker: ConnId) {
+        let Some(family) = ctx.clients.get(worker).map(|c| c.family) else { return };
         let Some(ch) = self.channels.get_mut(channel) else { return };
         ch.server_families.insert(family);
         ch.known_to.insert(worker);
         let msg =
             Msg { id: u64::from(channel), arg0: ch.listener, arg1: CHANNEL_SIZE as u64, ..Msg::new(kind::CHANNEL_SRV) };
         let fd = Some(ch.mem.fd());
-        self.clients.send(worker, Outgoing { msg, fd, unasked: true }, &self.arenas);
+        ctx.clients.send(worker, Outgoing { msg, fd, unasked: true });
     }
 
-    fn connect(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn connect(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let ip = destination(msg.addr.ip);
         let end = descriptor::client_end(fd.as_fd(), &ip, msg.addr.port)?;
         let netns = end.netns;
         // Also for a listener bound to exactly this address: with IP_FREEBIND
         // anybody can bind somebody else's.
-        let ours = is_loopback(&ip) || (netns == self.netns && self.locals.contains(&ip));
+        let ours = is_loopback(&ip) || (netns == ctx.netns && ctx.locals.contains(&ip));
         if !ours {
             return Err(Errno::NOENT);
         }
         // Before the look at the listener, so that what happens meanwhile is a change.
-        let closings = self.closings_of(id, msg.addr.port);
+        let closings = self.closings.count_for(ctx, id, msg.addr.port);
         loop {
             let listener = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
-            if !self.still_listens(listener, Some(fd.as_fd())) {
+            if !self.still_listens(ctx, listener, Some(fd.as_fd())) {
                 // Its socket was closed in secret: see who is next.
-                self.end_listener(listener);
+                self.end_listener(ctx, listener);
                 continue;
             }
-            if !self.is_reached(listener, ip, fd.as_fd()) {
+            if !self.is_reached(ctx, listener, ip, fd.as_fd()) {
                 return Err(Errno::NOENT);
             }
-            if self.distrust.refuses(listener, self.clients.get(id).ok_or(Errno::BADF)?.uid, id) {
+            if self.distrust.refuses(listener, ctx.clients.get(id).ok_or(Errno::BADF)?.uid, id) {
                 return Err(Errno::ACCESS);
             }
-            self.judge(id, listener, (ip, msg.addr.port), &end, fd.as_fd())?;
+            let l = self.listeners.get(listener).ok_or(Errno::NOENT)?;
+            ctx.judge(id, l, (ip, msg.addr.port), &end, fd.as_fd())?;
             let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
             let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
             let found = |channel: ChannelId| Msg {
@@ -391,22 +271,27 @@ impl Monitor {
             return match newest {
                 Some(channel) if u64::from(channel) != msg.arg0 => Ok((Msg { arg2: 1, ..found(channel) }, None)),
                 _ => {
-                    let (channel, fd) = self.make_channel(id, listener)?;
+                    let (channel, fd) = self.make_channel(ctx, id, listener)?;
                     let mut answer = found(channel);
-                    answer.addr.port = self.lease_ports(id, channel).unwrap_or(0);
+                    answer.addr.port = self.lease_ports(ctx, id, channel).unwrap_or(0);
                     Ok((answer, Some(fd)))
                 }
             };
         }
     }
 
-    fn make_channel(&mut self, id: ConnId, listener: ListenerId) -> Result<(ChannelId, Rc<OwnedFd>), Errno> {
-        let client = self.clients.get(id).ok_or(Errno::BADF)?;
+    fn make_channel(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        listener: ListenerId,
+    ) -> Result<(ChannelId, Rc<OwnedFd>), Errno> {
+        let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let count = |f: &dyn Fn(&Channel) -> bool| self.channels.iter().filter(|ch| f(ch)).count();
         if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS
             || (client.uid != 0
                 && count(&|ch| ch.client_uid == client.uid && !ch.client_gone) >= limits::CHANNELS_PER_UID)
-            || !self.has_share(client.uid, shares::CHANNEL)
+            || !self.has_share(ctx, client.uid, shares::CHANNEL)
         {
             return Err(Errno::MFILE);
         }
@@ -417,7 +302,7 @@ impl Monitor {
         let mem =
             ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
         mem.set_workers(l.worker_mask());
-        if self.config.balance.off {
+        if ctx.config.balance.off {
             mem.set_turns();
         }
         let fd = mem.fd();
@@ -445,40 +330,63 @@ impl Monitor {
             listener_gone: false,
         });
         for worker in workers {
-            self.offer(channel, worker);
+            self.offer(ctx, channel, worker);
         }
         tracing::debug!(channel, listener, process = id, "channel");
-        self.arrives(channel);
+        self.dispatch.arrives(channel, &ctx.config.balance);
         Ok((channel, fd))
     }
 
-    fn ports(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    /// [`fsocket_proto::kind::ARRIVES`].
+    pub fn arrives_in(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        let channel = ChannelId::try_from(msg.id).unwrap_or_default();
+        if self.channels.get(channel).is_some_and(|ch| ch.client == id) {
+            self.dispatch.arrives(channel, &ctx.config.balance);
+        }
+    }
+
+    /// Whether so many `more` descriptors are within a user's share. Root, and the only user of a private
+    /// monitor, get what is there.
+    pub fn has_share(&self, ctx: &Context, uid: u32, more: u64) -> bool {
+        let clients = ctx.clients.iter().map(|(_, c)| (c.uid, shares::CLIENT));
+        let listeners = self.listeners.iter().map(|l| (l.uid, shares::LISTENER));
+        let channels = self.channels.iter().map(|ch| (ch.client_uid, shares::CHANNEL + ch.pipes.descriptors()));
+        let alone = uid == 0 || ctx.config.private;
+        let (mut own, mut all) = (0, 0);
+        for (holder, n) in clients.chain(listeners).chain(channels) {
+            all += n;
+            own += if holder == uid && !alone { n } else { 0 };
+        }
+        shares::admits(own, all, more, ctx.descriptors)
+    }
+
+    pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         if let Some(fd) = fd {
-            let port = self.bound_port(id, msg, &fd)?;
+            let port = self.bound_port(ctx, id, msg, &fd)?;
             return Ok((Msg { arg0: u64::from(port), arg1: 1, ..reply(msg) }, None));
         }
         // For a channel that is not its own client's it is kept until the process ends.
         let own = |channel: &ChannelId| self.channels.get(*channel).is_some_and(|ch| ch.client == id);
         let channel = ChannelId::try_from(msg.id).ok().filter(own).unwrap_or(0);
-        let first = self.lease_ports(id, channel)?;
+        let first = self.lease_ports(ctx, id, channel)?;
         Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
     }
 
-    fn lease_ports(&mut self, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
-        let first = self.free_ports(id).or_else(|_| {
-            self.reclaim_ports();
-            self.free_ports(id)
+    fn lease_ports(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
+        let first = self.free_ports(ctx, id).or_else(|_| {
+            self.reclaim_ports(ctx);
+            self.free_ports(ctx, id)
         })?;
         self.registry.set_owner(first..=first + (BLOCK - 1), channel);
-        if let Some(client) = self.clients.get_mut(id) {
+        if let Some(client) = ctx.clients.get_mut(id) {
             client.leases.push((channel, first));
         }
         Ok(first)
     }
 
-    fn free_ports(&mut self, id: ConnId) -> Result<u16, Errno> {
-        let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        let of_uid: usize = self.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
+    fn free_ports(&mut self, ctx: &mut Context, id: ConnId) -> Result<u16, Errno> {
+        let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
+        let of_uid: usize = ctx.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
         let left: usize = self.channels.iter().filter(|ch| ch.client_uid == client.uid).map(|ch| ch.leases.len()).sum();
         if client.leases.len() >= limits::LEASES_PER_PROCESS
             || (client.uid != 0 && of_uid + left >= limits::LEASES_PER_UID)
@@ -492,7 +400,7 @@ impl Monitor {
 
     /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
     /// have it, so whoever shows one has the better right than whoever has shown one before.
-    fn bound_port(&mut self, id: ConnId, msg: &Msg, fd: &Attached) -> Result<u16, Errno> {
+    fn bound_port(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &Attached) -> Result<u16, Errno> {
         let (port, netns) = (descriptor::bound_port(fd.as_fd())?, descriptor::netns_cookie(fd.as_fd())?);
         let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
         let ch = self.channels.get(channel).filter(|ch| ch.client == id).ok_or(Errno::NOENT)?;
@@ -509,7 +417,7 @@ impl Monitor {
         let ours = owner == channel && self.channels.get(channel).is_some_and(|ch| !ch.bound.contains_key(&port));
         if !ours {
             let cookie = rustix::net::sockopt::socket_cookie(fd.as_fd())?;
-            self.broker.bound(fd.as_fd());
+            ctx.broker.bound(fd.as_fd());
             if let Some(ch) = self.channels.get_mut(channel) {
                 ch.bound.insert(port, cookie);
             }
@@ -517,55 +425,4 @@ impl Monitor {
         }
         Ok(port)
     }
-
-    fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
-        let viewer = self.clients.get(id).ok_or(Errno::BADF)?.uid;
-        let reset = msg.arg1 == 1;
-        let wanted = Wanted { viewer, is_brief: msg.arg2 == 1 };
-        if let Some((length, fd)) = self.reports.get(wanted).filter(|_| !reset) {
-            return Ok((Msg { arg0: length, ..reply(msg) }, Some(Rc::new(fd))));
-        }
-        let began = Instant::now();
-        let report = self.report(wanted);
-        if reset {
-            let private = self.config.private;
-            self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
-        }
-        let (answer, fd) = answer_json(msg, &report)?;
-        if let Some(fd) = fd.as_ref() {
-            self.reports.keep(wanted, answer.arg0, fd, began);
-        }
-        Ok((answer, fd))
-    }
-
-    fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
-        let fd = fd.ok_or(Errno::BADF)?;
-        // Sealed, so that reading it cannot block.
-        let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
-        let length = msg.arg0 as usize;
-        if !seals.contains(rustix::fs::SealFlags::SHRINK) || length > limits::STEER_REQUEST {
-            return Err(Errno::INVAL);
-        }
-        let mut text = vec![0; length];
-        if rustix::io::pread(fd.as_fd(), &mut text, 0)? != length {
-            return Err(Errno::INVAL);
-        }
-        let client = self.clients.get(id).ok_or(Errno::BADF)?;
-        let done = self.broker.steer(&text, client.fd.as_fd())?;
-        self.steered(&done);
-        answer_json(msg, &done.answer)
-    }
-}
-
-/// An answer that is too long for a message: in a memfd.
-fn answer_json(msg: &Msg, what: &impl serde::Serialize) -> Answer {
-    let json = serde_json::to_vec(what).map_err(|_| Errno::NOMEM)?;
-    let fd = crate::shm::memfd_of("fastsocket-answer", &json)
-        .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
-    Ok((Msg { arg0: json.len() as u64, ..reply(msg) }, Some(Rc::new(fd))))
-}
-
-/// The frame of an answer.
-pub fn reply(msg: &Msg) -> Msg {
-    Msg { seq: msg.seq, ..Msg::new(msg.kind) }
 }

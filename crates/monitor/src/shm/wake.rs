@@ -1,9 +1,9 @@
 //! Changing a connection in the name of a side that is gone, and waking the
 //! other one: what the library does in `close`, done from outside.
 
-use crate::channels::{Channel, ChannelMem};
 use crate::clients::Clients;
 use crate::membarrier::heavy_fence;
+use crate::shm::channels::{Channel, ChannelMem};
 use fsocket_abi::arena::{self, flag, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
 use fsocket_sync::atomic::{fence, Ordering};

@@ -10,10 +10,11 @@
 
 use crate::broker::Broker;
 use crate::clients::Outgoing;
+use crate::context::Context;
 use crate::sockdiag::SockDiag;
-use crate::{ConnId, ListenerId, Monitor};
+use crate::ConnId;
 use fsocket_bpf::closings::Counts;
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::{kind, Msg};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -25,6 +26,8 @@ const PLACES: usize = 256;
 #[derive(Default)]
 pub struct Closings {
     counts: Option<(Counts, Rc<OwnedFd>)>,
+    /// In the monitor's own network namespace.
+    own: Option<SockDiag>,
     /// By network namespace; `None`: we may not enter it.
     places: HashMap<u64, Option<SockDiag>>,
 }
@@ -32,7 +35,7 @@ pub struct Closings {
 impl Closings {
     pub fn start(private: bool, broker: &Broker) -> Closings {
         let counts = if private { None } else { counts(broker) };
-        Closings { counts, places: HashMap::new() }
+        Closings { counts, own: SockDiag::new(), places: HashMap::new() }
     }
 }
 
@@ -48,29 +51,29 @@ fn counts(broker: &Broker) -> Option<(Counts, Rc<OwnedFd>)> {
     Some((counts, Rc::new(page)))
 }
 
-impl Monitor {
+impl Closings {
     /// The count of this port, for an answer to a client, which gets the page first if it has not got it.
-    pub(crate) fn closings_of(&mut self, id: ConnId, port: u16) -> u32 {
-        let Some((counts, page)) = &self.closings.counts else { return 0 };
+    pub fn count_for(&mut self, ctx: &mut Context, id: ConnId, port: u16) -> u32 {
+        let Some((counts, page)) = &self.counts else { return 0 };
         let count = counts.count(port);
         let fd = page.clone();
-        if self.clients.get_mut(id).is_some_and(|c| !std::mem::replace(&mut c.has_closings, true)) {
+        if ctx.clients.get_mut(id).is_some_and(|c| !std::mem::replace(&mut c.has_closings, true)) {
             // Read on the way to that answer, so not one to be counted.
             let out = Outgoing { msg: Msg::new(kind::CLOSINGS), fd: Some(fd), unasked: false };
-            self.clients.send(id, out, &self.arenas);
+            ctx.clients.send(id, out);
         }
         count
     }
 
     /// Asks about the listeners of a network namespace. `place`: a TCP socket there.
-    pub(crate) fn diag_of(&mut self, netns: u64, place: Option<BorrowedFd<'_>>) -> Option<&mut SockDiag> {
-        let own = self.diag.as_mut()?;
-        if netns == self.netns {
+    pub fn diag(&mut self, ctx: &Context, netns: u64, place: Option<BorrowedFd<'_>>) -> Option<&mut SockDiag> {
+        let own = self.own.as_mut()?;
+        if netns == ctx.netns {
             return Some(own);
         }
-        let places = &mut self.closings.places;
+        let places = &mut self.places;
         if let (false, Some(fd)) = (places.contains_key(&netns) || places.len() >= PLACES, place) {
-            let made = self.broker.diag(fd);
+            let made = ctx.broker.diag(fd);
             match made {
                 Err(e) if e != Errno::XDEV => return None,
                 made => places.insert(netns, made.ok()),
@@ -79,35 +82,8 @@ impl Monitor {
         places.get_mut(&netns)?.as_mut()
     }
 
-    /// A listener there has ended. Our socket would keep the namespace.
-    pub(crate) fn forget_place(&mut self, netns: u64) {
-        if !self.listeners.iter().any(|l| l.info.netns == netns) {
-            self.closings.places.remove(&netns);
-        }
-    }
-}
-
-impl Monitor {
-    /// Whether the socket behind a listener still listens, as far as can be
-    /// told. `place`: a TCP socket of its network namespace.
-    pub(crate) fn still_listens(&mut self, listener: ListenerId, place: Option<BorrowedFd<'_>>) -> bool {
-        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
-        self.diag_of(info.netns, place).is_none_or(|diag| diag.listens(&info))
-    }
-
-    /// Whether the kernel would lead a connection to `ip` to this listener, as far as can be told; else one
-    /// of the kernel's alone is nearer. `place`: a TCP socket of its network namespace.
-    pub(crate) fn is_reached(&mut self, listener: ListenerId, ip: [u8; 16], place: BorrowedFd<'_>) -> bool {
-        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
-        self.diag_of(info.netns, Some(place)).is_none_or(|diag| diag.is_reached(ip, &info))
-    }
-
-    /// Ends listeners at this address whose socket is gone.
-    pub(crate) fn drop_stale(&mut self, netns: u64, addr: &Addr) {
-        for listener in self.listeners.siblings(netns, addr) {
-            if !self.still_listens(listener, None) {
-                self.end_listener(listener);
-            }
-        }
+    /// No listener is there any more. Our socket would keep the namespace.
+    pub fn forget(&mut self, netns: u64) {
+        self.places.remove(&netns);
     }
 }

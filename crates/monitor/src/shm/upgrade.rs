@@ -4,61 +4,19 @@
 //! they write, decides whether these are the ends of one connection.
 
 use crate::address::canonical;
+use crate::answer::{reply, Answer};
 use crate::clients::Outgoing;
+use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::policy::rules::Destination;
-use crate::requests::{reply, Answer};
-use crate::{ChannelId, ConnId, Monitor};
+use crate::shm::offers::End;
+use crate::shm::state::Shm;
+use crate::{ChannelId, ConnId};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-
-/// Offers of one process that are kept.
-const PER_CLIENT: usize = 1024;
-
-/// One end: network namespace, its own address and the peer's.
-type End = (u64, SocketAddr, SocketAddr);
-
-#[derive(Default)]
-pub struct Offers {
-    by_end: HashMap<End, (ConnId, u64)>,
-    number: HashMap<ConnId, usize>,
-}
-
-impl Offers {
-    fn add(&mut self, end: End, by: ConnId, name: u64) {
-        if self.number.get(&by).is_some_and(|n| *n >= PER_CLIENT) {
-            // They are not taken back when a connection ends.
-            self.leave(by);
-        }
-        if let Some((before, _)) = self.by_end.insert(end, (by, name)) {
-            self.less(before);
-        }
-        *self.number.entry(by).or_default() += 1;
-    }
-    fn less(&mut self, by: ConnId) {
-        if let Some(n) = self.number.get_mut(&by) {
-            *n -= 1;
-            if *n == 0 {
-                self.number.remove(&by);
-            }
-        }
-    }
-    fn take(&mut self, end: &End) -> Option<(ConnId, u64)> {
-        let found = self.by_end.remove(end)?;
-        self.less(found.0);
-        Some(found)
-    }
-    /// A process is gone.
-    pub fn leave(&mut self, id: ConnId) {
-        if self.number.remove(&id).is_some() {
-            self.by_end.retain(|_, (by, _)| *by != id);
-        }
-    }
-}
 
 fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
     descriptor::tcp(fd, true)?;
@@ -68,18 +26,18 @@ fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
     Ok((descriptor::netns_cookie(fd)?, canonical(own), canonical(peer)))
 }
 
-impl Monitor {
+impl Shm {
     pub fn offer_upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let end = end_of(fd.ok_or(Errno::BADF)?.as_fd())?;
         self.offers.add(end, id, msg.id);
         Ok((reply(msg), None))
     }
 
-    pub fn upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn upgrade(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
         let (netns, own, peer) = end_of(fd.ok_or(Errno::BADF)?.as_fd())?;
-        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
-        let ch = self.party(id, channel)?;
+        let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
+        let ch = self.party(ctx, id, channel)?;
         if !ch.is_party(CLIENT, family) || msg.arg0 >= SLOTS as u64 {
             return Err(Errno::INVAL);
         }
@@ -93,7 +51,7 @@ impl Monitor {
             // Nobody is there to answer while it asks.
             return Err(Errno::XDEV);
         }
-        let other_family = self.clients.get(other).ok_or(Errno::NOENT)?.family;
+        let other_family = ctx.clients.get(other).ok_or(Errno::NOENT)?.family;
         if !ch.is_party(SERVER, other_family) {
             return Err(Errno::NOENT);
         }
@@ -102,7 +60,7 @@ impl Monitor {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),
         };
-        self.may_pair(self.known_as(id)?, other, &Destination { ip, port: peer.port(), netns: None })
+        ctx.may_pair(ctx.known_as(id)?, other, &Destination { ip, port: peer.port(), netns: None })
             .map_err(|_| Errno::XDEV)?;
         let out = Msg {
             id: msg.id,
@@ -117,7 +75,7 @@ impl Monitor {
         }
         self.offers.take(&there);
         tracing::debug!(channel, slot = msg.arg0, from = id, to = other, "a kernel connection goes over");
-        self.clients.send(other, Outgoing { msg: out, fd, unasked: true }, &self.arenas);
+        ctx.clients.send(other, Outgoing { msg: out, fd, unasked: true });
         Ok((reply(msg), None))
     }
 }
@@ -138,23 +96,5 @@ mod tests {
             assert_eq!((n1, own1, peer1), (n2, peer2, own2));
             assert!(end_of(l.as_fd()).is_err());
         }
-    }
-
-    #[test]
-    fn offers_go_with_their_process_and_are_bounded() {
-        let at = |port: u16| (1, SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 1], 9)));
-        let mut o = Offers::default();
-        o.add(at(1), 7, 70);
-        o.add(at(2), 8, 80);
-        o.add(at(1), 7, 71);
-        assert_eq!(o.take(&at(1)), Some((7, 71)));
-        assert_eq!(o.take(&at(1)), None);
-        assert!(!o.number.contains_key(&7));
-        o.leave(8);
-        assert!(o.by_end.is_empty() && o.number.is_empty());
-        for port in 0..3 * PER_CLIENT as u16 {
-            o.add(at(port), 7, 1);
-        }
-        assert!(o.by_end.len() <= PER_CLIENT);
     }
 }

@@ -8,13 +8,16 @@
 //!
 //! While nothing comes in a channel it is not looked at: its client says when that is over.
 
-use crate::channels::ChannelMem;
-use crate::distrust::is_nonsense;
+use crate::context::Context;
+use crate::knobs::Knobs;
+use crate::shm::channels::{ChannelMem, Channels};
+use crate::shm::distrust::is_nonsense;
+use crate::shm::listeners::Listeners;
+use crate::shm::wake::wake_stealers;
+use crate::steer::front::Front;
 use crate::steer::Spare;
-use crate::wake::wake_stealers;
-use crate::{ChannelId, ConnId, ListenerId, Monitor};
+use crate::{ChannelId, ListenerId};
 use fsocket_abi::channel::WORKERS;
-use fsocket_proto::Msg;
 use fsocket_sync::{atomic::Ordering, idle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -85,35 +88,33 @@ fn avoid(was: u64, cpus: &[(usize, Option<u32>)], spare: &Spare) -> u64 {
     }
 }
 
-impl Monitor {
-    /// [`fsocket_proto::kind::ARRIVES`].
-    pub(crate) fn arrives_in(&mut self, id: ConnId, msg: &Msg) {
-        let channel = ChannelId::try_from(msg.id).unwrap_or_default();
-        if self.channels.get(channel).is_some_and(|ch| ch.client == id) {
-            self.arrives(channel);
-        }
-    }
-
+impl Dispatch {
     /// Connections may come in a channel.
-    pub(crate) fn arrives(&mut self, channel: ChannelId) {
-        if self.config.balance.off {
+    pub fn arrives(&mut self, channel: ChannelId, knobs: &Knobs) {
+        if knobs.off {
             return;
         }
-        self.dispatch.awake.entry(channel).or_default();
-        let at = Instant::now() + self.config.balance.interval;
-        self.dispatch.next.get_or_insert(at);
+        self.awake.entry(channel).or_default();
+        let at = Instant::now() + knobs.interval;
+        self.next.get_or_insert(at);
     }
 
-    /// Looks at the channels if it is time.
-    pub(crate) fn dispatch_if_due(&mut self) {
+    /// Looks at the channels if it is time. Those whose protocol is broken.
+    pub fn look_if_due(
+        &mut self,
+        ctx: &Context,
+        channels: &Channels,
+        listeners: &Listeners,
+        steers: &mut Front,
+    ) -> Vec<ChannelId> {
         let now = Instant::now();
-        if self.dispatch.next.is_none_or(|at| at > now) {
-            return;
+        if self.next.is_none_or(|at| at > now) {
+            return Vec::new();
         }
-        let mut awake = std::mem::take(&mut self.dispatch.awake);
+        let mut awake = std::mem::take(&mut self.awake);
         let mut broken = Vec::new();
         awake.retain(|id, Awake { seen: before, stuck }| {
-            let Some(ch) = self.channels.get(*id).filter(|ch| !ch.client_gone && !ch.listener_gone) else {
+            let Some(ch) = channels.get(*id).filter(|ch| !ch.client_gone && !ch.listener_gone) else {
                 return false;
             };
             if ch.mem.touched_queues().any(|q| is_nonsense(&ch.mem, q)) {
@@ -127,7 +128,7 @@ impl Monitor {
                 true => {
                     *stuck = stuck.saturating_add(1);
                     if stuck.is_power_of_two() {
-                        wake_stealers(ch, &self.clients);
+                        wake_stealers(ch, &ctx.clients);
                     }
                 }
                 false => *stuck = 0,
@@ -140,37 +141,42 @@ impl Monitor {
             }
             !(quiet && idle::park(ch.mem.idle(), || Seen::now(&ch.mem) != *before))
         });
-        for id in broken {
-            self.end_broken(id, None);
-        }
-        let listeners: BTreeSet<ListenerId> =
-            awake.keys().filter_map(|id| self.channels.get(*id)).map(|ch| ch.listener).collect();
-        self.dispatch.avoid.retain(|id, _| listeners.contains(id));
-        for id in listeners {
-            let mask = self.whom_to_avoid(id, now);
-            self.dispatch.avoid.insert(id, mask);
+        let active: BTreeSet<ListenerId> =
+            awake.keys().filter_map(|id| channels.get(*id)).map(|ch| ch.listener).collect();
+        self.avoid.retain(|id, _| active.contains(id));
+        for id in active {
+            let mask = self.whom_to_avoid(id, now, ctx, listeners, steers);
+            self.avoid.insert(id, mask);
         }
         for id in awake.keys() {
-            if let Some(ch) = self.channels.get(*id) {
-                ch.mem.set_avoid(self.dispatch.avoid.get(&ch.listener).copied().unwrap_or(0));
+            if let Some(ch) = channels.get(*id) {
+                ch.mem.set_avoid(self.avoid.get(&ch.listener).copied().unwrap_or(0));
             }
         }
-        self.dispatch.next = (!awake.is_empty()).then(|| now + self.config.balance.interval);
-        self.dispatch.awake = awake;
+        self.next = (!awake.is_empty()).then(|| now + ctx.config.balance.interval);
+        self.awake = awake;
+        broken
     }
 
-    fn whom_to_avoid(&mut self, listener: ListenerId, now: Instant) -> u64 {
-        let Some(l) = self.listeners.get(listener) else { return 0 };
+    fn whom_to_avoid(
+        &mut self,
+        listener: ListenerId,
+        now: Instant,
+        ctx: &Context,
+        listeners: &Listeners,
+        steers: &mut Front,
+    ) -> u64 {
+        let Some(l) = listeners.get(listener) else { return 0 };
         let workers = l.workers.iter().enumerate().take(WORKERS).filter_map(|(w, conn)| {
-            let pid = self.clients.get((*conn)?)?.pid;
+            let pid = ctx.clients.get((*conn)?)?.pid;
             Some((w, pinned(pid)))
         });
         let cpus: Vec<(usize, Option<u32>)> = workers.collect();
         if cpus.len() < 2 || cpus.iter().all(|(_, cpu)| cpu.is_none()) {
             return 0;
         }
-        let was = self.dispatch.avoid.get(&listener).copied().unwrap_or(0);
-        let mask = avoid(was, &cpus, self.steers.spare(now));
+        let was = self.avoid.get(&listener).copied().unwrap_or(0);
+        let mask = avoid(was, &cpus, steers.spare(now));
         if mask != was {
             tracing::debug!(listener, "workers {mask:#x} are on CPUs without time");
         }

@@ -1,8 +1,8 @@
 //! Channels: the shared memory between a client process and a listener group.
 
-use crate::pipes::Pipes;
-use crate::shm::{memfd, Mapping};
-use crate::switched::Switched;
+use crate::memory::{memfd, Mapping};
+use crate::shm::pipes::Pipes;
+use crate::shm::switched::Switched;
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::channel::{
     ring_off, slot_state, status, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, MAGIC, RING_CAP, RING_OFF,

@@ -7,12 +7,14 @@
 //! (send what it has not read yet, end a direction) the monitor does for it. See ADR 33.
 
 use crate::address::{destination, is_loopback, is_v4};
-use crate::channels::Channel;
+use crate::answer::{reply, Answer};
+use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::maker::{self, End, Order};
-use crate::requests::{reply, Answer};
-use crate::switched::{reset_on_close, Named, Switched};
-use crate::{ChannelId, ConnId, Monitor};
+use crate::shm::channels::Channel;
+use crate::shm::state::Shm;
+use crate::shm::switched::{reset_on_close, Named, Switched};
+use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER};
 use fsocket_proto::switch::act;
@@ -28,10 +30,10 @@ use std::net::Ipv4Addr;
 /// Bytes moved per step.
 const STEP: usize = 16 * 1024;
 
-impl Monitor {
+impl Shm {
     /// The channel, if the requester is on a side of it.
-    pub(crate) fn party(&self, id: ConnId, channel: ChannelId) -> Result<&Channel, Errno> {
-        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
+    pub fn party(&self, ctx: &Context, id: ConnId, channel: ChannelId) -> Result<&Channel, Errno> {
+        let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let ch = self.channels.get(channel).ok_or(Errno::NOENT)?;
         if !ch.is_party(CLIENT, family) && !ch.is_party(SERVER, family) {
             return Err(Errno::NOENT);
@@ -40,8 +42,8 @@ impl Monitor {
     }
 
     /// The channel, if the requester is on the side of it that the message names.
-    fn own_side(&self, id: ConnId, named: &Named) -> Result<&Channel, Errno> {
-        let family = self.clients.get(id).ok_or(Errno::BADF)?.family;
+    fn own_side(&self, ctx: &Context, id: ConnId, named: &Named) -> Result<&Channel, Errno> {
+        let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let ch = self.channels.get(named.channel).ok_or(Errno::NOENT)?;
         if !ch.is_party(named.side, family) {
             return Err(Errno::NOENT);
@@ -49,9 +51,9 @@ impl Monitor {
         Ok(ch)
     }
 
-    pub fn switch(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn switch(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let named = Named::parse(msg)?;
-        let ch = self.own_side(id, &named)?;
+        let ch = self.own_side(ctx, id, &named)?;
         let slot = ch.mem.slot(named.slot);
         let in_use = slot.state.load(Ordering::Acquire) != slot_state::FREE
             && slot.generation.load(Ordering::Relaxed) == named.generation;
@@ -64,8 +66,8 @@ impl Monitor {
                 if all.of(&named).is_some() {
                     return Err(Errno::ALREADY);
                 }
-                let order = self.order(ch, &named);
-                let made = self.broker.connection(&order, ch.netns, fd.as_ref().map(Attached::as_fd));
+                let order = self.order(ctx, ch, &named);
+                let made = ctx.broker.connection(&order, ch.netns, fd.as_ref().map(Attached::as_fd));
                 let ends = made.inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
                 all.keep(&named, ends.map(Some), true);
                 tracing::debug!(channel = named.channel, slot = named.slot, "switched to the kernel");
@@ -102,7 +104,7 @@ impl Monitor {
                 Ok((reply(msg), None))
             }
             switch::DIAL if named.side == SERVER => {
-                self.dial(ch, &named, &mut all, fd.as_ref())?;
+                self.dial(ctx, ch, &named, &mut all, fd.as_ref())?;
                 Ok((reply(msg), None))
             }
             _ => Err(Errno::INVAL),
@@ -112,13 +114,13 @@ impl Monitor {
     /// The connection in a slot. What the two sides can write there decides only which of this host's
     /// own addresses it has, and none of it is believed that gives a right: the client's port is one
     /// that was leased to it.
-    fn order(&self, ch: &Channel, named: &Named) -> Order {
+    fn order(&self, ctx: &Context, ch: &Channel, named: &Named) -> Order {
         let control = ch.mem.slot(named.slot);
         let claimed = destination(std::array::from_fn(|i| control.dst[i].load(Ordering::Relaxed)));
         let any = ch.addr.ip == crate::address::V4_ANY || ch.addr.ip == crate::address::V6_ANY;
         let dst = if any { claimed } else { ch.addr.ip };
         let port = control.client_port.load(Ordering::Relaxed);
-        let here = is_loopback(&dst) || (ch.netns == self.netns && self.locals.contains(&dst));
+        let here = is_loopback(&dst) || (ch.netns == ctx.netns && ctx.locals.contains(&dst));
         let src = if is_v4(&dst) && is_loopback(&dst) { Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets() } else { dst };
         let v6 = |family: u16| i32::from(family) == libc::AF_INET6;
         Order {
@@ -129,7 +131,14 @@ impl Monitor {
         }
     }
 
-    fn dial(&self, ch: &Channel, named: &Named, all: &mut Switched, fd: Option<&Attached>) -> Result<(), Errno> {
+    fn dial(
+        &self,
+        ctx: &Context,
+        ch: &Channel,
+        named: &Named,
+        all: &mut Switched,
+        fd: Option<&Attached>,
+    ) -> Result<(), Errno> {
         if all.of(named).is_some() {
             return Err(Errno::ALREADY);
         }
@@ -139,8 +148,8 @@ impl Monitor {
             if ch.listener_gone {
                 return Err(Errno::NOENT);
             }
-            let order = self.order(ch, named);
-            let begun = self
+            let order = self.order(ctx, ch, named);
+            let begun = ctx
                 .broker
                 .dial(&order, ch.netns, fd.map(Attached::as_fd))
                 .inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
@@ -161,9 +170,9 @@ impl Monitor {
         }
     }
 
-    pub fn claim(&mut self, id: ConnId, msg: &Msg) -> Answer {
+    pub fn claim(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
         let named = Named::parse(msg)?;
-        let ch = self.own_side(id, &named)?;
+        let ch = self.own_side(ctx, id, &named)?;
         let all = ch.switched.borrow();
         let ends = all.of(&named).ok_or(Errno::NOENT)?;
         if !ends.ready {
@@ -173,12 +182,12 @@ impl Monitor {
         Ok((reply(msg), Some(end)))
     }
 
-    pub fn release(&mut self, id: ConnId, msg: &Msg) {
+    pub fn release(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
         if let Ok(named) = Named::parse(msg) {
-            if let Ok(ch) = self.party(id, named.channel) {
+            if let Ok(ch) = self.party(ctx, id, named.channel) {
                 ch.switched.borrow_mut().release(named.slot, named.side, named.generation, false);
             }
-            self.sweep();
+            self.sweep(ctx);
         }
     }
 }

@@ -3,64 +3,63 @@
 //! What a process leaves behind when it dies is closed as the kernel would
 //! close its sockets.
 
-use crate::arenas::{Arena, ArenaMem, Totals};
-use crate::channels::Channel;
-use crate::clients::Outgoing;
-use crate::wake::{
+use crate::arenas::{Arena, ArenaMem};
+use crate::clients::{Client, Outgoing};
+use crate::context::Context;
+use crate::shm::channels::Channel;
+use crate::shm::distrust::Whom;
+use crate::shm::state::Shm;
+use crate::shm::wake::{
     close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers,
 };
-use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId, Monitor};
+use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
 use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::token::in_critical_section;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
-impl Monitor {
-    /// A process is gone (or is treated as if): everything it held goes.
-    pub fn end_process(&mut self, id: ConnId) {
-        let Some(client) = self.clients.remove(id) else { return };
-        self.policy.leave(id);
-        if client.is_process() {
-            tracing::debug!(process = id, pid = client.pid, "end");
+impl Shm {
+    /// A process is gone (or is treated as if): what it had open over shared memory is closed.
+    pub fn leave_sockets(&mut self, ctx: &mut Context, id: ConnId, client: &Client) {
+        for mem in ctx.arenas.used_by(id) {
+            self.leave_socks(ctx, &mem, client.nonce, client.family);
         }
-        for mem in self.arenas.used_by(id) {
-            self.leave_socks(&mem, client.nonce, client.family);
+        for arena in ctx.arenas.leave(id) {
+            self.end_arena(ctx, &arena);
         }
-        for arena in self.arenas.leave(id) {
-            self.end_arena(&arena);
-        }
-        self.fold_after(id, client.uid);
+        self.fold_after(ctx, id, client.uid);
         for ch in self.channels.iter() {
             for side in [CLIENT, SERVER] {
                 if ch.is_party(side, client.family) {
                     let own = |key: u64| key & !KEY_WAKER == client.nonce & !KEY_WAKER;
-                    free_waiters(ch, side, |key| {
-                        own(key) && self.clients.by_key(key, |f| f == client.family).is_none()
-                    });
+                    free_waiters(ch, side, |key| own(key) && ctx.clients.by_key(key, |f| f == client.family).is_none());
                 }
             }
         }
         for ch in self.channels.iter_mut() {
             ch.known_to.remove(&id);
             for sleeper in ch.pipes.leave(id) {
-                if let Some(c) = self.clients.get_mut(sleeper) {
+                if let Some(c) = ctx.clients.get_mut(sleeper) {
                     c.pipes_unready -= 1;
                 }
             }
         }
         self.offers.leave(id);
-        self.leave_zones(id);
+    }
+
+    /// And its listeners and channels end, unless others have them.
+    pub fn leave_listeners(&mut self, ctx: &mut Context, id: ConnId, client: Client) {
         let number = |l: &ListenerId| Some((*l, self.listeners.get(*l)?.number_of(id)?));
         let numbers: Vec<_> = client.works.iter().filter_map(number).collect();
         for listener in client.works {
-            self.stop_working(id, listener);
+            self.stop_working(ctx, id, listener);
         }
-        self.take_places(id, &numbers);
+        self.take_places(ctx, id, &numbers);
         for listener in client.holds {
-            self.drop_holder(id, listener);
+            self.drop_holder(ctx, id, listener);
         }
         for ch in self.channels.iter_mut().filter(|ch| ch.client == id) {
             ch.client_ended = true;
@@ -74,13 +73,28 @@ impl Monitor {
             }
             None => true,
         });
-        self.return_ports(client.family, leases.into_iter().map(|(_, first)| first).collect());
-        self.sweep();
+        self.return_ports(ctx, client.family, leases.into_iter().map(|(_, first)| first).collect());
+        self.sweep(ctx);
+    }
+
+    pub fn look_again_if_due(&mut self, ctx: &mut Context) {
+        match self.look_again {
+            Some((at, waited)) if at <= Instant::now() => {
+                self.look_again = None;
+                self.sweep(ctx);
+                // Seldom and seldomer: what nobody takes may lie there for ever.
+                if let Some((_, wait)) = &mut self.look_again {
+                    *wait = (waited * 2).min(Duration::from_secs(60));
+                    self.look_again = Some((Instant::now() + *wait, *wait));
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Takes a process out of the sockets of an arena; those that nobody holds
     /// any more are closed.
-    fn leave_socks(&self, mem: &ArenaMem, nonce: u64, family: FamilyId) {
+    fn leave_socks(&self, ctx: &Context, mem: &ArenaMem, nonce: u64, family: FamilyId) {
         if nonce == 0 {
             return;
         }
@@ -90,9 +104,9 @@ impl Monitor {
             let held = sock.holders.iter().fold(false, |held, h| out(h) | held);
             let empty = sock.holders.iter().all(|h| h.load(Ordering::Acquire) == 0);
             if held && empty && sock.extra_holders.load(Ordering::Acquire) == 0 {
-                self.close_sock(sock, mem, family);
+                self.close_sock(ctx, sock, mem, family);
             } else if held && died_inside(sock, nonce) {
-                self.break_token(sock, nonce, mem, family);
+                self.break_token(ctx, sock, nonce, mem, family);
             }
         }
     }
@@ -100,14 +114,14 @@ impl Monitor {
     /// A process died in the middle of an operation on a socket that processes of the fork group
     /// use, too. Nobody can say how far it came, so the connection is reset; and
     /// nobody waits for the dead.
-    fn break_token(&self, sock: &Sock, nonce: u64, mem: &ArenaMem, family: FamilyId) {
+    fn break_token(&self, ctx: &Context, sock: &Sock, nonce: u64, mem: &ArenaMem, family: FamilyId) {
         let side = sock.side.load(Ordering::Relaxed) as usize;
         let slot = sock.slot.load(Ordering::Relaxed) as usize;
         let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
         sock.flags.fetch_or(flag::POISONED, Ordering::AcqRel);
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
-            close_side(ch, slot, side, status::RST, &self.clients);
-            wake_side(ch, slot, side, &self.clients);
+            close_side(ch, slot, side, status::RST, &ctx.clients);
+            wake_side(ch, slot, side, &ctx.clients);
             mem.count(Counter::ResetShm, 1);
         }
         for half in [&sock.tx, &sock.rx] {
@@ -122,7 +136,7 @@ impl Monitor {
     }
 
     /// Closes one socket in the name of its family.
-    fn close_sock(&self, sock: &Sock, mem: &ArenaMem, family: FamilyId) {
+    fn close_sock(&self, ctx: &Context, sock: &Sock, mem: &ArenaMem, family: FamilyId) {
         let side = sock.side.load(Ordering::Relaxed) as usize;
         let slot = sock.slot.load(Ordering::Relaxed) as usize;
         let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
@@ -132,7 +146,7 @@ impl Monitor {
             let rx = |word: &AtomicU64| word.load(Ordering::Acquire);
             let unread = has_unread(&ch.mem, slot, side, rx(&sock.rx.pos), rx(&sock.rx.base), rx(&sock.rx.limit));
             let bits = closing_bits(ch, slot, side, sock, unread);
-            close_side(ch, slot, side, bits, &self.clients);
+            close_side(ch, slot, side, bits, &ctx.clients);
             mem.count(Counter::CloseShm, 1);
             mem.count(Counter::ResetShm, u64::from(bits & status::RST != 0));
         }
@@ -143,9 +157,9 @@ impl Monitor {
 
     /// Nobody has this arena any more: whatever is still open in it is closed,
     /// whoever is counted as its holder.
-    fn end_arena(&mut self, arena: &Arena) {
+    fn end_arena(&mut self, ctx: &mut Context, arena: &Arena) {
         // Its process may have written anything into each of 65,536 sockets: once for all of them.
-        let named: HashSet<[u32; 3]> = self.arenas.iter().flat_map(|a| a.mem.open_socks()).map(end_of).collect();
+        let named: HashSet<[u32; 3]> = ctx.arenas.iter().flat_map(|a| a.mem.open_socks()).map(end_of).collect();
         for sock in arena.mem.open_socks() {
             let held = sock.holders.iter().any(|h| h.load(Ordering::Acquire) != 0)
                 || sock.extra_holders.load(Ordering::Acquire) != 0;
@@ -153,23 +167,21 @@ impl Monitor {
             // while filling it in. In the second case it still names the slot
             // of its previous life, which may be somebody else's now.
             if held || !named.contains(&end_of(sock)) {
-                self.close_sock(sock, &arena.mem, arena.family);
+                self.close_sock(ctx, sock, &arena.mem, arena.family);
             }
         }
-        arena.mem.fold(totals_of(&mut self.totals, arena.uid));
-        arena.mem.fold_zones(self.zones.totals(arena.uid));
+        ctx.ended.fold(&arena.mem, arena.uid);
     }
 
     /// The creator of an arena that lives on has ended: its counters are no
     /// longer shown under its name.
-    fn fold_after(&mut self, id: ConnId, uid: u32) {
-        if let Some(mem) = self.arenas.of(id).map(|a| a.mem.clone()) {
-            mem.fold(totals_of(&mut self.totals, uid));
-            mem.fold_zones(self.zones.totals(uid));
+    fn fold_after(&mut self, ctx: &mut Context, id: ConnId, uid: u32) {
+        if let Some(mem) = ctx.arenas.of(id).map(|a| a.mem.clone()) {
+            ctx.ended.fold(&mem, uid);
         }
     }
 
-    fn stop_working(&mut self, id: ConnId, listener: ListenerId) {
+    fn stop_working(&mut self, ctx: &mut Context, id: ConnId, listener: ListenerId) {
         let Some(l) = self.listeners.get_mut(listener) else { return };
         let number = l.leave(id);
         let mask = l.worker_mask();
@@ -178,46 +190,48 @@ impl Monitor {
             ch.mem.set_workers(mask);
             // Its queue is left for the others to steal from.
             if number.is_some_and(|n| ch.mem.queued(1 + n) > 0) {
-                wake_stealers(ch, &self.clients);
+                wake_stealers(ch, &ctx.clients);
             }
         }
     }
 
     /// A process is done with a listener; with `all` nobody listens any more
     /// (shutdown, which concerns the socket that processes of the fork group share).
-    pub fn unlisten(&mut self, id: ConnId, listener: ListenerId, all: bool) {
-        let Some(client) = self.clients.get_mut(id) else { return };
+    pub fn unlisten(&mut self, ctx: &mut Context, id: ConnId, listener: ListenerId, all: bool) {
+        let Some(client) = ctx.clients.get_mut(id) else { return };
         if !client.holds.remove(&listener) {
             return;
         }
         if client.works.remove(&listener) {
-            self.stop_working(id, listener);
+            self.stop_working(ctx, id, listener);
         }
         match all {
-            true => self.end_listener(listener),
-            false => self.drop_holder(id, listener),
+            true => self.end_listener(ctx, listener),
+            false => self.drop_holder(ctx, id, listener),
         }
-        self.sweep();
+        self.sweep(ctx);
     }
 
-    fn drop_holder(&mut self, id: ConnId, listener: ListenerId) {
+    fn drop_holder(&mut self, ctx: &mut Context, id: ConnId, listener: ListenerId) {
         let Some(l) = self.listeners.get_mut(listener) else { return };
         l.holders.remove(&id);
         if l.holders.is_empty() {
-            self.end_listener(listener);
+            self.end_listener(ctx, listener);
         }
     }
 
     /// The end of a listener: connections that nobody accepted are reset, those
     /// that somebody has go on.
-    pub fn end_listener(&mut self, listener: ListenerId) {
+    pub fn end_listener(&mut self, ctx: &mut Context, listener: ListenerId) {
         let Some(l) = self.listeners.remove(listener) else { return };
         tracing::info!(listener, addr = crate::address::show(&l.info.addr), "listener ended");
         self.registry.remove(listener);
-        self.forget_place(l.info.netns);
-        self.steer_also(&crate::steer::Also::Refresh);
+        if !self.listeners.iter().any(|other| other.info.netns == l.info.netns) {
+            self.closings.forget(l.info.netns);
+        }
+        self.listeners_changed = true;
         for id in l.holders {
-            if let Some(client) = self.clients.get_mut(id) {
+            if let Some(client) = ctx.clients.get_mut(id) {
                 client.holds.remove(&listener);
                 client.works.remove(&listener);
             }
@@ -227,47 +241,53 @@ impl Monitor {
             ch.listener_gone = true;
             let (client_family, families) = (ch.client_family, ch.server_families.clone());
             if let Some(ch) = self.channels.get(channel) {
-                end_listening(ch, &self.clients);
+                end_listening(ch, &ctx.clients);
             }
-            self.tell_gone(channel, families.into_iter().chain([client_family]), false);
+            self.tell_gone(ctx, channel, families.into_iter().chain([client_family]), false);
         }
     }
 
-    pub(crate) fn tell_gone(&mut self, channel: ChannelId, families: impl IntoIterator<Item = FamilyId>, broken: bool) {
+    pub fn tell_gone(
+        &mut self,
+        ctx: &mut Context,
+        channel: ChannelId,
+        families: impl IntoIterator<Item = FamilyId>,
+        broken: bool,
+    ) {
         let families: BTreeSet<FamilyId> = families.into_iter().collect();
         let known_to = self.channels.get(channel).map(|ch| ch.known_to.clone()).unwrap_or_default();
         for member in known_to {
-            if self.clients.get(member).is_some_and(|c| families.contains(&c.family)) {
+            if ctx.clients.get(member).is_some_and(|c| families.contains(&c.family)) {
                 let msg = Msg { id: u64::from(channel), arg0: broken.into(), ..Msg::new(kind::CHANNEL_GONE) };
-                self.clients.send(member, Outgoing { msg, fd: None, unasked: true }, &self.arenas);
+                ctx.clients.send(member, Outgoing { msg, fd: None, unasked: true });
             }
         }
     }
 
     /// Channels: looks which have lost a side for good.
-    pub fn sweep(&mut self) {
+    pub fn sweep(&mut self, ctx: &mut Context) {
         let candidates: Vec<ChannelId> =
             self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone).map(|ch| ch.id).collect();
         let crowded = self.channels.iter().filter(|ch| ch.client_gone).count() > limits::LINGERING_CHANNELS;
         for id in candidates {
-            self.sweep_one(id, crowded);
+            self.sweep_one(ctx, id, crowded);
         }
     }
 
-    fn sweep_one(&mut self, id: ChannelId, crowded: bool) {
+    fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool) {
         let Some(ch) = self.channels.get(id) else { return };
-        if ch.client_ended && !ch.client_gone && !self.has_socks(id, CLIENT, ch.client_family) {
-            close_all(ch, CLIENT, &self.clients);
+        if ch.client_ended && !ch.client_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family) {
+            close_all(ch, CLIENT, &ctx.clients);
             ch.mem.set_client_gone();
             if let Some(ch) = self.channels.get_mut(id) {
                 ch.client_gone = true;
             }
         }
         let Some(ch) = self.channels.get(id) else { return };
-        let family_lives = |family| self.clients.iter().any(|(_, c)| c.family == family);
+        let family_lives = |family| ctx.clients.iter().any(|(_, c)| c.family == family);
         let servers_gone = ch.listener_gone && !ch.server_families.iter().any(|f| family_lives(*f));
         if servers_gone {
-            close_all(ch, SERVER, &self.clients);
+            close_all(ch, SERVER, &ctx.clients);
         }
         // A client that came, sent and went before anybody accepted is still
         // to be accepted, by workers who may yet have to be told; and a worker
@@ -277,7 +297,7 @@ impl Monitor {
         // for its end yet.
         let done = (ch.client_gone || ch.listener_gone)
             && !ch.switched.borrow().is_waiting()
-            && ((servers_gone && !self.has_socks(id, CLIENT, ch.client_family))
+            && ((servers_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family))
                 || ch.mem.slots_in_use() == 0
                 || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
         if ch.client_gone && !done {
@@ -287,23 +307,23 @@ impl Monitor {
         if done {
             if !ch.listener_gone {
                 let families = ch.server_families.clone();
-                self.tell_gone(id, families, false);
+                self.tell_gone(ctx, id, families, false);
             }
-            self.remove_channel(id);
+            self.remove_channel(ctx, id);
         }
     }
 
     /// A channel that nothing comes through any more.
-    pub(crate) fn remove_channel(&mut self, id: ChannelId) {
+    pub fn remove_channel(&mut self, ctx: &mut Context, id: ChannelId) {
         let Some(ch) = self.channels.remove(id) else { return };
         self.registry.set_owner(ch.bound.into_keys(), 0);
         let mut leases = ch.leases;
-        if let Some(client) = self.clients.get_mut(ch.client) {
+        if let Some(client) = ctx.clients.get_mut(ch.client) {
             leases.extend(client.leases.extract_if(.., |(channel, _)| *channel == id).map(|(_, first)| first));
         }
-        self.return_ports(ch.client_family, leases);
+        self.return_ports(ctx, ch.client_family, leases);
         for sleeper in ch.pipes.unready() {
-            if let Some(c) = self.clients.get_mut(sleeper) {
+            if let Some(c) = ctx.clients.get_mut(sleeper) {
                 c.pipes_unready -= 1;
             }
         }
@@ -314,8 +334,8 @@ impl Monitor {
         tracing::debug!(channel = id, "channel ended");
     }
 
-    fn has_socks(&self, channel: ChannelId, side: usize, family: FamilyId) -> bool {
-        self.arenas
+    fn has_socks(&self, ctx: &Context, channel: ChannelId, side: usize, family: FamilyId) -> bool {
+        ctx.arenas
             .in_family(family)
             .flat_map(|a| a.mem.open_socks())
             .any(|s| s.channel.load(Ordering::Relaxed) == channel && s.side.load(Ordering::Relaxed) as usize == side)
@@ -323,19 +343,19 @@ impl Monitor {
 
     /// Ports of dead clients, of which nothing waits to be accepted: where there are no others. What
     /// they have left open at a server is under way with the port it was accepted with.
-    pub(crate) fn reclaim_ports(&mut self) {
+    pub fn reclaim_ports(&mut self, ctx: &mut Context) {
         let idle = |ch: &&mut Channel| ch.client_ended && !ch.leases.is_empty() && ch.mem.queued_all() == 0;
         let of = |ch: &mut Channel| (ch.client_family, std::mem::take(&mut ch.leases));
         let reclaimed: Vec<_> = self.channels.iter_mut().filter(idle).map(of).collect();
         for (family, leases) in reclaimed {
-            self.return_ports(family, leases);
+            self.return_ports(ctx, family, leases);
         }
     }
 
     /// Ports of a channel or a process that ended are free, unless it or another process of the fork group still has a
     /// connection from one of them; then they wait for the family to end.
-    fn return_ports(&mut self, family: FamilyId, leases: Vec<u16>) {
-        let in_use: BTreeSet<u16> = self
+    fn return_ports(&mut self, ctx: &mut Context, family: FamilyId, leases: Vec<u16>) {
+        let in_use: BTreeSet<u16> = ctx
             .arenas
             .in_family(family)
             .flat_map(|a| a.mem.open_socks())
@@ -343,16 +363,44 @@ impl Monitor {
             .map(|s| s.local_port.load(Ordering::Relaxed))
             .collect();
         let kept = self.family_leases.remove(&family).unwrap_or_default();
-        let alive = self.clients.iter().any(|(_, c)| c.family == family);
+        let alive = ctx.clients.iter().any(|(_, c)| c.family == family);
         for first in leases.into_iter().chain(kept) {
             // Nobody begins a connection from it any more.
-            self.registry.set_owner(first..=first + (crate::ports::BLOCK - 1), 0);
-            if alive && in_use.range(first..=first + (crate::ports::BLOCK - 1)).next().is_some() {
+            self.registry.set_owner(first..=first + (crate::shm::ports::BLOCK - 1), 0);
+            if alive && in_use.range(first..=first + (crate::shm::ports::BLOCK - 1)).next().is_some() {
                 self.family_leases.entry(family).or_default().push(first);
             } else {
                 self.ports.give_back(first);
             }
         }
+    }
+
+    /// [`fsocket_proto::kind::BROKEN`].
+    pub fn broken(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        let Ok(channel) = ChannelId::try_from(msg.id) else { return };
+        let Some(family) = ctx.clients.get(id).map(|c| c.family) else { return };
+        let Some(ch) = self.channels.get(channel) else { return };
+        if ch.is_party(SERVER, family) {
+            self.end_broken(ctx, channel, None);
+        } else if ch.is_party(CLIENT, family) {
+            self.end_broken(ctx, channel, Some(id));
+        }
+    }
+
+    /// Ends a channel with everything in it. `by`: the client that blames the listener's side; else
+    /// the client is to blame.
+    pub fn end_broken(&mut self, ctx: &mut Context, channel: ChannelId, by: Option<ConnId>) {
+        let Some(ch) = self.channels.get(channel) else { return };
+        let (listener, uid, pid) = (ch.listener, ch.client_uid, ch.client_pid);
+        tracing::warn!(channel, listener, uid, pid, by_listener = by.is_some(), "a channel's protocol is broken");
+        ch.mem.set_listener_closed();
+        for side in [CLIENT, SERVER] {
+            close_all(ch, side, &ctx.clients);
+        }
+        let families: Vec<_> = ch.server_families.iter().copied().chain([ch.client_family]).collect();
+        self.distrust.add(listener, by.map_or(Whom::User(uid), Whom::Process));
+        self.tell_gone(ctx, channel, families, true);
+        self.remove_channel(ctx, channel);
     }
 }
 
@@ -372,8 +420,4 @@ fn died_inside(sock: &Sock, nonce: u64) -> bool {
         is_of(nonce, half.shared.load(Ordering::Acquire))
             || in_critical_section(*half) && is_of(nonce, half.owner.load(Ordering::Acquire))
     })
-}
-
-fn totals_of(totals: &mut HashMap<u32, Totals>, uid: u32) -> &mut Totals {
-    totals.entry(uid).or_insert([0; fsocket_abi::arena::COUNTERS.len()])
 }

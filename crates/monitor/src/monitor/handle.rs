@@ -1,0 +1,226 @@
+//! What clients ask for: which part of the monitor does it. Everything in a message is untrusted.
+
+use super::Monitor;
+use crate::answer::{answer_json, reply, Answer, Misbehaved};
+use crate::arenas::ZoneTotals;
+use crate::clients::Outgoing;
+use crate::descriptor::{self, Attached};
+use crate::report::{Sources, Wanted};
+use crate::steer::Also;
+use crate::{limits, ConnId};
+use fsocket_proto::{kind, Msg};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Rounds of reading what a process that was replaced has sent last.
+const REQUESTS: usize = 1024;
+
+impl Monitor {
+    /// Handles one request.
+    pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+        let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
+        if !client.is_process() && !matches!(msg.kind, kind::HELLO | kind::REPORT | kind::STEER) {
+            return Err(Misbehaved("no HELLO"));
+        }
+        let answer = match msg.kind {
+            kind::HELLO => self.shm.hello(&mut self.ctx, id, &msg)?,
+            kind::LISTEN => self.shm.listen(&mut self.ctx, id, &msg, fd),
+            kind::WORKER => self.shm.worker(&mut self.ctx, id, &msg),
+            kind::CONNECT => self.shm.connect(&mut self.ctx, id, &msg, fd),
+            kind::PORTS => self.shm.ports(&mut self.ctx, id, &msg, fd),
+            kind::UNPUBLISH => self.shm.unpublish(&mut self.ctx, id, &msg),
+            kind::OPTIONS => self.shm.mark_options(&mut self.ctx, id, &msg),
+            kind::SWITCH => self.shm.switch(&mut self.ctx, id, &msg, fd),
+            kind::CLAIM => self.shm.claim(&mut self.ctx, id, &msg),
+            kind::UPGRADE => self.shm.upgrade(&mut self.ctx, id, &msg, fd),
+            kind::OFFER => self.shm.offer_upgrade(id, &msg, fd),
+            kind::TRANSFER => self.shm.take(&mut self.ctx, id, &msg, fd),
+            kind::TRANSFERRED => {
+                self.shm.taken(&mut self.ctx, &msg);
+                return Ok(());
+            }
+            kind::RELEASE => {
+                self.shm.release(&mut self.ctx, id, &msg);
+                if msg.seq == 0 {
+                    return Ok(());
+                }
+                Ok((reply(&msg), None))
+            }
+            kind::REPORT => self.send_report(id, &msg),
+            kind::GROUP => self.zones.group(&mut self.ctx, id, &msg, fd),
+            kind::LOCAL => self.zones.local(&mut self.ctx, id, &msg, fd),
+            kind::CLONE => self.zones.clone_listener(&mut self.ctx, id, &msg, fd),
+            kind::BALANCE => self.zones.balance(&mut self.ctx, id, &msg),
+            kind::SHUT => self.zones.shut_group(&mut self.ctx, id, &msg),
+            kind::WAITING => self.zones.waiting(&mut self.ctx, id, &msg),
+            kind::BROKEN => {
+                self.shm.broken(&mut self.ctx, id, &msg);
+                return Ok(());
+            }
+            kind::ARRIVES => {
+                self.shm.arrives_in(&mut self.ctx, id, &msg);
+                return Ok(());
+            }
+            kind::PEER_CLOSED => {
+                self.zones.peer_closed(&mut self.ctx, id, &msg);
+                return Ok(());
+            }
+            kind::SHARE => {
+                let _ = self.zones.share(&mut self.ctx, id, &msg, fd);
+                return Ok(());
+            }
+            kind::LEFT => {
+                self.zones.left(&mut self.ctx, id, &msg);
+                if msg.seq == 0 {
+                    return Ok(());
+                }
+                Ok((reply(&msg), None))
+            }
+            kind::STEER => self.steer_request(id, &msg, fd),
+            kind::KEEP => return self.shm.keep_for_successor(&mut self.ctx, id, &msg),
+            kind::INHERITED_ARENA => self.shm.inherited_arena(&self.ctx, id, &msg),
+            kind::CHANNEL_HANDLE => self.shm.channel_handle(&mut self.ctx, id, &msg),
+            kind::SETTLED => {
+                self.reclaim_predecessors(id);
+                self.shm.settled(&mut self.ctx, id, &msg)
+            }
+            kind::ADOPT => return self.shm.adopt(&mut self.ctx, id, &msg, fd),
+            kind::RENEW => {
+                self.shm.renew(&mut self.ctx, id, fd)?;
+                self.end_process(id);
+                return Ok(());
+            }
+            kind::ARENA => return self.shm.arena(&mut self.ctx, id, fd),
+            kind::UNLISTEN => {
+                let shown = fd.and_then(|fd| descriptor::listening(fd.as_fd()).ok());
+                let listener = shown.map_or(Some(msg.id), |info| self.shm.listeners.by_cookie(info.cookie));
+                if let Some(listener) = listener {
+                    self.shm.unlisten(&mut self.ctx, id, listener, msg.arg0 != 0);
+                }
+                if msg.seq == 0 {
+                    return Ok(());
+                }
+                Ok((reply(&msg), None))
+            }
+            kind::RING => {
+                self.shm.ring(&mut self.ctx, id, &msg);
+                return Ok(());
+            }
+            kind::NEARER => {
+                if self.shm.listeners.has_port(msg.addr.port) {
+                    self.shm.registry.touch();
+                }
+                return Ok(());
+            }
+            kind::WAKER => {
+                self.shm.waker(&mut self.ctx, id, &msg);
+                return Ok(());
+            }
+            kind::WAKER_READY => {
+                self.shm.waker_ready(&mut self.ctx, id, &msg);
+                return Ok(());
+            }
+            _ => return Err(Misbehaved("unknown kind of message")),
+        };
+        self.refresh_steering();
+        let (msg, fd) = answer.unwrap_or_else(|errno| (Msg { result: errno.raw_os_error(), ..reply(&msg) }, None));
+        self.ctx.clients.send(id, Outgoing { msg, fd, unasked: false });
+        Ok(())
+    }
+
+    /// Nothing is done, for lack of a descriptor: the client does without.
+    pub(crate) fn refuse_cut(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
+        tracing::warn!(process = id, kind = msg.kind, "out of descriptors");
+        match msg.kind {
+            // Rights that it has given up it must not keep here.
+            kind::RENEW => return Err(Misbehaved("out of descriptors for its new socket")),
+            _ if msg.seq == 0 => {}
+            _ => {
+                let msg = Msg { result: Errno::MFILE.raw_os_error(), ..reply(msg) };
+                self.ctx.clients.send(id, Outgoing { msg, fd: None, unasked: false });
+            }
+        }
+        Ok(())
+    }
+
+    fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
+        let viewer = self.ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
+        let reset = msg.arg1 == 1;
+        let wanted = Wanted { viewer, is_brief: msg.arg2 == 1 };
+        if let Some((length, fd)) = self.reports.get(wanted).filter(|_| !reset) {
+            return Ok((Msg { arg0: length, ..reply(msg) }, Some(Rc::new(fd))));
+        }
+        let began = Instant::now();
+        let steered =
+            if self.steers.is_empty() { Vec::new() } else { self.ctx.broker.steer_also(&Also::Report).groups };
+        let sources = Sources { ctx: &self.ctx, shm: &self.shm, zones: &self.zones, steered };
+        let report = sources.report(wanted);
+        if reset {
+            let private = self.ctx.config.private;
+            self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
+        }
+        let (answer, fd) = answer_json(msg, &report)?;
+        if let Some(fd) = fd.as_ref() {
+            self.reports.keep(wanted, answer.arg0, fd, began);
+        }
+        Ok((answer, fd))
+    }
+
+    /// Sets the counters of what a user sees to zero: accepts and selections.
+    fn reset_zones(&mut self, sees: &dyn Fn(u32) -> bool) {
+        for arena in self.ctx.arenas.iter().filter(|a| sees(a.uid)) {
+            arena.mem.fold_zones(&mut ZoneTotals::new());
+        }
+        self.ctx.ended.zones.retain(|uid, _| !sees(*uid));
+        self.zones.reset(sees);
+    }
+
+    fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        // Sealed, so that reading it cannot block.
+        let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
+        let length = msg.arg0 as usize;
+        if !seals.contains(rustix::fs::SealFlags::SHRINK) || length > limits::STEER_REQUEST {
+            return Err(Errno::INVAL);
+        }
+        let mut text = vec![0; length];
+        if rustix::io::pread(fd.as_fd(), &mut text, 0)? != length {
+            return Err(Errno::INVAL);
+        }
+        let client = self.ctx.clients.get(id).ok_or(Errno::BADF)?;
+        let done = self.ctx.broker.steer(&text, client.fd.as_fd())?;
+        self.steered(&done);
+        answer_json(msg, &done.answer)
+    }
+
+    /// A process is gone (or is treated as if): everything it held goes.
+    pub(super) fn end_process(&mut self, id: ConnId) {
+        let Some(client) = self.ctx.clients.remove(id) else { return };
+        self.ctx.policy.leave(id);
+        if client.is_process() {
+            tracing::debug!(process = id, pid = client.pid, "end");
+        }
+        self.shm.leave_sockets(&mut self.ctx, id, &client);
+        self.zones.leave_zones(&mut self.ctx, id);
+        self.shm.leave_listeners(&mut self.ctx, id, client);
+        self.refresh_steering();
+    }
+
+    /// What the replaced program had alone is closed before the new one goes on,
+    /// as in the kernel.
+    fn reclaim_predecessors(&mut self, id: ConnId) {
+        for conn in self.shm.predecessors(&self.ctx, id) {
+            for _ in 0..REQUESTS {
+                if !self.serve_one(conn) {
+                    break;
+                }
+            }
+            if self.ctx.clients.doomed.contains(&conn) {
+                self.ctx.clients.doomed.retain(|d| *d != conn);
+                self.end_process(conn);
+            }
+        }
+    }
+}

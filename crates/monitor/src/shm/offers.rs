@@ -1,0 +1,72 @@
+//! Ends of kernel connections that may go over to shared memory.
+
+use crate::ConnId;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+/// Offers of one process that are kept.
+const PER_CLIENT: usize = 1024;
+
+/// One end: network namespace, its own address and the peer's.
+pub type End = (u64, SocketAddr, SocketAddr);
+
+#[derive(Default)]
+pub struct Offers {
+    pub by_end: HashMap<End, (ConnId, u64)>,
+    number: HashMap<ConnId, usize>,
+}
+
+impl Offers {
+    pub fn add(&mut self, end: End, by: ConnId, name: u64) {
+        if self.number.get(&by).is_some_and(|n| *n >= PER_CLIENT) {
+            // They are not taken back when a connection ends.
+            self.leave(by);
+        }
+        if let Some((before, _)) = self.by_end.insert(end, (by, name)) {
+            self.less(before);
+        }
+        *self.number.entry(by).or_default() += 1;
+    }
+    fn less(&mut self, by: ConnId) {
+        if let Some(n) = self.number.get_mut(&by) {
+            *n -= 1;
+            if *n == 0 {
+                self.number.remove(&by);
+            }
+        }
+    }
+    pub fn take(&mut self, end: &End) -> Option<(ConnId, u64)> {
+        let found = self.by_end.remove(end)?;
+        self.less(found.0);
+        Some(found)
+    }
+    /// A process is gone.
+    pub fn leave(&mut self, id: ConnId) {
+        if self.number.remove(&id).is_some() {
+            self.by_end.retain(|_, (by, _)| *by != id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_go_with_their_process_and_are_bounded() {
+        let at = |port: u16| (1, SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 1], 9)));
+        let mut o = Offers::default();
+        o.add(at(1), 7, 70);
+        o.add(at(2), 8, 80);
+        o.add(at(1), 7, 71);
+        assert_eq!(o.take(&at(1)), Some((7, 71)));
+        assert_eq!(o.take(&at(1)), None);
+        assert!(!o.number.contains_key(&7));
+        o.leave(8);
+        assert!(o.by_end.is_empty() && o.number.is_empty());
+        for port in 0..3 * PER_CLIENT as u16 {
+            o.add(at(port), 7, 1);
+        }
+        assert!(o.by_end.len() <= PER_CLIENT);
+    }
+}

@@ -1,0 +1,49 @@
+//! All that belongs to connections over shared memory.
+
+use crate::shm::channels::Channels;
+use crate::shm::closings::Closings;
+use crate::shm::dispatch::Dispatch;
+use crate::shm::distrust::Distrust;
+use crate::shm::listeners::Listeners;
+use crate::shm::offers::Offers;
+use crate::shm::ports::Ports;
+use crate::shm::registry::Registry;
+use crate::FamilyId;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+pub struct Shm {
+    pub listeners: Listeners,
+    /// Some have come or gone, and steering does not know it yet.
+    pub listeners_changed: bool,
+    pub channels: Channels,
+    pub offers: Offers,
+    pub ports: Ports,
+    pub registry: Registry,
+    pub closings: Closings,
+    pub dispatch: Dispatch,
+    pub distrust: Distrust,
+    /// Port leases of ended processes whose fork group still use them.
+    pub family_leases: HashMap<FamilyId, Vec<u16>>,
+    /// When to look again for channels that wait to be emptied, and how long
+    /// the wait before that was.
+    pub look_again: Option<(Instant, Duration)>,
+}
+
+impl Shm {
+    pub fn new(registry: Registry, ports: Ports, closings: Closings) -> Shm {
+        Shm {
+            listeners: Listeners::default(),
+            listeners_changed: false,
+            channels: Channels::default(),
+            offers: Offers::default(),
+            ports,
+            registry,
+            closings,
+            dispatch: Dispatch::default(),
+            distrust: Distrust::default(),
+            family_leases: HashMap::new(),
+            look_again: None,
+        }
+    }
+}

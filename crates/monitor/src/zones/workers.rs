@@ -1,0 +1,292 @@
+//! What workers say of their local listen sockets.
+
+use super::group::{Group, GroupId, Member};
+use super::own::Own;
+use super::state::Zones;
+use crate::answer::{reply, Answer};
+use crate::broker::clone::listening;
+use crate::clients::Outgoing;
+use crate::context::Context;
+use crate::descriptor::{self, Attached};
+use crate::{ConnId, FamilyId};
+use fsocket_bpf::select::{GLOBAL, PLACES};
+use fsocket_proto::{kind, Msg};
+use fsocket_zones::listener::Shape;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Groups at most, and of one user.
+const GROUPS: usize = 1024;
+const GROUPS_PER_UID: usize = 64;
+/// The CPU that a worker names.
+fn cpu_of(msg: &Msg) -> Result<u32, Errno> {
+    u32::try_from(msg.arg0).ok().filter(|cpu| *cpu < u32::MAX).ok_or(Errno::INVAL)
+}
+
+impl Zones {
+    /// [`kind::GROUP`].
+    pub fn group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        if msg.arg0 == 1 {
+            return self.own_group(ctx, id, msg, &fd);
+        }
+        let (shape, cookie) = listening(fd.as_fd())?;
+        let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
+        let (uid, family) = (client.uid, client.family);
+        let known = self.all.values().find(|g| g.cookie == cookie).map(|g| g.id);
+        let group = match known {
+            Some(group) => group,
+            None => {
+                let netns = descriptor::netns_cookie(fd.as_fd())?;
+                self.new_group(ctx, &fd, &shape, None, netns, uid)?
+            }
+        };
+        let g = self.all.get_mut(&group).ok_or(Errno::NOENT)?;
+        g.holders.insert(id);
+        g.families.insert(family);
+        let program = rustix::io::fcntl_dupfd_cloexec(g.select.program(), 0)?;
+        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
+    }
+
+    pub(super) fn new_group(
+        &mut self,
+        ctx: &mut Context,
+        fd: &Attached,
+        shape: &Shape,
+        own: Option<Own>,
+        netns: u64,
+        uid: u32,
+    ) -> Result<GroupId, Errno> {
+        let of_uid = self.all.values().filter(|g| g.uid == uid).count();
+        if self.all.len() >= GROUPS || (uid != 0 && of_uid >= GROUPS_PER_UID) {
+            return Err(Errno::MFILE);
+        }
+        if self.without.is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let id = self.last_id + 1;
+        let select = match ctx.broker.selector(id, true) {
+            Ok(select) => select,
+            Err(e) => {
+                ctx.broker.forget(id);
+                self.without = Some(e.to_string());
+                return Err(Errno::OPNOTSUPP);
+            }
+        };
+        let mut cookie = 0;
+        if own.is_none() {
+            // Not a member of a kernel group: no local one was made.
+            select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+            cookie = sockopt::socket_cookie(fd.as_fd())?;
+        }
+        self.last_id = id;
+        self.changed = true;
+        let local = rustix::net::getsockname(fd.as_fd())
+            .ok()
+            .and_then(|a| std::net::SocketAddr::try_from(a).ok())
+            .map(|a| a.to_string())
+            .unwrap_or_default();
+        tracing::info!(group = id, addr = local, "zones");
+        let group = Group {
+            id,
+            cookie,
+            own,
+            netns,
+            local,
+            uid,
+            shape: shape.addr().to_vec(),
+            select,
+            members: BTreeMap::new(),
+            holders: BTreeSet::new(),
+            families: BTreeSet::new(),
+            taken_over: false,
+            guests: BTreeSet::new(),
+            balance: None,
+            flows: None,
+            withdrawn: false,
+        };
+        self.all.insert(id, group);
+        Ok(id)
+    }
+
+    /// [`kind::LOCAL`].
+    pub fn local(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        let (shape, cookie) = listening(fd.as_fd())?;
+        let netns = descriptor::netns_cookie(fd.as_fd())?;
+        let g = self.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
+        // Somebody else's listener; a socket that is not of this group would only
+        // waste a place, for the kernel checks that at each selection.
+        if !g.holders.contains(&id) || g.netns != netns || g.shape != shape.addr() {
+            return Err(Errno::NOENT);
+        }
+        let pid = ctx.clients.get(id).map_or(0, |c| c.pid);
+        self.changed = true;
+        let g = self.all.get_mut(&msg.id).ok_or(Errno::NOENT)?;
+        let member = |cpu| Member { conn: id, pid, cookie, cpu, on_trial: msg.arg1 != 0 };
+        let (place, cpu, gone) = if g.own.is_some() {
+            let cpu = if msg.arg0 == u64::MAX { u32::MAX } else { cpu_of(msg)? };
+            g.add_own(member(cpu), &fd)?
+        } else {
+            // One from before this monitor, that has found it.
+            let known = g.members.iter().find(|(_, m)| m.conn == 0 && m.cookie == cookie).map(|(place, _)| *place);
+            let free = || (GLOBAL + 1..PLACES).find(|p| !g.members.contains_key(p)).ok_or(Errno::AGAIN);
+            let place = known.map_or_else(free, Ok)?;
+            if known.is_none() {
+                g.select.put(place, fd.as_fd()).map_err(|_| Errno::INVAL)?;
+            }
+            g.members.insert(place, member(cpu_of(msg)?));
+            g.assign();
+            (place, cpu_of(msg)?, false)
+        };
+        let is_first = g.members.len() == 1;
+        tracing::debug!(group = g.id, process = id, cpu, place, "worker");
+        if is_first || gone {
+            // Others of the fork group sleep on the global socket, where nothing comes
+            // any more: they may join now.
+            self.call(msg.id);
+            self.zones_look(ctx);
+        }
+        Ok((Msg { arg0: u64::from(place), arg1: u64::from(cpu), ..reply(msg) }, None))
+    }
+
+    /// [`kind::LEFT`].
+    pub fn left(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        let Some(g) = self.all.get_mut(&msg.id) else { return };
+        let Ok(place) = u32::try_from(msg.arg0) else { return };
+        if g.members.get(&place).is_some_and(|m| m.conn == id) {
+            g.members.remove(&place);
+            g.select.take_out(place);
+            g.assign();
+            self.changed = true;
+            self.unshare(ctx, msg.id, place, id);
+            self.call(msg.id);
+            self.zones_look(ctx);
+        }
+    }
+
+    /// A process is gone.
+    pub fn leave_zones(&mut self, ctx: &mut Context, id: ConnId) {
+        let mut call = Vec::new();
+        let mut left = Vec::new();
+        for g in self.all.values_mut() {
+            let places: Vec<u32> = g.members.iter().filter(|(_, m)| m.conn == id).map(|(place, _)| *place).collect();
+            for place in &places {
+                g.members.remove(place);
+                g.select.take_out(*place);
+                left.push((g.id, *place));
+            }
+            if !places.is_empty() {
+                g.assign();
+                call.push(g.id);
+            }
+            g.holders.remove(&id);
+            g.guests.remove(&id);
+        }
+        for (group, place) in left {
+            self.unshare(ctx, group, place, id);
+        }
+        // A master that waits for nothing itself has shown nothing, and still holds
+        // the listener for the workers to come. What replaces a group has another
+        // program, and the connections that wait with the old one move nowhere.
+        let living: BTreeSet<FamilyId> = ctx.clients.iter().map(|(_, c)| c.family).collect();
+        let keep = &self.keep;
+        let mut changed = !call.is_empty();
+        self.all.retain(|id, g| {
+            let stays = !g.holders.is_empty() || g.families.iter().any(|f| living.contains(f)) || g.lives_on();
+            if !stays {
+                changed = true;
+                keep.iter().for_each(|k| k.forget(*id));
+            }
+            stays
+        });
+        self.changed |= changed;
+        for group in call {
+            self.call(group);
+        }
+        self.zones_look(ctx);
+    }
+
+    /// Tells the workers of groups that are due.
+    pub fn zones_look(&mut self, ctx: &mut Context) {
+        let now = Instant::now();
+        self.keep_up(now);
+        let settled: Vec<GroupId> =
+            self.all.values_mut().filter_map(|g| g.settle_if_due(now).then_some(g.id)).collect();
+        settled.into_iter().for_each(|group| self.call(group));
+        let (due, later) = std::mem::take(&mut self.due).into_iter().partition(|(at, _)| *at <= now);
+        self.due = later;
+        let due: BTreeSet<GroupId> = due.iter().map(|(_, g): &(Instant, GroupId)| *g).collect();
+        for group in due {
+            let Some(g) = self.all.get(&group) else { continue };
+            // Also those without a local listen socket: they have the global one.
+            let to: Vec<ConnId> =
+                ctx.clients.iter().filter(|(_, c)| g.families.contains(&c.family)).map(|(id, _)| id).collect();
+            for id in to {
+                let msg = Msg { id: group, ..Msg::new(kind::LOOK) };
+                ctx.clients.send(id, Outgoing { msg, fd: None, unasked: true });
+            }
+        }
+    }
+
+    /// [`kind::CLONE`].
+    pub fn clone_listener(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
+        let reservation = match msg.arg0 {
+            0 => false,
+            1 => true,
+            _ => return Err(Errno::INVAL),
+        };
+        let made = ctx.broker.clone_listener(fd.as_fd(), client.fd.as_fd(), reservation)?;
+        Ok((reply(msg), Some(Rc::new(made))))
+    }
+
+    /// [`GROUP`](fsocket_proto::kind::GROUP) of a program's own sockets.
+    pub(super) fn own_group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &Attached) -> Answer {
+        let info = descriptor::listening(fd.as_fd())?;
+        if self.all.values().any(|g| g.cookie == info.cookie) {
+            // Not the program: we have made it share its address, for the program before.
+            return Err(Errno::EXIST);
+        }
+        let owner = rustix::fs::fstat(fd.as_fd())?.st_uid;
+        let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
+        let (uid, family) = (client.uid, client.family);
+        let known = self.all.values().find(|g| g.own.as_ref().is_some_and(|o| o.is_for(&info, owner)));
+        let group = match known.map(|g| g.id) {
+            Some(group) => group,
+            None => {
+                let (shape, _) = listening(fd.as_fd())?;
+                let own = Own::new(info, owner, ctx.broker.diag(fd.as_fd()).ok());
+                self.new_group(ctx, fd, &shape, Some(own), info.netns, uid)?
+            }
+        };
+        let g = self.all.get_mut(&group).ok_or(Errno::NOENT)?;
+        g.holders.insert(id);
+        g.families.insert(family);
+        if let Some(own) = &mut g.own {
+            own.known.insert(info.cookie);
+            if own.diag.is_none() {
+                own.diag = ctx.broker.diag(fd.as_fd()).ok();
+            }
+        }
+        let gone = g.settle();
+        // Strangers may have a selector of their own.
+        if g.own.as_ref().is_some_and(|o| o.mixed && !o.given) {
+            return Ok((Msg { id: group, ..reply(msg) }, None));
+        }
+        if let Some(own) = &mut g.own {
+            own.given = true;
+        }
+        let program = rustix::io::fcntl_dupfd_cloexec(g.select.program(), 0)?;
+        if gone {
+            self.call(group);
+            self.zones_look(ctx);
+        }
+        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
+    }
+}
