@@ -5,7 +5,7 @@ use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, process, stats, table, waker, Outcome};
+use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, registry, socks, stats, table, waker, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
@@ -144,7 +144,7 @@ impl Parts {
         // A number that the kernel gives out again although we think it open
         // was closed below us.
         crate::close::overwritten(fd);
-        match (table::alloc(kind::FRESH), process::alloc_sock()) {
+        match (table::alloc(kind::FRESH), socks::alloc_sock()) {
             (Some(desc), Some(sock)) => {
                 desc.kernel_family.store(family, Ordering::Relaxed);
                 Ok(Parts { fd, desc, sock })
@@ -154,7 +154,7 @@ impl Parts {
                     table::release(d);
                 }
                 if let Some(s) = sock {
-                    process::free_sock(s);
+                    socks::free_sock(s);
                 }
                 let _ = sys::close(fd);
                 Err(Errno::ENOMEM)
@@ -164,7 +164,7 @@ impl Parts {
     fn give_back(self) {
         let _ = pool::recycle(self.fd, self.desc);
         table::release(self.desc);
-        process::free_sock(self.sock);
+        socks::free_sock(self.sock);
     }
 }
 
@@ -196,7 +196,7 @@ pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u
         refuse(c, slot);
         return None;
     };
-    if !ctl::is_leased(port, c.id.load(Ordering::Relaxed)) {
+    if !registry::is_leased(port, c.id.load(Ordering::Relaxed)) {
         c.violated();
         refuse(c, slot);
         return None;

@@ -572,3 +572,13 @@ impl Chan {
 fn legal_block(first: u64) -> bool {
     (1024..=65536 - PORT_BLOCK as u64).contains(&first)
 }
+
+/// In a forked child: the parent hands out its slots; what is open stays usable.
+pub fn become_child() {
+    for c in all() {
+        c.reset_lock_after_fork();
+        if c.my_side() == CLIENT {
+            c.retired.store(true, Ordering::Relaxed);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::path::{self, Path};
 use crate::table::{self, kind, Desc};
-use crate::{asleep, chan, epoll, listen, peers, pool, process, stats, stream, token, unhooked, zone, Outcome};
+use crate::{asleep, chan, epoll, listen, peers, pool, process, socks, stats, stream, token, unhooked, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -120,7 +120,7 @@ fn release_conn(d: &'static Desc) {
     }
     peers::leave(d);
     // The state decides which of two that let go at once ends the connection.
-    let last = process::let_go(s)
+    let last = socks::let_go(s)
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     match last {
         // While we were on our way here another process of the fork group has switched the path, and is through.
@@ -138,7 +138,7 @@ fn release_conn(d: &'static Desc) {
     [tokens.0, tokens.1].into_iter().flatten().for_each(token::give_back);
     if let Some(c) = channel {
         if last {
-            process::free_sock(s);
+            socks::free_sock(s);
         }
         c.retire_slot(slot);
         c.unmap_if_unused();

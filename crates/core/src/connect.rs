@@ -2,7 +2,9 @@
 
 use crate::chan::Chan;
 use crate::table::{kind, Desc};
-use crate::{epoll, listen, name, opts, process, ready, route, slice, stats, table, unhooked, upgrade, user, Outcome};
+use crate::{
+    epoll, listen, name, opts, process, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
+};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
@@ -175,7 +177,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             continue;
         };
         let port = own_port.unwrap_or(port);
-        let Some(sock) = process::alloc_sock() else {
+        let Some(sock) = socks::alloc_sock() else {
             chan.give_back(&mut cl, slot);
             return Err(Counter::FbResource);
         };
@@ -189,7 +191,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
         if !pushed {
             d.kind.store(kind::FRESH, Ordering::Release);
             chan.set_desc(slot, None);
-            process::free_sock(sock);
+            socks::free_sock(sock);
             chan.give_back(&mut cl, slot);
             return Err(Counter::FbFull);
         }
@@ -208,7 +210,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             }
             d.kind.store(kind::FRESH, Ordering::Release);
             chan.set_desc(slot, None);
-            process::free_sock(sock);
+            socks::free_sock(sock);
             chan.retire_slot(slot);
             return Err(Counter::FbNoListener);
         }

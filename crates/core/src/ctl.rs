@@ -1,13 +1,11 @@
 //! The control socket to the monitor.
 
 use crate::lock::Lock;
-use crate::{chan, process, route};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::FUTEX_OWNER_DIED;
-use fsocket_abi::channel::CLIENT;
-use fsocket_proto::registry::{self, Registry};
+use crate::upcalls::upcalls;
+use crate::{arena, process, registry, rights};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use fsocket_proto::registry::Registry;
 use fsocket_proto::{kind, Msg, MSG_SIZE};
-use fsocket_sync::atomic::AtomicU32 as WaitWord;
 use fsocket_sys::{self as sys, Errno, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -16,9 +14,8 @@ static FD: AtomicI32 = AtomicI32::new(-1);
 static LOCK: Lock<u32> = Lock::new(0);
 #[link_section = ".data.fsocket_start"]
 static DEAD: AtomicBool = AtomicBool::new(false);
-static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
-/// Counts of listeners that have ended, by port; see [`kind::CLOSINGS`].
-static CLOSINGS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+/// See [`defer`].
+static DEFERRED: AtomicBool = AtomicBool::new(false);
 static UNWATCHED: AtomicU64 = AtomicU64::new(0);
 #[link_section = ".data.fsocket_start"]
 static PENDING_SEEN: AtomicU32 = AtomicU32::new(0);
@@ -139,7 +136,7 @@ fn find_it(now: u64) {
                 process::disable();
             }
             if adopt_fd(process::high_fd(fd)) && died {
-                crate::zone::watch::another_monitor();
+                (upcalls().monitor_found)();
             }
         }
         Err(_) => {
@@ -160,7 +157,7 @@ pub fn adopt_fd(fd: i32) -> bool {
     m.id = process::nonce();
     m.arg0 = sys::getpid() as u64;
     m.arg1 = fsocket_abi::VERSION as u64;
-    m.arg2 = crate::rights::class();
+    m.arg2 = rights::class();
     if sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
         process::close_own(fd);
         return false;
@@ -238,35 +235,6 @@ pub fn unwatched() -> Option<u64> {
     Some(ns)
 }
 
-/// Sleeps on a futex word for as long as it takes, or up to `limit`, nanoseconds. Also the death of the monitor
-/// ends it, without the monitor: after that nobody would say that the peer has died (ADR 37).
-pub fn sleep_watched(word: &WaitWord, expected: u32, limit: Option<u64>) -> Result<()> {
-    const LOOK_NS: u64 = 2_000_000_000;
-    let alone = || sys::futex_wait(word, expected, limit.map(|ns| ns.min(LOOK_NS)));
-    static NOTICED: AtomicBool = AtomicBool::new(false);
-    let _ = process::arena();
-    let Some(monitor) = process::arena_header().map(|h| &h.monitor).filter(|_| !NOTICED.load(Ordering::Relaxed)) else {
-        return alone();
-    };
-    let has_died = |value: u32| value & FUTEX_OWNER_DIED != 0;
-    let held = monitor.load(Ordering::Acquire);
-    let r = if has_died(held) {
-        Ok(())
-    } else {
-        match sys::futex_wait_either([(word, expected), (monitor, held)], limit) {
-            // An older kernel.
-            Err(Errno::ENOSYS) => alone(),
-            r => r,
-        }
-    };
-    if has_died(monitor.load(Ordering::Acquire)) && !NOTICED.swap(true, Ordering::AcqRel) {
-        died();
-        // The kernel wakes one.
-        sys::futex_wake(monitor, i32::MAX);
-    }
-    r
-}
-
 /// Something happened: look closely again for a while.
 pub fn progress() {
     if dead() || SILENT.load(Ordering::Relaxed) != 0 {
@@ -281,16 +249,11 @@ pub fn detach() {
     LATER.store(false, Ordering::Release);
 }
 
-fn died() {
-    if !DEAD.swap(true, Ordering::AcqRel) {
-        crate::zone::balance::alone();
-        // A worker looks for another one, for its zones; not one that has connections over
-        // shared memory, of which the other one would know nothing.
-        if crate::zone::has_workers() && chan::all().next().is_none() {
-            LATER_AT.store(sys::now_ns().saturating_add(LATER_PAUSE / 4), Ordering::Relaxed);
-            LATER.store(true, Ordering::Release);
-            crate::zone::watch::look_before_sleep();
-        }
+/// It is certain that the monitor has died.
+pub fn died() {
+    if !DEAD.swap(true, Ordering::AcqRel) && (upcalls().monitor_died)() {
+        LATER_AT.store(sys::now_ns().saturating_add(LATER_PAUSE / 4), Ordering::Relaxed);
+        LATER.store(true, Ordering::Release);
     }
 }
 
@@ -348,7 +311,7 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
         if !ready_before(libc::POLLIN, limit) {
             // It will be the monitor's listener for a moment, and this process would not serve it.
             let undone = m.kind != kind::LISTEN || tell(Msg::new(kind::UNLISTEN), attach);
-            if !undone && chan::none() {
+            if !undone && (upcalls().shares_nothing)() {
                 leave();
             }
             return Err(Errno::EIO);
@@ -369,7 +332,7 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
                 SILENT.store(sys::now_ns(), Ordering::Relaxed);
                 // It may name us as a listener later, and this process may never read that: it is
                 // told that we have gone, if that ends nothing else.
-                if m.kind == kind::LISTEN && chan::none() {
+                if m.kind == kind::LISTEN && (upcalls().shares_nothing)() {
                     leave();
                 }
                 return Err(Errno::EIO);
@@ -431,24 +394,15 @@ pub fn tell(m: Msg, attach: Option<i32>) -> bool {
     send(&m, attach).is_ok()
 }
 
-pub fn send_arena(memfd: i32) -> bool {
-    let mut m = Msg::new(kind::ARENA);
-    m.arg0 = fsocket_abi::arena::ARENA_SIZE as u64;
-    tell(m, Some(memfd))
-}
-
 /// Handle what the monitor sent unasked. Cheap when there is nothing: the
 /// monitor counts its messages in our arena.
 pub fn poll() {
-    let Some(h) = process::arena_header() else { return };
+    let Some(h) = arena::header() else { return };
     let now = h.pending.load(Ordering::Acquire);
     if now != PENDING_SEEN.load(Ordering::Relaxed) {
         drain(now);
     }
-    chan::end_broken();
-    crate::upgrade::answer();
-    crate::pidfd_transfer::answer();
-    crate::listen::answer();
+    settle();
 }
 
 #[cold]
@@ -474,9 +428,20 @@ fn drain(pending: u32) {
 /// closed it, or the message came before the count.
 pub fn readable() {
     drain(PENDING_SEEN.load(Ordering::Relaxed));
-    crate::upgrade::answer();
-    crate::pidfd_transfer::answer();
-    crate::listen::answer();
+    settle();
+}
+
+/// Something is left to do that may not be done where it was found: it follows at the next call that looks
+/// at the monitor's messages.
+pub fn defer() {
+    DEFERRED.store(true, Ordering::Release);
+}
+
+#[inline]
+fn settle() {
+    if DEFERRED.load(Ordering::Relaxed) && DEFERRED.swap(false, Ordering::AcqRel) {
+        (upcalls().settle)();
+    }
 }
 
 fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
@@ -496,25 +461,17 @@ fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
     }
 }
 
-fn close_opt(fd: Option<i32>) {
-    if let Some(fd) = fd {
-        let _ = sys::close(fd);
-    }
-}
-
 fn unasked(m: &Msg, got: Option<i32>) {
     match m.kind {
         kind::HELLO if m.result == 0 => {
-            // Another monitor's are not these.
-            CLOSINGS.store(core::ptr::null_mut(), Ordering::Release);
+            registry::forget_closings();
             if let Some(fd) = got {
-                map_registry(fd);
+                registry::map(fd);
             }
         }
         kind::CLOSINGS => {
-            let map = |fd| sys::mmap(fsocket_proto::CLOSINGS_SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0);
-            if let Some(Ok(p)) = got.map(map) {
-                CLOSINGS.store(p.cast(), Ordering::Release);
+            if let Some(fd) = got {
+                registry::map_closings(fd);
             }
         }
         kind::HELLO => {
@@ -526,61 +483,21 @@ fn unasked(m: &Msg, got: Option<i32>) {
         kind::LISTEN if m.result == 0 => {
             tell(Msg { id: m.id, ..Msg::new(kind::UNLISTEN) }, None);
         }
-        // Too late for the connection that asked, but not for the next one.
-        kind::CONNECT if m.result == 0 && chan::by_id(m.id as u32, CLIENT).is_none() => {
-            if let Some(c) = got.and_then(|fd| chan::map(m.id as u32, m.arg0, CLIENT, fd)) {
-                c.first_ports(m.addr.port);
-            }
-        }
-        kind::CHANNEL_SRV => {
-            if let Some(fd) = got {
-                chan::serve(m.id as u32, m.arg0, fd);
-            }
-        }
-        kind::WOKEN => crate::waker::woken(m),
-        kind::WAKER_READ if got.is_some_and(|fd| crate::waker::hear(m, fd)) => return,
-        kind::WAKER_WRITE if got.is_some_and(|fd| chan::pipe(m, fd)) => return,
-        kind::PEER => return got.map_or((), |fd| crate::zone::balance::came(m.id, m.arg0, fd)),
-        kind::PEER_GONE => crate::zone::balance::went(m.id, m.arg0),
-        kind::WAKE_HINT => crate::zone::balance::wake_hint(m.id),
-        kind::LOOK => crate::zone::watch::look(m.id),
-        kind::TRANSFER => crate::pidfd_transfer::asked(m),
-        kind::TRANSFERRED => crate::pidfd_transfer::done(),
-        kind::CHANNEL_GONE => chan::gone(m.id as u32, m.arg0 != 0),
-        kind::OTHER_RIGHTS => crate::listen::wanted_by_others(m.id),
-        kind::UPGRADE_SRV if got.is_some_and(|fd| crate::upgrade::asked(m, fd)) => return,
+        _ if (upcalls().message)(m, got) => return,
         _ => {}
     }
     close_opt(got);
 }
 
-fn map_registry(fd: i32) {
-    if let Ok(p) = sys::mmap(registry::SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
-        REGISTRY.store(p as *mut Registry, Ordering::Release);
+fn close_opt(fd: Option<i32>) {
+    if let Some(fd) = fd {
+        let _ = sys::close(fd);
     }
-}
-
-/// Changes when a socket with that port begins to listen, or stops, however it was closed; always 0 where
-/// nobody can tell.
-pub fn closings(port: u16) -> u32 {
-    let p = CLOSINGS.load(Ordering::Acquire);
-    if p.is_null() {
-        return 0;
-    }
-    // SAFETY: mapped for ever, a word for each port, in `unasked`.
-    unsafe { (*p.add(port as usize)).load(Ordering::Acquire) }
-}
-
-/// The registry, if it has been needed already.
-pub fn mapped_registry() -> Option<&'static Registry> {
-    let p = REGISTRY.load(Ordering::Acquire);
-    // SAFETY: mapped for ever, SIZE bytes, by `map_registry`.
-    (!p.is_null()).then(|| unsafe { &*p })
 }
 
 /// The registry; waits for the monitor's first answer if need be.
 pub fn registry() -> Option<&'static Registry> {
-    if let Some(r) = mapped_registry() {
+    if let Some(r) = registry::mapped() {
         return Some(r);
     }
     if dead() {
@@ -591,7 +508,7 @@ pub fn registry() -> Option<&'static Registry> {
         return None;
     }
     let l = LOCK.lock().ok()?;
-    while REGISTRY.load(Ordering::Acquire).is_null() && !dead() {
+    while registry::mapped().is_none() && !dead() {
         if !ready_before(libc::POLLIN, Some(now + SHORT_PATIENCE)) {
             break;
         }
@@ -605,16 +522,7 @@ pub fn registry() -> Option<&'static Registry> {
         }
     }
     drop(l);
-    mapped_registry()
-}
-
-/// Is a client's port the one of that channel? The monitor says so, in memory that no client can
-/// write. A process that had no room to map it can only tell that the port is not privileged.
-pub fn is_leased(port: u16, channel: u32) -> bool {
-    match mapped_registry() {
-        Some(r) => r.owner[port as usize].load(Ordering::Acquire) == channel,
-        None => port >= 1024,
-    }
+    registry::mapped()
 }
 
 pub fn lock_for_fork() -> bool {
@@ -633,7 +541,6 @@ pub fn become_child(own: Option<i32>) {
     PENDING_SEEN.store(0, Ordering::Relaxed);
     SILENT.store(0, Ordering::Relaxed);
     LOOKING.store(0, Ordering::Relaxed);
-    route::clear();
     PATH.reset_after_fork();
     LATER.store(own.is_none() && (LATER.load(Ordering::Relaxed) || old >= 0), Ordering::Release);
     if let Some(fd) = own {
@@ -674,7 +581,22 @@ pub fn renew() -> bool {
     renewed
 }
 
-/// Our control socket got another number; the old one is the application's.
+/// The descriptor of the control socket, if `fd` is it, is `new` from now on.
 pub fn renumbered(old: i32, new: i32) -> bool {
     FD.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// Announces a process to the monitor: a child, or (`successor`) the program that replaces this one.
+/// Returns its control socket.
+pub fn announce(nonce: u64, successor: bool) -> Option<i32> {
+    let [child, monitor] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).ok()?;
+    // What the child sends before the monitor has read this says already who the child is.
+    let _ = sys::setsockopt(monitor, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
+    let sent = tell(Msg { id: nonce, arg0: successor.into(), ..Msg::new(kind::ADOPT) }, Some(monitor));
+    let _ = sys::close(monitor);
+    if !sent {
+        let _ = sys::close(child);
+        return None;
+    }
+    Some(process::high_fd(child))
 }

@@ -12,7 +12,7 @@ mod program;
 use crate::lock::Lock;
 use crate::path::{self, Path};
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{ctl, fork, inherit, listen, pool, process, stats, zone};
+use crate::{ctl, lifecycle, listen, pool, process, stats, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
@@ -44,7 +44,7 @@ static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
-    if process::nonce() == 0 || fork::nothing_to_keep() {
+    if process::nonce() == 0 || lifecycle::nothing_to_keep() {
         return Next { successor: None, inject: false, reservations: false };
     }
     prepare_all(start, spawn)
@@ -189,8 +189,8 @@ fn leave_to_kernel(which: impl Fn(&Desc) -> bool) {
 /// Announce the successor and leave it everything inheritable.
 fn bequeath(to: &Actions) -> Option<(i32, u64)> {
     let nonce = sys::getrandom_u64() | 1;
-    let fd = fork::announce(nonce, true)?;
-    if to.end(fd) || !inherit::mark(fd, nonce) {
+    let fd = ctl::announce(nonce, true)?;
+    if to.end(fd) || !successor::mark(fd, nonce) {
         process::close_own(fd);
         return None;
     }
@@ -216,7 +216,7 @@ fn left_to(d: &Desc, nonce: u64) -> bool {
 }
 
 fn leave_conn(d: &'static Desc, nonce: u64) {
-    let Some(cookie) = table::fd_of(d).and_then(inherit::cookie) else { return };
+    let Some(cookie) = table::fd_of(d).and_then(successor::cookie) else { return };
     let s = d.sock();
     s.placeholder.store(cookie, Ordering::Relaxed);
     // The placeholder is a kernel socket of two programs from here on.

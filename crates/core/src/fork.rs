@@ -5,11 +5,11 @@
 //! that whatever the two do next, in whatever order, the monitor and the peers
 //! see a consistent count.
 
+use crate::lifecycle::{nothing_to_keep, CHILD_AFTER, CHILD_BEFORE, LOCKS};
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{chan, ctl, epoll, exec, listen, peers, pool, process, route, table, unhooked, upgrade, waker, zone};
+use crate::{ctl, epoll, listen, peers, process, route, table, upgrade, zone};
 use core::sync::atomic::Ordering;
-use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
 /// What the parent prepared for the child.
@@ -17,16 +17,10 @@ struct Prepared {
     nonce: u64,
     /// The child's control socket, and the monitor's end until it is sent.
     fd: i32,
-    locked: [bool; 4],
+    locked: [bool; LOCKS.len()],
 }
-const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, locked: [false; 4] };
+const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, locked: [false; LOCKS.len()] };
 static PREPARED: Lock<Prepared> = Lock::new(NOTHING);
-
-/// Is there nothing of ours that a forked child or the next program would have to put in order, as in
-/// a shell?
-pub fn nothing_to_keep() -> bool {
-    DESCS.is_empty() && epoll::is_unused() && zone::is_unused() && crate::uring::is_unused() && !process::has_arena()
-}
 
 /// ... and no other thread, which might just be about to begin something.
 fn at_rest() -> bool {
@@ -36,7 +30,7 @@ fn at_rest() -> bool {
 /// Before the fork, in the parent.
 #[link_section = ".text.fsocket_start"]
 pub fn prepare() {
-    if process::nonce() == 0 || crate::sandbox::sealed() || at_rest() {
+    if process::nonce() == 0 || crate::sealed::sealed() || at_rest() {
         return;
     }
     prepare_all();
@@ -55,7 +49,7 @@ fn prepare_all() {
     let nonce = sys::getrandom_u64() | 1;
     zone::prepare();
     let state = listen::any() || zone::any() || conns().next().is_some();
-    let fd = if state && !ctl::dead() { announce(nonce, false).unwrap_or(-1) } else { -1 };
+    let fd = if state && !ctl::dead() { ctl::announce(nonce, false).unwrap_or(-1) } else { -1 };
     for d in conns() {
         // The placeholder is one kernel socket in two processes.
         d.dirty.store(true, Ordering::Relaxed);
@@ -69,36 +63,16 @@ fn prepare_all() {
             s.extra_holders.fetch_add(1, Ordering::AcqRel);
         }
     }
-    let locked = [ctl::lock_for_fork(), process::lock_for_fork(), pool::lock_for_fork(), route::lock_for_fork()];
+    let locked = LOCKS.map(|lock| (lock.take)());
     if let Ok(mut p) = PREPARED.lock() {
         *p = Prepared { nonce, fd, locked };
     }
 }
 
-/// Tell the monitor of a child, or of the `successor` that replaces this program.
-/// Returns its control socket.
-pub fn announce(nonce: u64, successor: bool) -> Option<i32> {
-    let [child, monitor] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).ok()?;
-    // What the child sends before the monitor has read this says already who the child is.
-    let _ = sys::setsockopt(monitor, libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32.to_ne_bytes());
-    let mut m = Msg::new(msg::ADOPT);
-    m.id = nonce;
-    m.arg0 = successor.into();
-    let sent = ctl::tell(m, Some(monitor));
-    let _ = sys::close(monitor);
-    if !sent {
-        let _ = sys::close(child);
-        return None;
-    }
-    Some(process::high_fd(child))
-}
-
-fn unlock(locked: [bool; 4]) {
-    let undo: [fn(); 4] =
-        [ctl::unlock_after_fork, process::unlock_after_fork, pool::unlock_after_fork, route::unlock_after_fork];
-    for (l, u) in locked.iter().zip(undo) {
-        if *l {
-            u();
+fn unlock(locked: [bool; LOCKS.len()]) {
+    for (taken, lock) in locked.iter().zip(LOCKS) {
+        if *taken {
+            (lock.give_back)();
         }
     }
 }
@@ -107,7 +81,7 @@ fn unlock(locked: [bool; 4]) {
 /// the child's socket closed and takes its holdings back).
 #[link_section = ".text.fsocket_start"]
 pub fn parent() {
-    if process::nonce() == 0 || crate::sandbox::sealed() || at_rest() {
+    if process::nonce() == 0 || crate::sealed::sealed() || at_rest() {
         return;
     }
     if let Ok(mut p) = PREPARED.lock() {
@@ -123,9 +97,10 @@ pub fn parent() {
 #[link_section = ".text.fsocket_start"]
 pub fn child() {
     crate::faults::become_child();
-    if process::nonce() != 0 && !crate::sandbox::sealed() && at_rest() {
+    if process::nonce() != 0 && !crate::sealed::sealed() && at_rest() {
         // Each page that is written here is copied: as few as possible.
         process::become_another(sys::getrandom_u64() | 1);
+        route::clear();
         ctl::become_child(None);
         return;
     }
@@ -136,7 +111,7 @@ pub fn child() {
 fn child_of_all() {
     // A signal handler may have sent between `prepare` and the fork.
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).for_each(table::Desc::forget_owners);
-    if process::nonce() == 0 || crate::sandbox::sealed() {
+    if process::nonce() == 0 || crate::sealed::sealed() {
         return;
     }
     PREPARED.reset_after_fork();
@@ -147,29 +122,8 @@ fn child_of_all() {
     let nonce = if nonce == 0 { sys::getrandom_u64() | 1 } else { nonce };
     unlock(locked);
     ctl::unlock_after_fork();
-    process::become_child(nonce);
-    exec::become_child();
-    crate::uring::become_child();
-    crate::cancel::become_child();
-    peers::become_child();
+    process::become_another(nonce);
+    CHILD_BEFORE.iter().for_each(|step| step());
     ctl::become_child((fd >= 0).then_some(fd));
-    route::reset_after_fork();
-    waker::become_child();
-    for c in chan::all() {
-        c.reset_lock_after_fork();
-        if c.my_side() == fsocket_abi::channel::CLIENT {
-            // The parent hands out its slots; what is open stays usable.
-            c.retired.store(true, Ordering::Relaxed);
-        }
-    }
-    listen::become_child();
-    table::become_child();
-    unhooked::become_child();
-    crate::pidfd_transfer::become_child();
-    upgrade::become_child();
-    crate::opts::before::become_child();
-    zone::become_child();
-    epoll::become_child();
-    pool::drain();
-    crate::asleep::become_child();
+    CHILD_AFTER.iter().for_each(|step| step());
 }

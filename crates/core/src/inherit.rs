@@ -2,7 +2,7 @@
 //! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
 
 use crate::table::{self, kind, Desc};
-use crate::{chan, close, ctl, listen, path, peers, process, stats, unhooked, zone};
+use crate::{arena, chan, close, ctl, listen, path, peers, process, stats, unhooked, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
@@ -11,37 +11,6 @@ use fsocket_sys as sys;
 
 /// Arenas that one program can inherit.
 const ARENAS: usize = 64;
-
-/// The name that a successor's control socket has: it is the one that FASTSOCKET_SUCCESSOR
-/// speaks of, not another one under its number.
-fn name_of(nonce: u64) -> [u8; 28] {
-    let mut b = [0u8; 28];
-    b[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
-    b[3..19].copy_from_slice(b"fastsocket-next/");
-    b[19..27].copy_from_slice(&nonce.to_ne_bytes());
-    b
-}
-
-/// Give a control socket the name of a successor.
-pub fn mark(fd: i32, nonce: u64) -> bool {
-    sys::bind(fd, &name_of(nonce)).is_ok()
-}
-
-/// SO_COOKIE: the kernel's number of a socket, unique as long as it runs.
-pub fn cookie(fd: i32) -> Option<u64> {
-    let mut b = [0u8; 8];
-    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut b).ok()?;
-    Some(u64::from_ne_bytes(b))
-}
-
-/// The value of FASTSOCKET_SUCCESSOR: control socket and nonce, if it is still true.
-pub fn successor(value: &[u8]) -> Option<(i32, u64)> {
-    let text = core::str::from_utf8(value).ok()?;
-    let (fd, nonce) = text.split_once(':')?;
-    let (fd, nonce) = (fd.parse().ok()?, u64::from_str_radix(nonce, 16).ok()?);
-    let mut name = [0u8; 28];
-    (sys::getsockname(fd, &mut name).ok()? == name.len() && name == name_of(nonce)).then_some((fd, nonce))
-}
 
 /// At start, with a monitor: take over what is there. `successor`: the program before
 /// this one has left something.
@@ -66,7 +35,7 @@ pub fn take_over(successor: bool) {
         }
         What::Unconnected(family) => {
             let left = |c| conns().find(|s| s.placeholder.load(Ordering::Relaxed) == c);
-            match successor.then(|| cookie(fd)).flatten().and_then(left) {
+            match successor.then(|| crate::successor::cookie(fd)).flatten().and_then(left) {
                 Some(s) => conn(fd, family, s),
                 None => undecided = true,
             }
@@ -147,7 +116,7 @@ fn arena(i: usize) -> Option<*mut u8> {
     let base = sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0);
     let _ = sys::close(fd);
     let base = base.ok()?;
-    if !process::note_arena(base) {
+    if !arena::note(base) {
         // SAFETY: just mapped, nobody knows it.
         let _ = unsafe { sys::munmap(base, ARENA_SIZE) };
         return None;
@@ -237,7 +206,9 @@ fn bound(fd: i32, family: u32) {
 /// A new description of a socket that is bound; None: it is another number of a known one, or
 /// cannot be had.
 fn described(fd: i32, family: u32) -> Option<&'static Desc> {
-    let same = (0..fd).find(|n| table::lookup(*n).is_some_and(|d| !d.is_conn()) && cookie(*n) == cookie(fd));
+    let same = (0..fd).find(|n| {
+        table::lookup(*n).is_some_and(|d| !d.is_conn()) && crate::successor::cookie(*n) == crate::successor::cookie(fd)
+    });
     if let Some(d) = same.and_then(table::lookup) {
         d.refs.fetch_add(1, Ordering::AcqRel);
         if !table::install(fd, d) {
@@ -394,34 +365,6 @@ fn list(dir: i32, mut f: impl FnMut(i32)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_successor_is_known_by_its_name() {
-        let [a, b] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).unwrap();
-        assert!(mark(a, 0x1234_5678_9abc_def1));
-        let mut text = [0u8; 32];
-        let said = |fd: i32, text: &mut [u8; 32]| {
-            use core::fmt::Write;
-            struct W<'a>(&'a mut [u8], usize);
-            impl Write for W<'_> {
-                fn write_str(&mut self, s: &str) -> core::fmt::Result {
-                    self.0[self.1..self.1 + s.len()].copy_from_slice(s.as_bytes());
-                    self.1 += s.len();
-                    Ok(())
-                }
-            }
-            let mut w = W(text, 0);
-            write!(w, "{fd}:123456789abcdef1").unwrap();
-            w.1
-        };
-        let n = said(a, &mut text);
-        assert_eq!(successor(&text[..n]), Some((a, 0x1234_5678_9abc_def1)));
-        let n = said(b, &mut text);
-        assert_eq!(successor(&text[..n]), None, "another socket under that number");
-        assert_eq!(successor(b"900"), None);
-        assert_eq!(successor(b"-1:1"), None);
-        let _ = (sys::close(a), sys::close(b));
-    }
 
     #[test]
     fn descriptors_are_seen_for_what_they_are() {

@@ -3,7 +3,7 @@
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::table::{kind, Desc};
-use crate::{ctl, process, stats, unhooked};
+use crate::{ctl, process, socks, stats, unhooked};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
@@ -91,7 +91,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     if !process::enabled() {
         return Err(Counter::FbDisabled);
     }
-    process::arena().ok_or(Counter::FbResource)?;
+    socks::arena().ok_or(Counter::FbResource)?;
     if d.kernel_only.load(Ordering::Relaxed) {
         return Err(Counter::FbOption);
     }
@@ -371,6 +371,7 @@ pub fn wanted_by_others(id: u64) {
     for l in used().iter().filter(|l| l.id.load(Ordering::Acquire) == id) {
         l.wanted_by_others.store(true, Ordering::Relaxed);
         WANTED_BY_OTHERS.store(true, Ordering::Release);
+        ctl::defer();
     }
 }
 
@@ -432,7 +433,7 @@ impl Listener {
     /// Become a worker: from now on there is a SYN queue for us, and the
     /// monitor hands us every channel.
     pub fn join(&self) {
-        if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || process::arena().is_none() {
+        if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || socks::arena().is_none() {
             return;
         }
         let mut m = Msg::new(msg::WORKER);

@@ -107,6 +107,7 @@ static DONE: AtomicU32 = AtomicU32::new(0);
 pub fn asked(m: &Msg) {
     // The taker asks again.
     let _ = ASKED.note((m.arg0 as i32, m.id));
+    ctl::defer();
 }
 
 /// The holder of one that we take has looked.

@@ -1,29 +1,15 @@
-//! A process that gives up rights loses the memory that it shares with its fork group
-//! who keep them.
-//!
-//! After `fork` a child has its parent's arenas and channels mapped. As long as
-//! both may do the same that gives the child nothing: it could as well read the
-//! parent's memory with ptrace. A child that becomes another user, or gives up
-//! capabilities, must not touch its parent's connections any more. So, when such a call
-//! has succeeded and before the program goes on: connections that the process holds
-//! become the kernel's, everything that is mapped is replaced by empty memory, and the
-//! monitor is told over a control socket that carries the new credentials
-//! (`RENEW`). From then on the process is a fork group of its own. It is served like
-//! any other: its listeners go on over shared memory.
-//!
-//! What counts is what the process can still become ([`class`]). A server of root's that
-//! changes its effective user for each request, and back, has given up nothing.
+//! What this process may do and become, as one number.
 
-use crate::table::{self, Desc};
-use crate::{chan, ctl, epoll, exec, listen, process, upgrade, waker, zone};
 use core::sync::atomic::{AtomicU64, Ordering};
-use fsocket_abi::channel::status;
 use fsocket_sys as sys;
 
 const CAP_SETGID: u32 = 6;
+
 const CAP_SETUID: u32 = 7;
+
 /// Capabilities of one set.
 const CAPS: u32 = 64;
+
 /// Supplementary groups that are told apart; of more only the number counts.
 const GROUPS: usize = 256;
 
@@ -32,6 +18,7 @@ static DOMAINS: AtomicU64 = AtomicU64::new(0);
 
 /// FNV-1a.
 struct Hash(u64);
+
 impl Hash {
     fn add(&mut self, v: u64) {
         for b in v.to_le_bytes() {
@@ -116,69 +103,9 @@ fn prctl(what: i32, arg: usize) -> i32 {
     unsafe { sys::raw(libc::SYS_prctl, [what as usize, arg, 0, 0, 0, 0]) }.map_or(-1, |v| v as i32)
 }
 
-/// `call` may change the credentials of this process.
-pub fn changing<R>(call: impl FnOnce() -> R) -> R {
-    if process::nonce() == 0 {
-        return call();
-    }
-    let before = class();
-    let r = call();
-    let _errno = sys::errno::Saved::errno();
-    if class() != before {
-        lost();
-    }
-    r
-}
-
-/// This process has entered a Landlock domain: what it may no longer do is not in its credentials.
-pub fn entered_domain() {
-    if process::nonce() != 0 {
-        let _errno = sys::errno::Saved::errno();
-        DOMAINS.fetch_add(1, Ordering::Relaxed);
-        lost();
-    }
-}
-
-/// It may do less than those it shares memory with.
-#[cold]
-fn lost() {
-    let (on, sealed) = (process::enabled(), crate::sandbox::sealed());
-    if sealed {
-        return; // everything is gone already
-    }
-    // No new connection goes where memory is about to go.
-    process::disable();
-    upgrade::give_up_all();
-    listen::pass_on_used();
-    let listened = listen::leave_channels();
-    exec::hand_over_all();
-    forget_memory();
-    // (A child that has not met the monitor yet meets it as who it is then.)
-    if ctl::unmet() || ctl::renew() {
-        if on {
-            process::enable();
-        }
-        zone::watch::another_monitor();
-        listen::join_those(&listened);
-        epoll::another_control();
-    } else if listen::any() {
-        listen::give_up_all();
-    }
-    waker::ring_everybody();
-}
-
-/// Arenas and channels are no longer mapped here.
-pub fn forget_memory() {
-    let stuck = || table::all().filter(|d| d.is_conn());
-    chan::forget_all();
-    process::forget_arenas();
-    // A connection that could not be switched: its memory is empty now, and says so.
-    stuck().for_each(reset);
-}
-
-fn reset(d: &'static Desc) {
-    d.chan.store(0, Ordering::Relaxed);
-    d.rx_dir().prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+/// One more Landlock domain.
+pub fn note_domain() {
+    DOMAINS.fetch_add(1, Ordering::Relaxed);
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
-use crate::{ctl, name, process};
+use crate::{ctl, name, process, registry, socks};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::CLIENT;
@@ -22,7 +22,7 @@ struct Route {
     n: u8,
     next: u8,
     generation: u64,
-    /// [`ctl::closings`] of the port, by the monitor, before it looked at the listeners.
+    /// [`registry::closings`] of the port, by the monitor, before it looked at the listeners.
     closings: u32,
     /// When the monitor said so, in ticks.
     asked: u64,
@@ -78,9 +78,9 @@ pub fn unlock_after_fork() {
 
 /// The channel for a new connection to `dst`, or why the kernel must do it.
 pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
-    if crate::sandbox::restricted() {
+    if crate::sealed::restricted() {
         // What it had was taken from it, its counters too; the administrator sees why.
-        let _ = process::arena();
+        let _ = socks::arena();
         return Err(Counter::FbDisabled);
     }
     if !process::enabled() {
@@ -119,7 +119,7 @@ impl Cache {
         let i = self.position(dst)?;
         let r = &mut self.routes[i];
         let age = sys::cpu::ticks().wrapping_sub(r.asked);
-        let holds = r.refused.is_some() || r.closings == ctl::closings(dst.port);
+        let holds = r.refused.is_some() || r.closings == registry::closings(dst.port);
         if holds && r.generation == generation && age < ROUTE_SECS * 1_000_000 * sys::cpu::ticks_per_us() {
             if let Some(why) = r.refused {
                 return Some(Err(why));
@@ -258,7 +258,7 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> 
         Ok(v) => v,
         Err(e @ (sys::Errno::EPERM | sys::Errno::EACCES | sys::Errno::ENOKEY)) => {
             // The administrator sees what is refused, also to a process that never has more.
-            let _ = process::arena();
+            let _ = socks::arena();
             if e != sys::Errno::ENOKEY {
                 return Err(if e == sys::Errno::EPERM { Counter::FbOtherUser } else { Counter::FbPolicy });
             }

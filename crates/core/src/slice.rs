@@ -7,7 +7,7 @@
 //! reserved ports and `ip_local_port_range` hold as ever.
 
 use crate::table::{kind, Desc};
-use crate::{ctl, listen, name, process, route, stats, zone};
+use crate::{ctl, listen, name, process, registry, route, socks, stats, zone};
 use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::registry::{Registry, SLICED, SLICE_CPUS};
@@ -63,7 +63,7 @@ fn take(fd: i32, dst: &Addr, bound: bool, touched: bool) {
     let Some((low, high)) = range(reg, netns, cpu) else { return };
     // The counters must get to the monitor, also where all that this process
     // does goes over the kernel.
-    let _ = process::arena();
+    let _ = socks::arena();
     match sys::setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &value(low, high)) {
         Ok(()) => stats::count(Counter::ConnectSlice),
         Err(_) => {
@@ -100,7 +100,7 @@ pub fn widen(fd: i32) -> bool {
 /// The registry, while there are slices anywhere.
 #[inline]
 fn active() -> Option<&'static Registry> {
-    ctl::mapped_registry().filter(|reg| route::volatile(&reg.sliced) != 0)
+    registry::mapped().filter(|reg| route::volatile(&reg.sliced) != 0)
 }
 
 /// As the option takes it: low in the lower half.

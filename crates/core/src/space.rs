@@ -6,7 +6,6 @@
 //! must be: a server sees a new channel with every client process, and of 2 GiB
 //! each there are only 65,536 in 128 TiB.
 
-use crate::{chan, exec, listen, process};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_sys as sys;
@@ -29,7 +28,7 @@ pub fn retire(range: *mut u8) {
 /// private memory where a filter of system calls may be set.
 pub(crate) fn blank(range: *mut u8, len: usize) {
     let writable = libc::PROT_READ | libc::PROT_WRITE;
-    if !crate::sandbox::filtered() {
+    if !crate::sealed::filtered() {
         if let Ok(fd) = sys::memfd_create(c"fastsocket-blank", libc::MFD_CLOEXEC) {
             let over = || {
                 sys::ftruncate(fd, len)?;
@@ -63,54 +62,5 @@ fn give_back(range: *mut u8) {
 pub fn give_back_all() {
     for r in &RANGES {
         give_back(r.swap(core::ptr::null_mut(), Ordering::AcqRel));
-    }
-}
-
-/// The program is about to set a limit to its address space, and has a listener for the next
-/// program. Under the limit no channel may fit any more, and what waits in one could not be
-/// moved: so it is tried now, with the limit that can be taken back.
-///
-/// # Safety
-/// `new` is null or the program's.
-pub unsafe fn limiting(new: *const libc::rlimit64) {
-    // SAFETY: the caller's.
-    let Ok(Some(new)) = (unsafe { crate::user::get_if(new) }) else { return };
-    if process::nonce() == 0 || new.rlim_cur == libc::RLIM64_INFINITY || !listen::any_exec_prepared() {
-        return;
-    }
-    let Ok(old) = sys::address_space_limit(None) else { return };
-    if new.rlim_cur > new.rlim_max.min(old.1) || sys::address_space_limit(Some((new.rlim_cur, old.1))).is_err() {
-        return; // refused, and so will the program's own call be
-    }
-    let room = chan::mappable();
-    if sys::address_space_limit(Some(old)).is_ok() && !room {
-        listen::pass_on_exec_prepared();
-    }
-}
-
-/// The program has set a limit to its address space. If what we have reserved
-/// leaves no room below it, it gets everything back and uses the kernel.
-/// `alone`: there is no second thread.
-pub fn limited(alone: bool) {
-    if process::nonce() == 0 || chan::mappable() {
-        return;
-    }
-    if alone {
-        give_back_all();
-    }
-    if chan::all().next().is_none() {
-        return;
-    }
-    process::disable();
-    if listen::any() {
-        listen::give_up_all();
-    }
-    exec::hand_over_all();
-    if alone {
-        for c in chan::all() {
-            c.retired.store(true, Ordering::Release);
-            c.unmap_if_unused();
-        }
-        give_back_all();
     }
 }

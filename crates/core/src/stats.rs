@@ -30,14 +30,6 @@ pub fn add(c: Counter, n: u64) {
     stats().counter[c as usize].fetch_add(n, Ordering::Relaxed);
 }
 
-/// One connection accepted by a worker of zone `cpu`; `from`: an index of
-/// `zone_accept`.
-pub fn zone(cpu: u32, from: usize) {
-    if let Some(z) = crate::process::arena_zone(cpu) {
-        z.accepted[from].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 /// Use the arena's page from now on and take along what was counted so far.
 ///
 /// # Safety

@@ -13,7 +13,7 @@ use fsocket_ring::Mapped;
 /// them that read and write below our hooks.
 pub const STDIO: i32 = 2;
 /// Descriptors from here on are left to the kernel.
-pub const MAX_FD: usize = 1 << 20;
+pub use crate::process::MAX_FD;
 
 static FDS: [AtomicPtr<Desc>; MAX_FD] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_FD];
 #[link_section = ".data.fsocket_start"]

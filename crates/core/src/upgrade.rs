@@ -20,7 +20,7 @@ use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
-use crate::{chan, ctl, epoll, name, opts, process, route, stats, waker};
+use crate::{chan, ctl, epoll, name, opts, process, registry, route, socks, stats, waker};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -60,7 +60,7 @@ fn is_here(ip: &[u8; 16]) -> bool {
     let local = |r: &fsocket_proto::registry::Registry| {
         r.local.iter().take((r.locals as usize).min(r.local.len())).any(|l| l == ip)
     };
-    name::is_loopback(ip) || ctl::mapped_registry().is_some_and(local)
+    name::is_loopback(ip) || registry::mapped().is_some_and(local)
 }
 
 fn begin(d: &Desc, side: usize) {
@@ -382,10 +382,10 @@ fn open(fd: i32, d: &'static Desc) -> Result<()> {
     }
     let Some(counts) = at_rest(fd) else { return NOT_NOW };
     let Ok(chan) = route::find(&dst, fd) else { return NOT_NOW };
-    let Some(sock) = process::alloc_sock() else { return NOT_NOW };
+    let Some(sock) = socks::alloc_sock() else { return NOT_NOW };
     let slot = chan.client().and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
     let Some(slot) = slot else {
-        process::free_sock(sock);
+        socks::free_sock(sock);
         return NOT_NOW;
     };
     let s = chan.slot(slot);
@@ -406,7 +406,7 @@ fn open(fd: i32, d: &'static Desc) -> Result<()> {
     };
     let done = handover::open(&s.state, steps, &Patience(OFFER_NS), tell, || at_rest(fd) == Some(counts));
     if !done {
-        process::free_sock(sock);
+        socks::free_sock(sock);
         if let Some(mut c) = chan.client() {
             chan.give_back(&mut c, slot);
         }
@@ -486,7 +486,9 @@ static ASKED: Mailbox<Asked, 32> = Mailbox::new();
 /// descriptor was not taken.
 pub fn asked(m: &Msg, fd: i32) -> bool {
     let (slot, generation) = (m.arg1 as u32 as usize, (m.arg1 >> 32) as u32);
-    ASKED.note(Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, fd })
+    let noted = ASKED.note(Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, fd });
+    ctl::defer();
+    noted
 }
 
 /// Where nothing is locked.
@@ -544,9 +546,9 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
     if !usual(&peer, &me) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
         return false;
     }
-    let Some(sock) = process::alloc_sock() else { return false };
+    let Some(sock) = socks::alloc_sock() else { return false };
     if !handover::take(&c.slot(a.slot).state, steps(a.generation), &Patience(ANSWER_NS)) {
-        process::free_sock(sock);
+        socks::free_sock(sock);
         return false;
     }
     learn(fd, d);

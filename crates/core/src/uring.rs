@@ -14,7 +14,7 @@ mod entry;
 mod rings;
 
 use crate::table::{self, kind, Desc};
-use crate::{close, epoll, exec, listen, path, pool, process, stats, zone, Outcome};
+use crate::{close, epoll, exec, listen, path, pool, process, socks, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
 use entry::Entry;
 use fsocket_abi::arena::Counter;
@@ -173,7 +173,7 @@ pub fn leave_everything() {
         return;
     }
     // Counters need a place, also in a program that has not used us yet.
-    let _ = process::arena();
+    let _ = socks::arena();
     stats::count(Counter::FbUring);
     process::disable();
     for d in table::all().filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER)) {

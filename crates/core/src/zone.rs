@@ -33,7 +33,7 @@ pub mod watch;
 
 use crate::lock::Lock;
 use crate::table::{self, kind, Desc};
-use crate::{ctl, opts, process, stats};
+use crate::{ctl, opts, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
@@ -581,7 +581,7 @@ impl Zoned {
 
 /// Count a reason where the monitor sees it.
 fn count(why: Counter) {
-    process::arena();
+    socks::arena();
     stats::count(why);
 }
 

@@ -4,7 +4,7 @@ use crate::home;
 use core::sync::atomic::AtomicU8;
 use fsocket_core::exec::environment;
 use fsocket_core::zone::{self, Pin};
-use fsocket_core::{fork, process};
+use fsocket_core::{fork, start};
 use libc::{c_char, c_int};
 
 // Some hooks run earlier (constructors of other libraries): until this one has
@@ -39,7 +39,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     let single_threaded =
         unsafe { (libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as *const AtomicU8).as_ref() };
     past_thread_sanitizer();
-    process::init(&process::Config {
+    start::init(&start::Config {
         socket,
         disabled,
         no_zones,

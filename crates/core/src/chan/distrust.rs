@@ -59,6 +59,7 @@ impl Chan {
         if self.broken.compare_exchange(0, how, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             self.retired.store(true, Ordering::Release);
             ANY.store(true, Ordering::Release);
+            ctl::defer();
         }
     }
 

@@ -11,7 +11,7 @@ use crate::chan::Chan;
 use crate::connect::{establish, End};
 use crate::listen::{self, Listener};
 use crate::table::{self, kind, Desc};
-use crate::{accept, ctl, name, process};
+use crate::{accept, ctl, name, process, socks};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::switch::act;
@@ -83,7 +83,7 @@ fn one(
         }
     })?;
     let hand_over = |d: &Desc| other < 0 || pair::announce(d, other);
-    let parts = table::alloc(kind::FRESH).and_then(|d| match process::alloc_sock() {
+    let parts = table::alloc(kind::FRESH).and_then(|d| match socks::alloc_sock() {
         Some(s) => Some((d, s)),
         None => {
             table::release(d);

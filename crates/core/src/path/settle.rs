@@ -1,7 +1,7 @@
 //! Putting the kernel socket behind the program's own descriptor numbers.
 
 use crate::table::{self, kind, Desc};
-use crate::{chan, epoll, opts, process, token, waker};
+use crate::{chan, epoll, opts, process, socks, token, waker};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
@@ -133,9 +133,9 @@ pub fn leave(d: &'static Desc) {
         c.set_desc(slot, None);
     }
     let open = (sock_state::OPEN, sock_state::CLOSING);
-    if process::let_go(s) && s.state.compare_exchange(open.0, open.1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+    if socks::let_go(s) && s.state.compare_exchange(open.0, open.1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         gone(d);
-        process::free_sock(s);
+        socks::free_sock(s);
     }
     if let Some(c) = channel {
         c.retire_slot(slot);

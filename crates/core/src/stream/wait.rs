@@ -2,9 +2,9 @@
 
 use crate::asleep::{self, On};
 use crate::table::Desc;
-use crate::{ready, stats, table, token};
+use crate::{arena, ready, socks, stats, table, token};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use fsocket_abi::arena::{flag, Counter};
+use fsocket_abi::arena::{flag, Counter, FUTEX_OWNER_DIED};
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -288,6 +288,35 @@ fn sleep_once(want: &Want, seq: u32, left: Option<u64>, cut: Option<u64>, long: 
     asleep::sleep(&On { word: Some(&want.seq), beside, ..On::default() }, || match (beside, cut) {
         (Some(ring), _) => crate::peers::sleep_beside(ring, at_most(LOOK_NS)),
         (None, Some(ns)) => sys::futex_wait(&want.seq, seq, Some(at_most(ns))),
-        (None, None) => crate::ctl::sleep_watched(&want.seq, seq, left),
+        (None, None) => sleep_watched(&want.seq, seq, left),
     })
+}
+
+/// Sleeps on a futex word for as long as it takes, or up to `limit`, nanoseconds. Also the death of the monitor
+/// ends it, without the monitor: after that nobody would say that the peer has died (ADR 37).
+fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>) -> Result<()> {
+    const LOOK_NS: u64 = 2_000_000_000;
+    let alone = || sys::futex_wait(word, expected, limit.map(|ns| ns.min(LOOK_NS)));
+    static NOTICED: AtomicBool = AtomicBool::new(false);
+    let _ = socks::arena();
+    let Some(monitor) = arena::header().map(|h| &h.monitor).filter(|_| !NOTICED.load(Ordering::Relaxed)) else {
+        return alone();
+    };
+    let has_died = |value: u32| value & FUTEX_OWNER_DIED != 0;
+    let held = monitor.load(Ordering::Acquire);
+    let r = if has_died(held) {
+        Ok(())
+    } else {
+        match sys::futex_wait_either([(word, expected), (monitor, held)], limit) {
+            // An older kernel.
+            Err(Errno::ENOSYS) => alone(),
+            r => r,
+        }
+    };
+    if has_died(monitor.load(Ordering::Acquire)) && !NOTICED.swap(true, Ordering::AcqRel) {
+        crate::ctl::died();
+        // The kernel wakes one.
+        sys::futex_wake(monitor, i32::MAX);
+    }
+    r
 }

@@ -5,7 +5,7 @@
 use super::{of, Local, Zoned};
 use crate::table::Desc;
 use crate::wait::{self, Deadline};
-use crate::{ctl, pool, process, stats, Outcome};
+use crate::{arena, ctl, pool, process, stats, Outcome};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -268,7 +268,7 @@ impl Zoned {
         stats::count(
             [Counter::AcceptLocal, Counter::AcceptGlobal, Counter::AcceptRemote, Counter::AcceptStolen][from.min(3)],
         );
-        stats::zone(zone, from);
+        arena::count_accept(zone, from);
         Ok(n)
     }
 

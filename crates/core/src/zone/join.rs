@@ -2,7 +2,7 @@
 
 use super::dwell::Shown;
 use super::{cpu, page::Page, reason, state, Local, Zoned, LOCALS};
-use crate::{ctl, process, stats};
+use crate::{ctl, process, socks, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
@@ -215,7 +215,7 @@ impl Zoned {
         l.thread.store(who.thread, Ordering::Release);
         self.leave_membership();
         self.select(fd, l, page);
-        process::arena();
+        socks::arena();
         stats::count(Counter::ZoneJoin);
         Some(l)
     }

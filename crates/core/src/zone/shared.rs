@@ -11,7 +11,7 @@
 
 use super::accept::Peer;
 use super::{count, cpu, join::Who, state, Local, Zoned};
-use crate::{ctl, pool, process, stats};
+use crate::{arena, ctl, pool, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
 use fsocket_proto::{kind as msg, Msg};
@@ -202,7 +202,7 @@ impl Zoned {
         match done {
             Ok(place) => {
                 self.share_member(fd, place, process::thread());
-                process::arena();
+                socks::arena();
                 stats::count(Counter::ZoneJoin);
             }
             Err(why) => count(why),
@@ -355,7 +355,7 @@ impl Zoned {
             NONE | REFUSED => stats::count(Counter::AcceptGlobal),
             _ => {
                 stats::count(Counter::AcceptLocal);
-                stats::zone(self.shared.cpu.load(Ordering::Relaxed), zone_accept::LOCAL);
+                arena::count_accept(self.shared.cpu.load(Ordering::Relaxed), zone_accept::LOCAL);
             }
         }
     }

@@ -90,7 +90,7 @@ fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
     }
     if ops::own(new) {
         // Give way: the application wants this very number.
-        fsocket_core::process::make_way(new);
+        fsocket_core::lifecycle::make_way(new);
     }
     None
 }

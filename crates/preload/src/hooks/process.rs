@@ -8,7 +8,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{epoll, exec, fork, pool, process, rights, sandbox, space, upgrade, user};
+use fsocket_core::{credentials, epoll, exec, fork, limit, pool, process, sandbox, sealed, upgrade, user};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -19,7 +19,7 @@ pub unsafe fn vfork() -> pid_t {
 
 pub unsafe fn unshare(flags: c_int) -> c_int {
     // (In a new user namespace it has other credentials.)
-    let r = rights::changing(|| unsafe { real::unshare(flags) });
+    let r = credentials::changing(|| unsafe { real::unshare(flags) });
     if r == 0 && flags & CLONE_NEWNET != 0 {
         process::disable();
     }
@@ -27,7 +27,7 @@ pub unsafe fn unshare(flags: c_int) -> c_int {
 }
 
 pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
-    let r = rights::changing(|| unsafe { real::setns(fd, kind) });
+    let r = credentials::changing(|| unsafe { real::setns(fd, kind) });
     if r == 0 && (kind == 0 || kind & CLONE_NEWNET != 0) {
         process::disable();
     }
@@ -43,7 +43,7 @@ fn limited(r: c_int, resource: c_uint) -> c_int {
     }
     if r == 0 && resource == RLIMIT_AS as c_uint {
         let _errno = fsocket_sys::errno::Saved::errno();
-        space::limited(single_threaded());
+        limit::limited(single_threaded());
     }
     r
 }
@@ -55,11 +55,11 @@ fn single_threaded() -> bool {
     !p.is_null() && unsafe { p.read_volatile() } != 0
 }
 
-/// [`space::limiting`] for this process.
+/// [`limit::limiting`] for this process.
 unsafe fn limiting(resource: c_uint, new: *const rlimit64) {
     if resource == RLIMIT_AS as c_uint {
         let _errno = fsocket_sys::errno::Saved::errno();
-        guarded(|| unsafe { space::limiting(new) });
+        guarded(|| unsafe { limit::limiting(new) });
     }
 }
 
@@ -116,12 +116,12 @@ pub unsafe fn syscall(
             SYS_prctl => guarded(|| prctl(fd, b, c, d, e)) as c_long,
             // (All of them by the kernel's numbers: libc's would change every thread.)
             SYS_setuid | SYS_setreuid | SYS_setresuid | SYS_setgid | SYS_setregid | SYS_setresgid | SYS_setgroups
-            | SYS_capset => guarded(|| rights::changing(|| real::syscall(number, a, b, c, d, e, f))),
+            | SYS_capset => guarded(|| credentials::changing(|| real::syscall(number, a, b, c, d, e, f))),
             SYS_landlock_restrict_self => guarded(|| {
                 let r = real::syscall(number, a, b, c, d, e, f);
                 if r == 0 {
-                    sandbox::restrict();
-                    rights::entered_domain();
+                    sealed::restrict();
+                    credentials::entered_domain();
                 }
                 r
             }),

@@ -1,0 +1,77 @@
+//! The memory that this process shares with its fork group and the monitor, as it is mapped here.
+//! [`crate::socks`] makes it, and hands out what lies in it.
+
+use crate::lock::Lock;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use fsocket_abi::arena::{Header, Zone, ZONES, ZONE_OFF};
+
+#[link_section = ".data.fsocket_start"]
+pub(crate) static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+
+/// All arenas that are mapped here: this process's and those it has inherited.
+pub(crate) static MAPPED: [AtomicPtr<u8>; MAPPED_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAPPED_MAX];
+
+const MAPPED_MAX: usize = 128;
+
+#[link_section = ".data.fsocket_start"]
+pub(crate) static FAILED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) static LOCK: Lock<Free> = Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
+
+pub(crate) const FREE: usize = 256;
+
+pub(crate) struct Free {
+    pub list: [u32; FREE],
+    pub n: usize,
+    pub scan: u32,
+}
+
+/// Has this process made an arena, or tried to?
+pub fn is_wanted() -> bool {
+    !ARENA.load(Ordering::Acquire).is_null() || FAILED.load(Ordering::Relaxed)
+}
+
+/// The arena this process made for itself, if it has one.
+pub fn header() -> Option<&'static Header> {
+    let p = ARENA.load(Ordering::Acquire);
+    // SAFETY: a non-null ARENA is a mapping of ARENA_SIZE that is never unmapped.
+    (!p.is_null()).then(|| unsafe { &*(p as *const Header) })
+}
+
+/// The counters of a zone, if there is an arena.
+pub fn zone(cpu: u32) -> Option<&'static Zone> {
+    let p = ARENA.load(Ordering::Acquire);
+    // SAFETY: as in `header`; the index stays below ZONES.
+    (!p.is_null()).then(|| unsafe { &*(p.add(ZONE_OFF) as *const Zone).add(cpu as usize % ZONES) })
+}
+
+/// An arena has been mapped. False: there are too many.
+pub fn note(base: *mut u8) -> bool {
+    let null = core::ptr::null_mut();
+    MAPPED.iter().any(|m| m.compare_exchange(null, base, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+}
+
+/// One connection accepted by a worker of zone `cpu`; `from`: an index of `zone_accept`.
+pub fn count_accept(cpu: u32, from: usize) {
+    if let Some(z) = zone(cpu) {
+        z.accepted[from].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+pub fn lock_for_fork() -> bool {
+    LOCK.lock().map(core::mem::forget).is_ok()
+}
+pub fn unlock_after_fork() {
+    LOCK.reset_after_fork();
+}
+
+/// In a forked child: no arena of its own yet.
+pub fn become_child() {
+    ARENA.store(core::ptr::null_mut(), Ordering::Release);
+    FAILED.store(false, Ordering::Relaxed);
+    LOCK.reset_after_fork();
+    if let Ok(mut f) = LOCK.lock() {
+        f.n = 0;
+        f.scan = 0;
+    }
+}

@@ -1,0 +1,73 @@
+//! The top: what the lower layers' calls upwards do ([`crate::upcalls`]), and which message of the
+//! monitor's goes where.
+
+use crate::upcalls::{self, Upcalls};
+use crate::{chan, listen, pidfd_transfer, upgrade, waker, zone};
+use fsocket_abi::channel::CLIENT;
+use fsocket_proto::{kind, Msg};
+
+static UPCALLS: Upcalls = Upcalls { message, settle, monitor_died, monitor_found, shares_nothing: chan::none };
+
+/// Once, at the start.
+#[link_section = ".text.fsocket_start"]
+pub fn connect() {
+    upcalls::connect(&UPCALLS);
+}
+
+/// From the monitor. It may come in the middle of anything, with locks held.
+fn message(m: &Msg, got: Option<i32>) -> bool {
+    match m.kind {
+        // Too late for the connection that asked, but not for the next one.
+        kind::CONNECT if m.result == 0 && chan::by_id(m.id as u32, CLIENT).is_none() => {
+            if let Some(c) = got.and_then(|fd| chan::map(m.id as u32, m.arg0, CLIENT, fd)) {
+                c.first_ports(m.addr.port);
+            }
+        }
+        kind::CHANNEL_SRV => {
+            if let Some(fd) = got {
+                chan::serve(m.id as u32, m.arg0, fd);
+            }
+        }
+        kind::WOKEN => waker::woken(m),
+        kind::WAKER_READ => return got.is_some_and(|fd| waker::hear(m, fd)),
+        kind::WAKER_WRITE => return got.is_some_and(|fd| chan::pipe(m, fd)),
+        kind::PEER => {
+            if let Some(fd) = got {
+                zone::balance::came(m.id, m.arg0, fd);
+                return true;
+            }
+        }
+        kind::PEER_GONE => zone::balance::went(m.id, m.arg0),
+        kind::WAKE_HINT => zone::balance::wake_hint(m.id),
+        kind::LOOK => zone::watch::look(m.id),
+        kind::TRANSFER => pidfd_transfer::asked(m),
+        kind::TRANSFERRED => pidfd_transfer::done(),
+        kind::CHANNEL_GONE => chan::gone(m.id as u32, m.arg0 != 0),
+        kind::OTHER_RIGHTS => listen::wanted_by_others(m.id),
+        kind::UPGRADE_SRV => return got.is_some_and(|fd| upgrade::asked(m, fd)),
+        _ => {}
+    }
+    false
+}
+
+fn settle() {
+    chan::end_broken();
+    upgrade::answer();
+    pidfd_transfer::answer();
+    listen::answer();
+}
+
+fn monitor_died() -> bool {
+    zone::balance::alone();
+    // A worker looks for another one, for its zones; not one that has connections over
+    // shared memory, of which the other one would know nothing.
+    let looks = zone::has_workers() && chan::none();
+    if looks {
+        zone::watch::look_before_sleep();
+    }
+    looks
+}
+
+fn monitor_found() {
+    zone::watch::another_monitor();
+}

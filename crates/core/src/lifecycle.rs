@@ -1,0 +1,73 @@
+//! What each part of the library does at a turn of the process's life: one table for each.
+
+use crate::{
+    arena, asleep, cancel, chan, ctl, epoll, exec, listen, opts, peers, pidfd_transfer, pool, process, route, table,
+    unhooked, upgrade, uring, waker, zone,
+};
+
+/// A descriptor of ours got another number. The first that has it answers true.
+const RENUMBERED: [fn(i32, i32) -> bool; 7] = [
+    ctl::renumbered,
+    waker::renumbered,
+    chan::renumbered,
+    zone::renumbered,
+    epoll::renumbered,
+    peers::renumbered,
+    asleep::renumbered,
+];
+
+/// The application wants number `fd` for itself (dup2) and we use it: move.
+pub fn make_way(fd: i32) {
+    let Some(new) = process::duplicate_own(fd) else { return };
+    if RENUMBERED.iter().any(|renumbered| renumbered(fd, new)) {
+        process::note_own(new);
+    } else {
+        let _ = fsocket_sys::close(new);
+    }
+}
+
+/// Locks that a fork must find free: taken before it, and given back on both sides.
+pub const LOCKS: [ForkLock; 4] = [
+    ForkLock { take: ctl::lock_for_fork, give_back: ctl::unlock_after_fork },
+    ForkLock { take: arena::lock_for_fork, give_back: arena::unlock_after_fork },
+    ForkLock { take: pool::lock_for_fork, give_back: pool::unlock_after_fork },
+    ForkLock { take: route::lock_for_fork, give_back: route::unlock_after_fork },
+];
+
+/// See [`LOCKS`].
+pub struct ForkLock {
+    /// False: the calling thread has it already.
+    pub take: fn() -> bool,
+    pub give_back: fn(),
+}
+
+/// In a forked child that has a new identity, before it talks to the monitor.
+pub const CHILD_BEFORE: [fn(); 5] =
+    [arena::become_child, exec::become_child, uring::become_child, cancel::become_child, peers::become_child];
+
+/// After that, from the bottom to the top.
+pub const CHILD_AFTER: [fn(); 13] = [
+    route::reset_after_fork,
+    waker::become_child,
+    chan::become_child,
+    listen::become_child,
+    table::become_child,
+    unhooked::become_child,
+    pidfd_transfer::become_child,
+    upgrade::become_child,
+    opts::before::become_child,
+    zone::become_child,
+    epoll::become_child,
+    drop_placeholders,
+    asleep::become_child,
+];
+
+/// Is there nothing of ours that a forked child or the next program would have to put in order, as in
+/// a shell?
+pub fn nothing_to_keep() -> bool {
+    table::DESCS.is_empty() && epoll::is_unused() && zone::is_unused() && uring::is_unused() && !arena::is_wanted()
+}
+
+fn drop_placeholders() {
+    let _ = pool::drain();
+}

@@ -1,0 +1,55 @@
+//! The monitor's registry and its counts of listeners that ended, as this process has them mapped.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use fsocket_proto::registry::{Registry, SIZE};
+use fsocket_sys as sys;
+
+static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Counts of listeners that have ended, by port; see [`kind::CLOSINGS`].
+static CLOSINGS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Changes when a socket with that port begins to listen, or stops, however it was closed; always 0 where
+/// nobody can tell.
+pub fn closings(port: u16) -> u32 {
+    let p = CLOSINGS.load(Ordering::Acquire);
+    if p.is_null() {
+        return 0;
+    }
+    // SAFETY: mapped for ever, a word for each port, by `map_closings`.
+    unsafe { (*p.add(port as usize)).load(Ordering::Acquire) }
+}
+
+/// The registry, if it has been needed already.
+pub fn mapped() -> Option<&'static Registry> {
+    let p = REGISTRY.load(Ordering::Acquire);
+    // SAFETY: mapped for ever, SIZE bytes, by `map`.
+    (!p.is_null()).then(|| unsafe { &*p })
+}
+
+/// Is a client's port the one of that channel? The monitor says so, in memory that no client can
+/// write. A process that had no room to map it can only tell that the port is not privileged.
+pub fn is_leased(port: u16, channel: u32) -> bool {
+    match mapped() {
+        Some(r) => r.owner[port as usize].load(Ordering::Acquire) == channel,
+        None => port >= 1024,
+    }
+}
+
+pub fn map(fd: i32) {
+    if let Ok(p) = sys::mmap(SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
+        REGISTRY.store(p as *mut Registry, Ordering::Release);
+    }
+}
+
+/// The counts of another monitor are not these.
+pub fn forget_closings() {
+    CLOSINGS.store(core::ptr::null_mut(), Ordering::Release);
+}
+
+/// Maps the counts of listeners that ended ([`fsocket_proto::kind::CLOSINGS`]).
+pub fn map_closings(fd: i32) {
+    if let Ok(p) = sys::mmap(fsocket_proto::CLOSINGS_SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
+        CLOSINGS.store(p.cast(), Ordering::Release);
+    }
+}

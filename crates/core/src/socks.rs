@@ -1,0 +1,160 @@
+//! The arena of this process: made and announced on first use; sockets out of it.
+
+use crate::arena::{header, note, ARENA, FAILED, FREE, LOCK, MAPPED};
+use crate::{ctl, process, space, stats};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{sock_state, Header, Sock, Stats, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF, STATS_OFF};
+use fsocket_proto::{kind, Msg};
+use fsocket_sys as sys;
+
+/// The arena, made and announced to the monitor on first use.
+pub fn arena() -> Option<*mut u8> {
+    let p = ARENA.load(Ordering::Acquire);
+    if !p.is_null() {
+        return Some(p);
+    }
+    if FAILED.load(Ordering::Relaxed) {
+        return None;
+    }
+    let _l = LOCK.lock().ok()?;
+    let p = ARENA.load(Ordering::Acquire);
+    if !p.is_null() {
+        return Some(p);
+    }
+    let made = make_arena();
+    match made {
+        Some(p) => ARENA.store(p, Ordering::Release),
+        None => FAILED.store(true, Ordering::Relaxed),
+    }
+    made
+}
+
+fn make_arena() -> Option<*mut u8> {
+    let fd = sys::memfd_create(c"fastsocket-arena", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).ok()?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let map = || {
+        sys::ftruncate(fd, ARENA_SIZE)?;
+        sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize)?;
+        sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE, fd, 0)
+    };
+    let Ok(p) = map() else {
+        let _ = sys::close(fd);
+        return None;
+    };
+    if !note(p) {
+        let _ = sys::close(fd);
+        // SAFETY: just mapped, nobody knows it.
+        let _ = unsafe { sys::munmap(p, ARENA_SIZE) };
+        return None;
+    }
+    // SAFETY: the mapping is new, zero-filled, and ARENA_SIZE long.
+    unsafe {
+        let h = p as *mut Header;
+        (*h).magic = MAGIC;
+        (*h).version = fsocket_abi::VERSION;
+        (*h).pid.store(sys::getpid() as u32, Ordering::Relaxed);
+        stats::attach(p.add(STATS_OFF) as *const Stats);
+    }
+    let sent = announce(fd);
+    let _ = sys::close(fd);
+    sent.then_some(p)
+}
+
+/// No arena is mapped here any more, and the next one is a new one. The addresses stay ours:
+/// a thread that still has a pointer finds empty memory.
+pub fn forget() {
+    // (In a signal handler on top of the lock: whoever has it finds nothing, either.)
+    let lock = LOCK.lock();
+    ARENA.store(core::ptr::null_mut(), Ordering::Release);
+    FAILED.store(false, Ordering::Relaxed);
+    if let Ok(mut f) = lock {
+        f.n = 0;
+        f.scan = 0;
+    }
+    stats::detach();
+    for m in &MAPPED {
+        let base = m.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        if !base.is_null() {
+            space::blank(base, ARENA_SIZE);
+        }
+    }
+}
+
+fn sock_at(base: *mut u8, i: u32) -> &'static Sock {
+    debug_assert!((i as usize) < SOCKS);
+    // SAFETY: callers pass i < SOCKS; the arena stays mapped.
+    unsafe { &*(base.add(SOCK_OFF) as *const Sock).add(i as usize) }
+}
+
+/// A free socket of the arena, in state OPEN, otherwise as its last user left it.
+pub fn alloc_sock() -> Option<&'static Sock> {
+    let base = arena()?;
+    let h = header()?;
+    let mut f = LOCK.lock().ok()?;
+    let claim = |i: u32| {
+        let s = sock_at(base, i);
+        s.state
+            .compare_exchange(sock_state::FREE, sock_state::OPEN, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+            .then_some(s)
+    };
+    while f.n > 0 {
+        f.n -= 1;
+        if let Some(s) = claim(f.list[f.n]) {
+            return Some(s);
+        }
+    }
+    // Processes of the fork group write there, too: no more than there is.
+    let hw = h.high_water.load(Ordering::Relaxed).min(SOCKS as u32);
+    // Sockets whose last holder was another process of the fork group come back
+    // only through a look at the arena; a few per call keep it bounded.
+    for _ in 0..if hw as usize >= SOCKS { hw } else { hw.min(4) } {
+        let i = f.scan % hw;
+        f.scan = f.scan.wrapping_add(1);
+        if let Some(s) = claim(i) {
+            return Some(s);
+        }
+    }
+    if hw as usize >= SOCKS {
+        return None;
+    }
+    h.high_water.store(hw + 1, Ordering::Release);
+    claim(hw)
+}
+
+/// Give a socket back; the caller was its last holder.
+pub fn free_sock(s: &Sock) {
+    s.state.store(sock_state::FREE, Ordering::Release);
+    let base = ARENA.load(Ordering::Acquire) as usize;
+    let first = base + SOCK_OFF;
+    let at = s as *const Sock as usize;
+    if base == 0 || at < first || at >= base + ARENA_SIZE {
+        return; // lives in the arena of a parent
+    }
+    if let Ok(mut f) = LOCK.lock() {
+        if f.n < FREE {
+            let n = f.n;
+            f.list[n] = ((at - first) / core::mem::size_of::<Sock>()) as u32;
+            f.n += 1;
+        }
+    }
+}
+
+/// This process no longer holds a socket. True: nobody does.
+pub fn let_go(s: &Sock) -> bool {
+    let me = process::nonce();
+    for h in &s.holders {
+        if h.load(Ordering::Acquire) == me {
+            h.store(0, Ordering::SeqCst);
+        }
+    }
+    // SeqCst: of two processes that let go at once, at least one sees that
+    // nobody is left.
+    s.extra_holders.load(Ordering::SeqCst) == 0 && s.holders.iter().all(|h| h.load(Ordering::SeqCst) == 0)
+}
+
+fn announce(memfd: i32) -> bool {
+    let mut m = Msg::new(kind::ARENA);
+    m.arg0 = ARENA_SIZE as u64;
+    ctl::tell(m, Some(memfd))
+}

@@ -1,0 +1,57 @@
+//! The start of the library in a program.
+
+use crate::{ctl, dispatch, inherit, process, successor, upgrade, zone};
+use core::sync::atomic::AtomicU8;
+use fsocket_sys as sys;
+
+/// Who we are told to be by the environment.
+pub struct Config<'a> {
+    pub socket: Option<&'a [u8]>,
+    /// No shared memory.
+    pub disabled: bool,
+    /// No zones.
+    pub no_zones: bool,
+    /// No stealing.
+    pub no_balance: bool,
+    pub pin: zone::Pin,
+    /// Calls on a kernel connection before it may go over; 0: never.
+    pub upgrade: Option<u32>,
+    pub rseq_offset: Option<isize>,
+    /// glibc's `__libc_single_threaded`, of 2.32 and later: not 0 while no second thread was ever made.
+    pub single_threaded: Option<&'static AtomicU8>,
+    /// What the program before this one has left (FASTSOCKET_SUCCESSOR).
+    pub successor: Option<&'a [u8]>,
+}
+
+/// Called once by the constructor, single-threaded as far as anyone can tell.
+#[link_section = ".text.fsocket_start"]
+pub fn init(c: &Config) {
+    let successor = c.successor.and_then(successor::of);
+    dispatch::connect();
+    process::set_nonce(successor.map_or_else(|| sys::getrandom_u64() | 1, |(_, nonce)| nonce));
+    sys::cpu::init(c.rseq_offset);
+    process::begin(c.single_threaded);
+    upgrade::init(c.upgrade);
+    zone::init(!c.no_zones, c.pin);
+    zone::balance::init(!c.no_zones && !c.no_balance);
+    let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
+    if !shm && c.no_zones {
+        if let Some((fd, _)) = successor {
+            let _ = sys::close(fd);
+        }
+        return;
+    }
+    let open = match successor {
+        Some((fd, _)) => {
+            ctl::remember(c.socket.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes()));
+            ctl::adopt_fd(process::high_fd(fd))
+        }
+        None => ctl::open(c.socket),
+    };
+    if open && shm {
+        process::enable();
+        inherit::take_over(successor.is_some());
+    } else if !c.no_zones {
+        inherit::take_zones();
+    }
+}

@@ -1,0 +1,67 @@
+//! How the program that replaces this one is known: the control socket that is left to it has a name.
+
+use fsocket_sys as sys;
+
+/// The name that a successor's control socket has: it is the one that FASTSOCKET_SUCCESSOR
+/// speaks of, not another one under its number.
+fn name_of(nonce: u64) -> [u8; 28] {
+    let mut b = [0u8; 28];
+    b[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+    b[3..19].copy_from_slice(b"fastsocket-next/");
+    b[19..27].copy_from_slice(&nonce.to_ne_bytes());
+    b
+}
+
+/// Give a control socket the name of a successor.
+pub fn mark(fd: i32, nonce: u64) -> bool {
+    sys::bind(fd, &name_of(nonce)).is_ok()
+}
+
+/// SO_COOKIE: the kernel's number of a socket, unique as long as it runs.
+pub fn cookie(fd: i32) -> Option<u64> {
+    let mut b = [0u8; 8];
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut b).ok()?;
+    Some(u64::from_ne_bytes(b))
+}
+
+/// The value of FASTSOCKET_SUCCESSOR: control socket and nonce, if it is still true.
+pub fn of(value: &[u8]) -> Option<(i32, u64)> {
+    let text = core::str::from_utf8(value).ok()?;
+    let (fd, nonce) = text.split_once(':')?;
+    let (fd, nonce) = (fd.parse().ok()?, u64::from_str_radix(nonce, 16).ok()?);
+    let mut name = [0u8; 28];
+    (sys::getsockname(fd, &mut name).ok()? == name.len() && name == name_of(nonce)).then_some((fd, nonce))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_is_known_by_its_name() {
+        let [a, b] = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC).unwrap();
+        assert!(mark(a, 0x1234_5678_9abc_def1));
+        let mut text = [0u8; 32];
+        let said = |fd: i32, text: &mut [u8; 32]| {
+            use core::fmt::Write;
+            struct W<'a>(&'a mut [u8], usize);
+            impl Write for W<'_> {
+                fn write_str(&mut self, s: &str) -> core::fmt::Result {
+                    self.0[self.1..self.1 + s.len()].copy_from_slice(s.as_bytes());
+                    self.1 += s.len();
+                    Ok(())
+                }
+            }
+            let mut w = W(text, 0);
+            write!(w, "{fd}:123456789abcdef1").unwrap();
+            w.1
+        };
+        let n = said(a, &mut text);
+        assert_eq!(of(&text[..n]), Some((a, 0x1234_5678_9abc_def1)));
+        let n = said(b, &mut text);
+        assert_eq!(of(&text[..n]), None, "another socket under that number");
+        assert_eq!(of(b"900"), None);
+        assert_eq!(of(b"-1:1"), None);
+        let _ = (sys::close(a), sys::close(b));
+    }
+}
