@@ -101,9 +101,9 @@ counters! {
     /// Fallback: nobody with the library listens there.
     FbNoListener = "fallback.no_listener"
         when "nobody with the library listens there",
-    /// Fallback: destination is not this host.
+    /// Fallback: destination is not this host, as far as its address says.
     FbRemote = "fallback.remote"
-        when "the destination is not this host, or another network namespace",
+        when "the destination is not this host, or another network namespace (such a connection may go over: `path_upgrade`)",
     /// Fallback: the socket was bound before connect.
     FbBound = "fallback.bound"
         when "the client socket was bound before `connect`",
@@ -246,6 +246,9 @@ pub mod flag {
     /// It was shut down when a connect that nobody had asked about again had failed: the kernel's
     /// socket never connects again after that.
     pub const DISCONNECTING: u32 = 4096;
+    /// The placeholder is the kernel connection that this was before, to another network namespace:
+    /// it is idle, and the way back.
+    pub const ACROSS: u32 = 8192;
 }
 
 /// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for

@@ -5,8 +5,10 @@ use fsocket_bpf::Error;
 use fsocket_testkit::need_hosts;
 use fsocket_testkit::netns::{Hosts, NetHost, Receive};
 use rustix::net::{sockopt, AddressFamily, SocketType};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const TCP_REPAIR: libc::c_int = 19;
@@ -116,4 +118,68 @@ fn the_end_of_a_watched_connection_is_told() {
         ended = pairs.ended();
     }
     assert_eq!(ended, [cookie(&active)]);
+}
+
+/// A process that is root in user and network namespaces of its own is nobody's other end.
+#[test]
+fn an_end_in_somebody_elses_namespace_is_none() {
+    need_hosts!();
+    let Some((recorder, pairs)) = start() else { return };
+    let (_hosts, client, server) = two_hosts();
+    let listener = server.within(|| TcpListener::bind((server.interfaces[0].v4, 0))).unwrap();
+    let to = listener.local_addr().unwrap();
+    // Its network namespace is its own, and root here has given it a way out.
+    let script = format!(
+        "read line; exec {} -c 'import socket, sys; s = socket.create_connection((\"{}\", {})); sys.stdin.read()'",
+        fsocket_testkit::PYTHON,
+        to.ip(),
+        to.port()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", "sh", "-c", &script]);
+    client.place(&mut command);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let before = count(&recorder, "foreign");
+    let pid = child.id();
+    let own = std::fs::read_link("/proc/self/ns/user").unwrap();
+    let until = Instant::now() + Duration::from_secs(10);
+    while std::fs::read_link(format!("/proc/{pid}/ns/user")).is_ok_and(|ns| ns == own) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let namespace = format!("/proc/{pid}/ns/net");
+    let run = |program: &str, args: &[&str]| {
+        let status = Command::new(program).args(args).status().unwrap();
+        assert!(status.success(), "{program} {args:?}");
+    };
+    let inside = |args: &[&str]| run("nsenter", &[&[&format!("--net={namespace}"), "ip"][..], args].concat());
+    let link = format!("fsown{}", std::process::id());
+    run(
+        "ip",
+        &[
+            "-n",
+            &server.namespace,
+            "link",
+            "add",
+            &link,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            &pid.to_string(),
+        ],
+    );
+    run("ip", &["-n", &server.namespace, "addr", "add", "10.99.0.1/24", "dev", &link]);
+    run("ip", &["-n", &server.namespace, "link", "set", &link, "up"]);
+    inside(&["addr", "add", "10.99.0.2/24", "dev", "eth0"]);
+    inside(&["link", "set", "eth0", "up"]);
+    inside(&["route", "add", "default", "via", "10.99.0.1"]);
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"\n").unwrap();
+    let (passive, _) = listener.accept().unwrap();
+    assert_eq!(pairs.peer_of(cookie(&passive)), None);
+    assert!(count(&recorder, "foreign") > before);
+    drop(input);
+    let _ = child.wait();
 }

@@ -9,6 +9,7 @@ use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, registry, socks
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
+use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// While our queues have connections, the kernel's is looked at this often.
@@ -239,7 +240,7 @@ unsafe fn take_slot(
     }
     d.rcvtimeo.store(options.rcvtimeo, Ordering::Relaxed);
     d.sndtimeo.store(options.sndtimeo, Ordering::Relaxed);
-    let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: bound.port };
+    let e = End::usual(c, slot, SERVER, &Addr { ip: dst, family, port: bound.port, v6only: 0 }, port);
     establish(d, sock, &e);
     if !table::install(fd, d) {
         crate::close::last_reference(d);

@@ -184,8 +184,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
         prepare_slot(chan, slot, dst, port);
         // Release: all of the above; also ordered by the queue's tail.
         chan.slot(slot).state.store(slot_state::SYN, Ordering::Release);
-        let me =
-            End { chan, slot, side: CLIENT, family: dst.family, dst: dst.ip, client_port: port, server_port: dst.port };
+        let me = End::usual(chan, slot, CLIENT, dst, port);
         establish(d, sock, &me);
         let pushed = chan.push_syn(&mut cl, slot);
         if !pushed {
@@ -241,21 +240,43 @@ pub struct End<'a> {
     pub slot: usize,
     pub side: usize,
     pub family: u16,
+    /// Addresses as this side has them; the client's and the server's.
+    pub src: [u8; 16],
     pub dst: [u8; 16],
     pub client_port: u16,
     pub server_port: u16,
+    /// The placeholder is connected across network namespaces, and the way back.
+    pub across: bool,
+}
+
+impl<'a> End<'a> {
+    /// Within a network namespace the client's address follows from the server's.
+    pub fn usual(chan: &'a Chan, slot: usize, side: usize, server: &Addr, client_port: u16) -> End<'a> {
+        End {
+            chan,
+            slot,
+            side,
+            family: server.family,
+            src: name::source_for(&server.ip),
+            dst: server.ip,
+            client_port,
+            server_port: server.port,
+            across: false,
+        }
+    }
 }
 
 /// Fill in the socket and make the descriptor a connection.
 pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     let nonblock = if d.nonblock.load(Ordering::Relaxed) { flag::NONBLOCK } else { 0 };
-    sock.flags.store(nonblock, Ordering::Relaxed);
+    let across = if e.across { flag::ACROSS } else { 0 };
+    sock.flags.store(nonblock | across, Ordering::Relaxed);
     sock.channel.store(e.chan.id.load(Ordering::Relaxed), Ordering::Relaxed);
     sock.slot.store(e.slot as u32, Ordering::Relaxed);
     sock.side.store(e.side as u32, Ordering::Relaxed);
     sock.err.store(0, Ordering::Relaxed);
     sock.family.store(e.family, Ordering::Relaxed);
-    let client = (name::source_for(&e.dst), e.client_port);
+    let client = (e.src, e.client_port);
     let server = (e.dst, e.server_port);
     let (local, peer) = if e.side == CLIENT { (client, server) } else { (server, client) };
     name::store(&sock.local, &local.0);

@@ -177,14 +177,27 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
     if s.flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || peer_status(d) & status::MIGRATED != 0 {
         return None;
     }
-    if peer_status(d) & status::MIGRATING != 0
-        && d.slot().switching.compare_exchange(0, BOTH, Ordering::AcqRel, Ordering::Acquire).is_err()
-    {
+    let across = s.flags.load(Ordering::Relaxed) & flag::ACROSS != 0;
+    // Between network namespaces what one side has not read the other sends again: one of them moves.
+    let claim = match across {
+        true => Some(ONE),
+        false => (peer_status(d) & status::MIGRATING != 0).then_some(BOTH),
+    };
+    let word = &d.slot().switching;
+    if claim.is_some_and(|c| word.compare_exchange(0, c, Ordering::AcqRel, Ordering::Acquire).is_err()) {
+        if across {
+            patiently(PATIENCE_NS, || of(d) == Path::Shm);
+        }
         return None;
     }
-    let own = make(d)?;
-    let (Ok(t1), Ok(t2)) = (token::enter(&s.tx), token::enter(&s.rx)) else {
-        own.close();
+    let ready = make(d).map(|own| (own, token::enter(&s.tx), token::enter(&s.rx)));
+    let Some((own, Ok(t1), Ok(t2))) = ready else {
+        if let Some((own, ..)) = ready {
+            own.close();
+        }
+        if across {
+            word.store(0, Ordering::Release);
+        }
         return None;
     };
     if s.flags.fetch_or(flag::MIGRATED | flag::MIGRATING | flag::DRAINED, Ordering::AcqRel) & flag::MIGRATED != 0 {

@@ -269,6 +269,15 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> 
         Err(sys::Errno::EIO) => return Err(Counter::FbNoMonitor),
         Err(_) => return Err(Counter::FbResource),
     };
+    match channel_of(&a, memfd) {
+        Some(c) if usable(c) => Ok((c, a.addr.v6only)),
+        Some(_) => Err(Counter::FbNoListener),
+        None => Err(Counter::FbResource),
+    }
+}
+
+/// The channel that an answer of the monitor's names; its memory comes with the first.
+fn channel_of(a: &Msg, memfd: Option<i32>) -> Option<&'static Chan> {
     let c = match (chan::by_id(a.id as u32, CLIENT), memfd) {
         (Some(c), _) => Some(c),
         (None, Some(fd)) => chan::map(a.id as u32, a.arg0, CLIENT, fd).inspect(|c| c.first_ports(a.addr.port)),
@@ -277,11 +286,19 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> 
     if let Some(fd) = memfd {
         let _ = sys::close(fd);
     }
-    match c {
-        Some(c) if usable(c) => Ok((c, a.addr.v6only)),
-        Some(_) => Err(Counter::FbNoListener),
-        None => Err(Counter::FbResource),
-    }
+    c
+}
+
+/// The channel to whoever has accepted the connection `fd`, perhaps in another network namespace.
+///
+/// # Errors
+/// As of [`kind::MEET`].
+pub fn meet(fd: i32, full: u32) -> sys::Result<&'static Chan> {
+    let _asking = ASKING.lock().map_err(|_| sys::Errno::EAGAIN)?;
+    let mut m = Msg::new(kind::MEET);
+    m.arg0 = full as u64;
+    let (a, memfd) = ctl::request(m, Some(fd))?;
+    channel_of(&a, memfd).filter(|c| usable(c)).ok_or(sys::Errno::ENOENT)
 }
 
 /// SO_NETNS_COOKIE of this process, asked once from a socket of its.

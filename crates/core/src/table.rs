@@ -111,6 +111,10 @@ pub struct Desc {
     pub tries: AtomicU32,
     /// The number of the call that tries next.
     pub next_try: AtomicU32,
+    /// KERNEL: its other end may be in another network namespace; and something was received since
+    /// the last send.
+    pub across: AtomicBool,
+    pub heard: AtomicBool,
     pub spin_rx: crate::spin::Memory,
     pub spin_tx: crate::spin::Memory,
     link: AtomicU32,

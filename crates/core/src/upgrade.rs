@@ -20,7 +20,7 @@ use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
-use crate::{chan, ctl, epoll, name, opts, process, registry, route, socks, stats, waker};
+use crate::{chan, ctl, epoll, heartbeat, name, opts, process, registry, route, socks, stats, strangers, waker};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -37,6 +37,8 @@ static FIRST: AtomicU32 = AtomicU32::new(CALLS);
 /// How long the opener waits for the other side, nanoseconds: one that sleeps in us, or is in
 /// the middle of its calls, is there sooner.
 const OFFER_NS: u64 = 2_000_000;
+/// The same between network namespaces: what is gained is more.
+const ACROSS_NS: u64 = 10_000_000;
 /// How long the accepter waits for the opener, which waits for it.
 const ANSWER_NS: u64 = 20_000_000;
 
@@ -69,17 +71,27 @@ fn begin(d: &Desc, side: usize) {
     d.calls.store(0, Ordering::Relaxed);
     d.tries.store(0, Ordering::Relaxed);
     d.next_try.store(FIRST.load(Ordering::Relaxed), Ordering::Relaxed);
+    d.across.store(false, Ordering::Relaxed);
+    d.heard.store(false, Ordering::Relaxed);
     d.dirty.store(true, Ordering::Relaxed);
     d.kind.store(kind::KERNEL, Ordering::Release);
+}
+
+/// May connections to other network namespaces of this host go over?
+fn reaches_across(ip: &[u8; 16], port: u16) -> bool {
+    let recorded = registry::mapped().is_some_and(|r| route::volatile(&r.pairs) != 0);
+    recorded && !name::is_loopback(ip) && !strangers::is_one(ip, port)
 }
 
 /// A socket connects to `dst` over the kernel. False: nobody there can ever share
 /// memory with us, forget it.
 pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
-    if !wanted() || !is_here(&dst.ip) {
+    let across = reaches_across(&dst.ip, dst.port);
+    if !wanted() || !(across || is_here(&dst.ip)) {
         return false;
     }
     begin(d, CLIENT);
+    d.across.store(across, Ordering::Relaxed);
     true
 }
 
@@ -113,11 +125,16 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
         // SAFETY: the caller's; an address that did not fit is no address.
         unsafe { name::parse(addr, *len) }
     };
-    let Some(peer) = peer.filter(|p| is_here(&p.ip)) else { return };
+    let Some(peer) = peer else { return };
+    let across = reaches_across(&peer.ip, 0);
+    if !across && !is_here(&peer.ip) {
+        return;
+    }
     let Some(d) = table::alloc(kind::FRESH) else { return };
     d.family.store(peer.family as u32, Ordering::Relaxed);
     d.kernel_family.store(peer.family as u32, Ordering::Relaxed);
     begin(d, SERVER);
+    d.across.store(across, Ordering::Relaxed);
     if !table::install(fd, d) {
         table::release(d);
     }
@@ -186,7 +203,8 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
     if d.using.never() {
         return Entered::Kernel(None);
     }
-    let calls = d.calls.fetch_add(1, Ordering::Relaxed) + 1;
+    let weight = weight(d, call);
+    let calls = d.calls.fetch_add(weight, Ordering::Relaxed) + weight;
     if calls >= d.next_try.load(Ordering::Relaxed) {
         consider(fd, d, call, calls);
     }
@@ -213,6 +231,26 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
                 return if d.is_conn() { Entered::Ours } else { Entered::Kernel(Some(using)) };
             }
         }
+    }
+}
+
+/// As how many calls one counts. Between network namespaces each byte in the kernel is dear, so a
+/// connection that is asked something again goes over soon: the third request, or the second answer, is
+/// the first try. A connection for one request pays nothing.
+fn weight(d: &Desc, call: Call) -> u32 {
+    const TURN: u32 = CALLS / 2;
+    if !d.across.load(Ordering::Relaxed) {
+        return 1;
+    }
+    let receives = call != Call::Send;
+    if d.heard.load(Ordering::Relaxed) == receives {
+        return 1;
+    }
+    d.heard.store(receives, Ordering::Relaxed);
+    if receives {
+        1
+    } else {
+        TURN
     }
 }
 
@@ -281,7 +319,8 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if opener && (call != Call::Send && late < QUIET || late < LOOKS && at_rest(fd).is_none()) {
         return;
     }
-    d.next_try.store(calls.saturating_mul(4), Ordering::Relaxed);
+    let longer = if d.across.load(Ordering::Relaxed) { 2 } else { 4 };
+    d.next_try.store(calls.saturating_mul(longer), Ordering::Relaxed);
     ctl::wanted();
     if ctl::dead() {
         return; // it may come
@@ -295,9 +334,12 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if !opener {
         let mut m = Msg::new(msg::OFFER);
         m.id = key(d);
+        m.arg0 = d.across.load(Ordering::Relaxed).into();
         // With an answer: until the monitor has read it the message holds the socket, and a close
         // of the program's would not end the connection.
-        let _ = ctl::request(m, Some(fd));
+        if ctl::request(m, Some(fd)).err() == Some(Errno::EXDEV) {
+            stranger(fd, d);
+        }
         return;
     }
     // A handler that comes in between would wait for us.
@@ -305,6 +347,16 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if d.using.decide() {
         let r = open(fd, d);
         d.using.decided(r == Err(Errno::EXDEV));
+    }
+}
+
+/// The other end of a connection that was accepted is on another host.
+fn stranger(fd: i32, d: &Desc) {
+    let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return };
+    d.across.store(false, Ordering::Relaxed);
+    if !usual(&peer, &me) {
+        strangers::note(&peer.ip, 0);
+        give_up(d);
     }
 }
 
@@ -342,10 +394,10 @@ fn at_rest(fd: i32) -> Option<Counts> {
     const ESTABLISHED: u8 = 1;
     const TCP_ULP: i32 = 31;
     /// Offsets into `struct tcp_info` (linux/tcp.h), complete since 4.19.
-    const TOTAL_RETRANS: usize = 100;
     const BYTES_RECEIVED: usize = 128;
     const NOTSENT_BYTES: usize = 144;
     const BYTES_SENT: usize = 200;
+    const BYTES_RETRANS: usize = 208;
     let mut info = [0u8; 224];
     if sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()? < info.len() {
         return None;
@@ -358,14 +410,12 @@ fn at_rest(fd: i32) -> Option<Counts> {
         let mut v = [0u8; 4];
         sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_ok() && v == [0; 4]
     };
-    // What was sent twice is counted twice.
-    let rest = info[0] == ESTABLISHED
-        && int(NOTSENT_BYTES) == 0
-        && int(TOTAL_RETRANS) == 0
-        && unread(fd) == Some(0)
-        && plain
-        && zero(libc::SO_ZEROCOPY);
-    rest.then(|| Counts { sent: long(BYTES_SENT), received: long(BYTES_RECEIVED) })
+    let rest =
+        info[0] == ESTABLISHED && int(NOTSENT_BYTES) == 0 && unread(fd) == Some(0) && plain && zero(libc::SO_ZEROCOPY);
+    // What was sent twice is counted twice, and then once for that. (Too much of the first never makes two
+    // counts equal while something is on its way; the connection stays where it is.)
+    let sent = long(BYTES_SENT).wrapping_sub(long(BYTES_RETRANS));
+    rest.then(|| Counts { sent, received: long(BYTES_RECEIVED) })
 }
 
 /// The addresses are those that a connection of ours would have.
@@ -377,11 +427,8 @@ fn usual(client: &Addr, server: &Addr) -> bool {
 fn open(fd: i32, d: &'static Desc) -> Result<()> {
     const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
     let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
-    if !usual(&me, &dst) {
-        return Err(Errno::EXDEV);
-    }
     let Some(counts) = at_rest(fd) else { return NOT_NOW };
-    let Ok(chan) = route::find(&dst, fd) else { return NOT_NOW };
+    let (chan, across) = whereto(fd, d, &me, &dst)?;
     let Some(sock) = socks::alloc_sock() else { return NOT_NOW };
     let slot = chan.client().and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
     let Some(slot) = slot else {
@@ -399,12 +446,14 @@ fn open(fd: i32, d: &'static Desc) -> Result<()> {
     m.id = chan.id.load(Ordering::Relaxed) as u64;
     m.arg0 = slot as u64;
     m.arg1 = s.generation.load(Ordering::Relaxed) as u64;
+    m.arg2 = across.into();
     let mut asked = Ok(());
     let tell = || {
         asked = ctl::request(m, Some(fd)).map(drop);
         asked.is_ok()
     };
-    let done = handover::open(&s.state, steps, &Patience(OFFER_NS), tell, || at_rest(fd) == Some(counts));
+    let patience = if across { ACROSS_NS } else { OFFER_NS };
+    let done = handover::open(&s.state, steps, &Patience(patience), tell, || at_rest(fd) == Some(counts));
     if !done {
         socks::free_sock(sock);
         if let Some(mut c) = chan.client() {
@@ -414,13 +463,42 @@ fn open(fd: i32, d: &'static Desc) -> Result<()> {
     }
     learn(fd, d);
     let family = d.family.load(Ordering::Relaxed) as u16;
-    establish(
-        d,
-        sock,
-        &End { chan, slot, side: CLIENT, family, dst: dst.ip, client_port: me.port, server_port: dst.port },
-    );
+    let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
+    establish(d, sock, &End { chan, slot, side: CLIENT, family, src, dst, client_port, server_port, across });
+    if across {
+        heartbeat::begin(fd);
+    }
     went_over(d);
     Ok(())
+}
+
+/// The channel to the other side, and whether that may be in another network namespace. EXDEV: there is
+/// and will be none.
+fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<(&'static chan::Chan, bool)> {
+    let usual = usual(me, dst);
+    if let Some(c) = usual.then(|| route::find(dst, fd).ok()).flatten() {
+        return Ok((c, false));
+    }
+    if !d.across.load(Ordering::Relaxed) {
+        return Err(if usual { Errno::EAGAIN } else { Errno::EXDEV });
+    }
+    match route::meet(fd, 0) {
+        Ok(c) => Ok((c, true)),
+        Err(Errno::EXDEV) => {
+            strangers::note(&dst.ip, dst.port);
+            d.across.store(false, Ordering::Relaxed);
+            Err(if usual { Errno::EAGAIN } else { Errno::EXDEV })
+        }
+        Err(Errno::EPERM) => {
+            stats::count(Counter::FbOtherUser);
+            Err(Errno::EXDEV)
+        }
+        Err(Errno::EACCES) => {
+            stats::count(Counter::FbPolicy);
+            Err(Errno::EXDEV)
+        }
+        Err(_) => Err(Errno::EAGAIN),
+    }
 }
 
 /// Options and mode, which the program has set on the kernel's socket.
@@ -477,6 +555,8 @@ struct Asked {
     slot: usize,
     generation: u32,
     key: u64,
+    /// The other end may be in another network namespace.
+    across: bool,
     /// Memory of the channel.
     fd: i32,
 }
@@ -486,7 +566,9 @@ static ASKED: Mailbox<Asked, 32> = Mailbox::new();
 /// descriptor was not taken.
 pub fn asked(m: &Msg, fd: i32) -> bool {
     let (slot, generation) = (m.arg1 as u32 as usize, (m.arg1 >> 32) as u32);
-    let noted = ASKED.note(Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, fd });
+    let across = m.addr.v6only != 0;
+    let a = Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, across, fd };
+    let noted = ASKED.note(a);
     ctl::defer();
     noted
 }
@@ -543,7 +625,8 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
     let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return false };
     let said = &c.slot(a.slot).migrated[0];
     let theirs = || Counts { sent: said.limit.load(Ordering::Relaxed), received: said.base.load(Ordering::Relaxed) };
-    if !usual(&peer, &me) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
+    let across = a.across;
+    if !(across || usual(&peer, &me)) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
         return false;
     }
     let Some(sock) = socks::alloc_sock() else { return false };
@@ -553,8 +636,8 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
     }
     learn(fd, d);
     let family = d.family.load(Ordering::Relaxed) as u16;
-    let e =
-        End { chan: c, slot: a.slot, side: SERVER, family, dst: me.ip, client_port: peer.port, server_port: me.port };
+    let (src, dst, client_port, server_port) = (peer.ip, me.ip, peer.port, me.port);
+    let e = End { chan: c, slot: a.slot, side: SERVER, family, src, dst, client_port, server_port, across };
     establish(d, sock, &e);
     went_over(d);
     true

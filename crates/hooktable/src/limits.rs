@@ -118,6 +118,21 @@ pub const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "Containers",
+        counters: &[],
+        limits: &[
+            "A connection to another network namespace of the host is the kernel's until its third \
+             request (docs/containers.md), and stays so if a side only sends, is behind SYNPROXY, or if \
+             some 65,000 others were opened before. On kernels and monitors without BPF all are.",
+            "Such a connection ends with ECONNRESET within 5 s after a rule or a link stops its packets; \
+             in the kernel it would be repeated for minutes, and then time out. Byte quotas, string matches and accounting \
+             see its first requests only.",
+            "It sends a keep-alive probe a second, whatever the program has chosen for SO_KEEPALIVE.",
+            "If it has to become the kernel's after its peer is gone, and something is left to be read, it cannot \
+             (`fallback.switch`).",
+        ],
+    },
+    Section {
         name: "Steering",
         counters: &["slice_"],
         limits: &[

@@ -27,6 +27,7 @@ use crate::descriptor::Attached;
 use crate::maker::Order;
 use crate::sockdiag::SockDiag;
 use crate::steer;
+use fsocket_bpf::pairs::{self, Pairs};
 use fsocket_bpf::select::{Parts, Select};
 pub use line::op;
 use line::{Ask, Given, Told};
@@ -174,6 +175,15 @@ impl Broker {
     /// It cannot be had; why is in the log.
     pub fn closings(&self) -> Result<OwnedFd, Errno> {
         self.plain(op::CLOSINGS, 0)?.fd()
+    }
+
+    /// Which sockets are the ends of one connection, from now on.
+    ///
+    /// # Errors
+    /// It cannot be had; why is in the log.
+    pub fn pairs(&self) -> Result<Pairs, Errno> {
+        let [peers, watched, ended] = self.plain(op::PAIRS, 0)?.fds.try_into().map_err(|_| Errno::PROTO)?;
+        Pairs::of(pairs::Parts { peers, watched, ended }).map_err(|_| Errno::OPNOTSUPP)
     }
 
     /// A line to sock_diag where that socket is.

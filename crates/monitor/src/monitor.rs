@@ -9,7 +9,7 @@ use crate::clients::Client;
 use crate::context::Context;
 use crate::descriptor;
 use crate::endpoint::{Config, Endpoint, StartError};
-use crate::event::{ADDRESSES, ENDPOINT, FIRST_WAKER, POLICY, STOP};
+use crate::event::{ADDRESSES, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
 use crate::shm::closings::Closings;
 use crate::shm::ports::{KernelPorts, Ports};
 use crate::shm::registry::Registry;
@@ -159,6 +159,7 @@ impl Monitor {
                     ENDPOINT => self.accept(),
                     ADDRESSES => self.addresses_changed(),
                     POLICY => self.policy_changed(),
+                    PAIRS => self.shm.pairs_ended(&self.ctx),
                     STOP => {
                         // A private one ends with its programs.
                         if self.ctx.config.private {
@@ -286,6 +287,7 @@ impl Monitor {
             return;
         }
         self.ctx.vouch(uid, fd.as_fd());
+        self.shm.came_from(&self.ctx, fd.as_fd());
         let family = self.ctx.new_family();
         let _ = self.ctx.clients.add(Client::new(fd, uid, pid, family));
     }

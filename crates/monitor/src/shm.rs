@@ -2,17 +2,19 @@
 //!
 //! | concern | modules |
 //! | --- | --- |
-//! | state | `state`, [`listeners`], [`channels`], `offers`, [`ports`], [`registry`], [`switched`], [`pipes`] |
-//! | requests | `requests`, [`switch`], [`upgrade`], [`wakers`], [`taken`], [`successor`], [`renew`] |
+//! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`ports`], [`registry`], [`switched`], [`pipes`] |
+//! | requests | `requests`, [`switch`], [`upgrade`], `crossing`, [`wakers`], [`taken`], [`successor`], [`renew`] |
 //! | ends | [`reaper`], [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
 
 pub mod channels;
 pub mod closings;
+mod crossing;
 pub mod dispatch;
 pub mod distrust;
 pub mod listeners;
 mod offers;
+mod pairs;
 pub mod pipes;
 pub mod ports;
 pub mod reaper;

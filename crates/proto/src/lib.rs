@@ -210,15 +210,16 @@ pub mod kind {
     /// waited there has moved to the global one. The kernel wakes nobody for it.
     pub const LOOK: u32 = 40;
     /// `fd` is a kernel connection that this process has accepted and that may go over to
-    /// shared memory; `id` is what it calls it. *Sync*: nobody holds fd any more.
+    /// shared memory; `id` is what it calls it. *Sync*: nobody holds fd any more. `arg0` 1: the other end
+    /// may be in another network namespace; `result` EXDEV: it is on another host, or cannot go over.
     pub const OFFER: u32 = 54;
     /// `fd` is the other end of one: it is to go over into slot `arg0` (generation `arg1`)
     /// of channel `id`, which is in state OFFERED. *Sync*: the other side has been told;
-    /// `result` ENOENT: nobody has offered it, EXDEV: it never can.
+    /// `result` ENOENT: nobody has offered it, EXDEV: it never can. `arg2` 1: the channel is the one of [`MEET`].
     pub const UPGRADE: u32 = 55;
     /// From the monitor: UPGRADE of the connection that this process calls `arg2`, into
     /// slot (low half of `arg1`, generation in the high one) of channel `id` of listener
-    /// `arg0`, fd memfd.
+    /// `arg0`, fd memfd. `addr.v6only` 1: after [`MEET`].
     pub const UPGRADE_SRV: u32 = 34;
     /// This process takes descriptor `arg0` of the process of which fd is a pidfd (`arg1` its
     /// pid, as this one numbers it). *Sync*: it is told, by the same message with `id` the taker;
@@ -227,6 +228,11 @@ pub mod kind {
     /// This process has looked after TRANSFER by `id`. No answer. The taker gets the same
     /// message.
     pub const TRANSFERRED: u32 = 57;
+    /// `fd` is a kernel connection that this process has opened, whose other end may be in another
+    /// network namespace of this host. *Sync*: a channel to the listener that has accepted it, as in
+    /// the answer to [`CONNECT`]; `result` ENOENT: nobody has offered the other end (yet), EXDEV: it is
+    /// on another host, or cannot go over, EPERM and EACCES as for [`CONNECT`].
+    pub const MEET: u32 = 59;
     /// The credentials of this process have changed. fd: its end of a new socket pair, made with
     /// the new ones, which is its control socket from here on. It holds the same listeners,
     /// and nothing else of what it had; HELLO follows on the new socket. No answer: a refusal is
@@ -413,6 +419,10 @@ pub mod registry {
         /// Entries of `slices` in use are below this; 0 is the usual case.
         pub sliced: u64,
         pub slices: [Slices; SLICED],
+        /// 1: the monitor knows the two ends of a connection between network namespaces ([`kind::MEET`]).
+        ///
+        /// [`kind::MEET`]: super::kind::MEET
+        pub pairs: u64,
         /// Which channel a client's port is leased to; 0: none. An accepting process checks here
         /// what a client says of itself: the page is the monitor's, and the channel is not.
         pub owner: [core::sync::atomic::AtomicU32; PORTS],

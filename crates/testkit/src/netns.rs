@@ -11,9 +11,11 @@
 //! Everything is undone by a guard process ([`Cleanup`]) that outlives the
 //! test, also one that was killed; processes left in a host are killed first.
 
+mod bridge;
 mod cleanup;
 mod link;
 
+pub use bridge::Containers;
 pub use cleanup::Cleanup;
 pub use link::{napi_threads, Receive};
 

@@ -1,10 +1,11 @@
 //! This side's end of the kernel connection that takes over, and what is done at the other one.
 
 use crate::chan::Chan;
-use crate::table::Desc;
-use crate::{chan, ctl, name, process};
+use crate::table::{self, Desc};
+use crate::{chan, ctl, heartbeat, name, process};
 use core::sync::atomic::Ordering;
-use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_abi::arena::flag;
+use fsocket_abi::channel::{status, CLIENT, SERVER};
 use fsocket_proto::{kind, switch, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -39,10 +40,32 @@ fn switch(m: Msg, family: i32) -> Result<Option<i32>> {
     r.map(|(_, fd)| fd)
 }
 
+/// Between network namespaces the kernel connection is still there, idle, behind the descriptors. What
+/// was not read the other side sends again.
+fn is_across(d: &Desc) -> bool {
+    d.sock().flags.load(Ordering::Relaxed) & flag::ACROSS != 0
+}
+
+/// This side's end of a connection that has never left the kernel.
+fn placeholder(d: &Desc) -> Option<i32> {
+    let fd = table::fd_of(d)?;
+    let end = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0).ok().map(process::high_fd)?;
+    if let Ok(fresh) = fresh(d.sock().family.load(Ordering::Relaxed) as i32) {
+        heartbeat::end(end, fresh);
+        process::close_own(fresh);
+    }
+    Some(end)
+}
+
 /// The monitor makes both ends and keeps the other one for the other side. With the privilege to do
 /// so (TCP_REPAIR) it connects them under the addresses of this very connection; else they are an
 /// ordinary loopback connection.
 pub fn make(d: &Desc) -> Option<Own> {
+    if is_across(d) {
+        // A peer that is gone sends nothing again: the connection stays, for what it has left.
+        let gone = d.rx_dir().prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
+        return if gone && crate::stream::ring_has(d) { None } else { placeholder(d).map(Own) };
+    }
     let family = d.sock().family.load(Ordering::Relaxed) as i32;
     let side = d.side.load(Ordering::Relaxed);
     let mut m = message(d, kind::SWITCH, side);
@@ -59,7 +82,7 @@ pub fn make(d: &Desc) -> Option<Own> {
 /// Something to do at the other side's end, which is the monitor's to touch; bits of
 /// [`switch::act`].
 pub fn act(d: &Desc, what: u32) {
-    if what == 0 {
+    if what == 0 || is_across(d) {
         return;
     }
     let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
@@ -104,6 +127,8 @@ fn of_slot(c: &Chan, slot: usize, side: usize, what: u32) -> Msg {
 /// A socket of which nothing is decided, in place of this side's end.
 pub fn make_alone(d: &Desc) -> Option<Own> {
     let own = Own(fresh(d.sock().family.load(Ordering::Relaxed) as i32).ok()?);
+    // Other processes of the fork group come to the monitor for it.
+    d.sock().flags.fetch_and(!flag::ACROSS, Ordering::AcqRel);
     let mut m = message(d, kind::SWITCH, d.side.load(Ordering::Relaxed));
     m.arg2 = switch::ALONE;
     if ctl::request(m, Some(own.0)).is_err() {
@@ -190,6 +215,9 @@ pub fn claim(d: &Desc, side: u32) -> Option<i32> {
 }
 
 fn claim_within(d: &Desc, side: u32, turns: u64) -> Option<i32> {
+    if is_across(d) {
+        return placeholder(d);
+    }
     let m = message(d, kind::CLAIM, side);
     for turn in 0..turns {
         match ctl::request(m, None) {
@@ -204,7 +232,9 @@ fn claim_within(d: &Desc, side: u32, turns: u64) -> Option<i32> {
 
 /// This side's last holder has its own copies of the end, or is gone.
 pub fn release(d: &Desc, side: u32) {
-    send_release(releasing(d, side));
+    if !is_across(d) {
+        send_release(releasing(d, side));
+    }
 }
 
 pub fn releasing(d: &Desc, side: u32) -> Msg {

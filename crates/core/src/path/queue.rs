@@ -15,6 +15,7 @@ use crate::{accept, ctl, name, process, socks};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::switch::act;
+use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// The kernel's limit on a backlog (net.core.somaxconn) may be lower.
@@ -97,7 +98,7 @@ fn one(
     };
     let family = listener.family.load(Ordering::Relaxed) as u16;
     d.family.store(family as u32, Ordering::Relaxed);
-    let e = End { chan: c, slot, side: SERVER, family, dst, client_port: port, server_port: server };
+    let e = End::usual(c, slot, SERVER, &Addr { ip: dst, family, port: server, v6only: 0 }, port);
     establish(d, sock, &e);
     let started = hand_over(d) && start(d, |_| Some(pair::Own(-1))).is_some();
     pair::Own(other).close();

@@ -63,6 +63,8 @@ pub mod op {
     pub const STEER_ALSO: u32 = 20;
     /// Whether there are tables of iptables of old.
     pub const TABLES: u32 = 21;
+    /// The record of which sockets are the ends of one connection.
+    pub const PAIRS: u32 = 22;
 }
 
 /// An answer.

@@ -14,6 +14,7 @@ use crate::pidfd;
 use crate::sockdiag::SockDiag;
 use crate::steer::{self, Steers};
 use fsocket_bpf::closings::Closings;
+use fsocket_bpf::pairs::{self, Recorder};
 use fsocket_bpf::select::Parts;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -64,6 +65,7 @@ pub struct Rights {
     /// Where groups of listeners are kept for a monitor after this one.
     keep: Option<Keep>,
     closings: Option<Closings>,
+    pairs: Option<Recorder>,
     nf_tables: Option<Netlink>,
     steers: Steers,
     /// Where steering is kept, and whether it begins again.
@@ -86,6 +88,7 @@ impl Rights {
             cloned: Shown::new(),
             keep: keep.map(Keep::new),
             closings: None,
+            pairs: None,
             nf_tables: None,
             steers: Steers::default(),
             steer_file: keep.or(beside).map(|dir| (dir.to_owned(), keep.is_some())),
@@ -157,6 +160,17 @@ impl Rights {
                 }
                 let page = self.closings.as_ref().ok_or(Errno::OPNOTSUPP)?.page();
                 page.try_clone_to_owned().map_err(errno_of).map(Given::one)
+            }
+            op::PAIRS => {
+                if self.pairs.is_none() {
+                    self.pairs = Some(Recorder::start().map_err(|why| {
+                        tracing::warn!(%why, "connections between network namespaces stay the kernel's");
+                        Errno::OPNOTSUPP
+                    })?);
+                }
+                let parts = self.pairs.as_ref().ok_or(Errno::OPNOTSUPP)?.parts().map_err(|_| Errno::MFILE)?;
+                let pairs::Parts { peers, watched, ended } = parts;
+                Ok(Given { number: 0, fds: vec![peers, watched, ended] })
             }
             op::DIAG => {
                 let there = maker::namespace_of(fd()?, descriptor::netns_cookie(fd()?)?)?;

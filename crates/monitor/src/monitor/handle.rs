@@ -35,7 +35,8 @@ impl Monitor {
             kind::SWITCH => self.shm.switch(&mut self.ctx, id, &msg, fd),
             kind::CLAIM => self.shm.claim(&mut self.ctx, id, &msg),
             kind::UPGRADE => self.shm.upgrade(&mut self.ctx, id, &msg, fd),
-            kind::OFFER => self.shm.offer_upgrade(id, &msg, fd),
+            kind::OFFER => self.shm.offer_upgrade(&self.ctx, id, &msg, fd),
+            kind::MEET => self.shm.meet(&mut self.ctx, id, &msg, fd),
             kind::TRANSFER => self.shm.take(&mut self.ctx, id, &msg, fd),
             kind::TRANSFERRED => {
                 self.shm.taken(&mut self.ctx, &msg);

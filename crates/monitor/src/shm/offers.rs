@@ -2,6 +2,7 @@
 
 use crate::ConnId;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::SocketAddr;
 
 /// Offers of one process that are kept.
@@ -10,14 +11,23 @@ const PER_CLIENT: usize = 1024;
 /// One end: network namespace, its own address and the peer's.
 pub type End = (u64, SocketAddr, SocketAddr);
 
-#[derive(Default)]
-pub struct Offers {
-    pub by_end: HashMap<End, (ConnId, u64)>,
+/// Ends that were offered, by what identifies them, and what is to be known of each.
+pub struct Offers<E, N> {
+    by_end: HashMap<E, (ConnId, N)>,
     number: HashMap<ConnId, usize>,
 }
 
-impl Offers {
-    pub fn add(&mut self, end: End, by: ConnId, name: u64) {
+/// Within a network namespace: what the process calls it.
+pub type Local = Offers<End, u64>;
+
+impl<E, N> Default for Offers<E, N> {
+    fn default() -> Self {
+        Offers { by_end: HashMap::new(), number: HashMap::new() }
+    }
+}
+
+impl<E: Eq + Hash, N: Copy> Offers<E, N> {
+    pub fn add(&mut self, end: E, by: ConnId, name: N) {
         if self.number.get(&by).is_some_and(|n| *n >= PER_CLIENT) {
             // They are not taken back when a connection ends.
             self.leave(by);
@@ -35,7 +45,10 @@ impl Offers {
             }
         }
     }
-    pub fn take(&mut self, end: &End) -> Option<(ConnId, u64)> {
+    pub fn get(&self, end: &E) -> Option<(ConnId, N)> {
+        self.by_end.get(end).copied()
+    }
+    pub fn take(&mut self, end: &E) -> Option<(ConnId, N)> {
         let found = self.by_end.remove(end)?;
         self.less(found.0);
         Some(found)
@@ -55,7 +68,7 @@ mod tests {
     #[test]
     fn offers_go_with_their_process_and_are_bounded() {
         let at = |port: u16| (1, SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 1], 9)));
-        let mut o = Offers::default();
+        let mut o = Local::default();
         o.add(at(1), 7, 70);
         o.add(at(2), 8, 80);
         o.add(at(1), 7, 71);

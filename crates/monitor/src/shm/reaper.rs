@@ -48,6 +48,7 @@ impl Shm {
             }
         }
         self.offers.leave(id);
+        self.pairs.leave(id);
     }
 
     /// And its listeners and channels end, unless others have them.
@@ -316,6 +317,7 @@ impl Shm {
     /// A channel that nothing comes through any more.
     pub fn remove_channel(&mut self, ctx: &mut Context, id: ChannelId) {
         let Some(ch) = self.channels.remove(id) else { return };
+        self.pairs.channel_gone(id);
         self.registry.set_owner(ch.bound.into_keys(), 0);
         let mut leases = ch.leases;
         if let Some(client) = ctx.clients.get_mut(ch.client) {

@@ -105,6 +105,11 @@ impl Registry {
         });
     }
 
+    /// Connections between network namespaces may go over.
+    pub fn set_pairs(&mut self) {
+        self.change(|r| r.put(offset_of!(Layout, pairs), 1));
+    }
+
     /// Replaces the source-port slices: namespace, first port, ports a slice, CPU
     /// of each slice. Beyond [`SLICED`] namespaces and [`SLICE_CPUS`] they are left
     /// out: connections from there take any port.

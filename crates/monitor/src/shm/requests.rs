@@ -259,24 +259,36 @@ impl Shm {
             }
             let l = self.listeners.get(listener).ok_or(Errno::NOENT)?;
             ctx.judge(id, l, (ip, msg.addr.port), &end, fd.as_fd())?;
-            let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
-            let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
-            let found = |channel: ChannelId| Msg {
-                id: u64::from(channel),
-                arg0: listener,
-                arg1: CHANNEL_SIZE as u64,
-                addr: Addr { v6only: closings, ..Addr::default() },
-                ..reply(msg)
-            };
-            return match newest {
-                Some(channel) if u64::from(channel) != msg.arg0 => Ok((Msg { arg2: 1, ..found(channel) }, None)),
-                _ => {
-                    let (channel, fd) = self.make_channel(ctx, id, listener)?;
-                    let mut answer = found(channel);
-                    answer.addr.port = self.lease_ports(ctx, id, channel).unwrap_or(0);
-                    Ok((answer, Some(fd)))
-                }
-            };
+            return self.channel_to(ctx, id, listener, msg, closings);
+        }
+    }
+
+    /// The process's channel to a listener, unless that is the one which the message calls full.
+    pub fn channel_to(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        listener: ListenerId,
+        msg: &Msg,
+        closings: u32,
+    ) -> Answer {
+        let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
+        let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
+        let found = |channel: ChannelId| Msg {
+            id: u64::from(channel),
+            arg0: listener,
+            arg1: CHANNEL_SIZE as u64,
+            addr: Addr { v6only: closings, ..Addr::default() },
+            ..reply(msg)
+        };
+        match newest {
+            Some(channel) if u64::from(channel) != msg.arg0 => Ok((Msg { arg2: 1, ..found(channel) }, None)),
+            _ => {
+                let (channel, fd) = self.make_channel(ctx, id, listener)?;
+                let mut answer = found(channel);
+                answer.addr.port = self.lease_ports(ctx, id, channel).unwrap_or(0);
+                Ok((answer, Some(fd)))
+            }
         }
     }
 

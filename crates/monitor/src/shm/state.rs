@@ -5,7 +5,8 @@ use crate::shm::closings::Closings;
 use crate::shm::dispatch::Dispatch;
 use crate::shm::distrust::Distrust;
 use crate::shm::listeners::Listeners;
-use crate::shm::offers::Offers;
+use crate::shm::offers::Local;
+use crate::shm::pairs::Pairs;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
 use crate::FamilyId;
@@ -17,7 +18,8 @@ pub struct Shm {
     /// Some have come or gone, and steering does not know it yet.
     pub listeners_changed: bool,
     pub channels: Channels,
-    pub offers: Offers,
+    pub offers: Local,
+    pub pairs: Pairs,
     pub ports: Ports,
     pub registry: Registry,
     pub closings: Closings,
@@ -36,7 +38,8 @@ impl Shm {
             listeners: Listeners::default(),
             listeners_changed: false,
             channels: Channels::default(),
-            offers: Offers::default(),
+            offers: Local::default(),
+            pairs: Pairs::default(),
             ports,
             registry,
             closings,

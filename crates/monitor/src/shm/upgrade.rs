@@ -13,12 +13,12 @@ use crate::shm::offers::End;
 use crate::shm::state::Shm;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
-use fsocket_proto::{kind, Msg};
+use fsocket_proto::{kind, Addr, Msg};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 
-fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
+pub fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
     descriptor::tcp(fd, true)?;
     let own = SocketAddr::try_from(rustix::net::getsockname(fd)?).map_err(|_| Errno::INVAL)?;
     let peer = rustix::net::getpeername(fd)?.ok_or(Errno::NOTCONN)?;
@@ -27,15 +27,23 @@ fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
 }
 
 impl Shm {
-    pub fn offer_upgrade(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
-        let end = end_of(fd.ok_or(Errno::BADF)?.as_fd())?;
+    pub fn offer_upgrade(&mut self, ctx: &Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        let end = end_of(fd.as_fd())?;
         self.offers.add(end, id, msg.id);
+        if msg.arg0 == 1 {
+            self.offer_pair(ctx, id, msg.id, end, fd.as_fd())?;
+        }
         Ok((reply(msg), None))
     }
 
     pub fn upgrade(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
-        let (netns, own, peer) = end_of(fd.ok_or(Errno::BADF)?.as_fd())?;
+        let fd = fd.ok_or(Errno::BADF)?;
+        if msg.arg2 == 1 {
+            return self.upgrade_pair(ctx, id, channel, msg, fd.as_fd());
+        }
+        let (netns, own, peer) = end_of(fd.as_fd())?;
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let ch = self.party(ctx, id, channel)?;
         if !ch.is_party(CLIENT, family) || msg.arg0 >= SLOTS as u64 {
@@ -46,7 +54,7 @@ impl Shm {
             return Err(Errno::XDEV);
         }
         let there = (netns, peer, own);
-        let &(other, name) = self.offers.by_end.get(&there).ok_or(Errno::NOENT)?;
+        let (other, name) = self.offers.get(&there).ok_or(Errno::NOENT)?;
         if other == id {
             // Nobody is there to answer while it asks.
             return Err(Errno::XDEV);
@@ -56,28 +64,44 @@ impl Shm {
             return Err(Errno::NOENT);
         }
         // It may be another of the fork group than those that were asked about for the channel.
-        let ip = match peer.ip() {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
-        };
-        ctx.may_pair(ctx.known_as(id)?, other, &Destination { ip, port: peer.port(), netns: None })
-            .map_err(|_| Errno::XDEV)?;
+        ctx.may_pair(ctx.known_as(id)?, other, &destination_of(peer)).map_err(|_| Errno::XDEV)?;
+        self.offers.take(&there);
+        self.hand_over(ctx, channel, msg, other, name)?;
+        Ok((reply(msg), None))
+    }
+
+    /// Tells the accepting process, which calls the connection `name`.
+    pub fn hand_over(
+        &mut self,
+        ctx: &mut Context,
+        channel: ChannelId,
+        msg: &Msg,
+        to: ConnId,
+        name: u64,
+    ) -> Result<(), Errno> {
+        let ch = self.channels.get_mut(channel).ok_or(Errno::NOENT)?;
+        ch.known_to.insert(to);
         let out = Msg {
             id: msg.id,
             arg0: ch.listener,
             arg1: msg.arg1 << 32 | msg.arg0,
             arg2: name,
+            addr: Addr { v6only: msg.arg2 as u32, ..Addr::default() },
             ..Msg::new(kind::UPGRADE_SRV)
         };
         let fd = Some(ch.mem.fd());
-        if let Some(ch) = self.channels.get_mut(channel) {
-            ch.known_to.insert(other);
-        }
-        self.offers.take(&there);
-        tracing::debug!(channel, slot = msg.arg0, from = id, to = other, "a kernel connection goes over");
-        ctx.clients.send(other, Outgoing { msg: out, fd, unasked: true });
-        Ok((reply(msg), None))
+        tracing::debug!(channel, slot = msg.arg0, to, "a kernel connection goes over");
+        ctx.clients.send(to, Outgoing { msg: out, fd, unasked: true });
+        Ok(())
     }
+}
+
+pub fn destination_of(peer: SocketAddr) -> Destination {
+    let ip = match peer.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    Destination { ip, port: peer.port(), netns: None }
 }
 
 #[cfg(test)]

@@ -567,20 +567,16 @@ pub unsafe fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t
 }
 
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
-    upgrade::give_up_fd(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
-        None if gone(out) => -1,
-        None => unsafe { real::sendfile(out, input, off, n) },
+        None => in_kernel!(sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t), Call::Send),
     }
 }
 
 pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
-    upgrade::give_up_fd(out);
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
-        None if gone(out) => -1,
-        None => unsafe { real::sendfile64(out, input, off, n) },
+        None => in_kernel!(sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t), Call::Send),
     }
 }
 

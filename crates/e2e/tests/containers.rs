@@ -1,0 +1,159 @@
+//! Programs in different network namespaces of one host: their connections go over to shared memory, whatever
+//! addresses they see, and end when the kernel would refuse them.
+
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::netns::{Containers, NetHost};
+use fsocket_testkit::{need_hosts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+const REQUESTS: &str = "120";
+const CONNECTIONS: i128 = 5;
+
+struct Pair {
+    net: Containers,
+    host: Host,
+    port: u16,
+    _server: Proc,
+}
+
+fn start(host: &Host, side: Side, place: &NetHost, name: &str, args: &[&str]) -> Proc {
+    let path = script("apps/containers.py").display().to_string();
+    let mut command = host.command(side, PYTHON);
+    command.arg(path).args(args);
+    place.place(&mut command);
+    Proc::spawn(host.logs(), name, command)
+}
+
+impl Pair {
+    /// A monitor on the host, and a server in its container.
+    fn new(server: Side, address: &str) -> Pair {
+        let net = Containers::new().expect("containers");
+        let host = Host::on(&net.host);
+        let port = net::free_port();
+        let server = start(&host, server, &net.server, "serve", &["serve", &port.to_string(), address]);
+        let listens = || net.server.within(|| net::kernel_sockets(port, "0A")) > 0;
+        net::wait_until(Duration::from_secs(10), listens).expect("the server listens");
+        Pair { net, host, port, _server: server }
+    }
+
+    fn ask(&self, side: Side, from: &NetHost, to: IpAddr, port: u16) -> Delta {
+        let before = self.host.snapshot();
+        let (port, number) = (port.to_string(), CONNECTIONS.to_string());
+        let client = start(&self.host, side, from, "ask", &["ask", &port, &to.to_string(), REQUESTS, &number]);
+        client.finish(Duration::from_secs(60)).success().says("ok");
+        // The server has closed them all.
+        let open = || self.net.server.within(|| net::kernel_sockets(self.port, "01")) == 0;
+        net::wait_until(Duration::from_secs(10), open).expect("connections are closed");
+        self.host.snapshot().since(&before)
+    }
+}
+
+/// Every connection has gone over, on both sides, and nobody was called hostile.
+#[track_caller]
+fn all_over(delta: &Delta) {
+    if stock_mode() {
+        return;
+    }
+    assert_eq!(delta.get("path_upgrade"), 2 * CONNECTIONS, "{delta}");
+    assert_eq!(delta.get("hostile_peer") + delta.get("path_switch"), 0, "{delta}");
+    // Two requests and answers are the kernel's, more only where the machine has no time; all are 1.67 MB.
+    assert!(delta.get("tx_bytes") > 2 * CONNECTIONS * 1_000_000, "{delta}");
+}
+
+#[test]
+fn over_a_bridge_and_between_two() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    all_over(&pair.ask(Accel, &pair.net.neighbour, pair.net.server4(), pair.port));
+    all_over(&pair.ask(Accel, &pair.net.client, pair.net.server4(), pair.port));
+    // From the host itself.
+    all_over(&pair.ask(Accel, &pair.net.host, pair.net.server4(), pair.port));
+}
+
+#[test]
+fn ipv6() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "::");
+    all_over(&pair.ask(Accel, &pair.net.client, pair.net.server6(), pair.port));
+}
+
+#[test]
+fn a_published_port_and_masquerade() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    pair.net.publish(8080, pair.port).expect("rules");
+    all_over(&pair.ask(Accel, &pair.net.client, pair.net.gateway(), 8080));
+    pair.net.masquerade().expect("rules");
+    all_over(&pair.ask(Accel, &pair.net.client, pair.net.gateway(), 8080));
+    all_over(&pair.ask(Accel, &pair.net.client, pair.net.server4(), pair.port));
+}
+
+/// A client in a container, and a server on the host.
+#[test]
+fn a_server_on_the_host() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let port = net::free_port();
+    let gateway = pair.net.gateway().to_string();
+    let _server = start(&pair.host, Accel, &pair.net.host, "serve-host", &["serve", &port.to_string(), &gateway]);
+    let listens = || pair.net.host.within(|| net::kernel_sockets(port, "0A")) > 0;
+    net::wait_until(Duration::from_secs(10), listens).expect("the server listens");
+    all_over(&pair.ask(Accel, &pair.net.client, pair.net.gateway(), port));
+}
+
+#[test]
+fn strangers_stay_in_the_kernel() {
+    need_hosts!();
+    for (server, client) in [(Accel, Stock), (Stock, Accel)] {
+        let pair = Pair::new(server, "0.0.0.0");
+        let delta = pair.ask(client, &pair.net.client, pair.net.server4(), pair.port);
+        assert_eq!(delta.get("path_upgrade"), 0, "{delta}");
+    }
+}
+
+/// A descriptor that is passed on is the kernel's: its connection goes back, with what waits to be read.
+#[test]
+fn back_to_the_kernel() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    pair.net.publish(8080, pair.port).expect("rules");
+    pair.net.masquerade().expect("rules");
+    let before = pair.host.snapshot();
+    let args = ["ask", "8080", &pair.net.gateway().to_string(), REQUESTS, "5", "pass"];
+    start(&pair.host, Accel, &pair.net.client, "ask", &args).finish(Duration::from_secs(60)).success().says("ok");
+    let delta = pair.host.snapshot().since(&before);
+    assert!(stock_mode() || delta.get("path_upgrade") == 10, "{delta}");
+    assert!(stock_mode() || delta.get("path_switch") >= 10, "{delta}");
+    assert_eq!(delta.get("fallback.switch") + delta.get("hostile_peer"), 0, "{delta}");
+}
+
+/// What ends an idle connection in the kernel ends it in shared memory, within five seconds.
+#[test]
+fn a_rule_or_a_link_that_comes_later() {
+    need_hosts!();
+    type Way = (&'static str, fn(&Containers));
+    let ways: [Way; 3] = [
+        ("drop", |net| net.nft("table ip late { chain f { type filter hook forward priority 0; drop; }; }").unwrap()),
+        ("reject", |net| {
+            let rule = "table ip late { chain f { type filter hook forward priority 0; \
+                        meta l4proto tcp reject with tcp reset; }; }";
+            net.nft(rule).unwrap();
+        }),
+        ("down", |net| net.host.inside("ip", &["link", "set", "br2", "down"]).unwrap()),
+    ];
+    for (name, end) in ways {
+        let pair = Pair::new(Accel, "0.0.0.0");
+        let args = ["ask", &pair.port.to_string(), &pair.net.server4().to_string(), REQUESTS, "1", "wait"];
+        let mut client = start(&pair.host, Accel, &pair.net.client, "ask", &args);
+        client.wait_stdout("asked", Duration::from_secs(20));
+        end(&pair.net);
+        let began = Instant::now();
+        let done = client.finish(Duration::from_secs(60)).success();
+        if stock_mode() {
+            continue;
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{name}: {}", done.stdout);
+        assert!(done.stdout.contains("Connection reset by peer"), "{name}: {}", done.stdout);
+    }
+}

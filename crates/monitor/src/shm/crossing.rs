@@ -1,0 +1,164 @@
+//! Kernel connections between network namespaces that go over to shared memory.
+//!
+//! As in [`super::upgrade`], but their addresses may say nothing (bridges, translated addresses), or the
+//! same in several namespaces. The kernel's record says which two sockets are connected
+//! (`fsocket_bpf::pairs`); both ends are shown as descriptors. The handshake was the kernel's, so its policy has
+//! agreed; the administrator's rules are asked as for any channel. The kernel connection stays idle behind
+//! the descriptors: if a rule that comes later, or a link that goes down, ends it, the
+//! connection in shared memory ends with it. ADR 50.
+
+use crate::address::{V4_ANY, V6_ANY};
+use crate::answer::{reply, Answer};
+use crate::context::Context;
+use crate::descriptor::{self, Attached};
+use crate::shm::offers::End;
+use crate::shm::state::Shm;
+use crate::shm::upgrade::{destination_of, end_of};
+use crate::shm::wake::close_side;
+use crate::{ChannelId, ConnId, ListenerId};
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
+use fsocket_proto::Msg;
+use fsocket_sync::atomic::Ordering;
+use rustix::event::epoll::{add, EventData, EventFlags};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use std::net::{IpAddr, SocketAddr};
+
+/// The other end of a connection, as it was offered.
+struct Offered {
+    own: u64,
+    other: u64,
+    by: ConnId,
+    name: u64,
+    listener: ListenerId,
+    /// Where the opener has connected to.
+    to: SocketAddr,
+}
+
+impl Shm {
+    /// A process has come over this control socket. The first one in another network namespace is
+    /// when connections begin to be recorded: where there is none nothing is paid.
+    pub fn came_from(&mut self, ctx: &Context, control: BorrowedFd<'_>) {
+        let is_elsewhere = descriptor::netns_cookie(control).is_ok_and(|netns| netns != ctx.netns);
+        if !is_elsewhere || std::mem::replace(&mut self.pairs.asked, true) {
+            return;
+        }
+        let Ok(record) = ctx.broker.pairs() else { return };
+        let data = EventData::new_u64(crate::event::PAIRS);
+        if add(&*ctx.epoll, record.events(), data, EventFlags::IN).is_ok() {
+            self.pairs.record = Some(record);
+            self.registry.set_pairs();
+        }
+    }
+
+    /// Notes the accepted end of a connection. EXDEV: it cannot go over.
+    pub fn offer_pair(
+        &mut self,
+        ctx: &Context,
+        id: ConnId,
+        name: u64,
+        end: End,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        let cookie = socket_cookie(fd)?;
+        self.pairs.record.as_ref().and_then(|record| record.peer_of(cookie)).ok_or(Errno::XDEV)?;
+        let listener = self.works_at(ctx, id, &end).ok_or(Errno::XDEV)?;
+        self.pairs.offers.add(cookie, id, (name, listener));
+        Ok(())
+    }
+
+    /// The listener of this process that has accepted a connection with this end.
+    fn works_at(&self, ctx: &Context, id: ConnId, (netns, own, _): &End) -> Option<ListenerId> {
+        let ip = match own.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let works = &ctx.clients.get(id)?.works;
+        let fits = |l: &&ListenerId| {
+            let Some(l) = self.listeners.get(**l) else { return false };
+            let addr = &l.info.addr;
+            l.info.netns == *netns && addr.port == own.port() && (addr.ip == ip || [V4_ANY, V6_ANY].contains(&addr.ip))
+        };
+        works.iter().find(fits).copied()
+    }
+
+    fn offered(&self, id: ConnId, fd: BorrowedFd<'_>) -> Result<Offered, Errno> {
+        let (_, _, to) = end_of(fd)?;
+        let own = socket_cookie(fd)?;
+        let other = self.pairs.record.as_ref().and_then(|record| record.peer_of(own)).ok_or(Errno::XDEV)?;
+        let (by, (name, listener)) = self.pairs.offers.get(&other).ok_or(Errno::NOENT)?;
+        if by == id {
+            // Nobody is there to answer while it asks.
+            return Err(Errno::XDEV);
+        }
+        Ok(Offered { own, other, by, name, listener, to })
+    }
+
+    /// [`fsocket_proto::kind::MEET`].
+    pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        let there = self.offered(id, fd.as_fd())?;
+        let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
+        if self.distrust.refuses(there.listener, uid, id) {
+            return Err(Errno::ACCESS);
+        }
+        let party = ctx.note_party(id, true)?;
+        let netns = if ctx.config.rules.needs_netns() { ctx.broker.netns_inode(fd.as_fd()) } else { None };
+        let mut to = destination_of(there.to);
+        to.netns = netns;
+        ctx.may_pair(&party, there.by, &to)?;
+        self.channel_to(ctx, id, there.listener, msg, 0)
+    }
+
+    /// [`fsocket_proto::kind::UPGRADE`] after [`Shm::meet`].
+    pub fn upgrade_pair(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        channel: ChannelId,
+        msg: &Msg,
+        fd: BorrowedFd<'_>,
+    ) -> Answer {
+        let there = self.offered(id, fd)?;
+        let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
+        let other_family = ctx.clients.get(there.by).ok_or(Errno::NOENT)?.family;
+        let ch = self.party(ctx, id, channel)?;
+        let fits = ch.is_party(CLIENT, family) && ch.listener == there.listener && msg.arg0 < SLOTS as u64;
+        if !fits {
+            return Err(Errno::INVAL);
+        }
+        if !ch.is_party(SERVER, other_family) {
+            return Err(Errno::NOENT);
+        }
+        // Time may have gone by since, or it is another connection.
+        ctx.may_pair(ctx.known_as(id)?, there.by, &destination_of(there.to)).map_err(|_| Errno::XDEV)?;
+        self.pairs.offers.take(&there.other);
+        self.pairs.goes_over((channel, msg.arg0 as usize), msg.arg1 as u32, [there.own, there.other]);
+        self.hand_over(ctx, channel, msg, there.by, there.name)?;
+        Ok((reply(msg), None))
+    }
+
+    /// The kernel has ended connections whose bytes go through shared memory: they end there, too.
+    pub fn pairs_ended(&mut self, ctx: &Context) {
+        for ((channel, slot), generation) in self.pairs.ended() {
+            let Some(ch) = self.channels.get(channel) else { continue };
+            let control = ch.mem.slot(slot);
+            let status_of = |side: usize| control.dir[side].prod.status.load(Ordering::Acquire);
+            let is_back = (status_of(CLIENT) | status_of(SERVER)) & (status::MIGRATING | status::MIGRATED) != 0;
+            let is_that = control.generation.load(Ordering::Relaxed) == generation
+                && control.state.load(Ordering::Acquire) == slot_state::ESTABLISHED;
+            if !is_that || is_back {
+                continue;
+            }
+            tracing::debug!(channel, slot, "the kernel has ended a connection that had gone over");
+            // Both before either wakes: a side that closes at once must not look as if it had closed first.
+            for side in [CLIENT, SERVER] {
+                control.dir[side].prod.status.fetch_or(status::RST, Ordering::Release);
+            }
+            for side in [CLIENT, SERVER] {
+                close_side(ch, slot, side, status::RST, &ctx.clients);
+            }
+        }
+    }
+}
