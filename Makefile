@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-sharing bench-programs suites programs soak short hostile kills docs pages install uninstall packages check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-programs suites programs soak short hostile kills docs pages install uninstall packages check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -68,11 +68,6 @@ bench-balance: deps build ## busy cores, stealing, flow groups (namespaces; need
 	@mkdir -p bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --json bench/out/balance.json --timeline bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --path shm --json bench/out/balance-shm.json
-
-bench-sharing: deps build ## what a single owner pays for support of sharing: a library without it in turns with ours (3 minutes)
-	@$(RUN) cargo build -q --release --locked -p fsocket-preload --features unshared --target-dir target/unshared
-	@$(RUN) cargo build -q --release --locked -p fsocket-preload --features unguarded --target-dir target/unguarded
-	@python3 scripts/bench_sharing.py
 
 suites: build ## published test suites, stock and ours (slow): SUITES="cpython libevent"
 	@scripts/deps.sh suites

@@ -34,8 +34,8 @@ impl Row {
     }
 
     fn median(&self, key: &str) -> Option<f64> {
-        let mut values: Vec<f64> = self.values.iter().filter_map(|v| v[key].as_f64()).collect();
-        median(&mut values)
+        let values: Vec<f64> = self.values.iter().filter_map(|v| v[key].as_f64()).collect();
+        fsocket_measure::median(&values)
     }
 
     /// Medians in words.
@@ -79,17 +79,6 @@ impl Row {
     }
 }
 
-/// The middle of them, which it sorts; none of none.
-pub fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
-}
-
 pub struct Report {
     pub rows: Vec<Row>,
     file: Option<PathBuf>,
@@ -114,7 +103,12 @@ impl Report {
     pub fn write(&self, setting: &Setting) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let rows: Vec<Value> = self.rows.iter().map(|row| row.json(self.ratio(row))).collect();
-        let whole = json!({ "machine": machine(setting), "rows": rows });
+        let whole = json!({
+            "machine": fsocket_measure::shape(&(0..setting.cpus).collect::<Vec<_>>()),
+            "receive": format!("{:?}", setting.receive),
+            "concurrency": setting.concurrency,
+            "rows": rows,
+        });
         let text = serde_json::to_string_pretty(&whole)? + "\n";
         std::fs::write(file, text).with_context(|| file.display().to_string())
     }
@@ -138,21 +132,4 @@ impl Report {
         println!("{table}");
         self.rows.iter().all(|row| row.failures.is_empty() && !row.values.is_empty())
     }
-}
-
-/// The machine's shape: a number without it says nothing.
-fn machine(setting: &Setting) -> Value {
-    let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model =
-        cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, v)| v.trim().to_owned()));
-    json!({
-        "kernel": read("/proc/sys/kernel/osrelease").trim(),
-        "cpu": model,
-        "cpus": setting.cpus,
-        "load": read("/proc/loadavg").trim(),
-        "receive": format!("{:?}", setting.receive),
-        "concurrency": setting.concurrency,
-        "command": std::env::args().collect::<Vec<_>>(),
-    })
 }

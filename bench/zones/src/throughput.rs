@@ -2,7 +2,6 @@
 //! load of one second goes from one to the next: the machine's own speed changes
 //! within minutes by more than what is looked for.
 
-use crate::report::median;
 use crate::stage::Stage;
 use crate::{Scenario, Setting};
 use anyhow::{bail, ensure, Context, Result};
@@ -52,8 +51,8 @@ impl Ready {
     }
 
     /// The median second, and what proves that it was measured this way.
-    pub fn finish(mut self) -> Result<Value> {
-        let rate = median(&mut self.rates).context("nothing was measured")?;
+    pub fn finish(self) -> Result<Value> {
+        let rate = fsocket_measure::median(&self.rates).context("nothing was measured")?;
         Ok(json!({ "requests_per_second": rate, "turns": self.rates, "counters": self.stage.proof(self.way)? }))
     }
 }

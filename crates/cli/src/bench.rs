@@ -6,7 +6,6 @@ mod apps;
 pub mod child;
 mod html;
 mod idle;
-mod machine;
 mod queue;
 mod report;
 mod runner;
@@ -19,6 +18,7 @@ use crate::cmdline::EXIT_OWN;
 use crate::locate::Pieces;
 use anyhow::{bail, Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
+use fsocket_measure::Progress;
 use report::Row;
 use scenario::{Layout, Path, Scenario};
 use std::path::PathBuf;
@@ -124,7 +124,7 @@ pub fn run(args: &Bench) -> Result<i32> {
         std::fs::File::create(file).with_context(|| file.display().to_string())?;
     }
     let dir = tempfile::Builder::new().prefix("fastsocket-bench-").tempdir()?;
-    let cpus = machine::allowed_cpus()?;
+    let cpus = fsocket_measure::allowed_cpus()?;
     let mut setting = Setting {
         own: std::env::current_exe()?,
         dir: dir.path().to_owned(),
@@ -168,7 +168,7 @@ pub fn run(args: &Bench) -> Result<i32> {
     drop(hogs);
     bad |= rows.iter().any(|row| !row.problems.is_empty());
     report::print(&rows);
-    let machine = machine::shape(&setting.cpus);
+    let machine = fsocket_measure::shape(&setting.cpus);
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&report::json(&machine, &rows, reps, args.hogs))?;
         std::fs::write(file, text + "\n").with_context(|| file.display().to_string())?;
@@ -225,14 +225,13 @@ fn matches(scenario: &Scenario, name: &str) -> bool {
 /// Every step of the plan; within one scenario the paths take turns.
 fn measure(setting: &Setting, plan: &[(&Scenario, Layout, Vec<Path>)], reps: usize) -> Vec<Row> {
     let steps = plan.iter().map(|(s, _, paths)| paths.len() * reps.min(s.max_reps)).sum::<usize>();
-    let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}").expect("a valid template");
-    let bar = indicatif::ProgressBar::new(steps as u64).with_style(style);
+    let mut progress = Progress::new(steps);
     let mut rows = Vec::new();
     for (scenario, layout, paths) in plan {
         let mut mine: Vec<Row> = scenario.metrics.iter().map(|m| Row::new(scenario, m, *layout)).collect();
         for rep in 0..reps.min(scenario.max_reps) {
             for path in paths {
-                bar.set_message(format!("{} {} {} {}", scenario.name, layout.name(), path.name(), rep + 1));
+                progress.step(&format!("{} {} {} {}", scenario.name, layout.name(), path.name(), rep + 1));
                 match runner::step(setting, scenario, *layout, *path) {
                     Ok(values) => {
                         for (row, metric) in mine.iter_mut().zip(&scenario.metrics) {
@@ -241,15 +240,14 @@ fn measure(setting: &Setting, plan: &[(&Scenario, Layout, Vec<Path>)], reps: usi
                     }
                     Err(e) => {
                         let not_accelerated = e.is::<NotAccelerated>();
-                        bar.suspend(|| eprintln!("fastsocket bench: {} {}: {e:#}", scenario.name, path.name()));
+                        progress.clear();
+                        eprintln!("fastsocket bench: {} {}: {e:#}", scenario.name, path.name());
                         mine.iter_mut().for_each(|row| row.fail(*path, not_accelerated, format!("{e:#}")));
                     }
                 }
-                bar.inc(1);
             }
         }
         rows.append(&mut mine);
     }
-    bar.finish_and_clear();
     rows
 }

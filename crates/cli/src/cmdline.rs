@@ -2,6 +2,7 @@
 
 use crate::locate::Pieces;
 use clap::Args;
+use fsocket_tune::CpuSet;
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -139,8 +140,8 @@ pub struct Steer {
     #[arg(long)]
     pub precise: bool,
     /// CPUs that take part, as 0-3,8 [default: all that the monitor may use]
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    pub cpus: Option<Cpus>,
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuSet>,
     /// rules in the card, those and its RSS table, native or generic XDP, or the kernel's RPS with RFS [default: the
     /// first of these that works]
     #[arg(long, value_parser = ["ntuple", "rss", "native", "generic", "rps"])]
@@ -151,23 +152,6 @@ pub struct Steer {
     /// JSON output
     #[arg(long)]
     pub json: bool,
-}
-
-/// CPU numbers, ascending.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cpus(pub Vec<u32>);
-
-/// A list as the kernel writes it: `0-3,8`.
-fn parse_cpus(text: &str) -> Result<Cpus, String> {
-    let mut cpus = std::collections::BTreeSet::new();
-    for part in text.split(',') {
-        let (low, high) = part.split_once('-').unwrap_or((part, part));
-        match (low.trim().parse::<u32>(), high.trim().parse::<u32>()) {
-            (Ok(low), Ok(high)) if low <= high && high < 4096 => cpus.extend(low..=high),
-            _ => return Err(format!("{part:?} is no CPU and no range of CPUs")),
-        }
-    }
-    Ok(Cpus(cpus.into_iter().collect()))
 }
 
 /// Why a process, or a listener, is accelerated or not
@@ -245,17 +229,4 @@ pub struct Disable {
 #[derive(Debug, Args)]
 pub struct Pages {
     pub directory: PathBuf,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpu_lists() {
-        assert_eq!(parse_cpus("0-2,8,1"), Ok(Cpus(vec![0, 1, 2, 8])));
-        for bad in ["", "3-1", "a", "0,", "0-99999", "-1"] {
-            assert!(parse_cpus(bad).is_err(), "{bad}");
-        }
-    }
 }

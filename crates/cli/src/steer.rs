@@ -14,7 +14,7 @@ pub fn steer(args: Steer) -> Result<i32> {
             device,
             policy: absolute(args.policy)?,
             precise: args.precise,
-            cpus: args.cpus.map(|cpus| cpus.0),
+            cpus: args.cpus.filter(|cpus| !cpus.is_empty()).map(|cpus| cpus.iter().collect()),
             mode: args.mode,
         }),
     };

@@ -1,14 +1,8 @@
 //! The right to send, or to receive, on a stream: [`fsocket_sync::token`] with
 //! this process's threads and system calls.
 
-#[cfg(feature = "unshared")]
-mod alone;
-#[cfg(not(feature = "unshared"))]
 mod shared;
 
-#[cfg(feature = "unshared")]
-pub use alone::{enter, enter_on_credit, give_back, here, if_here, is_here, on_credit, owned, Entered, Here};
-#[cfg(not(feature = "unshared"))]
 pub use shared::{enter, enter_on_credit, give_back, here, if_here, is_here, on_credit, owned, Entered, Here};
 
 use crate::stats;

@@ -201,15 +201,6 @@ fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     }))
 }
 
-fn median(mut v: Vec<f64>) -> f64 {
-    v.sort_by(f64::total_cmp);
-    match v.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => v[n / 2],
-        n => (v[n / 2 - 1] + v[n / 2]) / 2.0,
-    }
-}
-
 /// Of the mean.
 fn standard_error(v: &[f64]) -> f64 {
     let n = v.len() as f64;
@@ -331,7 +322,7 @@ fn report(args: &Args, full: f64, rate: f64, alone: Duration, rows: &[Value], ev
     let ours = rows.last().context("no row")?;
     // Of each pair by itself: the machine's speed changes from one to the next.
     let ratios: Vec<f64> = even.iter().map(|pair| pair[1] / pair[0]).collect();
-    let (ratio, error) = (median(ratios.clone()), standard_error(&ratios));
+    let (ratio, error) = (fsocket_measure::median(&ratios).unwrap_or(f64::NAN), standard_error(&ratios));
     let job = number(&ours["job_seconds"]) / number(&ours["job_alone_seconds"]);
     let slower = number(&ours["hogs"]["median_ms"]) / number(&ours["undisturbed"]["median_ms"]);
     let lost = number(&ours["hogs"]["lost_percent"]);

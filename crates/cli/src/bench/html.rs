@@ -1,9 +1,9 @@
 //! The picture: one HTML file with everything in it.
 
-use super::machine::Machine;
 use super::report::{factor_text, value_text, Row};
 use super::scenario::{Layout, Path, Unit};
 use anyhow::{anyhow, Result};
+use fsocket_measure::Machine;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::fmt::Write;

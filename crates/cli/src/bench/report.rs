@@ -1,8 +1,8 @@
 //! Rows, medians, verdicts; the table and the JSON.
 
-use super::machine::Machine;
 use super::scenario::{Bar, Better, Layout, Metric, Path, Scenario, Unit};
 use comfy_table::{presets, Attribute, Cell, CellAlignment, Color, Table};
+use fsocket_measure::Machine;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -53,14 +53,7 @@ impl Row {
     }
 
     pub fn median(&self, path: Path) -> Option<f64> {
-        let mut sorted = self.values.get(&path)?.clone();
-        sorted.sort_by(f64::total_cmp);
-        let mid = sorted.len() / 2;
-        match sorted.len() {
-            0 => None,
-            n if n % 2 == 1 => Some(sorted[mid]),
-            _ => Some((sorted[mid - 1] + sorted[mid]) / 2.0),
-        }
+        fsocket_measure::median(self.values.get(&path)?)
     }
 
     /// How many times better ours is than `other`.

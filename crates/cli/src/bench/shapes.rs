@@ -5,7 +5,6 @@ pub mod ends;
 
 use super::accel::{clean_environment, Accel};
 use super::child::Child;
-use super::machine;
 use super::step::READY_LIMIT;
 use crate::locate::Pieces;
 use anyhow::{bail, Context, Result};
@@ -172,29 +171,28 @@ pub fn run(args: &Shapes) -> Result<i32> {
     let per_us = turns_per_us();
     let own = std::env::current_exe()?;
     let mut rows = Vec::new();
-    let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}").expect("a valid template");
-    let bar = indicatif::ProgressBar::new((shapes.len() * reps * ways.len()) as u64).with_style(style);
+    let mut progress = fsocket_measure::Progress::new(shapes.len() * reps * ways.len());
     for shape in shapes {
         let samples = ways.iter().map(|w| (w.name, Vec::new())).collect();
         let mut row = Row { shape: shape.name(), what: shape, samples, problems: Vec::new() };
         for _ in 0..reps {
             for (way, (_, samples)) in ways.iter().zip(&mut row.samples) {
-                bar.set_message(format!("{} {}", row.shape, way.name));
+                progress.step(&format!("{} {}", row.shape, way.name));
                 match measure(&own, &shape, way, secs, per_us) {
                     Ok(sample) => samples.push(sample),
                     Err(e) => row.problems.push(format!("{}: {e:#}", way.name)),
                 }
-                bar.inc(1);
             }
         }
         rows.push(row);
     }
-    bar.finish_and_clear();
+    drop(progress);
     print(&rows);
     if let Some(file) = &args.json {
-        let cpus = machine::allowed_cpus()?;
+        let cpus = fsocket_measure::allowed_cpus()?;
         let used = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
-        let page = serde_json::json!({ "machine": machine::shape(&used), "reps": reps, "secs": secs, "shapes": rows });
+        let page =
+            serde_json::json!({ "machine": fsocket_measure::shape(&used), "reps": reps, "secs": secs, "shapes": rows });
         std::fs::write(file, serde_json::to_string_pretty(&page)? + "\n")
             .with_context(|| file.display().to_string())?;
     }
@@ -290,12 +288,10 @@ fn cpu_time(groups: &[u32]) -> Result<f64> {
 }
 
 /// Median, lowest and highest.
-fn spread(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => [f64::NAN; 3],
-        n => [values[n / 2], values[0], values[n - 1]],
-    }
+fn spread(values: Vec<f64>) -> [f64; 3] {
+    let lowest = values.iter().copied().reduce(f64::min);
+    let highest = values.iter().copied().reduce(f64::max);
+    [fsocket_measure::median(&values), lowest, highest].map(|v| v.unwrap_or(f64::NAN))
 }
 
 fn print(rows: &[Row]) {

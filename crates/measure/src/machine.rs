@@ -1,6 +1,5 @@
 //! The machine's shape: a number without it says nothing.
 
-use anyhow::Result;
 use rustix::thread::{sched_getaffinity, CpuSet};
 use serde::Serialize;
 use std::fs;
@@ -12,8 +11,8 @@ pub struct Machine {
     pub cpu: String,
     /// CPUs that this process may use.
     pub cpus: usize,
-    /// The client's and the server's on two CPUs.
-    pub used: [usize; 2],
+    /// Of these, those that are measured on: the client's first.
+    pub used: Vec<usize>,
     /// CPUs that share a core with the client's.
     pub siblings: String,
     pub memory_kib: u64,
@@ -25,12 +24,14 @@ pub struct Machine {
     pub time: u64,
 }
 
-pub fn allowed_cpus() -> Result<Vec<usize>> {
+/// CPUs that this process may use.
+pub fn allowed_cpus() -> std::io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
-pub fn shape(used: &[usize; 2]) -> Machine {
+/// The machine as it is now; `used`: CPUs that are measured on.
+pub fn shape(used: &[usize]) -> Machine {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let info = read("/proc/cpuinfo");
     let field = |text: &str, name: &str| {
@@ -44,10 +45,13 @@ pub fn shape(used: &[usize; 2]) -> Machine {
         architecture: uname.machine().to_string_lossy().into_owned(),
         cpu: field(&info, "model name").unwrap_or_else(|| "unknown".to_owned()),
         cpus: allowed_cpus().map_or(0, |c| c.len()),
-        used: *used,
-        siblings: read(&format!("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", used[0]))
-            .trim()
-            .to_owned(),
+        used: used.to_vec(),
+        siblings: read(&format!(
+            "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list",
+            used.first().unwrap_or(&0)
+        ))
+        .trim()
+        .to_owned(),
         memory_kib: memory.trim_end_matches(" kB").parse().unwrap_or(0),
         load: read("/proc/loadavg").trim().to_owned(),
         virtual_machine: field(&info, "flags").is_some_and(|f| f.split(' ').any(|flag| flag == "hypervisor")),
