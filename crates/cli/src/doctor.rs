@@ -19,6 +19,7 @@ const DESCRIPTORS: u64 = 1024;
 type Check = fn(&Pieces) -> Result<String>;
 const CHECKS: &[(&str, Check)] = &[
     ("kernel", kernel),
+    ("kernel does itself", does_itself),
     ("membarrier", membarrier),
     ("sealed memfd", memfd),
     ("eventfd", eventfd),
@@ -53,6 +54,22 @@ fn kernel(_: &Pieces) -> Result<String> {
     let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     ensure!(found >= KERNEL, "{release}; {}.{} or later is needed", KERNEL.0, KERNEL.1);
     Ok(release)
+}
+
+/// What the papers patched, and a kernel of [`KERNEL`] or later has (docs/kernel.md).
+fn does_itself(_: &Pieces) -> Result<String> {
+    let on = |name: &str| {
+        let value = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+        value.map_or("unknown", |v| if v.trim() == "0" { "off" } else { "on" })
+    };
+    let demux = match (on("ip_early_demux"), on("tcp_early_demux")) {
+        ("on", tcp) => tcp,
+        (ip, _) => ip,
+    };
+    Ok(format!(
+        "SYN path without the listener's lock, established table without locks, sockets outside the dcache, \
+         page pools; early demux {demux}"
+    ))
 }
 
 fn membarrier(_: &Pieces) -> Result<String> {
