@@ -1,11 +1,16 @@
 //! `accept`: from the SYN queues, else from the kernel.
 
-use crate::connect::{establish, End};
+use crate::establish::{establish, End};
 use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, registry, socks, stats, table, waker, Outcome};
+use crate::{
+    chan::{self, Chan},
+    ctl,
+    listen::Listener,
+    name, opts, pool, registry, socks, stats, table, waker, Outcome,
+};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Sock};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
@@ -233,9 +238,9 @@ unsafe fn take_slot(
     // An address of its own makes a socket IPv6-only, unless it is a mapped one.
     let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
     d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
-    if opts::extra::any(listener) {
+    if opts::kept::any(listener) {
         if let Some(from) = table::fd_of(listener) {
-            opts::extra::inherit(listener, from, d, fd);
+            opts::kept::inherit(listener, from, d, fd);
         }
     }
     d.rcvtimeo.store(options.rcvtimeo, Ordering::Relaxed);
@@ -271,7 +276,7 @@ pub fn refuse(c: &Chan, slot: usize) {
     for w in [&dir[SERVER].want_data, &dir[1 - SERVER].want_space] {
         let mask = w.take();
         if mask != 0 {
-            waker::wake(c, slot, w, mask);
+            chan::wake(c, slot, w, mask);
         }
     }
 }

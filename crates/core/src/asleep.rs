@@ -5,8 +5,9 @@
 //! (old time limits around `read` and `connect`): then nothing of our frames runs
 //! again, and what the sleep held is given back when the thread next comes by.
 
-use crate::stream::Hold;
-use crate::{cancel, epoll, peers, waker};
+use crate::conn::Hold;
+use crate::upcalls::watcher;
+use crate::{cancel, peers, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use fsocket_sync::atomic::AtomicU32 as Word;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -231,7 +232,7 @@ fn reap_one(owner: &AtomicU64, p: &Place) {
     owner.store(0, Ordering::Release);
     beside.into_iter().for_each(peers::not_beside);
     if let Some(i) = ep {
-        epoll::sleep_abandoned(i, plain, inside);
+        (watcher().sleep_abandoned)(i, plain, inside);
     }
     if let Some(b) = waker.and_then(|i| waker::at(i as usize)) {
         b.set_sleeping(false);
@@ -270,7 +271,7 @@ fn on_another_stack() -> bool {
 /// Make a thread (as `pthread_self` has it) look whether it is cancelled. `poke`
 /// interrupts its system call. False: it does not sleep, or has looked. It may be
 /// just before its sleep, so the caller comes again.
-pub fn disturb(thread: u64, first: bool, poke: impl Fn()) -> bool {
+fn disturb(thread: u64, first: bool, poke: impl Fn()) -> bool {
     let mut wait = false;
     for (_, p) in of(thread).filter(|(_, p)| p.sleeps.load(Ordering::SeqCst)) {
         if first {
@@ -312,5 +313,26 @@ pub fn become_child() {
                 drop(Hold::abandoned(i));
             }
         }
+    }
+}
+
+/// How often a thread is poked that is about to sleep, or slow to wake, and the
+/// longest pause in between, nanoseconds.
+const POKES: u32 = 2000;
+
+const PAUSE_NS: u64 = 1_000_000;
+
+/// `pthread_cancel` has succeeded for another thread: an operation of ours that it sleeps in ends.
+pub fn cancelled(thread: libc::pthread_t, tid: u32) {
+    if !cancel::note(thread, tid) {
+        return;
+    }
+    let mut pause = 10_000;
+    for turn in 0..POKES {
+        if !disturb(thread, turn == 0, || cancel::poke(tid)) {
+            break;
+        }
+        sys::nanosleep(pause);
+        pause = (pause * 2).min(PAUSE_NS);
     }
 }

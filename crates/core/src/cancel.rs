@@ -6,7 +6,6 @@
 //! everything is given back, and the hook, where nothing is left to clean up, calls
 //! `pthread_testcancel`. ADR 31.
 
-use crate::asleep;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
@@ -15,11 +14,6 @@ const PENDING: usize = 64;
 /// glibc's signal for cancellation; its handler does nothing to a thread that is not
 /// cancelled asynchronously.
 const SIGCANCEL: i32 = 32;
-/// How often a thread is poked that is about to sleep, or slow to wake, and the
-/// longest pause in between, nanoseconds.
-const POKES: u32 = 2000;
-const PAUSE_NS: u64 = 1_000_000;
-
 struct Request {
     /// As `pthread_self` has it; 0: free.
     thread: AtomicU64,
@@ -68,35 +62,6 @@ pub unsafe fn tid_of(thread: libc::pthread_t) -> u32 {
         // The number is in the upper bits, inverted (posix-timers_types.h).
         0 => !(clock >> 3) as u32,
         _ => 0,
-    }
-}
-
-/// `pthread_cancel` has succeeded for another thread, `tid_of` which was asked before.
-pub fn requested(thread: libc::pthread_t, tid: u32) {
-    purge();
-    let Some(r) = REQUESTS.iter().find(|r| {
-        r.thread.load(Ordering::Relaxed) == 0
-            && r.thread.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }) else {
-        return;
-    };
-    r.tid.store(tid, Ordering::Relaxed);
-    r.seen.store(false, Ordering::Relaxed);
-    COUNT.fetch_add(1, Ordering::SeqCst);
-    // SeqCst: before the look at who sleeps.
-    r.thread.store(thread, Ordering::SeqCst);
-    let poke = || {
-        let args = [sys::getpid() as usize, tid as usize, SIGCANCEL as usize, 0, 0, 0];
-        // SAFETY: no memory is involved; glibc handles it, see above.
-        let _ = unsafe { sys::raw(libc::SYS_tgkill, args) };
-    };
-    let mut pause = 10_000;
-    for turn in 0..POKES {
-        if !asleep::disturb(thread, turn == 0, poke) {
-            break;
-        }
-        sys::nanosleep(pause);
-        pause = (pause * 2).min(PAUSE_NS);
     }
 }
 
@@ -178,4 +143,29 @@ pub fn become_child() {
         r.thread.store(0, Ordering::Relaxed);
     }
     COUNT.store(0, Ordering::Relaxed);
+}
+
+/// `pthread_cancel` has succeeded for another thread, `tid_of` which was asked before: noted. False: there
+/// is no room.
+pub fn note(thread: libc::pthread_t, tid: u32) -> bool {
+    purge();
+    let Some(r) = REQUESTS.iter().find(|r| {
+        r.thread.load(Ordering::Relaxed) == 0
+            && r.thread.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }) else {
+        return false;
+    };
+    r.tid.store(tid, Ordering::Relaxed);
+    r.seen.store(false, Ordering::Relaxed);
+    COUNT.fetch_add(1, Ordering::SeqCst);
+    // SeqCst: before the look at who sleeps.
+    r.thread.store(thread, Ordering::SeqCst);
+    true
+}
+
+/// Interrupts a system call of thread `tid`.
+pub fn poke(tid: u32) {
+    let args = [sys::getpid() as usize, tid as usize, SIGCANCEL as usize, 0, 0, 0];
+    // SAFETY: no memory is involved; glibc handles it, see above.
+    let _ = unsafe { sys::raw(libc::SYS_tgkill, args) };
 }

@@ -3,21 +3,23 @@
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
-use crate::{ctl, listen, process, space, waker};
+use crate::{ctl, process, space, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
     self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
     WAITER_OFF, WORKERS,
 };
 use fsocket_proto::{kind, waiter, Msg};
-use fsocket_ring::dispatch::{self, Busy, Workers};
+use fsocket_ring::dispatch::Busy;
 use fsocket_ring::{syn, Hostile};
 use fsocket_sys as sys;
 
 pub use fsocket_ring::syn::len as queue_len;
 
 mod distrust;
-pub use distrust::{broken_elsewhere, end_broken};
+mod waking;
+pub use distrust::{broken_elsewhere, ANNOUNCED, ANY as ANY_BROKEN, ENDED, TO_BE_ENDED};
+pub use waking::{cut, wake, wake_side};
 
 /// Channels per process.
 pub const MAX: u32 = 2048;
@@ -38,12 +40,12 @@ pub struct Chan {
     pub retired: AtomicBool,
     link: AtomicU32,
     /// What is held against the other side; see [`distrust`].
-    broken: AtomicU32,
+    pub(crate) broken: AtomicU32,
     violations: AtomicU32,
     useless: AtomicU32,
     useless_since: AtomicU64,
     /// Slot to descriptor index + 1.
-    desc_of: [AtomicU32; SLOTS],
+    pub(crate) desc_of: [AtomicU32; SLOTS],
     /// Own waker to waiter number + 1.
     waiter_of: [AtomicU8; waker::MAX],
     /// By peer's waiter: the key of its thread, and the pipe by which that is woken.
@@ -67,8 +69,8 @@ pub struct Client {
     closing_n: usize,
     unused: usize,
     ports: [u16; SLOTS / PORT_BLOCK],
-    next_worker: u32,
-    busy: Busy,
+    pub(super) next_worker: u32,
+    pub(super) busy: Busy,
 }
 
 // SAFETY: zero is valid for all fields; `link` is the slab's.
@@ -165,51 +167,10 @@ pub fn renumbered(old: i32, new: i32) -> bool {
     })
 }
 
-/// The monitor hands us a channel of a listener we work for.
-pub fn serve(id: u32, listener: u64, fd: i32) {
-    let c = by_id(id, channel::SERVER).or_else(|| map(id, listener, channel::SERVER, fd));
-    match c {
-        Some(c) if c.is_broken() => {}
-        Some(c) => {
-            c.retired.store(false, Ordering::Relaxed);
-            listen::add_channel(listener, c);
-            waker::ring_all(listener);
-        }
-        None => listen::give_up(listener),
-    }
-}
-
 /// The monitor hands us a pipe to a peer's thread. True: `fd` is ours.
 pub fn pipe(m: &Msg, fd: i32) -> bool {
     let Some((side, w)) = waiter::unpack(m.arg1) else { return false };
     by_id(m.arg0 as u32, 1 - side).is_some_and(|c| c.pipe_to(w, m.id, fd))
-}
-
-/// The other side of a channel is gone; what is open in it has been closed by
-/// the monitor. The mapping goes when the last connection is closed here. `broken`: that other side
-/// has broken the protocol, and may undo what the monitor has closed.
-pub fn gone(id: u32, broken: bool) {
-    for c in [CLIENT, channel::SERVER].into_iter().filter_map(|side| by_id(id, side)) {
-        if broken {
-            broken_elsewhere(c);
-        }
-        c.retired.store(true, Ordering::Release);
-        crate::route::clear();
-        listen::drop_channel(c);
-        c.unmap_if_unused();
-    }
-}
-
-/// No channel is mapped here any more; nobody uses the connections that were in them.
-pub fn forget_all() {
-    crate::route::clear();
-    for c in all() {
-        c.retired.store(true, Ordering::Release);
-        for d in &c.desc_of {
-            d.store(0, Ordering::Release);
-        }
-        c.unmap_if_unused();
-    }
 }
 
 impl Chan {
@@ -512,7 +473,7 @@ impl Chan {
 
     /// Are connections distributed by who has time, and stolen?
     pub fn is_balanced(&self) -> bool {
-        self.header().turns.load(Ordering::Relaxed) == 0 && crate::zone::balance::enabled()
+        self.header().turns.load(Ordering::Relaxed) == 0 && process::balances()
     }
 
     /// Something was put into a queue: the monitor looks from now on, if it did not.
@@ -525,47 +486,6 @@ impl Chan {
             let _ = ctl::tell(m, None);
         }
     }
-
-    /// Put a slot into a SYN queue: idle workers first, busy ones last.
-    pub fn push_syn(&self, c: &mut Client, slot: usize) -> bool {
-        let workers = self.header().workers.load(Ordering::Acquire);
-        let start = c.next_worker;
-        c.next_worker = start.wrapping_add(1);
-        let q = |w: u32| self.queue(1 + w as usize);
-        let busy = c.busy.mask();
-        let h = self.header();
-        // (Nobody changes it any more where the monitor has died.)
-        let avoid = if ctl::dead() { 0 } else { h.avoid.load(Ordering::Relaxed) };
-        let turns = !self.is_balanced();
-        let workers = Workers { all: workers, busy, avoid, turns };
-        let pick = dispatch::choose(workers, start, q, |want| waker::is_asleep(self, want));
-        let queue = match pick {
-            Some(w) => q(w),
-            None => self.queue(0),
-        };
-        if !syn::push(queue, slot) {
-            return false;
-        }
-        if let Some(w) = pick {
-            c.busy.added(w, |w| queue_len(q(w)));
-            if c.busy.mask() != busy {
-                self.header().busy.store(c.busy.mask(), Ordering::Relaxed);
-            }
-        }
-        // The caller looks at `listener_closed` next; the monitor sets it, runs a
-        // heavy fence and empties the queues. `take` has the light fence.
-        let ring = |want| waker::wake_syn(self, want);
-        match pick {
-            Some(w) => dispatch::wake(w, workers, q, ring),
-            None => {
-                let want = queue.want.take();
-                if want != 0 {
-                    ring(want);
-                }
-            }
-        }
-        true
-    }
 }
 
 /// Is that the first port of a lease that we can use?
@@ -576,6 +496,7 @@ fn legal_block(first: u64) -> bool {
 /// In a forked child: the parent hands out its slots; what is open stays usable.
 pub fn become_child() {
     for c in all() {
+        c.forget_wakers();
         c.reset_lock_after_fork();
         if c.my_side() == CLIENT {
             c.retired.store(true, Ordering::Relaxed);

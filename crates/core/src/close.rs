@@ -1,8 +1,12 @@
 //! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
 
-use crate::path::{self, Path};
+use crate::path;
+use crate::path::stage;
+use crate::path::stage::Path;
 use crate::table::{self, kind, Desc};
-use crate::{asleep, chan, epoll, listen, peers, pool, process, socks, stats, stream, token, unhooked, zone, Outcome};
+use crate::{
+    asleep, chan, conn, epoll, listen, peers, pool, process, socks, stats, stream, token, unhooked, zone, Outcome,
+};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter};
 use fsocket_abi::channel::status;
@@ -92,7 +96,7 @@ pub fn last_reference(d: &'static Desc) {
 }
 
 fn release_conn(d: &'static Desc) {
-    if path::of(d) == Path::Pending {
+    if stage::of(d) == Path::Pending {
         // What we sent too late for the other side to take along. It is let go
         // here and once: not by who holds it meanwhile.
         d.refs.fetch_add(1, Ordering::AcqRel);
@@ -124,7 +128,7 @@ fn release_conn(d: &'static Desc) {
         && s.state.compare_exchange(sock_state::OPEN, sock_state::CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     match last {
         // While we were on our way here another process of the fork group has switched the path, and is through.
-        true if path::of(d) == Path::Pending && s.flags.load(Ordering::Acquire) & flag::MIGRATED != 0 => path::gone(d),
+        true if stage::of(d) == Path::Pending && s.flags.load(Ordering::Acquire) & flag::MIGRATED != 0 => path::gone(d),
         true => {
             let beside = path::Beside::of(d);
             finish(d);
@@ -149,7 +153,7 @@ fn release_conn(d: &'static Desc) {
 /// ends, and the placeholder is all that is left.
 pub fn dissolve(d: &'static Desc) {
     let s = d.sock();
-    if path::of(d) != Path::Shm {
+    if stage::of(d) != Path::Shm {
         return;
     }
     let _hold = stream::Hold::on(d);
@@ -210,7 +214,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
         }
         return Outcome::Kernel;
     }
-    match path::of(d) {
+    match stage::of(d) {
         Path::Shm => {}
         Path::Draining(k) => {
             // What is left in the ring can be read as before.
@@ -263,7 +267,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
     }
     stream::notify_all(d);
     // Threads and processes of the fork group of ours that sleep on it must look again as well.
-    path::wake_own(d);
+    conn::wake_own(d);
     Outcome::Done(Ok(()))
 }
 

@@ -1,15 +1,12 @@
 //! `connect`: a slot in a channel instead of a handshake.
 
-use crate::chan::Chan;
+use crate::establish::{establish, prepare_slot, End};
 use crate::table::{kind, Desc};
-use crate::{
-    epoll, listen, name, opts, process, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
-};
+use crate::{epoll, inspect, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Counter, Sock};
-use fsocket_abi::channel::{slot_state, status, CLIENT, TO_CLIENT, TO_SERVER};
+use fsocket_abi::arena::{flag, Counter};
+use fsocket_abi::channel::{slot_state, status, CLIENT};
 use fsocket_proto::Addr;
-use fsocket_ring::{init_dir, init_half, Mapped};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// # Safety
@@ -143,7 +140,7 @@ fn again(d: &'static Desc) -> Result<()> {
 /// second to one place gets EADDRNOTAVAIL), and an address other than the one
 /// that follows from the destination is the kernel's business.
 fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
-    let here = listen::bound_address(fd)?;
+    let here = inspect::bound_address(fd)?;
     let set = |name| {
         let mut v = [0u8; 4];
         sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_err() || v != [0; 4]
@@ -217,95 +214,4 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
         return Ok(());
     }
     Err(Counter::FbFull)
-}
-
-/// The shared part of a new connection, before anybody else can see it.
-pub fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
-    let s = chan.slot(slot);
-    s.state.store(slot_state::FREE, Ordering::Relaxed);
-    s.generation.fetch_add(1, Ordering::Relaxed);
-    s.switching.store(0, Ordering::Relaxed);
-    s.family.store(dst.family, Ordering::Relaxed);
-    s.client_port.store(port, Ordering::Relaxed);
-    name::store(&s.dst, &dst.ip);
-    for dir in [TO_SERVER, TO_CLIENT] {
-        // SAFETY: the channel stays mapped; nobody else uses the slot yet.
-        init_dir(unsafe { Mapped::new(chan.ring(slot, dir)) }, &s.dir[dir]);
-    }
-}
-
-/// One end of a new connection.
-pub struct End<'a> {
-    pub chan: &'a Chan,
-    pub slot: usize,
-    pub side: usize,
-    pub family: u16,
-    /// Addresses as this side has them; the client's and the server's.
-    pub src: [u8; 16],
-    pub dst: [u8; 16],
-    pub client_port: u16,
-    pub server_port: u16,
-    /// The placeholder is connected across network namespaces, and the way back.
-    pub across: bool,
-}
-
-impl<'a> End<'a> {
-    /// Within a network namespace the client's address follows from the server's.
-    pub fn usual(chan: &'a Chan, slot: usize, side: usize, server: &Addr, client_port: u16) -> End<'a> {
-        End {
-            chan,
-            slot,
-            side,
-            family: server.family,
-            src: name::source_for(&server.ip),
-            dst: server.ip,
-            client_port,
-            server_port: server.port,
-            across: false,
-        }
-    }
-}
-
-/// Fill in the socket and make the descriptor a connection.
-pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
-    let nonblock = if d.nonblock.load(Ordering::Relaxed) { flag::NONBLOCK } else { 0 };
-    let across = if e.across { flag::ACROSS } else { 0 };
-    sock.flags.store(nonblock | across, Ordering::Relaxed);
-    sock.channel.store(e.chan.id.load(Ordering::Relaxed), Ordering::Relaxed);
-    sock.slot.store(e.slot as u32, Ordering::Relaxed);
-    sock.side.store(e.side as u32, Ordering::Relaxed);
-    sock.err.store(0, Ordering::Relaxed);
-    sock.family.store(e.family, Ordering::Relaxed);
-    let client = (e.src, e.client_port);
-    let server = (e.dst, e.server_port);
-    let (local, peer) = if e.side == CLIENT { (client, server) } else { (server, client) };
-    name::store(&sock.local, &local.0);
-    name::store(&sock.peer, &peer.0);
-    sock.local_port.store(local.1, Ordering::Relaxed);
-    sock.peer_port.store(peer.1, Ordering::Relaxed);
-    for (o, v) in sock.opt.iter().zip(&d.opt) {
-        o.store(v.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-    sock.rcvtimeo.store(d.rcvtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
-    sock.sndtimeo.store(d.sndtimeo.load(Ordering::Relaxed), Ordering::Relaxed);
-    for h in &sock.holders {
-        h.store(0, Ordering::Relaxed);
-    }
-    sock.extra_holders.store(0, Ordering::Relaxed);
-    sock.tx_blocked.store(0, Ordering::Relaxed);
-    sock.edges.store(0, Ordering::Relaxed);
-    sock.holders[0].store(process::nonce(), Ordering::Release);
-    for h in [&sock.tx, &sock.rx] {
-        init_half(h);
-        crate::token::reset(h);
-    }
-    let (tx, rx) = (e.chan.ring(e.slot, e.side), e.chan.ring(e.slot, 1 - e.side));
-    // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
-    unsafe { d.attach(sock, e.chan.slot(e.slot), e.side, tx, rx) };
-    d.chan.store(e.chan.index() + 1, Ordering::Relaxed);
-    d.slot_index.store(e.slot as u32, Ordering::Relaxed);
-    crate::peers::enter(d);
-    crate::opts::size_buffers(d);
-    e.chan.set_desc(e.slot, Some(d));
-    d.kind.store(kind::CONN, Ordering::Release);
 }

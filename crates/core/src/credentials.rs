@@ -15,7 +15,7 @@
 //! changes its effective user for each request, and back, has given up nothing.
 
 use crate::table::{self, Desc};
-use crate::{chan, ctl, epoll, exec, listen, process, rights, sealed, socks, upgrade, waker, zone};
+use crate::{channels, ctl, epoll, exec, listen, path, process, rights, sealed, socks, upgrade, waker, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::status;
 use fsocket_sys as sys;
@@ -53,7 +53,7 @@ fn lost() {
     // No new connection goes where memory is about to go.
     process::disable();
     upgrade::give_up_all();
-    listen::pass_on_used();
+    path::pass_on_used();
     let listened = listen::leave_channels();
     exec::hand_over_all();
     forget_memory();
@@ -66,7 +66,7 @@ fn lost() {
         listen::join_those(&listened);
         epoll::another_control();
     } else if listen::any() {
-        listen::give_up_all();
+        path::give_up_all();
     }
     waker::ring_everybody();
 }
@@ -74,7 +74,7 @@ fn lost() {
 /// Arenas and channels are no longer mapped here.
 pub fn forget_memory() {
     let stuck = || table::all().filter(|d| d.is_conn());
-    chan::forget_all();
+    channels::forget_all();
     socks::forget();
     // A connection that could not be switched: its memory is empty now, and says so.
     stuck().for_each(reset);

@@ -1,12 +1,31 @@
 //! The top: what the lower layers' calls upwards do ([`crate::upcalls`]), and which message of the
 //! monitor's goes where.
 
-use crate::upcalls::{self, Upcalls};
-use crate::{chan, listen, pidfd_transfer, upgrade, waker, zone};
+use crate::upcalls::{self, Upcalls, Watcher};
+use crate::{chan, channels, close, epoll, leave, listen, path, pidfd_transfer, upgrade, uring, waker, zone};
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::{kind, Msg};
 
-static UPCALLS: Upcalls = Upcalls { message, settle, monitor_died, monitor_found, shares_nothing: chan::none };
+static UPCALLS: Upcalls = Upcalls {
+    message,
+    settle,
+    monitor_died,
+    monitor_found,
+    shares_nothing: chan::none,
+    last_reference: close::last_reference,
+    leave_everything: uring::leave_everything,
+    leave_to_instances: leave::to_instances,
+    watcher: Watcher {
+        changed: epoll::changed,
+        also_kernel: epoll::also_kernel,
+        migrated_to_kernel: epoll::migrated_to_kernel,
+        leave_to_kernel: epoll::leave_to_kernel,
+        became_listener: epoll::became_listener,
+        listener_changed: epoll::listener_changed,
+        readable: epoll::readable,
+        sleep_abandoned: epoll::sleep_abandoned,
+    },
+};
 
 /// Once, at the start.
 #[link_section = ".text.fsocket_start"]
@@ -25,10 +44,10 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
         }
         kind::CHANNEL_SRV => {
             if let Some(fd) = got {
-                chan::serve(m.id as u32, m.arg0, fd);
+                channels::serve(m.id as u32, m.arg0, fd);
             }
         }
-        kind::WOKEN => waker::woken(m),
+        kind::WOKEN => channels::woken(m),
         kind::WAKER_READ => return got.is_some_and(|fd| waker::hear(m, fd)),
         kind::WAKER_WRITE => return got.is_some_and(|fd| chan::pipe(m, fd)),
         kind::PEER => {
@@ -42,7 +61,7 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
         kind::LOOK => zone::watch::look(m.id),
         kind::TRANSFER => pidfd_transfer::asked(m),
         kind::TRANSFERRED => pidfd_transfer::done(),
-        kind::CHANNEL_GONE => chan::gone(m.id as u32, m.arg0 != 0),
+        kind::CHANNEL_GONE => channels::gone(m.id as u32, m.arg0 != 0),
         kind::OTHER_RIGHTS => listen::wanted_by_others(m.id),
         kind::UPGRADE_SRV => return got.is_some_and(|fd| upgrade::asked(m, fd)),
         _ => {}
@@ -51,10 +70,10 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
 }
 
 fn settle() {
-    chan::end_broken();
+    channels::end_broken();
     upgrade::answer();
     pidfd_transfer::answer();
-    listen::answer();
+    path::answer();
 }
 
 fn monitor_died() -> bool {

@@ -8,148 +8,32 @@
 //! with one fence, before a thread sleeps or when too many are active. So
 //! the cost of a call grows with the ready connections, not with the open ones.
 
+mod create;
 mod end;
+mod instance;
 mod item;
 mod links;
 mod out;
 mod outer;
 mod poll_list;
 mod successor;
-mod wait;
+mod waiting;
 mod wrapper;
 
-use crate::lock::{Guard, Lock};
-use crate::slab::{Slab, Slot};
+use crate::lock::Guard;
 use crate::table::{self, kind, Desc};
-use crate::waker::{self, Waker};
-use crate::{ctl, listen, spin, Outcome};
-use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, Ordering};
+use crate::{listen, Outcome};
+use core::sync::atomic::{fence, Ordering};
 use fsocket_sys::{self as sys, Errno, Result};
 use item::{Item, ITEMS};
-use links::Links;
 
+pub use create::created;
 pub use end::{destroy, overwritten};
-pub use outer::{after_outer_sleep, arm_inner, before_outer_sleep, pulses, readable};
-pub use wait::wait;
+pub use instance::is_unused;
+use instance::{of, Ep, Inner, EPS};
+pub use outer::{after_outer_sleep, before_outer_sleep, readable};
+pub use waiting::wait;
 pub use wrapper::{is_polled, renumbered, wrapper_of};
-
-/// Epoll instances per process.
-#[link_section = ".data.fsocket_start"]
-static EPS: Slab<Ep> = Slab::new(4096);
-/// Active items per instance at most.
-const MAX_ACTIVE: usize = 1 << 19;
-
-/// One epoll instance. Zero is valid.
-#[repr(C)]
-pub struct Ep {
-    fd: AtomicI32,
-    /// Waker index + 1.
-    waker: AtomicU32,
-    /// Items of ours; 0: nothing here concerns us.
-    items: AtomicU32,
-    /// Kernel descriptors were added.
-    kernel: AtomicBool,
-    ctl_added: AtomicBool,
-    /// A local listen socket lies beside a global one in it.
-    zoned: AtomicBool,
-    /// The array of events that was found to be there; see [`wait()`].
-    array: core::sync::atomic::AtomicUsize,
-    unsubscribed: crate::zone::balance::unsubscribed::Unsubscribed,
-    /// The parent's, and not waited on here yet.
-    inherited: AtomicBool,
-    /// Another process may wait in the kernel's instance.
-    shared: AtomicBool,
-    /// Another instance that watches this one has slept.
-    nested: AtomicBool,
-    /// Threads in the kernel's epoll_wait while no item was ours.
-    plain: AtomicU32,
-    /// Closed while so many threads slept in it: the last of them to leave ends it.
-    left_in: AtomicU32,
-    /// What is ours lies in an instance of our own around this one.
-    wrapper: wrapper::Wrapper,
-    /// What happened to our items here, for an instance that watches this one.
-    pulses: AtomicU32,
-    link: AtomicU32,
-    spin: spin::Memory,
-    lock: Lock<Inner>,
-}
-
-struct Inner {
-    active: *mut u32,
-    n: usize,
-    /// Threads asleep in the kernel's epoll_wait.
-    sleepers: u32,
-    last_kernel: u64,
-    turns: u32,
-    /// The kernel had something when it was last asked.
-    kernel_busy: bool,
-    /// It was the kernel's turn, and ours had filled the array: next time it comes first.
-    crowded: bool,
-    /// An item was found whose connection has changed its path.
-    pending: bool,
-    /// Channels where this instance has a waiter.
-    links: Links,
-    listeners: [u32; 64],
-    n_listeners: usize,
-}
-
-// SAFETY: zero is valid; `link` is the slab's.
-unsafe impl Slot for Ep {
-    fn link(&self) -> &AtomicU32 {
-        &self.link
-    }
-}
-
-/// Marks our own registrations in the kernel's instance. An application that
-/// stored exactly this number would lose those events; nobody does.
-const WAKER_MARK: u64 = 0xF50C_4E7B_E11A_0001;
-const CTL_MARK: u64 = 0xF50C_4E7B_E11A_0002;
-
-/// The kernel has created an instance. False: there is no memory to know it by. What is watched in
-/// an instance that we do not know is never reported.
-pub fn created(fd: i32) -> bool {
-    crate::pool::kernel_allocated(fd);
-    crate::close::overwritten(fd);
-    if !crate::process::enabled() && !crate::zone::enabled() {
-        return true;
-    }
-    let Some((i, ep)) = EPS.alloc() else { return EPS.is_full() };
-    let Some(d) = table::alloc(kind::EPOLL) else {
-        EPS.free(i);
-        return table::DESCS.is_full();
-    };
-    ep.fd.store(fd, Ordering::Relaxed);
-    ep.waker.store(0, Ordering::Relaxed);
-    ep.items.store(0, Ordering::Relaxed);
-    ep.plain.store(0, Ordering::Relaxed);
-    ep.left_in.store(0, Ordering::Relaxed);
-    ep.kernel.store(false, Ordering::Relaxed);
-    ep.ctl_added.store(false, Ordering::Relaxed);
-    ep.zoned.store(false, Ordering::Relaxed);
-    ep.array.store(0, Ordering::Relaxed);
-    ep.unsubscribed.reset();
-    ep.shared.store(false, Ordering::Relaxed);
-    ep.nested.store(false, Ordering::Relaxed);
-    ep.inherited.store(false, Ordering::Relaxed);
-    ep.wrapper.reset();
-    ep.pulses.store(0, Ordering::Relaxed);
-    ep.spin.reset();
-    ep.lock.reset_after_fork();
-    if let Ok(mut g) = ep.lock.lock() {
-        (g.n, g.sleepers, g.n_listeners, g.crowded, g.kernel_busy) = (0, 0, 0, false, false);
-        g.links.clear();
-    }
-    d.object.store(i + 1, Ordering::Relaxed);
-    if !table::install(fd, d) {
-        table::release(d);
-        EPS.free(i);
-    }
-    true
-}
-
-fn of(d: &Desc) -> Option<&'static Ep> {
-    (d.kind() == kind::EPOLL).then(|| EPS.get(d.object.load(Ordering::Relaxed).wrapping_sub(1))).flatten()
-}
 
 /// Is anything of ours in this instance?
 pub fn has_items(d: &Desc) -> bool {
@@ -177,120 +61,6 @@ pub fn has_kernel_fds(d: &Desc) {
     }
 }
 
-impl Ep {
-    fn index(&self) -> u32 {
-        EPS.index(self)
-    }
-    fn waker(&self) -> Option<&'static Waker> {
-        match self.waker.load(Ordering::Acquire) {
-            0 => None,
-            b => waker::at(b as usize - 1),
-        }
-    }
-    /// The waker, made and put into the kernel's instance on first use.
-    fn need_waker(&self) -> Option<&'static Waker> {
-        if let Some(b) = self.waker() {
-            return Some(b);
-        }
-        // Peers ring by way of the monitor at first; also to hear of the monitor's death.
-        if !self.watch_ctl() {
-            return None;
-        }
-        let b = waker::get()?;
-        b.clear();
-        let home = self.home();
-        if sys::epoll_ctl(home, libc::EPOLL_CTL_ADD, b.fd(), Some(&self.waker_event())).is_err() {
-            b.release();
-            return None;
-        }
-        self.waker.store(b.index() as u32 + 1, Ordering::SeqCst);
-        // A fork may have come in between; `before_fork` does the reverse.
-        if self.shared.load(Ordering::SeqCst) {
-            let _ = sys::epoll_ctl(home, libc::EPOLL_CTL_MOD, b.fd(), Some(&self.waker_event()));
-        }
-        Some(b)
-    }
-    /// By its edges, so that the waker need not be emptied. Not where others wait as well, who would
-    /// take an edge that is not for them.
-    fn waker_event(&self) -> libc::epoll_event {
-        let edge = if self.is_alone_in() { libc::EPOLLET } else { 0 };
-        libc::epoll_event { events: (libc::EPOLLIN | edge) as u32, u64: WAKER_MARK }
-    }
-    /// Do only threads of this process wait in the kernel's instance, and in no wrapper?
-    fn is_alone_in(&self) -> bool {
-        !self.shared.load(Ordering::SeqCst) && self.wrapper.fd().is_none()
-    }
-    /// False: a thread that sleeps in it does not hear of the monitor, and has to look again soon.
-    fn watch_ctl(&self) -> bool {
-        if ctl::dead() || self.ctl_added.swap(true, Ordering::AcqRel) {
-            return true;
-        }
-        let ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: CTL_MARK };
-        match sys::epoll_ctl(self.home(), libc::EPOLL_CTL_ADD, ctl::fd(), Some(&ev)) {
-            Err(Errno::ENOMEM | Errno::ENOSPC) => {
-                self.ctl_added.store(false, Ordering::Release);
-                false
-            }
-            _ => true,
-        }
-    }
-    fn unwatch_ctl(&self) {
-        if self.ctl_added.swap(false, Ordering::AcqRel) {
-            let _ = sys::epoll_ctl(self.home(), libc::EPOLL_CTL_DEL, ctl::fd(), None);
-        }
-    }
-}
-
-impl Inner {
-    fn push(&mut self, i: u32) -> bool {
-        if self.active.is_null() {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            match sys::mmap(MAX_ACTIVE * 4, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) {
-                Ok(p) => self.active = p as *mut u32,
-                Err(_) => return false,
-            }
-        }
-        if self.n >= MAX_ACTIVE {
-            return false;
-        }
-        // SAFETY: below MAX_ACTIVE, inside the mapping.
-        unsafe { *self.active.add(self.n) = i };
-        self.n += 1;
-        true
-    }
-    fn at(&self, k: usize) -> u32 {
-        debug_assert!(k < self.n);
-        // SAFETY: callers stay below n.
-        unsafe { *self.active.add(k) }
-    }
-    /// Those from the k-th on.
-    fn tail(&mut self, k: usize) -> &mut [u32] {
-        if self.active.is_null() {
-            return &mut [];
-        }
-        // SAFETY: the first n are written; the lock is held.
-        unsafe { core::slice::from_raw_parts_mut(self.active.add(k.min(self.n)), self.n.saturating_sub(k)) }
-    }
-    fn set(&mut self, k: usize, i: u32) {
-        // SAFETY: callers stay below n.
-        unsafe { *self.active.add(k) = i };
-    }
-    /// An active item goes behind all others.
-    fn put_last(&mut self, it: &Item) {
-        if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
-            self.tail(k).rotate_left(1);
-        }
-    }
-    /// Look at an item on every call from now on, until it is armed anew: what
-    /// it was armed for may not be all that it waits for now.
-    fn activate(&mut self, it: &Item) {
-        it.was_marked();
-        if !it.active.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
-            it.active.store(false, Ordering::Relaxed);
-        }
-    }
-}
-
 /// An instance of the kernel's that belongs to this one, and something of ours that it watches:
 /// who adds that once more is told `EEXIST`.
 pub fn member(ed: &Desc) -> Option<(i32, i32)> {
@@ -303,7 +73,7 @@ pub fn member(ed: &Desc) -> Option<(i32, i32)> {
 /// are. False: it is another one, which [`ctl`] sees to.
 #[inline]
 pub fn ctl_of_kernel_fd(ed: &Desc, fd: i32) -> bool {
-    let its = table::lookup(fd).is_none() && !crate::close::own(fd);
+    let its = table::lookup(fd).is_none() && !crate::process::owns(fd);
     if its {
         has_kernel_fds(ed);
     }
@@ -346,7 +116,7 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
 unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
     let Some(ep) = of(ed) else { return Outcome::Kernel };
     let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed) && d.kind() != kind::KLISTENER) else {
-        if crate::close::own(fd) {
+        if crate::process::owns(fd) {
             return Outcome::Done(Err(Errno::EBADF));
         }
         ep.kernel.store(true, Ordering::Relaxed);
@@ -611,11 +381,6 @@ pub fn another_control() {
             ep.watch_ctl();
         }
     }
-}
-
-/// Has this process made no epoll instance?
-pub fn is_unused() -> bool {
-    EPS.is_empty()
 }
 
 /// The child will have all our instances, and may wait in them.

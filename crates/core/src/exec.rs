@@ -10,15 +10,17 @@ pub mod environment;
 mod program;
 
 use crate::lock::Lock;
-use crate::path::{self, Path};
+use crate::path;
+use crate::path::stage;
+use crate::path::stage::Path;
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{ctl, lifecycle, listen, pool, process, stats, successor, zone};
+use crate::{ctl, epoll, listen, pool, process, stats, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
-pub use actions::{as_we_know_them, Actions};
+pub use actions::{as_we_know_them, fd_survives, Actions};
 use program::Fate;
 pub use program::Start;
 
@@ -44,7 +46,7 @@ static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
-    if process::nonce() == 0 || lifecycle::nothing_to_keep() {
+    if process::nonce() == 0 || nothing_to_keep() {
         return Next { successor: None, inject: false, reservations: false };
     }
     prepare_all(start, spawn)
@@ -115,9 +117,9 @@ fn leave_all(to: &Actions) {
     for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d, to)) {
         if hands_over(d, to) {
             stats::count(Counter::FbOption);
-            listen::pass_on(d);
+            path::pass_on(d);
         } else {
-            listen::leave_to_kernel(d);
+            path::leave_to_kernel(d);
         }
     }
     leave_to_kernel(|d| inheritable(d, to));
@@ -148,11 +150,6 @@ fn inheritable(d: &Desc, to: &Actions) -> bool {
 
 fn survives(d: &Desc, to: &Actions) -> bool {
     any_fd(d, |fd| fd_survives(fd, to))
-}
-
-/// Does the next program have what is `fd` here, under whatever number?
-pub fn fd_survives(fd: i32, to: &Actions) -> bool {
-    to.take(fd) || sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
 }
 
 fn any_fd(d: &Desc, which: impl Fn(i32) -> bool) -> bool {
@@ -200,7 +197,7 @@ fn bequeath(to: &Actions) -> Option<(i32, u64)> {
             m.id = nonce;
             m.arg0 = l.id.load(Ordering::Relaxed);
             ctl::tell(m, None);
-        } else if path::of(d) == Path::Shm {
+        } else if stage::of(d) == Path::Shm {
             leave_conn(d, nonce);
         }
     }
@@ -291,4 +288,14 @@ pub fn hand_over(fd: i32) {
         stats::count(Counter::FbOption);
         path::materialize_one(d);
     }
+}
+
+/// Is there nothing of ours that a forked child or the next program would have to put in order, as in
+/// a shell?
+pub fn nothing_to_keep() -> bool {
+    table::DESCS.is_empty()
+        && epoll::is_unused()
+        && zone::is_unused()
+        && crate::uring::rings::is_unused()
+        && !crate::arena::is_wanted()
 }

@@ -5,7 +5,8 @@
 //! that whatever the two do next, in whatever order, the monitor and the peers
 //! see a consistent count.
 
-use crate::lifecycle::{nothing_to_keep, CHILD_AFTER, CHILD_BEFORE, LOCKS};
+use crate::exec::nothing_to_keep;
+use crate::lifecycle::{CHILD_AFTER, CHILD_BEFORE, LOCKS};
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
 use crate::{ctl, epoll, listen, peers, process, route, table, upgrade, zone};

@@ -4,8 +4,8 @@
 //! over and the sleep goes on without a limit.
 
 use crate::table::{Desc, DESCS};
-use crate::{chan, pool, token};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::{chan, keeping, pool, token};
+use core::sync::atomic::Ordering;
 use fsocket_abi::channel::RING_CAP;
 use fsocket_ring as ring;
 use fsocket_sys::{self as sys, cpu};
@@ -14,26 +14,12 @@ use fsocket_sys::{self as sys, cpu};
 const QUIET_NS: u64 = 200_000_000;
 const PAGE: usize = 4096;
 
-/// There is something to give back.
-static KEEPING: AtomicBool = AtomicBool::new(false);
-
-/// When something was last put aside, in ticks.
-static SINCE: AtomicU64 = AtomicU64::new(0);
-
-/// Something is being kept.
-pub fn keeping() {
-    SINCE.store(cpu::ticks(), Ordering::Relaxed);
-    if !KEEPING.load(Ordering::Relaxed) {
-        KEEPING.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Before a sleep on a futex. That sleep cannot be cut: a wait with a time-out
 /// is not restarted after a signal, where the kernel's `recv` would be. So only
 /// what has been lying around for long enough goes.
 pub fn before_sleep() {
-    if KEEPING.load(Ordering::Relaxed) {
-        let ns = cpu::ticks().wrapping_sub(SINCE.load(Ordering::Relaxed)) / cpu::ticks_per_us() * 1000;
+    if keeping::KEEPING.load(Ordering::Relaxed) {
+        let ns = cpu::ticks().wrapping_sub(keeping::SINCE.load(Ordering::Relaxed)) / cpu::ticks_per_us() * 1000;
         if ns > QUIET_NS {
             give_back();
         }
@@ -43,13 +29,13 @@ pub fn before_sleep() {
 /// The ring of `d` grew beyond a few pages.
 pub fn grown(d: &Desc) {
     d.grown.store(true, Ordering::Relaxed);
-    keeping();
+    keeping::keeping();
 }
 
 /// A sleep of `limit` (None: for ever): how long it may be now. The second
 /// value: call [`give_back`] if nothing happened for that long.
 pub fn cut(limit: Option<u64>) -> (Option<u64>, bool) {
-    if !KEEPING.load(Ordering::Relaxed) || limit.is_some_and(|l| l <= QUIET_NS) {
+    if !keeping::KEEPING.load(Ordering::Relaxed) || limit.is_some_and(|l| l <= QUIET_NS) {
         return (limit, false);
     }
     (Some(QUIET_NS), true)
@@ -57,7 +43,7 @@ pub fn cut(limit: Option<u64>) -> (Option<u64>, bool) {
 
 #[cold]
 pub fn give_back() {
-    KEEPING.store(false, Ordering::Relaxed);
+    keeping::KEEPING.store(false, Ordering::Relaxed);
     pool::drain();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         // A ring that is not empty is looked at after the next use.

@@ -1,8 +1,9 @@
 //! What this program has inherited through `exec`: connections of the program
 //! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
 
+use crate::opts::values;
 use crate::table::{self, kind, Desc};
-use crate::{arena, chan, close, ctl, listen, path, peers, process, stats, unhooked, zone};
+use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, stats, unhooked, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
@@ -195,7 +196,7 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
 /// it to their workers so).
 fn bound(fd: i32, family: u32) {
     let mut peer = [0u8; 28];
-    let bound = listen::bound_address(fd).is_some_and(|a| a.port != 0);
+    let bound = inspect::bound_address(fd).is_some_and(|a| a.port != 0);
     if bound && table::lookup(fd).is_none() && sys::getpeername(fd, &mut peer) == Err(sys::Errno::ENOTCONN) {
         if let Some(d) = described(fd, family) {
             listen::keep_for_fork_group(d);
@@ -231,7 +232,7 @@ fn described(fd: i32, family: u32) -> Option<&'static Desc> {
 /// True: the program before it was a worker.
 fn listener(fd: i32, family: u32) -> bool {
     let Some(d) = described(fd, family) else { return false };
-    crate::opts::adopt(fd, d);
+    values::adopt(fd, d);
     let worked = match listen::registered(fd, d) {
         Ok(worked) => worked,
         Err(why) => {

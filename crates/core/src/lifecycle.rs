@@ -1,8 +1,8 @@
 //! What each part of the library does at a turn of the process's life: one table for each.
 
 use crate::{
-    arena, asleep, cancel, chan, ctl, epoll, exec, listen, opts, peers, pidfd_transfer, pool, process, route, table,
-    unhooked, upgrade, uring, waker, zone,
+    arena, asleep, cancel, chan, ctl, epoll, exec, listen, making, opts, peers, pidfd_transfer, pool, process, route,
+    table, upgrade, uring, waker, zone,
 };
 
 /// A descriptor of ours got another number. The first that has it answers true.
@@ -52,7 +52,7 @@ pub const CHILD_AFTER: [fn(); 13] = [
     chan::become_child,
     listen::become_child,
     table::become_child,
-    unhooked::become_child,
+    making::become_child,
     pidfd_transfer::become_child,
     upgrade::become_child,
     opts::before::become_child,
@@ -61,12 +61,6 @@ pub const CHILD_AFTER: [fn(); 13] = [
     drop_placeholders,
     asleep::become_child,
 ];
-
-/// Is there nothing of ours that a forked child or the next program would have to put in order, as in
-/// a shell?
-pub fn nothing_to_keep() -> bool {
-    table::DESCS.is_empty() && epoll::is_unused() && zone::is_unused() && uring::is_unused() && !arena::is_wanted()
-}
 
 fn drop_placeholders() {
     let _ = pool::drain();

@@ -1,6 +1,6 @@
 //! The program limits its address space: what we have reserved must leave room below the limit.
 
-use crate::{chan, exec, listen, process, space};
+use crate::{chan, exec, listen, path, process, space};
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
 
@@ -22,7 +22,7 @@ pub unsafe fn limiting(new: *const libc::rlimit64) {
     }
     let room = chan::mappable();
     if sys::address_space_limit(Some(old)).is_ok() && !room {
-        listen::pass_on_exec_prepared();
+        path::pass_on_exec_prepared();
     }
 }
 
@@ -41,7 +41,7 @@ pub fn limited(alone: bool) {
     }
     process::disable();
     if listen::any() {
-        listen::give_up_all();
+        path::give_up_all();
     }
     exec::hand_over_all();
     if alone {

@@ -2,8 +2,10 @@
 
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
+use crate::opts::values;
 use crate::table::{kind, Desc};
-use crate::{ctl, process, socks, stats, unhooked};
+use crate::upcalls::watcher;
+use crate::{ctl, inspect, process, socks, stats, unhooked};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
@@ -23,12 +25,12 @@ pub struct Listener {
     pub id: AtomicU64,
     /// Worker number + 1; 0: not registered as a worker. WORKERS + 1: there
     /// were too many, this one only steals.
-    worker: AtomicU32,
+    pub(crate) worker: AtomicU32,
     /// This process has it from its parent.
     inherited: AtomicBool,
     /// Channel index + 1.
     chans: [AtomicU16; CHANS],
-    n: AtomicU32,
+    pub(crate) n: AtomicU32,
     /// Where the next look at the queues starts.
     next: AtomicU32,
     /// Accepts since the kernel's queue was last looked at.
@@ -37,7 +39,7 @@ pub struct Listener {
     fair: AtomicU32,
     pub any: AtomicBool,
     /// Somebody with other rights accepts there, too: what waits is to go to the kernel.
-    wanted_by_others: AtomicBool,
+    pub(crate) wanted_by_others: AtomicBool,
     /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
     backlog: AtomicU32,
     addr: Lock<Addr>,
@@ -63,7 +65,7 @@ static LISTENERS: [Listener; MAX] = [const {
 /// Entries that were ever used: a fork must not touch all of them.
 static USED: AtomicU32 = AtomicU32::new(0);
 
-fn used() -> &'static [Listener] {
+pub(crate) fn used() -> &'static [Listener] {
     &LISTENERS[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
 }
 
@@ -84,7 +86,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         return Ok(false); // listen() again only changes the backlog
     }
     if d.forked.swap(false, Ordering::Relaxed) {
-        crate::opts::adopt(fd, d);
+        values::adopt(fd, d);
     }
     ctl::wanted();
     unhooked::noticed_now();
@@ -99,7 +101,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     if !chan::mappable() || !chan::reserve() {
         return Err(Counter::FbResource);
     }
-    let addr = bound_address(fd).ok_or(Counter::FbOption)?;
+    let addr = inspect::bound_address(fd).ok_or(Counter::FbOption)?;
     let (m, _) = ctl::request(Msg::new(msg::LISTEN), Some(fd)).map_err(|e| match e {
         Errno::EIO => Counter::FbNoMonitor,
         _ => Counter::FbResource,
@@ -121,7 +123,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     d.object.store(i as u32 + 1, Ordering::Relaxed);
     d.kind.store(kind::LISTENER, Ordering::Release);
     stats::count(Counter::Listen);
-    crate::epoll::became_listener(d);
+    (watcher().became_listener)(d);
     Ok(m.arg0 != 0)
 }
 
@@ -129,7 +131,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
 /// some, who have to ask again.
 pub fn came_beside(fd: i32) {
     let Some(reg) = ctl::registry() else { return };
-    let Some(addr) = bound_address(fd) else { return };
+    let Some(addr) = inspect::bound_address(fd) else { return };
     let n = (crate::route::volatile(&reg.entries) as usize).min(fsocket_proto::registry::ENTRIES);
     if reg.entry.iter().take(n).any(|e| crate::route::volatile(&e.addr).port == addr.port) {
         ctl::tell(Msg { addr, ..Msg::new(msg::NEARER) }, None);
@@ -142,7 +144,7 @@ pub fn came_beside(fd: i32) {
 pub fn keep_for_fork_group(d: &'static Desc) {
     if d.items.load(Ordering::Relaxed) != 0 {
         // An instance that only the kernel serves would not learn of our queues.
-        crate::epoll::leave_to_kernel(d);
+        (watcher().leave_to_kernel)(d);
         return crate::table::forget(d);
     }
     // Another thread may be connecting it, and then it is a connection's, not ours to change.
@@ -173,18 +175,6 @@ fn join_fork_group(fd: i32, d: &'static Desc) {
     crate::zone::successor::inherited(fd);
 }
 
-/// What the kernel has bound the socket to.
-pub fn bound_address(fd: i32) -> Option<Addr> {
-    let mut b = [0u8; 28];
-    let mut len = b.len() as u32;
-    // SAFETY: buffer and length are ours.
-    unsafe {
-        sys::raw(libc::SYS_getsockname, [fd as usize, b.as_mut_ptr() as usize, &mut len as *mut u32 as usize, 0, 0, 0])
-            .ok()?;
-        crate::name::parse(b.as_ptr() as *const libc::sockaddr, len)
-    }
-}
-
 /// A channel was handed to us for listener `id`.
 pub fn add_channel(id: u64, c: &'static Chan) {
     let Some(l) = used().iter().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
@@ -202,7 +192,7 @@ pub fn add_channel(id: u64, c: &'static Chan) {
         }
         None => {}
     }
-    crate::epoll::listener_changed(id);
+    (watcher().listener_changed)(id);
 }
 
 /// The client of a channel is gone; its queue may still hold connections that
@@ -251,41 +241,7 @@ fn ended(d: &Desc, for_all: bool) {
     }
 }
 
-/// A channel cannot be mapped here: the kernel serves this listener from now
-/// on. The monitor resets what waits in its queues.
-pub fn give_up(id: u64) {
-    stats::count(Counter::FbResource);
-    for i in 0..crate::table::DESCS.len() {
-        let Some(d) = crate::table::DESCS.get(i) else { continue };
-        if of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
-            leave_to_kernel(d);
-            closed(d);
-            let zoned = crate::zone::of(d).is_some();
-            d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
-        }
-    }
-}
-
-/// Who accepts is below us from now on. That goes for processes of the fork group as well: one that holds
-/// the listener and never accepts (a master process) would keep it in shared memory with
-/// nobody to look there. What waits goes into the kernel's queue, where all of them look.
-pub fn abandon(d: &'static Desc) {
-    pass_on(d);
-    closed(d);
-    let zoned = crate::zone::of(d).is_some();
-    d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
-}
-
-/// Somebody without the library is about to accept here: for all processes of the fork group, new connections
-/// are the kernel's, and what waits goes into its queue.
-pub fn pass_on(d: &'static Desc) {
-    if let Some(l) = of(d) {
-        unpublish_id(l.id.load(Ordering::Relaxed), false);
-        crate::path::requeue(d);
-    }
-}
-
-fn exec_prepared() -> impl Iterator<Item = &'static Desc> {
+pub(crate) fn exec_prepared() -> impl Iterator<Item = &'static Desc> {
     crate::table::all().filter(|d| d.kind() == kind::LISTENER && d.exec_prepared.load(Ordering::Relaxed))
 }
 
@@ -294,40 +250,11 @@ pub fn any_exec_prepared() -> bool {
     exec_prepared().next().is_some()
 }
 
-/// [`pass_on`] for those.
-pub fn pass_on_exec_prepared() {
-    for d in exec_prepared() {
-        stats::count(Counter::FbResource);
-        pass_on(d);
-    }
-}
-
-/// All listeners of this process are the kernel's alone from now on.
-pub fn give_up_all() {
-    for l in used() {
-        let id = l.id.load(Ordering::Relaxed);
-        if id != 0 {
-            give_up(id);
-        }
-    }
-}
-
 /// No new connections over shared memory; those that wait in the queues are
 /// accepted as before.
 pub fn unpublish(d: &Desc) {
     if let Some(l) = of(d) {
         unpublish_id(l.id.load(Ordering::Relaxed), false);
-    }
-}
-
-/// This program does not listen over shared memory any more, but its listener
-/// goes on. If nobody else does either, what waits in our queues waits in the
-/// kernel's from now on.
-pub fn leave_to_kernel(d: &'static Desc) {
-    if let Some(l) = of(d) {
-        if unpublish_id(l.id.load(Ordering::Relaxed), true) {
-            crate::path::requeue(d);
-        }
     }
 }
 
@@ -339,7 +266,7 @@ pub fn unpublish_all() {
 }
 
 /// `last`: only if no other process holds it. True: done.
-fn unpublish_id(id: u64, last: bool) -> bool {
+pub(crate) fn unpublish_id(id: u64, last: bool) -> bool {
     let mut m = Msg::new(msg::UNPUBLISH);
     m.id = id;
     m.arg0 = last.into();
@@ -364,7 +291,7 @@ pub fn become_child() {
 pub type Those = crate::bits::Bits<{ MAX / 64 }>;
 
 /// Are there any that [`answer`] has to see to?
-static WANTED_BY_OTHERS: AtomicBool = AtomicBool::new(false);
+pub(crate) static WANTED_BY_OTHERS: AtomicBool = AtomicBool::new(false);
 
 /// Workers with other rights want to accept on listener `id`.
 pub fn wanted_by_others(id: u64) {
@@ -372,30 +299,6 @@ pub fn wanted_by_others(id: u64) {
         l.wanted_by_others.store(true, Ordering::Relaxed);
         WANTED_BY_OTHERS.store(true, Ordering::Release);
         ctl::defer();
-    }
-}
-
-/// Puts what waits for those into the kernel's queue.
-#[inline]
-pub fn answer() {
-    if WANTED_BY_OTHERS.load(Ordering::Relaxed) && WANTED_BY_OTHERS.swap(false, Ordering::AcqRel) {
-        for d in
-            crate::table::all().filter(|d| of(d).is_some_and(|l| l.wanted_by_others.swap(false, Ordering::Relaxed)))
-        {
-            stats::count(Counter::FbOption);
-            crate::path::requeue(d);
-        }
-    }
-}
-
-/// This process is about to lose its channels. Those in which it may have had connections nobody with
-/// other rights gets: what waits there, and what comes, goes into the kernel's queue.
-pub fn pass_on_used() {
-    for d in crate::table::all().filter(|d| d.accepts.load(Ordering::Relaxed)) {
-        if of(d).is_some_and(|l| l.worker.load(Ordering::Relaxed) != 0) {
-            stats::count(Counter::FbOption);
-            pass_on(d);
-        }
     }
 }
 

@@ -1,10 +1,9 @@
-//! Socket addresses, and what `getsockname` and friends answer.
+//! Socket addresses.
 
-use crate::table::Desc;
 use crate::user;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_proto::Addr;
-use fsocket_sys::{Errno, Result};
+use fsocket_sys::Result;
 
 const V4: u16 = libc::AF_INET as u16;
 const V6: u16 = libc::AF_INET6 as u16;
@@ -108,27 +107,4 @@ pub unsafe fn give(ip: &[u8; 16], port: u16, family: u16, out: *mut libc::sockad
     let (b, n) = sockaddr(family as i32, ip, port);
     // SAFETY: the caller's.
     unsafe { user::give(&b[..n], out as *mut u8, len, n as u32) }
-}
-
-/// `getsockname` of a connection.
-///
-/// # Safety
-/// As [`give`].
-pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
-    let s = d.sock();
-    // SAFETY: the caller's.
-    unsafe { give(&load(&s.local), s.local_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
-}
-
-/// `getpeername` of a connection; ENOTCONN once it is reset, as in the kernel.
-///
-/// # Safety
-/// As [`give`].
-pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
-    let s = d.sock();
-    if crate::ready::over(d) {
-        return Err(Errno::ENOTCONN);
-    }
-    // SAFETY: the caller's.
-    unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
 }

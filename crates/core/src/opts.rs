@@ -7,86 +7,34 @@
 mod answer;
 pub mod before;
 pub mod extra;
+pub mod kept;
+pub mod values;
 
+use crate::path::stage;
 use crate::table::{kind, Desc};
 use crate::{ready, user, Outcome};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// Recorded options.
-pub const COUNT: usize = 24;
-pub use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
+use crate::options::*;
+pub use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, V6ONLY};
+pub use values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
+use values::{size_lowat, values};
 
-struct Opt {
-    level: i32,
-    name: i32,
-    default: i32,
-    min: i32,
-    max: i32,
-}
-const fn o(level: i32, name: i32, default: i32, min: i32, max: i32) -> Opt {
-    Opt { level, name, default, min, max }
-}
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
-const ANY: i32 = i32::MAX;
 /// The same with 64-bit seconds, which they have here anyway.
 const RCVTIMEO_NEW: i32 = 66;
 const SNDTIMEO_NEW: i32 = 67;
 /// include/uapi/linux/tcp.h
 const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
-/// A time limit that is over when it begins, nanoseconds: what the kernel makes of a negative one,
-/// which it reads out as 0.
-pub const AT_ONCE: u64 = 1;
-/// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
-/// means "any non-zero is 1".
-static TABLE: [Opt; 15] = [
-    o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
-    o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
-    o(S, libc::SO_SNDBUF, 2_626_560, 0, ANY),
-    o(S, libc::SO_RCVBUF, 131_072, 0, ANY),
-    o(S, libc::SO_OOBINLINE, 0, i32::MIN, 1),
-    o(S, libc::SO_RCVLOWAT, 1, 0, ANY),
-    o(T, libc::TCP_NODELAY, 0, i32::MIN, 1),
-    o(T, libc::TCP_CORK, 0, i32::MIN, 1),
-    o(T, libc::TCP_KEEPIDLE, 7200, 1, 32767),
-    o(T, libc::TCP_KEEPINTVL, 75, 1, 32767),
-    o(T, libc::TCP_KEEPCNT, 9, 1, 127),
-    o(T, libc::TCP_QUICKACK, 1, i32::MIN, 1),
-    o(T, libc::TCP_USER_TIMEOUT, 0, 0, ANY),
-    o(T, libc::TCP_DEFER_ACCEPT, 0, i32::MIN, ANY),
-    o(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0, i32::MIN, 1),
-];
-const SNDBUF: usize = 2;
-const RCVBUF: usize = 3;
-const RCVLOWAT: usize = 5;
-pub const V6ONLY: usize = 14;
-
-pub const DEFAULTS: [i32; COUNT] = {
-    let mut d = [0; COUNT];
-    let mut i = 0;
-    while i < TABLE.len() {
-        d[i] = TABLE[i].default;
-        i += 1;
-    }
-    d
-};
-
 /// Is it one that accepted connections get from [`Desc::opt`] and its like?
 fn is_inherited(level: i32, name: i32) -> bool {
     const FORCED: [i32; 2] = [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
     const TIMES: [i32; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, RCVTIMEO_NEW, SNDTIMEO_NEW];
     let beside = name == libc::SO_LINGER || FORCED.contains(&name) || TIMES.contains(&name);
     find(level, name).is_some() || level == S && beside
-}
-
-fn values(d: &Desc) -> &[AtomicI32; COUNT] {
-    if d.is_conn() {
-        &d.sock().opt
-    } else {
-        &d.opt
-    }
 }
 
 fn find(level: i32, name: i32) -> Option<usize> {
@@ -109,11 +57,11 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     if !number(4) {
         d.dirty.store(true, Ordering::Relaxed);
         if number(1) {
-            extra::kept(d, level, name);
+            kept::kept(d, level, name);
         }
         return Outcome::Kernel;
     }
-    if let Some(k) = crate::path::kernel_part(d) {
+    if let Some(k) = stage::kernel_part(d) {
         // SAFETY: the caller's.
         let _ = sys::setsockopt(k, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });
     }
@@ -131,7 +79,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
             if buffer(level, name).is_none_or(|i| !learn(d, fd, i)) {
                 // SAFETY: the caller's.
                 if !unsafe { remember(d, level, name, v, val, len) } {
-                    extra::kept(d, level, name);
+                    kept::kept(d, level, name);
                 }
             }
         }
@@ -150,11 +98,11 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
                 if crate::ready::wanted(d) {
                     d.sock().edges.fetch_add(1, Ordering::Relaxed);
                 }
-                crate::path::wake_own(d);
+                crate::conn::wake_own(d);
             }
             if i == SNDBUF {
                 // A larger one may be room for a sender that waits.
-                crate::path::wake_own(d);
+                crate::conn::wake_own(d);
             }
         }
         return Outcome::Done(r);
@@ -188,7 +136,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     if unsafe { remember(d, level, name, v, val, len) } {
         return Outcome::Done(Ok(()));
     }
-    extra::kept(d, level, name);
+    kept::kept(d, level, name);
     // Something rare: the placeholder keeps it and says whether it is legal.
     d.dirty.store(true, Ordering::Relaxed);
     Outcome::Kernel
@@ -202,41 +150,6 @@ fn buffer(level: i32, name: i32) -> Option<usize> {
         (S, libc::SO_RCVLOWAT) => Some(RCVLOWAT),
         _ => None,
     }
-}
-
-/// Remember what the kernel has made of a buffer's size.
-pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
-    let mut b = [0u8; 4];
-    let known = sys::getsockopt(fd, TABLE[i].level, TABLE[i].name, &mut b).is_ok();
-    if known {
-        values(d)[i].store(i32::from_ne_bytes(b), Ordering::Relaxed);
-    }
-    known
-}
-
-/// Bound the bytes under way by the buffers that the program has chosen. The
-/// kernel counts memory, not bytes; on loopback three quarters of a send buffer
-/// are data, and the receiver takes its buffer and a quarter (measured: messages
-/// of 100 bytes to 1 MiB, buffers of 2 to 512 KiB, within a factor of two).
-///
-/// Without `SO_SNDBUF` the kernel's send buffer is larger than a ring, whatever
-/// the receiver's is.
-pub fn size_buffers(d: &Desc) {
-    let s = d.sock();
-    let bytes = |i: usize, part: u64| (s.opt[i].load(Ordering::Relaxed).max(0) as u64 * part / 4) as u32;
-    let chosen = |i: usize| s.opt[i].load(Ordering::Relaxed) != TABLE[i].default;
-    let (_, _, h) = d.tx();
-    h.cap.store(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 }, Ordering::Relaxed);
-    // The rest of the step that was granted under the old size goes first.
-    d.rx().1.cons.window.store(bytes(RCVBUF, 5), Ordering::Relaxed);
-    if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
-        size_lowat(d);
-    }
-}
-
-/// Size of the send buffer as the kernel would have it, bytes.
-pub fn send_buffer(d: &Desc) -> usize {
-    d.sock().opt[SNDBUF].load(Ordering::Relaxed).max(1) as usize
 }
 
 /// # Safety
@@ -298,21 +211,6 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
     }
 }
 
-/// Note whether the connection has a low-water mark at all.
-fn size_lowat(d: &Desc) {
-    let s = d.sock();
-    match s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
-        true => s.flags.fetch_or(flag::LOWAT, Ordering::AcqRel),
-        false => s.flags.fetch_and(!flag::LOWAT, Ordering::AcqRel),
-    };
-}
-
-/// SO_RCVLOWAT, bytes; no more than what a ring can hold beside what is on its way.
-pub fn lowat(d: &Desc) -> usize {
-    const MOST: i32 = fsocket_abi::channel::RING_CAP as i32 / 2;
-    d.sock().opt[RCVLOWAT].load(Ordering::Relaxed).clamp(1, MOST) as usize
-}
-
 /// # Safety
 /// Both pointers are the program's, or nothing is there.
 pub unsafe fn get(
@@ -371,7 +269,7 @@ pub unsafe fn get(
                 Ok(n) => n,
                 Err(e) => return Outcome::Done(Err(e)),
             };
-            info[0] = tcp_state(d);
+            info[0] = answer::tcp_state(d);
             put(&info[..n])
         }
         // The address of the other side before NAT: there is none.
@@ -380,92 +278,6 @@ pub unsafe fn get(
             Some(i) => int(s.opt[i].load(Ordering::Relaxed)),
             None => Outcome::Kernel,
         },
-    }
-}
-
-const ESTABLISHED: u8 = 1;
-
-/// Number of the TCP state, as in `include/net/tcp_states.h`.
-fn tcp_state(d: &Desc) -> u8 {
-    if ready::over(d) {
-        return 7; // CLOSE
-    }
-    let st = ready::state(d);
-    let shut = d.sock().flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0;
-    match (st.reset, st.eof, shut) {
-        (true, _, _) | (_, true, true) => 7,
-        (_, false, false) => ESTABLISHED,
-        (_, true, false) => 8, // CLOSE_WAIT
-        (_, false, true) => 5, // FIN_WAIT2
-    }
-}
-
-/// Learn what is set on a listener that somebody else has made.
-pub fn adopt(fd: i32, d: &Desc) {
-    let int = |level: i32, name: i32| {
-        let mut v = [0u8; 4];
-        sys::getsockopt(fd, level, name, &mut v).ok().map(|_| i32::from_ne_bytes(v))
-    };
-    const SO_BUF_LOCK: i32 = 72;
-    let chosen = int(S, SO_BUF_LOCK).unwrap_or(0);
-    for (i, (o, v)) in TABLE.iter().zip(&d.opt).enumerate() {
-        // Sizes that nobody chose are the kernel's of a listener; QUICKACK is a
-        // state more than an option.
-        let skip = match i {
-            SNDBUF => chosen & 1 == 0,
-            RCVBUF => chosen & 2 == 0,
-            _ => o.name == libc::TCP_QUICKACK && o.level == T,
-        };
-        if let Some(now) = int(o.level, o.name).filter(|_| !skip) {
-            v.store(now, Ordering::Relaxed);
-        }
-    }
-    let mut linger = [0u8; 8];
-    if sys::getsockopt(fd, S, libc::SO_LINGER, &mut linger).is_ok() {
-        for (i, at) in [(LINGER_ON, 0), (LINGER_SECS, 4)] {
-            let v = [linger[at], linger[at + 1], linger[at + 2], linger[at + 3]];
-            d.opt[i].store(i32::from_ne_bytes(v), Ordering::Relaxed);
-        }
-    }
-    for (name, to) in [(libc::SO_RCVTIMEO, &d.rcvtimeo), (libc::SO_SNDTIMEO, &d.sndtimeo)] {
-        let mut t = [0u8; 16];
-        if sys::getsockopt(fd, S, name, &mut t).is_ok() {
-            let part = |at: usize| t[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
-            to.store(part(0).saturating_mul(1_000_000_000).saturating_add(part(8) * 1000), Ordering::Relaxed);
-        }
-    }
-    let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
-    d.kernel_nonblock.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
-}
-
-/// Set on a kernel socket what the program has set on the connection.
-pub fn apply(d: &Desc, fd: i32) {
-    let s = d.sock();
-    extra::apply_options(d, fd);
-    for (i, (o, v)) in TABLE.iter().zip(&s.opt).enumerate() {
-        let v = v.load(Ordering::Relaxed);
-        if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
-            // The kernel doubles buffer sizes, and so did we.
-            let v = if matches!(i, SNDBUF | RCVBUF) { v / 2 } else { v };
-            let _ = sys::setsockopt(fd, o.level, o.name, &v.to_ne_bytes());
-        }
-    }
-    let linger = s.opt[LINGER_ON].load(Ordering::Relaxed);
-    if linger != 0 {
-        let mut l = [0u8; 8];
-        l[..4].copy_from_slice(&linger.to_ne_bytes());
-        l[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
-        let _ = sys::setsockopt(fd, S, libc::SO_LINGER, &l);
-    }
-    for (name, ns) in [(libc::SO_RCVTIMEO, &s.rcvtimeo), (libc::SO_SNDTIMEO, &s.sndtimeo)] {
-        let ns = ns.load(Ordering::Relaxed);
-        if ns != 0 {
-            let mut t = [0u8; 16];
-            let secs = if ns == AT_ONCE { -1 } else { (ns / 1_000_000_000) as i64 };
-            t[..8].copy_from_slice(&secs.to_ne_bytes());
-            t[8..].copy_from_slice(&(ns / 1000 % 1_000_000).to_ne_bytes());
-            let _ = sys::setsockopt(fd, S, name, &t);
-        }
     }
 }
 
@@ -529,7 +341,7 @@ pub fn nonblock_from_below(d: &Desc, fd: i32) {
 fn set_nonblock(d: &Desc, on: bool) {
     d.nonblock.store(on, Ordering::Relaxed);
     if d.is_conn() {
-        if let crate::path::Path::Draining(k) = crate::path::of(d) {
+        if let crate::path::stage::Path::Draining(k) = stage::of(d) {
             let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
         }
         let f = &d.sock().flags;
@@ -585,7 +397,7 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                         Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
                         Err(_) => 0,
                     };
-                    here + crate::path::kernel_part(d).map_or(0, |k| {
+                    here + stage::kernel_part(d).map_or(0, |k| {
                         let mut n = 0i32;
                         let a = [k as usize, FIONREAD as usize, &raw mut n as usize, 0, 0, 0];
                         // SAFETY: `n` is ours.

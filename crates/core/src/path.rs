@@ -18,12 +18,18 @@
 mod pair;
 mod queue;
 mod settle;
+pub mod stage;
 
-pub use queue::requeue;
-pub use settle::{apply_options, close_draining, gone, wake_own, Beside};
+pub use queue::{
+    abandon, answer, give_up, give_up_all, leave_to_kernel, pass_on, pass_on_exec_prepared, pass_on_used, requeue,
+};
+pub use settle::{apply_options, close_draining, gone, Beside};
+pub use stage::{can_follow, events, is_moving, kernel_part, of, went_to, Path};
+use stage::{peer_moves, peer_status};
 
 use crate::table::{self, Desc};
-use crate::{process, stats, stream, token};
+use crate::upcalls::watcher;
+use crate::{conn, process, stats, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::switching::{BOTH, ONE};
@@ -43,49 +49,6 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 /// one or shuts it down just then; then the connection is reset.
 const NONBLOCKING_PATIENCE_NS: u64 = 100_000_000;
 
-/// What has become of the path, as far as this process has looked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Path {
-    /// The rings.
-    Shm,
-    /// It has been switched and this process has not followed yet.
-    Pending,
-    /// The kernel, except for what is left to read in the ring.
-    Draining(i32),
-}
-
-/// Cheap: two loads of lines that every operation reads anyway.
-#[inline]
-pub fn of(d: &Desc) -> Path {
-    let mine = d.kernel_end.load(Ordering::Relaxed);
-    if mine != 0 {
-        return Path::Draining(mine - 1);
-    }
-    let f = d.sock().flags.load(Ordering::Relaxed);
-    if f & flag::POISONED != 0 {
-        // It could not follow: what is left is a reset.
-        return Path::Shm;
-    }
-    if f & flag::MIGRATED != 0 || peer_status(d) & (status::MIGRATING | status::MIGRATED) != 0 {
-        return Path::Pending;
-    }
-    Path::Shm
-}
-
-fn peer_status(d: &Desc) -> u32 {
-    // Acquire: what the mover did before it said so.
-    d.rx().1.prod.status.load(Ordering::Acquire)
-}
-
-/// Where a connection that was one of ours when the caller looked it up has
-/// gone: a descriptor number of the kernel connection.
-pub fn went_to(d: &Desc) -> Option<i32> {
-    match d.migrated_to.load(Ordering::Acquire) {
-        0 => None,
-        n => Some(n - 1),
-    }
-}
-
 /// For calls that are rare: go after a path that was switched, and say whether
 /// the connection still is one of ours. Bytes in the ring keep it one.
 pub fn still_ours(d: &'static Desc) -> bool {
@@ -93,14 +56,6 @@ pub fn still_ours(d: &'static Desc) -> bool {
         let _ = follow(d);
     }
     d.is_conn()
-}
-
-/// The kernel's part of a connection of which the ring has something left.
-pub fn kernel_part(d: &Desc) -> Option<i32> {
-    match d.kernel_end.load(Ordering::Acquire) {
-        0 => None,
-        n => Some(n - 1),
-    }
 }
 
 /// Connections switched in one go at most.
@@ -253,8 +208,8 @@ fn migrated_out(d: &'static Desc) {
     d.tx().1.prod.status.fetch_or(status::MIGRATED, Ordering::Release);
     d.sock().flags.fetch_and(!flag::MIGRATING, Ordering::Release);
     stats::count(Counter::PathSwitch);
-    stream::notify_all(d);
-    settle::wake_own(d);
+    conn::notify_all(d);
+    conn::wake_own(d);
 }
 
 /// Both sides move at once: each must have taken along what it had not read
@@ -262,23 +217,6 @@ fn migrated_out(d: &'static Desc) {
 fn await_peer(d: &Desc) {
     let nonblocking = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
     patiently(if nonblocking { NONBLOCKING_PATIENCE_NS } else { PATIENCE_NS }, || peer_moves(d));
-}
-
-/// Is the peer in the middle of it?
-fn peer_moves(d: &Desc) -> bool {
-    let st = peer_status(d);
-    st & status::MIGRATING != 0 && st & (status::MIGRATED | status::CLOSED | status::RST) == 0
-}
-
-/// Has the path been switched so far that [`follow`] need not wait for the peer? One that says that it
-/// moves and never that it has must not stop a thread that has other things to do.
-pub fn can_follow(d: &Desc) -> bool {
-    of(d) == Path::Pending && (d.sock().flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || !peer_moves(d))
-}
-
-/// Is it being switched by the peer, so that nothing can be said or done until that is over?
-pub fn is_moving(d: &Desc) -> bool {
-    d.is_conn() && of(d) == Path::Pending && !can_follow(d)
 }
 
 /// Wait while somebody else is busy.
@@ -332,9 +270,9 @@ pub fn after_send(d: &'static Desc) {
 /// kernel connection in this process: behind the program's own descriptors if
 /// nothing is left to read in the ring, else one of ours.
 pub fn follow(d: &'static Desc) -> Result<i32> {
-    let _hold = stream::Hold::on(d);
+    let _hold = conn::Hold::on(d);
     if let Path::Draining(fd) = of(d) {
-        return if stream::ring_has(d) { Ok(fd) } else { settle::complete(d, fd) };
+        return if conn::ring_has(d) { Ok(fd) } else { settle::complete(d, fd) };
     }
     let s = d.sock();
     let (ring_tx, tx, txh) = d.tx();
@@ -344,7 +282,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
         await_peer(d);
         if peer_status(d) & status::MIGRATED == 0 {
             // It died half-way, or never meant to. Nobody waits for it twice.
-            stream::poison(d);
+            conn::poison(d);
             return Err(Errno::ECONNRESET);
         }
     }
@@ -354,7 +292,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             return went_to(d).ok_or(Errno::EBADF);
         }
         stats::count(Counter::FbSwitch);
-        stream::poison(d);
+        conn::poison(d);
         return Err(Errno::ECONNRESET);
     };
     {
@@ -369,7 +307,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             settle::apply_options(d, fd);
             if !h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) {
                 stats::count(Counter::FbSwitch);
-                stream::poison(d);
+                conn::poison(d);
                 let _ = sys::close(fd);
                 return Err(Errno::ECONNRESET);
             }
@@ -382,10 +320,10 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
     }
     stats::count(Counter::PathSwitch);
     let fd = process::high_fd(fd);
-    if stream::ring_has(d) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
+    if conn::ring_has(d) && s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
         // Another thread may have been faster.
         if table::set_end(d, fd) {
-            crate::epoll::also_kernel(d, fd);
+            (watcher().also_kernel)(d, fd);
         } else {
             process::close_own(fd);
         }
@@ -423,14 +361,4 @@ fn pour_all(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
         }
     }
     true
-}
-
-/// Events of a connection whose path has been switched, and that this process
-/// has followed; the ring's part and the kernel's.
-pub fn events(d: &Desc, fd: i32, wanted: u32) -> u32 {
-    let mut p = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
-    // SAFETY: one pollfd.
-    let _ = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
-    let data = if stream::ring_has(d) { crate::ready::IN | crate::ready::RDNORM } else { 0 };
-    p.revents as u16 as u32 | data & wanted
 }

@@ -11,8 +11,9 @@
 //! Sleepers are told by the kernel: pidfds of those processes lie in an epoll instance, which lies
 //! in every waker, and beside the futex of a blocking call ([`beside`]).
 
+use crate::path::stage;
 use crate::table::{Desc, DESCS};
-use crate::{ctl, path, process, waker};
+use crate::{conn, ctl, process, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::channel::{status, Prod};
 use fsocket_sync::atomic::AtomicU32 as WaitWord;
@@ -62,7 +63,7 @@ pub fn become_child() {
             w.forget();
         }
     }
-    let instance = INSTANCE.swap(-1, Ordering::Relaxed);
+    let instance = waker::ENDS.swap(-1, Ordering::Relaxed);
     if instance >= 0 {
         process::close_own(instance);
     }
@@ -118,7 +119,7 @@ fn each(f: impl Fn(&'static Desc)) {
 }
 
 fn look_at(d: &'static Desc) {
-    if !d.is_conn() || path::of(d) != path::Path::Shm {
+    if !d.is_conn() || stage::of(d) != stage::Path::Shm {
         return;
     }
     let (_, tx, h) = d.tx();
@@ -131,7 +132,7 @@ fn look_at(d: &'static Desc) {
     let unread = fsocket_ring::unread(tx, h) != 0;
     let bits = status::CLOSED | if unread { status::RST } else { status::FIN };
     p.status.fetch_or(bits, Ordering::AcqRel);
-    path::wake_own(d);
+    conn::wake_own(d);
 }
 
 fn gone(p: &Prod) -> bool {
@@ -174,20 +175,12 @@ impl Watched {
 const NEAR: usize = 8;
 static WATCHED: [Watched; 512] =
     [const { Watched { pid: AtomicU32::new(0), fd: AtomicI32::new(-1), ended: AtomicBool::new(false) } }; 512];
-/// The epoll instance of their pidfds.
-static INSTANCE: AtomicI32 = AtomicI32::new(-1);
-
-/// For a waker: readable when a process has ended.
-pub fn instance() -> Option<i32> {
-    Some(INSTANCE.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
-}
-
 fn make_instance() -> Option<i32> {
-    if let Some(fd) = instance() {
+    if let Some(fd) = waker::ends() {
         return Some(fd);
     }
-    let fd = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd)).ok()?;
-    match INSTANCE.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire) {
+    let fd = crate::making::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd)).ok()?;
+    match waker::ENDS.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             waker::all_hear(fd);
             Some(fd)
@@ -202,7 +195,7 @@ fn make_instance() -> Option<i32> {
 /// Some of them have ended: look whose connections those were. False: none has.
 fn look_if_ended() -> bool {
     const AT_ONCE: usize = 16;
-    let Some(instance) = instance() else { return false };
+    let Some(instance) = waker::ends() else { return false };
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
     let mut any = false;
     loop {
@@ -260,7 +253,7 @@ fn watch(instance: i32, i: usize, pidfd: i32) {
 /// [`not_beside`]. None: there is none, or so many threads sleep so that the program may lack descriptors.
 pub fn beside(word: &WaitWord, expected: u32) -> Option<i32> {
     const MOST: u32 = 64;
-    let instance = instance().filter(|_| ctl::dead() && !NONE.load(Ordering::Relaxed))?;
+    let instance = waker::ends().filter(|_| ctl::dead() && !NONE.load(Ordering::Relaxed))?;
     if BESIDE.fetch_add(1, Ordering::Relaxed) >= MOST {
         BESIDE.fetch_sub(1, Ordering::Relaxed);
         return None;
@@ -298,5 +291,5 @@ pub fn not_beside(ring: i32) {
 /// A descriptor of these got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    swap(&INSTANCE) || WATCHED.iter().any(|w| swap(&w.fd))
+    swap(&waker::ENDS) || WATCHED.iter().any(|w| swap(&w.fd))
 }

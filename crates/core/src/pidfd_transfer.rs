@@ -8,7 +8,7 @@
 
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
-use crate::{close, ctl, pool, process, stats};
+use crate::{close, ctl, inspect, pool, process, stats};
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
@@ -57,7 +57,7 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     let before = DONE.load(Ordering::Relaxed);
     let mut looks = 0;
     // A listener, too: new connections are to come where the taker finds them.
-    while (is_listening(fd) || !is_connected(fd)) && (looks % AGAIN != 0 || ask()) {
+    while (is_listening(fd) || !inspect::is_connected(fd)) && (looks % AGAIN != 0 || ask()) {
         let done = DONE.load(Ordering::Relaxed) != before;
         if !done && sys::now_ns() >= deadline {
             stats::count(Counter::FbSwitch);
@@ -76,26 +76,13 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     Ok(fd)
 }
 
-fn int_option(fd: i32, name: i32) -> Option<i32> {
-    let mut v = [0u8; 4];
-    sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).ok().map(|_| i32::from_ne_bytes(v))
-}
-
 fn is_tcp(fd: i32) -> bool {
-    matches!(int_option(fd, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))
-        && int_option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+    matches!(inspect::int_option(fd, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))
+        && inspect::int_option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
 fn is_listening(fd: i32) -> bool {
-    int_option(fd, libc::SO_ACCEPTCONN) == Some(1)
-}
-
-/// A placeholder is not. Nor are others, and then the holder says that it has looked.
-pub fn is_connected(fd: i32) -> bool {
-    // tcpi_state, the first byte of what TCP_INFO answers.
-    const TCP_CLOSE: u8 = 7;
-    let mut info = [0u8; 8];
-    sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).is_ok() && info[0] != TCP_CLOSE
+    inspect::int_option(fd, libc::SO_ACCEPTCONN) == Some(1)
 }
 
 /// Descriptors of this process that are taken, and by whom.

@@ -3,7 +3,9 @@
 mod kept;
 
 use crate::asleep::Mark;
-use crate::path::{self, Path};
+use crate::path;
+use crate::path::stage;
+use crate::path::stage::Path;
 use crate::ready;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc};
@@ -16,7 +18,7 @@ use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
-use kept::Kept;
+use kept::{events, ours, pending, Kept};
 
 /// Descriptors handled on the stack; more take a mapping.
 const STACK: usize = 128;
@@ -25,12 +27,6 @@ static SPIN: spin::Memory = spin::Memory::new();
 /// Is there anything of ours among them?
 fn concerns_us(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|p| ours(p.fd).is_some())
-}
-
-fn ours(fd: i32) -> Option<&'static Desc> {
-    let d = table::lookup(fd)?;
-    crate::listen::look_at_fork_group(fd, d);
-    matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL | kind::KERNEL).then_some(d)
 }
 
 /// # Safety
@@ -112,15 +108,6 @@ fn look(fds: &mut [libc::pollfd]) -> usize {
         }
     }
     n
-}
-
-fn events(d: &Desc, wanted: i16) -> i16 {
-    let w = wanted as u16 as u32;
-    match ready::events(d, w) {
-        // `settle` makes it the kernel's on the next turn.
-        ready::PENDING => 0,
-        ev => ev as u16 as i16,
-    }
 }
 
 fn any(fds: &[libc::pollfd], kept: &Kept) -> bool {
@@ -235,7 +222,7 @@ fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
         *k = *p;
         k.revents = 0;
         match ours(p.fd).map(|d| (d, d.kind())) {
-            Some((d, kind::CONN)) => match path::of(d) {
+            Some((d, kind::CONN)) => match stage::of(d) {
                 Path::Draining(end) => {
                     k.fd = end;
                     count += 1;
@@ -259,14 +246,10 @@ fn kernel_fds(fds: &[libc::pollfd], kernel: &mut [libc::pollfd]) -> usize {
     count
 }
 
-fn pending(d: &Desc) -> bool {
-    d.is_conn() && path::can_follow(d)
-}
-
 /// Has anybody else made one the kernel's, about which the kernel was not asked so far?
 fn went(fds: &[libc::pollfd], kernel: &[libc::pollfd]) -> bool {
     let mut pairs = fds.iter().zip(kernel);
-    pairs.any(|(p, k)| p.fd >= 0 && k.fd < 0 && !ours(p.fd).is_some_and(|d| d.is_conn() && path::of(d) == Path::Shm))
+    pairs.any(|(p, k)| p.fd >= 0 && k.fd < 0 && !ours(p.fd).is_some_and(|d| d.is_conn() && stage::of(d) == Path::Shm))
 }
 
 /// Follow connections that have changed their path; true if any has.

@@ -109,7 +109,7 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
                 };
                 p.n += 1;
                 HELD.set(fd, true);
-                crate::idle::keeping();
+                crate::keeping::keeping();
                 return Ok(());
             }
         }

@@ -211,3 +211,17 @@ pub fn duplicate_own(fd: i32) -> Option<i32> {
 pub fn note_own(fd: i32) {
     OWN.set(fd, true);
 }
+
+#[link_section = ".data.fsocket_start"]
+static BALANCES: AtomicBool = AtomicBool::new(false);
+
+/// Called once, before `main`.
+pub fn set_balance(on: bool) {
+    BALANCES.store(on, Ordering::Release);
+}
+
+/// Has the program not switched it off?
+#[inline]
+pub fn balances() -> bool {
+    BALANCES.load(Ordering::Relaxed)
+}

@@ -1,8 +1,11 @@
 //! Readiness, as `poll` and `epoll` report it.
 
 use crate::listen;
-use crate::path::{self, Path};
+use crate::opts::values;
+use crate::path::stage;
+use crate::path::stage::Path;
 use crate::table::{kind, Desc};
+use crate::upcalls::watcher;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half, Sock};
 use fsocket_abi::channel::{status, Dir};
@@ -73,7 +76,7 @@ pub fn wanted(d: &Desc) -> bool {
 
 #[cold]
 fn enough(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
-    let want = crate::opts::lowat(d);
+    let want = values::lowat(d);
     ring::available(r, rx, h, want).map_or(true, |n| n >= want)
 }
 
@@ -108,12 +111,12 @@ pub const PENDING: u32 = 1 << 27;
 
 /// Events of a connection, restricted to `wanted` (ERR and HUP always).
 pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
-    match path::of(d) {
+    match stage::of(d) {
         Path::Shm => {}
         // It says when it has.
-        Path::Pending if !path::can_follow(d) => return 0,
+        Path::Pending if !stage::can_follow(d) => return 0,
         Path::Pending => return PENDING,
-        Path::Draining(fd) => return path::events(d, fd, wanted),
+        Path::Draining(fd) => return stage::events(d, fd, wanted),
     }
     let mut ev = 0;
     let f = d.sock().flags.load(Ordering::Relaxed);
@@ -144,7 +147,7 @@ pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
 pub fn events(d: &Desc, wanted: u32) -> u32 {
     match d.kind() {
         kind::CONN => conn_events(d, wanted),
-        kind::EPOLL if wanted & (IN | RDNORM) != 0 && crate::epoll::readable(d) => (IN | RDNORM) & wanted,
+        kind::EPOLL if wanted & (IN | RDNORM) != 0 && (watcher().readable)(d) => (IN | RDNORM) & wanted,
         kind::LISTENER => match listen::of(d) {
             Some(l) if wanted & (IN | RDNORM) != 0 && l.has_syn(true) => (IN | RDNORM) & wanted,
             _ => 0,

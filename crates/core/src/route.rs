@@ -240,8 +240,8 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> 
     m.arg0 = full as u64;
     // The monitor wants an unused socket, or one that is connected; one that the program has bound
     // is neither.
-    let bound = crate::listen::bound_address(fd).is_some_and(|a| a.port != 0 || !name::is_any(&a.ip));
-    let other = match bound && !crate::pidfd_transfer::is_connected(fd) {
+    let bound = crate::inspect::bound_address(fd).is_some_and(|a| a.port != 0 || !name::is_any(&a.ip));
+    let other = match bound && !crate::inspect::is_connected(fd) {
         true => Some(sys::socket(dst.family.into(), libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)),
         false => None,
     };

@@ -2,7 +2,7 @@
 //! the program would not make itself, so everything becomes the kernel's.
 
 use crate::table::{self, kind, DESCS};
-use crate::{ctl, epoll, exec, listen, pool, process, sealed};
+use crate::{ctl, epoll, exec, listen, path, pool, process, sealed};
 use core::sync::atomic::Ordering;
 
 /// The program asks the kernel to filter its system calls from now on. What it
@@ -14,7 +14,7 @@ pub fn enter() {
     process::disable();
     // This process's share: processes of the fork group that hold the listener go on.
     if listen::any() {
-        listen::give_up_all();
+        path::give_up_all();
     }
     crate::upgrade::give_up_all();
     exec::hand_over_all();

@@ -7,7 +7,7 @@
 //! reserved ports and `ip_local_port_range` hold as ever.
 
 use crate::table::{kind, Desc};
-use crate::{ctl, listen, name, process, registry, route, socks, stats, zone};
+use crate::{ctl, inspect, name, process, registry, route, socks, stats, zone};
 use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_proto::registry::{Registry, SLICED, SLICE_CPUS};
@@ -51,7 +51,7 @@ fn take(fd: i32, dst: &Addr, bound: bool, touched: bool) {
     if REFUSED.load(Ordering::Relaxed) || name::is_loopback(&dst.ip) {
         return;
     }
-    if bound && listen::bound_address(fd).is_none_or(|address| address.port != 0) {
+    if bound && inspect::bound_address(fd).is_none_or(|address| address.port != 0) {
         return;
     }
     let mut own = [0; 4];

@@ -33,7 +33,7 @@ pub fn init(c: &Config) {
     process::begin(c.single_threaded);
     upgrade::init(c.upgrade);
     zone::init(!c.no_zones, c.pin);
-    zone::balance::init(!c.no_zones && !c.no_balance);
+    process::set_balance(!c.no_zones && !c.no_balance);
     let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
     if !shm && c.no_zones {
         if let Some((fd, _)) = successor {

@@ -119,11 +119,11 @@ pub struct Desc {
     pub spin_tx: crate::spin::Memory,
     link: AtomicU32,
     /// Options as set before the path was chosen; see `opts`.
-    pub opt: [AtomicI32; crate::opts::COUNT],
+    pub opt: [AtomicI32; crate::options::COUNT],
     pub rcvtimeo: AtomicU64,
     pub sndtimeo: AtomicU64,
     /// Options that the placeholder keeps; see `opts::extra`.
-    pub extra: [AtomicU32; crate::opts::extra::COUNT],
+    pub extra: [AtomicU32; crate::options::KEPT],
     /// FRESH, BOUND: something was asked for that only the kernel's can do.
     pub kernel_only: AtomicBool,
     /// BOUND: the process has forked meanwhile; see `listen::keep_for_fork_group`.
@@ -282,7 +282,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.sent_before.store(0, Ordering::Relaxed);
     d.spin_rx.reset();
     d.spin_tx.reset();
-    for (o, v) in d.opt.iter().zip(crate::opts::DEFAULTS) {
+    for (o, v) in d.opt.iter().zip(crate::options::DEFAULTS) {
         o.store(v, Ordering::Relaxed);
     }
     for e in &d.extra {

@@ -10,8 +10,10 @@
 //! The same goes for io_uring: a ring that was made neither through libc nor through
 //! liburing ([`crate::uring`]).
 
-use crate::table::{self, DESCS};
-use crate::{close, ctl, listen, opts, path, process, stats, uring};
+use crate::table::{self};
+use crate::upcalls::upcalls;
+use crate::uring::rings;
+use crate::{ctl, making, process, stats};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;
@@ -45,36 +47,18 @@ pub fn noticed_now() -> bool {
 
 fn look(rings: bool) -> bool {
     let mut found = [-1; INSTANCES];
-    let ended = ENDED.load(Ordering::SeqCst);
+    let ended = making::ended();
     let Some(n) = find(&mut found, rings) else {
-        uring::leave_everything();
+        (upcalls().leave_everything)();
         return true;
     };
-    if n == 0 || BEGUN.load(Ordering::SeqCst) != ended || !found[..n].iter().any(|fd| was_there(*fd) || stays(*fd)) {
+    if n == 0 || making::begun() != ended || !found[..n].iter().any(|fd| was_there(*fd) || stays(*fd)) {
         return false;
     }
     stats::count(Counter::FbOption);
     process::disable();
-    leave(&found[..n]);
+    (upcalls().leave_to_instances)(&found[..n]);
     true
-}
-
-/// Instances that other threads make through us: begun, and known to our tables. Between the
-/// two the kernel has one that we have not seen yet.
-static BEGUN: AtomicU32 = AtomicU32::new(0);
-static ENDED: AtomicU32 = AtomicU32::new(0);
-
-/// Make an instance, and put it where it belongs, by `make`.
-pub fn making<T>(make: impl FnOnce() -> T) -> T {
-    BEGUN.fetch_add(1, Ordering::SeqCst);
-    let made = make();
-    ENDED.fetch_add(1, Ordering::SeqCst);
-    made
-}
-
-/// In a forked child: who made one is not here.
-pub fn become_child() {
-    ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
 }
 
 /// Instances that this program has found itself with, a bit for each number: no thread of its
@@ -116,7 +100,7 @@ const MOMENTS: u32 = 5;
 
 /// Is it neither the program's, as far as we know, nor our own?
 fn is_unknown(fd: i32) -> bool {
-    fd != ctl::fd() && table::lookup(fd).is_none() && !close::own(fd)
+    fd != ctl::fd() && table::lookup(fd).is_none() && !process::owns(fd)
 }
 
 /// What taking something out of it gives that can be polled and is in nobody else's instance: ENOENT
@@ -148,7 +132,7 @@ fn find(found: &mut [i32; INSTANCES], rings: bool) -> Option<usize> {
                 found[n] = fd;
                 n += 1;
             }
-            Err(sys::Errno::EINVAL) if rings && !uring::known(fd) && is_ring(fd) => return None,
+            Err(sys::Errno::EINVAL) if rings && !rings::known(fd) && is_ring(fd) => return None,
             _ => {}
         }
     }
@@ -168,32 +152,8 @@ fn is_ring(fd: i32) -> bool {
     &name[..n] == b"anon_inode:[io_uring]"
 }
 
-/// Everything goes to the kernel, and is watched there as it was.
-fn leave(instances: &[i32]) {
-    listen::give_up_all();
-    for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn()) {
-        let mut watched = [None; 4];
-        let mut n = 0;
-        table::each_fd(d, |fd| {
-            opts::nonblock_from_below(d, fd);
-            for ep in instances {
-                if let Some(ev) = registration(*ep, fd).filter(|_| n < watched.len()) {
-                    watched[n] = Some((*ep, fd, ev));
-                    n += 1;
-                }
-            }
-        });
-        if path::materialize_one(d) {
-            // Another socket under the same number is not registered.
-            for (ep, fd, ev) in watched.iter().flatten() {
-                let _ = sys::epoll_ctl(*ep, libc::EPOLL_CTL_ADD, *fd, Some(ev));
-            }
-        }
-    }
-}
-
 /// What `fd` is registered for in `ep`.
-fn registration(ep: i32, fd: i32) -> Option<libc::epoll_event> {
+pub fn registration(ep: i32, fd: i32) -> Option<libc::epoll_event> {
     account(ep, |line| parse(line, fd))
 }
 
@@ -279,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn registrations_of_a_real_instance_are_found() {
+    pub fn registrations_of_a_real_instance_are_found() {
         // SAFETY: plain system calls.
         let ep = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let waker = sys::eventfd().unwrap();

@@ -4,6 +4,7 @@
 //! message of the monitor's, the last reference to a description, readiness that somebody watches), it
 //! calls through this table. Before the start, and in unit tests, nothing happens.
 
+use crate::table::Desc;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use fsocket_proto::Msg;
 
@@ -19,6 +20,32 @@ pub struct Upcalls {
     pub monitor_found: fn(),
     /// Does this process share no memory with a peer?
     pub shares_nothing: fn() -> bool,
+    /// The last reference to a description is gone: what it is ends.
+    pub last_reference: fn(&'static Desc),
+    /// Everything becomes the kernel's: nobody can tell what the program does below us.
+    pub leave_everything: fn(),
+    /// So do the connections, which these epoll instances of the kernel's watch.
+    pub leave_to_instances: fn(&[i32]),
+    pub watcher: Watcher,
+}
+
+/// What epoll instances must hear of the descriptions that they watch.
+pub struct Watcher {
+    /// Something changed on our own side.
+    pub changed: fn(&Desc),
+    /// The kernel end of a connection, this descriptor, is watched beside its ring.
+    pub also_kernel: fn(&Desc, i32),
+    /// A connection is the kernel's. With the descriptor under which its kernel end was watched, or -1.
+    pub migrated_to_kernel: fn(&Desc, i32),
+    /// A descriptor turned out to be the kernel's, where it is registered already.
+    pub leave_to_kernel: fn(&Desc),
+    pub became_listener: fn(&Desc),
+    /// The listener with this number got another channel.
+    pub listener_changed: fn(u64),
+    /// Is this instance readable, as `poll` sees it?
+    pub readable: fn(&Desc) -> bool,
+    /// A thread that slept in the instance with this index will not come back: `plain`, `inside`.
+    pub sleep_abandoned: fn(u32, bool, bool),
 }
 
 static NONE: Upcalls = Upcalls {
@@ -27,6 +54,19 @@ static NONE: Upcalls = Upcalls {
     monitor_died: || false,
     monitor_found: || {},
     shares_nothing: || true,
+    last_reference: |_| {},
+    leave_everything: || {},
+    leave_to_instances: |_| {},
+    watcher: Watcher {
+        changed: |_| {},
+        also_kernel: |_, _| {},
+        migrated_to_kernel: |_, _| {},
+        leave_to_kernel: |_| {},
+        became_listener: |_| {},
+        listener_changed: |_| {},
+        readable: |_| false,
+        sleep_abandoned: |_, _, _| {},
+    },
 };
 
 #[link_section = ".data.fsocket_start"]
@@ -41,4 +81,9 @@ pub fn connect(table: &'static Upcalls) {
 pub fn upcalls() -> &'static Upcalls {
     // SAFETY: only references to statics are stored.
     unsafe { &*NOW.load(Ordering::Acquire) }
+}
+
+#[inline]
+pub fn watcher() -> &'static Watcher {
+    &upcalls().watcher
 }

@@ -15,12 +15,13 @@
 //! their placeholder. Calls on such a connection are counted in `Desc::using` until it is decided;
 //! whoever comes while it is decided waits for that.
 
-use crate::connect::{establish, prepare_slot, End};
+use crate::establish::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
+use crate::opts::values;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
-use crate::{chan, ctl, epoll, heartbeat, name, opts, process, registry, route, socks, stats, strangers, waker};
+use crate::{chan, ctl, epoll, heartbeat, name, process, registry, route, socks, stats, strangers, waker};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -105,7 +106,7 @@ pub fn failed(fd: i32, d: &Desc, error: &sys::errno::Saved) {
     // Then the kernel has something to say yet.
     let says_more = [Errno::EINPROGRESS, Errno::EALREADY, Errno::EINTR, Errno::EISCONN];
     let pending = says_more.into_iter().any(|e| error.is(e));
-    if ours && !pending && !crate::pidfd_transfer::is_connected(fd) {
+    if ours && !pending && !crate::inspect::is_connected(fd) {
         d.kind.store(kind::FRESH, Ordering::Release);
     }
 }
@@ -503,7 +504,7 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<(&'static chan::C
 
 /// Options and mode, which the program has set on the kernel's socket.
 fn learn(fd: i32, d: &Desc) {
-    opts::adopt(fd, d);
+    values::adopt(fd, d);
     let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
     d.nonblock.store(nonblock, Ordering::Relaxed);
     d.kernel_nonblock.store(nonblock, Ordering::Relaxed);

@@ -11,10 +11,10 @@
 //! kernel, as for a ring that a kernel thread polls without any call.
 
 mod entry;
-mod rings;
+pub mod rings;
 
 use crate::table::{self, kind, Desc};
-use crate::{close, epoll, exec, listen, path, pool, process, socks, stats, zone, Outcome};
+use crate::{close, epoll, exec, path, pool, process, socks, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
 use entry::Entry;
 use fsocket_abi::arena::Counter;
@@ -75,6 +75,10 @@ pub fn submitting(q: &Queue, tail: u32) {
         }
         // SAFETY: the kernel reads the same through the entry's pointers.
         unsafe { e.further(used) };
+        if let Some(m) = e.message() {
+            // SAFETY: as above.
+            unsafe { close::passing(m) };
+        }
         if let Some(ep) = e.instance().and_then(table::lookup) {
             epoll::has_kernel_fds(ep);
         }
@@ -162,7 +166,7 @@ fn leave_listener(d: &'static Desc) {
         stats::count(Counter::FbUring);
     }
     if ours {
-        listen::abandon(d);
+        path::abandon(d);
     }
 }
 

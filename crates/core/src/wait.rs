@@ -3,7 +3,8 @@
 
 use crate::asleep::{self, On};
 use crate::waker::{self, Waker};
-use crate::{cancel, ctl, signals, zone};
+use crate::zone::balance;
+use crate::{cancel, chan, ctl, signals};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Result};
 
@@ -98,7 +99,7 @@ pub unsafe fn sleep(
     for (p, fd) in p[at..].iter_mut().zip([sleeper.as_ref().map_or(-1, |s| s.waker.fd()), control]) {
         *p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
-    let left = zone::balance::cut(if sleeper.is_some() { waker::cut(left) } else { left });
+    let left = balance::cut(if sleeper.is_some() { chan::cut(left) } else { left });
     let on = On { waker: sleeper.as_ref().map(|s| s.waker), ..On::default() };
     // SAFETY: `p` is a slice; the caller's mask.
     let r = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, mask) });

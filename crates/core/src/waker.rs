@@ -4,15 +4,14 @@
 //! for the process's own threads and the read ends of the pipes by which peers wake it, one for
 //! each peer process ([`hear`], ADR 38). No peer can block, drain or fill what another one uses.
 
-use crate::chan::{self, Chan};
 use crate::slab::{Slab, Slot};
 use crate::{ctl, process, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
-use fsocket_abi::channel::{waker_key, SUMMARY_SYN, WAITERS};
-use fsocket_proto::{kind, waiter, Msg};
+use fsocket_abi::channel::waker_key;
+use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{fence, AtomicU32};
-use fsocket_sync::doorbell::{Batch, Want, FUTEX_BIT};
+use fsocket_sync::doorbell::Batch;
 use fsocket_sys as sys;
 
 /// Wakers per process.
@@ -61,21 +60,6 @@ impl Waker {
             SLEEPERS.fetch_sub(1, Ordering::SeqCst);
         }
         self.used.store(false, Ordering::Release);
-    }
-    /// The user is gone for good: leave all channels too.
-    pub fn retire(&self) {
-        for c in chan::all() {
-            c.release_waiter(self);
-        }
-        self.release();
-    }
-    /// Say on every channel where this waker has a waiter whether it sleeps.
-    pub fn set_sleeping(&self, on: bool) {
-        for c in chan::all() {
-            if let Some(w) = c.waiter_of(self) {
-                w.sleeping.store(on as u32, Ordering::Relaxed);
-            }
-        }
     }
     /// This use is one sleep of one thread.
     pub fn for_one_sleep(&self) {
@@ -169,7 +153,7 @@ fn make(b: &Waker) -> bool {
         ctl::wanted();
     }
     let Ok(own) = sys::eventfd().map(process::high_fd) else { return false };
-    let made = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+    let made = crate::making::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
     let Ok(fd) = made else {
         process::close_own(own);
         return false;
@@ -182,7 +166,7 @@ fn make(b: &Waker) -> bool {
     b.own.store(own, Ordering::Relaxed);
     b.fd.store(fd, Ordering::SeqCst);
     // (Either this sees the instance, or who makes it sees this waker.)
-    if let Some(ends) = crate::peers::instance() {
+    if let Some(ends) = ends() {
         put(fd, ends, ENDS_MARK);
     }
     true
@@ -224,18 +208,6 @@ const EMPTIED: u32 = 256;
 
 fn peers() -> impl Iterator<Item = &'static Peer> {
     (0..PEERS.len()).filter_map(|i| PEERS.get(i)).filter(|p| p.channel.load(Ordering::Acquire) != 0)
-}
-
-/// The monitor passes on that a peer has rung. Is it for somebody who sleeps, it is time for a
-/// pipe after some times.
-pub fn woken(m: &Msg) {
-    let Some(b) = at(m.id as usize) else { return };
-    b.ring_self();
-    let (Some((side, w)), true) = (waiter::unpack(m.arg1), m.arg2 != 0) else { return };
-    let Some(c) = chan::by_id(m.arg0 as u32, side) else { return };
-    if c.is_rung_often(w) {
-        let _ = ctl::tell(Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER) }, None);
-    }
 }
 
 /// The pipe that was asked for, to be watched from now on. True: `fd` is ours.
@@ -320,16 +292,6 @@ impl Unarmed {
     }
 }
 
-/// A sleep on a waker of `limit` (None: for ever): how long it may be now. The first rings of a peer come by
-/// way of the monitor, which somebody may have stopped: then the sleeper finds the marks itself.
-pub fn cut(limit: Option<u64>) -> Option<u64> {
-    const LOOK_NS: u64 = 2_000_000_000;
-    match chan::none() {
-        true => limit,
-        false => Some(limit.map_or(LOOK_NS, |l| l.min(LOOK_NS))),
-    }
-}
-
 /// The waker with this index.
 pub fn at(i: usize) -> Option<&'static Waker> {
     WAKERS.get(i)
@@ -386,98 +348,6 @@ pub fn become_child() {
         p.channel.store(0, Ordering::Relaxed);
         PEERS.free(PEERS.index(p));
     }
-    for c in chan::all() {
-        c.forget_wakers();
-    }
-}
-
-/// Tell the other side that something changed on `slot`: `mask` came from
-/// [`Want::take`].
-#[cold]
-#[inline(never)]
-pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
-    wake_side(c, 1 - c.my_side(), slot, want, mask);
-}
-
-/// Tell one side, also the caller's own.
-pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
-    stats::count(Counter::Wakes);
-    // Before the marks and the wake-up, whose release publishes it.
-    want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
-    if mask & FUTEX_BIT != 0 {
-        wake_futex(&want.seq);
-    }
-    each(c, side, mask & !FUTEX_BIT, |w| {
-        w.ready[slot / 64 % 16].fetch_or(1 << (slot % 64), Ordering::Relaxed);
-        w.summary.fetch_or(1 << (slot / 64 % 16), Ordering::Release);
-    });
-}
-
-/// Does one of the peer's waiters sleep?
-pub fn is_asleep(c: &Chan, mut mask: u64) -> bool {
-    mask &= !FUTEX_BIT;
-    while mask != 0 {
-        let i = mask.trailing_zeros() as usize;
-        mask &= mask - 1;
-        if i < WAITERS && c.waiter(1 - c.my_side(), i).sleeping.load(Ordering::Relaxed) != 0 {
-            return true;
-        }
-    }
-    false
-}
-
-/// Tell waiters that a SYN queue has something; true: one of them slept, and was rung.
-#[cold]
-pub fn wake_syn(c: &Chan, mask: u64) -> bool {
-    stats::count(Counter::Wakes);
-    // As in `wake_side`; for all queues of the channel.
-    c.queue(0).want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
-    each(c, 1 - c.my_side(), mask & !FUTEX_BIT, |w| {
-        w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
-    })
-}
-
-fn wake_futex(seq: &AtomicU32) {
-    seq.fetch_add(1, Ordering::Release);
-    sys::futex_wake(seq, i32::MAX);
-}
-
-/// Mark waiters, and ring those that sleep; false: there was none to ring.
-fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) -> bool {
-    let mut any = false;
-    while mask != 0 {
-        let i = mask.trailing_zeros() as usize;
-        mask &= mask - 1;
-        if i >= WAITERS {
-            continue;
-        }
-        let w = c.waiter(side, i);
-        mark(w);
-        // The mark before the look at `sleeping`; the sleeper does the reverse.
-        fence(Ordering::SeqCst);
-        if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
-            let key = w.waker.load(Ordering::Acquire);
-            let rung = key != 0 && if side == c.my_side() { ring_fork_group(c, i, key) } else { c.ring_peer(i, key) };
-            if !rung {
-                // Nobody can ring it now; sleeps are bounded when the monitor
-                // is dead, and the mark stays.
-                w.sleeping.store(1, Ordering::Relaxed);
-            }
-            any |= rung;
-        }
-    }
-    any
-}
-
-/// Ring a waker on our own side: this process's, or that of one related by fork.
-fn ring_fork_group(c: &Chan, w: usize, key: u64) -> bool {
-    match WAKERS.iter().take(made()).find(|b| b.key() == key) {
-        Some(b) => {
-            b.ring_self();
-            true
-        }
-        None => c.ring_by_monitor(c.my_side(), w, key),
-    }
 }
 
 /// A descriptor of a waker got another number. (Instances that watch it go on watching the file
@@ -485,6 +355,19 @@ fn ring_fork_group(c: &Chan, w: usize, key: u64) -> bool {
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     WAKERS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || peers().any(|p| swap(&p.fd))
+}
+
+/// The waker that has this name in channels.
+pub fn by_key(key: u64) -> Option<&'static Waker> {
+    WAKERS.iter().take(made()).find(|b| b.key() == key)
+}
+
+/// The epoll instance with the ends of peers, while no monitor lives; -1: none.
+pub static ENDS: AtomicI32 = AtomicI32::new(-1);
+
+/// For a waker: readable when a process has ended.
+pub fn ends() -> Option<i32> {
+    Some(ENDS.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
 }
 
 #[cfg(test)]

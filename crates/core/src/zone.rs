@@ -26,175 +26,31 @@ mod cpu;
 mod dwell;
 mod handoff;
 mod join;
+pub mod listener;
 mod page;
 pub mod shared;
 pub mod successor;
 pub mod watch;
 
-use crate::lock::Lock;
+use crate::opts::{kept, values};
+use crate::process;
 use crate::table::{self, kind, Desc};
-use crate::{ctl, opts, process, socks, stats};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::upcalls::watcher;
+use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
-use fsocket_proto::{kind as msg, Msg};
-use fsocket_sys::{self as sys, Errno};
-use fsocket_zones::listener::{reuse_port, Shape};
-use fsocket_zones::reservation::{self, ReuseWindow};
-use page::Page;
+use fsocket_sys::{self as sys};
+use fsocket_zones::listener::Shape;
+use fsocket_zones::reservation::{self};
 
 pub use cpu::Pin;
 pub use join::{How, Who};
-
-/// Listeners per process that can have zones.
-const MAX: usize = 128;
-/// Workers (threads) per process and listener.
-const LOCALS: usize = 128;
-
-#[link_section = ".data.fsocket_start"]
-static ON: AtomicBool = AtomicBool::new(false);
-/// Entries that were ever used.
-#[link_section = ".data.fsocket_start"]
-static USED: AtomicU32 = AtomicU32::new(0);
-static ZONED: [Zoned; MAX] = [const { Zoned::new() }; MAX];
-
-/// How far a listener has come.
-mod state {
-    pub const FREE: u32 = 0;
-    /// One process, one thread: nothing is done yet.
-    pub const PLAIN: u32 = 1;
-    /// There is a reservation and a page: workers may join.
-    pub const READY: u32 = 2;
-    /// Not possible; the reason has been counted.
-    pub const OFF: u32 = 3;
-}
-
-/// A listener of this process.
-pub struct Zoned {
-    state: AtomicU32,
-    /// A number of the global listen socket.
-    fd: AtomicI32,
-    reservation: AtomicI32,
-    /// Ends of a socket pair to receive from and to send to; see `handoff`.
-    handoff: [AtomicI32; 2],
-    page: AtomicPtr<Page>,
-    /// The monitor's number of the group; 0: not asked.
-    group: AtomicU64,
-    /// Inherited by fork: using it makes this process a worker.
-    inherited: AtomicBool,
-    /// The thread that used it first; while it is the only one it needs nothing.
-    first: AtomicU64,
-    /// It has been counted that nobody knows how a worker waits.
-    unseen: AtomicBool,
-    /// Times that a local listen socket was given up, and when it was last.
-    left: AtomicU32,
-    left_at: AtomicU64,
-    dwell: dwell::Dwell,
-    /// As far as the page's deaths were answered.
-    deaths: AtomicU32,
-    shared: shared::Shared,
-    n: AtomicU32,
-    locals: [Local; LOCALS],
-    watches: watch::List,
-    peers: balance::Peers,
-    asked: acceptor::Asked,
-    /// Protects changes, not reading.
-    change: Lock<()>,
-}
-
-/// A worker's local listen socket.
-pub struct Local {
-    /// 0: free.
-    thread: AtomicU64,
-    /// Of several threads that wait in its epoll instance the one that came last.
-    delegate: AtomicU64,
-    fd: AtomicI32,
-    cpu: AtomicU32,
-    /// Place at the monitor; 0: none.
-    place: AtomicU32,
-    /// Entry in the page.
-    entry: AtomicU32,
-    /// Generation of the global socket's options when they were copied.
-    options: AtomicU32,
-    /// Connections since the global queue was looked at, and after how many it is.
-    turns: AtomicU32,
-    every: AtomicU32,
-    /// When it was, in ticks.
-    turned: AtomicU64,
-    /// Connections since its queue was found empty.
-    since_empty: AtomicU32,
-    /// No epoll instance watches the listener any more; see `watch`.
-    unwatched: AtomicBool,
-    /// Its thread waits in calls of ours, and is judged by its dwell time.
-    sleeping: AtomicBool,
-    /// Others of the group may steal from it, and it from them.
-    shared: AtomicBool,
-    /// Accepted from the own queue since the last turn of a busy zone.
-    fair: AtomicU32,
-    /// Since when its thread looks at the other queues, in ticks; 0: it does not.
-    peers_since: AtomicU64,
-    /// When it last did, in ticks.
-    peers_looked: AtomicU64,
-    /// An epoll instance with all peers, for when its thread sleeps in `poll` or `accept`;
-    /// -1: none.
-    inner: AtomicI32,
-    /// With which events and data it lies in an epoll instance, mixed.
-    put: AtomicU64,
-    /// Instance out of which the application has taken the listener, but we not yet the
-    /// socket; -1: none.
-    lazy: AtomicI32,
-}
-
-impl Local {
-    const fn new() -> Local {
-        Local {
-            thread: AtomicU64::new(0),
-            delegate: AtomicU64::new(0),
-            fd: AtomicI32::new(-1),
-            cpu: AtomicU32::new(0),
-            place: AtomicU32::new(0),
-            entry: AtomicU32::new(0),
-            options: AtomicU32::new(0),
-            turns: AtomicU32::new(0),
-            every: AtomicU32::new(0),
-            turned: AtomicU64::new(0),
-            since_empty: AtomicU32::new(0),
-            unwatched: AtomicBool::new(false),
-            sleeping: AtomicBool::new(false),
-            shared: AtomicBool::new(false),
-            fair: AtomicU32::new(0),
-            peers_since: AtomicU64::new(0),
-            peers_looked: AtomicU64::new(0),
-            inner: AtomicI32::new(-1),
-            put: AtomicU64::new(0),
-            lazy: AtomicI32::new(-1),
-        }
-    }
-    fn fd(&self) -> i32 {
-        self.fd.load(Ordering::Relaxed)
-    }
-}
+use listener::{close, count, state, used, Local, LOCALS, ON, USED, ZONED};
+pub use listener::{enabled, of, Zoned};
 
 /// Called once, before `main`.
 pub fn init(on: bool, pin: Pin) {
     cpu::set_pin(pin);
     ON.store(on, Ordering::Release);
-}
-
-pub fn enabled() -> bool {
-    ON.load(Ordering::Relaxed)
-}
-
-fn used() -> &'static [Zoned] {
-    &ZONED[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
-}
-
-/// The descriptor's zoned listener, if it is one.
-#[inline(always)]
-pub fn of(d: &Desc) -> Option<&'static Zoned> {
-    match d.zone.load(Ordering::Relaxed) {
-        0 => None,
-        i => ZONED.get(i as usize - 1),
-    }
 }
 
 /// The kernel's `listen` has succeeded.
@@ -239,7 +95,7 @@ fn listened_with(fd: i32, reservation: Option<i32>) {
     };
     if matches!(d.kind(), kind::FRESH | kind::BOUND) {
         // No SYN queues: the kernel's alone, but for us.
-        crate::epoll::leave_to_kernel(d);
+        (watcher().leave_to_kernel)(d);
         let mut t = [0u8; 16];
         if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t) == Ok(16) {
             let half = |at: usize| t[at..].first_chunk().map_or(0, |v| i64::from_ne_bytes(*v)).max(0) as u64;
@@ -306,7 +162,7 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
         z.off(Counter::FbZoneShared);
     }
     if let Some(p) = z.page() {
-        opts::extra::merge(&p.extra, &d.extra);
+        kept::merge(&p.extra, &d.extra);
     }
     z.changed();
 }
@@ -317,8 +173,8 @@ pub fn follow_options(fd: i32, d: &Desc) {
     let now = p.options.load(Ordering::Acquire);
     if d.options.load(Ordering::Relaxed) != now {
         d.options.store(now, Ordering::Relaxed);
-        opts::adopt(fd, d);
-        opts::extra::merge(&d.extra, &p.extra);
+        values::adopt(fd, d);
+        kept::merge(&d.extra, &p.extra);
     }
 }
 
@@ -370,7 +226,7 @@ pub fn become_child() {
                 l.shared.store(false, Ordering::Relaxed);
                 l.peers_since.store(0, Ordering::Relaxed);
                 l.lazy.store(-1, Ordering::Relaxed);
-                balance::close(&l.inner);
+                close(&l.inner);
             }
         }
         z.peers.become_child();
@@ -394,202 +250,4 @@ pub fn renumbered(old: i32, new: i32) -> bool {
             || z.locals.iter().any(|l| swap(&l.fd) || swap(&l.inner))
             || z.peers.renumbered(&swap)
     })
-}
-
-impl Zoned {
-    const fn new() -> Zoned {
-        Zoned {
-            state: AtomicU32::new(state::FREE),
-            fd: AtomicI32::new(-1),
-            reservation: AtomicI32::new(-1),
-            handoff: [const { AtomicI32::new(-1) }; 2],
-            page: AtomicPtr::new(core::ptr::null_mut()),
-            group: AtomicU64::new(0),
-            inherited: AtomicBool::new(false),
-            first: AtomicU64::new(0),
-            unseen: AtomicBool::new(false),
-            left: AtomicU32::new(0),
-            left_at: AtomicU64::new(0),
-            dwell: dwell::Dwell::new(),
-            deaths: AtomicU32::new(0),
-            shared: shared::Shared::new(),
-            n: AtomicU32::new(0),
-            locals: [const { Local::new() }; LOCALS],
-            watches: watch::List::new(),
-            peers: balance::Peers::new(),
-            asked: acceptor::Asked::new(),
-            change: Lock::new(()),
-        }
-    }
-
-    fn claim(&self) -> bool {
-        self.state.compare_exchange(state::FREE, state::PLAIN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-    fn state(&self) -> u32 {
-        self.state.load(Ordering::Acquire)
-    }
-
-    fn page(&self) -> Option<&'static Page> {
-        let p = self.page.load(Ordering::Acquire);
-        // SAFETY: a mapping that is never taken away.
-        (!p.is_null()).then(|| unsafe { &*p })
-    }
-
-    /// Local listen sockets of this process.
-    fn locals(&self) -> impl Iterator<Item = &Local> {
-        let n = (self.n.load(Ordering::Acquire) as usize).min(LOCALS);
-        self.locals[..n].iter().filter(|l| l.thread.load(Ordering::Acquire) != 0)
-    }
-
-    /// The calling thread's local listen socket, if it has one.
-    #[inline]
-    pub fn own(&self) -> Option<&Local> {
-        if self.n.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        self.local_of(process::thread())
-    }
-
-    /// Descriptor of the calling thread's local listen socket.
-    pub fn own_fd(&self) -> Option<i32> {
-        self.own().map(Local::fd)
-    }
-
-    /// Has any thread a local listen socket?
-    pub fn is_active(&self) -> bool {
-        self.n.load(Ordering::Relaxed) != 0 && self.locals().next().is_some()
-    }
-
-    fn local_of(&self, thread: u64) -> Option<&Local> {
-        self.locals().find(|l| l.thread.load(Ordering::Relaxed) == thread)
-    }
-
-    fn changed(&self) {
-        if let Some(p) = self.page() {
-            p.options.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    /// No zones for this listener in this process.
-    fn off(&self, why: Counter) {
-        if self.state.swap(state::OFF, Ordering::AcqRel) != state::OFF {
-            count(why);
-        }
-        self.leave_membership();
-        self.leave_all();
-    }
-
-    fn leave_all(&self) {
-        while let Some(l) = self.locals().next() {
-            self.leave(l);
-        }
-    }
-
-    fn end(&self) {
-        self.leave_membership();
-        self.leave_all();
-        self.drop_handoff();
-        let reservation = self.reservation.swap(-1, Ordering::AcqRel);
-        if reservation >= 0 {
-            process::close_own(reservation);
-        }
-        self.free();
-    }
-
-    fn free(&self) {
-        // The page stays mapped: a stale reader may still be in it. It is one
-        // page a listener that forked.
-        self.page.store(core::ptr::null_mut(), Ordering::Release);
-        self.group.store(0, Ordering::Relaxed);
-        self.inherited.store(false, Ordering::Relaxed);
-        self.first.store(0, Ordering::Relaxed);
-        self.left.store(0, Ordering::Relaxed);
-        self.unseen.store(false, Ordering::Relaxed);
-        self.n.store(0, Ordering::Relaxed);
-        self.dwell.reset();
-        self.shared.reset();
-        self.deaths.store(0, Ordering::Relaxed);
-        self.watches.clear();
-        self.peers.forget();
-        self.state.store(state::FREE, Ordering::Release);
-    }
-
-    /// The reservation and the page, which children inherit.
-    fn make_ready(&self) {
-        let Ok(_l) = self.change.lock() else { return };
-        if self.state() != state::PLAIN {
-            return;
-        }
-        let fd = self.fd.load(Ordering::Relaxed);
-        if self.is_shared() {
-            // The program wants its address shared: there is nothing to reserve.
-            if let Some(p) = page::make() {
-                self.page.store(p, Ordering::Release);
-                self.state.store(state::READY, Ordering::Release);
-            }
-            return;
-        }
-        let made = match self.reservation.load(Ordering::Relaxed) {
-            inherited @ 0.. => Ok(inherited),
-            _ => Shape::of(fd).and_then(|shape| self.make_reservation(fd, &shape)).map(process::high_fd),
-        };
-        match made {
-            Ok(reservation) => match page::make() {
-                Some(p) => {
-                    self.reservation.store(reservation, Ordering::Release);
-                    self.page.store(p, Ordering::Release);
-                    self.make_handoff();
-                    self.state.store(state::READY, Ordering::Release);
-                }
-                None => {
-                    process::close_own(reservation);
-                    self.reservation.store(-1, Ordering::Release);
-                    self.refused(fd, Counter::FbZoneResource);
-                }
-            },
-            Err(e) => self.refused(fd, reason(e)),
-        }
-    }
-
-    fn refused(&self, fd: i32, why: Counter) {
-        let _ = reuse_port(fd, false);
-        self.state.store(state::OFF, Ordering::Release);
-        count(why);
-    }
-
-    fn make_reservation(&self, fd: i32, shape: &Shape) -> fsocket_sys::Result<i32> {
-        let own = || {
-            let window = ReuseWindow::new(shape)?;
-            reuse_port(fd, true)?;
-            let reservation = reservation::reserve(fd, shape)?;
-            window.close(shape).and_then(|()| reuse_port(reservation, false)).inspect_err(|_| {
-                let _ = sys::close(reservation);
-            })?;
-            Ok(reservation)
-        };
-        own().or_else(|e| {
-            // The monitor sets SO_REUSEPORT itself.
-            let mut m = Msg::new(msg::CLONE);
-            m.arg0 = 1;
-            match ctl::request(m, Some(fd)) {
-                Ok((_, Some(reservation))) => Ok(reservation),
-                _ => Err(e),
-            }
-        })
-    }
-}
-
-/// Count a reason where the monitor sees it.
-fn count(why: Counter) {
-    socks::arena();
-    stats::count(why);
-}
-
-/// What a failure is called.
-fn reason(e: Errno) -> Counter {
-    match e.raw() {
-        libc::EPERM | libc::EACCES | libc::EADDRINUSE | libc::EXDEV => Counter::FbZoneDenied,
-        libc::EOPNOTSUPP | libc::EINVAL | libc::ENOPROTOOPT => Counter::FbZoneOption,
-        _ => Counter::FbZoneResource,
-    }
 }

@@ -4,13 +4,10 @@
 //! A violation is noticed on all kinds of paths, under locks too. There it is only written down;
 //! [`end_broken`] does the rest where nothing is held.
 
-use super::{all, Chan, CHANS};
-use crate::stream::{self, Hold};
-use crate::{ctl, listen, path, route, stats};
+use super::Chan;
+use crate::{ctl, stats};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::Counter;
-use fsocket_abi::channel::SLOTS;
-use fsocket_proto::{kind, Msg};
 use fsocket_sys::cpu;
 
 /// So many violations end a channel. An honest peer that dies or is killed in the middle of something
@@ -21,11 +18,11 @@ const VIOLATIONS: u32 = 8;
 const USELESS: u32 = 4_000_000;
 
 /// [`Chan::broken`].
-const TO_BE_ENDED: u32 = 1;
-const ANNOUNCED: u32 = 2;
-const ENDED: u32 = 3;
+pub const TO_BE_ENDED: u32 = 1;
+pub const ANNOUNCED: u32 = 2;
+pub const ENDED: u32 = 3;
 
-static ANY: AtomicBool = AtomicBool::new(false);
+pub static ANY: AtomicBool = AtomicBool::new(false);
 
 impl Chan {
     pub(super) fn trust(&self) {
@@ -80,38 +77,4 @@ impl Chan {
 /// The monitor says that another process of this side has ended the channel, or that it has itself.
 pub fn broken_elsewhere(c: &Chan) {
     c.distrust(ANNOUNCED);
-}
-
-/// Ends the channels that a peer has broken. The caller holds no lock of ours.
-#[inline]
-pub fn end_broken() {
-    if ANY.load(Ordering::Relaxed) && ANY.swap(false, Ordering::AcqRel) {
-        all().for_each(end);
-    }
-}
-
-#[cold]
-fn end(c: &'static Chan) {
-    let how = c.broken.load(Ordering::Acquire);
-    if !matches!(how, TO_BE_ENDED | ANNOUNCED)
-        || c.broken.compare_exchange(how, ENDED, Ordering::AcqRel, Ordering::Relaxed).is_err()
-    {
-        return;
-    }
-    listen::drop_channel(c);
-    route::clear();
-    for slot in 0..SLOTS {
-        let Some(d) = c.desc(slot) else { continue };
-        let Some(_hold) = Hold::unless_gone(d) else { continue };
-        let here =
-            CHANS.index(c) + 1 == d.chan.load(Ordering::Relaxed) && d.slot_index.load(Ordering::Relaxed) == slot as u32;
-        if d.is_conn() && here {
-            stream::reset(d);
-            path::wake_own(d);
-        }
-    }
-    if how == TO_BE_ENDED {
-        let _ = ctl::tell(Msg { id: c.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::BROKEN) }, None);
-    }
-    c.unmap_if_unused();
 }

@@ -1,7 +1,7 @@
 //! The end of an instance: its last number is closed, and nobody sleeps in it any more.
 
+use super::instance::{of, Ep, EPS, MAX_ACTIVE};
 use super::item::{self, ITEMS};
-use super::{of, Ep, EPS, MAX_ACTIVE};
 use crate::table::{self, Desc};
 use crate::{asleep, process};
 use core::sync::atomic::Ordering;

@@ -1,9 +1,9 @@
 //! One watched descriptor in one epoll instance.
 
-use super::{Ep, Inner};
+use super::instance::{of, Ep, Inner};
 use crate::chan;
 use crate::lock::Lock;
-use crate::path;
+use crate::path::stage;
 use crate::ready::{self, IN, OUT, RDNORM};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, kind, Desc};
@@ -230,7 +230,7 @@ impl Item {
 
     /// The connection behind it has changed its path and must be followed.
     pub fn pending(&self) -> Option<&'static Desc> {
-        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && path::can_follow(d))
+        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && stage::can_follow(d))
     }
 
     /// It was added or set. If it is ready, the kernel has it in its list from now on. True: and
@@ -352,7 +352,7 @@ impl Item {
         let events = self.events.load(Ordering::Relaxed);
         let edge = events & ET != 0;
         if edge && self.pending().is_none() {
-            if path::is_moving(d) {
+            if stage::is_moving(d) {
                 return 0; // no edge is told of now, so none is noted
             }
             let fresh = self.reported.fresh.load(Ordering::Relaxed);
@@ -424,7 +424,7 @@ impl Item {
                 e
             }
             kind::EPOLL => {
-                let now = super::pulses(d) as u64;
+                let now = of(d).map_or(0, Ep::pulses_so_far) as u64;
                 let e = now != last.seen.load(Ordering::Relaxed);
                 if note {
                     last.seen.store(now, Ordering::Relaxed);
@@ -501,8 +501,29 @@ impl Item {
                     self.armed.store(linked, Ordering::Relaxed);
                 }
             }
-            kind::EPOLL => super::arm_inner(d, root),
+            kind::EPOLL => {
+                if let Some(inner) = of(d).filter(|inner| !core::ptr::eq(*inner, root)) {
+                    inner.arm_inner(root);
+                }
+            }
             _ => {}
+        }
+    }
+}
+
+impl Inner {
+    /// An active item goes behind all others.
+    pub(super) fn put_last(&mut self, it: &Item) {
+        if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
+            self.tail(k).rotate_left(1);
+        }
+    }
+    /// Look at an item on every call from now on, until it is armed anew: what
+    /// it was armed for may not be all that it waits for now.
+    pub(super) fn activate(&mut self, it: &Item) {
+        it.was_marked();
+        if !it.active.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
+            it.active.store(false, Ordering::Relaxed);
         }
     }
 }

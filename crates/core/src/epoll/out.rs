@@ -1,8 +1,10 @@
 //! The application's array of events, and the kernel's part of it.
 
-use super::{wrapper, Ep, CTL_MARK, WAKER_MARK};
+use super::instance::{Ep, CTL_MARK, WAKER_MARK};
+use super::wrapper;
 use crate::asleep::{self, On};
-use crate::{ctl, zone};
+use crate::ctl;
+use crate::zone::{balance, watch};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, cpu, Result};
 
@@ -84,7 +86,7 @@ impl Out {
             }
             ep.unsubscribed.attend(ep.fd.load(Ordering::Relaxed));
             if ctl::unwatched().is_some() {
-                zone::watch::alone();
+                watch::alone();
             }
             left = end.map(|t| t.saturating_sub(sys::now_ns()));
         }
@@ -92,7 +94,7 @@ impl Out {
 
     /// Add listeners that would get something from another worker's queue.
     pub(super) fn peers(&mut self, ep: &Ep) {
-        zone::balance::look(ep.fd.load(Ordering::Relaxed), |events, data| {
+        balance::look(ep.fd.load(Ordering::Relaxed), |events, data| {
             if !self.full() && !self.reported(data, self.n) {
                 self.push(events, data);
             }
@@ -197,8 +199,8 @@ impl Out {
                     }
                 }
                 CTL_MARK => spoke = Spoke::Control,
-                zone::balance::PEER_MARK => {
-                    zone::balance::spoke();
+                balance::PEER_MARK => {
+                    balance::spoke();
                     if spoke == Spoke::Nobody {
                         spoke = Spoke::Peer;
                     }
@@ -206,7 +208,7 @@ impl Out {
                 // A listener can be ready in both worlds, and in several sockets of
                 // the kernel's; report it once.
                 _ if self.reported(data, before) => {}
-                _ if zoned && zone::watch::is_double(data) && self.reported(data, self.n) => {}
+                _ if zoned && watch::is_double(data) && self.reported(data, self.n) => {}
                 _ => self.push(e.events, data),
             }
         }

@@ -1,8 +1,8 @@
 //! An instance that is watched itself: by another one, or by `poll`.
 
+use super::instance::{of, Ep};
 use super::item::ITEMS;
 use super::poll_list::{arm_all, collect, set_sleeping, settle};
-use super::{of, Ep};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
 use fsocket_sys::cpu;
@@ -23,37 +23,6 @@ pub fn readable(d: &Desc) -> bool {
         g = again;
     }
     (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
-}
-
-/// How often something came for an instance, as one that watches it by its
-/// edges is told.
-pub fn pulses(d: &Desc) -> u32 {
-    let Some(ep) = of(d) else { return 0 };
-    if let Ok(mut g) = ep.lock.lock() {
-        collect(ep, &mut g, cpu::ticks());
-        // What is not active is armed: nothing has come for it.
-        for it in (0..g.n).filter_map(|k| ITEMS.get(g.at(k))) {
-            ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);
-        }
-    }
-    ep.pulses.load(Ordering::Relaxed)
-}
-
-/// An instance that watches this one is about to sleep.
-pub fn arm_inner(d: &Desc, root: &Ep) {
-    let Some(ep) = of(d).filter(|ep| !core::ptr::eq(*ep, root)) else { return };
-    ep.nested.store(true, Ordering::Relaxed);
-    // Also if nothing of ours is in it yet: what is added then is told of.
-    if let Some(b) = ep.need_waker() {
-        root.hear(b);
-    }
-    if ep.items.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    if let Ok(mut g) = ep.lock.lock() {
-        arm_all(ep, &mut g, root);
-        set_sleeping(&g, true);
-    };
 }
 
 /// Before a `poll` that includes the instance sleeps, in its wrapper: its waker must ring for our
@@ -80,4 +49,37 @@ pub fn after_outer_sleep(d: &Desc) {
         }
     };
     ep.drain_wrapper();
+}
+
+impl Ep {
+    /// How often something came for an instance, as one that watches it by its
+    /// edges is told.
+    pub(super) fn pulses_so_far(&self) -> u32 {
+        let ep = self;
+        if let Ok(mut g) = ep.lock.lock() {
+            collect(ep, &mut g, cpu::ticks());
+            // What is not active is armed: nothing has come for it.
+            for it in (0..g.n).filter_map(|k| ITEMS.get(g.at(k))) {
+                ep.pulses.fetch_add(it.pulse() as u32, Ordering::Relaxed);
+            }
+        }
+        ep.pulses.load(Ordering::Relaxed)
+    }
+
+    /// An instance that watches this one is about to sleep.
+    pub(super) fn arm_inner(&self, root: &Ep) {
+        let ep = self;
+        ep.nested.store(true, Ordering::Relaxed);
+        // Also if nothing of ours is in it yet: what is added then is told of.
+        if let Some(b) = ep.need_waker() {
+            root.hear(b);
+        }
+        if ep.items.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        if let Ok(mut g) = ep.lock.lock() {
+            arm_all(ep, &mut g, root);
+            set_sleeping(&g, true);
+        };
+    }
 }

@@ -1,9 +1,9 @@
 //! The active items of an instance: those that may have something to report. Marks of peers activate
 //! an item; one that is armed and not ready cools down.
 
+use super::instance::{Ep, Inner};
 use super::item::{self, Item, ITEMS};
 use super::out::Out;
-use super::{Ep, Inner};
 use crate::chan;
 use crate::waker;
 use core::sync::atomic::{fence, AtomicBool, Ordering};

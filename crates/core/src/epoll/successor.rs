@@ -1,7 +1,7 @@
 //! Instances that the parent has made.
 
+use super::instance::Ep;
 use super::item::{Item, ITEMS};
-use super::Ep;
 use crate::listen;
 use core::sync::atomic::Ordering;
 

@@ -6,11 +6,11 @@
 //! and, level-triggered, the application's. Threads that wait in the inner one sleep in its
 //! wrapper; an outer one hears the wakers of those that lie in it from its own.
 
-use super::{Ep, CTL_MARK, EPS, WAKER_MARK};
+use super::instance::{of, Ep, Wrapper, CTL_MARK, EPS, WAKER_MARK};
 use crate::table::Desc;
 use crate::waker::{self, Waker};
 use crate::{ctl, process, stats};
-use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;
 
@@ -20,19 +20,6 @@ pub(super) const INNER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
 /// How long threads may take to leave the application's instance for its wrapper.
 const LEAVING_TURNS: u32 = 200;
 const LEAVING_NS: u64 = 20_000;
-
-/// Zero is valid.
-pub(super) struct Wrapper {
-    /// Descriptor + 1; 0: none.
-    fd: AtomicI32,
-    watched: AtomicBool,
-    /// The waker lies in the application's instance (still).
-    inside: AtomicBool,
-    /// Threads in the kernel's wait on the application's instance.
-    direct: AtomicU32,
-    /// A bit per waker of another instance that is heard here.
-    heard: [AtomicU64; waker::MAX.div_ceil(64)],
-}
 
 impl Wrapper {
     pub(super) fn fd(&self) -> Option<i32> {
@@ -100,7 +87,7 @@ impl Ep {
 
     #[cold]
     fn make_wrapper(&self) -> Option<i32> {
-        let new = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+        let new = crate::making::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(new) = new else {
             stats::count(Counter::FbResource);
             return None;
@@ -191,14 +178,14 @@ impl Ep {
 
 /// `poll` is about to look at an instance.
 pub fn is_polled(d: &Desc) {
-    if let Some(ep) = super::of(d) {
+    if let Some(ep) = of(d) {
         ep.is_watched();
     }
 }
 
 /// Where a `poll` of an instance sleeps.
 pub fn wrapper_of(d: &Desc) -> Option<i32> {
-    super::of(d)?.wrapper.fd()
+    of(d)?.wrapper.fd()
 }
 
 /// A wrapper got another number.

@@ -5,6 +5,7 @@
 //! tags only. A libc that is different is noticed by [`as_we_know_them`].
 
 use core::ffi::c_void;
+use fsocket_sys as sys;
 
 const CLOSE: i32 = 0;
 const DUP2: i32 = 1;
@@ -106,6 +107,11 @@ pub unsafe fn as_we_know_them(sample: *const c_void) -> bool {
     // is looked at if the first is right.
     let at = |i: usize| unsafe { &*head.list.add(i) };
     (at(0).tag, at(0).fd, at(0).to) == (DUP2, 1, 2) && (at(1).tag, at(1).fd) == (CLOSE, 3)
+}
+
+/// Does the next program have what is `fd` here, under whatever number?
+pub fn fd_survives(fd: i32, to: &Actions) -> bool {
+    to.take(fd) || sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
 }
 
 #[cfg(test)]

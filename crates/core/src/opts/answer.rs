@@ -1,10 +1,11 @@
 //! What `getsockopt` says of a connection where an unconnected socket, the
 //! placeholder, would say something else.
 
-use super::extra::IPV6_ADDRFORM;
+use crate::options::IPV6_ADDRFORM;
 use crate::table::Desc;
 use crate::{name, ready};
 use core::sync::atomic::Ordering;
+use fsocket_abi::arena::flag;
 use fsocket_abi::channel::SERVER;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
@@ -55,8 +56,8 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
         (I6, libc::IPV6_MTU) if !over && v6 => mtu(fd).map(|m| Ok(Int(m))),
         (I6, IPV6_PATHMTU) if !over && v6 => mtu(fd).map(|m| path_mtu(m, room)),
         (I4, IP_PROTOCOL) => Some(Ok(Int(s.local_port.load(Ordering::Relaxed).into()))),
-        (I6, IPV6_ADDRFORM) if v6 => Some(match super::tcp_state(d) {
-            super::ESTABLISHED => Ok(Int(family.into())),
+        (I6, IPV6_ADDRFORM) if v6 => Some(match tcp_state(d) {
+            ESTABLISHED => Ok(Int(family.into())),
             _ => Err(Errno::ENOTCONN),
         }),
         // What a connection request came in with.
@@ -64,7 +65,7 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
         (I6, libc::IPV6_MULTICAST_HOPS) if accepted && v6 => below(1, 64),
         (I6, libc::IPV6_MULTICAST_IF) if accepted && v6 => below(0, loopback(fd).unwrap_or(0)),
         (T, libc::TCP_MAXSEG) => Some(from_below().map(|v| Int(if v == MSS_NONE { MSS } else { v - STAMPS }))),
-        (T, libc::TCP_WINDOW_CLAMP) => below(0, s.opt[super::RCVBUF].load(Ordering::Relaxed) / 2),
+        (T, libc::TCP_WINDOW_CLAMP) => below(0, s.opt[crate::options::RCVBUF].load(Ordering::Relaxed) / 2),
         _ => None,
     }
 }
@@ -116,4 +117,21 @@ fn mtu(fd: i32) -> Option<i32> {
 
 fn loopback(fd: i32) -> Option<i32> {
     ask(fd, libc::SIOCGIFINDEX as usize)
+}
+
+const ESTABLISHED: u8 = 1;
+
+/// Number of the TCP state, as in `include/net/tcp_states.h`.
+pub fn tcp_state(d: &Desc) -> u8 {
+    if ready::over(d) {
+        return 7; // CLOSE
+    }
+    let st = ready::state(d);
+    let shut = d.sock().flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0;
+    match (st.reset, st.eof, shut) {
+        (true, _, _) | (_, true, true) => 7,
+        (_, false, false) => ESTABLISHED,
+        (_, true, false) => 8, // CLOSE_WAIT
+        (_, false, true) => 5, // FIN_WAIT2
+    }
 }

@@ -5,8 +5,8 @@
 //! what they are is kept here under that mark. Another process of the fork group that is forked later has it,
 //! too; one that lives already takes the listener's options as they are.
 
-use super::COUNT;
 use crate::lock::Lock;
+use crate::options::COUNT;
 use crate::table::Desc;
 use crate::{ctl, listen, zone};
 use core::sync::atomic::Ordering;

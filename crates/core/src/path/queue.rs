@@ -8,11 +8,12 @@
 
 use super::{move_out, pair, settle, start};
 use crate::chan::Chan;
-use crate::connect::{establish, End};
+use crate::establish::{establish, End};
 use crate::listen::{self, Listener};
 use crate::table::{self, kind, Desc};
-use crate::{accept, ctl, name, process, socks};
+use crate::{accept, ctl, name, process, socks, stats, zone};
 use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::switch::act;
 use fsocket_proto::Addr;
@@ -106,7 +107,7 @@ fn one(
         // Reset, as by a listener that is closed.
         pair::act(d, act::RESET);
         pair::release(d, CLIENT as u32);
-        crate::close::last_reference(d);
+        (crate::upcalls::upcalls().last_reference)(d);
         table::done_with(d);
         return Some(());
     }
@@ -149,4 +150,91 @@ fn dial(family: i32, from: &[u8; 16], port: u16, to: &[u8; 16], to_port: u16) ->
         process::close_own(fd);
     }
     r.map(|_| fd)
+}
+
+/// Who accepts is below us from now on. That goes for processes of the fork group as well: one that holds
+/// the listener and never accepts (a master process) would keep it in shared memory with
+/// nobody to look there. What waits goes into the kernel's queue, where all of them look.
+pub fn abandon(d: &'static Desc) {
+    pass_on(d);
+    listen::closed(d);
+    let zoned = zone::of(d).is_some();
+    d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
+}
+
+/// Somebody without the library is about to accept here: for all processes of the fork group, new connections
+/// are the kernel's, and what waits goes into its queue.
+pub fn pass_on(d: &'static Desc) {
+    if let Some(l) = listen::of(d) {
+        listen::unpublish_id(l.id.load(Ordering::Relaxed), false);
+        requeue(d);
+    }
+}
+
+/// [`pass_on`] for those.
+pub fn pass_on_exec_prepared() {
+    for d in listen::exec_prepared() {
+        stats::count(Counter::FbResource);
+        pass_on(d);
+    }
+}
+
+/// This program does not listen over shared memory any more, but its listener
+/// goes on. If nobody else does either, what waits in our queues waits in the
+/// kernel's from now on.
+pub fn leave_to_kernel(d: &'static Desc) {
+    if let Some(l) = listen::of(d) {
+        if listen::unpublish_id(l.id.load(Ordering::Relaxed), true) {
+            requeue(d);
+        }
+    }
+}
+
+/// Puts what waits for those into the kernel's queue.
+#[inline]
+pub fn answer() {
+    if listen::WANTED_BY_OTHERS.load(Ordering::Relaxed) && listen::WANTED_BY_OTHERS.swap(false, Ordering::AcqRel) {
+        for d in
+            table::all().filter(|d| listen::of(d).is_some_and(|l| l.wanted_by_others.swap(false, Ordering::Relaxed)))
+        {
+            stats::count(Counter::FbOption);
+            requeue(d);
+        }
+    }
+}
+
+/// This process is about to lose its channels. Those in which it may have had connections nobody with
+/// other rights gets: what waits there, and what comes, goes into the kernel's queue.
+pub fn pass_on_used() {
+    for d in table::all().filter(|d| d.accepts.load(Ordering::Relaxed)) {
+        if listen::of(d).is_some_and(|l| l.worker.load(Ordering::Relaxed) != 0) {
+            stats::count(Counter::FbOption);
+            pass_on(d);
+        }
+    }
+}
+
+/// A channel cannot be mapped here: the kernel serves this listener from now
+/// on. The monitor resets what waits in its queues.
+pub fn give_up(id: u64) {
+    stats::count(Counter::FbResource);
+    for i in 0..table::DESCS.len() {
+        let Some(d) = table::DESCS.get(i) else { continue };
+        if listen::of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
+            leave_to_kernel(d);
+            listen::closed(d);
+            let zoned = zone::of(d).is_some();
+            d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
+        }
+    }
+}
+
+/// All listeners of this process are the kernel's alone from now on.
+pub fn give_up_all() {
+    for l in listen::used() {
+        let id = l.id.load(Ordering::Relaxed);
+        if id != 0 {
+            give_up(id);
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! Putting the kernel socket behind the program's own descriptor numbers.
 
+use crate::opts::values;
 use crate::table::{self, kind, Desc};
-use crate::{chan, epoll, opts, process, socks, token, waker};
+use crate::upcalls::watcher;
+use crate::{chan, conn, process, socks, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
@@ -14,7 +16,7 @@ pub fn apply_options(d: &Desc, fd: i32) {
     if d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0 {
         let _ = sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK as usize);
     }
-    opts::apply(d, fd);
+    values::apply(d, fd);
     // The buffers were made large enough for a whole ring; from here on they
     // grow and shrink like any other's.
     const SO_BUF_LOCK: i32 = 72;
@@ -91,7 +93,7 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
         while d.is_conn() {
             sys::sched_yield();
         }
-        return crate::path::went_to(d).ok_or(sys::Errno::EBADF);
+        return super::stage::went_to(d).ok_or(sys::Errno::EBADF);
     }
     let mut kept = None;
     let mut n = 0;
@@ -113,10 +115,10 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     s.tx.withdraw();
     s.rx.withdraw();
     drop(tokens);
-    epoll::migrated_to_kernel(d, d.kernel_end.load(Ordering::Relaxed) - 1);
+    (watcher().migrated_to_kernel)(d, d.kernel_end.load(Ordering::Relaxed) - 1);
     table::remove_fds(d);
     // Threads that sleep on it go on in the kernel.
-    wake_own(d);
+    conn::wake_own(d);
     leave(d);
     surplus();
     table::retire(d);
@@ -184,25 +186,4 @@ pub fn close_draining(d: &Desc, last: bool, reset: bool) {
         d.tx().1.prod.status.fetch_or(moved, Ordering::Release);
     }
     process::close_own(fd);
-}
-
-/// Threads and processes of the fork group of this process that sleep on the connection look
-/// again.
-pub fn wake_own(d: &'static Desc) {
-    let wants = [&d.rx().1.want_data, &d.tx().1.want_space];
-    for w in wants {
-        w.seq.fetch_add(1, Ordering::Release);
-        sys::futex_wake(&w.seq, i32::MAX);
-    }
-    if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
-        let slot = d.slot_index.load(Ordering::Relaxed) as usize;
-        for w in wants {
-            let mask = w.take();
-            if mask != 0 {
-                waker::wake_side(c, c.my_side(), slot, w, mask);
-            }
-        }
-    }
-    epoll::changed(d);
-    waker::ring_sleepers();
 }

@@ -1,10 +1,11 @@
 //! What a `poll` sleeps on stays there until it returns, as in the kernel: another thread
 //! may close the number meanwhile, or make it something else.
 
-use super::ours;
 use crate::asleep::{self, Mark};
+use crate::conn::Hold;
 use crate::path;
-use crate::stream::Hold;
+use crate::path::stage;
+use crate::ready;
 use crate::table::{self, kind, Desc};
 use core::mem::MaybeUninit;
 
@@ -85,12 +86,12 @@ impl<'a> Kept<'a> {
     pub fn woken(&self) -> bool {
         // (The end of a listener's last number wakes nobody there.)
         let turned = |o: &One| o.kind == kind::CONN && o.d.kind() != o.kind;
-        self.all().iter().any(|o| turned(o) || super::pending(o.d) || super::events(o.d, o.wanted) != 0)
+        self.all().iter().any(|o| turned(o) || pending(o.d) || events(o.d, o.wanted) != 0)
     }
 
     /// Follow connections without a number here whose path was switched.
     pub fn settle(&self) {
-        for o in self.all().iter().filter(|o| super::pending(o.d)) {
+        for o in self.all().iter().filter(|o| pending(o.d)) {
             let _ = path::follow(o.d);
         }
     }
@@ -105,5 +106,24 @@ impl Drop for Kept<'_> {
             // SAFETY: it was there, and is not again.
             unsafe { o.assume_init_drop() }
         }
+    }
+}
+
+pub(super) fn ours(fd: i32) -> Option<&'static Desc> {
+    let d = table::lookup(fd)?;
+    crate::listen::look_at_fork_group(fd, d);
+    matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL | kind::KERNEL).then_some(d)
+}
+
+pub(super) fn pending(d: &Desc) -> bool {
+    d.is_conn() && stage::can_follow(d)
+}
+
+pub(super) fn events(d: &Desc, wanted: i16) -> i16 {
+    let w = wanted as u16 as u32;
+    match ready::events(d, w) {
+        // `settle` makes it the kernel's on the next turn.
+        ready::PENDING => 0,
+        ev => ev as u16 as i16,
     }
 }

@@ -156,17 +156,19 @@ impl Entry {
         (self.op == op::CLOSE && self.splice_in == 0).then_some(self.fd)
     }
 
+    /// The message that it sends, if it does.
+    pub fn message(&self) -> Option<*const libc::msghdr> {
+        matches!(self.op, op::SENDMSG | op::SENDMSG_ZC).then_some(self.addr as *const libc::msghdr)
+    }
+
     /// Numbers that the entry points to.
     ///
     /// # Safety
     /// Its pointers are as the kernel wants them.
     pub unsafe fn further(&self, used: impl FnMut(i32)) {
-        match self.op {
+        if self.op == op::FILES_UPDATE {
             // SAFETY: the caller's.
-            op::FILES_UPDATE => unsafe { fds_of(self.addr as *const i32, self.len as usize, used) },
-            // SAFETY: the caller's.
-            op::SENDMSG | op::SENDMSG_ZC => unsafe { crate::close::passing(self.addr as *const libc::msghdr) },
-            _ => {}
+            unsafe { fds_of(self.addr as *const i32, self.len as usize, used) }
         }
     }
 }

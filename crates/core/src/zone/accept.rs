@@ -2,7 +2,8 @@
 //! then (else it would starve), the worker's own, the global one, then those of
 //! other threads.
 
-use super::{of, Local, Zoned};
+pub use super::listener::Peer;
+use super::listener::{is_nonblocking, of, state, Local, Zoned};
 use crate::table::Desc;
 use crate::wait::{self, Deadline};
 use crate::{arena, ctl, pool, process, stats, Outcome};
@@ -25,14 +26,6 @@ const GLOBAL_LATE_US: u64 = 2000;
 /// The process has been out of numbers: from then on the kernel is asked by `accept` itself, which
 /// says so also where nothing waits.
 static SCARCE: AtomicBool = AtomicBool::new(false);
-
-/// Where `accept` puts the peer's address.
-#[derive(Clone, Copy)]
-pub struct Peer {
-    pub addr: *mut libc::sockaddr,
-    pub len: *mut u32,
-    pub flags: i32,
-}
 
 impl Peer {
     /// Would the kernel take these flags?
@@ -59,7 +52,7 @@ impl Peer {
 /// # Safety
 /// `peer` as accept4(2) wants it.
 pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
-    let Some(z) = of(d).filter(|z| z.state() != super::state::OFF || z.is_non_worker()) else { return Outcome::Kernel };
+    let Some(z) = of(d).filter(|z| z.state() != state::OFF || z.is_non_worker()) else { return Outcome::Kernel };
     ctl::poll();
     super::watch::look_if_asked();
     if let Some(r) = z.take_own(fd, peer) {
@@ -77,7 +70,7 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
                 r => r,
             });
         }
-        if z.state() != super::state::READY {
+        if z.state() != state::READY {
             return Outcome::Kernel;
         }
         // As the kernel does, but we see when it returns.
@@ -91,10 +84,6 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
         Err(Errno::EAGAIN) if !nonblock => z.wait(fd, d, peer),
         r => r,
     })
-}
-
-pub(super) fn is_nonblocking(fd: i32) -> bool {
-    sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK != 0
 }
 
 fn is_ready(fd: i32) -> bool {

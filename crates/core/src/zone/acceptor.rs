@@ -2,8 +2,8 @@
 //! probation, a master that accepts now and then): before it is said that nothing waits, and
 //! before a sleep, the monitor is asked for a worker's socket at which something does.
 
-use super::accept::Peer;
-use super::{balance, state, Zoned};
+use super::listener::Peer;
+use super::listener::{state, Asked, Zoned};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::zone_accept;
@@ -15,14 +15,6 @@ const OFTEN: u32 = 32;
 const SELDOM: u64 = 10_000_000;
 /// Sockets tried; somebody else may be faster at each.
 const TRIES: usize = 4;
-
-/// How often the monitor is asked.
-pub struct Asked {
-    in_vain: AtomicU32,
-    at: AtomicU64,
-    /// It cannot tell.
-    refused: AtomicBool,
-}
 
 impl Asked {
     #[allow(clippy::new_without_default)] // only ever in statics
@@ -51,7 +43,7 @@ impl Zoned {
     /// can have none.
     pub fn is_non_worker(&self) -> bool {
         matches!(self.state(), state::READY | state::OFF)
-            && balance::enabled()
+            && process::balances()
             && !self.is_shared()
             && self.own().is_none()
             && self.page().is_some_and(|p| p.selected.load(Ordering::Relaxed) != 0 && p.any())

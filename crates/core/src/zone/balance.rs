@@ -15,41 +15,20 @@ mod peers;
 mod steal;
 pub mod unsubscribed;
 
-use super::{used, Local, Zoned};
+use super::listener::{close, used, Local, Zoned};
 use crate::{ctl, process};
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::balance::{Balance, Queue, BALANCE_SIZE, TRUST};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, cpu};
-use steal::Waits;
 
-pub use peers::{came, went, Peers};
+pub use peers::{came, went};
 
 /// Marks a peer's socket in the kernel's epoll instance.
 pub const PEER_MARK: u64 = 0xF50C_4E7B_E11A_0003;
 
-#[link_section = ".data.fsocket_start"]
-static ON: AtomicBool = AtomicBool::new(false);
 /// Some thread is to look at its peers.
 static PENDING: AtomicBool = AtomicBool::new(false);
-
-/// Called once, before `main`.
-pub fn init(on: bool) {
-    ON.store(on, Ordering::Release);
-}
-
-/// Has the program not switched it off?
-#[inline]
-pub fn enabled() -> bool {
-    ON.load(Ordering::Relaxed)
-}
-
-pub(super) fn close(fd: &AtomicI32) {
-    let fd = fd.swap(-1, Ordering::AcqRel);
-    if fd >= 0 {
-        process::close_own(fd);
-    }
-}
 
 fn queue(b: &Balance, place: u32) -> Option<&Queue> {
     b.queue.get((place as usize).wrapping_sub(1))
@@ -113,7 +92,7 @@ impl Zoned {
     /// Perhaps another monitor's. What was mapped stays until then: peers may be told of
     /// meanwhile.
     pub(super) fn map_balance_again(&self) {
-        if !ON.load(Ordering::Relaxed) {
+        if !process::balances() {
             return;
         }
         let mut m = Msg::new(msg::BALANCE);
@@ -273,11 +252,21 @@ pub fn look(ep: i32, mut report: impl FnMut(u32, u64)) {
 /// The calling thread is about to wait: its queues are looked at.
 #[inline]
 pub fn before_sleep() {
-    if ON.load(Ordering::Relaxed) {
+    if process::balances() {
         for z in used() {
             if let Some((l, b)) = z.me().and_then(|l| Some((l, z.balance_of(l)?))) {
                 l.looks(b);
             }
         }
     }
+}
+
+/// What a look at the peers shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Waits {
+    Nothing,
+    /// Connections that are left to their worker for now.
+    Later,
+    /// Connections to be taken.
+    Now,
 }

@@ -3,8 +3,8 @@
 //! first hands its connections to the others of the fork group, over a socket pair made
 //! before the fork. (One that is killed cannot; see docs/limits.md.)
 
-use super::accept::Peer;
-use super::Zoned;
+use super::listener::Peer;
+use super::listener::Zoned;
 use crate::{ctl, process};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno, Result};

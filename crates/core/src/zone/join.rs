@@ -1,7 +1,8 @@
 //! Making a worker's local listen socket, and giving it up.
 
 use super::dwell::Shown;
-use super::{cpu, page::Page, reason, state, Local, Zoned, LOCALS};
+use super::listener::{count, reason, state, Local, Zoned, LOCALS};
+use super::{cpu, page::Page};
 use crate::{ctl, process, socks, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
@@ -149,7 +150,7 @@ impl Zoned {
             // global queue, and asks again.
             self.left.fetch_max(1, Ordering::Relaxed);
             self.left_at.store(sys::now_ns(), Ordering::Relaxed);
-            super::count(Counter::FbNoMonitor);
+            count(Counter::FbNoMonitor);
             return None;
         }
         let _l = self.change.lock().ok()?;
@@ -193,7 +194,7 @@ impl Zoned {
                     page.exit(e);
                 }
                 let _ = sys::close(local);
-                super::count(Counter::FbZoneResource);
+                count(Counter::FbZoneResource);
                 return None;
             }
         };
@@ -277,9 +278,9 @@ impl Zoned {
         if self.is_shared() {
             // Others are in the group: the kernel's hash among all, as it was. The
             // monitor says when they have gone.
-            return super::count(Counter::FbZoneShared);
+            return count(Counter::FbZoneShared);
         }
-        super::count(Counter::FbZoneClassic);
+        count(Counter::FbZoneClassic);
         self.attach_classic(l.fd(), page);
     }
 
@@ -391,7 +392,7 @@ impl Zoned {
         self.left.fetch_add(1, Ordering::Relaxed);
         self.left_at.store(sys::now_ns(), Ordering::Relaxed);
         stats::count(Counter::ZoneLeave);
-        super::count(Counter::FbZoneTurns);
+        count(Counter::FbZoneTurns);
         self.leave(l);
     }
 }

@@ -17,7 +17,7 @@ pub struct Page {
     /// Counts changes of the global socket's options.
     pub options: AtomicU32,
     /// Those that have no place of their own; as [`crate::opts::extra`] has them.
-    pub extra: [AtomicU32; crate::opts::extra::COUNT],
+    pub extra: [AtomicU32; crate::options::KEPT],
     /// `shutdown` was called on it.
     pub shut: AtomicU32,
     /// The monitor's program selects in the kernel's group, whether the monitor lives

@@ -9,8 +9,9 @@
 //! workers share gets local ones beside it, as any listener does. There is no door to
 //! close: the program wants its address shared. See ADR 24.
 
-use super::accept::Peer;
-use super::{count, cpu, join::Who, state, Local, Zoned};
+use super::listener::Peer;
+use super::listener::{count, state, used, Local, Shared, Zoned};
+use super::{cpu, join::Who};
 use crate::{arena, ctl, pool, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
@@ -26,20 +27,6 @@ const NONE: u32 = 0;
 const REFUSED: u32 = u32::MAX;
 /// An address that the monitor has not been told yet.
 const UNANNOUNCED: u64 = u64::MAX;
-
-/// What is known of such a listener. Zero: it is none.
-pub struct Shared {
-    /// The monitor's number of the address; stays through fork, to tell siblings.
-    address: AtomicU64,
-    /// Of the worker in this process for which the socket itself is the local one.
-    place: AtomicU32,
-    cpu: AtomicU32,
-    /// It has its place, but strangers were at the address, and we were not given the
-    /// program that selects: to be asked for again.
-    waits: AtomicBool,
-    /// What balance keeps of that worker, if it takes part. Its descriptor is the program's.
-    worker: Local,
-}
 
 impl Shared {
     #[allow(clippy::new_without_default)] // only ever in statics
@@ -91,7 +78,7 @@ pub fn is_selector(level: i32, name: i32) -> bool {
 #[cold]
 pub fn selects_itself() {
     if !OWN_SELECTOR.swap(true, Ordering::Relaxed) {
-        for z in super::used().iter().filter(|z| z.is_shared()) {
+        for z in used().iter().filter(|z| z.is_shared()) {
             z.off(Counter::FbZoneShared);
         }
     }
@@ -187,7 +174,7 @@ impl Zoned {
     /// Has this process, or had its parent, other sockets on the same address?
     fn has_siblings(&self) -> bool {
         let address = self.shared.address();
-        super::used().iter().filter(|z| z.shared.address() == address).nth(1).is_some()
+        used().iter().filter(|z| z.shared.address() == address).nth(1).is_some()
     }
 
     #[cold]
@@ -293,7 +280,7 @@ impl Zoned {
     /// Those in this process that have other sockets of the same address.
     pub(super) fn sibling_members<'a>(&'a self, l: &'a Local) -> impl Iterator<Item = &'static Local> + 'a {
         let address = self.shared.address();
-        let siblings = super::used().iter().filter(move |z| address != 0 && z.shared.address() == address);
+        let siblings = used().iter().filter(move |z| address != 0 && z.shared.address() == address);
         siblings.filter_map(Zoned::member).filter(move |o| !core::ptr::eq(*o, l))
     }
 
@@ -304,7 +291,7 @@ impl Zoned {
         if let Some(r) = self.take_for_balance(l, peer) {
             return r;
         }
-        if self.is_found_empty(l, fd, peer) && super::accept::is_nonblocking(fd) {
+        if self.is_found_empty(l, fd, peer) && super::listener::is_nonblocking(fd) {
             return self.take_from_peers(peer).unwrap_or(Err(Errno::EAGAIN));
         }
         match peer.accept(fd) {

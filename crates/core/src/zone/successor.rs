@@ -5,7 +5,8 @@
 //! the same group of the kernel's and of the monitor's. Without it they could not:
 //! the reservation keeps the address closed as long as the program before lives.
 
-use super::{listened_with, state, used};
+use super::listened_with;
+use super::listener::{enabled, state, used};
 use crate::exec::{fd_survives, Actions};
 use crate::process;
 use core::sync::atomic::Ordering;
@@ -45,7 +46,7 @@ fn set_flags(reservation: i32, flags: usize) {
 /// This program has inherited the listening socket `fd`, whoever has made it: as if
 /// it had called `listen`.
 pub fn inherited(fd: i32) {
-    if super::enabled() {
+    if enabled() {
         listened_with(fd, reservation_of(fd));
     }
 }

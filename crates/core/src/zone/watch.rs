@@ -5,7 +5,10 @@
 //! call, is told. Both ready at once are reported as one by our `epoll_wait`.
 
 use super::join::Who;
-use super::{balance, of, used, How, Local, Zoned};
+use super::listener::{
+    count, enabled, of, put, state, used, List, Local, Watch, Zoned, BEING_TAKEN, NO_INSTANCE, WATCHES,
+};
+use super::{balance, How};
 use crate::table::{self, Desc};
 use crate::wait::{self, Deadline};
 use crate::{ctl, process};
@@ -13,33 +16,9 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Result};
 
-/// Registrations remembered per listener and process.
-const MAX: usize = 64;
-
-/// Instead of an instance: nobody's; about to be somebody's.
-const FREE: i32 = -1;
-const TAKEN: i32 = -2;
-
 const IN: u32 = libc::EPOLLIN as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-
-/// The epoll instances in which the application watches a listener.
-pub struct List {
-    all: [Watch; MAX],
-    /// Entries that were ever used.
-    used: AtomicU32,
-}
-
-pub(super) struct Watch {
-    /// Descriptor of the instance, [`FREE`] or [`TAKEN`].
-    ep: AtomicI32,
-    fd: AtomicI32,
-    events: AtomicU32,
-    data: AtomicU64,
-    thread: AtomicU64,
-    tid: AtomicI32,
-}
 
 impl Watch {
     pub(super) fn ep(&self) -> i32 {
@@ -66,25 +45,25 @@ impl List {
         List {
             all: [const {
                 Watch {
-                    ep: AtomicI32::new(FREE),
+                    ep: AtomicI32::new(NO_INSTANCE),
                     fd: AtomicI32::new(-1),
                     events: AtomicU32::new(0),
                     data: AtomicU64::new(0),
                     thread: AtomicU64::new(0),
                     tid: AtomicI32::new(0),
                 }
-            }; MAX],
+            }; WATCHES],
             used: AtomicU32::new(0),
         }
     }
     pub fn clear(&self) {
         for w in &self.all {
-            w.ep.store(FREE, Ordering::Relaxed);
+            w.ep.store(NO_INSTANCE, Ordering::Relaxed);
         }
     }
     fn iter(&self) -> impl Iterator<Item = &Watch> {
         // Acquire: pairs with the release in `note`.
-        let used = (self.used.load(Ordering::Acquire) as usize).min(MAX);
+        let used = (self.used.load(Ordering::Acquire) as usize).min(WATCHES);
         self.all[..used].iter().filter(|w| w.ep.load(Ordering::Acquire) >= 0)
     }
     /// Those in which connections are waited for.
@@ -96,7 +75,8 @@ impl List {
     }
     fn note(&self, ep: i32, fd: i32, ev: &libc::epoll_event, who: Option<Who>) -> bool {
         // Other threads note theirs at the same time.
-        let claim = |w: &&Watch| w.ep.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let claim =
+            |w: &&Watch| w.ep.compare_exchange(NO_INSTANCE, BEING_TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let free = || {
             let (i, w) = self.all.iter().enumerate().find(|(_, w)| claim(w))?;
             // Release: whoever is to find the entry looks this far. It is still nobody's.
@@ -117,7 +97,7 @@ impl List {
     }
     fn forget(&self, ep: i32, fd: i32) {
         if let Some(w) = self.find(ep, fd) {
-            w.ep.store(FREE, Ordering::Release);
+            w.ep.store(NO_INSTANCE, Ordering::Release);
         }
     }
 }
@@ -129,7 +109,7 @@ pub fn followed((ep, waiter): (i32, Option<Who>), op: i32, fd: i32, d: &Desc, ev
     let Some(z) = of(d) else { return false };
     let whose = || z.watches.find(ep, fd).map_or_else(process::thread, Watch::thread);
     match (op, ev) {
-        _ if z.state() == super::state::OFF => false,
+        _ if z.state() == state::OFF => false,
         // Nothing lies beside it: only to be told when connections have moved. Noted
         // first, so that another thread that comes now finds this one.
         (_, Some(ev))
@@ -200,7 +180,7 @@ impl Zoned {
                 self.belongs_to(l, ep, from, who);
             }
             let due = self.inherited.load(Ordering::Relaxed) || self.page().is_some_and(|p| p.any());
-            if due && w.events.load(Ordering::Relaxed) & IN != 0 && self.state() == super::state::READY {
+            if due && w.events.load(Ordering::Relaxed) & IN != 0 && self.state() == state::READY {
                 self.watched(ep, w.fd.load(Ordering::Relaxed), &w.event(), None);
             }
         }
@@ -228,7 +208,7 @@ impl Zoned {
         l.unwatched.store(false, Ordering::Relaxed);
         if self.put_local(ep, l, ev).is_err() {
             self.leave(l);
-            super::count(Counter::FbZoneResource);
+            count(Counter::FbZoneResource);
             return false;
         }
         l.lazy.store(-1, Ordering::Relaxed);
@@ -253,14 +233,14 @@ impl Zoned {
         if self.is_shared() && (self.watches.iter().find(own).is_none() || self.is_member(fd)) {
             return;
         }
-        if self.state() != super::state::READY || !self.is_due(fd) {
+        if self.state() != state::READY || !self.is_due(fd) {
             return;
         }
         if let Some(w) = self.watches.iter().find(own) {
             let ev = w.event();
             self.watched(w.ep.load(Ordering::Relaxed), fd, &ev, None);
         } else if !self.unseen.swap(true, Ordering::Relaxed) {
-            super::count(Counter::FbZoneUnseen);
+            count(Counter::FbZoneUnseen);
         }
     }
 
@@ -340,14 +320,6 @@ fn give_up_unwatched() {
 fn announce_again() {
     if ANOTHER.swap(false, Ordering::AcqRel) {
         used().iter().for_each(Zoned::announce_again);
-    }
-}
-
-/// Add, or change what is there.
-pub(super) fn put(ep: i32, fd: i32, ev: &libc::epoll_event) -> Result<()> {
-    match sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(ev)) {
-        Err(e) if e.raw() == libc::EEXIST => sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, fd, Some(ev)),
-        r => r,
     }
 }
 
@@ -479,7 +451,7 @@ pub struct Beside {
 impl Beside {
     pub fn of(fds: &[libc::pollfd], sleeps: bool) -> Beside {
         let mut b = Beside { n: 0, at: [(0, -1); EXTRA], sleeps, peers: [None; EXTRA] };
-        if !super::enabled() || used().is_empty() {
+        if !enabled() || used().is_empty() {
             return b;
         }
         for (i, p) in fds.iter().enumerate() {
@@ -517,13 +489,13 @@ pub unsafe fn poll(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Option<Result<usize>> {
-    const MAX: usize = 256;
+    const WATCHES: usize = 256;
     let b = Beside::of(fds, timeout_ns != Some(0));
-    if b.n == 0 || fds.len() + EXTRA + wait::BESIDE > MAX {
+    if b.n == 0 || fds.len() + EXTRA + wait::BESIDE > WATCHES {
         return None;
     }
     let n = fds.len();
-    let mut all = [libc::pollfd { fd: -1, events: 0, revents: 0 }; MAX];
+    let mut all = [libc::pollfd { fd: -1, events: 0, revents: 0 }; WATCHES];
     all[..n].copy_from_slice(fds);
     for (k, &(_, fd)) in b.at[..b.n].iter().enumerate() {
         all[n + k] = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

@@ -2,7 +2,7 @@
 
 use super::answer::{either, gone, guarded};
 use crate::real;
-use fsocket_core::{epoll, poll as ops, table, unhooked, user};
+use fsocket_core::{epoll, making, poll as ops, table, user};
 use libc::*;
 
 fn ms(timeout: c_int) -> Option<u64> {
@@ -166,7 +166,7 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
 }
 
 fn made(make: impl FnOnce() -> c_int) -> c_int {
-    unhooked::making(|| {
+    making::making(|| {
         let fd = make();
         if fd >= 0 && guarded(|| i32::from(epoll::created(fd))) == 0 {
             guarded(|| fsocket_core::process::close_own(fd));

@@ -5,8 +5,8 @@ use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::{
-    accept as ops_accept, close, connect as ops_connect, listen as ops_listen, name as ops_name, opts, path, pool,
-    process, route, slice, stats, upgrade, user, zone,
+    accept as ops_accept, close, connect as ops_connect, listen as ops_listen, names, opts, path, pool, process, route,
+    slice, stats, upgrade, user, zone,
 };
 use libc::*;
 
@@ -184,7 +184,7 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) if d.is_conn() => Answer::answer(unsafe { ops_name::local(d, addr, len) }),
+        Some(d) if d.is_conn() => Answer::answer(unsafe { names::local(d, addr, len) }),
         None if gone(fd) => -1,
         _ => unsafe { real::getsockname(fd, addr, len) },
     }
@@ -192,7 +192,7 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 
 pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) if d.is_conn() => Answer::answer(unsafe { ops_name::peer(d, addr, len) }),
+        Some(d) if d.is_conn() => Answer::answer(unsafe { names::peer(d, addr, len) }),
         None if gone(fd) => -1,
         _ => unsafe { real::getpeername(fd, addr, len) },
     }

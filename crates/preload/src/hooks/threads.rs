@@ -1,7 +1,7 @@
 //! Cancellation of threads; `fsocket_core::cancel` says how.
 
 use crate::real;
-use fsocket_core::cancel;
+use fsocket_core::{asleep, cancel};
 use libc::*;
 
 const DEFERRED: c_int = 0;
@@ -17,7 +17,7 @@ pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
         cancel::be_careful();
         let r = unsafe { real::pthread_cancel(thread) };
         if r == 0 {
-            cancel::requested(thread, unsafe { cancel::tid_of(thread) });
+            asleep::cancelled(thread, unsafe { cancel::tid_of(thread) });
         }
         return r;
     }
@@ -27,7 +27,7 @@ pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
     let r = unsafe { real::pthread_cancel(thread) };
     if r == 0 {
         let _errno = fsocket_sys::errno::Saved::errno();
-        cancel::requested(thread, tid);
+        asleep::cancelled(thread, tid);
     }
     r
 }

@@ -1,39 +1,18 @@
 //! The other workers' local listen sockets as a process has them, in which instances they lie,
 //! and what the monitor says of them.
 
-use super::{close, PEER_MARK};
-use crate::zone::{used, watch, Local, Zoned};
+use super::PEER_MARK;
+use crate::zone::listener::{close, put, used, Local, Peers, Sock, Zoned, PEERS};
 use crate::{ctl, process};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
-use fsocket_abi::balance::{Balance, BALANCE_SIZE, QUEUES};
+use fsocket_abi::balance::{BALANCE_SIZE, QUEUES};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, cpu, Result};
 
-/// Peers, and those that are gone and not yet empty.
-pub(super) const PEERS: usize = 2 * QUEUES;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// What may stand beside EPOLLEXCLUSIVE.
 const BESIDE_EXCLUSIVE: u32 =
     (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | libc::EPOLLET as u32;
-
-/// Another worker's local listen socket.
-pub(super) struct Sock {
-    pub(super) fd: AtomicI32,
-    /// 0: free.
-    pub(super) place: AtomicU32,
-    pub(super) gone: AtomicBool,
-}
-
-/// What a process knows of the balance of a listener.
-pub struct Peers {
-    pub(super) map: AtomicPtr<Balance>,
-    n: AtomicU32,
-    all: [Sock; PEERS],
-    /// Place of the last victim.
-    pub(super) last: AtomicU32,
-    /// Some may be gone.
-    pub(super) orphans: AtomicBool,
-}
 
 impl Peers {
     #[allow(clippy::new_without_default)] // only ever in statics
@@ -95,7 +74,7 @@ impl Peers {
 impl Zoned {
     /// The worker waits for its local listen socket: others may steal from it now. Not
     /// earlier, because who is first in the socket's list is woken first.
-    pub(in crate::zone) fn share(&self, l: &Local) {
+    pub(crate) fn share(&self, l: &Local) {
         let Some(b) = self.balance() else { return };
         let place = l.place.load(Ordering::Relaxed);
         if !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
@@ -119,9 +98,9 @@ impl Zoned {
 
     /// How the own socket is to lie in an epoll instance: first in its list, and without
     /// others being woken beside it.
-    pub(in crate::zone) fn put_local(&self, ep: i32, l: &Local, ev: &libc::epoll_event) -> Result<()> {
+    pub(crate) fn put_local(&self, ep: i32, l: &Local, ev: &libc::epoll_event) -> Result<()> {
         if self.balance().is_none() {
-            return watch::put(ep, l.fd(), ev);
+            return put(ep, l.fd(), ev);
         }
         let mine = libc::epoll_event { events: ev.events & BESIDE_EXCLUSIVE | EXCLUSIVE, u64: ev.u64 };
         let add = || sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&mine));
@@ -142,7 +121,7 @@ impl Zoned {
     }
 
     /// The listener is not watched there any more.
-    pub(in crate::zone) fn take_out_peers(&self, ep: i32) {
+    pub(crate) fn take_out_peers(&self, ep: i32) {
         for s in self.peers.iter() {
             let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, s.fd.load(Ordering::Relaxed), None);
         }
@@ -153,7 +132,7 @@ impl Zoned {
 
     /// A local listen socket is about to be closed here. Others have descriptors of it,
     /// so it stays in every instance it is not taken out of.
-    pub(in crate::zone) fn unshare(&self, l: &Local, fd: i32) {
+    pub(crate) fn unshare(&self, l: &Local, fd: i32) {
         if !l.shared.swap(false, Ordering::AcqRel) {
             self.drop_peers_if_idle();
             return;
@@ -174,7 +153,7 @@ impl Zoned {
     /// Is nobody left in this process who could steal? Its descriptors of the others'
     /// sockets would keep those open, with what waits there, after their workers have gone.
     /// True: it has closed them.
-    pub(in crate::zone) fn drop_peers_if_idle(&self) -> bool {
+    pub(crate) fn drop_peers_if_idle(&self) -> bool {
         // Between one's own change and the look at the other's, for a worker that gives up
         // and for a peer that comes: whoever is second drops it.
         fence(Ordering::SeqCst);
@@ -220,7 +199,7 @@ impl Zoned {
         if inner >= 0 {
             return inner;
         }
-        let made = crate::unhooked::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+        let made = crate::making::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(fd) = made else { return -1 };
         // Nobody but its thread makes one; who joins from now on finds it.
         l.inner.store(fd, Ordering::Release);

@@ -1,8 +1,9 @@
 //! Who may be stolen from, and an accept that does so.
 
-use super::peers::{tell_closed, PEERS};
-use super::{bit, patience_ns, queue, ticks};
-use crate::zone::accept::Peer;
+use super::peers::tell_closed;
+use super::{bit, patience_ns, queue, ticks, Waits};
+use crate::zone::listener::Peer;
+use crate::zone::listener::PEERS;
 use crate::zone::{Local, Zoned};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::zone_accept;
@@ -19,16 +20,6 @@ pub(super) struct Victim {
     /// The kernel wakes us for it. (Not for a socket of the program's own, which it waits for
     /// in its own way: we would be woken beside its worker each time. The monitor sends wake hints.)
     pub(super) wakes: bool,
-}
-
-/// What a look at the peers shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Waits {
-    Nothing,
-    /// Connections that are left to their worker for now.
-    Later,
-    /// Connections to be taken.
-    Now,
 }
 
 impl Zoned {
@@ -56,7 +47,7 @@ impl Zoned {
 
     /// A connection was accepted from the own queue.
     #[inline]
-    pub(in crate::zone) fn took_own(&self, l: &Local) {
+    pub(crate) fn took_own(&self, l: &Local) {
         if let Some(q) = self.balance_of(l).and_then(|b| queue(b, l.place.load(Ordering::Relaxed))) {
             q.taken.fetch_add(1, Ordering::Relaxed);
             q.looked.store(cpu::ticks(), Ordering::Relaxed);
@@ -66,13 +57,13 @@ impl Zoned {
 
     /// Whether the own queue is empty, as far as the counts tell; None: there are none.
     #[inline]
-    pub(in crate::zone) fn is_counted_empty(&self, l: &Local) -> Option<bool> {
+    pub(crate) fn is_counted_empty(&self, l: &Local) -> Option<bool> {
         let q = queue(self.balance_of(l)?, l.place.load(Ordering::Relaxed))?;
         Some(q.length() == 0)
     }
 
     /// A connection was accepted from the queue of a worker.
-    pub(in crate::zone) fn took_from(&self, place: u32) {
+    pub(crate) fn took_from(&self, place: u32) {
         self.map_balance();
         if let Some(q) = self.balance().and_then(|b| queue(b, place)) {
             q.taken.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +73,7 @@ impl Zoned {
     /// At the start of an `accept`: a turn for those whose worker has gone, after each local one,
     /// because they have waited longer; or for a busy zone, after so many local ones.
     #[inline]
-    pub(in crate::zone) fn take_for_balance(&self, l: &Local, peer: Peer) -> Option<Result<i32>> {
+    pub(crate) fn take_for_balance(&self, l: &Local, peer: Peer) -> Option<Result<i32>> {
         let b = self.balance_of(l)?;
         l.looks(b);
         if self.peers.orphans.load(Ordering::Relaxed) && l.fair.load(Ordering::Relaxed) > 0 {
@@ -99,7 +90,7 @@ impl Zoned {
     }
 
     /// Nothing local: busy zones first, then those whose worker does not look.
-    pub(in crate::zone) fn take_from_peers(&self, peer: Peer) -> Option<Result<i32>> {
+    pub(crate) fn take_from_peers(&self, peer: Peer) -> Option<Result<i32>> {
         let l = self.me()?;
         let b = self.balance_of(l)?;
         let (busy, mine) = (b.busy.load(Ordering::Relaxed), bit(l.place.load(Ordering::Relaxed)));

@@ -15,9 +15,11 @@
 
 use super::peers::put_peer;
 use super::steal::Victim;
-use super::{used, usual_patience_ns};
+use super::usual_patience_ns;
 use crate::process;
-use crate::zone::{watch, Local, Who, Zoned};
+use crate::zone::join::Who;
+use crate::zone::listener::{used, Local, Zoned};
+use crate::zone::watch;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};
@@ -86,7 +88,7 @@ impl Unsubscribed {
     /// A wait in the instance `ep` that began at `since` (ticks) is over; `found`: with events.
     #[inline]
     pub fn waited(&self, ep: i32, since: u64, found: bool) {
-        if !super::enabled() {
+        if !crate::process::balances() {
             return;
         }
         let now = cpu::ticks();

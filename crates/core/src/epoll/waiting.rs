@@ -1,13 +1,14 @@
 //! `epoll_wait`.
 
+use super::instance::{of, Ep, Inner};
 use super::item::ITEMS;
 use super::out::{Out, Spoke};
 use super::poll_list::{arm_all, collect, marked, report, set_sleeping, settle, share};
-use super::{of, Ep, Inner};
 use crate::signals::Held;
 use crate::table::Desc;
 use crate::waker;
-use crate::{chan, ctl, stats, user, zone, Outcome};
+use crate::zone::{balance, watch};
+use crate::{chan, ctl, stats, user, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -107,7 +108,7 @@ unsafe fn wait_in(
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
     ep.join_inherited();
-    zone::watch::before_sleep();
+    watch::before_sleep();
     if ep.zoned.load(Ordering::Relaxed) {
         ep.unsubscribed.enter(ep.fd.load(Ordering::Relaxed));
     }
@@ -116,7 +117,7 @@ unsafe fn wait_in(
     }
     let mut out = Out { evs, max: max as usize, n: 0, from_kernel: 0 };
     let mut left = timeout_ns;
-    if ep.items.load(Ordering::Relaxed) == 0 && !zone::balance::pending() {
+    if ep.items.load(Ordering::Relaxed) == 0 && !balance::pending() {
         // Nothing of ours in it (yet). Another thread may add something while
         // we sleep; it then rings the waker.
         let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
@@ -153,7 +154,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     let mut since: Option<u64> = None;
     loop {
         ctl::poll();
-        zone::watch::look_if_asked();
+        watch::look_if_asked();
         let peer;
         {
             let Ok(mut g) = ep.lock.lock() else {
@@ -200,7 +201,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 continue;
             }
             // The sleep asks the kernel as well: before it, only if it may well have something.
-            let ask = timeout_ns == Some(0) || zone::balance::pending() || (g.kernel_busy && !alone(ep));
+            let ask = timeout_ns == Some(0) || balance::pending() || (g.kernel_busy && !alone(ep));
             g.turns += 1;
             let due = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
             if (out.n == 0 && ask) || (due && !first && ep.kernel.load(Ordering::Relaxed)) {
@@ -225,7 +226,7 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
                 if out.n == 0 {
                     spoke?;
                 }
-                if zone::balance::pending() {
+                if balance::pending() {
                     out.peers(ep);
                 }
             }
@@ -272,7 +273,7 @@ fn control(ep: &Ep) {
     ctl::readable();
     if ep.zoned.load(Ordering::Relaxed) {
         ep.unsubscribed.woken(ep.fd.load(Ordering::Relaxed));
-        zone::watch::late();
+        watch::late();
     }
     if ctl::dead() {
         ep.unwatch_ctl();
@@ -352,14 +353,14 @@ unsafe fn sleep(
         set_sleeping(&g, true);
     }
     if let Some(ns) = ctl::unwatched() {
-        zone::watch::alone();
+        watch::alone();
         limit = Some(limit.map_or(ns, |l| l.min(ns)));
     }
     let r = if something_after_arming(ep) {
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
-        let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(zone::balance::cut(waker::cut(limit))));
+        let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(balance::cut(chan::cut(limit))));
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask, false) };

@@ -3,7 +3,8 @@
 use super::wait::{ended, interruptible, wait_any, wait_data, wait_more, Wait};
 use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
 use crate::asleep::{self, On};
-use crate::path;
+use crate::opts::values;
+use crate::path::stage;
 use crate::table::Desc;
 use crate::{opts, pool, ready, table, token, user};
 use core::sync::atomic::Ordering;
@@ -53,7 +54,7 @@ pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> us
 
 /// Does urgent data come next? A receive that has something ends there.
 pub fn before_urgent(d: &Desc) -> bool {
-    let fd = || path::went_to(d).or_else(|| path::kernel_part(d));
+    let fd = || stage::went_to(d).or_else(|| stage::kernel_part(d));
     left_rings(d) && !ring_has(d) && fd().is_some_and(at_mark)
 }
 
@@ -215,7 +216,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     // As many bytes end a sleep.
     let mut target = match block {
         true if flags & libc::MSG_WAITALL != 0 => len,
-        true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => crate::opts::lowat(d).min(len),
+        true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => values::lowat(d).min(len),
         _ => 1,
     };
     let (mut waits, mut hold) = (Wait::default(), None);
@@ -242,7 +243,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
             let got = match token::enter(h) {
                 Err(token::Reentered) => return Err(Errno::EAGAIN),
-                Ok(_) if !d.is_conn() => match path::went_to(d) {
+                Ok(_) if !d.is_conn() => match stage::went_to(d) {
                     Some(_) => continue,
                     None if done > 0 => return Ok(done),
                     None => match table::detached(d) {

@@ -2,9 +2,13 @@
 
 use super::wait::{interruptible, wait_space, Wait};
 use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
-use crate::path::{self, Path};
+use crate::opts::values;
+use crate::path;
+use crate::path::stage;
+use crate::path::stage::Path;
 use crate::table::Desc;
-use crate::{chan, pool, ready, stats, table, token, user};
+use crate::upcalls::watcher;
+use crate::{chan, conn, pool, ready, stats, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::{status, POS_START};
@@ -251,7 +255,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     // Of nothing there is no urgent byte.
     let urgent = flags & libc::MSG_OOB != 0 && len > 0;
     if urgent {
-        if path::of(d) == Path::Shm && !only_shut_both(d) {
+        if stage::of(d) == Path::Shm && !only_shut_both(d) {
             if let Some(r) = refused(d, len, 0, flags) {
                 return r;
             }
@@ -260,7 +264,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         stats::count(Counter::FbOption);
         path::materialize_one(d);
     }
-    if flags & libc::MSG_ZEROCOPY != 0 && len > 0 && path::of(d) == Path::Shm {
+    if flags & libc::MSG_ZEROCOPY != 0 && len > 0 && stage::of(d) == Path::Shm {
         crate::opts::extra::zerocopy(d);
     }
     let s = d.sock();
@@ -298,7 +302,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         }
         let step = match token::enter(h) {
             Err(token::Reentered) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
-            Ok(_) if !d.is_conn() => match path::went_to(d) {
+            Ok(_) if !d.is_conn() => match stage::went_to(d) {
                 Some(_) => continue,
                 None if done > 0 => return Ok(done),
                 None => match table::detached(d) {
@@ -307,7 +311,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                     None => return Err(Errno::EBADF),
                 },
             },
-            Ok(_) if path::of(d) != Path::Shm || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 => continue,
+            Ok(_) if stage::of(d) != Path::Shm || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 => continue,
             Ok(_t) => {
                 populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.
@@ -327,7 +331,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                 s.tx_blocked.fetch_add(1, Ordering::Relaxed);
                 if !block {
                     // Whoever waits for EPOLLOUT must look at the ring again.
-                    crate::epoll::changed(d);
+                    (watcher().changed)(d);
                     return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                 }
                 hold.get_or_insert_with(|| Hold::on(d));
@@ -420,7 +424,7 @@ pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<
     }
     Some(match send_error(d, len, flags)? {
         // No more than a send buffer holds: what is longer meets the reset.
-        Refused::Swallow => Ok(len.min(crate::opts::send_buffer(d))),
+        Refused::Swallow => Ok(len.min(values::send_buffer(d))),
         _ if done > 0 => Ok(done),
         Refused::Pipe => {
             if flags & libc::MSG_NOSIGNAL == 0 {
@@ -495,7 +499,7 @@ fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
             super::end(d, status::RST);
             notify(d, &d.tx().1.want_data);
             // Processes of the fork group that wait on it see the hang-up, too.
-            path::wake_own(d);
+            conn::wake_own(d);
             return Some(Refused::Swallow);
         }
         return Some(Refused::Pipe);

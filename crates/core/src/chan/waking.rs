@@ -1,0 +1,173 @@
+//! Waking the threads that wait at a channel, and whom a new connection goes to.
+
+use super::{all, queue_len, Chan, Client};
+use crate::waker::{self, Waker};
+use crate::{ctl, stats};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::{SUMMARY_SYN, WAITERS};
+use fsocket_ring::dispatch::{self, Workers};
+use fsocket_ring::syn;
+use fsocket_sync::atomic::{fence, AtomicU32};
+use fsocket_sync::doorbell::{Want, FUTEX_BIT};
+use fsocket_sys as sys;
+
+impl Waker {
+    /// The user is gone for good: leave all channels too.
+    pub fn retire(&self) {
+        for c in all() {
+            c.release_waiter(self);
+        }
+        self.release();
+    }
+    /// Say on every channel where this waker has a waiter whether it sleeps.
+    pub fn set_sleeping(&self, on: bool) {
+        for c in all() {
+            if let Some(w) = c.waiter_of(self) {
+                w.sleeping.store(on as u32, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Chan {
+    /// Put a slot into a SYN queue: idle workers first, busy ones last.
+    pub fn push_syn(&self, c: &mut Client, slot: usize) -> bool {
+        let workers = self.header().workers.load(Ordering::Acquire);
+        let start = c.next_worker;
+        c.next_worker = start.wrapping_add(1);
+        let q = |w: u32| self.queue(1 + w as usize);
+        let busy = c.busy.mask();
+        let h = self.header();
+        // (Nobody changes it any more where the monitor has died.)
+        let avoid = if ctl::dead() { 0 } else { h.avoid.load(Ordering::Relaxed) };
+        let turns = !self.is_balanced();
+        let workers = Workers { all: workers, busy, avoid, turns };
+        let pick = dispatch::choose(workers, start, q, |want| is_asleep(self, want));
+        let queue = match pick {
+            Some(w) => q(w),
+            None => self.queue(0),
+        };
+        if !syn::push(queue, slot) {
+            return false;
+        }
+        if let Some(w) = pick {
+            c.busy.added(w, |w| queue_len(q(w)));
+            if c.busy.mask() != busy {
+                self.header().busy.store(c.busy.mask(), Ordering::Relaxed);
+            }
+        }
+        // The caller looks at `listener_closed` next; the monitor sets it, runs a
+        // heavy fence and empties the queues. `take` has the light fence.
+        let ring = |want| wake_syn(self, want);
+        match pick {
+            Some(w) => dispatch::wake(w, workers, q, ring),
+            None => {
+                let want = queue.want.take();
+                if want != 0 {
+                    ring(want);
+                }
+            }
+        }
+        true
+    }
+}
+
+/// A sleep on a waker of `limit` (None: for ever): how long it may be now. The first rings of a peer come by
+/// way of the monitor, which somebody may have stopped: then the sleeper finds the marks itself.
+pub fn cut(limit: Option<u64>) -> Option<u64> {
+    const LOOK_NS: u64 = 2_000_000_000;
+    match super::none() {
+        true => limit,
+        false => Some(limit.map_or(LOOK_NS, |l| l.min(LOOK_NS))),
+    }
+}
+
+/// Tell the other side that something changed on `slot`: `mask` came from
+/// [`Want::take`].
+#[cold]
+#[inline(never)]
+pub fn wake(c: &Chan, slot: usize, want: &Want, mask: u64) {
+    wake_side(c, 1 - c.my_side(), slot, want, mask);
+}
+
+/// Tell one side, also the caller's own.
+pub fn wake_side(c: &Chan, side: usize, slot: usize, want: &Want, mask: u64) {
+    stats::count(Counter::Wakes);
+    // Before the marks and the wake-up, whose release publishes it.
+    want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
+    if mask & FUTEX_BIT != 0 {
+        wake_futex(&want.seq);
+    }
+    each(c, side, mask & !FUTEX_BIT, |w| {
+        w.ready[slot / 64 % 16].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+        w.summary.fetch_or(1 << (slot / 64 % 16), Ordering::Release);
+    });
+}
+
+/// Does one of the peer's waiters sleep?
+pub fn is_asleep(c: &Chan, mut mask: u64) -> bool {
+    mask &= !FUTEX_BIT;
+    while mask != 0 {
+        let i = mask.trailing_zeros() as usize;
+        mask &= mask - 1;
+        if i < WAITERS && c.waiter(1 - c.my_side(), i).sleeping.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+    }
+    false
+}
+
+/// Tell waiters that a SYN queue has something; true: one of them slept, and was rung.
+#[cold]
+pub fn wake_syn(c: &Chan, mask: u64) -> bool {
+    stats::count(Counter::Wakes);
+    // As in `wake_side`; for all queues of the channel.
+    c.queue(0).want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
+    each(c, 1 - c.my_side(), mask & !FUTEX_BIT, |w| {
+        w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
+    })
+}
+
+fn wake_futex(seq: &AtomicU32) {
+    seq.fetch_add(1, Ordering::Release);
+    sys::futex_wake(seq, i32::MAX);
+}
+
+/// Mark waiters, and ring those that sleep; false: there was none to ring.
+fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) -> bool {
+    let mut any = false;
+    while mask != 0 {
+        let i = mask.trailing_zeros() as usize;
+        mask &= mask - 1;
+        if i >= WAITERS {
+            continue;
+        }
+        let w = c.waiter(side, i);
+        mark(w);
+        // The mark before the look at `sleeping`; the sleeper does the reverse.
+        fence(Ordering::SeqCst);
+        if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
+            let key = w.waker.load(Ordering::Acquire);
+            let rung = key != 0 && if side == c.my_side() { ring_fork_group(c, i, key) } else { c.ring_peer(i, key) };
+            if !rung {
+                // Nobody can ring it now; sleeps are bounded when the monitor
+                // is dead, and the mark stays.
+                w.sleeping.store(1, Ordering::Relaxed);
+            }
+            any |= rung;
+        }
+    }
+    any
+}
+
+/// Ring a waker on our own side: this process's, or that of one related by fork.
+fn ring_fork_group(c: &Chan, w: usize, key: u64) -> bool {
+    match waker::by_key(key) {
+        Some(b) => {
+            b.ring_self();
+            true
+        }
+        None => c.ring_by_monitor(c.my_side(), w, key),
+    }
+}

@@ -1,0 +1,95 @@
+//! Channels come and go: what listeners, routes and connections have to do with it.
+
+use crate::chan::{all, broken_elsewhere, by_id, map, Chan, ANNOUNCED, ANY_BROKEN, CHANS, ENDED, TO_BE_ENDED};
+use crate::conn::{self, Hold};
+use crate::{ctl, listen, path, route, waker};
+use core::sync::atomic::Ordering;
+use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
+use fsocket_proto::{kind, waiter, Msg};
+
+/// The monitor hands us a channel of a listener we work for.
+pub fn serve(id: u32, listener: u64, fd: i32) {
+    let c = by_id(id, SERVER).or_else(|| map(id, listener, SERVER, fd));
+    match c {
+        Some(c) if c.is_broken() => {}
+        Some(c) => {
+            c.retired.store(false, Ordering::Relaxed);
+            listen::add_channel(listener, c);
+            waker::ring_all(listener);
+        }
+        None => path::give_up(listener),
+    }
+}
+
+/// The other side of a channel is gone; what is open in it has been closed by
+/// the monitor. The mapping goes when the last connection is closed here. `broken`: that other side
+/// has broken the protocol, and may undo what the monitor has closed.
+pub fn gone(id: u32, broken: bool) {
+    for c in [CLIENT, SERVER].into_iter().filter_map(|side| by_id(id, side)) {
+        if broken {
+            broken_elsewhere(c);
+        }
+        c.retired.store(true, Ordering::Release);
+        route::clear();
+        listen::drop_channel(c);
+        c.unmap_if_unused();
+    }
+}
+
+/// No channel is mapped here any more; nobody uses the connections that were in them.
+pub fn forget_all() {
+    route::clear();
+    for c in all() {
+        c.retired.store(true, Ordering::Release);
+        for d in &c.desc_of {
+            d.store(0, Ordering::Release);
+        }
+        c.unmap_if_unused();
+    }
+}
+
+/// The monitor passes on that a peer has rung. Is it for somebody who sleeps, it is time for a
+/// pipe after some times.
+pub fn woken(m: &Msg) {
+    let Some(b) = waker::at(m.id as usize) else { return };
+    b.ring_self();
+    let (Some((side, w)), true) = (waiter::unpack(m.arg1), m.arg2 != 0) else { return };
+    let Some(c) = by_id(m.arg0 as u32, side) else { return };
+    if c.is_rung_often(w) {
+        let _ = ctl::tell(Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER) }, None);
+    }
+}
+
+/// Ends the channels that a peer has broken. The caller holds no lock of ours.
+#[inline]
+pub fn end_broken() {
+    if ANY_BROKEN.load(Ordering::Relaxed) && ANY_BROKEN.swap(false, Ordering::AcqRel) {
+        all().for_each(end);
+    }
+}
+
+#[cold]
+fn end(c: &'static Chan) {
+    let how = c.broken.load(Ordering::Acquire);
+    if !matches!(how, TO_BE_ENDED | ANNOUNCED)
+        || c.broken.compare_exchange(how, ENDED, Ordering::AcqRel, Ordering::Relaxed).is_err()
+    {
+        return;
+    }
+    listen::drop_channel(c);
+    route::clear();
+    for slot in 0..SLOTS {
+        let Some(d) = c.desc(slot) else { continue };
+        let Some(_hold) = Hold::unless_gone(d) else { continue };
+        let here =
+            CHANS.index(c) + 1 == d.chan.load(Ordering::Relaxed) && d.slot_index.load(Ordering::Relaxed) == slot as u32;
+        if d.is_conn() && here {
+            conn::reset(d);
+            conn::wake_own(d);
+        }
+    }
+    if how == TO_BE_ENDED {
+        let _ = ctl::tell(Msg { id: c.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::BROKEN) }, None);
+    }
+    c.unmap_if_unused();
+}

@@ -1,0 +1,151 @@
+//! A connection of ours, below sending and receiving: waking its sides, ending it, keeping it.
+
+use crate::opts::values;
+use crate::table::{self, Desc};
+use crate::upcalls::{upcalls, watcher};
+use crate::{chan, waker};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Half};
+use fsocket_abi::channel::status;
+use fsocket_ring as ring;
+use fsocket_sync::doorbell::Want;
+use fsocket_sys::{self as sys, cpu};
+
+/// Publish where we run, if that has changed.
+#[inline(always)]
+pub fn publish_cpu(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
+    if h.cpu.load(Ordering::Relaxed) != cpu::mark() {
+        publish(h, to);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn publish(h: &Half, to: &fsocket_sync::atomic::AtomicU32) {
+    h.cpu.store(cpu::mark(), Ordering::Relaxed);
+    to.store(cpu::current(), Ordering::Relaxed);
+}
+
+/// This side's stream ends so: [`status`] bits, for the peer, who is told with [`notify_all`].
+pub fn end(d: &Desc, how: u32) {
+    let tx = d.tx_dir();
+    // Also if nobody wants to be told: an end has no record that could say when.
+    tx.want_data.notified_at.store(cpu::ticks(), Ordering::Relaxed);
+    // Release: all data before; pairs with the acquire in `ready::state`.
+    tx.prod.status.fetch_or(how, Ordering::Release);
+}
+
+/// A hostile peer: its connection is reset. A few of them, and all that it has with us are.
+#[cold]
+pub fn poison(d: &'static Desc) {
+    if reset(d) {
+        if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+            c.violated();
+        }
+    }
+}
+
+/// Ends a connection whatever the peer writes from now on. False: it was before.
+#[cold]
+pub fn reset(d: &'static Desc) -> bool {
+    let first = d.sock().flags.fetch_or(flag::POISONED, Ordering::AcqRel) & flag::POISONED == 0;
+    if first {
+        end(d, status::RST | status::CLOSED);
+        notify_all(d);
+    }
+    first
+}
+
+/// Does the peer say what no side says? One that closes or reads no more has said first how its stream
+/// ends. (What is read once here may be right the next time: then it is that.)
+pub fn is_nonsense(d: &Desc) -> bool {
+    use status::{CLOSED, FIN, MIGRATED, MIGRATING, RST, SHUT_BOTH};
+    let st = d.rx_dir().prod.status.load(Ordering::Acquire);
+    st & !(FIN | RST | CLOSED | SHUT_BOTH | MIGRATING | MIGRATED) != 0
+        || st & (CLOSED | SHUT_BOTH) != 0 && st & (FIN | RST | MIGRATED) == 0
+}
+
+/// SO_RCVLOWAT, bytes: a receive that may wait waits for that much.
+pub fn low_water(d: &Desc) -> usize {
+    match d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT != 0 {
+        true => values::lowat(d),
+        false => 1,
+    }
+}
+
+/// Is there something in the ring to receive?
+pub fn ring_has(d: &Desc) -> bool {
+    let (r, rx, h) = d.rx();
+    d.is_conn() && d.sock().flags.load(Ordering::Relaxed) & flag::DRAINED == 0 && ring::readable(r, rx, h)
+}
+
+/// Keeps a connection while a thread sleeps in an operation on it: another
+/// thread may close the descriptor meanwhile, and as in the kernel the operation
+/// goes on, and the connection ends when it is over.
+pub struct Hold(u32);
+
+impl Hold {
+    pub fn on(d: &Desc) -> Hold {
+        d.refs.fetch_add(1, Ordering::AcqRel);
+        Hold(d.index())
+    }
+    /// Unless its last reference is gone already.
+    pub fn unless_gone(d: &Desc) -> Option<Hold> {
+        let add = |n: u32| (n != 0).then(|| n + 1);
+        d.refs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, add).ok().map(|_| Hold(d.index()))
+    }
+    /// What an operation that will never end has left behind.
+    pub fn abandoned(index: u32) -> Hold {
+        Hold(index)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(d) = table::DESCS.get(self.0) {
+            if d.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+                (upcalls().last_reference)(d);
+                table::done_with(d);
+            }
+        }
+    }
+}
+
+/// Threads and processes of the fork group of this process that sleep on the connection look
+/// again.
+pub fn wake_own(d: &'static Desc) {
+    let wants = [&d.rx().1.want_data, &d.tx().1.want_space];
+    for w in wants {
+        w.seq.fetch_add(1, Ordering::Release);
+        sys::futex_wake(&w.seq, i32::MAX);
+    }
+    if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+        let slot = d.slot_index.load(Ordering::Relaxed) as usize;
+        for w in wants {
+            let mask = w.take();
+            if mask != 0 {
+                chan::wake_side(c, c.my_side(), slot, w, mask);
+            }
+        }
+    }
+    (watcher().changed)(d);
+    waker::ring_sleepers();
+}
+
+/// Wakes the other side, for which `mask` came from [`Want::take`].
+pub fn wake(d: &'static Desc, want: &Want, mask: u64) {
+    if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+        chan::wake(c, d.slot_index.load(Ordering::Relaxed) as usize, want, mask);
+    }
+}
+
+/// Wakes whoever waits for our data, and whoever waits for space at the peer. The path stays what it
+/// is: see `stream::notify_all`.
+pub fn notify_all(d: &'static Desc) {
+    for want in [&d.tx().1.want_data, &d.rx().1.want_space] {
+        let mask = want.take();
+        if mask != 0 {
+            wake(d, want, mask);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! `getsockname` and `getpeername` of connections.
+
+use crate::name::{give, load};
+use crate::ready;
+use crate::table::Desc;
+use core::sync::atomic::Ordering;
+use fsocket_sys::{Errno, Result};
+
+/// `getsockname` of a connection.
+///
+/// # Safety
+/// As [`give`].
+pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
+    let s = d.sock();
+    // SAFETY: the caller's.
+    unsafe { give(&load(&s.local), s.local_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+}
+
+/// `getpeername` of a connection; ENOTCONN once it is reset, as in the kernel.
+///
+/// # Safety
+/// As [`give`].
+pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
+    let s = d.sock();
+    if ready::over(d) {
+        return Err(Errno::ENOTCONN);
+    }
+    // SAFETY: the caller's.
+    unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+}

@@ -1,0 +1,71 @@
+//! The options that are recorded, and their defaults.
+
+pub use fsocket_abi::arena::{LINGER_ON, LINGER_SECS};
+
+const S: i32 = libc::SOL_SOCKET;
+const T: i32 = libc::IPPROTO_TCP;
+
+/// Recorded options.
+pub const COUNT: usize = 24;
+
+pub struct Opt {
+    pub level: i32,
+    pub name: i32,
+    pub default: i32,
+    pub min: i32,
+    pub max: i32,
+}
+
+const fn o(level: i32, name: i32, default: i32, min: i32, max: i32) -> Opt {
+    Opt { level, name, default, min, max }
+}
+
+const ANY: i32 = i32::MAX;
+
+/// A time limit that is over when it begins, nanoseconds: what the kernel makes of a negative one,
+/// which it reads out as 0.
+pub const AT_ONCE: u64 = 1;
+
+/// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
+/// means "any non-zero is 1".
+pub static TABLE: [Opt; 15] = [
+    o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
+    o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
+    o(S, libc::SO_SNDBUF, 2_626_560, 0, ANY),
+    o(S, libc::SO_RCVBUF, 131_072, 0, ANY),
+    o(S, libc::SO_OOBINLINE, 0, i32::MIN, 1),
+    o(S, libc::SO_RCVLOWAT, 1, 0, ANY),
+    o(T, libc::TCP_NODELAY, 0, i32::MIN, 1),
+    o(T, libc::TCP_CORK, 0, i32::MIN, 1),
+    o(T, libc::TCP_KEEPIDLE, 7200, 1, 32767),
+    o(T, libc::TCP_KEEPINTVL, 75, 1, 32767),
+    o(T, libc::TCP_KEEPCNT, 9, 1, 127),
+    o(T, libc::TCP_QUICKACK, 1, i32::MIN, 1),
+    o(T, libc::TCP_USER_TIMEOUT, 0, 0, ANY),
+    o(T, libc::TCP_DEFER_ACCEPT, 0, i32::MIN, ANY),
+    o(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0, i32::MIN, 1),
+];
+
+pub const SNDBUF: usize = 2;
+
+pub const RCVBUF: usize = 3;
+
+pub const RCVLOWAT: usize = 5;
+
+pub const V6ONLY: usize = 14;
+
+pub const DEFAULTS: [i32; COUNT] = {
+    let mut d = [0; COUNT];
+    let mut i = 0;
+    while i < TABLE.len() {
+        d[i] = TABLE[i].default;
+        i += 1;
+    }
+    d
+};
+
+/// Options kept per socket by name; with more, all that can be copied are.
+pub const KEPT: usize = 6;
+
+// include/uapi/linux/in6.h
+pub const IPV6_ADDRFORM: i32 = 1;

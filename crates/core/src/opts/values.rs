@@ -1,0 +1,139 @@
+//! Recorded options of a connection: what they are worth, and how they get there from a kernel socket
+//! and back.
+
+use super::kept;
+use crate::options::{AT_ONCE, COUNT, LINGER_ON, LINGER_SECS, RCVBUF, RCVLOWAT, SNDBUF, TABLE};
+use crate::table::Desc;
+use core::sync::atomic::{AtomicI32, Ordering};
+use fsocket_abi::arena::flag;
+use fsocket_sys as sys;
+
+const S: i32 = libc::SOL_SOCKET;
+const T: i32 = libc::IPPROTO_TCP;
+
+pub(super) fn values(d: &Desc) -> &[AtomicI32; COUNT] {
+    if d.is_conn() {
+        &d.sock().opt
+    } else {
+        &d.opt
+    }
+}
+
+/// Remember what the kernel has made of a buffer's size.
+pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
+    let mut b = [0u8; 4];
+    let known = sys::getsockopt(fd, TABLE[i].level, TABLE[i].name, &mut b).is_ok();
+    if known {
+        values(d)[i].store(i32::from_ne_bytes(b), Ordering::Relaxed);
+    }
+    known
+}
+
+/// Bound the bytes under way by the buffers that the program has chosen. The
+/// kernel counts memory, not bytes; on loopback three quarters of a send buffer
+/// are data, and the receiver takes its buffer and a quarter (measured: messages
+/// of 100 bytes to 1 MiB, buffers of 2 to 512 KiB, within a factor of two).
+///
+/// Without `SO_SNDBUF` the kernel's send buffer is larger than a ring, whatever
+/// the receiver's is.
+pub fn size_buffers(d: &Desc) {
+    let s = d.sock();
+    let bytes = |i: usize, part: u64| (s.opt[i].load(Ordering::Relaxed).max(0) as u64 * part / 4) as u32;
+    let chosen = |i: usize| s.opt[i].load(Ordering::Relaxed) != TABLE[i].default;
+    let (_, _, h) = d.tx();
+    h.cap.store(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 }, Ordering::Relaxed);
+    // The rest of the step that was granted under the old size goes first.
+    d.rx().1.cons.window.store(bytes(RCVBUF, 5), Ordering::Relaxed);
+    if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+        size_lowat(d);
+    }
+}
+
+/// Size of the send buffer as the kernel would have it, bytes.
+pub fn send_buffer(d: &Desc) -> usize {
+    d.sock().opt[SNDBUF].load(Ordering::Relaxed).max(1) as usize
+}
+
+/// Note whether the connection has a low-water mark at all.
+pub(super) fn size_lowat(d: &Desc) {
+    let s = d.sock();
+    match s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
+        true => s.flags.fetch_or(flag::LOWAT, Ordering::AcqRel),
+        false => s.flags.fetch_and(!flag::LOWAT, Ordering::AcqRel),
+    };
+}
+
+/// SO_RCVLOWAT, bytes; no more than what a ring can hold beside what is on its way.
+pub fn lowat(d: &Desc) -> usize {
+    const MOST: i32 = fsocket_abi::channel::RING_CAP as i32 / 2;
+    d.sock().opt[RCVLOWAT].load(Ordering::Relaxed).clamp(1, MOST) as usize
+}
+
+/// Learn what is set on a listener that somebody else has made.
+pub fn adopt(fd: i32, d: &Desc) {
+    let int = |level: i32, name: i32| {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, level, name, &mut v).ok().map(|_| i32::from_ne_bytes(v))
+    };
+    const SO_BUF_LOCK: i32 = 72;
+    let chosen = int(S, SO_BUF_LOCK).unwrap_or(0);
+    for (i, (o, v)) in TABLE.iter().zip(&d.opt).enumerate() {
+        // Sizes that nobody chose are the kernel's of a listener; QUICKACK is a
+        // state more than an option.
+        let skip = match i {
+            SNDBUF => chosen & 1 == 0,
+            RCVBUF => chosen & 2 == 0,
+            _ => o.name == libc::TCP_QUICKACK && o.level == T,
+        };
+        if let Some(now) = int(o.level, o.name).filter(|_| !skip) {
+            v.store(now, Ordering::Relaxed);
+        }
+    }
+    let mut linger = [0u8; 8];
+    if sys::getsockopt(fd, S, libc::SO_LINGER, &mut linger).is_ok() {
+        for (i, at) in [(LINGER_ON, 0), (LINGER_SECS, 4)] {
+            let v = [linger[at], linger[at + 1], linger[at + 2], linger[at + 3]];
+            d.opt[i].store(i32::from_ne_bytes(v), Ordering::Relaxed);
+        }
+    }
+    for (name, to) in [(libc::SO_RCVTIMEO, &d.rcvtimeo), (libc::SO_SNDTIMEO, &d.sndtimeo)] {
+        let mut t = [0u8; 16];
+        if sys::getsockopt(fd, S, name, &mut t).is_ok() {
+            let part = |at: usize| t[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
+            to.store(part(0).saturating_mul(1_000_000_000).saturating_add(part(8) * 1000), Ordering::Relaxed);
+        }
+    }
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
+    d.kernel_nonblock.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
+}
+
+/// Set on a kernel socket what the program has set on the connection.
+pub fn apply(d: &Desc, fd: i32) {
+    let s = d.sock();
+    kept::apply_options(d, fd);
+    for (i, (o, v)) in TABLE.iter().zip(&s.opt).enumerate() {
+        let v = v.load(Ordering::Relaxed);
+        if v != o.default && (o.level, o.name) != (T, libc::TCP_DEFER_ACCEPT) {
+            // The kernel doubles buffer sizes, and so did we.
+            let v = if matches!(i, SNDBUF | RCVBUF) { v / 2 } else { v };
+            let _ = sys::setsockopt(fd, o.level, o.name, &v.to_ne_bytes());
+        }
+    }
+    let linger = s.opt[LINGER_ON].load(Ordering::Relaxed);
+    if linger != 0 {
+        let mut l = [0u8; 8];
+        l[..4].copy_from_slice(&linger.to_ne_bytes());
+        l[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
+        let _ = sys::setsockopt(fd, S, libc::SO_LINGER, &l);
+    }
+    for (name, ns) in [(libc::SO_RCVTIMEO, &s.rcvtimeo), (libc::SO_SNDTIMEO, &s.sndtimeo)] {
+        let ns = ns.load(Ordering::Relaxed);
+        if ns != 0 {
+            let mut t = [0u8; 16];
+            let secs = if ns == AT_ONCE { -1 } else { (ns / 1_000_000_000) as i64 };
+            t[..8].copy_from_slice(&secs.to_ne_bytes());
+            t[8..].copy_from_slice(&(ns / 1000 % 1_000_000).to_ne_bytes());
+            let _ = sys::setsockopt(fd, S, name, &t);
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! A listener with zones: its state in this process, and that of its workers' local listen sockets.
+
+use super::dwell;
+use super::page::{self, Page};
+use crate::lock::Lock;
+use crate::table::Desc;
+use crate::{ctl, process, socks, stats};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::balance::{Balance, QUEUES};
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys::{self as sys, Errno, Result};
+use fsocket_zones::listener::{reuse_port, Shape};
+use fsocket_zones::reservation::{self, ReuseWindow};
+
+/// Listeners per process that can have zones.
+pub(super) const MAX: usize = 128;
+
+/// Workers (threads) per process and listener.
+pub(super) const LOCALS: usize = 128;
+
+#[link_section = ".data.fsocket_start"]
+pub(super) static ON: AtomicBool = AtomicBool::new(false);
+
+/// Entries that were ever used.
+#[link_section = ".data.fsocket_start"]
+pub(super) static USED: AtomicU32 = AtomicU32::new(0);
+
+pub(super) static ZONED: [Zoned; MAX] = [const { Zoned::new() }; MAX];
+
+/// How far a listener has come.
+pub(super) mod state {
+    pub const FREE: u32 = 0;
+    /// One process, one thread: nothing is done yet.
+    pub const PLAIN: u32 = 1;
+    /// There is a reservation and a page: workers may join.
+    pub const READY: u32 = 2;
+    /// Not possible; the reason has been counted.
+    pub const OFF: u32 = 3;
+}
+
+/// A listener of this process.
+pub struct Zoned {
+    pub(super) state: AtomicU32,
+    /// A number of the global listen socket.
+    pub(super) fd: AtomicI32,
+    pub(super) reservation: AtomicI32,
+    /// Ends of a socket pair to receive from and to send to; see `handoff`.
+    pub(super) handoff: [AtomicI32; 2],
+    pub(super) page: AtomicPtr<Page>,
+    /// The monitor's number of the group; 0: not asked.
+    pub(super) group: AtomicU64,
+    /// Inherited by fork: using it makes this process a worker.
+    pub(super) inherited: AtomicBool,
+    /// The thread that used it first; while it is the only one it needs nothing.
+    pub(super) first: AtomicU64,
+    /// It has been counted that nobody knows how a worker waits.
+    pub(super) unseen: AtomicBool,
+    /// Times that a local listen socket was given up, and when it was last.
+    pub(super) left: AtomicU32,
+    pub(super) left_at: AtomicU64,
+    pub(super) dwell: dwell::Dwell,
+    /// As far as the page's deaths were answered.
+    pub(super) deaths: AtomicU32,
+    pub(super) shared: Shared,
+    pub(super) n: AtomicU32,
+    pub(super) locals: [Local; LOCALS],
+    pub(super) watches: List,
+    pub(super) peers: Peers,
+    pub(super) asked: Asked,
+    /// Protects changes, not reading.
+    pub(super) change: Lock<()>,
+}
+
+/// A worker's local listen socket.
+pub struct Local {
+    /// 0: free.
+    pub(super) thread: AtomicU64,
+    /// Of several threads that wait in its epoll instance the one that came last.
+    pub(super) delegate: AtomicU64,
+    pub(super) fd: AtomicI32,
+    pub(super) cpu: AtomicU32,
+    /// Place at the monitor; 0: none.
+    pub(super) place: AtomicU32,
+    /// Entry in the page.
+    pub(super) entry: AtomicU32,
+    /// Generation of the global socket's options when they were copied.
+    pub(super) options: AtomicU32,
+    /// Connections since the global queue was looked at, and after how many it is.
+    pub(super) turns: AtomicU32,
+    pub(super) every: AtomicU32,
+    /// When it was, in ticks.
+    pub(super) turned: AtomicU64,
+    /// Connections since its queue was found empty.
+    pub(super) since_empty: AtomicU32,
+    /// No epoll instance watches the listener any more; see `watch`.
+    pub(super) unwatched: AtomicBool,
+    /// Its thread waits in calls of ours, and is judged by its dwell time.
+    pub(super) sleeping: AtomicBool,
+    /// Others of the group may steal from it, and it from them.
+    pub(super) shared: AtomicBool,
+    /// Accepted from the own queue since the last turn of a busy zone.
+    pub(super) fair: AtomicU32,
+    /// Since when its thread looks at the other queues, in ticks; 0: it does not.
+    pub(super) peers_since: AtomicU64,
+    /// When it last did, in ticks.
+    pub(super) peers_looked: AtomicU64,
+    /// An epoll instance with all peers, for when its thread sleeps in `poll` or `accept`;
+    /// -1: none.
+    pub(super) inner: AtomicI32,
+    /// With which events and data it lies in an epoll instance, mixed.
+    pub(super) put: AtomicU64,
+    /// Instance out of which the application has taken the listener, but we not yet the
+    /// socket; -1: none.
+    pub(super) lazy: AtomicI32,
+}
+
+impl Local {
+    pub(super) const fn new() -> Local {
+        Local {
+            thread: AtomicU64::new(0),
+            delegate: AtomicU64::new(0),
+            fd: AtomicI32::new(-1),
+            cpu: AtomicU32::new(0),
+            place: AtomicU32::new(0),
+            entry: AtomicU32::new(0),
+            options: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
+            every: AtomicU32::new(0),
+            turned: AtomicU64::new(0),
+            since_empty: AtomicU32::new(0),
+            unwatched: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
+            fair: AtomicU32::new(0),
+            peers_since: AtomicU64::new(0),
+            peers_looked: AtomicU64::new(0),
+            inner: AtomicI32::new(-1),
+            put: AtomicU64::new(0),
+            lazy: AtomicI32::new(-1),
+        }
+    }
+    pub(super) fn fd(&self) -> i32 {
+        self.fd.load(Ordering::Relaxed)
+    }
+}
+
+pub fn enabled() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+pub(super) fn used() -> &'static [Zoned] {
+    &ZONED[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
+}
+
+/// The descriptor's zoned listener, if it is one.
+#[inline(always)]
+pub fn of(d: &Desc) -> Option<&'static Zoned> {
+    match d.zone.load(Ordering::Relaxed) {
+        0 => None,
+        i => ZONED.get(i as usize - 1),
+    }
+}
+
+impl Zoned {
+    pub(super) const fn new() -> Zoned {
+        Zoned {
+            state: AtomicU32::new(state::FREE),
+            fd: AtomicI32::new(-1),
+            reservation: AtomicI32::new(-1),
+            handoff: [const { AtomicI32::new(-1) }; 2],
+            page: AtomicPtr::new(core::ptr::null_mut()),
+            group: AtomicU64::new(0),
+            inherited: AtomicBool::new(false),
+            first: AtomicU64::new(0),
+            unseen: AtomicBool::new(false),
+            left: AtomicU32::new(0),
+            left_at: AtomicU64::new(0),
+            dwell: dwell::Dwell::new(),
+            deaths: AtomicU32::new(0),
+            shared: Shared::new(),
+            n: AtomicU32::new(0),
+            locals: [const { Local::new() }; LOCALS],
+            watches: List::new(),
+            peers: Peers::new(),
+            asked: Asked::new(),
+            change: Lock::new(()),
+        }
+    }
+
+    pub(super) fn claim(&self) -> bool {
+        self.state.compare_exchange(state::FREE, state::PLAIN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+    pub(super) fn state(&self) -> u32 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    pub(super) fn page(&self) -> Option<&'static Page> {
+        let p = self.page.load(Ordering::Acquire);
+        // SAFETY: a mapping that is never taken away.
+        (!p.is_null()).then(|| unsafe { &*p })
+    }
+
+    /// Local listen sockets of this process.
+    pub(super) fn locals(&self) -> impl Iterator<Item = &Local> {
+        let n = (self.n.load(Ordering::Acquire) as usize).min(LOCALS);
+        self.locals[..n].iter().filter(|l| l.thread.load(Ordering::Acquire) != 0)
+    }
+
+    /// The calling thread's local listen socket, if it has one.
+    #[inline]
+    pub fn own(&self) -> Option<&Local> {
+        if self.n.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.local_of(process::thread())
+    }
+
+    /// Descriptor of the calling thread's local listen socket.
+    pub fn own_fd(&self) -> Option<i32> {
+        self.own().map(Local::fd)
+    }
+
+    /// Has any thread a local listen socket?
+    pub fn is_active(&self) -> bool {
+        self.n.load(Ordering::Relaxed) != 0 && self.locals().next().is_some()
+    }
+
+    pub(super) fn local_of(&self, thread: u64) -> Option<&Local> {
+        self.locals().find(|l| l.thread.load(Ordering::Relaxed) == thread)
+    }
+
+    pub(super) fn changed(&self) {
+        if let Some(p) = self.page() {
+            p.options.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// No zones for this listener in this process.
+    pub(super) fn off(&self, why: Counter) {
+        if self.state.swap(state::OFF, Ordering::AcqRel) != state::OFF {
+            count(why);
+        }
+        self.leave_membership();
+        self.leave_all();
+    }
+
+    pub(super) fn leave_all(&self) {
+        while let Some(l) = self.locals().next() {
+            self.leave(l);
+        }
+    }
+
+    pub(super) fn end(&self) {
+        self.leave_membership();
+        self.leave_all();
+        self.drop_handoff();
+        let reservation = self.reservation.swap(-1, Ordering::AcqRel);
+        if reservation >= 0 {
+            process::close_own(reservation);
+        }
+        self.free();
+    }
+
+    pub(super) fn free(&self) {
+        // The page stays mapped: a stale reader may still be in it. It is one
+        // page a listener that forked.
+        self.page.store(core::ptr::null_mut(), Ordering::Release);
+        self.group.store(0, Ordering::Relaxed);
+        self.inherited.store(false, Ordering::Relaxed);
+        self.first.store(0, Ordering::Relaxed);
+        self.left.store(0, Ordering::Relaxed);
+        self.unseen.store(false, Ordering::Relaxed);
+        self.n.store(0, Ordering::Relaxed);
+        self.dwell.reset();
+        self.shared.reset();
+        self.deaths.store(0, Ordering::Relaxed);
+        self.watches.clear();
+        self.peers.forget();
+        self.state.store(state::FREE, Ordering::Release);
+    }
+
+    /// The reservation and the page, which children inherit.
+    pub(super) fn make_ready(&self) {
+        let Ok(_l) = self.change.lock() else { return };
+        if self.state() != state::PLAIN {
+            return;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        if self.is_shared() {
+            // The program wants its address shared: there is nothing to reserve.
+            if let Some(p) = page::make() {
+                self.page.store(p, Ordering::Release);
+                self.state.store(state::READY, Ordering::Release);
+            }
+            return;
+        }
+        let made = match self.reservation.load(Ordering::Relaxed) {
+            inherited @ 0.. => Ok(inherited),
+            _ => Shape::of(fd).and_then(|shape| self.make_reservation(fd, &shape)).map(process::high_fd),
+        };
+        match made {
+            Ok(reservation) => match page::make() {
+                Some(p) => {
+                    self.reservation.store(reservation, Ordering::Release);
+                    self.page.store(p, Ordering::Release);
+                    self.make_handoff();
+                    self.state.store(state::READY, Ordering::Release);
+                }
+                None => {
+                    process::close_own(reservation);
+                    self.reservation.store(-1, Ordering::Release);
+                    self.refused(fd, Counter::FbZoneResource);
+                }
+            },
+            Err(e) => self.refused(fd, reason(e)),
+        }
+    }
+
+    pub(super) fn refused(&self, fd: i32, why: Counter) {
+        let _ = reuse_port(fd, false);
+        self.state.store(state::OFF, Ordering::Release);
+        count(why);
+    }
+
+    pub(super) fn make_reservation(&self, fd: i32, shape: &Shape) -> fsocket_sys::Result<i32> {
+        let own = || {
+            let window = ReuseWindow::new(shape)?;
+            reuse_port(fd, true)?;
+            let reservation = reservation::reserve(fd, shape)?;
+            window.close(shape).and_then(|()| reuse_port(reservation, false)).inspect_err(|_| {
+                let _ = sys::close(reservation);
+            })?;
+            Ok(reservation)
+        };
+        own().or_else(|e| {
+            // The monitor sets SO_REUSEPORT itself.
+            let mut m = Msg::new(msg::CLONE);
+            m.arg0 = 1;
+            match ctl::request(m, Some(fd)) {
+                Ok((_, Some(reservation))) => Ok(reservation),
+                _ => Err(e),
+            }
+        })
+    }
+}
+
+/// Count a reason where the monitor sees it.
+pub(super) fn count(why: Counter) {
+    socks::arena();
+    stats::count(why);
+}
+
+/// What a failure is called.
+pub(super) fn reason(e: Errno) -> Counter {
+    match e.raw() {
+        libc::EPERM | libc::EACCES | libc::EADDRINUSE | libc::EXDEV => Counter::FbZoneDenied,
+        libc::EOPNOTSUPP | libc::EINVAL | libc::ENOPROTOOPT => Counter::FbZoneOption,
+        _ => Counter::FbZoneResource,
+    }
+}
+
+/// What is known of such a listener. Zero: it is none.
+pub struct Shared {
+    /// The monitor's number of the address; stays through fork, to tell siblings.
+    pub(super) address: AtomicU64,
+    /// Of the worker in this process for which the socket itself is the local one.
+    pub(super) place: AtomicU32,
+    pub(super) cpu: AtomicU32,
+    /// It has its place, but strangers were at the address, and we were not given the
+    /// program that selects: to be asked for again.
+    pub(super) waits: AtomicBool,
+    /// What balance keeps of that worker, if it takes part. Its descriptor is the program's.
+    pub(super) worker: Local,
+}
+
+/// Registrations remembered per listener and process.
+pub(super) const WATCHES: usize = 64;
+
+/// Instead of an instance: nobody's; about to be somebody's.
+pub(super) const NO_INSTANCE: i32 = -1;
+
+pub(super) const BEING_TAKEN: i32 = -2;
+
+/// The epoll instances in which the application watches a listener.
+pub struct List {
+    pub(super) all: [Watch; WATCHES],
+    /// Entries that were ever used.
+    pub(super) used: AtomicU32,
+}
+
+pub(super) struct Watch {
+    /// Descriptor of the instance, [`NO_INSTANCE`] or [`BEING_TAKEN`].
+    pub(super) ep: AtomicI32,
+    pub(super) fd: AtomicI32,
+    pub(super) events: AtomicU32,
+    pub(super) data: AtomicU64,
+    pub(super) thread: AtomicU64,
+    pub(super) tid: AtomicI32,
+}
+
+/// Peers, and those that are gone and not yet empty.
+pub(super) const PEERS: usize = 2 * QUEUES;
+
+/// Another worker's local listen socket.
+pub(super) struct Sock {
+    pub(super) fd: AtomicI32,
+    /// 0: free.
+    pub(super) place: AtomicU32,
+    pub(super) gone: AtomicBool,
+}
+
+/// What a process knows of the balance of a listener.
+pub struct Peers {
+    pub(super) map: AtomicPtr<Balance>,
+    pub(super) n: AtomicU32,
+    pub(super) all: [Sock; PEERS],
+    /// Place of the last victim.
+    pub(super) last: AtomicU32,
+    /// Some may be gone.
+    pub(super) orphans: AtomicBool,
+}
+
+/// How often the monitor is asked.
+pub struct Asked {
+    pub(super) in_vain: AtomicU32,
+    pub(super) at: AtomicU64,
+    /// It cannot tell.
+    pub(super) refused: AtomicBool,
+}
+
+/// Add, or change what is there.
+pub(super) fn put(ep: i32, fd: i32, ev: &libc::epoll_event) -> Result<()> {
+    match sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(ev)) {
+        Err(e) if e.raw() == libc::EEXIST => sys::epoll_ctl(ep, libc::EPOLL_CTL_MOD, fd, Some(ev)),
+        r => r,
+    }
+}
+
+pub(super) fn close(fd: &AtomicI32) {
+    let fd = fd.swap(-1, Ordering::AcqRel);
+    if fd >= 0 {
+        process::close_own(fd);
+    }
+}
+
+/// Where `accept` puts the peer's address.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    pub addr: *mut libc::sockaddr,
+    pub len: *mut u32,
+    pub flags: i32,
+}
+
+pub fn is_nonblocking(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK != 0
+}
