@@ -34,7 +34,7 @@ from programs.web import Haproxy, Nginx, sha  # noqa: E402
 APPS = HERE.parent / "apps"
 #: Seconds between two kills.
 PAUSE = (0.3, 1.5)
-#: A monitor is killed about so often; after it, the servers are started anew one by one.
+#: A monitor is killed about so often; after it, the servers are started again one by one.
 MONITOR_EVERY = 60
 #: What may stay: descriptors kept for reuse, heap that an allocator does not return.
 SPARE_DESCRIPTORS = 40

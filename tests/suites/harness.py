@@ -146,7 +146,7 @@ def inside(spec):
 
 
 def reap(main, deadline):
-    """The exit status of `main`; orphans of the suite are ours to bury."""
+    """The exit status of `main`; orphans of the suite are reaped here."""
     while time.monotonic() < deadline:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == main:

@@ -115,7 +115,7 @@ def page(records):
 
 
 def keep(docs, suite, version, step, record, all_steps):
-    """Puts a step's record into conformance.json, and makes the page anew."""
+    """Puts a step's record into conformance.json, and makes the page again."""
     path = docs / "conformance.json"
     with open(path, "a+") as file:
         # Several suites may run at once.

@@ -4,7 +4,7 @@
  * Constant time: one lookup of the slot, one of the socket, whatever the number
  * of sockets. The slot of a CPU without a worker points to some worker; a worker
  * that has died leaves its place in `sockets` by itself, and until the slots are
- * filled anew its connections go to the global listen socket, which everybody
+ * filled again its connections go to the global listen socket, which everybody
  * serves. The same when a listen socket is closed with connections in its queue:
  * the kernel asks where to migrate them.
  */

@@ -1,4 +1,4 @@
-//! Receive Flow Deliver and its relatives: which CPU handles an incoming packet.
+//! Receive Flow Deliver and other policies: which CPU handles an incoming packet.
 //!
 //! One [`Steering`] a device. What steers is in `steer.bpf.c`; here it is loaded,
 //! attached, and told what it needs to know by writing its maps.

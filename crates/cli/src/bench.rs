@@ -94,6 +94,7 @@ impl Layouts {
 }
 
 /// The exit status, or why nothing was measured.
+// Long: what is measured, in the order in which it is decided.
 pub fn run(args: &Bench) -> Result<i32> {
     if let Some(Other::Shapes(args)) = &args.other {
         return shapes::run(args);

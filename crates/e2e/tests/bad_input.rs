@@ -147,16 +147,16 @@ fn library_with_a_monitor_socket_that_nobody_answers() {
     // A listener that accepts nothing and answers nothing: no hang.
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
-    let deaf = host.path().join("deaf.sock").display().to_string();
+    let silent = host.path().join("silent.sock").display().to_string();
     let program = format!(
-        "import socket, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.bind({deaf:?}); s.listen(8); \
-         print('deaf', flush=True); time.sleep(60)"
+        "import socket, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.bind({silent:?}); s.listen(8); \
+         print('silent', flush=True); time.sleep(60)"
     );
-    let mut listener = host.start(Stock, "deaf", PYTHON, &["-c", &program]);
-    listener.wait_stdout("deaf", Duration::from_secs(10));
+    let mut listener = host.start(Stock, "silent", PYTHON, &["-c", &program]);
+    listener.wait_stdout("silent", Duration::from_secs(10));
     let client = client(port);
     let mut command = host.command(Accel, PYTHON);
-    command.env("FASTSOCKET_SOCKET", &deaf).args(&client[1..]);
+    command.env("FASTSOCKET_SOCKET", &silent).args(&client[1..]);
     Proc::spawn(host.logs(), "client", command).finish(Duration::from_secs(30)).success().says("ok 5");
 }
 

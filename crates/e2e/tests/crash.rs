@@ -212,12 +212,12 @@ fn killed_monitor_then_killed_clients_are_noticed_by_servers() {
 
 /// A forked relative holds the connection as well: it goes on until both are gone.
 #[test]
-fn killed_monitor_then_killed_relatives() {
+fn killed_monitor_then_killed_fork_group() {
     let mut host = Host::new();
     let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
-    let path = script("apps/relatives.py").display().to_string();
+    let path = script("apps/fork_group.py").display().to_string();
     let before = host.snapshot();
-    let mut parent = host.start(Accel, "relatives", PYTHON, &[&path, &port.to_string()]);
+    let mut parent = host.start(Accel, "fork_group", PYTHON, &[&path, &port.to_string()]);
     parent.wait_stdout("child ", LIMIT);
     host.snapshot().since(&before).assert_shm(1);
     let child: i32 = parent.stdout().trim().rsplit(' ').next().and_then(|w| w.parse().ok()).expect("a number");

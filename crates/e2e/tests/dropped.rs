@@ -1,4 +1,4 @@
-//! Processes that give up rights: what they shared with their relatives they share no more.
+//! Processes that give up rights: what they shared with their fork group they share no more.
 
 use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::Accel;

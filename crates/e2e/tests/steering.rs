@@ -1,6 +1,8 @@
 //! Receive Flow Deliver with real programs: haproxy in the middle host opens a
 //! connection to the backend host for every request; the packets of these must
 //! be handled on the CPU of the thread that opened them.
+//!
+//! Long: tests of one subject on one fixture.
 
 use fsocket_e2e as e2e;
 use fsocket_e2e::need_steering;

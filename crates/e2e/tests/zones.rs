@@ -1,5 +1,7 @@
 //! Local listen sockets, with a server that says who accepted. Clients are stock,
 //! so that every connection is the kernel's.
+//!
+//! Long: tests of one subject on one fixture.
 
 use fsocket_e2e::need_two_cpus;
 use fsocket_e2e::zones::{self, accepted, counter, selected, told, Start};

@@ -1,6 +1,6 @@
 //! The generated pages.
 
-use crate::limits::SECTIONS;
+use crate::limits::limits as all_limits;
 use crate::unhooked::{HARMLESS, VISIBLE};
 use crate::{families, LIMITS};
 use fsocket_abi::arena::{COUNTERS, COUNTER_CASES, COUNTER_HELP};
@@ -109,17 +109,24 @@ fn fallbacks() -> String {
 }
 
 fn limits() -> String {
-    let mut s = format!("# Limits\n\n{NOTE}");
+    let all = all_limits();
+    let mut s = format!("# Limits\n\n{NOTE}## What you will notice\n\n");
+    s.push_str("| what you notice | why | what to do |\n| --- | --- | --- |\n");
+    for n in &all.notice {
+        let _ = writeln!(s, "| {} | {} | {} |", cell(&n.what), cell(&n.why), cell(&n.remedy));
+    }
     s.push_str(
-        "What uses the kernel, and the counter in `fastsocket stat` that says so. The program does not\n\
-         notice in any of these cases, except by the clock.\n\n",
+        "\n## Why the kernel is used\n\n\
+         The program does not notice in any of these cases, except by the clock; the counter in `fastsocket stat`\n\
+         says so.\n\n",
     );
-    let apart = |name: &str| SECTIONS.iter().any(|x| x.counters.iter().any(|c| name.starts_with(c)));
+    let apart = |name: &str| all.section.iter().any(|x| x.counters.iter().any(|c| name.starts_with(c)));
     cases(&mut s, |name| !apart(name));
-    for section in SECTIONS {
+    s.push_str("# Appendix: details\n\n");
+    for section in &all.section {
         let _ = writeln!(s, "## {}\n", section.name);
         cases(&mut s, |name| section.counters.iter().any(|c| name.starts_with(c)));
-        for what in section.limits {
+        for what in &section.limits {
             entry(&mut s, what);
         }
         for l in LIMITS.iter().filter(|l| l.section == section.name) {

@@ -3,8 +3,8 @@
 //! | concern | modules |
 //! | --- | --- |
 //! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`ports`], [`registry`], [`switched`], [`pipes`] |
-//! | requests | `requests`, [`switch`], [`upgrade`], `crossing`, [`wakers`], [`taken`], [`successor`], [`renew`] |
-//! | ends | [`reaper`], [`wake`], `stale`, `closings`, [`distrust`] |
+//! | requests | `requests`, `leases`, [`switch`], [`upgrade`], `crossing`, [`wakers`], [`taken`], [`successor`], [`renew`] |
+//! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
 
 pub mod channels;
@@ -12,6 +12,7 @@ pub mod closings;
 mod crossing;
 pub mod dispatch;
 pub mod distrust;
+mod leases;
 pub mod listeners;
 mod offers;
 mod pairs;
@@ -24,6 +25,7 @@ mod requests;
 mod stale;
 mod state;
 pub mod successor;
+mod sweep;
 pub mod switch;
 pub mod switched;
 pub mod taken;

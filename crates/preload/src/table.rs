@@ -150,7 +150,7 @@ variadic_table! {
 }
 
 // What a program may notice that the kernel would not do, in docs/limits.md and beside the hooks
-// that it belongs to. What belongs to no hook is in crates/hooktable/src/limits.rs.
+// that it belongs to. What belongs to no hook is in crates/hooktable/limits.toml.
 //
 // Section: "what" of functions;
 limit_table! {

@@ -33,7 +33,7 @@ impl Killed {
     /// connections to `port`, and kills it with -9 before it can go on.
     #[track_caller]
     pub fn kill_oldest(&mut self, place: &NetHost, parent: u32, port: u16) {
-        // A busy parent may not have buried the last one yet.
+        // A busy parent may not have reaped the last one yet.
         let living = || children(parent).into_iter().find(|pid| !matches!(state(*pid), None | Some('Z' | 'X')));
         let mut found = None;
         let _ = net::wait_until(Duration::from_secs(5), || {

@@ -92,7 +92,7 @@ fn warnings(plan: Plan) -> Vec<crate::plan::Note> {
 }
 
 /// The state to go on with: what was recorded, less what does not exist any
-/// more. After a restart nothing of ours is left; a device that was made anew
+/// more. After a restart nothing of ours is left; a device that was made again
 /// has none of the device's settings.
 fn current(system: &System, store: &Store, device: &Device) -> Result<State, Error> {
     let fresh = State::new(&system.root, &device.name, device.ifindex);

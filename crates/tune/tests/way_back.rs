@@ -136,7 +136,7 @@ fn what_somebody_else_set_is_left_unless_forced() {
     let left = |r: &Reverted| r.undone.iter().filter(|(_, u)| matches!(u, Undone::Left { .. })).count();
     assert_eq!(left(&reverted), 2, "{reverted:#?}");
     assert_eq!(fake.get("proc/sys/net/core/somaxconn"), "777");
-    // Though the channels went back and with them all queues were made anew.
+    // Though the channels went back and with them all queues were made again.
     assert_eq!(fake.queue("tx-3/xps_cpus"), "f0");
     assert_eq!(live(&fake).nic.channels().unwrap().count.combined, 32);
     let forced = undo(&fake, true);

@@ -43,7 +43,7 @@ static void fail(const char *what)
 }
 #define CHECK(x) ((x) < 0 ? (fail(#x), 0) : 0)
 
-// What is mapped and shared with relatives or peers.
+// What is mapped and shared with the fork group or peers.
 static struct { char *at; size_t len; int arena; } memory[256];
 static int memories;
 

@@ -113,5 +113,5 @@ def signal_before_connect():
         pass
     s.sendall(b"z")
     got = signal.sigtimedwait([signal.SIGIO], 5)
-    # settimeout and setblocking have set the flags anew.
+    # settimeout and setblocking have set the flags again.
     print(bool(got) or not fcntl.fcntl(c, fcntl.F_GETFL) & os.O_ASYNC, c.recv(2))

@@ -1,6 +1,8 @@
 //! Random programs. A small model of what the program has done so far (which
 //! variables are what, what lies in flight, who sleeps) steers the choice to
 //! where things happen; it need not be right, since the kernel is the judge.
+//!
+//! Long: what depends on the same state of a random program.
 
 mod io;
 mod model;

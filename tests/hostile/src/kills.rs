@@ -120,6 +120,7 @@ fn descriptors(pid: u32) -> usize {
 ///
 /// # Errors
 /// Wrong bytes, a hang, a leak, or the test itself does not work.
+// Long: one experiment from its start to its table.
 pub fn run(k: &Kills) -> Result<bool> {
     let dir = tempfile::Builder::new().prefix("fastsocket-kills-").tempdir()?;
     let mut random = Random::new(k.seed);

@@ -119,6 +119,7 @@ fn lower_half() -> usize {
 const BODY: usize = 64;
 
 /// One way's whole run.
+// Long: one experiment from its start to its figures.
 fn run(kind: Kind, rate: f64, work: u64, args: &Args) -> Result<Value> {
     let job_limit = Duration::from_secs(60);
     let alone_before = cpu::job(args.hogs, work, job_limit)?;

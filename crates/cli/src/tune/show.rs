@@ -82,7 +82,7 @@ pub fn reverted(args: &Tune, reverted: &Reverted, store: &Store) {
         anstream::println!("the machine was restarted since: that has undone everything");
     }
     if reverted.replaced {
-        anstream::println!("{}: the device is gone, or was made anew; its settings went with it", args.device);
+        anstream::println!("{}: the device is gone, or was made again; its settings went with it", args.device);
     }
     if let Some(name) = &reverted.renamed {
         anstream::println!("{} is called {name} now", args.device);

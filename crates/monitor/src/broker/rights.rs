@@ -99,6 +99,7 @@ impl Rights {
     ///
     /// # Errors
     /// EPERM, EINVAL: refused. Else of what was done.
+    // Long: one arm for each operation of the broker, so that all of them are seen at once.
     pub fn handle(&mut self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<Given, Errno> {
         let fd = || fds.first().copied().ok_or(Errno::BADF);
         match ask.op {

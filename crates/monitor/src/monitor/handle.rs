@@ -19,6 +19,7 @@ const REQUESTS: usize = 1024;
 
 impl Monitor {
     /// Handles one request.
+    // Long: one arm for each kind of message: the table of who answers what.
     pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
         if !client.is_process() && !matches!(msg.kind, kind::HELLO | kind::REPORT | kind::STEER) {

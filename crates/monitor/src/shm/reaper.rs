@@ -6,20 +6,15 @@
 use crate::arenas::{Arena, ArenaMem};
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
-use crate::shm::channels::Channel;
-use crate::shm::distrust::Whom;
 use crate::shm::state::Shm;
-use crate::shm::wake::{
-    close_all, close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers,
-};
-use crate::{limits, ChannelId, ConnId, FamilyId, ListenerId};
+use crate::shm::wake::{close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers};
+use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
 use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::token::in_critical_section;
 use std::collections::{BTreeSet, HashSet};
-use std::time::{Duration, Instant};
 
 impl Shm {
     /// A process is gone (or is treated as if): what it had open over shared memory is closed.
@@ -76,21 +71,6 @@ impl Shm {
         });
         self.return_ports(ctx, client.family, leases.into_iter().map(|(_, first)| first).collect());
         self.sweep(ctx);
-    }
-
-    pub fn look_again_if_due(&mut self, ctx: &mut Context) {
-        match self.look_again {
-            Some((at, waited)) if at <= Instant::now() => {
-                self.look_again = None;
-                self.sweep(ctx);
-                // Seldom and seldomer: what nobody takes may lie there for ever.
-                if let Some((_, wait)) = &mut self.look_again {
-                    *wait = (waited * 2).min(Duration::from_secs(60));
-                    self.look_again = Some((Instant::now() + *wait, *wait));
-                }
-            }
-            _ => {}
-        }
     }
 
     /// Takes a process out of the sockets of an arena; those that nobody holds
@@ -263,146 +243,6 @@ impl Shm {
                 ctx.clients.send(member, Outgoing { msg, fd: None, unasked: true });
             }
         }
-    }
-
-    /// Channels: looks which have lost a side for good.
-    pub fn sweep(&mut self, ctx: &mut Context) {
-        let candidates: Vec<ChannelId> =
-            self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone).map(|ch| ch.id).collect();
-        let crowded = self.channels.iter().filter(|ch| ch.client_gone).count() > limits::LINGERING_CHANNELS;
-        for id in candidates {
-            self.sweep_one(ctx, id, crowded);
-        }
-    }
-
-    fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool) {
-        let Some(ch) = self.channels.get(id) else { return };
-        if ch.client_ended && !ch.client_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family) {
-            close_all(ch, CLIENT, &ctx.clients);
-            ch.mem.set_client_gone();
-            if let Some(ch) = self.channels.get_mut(id) {
-                ch.client_gone = true;
-            }
-        }
-        let Some(ch) = self.channels.get(id) else { return };
-        let family_lives = |family| ctx.clients.iter().any(|(_, c)| c.family == family);
-        let servers_gone = ch.listener_gone && !ch.server_families.iter().any(|f| family_lives(*f));
-        if servers_gone {
-            close_all(ch, SERVER, &ctx.clients);
-        }
-        // A client that came, sent and went before anybody accepted is still
-        // to be accepted, by workers who may yet have to be told; and a worker
-        // may be about to. So a channel stays while anything in it is open,
-        // unless too many do.
-        // The same for one that went over to the kernel, whose peer has not come
-        // for its end yet.
-        let done = (ch.client_gone || ch.listener_gone)
-            && !ch.switched.borrow().is_waiting()
-            && ((servers_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family))
-                || ch.mem.slots_in_use() == 0
-                || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
-        if ch.client_gone && !done {
-            let wait = Duration::from_secs(1);
-            self.look_again.get_or_insert((Instant::now() + wait, wait));
-        }
-        if done {
-            if !ch.listener_gone {
-                let families = ch.server_families.clone();
-                self.tell_gone(ctx, id, families, false);
-            }
-            self.remove_channel(ctx, id);
-        }
-    }
-
-    /// A channel that nothing comes through any more.
-    pub fn remove_channel(&mut self, ctx: &mut Context, id: ChannelId) {
-        let Some(ch) = self.channels.remove(id) else { return };
-        self.pairs.channel_gone(id);
-        self.registry.set_owner(ch.bound.into_keys(), 0);
-        let mut leases = ch.leases;
-        if let Some(client) = ctx.clients.get_mut(ch.client) {
-            leases.extend(client.leases.extract_if(.., |(channel, _)| *channel == id).map(|(_, first)| first));
-        }
-        self.return_ports(ctx, ch.client_family, leases);
-        for sleeper in ch.pipes.unready() {
-            if let Some(c) = ctx.clients.get_mut(sleeper) {
-                c.pipes_unready -= 1;
-            }
-        }
-        if let Some(l) = self.listeners.get_mut(ch.listener) {
-            l.channels.remove(&id);
-            l.opened = l.opened.saturating_add(ch.mem.opened());
-        }
-        tracing::debug!(channel = id, "channel ended");
-    }
-
-    fn has_socks(&self, ctx: &Context, channel: ChannelId, side: usize, family: FamilyId) -> bool {
-        ctx.arenas
-            .in_family(family)
-            .flat_map(|a| a.mem.open_socks())
-            .any(|s| s.channel.load(Ordering::Relaxed) == channel && s.side.load(Ordering::Relaxed) as usize == side)
-    }
-
-    /// Ports of dead clients, of which nothing waits to be accepted: where there are no others. What
-    /// they have left open at a server is under way with the port it was accepted with.
-    pub fn reclaim_ports(&mut self, ctx: &mut Context) {
-        let idle = |ch: &&mut Channel| ch.client_ended && !ch.leases.is_empty() && ch.mem.queued_all() == 0;
-        let of = |ch: &mut Channel| (ch.client_family, std::mem::take(&mut ch.leases));
-        let reclaimed: Vec<_> = self.channels.iter_mut().filter(idle).map(of).collect();
-        for (family, leases) in reclaimed {
-            self.return_ports(ctx, family, leases);
-        }
-    }
-
-    /// Ports of a channel or a process that ended are free, unless it or another process of the fork group still has a
-    /// connection from one of them; then they wait for the family to end.
-    fn return_ports(&mut self, ctx: &mut Context, family: FamilyId, leases: Vec<u16>) {
-        let in_use: BTreeSet<u16> = ctx
-            .arenas
-            .in_family(family)
-            .flat_map(|a| a.mem.open_socks())
-            .filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT)
-            .map(|s| s.local_port.load(Ordering::Relaxed))
-            .collect();
-        let kept = self.family_leases.remove(&family).unwrap_or_default();
-        let alive = ctx.clients.iter().any(|(_, c)| c.family == family);
-        for first in leases.into_iter().chain(kept) {
-            // Nobody begins a connection from it any more.
-            self.registry.set_owner(first..=first + (crate::shm::ports::BLOCK - 1), 0);
-            if alive && in_use.range(first..=first + (crate::shm::ports::BLOCK - 1)).next().is_some() {
-                self.family_leases.entry(family).or_default().push(first);
-            } else {
-                self.ports.give_back(first);
-            }
-        }
-    }
-
-    /// [`fsocket_proto::kind::BROKEN`].
-    pub fn broken(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
-        let Ok(channel) = ChannelId::try_from(msg.id) else { return };
-        let Some(family) = ctx.clients.get(id).map(|c| c.family) else { return };
-        let Some(ch) = self.channels.get(channel) else { return };
-        if ch.is_party(SERVER, family) {
-            self.end_broken(ctx, channel, None);
-        } else if ch.is_party(CLIENT, family) {
-            self.end_broken(ctx, channel, Some(id));
-        }
-    }
-
-    /// Ends a channel with everything in it. `by`: the client that blames the listener's side; else
-    /// the client is to blame.
-    pub fn end_broken(&mut self, ctx: &mut Context, channel: ChannelId, by: Option<ConnId>) {
-        let Some(ch) = self.channels.get(channel) else { return };
-        let (listener, uid, pid) = (ch.listener, ch.client_uid, ch.client_pid);
-        tracing::warn!(channel, listener, uid, pid, by_listener = by.is_some(), "a channel's protocol is broken");
-        ch.mem.set_listener_closed();
-        for side in [CLIENT, SERVER] {
-            close_all(ch, side, &ctx.clients);
-        }
-        let families: Vec<_> = ch.server_families.iter().copied().chain([ch.client_family]).collect();
-        self.distrust.add(listener, by.map_or(Whom::User(uid), Whom::Process));
-        self.tell_gone(ctx, channel, families, true);
-        self.remove_channel(ctx, channel);
     }
 }
 

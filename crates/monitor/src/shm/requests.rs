@@ -7,7 +7,6 @@ use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::shm::channels::{Channel, ChannelMem};
-use crate::shm::ports::BLOCK;
 use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId};
 use fsocket_abi::channel::CHANNEL_SIZE;
@@ -370,71 +369,5 @@ impl Shm {
             own += if holder == uid && !alone { n } else { 0 };
         }
         shares::admits(own, all, more, ctx.descriptors)
-    }
-
-    pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
-        if let Some(fd) = fd {
-            let port = self.bound_port(ctx, id, msg, &fd)?;
-            return Ok((Msg { arg0: u64::from(port), arg1: 1, ..reply(msg) }, None));
-        }
-        // For a channel that is not its own client's it is kept until the process ends.
-        let own = |channel: &ChannelId| self.channels.get(*channel).is_some_and(|ch| ch.client == id);
-        let channel = ChannelId::try_from(msg.id).ok().filter(own).unwrap_or(0);
-        let first = self.lease_ports(ctx, id, channel)?;
-        Ok((Msg { arg0: u64::from(first), arg1: u64::from(BLOCK), ..reply(msg) }, None))
-    }
-
-    fn lease_ports(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
-        let first = self.free_ports(ctx, id).or_else(|_| {
-            self.reclaim_ports(ctx);
-            self.free_ports(ctx, id)
-        })?;
-        self.registry.set_owner(first..=first + (BLOCK - 1), channel);
-        if let Some(client) = ctx.clients.get_mut(id) {
-            client.leases.push((channel, first));
-        }
-        Ok(first)
-    }
-
-    fn free_ports(&mut self, ctx: &mut Context, id: ConnId) -> Result<u16, Errno> {
-        let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
-        let of_uid: usize = ctx.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
-        let left: usize = self.channels.iter().filter(|ch| ch.client_uid == client.uid).map(|ch| ch.leases.len()).sum();
-        if client.leases.len() >= limits::LEASES_PER_PROCESS
-            || (client.uid != 0 && of_uid + left >= limits::LEASES_PER_UID)
-        {
-            return Err(Errno::AGAIN);
-        }
-        let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
-        let used = |p| listened.contains(&p) || self.registry.owner(p) != 0;
-        self.ports.lease(used).ok_or(Errno::AGAIN)
-    }
-
-    /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
-    /// have it, so whoever shows one has the better right than whoever has shown one before.
-    fn bound_port(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &Attached) -> Result<u16, Errno> {
-        let (port, netns) = (descriptor::bound_port(fd.as_fd())?, descriptor::netns_cookie(fd.as_fd())?);
-        let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
-        let ch = self.channels.get(channel).filter(|ch| ch.client == id).ok_or(Errno::NOENT)?;
-        if ch.netns != netns || ch.bound.len() >= limits::BOUND_PER_CHANNEL {
-            return Err(Errno::ADDRINUSE);
-        }
-        let owner = self.registry.owner(port);
-        if owner != 0 && owner != channel {
-            let other = self.channels.get_mut(owner).filter(|ch| ch.netns == netns);
-            if other.is_none_or(|ch| ch.bound.remove(&port).is_none()) {
-                return Err(Errno::ADDRINUSE);
-            }
-        }
-        let ours = owner == channel && self.channels.get(channel).is_some_and(|ch| !ch.bound.contains_key(&port));
-        if !ours {
-            let cookie = rustix::net::sockopt::socket_cookie(fd.as_fd())?;
-            ctx.broker.bound(fd.as_fd());
-            if let Some(ch) = self.channels.get_mut(channel) {
-                ch.bound.insert(port, cookie);
-            }
-            self.registry.set_owner(std::iter::once(port), channel);
-        }
-        Ok(port)
     }
 }

@@ -4,7 +4,7 @@
 //! A thread sleeps on a descriptor that only its own process has. What it may be woken by, a peer
 //! must not be able to block, to drain for others, or to make blocking. So each pair of processes
 //! has a pipe of its own, made here: the sleeper holds the only description of the read end, the
-//! waking process a description of its own, opened anew. Neither can change the other's flags, and
+//! waking process a description of its own, opened once more. Neither can change the other's flags, and
 //! neither can open the pipe again: the inode is this process's. See ADR 38.
 
 use crate::clients::Outgoing;

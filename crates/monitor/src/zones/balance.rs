@@ -165,7 +165,7 @@ impl Zones {
         self.balance_next = None;
         let mut moves = Vec::new();
         let mut zones = Vec::new();
-        let mut nudges = Vec::new();
+        let mut hints = Vec::new();
         let mut again = false;
         let knobs = &ctx.config.balance;
         for g in self.all.values_mut() {
@@ -191,13 +191,13 @@ impl Zones {
             again |= g.move_flows(&stolen, steers.spare(now), knobs.groups, now);
             moves.extend(stolen);
             if found.waits {
-                nudges.extend(std::mem::take(&mut g.guests).into_iter().map(|conn| (g.id, conn)));
+                hints.extend(std::mem::take(&mut g.guests).into_iter().map(|conn| (g.id, conn)));
             }
             if found.stuck {
-                nudges.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
+                hints.extend(g.conns_that_share().into_iter().map(|conn| (g.id, conn)));
             }
         }
-        self.nudge(ctx, nudges);
+        self.hint(ctx, hints);
         let knobs = ctx.config.balance.clone();
         if again {
             self.balance_at(now + knobs.interval);
@@ -205,7 +205,7 @@ impl Zones {
         knobs.migrate.then_some(Also::Migrate { moves, zones, asked: knobs.groups })
     }
 
-    pub fn nudge(&mut self, ctx: &mut Context, whom: Vec<(GroupId, ConnId)>) {
+    pub fn hint(&mut self, ctx: &mut Context, whom: Vec<(GroupId, ConnId)>) {
         for (group, conn) in whom {
             let msg = Msg { id: group, ..Msg::new(kind::WAKE_HINT) };
             ctx.clients.send(conn, Outgoing { msg, fd: None, unasked: true });

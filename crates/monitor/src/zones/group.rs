@@ -185,7 +185,7 @@ impl Group {
     }
 
     /// Drops workers that died unseen. Whether there were any.
-    pub(super) fn bury(&mut self) -> bool {
+    pub(super) fn drop_dead(&mut self) -> bool {
         let before = self.members.len();
         let select = &self.select;
         self.members.retain(|place, m| m.conn != 0 || select.cookie(*place) == Some(m.cookie));

@@ -112,12 +112,12 @@ impl Zones {
         self.orphans = Some(Instant::now() + LOOK);
     }
 
-    /// Buries workers that died unseen, and writes down what has changed.
+    /// Drops workers that died unseen, and writes down what has changed.
     pub(super) fn keep_up(&mut self, now: Instant) {
         if self.orphans.is_some_and(|at| at <= now) {
             let mut call = Vec::new();
             for g in self.all.values_mut().filter(|g| g.taken_over) {
-                if g.bury() {
+                if g.drop_dead() {
                     g.assign();
                     call.push(g.id);
                 }

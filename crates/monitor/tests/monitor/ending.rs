@@ -325,16 +325,16 @@ fn a_client_that_came_and_went_is_still_accepted() {
 fn waiters_of_the_dead_are_freed_but_not_those_of_relatives() {
     let mut s = scene();
     let mut child = s.server.adopt();
-    let (relatives, clients) = (waker_key(child.nonce, 2), waker_key(s.client.nonce, 3));
+    let (fork_group, clients) = (waker_key(child.nonce, 2), waker_key(s.client.nonce, 3));
     s.ch.sleep(SERVER, 0, waker_key(s.server.nonce, 1));
-    s.ch.sleep(SERVER, 1, relatives);
+    s.ch.sleep(SERVER, 1, fork_group);
     s.ch.sleep(CLIENT, 0, clients);
     let Scene { server, ch, d: _daemon, client: _client, .. } = s;
     drop(server.fd);
     wait_until("its waiter is free", || ch.waiter(SERVER, 0).waker.load(Ordering::Acquire) == 0);
     assert_eq!(ch.waiter(SERVER, 0).sleeping.load(Ordering::Acquire), 0);
     child.sync();
-    assert_eq!(ch.waiter(SERVER, 1).waker.load(Ordering::Acquire), relatives);
+    assert_eq!(ch.waiter(SERVER, 1).waker.load(Ordering::Acquire), fork_group);
     assert_eq!(ch.waiter(CLIENT, 0).waker.load(Ordering::Acquire), clients);
 }
 

@@ -2,6 +2,8 @@
 //!
 //! The attackers are another user, without any capability; the monitor is root's. The
 //! oracle tries with every descriptor that an attacker ever had to get a port that it must not have.
+//!
+//! Long: tests of one subject on one fixture.
 
 use super::support::*;
 use super::switching::{in_use, of};

@@ -1,4 +1,6 @@
 //! A monitor in a temporary directory, and processes that are only played.
+//!
+//! Long: tests of one subject on one fixture.
 
 use fsocket_abi::arena::{self, sock_state, Sock, ARENA_SIZE, SOCK_OFF};
 use fsocket_abi::channel::{

@@ -19,7 +19,7 @@ pub enum Role {
 pub struct Irq {
     pub number: u32,
     /// As the driver calls it; unique within the device. Numbers change when
-    /// a driver allocates its interrupts anew, names do not.
+    /// a driver allocates its interrupts again, names do not.
     pub name: String,
     pub role: Role,
     /// Rank among the device's interrupts of this role.

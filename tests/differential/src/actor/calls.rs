@@ -96,6 +96,7 @@ fn await_ack(fd: c_int) {
 
 /// # Safety
 /// The slot is BUSY, and the caller its actor.
+// Long: one arm for each system call.
 unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
     let a = |i: usize| s.arg(i);
     let fd = |i: usize| s.arg(i) as c_int;

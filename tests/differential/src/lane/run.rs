@@ -1,4 +1,6 @@
 //! The scheduler.
+//!
+//! Long: what depends on the same state of a random program.
 
 use super::format::{self, Ports};
 use super::{Lane, Mode, Transcript};
@@ -130,7 +132,7 @@ impl Run<'_> {
     }
 
     /// Sleep until somebody answers, at most so long.
-    fn nap(&self, seen: u32, us: u64) {
+    fn pause(&self, seen: u32, us: u64) {
         let _ = sys::futex_wait(&self.lane.shared.answers, seen, Some(us * 1000));
     }
 
@@ -146,7 +148,7 @@ impl Run<'_> {
             if Instant::now() > end {
                 return false;
             }
-            self.nap(seen, 1000);
+            self.pause(seen, 1000);
         }
         let (pid, tid) = (slot.pid.load(Relaxed), slot.tid.load(Relaxed));
         self.actors[i] = Actor { status: Status::Idle, process, pid, watch: Watch::new(tid), signals: [0; 3] };
@@ -327,7 +329,7 @@ impl Run<'_> {
                 self.died(k);
                 return false;
             }
-            self.nap(seen, if looks == 0 { 300 } else { 150 });
+            self.pause(seen, if looks == 0 { 300 } else { 150 });
             looks += 1;
         }
     }
@@ -381,7 +383,7 @@ impl Run<'_> {
                 break;
             }
             if !moved {
-                self.nap(seen, 60);
+                self.pause(seen, 60);
             }
         }
         finished.sort();

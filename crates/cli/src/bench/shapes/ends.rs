@@ -1,5 +1,7 @@
 //! `fastsocket bench-shape`: a server or a client process of `bench shapes`. Plain libc calls, as in
 //! programs; `LD_PRELOAD` alone decides where they end.
+//!
+//! Long: both ends of a measurement, which change together.
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};

@@ -142,6 +142,7 @@ fn raw_bytes<T>(v: &T) -> &[u8] {
 
 /// Makes it: arguments descriptor, other descriptor, call, by `syscall`, which argument is bad, how, bytes,
 /// milliseconds.
+// Long: one arm for each system call.
 pub(super) unsafe fn any(s: &Slot) -> i64 {
     let (fd, other, call, raw) = (s.arg(0), s.arg(1), s.arg(2), s.arg(3) != 0);
     let (bad, how, n, ms) = (s.arg(4) as usize, s.arg(5), s.arg(6) as usize, s.arg(7));

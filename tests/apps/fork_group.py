@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""A connection held by parent and child: relatives.py PORT.
+"""A connection held by parent and child: fork_group.py PORT.
 
 Says "child PID"; when the parent is gone, the child talks on for a second, says
 so, and sleeps.

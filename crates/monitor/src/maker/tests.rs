@@ -1,0 +1,75 @@
+use super::*;
+use std::net::TcpListener;
+
+#[test]
+fn connections_of_every_family_have_their_names() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: connections_of_every_family_have_their_names: not root");
+        return;
+    }
+    let v4 = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+    let v6 = Ipv6Addr::LOCALHOST.octets();
+    for (ip, c6, s6, listens) in [
+        (v4, false, false, "127.0.0.1:0"),
+        (v4, false, true, "[::]:0"),
+        (v4, true, true, "[::]:0"),
+        (v4, true, false, "0.0.0.0:0"),
+        (v6, true, true, "[::1]:0"),
+        (v6, true, true, "[::]:0"),
+    ] {
+        let l = TcpListener::bind(listens).unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let client = End { v6: c6, ip, port: free, uid: 1 };
+        let server = End { v6: s6, ip, port: l.local_addr().unwrap().port(), uid: 2 };
+        let [c, s] = apart(None, || repaired(&Order { client, server, named: true, holder: None })).unwrap();
+        for (fd, uid) in [(&c, 1), (&s, 2)] {
+            assert_eq!(rustix::fs::fstat(fd).unwrap().st_uid, uid);
+            assert!(!in_repair(fd.as_fd()).unwrap());
+        }
+        finished(&c, &client, &server).unwrap();
+        finished(&s, &server, &client).unwrap();
+    }
+}
+
+#[test]
+fn a_port_that_the_client_holds_is_shared_with_nobody_else() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a_port_that_the_client_holds_is_shared_with_nobody_else: not root");
+        return;
+    }
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    for at in [[127, 0, 0, 1], [0; 4]] {
+        let held = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&held, &SocketAddr::from((at, 0))).unwrap();
+        let port = SocketAddr::try_from(rustix::net::getsockname(&held).unwrap()).unwrap().port();
+        let cookie = sockopt::socket_cookie(&held).unwrap();
+        if !SockDiag::new().is_some_and(|mut d| d.has_bound(cookie, port)) {
+            eprintln!("SKIPPED: a_port_that_the_client_holds_is_shared_with_nobody_else: before Linux 6.8");
+            return;
+        }
+        let end = |port| End { v6: false, ip: Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(), port, uid: 1 };
+        let server = end(l.local_addr().unwrap().port());
+        let order = |holder| Order { client: end(port), server, named: true, holder };
+        assert_eq!(repaired(&order(None)).unwrap_err(), Errno::ADDRINUSE);
+        assert_eq!(repaired(&order(Some(cookie + 1))).unwrap_err(), Errno::ADDRINUSE);
+        repaired(&order(Some(cookie))).unwrap();
+    }
+}
+
+#[test]
+fn what_no_socket_can_have_is_an_ordinary_connection() {
+    let v4 = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+    let v6 = Ipv6Addr::LOCALHOST.octets();
+    let uid = rustix::process::geteuid().as_raw();
+    for (ip, c6, s6) in [(v6, false, true), (v6, true, false), (v6, false, false), (v4, true, false)] {
+        for named in [false, true] {
+            let end = |v6| End { v6, ip, port: 80, uid };
+            let [c, s] = connection(&Order { client: end(c6), server: end(s6), named, holder: None }, None).unwrap();
+            assert_ne!(descriptor::tcp(c.as_fd(), true), Err(Errno::INVAL));
+            rustix::io::write(&c, b"x").unwrap();
+            let mut b = [0; 1];
+            assert_eq!(rustix::io::read(&s, &mut b).unwrap(), 1);
+            assert!(!in_repair(c.as_fd()).unwrap_or(false) && !in_repair(s.as_fd()).unwrap_or(false));
+        }
+    }
+}

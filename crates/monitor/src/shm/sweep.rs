@@ -1,0 +1,134 @@
+//! Channels that have lost a side for good, or whose protocol is broken.
+
+use super::distrust::Whom;
+use super::state::Shm;
+use super::wake::close_all;
+use crate::context::Context;
+use crate::{limits, ChannelId, ConnId, FamilyId};
+use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::Msg;
+use fsocket_sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+impl Shm {
+    pub fn look_again_if_due(&mut self, ctx: &mut Context) {
+        match self.look_again {
+            Some((at, waited)) if at <= Instant::now() => {
+                self.look_again = None;
+                self.sweep(ctx);
+                // Seldom and seldomer: what nobody takes may lie there for ever.
+                if let Some((_, wait)) = &mut self.look_again {
+                    *wait = (waited * 2).min(Duration::from_secs(60));
+                    self.look_again = Some((Instant::now() + *wait, *wait));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Channels: looks which have lost a side for good.
+    pub fn sweep(&mut self, ctx: &mut Context) {
+        let candidates: Vec<ChannelId> =
+            self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone).map(|ch| ch.id).collect();
+        let crowded = self.channels.iter().filter(|ch| ch.client_gone).count() > limits::LINGERING_CHANNELS;
+        for id in candidates {
+            self.sweep_one(ctx, id, crowded);
+        }
+    }
+
+    fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool) {
+        let Some(ch) = self.channels.get(id) else { return };
+        if ch.client_ended && !ch.client_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family) {
+            close_all(ch, CLIENT, &ctx.clients);
+            ch.mem.set_client_gone();
+            if let Some(ch) = self.channels.get_mut(id) {
+                ch.client_gone = true;
+            }
+        }
+        let Some(ch) = self.channels.get(id) else { return };
+        let family_lives = |family| ctx.clients.iter().any(|(_, c)| c.family == family);
+        let servers_gone = ch.listener_gone && !ch.server_families.iter().any(|f| family_lives(*f));
+        if servers_gone {
+            close_all(ch, SERVER, &ctx.clients);
+        }
+        // A client that came, sent and went before anybody accepted is still
+        // to be accepted, by workers who may yet have to be told; and a worker
+        // may be about to. So a channel stays while anything in it is open,
+        // unless too many do.
+        // The same for one that went over to the kernel, whose peer has not come
+        // for its end yet.
+        let done = (ch.client_gone || ch.listener_gone)
+            && !ch.switched.borrow().is_waiting()
+            && ((servers_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family))
+                || ch.mem.slots_in_use() == 0
+                || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
+        if ch.client_gone && !done {
+            let wait = Duration::from_secs(1);
+            self.look_again.get_or_insert((Instant::now() + wait, wait));
+        }
+        if done {
+            if !ch.listener_gone {
+                let families = ch.server_families.clone();
+                self.tell_gone(ctx, id, families, false);
+            }
+            self.remove_channel(ctx, id);
+        }
+    }
+
+    /// A channel that nothing comes through any more.
+    pub fn remove_channel(&mut self, ctx: &mut Context, id: ChannelId) {
+        let Some(ch) = self.channels.remove(id) else { return };
+        self.pairs.channel_gone(id);
+        self.registry.set_owner(ch.bound.into_keys(), 0);
+        let mut leases = ch.leases;
+        if let Some(client) = ctx.clients.get_mut(ch.client) {
+            leases.extend(client.leases.extract_if(.., |(channel, _)| *channel == id).map(|(_, first)| first));
+        }
+        self.return_ports(ctx, ch.client_family, leases);
+        for sleeper in ch.pipes.unready() {
+            if let Some(c) = ctx.clients.get_mut(sleeper) {
+                c.pipes_unready -= 1;
+            }
+        }
+        if let Some(l) = self.listeners.get_mut(ch.listener) {
+            l.channels.remove(&id);
+            l.opened = l.opened.saturating_add(ch.mem.opened());
+        }
+        tracing::debug!(channel = id, "channel ended");
+    }
+
+    pub fn has_socks(&self, ctx: &Context, channel: ChannelId, side: usize, family: FamilyId) -> bool {
+        ctx.arenas
+            .in_family(family)
+            .flat_map(|a| a.mem.open_socks())
+            .any(|s| s.channel.load(Ordering::Relaxed) == channel && s.side.load(Ordering::Relaxed) as usize == side)
+    }
+
+    /// [`fsocket_proto::kind::BROKEN`].
+    pub fn broken(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        let Ok(channel) = ChannelId::try_from(msg.id) else { return };
+        let Some(family) = ctx.clients.get(id).map(|c| c.family) else { return };
+        let Some(ch) = self.channels.get(channel) else { return };
+        if ch.is_party(SERVER, family) {
+            self.end_broken(ctx, channel, None);
+        } else if ch.is_party(CLIENT, family) {
+            self.end_broken(ctx, channel, Some(id));
+        }
+    }
+
+    /// Ends a channel with everything in it. `by`: the client that blames the listener's side; else
+    /// the client is to blame.
+    pub fn end_broken(&mut self, ctx: &mut Context, channel: ChannelId, by: Option<ConnId>) {
+        let Some(ch) = self.channels.get(channel) else { return };
+        let (listener, uid, pid) = (ch.listener, ch.client_uid, ch.client_pid);
+        tracing::warn!(channel, listener, uid, pid, by_listener = by.is_some(), "a channel's protocol is broken");
+        ch.mem.set_listener_closed();
+        for side in [CLIENT, SERVER] {
+            close_all(ch, side, &ctx.clients);
+        }
+        let families: Vec<_> = ch.server_families.iter().copied().chain([ch.client_family]).collect();
+        self.distrust.add(listener, by.map_or(Whom::User(uid), Whom::Process));
+        self.tell_gone(ctx, channel, families, true);
+        self.remove_channel(ctx, channel);
+    }
+}
