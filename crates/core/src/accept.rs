@@ -1,6 +1,7 @@
 //! `accept`: from the SYN queues, else from the kernel.
 
 use crate::establish::{establish, End};
+use crate::kept;
 use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
@@ -238,9 +239,9 @@ unsafe fn take_slot(
     // An address of its own makes a socket IPv6-only, unless it is a mapped one.
     let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
     d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
-    if opts::kept::any(listener) {
+    if kept::any(listener) {
         if let Some(from) = table::fd_of(listener) {
-            opts::kept::inherit(listener, from, d, fd);
+            kept::inherit(listener, from, d, fd);
         }
     }
     d.rcvtimeo.store(options.rcvtimeo, Ordering::Relaxed);

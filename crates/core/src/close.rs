@@ -1,8 +1,8 @@
 //! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
 
 use crate::path;
-use crate::path::stage;
-use crate::path::stage::Path;
+use crate::stage;
+use crate::stage::Path;
 use crate::table::{self, kind, Desc};
 use crate::{
     asleep, chan, conn, epoll, listen, peers, pool, process, socks, stats, stream, token, unhooked, zone, Outcome,

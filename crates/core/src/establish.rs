@@ -1,8 +1,8 @@
 //! A new connection: what both sides find in its slot and in this process's socket.
 
 use crate::chan::Chan;
-use crate::opts::values;
 use crate::table::{kind, Desc};
+use crate::values;
 use crate::{name, peers, process, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Sock};

@@ -11,8 +11,8 @@ mod program;
 
 use crate::lock::Lock;
 use crate::path;
-use crate::path::stage;
-use crate::path::stage::Path;
+use crate::stage;
+use crate::stage::Path;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::{ctl, epoll, listen, pool, process, stats, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};

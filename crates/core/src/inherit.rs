@@ -1,8 +1,8 @@
 //! What this program has inherited through `exec`: connections of the program
 //! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
 
-use crate::opts::values;
 use crate::table::{self, kind, Desc};
+use crate::values;
 use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, stats, unhooked, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};

@@ -2,9 +2,9 @@
 
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
-use crate::opts::values;
 use crate::table::{kind, Desc};
 use crate::upcalls::watcher;
+use crate::values;
 use crate::{ctl, inspect, process, socks, stats, unhooked};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;

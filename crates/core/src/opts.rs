@@ -7,10 +7,9 @@
 mod answer;
 pub mod before;
 pub mod extra;
-pub mod kept;
-pub mod values;
 
-use crate::path::stage;
+use crate::kept;
+use crate::stage;
 use crate::table::{kind, Desc};
 use crate::{ready, user, Outcome};
 use core::sync::atomic::Ordering;
@@ -19,8 +18,8 @@ use fsocket_sys::{self as sys, Errno, Result};
 
 use crate::options::*;
 pub use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, V6ONLY};
-pub use values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
-use values::{size_lowat, values};
+pub use crate::values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
+use crate::values::{size_lowat, values};
 
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
@@ -341,7 +340,7 @@ pub fn nonblock_from_below(d: &Desc, fd: i32) {
 fn set_nonblock(d: &Desc, on: bool) {
     d.nonblock.store(on, Ordering::Relaxed);
     if d.is_conn() {
-        if let crate::path::stage::Path::Draining(k) = stage::of(d) {
+        if let crate::stage::Path::Draining(k) = stage::of(d) {
             let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
         }
         let f = &d.sock().flags;

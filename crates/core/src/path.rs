@@ -18,14 +18,13 @@
 mod pair;
 mod queue;
 mod settle;
-pub mod stage;
 
+pub use crate::stage::{can_follow, events, is_moving, kernel_part, of, went_to, Path};
+use crate::stage::{peer_moves, peer_status};
 pub use queue::{
     abandon, answer, give_up, give_up_all, leave_to_kernel, pass_on, pass_on_exec_prepared, pass_on_used, requeue,
 };
 pub use settle::{apply_options, close_draining, gone, Beside};
-pub use stage::{can_follow, events, is_moving, kernel_part, of, went_to, Path};
-use stage::{peer_moves, peer_status};
 
 use crate::table::{self, Desc};
 use crate::upcalls::watcher;

@@ -4,10 +4,10 @@ mod kept;
 
 use crate::asleep::Mark;
 use crate::path;
-use crate::path::stage;
-use crate::path::stage::Path;
 use crate::ready;
 use crate::signals::Held;
+use crate::stage;
+use crate::stage::Path;
 use crate::table::{self, kind, Desc};
 use crate::wait::{self, Sleeper};
 use crate::waker::{self, Waker};

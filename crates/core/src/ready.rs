@@ -1,11 +1,11 @@
 //! Readiness, as `poll` and `epoll` report it.
 
 use crate::listen;
-use crate::opts::values;
-use crate::path::stage;
-use crate::path::stage::Path;
+use crate::stage;
+use crate::stage::Path;
 use crate::table::{kind, Desc};
 use crate::upcalls::watcher;
+use crate::values;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half, Sock};
 use fsocket_abi::channel::{status, Dir};

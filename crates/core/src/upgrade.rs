@@ -17,9 +17,9 @@
 
 use crate::establish::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
-use crate::opts::values;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
+use crate::values;
 use crate::wait::{self, Sleeper};
 use crate::{chan, ctl, epoll, heartbeat, name, process, registry, route, socks, stats, strangers, waker};
 use core::sync::atomic::{fence, AtomicU32, Ordering};

@@ -32,10 +32,10 @@ pub mod shared;
 pub mod successor;
 pub mod watch;
 
-use crate::opts::{kept, values};
 use crate::process;
 use crate::table::{self, kind, Desc};
 use crate::upcalls::watcher;
+use crate::{kept, values};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys};

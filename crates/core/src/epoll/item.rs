@@ -3,9 +3,9 @@
 use super::instance::{of, Ep, Inner};
 use crate::chan;
 use crate::lock::Lock;
-use crate::path::stage;
 use crate::ready::{self, IN, OUT, RDNORM};
 use crate::slab::{Slab, Slot};
+use crate::stage;
 use crate::table::{self, kind, Desc};
 use crate::waker::Waker;
 use crate::{listen, stats};

@@ -1,8 +1,8 @@
 //! Putting the kernel socket behind the program's own descriptor numbers.
 
-use crate::opts::values;
 use crate::table::{self, kind, Desc};
 use crate::upcalls::watcher;
+use crate::values;
 use crate::{chan, conn, process, socks, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
@@ -93,7 +93,7 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
         while d.is_conn() {
             sys::sched_yield();
         }
-        return super::stage::went_to(d).ok_or(sys::Errno::EBADF);
+        return crate::stage::went_to(d).ok_or(sys::Errno::EBADF);
     }
     let mut kept = None;
     let mut n = 0;

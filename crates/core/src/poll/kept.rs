@@ -4,8 +4,8 @@
 use crate::asleep::{self, Mark};
 use crate::conn::Hold;
 use crate::path;
-use crate::path::stage;
 use crate::ready;
+use crate::stage;
 use crate::table::{self, kind, Desc};
 use core::mem::MaybeUninit;
 

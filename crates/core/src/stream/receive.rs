@@ -3,9 +3,9 @@
 use super::wait::{ended, interruptible, wait_any, wait_data, wait_more, Wait};
 use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
 use crate::asleep::{self, On};
-use crate::opts::values;
-use crate::path::stage;
+use crate::stage;
 use crate::table::Desc;
+use crate::values;
 use crate::{opts, pool, ready, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};

@@ -2,12 +2,12 @@
 
 use super::wait::{interruptible, wait_space, Wait};
 use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
-use crate::opts::values;
 use crate::path;
-use crate::path::stage;
-use crate::path::stage::Path;
+use crate::stage;
+use crate::stage::Path;
 use crate::table::Desc;
 use crate::upcalls::watcher;
+use crate::values;
 use crate::{chan, conn, pool, ready, stats, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};

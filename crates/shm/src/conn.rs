@@ -1,8 +1,8 @@
 //! A connection of ours, below sending and receiving: waking its sides, ending it, keeping it.
 
-use crate::opts::values;
 use crate::table::{self, Desc};
 use crate::upcalls::{upcalls, watcher};
+use crate::values;
 use crate::{chan, waker};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};

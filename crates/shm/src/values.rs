@@ -1,7 +1,7 @@
 //! Recorded options of a connection: what they are worth, and how they get there from a kernel socket
 //! and back.
 
-use super::kept;
+use crate::kept;
 use crate::options::{AT_ONCE, COUNT, LINGER_ON, LINGER_SECS, RCVBUF, RCVLOWAT, SNDBUF, TABLE};
 use crate::table::Desc;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -11,7 +11,7 @@ use fsocket_sys as sys;
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
 
-pub(super) fn values(d: &Desc) -> &[AtomicI32; COUNT] {
+pub fn values(d: &Desc) -> &[AtomicI32; COUNT] {
     if d.is_conn() {
         &d.sock().opt
     } else {
@@ -55,7 +55,7 @@ pub fn send_buffer(d: &Desc) -> usize {
 }
 
 /// Note whether the connection has a low-water mark at all.
-pub(super) fn size_lowat(d: &Desc) {
+pub fn size_lowat(d: &Desc) {
     let s = d.sock();
     match s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
         true => s.flags.fetch_or(flag::LOWAT, Ordering::AcqRel),

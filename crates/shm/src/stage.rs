@@ -36,7 +36,7 @@ pub fn of(d: &Desc) -> Path {
     Path::Shm
 }
 
-pub(super) fn peer_status(d: &Desc) -> u32 {
+pub fn peer_status(d: &Desc) -> u32 {
     // Acquire: what the mover did before it said so.
     d.rx().1.prod.status.load(Ordering::Acquire)
 }
@@ -58,7 +58,7 @@ pub fn kernel_part(d: &Desc) -> Option<i32> {
     }
 }
 
-/// Has the path been switched so far that [`super::follow`] need not wait for the peer? One that says that it
+/// Has the path been switched so far that `path::follow` need not wait for the peer? One that says that it
 /// moves and never that it has must not stop a thread that has other things to do.
 pub fn can_follow(d: &Desc) -> bool {
     of(d) == Path::Pending && (d.sock().flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || !peer_moves(d))
@@ -70,7 +70,7 @@ pub fn is_moving(d: &Desc) -> bool {
 }
 
 /// Is the peer in the middle of it?
-pub(super) fn peer_moves(d: &Desc) -> bool {
+pub fn peer_moves(d: &Desc) -> bool {
     let st = peer_status(d);
     st & status::MIGRATING != 0 && st & (status::MIGRATED | status::CLOSED | status::RST) == 0
 }

@@ -17,8 +17,12 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// No descriptor refers to a slot in this range of CHANNEL_SIZE bytes any more: its memory
 /// goes, its addresses stay for a while.
-pub fn retire(range: *mut u8) {
-    blank(range, CHANNEL_SIZE);
+///
+/// # Safety
+/// It is a channel's mapping.
+pub unsafe fn retire(range: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { blank(range, CHANNEL_SIZE) };
     let i = NEXT.fetch_add(1, Ordering::Relaxed) % WAITING;
     give_back(RANGES[i].swap(range, Ordering::AcqRel));
 }
@@ -26,13 +30,16 @@ pub fn retire(range: *mut u8) {
 /// Memory of nobody's, none until it is touched. Of a file, because private memory counts
 /// in full where `vm.overcommit_memory` is 2, 2 GiB for each channel that has ended; in
 /// private memory where a filter of system calls may be set.
-pub(crate) fn blank(range: *mut u8, len: usize) {
+///
+/// # Safety
+/// `range` is a mapping of ours of `len` bytes, and nobody uses what is there.
+pub unsafe fn blank(range: *mut u8, len: usize) {
     let writable = libc::PROT_READ | libc::PROT_WRITE;
     if !crate::sealed::filtered() {
         if let Ok(fd) = sys::memfd_create(c"fastsocket-blank", libc::MFD_CLOEXEC) {
             let over = || {
                 sys::ftruncate(fd, len)?;
-                // SAFETY: the caller's: nobody uses what is there.
+                // SAFETY: the caller's.
                 unsafe { sys::mmap_over(range, len, writable, libc::MAP_SHARED, fd) }
             };
             let done: sys::Result<*mut u8> = over();

@@ -40,12 +40,12 @@ pub struct Chan {
     pub retired: AtomicBool,
     link: AtomicU32,
     /// What is held against the other side; see [`distrust`].
-    pub(crate) broken: AtomicU32,
+    pub broken: AtomicU32,
     violations: AtomicU32,
     useless: AtomicU32,
     useless_since: AtomicU64,
     /// Slot to descriptor index + 1.
-    pub(crate) desc_of: [AtomicU32; SLOTS],
+    pub desc_of: [AtomicU32; SLOTS],
     /// Own waker to waiter number + 1.
     waiter_of: [AtomicU8; waker::MAX],
     /// By peer's waiter: the key of its thread, and the pipe by which that is woken.
@@ -336,7 +336,8 @@ impl Chan {
         }
         self.close_pipes();
         waker::channel_gone(id);
-        space::retire(self.base());
+        // SAFETY: mapped by `map`, and its number is gone: nobody uses it any more.
+        unsafe { space::retire(self.base()) };
         CHANS.free(self.index());
     }
 

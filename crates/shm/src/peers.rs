@@ -11,7 +11,7 @@
 //! Sleepers are told by the kernel: pidfds of those processes lie in an epoll instance, which lies
 //! in every waker, and beside the futex of a blocking call ([`beside`]).
 
-use crate::path::stage;
+use crate::stage;
 use crate::table::{Desc, DESCS};
 use crate::{conn, ctl, process, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};

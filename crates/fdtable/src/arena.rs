@@ -6,21 +6,21 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use fsocket_abi::arena::{Header, Zone, ZONES, ZONE_OFF};
 
 #[link_section = ".data.fsocket_start"]
-pub(crate) static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+pub static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 
 /// All arenas that are mapped here: this process's and those it has inherited.
-pub(crate) static MAPPED: [AtomicPtr<u8>; MAPPED_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAPPED_MAX];
+pub static MAPPED: [AtomicPtr<u8>; MAPPED_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAPPED_MAX];
 
 const MAPPED_MAX: usize = 128;
 
 #[link_section = ".data.fsocket_start"]
-pub(crate) static FAILED: AtomicBool = AtomicBool::new(false);
+pub static FAILED: AtomicBool = AtomicBool::new(false);
 
-pub(crate) static LOCK: Lock<Free> = Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
+pub static LOCK: Lock<Free> = Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
 
-pub(crate) const FREE: usize = 256;
+pub const FREE: usize = 256;
 
-pub(crate) struct Free {
+pub struct Free {
     pub list: [u32; FREE],
     pub n: usize,
     pub scan: u32,

@@ -1,0 +1,17 @@
+//! Connections over shared memory, below sending and receiving: channels, wakers, sleeping threads, the
+//! two sides of a connection and how far its path has been switched.
+#![no_std]
+
+pub mod asleep;
+pub mod cancel;
+pub mod chan;
+pub mod conn;
+pub mod idle;
+pub mod kept;
+pub mod peers;
+pub mod stage;
+pub mod values;
+pub mod waker;
+
+use fsocket_fdtable::{ctl, pool, space, table, upcalls};
+use fsocket_runtime::{faults, keeping, lock, making, options, process, slab, stats, token};
