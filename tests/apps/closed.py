@@ -54,7 +54,7 @@ def during(name, call, fd, then):
     thread.start()
     time.sleep(0.15)
     os.close(fd)
-    # Whoever asks for it next has the number.
+    # The next call that makes a descriptor gets the number.
     other = os.dup(listener.fileno())
     time.sleep(0.05)
     seen = then()

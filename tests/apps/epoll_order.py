@@ -57,7 +57,7 @@ def main():
         for i in which:
             conn[i].recv(100)
 
-    # Who is new, and who was waited for in vain, is reported in the order in which it became ready.
+    # New connections, and those waited for in vain, are reported in the order in which they became ready.
     for order in [(4, 1, 0, 3, 2), (0, 4, 1, 2, 3), (2, 0), (3, 2, 1, 0, 4)]:
         send(*order)
         print("by arrival:", *report())
@@ -87,7 +87,7 @@ def main():
         new.append(listener.accept()[0])
         assert ep.poll(0.01) == []
     ep.unregister(listener)
-    # Who has long been silent has asked before who was answered just now.
+    # A connection that was silent for long has asked before one that was answered just now.
     for busy, silent in [(0, 3), (4, 1), (2, 0)]:
         for _ in range(20):
             send(busy)

@@ -25,7 +25,7 @@ pub struct Config {
     /// For all users, at most (RLIMIT_NOFILE may be lower).
     pub descriptors: u64,
     pub balance: Knobs,
-    /// Who may share memory with whom.
+    /// Which users may share memory with each other.
     pub rules: crate::policy::rules::Rules,
 }
 

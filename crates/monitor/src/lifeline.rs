@@ -206,7 +206,7 @@ mod tests {
                     drop(held.remove(2));
                     drop(held.remove(0));
                     held.push(lines.hold(arenas[2].as_fd()).unwrap());
-                    // What a client writes is its own harm.
+                    // A client that writes nonsense harms itself only.
                     map(3).at::<AtomicU32>(offset_of!(Header, monitor)).store(1, Ordering::Release);
                     match orderly {
                         true => lines.end(),

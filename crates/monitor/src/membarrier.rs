@@ -10,7 +10,7 @@ pub fn register() {
     }
 }
 
-/// What we stored before is seen by every thread that runs the light fence and
+/// Stores before this call are seen by every thread that runs the light fence and
 /// then looks; what such threads stored before is seen by us afterwards.
 pub fn heavy_fence() {
     fence(Ordering::SeqCst);

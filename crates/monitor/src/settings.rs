@@ -126,7 +126,7 @@ fn understand(file: &str, text: &str) -> Result<Settings, SettingsError> {
 }
 
 impl Balance {
-    /// What is not given is as in the paper.
+    /// Values that are not given are the paper's.
     ///
     /// # Errors
     /// [`SettingsError::Value`].

@@ -29,7 +29,7 @@ impl Watchdog {
         if unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Whoever started us may have blocked it.
+        // The parent may have blocked it.
         // SAFETY: zero is a valid sigset_t, and `set` is valid for the calls.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();

@@ -1,5 +1,5 @@
 //! Messages between the two halves: a structure of fixed size and a few descriptors each way.
-//! What does not fit (a file, a request about steering) is JSON or text in a sealed memfd.
+//! A longer text (a file, a request about steering) comes as JSON or text in a sealed memfd.
 
 use crate::descriptor::Attached;
 use crate::maker::{End, Order};

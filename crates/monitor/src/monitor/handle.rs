@@ -1,4 +1,4 @@
-//! What clients ask for: which part of the monitor does it. Everything in a message is untrusted.
+//! Requests of clients: which part of the monitor answers which. Everything in a message is untrusted.
 
 use super::Monitor;
 use crate::answer::{answer_json, reply, Answer, Misbehaved};
@@ -210,7 +210,7 @@ impl Monitor {
         self.refresh_steering();
     }
 
-    /// What the replaced program had alone is closed before the new one goes on,
+    /// Connections that only the replaced program had are closed before the new one goes on,
     /// as in the kernel.
     fn reclaim_predecessors(&mut self, id: ConnId) {
         for conn in self.shm.predecessors(&self.ctx, id) {

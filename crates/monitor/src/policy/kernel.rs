@@ -66,7 +66,7 @@ impl HostPolicy {
     pub fn changed(&mut self) {
         let Some(n) = &mut self.netfilter else { return };
         let mut scratch = [0u8; 8192];
-        // What they say does not matter, nor that some are lost (ENOBUFS).
+        // The text of the events does not matter, nor that some are lost (ENOBUFS).
         while !matches!(
             rustix::net::recv(&n.events, &mut scratch[..], RecvFlags::DONTWAIT),
             Err(rustix::io::Errno::AGAIN)

@@ -7,7 +7,7 @@ use fsocket_sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// Who gets no channel to a listener.
+/// A party that gets no channel to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whom {
     /// Each process of a user: one that breaks the protocol can fork.

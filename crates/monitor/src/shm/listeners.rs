@@ -12,11 +12,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub struct Listener {
     pub id: ListenerId,
     pub info: Listening,
-    /// Who registered it first.
+    /// User of the process that registered it first.
     pub uid: u32,
     /// Processes with a descriptor for it; the last one to go ends it.
     pub holders: BTreeSet<ConnId>,
-    /// Who works under which number; numbers of the dead are reused.
+    /// The worker with each number; numbers of the dead are reused.
     pub workers: [Option<ConnId>; WORKERS],
     /// Workers beyond [`WORKERS`]: they only steal.
     pub stealers: BTreeSet<ConnId>,

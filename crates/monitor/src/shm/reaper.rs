@@ -60,7 +60,7 @@ impl Shm {
         for ch in self.channels.iter_mut().filter(|ch| ch.client == id) {
             ch.client_ended = true;
         }
-        // What the client has left in a queue is still to be accepted, under its port.
+        // Connections that the client has left in a queue are still to be accepted, under its port.
         let mut leases = client.leases;
         leases.retain(|(channel, first)| match self.channels.get_mut(*channel) {
             Some(ch) => {

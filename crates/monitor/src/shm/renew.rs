@@ -72,7 +72,7 @@ impl Shm {
             ctx.clients.send(*worker, Outgoing { msg, fd: None, unasked: true });
         }
         if workers.is_empty() {
-            // What waits there nobody can take any more.
+            // No process can take the connections that wait there.
             for ch in channels.into_iter().filter_map(|c| self.channels.get(c)) {
                 end_listening(ch, &ctx.clients);
             }

@@ -1,4 +1,4 @@
-//! What clients ask for. Everything in a message is untrusted.
+//! Requests about listeners, workers and channels. Everything in a message is untrusted.
 
 use crate::address::{destination, is_loopback};
 use crate::answer::{reply, Answer, Misbehaved};
@@ -129,8 +129,8 @@ impl Shm {
                 {
                     return Err(Errno::MFILE);
                 }
-                // Whoever closed a socket on this address without telling must
-                // not keep getting its connections.
+                // A process may have closed a socket on this address without telling: it must
+                // not get the new one's connections.
                 self.drop_stale(ctx, info.netns, &info.addr);
                 ctx.broker.listener(fd.as_fd());
                 let new = self.listeners.add(info, uid);

@@ -144,7 +144,7 @@ impl Shm {
         }
         let started = all.dialling.get(&named.slot).is_some_and(|(generation, _)| *generation == named.generation);
         if !started {
-            // Whoever listens there otherwise is not whom the client meant.
+            // Another listener at that address is not the one that the client meant.
             if ch.listener_gone {
                 return Err(Errno::NOENT);
             }

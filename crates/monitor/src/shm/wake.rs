@@ -44,7 +44,7 @@ pub fn closing_bits(ch: &Channel, slot: usize, side: usize, sock: &Sock, unread:
         || (peer & (status::CLOSED | status::SHUT_BOTH) != 0 && flags & flag::SENT_AFTER_CLOSE != 0);
     let opt = |i: usize| sock.opt[i].load(Ordering::Relaxed);
     let abort = opt(arena::LINGER_ON) != 0 && opt(arena::LINGER_SECS) == 0;
-    // What it had not read has gone over to the kernel with it.
+    // The bytes that it had not read have gone over to the kernel with it.
     let unread = unread && flags & flag::DRAINED == 0;
     status::CLOSED
         | match over {
@@ -75,7 +75,7 @@ pub fn end_listening(ch: &Channel, clients: &Clients) {
     // published before this fence, so the loop sees it.
     heavy_fence();
     for slot in ch.mem.touched_slots() {
-        // Who changes the state from SYN decides: a worker that accepts, or we.
+        // The first to change the state from SYN decides: a worker that accepts, or the monitor.
         let state = &ch.mem.slot(slot).state;
         let ours =
             state.compare_exchange(slot_state::SYN, slot_state::ESTABLISHED, Ordering::AcqRel, Ordering::Relaxed);

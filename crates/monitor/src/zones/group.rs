@@ -44,12 +44,12 @@ pub struct Group {
     pub(super) select: Select,
     /// By place.
     pub(super) members: BTreeMap<u32, Member>,
-    /// Who has shown the global listen socket.
+    /// Processes that have shown the global listen socket.
     pub(super) holders: BTreeSet<ConnId>,
     pub(super) families: BTreeSet<FamilyId>,
     /// From a monitor before this one.
     pub(super) taken_over: bool,
-    /// Who accepts without being a worker, and has found nothing; told once.
+    /// Processes that accept without being a worker, and have found nothing; each is told once.
     pub(super) guests: BTreeSet<ConnId>,
     /// Once a worker has asked for it.
     pub(super) balance: Option<Balance>,

@@ -322,7 +322,7 @@ fn ports_are_leased_to_a_channel() {
     let theirs = tcp(AddressFamily::INET);
     rustix::net::bind(&theirs, &SocketAddr::from((Ipv4Addr::LOCALHOST, ch2.port + 7))).unwrap();
     assert_eq!(bind(&mut c, &theirs).result, Errno::ADDRINUSE.raw_os_error());
-    // Whoever has the socket now has the port.
+    // The process that has the socket now has the port.
     let m2 = Msg { id: u64::from(ch2.id), ..Msg::new(kind::PORTS) };
     assert_eq!(c2.request(m2, Some(own.as_fd())).0.result, 0);
     assert_eq!(owner(bound), ch2.id);
@@ -405,7 +405,7 @@ fn in_another_network_namespace() {
     assert_eq!(c.request(of(msg, kind::SWITCH, CLIENT, switch::MAKE), None).0.result, 0, "ours is what it was");
 }
 
-/// Whoever was handed one of several sockets that share an address has its share of the connections,
+/// A process that was handed one of several sockets that share an address has its share of the connections,
 /// and gets no more of them by copies with the owner's user.
 #[test]
 fn no_larger_share_of_somebody_elses_address() {

@@ -74,7 +74,7 @@ fn greedy_users_do_not_exhaust_the_monitor() {
         let (answer, _) = p.request(Msg::new(kind::LISTEN), Some(socket.as_fd()));
         (answer.result == 0).then_some(socket)
     };
-    // Who has all that he gets is refused, and keeps what he has.
+    // A user that has its whole share is refused more, and keeps what it has.
     let last = greedy[0].last_mut().unwrap();
     let sockets: Vec<_> = (0..400).map_while(|_| as_user(70_001, || listens(last))).collect();
     assert!(sockets.len() < 10, "{}", sockets.len());

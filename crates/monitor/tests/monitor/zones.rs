@@ -195,7 +195,7 @@ fn a_sibling_is_a_stranger_until_it_is_shown() {
     }
     let (answer, program) = announce(&mut b, &second);
     assert_eq!((answer.result, answer.id, program.is_some()), (0, group, true), "there is no stranger");
-    // Who has no place, and was told of a stranger, is told that there is none, although nobody
+    // A worker that has no place, and was told of a stranger, is told that there is none, although nobody
     // has joined and no connection has come.
     let (told, _) = a.wait_unasked();
     assert_eq!((told.kind, told.id), (kind::LOOK, group));
