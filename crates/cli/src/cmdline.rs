@@ -55,6 +55,11 @@ pub struct Run {
     /// Fail, with status 125, where the program would run on stock sockets
     #[arg(long)]
     pub require: bool,
+    /// Print one line when the program exits: its connections over shared memory, over the kernel, and why.
+    /// Programs that it starts print one, too, if they had connections. None is printed where a signal or
+    /// `_exit` ends the program
+    #[arg(long)]
+    pub summary: bool,
     /// Print the library and the monitor in use
     #[arg(short, long)]
     pub verbose: bool,
@@ -102,6 +107,9 @@ pub struct Stat {
     /// JSON output
     #[arg(long)]
     pub json: bool,
+    /// With --json: also which processes use the kernel now, and why, as the text has it (reads /proc)
+    #[arg(long, requires = "json")]
+    pub kernel: bool,
     /// Also counters that are zero
     #[arg(long)]
     pub all: bool,

@@ -104,6 +104,18 @@ pub fn report(path: &Path) -> Result<Report> {
     report_with(path, Msg::new(kind::REPORT))
 }
 
+/// What this user's private monitor said when it ended, and how long ago that was.
+pub fn last_report() -> Result<(Duration, Report)> {
+    let socket = private_path().filter(|_| from_env().is_none()).context("no private monitor")?;
+    let file = fsocket_proto::report::last(&socket);
+    let meta = std::fs::symlink_metadata(&file)?;
+    if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() || meta.len() > REPORT_LIMIT {
+        bail!("{}: no file of ours", file.display());
+    }
+    let report = serde_json::from_slice(&std::fs::read(&file)?).context("malformed report")?;
+    Ok((meta.modified()?.elapsed().unwrap_or_default(), report))
+}
+
 /// As [`report`], without the list of connections.
 pub fn brief_report(path: &Path) -> Result<Report> {
     report_with(path, Msg { arg2: 1, ..Msg::new(kind::REPORT) })

@@ -1,5 +1,6 @@
 //! `fastsocket explain`: why is this process, or this listener, not accelerated?
 
+pub mod overview;
 mod process;
 mod reason;
 mod sockets;

@@ -61,6 +61,9 @@ pub fn run(args: &Run) -> i32 {
                 std::env::set_var(ENV_UV, "0");
             }
             std::env::set_var(paths::ENV_PIN, args.pin.word());
+            if args.summary {
+                std::env::set_var(paths::ENV_SUMMARY, std::process::id().to_string());
+            }
             if !disable.is_empty() {
                 std::env::set_var(paths::ENV_DISABLE, disable);
             }
@@ -70,6 +73,10 @@ pub fn run(args: &Run) -> i32 {
             if let (Some(_), Some(list)) = (refuses, std::env::var_os("LD_PRELOAD")) {
                 // Under another one of us.
                 std::env::set_var("LD_PRELOAD", without_library(&list));
+            }
+            // By that `stat` tells that it was to be accelerated.
+            if let (true, Ok(socket)) = (kind.refuses_library(), control::find()) {
+                std::env::set_var(paths::ENV_SOCKET, socket);
             }
         }
     }

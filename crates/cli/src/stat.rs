@@ -5,20 +5,19 @@ mod zones;
 
 use crate::cmdline::Stat;
 use crate::control;
+use crate::explain::overview;
 use crate::locality::Filter;
 use crate::text::{print, table};
-use anyhow::Result;
+use anyhow::{anyhow, Result};
 use fsocket_abi::arena::COUNTERS;
+use fsocket_proto::paths;
 use fsocket_proto::report::{Counters, Report};
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Prefix of the counters that say why the kernel was used.
 const FALLBACK: &str = "fallback.";
-
-fn report() -> Result<Report> {
-    control::report(&control::find()?)
-}
 
 /// Moves to the upper left of the terminal, and clears it.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -54,20 +53,50 @@ fn once(args: &Stat) -> Result<i32> {
     if let Some(seconds) = args.locks {
         return crate::locks::run(seconds, args.json);
     }
-    let report = report()?;
+    let found = control::find();
+    let socket = found.as_ref().map_or(Path::new(paths::SYSTEM_SOCKET), PathBuf::as_path);
+    let mut ended = None;
+    let report = match &found {
+        Ok(socket) => control::report(socket),
+        Err(_) => control::last_report().map(|(ago, report)| {
+            ended = Some(ago.as_secs());
+            report
+        }),
+    };
+    // (Why there is none.)
+    let report = report.or_else(|e| found.as_ref().map_or_else(|none| Err(anyhow!("{none:#}")), |_| Err(e)));
+    let kernel = || overview::kernel(socket, report.as_ref().ok().filter(|_| ended.is_none()));
     if args.json {
-        let value = serde_json::json!({
-            "version": report.version,
-            "monitor_pid": report.monitor_pid,
-            "uptime": report.uptime,
-            "totals": report.totals,
-            "processes": report.processes,
-        });
-        anstream::println!("{}", serde_json::to_string_pretty(&value)?);
-        return Ok(0);
+        let kernel = args.kernel.then(kernel);
+        let mut value = match &report {
+            Ok(report) => serde_json::json!({
+                "version": report.version,
+                "monitor_pid": report.monitor_pid,
+                "ended_seconds_ago": ended,
+                "uptime": report.uptime,
+                "totals": report.totals,
+                "processes": report.processes,
+            }),
+            // What has no monitor is to be named all the same.
+            Err(e) if args.kernel => serde_json::json!({ "error": format!("{e:#}") }),
+            Err(_) => serde_json::Value::Null,
+        };
+        if let Some(kernel) = kernel {
+            value["kernel"] = serde_json::to_value(kernel)?;
+        }
+        if !value.is_null() {
+            anstream::println!("{}", serde_json::to_string_pretty(&value)?);
+        }
+    } else {
+        if let Some(seconds) = ended {
+            print(format!("No monitor runs now. What the last private one said when it ended, {seconds} s ago:\n\n"));
+        }
+        if let Ok(report) = &report {
+            print(stat_text(report, args.all) + "\n");
+        }
+        print(format!("Over kernel TCP now\n{}", overview::table(&kernel())));
     }
-    print(stat_text(&report, args.all));
-    Ok(0)
+    report.map(|_| 0)
 }
 
 fn stat_text(report: &Report, all: bool) -> String {

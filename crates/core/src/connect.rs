@@ -2,7 +2,9 @@
 
 use crate::establish::{establish, prepare_slot, End};
 use crate::table::{kind, Desc};
-use crate::{epoll, inspect, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome};
+use crate::{
+    ctl, epoll, inspect, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
+};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter};
 use fsocket_abi::channel::{slot_state, status, CLIENT};
@@ -100,13 +102,13 @@ fn over_kernel<T>(fd: i32, d: &'static Desc, dst: &Addr, why: Counter) -> Outcom
         return to_kernel(fd, d, why);
     }
     stats::count(why);
-    stats::count(Counter::ConnectKernel);
+    stats::kernel_connection(ctl::alive());
     Outcome::Kernel
 }
 
 fn to_kernel<T>(fd: i32, d: &'static Desc, why: Counter) -> Outcome<T> {
     stats::count(why);
-    stats::count(Counter::ConnectKernel);
+    stats::kernel_connection(ctl::alive());
     epoll::leave_to_kernel(d);
     table::forget_fd(fd, d);
     Outcome::Kernel

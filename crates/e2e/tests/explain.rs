@@ -1,4 +1,4 @@
-//! `fastsocket explain` names the reason.
+//! `fastsocket explain` names the reason, and so does `fastsocket stat`.
 
 use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::{Accel, Side, Stock};
@@ -24,9 +24,42 @@ fn explain(host: &Host, target: impl ToString) -> (Option<i32>, Value) {
     (done.code, said[0].clone())
 }
 
+/// What `stat` says of processes that use the kernel. It asks the monitor that the process was to use.
+#[track_caller]
+fn stat(host: &Host, process: &Proc) -> Vec<Value> {
+    let environ = std::fs::read(format!("/proc/{}/environ", process.pid())).unwrap_or_default();
+    let named = environ.split(|b| *b == 0).find_map(|v| v.strip_prefix(b"FASTSOCKET_SOCKET="));
+    let socket = named.map_or(host.socket(), |path| String::from_utf8_lossy(path).into_owned().into());
+    let mut command = Command::new(artifacts::cli());
+    command.env("FASTSOCKET_SOCKET", socket).args(["stat", "--json", "--kernel"]);
+    let done = Proc::spawn(host.logs(), "stat", command).finish(Duration::from_secs(30));
+    let said: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"));
+    said["kernel"].as_array().unwrap_or_else(|| panic!("{said:#}")).clone()
+}
+
 /// The process is not accelerated, and this is the first reason.
 #[track_caller]
 fn because(host: &Host, process: &Proc, reason: &str, text: &str) {
+    explained(host, process, reason, text);
+    let rows = stat(host, process);
+    let its = |row: &&Value| row["pid"] == process.pid();
+    assert!(rows.iter().filter(its).any(|row| row["reason"] == reason), "{reason} of {}: {rows:#?}", process.pid());
+}
+
+/// The same of a process that was not to be accelerated; `stat` names it as the other end of `other`.
+#[track_caller]
+fn because_peer(host: &Host, process: &Proc, other: &Proc, reason: &str, text: &str) {
+    explained(host, process, reason, text);
+    let rows = stat(host, other);
+    let named = |row: &&Value| {
+        let text = row["text"].as_str().unwrap_or_default();
+        row["pid"] == other.pid() && row["reason"] == "peer" && text.contains(&format!("process {} ", process.pid()))
+    };
+    assert!(rows.iter().any(|row| named(&row)), "{rows:#?}");
+}
+
+#[track_caller]
+fn explained(host: &Host, process: &Proc, reason: &str, text: &str) {
     let (code, said) = explain(host, process.pid());
     assert_eq!((code, &said["accelerated"]), (Some(1), &Value::Bool(false)), "{said:#}");
     assert_eq!(said["reasons"][0]["reason"], reason, "{said:#}");
@@ -116,7 +149,7 @@ fn only_the_client_has_the_library() {
     not_in_stock_mode!();
     let host = Host::new();
     let (server, _, client) = pair(&host, Stock, Accel);
-    because(&host, &server, "no_library", "without the library");
+    because_peer(&host, &server, &client, "no_library", "without the library");
     because(&host, &client, "peer", "the server, process");
 }
 
@@ -125,7 +158,7 @@ fn only_the_server_has_the_library() {
     not_in_stock_mode!();
     let host = Host::new();
     let (server, port, client) = pair(&host, Accel, Stock);
-    because(&host, &client, "no_library", "without the library");
+    because_peer(&host, &client, &server, "no_library", "without the library");
     because(&host, &server, "peer", "the client, process");
     state(&host, format!("127.0.0.1:{port}"), "kernel");
 }
@@ -141,7 +174,9 @@ fn programs_that_load_no_library() {
     let loader = host.path().join("ld-musl-x86_64.so.1");
     std::fs::copy(native::loader(), &loader).expect("a loader");
     let musl = sleeper(&host, "musl", &[&format!("-Wl,--dynamic-linker={}", loader.display())]);
-    because(&host, &started(&host, "musl", host.command(Stock, musl)), "musl", "linked to musl");
+    let mut command = host.command(Stock, artifacts::cli());
+    command.env("FASTSOCKET_SOCKET", host.socket()).args(["run", "--"]).arg(musl);
+    because(&host, &started(&host, "musl", command), "musl", "linked to musl");
 
     let set_user_id = sleeper(&host, "suid", &[]);
     std::fs::set_permissions(&set_user_id, std::fs::Permissions::from_mode(0o4755)).expect("mode");

@@ -2,7 +2,7 @@
 
 use crate::lock::Lock;
 use crate::upcalls::upcalls;
-use crate::{arena, process, registry, rights};
+use crate::{arena, process, registry, rights, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_proto::registry::Registry;
 use fsocket_proto::{kind, Msg, MSG_SIZE};
@@ -158,6 +158,7 @@ pub fn adopt_fd(fd: i32) -> bool {
     m.arg0 = sys::getpid() as u64;
     m.arg1 = fsocket_abi::VERSION as u64;
     m.arg2 = rights::class();
+    m.addr.ip = stats::name();
     if sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
         process::close_own(fd);
         return false;
@@ -203,6 +204,11 @@ pub fn fd() -> i32 {
 /// and nobody else notices when a peer dies.
 pub fn dead() -> bool {
     DEAD.load(Ordering::Relaxed) || fd() < 0
+}
+
+/// The control socket, if the monitor lives.
+pub fn alive() -> Option<i32> {
+    (!dead()).then(fd)
 }
 
 /// Before a sleep in which the control socket is not looked at: has the monitor

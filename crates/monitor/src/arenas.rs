@@ -74,9 +74,7 @@ impl ArenaMem {
 
     /// Name of the program, whatever bytes are there.
     pub fn comm(&self) -> String {
-        let bytes: Vec<u8> =
-            self.stats().comm.iter().map(|b| b.load(Ordering::Relaxed)).take_while(|&b| b != 0).collect();
-        String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+        printable(&std::array::from_fn(|i| self.stats().comm[i].load(Ordering::Relaxed)))
     }
 
     /// Counters with the bytes of sockets that are still open.
@@ -122,9 +120,21 @@ impl ArenaMem {
     }
 }
 
+/// Text up to the first NUL that does nothing to a terminal.
+pub fn printable(bytes: &[u8; 16]) -> String {
+    let text = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// Values come from clients; a sum of them must not wrap.
 pub fn add(total: &mut u64, n: u64) {
     *total = total.saturating_add(n);
+}
+
+pub fn add_all(totals: &mut Totals, more: &Totals) {
+    for (total, n) in totals.iter_mut().zip(more) {
+        add(total, *n);
+    }
 }
 
 /// What processes that have ended have counted, by user.
@@ -135,6 +145,11 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// What a process without an arena has counted.
+    pub fn add(&mut self, told: &Totals, uid: u32) {
+        add_all(self.counters.entry(uid).or_insert([0; COUNTERS.len()]), told);
+    }
+
     /// Moves the counters of an arena here.
     pub fn fold(&mut self, mem: &ArenaMem, uid: u32) {
         mem.fold(self.counters.entry(uid).or_insert([0; COUNTERS.len()]));

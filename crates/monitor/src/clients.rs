@@ -1,7 +1,8 @@
 //! Connected processes and what waits to be sent to them.
 
-use crate::arenas::ArenaMem;
+use crate::arenas::{add, ArenaMem, Totals};
 use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId};
+use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::KEY_WAKER;
 use fsocket_proto::{kind, Msg};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -31,6 +32,10 @@ pub struct Client {
     /// yet.
     pub nonce: u64,
     pub greeted: bool,
+    /// Of its program, as it says.
+    pub name: String,
+    /// What it has counted without an arena.
+    pub told: Option<Box<Totals>>,
     /// It was sent the counts of ended listeners.
     pub has_closings: bool,
     pub family: FamilyId,
@@ -87,6 +92,8 @@ impl Client {
             pid,
             nonce: 0,
             greeted: false,
+            name: String::new(),
+            told: None,
             has_closings: false,
             family,
             class: 0,
@@ -104,6 +111,15 @@ impl Client {
             interest: EventFlags::IN,
             arena: None,
             missed_pending: false,
+        }
+    }
+
+    /// It has no arena that could be looked at, and says what it has counted.
+    pub fn counted(&mut self, msg: &Msg) {
+        let told = self.told.get_or_insert_with(|| Box::new([0; COUNTERS.len()]));
+        let words = [msg.id, msg.arg0, msg.arg1, msg.arg2];
+        for (counter, n) in words.into_iter().filter_map(fsocket_proto::counted::unpack) {
+            add(&mut told[counter], n);
         }
     }
 

@@ -96,6 +96,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     let result = monitor.run(stop.as_fd());
     if let Some(directory) = scratch {
         let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(&socket));
+        let _ = std::fs::remove_file(fsocket_proto::report::last(&socket));
         let _ = std::fs::remove_dir(directory);
     }
     result?;

@@ -1,7 +1,7 @@
 //! What `fastsocket stat` and `fastsocket ss` show.
 
 use crate::address;
-use crate::arenas::{add, Arena, Totals, ZoneTotals};
+use crate::arenas::{add, add_all, Arena, Totals, ZoneTotals};
 use crate::context::Context;
 use crate::shm::channels::Channel;
 use crate::shm::listeners::Listener;
@@ -17,6 +17,9 @@ use fsocket_sync::atomic::{AtomicU8, Ordering};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -62,6 +65,22 @@ impl Kept {
         if took > LONG {
             self.0.insert(wanted, (length, fd.clone(), Instant::now() + took * KEPT_FOR));
         }
+    }
+}
+
+/// Leaves a last report beside the socket: a private monitor ends with its programs, and somebody may want to
+/// know how it went. (Where it cannot be written, nobody will.)
+pub fn leave(report: &Report, socket: &Path) {
+    let file = report::last(socket);
+    let new = file.with_extension("new");
+    let _ = std::fs::remove_file(&new);
+    let json = serde_json::to_vec(report).unwrap_or_default();
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let written = options.open(&new).and_then(|mut f| f.write_all(&json));
+    if let Err(e) = written.and_then(|()| std::fs::rename(&new, &file)) {
+        tracing::debug!("no last report: {e}");
+        let _ = std::fs::remove_file(&new);
     }
 }
 
@@ -132,10 +151,10 @@ impl Sources<'_> {
         let mut sum: Totals = [0; COUNTERS.len()];
         let ended = self.ctx.ended.counters.iter().filter(|(uid, _)| sees(**uid)).map(|(_, t)| *t);
         let live = self.ctx.arenas.iter().filter(|a| sees(a.uid)).map(|a| a.mem.live_counters());
-        for totals in ended.chain(live) {
-            for (sum, n) in sum.iter_mut().zip(totals) {
-                add(sum, n);
-            }
+        let clients = self.ctx.clients.iter().filter(|(_, c)| sees(c.uid));
+        let told = clients.filter_map(|(_, c)| c.told.as_deref().copied());
+        for totals in ended.chain(live).chain(told) {
+            add_all(&mut sum, &totals);
         }
         named(&sum)
     }
@@ -149,14 +168,21 @@ impl Sources<'_> {
             .map(|(id, c)| {
                 let root = *roots.entry(c.family).or_insert(c.pid);
                 let own = self.ctx.arenas.of(id);
-                // Without an arena of its own it was forked and runs the same
-                // program.
-                let any = own.or_else(|| self.ctx.arenas.in_family(c.family).next());
+                // A child that has not said its name runs the same program.
+                let any = || self.ctx.arenas.in_family(c.family).next().map(|a| a.mem.comm()).unwrap_or_default();
+                let mut counters = own.map_or([0; COUNTERS.len()], |a| a.mem.live_counters());
+                if let Some(told) = &c.told {
+                    add_all(&mut counters, told);
+                }
                 Process {
                     pid: c.pid,
-                    comm: any.map(|a| a.mem.comm()).unwrap_or_default(),
+                    comm: match own {
+                        Some(arena) => arena.mem.comm(),
+                        None if c.name.is_empty() => any(),
+                        None => c.name.clone(),
+                    },
                     family: root,
-                    counters: own.map(|a| named(&a.mem.live_counters())).unwrap_or_default(),
+                    counters: named(&counters),
                 }
             })
             .collect()

@@ -1,10 +1,10 @@
 //! Before `main`.
 
-use crate::home;
+use crate::{home, summary};
 use core::sync::atomic::AtomicU8;
 use fsocket_core::exec::environment;
 use fsocket_core::zone::{self, Pin};
-use fsocket_core::{fork, start};
+use fsocket_core::{ctl, fork, start, stats};
 use libc::{c_char, c_int};
 
 // Some hooks run earlier (constructors of other libraries): until this one has
@@ -23,6 +23,9 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     let pin = Pin::parse(env(envp, b"FASTSOCKET_PIN=").unwrap_or(b""));
     let upgrade = env(envp, b"FASTSOCKET_UPGRADE=").and_then(|v| core::str::from_utf8(v).ok()?.parse().ok());
     environment::remember(envp, library());
+    if let Some(pid) = env(envp, b"FASTSOCKET_SUMMARY=") {
+        summary::begin(pid);
+    }
     let successor = env(envp, environment::SUCCESSOR);
     // SAFETY: a NUL-terminated name; glibc's symbol is a `const ptrdiff_t`.
     let rseq_offset = unsafe {
@@ -64,6 +67,8 @@ static FINI: extern "C" fn() = fini;
 #[link_section = ".text.fsocket_start"]
 extern "C" fn fini() {
     zone::at_exit();
+    stats::at_exit(ctl::alive());
+    summary::print();
 }
 
 #[link_section = ".text.fsocket_start"]

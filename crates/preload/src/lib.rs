@@ -1,8 +1,8 @@
 //! `libfsocket.so`: the hooks. Each is a few lines; what to do is decided in
 //! `fsocket-core`, which answers "done" or "let libc do it".
 //!
-//! There are no thread-local variables, no allocation, and nothing runs when
-//! the program exits.
+//! There are no thread-local variables, no allocation, and what runs when
+//! the program exits is short.
 
 // Every hook has the contract of the libc function it is called as, and hands
 // its arguments on, unchanged, to that function or to an operation with the
@@ -14,3 +14,4 @@ mod home;
 mod hooks;
 mod init;
 mod real;
+mod summary;

@@ -32,7 +32,7 @@ pub const CLOSINGS_SIZE: usize = registry::PORTS * 4;
 /// Kinds of messages.
 pub mod kind {
     /// First message of a process. `id` nonce, `arg0` pid, `arg1` ABI version,
-    /// `arg2` its rights as a number, fd: none. *Sync*: answer `id` process number, fd: the registry
+    /// `arg2` its rights as a number, `addr.ip` the name of its program (NUL padded), fd: none. *Sync*: answer `id` process number, fd: the registry
     /// (read-only memfd, [`crate::registry`]). Sent without waiting for the
     /// answer, which is read when first needed. A wrong ABI version is answered
     /// with `result` EPROTO.
@@ -193,6 +193,10 @@ pub mod kind {
     /// `arg0` 1: it goes on, for somebody without the library, and gets everything. *Sync*.
     pub const SHUT: u32 = 30;
 
+    /// What a process has counted that has no arena, since it said so last: a counter and its number
+    /// in each of `id`, `arg0`, `arg1`, `arg2` ([`counted`](crate::counted)). No answer.
+    pub const COUNTED: u32 = 61;
+
     /// The other side of channel `id` breaks the protocol: this process uses it no more. No answer.
     /// All connections in the channel are reset, and for a while that other side gets no new one.
     pub const BROKEN: u32 = 58;
@@ -300,6 +304,21 @@ pub mod switch {
         pub const SHUT_BOTH: u32 = 8;
         /// One byte, unless the end has met an error or its end.
         pub const SPEAK: u32 = 16;
+    }
+}
+
+/// A counter and its number in one word.
+pub mod counted {
+    const BITS: u32 = 56;
+    /// `counter`: index of the counter.
+    pub const fn pack(counter: usize, n: u64) -> u64 {
+        let most = (1 << BITS) - 1;
+        (counter as u64 + 1) << BITS | if n < most { n } else { most }
+    }
+    /// Index and number; `None`: nothing was counted.
+    pub fn unpack(word: u64) -> Option<(usize, u64)> {
+        let counter = ((word >> BITS) as usize).checked_sub(1)?;
+        (counter < fsocket_abi::arena::COUNTERS.len()).then_some((counter, word & ((1 << BITS) - 1)))
     }
 }
 

@@ -9,6 +9,9 @@ pub const ENV_DISABLE: &str = "FASTSOCKET_DISABLE";
 /// Environment variable: whether workers are pinned to the CPU of their zone:
 /// `auto`, `never`, `require`.
 pub const ENV_PIN: &str = "FASTSOCKET_PIN";
+/// Environment variable: the number of a process that prints, as its children do, one line at its end; set by
+/// `fastsocket run --summary`.
+pub const ENV_SUMMARY: &str = "FASTSOCKET_SUMMARY";
 /// The system monitor.
 pub const SYSTEM_SOCKET: &str = "/run/fastsocket/monitor.sock";
 

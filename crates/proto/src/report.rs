@@ -2,9 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// Counter name ([`fsocket_abi::arena::COUNTERS`]) to value.
 pub type Counters = BTreeMap<String, u64>;
+
+/// Where a private monitor with that socket leaves what it says last.
+pub fn last(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".last");
+    name.into()
+}
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Report {

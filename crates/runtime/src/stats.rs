@@ -1,7 +1,10 @@
-//! Counters: in the arena once there is one, in a private page before.
+//! Counters: in the arena once there is one, in a private page before, of which the monitor is told.
 
-use core::sync::atomic::{AtomicPtr, Ordering};
-use fsocket_abi::arena::{Counter, Stats};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use fsocket_abi::arena::{Counter, Stats, COUNTERS};
+use fsocket_proto::{counted, kind, Msg};
+use fsocket_sys as sys;
+use zerocopy::IntoBytes;
 
 // Zero bytes are valid counters.
 static PRIVATE: Page = Page(core::cell::UnsafeCell::new([0; 64 + 64 + 8]));
@@ -41,20 +44,96 @@ pub unsafe fn attach(to: *const Stats) {
     for (a, b) in old.counter.iter().zip(&new.counter) {
         b.fetch_add(a.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
-    let mut name = [0u8; 16];
-    // SAFETY: PR_GET_NAME fills 16 bytes.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-    for (a, b) in new.comm.iter().zip(name) {
+    for (a, b) in new.comm.iter().zip(name()) {
         a.store(b, Ordering::Relaxed);
     }
     NOW.store(to as *mut Stats, Ordering::Release);
 }
 
+/// Name of the program, NUL padded.
+pub fn name() -> [u8; 16] {
+    let mut name = [0u8; 16];
+    // SAFETY: PR_GET_NAME fills 16 bytes.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
+}
+
+/// At least so long between two messages, nanoseconds.
+const PAUSE: u64 = 1_000_000_000;
+static TOLD_AT: AtomicU64 = AtomicU64::new(0);
+/// What the monitor was told, by counter.
+static TOLD: [AtomicU64; COUNTERS.len()] = [const { AtomicU64::new(0) }; COUNTERS.len()];
+/// Connections of this process that are the kernel's.
+static OF_KERNEL: AtomicU64 = AtomicU64::new(0);
+
+/// A connection is the kernel's. A process that only ever uses the kernel makes no arena, which would be a
+/// memory file, a mapping, and forks that cost more. It says instead what it has counted: at the first
+/// connections, then once a second at most, when there is another one, and at its end. `monitor`: the
+/// control socket.
+pub fn kernel_connection(monitor: Option<i32>) {
+    count(Counter::ConnectKernel);
+    let Some(monitor) = monitor.filter(|_| is_private()) else { return };
+    let n = OF_KERNEL.fetch_add(1, Ordering::Relaxed) + 1;
+    let now = sys::now_ns();
+    if n.is_power_of_two() || now.saturating_sub(TOLD_AT.load(Ordering::Relaxed)) > PAUSE {
+        TOLD_AT.store(now, Ordering::Relaxed);
+        tell(monitor);
+    }
+}
+
+/// All that this process has counted, by index of the counter.
+pub fn total(counter: usize) -> u64 {
+    stats().counter[counter].load(Ordering::Relaxed) + TOLD[counter].load(Ordering::Relaxed)
+}
+
+/// The program ends.
+pub fn at_exit(monitor: Option<i32>) {
+    if let Some(monitor) = monitor.filter(|_| is_private()) {
+        tell(monitor);
+    }
+}
+
+fn is_private() -> bool {
+    NOW.load(Ordering::Relaxed).is_null()
+}
+
+/// Tells the monitor what was counted since it was told last.
+#[cold]
+fn tell(monitor: i32) {
+    let counters = &stats().counter;
+    let mut used = counters.iter().enumerate().filter(|(_, c)| c.load(Ordering::Relaxed) != 0);
+    loop {
+        let mut pairs = [(0, 0); 4];
+        let next = pairs.iter_mut().zip(&mut used).map(|(pair, (i, c))| *pair = (i, c.swap(0, Ordering::Relaxed)));
+        let n = next.count();
+        if n == 0 {
+            return;
+        }
+        let mut words = [0; 4];
+        for (word, (counter, value)) in words.iter_mut().zip(&pairs[..n]) {
+            *word = counted::pack(*counter, *value);
+        }
+        let [id, arg0, arg1, arg2] = words;
+        let m = Msg { id, arg0, arg1, arg2, ..Msg::new(kind::COUNTED) };
+        // Nobody waits for that: what is not sent now is sent with the next.
+        if sys::send_with_fd(monitor, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
+            for (counter, value) in &pairs[..n] {
+                counters[*counter].fetch_add(*value, Ordering::Relaxed);
+            }
+            return;
+        }
+        for (counter, value) in &pairs[..n] {
+            TOLD[*counter].fetch_add(*value, Ordering::Relaxed);
+        }
+    }
+}
+
 /// In a forked child: the parent's page is not ours.
 pub fn detach() {
     NOW.store(core::ptr::null_mut(), Ordering::Release);
+    OF_KERNEL.store(0, Ordering::Relaxed);
     // (Not written: a page less to copy.)
-    for c in stats().counter.iter().filter(|c| c.load(Ordering::Relaxed) != 0) {
+    for c in stats().counter.iter().chain(&TOLD).filter(|c| c.load(Ordering::Relaxed) != 0) {
         c.store(0, Ordering::Relaxed);
     }
 }

@@ -8,6 +8,7 @@ use crate::descriptor::{self, Attached};
 use crate::report::{Sources, Wanted};
 use crate::steer::Also;
 use crate::{limits, ConnId};
+use fsocket_proto::report::Report;
 use fsocket_proto::{kind, Msg};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -57,6 +58,12 @@ impl Monitor {
             kind::BALANCE => self.zones.balance(&mut self.ctx, id, &msg),
             kind::SHUT => self.zones.shut_group(&mut self.ctx, id, &msg),
             kind::WAITING => self.zones.waiting(&mut self.ctx, id, &msg),
+            kind::COUNTED => {
+                if let Some(client) = self.ctx.clients.get_mut(id) {
+                    client.counted(&msg);
+                }
+                return Ok(());
+            }
             kind::BROKEN => {
                 self.shm.broken(&mut self.ctx, id, &msg);
                 return Ok(());
@@ -147,6 +154,12 @@ impl Monitor {
         Ok(())
     }
 
+    pub(super) fn report(&self, wanted: Wanted) -> Report {
+        let steered =
+            if self.steers.is_empty() { Vec::new() } else { self.ctx.broker.steer_also(&Also::Report).groups };
+        Sources { ctx: &self.ctx, shm: &self.shm, zones: &self.zones, steered }.report(wanted)
+    }
+
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
         let viewer = self.ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let reset = msg.arg1 == 1;
@@ -155,10 +168,7 @@ impl Monitor {
             return Ok((Msg { arg0: length, ..reply(msg) }, Some(Rc::new(fd))));
         }
         let began = Instant::now();
-        let steered =
-            if self.steers.is_empty() { Vec::new() } else { self.ctx.broker.steer_also(&Also::Report).groups };
-        let sources = Sources { ctx: &self.ctx, shm: &self.shm, zones: &self.zones, steered };
-        let report = sources.report(wanted);
+        let report = self.report(wanted);
         if reset {
             let private = self.ctx.config.private;
             self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
@@ -205,6 +215,9 @@ impl Monitor {
             tracing::debug!(process = id, pid = client.pid, "end");
         }
         self.shm.leave_sockets(&mut self.ctx, id, &client);
+        if let Some(told) = &client.told {
+            self.ctx.ended.add(told, client.uid);
+        }
         self.zones.leave_zones(&mut self.ctx, id);
         self.shm.leave_listeners(&mut self.ctx, id, client);
         self.refresh_steering();

@@ -2,7 +2,7 @@
 
 use crate::address::{destination, is_loopback};
 use crate::answer::{reply, Answer, Misbehaved};
-use crate::arenas::{Arena, ArenaMem};
+use crate::arenas::{printable, Arena, ArenaMem};
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
@@ -28,6 +28,7 @@ impl Shm {
             return Ok(Err(Errno::PROTO));
         }
         client.greeted = true;
+        client.name = printable(&msg.addr.ip);
         client.has_closings = false;
         client.nonce = msg.id;
         client.class = msg.arg2;

@@ -1,0 +1,122 @@
+//! Processes that only use the kernel are counted and named, and counters outlive their process and monitor.
+
+use fsocket_e2e as e2e;
+use fsocket_proto::report::Report;
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{artifacts, net, script, stock_mode, Host, Proc, PYTHON};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
+
+macro_rules! not_in_stock_mode {
+    () => {
+        if stock_mode() {
+            return eprintln!("SKIPPED: stock mode has no command line");
+        }
+    };
+}
+
+fn report(host: &Host) -> Report {
+    host.snapshot().report.expect("a monitor")
+}
+
+/// Connections of one process to a port, one after the other.
+const CONNECT: &str = "import socket, sys\n\
+    for _ in range(int(sys.argv[2])):\n    \
+        with socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=30) as s:\n        \
+            s.sendall(b'x'); assert s.recv(1) == b'x'\n";
+
+#[test]
+fn a_process_that_only_uses_the_kernel() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let mut command = host.command(Accel, PYTHON);
+    command.arg(script("apps/held.py")).args(["127.0.0.1", &port.to_string()]);
+    let mut client = Proc::spawn(host.logs(), "held", command);
+    client.wait_stdout("ok", Duration::from_secs(20));
+    let now = report(&host);
+    let process = now.processes.iter().find(|p| i64::from(p.pid) == i64::from(client.pid())).expect("it is named");
+    assert!(process.comm.starts_with("python3"), "{process:?}");
+    assert_eq!((process.counters["connect_kernel"], process.counters["fallback.no_listener"]), (1, 1), "{process:?}");
+    assert_eq!((now.totals["connect_kernel"], now.totals["connect_shm"]), (1, 0));
+    drop(client);
+    // What it has not said before it says at its end.
+    let mut command = host.command(Accel, PYTHON);
+    command.args(["-c", CONNECT, &port.to_string(), "7"]);
+    Proc::spawn(host.logs(), "connect", command).finish(Duration::from_secs(30)).success();
+    net::wait_until(Duration::from_secs(10), || report(&host).processes.is_empty()).expect("they have ended");
+    let ended = report(&host).totals;
+    assert_eq!((ended["connect_kernel"], ended["fallback.no_listener"], ended["connect_shm"]), (8, 8, 0));
+}
+
+/// Counters that were told before there was an arena count once.
+#[test]
+fn first_the_kernel_and_then_shared_memory() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_stock, kernel) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let (_ours, shm) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let both = format!("{CONNECT}sys.argv[1] = sys.argv[3]\n{CONNECT}");
+    let mut command = host.command(Accel, PYTHON);
+    command.args(["-c", &both, &kernel.to_string(), "3", &shm.to_string()]);
+    let before = report(&host).totals;
+    Proc::spawn(host.logs(), "both", command).finish(Duration::from_secs(30)).success();
+    net::wait_until(Duration::from_secs(10), || report(&host).processes.len() == 1).expect("it has ended");
+    let after = report(&host).totals;
+    let counted = |name: &str| after[name] - before[name];
+    assert_eq!((counted("connect_kernel"), counted("connect_shm"), counted("accept_shm")), (3, 3, 3));
+}
+
+#[test]
+fn one_line_at_the_end() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_stock, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let run = |program: &[&str]| {
+        let mut command = host.command(Stock, artifacts::cli());
+        command.env("FASTSOCKET_SOCKET", host.socket()).args(["run", "--summary", "--"]).args(program);
+        let process = Proc::spawn(host.logs(), "summary", command);
+        let pid = process.pid();
+        (pid, process.finish(Duration::from_secs(30)).success().stderr)
+    };
+    let (pid, said) = run(&[PYTHON, "-c", CONNECT, &port.to_string(), "2"]);
+    let line = format!("({pid}): 0 connections over shared memory, 2 over kernel TCP; no_listener 2\n");
+    assert!(said.starts_with("fastsocket: python3") && said.ends_with(&line), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let (pid, said) = run(&["/bin/true"]);
+    assert_eq!(said, format!("fastsocket: true ({pid}): 0 connections over shared memory, 0 over kernel TCP\n"));
+    // Standard error is something else by now.
+    let taken = format!(
+        "import os, socket\ns = socket.create_connection(('127.0.0.1', {port}))\nos.dup2(s.fileno(), 2)\n\
+         f = open(os.devnull)\n"
+    );
+    assert_eq!(run(&[PYTHON, "-c", &taken]).1, "");
+}
+
+#[test]
+fn what_a_private_monitor_said_last() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_stock, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let runtime = host.path().join("runtime");
+    std::fs::create_dir(&runtime).expect("directory");
+    std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).expect("mode");
+    let cli = |args: &[&str]| {
+        let mut command = Command::new(artifacts::cli());
+        command.env("XDG_RUNTIME_DIR", &runtime).env_remove("FASTSOCKET_SOCKET").env_remove("LD_PRELOAD");
+        command.env("FASTSOCKET_LIBRARY", artifacts::library()).env("FASTSOCKET_MONITOR", artifacts::monitor());
+        command.args(args);
+        Proc::spawn(host.logs(), "cli", command).finish(Duration::from_secs(60))
+    };
+    cli(&["run", "--", PYTHON, "-c", CONNECT, &port.to_string(), "5"]).success();
+    let last = runtime.join("fastsocket/monitor.sock.last");
+    net::wait_until(Duration::from_secs(30), || last.exists()).expect("the monitor ends");
+    assert_eq!(last.metadata().expect("file").permissions().mode() & 0o777, 0o600);
+    let said = cli(&["stat", "--json"]).success().stdout;
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(said["totals"]["connect_kernel"], 5, "{said:#}");
+    assert!(said["ended_seconds_ago"].as_u64().is_some_and(|s| s < 60), "{said:#}");
+    assert!(cli(&["stat"]).success().stdout.contains("No monitor runs now"));
+}
