@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-programs suites programs soak short hostile kills docs pages install uninstall packages check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-programs suites programs soak short hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -109,8 +109,11 @@ install: ## what `make` and `make pages` left: DESTDIR= PREFIX=/usr/local
 uninstall: ## the same, removed
 	@packaging/install.sh uninstall
 
-packages: build pages ## fastsocket and its debug symbols as .deb, in target/debian; installed and purged as a test
+packages: build pages ## .deb (with its debug symbols) and .rpm, in target/debian and target/rpm; installed and removed as a test
 	@packaging/packages.sh
+
+test-systemd: build pages ## enabled redis, nginx and clients under a systemd of its own (systemd-nspawn; needs root)
+	@packaging/test-systemd.sh
 
 check: fmt lint ## formatting and lints, nothing is changed
 
@@ -119,7 +122,7 @@ fmt:
 
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/debian/* scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
+	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/container/*.sh packaging/debian/* packaging/rpm/* scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
 	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
 
 clean:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make packages`: target/debian/fastsocket_*.deb and the debug symbols beside it. Then, as root, the package is
+# `make packages`: target/debian/fastsocket_*.deb, the debug symbols beside it, and target/rpm/fastsocket-*.rpm. Then, as root, the package is
 # installed in a clean Debian, used and purged; what is left is an error. SUITE= MIRROR= choose that Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,6 +12,15 @@ rm -f target/debian/fastsocket*.deb target/debian/fastsocket*.ddeb
 cargo deb --no-build --dbgsym -p fsocket-cli --output target/debian/
 ls -l target/debian/
 
+command -v cargo-generate-rpm >/dev/null || cargo install cargo-generate-rpm --locked --root target/tools
+rm -rf target/rpm
+mkdir -p target/rpm/bin
+for file in fastsocket fastsocketd libfsocket.so; do
+    strip --strip-unneeded -o "target/rpm/bin/$file" "target/release/$file"
+done
+cargo generate-rpm -p crates/cli --output target/rpm/
+ls -l target/rpm/*.rpm
+
 [ "$(id -u)" = 0 ] || { echo "packages: not tested (needs root)"; exit 0; }
 command -v debootstrap >/dev/null || { echo "packages: not tested (debootstrap is not installed)"; exit 0; }
 root=$(mktemp -d)
@@ -20,3 +29,5 @@ debootstrap --variant=minbase --include=libelf1,zlib1g "${SUITE:-bookworm}" "$ro
     "${MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 || { tail -5 "$root.log"; exit 1; }
 rm -f "$root.log"
 packaging/test-deb.sh "$root" target/debian/fastsocket_*.deb
+command -v rpm >/dev/null || { echo "packages: the .rpm is not tested (rpm is not installed)"; exit 0; }
+packaging/test-rpm.sh "$root" target/rpm/fastsocket-*.rpm

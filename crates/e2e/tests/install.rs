@@ -14,7 +14,8 @@ use std::time::Duration;
 const ALICE: u32 = 54321;
 const BOB: u32 = 54322;
 /// Capabilities by number, as systemd spells them.
-const CAPABILITIES: [(i32, &str); 7] = [
+const CAPABILITIES: [(i32, &str); 8] = [
+    (5, "CAP_KILL"),
     (6, "CAP_SETGID"),
     (7, "CAP_SETUID"),
     (8, "CAP_SETPCAP"),
@@ -166,4 +167,11 @@ fn the_capabilities_of_the_unit_are_enough() {
     // Local listen sockets of workers take a BPF program.
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
     e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3"]);
+
+    // The broker may end its front, which is another user's process by then.
+    let monitor = host.monitor().expect("running");
+    // SAFETY: a plain system call on a child of ours.
+    unsafe { libc::kill(monitor.pid() as libc::pid_t, libc::SIGTERM) };
+    fsocket_testkit::net::wait_until(Duration::from_secs(10), || !monitor.running()).expect("it ends");
+    assert_eq!(monitor.stderr().lines().count(), 1, "{}", monitor.stderr());
 }
