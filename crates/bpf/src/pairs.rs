@@ -68,6 +68,17 @@ impl Recorder {
         Ok(Recorder { _link: link, skel })
     }
 
+    /// Begins to record, until this process ends.
+    ///
+    /// # Errors
+    /// As of [`Recorder::start`].
+    pub fn start_for_good() -> Result<Parts> {
+        let recorder = Recorder::start()?;
+        let parts = recorder.parts();
+        std::mem::forget(recorder);
+        parts
+    }
+
     /// # Errors
     /// Out of descriptors.
     pub fn parts(&self) -> Result<Parts> {
@@ -86,6 +97,15 @@ impl Recorder {
     /// [`Error::Map`].
     pub fn counts(&self) -> Result<Vec<Count>> {
         counters::read(&self.skel.maps.reasons, REASONS)
+    }
+}
+
+impl Parts {
+    /// # Errors
+    /// Out of descriptors.
+    pub fn try_clone(&self) -> std::io::Result<Parts> {
+        let Parts { peers, watched, ended } = self;
+        Ok(Parts { peers: peers.try_clone()?, watched: watched.try_clone()?, ended: ended.try_clone()? })
     }
 }
 

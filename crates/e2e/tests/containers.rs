@@ -27,14 +27,23 @@ fn start(host: &Host, side: Side, place: &NetHost, name: &str, args: &[&str]) ->
 
 impl Pair {
     /// A monitor on the host, and a server in its container.
-    fn new(server: Side, address: &str) -> Pair {
+    fn new(server_side: Side, address: &str) -> Pair {
         let net = Containers::new().expect("containers");
         let host = Host::on(&net.host);
         let port = net::free_port();
-        let server = start(&host, server, &net.server, "serve", &["serve", &port.to_string(), address]);
-        let listens = || net.server.within(|| net::kernel_sockets(port, "0A")) > 0;
-        net::wait_until(Duration::from_secs(10), listens).expect("the server listens");
-        Pair { net, host, port, _server: server }
+        let server = start(&host, server_side, &net.server, "serve", &["serve", &port.to_string(), address]);
+        let known = || server_side == Stock || stock_mode() || host.knows(port);
+        let listens = || net.server.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
+        net::wait_until(Duration::from_secs(10), listens).expect("the server listens, and the monitor knows it");
+        let pair = Pair { net, host, port, _server: server };
+        if server_side == Accel && !stock_mode() {
+            // The first process of a container made the monitor load its program.
+            let to = pair.net.server.interfaces[0].v6;
+            let to = if address == "::" { to.into() } else { pair.net.server4() };
+            let over = || pair.ask(Accel, &pair.net.neighbour, to, pair.port).get("path_upgrade") != 0;
+            net::wait_until(Duration::from_secs(30), over).expect("a connection goes over");
+        }
+        pair
     }
 
     fn ask(&self, side: Side, from: &NetHost, to: IpAddr, port: u16) -> Delta {

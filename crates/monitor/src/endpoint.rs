@@ -202,3 +202,8 @@ fn is_live(path: &Path) -> bool {
     // EAGAIN: its backlog is full, so it lives.
     matches!(connect(), Ok(()) | Err(Errno::AGAIN))
 }
+
+/// A descriptor to give up for a moment when there is no other.
+pub fn spare() -> Option<OwnedFd> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
+}

@@ -8,7 +8,7 @@ use crate::broker::Broker;
 use crate::clients::Client;
 use crate::context::Context;
 use crate::descriptor;
-use crate::endpoint::{Config, Endpoint, StartError};
+use crate::endpoint::{self, Config, Endpoint, StartError};
 use crate::event::{ADDRESSES, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
 use crate::report::{self, Wanted};
 use crate::shm::closings::Closings;
@@ -90,7 +90,7 @@ impl Monitor {
             steers: Front::default(),
             endpoint,
             addresses,
-            spare: spare(),
+            spare: endpoint::spare(),
             own_uid: rustix::process::geteuid().as_raw(),
             turns: Turns::default(),
             reports: crate::report::Kept::default(),
@@ -142,9 +142,8 @@ impl Monitor {
             let next = self
                 .deadline
                 .into_iter()
-                .chain(self.shm.look_again.map(|(at, _)| at))
+                .chain(self.shm.next())
                 .chain(self.zones.next())
-                .chain(self.shm.dispatch.next)
                 .chain(self.ctx.clients.send_again)
                 .chain((!self.turns.is_empty()).then(Instant::now))
                 .min();
@@ -271,7 +270,7 @@ impl Monitor {
                 Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
                     // Turn one away, or the loop would spin on it.
                     drop(rustix::net::accept_with(&self.endpoint.fd, flags));
-                    self.spare = spare();
+                    self.spare = endpoint::spare();
                     continue;
                 }
                 Err(_) => return,
@@ -395,8 +394,4 @@ impl Monitor {
         self.deadline = Some(now + self.ctx.config.linger);
         self.endpoint.show().is_err()
     }
-}
-
-fn spare() -> Option<OwnedFd> {
-    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
 }

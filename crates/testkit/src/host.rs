@@ -300,7 +300,7 @@ impl Host {
     }
 
     /// Does the monitor have a listener on this port?
-    fn knows(&self, port: u16) -> bool {
+    pub fn knows(&self, port: u16) -> bool {
         let suffix = format!(":{port}");
         self.snapshot().report.is_some_and(|r| r.listeners.iter().any(|l| l.local.ends_with(&suffix)))
     }

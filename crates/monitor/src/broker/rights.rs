@@ -22,6 +22,7 @@ use rustix::net::{sockopt, AddressFamily, SocketAddrAny, SocketAddrUnix, SocketF
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 /// Of each kind that is remembered; then the oldest is forgotten.
 const REMEMBERED: usize = 1 << 16;
@@ -65,7 +66,8 @@ pub struct Rights {
     /// Where groups of listeners are kept for a monitor after this one.
     keep: Option<Keep>,
     closings: Option<Closings>,
-    pairs: Option<Recorder>,
+    /// The record of connections; empty while the program is being loaded.
+    pairs: Option<Arc<OnceLock<Option<pairs::Parts>>>>,
     nf_tables: Option<Netlink>,
     steers: Steers,
     /// Where steering is kept, and whether it begins again.
@@ -163,13 +165,8 @@ impl Rights {
                 page.try_clone_to_owned().map_err(errno_of).map(Given::one)
             }
             op::PAIRS => {
-                if self.pairs.is_none() {
-                    self.pairs = Some(Recorder::start().map_err(|why| {
-                        tracing::warn!(%why, "connections between network namespaces stay the kernel's");
-                        Errno::OPNOTSUPP
-                    })?);
-                }
-                let parts = self.pairs.as_ref().ok_or(Errno::OPNOTSUPP)?.parts().map_err(|_| Errno::MFILE)?;
+                let parts = self.pairs.get_or_insert_with(record_pairs).get().ok_or(Errno::AGAIN)?;
+                let parts = parts.as_ref().ok_or(Errno::OPNOTSUPP)?.try_clone().map_err(|_| Errno::MFILE)?;
                 let pairs::Parts { peers, watched, ended } = parts;
                 Ok(Given { number: 0, fds: vec![peers, watched, ended] })
             }
@@ -306,6 +303,23 @@ impl Rights {
         }
         Ok(Given::one(made))
     }
+}
+
+/// Loads on a thread of its own: the first process of a container waits for the monitor meanwhile.
+fn record_pairs() -> Arc<OnceLock<Option<pairs::Parts>>> {
+    let loaded = Arc::new(OnceLock::new());
+    let to = loaded.clone();
+    let load = move || {
+        let why = |why: &fsocket_bpf::Error| {
+            tracing::warn!(%why, "connections between network namespaces stay the kernel's");
+        };
+        to.set(Recorder::start_for_good().inspect_err(why).ok())
+    };
+    if let Err(e) = std::thread::Builder::new().name("pairs".into()).spawn(load) {
+        tracing::warn!("connections between network namespaces stay the kernel's: {e}");
+        let _ = loaded.set(None);
+    }
+    loaded
 }
 
 fn is_unnamed(name: &SocketAddrAny) -> bool {

@@ -24,6 +24,10 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Between two questions whether the record is there.
+const LOADING: Duration = Duration::from_millis(20);
 
 /// The other end of a connection, as it was offered.
 struct Offered {
@@ -44,11 +48,25 @@ impl Shm {
         if !is_elsewhere || std::mem::replace(&mut self.pairs.asked, true) {
             return;
         }
-        let Ok(record) = ctx.broker.pairs() else { return };
+        self.ask_for_pairs(ctx);
+    }
+
+    fn ask_for_pairs(&mut self, ctx: &Context) {
+        let record = ctx.broker.pairs();
+        self.pairs.ask_at = (record.as_ref().err() == Some(&Errno::AGAIN)).then(|| Instant::now() + LOADING);
+        let Ok(record) = record else { return };
         let data = EventData::new_u64(crate::event::PAIRS);
         if add(&*ctx.epoll, record.events(), data, EventFlags::IN).is_ok() {
             self.pairs.record = Some(record);
             self.registry.set_pairs();
+            tracing::info!("connections between network namespaces are recorded");
+        }
+    }
+
+    /// Asks again for a record that was being loaded, if it is time.
+    pub fn ask_for_pairs_if_due(&mut self, ctx: &Context) {
+        if self.pairs.ask_at.is_some_and(|at| at <= Instant::now()) {
+            self.ask_for_pairs(ctx);
         }
     }
 

@@ -4,6 +4,7 @@ use crate::shm::offers::Offers;
 use crate::{ChannelId, ConnId, ListenerId};
 use fsocket_bpf::pairs::Pairs as Record;
 use std::collections::HashMap;
+use std::time::Instant;
 
 /// A slot of a channel.
 pub type Place = (ChannelId, usize);
@@ -19,6 +20,8 @@ pub struct Pairs {
     /// The kernel's word for who is connected with whom. `None`: not needed so far, or not to be had.
     pub record: Option<Record>,
     pub asked: bool,
+    /// When to ask for it again: it is being loaded.
+    pub ask_at: Option<Instant>,
     /// By the socket's cookie: what its process calls it, and the listener that has accepted it.
     pub offers: Offers<u64, (u64, ListenerId)>,
     over: HashMap<Place, Over>,

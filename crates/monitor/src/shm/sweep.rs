@@ -11,7 +11,14 @@ use fsocket_sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 impl Shm {
+    /// When something is to be looked at again.
+    pub fn next(&self) -> Option<Instant> {
+        let looks = [self.look_again.map(|(at, _)| at), self.dispatch.next, self.pairs.ask_at];
+        looks.into_iter().flatten().min()
+    }
+
     pub fn look_again_if_due(&mut self, ctx: &mut Context) {
+        self.ask_for_pairs_if_due(ctx);
         match self.look_again {
             Some((at, waited)) if at <= Instant::now() => {
                 self.look_again = None;
