@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-programs suites programs soak short hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -68,6 +68,10 @@ bench-balance: deps build ## busy cores, stealing, flow groups (namespaces; need
 	@mkdir -p bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --json bench/out/balance.json --timeline bench/out
 	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin balance-bench -- --path shm --json bench/out/balance-shm.json
+
+bench-containers: deps build ## redis and nginx between containers (namespaces; needs root), stock and ours in turns: about 4 minutes
+	@mkdir -p bench/out
+	@$(RUN) cargo run -q --release --locked -p fsocket-bench-zones --bin containers-bench -- --json bench/out/containers.json
 
 suites: build ## published test suites, stock and ours (slow): SUITES="cpython libevent"
 	@scripts/deps.sh suites
