@@ -152,10 +152,13 @@ impl Monitor {
                 Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
             });
             match epoll::wait(&*self.ctx.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(_) => watchdog.arm(),
+                Err(Errno::INTR) => {
+                    watchdog.disarm();
+                    continue;
+                }
                 Err(e) => return Err(e.into()),
             }
-            watchdog.arm();
             for event in &events {
                 let (what, flags) = (event.data.u64(), event.flags);
                 match what {
@@ -183,9 +186,7 @@ impl Monitor {
             self.balance();
             self.dispatch();
             self.settle();
-            let done = self.is_unneeded();
-            watchdog.disarm();
-            if done {
+            if self.is_unneeded() {
                 self.zones.leave_nothing();
                 self.ctx.broker.leave_nothing();
                 tracing::info!("nobody needs this monitor any more");
