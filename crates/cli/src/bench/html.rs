@@ -151,6 +151,6 @@ fn table(rows: &[&Row]) -> String {
     text + "</table>"
 }
 
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

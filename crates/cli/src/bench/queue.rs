@@ -6,6 +6,12 @@
 //! A header holds length and kind and is never zero. The producer clears the
 //! *next* header before it publishes one, so the consumer polls exactly the
 //! word that will change, and a small message is one cache line.
+//!
+//! Publication is in batches: the producer holds back the header of the first
+//! record of a batch, and stores it last. So a stream of small messages costs one
+//! handover of a line for [`BATCH`] bytes, and no index is shared on the way. A
+//! side that turns to receiving publishes what it holds back, so that a round
+//! trip waits for nothing.
 
 use super::worker::link::Link;
 use rustix::mm::{mmap, MapFlags, ProtFlags};
@@ -18,6 +24,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const CAP: usize = 1 << 20;
 /// Longest record: the consumer copies one while the producer writes the next.
 const RECORD: usize = 32 * 1024;
+/// Bytes after which a batch is published.
+const BATCH: u64 = 1024;
 const DATA: u64 = 1 << 32;
 const PAD: u64 = 2 << 32;
 const FIN: u64 = 3 << 32;
@@ -55,6 +63,8 @@ impl Ring {
 pub struct Queue {
     tx: Ring,
     tail: u64,
+    /// Where the present batch begins and the header that publishes it; 0: nothing is held back.
+    held: (u64, u64),
     /// The peer's head as last seen.
     free_from: u64,
     rx: Ring,
@@ -74,26 +84,46 @@ impl Queue {
         // SAFETY: inside the mapping.
         let rings = [Ring { at: at.cast() }, Ring { at: unsafe { at.cast::<u8>().add(DIRECTION) } }];
         let (tx, rx) = if server { (rings[1], rings[0]) } else { (rings[0], rings[1]) };
-        Ok(Queue { tx, tail: 0, free_from: 0, rx, head: 0, rest: 0, next: 0 })
+        Ok(Queue { tx, tail: 0, held: (0, 0), free_from: 0, rx, head: 0, rest: 0, next: 0 })
     }
 
     /// Waits until `bytes` from the tail on, and one header more, are free.
     #[inline]
     fn reserve(&mut self, bytes: usize) {
         let fits = |tail: u64, head: u64| tail - head + bytes as u64 + 8 <= CAP as u64;
+        if !fits(self.tail, self.free_from) {
+            self.flush();
+        }
         while !fits(self.tail, self.free_from) {
             std::hint::spin_loop();
             self.free_from = self.tx.head().load(Ordering::Acquire);
         }
     }
 
-    /// Publishes a record of which `len` bytes are in place.
+    /// Adds a record of which `len` bytes are in place to the batch.
     #[inline]
     fn publish(&mut self, header: u64, len: usize) {
         let next = self.tail + 8 + len.next_multiple_of(8) as u64;
         self.tx.header(next).store(0, Ordering::Relaxed);
-        self.tx.header(self.tail).store(header, Ordering::Release);
+        if self.held.1 == 0 {
+            self.held = (self.tail, header);
+        } else {
+            self.tx.header(self.tail).store(header, Ordering::Relaxed);
+        }
         self.tail = next;
+        if next - self.held.0 >= BATCH {
+            self.flush();
+        }
+    }
+
+    /// Publishes the batch.
+    #[inline]
+    fn flush(&mut self) {
+        let (at, header) = std::mem::take(&mut self.held);
+        if header != 0 {
+            // Release: the records of the batch. The consumer's load of a header acquires it.
+            self.tx.header(at).store(header, Ordering::Release);
+        }
     }
 
     fn put(&mut self, piece: &[u8]) {
@@ -133,6 +163,7 @@ impl Link for Queue {
                         break;
                     }
                     self.rx.head().store(self.head, Ordering::Release);
+                    self.flush();
                     while self.rx.header(self.head).load(Ordering::Acquire) == 0 {
                         std::hint::spin_loop();
                     }
@@ -166,6 +197,7 @@ impl Link for Queue {
     fn finish(&mut self) -> io::Result<()> {
         self.reserve(8);
         self.publish(FIN, 0);
+        self.flush();
         Ok(())
     }
 }
@@ -186,6 +218,7 @@ mod tests {
             let message: Vec<u8> = (0..(round * 977) % 66_000 + 1).map(|i| (sent as usize + i) as u8).collect();
             client.send(&message).unwrap();
             sent = sent.wrapping_add(message.len() as u32);
+            client.flush();
             while seen != sent {
                 let room = 1 + (round * 31_337) % 65_536;
                 let n = server.recv(&mut buffer[..room]).unwrap();

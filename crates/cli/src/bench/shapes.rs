@@ -2,14 +2,19 @@
 //! kinds, more of them than CPUs, with some work in each request; stock and ours in turn.
 
 pub mod ends;
+mod map;
+mod plan;
+mod verdict;
 
 use super::accel::{clean_environment, Accel};
 use super::child::Child;
 use super::step::READY_LIMIT;
+use super::Hogs;
 use crate::locate::Pieces;
 use anyhow::{bail, Context, Result};
 use clap::{Args, ValueEnum};
-use ends::{Clients, Done, Server};
+use ends::{Clients, Done};
+use plan::{Extra, Shape};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -37,87 +42,17 @@ pub struct Shapes {
     /// Write machine, command, every value
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write a picture: one HTML file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Fail also if a shape is slower than stock, takes more CPU time, or has a longer tail
+    #[arg(long)]
+    strict: bool,
     /// Say what there is to measure
     #[arg(long)]
     list: bool,
     #[command(flatten)]
     pieces: Pieces,
-}
-
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Shape {
-    server: Server,
-    clients: Clients,
-    conns: usize,
-    /// Microseconds in each request, server and client.
-    work: [u64; 2],
-    /// Bytes of an answer.
-    size: usize,
-    quick: bool,
-}
-
-impl Shape {
-    const fn new(server: Server, clients: Clients, conns: usize, work: u64, size: usize) -> Self {
-        Shape { server, clients, conns, work: [work, 0], size, quick: false }
-    }
-    const fn quick(self) -> Self {
-        Shape { quick: true, ..self }
-    }
-    fn name(&self) -> String {
-        let kind = |v: clap::builder::PossibleValue| v.get_name().to_owned();
-        let (server, clients) = (self.server.to_possible_value(), self.clients.to_possible_value());
-        format!(
-            "{}/{}/{}/{}us{}/{}",
-            server.map(kind).unwrap_or_default(),
-            clients.map(kind).unwrap_or_default(),
-            self.conns,
-            self.work[0],
-            if self.work[1] > 0 { format!("+{}us", self.work[1]) } else { String::new() },
-            super::scenario::size_name(self.size)
-        )
-    }
-    fn request(&self) -> usize {
-        self.size.min(64)
-    }
-}
-
-/// Everything there is.
-fn all() -> Vec<Shape> {
-    use Clients as C;
-    use Server as S;
-    let shape = Shape::new;
-    let mut list = vec![
-        shape(S::Process, C::Processes, 1, 0, 8).quick(),
-        shape(S::Process, C::Processes, 4, 5, 64).quick(),
-        shape(S::Process, C::Processes, 4, 20, 64).quick(),
-        shape(S::Process, C::Processes, 4, 100, 64).quick(),
-        shape(S::Process, C::Processes, 4, 0, 64 << 10).quick(),
-        shape(S::ForkEpoll, C::Threads, 16, 0, 64).quick(),
-        shape(S::ForkEpoll, C::Threads, 16, 20, 64).quick(),
-        shape(S::Loop, C::Processes, 64, 0, 64).quick(),
-        shape(S::Loop, C::Processes, 64, 20, 64).quick(),
-        shape(S::Loop, C::Loop, 64, 5, 64).quick(),
-        shape(S::Thread, C::Threads, 8, 5, 64).quick(),
-        shape(S::Pool, C::Processes, 16, 20, 1 << 10).quick(),
-    ];
-    for server in Server::value_variants() {
-        for clients in Clients::value_variants() {
-            for conns in [1, 4, 16, 64] {
-                for work in [0, 5, 20, 100] {
-                    list.push(shape(*server, *clients, conns, work, 64));
-                }
-            }
-            list.push(shape(*server, *clients, 256, 20, 64));
-            list.push(shape(*server, *clients, 16, 1000, 64));
-            list.push(Shape { work: [20, 20], ..shape(*server, *clients, 16, 0, 64) });
-            for size in [8, 1 << 10, 16 << 10, 64 << 10, 256 << 10] {
-                list.push(shape(*server, *clients, 4, 5, size));
-            }
-        }
-    }
-    let mut seen = std::collections::BTreeSet::new();
-    list.retain(|s| seen.insert(s.name()));
-    list
 }
 
 /// One way to carry the bytes.
@@ -145,9 +80,39 @@ struct Row {
     problems: Vec<String>,
 }
 
+impl Row {
+    /// Ours to stock in each repetition; none where one of them failed.
+    fn ratios(&self, of: fn(&Sample) -> f64) -> Vec<f64> {
+        match (self.samples.first(), self.samples.last()) {
+            (Some((_, stock)), Some((_, ours))) if stock.len() == ours.len() => {
+                ours.iter().zip(stock).map(|(a, b)| of(a) / of(b)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Requests a second, ours to stock: of the medians, the lowest and the highest repetition.
+    fn rate(&self) -> Option<[f64; 3]> {
+        let [_, low, high] = spread(self.ratios(|s| s.rate));
+        let median = |(_, samples): &(&str, Vec<Sample>)| spread(samples.iter().map(|s| s.rate).collect())[0];
+        let ratio = median(self.samples.last()?) / median(self.samples.first()?);
+        ratio.is_finite().then_some([ratio, low, high])
+    }
+
+    fn measured(&self) -> Option<verdict::Measured<'_>> {
+        let [rate, _, best] = self.rate()?;
+        let low = |of| {
+            let [median, low, _] = spread(self.ratios(of));
+            verdict::Ratio { median, best: low }
+        };
+        let rate = verdict::Ratio { median: rate, best };
+        Some(verdict::Measured { shape: &self.what, rate, cpu: low(|s| s.cpu_us), p99: low(|s| s.p99_us) })
+    }
+}
+
 /// The exit status, or why nothing was measured.
 pub fn run(args: &Shapes) -> Result<i32> {
-    let mut shapes = all();
+    let mut shapes = plan::all();
     shapes.retain(|s| args.only.is_empty() || args.only.iter().any(|text| s.name().contains(text.as_str())));
     shapes.retain(|s| !args.quick || s.quick);
     if args.list {
@@ -169,6 +134,8 @@ pub fn run(args: &Shapes) -> Result<i32> {
     let reps = args.reps.map_or(if args.quick { 3 } else { 5 }, |n| n as usize);
     let secs = args.secs.unwrap_or(if args.quick { 0.3 } else { 1.0 });
     let per_us = turns_per_us();
+    let cpus = fsocket_measure::allowed_cpus()?;
+    let used = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
     let own = std::env::current_exe()?;
     let mut rows = Vec::new();
     let mut progress = fsocket_measure::Progress::new(shapes.len() * reps * ways.len());
@@ -178,7 +145,7 @@ pub fn run(args: &Shapes) -> Result<i32> {
         for _ in 0..reps {
             for (way, (_, samples)) in ways.iter().zip(&mut row.samples) {
                 progress.step(&format!("{} {}", row.shape, way.name));
-                match measure(&own, &shape, way, secs, per_us) {
+                match measure(&own, &shape, way, &Setting { secs, per_us, cpus: used }) {
                     Ok(sample) => samples.push(sample),
                     Err(e) => row.problems.push(format!("{}: {e:#}", way.name)),
                 }
@@ -187,16 +154,34 @@ pub fn run(args: &Shapes) -> Result<i32> {
         rows.push(row);
     }
     drop(progress);
-    print(&rows);
+    print(&rows, cpus.len());
+    let is_missed = judge(&rows, cpus.len());
+    let machine = fsocket_measure::shape(&used);
+    if let Some(file) = &args.report {
+        std::fs::write(file, map::page(&machine, &rows, reps)).with_context(|| file.display().to_string())?;
+    }
     if let Some(file) = &args.json {
-        let cpus = fsocket_measure::allowed_cpus()?;
-        let used = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
-        let page =
-            serde_json::json!({ "machine": fsocket_measure::shape(&used), "reps": reps, "secs": secs, "shapes": rows });
+        let page = serde_json::json!({ "machine": machine, "reps": reps, "secs": secs, "shapes": rows });
         std::fs::write(file, serde_json::to_string_pretty(&page)? + "\n")
             .with_context(|| file.display().to_string())?;
     }
-    Ok(rows.iter().any(|r| !r.problems.is_empty()) as i32)
+    Ok((rows.iter().any(|r| !r.problems.is_empty()) || args.strict && is_missed) as i32)
+}
+
+/// Says how many shapes miss a bar, and the means. True: something is missed.
+fn judge(rows: &[Row], cpus: usize) -> bool {
+    let measured: Vec<_> = rows.iter().filter_map(Row::measured).collect();
+    let below = measured.iter().filter(|m| !verdict::missed(m, cpus).is_empty()).count();
+    println!("{} shapes, {below} below stock in rate, CPU time or tail by more than their spread", measured.len());
+    let means = verdict::means(&measured, cpus);
+    for m in &means {
+        let verdict = if m.is_missed() { "MISSED" } else { "ok" };
+        println!(
+            "more runnable threads than CPUs, {} us of work: {:.2} of stock (geometric mean of {}), bar {}: {verdict}",
+            m.work, m.mean, m.shapes, m.bar
+        );
+    }
+    below > 0 || means.iter().any(verdict::Mean::is_missed)
 }
 
 /// Turns of [`ends::work`] in a microsecond, when nothing interrupts it.
@@ -211,7 +196,18 @@ fn turns_per_us() -> f64 {
     TURNS as f64 / (best.as_secs_f64() * 1e6)
 }
 
-fn measure(own: &Path, shape: &Shape, way: &Way, secs: f64, per_us: f64) -> Result<Sample> {
+/// What all measurements have in common.
+struct Setting {
+    secs: f64,
+    /// Turns of [`ends::work`] in a microsecond.
+    per_us: f64,
+    cpus: [usize; 2],
+}
+
+fn measure(own: &Path, shape: &Shape, way: &Way, setting: &Setting) -> Result<Sample> {
+    let secs = setting.secs;
+    let _hogs = (shape.extra == Extra::Hogs).then(|| Hogs::start(&setting.cpus, 1));
+    let cpus = if shape.extra == Extra::Pinned { setting.cpus.map(Some) } else { [None; 2] };
     let before = way.accel.as_ref().map(|a| a.report()).transpose()?;
     let command = |role: &str, kind: Option<clap::builder::PossibleValue>, work: u64| {
         let mut c = Command::new(own);
@@ -221,12 +217,18 @@ fn measure(own: &Path, shape: &Shape, way: &Way, secs: f64, per_us: f64) -> Resu
         }
         let number = |n: usize| n.to_string();
         c.args(["bench-shape", role, kind.as_ref().map_or("", |k| k.get_name())]);
-        c.args(["--work", &((work as f64 * per_us) as u64).to_string(), "--secs", &secs.to_string()]);
+        c.args(["--work", &((work as f64 * setting.per_us) as u64).to_string(), "--secs", &secs.to_string()]);
         c.args(["--request", &number(shape.request()), "--answer", &number(shape.size)]);
+        match shape.extra {
+            Extra::Pipeline(n) => drop(c.args(["--pipeline", &number(n)])),
+            Extra::Think(us) => drop(c.args(["--think", &us.to_string()])),
+            Extra::Short => drop(c.arg("--short")),
+            Extra::Nothing | Extra::Hogs | Extra::Pinned => {}
+        }
         c.stdin(Stdio::piped());
         c
     };
-    let mut server = Child::spawn(command("--server", shape.server.to_possible_value(), shape.work[0]), None)?;
+    let mut server = Child::spawn(command("--server", shape.server.to_possible_value(), shape.work[0]), cpus[0])?;
     let port = server.line(READY_LIMIT)?;
     let (processes, each) = match shape.clients {
         Clients::Processes => (shape.conns, 1),
@@ -236,7 +238,7 @@ fn measure(own: &Path, shape: &Shape, way: &Way, secs: f64, per_us: f64) -> Resu
     for _ in 0..processes {
         let mut c = command("--clients", shape.clients.to_possible_value(), shape.work[1]);
         c.args(["--port", &port, "--conns", &each.to_string()]);
-        clients.push(Child::spawn(c, None)?);
+        clients.push(Child::spawn(c, cpus[1])?);
     }
     for c in &mut clients {
         c.line(READY_LIMIT)?;
@@ -294,7 +296,7 @@ fn spread(values: Vec<f64>) -> [f64; 3] {
     [fsocket_measure::median(&values), lowest, highest].map(|v| v.unwrap_or(f64::NAN))
 }
 
-fn print(rows: &[Row]) {
+fn print(rows: &[Row], cpus: usize) {
     let mut table = comfy_table::Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_header([
@@ -306,8 +308,10 @@ fn print(rows: &[Row]) {
         "CPU us",
         "p50 us",
         "p99 us",
+        "below stock",
     ]);
     for row in rows {
+        let below = row.measured().map_or_else(String::new, |m| verdict::missed(&m, cpus).join(" "));
         for (k, (way, samples)) in row.samples.iter().enumerate() {
             let of = |f: fn(&Sample) -> f64| spread(samples.iter().map(f).collect())[0];
             let ratios = samples.iter().zip(&row.samples[0].1).map(|(a, stock)| a.rate / stock.rate).collect();
@@ -321,6 +325,7 @@ fn print(rows: &[Row]) {
                 format!("{:.1}", of(|s| s.cpu_us)),
                 format!("{:.1}", of(|s| s.p50_us)),
                 format!("{:.1}", of(|s| s.p99_us)),
+                if *way == "ours" { below.clone() } else { String::new() },
             ]);
         }
         for problem in &row.problems {

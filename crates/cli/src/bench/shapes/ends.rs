@@ -59,6 +59,15 @@ pub struct End {
     /// Bytes of an answer
     #[arg(long, default_value_t = 64)]
     answer: usize,
+    /// Requests that a client sends at once
+    #[arg(long, default_value_t = 1)]
+    pipeline: usize,
+    /// Microseconds for which a client sleeps before each request
+    #[arg(long, default_value_t = 0)]
+    think: u64,
+    /// A connection for each request
+    #[arg(long)]
+    short: bool,
     #[arg(long, default_value_t = 1.0)]
     secs: f64,
 }
@@ -78,9 +87,10 @@ impl Done {
             *self.latency.entry(*bucket).or_default() += n;
         }
     }
-    fn note(&mut self, ns: u64) {
-        self.requests += 1;
-        *self.latency.entry(bucket(ns)).or_default() += 1;
+    /// `n` requests were answered `ns` after they were sent.
+    fn note(&mut self, n: usize, ns: u64) {
+        self.requests += n as u64;
+        *self.latency.entry(bucket(ns)).or_default() += n as u64;
     }
     /// Nanoseconds.
     pub fn quantile(&self, q: f64) -> f64 {
@@ -351,10 +361,10 @@ fn load(kind: Clients, args: &End) -> io::Result<()> {
         let threads: Vec<_> = fds
             .iter()
             .map(|&fd| {
-                let (gate, request, answer, turns) = (gate.clone(), args.request, args.answer, args.work);
+                let (gate, asked) = (gate.clone(), Asked::of(args));
                 std::thread::spawn(move || {
                     gate.wait();
-                    ask(fd, (request, answer, turns), limit)
+                    ask(fd, &asked, limit)
                 })
             })
             .collect();
@@ -367,7 +377,7 @@ fn load(kind: Clients, args: &End) -> io::Result<()> {
         go(&mut input)?;
         done = match kind {
             Clients::Loop => ask_loop(&fds, args, limit)?,
-            _ => ask(fds[0], (args.request, args.answer, args.work), limit)?,
+            _ => ask(fds[0], &Asked::of(args), limit)?,
         };
     }
     println!("{}", serde_json::to_string(&done)?);
@@ -375,30 +385,67 @@ fn load(kind: Clients, args: &End) -> io::Result<()> {
     Ok(())
 }
 
-fn ask(fd: RawFd, (request, answer, turns): (usize, usize, u64), limit: Duration) -> io::Result<Done> {
-    let (question, mut buffer) = (vec![b'q'; request], vec![0; answer]);
+/// What a client asks for, again and again.
+struct Asked {
+    port: u16,
+    /// Requests sent at once.
+    pipeline: usize,
+    /// Bytes of those, and of their answers.
+    bytes: (usize, usize),
+    /// Turns of [`work`] for those.
+    turns: u64,
+    think: Duration,
+    short: bool,
+}
+
+impl Asked {
+    fn of(args: &End) -> Self {
+        let n = args.pipeline;
+        Asked {
+            port: args.port,
+            pipeline: n,
+            bytes: (n * args.request, n * args.answer),
+            turns: n as u64 * args.work,
+            think: Duration::from_micros(args.think),
+            short: args.short,
+        }
+    }
+}
+
+fn ask(mut fd: RawFd, asked: &Asked, limit: Duration) -> io::Result<Done> {
+    let (question, mut buffer) = (vec![b'q'; asked.bytes.0], vec![0; asked.bytes.1]);
     let mut done = Done::default();
     let started = Instant::now();
     let mut last = started;
     while last - started < limit {
+        if !asked.think.is_zero() {
+            std::thread::sleep(asked.think);
+            last = Instant::now();
+        }
         send(fd, &question)?;
         let mut got = 0;
-        while got < answer {
+        while got < buffer.len() {
             match receive(fd, &mut buffer[got..])? {
                 Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 n => got += n.unwrap_or(0),
             }
         }
-        work(turns);
+        if asked.short {
+            // SAFETY: ours, and asked no more.
+            unsafe { libc::close(fd) };
+            fd = connect(asked.port)?;
+        }
+        work(asked.turns);
         let now = Instant::now();
-        done.note((now - last).as_nanos() as u64);
+        done.note(asked.pipeline, (now - last).as_nanos() as u64);
         last = now;
     }
     Ok(done)
 }
 
 fn ask_loop(fds: &[RawFd], args: &End, limit: Duration) -> io::Result<Done> {
-    let (question, mut buffer) = (vec![b'q'; args.request], vec![0; args.answer]);
+    let asked = Asked::of(args);
+    let (question, mut buffer) = (vec![b'q'; asked.bytes.0], vec![0; asked.bytes.1]);
     let epoll = Epoll::new()?;
     let mut done = Done::default();
     let started = Instant::now();
@@ -414,14 +461,14 @@ fn ask_loop(fds: &[RawFd], args: &End, limit: Duration) -> io::Result<Done> {
     while now - started < limit {
         for fd in epoll.wait(&mut evs, 1000)? {
             let Some((got, since)) = open.get_mut(&fd) else { continue };
-            match receive(fd, &mut buffer[..args.answer - *got])? {
+            match receive(fd, &mut buffer[..asked.bytes.1 - *got])? {
                 Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 n => *got += n.unwrap_or(0),
             }
-            if *got == args.answer {
-                work(args.work);
+            if *got == asked.bytes.1 {
+                work(asked.turns);
                 now = Instant::now();
-                done.note((now - *since).as_nanos() as u64);
+                done.note(asked.pipeline, (now - *since).as_nanos() as u64);
                 (*got, *since) = (0, now);
                 send(fd, &question)?;
             }
@@ -438,7 +485,7 @@ mod tests {
     #[test]
     fn quantiles_are_found_again() {
         let mut d = Done::default();
-        (1..=1000).for_each(|n| d.note(n * 1000));
+        (1..=1000).for_each(|n| d.note(1, n * 1000));
         assert!((d.quantile(0.5) / 500_000.0 - 1.0).abs() < 0.05);
         assert!((d.quantile(0.99) / 990_000.0 - 1.0).abs() < 0.05);
     }

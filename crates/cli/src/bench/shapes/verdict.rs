@@ -1,0 +1,101 @@
+//! Whether a shape is at least as fast as over loopback TCP.
+//!
+//! A measure that is missed by less than the spread of its repetitions counts as met: `best` is what
+//! the best of the repetitions says.
+
+use super::plan::Shape;
+
+/// Requests a second, of stock's.
+const RATE: f64 = 0.97;
+/// 99 % of the requests are answered within so many times stock's time.
+const TAIL: f64 = 1.2;
+/// Geometric means of requests a second, of stock's, over the shapes with more runnable threads than
+/// CPUs and so many microseconds of work in a request.
+const MEANS: [(u64, f64); 3] = [(5, 1.7), (20, 1.25), (100, 1.03)];
+
+/// Ours to stock in one quantity: of the medians, and in the repetition that is best for us.
+#[derive(Debug, Clone, Copy)]
+pub struct Ratio {
+    pub median: f64,
+    pub best: f64,
+}
+
+/// What was measured of one shape.
+pub struct Measured<'a> {
+    pub shape: &'a Shape,
+    pub rate: Ratio,
+    pub cpu: Ratio,
+    pub p99: Ratio,
+}
+
+/// The names of the bars that a shape misses.
+pub fn missed(m: &Measured, cpus: usize) -> Vec<&'static str> {
+    let at_most = |r: Ratio, bar: f64| r.median <= bar || r.best <= bar;
+    let mut list = Vec::new();
+    if m.rate.median < RATE && m.rate.best < 1.0 {
+        list.push("rate");
+    }
+    if m.shape.is_crowded(cpus) && !at_most(m.cpu, 1.0) {
+        list.push("cpu");
+    }
+    if !at_most(m.p99, TAIL) {
+        list.push("p99");
+    }
+    list
+}
+
+/// A geometric mean and its bar.
+pub struct Mean {
+    pub work: u64,
+    pub shapes: usize,
+    pub mean: f64,
+    pub bar: f64,
+}
+
+impl Mean {
+    pub fn is_missed(&self) -> bool {
+        self.mean < self.bar
+    }
+}
+
+/// Those of which something was measured.
+pub fn means(all: &[Measured], cpus: usize) -> Vec<Mean> {
+    let of = |(work, bar): (u64, f64)| {
+        let chosen = all.iter().filter(|m| m.shape.work[0] == work && m.shape.is_crowded(cpus));
+        let logs: Vec<f64> = chosen.map(|m| m.rate.median.ln()).collect();
+        let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+        (!logs.is_empty()).then_some(Mean { work, shapes: logs.len(), mean, bar })
+    };
+    MEANS.into_iter().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::shapes::plan;
+
+    fn ratio(median: f64, best: f64) -> Ratio {
+        Ratio { median, best }
+    }
+
+    #[test]
+    fn what_is_within_the_spread_is_met() {
+        let shapes = plan::all();
+        let shape = shapes.iter().find(|s| s.is_crowded(2) && s.work[0] == 5).unwrap();
+        let good = || Measured { shape, rate: ratio(0.96, 1.01), cpu: ratio(1.1, 0.99), p99: ratio(1.3, 1.1) };
+        assert!(missed(&good(), 2).is_empty());
+        let rate = Measured { rate: ratio(0.96, 0.99), ..good() };
+        let cpu = Measured { cpu: ratio(1.1, 1.01), ..good() };
+        let p99 = Measured { p99: ratio(1.3, 1.25), ..good() };
+        assert_eq!([rate, cpu, p99].map(|m| missed(&m, 2)), [vec!["rate"], vec!["cpu"], vec!["p99"]]);
+        let means = means(&[good(), Measured { rate: ratio(4.0, 4.0), ..good() }], 2);
+        assert!(means.len() == 1 && (means[0].mean - (0.96f64 * 4.0).sqrt()).abs() < 1e-9 && !means[0].is_missed());
+    }
+
+    #[test]
+    fn names_are_different() {
+        let shapes = plan::all();
+        let names: std::collections::BTreeSet<String> = shapes.iter().map(plan::Shape::name).collect();
+        assert!(names.len() == shapes.len() && shapes.iter().filter(|s| s.quick).count() < 16);
+    }
+}
