@@ -397,6 +397,7 @@ pub fn before_fork() {
 }
 
 /// In a forked child: no wakers, nothing armed on our behalf.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     item::reset_lock_after_fork();
     for i in 0..EPS.len() {

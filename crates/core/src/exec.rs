@@ -42,6 +42,7 @@ pub struct Next {
 /// then closes it.
 static LOOSE: AtomicI32 = AtomicI32::new(-1);
 /// One at a time.
+#[link_section = ".data.fsocket_start"]
 static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
@@ -268,9 +269,8 @@ fn done_with(fd: i32) {
 /// In a forked child: a successor that another thread of the parent is starting.
 pub fn become_child() {
     SPAWNING.reset_after_fork();
-    let fd = LOOSE.swap(-1, Ordering::AcqRel);
-    if fd >= 0 {
-        process::close_own(fd);
+    if LOOSE.load(Ordering::Relaxed) >= 0 {
+        process::close_own(LOOSE.swap(-1, Ordering::AcqRel));
     }
 }
 

@@ -21,6 +21,7 @@ struct Prepared {
     locked: [bool; LOCKS.len()],
 }
 const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, locked: [false; LOCKS.len()] };
+#[link_section = ".data.fsocket_start"]
 static PREPARED: Lock<Prepared> = Lock::new(NOTHING);
 
 /// ... and no other thread, which might just be about to begin something.
@@ -64,7 +65,11 @@ fn prepare_all() {
             s.extra_holders.fetch_add(1, Ordering::AcqRel);
         }
     }
-    let locked = LOCKS.map(|lock| (lock.take)());
+    // Without another thread nobody is in the middle of what these locks guard, and each of them
+    // would be another page that both processes write.
+    let alone = process::is_single_threaded();
+    process::note_alone(alone);
+    let locked = LOCKS.map(|lock| !alone && (lock.take)());
     if let Ok(mut p) = PREPARED.lock() {
         *p = Prepared { nonce, fd, locked };
     }
@@ -109,6 +114,7 @@ pub fn child() {
 }
 
 #[inline(never)]
+#[link_section = ".text.fsocket_start"]
 fn child_of_all() {
     // A signal handler may have sent between `prepare` and the fork.
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).for_each(table::Desc::forget_owners);

@@ -2,7 +2,7 @@
 
 use crate::{
     arena, asleep, cancel, chan, ctl, epoll, exec, listen, making, opts, peers, pidfd_transfer, pool, process, route,
-    table, upgrade, uring, waker, zone,
+    table, unhooked, upgrade, uring, waker, zone,
 };
 
 /// A descriptor of ours got another number. The first that has it answers true.
@@ -46,13 +46,14 @@ pub const CHILD_BEFORE: [fn(); 5] =
     [arena::become_child, exec::become_child, uring::become_child, cancel::become_child, peers::become_child];
 
 /// After that, from the bottom to the top.
-pub const CHILD_AFTER: [fn(); 13] = [
+pub const CHILD_AFTER: [fn(); 14] = [
     route::reset_after_fork,
     waker::become_child,
     chan::become_child,
     listen::become_child,
     table::become_child,
     making::become_child,
+    unhooked::become_child,
     pidfd_transfer::become_child,
     upgrade::become_child,
     opts::before::become_child,

@@ -63,6 +63,7 @@ static LISTENERS: [Listener; MAX] = [const {
 }; MAX];
 
 /// Entries that were ever used: a fork must not touch all of them.
+#[link_section = ".data.fsocket_start"]
 static USED: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn used() -> &'static [Listener] {
@@ -279,6 +280,7 @@ pub fn any() -> bool {
 }
 
 /// In a forked child: registered nowhere yet.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     for l in used() {
         l.worker.store(0, Ordering::Relaxed);

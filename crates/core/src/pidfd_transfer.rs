@@ -117,6 +117,7 @@ pub fn answer() {
 }
 
 /// In a forked child: what was asked was the parent.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     ASKED.become_child(drop);
 }

@@ -10,6 +10,7 @@
 //! The same goes for io_uring: a ring that was made neither through libc nor through
 //! liburing ([`crate::uring`]).
 
+use crate::cow::Sparing;
 use crate::table::{self};
 use crate::upcalls::upcalls;
 use crate::uring::rings;
@@ -18,6 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;
 
+#[link_section = ".data.fsocket_start"]
 static LOOKS: AtomicU32 = AtomicU32::new(0);
 /// So often we look every time, then every that many times: a look costs some
 /// 0.1 us a number, and such programs make their instance before they wait.
@@ -42,7 +44,16 @@ pub fn noticed() -> bool {
 
 /// As [`noticed`], and not only now and then: before something that others see.
 pub fn noticed_now() -> bool {
+    LOOKS.fetch_add(1, Ordering::Relaxed);
     process::enabled() && look(true)
+}
+
+/// In a forked child. The parent has looked at what the child has inherited. A child that serves one
+/// connection looks for instances when it begins, and for rings, which costs more, only if it goes on.
+pub fn become_child() {
+    if LOOKS.load(Ordering::Relaxed) != 0 {
+        LOOKS.put(5);
+    }
 }
 
 fn look(rings: bool) -> bool {

@@ -585,6 +585,7 @@ pub fn answer() {
 }
 
 /// In a forked child: the parent answers.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     ASKED.become_child(|a| {
         let _ = sys::close(a.fd);

@@ -32,6 +32,7 @@ pub mod shared;
 pub mod successor;
 pub mod watch;
 
+use crate::cow::Sparing;
 use crate::process;
 use crate::table::{self, kind, Desc};
 use crate::upcalls::watcher;
@@ -216,10 +217,12 @@ pub fn at_exit() {
 }
 
 /// In a forked child: the parent's local listen sockets are not ours.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     for z in used() {
         z.change.reset_after_fork();
-        let n = (z.n.swap(0, Ordering::Relaxed) as usize).min(LOCALS);
+        let n = (z.n.load(Ordering::Relaxed) as usize).min(LOCALS);
+        z.n.put(0);
         for l in &z.locals[..n] {
             if l.thread.swap(0, Ordering::Relaxed) != 0 {
                 process::close_own(l.fd.swap(-1, Ordering::Relaxed));
@@ -230,13 +233,13 @@ pub fn become_child() {
             }
         }
         z.peers.become_child();
-        z.inherited.store(true, Ordering::Relaxed);
+        z.inherited.put(true);
         z.shared.become_child();
-        z.group.store(0, Ordering::Relaxed);
-        z.left.store(0, Ordering::Relaxed);
-        z.unseen.store(false, Ordering::Relaxed);
+        z.group.put(0);
+        z.left.put(0);
+        z.unseen.put(false);
         z.dwell.reset();
-        z.first.store(0, Ordering::Relaxed);
+        z.first.put(0);
         z.watches.clear();
     }
 }

@@ -16,11 +16,13 @@ const MAPPED_MAX: usize = 128;
 #[link_section = ".data.fsocket_start"]
 pub static FAILED: AtomicBool = AtomicBool::new(false);
 
-pub static LOCK: Lock<Free> = Lock::new(Free { list: [0; FREE], n: 0, scan: 0 });
+pub static LOCK: Lock<Free> = Lock::new(Free { of: 0, list: [0; FREE], n: 0, scan: 0 });
 
 pub const FREE: usize = 256;
 
 pub struct Free {
+    /// The arena whose sockets these are; a forked child makes another one.
+    pub of: usize,
     pub list: [u32; FREE],
     pub n: usize,
     pub scan: u32,
@@ -70,8 +72,4 @@ pub fn become_child() {
     ARENA.store(core::ptr::null_mut(), Ordering::Release);
     FAILED.store(false, Ordering::Relaxed);
     LOCK.reset_after_fork();
-    if let Ok(mut f) = LOCK.lock() {
-        f.n = 0;
-        f.scan = 0;
-    }
 }

@@ -215,6 +215,7 @@ pub fn alive() -> Option<i32> {
 /// died? Asks the kernel a few times a second at most.
 pub fn notice() {
     const EVERY_US: u64 = 100_000;
+    #[link_section = ".data.fsocket_start"]
     static LAST: AtomicU64 = AtomicU64::new(0);
     let now = sys::cpu::ticks();
     if dead() || now.wrapping_sub(LAST.load(Ordering::Relaxed)) < EVERY_US * sys::cpu::ticks_per_us() {
@@ -539,6 +540,7 @@ pub fn unlock_after_fork() {
 }
 
 /// In a forked child: the inherited socket is the parent's.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child(own: Option<i32>) {
     let old = FD.swap(-1, Ordering::AcqRel);
     if old >= 0 {

@@ -10,4 +10,4 @@ pub mod space;
 pub mod table;
 pub mod upcalls;
 
-use fsocket_runtime::{bits, keeping, lock, options, process, registry, rights, sealed, slab, spin, stats};
+use fsocket_runtime::{bits, cow, keeping, lock, options, process, registry, rights, sealed, slab, spin, stats};

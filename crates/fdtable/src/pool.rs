@@ -24,11 +24,13 @@ struct Pool {
     e: [Entry; MAX],
     n: usize,
 }
+#[link_section = ".data.fsocket_start"]
 static POOL: Lock<Pool> =
     Lock::new(Pool { e: [Entry { fd: -1, family: 0, nonblock: false, cloexec: false }; MAX], n: 0 });
 
 /// No descriptor number below this is free in the kernel, as far as we saw.
 /// The pool hands out a number only if the kernel would have chosen it too.
+#[link_section = ".data.fsocket_start"]
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 
 /// The kernel has just given out `fd`: all below are taken.
@@ -157,6 +159,9 @@ pub fn forget(fd: i32) {
 
 /// Close all; true if there were any.
 pub fn drain() -> bool {
+    if HELD.next(0, TOP as u32).is_none() {
+        return false;
+    }
     let Ok(mut p) = POOL.lock() else { return false };
     let n = p.n;
     for e in &p.e[..n] {

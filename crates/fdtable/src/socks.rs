@@ -93,6 +93,9 @@ pub fn alloc_sock() -> Option<&'static Sock> {
     let base = arena()?;
     let h = header()?;
     let mut f = LOCK.lock().ok()?;
+    if f.of != base as usize {
+        (f.of, f.n, f.scan) = (base as usize, 0, 0);
+    }
     let claim = |i: u32| {
         let s = sock_at(base, i);
         s.state
@@ -134,7 +137,7 @@ pub fn free_sock(s: &Sock) {
         return; // lives in the arena of a parent
     }
     if let Ok(mut f) = LOCK.lock() {
-        if f.n < FREE {
+        if f.of == base && f.n < FREE {
             let n = f.n;
             f.list[n] = ((at - first) / core::mem::size_of::<Sock>()) as u32;
             f.n += 1;

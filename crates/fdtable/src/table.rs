@@ -3,6 +3,7 @@
 //! A number that is not in the table is the kernel's alone, and costs one load
 //! per call. Entries are private to the process (a forked child has a copy).
 
+use crate::cow::Sparing;
 use crate::slab::{Slab, Slot};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use fsocket_abi::arena::{Half, Sock};
@@ -20,6 +21,7 @@ static FDS: [AtomicPtr<Desc>; MAX_FD] = [const { AtomicPtr::new(core::ptr::null_
 pub static DESCS: Slab<Desc> = Slab::new(1 << 18);
 
 /// One more than the highest number ever entered.
+#[link_section = ".data.fsocket_start"]
 static TOP: AtomicUsize = AtomicUsize::new(0);
 
 /// What a descriptor is, [`Desc::kind`].
@@ -203,8 +205,8 @@ impl Desc {
     }
     /// In another process the same thread is somebody else.
     pub fn forget_owners(&self) {
-        self.set_sender(0);
-        self.set_receiver(0);
+        self.sender.put(0);
+        self.receiver.put(0);
     }
 
     // The accessors below are for descriptors of kind CONN. A descriptor is
@@ -403,9 +405,11 @@ struct Retired {
     first: u32,
     last: u32,
 }
+#[link_section = ".data.fsocket_start"]
 static RETIRED: crate::lock::Lock<Retired> = crate::lock::Lock::new(Retired { first: 0, last: 0 });
 
 /// In a forked child.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     RETIRED.reset_after_fork();
     // The parent's threads may be on their way; we are alone.

@@ -8,6 +8,7 @@
 #![no_std]
 
 pub mod bits;
+pub mod cow;
 pub mod faults;
 pub mod heartbeat;
 pub mod inspect;

@@ -88,8 +88,11 @@ impl<T> Lock<T> {
     /// In a forked child: no other thread exists, whoever held it is gone. True: somebody held it,
     /// and was perhaps changing the value.
     pub fn reset_after_fork(&self) -> bool {
-        self.waiting.store(0, Ordering::Relaxed);
-        self.owner.swap(0, Ordering::AcqRel) != 0
+        // Most are free, and lie in pages that nothing else writes.
+        if self.waiting.load(Ordering::Relaxed) != 0 {
+            self.waiting.store(0, Ordering::Relaxed);
+        }
+        self.is_held() && self.owner.swap(0, Ordering::AcqRel) != 0
     }
 }
 

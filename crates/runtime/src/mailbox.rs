@@ -49,6 +49,9 @@ impl<T: Copy, const ROOM: usize> Mailbox<T, ROOM> {
 
     /// In a forked child: what was asked was the parent. `each` drops what came with a request.
     pub fn become_child(&self, each: impl FnMut(T)) {
+        if self.waiting.load(Ordering::Relaxed) == 0 && !self.requests.is_held() {
+            return;
+        }
         if self.requests.reset_after_fork() {
             // A request may have been written half.
             if let Ok(mut requests) = self.requests.lock() {

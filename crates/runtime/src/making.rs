@@ -1,5 +1,6 @@
 //! Epoll instances that are just being made.
 
+use crate::cow::Sparing;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Instances that other threads make through us: begun, and known to our tables. Between the
@@ -18,7 +19,7 @@ pub fn making<T>(make: impl FnOnce() -> T) -> T {
 
 /// In a forked child: who made one is not here.
 pub fn become_child() {
-    ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
+    ENDED.put(BEGUN.load(Ordering::SeqCst));
 }
 
 /// How many have been made, and are where they belong.

@@ -104,6 +104,20 @@ pub fn thread() -> u64 {
     sys::cpu::thread_id() ^ TAG.load(Ordering::Relaxed)
 }
 
+/// Had the process before the last fork one thread?
+#[link_section = ".data.fsocket_start"]
+static WAS_ALONE: AtomicBool = AtomicBool::new(false);
+
+/// Before a fork; for [`was_alone`].
+pub fn note_alone(alone: bool) {
+    WAS_ALONE.store(alone, Ordering::Relaxed);
+}
+
+/// In a forked child: no other thread of the parent's can have been in the middle of something.
+pub fn was_alone() -> bool {
+    WAS_ALONE.load(Ordering::Relaxed)
+}
+
 /// Has this process never had a second thread? (False: nobody knows.)
 pub fn is_single_threaded() -> bool {
     let word = SINGLE_THREADED.load(Ordering::Relaxed);
@@ -153,6 +167,14 @@ static PID: AtomicU32 = AtomicU32::new(0);
 #[link_section = ".data.fsocket_start"]
 static PID_NAMESPACE: AtomicU32 = AtomicU32::new(0);
 const UNKNOWN: u32 = u32::MAX;
+/// Children may be in another process namespace than this process.
+#[link_section = ".data.fsocket_start"]
+static CHILDREN_ELSEWHERE: AtomicBool = AtomicBool::new(false);
+
+/// The process has moved to other namespaces, or its children will.
+pub fn namespaces_changed() {
+    CHILDREN_ELSEWHERE.store(true, Ordering::Relaxed);
+}
 
 #[inline]
 pub fn pid() -> u32 {
@@ -184,7 +206,9 @@ pub fn pid_namespace() -> u32 {
 pub fn become_another(nonce: u64) {
     set_nonce(nonce);
     PID.store(0, Ordering::Relaxed);
-    PID_NAMESPACE.store(0, Ordering::Relaxed);
+    if CHILDREN_ELSEWHERE.load(Ordering::Relaxed) {
+        PID_NAMESPACE.store(0, Ordering::Relaxed);
+    }
     stats::detach();
 }
 

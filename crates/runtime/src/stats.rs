@@ -13,6 +13,7 @@ struct Page(core::cell::UnsafeCell<[u64; 64 + 64 + 8]>);
 // SAFETY: reached only as `Stats`, whose fields are atomics.
 unsafe impl Sync for Page {}
 
+#[link_section = ".data.fsocket_start"]
 static NOW: AtomicPtr<Stats> = AtomicPtr::new(core::ptr::null_mut());
 
 #[inline(always)]

@@ -7,7 +7,7 @@
 
 use crate::conn::Hold;
 use crate::upcalls::watcher;
-use crate::{cancel, peers, waker};
+use crate::{cancel, peers, process, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use fsocket_sync::atomic::AtomicU32 as Word;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -18,13 +18,8 @@ const GROUP: usize = 8;
 /// Descriptions that one operation holds, at most.
 pub const HOLDS: usize = 16;
 
-/// Whose the places of a group are, as `pthread_self` has it; 0: free. A line, looked
-/// at as a whole.
-#[repr(align(64))]
-struct Owners([AtomicU64; GROUP]);
 /// No thread's.
 const BEING_TAKEN: u64 = 1;
-static OWNERS: [Owners; GROUPS] = [const { Owners([const { AtomicU64::new(0) }; GROUP]) }; GROUPS];
 
 /// What is written down of a sleep.
 pub struct Place {
@@ -44,29 +39,46 @@ pub struct Place {
     /// It waits in the instance as one in which nothing is ours.
     plain: AtomicBool,
     inside: AtomicBool,
-    /// See [`crate::peers::beside`]; -1: none.
+    /// The descriptor + 1 of [`crate::peers::beside`]; 0: none.
     beside: AtomicI32,
     /// A signal is on its way, and means nothing to the program.
     poked: AtomicBool,
 }
 
-static PLACE: [[Place; GROUP]; GROUPS] = [const {
-    [const {
-        Place {
-            frame: AtomicUsize::new(0),
-            mark: AtomicU64::new(0),
-            word: AtomicUsize::new(0),
-            sleeps: AtomicBool::new(false),
-            hold: [const { AtomicU32::new(0) }; HOLDS],
-            waker: AtomicU32::new(0),
-            ep: AtomicU32::new(0),
-            plain: AtomicBool::new(false),
-            inside: AtomicBool::new(false),
-            beside: AtomicI32::new(-1),
-            poked: AtomicBool::new(false),
-        }
-    }; GROUP]
+/// Owners, of each place as `pthread_self` has it (0: free; a line, looked at as a whole), beside
+/// their places: a thread of a forked child copies one page when it sleeps.
+#[repr(C, align(64))]
+struct Group {
+    owners: [AtomicU64; GROUP],
+    places: [Place; GROUP],
+}
+
+static SLEEPS: [Group; GROUPS] = [const {
+    Group {
+        owners: [const { AtomicU64::new(0) }; GROUP],
+        places: [const {
+            Place {
+                frame: AtomicUsize::new(0),
+                mark: AtomicU64::new(0),
+                word: AtomicUsize::new(0),
+                sleeps: AtomicBool::new(false),
+                hold: [const { AtomicU32::new(0) }; HOLDS],
+                waker: AtomicU32::new(0),
+                ep: AtomicU32::new(0),
+                plain: AtomicBool::new(false),
+                inside: AtomicBool::new(false),
+                beside: AtomicI32::new(0),
+                poked: AtomicBool::new(false),
+            }
+        }; GROUP],
+    }
 }; GROUPS];
+
+impl Group {
+    fn pairs(&'static self) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)> {
+        self.owners.iter().zip(&self.places)
+    }
+}
 
 /// What a sleep is about.
 #[derive(Default)]
@@ -86,7 +98,7 @@ pub struct On<'a> {
 /// The places of a thread's group, and whose they are.
 fn near(thread: u64) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)> {
     let group = ((thread >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize % GROUPS;
-    OWNERS[group].0.iter().zip(&PLACE[group])
+    SLEEPS[group].pairs()
 }
 
 /// Those that are a thread's.
@@ -131,14 +143,14 @@ pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
 
 /// A descriptor of a sleep got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
-    let swap = |p: &Place| p.beside.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    PLACE.iter().flatten().any(swap)
+    let swap = |p: &Place| p.beside.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    SLEEPS.iter().flat_map(|g| &g.places).any(swap)
 }
 
 /// How many threads sleep in the epoll instance with this index.
 #[cold]
 pub fn threads_in(ep: u32) -> u32 {
-    let places = OWNERS.iter().zip(&PLACE).flat_map(|(owners, places)| owners.0.iter().zip(places));
+    let places = SLEEPS.iter().flat_map(Group::pairs);
     let sleeps = |p: &Place| p.sleeps.load(Ordering::SeqCst) && p.ep.load(Ordering::Relaxed) == ep + 1;
     places.filter(|(owner, p)| owner.load(Ordering::SeqCst) > BEING_TAKEN && sleeps(p)).count() as u32
 }
@@ -199,7 +211,7 @@ fn enter(on: &On, Mark(mark): &Mark) -> Option<(&'static AtomicU64, &'static Pla
     p.ep.store(index(on.ep), Ordering::Relaxed);
     p.plain.store(on.plain, Ordering::Relaxed);
     p.inside.store(on.inside, Ordering::Relaxed);
-    p.beside.store(on.beside.unwrap_or(-1), Ordering::Relaxed);
+    p.beside.store(on.beside.map_or(0, |fd| fd + 1), Ordering::Relaxed);
     p.poked.store(false, Ordering::Relaxed);
     owner.store(me, Ordering::Release);
     Some((owner, p))
@@ -247,7 +259,7 @@ impl Place {
         core::array::from_fn(|i| self.hold[i].load(Ordering::Acquire))
     }
     fn take_beside(&self) -> Option<i32> {
-        Some(self.beside.swap(-1, Ordering::AcqRel)).filter(|fd| *fd >= 0)
+        self.beside.swap(0, Ordering::AcqRel).checked_sub(1).filter(|fd| *fd >= 0)
     }
 }
 
@@ -293,8 +305,11 @@ fn disturb(thread: u64, first: bool, poke: impl Fn()) -> bool {
 /// and what the others held is let go. (They went on while the memory was copied: what
 /// is seen of a hold may be its place without its reference.)
 pub fn become_child() {
+    if process::was_alone() {
+        return;
+    }
     let me = me();
-    for (owner, p) in OWNERS.iter().zip(&PLACE).flat_map(|(o, p)| o.0.iter().zip(p)) {
+    for (owner, p) in SLEEPS.iter().flat_map(Group::pairs) {
         let whose = owner.load(Ordering::Relaxed);
         if whose == me || whose == 0 {
             continue;

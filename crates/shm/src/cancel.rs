@@ -6,6 +6,7 @@
 //! everything is given back, and the hook, where nothing is left to clean up, calls
 //! `pthread_testcancel`. ADR 31.
 
+use crate::cow::Sparing;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
@@ -140,9 +141,9 @@ pub fn due() -> bool {
 /// In a forked child: one thread is left, which glibc knows to be cancelled or not.
 pub fn become_child() {
     for r in &REQUESTS {
-        r.thread.store(0, Ordering::Relaxed);
+        r.thread.put(0);
     }
-    COUNT.store(0, Ordering::Relaxed);
+    COUNT.put(0);
 }
 
 /// `pthread_cancel` has succeeded for another thread, `tid_of` which was asked before: noted. False: there

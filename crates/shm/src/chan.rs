@@ -1,5 +1,6 @@
 //! Channels as this process has them mapped.
 
+use crate::cow::Sparing;
 use crate::lock::{Guard, Lock};
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
@@ -269,13 +270,13 @@ impl Chan {
     /// a description could make it blocking.)
     pub fn forget_wakers(&self) {
         for w in &self.waiter_of {
-            w.store(0, Ordering::Relaxed);
+            w.put(0);
         }
         self.close_pipes();
     }
     fn close_pipes(&self) {
         for (k, f) in self.peer_key.iter().zip(&self.peer_fd) {
-            if k.swap(0, Ordering::AcqRel) != 0 {
+            if k.load(Ordering::Relaxed) != 0 && k.swap(0, Ordering::AcqRel) != 0 {
                 process::close_own(f.load(Ordering::Relaxed));
             }
         }
@@ -500,7 +501,7 @@ pub fn become_child() {
         c.forget_wakers();
         c.reset_lock_after_fork();
         if c.my_side() == CLIENT {
-            c.retired.store(true, Ordering::Relaxed);
+            c.retired.put(true);
         }
     }
 }

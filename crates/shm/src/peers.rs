@@ -11,6 +11,7 @@
 //! Sleepers are told by the kernel: pidfds of those processes lie in an epoll instance, which lies
 //! in every waker, and beside the futex of a blocking call ([`beside`]).
 
+use crate::cow::Sparing;
 use crate::stage;
 use crate::table::{Desc, DESCS};
 use crate::{conn, ctl, process, waker};
@@ -56,18 +57,18 @@ pub fn expect(d: &Desc) {
 }
 
 /// In the forked child.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     // The pidfds are the parent's, in an instance that is the parent's as well.
     for w in &WATCHED {
-        if w.pid.swap(0, Ordering::Relaxed) != 0 {
+        if w.pid.load(Ordering::Relaxed) != 0 && w.pid.swap(0, Ordering::Relaxed) != 0 {
             w.forget();
         }
     }
-    let instance = waker::ENDS.swap(-1, Ordering::Relaxed);
-    if instance >= 0 {
-        process::close_own(instance);
+    if waker::ENDS.load(Ordering::Relaxed) >= 0 {
+        process::close_own(waker::ENDS.swap(-1, Ordering::Relaxed));
     }
-    LOOKED.store(0, Ordering::Relaxed);
+    LOOKED.put(0);
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn()) {
         settle_in(own(d), process::pid());
     }

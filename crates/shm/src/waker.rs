@@ -4,6 +4,7 @@
 //! for the process's own threads and the read ends of the pipes by which peers wake it, one for
 //! each peer process ([`hear`], ADR 38). No peer can block, drain or fill what another one uses.
 
+use crate::cow::Sparing;
 use crate::slab::{Slab, Slot};
 use crate::{ctl, process, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -109,6 +110,7 @@ impl Waker {
     }
 }
 
+#[link_section = ".data.fsocket_start"]
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 
 /// Wake threads of ours in `poll`, `select` and `accept`: they must look again.
@@ -330,18 +332,18 @@ pub fn ring_everybody() {
 }
 
 /// In a forked child: what rings is the parent's.
+#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     for b in WAKERS.iter().take(made()) {
         for fd in [&b.fd, &b.own] {
-            let fd = fd.swap(-1, Ordering::AcqRel);
-            if fd >= 0 {
-                process::close_own(fd);
+            if fd.load(Ordering::Relaxed) >= 0 {
+                process::close_own(fd.swap(-1, Ordering::AcqRel));
             }
         }
-        b.used.store(false, Ordering::Relaxed);
-        b.transient.store(false, Ordering::Relaxed);
+        b.used.put(false);
+        b.transient.put(false);
     }
-    SLEEPERS.store(0, Ordering::Relaxed);
+    SLEEPERS.put(0);
     for p in peers() {
         // Not taken out of the instance, which is the parent's as well.
         process::close_own(p.fd.load(Ordering::Relaxed));

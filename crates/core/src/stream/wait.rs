@@ -195,7 +195,9 @@ fn sleep(
 /// all handlers agree on whether calls are restarted; looked at now and then, and when it has mattered.
 fn mixed_handlers() -> &'static AtomicBool {
     const EVERY: u32 = 1024;
+    #[link_section = ".data.fsocket_start"]
     static MIXED: AtomicBool = AtomicBool::new(false);
+    #[link_section = ".data.fsocket_start"]
     static SLEEPS: AtomicU32 = AtomicU32::new(0);
     if SLEEPS.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
         MIXED.store(sys::signals_disagree(), Ordering::Relaxed);

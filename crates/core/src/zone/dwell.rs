@@ -7,6 +7,7 @@
 //! event loop, is back at once. So a worker gets its local listen socket after a
 //! number of quick returns, and loses it when it stays away.
 
+use crate::cow::Sparing;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sys::cpu;
 
@@ -38,8 +39,8 @@ impl Dwell {
     }
 
     pub fn reset(&self) {
-        self.accepted.store(0, Ordering::Relaxed);
-        self.quick.store(0, Ordering::Relaxed);
+        self.accepted.put(0);
+        self.quick.put(0);
     }
 
     /// It leaves with a connection.

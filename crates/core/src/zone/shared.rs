@@ -12,6 +12,7 @@
 use super::listener::Peer;
 use super::listener::{count, state, used, Local, Shared, Zoned};
 use super::{cpu, join::Who};
+use crate::cow::Sparing;
 use crate::{arena, ctl, pool, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
@@ -48,15 +49,15 @@ impl Shared {
     }
 
     fn stop_working(&self) -> bool {
-        self.worker.thread.store(0, Ordering::Relaxed);
-        self.worker.peers_since.store(0, Ordering::Relaxed);
-        self.worker.shared.swap(false, Ordering::AcqRel)
+        self.worker.thread.put(0);
+        self.worker.peers_since.put(0);
+        self.worker.shared.load(Ordering::Relaxed) && self.worker.shared.swap(false, Ordering::AcqRel)
     }
 
     /// In a forked child: the place is the parent's.
     pub fn become_child(&self) {
-        self.place.store(NONE, Ordering::Relaxed);
-        self.waits.store(false, Ordering::Relaxed);
+        self.place.put(NONE);
+        self.waits.put(false);
         self.stop_working();
     }
 

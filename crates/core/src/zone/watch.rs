@@ -9,6 +9,7 @@ use super::listener::{
     count, enabled, of, put, state, used, List, Local, Watch, Zoned, BEING_TAKEN, NO_INSTANCE, WATCHES,
 };
 use super::{balance, How};
+use crate::cow::Sparing;
 use crate::table::{self, Desc};
 use crate::wait::{self, Deadline};
 use crate::{ctl, process};
@@ -58,7 +59,7 @@ impl List {
     }
     pub fn clear(&self) {
         for w in &self.all {
-            w.ep.store(NO_INSTANCE, Ordering::Relaxed);
+            w.ep.put(NO_INSTANCE);
         }
     }
     fn iter(&self) -> impl Iterator<Item = &Watch> {

@@ -20,6 +20,7 @@ pub unsafe fn vfork() -> pid_t {
 pub unsafe fn unshare(flags: c_int) -> c_int {
     // (In a new user namespace it has other credentials.)
     let r = credentials::changing(|| unsafe { real::unshare(flags) });
+    process::namespaces_changed();
     if r == 0 && flags & CLONE_NEWNET != 0 {
         process::disable();
     }
@@ -28,6 +29,7 @@ pub unsafe fn unshare(flags: c_int) -> c_int {
 
 pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
     let r = credentials::changing(|| unsafe { real::setns(fd, kind) });
+    process::namespaces_changed();
     if r == 0 && (kind == 0 || kind & CLONE_NEWNET != 0) {
         process::disable();
     }

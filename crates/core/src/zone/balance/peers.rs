@@ -2,6 +2,7 @@
 //! and what the monitor says of them.
 
 use super::PEER_MARK;
+use crate::cow::Sparing;
 use crate::zone::listener::{close, put, used, Local, Peers, Sock, Zoned, PEERS};
 use crate::{ctl, process};
 use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -56,9 +57,9 @@ impl Peers {
             s.place.store(0, Ordering::Relaxed);
             close(&s.fd);
         }
-        self.n.store(0, Ordering::Relaxed);
-        let map = self.map.swap(core::ptr::null_mut(), Ordering::Relaxed);
-        if !map.is_null() {
+        self.n.put(0);
+        if !self.map.load(Ordering::Relaxed).is_null() {
+            let map = self.map.swap(core::ptr::null_mut(), Ordering::Relaxed);
             // SAFETY: a child has one thread, and it is here.
             let _ = unsafe { sys::munmap(map as *mut u8, BALANCE_SIZE) };
         }
