@@ -4,6 +4,7 @@
 mod accel;
 mod apps;
 pub mod child;
+mod hogs;
 mod html;
 mod idle;
 mod queue;
@@ -22,9 +23,6 @@ use fsocket_measure::Progress;
 use report::Row;
 use scenario::{Layout, Path, Scenario};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use step::{NotAccelerated, Setting};
 
 /// Measure stock sockets and ours in turn, and say what must show.
@@ -164,7 +162,7 @@ pub fn run(args: &Bench) -> Result<i32> {
             }
         }
     }
-    let hogs = Hogs::start(&setting.cpus, args.hogs);
+    let hogs = hogs::Hogs::start(&setting.cpus, args.hogs);
     let rows = measure(&setting, &plan, reps);
     drop(hogs);
     bad |= rows.iter().any(|row| !row.problems.is_empty());
@@ -182,41 +180,6 @@ pub fn run(args: &Bench) -> Result<i32> {
     }
     let missed = args.strict && rows.iter().any(|row| row.verdict() == Some(false));
     Ok((bad || missed) as i32)
-}
-
-/// Threads that want a CPU all the time, until dropped.
-struct Hogs {
-    over: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Hogs {
-    /// `n` on each of the CPUs.
-    fn start(cpus: &[usize], n: u32) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let threads = cpus.iter().flat_map(|cpu| (0..n).map(|_| *cpu));
-        let threads = threads.map(|cpu| {
-            let over = over.clone();
-            std::thread::spawn(move || {
-                if let Err(e) = child::pin_self(cpu) {
-                    eprintln!("fastsocket bench: a loop is not on CPU {cpu}: {e}");
-                }
-                while !over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            })
-        });
-        Hogs { threads: threads.collect(), over }
-    }
-}
-
-impl Drop for Hogs {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
 }
 
 fn matches(scenario: &Scenario, name: &str) -> bool {

@@ -4,18 +4,19 @@
 pub mod ends;
 mod map;
 mod plan;
+mod row;
 mod verdict;
 
 use super::accel::{clean_environment, Accel};
 use super::child::Child;
+use super::hogs::Hogs;
 use super::step::READY_LIMIT;
-use super::Hogs;
 use crate::locate::Pieces;
 use anyhow::{bail, Context, Result};
 use clap::{Args, ValueEnum};
 use ends::{Clients, Done};
 use plan::{Extra, Shape};
-use serde::Serialize;
+use row::{spread, Row, Sample};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -59,55 +60,6 @@ pub struct Shapes {
 struct Way {
     name: &'static str,
     accel: Option<Accel>,
-}
-
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-struct Sample {
-    /// Requests a second.
-    rate: f64,
-    /// Microseconds of CPU time of all processes, the monitor's included, for a request.
-    cpu_us: f64,
-    p50_us: f64,
-    p99_us: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    shape: String,
-    what: Shape,
-    /// By way, then by repetition.
-    samples: Vec<(&'static str, Vec<Sample>)>,
-    problems: Vec<String>,
-}
-
-impl Row {
-    /// Ours to stock in each repetition; none where one of them failed.
-    fn ratios(&self, of: fn(&Sample) -> f64) -> Vec<f64> {
-        match (self.samples.first(), self.samples.last()) {
-            (Some((_, stock)), Some((_, ours))) if stock.len() == ours.len() => {
-                ours.iter().zip(stock).map(|(a, b)| of(a) / of(b)).collect()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Requests a second, ours to stock: of the medians, the lowest and the highest repetition.
-    fn rate(&self) -> Option<[f64; 3]> {
-        let [_, low, high] = spread(self.ratios(|s| s.rate));
-        let median = |(_, samples): &(&str, Vec<Sample>)| spread(samples.iter().map(|s| s.rate).collect())[0];
-        let ratio = median(self.samples.last()?) / median(self.samples.first()?);
-        ratio.is_finite().then_some([ratio, low, high])
-    }
-
-    fn measured(&self) -> Option<verdict::Measured<'_>> {
-        let [rate, _, best] = self.rate()?;
-        let low = |of| {
-            let [median, low, _] = spread(self.ratios(of));
-            verdict::Ratio { median, best: low }
-        };
-        let rate = verdict::Ratio { median: rate, best };
-        Some(verdict::Measured { shape: &self.what, rate, cpu: low(|s| s.cpu_us), p99: low(|s| s.p99_us) })
-    }
 }
 
 /// The exit status, or why nothing was measured.
@@ -287,13 +239,6 @@ fn cpu_time(groups: &[u32]) -> Result<f64> {
         }
     }
     Ok(ns as f64 / 1e9)
-}
-
-/// Median, lowest and highest.
-fn spread(values: Vec<f64>) -> [f64; 3] {
-    let lowest = values.iter().copied().reduce(f64::min);
-    let highest = values.iter().copied().reduce(f64::max);
-    [fsocket_measure::median(&values), lowest, highest].map(|v| v.unwrap_or(f64::NAN))
 }
 
 fn print(rows: &[Row], cpus: usize) {

@@ -1,6 +1,6 @@
 //! The picture of `bench shapes`: a table in which colours say how ours compares to stock.
 
-use super::Row;
+use super::row::Row;
 use crate::bench::html::escape;
 use fsocket_measure::Machine;
 use std::collections::{BTreeMap, BTreeSet};
