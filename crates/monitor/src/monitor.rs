@@ -151,13 +151,9 @@ impl Monitor {
                 let left = at.saturating_duration_since(Instant::now());
                 Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
             });
-            match epoll::wait(&*self.ctx.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
-                Ok(_) => watchdog.arm(),
-                Err(Errno::INTR) => {
-                    watchdog.disarm();
-                    continue;
-                }
-                Err(e) => return Err(e.into()),
+            let woken = epoll::wait(&*self.ctx.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
+            if !watchdog.after_sleep(woken)? {
+                continue;
             }
             for event in &events {
                 let (what, flags) = (event.data.u64(), event.flags);

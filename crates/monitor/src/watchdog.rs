@@ -54,6 +54,22 @@ impl Watchdog {
         Ok(Watchdog { timer, is_running: Cell::new(false) })
     }
 
+    /// What the loop's wait has returned. False: only the timer's signal has ended it.
+    ///
+    /// # Errors
+    /// Those of the wait.
+    pub fn after_sleep<T>(&self, woken: rustix::io::Result<T>) -> io::Result<bool> {
+        match woken {
+            Ok(_) => self.arm(),
+            Err(rustix::io::Errno::INTR) => {
+                self.disarm();
+                return Ok(false);
+            }
+            Err(e) => return Err(e.into()),
+        }
+        Ok(true)
+    }
+
     /// From here on a blocking call is interrupted.
     pub fn arm(&self) {
         if !self.is_running.replace(true) {
