@@ -18,7 +18,7 @@ pub const SLOTS: usize = 1024;
 /// Under loom so few that a model rewinds and wraps within some messages.
 pub const RING_CAP: usize = if cfg!(loom) { 128 } else { 1 << 20 };
 /// Bytes behind each ring that are nobody's: a record whose place was computed from positions that
-/// a hostile relative keeps changing begins inside the ring and ends here at the latest. So
+/// a hostile process of the fork group keeps changing begins inside the ring and ends here at the latest. So
 /// nobody has to check positions where it counts, and no other connection is touched.
 pub const RING_SLACK: usize = (record::MAX as usize + 2 * record::HDR as usize).next_multiple_of(4096);
 /// From one ring to the next.

@@ -92,7 +92,7 @@ pub struct Midway<'a> {
 }
 
 impl Midway<'_> {
-    /// From now on it does not begin anew, whatever its number becomes.
+    /// From now on it does not restart on its number, whatever that becomes.
     pub fn begun(&self) {
         if !self.begun.replace(true) {
             self.d.midway.fetch_add(1, Ordering::Relaxed);

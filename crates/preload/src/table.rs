@@ -287,7 +287,7 @@ limit_table! {
         of close;
     Sockets: "An option that is set on a listener counts for connections that come after it, as in the \
      kernel; for those that wait already, too, if it is not one of the common ones or a \
-     relative that was there before it has set it."
+     process of its fork group that was there before it has set it."
         of setsockopt;
     Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address; after a non-blocking \
      `connect` that was reset it names no port, where the kernel still names the one it had."

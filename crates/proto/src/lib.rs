@@ -32,10 +32,10 @@ pub const CLOSINGS_SIZE: usize = registry::PORTS * 4;
 /// Kinds of messages.
 pub mod kind {
     /// First message of a process. `id` nonce, `arg0` pid, `arg1` ABI version,
-    /// `arg2` its rights as a number, `addr.ip` the name of its program (NUL padded), fd: none. *Sync*: answer `id` process number, fd: the registry
-    /// (read-only memfd, [`crate::registry`]). Sent without waiting for the
-    /// answer, which is read when first needed. A wrong ABI version is answered
-    /// with `result` EPROTO.
+    /// `arg2` its rights as a number, `addr.ip` the name of its program (NUL padded), fd: none. *Sync*:
+    /// answer `id` process number, fd: the registry (read-only memfd, [`crate::registry`]). Sent without
+    /// waiting for the answer, which is read when first needed. A wrong ABI version is answered with `result`
+    /// EPROTO.
     pub const HELLO: u32 = 1;
     /// A forked child is about to exist. `id` the child's nonce, fd: its end of
     /// a socket pair that the monitor uses as its control socket. The child
@@ -258,7 +258,7 @@ pub mod kind {
     /// that nobody else has.
     pub const WAKER_READ: u32 = 36;
     /// From the monitor, after the other side's [`WAKER_READY`]: `id` the key, `arg0`, `arg1` as in
-    /// [`RING`]; fd, the same pipe, opened anew to write. It can be read, too, so that the end of
+    /// [`RING`]; fd, the same pipe, opened once more to write. It can be read, too, so that the end of
     /// the reader is no SIGPIPE.
     pub const WAKER_WRITE: u32 = 37;
     /// From the monitor, before the first answer to [`CONNECT`] that depends on it: fd, to be mapped

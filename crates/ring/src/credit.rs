@@ -43,7 +43,7 @@ pub unsafe fn send_tiny<B: Bytes>(b: B, h: &Half, slot: Slot, src: *const u8, le
     debug_assert!(tiny(len));
     let off = offset_on_credit(h, &slot);
     // SAFETY: the caller's; an offset in the ring. (The credit ends before the ring does, unless a
-    // relative is hostile.)
+    // process of the fork group is hostile.)
     if !unsafe { b.put_tiny(off, src, len, record::pack(record::DATA, len as u64, 0)) } {
         return false;
     }

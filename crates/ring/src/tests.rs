@@ -131,7 +131,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a hostile relative writes: anything, and what comes close to being right.
+/// What a hostile process of the fork group writes: anything, and what comes close to being right.
 fn word() -> impl Strategy<Value = u64> {
     let ring = RING_CAP as u64;
     prop_oneof![
