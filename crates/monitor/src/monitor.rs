@@ -10,7 +10,6 @@ use crate::context::Context;
 use crate::descriptor;
 use crate::endpoint::{self, Config, Endpoint, StartError};
 use crate::event::{ADDRESSES, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
-use crate::report::{self, Wanted};
 use crate::shm::closings::Closings;
 use crate::shm::ports::{KernelPorts, Ports};
 use crate::shm::registry::Registry;
@@ -119,9 +118,7 @@ impl Monitor {
     /// Of `epoll_wait` and timers; nothing a client does.
     pub fn run(mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
         let r = self.serve(stop);
-        if self.ctx.config.private {
-            report::leave(&self.report(Wanted { viewer: 0, is_brief: true }), &self.ctx.config.socket);
-        }
+        self.leave_report();
         if let Some(lifelines) = self.ctx.lifelines.take() {
             lifelines.end();
         }

@@ -5,7 +5,7 @@ use crate::answer::{answer_json, reply, Answer, Misbehaved};
 use crate::arenas::ZoneTotals;
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
-use crate::report::{Sources, Wanted};
+use crate::report::{self, Sources, Wanted};
 use crate::steer::Also;
 use crate::{limits, ConnId};
 use fsocket_proto::report::Report;
@@ -158,6 +158,13 @@ impl Monitor {
         let steered =
             if self.steers.is_empty() { Vec::new() } else { self.ctx.broker.steer_also(&Also::Report).groups };
         Sources { ctx: &self.ctx, shm: &self.shm, zones: &self.zones, steered }.report(wanted)
+    }
+
+    /// A private monitor leaves a last report.
+    pub(super) fn leave_report(&self) {
+        if self.ctx.config.private {
+            report::leave(&self.report(Wanted { viewer: 0, is_brief: true }), &self.ctx.config.socket);
+        }
     }
 
     fn send_report(&mut self, id: ConnId, msg: &Msg) -> Answer {
