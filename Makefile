@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -81,12 +81,15 @@ programs: build ## real programs, stock and ours: served, reloaded, restarted, s
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/run.py $(PROGRAMS)
 
-short: build ## N (3000) short programs, none of which may hang
-	@$(RUN) python3 tests/soak/short.py target/release/libfsocket.so target/release/fastsocketd $(or $(N),3000)
+short: build ## N (3000) short programs, none of which may hang; BUSY=20 processes that only compute beside them
+	@$(RUN) python3 tests/soak/short.py target/release/libfsocket.so target/release/fastsocketd $(or $(N),3000) 10 $(or $(BUSY),0)
 
 bench-programs: build ## requests a second of real programs, stock and ours in turns (about 40 minutes): RATES="redis nginx --rounds 3"
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/rates.py $(RATES)
+
+convoy: build ## 1 to 500 threads of one process that open and close connections, stock and ours in turns: CONVOY="--threads 500 --strict"
+	@$(RUN) python3 tests/soak/convoy.py target/release/libfsocket.so target/release/fastsocketd $(CONVOY)
 
 soak: build ## mixed programs with random kills for TIME seconds (3600); what is left at the end: SEED=1
 	@scripts/deps.sh test

@@ -5,13 +5,17 @@ slow_monitor.py children N:          a parent with a connection forks N children
                                      a listener and a connection of its own.
 slow_monitor.py stopped PID KNOWN NEW: the monitor, process PID, is stopped for a while. Connects to two
                                      servers, one known before and one not, and listens.
+slow_monitor.py joins PID:           begins to accept, in each way, while the monitor is stopped. It goes on, and a
+                                     child connects.
 
 Prints the longest call in milliseconds, and "end".
 """
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 
 LONGEST = 0.0
@@ -81,6 +85,49 @@ def stopped(pid, known, new):
     del kept
 
 
-{"children": children, "stopped": stopped}[sys.argv[1]](*map(int, sys.argv[2:]))
+def in_accept(listener):
+    return listener.accept()[0]
+
+
+def in_poll(listener):
+    p = select.poll()
+    p.register(listener, select.POLLIN)
+    assert p.poll(20_000)
+    return listener.accept()[0]
+
+
+def in_epoll(listener):
+    with select.epoll() as p:
+        p.register(listener, select.EPOLLIN)
+        assert p.poll(20)
+    return listener.accept()[0]
+
+
+def joins(pid):
+    for way in (in_accept, in_poll, in_epoll):
+        for slow_before in (False, True):
+            listener = socket.create_server(("127.0.0.1", 0))
+            listener.settimeout(20)
+            r, w = os.pipe()
+            if os.fork() == 0:
+                os.read(r, 1)
+                with socket.create_connection(listener.getsockname()) as s:
+                    s.sendall(b"hello")
+                os._exit(0)
+            os.kill(pid, signal.SIGSTOP)
+            if slow_before:
+                # Nothing more is asked for a while.
+                timed(socket.socket().listen)
+            went_on = threading.Timer(0.6, os.kill, (pid, signal.SIGCONT))
+            went_on.start()
+            threading.Timer(1.0, os.write, (w, b"x")).start()
+            server = way(listener)
+            assert server.recv(64, socket.MSG_WAITALL) == b"hello"
+            os.wait()
+            went_on.join()
+            time.sleep(1.1)
+
+
+{"children": children, "stopped": stopped, "joins": joins}[sys.argv[1]](*map(int, sys.argv[2:]))
 print(int(LONGEST * 1000))
 print("end")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Short programs under the library, none of which may hang.
 
-    tests/soak/short.py LIBRARY MONITOR [N] [SECONDS]
+    tests/soak/short.py LIBRARY MONITOR [N] [SECONDS] [BUSY]
 
-N programs (300), two at a time: shell loops of pipelines, and parents that fork children with a
-connection each. One that takes longer than SECONDS (10) is a hang: the stacks of all its processes
-are written (gdb, else what /proc says), and the exit status is 1.
+N programs (300), two at a time: shell loops of pipelines, subshells, background jobs and signals in each
+shell that is there, and parents that fork children with a connection each. One that takes longer than
+SECONDS (10) is a hang: the stacks of all its processes are written (gdb, else what /proc says), and the
+exit status is 1. BUSY (0) processes that only compute run beside them. LIBRARY may be "-" (stock).
 """
 
 import os
@@ -17,7 +18,19 @@ import sys
 import tempfile
 import time
 
-SHELL = "for i in 1 2 3; do ls / | sort > /dev/null; done; sleep 0.01"
+LOOPS = [
+    "for i in 1 2 3; do ls / | sort > /dev/null; done; sleep 0.01",
+    # Subshells, substitutions, a pipeline whose reader goes first.
+    "x=$(ls / | (sort; echo end) | tail -1); [ $x = end ] || exit 1; yes | head -2 > /dev/null",
+    # Background jobs, and waiting for them.
+    "for i in 1 2 3; do (sleep 0.00$i; ls / > /dev/null) & done; wait; (exit 3) & wait $!; [ $? = 3 ]",
+    # Signals: one that is caught while the shell waits, one that ends a job.
+    "exec 2> /dev/null; trap 'n=1' USR1; (sleep 0.01; kill -USR1 $$) & wait $!; wait; sleep 5 & kill $!; wait $!; [ $? = 143 ] && [ $n = 1 ]",
+    # An exec at the end, and a here-document.
+    "cat << X | sort | exec cat > /dev/null\nb\na\nX\nexec ls / > /dev/null",
+    "i=0; while [ $i -lt 10 ]; do i=$((i + 1)); /bin/true; done",
+]
+SHELLS = [shell for shell in ("dash", "bash", "zsh", "mksh") if shutil.which(shell)]
 FORKS = """
 import os, socket
 s = socket.create_server(("127.0.0.1", 0))
@@ -30,7 +43,8 @@ for _ in range(4):
     assert a.recv(10, socket.MSG_WAITALL) == b"x" * 10
     os.wait()
 """
-PROGRAMS = [["sh", "-c", SHELL], ["sh", "-c", SHELL], [sys.executable, "-S", "-c", FORKS]]
+PROGRAMS = [[shell, "-c", loop] for loop in LOOPS for shell in SHELLS]
+PROGRAMS += [[sys.executable, "-S", "-c", FORKS]] * 3
 
 
 def processes(group):
@@ -54,10 +68,13 @@ def stacks(pid):
 
 
 def main():
-    library, monitor = (os.path.abspath(p) for p in sys.argv[1:3])
-    count, limit = (int((sys.argv[3:] + ["300", "10"][len(sys.argv) - 3 :])[i]) for i in (0, 1))
+    monitor = os.path.abspath(sys.argv[2])
+    count, limit, busy = (int((sys.argv[3:] + ["300", "10", "0"][len(sys.argv) - 3 :])[i]) for i in range(3))
     directory = tempfile.mkdtemp()
-    env = dict(os.environ, LD_PRELOAD=library, FASTSOCKET_SOCKET=f"{directory}/monitor")
+    env = dict(os.environ, FASTSOCKET_SOCKET=f"{directory}/monitor")
+    if sys.argv[1] != "-":
+        env["LD_PRELOAD"] = os.path.abspath(sys.argv[1])
+    beside = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     served = subprocess.Popen([monitor, "--private", "--socket", env["FASTSOCKET_SOCKET"]])
     running, started, slowest, wrong = [], 0, 0.0, 0
     try:
@@ -76,14 +93,19 @@ def main():
                 running.remove(one)
                 slowest = max(slowest, took)
                 if program.returncode is None:
-                    print(f"program {started} hangs")
+                    print(f"hangs: {program.args}")
                     for pid in list(processes(program.pid)):
                         stacks(pid)
                     os.killpg(program.pid, signal.SIGKILL)
                     program.wait()
-                wrong += program.returncode != 0
+                if program.returncode != 0:
+                    wrong += 1
+                    print(f"status {program.returncode}: {program.args}", flush=True)
             time.sleep(0.002)
     finally:
+        for one in beside:
+            one.kill()
+            one.wait()
         for program, _ in running:
             os.killpg(program.pid, signal.SIGKILL)
         served.terminate()

@@ -112,7 +112,7 @@ counters! {
         when "1024 connections in a channel and no further channel, no client port, SYN queue full",
     /// Fallback: out of memory, descriptors or address space.
     FbResource = "fallback.resource"
-        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, memory or descriptors of the monitor",
+        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, memory or descriptors of the monitor; more than 8 threads of a process call `listen` at once (then all listeners of the next second), or more than 32 destinations of one are asked for at once",
     /// Fallback: an option or operation that only the kernel has.
     FbOption = "fallback.option"
         when "an option or operation that only the kernel has",

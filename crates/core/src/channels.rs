@@ -30,7 +30,6 @@ pub fn gone(id: u32, broken: bool) {
             broken_elsewhere(c);
         }
         c.retired.store(true, Ordering::Release);
-        route::clear();
         listen::drop_channel(c);
         c.unmap_if_unused();
     }

@@ -69,6 +69,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     }
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
         Some(None) => {
+            if let Err(e) = crate::in_use::before_connect(fd, &dst) {
+                return Outcome::Done(Err(e));
+            }
             slice::choose(fd, d, &dst);
             return over_kernel(fd, d, &dst, Counter::FbBound);
         }

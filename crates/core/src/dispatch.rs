@@ -47,6 +47,8 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
                 channels::serve(m.id as u32, m.arg0, fd);
             }
         }
+        // The answer came too late for whoever waited for it.
+        kind::WORKER if m.result == 0 => listen::joined_late(m.id, m.arg0),
         kind::WOKEN => channels::woken(m),
         kind::WAKER_READ => return got.is_some_and(|fd| waker::hear(m, fd)),
         kind::WAKER_WRITE => return got.is_some_and(|fd| chan::pipe(m, fd)),
@@ -74,6 +76,7 @@ fn settle() {
     upgrade::answer();
     pidfd_transfer::answer();
     path::answer();
+    listen::join_again();
 }
 
 fn monitor_died() -> bool {

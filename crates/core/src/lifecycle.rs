@@ -27,11 +27,10 @@ pub fn make_way(fd: i32) {
 }
 
 /// Locks that a fork must find free: taken before it, and given back on both sides.
-pub const LOCKS: [ForkLock; 4] = [
+pub const LOCKS: [ForkLock; 3] = [
     ForkLock { take: ctl::lock_for_fork, give_back: ctl::unlock_after_fork },
     ForkLock { take: arena::lock_for_fork, give_back: arena::unlock_after_fork },
     ForkLock { take: pool::lock_for_fork, give_back: pool::unlock_after_fork },
-    ForkLock { take: route::lock_for_fork, give_back: route::unlock_after_fork },
 ];
 
 /// See [`LOCKS`].

@@ -5,13 +5,15 @@ use crate::lock::Lock;
 use crate::table::{kind, Desc};
 use crate::upcalls::watcher;
 use crate::values;
-use crate::{ctl, inspect, process, socks, stats, unhooked};
+use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::{kind as msg, Addr, Msg};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Errno};
+
+mod crowd;
 
 /// Listeners per process.
 pub const MAX: usize = 1024;
@@ -26,6 +28,8 @@ pub struct Listener {
     /// Worker number + 1; 0: not registered as a worker. WORKERS + 1: there
     /// were too many, this one only steals.
     pub(crate) worker: AtomicU32,
+    /// It wants to be one, and the monitor has not answered: see [`crate::unjoined`].
+    joins: AtomicBool,
     /// This process has it from its parent.
     inherited: AtomicBool,
     /// Channel index + 1.
@@ -49,6 +53,7 @@ static LISTENERS: [Listener; MAX] = [const {
     Listener {
         id: AtomicU64::new(0),
         worker: AtomicU32::new(0),
+        joins: AtomicBool::new(false),
         inherited: AtomicBool::new(false),
         chans: [const { AtomicU16::new(0) }; CHANS],
         n: AtomicU32::new(0),
@@ -90,6 +95,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         values::adopt(fd, d);
     }
     ctl::wanted();
+    let _telling = crowd::Telling::begin().ok_or(Counter::FbResource)?;
     unhooked::noticed_now();
     if !process::enabled() {
         return Err(Counter::FbDisabled);
@@ -114,6 +120,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         .ok_or(Counter::FbResource)?;
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     l.worker.store(0, Ordering::Relaxed);
+    l.joins.store(false, Ordering::Relaxed);
     l.inherited.store(false, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
     l.wanted_by_others.store(false, Ordering::Relaxed);
@@ -231,8 +238,13 @@ fn ended(d: &Desc, for_all: bool) {
         // queue, and closes what its parent goes on with (a process for each connection), waits for nothing.
         // Nor does one that reads messages of the monitor (`give_up`).
         let waits = for_all || l.worker.load(Ordering::Relaxed) != 0 || !l.inherited.load(Ordering::Relaxed);
-        if !waits || ctl::request(m, None) == Err(Errno::EAGAIN) {
+        let answered = waits && ctl::request(m, None).is_ok();
+        if !answered {
             ctl::tell(m, None);
+        }
+        if waits && !answered {
+            // The port may be another listener's before the monitor knows.
+            chan::retire_of(id);
         }
         l.n.store(0, Ordering::Relaxed);
         for x in &l.chans {
@@ -282,8 +294,10 @@ pub fn any() -> bool {
 /// In a forked child: registered nowhere yet.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
+    crowd::become_child();
     for l in used() {
         l.worker.store(0, Ordering::Relaxed);
+        l.joins.store(false, Ordering::Relaxed);
         l.inherited.store(true, Ordering::Relaxed);
         l.addr.reset_after_fork();
     }
@@ -301,6 +315,15 @@ pub fn wanted_by_others(id: u64) {
         l.wanted_by_others.store(true, Ordering::Relaxed);
         WANTED_BY_OTHERS.store(true, Ordering::Release);
         ctl::defer();
+    }
+}
+
+/// Asks again for what the monitor has not answered.
+#[inline]
+pub fn join_again() {
+    if unjoined::take() {
+        let those = used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0 && l.joins.load(Ordering::Relaxed));
+        those.for_each(Listener::join);
     }
 }
 
@@ -334,6 +357,15 @@ pub fn join_all() {
     }
 }
 
+/// The answer to WORKER came when nobody waited for it any more: the monitor counts this process.
+pub fn joined_late(id: u64, number: u64) {
+    if let Some(l) = used().iter().find(|l| id != 0 && l.id.load(Ordering::Acquire) == id) {
+        if (number as usize) < WORKERS {
+            let _ = l.worker.compare_exchange(0, number as u32 + 1, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Listener {
     /// Become a worker: from now on there is a SYN queue for us, and the
     /// monitor hands us every channel.
@@ -353,8 +385,15 @@ impl Listener {
                 self.n.store(0, Ordering::Release);
                 WORKERS as u32 + 1
             }
+            Err(Errno::EIO) => {
+                self.joins.store(true, Ordering::Relaxed);
+                unjoined::note();
+                ctl::defer();
+                return;
+            }
             Err(_) => return,
         };
+        self.joins.store(false, Ordering::Relaxed);
         self.worker.store(w, Ordering::Relaxed);
     }
 

@@ -285,7 +285,8 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             return Err(Errno::ECONNRESET);
         }
     }
-    let Some(fd) = pair::claim(d, d.side.load(Ordering::Relaxed)) else {
+    let pours = s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0;
+    let Some(fd) = pair::claim(d, d.side.load(Ordering::Relaxed), pours) else {
         if !d.is_conn() {
             // Another thread was faster, and needed the monitor's copy no more.
             return went_to(d).ok_or(Errno::EBADF);

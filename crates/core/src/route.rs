@@ -3,77 +3,64 @@
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::{ctl, name, process, registry, socks};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
 use fsocket_proto::{kind, Addr, Msg, ROUTE_SECS};
 use fsocket_sys as sys;
 
-/// Listeners that share one address (SO_REUSEPORT).
-const FAN: usize = 16;
-const ROUTES: usize = 64;
+mod cache;
 
-#[derive(Clone, Copy)]
-struct Route {
-    ip: [u8; 16],
-    port: u16,
-    chans: [u16; FAN],
-    n: u8,
-    next: u8,
-    generation: u64,
-    /// [`registry::closings`] of the port, by the monitor, before it looked at the listeners.
-    closings: u32,
-    /// When the monitor said so, in ticks.
-    asked: u64,
-    /// It said no.
-    refused: Option<Counter>,
-    used: bool,
-}
-const EMPTY: Route = Route {
-    ip: [0; 16],
-    port: 0,
-    chans: [0; FAN],
-    n: 0,
-    next: 0,
-    generation: 0,
-    closings: 0,
-    asked: 0,
-    refused: None,
-    used: false,
-};
+use cache::{Basis, Known, Route, FAN};
 
-struct Cache {
-    routes: [Route; ROUTES],
-    evict: usize,
-}
 /// Of several threads that ask for one destination the monitor sends the memory to one; the others
 /// find it mapped when they have their turn.
 static ASKING: Lock<()> = Lock::new(());
-static CACHE: Lock<Cache> = Lock::new(Cache { routes: [EMPTY; ROUTES], evict: 0 });
+/// Destinations that threads of this process are asking for, or wait to; 0: free. So many at most: another
+/// thread would wait for longer than the kernel takes to connect.
+static ASKED: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
 /// SO_NETNS_COOKIE of this process; 0: not asked yet.
 static NETNS: AtomicU64 = AtomicU64::new(0);
-#[link_section = ".data.fsocket_start"]
-static STALE: AtomicBool = AtomicBool::new(false);
 
 /// Descriptors (plus one) that the kernel connects first, because the monitor wants to see that it
 /// does; by number. One that is overwritten has its next connection looked at.
 static FIRST: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
-/// Forget all routes (a channel went away, or we are a forked child).
+/// Forget all routes (there is another monitor, or we are a forked child).
 pub fn clear() {
-    STALE.store(true, Ordering::Release);
+    cache::clear();
 }
 pub fn reset_after_fork() {
-    CACHE.reset_after_fork();
     ASKING.reset_after_fork();
-    clear();
+    for a in &ASKED {
+        a.store(0, Ordering::Relaxed);
+    }
+    cache::reset_after_fork();
 }
-pub fn lock_for_fork() -> bool {
-    CACHE.lock().map(core::mem::forget).is_ok()
+
+/// The right to wait for an answer of the monitor.
+struct Turn(Option<&'static AtomicU64>);
+
+impl Turn {
+    /// None: too many are being asked for.
+    fn wait_for(dst: &Addr) -> Option<Turn> {
+        let key =
+            dst.ip.iter().fold(u64::from(dst.port) + 1, |k, b| k.wrapping_mul(31).wrapping_add(u64::from(*b))) | 1;
+        if ASKED.iter().any(|a| a.load(Ordering::Relaxed) == key) {
+            return Some(Turn(None)); // That answer will do.
+        }
+        let take = |a: &&AtomicU64| a.compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        ASKED.iter().find(take).map(|a| Turn(Some(a)))
+    }
 }
-pub fn unlock_after_fork() {
-    CACHE.reset_after_fork();
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(a) = self.0 {
+            a.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The channel for a new connection to `dst`, or why the kernel must do it.
@@ -91,67 +78,64 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
     if ctl::dead() {
         return Err(Counter::FbNoMonitor);
     }
-    let generation = reg.generation.load(Ordering::Acquire);
-    if let Some(known) = CACHE.lock().map_err(|_| Counter::FbReentry)?.get(dst, generation) {
+    if let Some(known) = known(reg, dst, fd) {
         return known;
     }
-    // Without the lock: threads that ask for other destinations do not wait for this answer.
-    let r = discover(reg, dst, fd, generation)?;
-    let first = match r.refused {
+    let _turn = Turn::wait_for(dst).ok_or(Counter::FbResource)?;
+    // Until the channel is mapped.
+    let _asking = ASKING.lock().map_err(|_| Counter::FbReentry)?;
+    if let Some(known) = known(reg, dst, fd) {
+        return known;
+    }
+    let r = discover(reg, dst, fd)?;
+    cache::put(&r);
+    match r.refused {
         Some(why) => Err(why),
-        None => Ok(chan::CHANS.get(r.chans[0] as u32).filter(|_| r.n > 0).ok_or(Counter::FbNoListener)?),
+        None => r.chans[..r.n].first().and_then(channel).ok_or(Counter::FbNoListener),
+    }
+}
+
+/// A channel to `dst`, or why there is none, if the monitor has said so lately, and nothing that the answer
+/// depends on has changed since.
+fn known(reg: &Registry, dst: &Addr, fd: i32) -> Option<Result<&'static Chan, Counter>> {
+    let (mut r, turn) = cache::get(dst)?;
+    let age = sys::cpu::ticks().wrapping_sub(r.basis.asked);
+    let is_over = r.refused.is_none() && r.basis.closings != registry::closings(dst.port);
+    if is_over || age >= ROUTE_SECS * 1_000_000 * sys::cpu::ticks_per_us() {
+        return None;
+    }
+    if r.basis.generation != reg.generation.load(Ordering::Acquire) {
+        // Other listeners have come or gone, or these.
+        let now = matching(reg, dst, fd).ok()?.basis;
+        if (now.touched, now.listeners) != (r.basis.touched, r.basis.listeners) {
+            return None;
+        }
+        r.basis.generation = now.generation;
+        cache::put(&r);
+    }
+    match r.refused {
+        Some(why) => Some(Err(why)),
+        None => (0..r.n).find_map(|i| channel(&r.chans[(turn as usize + i) % r.n])).map(Ok),
+    }
+}
+
+/// If it still is what it was.
+fn channel(known: &Known) -> Option<&'static Chan> {
+    chan::CHANS.get(known.place).filter(|c| c.id.load(Ordering::Acquire) == known.id && usable(c))
+}
+
+/// Asks the monitor for the channels to `dst`. Under the lock.
+fn discover(reg: &Registry, dst: &Addr, fd: i32) -> Result<Route, Counter> {
+    let Matching { count, basis } = matching(reg, dst, fd)?;
+    let mut r = Route {
+        dst: (dst.ip, dst.port),
+        chans: [Known { place: 0, id: 0 }; FAN],
+        n: 0,
+        refused: None,
+        basis: Basis { asked: sys::cpu::ticks(), ..basis },
     };
-    CACHE.lock().map_err(|_| Counter::FbReentry)?.put(r);
-    first
-}
-
-impl Cache {
-    fn position(&self, dst: &Addr) -> Option<usize> {
-        self.routes.iter().position(|r| r.used && r.port == dst.port && r.ip == dst.ip)
-    }
-
-    /// A channel to `dst`, or why there is none, if the monitor has said so lately and as of this
-    /// `generation` of the registry.
-    fn get(&mut self, dst: &Addr, generation: u64) -> Option<Result<&'static Chan, Counter>> {
-        if STALE.swap(false, Ordering::AcqRel) {
-            self.routes = [EMPTY; ROUTES];
-        }
-        let i = self.position(dst)?;
-        let r = &mut self.routes[i];
-        let age = sys::cpu::ticks().wrapping_sub(r.asked);
-        let holds = r.refused.is_some() || r.closings == registry::closings(dst.port);
-        if holds && r.generation == generation && age < ROUTE_SECS * 1_000_000 * sys::cpu::ticks_per_us() {
-            if let Some(why) = r.refused {
-                return Some(Err(why));
-            }
-            for _ in 0..r.n {
-                r.next = (r.next + 1) % r.n;
-                let c = chan::CHANS.get(r.chans[r.next as usize] as u32);
-                if let Some(c) = c.filter(|c| usable(c)) {
-                    return Some(Ok(c));
-                }
-            }
-        }
-        r.used = false;
-        None
-    }
-
-    fn put(&mut self, r: Route) {
-        let dst = Addr { ip: r.ip, port: r.port, ..Addr::default() };
-        let at = self.position(&dst).unwrap_or(self.evict);
-        self.evict = (self.evict + 1) % ROUTES;
-        self.routes[at] = r;
-    }
-}
-
-/// Asks the monitor for the channels to `dst`.
-fn discover(reg: &Registry, dst: &Addr, fd: i32, generation: u64) -> Result<Route, Counter> {
-    let matches = count_matches(reg, dst, fd)?;
-    let mut r = EMPTY;
-    (r.ip, r.port, r.generation, r.used) = (dst.ip, dst.port, generation, generation & 1 == 0);
-    r.asked = sys::cpu::ticks();
     // SO_REUSEPORT siblings: the monitor hands them out in turn.
-    for _ in 0..matches.min(FAN) * 2 {
+    for _ in 0..count.min(FAN) * 2 {
         let (c, closings) = match ask(dst, fd, 0) {
             Ok(answer) => answer,
             // As long as it holds for channels.
@@ -162,15 +146,15 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, generation: u64) -> Result<Rout
             Err(why) => return Err(why),
         };
         if r.n == 0 {
-            r.closings = closings;
+            r.basis.closings = closings;
         }
-        let i = c.index() as u16;
-        if r.chans[..r.n as usize].contains(&i) {
+        let c = Known { place: c.index(), id: c.id.load(Ordering::Relaxed) };
+        if r.chans[..r.n].contains(&c) {
             continue;
         }
-        r.chans[r.n as usize] = i;
+        r.chans[r.n] = c;
         r.n += 1;
-        if r.n as usize >= matches.min(FAN) {
+        if r.n >= count.min(FAN) {
             break;
         }
     }
@@ -221,6 +205,7 @@ pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Counte
             last = c.id.load(Ordering::Relaxed);
         }
     }
+    let _asking = ASKING.lock().map_err(|_| Counter::FbReentry)?;
     ask(dst, fd, last).map(|(c, _)| c)
 }
 
@@ -231,10 +216,8 @@ fn usable(c: &Chan) -> bool {
         && c.header().listener_closed.load(Ordering::Acquire) == 0
 }
 
-/// Also what the answer is valid for: see [`Route::closings`].
+/// Also what the answer is valid for: see [`Basis::closings`]. Under the lock.
 fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> {
-    // Until the channel is mapped.
-    let _asking = ASKING.lock().map_err(|_| Counter::FbReentry)?;
     let mut m = Msg::new(kind::CONNECT);
     m.addr = *dst;
     m.arg0 = full as u64;
@@ -316,16 +299,24 @@ pub fn netns(fd: i32) -> sys::Result<u64> {
     }
 }
 
-/// How many listeners of ours match best; an error says why none does.
-fn count_matches(reg: &Registry, dst: &Addr, fd: i32) -> Result<usize, Counter> {
+/// Listeners of ours that match best, and what of the registry says so.
+struct Matching {
+    count: usize,
+    basis: Basis,
+}
+
+/// An error says why there are none.
+fn matching(reg: &Registry, dst: &Addr, fd: i32) -> Result<Matching, Counter> {
     let netns = netns(fd).map_err(|_| Counter::FbResource)?;
     for _ in 0..100 {
-        let g = reg.generation.load(Ordering::Acquire);
-        if g & 1 == 0 {
+        let generation = reg.generation.load(Ordering::Acquire);
+        if generation & 1 == 0 {
             let r = scan(reg, dst, netns);
+            let touched = volatile(&reg.touched);
             core::sync::atomic::fence(Ordering::Acquire);
-            if reg.generation.load(Ordering::Relaxed) == g {
-                return r;
+            if reg.generation.load(Ordering::Relaxed) == generation {
+                let (count, listeners) = r?;
+                return Ok(Matching { count, basis: Basis { generation, touched, listeners, ..Basis::default() } });
             }
         }
         sys::sched_yield();
@@ -333,35 +324,44 @@ fn count_matches(reg: &Registry, dst: &Addr, fd: i32) -> Result<usize, Counter> 
     Err(Counter::FbNoListener)
 }
 
-/// How many listeners of the registry a connection to `dst` could go to, or why there are none.
-pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<usize, Counter> {
+/// How many listeners of the registry a connection to `dst` could go to, and which (in one word), or why
+/// there are none.
+pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<(usize, u64), Counter> {
     let v4 = name::is_v4(&dst.ip);
     let local = name::is_loopback(&dst.ip) || {
         let n = (volatile(&reg.locals) as usize).min(LOCALS);
         reg.local.iter().take(n).any(|l| volatile(l) == dst.ip)
     };
-    let (mut exact, mut any4, mut any6) = (0, 0, 0);
+    let [mut exact, mut any4, mut any6] = [(0, 0u64); 3];
     let n = (volatile(&reg.entries) as usize).min(ENTRIES);
     for e in reg.entry.iter().take(n) {
-        let (listener, ns, a) = (volatile(&e.listener), volatile(&e.netns), volatile(&e.addr));
-        if listener == 0 || ns != netns || a.port != dst.port {
+        let a = volatile(&e.addr);
+        if a.port != dst.port {
             continue;
         }
-        if a.ip == dst.ip {
-            exact += 1;
-        } else if v4 && name::is_v4(&a.ip) && name::is_any(&a.ip) {
-            any4 += 1;
-        } else if !name::is_v4(&a.ip) && name::is_any(&a.ip) && (!v4 || a.v6only == 0) {
-            any6 += 1;
+        let (listener, ns) = (volatile(&e.listener), volatile(&e.netns));
+        if listener == 0 || ns != netns {
+            continue;
         }
+        let class = if a.ip == dst.ip {
+            &mut exact
+        } else if v4 && name::is_v4(&a.ip) && name::is_any(&a.ip) {
+            &mut any4
+        } else if !name::is_v4(&a.ip) && name::is_any(&a.ip) && (!v4 || a.v6only == 0) {
+            &mut any6
+        } else {
+            continue;
+        };
+        // (Their order changes when others go.)
+        *class = (class.0 + 1, class.1 ^ listener.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     }
-    if exact > 0 {
+    if exact.0 > 0 {
         return Ok(exact);
     }
-    match (local, any4 + any6) {
+    match (local, any4.0 + any6.0) {
         (false, _) => Err(Counter::FbRemote),
         (true, 0) => Err(Counter::FbNoListener),
-        (true, _) => Ok(if any4 > 0 { any4 } else { any6 }),
+        (true, _) => Ok(if any4.0 > 0 { any4 } else { any6 }),
     }
 }
 

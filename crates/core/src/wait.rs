@@ -99,7 +99,8 @@ pub unsafe fn sleep(
     for (p, fd) in p[at..].iter_mut().zip([sleeper.as_ref().map_or(-1, |s| s.waker.fd()), control]) {
         *p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
-    let left = balance::cut(if sleeper.is_some() { chan::cut(left) } else { left });
+    let left = crate::unjoined::cut(if sleeper.is_some() { chan::cut(left) } else { left });
+    let left = balance::cut(left);
     let on = On { waker: sleeper.as_ref().map(|s| s.waker), ..On::default() };
     // SAFETY: `p` is a slice; the caller's mask.
     let r = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, mask) });

@@ -104,6 +104,18 @@ fn children_of_a_parent_that_reads_nothing_do_not_wait() {
     }
 }
 
+/// A process begins to accept while the monitor does not answer: it gets the connections that come later.
+#[test]
+fn who_accepts_while_the_monitor_is_stopped_is_told_of_connections() {
+    if stock_mode() {
+        return;
+    }
+    let mut host = Host::new();
+    let monitor = host.monitor().expect("running").pid().to_string();
+    let longest = longest_call(&host, &["joins", &monitor]);
+    assert!(longest < 1000, "{longest} ms");
+}
+
 #[test]
 fn nobody_waits_long_for_a_monitor_that_does_not_answer() {
     if stock_mode() {
@@ -122,4 +134,13 @@ fn nobody_waits_long_for_a_monitor_that_does_not_answer() {
     // All but those that the stopped monitor was asked about.
     let shm = host.snapshot().since(&before).get("connect_shm");
     assert!(shm >= 4, "{shm}");
+}
+
+/// `bind` and `connect` are refused what a connection over shared memory has, as in the kernel.
+#[test]
+fn addresses_of_live_connections_are_in_use() {
+    let host = Host::new();
+    let Some(delta) = e2e::same_transcripts(&host, 60, "address_in_use.py", &[]) else { return };
+    // One for each case, that of the client's port, and those of one port for two.
+    assert!(delta.get("connect_shm") > 3 * 2 * 3 && delta.get("path_switch") == 0, "{delta}");
 }

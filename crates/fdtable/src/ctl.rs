@@ -1,6 +1,6 @@
 //! The control socket to the monitor.
 
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock};
 use crate::upcalls::upcalls;
 use crate::{arena, process, registry, rights, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -37,13 +37,14 @@ const LOOKING_FOR: u64 = 100_000_000;
 const PATH_MAX: usize = 108;
 
 /// How long an answer may take before the monitor counts as silent.
-const PATIENCE_S: i64 = 5;
+const PATIENCE: u64 = 1_000_000_000;
 /// When it was found silent, nanoseconds; 0: it is not. A silent monitor still counts this process
 /// as alive and names it to its peers, so that their wake-ups go on through it; but nothing is
 /// asked, no sleep relies on it, and no message waits for room.
 #[link_section = ".data.fsocket_start"]
 static SILENT: AtomicU64 = AtomicU64::new(0);
-/// How long an answer may take that the program can do without: the kernel does it then.
+/// How long an answer may take that the program can do without: the kernel does it then. Also one look
+/// for an answer.
 const SHORT_PATIENCE: u64 = 250_000_000;
 /// Until when nothing of that kind is asked, nanoseconds, after an answer that took longer.
 static SLOW_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -149,7 +150,7 @@ fn find_it(now: u64) {
 /// Use `fd` as the control socket and greet the monitor on it.
 #[link_section = ".text.fsocket_start"]
 pub fn adopt_fd(fd: i32) -> bool {
-    let t = libc::timeval { tv_sec: PATIENCE_S, tv_usec: 0 };
+    let t = libc::timeval { tv_sec: 0, tv_usec: (SHORT_PATIENCE / 1000) as i64 };
     // SAFETY: a timeval is plain bytes.
     let bytes = unsafe { core::slice::from_raw_parts(&t as *const _ as *const u8, core::mem::size_of_val(&t)) };
     let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, bytes);
@@ -267,13 +268,14 @@ pub fn died() {
 /// Sends one packet to the monitor. An error that says nothing about the monitor (a signal, no
 /// memory for the packet, too many descriptors under way) is no end of it: this process would
 /// stop to wake its peers, while the monitor still names it to them. Such a packet is sent again.
-fn send(m: &Msg, attach: Option<i32>) -> Result<()> {
+fn send(m: &Msg, attach: Option<i32>, limit: u64) -> Result<()> {
     let mut pause = 1_000_000;
-    let flags = if SILENT.load(Ordering::Relaxed) == 0 { 0 } else { libc::MSG_DONTWAIT };
     loop {
-        match sys::send_with_fd(fd(), m.as_bytes(), attach, flags) {
+        match sys::send_with_fd(fd(), m.as_bytes(), attach, libc::MSG_DONTWAIT) {
             Ok(_) => return Ok(()),
             Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) if SILENT.load(Ordering::Relaxed) == 0 && ready_before(libc::POLLOUT, limit) => {}
+            Err(Errno::EAGAIN) => return Err(Errno::EAGAIN),
             Err(e) if passes(e) && pause <= ROOM_PAUSE => {
                 sys::nanosleep(pause);
                 pause *= 2;
@@ -299,32 +301,26 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
         return Err(Errno::EIO);
     }
     let mut seq = LOCK.lock().map_err(|_| Errno::EAGAIN)?;
+    let now = sys::now_ns();
     let silent = SILENT.load(Ordering::Relaxed);
-    if silent != 0 && sys::now_ns().saturating_sub(silent) < SILENCE {
+    if silent != 0 && now.saturating_sub(silent) < SILENCE {
         return Err(Errno::EIO);
     }
-    let limit = match has_another_way(m.kind) {
-        true if sys::now_ns() < SLOW_UNTIL.load(Ordering::Relaxed) => return Err(Errno::EIO),
-        true => Some(sys::now_ns() + SHORT_PATIENCE),
-        false => None,
-    };
+    let short = has_another_way(m.kind);
+    if short && now < SLOW_UNTIL.load(Ordering::Relaxed) {
+        return Err(Errno::EIO);
+    }
+    let limit = now + if short { SHORT_PATIENCE } else { PATIENCE };
     *seq = seq.wrapping_add(1);
     m.seq = *seq | 1 << 31;
-    if !ready_before(libc::POLLOUT, limit) {
+    if let Err(e) = send(&m, attach, limit) {
+        if e == Errno::EAGAIN {
+            is_late(short);
+        }
         return Err(Errno::EIO);
     }
-    send(&m, attach).map_err(|_| Errno::EIO)?;
     loop {
-        if !ready_before(libc::POLLIN, limit) {
-            // It will be the monitor's listener for a moment, and this process would not serve it.
-            let undone = m.kind != kind::LISTEN || tell(Msg::new(kind::UNLISTEN), attach);
-            if !undone && (upcalls().shares_nothing)() {
-                leave();
-            }
-            return Err(Errno::EIO);
-        }
-        match receive(limit.map_or(0, |_| libc::MSG_DONTWAIT)) {
-            Err(Errno::EAGAIN) if limit.is_some() => {}
+        match receive(0) {
             Ok((a, got)) if a.seq == m.seq && a.kind == m.kind => {
                 if a.result != 0 {
                     close_opt(got);
@@ -333,17 +329,18 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
                 return Ok((a, got));
             }
             Ok((a, got)) => unasked(&a, got),
-            Err(Errno::EINTR) => {}
-            Err(e) if passes(e) => return Err(e),
-            Err(Errno::EAGAIN) => {
-                SILENT.store(sys::now_ns(), Ordering::Relaxed);
-                // It may name us as a listener later, and this process may never read that: it is
-                // told that we have gone, if that ends nothing else.
-                if m.kind == kind::LISTEN && (upcalls().shares_nothing)() {
+            // (A look may end early, and is restarted by each signal.)
+            Err(Errno::EINTR | Errno::EAGAIN) if sys::now_ns() < limit => {}
+            Err(Errno::EINTR | Errno::EAGAIN) => {
+                is_late(short);
+                // It will be the monitor's listener for a moment, and this process would not serve it. If
+                // not even that can be said, and nothing else ends by it, this process has gone for it.
+                if m.kind == kind::LISTEN && !tell(Msg::new(kind::UNLISTEN), attach) && (upcalls().shares_nothing)() {
                     leave();
                 }
                 return Err(Errno::EIO);
             }
+            Err(e) if passes(e) => return Err(e),
             Err(e) => {
                 died();
                 return Err(e);
@@ -352,25 +349,47 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     }
 }
 
-/// Can the kernel do what is asked for, as if there were no monitor? (An answer that comes later is
-/// undone or used in [`unasked`].)
-fn has_another_way(what: u32) -> bool {
-    matches!(what, kind::CONNECT | kind::LISTEN | kind::PORTS | kind::CLONE | kind::GROUP | kind::BALANCE)
+/// The monitor takes too long. (An answer that comes later is undone or used in [`unasked`].)
+#[cold]
+fn is_late(short: bool) {
+    let now = sys::now_ns();
+    match short {
+        true => SLOW_UNTIL.store(now + SLOW_PAUSE, Ordering::Relaxed),
+        false => SILENT.store(now, Ordering::Relaxed),
+    }
 }
 
-/// Waits until the control socket is ready for that, at most up to `limit`. False: the monitor is slow,
-/// and is left alone for a while.
-fn ready_before(events: i16, limit: Option<u64>) -> bool {
-    let Some(limit) = limit else { return true };
+/// Can the program do what is asked for as if there were no monitor?
+fn has_another_way(what: u32) -> bool {
+    use kind::{
+        BALANCE, CLONE, CONNECT, GROUP, IN_USE, LISTEN, LOCAL, OFFER, OPTIONS, PORTS, UPGRADE, WAITING, WORKER,
+    };
+    matches!(
+        what,
+        CONNECT
+            | IN_USE
+            | LISTEN
+            | WORKER
+            | PORTS
+            | CLONE
+            | GROUP
+            | LOCAL
+            | BALANCE
+            | WAITING
+            | OFFER
+            | UPGRADE
+            | OPTIONS
+    )
+}
+
+/// Waits until the control socket is ready for that, at most up to `limit`. False: it is not.
+fn ready_before(events: i16, limit: u64) -> bool {
     let mut p = libc::pollfd { fd: fd(), events, revents: 0 };
     loop {
         let left = limit.saturating_sub(sys::now_ns());
         // SAFETY: one pollfd.
         match unsafe { sys::ppoll(&mut p, 1, Some(left), core::ptr::null()) } {
-            Ok(0) => {
-                SLOW_UNTIL.store(sys::now_ns() + SLOW_PAUSE, Ordering::Relaxed);
-                return false;
-            }
+            Ok(0) => return false,
             Err(Errno::EINTR) => {}
             // (An error is for the call that comes next.)
             _ => return true,
@@ -398,26 +417,40 @@ pub fn tell(m: Msg, attach: Option<i32>) -> bool {
         died();
         return false;
     }
-    send(&m, attach).is_ok()
+    let sent = send(&m, attach, sys::now_ns() + PATIENCE);
+    if sent == Err(Errno::EAGAIN) && SILENT.load(Ordering::Relaxed) == 0 {
+        is_late(false);
+    }
+    sent.is_ok()
 }
 
 /// Handle what the monitor sent unasked. Cheap when there is nothing: the
 /// monitor counts its messages in our arena.
 pub fn poll() {
+    poll_by(|| LOCK.lock().ok());
+}
+
+/// As [`poll`], where nothing of it is needed now: not while another thread waits for the monitor.
+pub fn poll_in_passing() {
+    poll_by(|| LOCK.try_lock());
+}
+
+#[inline]
+fn poll_by(lock: impl FnOnce() -> Option<Guard<'static, u32>>) {
     let Some(h) = arena::header() else { return };
     let now = h.pending.load(Ordering::Acquire);
     if now != PENDING_SEEN.load(Ordering::Relaxed) {
-        drain(now);
+        drain(now, lock);
     }
     settle();
 }
 
 #[cold]
-fn drain(pending: u32) {
+fn drain(pending: u32, lock: impl FnOnce() -> Option<Guard<'static, u32>>) {
     if dead() {
         return;
     }
-    let Ok(_l) = LOCK.lock() else { return };
+    let Some(_l) = lock() else { return };
     PENDING_SEEN.store(pending, Ordering::Relaxed);
     loop {
         match receive(libc::MSG_DONTWAIT) {
@@ -434,7 +467,7 @@ fn drain(pending: u32) {
 /// The control socket is readable although `pending` says nothing: the monitor
 /// closed it, or the message came before the count.
 pub fn readable() {
-    drain(PENDING_SEEN.load(Ordering::Relaxed));
+    drain(PENDING_SEEN.load(Ordering::Relaxed), || LOCK.lock().ok());
     settle();
 }
 
@@ -490,6 +523,10 @@ fn unasked(m: &Msg, got: Option<i32>) {
         kind::LISTEN if m.result == 0 => {
             tell(Msg { id: m.id, ..Msg::new(kind::UNLISTEN) }, None);
         }
+        // So has the zone's socket.
+        kind::LOCAL if m.result == 0 => {
+            tell(Msg { id: m.id, arg0: m.arg0, ..Msg::new(kind::LEFT) }, None);
+        }
         _ if (upcalls().message)(m, got) => return,
         _ => {}
     }
@@ -516,7 +553,8 @@ pub fn registry() -> Option<&'static Registry> {
     }
     let l = LOCK.lock().ok()?;
     while registry::mapped().is_none() && !dead() {
-        if !ready_before(libc::POLLIN, Some(now + SHORT_PATIENCE)) {
+        if !ready_before(libc::POLLIN, now + SHORT_PATIENCE) {
+            is_late(true);
             break;
         }
         match receive(libc::MSG_DONTWAIT) {

@@ -126,6 +126,20 @@ pub struct Listening {
     pub addr: Addr,
 }
 
+/// Which other sockets may have a socket's address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    pub address: bool,
+    pub port: bool,
+    pub uid: u32,
+}
+
+/// SO_REUSEADDR, SO_REUSEPORT, and whose it is.
+pub fn reuse(fd: BorrowedFd<'_>) -> Result<Reuse, Errno> {
+    let uid = rustix::fs::fstat(fd)?.st_uid;
+    Ok(Reuse { address: sockopt::socket_reuseaddr(fd)?, port: sockopt::socket_reuseport(fd)?, uid })
+}
+
 /// Reads a listening TCP socket.
 ///
 /// # Errors

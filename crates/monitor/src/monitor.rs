@@ -2,12 +2,10 @@
 
 mod handle;
 
-use crate::address;
 use crate::answer::Misbehaved;
 use crate::broker::Broker;
 use crate::clients::Client;
 use crate::context::Context;
-use crate::descriptor;
 use crate::endpoint::{self, Config, Endpoint, StartError};
 use crate::event::{ADDRESSES, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
 use crate::shm::closings::Closings;
@@ -20,7 +18,7 @@ use crate::turns::{Turns, TURN};
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::zones::Zones;
-use crate::{shares, ConnId};
+use crate::{address, descriptor, shares, ConnId};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

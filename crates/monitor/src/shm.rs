@@ -12,6 +12,7 @@ pub mod closings;
 mod crossing;
 pub mod dispatch;
 pub mod distrust;
+mod in_use;
 mod leases;
 pub mod listeners;
 mod offers;

@@ -248,10 +248,9 @@ limit_table! {
     Sockets: "`connect` has returned when a connection over shared memory waits to be accepted. If the listener \
      ends then, what the kernel would still refuse (`ECONNREFUSED`, where its queue is full) is a reset (`ECONNRESET`)."
         of connect, listen;
-    Sockets: "The kernel's tables do not know connections over shared memory. So `bind` to the port of a listener \
-     that is closed, while such connections of it live or rest, succeeds without `SO_REUSEADDR`, too; the kernel \
-     says `EADDRINUSE`. A kernel connection with the addresses and ports of one over shared memory is possible then, \
-     where the kernel says `EADDRNOTAVAIL`."
+    Sockets: "The kernel's tables do not know connections over shared memory. The address of one that lives is refused \
+     to programs with the library (`EADDRINUSE`, `EADDRNOTAVAIL`), but not to others, and one that its side has closed \
+     (FIN_WAIT2, TIME_WAIT) holds none: a server can be started again at once, without `SO_REUSEADDR`, too."
         of bind, connect;
     Sockets: "Which listener of a port a connection reaches is the kernel's choice (address, family, device). \
      A nearer listener of a process without the library that comes while there are connections to \

@@ -99,6 +99,9 @@ pub mod kind {
     /// socket as fd: its port is the channel's from now on (`arg1` 1); `result` EADDRINUSE:
     /// another channel has it.
     pub const PORTS: u32 = 8;
+    /// fd: a TCP socket that is to be bound to `addr`, or (`arg0` 1) one that is bound and is to be connected to
+    /// it by the kernel. *Sync*: `result` EADDRINUSE, EADDRNOTAVAIL: a connection over shared memory is in the way.
+    pub const IN_USE: u32 = 73;
     /// The peers of this process have rung thread `id` (the waker's index) by way of the monitor for
     /// some time; it asks for a pipe of its own with one of them. `arg0` channel, `arg1` the waiter
     /// ([`super::waiter`]), `arg2` the process that rings ([`WOKEN`]). No answer but
@@ -291,6 +294,10 @@ pub mod switch {
     /// the server's side. fd as for MAKE. `result` EINPROGRESS: ask again in a moment.
     pub const DIAL: u64 = 5;
 
+    /// `arg2` of CLAIM: the claimant sends itself what the other side has not read; an [`ACT`] that comes
+    /// later (nobody waited for it) does not.
+    pub const POURS: u64 = 1;
+
     /// Bits of [`ACT`], done in this order.
     pub mod act {
         /// What the requester has not read yet is sent. The requester has written its place in the
@@ -431,6 +438,9 @@ pub mod registry {
         pub locals: u64,
         /// CPUs of the machine, as the monitor found them at its start.
         pub cpus: u64,
+        /// Grows with `generation` where something else has changed than the listeners below: all answers are
+        /// asked for again.
+        pub touched: u64,
         /// This host's own addresses in the monitor's network namespace, beyond
         /// loopback; v4-mapped.
         pub local: [[u8; 16]; LOCALS],
@@ -445,6 +455,9 @@ pub mod registry {
         /// Which channel a client's port is leased to; 0: none. An accepting process checks here
         /// what a client says of itself: the page is the monitor's, and the channel is not.
         pub owner: [core::sync::atomic::AtomicU32; PORTS],
+        /// How many channels there are to listeners on a port, also to one that has ended: connections over
+        /// shared memory may have that address ([`super::kind::IN_USE`]).
+        pub served: [core::sync::atomic::AtomicU32; PORTS],
     }
 }
 

@@ -57,6 +57,11 @@ impl<T> Lock<T> {
         Ok(Guard { lock: self })
     }
 
+    /// None: it is held, perhaps by the calling thread.
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        self.take(process::thread()).is_ok().then(|| Guard { lock: self })
+    }
+
     /// By any thread.
     pub fn is_held(&self) -> bool {
         self.owner.load(Ordering::Relaxed) != 0

@@ -174,6 +174,13 @@ pub fn pipe(m: &Msg, fd: i32) -> bool {
     by_id(m.arg0 as u32, 1 - side).is_some_and(|c| c.pipe_to(w, m.id, fd))
 }
 
+/// No new connection of this process goes to that listener.
+pub fn retire_of(listener: u64) {
+    for c in all().filter(|c| c.my_side() == CLIENT && c.listener.load(Ordering::Relaxed) == listener) {
+        c.retired.store(true, Ordering::Release);
+    }
+}
+
 impl Chan {
     pub fn index(&self) -> u32 {
         CHANS.index(self)

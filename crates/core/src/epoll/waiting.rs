@@ -360,7 +360,8 @@ unsafe fn sleep(
         Ok(Spoke::Nobody)
     } else {
         stats::count(Counter::Sleeps);
-        let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(balance::cut(chan::cut(limit))));
+        let limit = balance::cut(crate::unjoined::cut(chan::cut(limit)));
+        let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(limit));
         let t0 = cpu::ticks();
         // SAFETY: the caller's.
         let r = unsafe { out.kernel(ep, limit, mask, false) };

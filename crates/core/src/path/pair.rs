@@ -73,7 +73,7 @@ pub fn make(d: &Desc) -> Option<Own> {
     match switch(m, family) {
         Ok(fd) => fd.map(|fd| Own(process::high_fd(fd))),
         // The other side began at the same time.
-        Err(Errno::EALREADY) => claim_within(d, side, 200).map(|fd| Own(process::high_fd(fd))),
+        Err(Errno::EALREADY) => claim_within(d, side, 0, 200).map(|fd| Own(process::high_fd(fd))),
         Err(Errno::EXDEV) => plain(d, m, family),
         Err(_) => None,
     }
@@ -209,16 +209,16 @@ fn loopback(v4: bool, family: i32, port: u16) -> ([u8; 28], usize) {
 }
 
 /// A descriptor of this side's end from the monitor. A peer that says it has moved has made both
-/// ends before.
-pub fn claim(d: &Desc, side: u32) -> Option<i32> {
-    claim_within(d, side, 4)
+/// ends before. `pours`: the caller sends itself what that one has not read.
+pub fn claim(d: &Desc, side: u32, pours: bool) -> Option<i32> {
+    claim_within(d, side, if pours { switch::POURS } else { 0 }, 4)
 }
 
-fn claim_within(d: &Desc, side: u32, turns: u64) -> Option<i32> {
+fn claim_within(d: &Desc, side: u32, how: u64, turns: u64) -> Option<i32> {
     if is_across(d) {
         return placeholder(d);
     }
-    let m = message(d, kind::CLAIM, side);
+    let m = Msg { arg2: how, ..message(d, kind::CLAIM, side) };
     for turn in 0..turns {
         match ctl::request(m, None) {
             Ok((_, Some(fd))) => return Some(fd),

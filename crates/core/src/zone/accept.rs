@@ -53,7 +53,7 @@ impl Peer {
 /// `peer` as accept4(2) wants it.
 pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
     let Some(z) = of(d).filter(|z| z.state() != state::OFF || z.is_non_worker()) else { return Outcome::Kernel };
-    ctl::poll();
+    ctl::poll_in_passing();
     super::watch::look_if_asked();
     if let Some(r) = z.take_own(fd, peer) {
         return Outcome::Done(r);

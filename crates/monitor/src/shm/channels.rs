@@ -1,5 +1,6 @@
 //! Channels: the shared memory between a client process and a listener group.
 
+use crate::descriptor::Reuse;
 use crate::memory::{memfd, Mapping};
 use crate::shm::pipes::Pipes;
 use crate::shm::switched::Switched;
@@ -12,11 +13,12 @@ use fsocket_proto::Addr;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::offset_of;
 use std::rc::Rc;
+use std::time::Instant;
 
 /// The memory of a channel: everything but the rings is mapped.
 pub struct ChannelMem {
@@ -203,6 +205,16 @@ impl ChannelMem {
             .count()
     }
 
+    /// Connections that are in no queue any more, and that no worker has claimed yet: it may be about to.
+    pub fn is_being_claimed(&self) -> bool {
+        let closed =
+            |slot: &Slot, side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
+        let waits = |slot: &&Slot| slot.state.load(Ordering::Acquire) == slot_state::SYN;
+        let open = |slot: &&Slot| !(closed(slot, CLIENT) && closed(slot, SERVER));
+        let waiting = self.touched_slots().map(|i| self.slot(i)).filter(waits).filter(open).count();
+        waiting > self.queued_all() as usize
+    }
+
     /// Bytes of memory behind the channel.
     pub fn resident(&self) -> u64 {
         rustix::fs::fstat(&*self.fd).map_or(0, |st| st.st_blocks as u64 * 512)
@@ -226,6 +238,8 @@ pub struct Channel {
     /// Of the listener: address, network namespace (the client's, too), and whose it is.
     pub addr: Addr,
     pub netns: u64,
+    /// What its connections inherit.
+    pub reuse: Reuse,
     pub server_uid: u32,
     /// Blocks of ports leased for this channel whose process has ended.
     pub leases: Vec<u16>,
@@ -236,6 +250,8 @@ pub struct Channel {
     pub pipes: Pipes,
     pub client_ended: bool,
     pub client_gone: bool,
+    /// When only such connections were found in it as a worker may be about to claim.
+    pub claimed_from: Cell<Option<Instant>>,
     pub listener_gone: bool,
 }
 
@@ -326,6 +342,20 @@ mod tests {
         assert_eq!(mem.queued_all(), 4);
         mem.waiter(1, WAITERS - 1).waker.store(1, Ordering::Relaxed);
         assert!(mem.touched_waiters(1).any(|w| w == WAITERS - 1));
+    }
+
+    /// Between a worker's look into the queue and its look at the slot.
+    #[test]
+    fn what_was_taken_out_of_a_queue_is_being_claimed() {
+        let mem = ChannelMem::new(7).unwrap();
+        assert!(!mem.is_being_claimed());
+        mem.slot(3).state.store(slot_state::SYN, Ordering::Relaxed);
+        mem.queue(0).tail.store(1, Ordering::Relaxed);
+        assert!(mem.slots_in_use() == 1 && !mem.is_being_claimed());
+        mem.queue(0).head.store(1, Ordering::Relaxed);
+        assert!(mem.slots_in_use() == 0 && mem.is_being_claimed());
+        mem.slot(3).state.store(slot_state::ESTABLISHED, Ordering::Relaxed);
+        assert!(mem.slots_in_use() == 1 && !mem.is_being_claimed());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
 use crate::clients::Rights;
-use crate::descriptor::Listening;
+use crate::descriptor::{Listening, Reuse};
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::Addr;
@@ -14,6 +14,8 @@ pub struct Listener {
     pub info: Listening,
     /// User of the process that registered it first.
     pub uid: u32,
+    /// Which other sockets may have its address.
+    pub reuse: Reuse,
     /// Processes with a descriptor for it; the last one to go ends it.
     pub holders: BTreeSet<ConnId>,
     /// The worker with each number; numbers of the dead are reused.
@@ -130,6 +132,7 @@ impl Listeners {
                 id,
                 info,
                 uid,
+                reuse: Reuse::default(),
                 holders: BTreeSet::new(),
                 workers: [None; WORKERS],
                 stealers: BTreeSet::new(),

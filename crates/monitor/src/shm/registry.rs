@@ -102,6 +102,7 @@ impl Registry {
                 count += 1;
             }
             r.put(offset_of!(Layout, locals), count as u64);
+            r.count_touch();
         });
     }
 
@@ -141,6 +142,22 @@ impl Registry {
         ports.for_each(|port| self.owner_of(port).store(channel, Ordering::Release));
     }
 
+    /// A channel to a listener on that port.
+    pub fn serves(&self, port: u16) {
+        let channels = self.channels_on(port);
+        channels.store(channels.load(Ordering::Relaxed).saturating_add(1), Ordering::Release);
+    }
+
+    /// One that was counted has ended.
+    pub fn serves_no_more(&self, port: u16) {
+        let channels = self.channels_on(port);
+        channels.store(channels.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+    }
+
+    fn channels_on(&self, port: u16) -> &AtomicU32 {
+        self.map.at(offset_of!(Layout, served) + usize::from(port) * size_of::<AtomicU32>())
+    }
+
     /// 0: none.
     pub fn owner(&self, port: u16) -> ChannelId {
         self.owner_of(port).load(Ordering::Relaxed)
@@ -152,7 +169,12 @@ impl Registry {
 
     /// Nothing has changed here, but readers are to ask the monitor again.
     pub fn touch(&mut self) {
-        self.change(|_| {});
+        self.change(Self::count_touch);
+    }
+
+    fn count_touch(&mut self) {
+        let touched = self.map.at::<AtomicU64>(offset_of!(Layout, touched)).load(Ordering::Relaxed);
+        self.put(offset_of!(Layout, touched), touched + 1);
     }
 
     fn change(&mut self, f: impl FnOnce(&mut Self)) {

@@ -13,7 +13,7 @@ use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -142,6 +142,7 @@ impl Shm {
             }
         };
         if let Some(l) = self.listeners.get_mut(listener) {
+            l.reuse = descriptor::reuse(fd.as_fd())?;
             l.holders.insert(id);
         }
         if let Some(c) = ctx.clients.get_mut(id) {
@@ -214,7 +215,7 @@ impl Shm {
             }
         }
         match number {
-            Some(n) => Ok((Msg { arg0: n as u64, ..reply(msg) }, None)),
+            Some(n) => Ok((Msg { id: msg.id, arg0: n as u64, ..reply(msg) }, None)),
             None => Err(Errno::AGAIN),
         }
     }
@@ -309,7 +310,7 @@ impl Shm {
         }
         let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
-        let (addr, netns, server_uid) = (l.info.addr, l.info.netns, l.uid);
+        let (addr, netns, reuse, server_uid) = (l.info.addr, l.info.netns, l.reuse, l.uid);
         let channel = self.channels.next_id();
         let mem =
             ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
@@ -319,6 +320,7 @@ impl Shm {
         }
         let fd = mem.fd();
         l.channels.insert(channel);
+        self.registry.serves(addr.port);
         let workers: Vec<ConnId> = l.accepting().collect();
         self.channels.add(Channel {
             id: channel,
@@ -332,6 +334,7 @@ impl Shm {
             mem: Rc::new(mem),
             addr,
             netns,
+            reuse,
             server_uid,
             leases: Vec::new(),
             bound: BTreeMap::new(),
@@ -339,6 +342,7 @@ impl Shm {
             pipes: Default::default(),
             client_ended: false,
             client_gone: false,
+            claimed_from: Cell::new(None),
             listener_gone: false,
         });
         for worker in workers {

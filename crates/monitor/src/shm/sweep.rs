@@ -67,7 +67,7 @@ impl Shm {
         let done = (ch.client_gone || ch.listener_gone)
             && !ch.switched.borrow().is_waiting()
             && ((servers_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family))
-                || ch.mem.slots_in_use() == 0
+                || self.is_empty(id)
                 || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
         if ch.client_gone && !done {
             let wait = Duration::from_secs(1);
@@ -80,6 +80,18 @@ impl Shm {
             }
             self.remove_channel(ctx, id);
         }
+    }
+
+    /// Uses nobody any connection of it? A worker may have taken one out of a queue, and not looked at it yet:
+    /// without its channel it would refuse it. (A client that is gone may have written that into any slot: for
+    /// so long only.)
+    fn is_empty(&self, id: ChannelId) -> bool {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let Some(ch) = self.channels.get(id) else { return false };
+        let idle = ch.mem.slots_in_use() == 0;
+        let claimed = (idle && ch.mem.is_being_claimed()).then(|| ch.claimed_from.get().unwrap_or_else(Instant::now));
+        ch.claimed_from.set(claimed);
+        idle && claimed.is_none_or(|since| since.elapsed() >= PATIENCE)
     }
 
     /// A channel that nothing comes through any more.
@@ -101,6 +113,7 @@ impl Shm {
             l.channels.remove(&id);
             l.opened = l.opened.saturating_add(ch.mem.opened());
         }
+        self.registry.serves_no_more(ch.addr.port);
         tracing::debug!(channel = id, "channel ended");
     }
 

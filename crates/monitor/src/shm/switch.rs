@@ -74,8 +74,14 @@ impl Shm {
                 Ok((reply(msg), all.end(&named, named.side)))
             }
             switch::ACT => {
-                let end = all.end(&named, 1 - named.side).ok_or(Errno::NOENT)?;
-                act(ch, &named, end.as_fd(), (msg.arg1 >> 32) as u32)?;
+                let other = 1 - named.side;
+                let end = all.end(&named, other).ok_or(Errno::NOENT)?;
+                let mut what = (msg.arg1 >> 32) as u32;
+                // The requester has not waited for this, and the other side was faster.
+                if all.of(&named).is_some_and(|ends| ends.poured[other]) {
+                    what &= !act::POUR;
+                }
+                act(ch, &named, end.as_fd(), what)?;
                 Ok((reply(msg), None))
             }
             switch::ALONE => {
@@ -173,11 +179,12 @@ impl Shm {
     pub fn claim(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
         let named = Named::parse(msg)?;
         let ch = self.own_side(ctx, id, &named)?;
-        let all = ch.switched.borrow();
-        let ends = all.of(&named).ok_or(Errno::NOENT)?;
+        let mut all = ch.switched.borrow_mut();
+        let ends = all.of_mut(&named).ok_or(Errno::NOENT)?;
         if !ends.ready {
             return Err(Errno::AGAIN);
         }
+        ends.poured[named.side] |= msg.arg2 == switch::POURS;
         let end = ends.end[named.side].clone().ok_or(Errno::NOENT)?;
         Ok((reply(msg), Some(end)))
     }

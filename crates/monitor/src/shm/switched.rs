@@ -39,6 +39,8 @@ pub struct Ends {
     generation: u32,
     pub end: [Option<Rc<OwnedFd>>; 2],
     pub ready: bool,
+    /// By side: it has come for its end, and sends itself what the other one has not read.
+    pub poured: [bool; 2],
 }
 
 /// The connections of one channel that have been switched, by slot.
@@ -79,12 +81,17 @@ impl Switched {
         self.ends.get(&named.slot).filter(|e| e.generation == named.generation)
     }
 
+    pub fn of_mut(&mut self, named: &Named) -> Option<&mut Ends> {
+        self.ends.get_mut(&named.slot).filter(|e| e.generation == named.generation)
+    }
+
     pub fn end(&self, named: &Named, side: usize) -> Option<Rc<OwnedFd>> {
         self.of(named).filter(|e| e.ready)?.end[side & 1].clone()
     }
 
     pub fn keep(&mut self, named: &Named, end: [Option<OwnedFd>; 2], ready: bool) {
-        self.ends.insert(named.slot, Ends { generation: named.generation, end: end.map(|e| e.map(Rc::new)), ready });
+        let end = end.map(|e| e.map(Rc::new));
+        self.ends.insert(named.slot, Ends { generation: named.generation, end, ready, poured: [false; 2] });
     }
 
     /// An end that the requester has made, in two steps.

@@ -151,7 +151,7 @@ impl Zones {
             self.call(msg.id);
             self.zones_look(ctx);
         }
-        Ok((Msg { arg0: u64::from(place), arg1: u64::from(cpu), ..reply(msg) }, None))
+        Ok((Msg { id: msg.id, arg0: u64::from(place), arg1: u64::from(cpu), ..reply(msg) }, None))
     }
 
     /// [`kind::LEFT`].

@@ -321,6 +321,30 @@ fn a_client_that_came_and_went_is_still_accepted() {
     assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(ch.id)));
 }
 
+/// A worker has taken it out of the queue, and not looked at the slot yet, when its client ends.
+#[test]
+fn a_connection_that_is_being_accepted_outlives_its_client() {
+    let d = Daemon::start();
+    let mut server = d.process();
+    let (l, port) = listener();
+    let id = server.listen(&l);
+    server.work(id);
+    let mut client = d.process_with_arena();
+    let ch = client.connect(port);
+    ch.syn(0, 0);
+    client.open_sock(0, ch.id, 0, CLIENT, &[client.nonce]);
+    ch.queue(0).head.store(1, Ordering::Release);
+    drop(client);
+    wait_until("it has gone", || ch.client_gone());
+    server.sync();
+    let kinds: Vec<u32> = server.unasked.drain(..).map(|(msg, _)| msg.kind).collect();
+    assert_eq!(kinds, [kind::CHANNEL_SRV]);
+    ch.set_state(0, slot_state::ESTABLISHED);
+    ch.slot(0).dir[SERVER].prod.status.store(status::CLOSED | status::FIN, Ordering::Release);
+    let (msg, _) = server.wait_unasked();
+    assert_eq!((msg.kind, msg.id), (kind::CHANNEL_GONE, u64::from(ch.id)));
+}
+
 #[test]
 fn waiters_of_the_dead_are_freed_but_not_those_of_relatives() {
     let mut s = scene();

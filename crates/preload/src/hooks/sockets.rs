@@ -5,8 +5,8 @@ use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::{
-    accept as ops_accept, close, connect as ops_connect, listen as ops_listen, names, opts, path, pool, process, route,
-    slice, stats, upgrade, user, zone,
+    accept as ops_accept, close, connect as ops_connect, in_use, listen as ops_listen, names, opts, path, pool,
+    process, route, slice, stats, upgrade, user, zone,
 };
 use libc::*;
 
@@ -53,11 +53,17 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     if gone(fd) {
         return -1;
     }
+    let fresh = table::lookup(fd).filter(|d| d.kind() == kind::FRESH);
+    let asked = if fresh.is_some() { unsafe { fsocket_core::name::parse(addr, len) } } else { None };
+    let family = fresh.map_or(0, |d| d.family.load(Ordering::Relaxed));
+    if let Some(Err(e)) = asked.filter(|a| u32::from(a.family) == family).map(|a| in_use::before_bind(fd, &a)) {
+        e.set();
+        return -1;
+    }
     let r = unsafe { real::bind(fd, addr, len) };
     if let Some(d) = table::lookup(fd) {
         if r == 0 && d.kind() == kind::FRESH {
             d.dirty.store(true, Ordering::Relaxed);
-            let asked = unsafe { fsocket_core::name::parse(addr, len) };
             d.any_port.store(asked.is_some_and(|a| a.port == 0), Ordering::Relaxed);
             d.kind.store(kind::BOUND, Ordering::Release);
         }

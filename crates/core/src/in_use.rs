@@ -1,0 +1,45 @@
+//! Addresses that connections over shared memory have. The kernel does not know of them, and would give them
+//! away.
+
+use crate::ctl;
+use core::sync::atomic::Ordering;
+use fsocket_proto::registry::Registry;
+use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sys::{Errno, Result};
+
+/// A fresh socket of that family is about to be bound.
+///
+/// # Errors
+/// EADDRINUSE, which the kernel would not say.
+pub fn before_bind(fd: i32, addr: &Addr) -> Result<()> {
+    // (Of a port below 1024 the kernel may say EACCES first.)
+    if addr.port < 1024 {
+        return Ok(());
+    }
+    ask(fd, *addr, addr.port, 0, |reg, port| {
+        reg.served[port].load(Ordering::Relaxed) != 0 || reg.owner[port].load(Ordering::Relaxed) != 0
+    })
+}
+
+/// The kernel is about to connect a socket that the program has bound.
+///
+/// # Errors
+/// EADDRNOTAVAIL: there is a connection with both its addresses.
+pub fn before_connect(fd: i32, dst: &Addr) -> Result<()> {
+    let mut here = [0u8; 28];
+    if fsocket_sys::getsockname(fd, &mut here).is_err() {
+        return Ok(());
+    }
+    ask(fd, *dst, u16::from_be_bytes([here[2], here[3]]), 1, |reg, port| reg.owner[port].load(Ordering::Relaxed) != 0)
+}
+
+fn ask(fd: i32, addr: Addr, port: u16, how: u64, may_be: impl Fn(&Registry, usize) -> bool) -> Result<()> {
+    ctl::wanted();
+    if ctl::dead() || !ctl::registry().is_some_and(|reg| may_be(reg, port.into())) {
+        return Ok(());
+    }
+    match ctl::request(Msg { addr, arg0: how, ..Msg::new(msg::IN_USE) }, Some(fd)) {
+        Err(e @ (Errno::EADDRINUSE | Errno::EADDRNOTAVAIL)) => Err(e),
+        _ => Ok(()),
+    }
+}

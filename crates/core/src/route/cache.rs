@@ -1,0 +1,246 @@
+//! What the monitor has said of destinations. Readers take no lock and wait for nobody: each entry has a
+//! sequence number that is odd while it changes, and a reader that meets a change finds nothing.
+
+use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_proto::Addr;
+
+/// Listeners that share one address (SO_REUSEPORT).
+pub const FAN: usize = 16;
+const SETS: usize = 128;
+const WAYS: usize = 4;
+const HEAD: usize = 8;
+const WORDS: usize = HEAD + FAN;
+
+/// Looks at an entry that others change.
+const LOOKS: u32 = 4;
+
+/// A channel: its place in this process's table, and its number, by which one that has taken the place of
+/// another is told from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Known {
+    pub place: u32,
+    pub id: u32,
+}
+
+/// What an answer is valid for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Basis {
+    /// Of the registry.
+    pub generation: u64,
+    /// `Registry::touched`.
+    pub touched: u64,
+    /// Which listeners match best, in one word.
+    pub listeners: u64,
+    /// [`crate::registry::closings`] of the port, by the monitor, before it looked at the listeners.
+    pub closings: u32,
+    /// When the monitor said so, in ticks.
+    pub asked: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Route {
+    pub dst: ([u8; 16], u16),
+    pub chans: [Known; FAN],
+    pub n: usize,
+    /// It said no.
+    pub refused: Option<Counter>,
+    pub basis: Basis,
+}
+
+struct Entry {
+    /// 0: empty; odd: being written.
+    seq: AtomicU32,
+    /// Which channel is next.
+    turn: AtomicU32,
+    words: [AtomicU64; WORDS],
+}
+
+static ENTRIES: [[Entry; WAYS]; SETS] = [const {
+    [const { Entry { seq: AtomicU32::new(0), turn: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; WORDS] } };
+        WAYS]
+}; SETS];
+/// Was anything ever put there?
+static ANY: AtomicBool = AtomicBool::new(false);
+/// Entries of another epoch are forgotten.
+static EPOCH: AtomicU64 = AtomicU64::new(1);
+static VICTIM: AtomicU32 = AtomicU32::new(0);
+
+/// Forget everything.
+pub fn clear() {
+    EPOCH.fetch_add(1, Ordering::AcqRel);
+}
+
+/// In a forked child: whoever was writing is not here.
+pub fn reset_after_fork() {
+    clear();
+    if ANY.load(Ordering::Relaxed) {
+        for e in ENTRIES.iter().flatten().filter(|e| e.seq.load(Ordering::Relaxed) & 1 != 0) {
+            e.seq.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+fn set_of(dst: &Addr) -> &'static [Entry; WAYS] {
+    let [a, b] = halves(&dst.ip);
+    let mixed = (a ^ b.rotate_left(17) ^ u64::from(dst.port) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    &ENTRIES[(mixed >> 57) as usize % SETS]
+}
+
+fn halves(ip: &[u8; 16]) -> [u64; 2] {
+    let word = |at: usize| u64::from_ne_bytes(core::array::from_fn(|i| ip[at + i]));
+    [word(0), word(8)]
+}
+
+/// What is known of `dst`, and a number that grows with each look.
+pub fn get(dst: &Addr) -> Option<(Route, u32)> {
+    let entry = set_of(dst).iter().find(|e| e.is_of(dst))?;
+    let route = (0..LOOKS).find_map(|_| entry.read())?;
+    let turn = if route.n > 1 { entry.turn.fetch_add(1, Ordering::Relaxed) } else { 0 };
+    ((route.dst.0, route.dst.1) == (dst.ip, dst.port)).then_some((route, turn))
+}
+
+/// Where another thread is just writing it is left out: it is asked for once more.
+pub fn put(r: &Route) {
+    ANY.store(true, Ordering::Relaxed);
+    let dst = Addr { ip: r.dst.0, port: r.dst.1, ..Addr::default() };
+    let set = set_of(&dst);
+    let own = set.iter().find(|e| e.is_of(&dst));
+    let free = || set.iter().find(|e| e.read().is_none());
+    let next = || &set[VICTIM.fetch_add(1, Ordering::Relaxed) as usize % WAYS];
+    own.or_else(free).unwrap_or_else(next).write(r);
+}
+
+impl Entry {
+    /// (It may be another's a moment later.)
+    fn is_of(&self, dst: &Addr) -> bool {
+        let word = |i: usize| self.words[i].load(Ordering::Relaxed);
+        self.seq.load(Ordering::Relaxed) != 0 && [word(0), word(1)] == halves(&dst.ip) && word(2) as u16 == dst.port
+    }
+
+    fn read(&self) -> Option<Route> {
+        // Acquire: pairs with the release at the end of `write`.
+        let before = self.seq.load(Ordering::Acquire);
+        let words: [u64; WORDS] = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
+        // Pairs with the fence in `write`: a word of a later change shows that change's number, too.
+        fence(Ordering::Acquire);
+        let whole = before & 1 == 0 && before != 0 && self.seq.load(Ordering::Relaxed) == before;
+        whole.then(|| decode(&words)).flatten()
+    }
+
+    fn write(&self, r: &Route) {
+        let before = self.seq.load(Ordering::Relaxed);
+        let odd = before | 1;
+        if before & 1 != 0 || self.seq.compare_exchange(before, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return;
+        }
+        fence(Ordering::Release);
+        for (to, word) in self.words.iter().zip(encode(r)) {
+            to.store(word, Ordering::Relaxed);
+        }
+        self.seq.store(before.wrapping_add(2).max(2), Ordering::Release);
+    }
+}
+
+fn encode(r: &Route) -> [u64; WORDS] {
+    let refused = match r.refused {
+        None => 0,
+        Some(Counter::FbOtherUser) => 1,
+        Some(_) => 2,
+    };
+    let [a, b] = halves(&r.dst.0);
+    let (n, v) = (r.n.min(FAN), &r.basis);
+    let mut words = [0; WORDS];
+    words[..HEAD].copy_from_slice(&[
+        a,
+        b,
+        u64::from(r.dst.1) | (n as u64) << 16 | refused << 24 | u64::from(v.closings) << 32,
+        v.generation,
+        v.touched,
+        v.listeners,
+        v.asked,
+        EPOCH.load(Ordering::Relaxed),
+    ]);
+    for (word, c) in words[HEAD..].iter_mut().zip(&r.chans[..n]) {
+        *word = u64::from(c.place) << 32 | u64::from(c.id);
+    }
+    words
+}
+
+/// None: it is forgotten.
+fn decode(words: &[u64; WORDS]) -> Option<Route> {
+    let &[a, b, rest, generation, touched, listeners, asked, epoch, ..] = words;
+    if epoch != EPOCH.load(Ordering::Acquire) {
+        return None;
+    }
+    let mut ip = [0; 16];
+    ip[..8].copy_from_slice(&a.to_ne_bytes());
+    ip[8..].copy_from_slice(&b.to_ne_bytes());
+    Some(Route {
+        dst: (ip, rest as u16),
+        chans: core::array::from_fn(|i| Known { place: (words[HEAD + i] >> 32) as u32, id: words[HEAD + i] as u32 }),
+        n: ((rest >> 16) as u8 as usize).min(FAN),
+        refused: match (rest >> 24) as u8 {
+            0 => None,
+            1 => Some(Counter::FbOtherUser),
+            _ => Some(Counter::FbPolicy),
+        },
+        basis: Basis { generation, touched, listeners, closings: (rest >> 32) as u32, asked },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    fn route(port: u16, id: u32) -> Route {
+        let mut chans = [Known { place: 0, id: 0 }; FAN];
+        chans[0] = Known { place: id + 1, id };
+        let basis = Basis { generation: u64::from(id), closings: id, asked: u64::from(id), ..Basis::default() };
+        Route { dst: ([7; 16], port), chans, n: 1, refused: None, basis }
+    }
+
+    fn at(port: u16) -> Addr {
+        Addr { ip: [7; 16], port, ..Addr::default() }
+    }
+
+    /// The entries are one for the process: the tests take turns.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    #[test]
+    fn what_was_put_is_found_until_it_is_cleared() {
+        let _turn = TURN.lock();
+        put(&Route { refused: Some(Counter::FbPolicy), ..route(1, 9) });
+        put(&route(2, 3));
+        assert_eq!(get(&at(1)).map(|r| r.0), Some(Route { refused: Some(Counter::FbPolicy), ..route(1, 9) }));
+        put(&route(1, 10));
+        assert_eq!(get(&at(1)).map(|r| r.0), Some(route(1, 10)));
+        assert_eq!(get(&at(2)).map(|r| r.0), Some(route(2, 3)));
+        assert!(get(&at(3)).is_none());
+        clear();
+        assert!(get(&at(1)).is_none() && get(&at(2)).is_none());
+    }
+
+    #[test]
+    fn three_hundred_destinations_are_kept() {
+        let _turn = TURN.lock();
+        (1..=300).for_each(|port| put(&route(port, u32::from(port))));
+        let kept = (1..=300).filter(|port| get(&at(*port)).is_some()).count();
+        assert!(kept > 250, "{kept}");
+    }
+
+    /// A reader sees one route or the other, and no mixture.
+    #[test]
+    fn readers_see_no_half_of_a_change() {
+        let _turn = TURN.lock();
+        std::thread::scope(|s| {
+            s.spawn(|| (0..100_000).for_each(|i| put(&route(500, i))));
+            for _ in 0..100_000 {
+                if let Some((r, _)) = get(&at(500)) {
+                    assert_eq!(r, route(500, r.chans[0].id));
+                }
+            }
+        });
+    }
+}
