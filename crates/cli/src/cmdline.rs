@@ -12,11 +12,15 @@ use std::path::PathBuf;
 pub const EXIT_OWN: i32 = 125;
 
 /// What library and commands read, as [`fsocket_proto::paths`] has it.
-const ENVIRONMENT: &str = "\
+pub const ENVIRONMENT: &str = "\
 Environment:
   FASTSOCKET_SOCKET   the monitor's socket [default: the system's, else a private one]
   FASTSOCKET_DISABLE  parts that are off, as --no-shm, --no-zones, --no-balance: shm,zones,balance
-  FASTSOCKET_LIBRARY, FASTSOCKET_MONITOR  as --library, --monitor";
+  FASTSOCKET_PIN      as --pin
+  FASTSOCKET_UPGRADE  calls on a kernel connection before it may go over to shared memory; 0: never
+  FASTSOCKET_SUMMARY  as --summary: the number of the process that prints in any case
+  FASTSOCKET_LIBRARY, FASTSOCKET_MONITOR  as --library, --monitor
+  FASTSOCKET_CONFIG, FASTSOCKET_LOG  the monitor's: see fastsocketd(8)";
 
 /// Check whether this machine has what is needed
 #[derive(Debug, Args)]

@@ -10,6 +10,7 @@ mod cmdline;
 mod control;
 mod doctor;
 mod explain;
+mod glibc;
 mod locality;
 mod locate;
 mod locks;
@@ -35,7 +36,7 @@ use cmdline::{Disable, Doctor, Enable, Explain, Pages, Run, Stat, Steer, EXIT_OW
 
 /// Shared memory instead of loopback TCP, for programs as they are.
 #[derive(Debug, Parser)]
-#[command(name = "fastsocket", version, max_term_width = 100)]
+#[command(name = "fastsocket", version, max_term_width = 100, after_help = cmdline::ENVIRONMENT)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

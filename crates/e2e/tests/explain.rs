@@ -185,6 +185,33 @@ fn programs_that_load_no_library() {
     because(&host, &started(&host, "suid", command), "set_user_id", "ignores LD_PRELOAD");
 }
 
+/// The library that would be loaded needs a glibc that nobody has.
+#[test]
+fn an_older_glibc() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let mut library = std::fs::read(artifacts::library()).expect("the library");
+    let old = b"GLIBC_2.14\0";
+    let at = library.windows(old.len()).position(|w| w == old).expect("memcpy has that version");
+    library[at..at + old.len()].copy_from_slice(b"GLIBC_2.99\0");
+    let library = host.file("newer/libfsocket.so", library);
+    let mut command = host.command(Stock, sleeper(&host, "old", &[]));
+    command.env("FASTSOCKET_SOCKET", host.socket());
+    let process = started(&host, "old", command);
+    let ask = |args: &[&str]| {
+        let mut command = Command::new(artifacts::cli());
+        command.env("FASTSOCKET_LIBRARY", &library).env("FASTSOCKET_SOCKET", host.socket()).args(args);
+        let done = Proc::spawn(host.logs(), "ask", command).finish(Duration::from_secs(30));
+        serde_json::from_str::<Value>(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"))
+    };
+    let said = ask(&["explain", "--json", &process.pid().to_string()]);
+    assert_eq!(said[0]["reasons"][0]["reason"], "old_glibc", "{said:#}");
+    assert!(said[0]["reasons"][0]["text"].as_str().is_some_and(|t| t.ends_with("needs 2.99")), "{said:#}");
+    let said = ask(&["stat", "--json", "--kernel"]);
+    let rows = said["kernel"].as_array().expect("rows");
+    assert!(rows.iter().any(|r| r["pid"] == process.pid() && r["reason"] == "old_glibc"), "{said:#}");
+}
+
 #[test]
 fn go() {
     not_in_stock_mode!();

@@ -34,7 +34,9 @@ pub fn kernel(socket: &Path, report: Option<&Report>) -> Vec<Kernel> {
     let registered: BTreeSet<i32> =
         report.iter().flat_map(|r| &r.processes).filter_map(|p| i32::try_from(p.pid).ok()).collect();
     let processes: Vec<Process> = all_processes().into_iter().flatten().flatten().collect();
-    let wanted = |p: &&Process| registered.contains(&p.pid) || was_to_use(p, socket);
+    let own = std::process::id();
+    let others = |p: &&Process| i64::from(p.pid) != i64::from(own);
+    let wanted = |p: &&Process| others(p) && (registered.contains(&p.pid) || was_to_use(p, socket));
     let wanted: Vec<i32> = processes.iter().filter(wanted).map(|p| p.pid).collect();
     if wanted.is_empty() {
         return Vec::new();

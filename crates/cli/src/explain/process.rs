@@ -2,7 +2,7 @@
 
 use super::reason::Reason;
 use crate::program::{self, Kind};
-use crate::{control, locate, place};
+use crate::{control, glibc, locate, place};
 use fsocket_proto::paths;
 use fsocket_proto::report::{Counters, Report};
 use procfs::process::{MMapPath, Process};
@@ -28,6 +28,9 @@ pub struct Facts {
     pub network_namespace: u64,
     pub user_namespace: u64,
     pub library: Option<Library>,
+    /// The version of its glibc.
+    #[serde(skip)]
+    glibc: Option<glibc::Version>,
     pub monitor: Option<Monitor>,
     /// The monitor knows the process.
     pub registered: bool,
@@ -98,6 +101,10 @@ impl Facts {
             MMapPath::Path(path) => mapped_library(pid, path, m.inode),
             _ => None,
         });
+        let libc = maps.iter().find_map(|m| match &m.pathname {
+            MMapPath::Path(path) if path.file_name() == Some(OsStr::new("libc.so.6")) => Some(as_seen_by(pid, path)),
+            _ => None,
+        });
         let exe = process.exe().ok();
         // (Also where the file is no more, or in another file system.)
         let kind = program::look(Path::new(&format!("/proc/{pid}/exe"))).unwrap_or(Kind::Unknown);
@@ -110,6 +117,7 @@ impl Facts {
             network_namespace: place::namespace(pid, "net"),
             user_namespace: place::namespace(pid, "user"),
             library,
+            glibc: libc.and_then(|file| glibc::newest(&file)),
             monitor: None,
             registered: false,
             counters: Counters::new(),
@@ -158,11 +166,16 @@ impl Facts {
         let mut found = Vec::new();
         let mut say = |reason, text: String| found.push(Reason { reason, text });
         let variable = |name: &str| environ.get(OsStr::new(name)).map(|v| v.to_string_lossy()).unwrap_or_default();
+        let needs = locate::library(std::env::var_os("FASTSOCKET_LIBRARY").as_deref().map(Path::new))
+            .ok()
+            .and_then(|file| glibc::newest(&file));
         if let Some(why) = kind.obstacle() {
             say(kind.word(), format!("the library has no effect on this program: {why}"));
         } else if self.library.is_none() {
             if process.auxv().is_ok_and(|auxv| auxv.get(&AT_SECURE).is_some_and(|v| *v != 0)) {
                 say("set_user_id", "the program got rights by its file: the loader ignores LD_PRELOAD".into());
+            } else if let (Some(has), Some(needs)) = (self.glibc, needs.filter(|needs| Some(*needs) > self.glibc)) {
+                say("old_glibc", format!("its glibc is {has}, the library needs {needs}"));
             } else if variable("LD_PRELOAD").contains(locate::LIBRARY) {
                 say("not_loaded", "LD_PRELOAD names the library, but the loader could not load it".into());
             } else {
