@@ -41,6 +41,9 @@ pub enum Error {
     /// The device takes it in no mode.
     #[error("the device takes no program: {0}")]
     Refused(String),
+    /// A policy that others can change.
+    #[error("{file}: of user {uid}, mode {mode:o}; a policy must be a file that only root can write (chown root, chmod go-w)")]
+    Untrusted { file: String, uid: u32, mode: u32 },
     /// A policy that is none.
     #[error("{0}: has not exactly one program of type XDP (see docs/steering.md)")]
     NoPolicy(String),

@@ -9,7 +9,10 @@ use crate::xdp::{self, Mode, XdpLink};
 use crate::{load, probe, skel, Error, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{libbpf_sys, Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramType};
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The order of `enum steer_reason` in `steer.h`.
@@ -307,15 +310,31 @@ fn flags(frags: bool) -> u32 {
     }
 }
 
+/// A file that nobody but root, or this process's user, can write: what is loaded from it runs in the kernel. It is
+/// read once: whoever puts another file in its place later changes nothing.
+fn trusted(path: &Path) -> Result<Vec<u8>> {
+    let failed = |e| Error::file(path, e);
+    let mut file = File::open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    let own = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    if !own || found.mode() & 0o022 != 0 || !found.is_file() {
+        let (file, uid, mode) = (path.display().to_string(), found.uid(), found.mode() & 0o7777);
+        return Err(Error::Untrusted { file, uid, mode });
+    }
+    let mut object = Vec::new();
+    file.read_to_end(&mut object).map_err(failed)?;
+    Ok(object)
+}
+
 /// Loads the operator's own policy and puts it into its slot.
 fn own_policy(path: &Path, steer: &skel::steer::SteerSkel<'_>, frags: bool) -> Result<Object> {
-    std::fs::metadata(path).map_err(|e| Error::file(path, e))?;
+    let bytes = trusted(path)?;
     let name = path.display().to_string();
     let maps = &steer.maps;
     let shared = [("cpus", maps.cpus.as_fd()), ("reasons", maps.reasons.as_fd()), ("packets", maps.packets.as_fd())];
     let mut abi = None;
     let object = load::logged(&name, || {
-        let mut open = ObjectBuilder::default().open_file(path)?;
+        let mut open = ObjectBuilder::default().open_memory(&bytes)?;
         for mut map in open.maps_mut() {
             if let Some((_, fd)) = shared.iter().find(|(name, _)| map.name() == *name) {
                 map.reuse_fd(*fd)?;

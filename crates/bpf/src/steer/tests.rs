@@ -225,6 +225,29 @@ fn a_policy_of_ones_own_decides() {
 }
 
 #[test]
+fn a_policy_that_others_can_change_is_refused() {
+    use std::os::unix::fs::{chown, PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("mine.bpf.o");
+    let write = |mode| {
+        std::fs::write(&file, "object").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for mode in [0o666, 0o620] {
+        write(mode);
+        let refused = trusted(&file).unwrap_err().to_string();
+        assert!(refused.contains("mine.bpf.o") && refused.contains("only root can write"), "{refused}");
+    }
+    write(0o644);
+    assert_eq!(trusted(&file).unwrap(), b"object");
+    if chown(&file, Some(70_001), None).is_ok() {
+        assert!(trusted(&file).unwrap_err().to_string().contains("user 70001"));
+    } else {
+        eprintln!("SKIPPED: a policy of another user: not root");
+    }
+}
+
+#[test]
 fn a_policy_that_cannot_be_is_refused_with_the_reason() {
     let refused = |object: &str| match own_policy(object) {
         Ok(None) => None,

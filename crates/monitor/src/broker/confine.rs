@@ -197,3 +197,52 @@ fn close_calls() -> io::Result<()> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Landlock restricts the thread that asks for it.
+    #[test]
+    fn the_front_changes_no_file_and_reads_few() {
+        // SAFETY: asks for the version; no memory is involved.
+        if unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) } < 1 {
+            eprintln!("SKIPPED: the_front_changes_no_file_and_reads_few: no Landlock");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("there"), "as it was").unwrap();
+        std::thread::scope(|scope| {
+            let confined = scope.spawn(|| {
+                // SAFETY: plain numbers; concerns this thread alone.
+                assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+                close_files().unwrap();
+                let tried = [
+                    ("write", fs::write(at("there"), "else").err()),
+                    ("append", fs::OpenOptions::new().append(true).open(at("there")).err()),
+                    ("create", fs::write(at("new"), "").err()),
+                    ("read", fs::read(at("there")).err()),
+                    ("list", fs::read_dir(dir.path()).err()),
+                    ("remove", fs::remove_file(at("there")).err()),
+                    ("rename", fs::rename(at("there"), at("new")).err()),
+                    ("link", fs::hard_link(at("there"), at("new")).err()),
+                    ("symlink", std::os::unix::fs::symlink("there", at("new")).err()),
+                    ("mkdir", fs::create_dir(at("new")).err()),
+                    ("device", fs::OpenOptions::new().write(true).open("/dev/null").err()),
+                    ("proc", fs::OpenOptions::new().write(true).open("/proc/self/comm").err()),
+                    ("execute", std::process::Command::new("/bin/true").status().err()),
+                ];
+                for (what, refused) in tried {
+                    assert_eq!(refused.map(|e| e.kind()), Some(io::ErrorKind::PermissionDenied), "{what}");
+                }
+                assert!(fs::read_to_string("/proc/self/stat").is_ok());
+                assert!(fs::read_dir("/sys/devices/system/cpu").is_ok());
+            });
+            confined.join().unwrap();
+        });
+        assert_eq!(fs::read(at("there")).unwrap(), b"as it was");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
