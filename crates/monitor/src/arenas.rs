@@ -1,5 +1,6 @@
 //! Arenas: counters and sockets of process families.
 
+use crate::descriptor::Attached;
 use crate::lifeline::Lifeline;
 use crate::memory::Mapping;
 use crate::{ConnId, FamilyId};
@@ -8,12 +9,16 @@ use fsocket_abi::arena::{
     ZONE_OFF,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::{BorrowedFd, OwnedFd};
-use rustix::fs::SealFlags;
+use rustix::fd::OwnedFd;
+use rustix::fs::{SealFlags, SeekFrom};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
+use std::ops::Range;
 use std::rc::Rc;
+
+/// `f_type` of its files, magic.h.
+const HUGETLBFS: i64 = 0x958458f6;
 
 /// Values of all counters, by index.
 pub type Totals = [u64; COUNTERS.len()];
@@ -23,6 +28,8 @@ pub type ZoneTotals = BTreeMap<u32, [u64; 4]>;
 
 pub struct ArenaMem {
     map: Mapping,
+    /// Also for a process that gets it through `exec`.
+    pub fd: Rc<OwnedFd>,
 }
 
 impl ArenaMem {
@@ -31,12 +38,17 @@ impl ArenaMem {
     /// # Errors
     /// EINVAL: not a memfd of the right size with the right seals (it could
     /// shrink under us) or without our magic; EPROTO: another version.
-    pub fn open(fd: BorrowedFd<'_>) -> Result<ArenaMem, Errno> {
+    pub fn open(fd: Attached) -> Result<ArenaMem, Errno> {
+        let of = fd.as_fd();
         let needed = SealFlags::SHRINK | SealFlags::GROW;
-        if !rustix::fs::fcntl_get_seals(fd)?.contains(needed) || rustix::fs::fstat(fd)?.st_size != ARENA_SIZE as i64 {
+        if !rustix::fs::fcntl_get_seals(of)?.contains(needed) || rustix::fs::fstat(of)?.st_size != ARENA_SIZE as i64 {
             return Err(Errno::INVAL);
         }
-        let map = Mapping::new(fd, ARENA_SIZE)
+        // Huge pages that are not there: to read them would end this process.
+        if rustix::fs::fstatfs(of)?.f_type as i64 == HUGETLBFS {
+            return Err(Errno::INVAL);
+        }
+        let map = Mapping::new(of, ARENA_SIZE)
             .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
         if map.at::<AtomicU64>(offset_of!(Header, magic)).load(Ordering::Acquire) != MAGIC {
             return Err(Errno::INVAL);
@@ -44,7 +56,7 @@ impl ArenaMem {
         if map.at::<AtomicU32>(offset_of!(Header, version)).load(Ordering::Acquire) != fsocket_abi::VERSION {
             return Err(Errno::PROTO);
         }
-        Ok(ArenaMem { map })
+        Ok(ArenaMem { map, fd: Rc::new(fd.keep()) })
     }
 
     /// Tells the library that there is something to read.
@@ -54,14 +66,40 @@ impl ArenaMem {
         self.map.at::<AtomicU32>(offset_of!(Header, pending)).fetch_add(1, Ordering::Release);
     }
 
-    /// Every socket that may be in use; never more than there is room for.
-    pub fn socks(&self) -> impl Iterator<Item = &Sock> {
+    /// Numbers of the next sockets from `from` on that have memory; None: there are no more. To read a hole would
+    /// fill it, in our name: who says that all 65,536 are in use must have the memory for that.
+    pub fn run(&self, from: usize) -> Option<Range<usize>> {
         let high = self.map.at::<AtomicU32>(offset_of!(Header, high_water)).load(Ordering::Acquire);
-        (0..SOCKS.min(high as usize)).map(|i| self.map.at::<Sock>(SOCK_OFF + i * size_of::<Sock>()))
+        let high = SOCKS.min(high as usize);
+        if from >= high {
+            return None;
+        }
+        let at = |i: usize| (SOCK_OFF + i * size_of::<Sock>()) as u64;
+        let number = |off: u64| off.saturating_sub(SOCK_OFF as u64) as usize / size_of::<Sock>();
+        let data = rustix::fs::seek(&*self.fd, SeekFrom::Data(at(from))).ok()?;
+        let end = rustix::fs::seek(&*self.fd, SeekFrom::Hole(data)).ok()?;
+        // (A page has whole sockets.)
+        let run = number(data).max(from)..number(end).min(high);
+        (!run.is_empty()).then_some(run)
     }
 
+    pub fn sock(&self, number: usize) -> &Sock {
+        self.map.at(SOCK_OFF + number * size_of::<Sock>())
+    }
+
+    pub fn is_open(sock: &Sock) -> bool {
+        sock.state.load(Ordering::Acquire) != sock_state::FREE
+    }
+
+    /// Every socket that is in use; never more than there is room for.
     pub fn open_socks(&self) -> impl Iterator<Item = &Sock> {
-        self.socks().filter(|s| s.state.load(Ordering::Acquire) != sock_state::FREE)
+        let runs = std::iter::successors(self.run(0), |run| self.run(run.end));
+        runs.flatten().map(|i| self.sock(i)).filter(|s| Self::is_open(s))
+    }
+
+    /// Bytes of memory behind it.
+    pub fn resident(&self) -> u64 {
+        rustix::fs::fstat(&*self.fd).map_or(0, |st| st.st_blocks as u64 * 512)
     }
 
     pub fn stats(&self) -> &Stats {
@@ -164,8 +202,6 @@ pub struct Arena {
     /// Live processes that have it mapped: its creator and those forked since.
     pub users: BTreeSet<ConnId>,
     pub mem: Rc<ArenaMem>,
-    /// For a process that gets it through `exec`.
-    pub fd: Rc<OwnedFd>,
     /// Tells its processes when this one dies.
     pub lifeline: Option<Lifeline>,
 }
@@ -213,5 +249,31 @@ impl Arenas {
         let (orphans, live) = std::mem::take(&mut self.all).into_iter().partition(|a| a.users.is_empty());
         self.all = live;
         orphans
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::memfd;
+
+    #[test]
+    fn reading_takes_no_memory() {
+        const _: () = assert!(SOCK_OFF.is_multiple_of(4096) && 4096usize.is_multiple_of(size_of::<Sock>()));
+        let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let map = Mapping::new(&fd, ARENA_SIZE).unwrap();
+        map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
+        map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
+        map.at::<AtomicU32>(offset_of!(Header, high_water)).store(u32::MAX, Ordering::Relaxed);
+        let mem = ArenaMem::open(Attached::new(fd)).unwrap();
+        for i in [3, 4, 40_000, SOCKS - 1] {
+            mem.sock(i).state.store(sock_state::OPEN, Ordering::Relaxed);
+        }
+        let before = mem.resident();
+        let open: Vec<_> = mem.open_socks().map(|s| s as *const Sock).collect();
+        assert_eq!(open, [3, 4, 40_000, SOCKS - 1].map(|i| mem.sock(i) as *const Sock));
+        assert_eq!((mem.run(0), mem.run(8)), (Some(0..8), Some(40_000..40_008)));
+        assert_eq!(mem.resident(), before);
+        assert!(before < 1 << 16, "{before}");
     }
 }

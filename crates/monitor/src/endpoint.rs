@@ -24,6 +24,8 @@ pub struct Config {
     pub keep: Option<PathBuf>,
     /// For all users, at most (RLIMIT_NOFILE may be lower).
     pub descriptors: u64,
+    /// Bytes of shared memory for all users.
+    pub memory: u64,
     pub balance: Knobs,
     /// Which users may share memory with each other.
     pub rules: crate::policy::rules::Rules,

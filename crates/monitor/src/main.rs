@@ -52,6 +52,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
         linger,
         mode: options.mode.unwrap_or(if options.private { 0o600 } else { 0o666 }),
         descriptors: u64::MAX,
+        memory: fsocket_monitor::shares::memory(),
         balance,
         rules: settings.rules,
     };

@@ -14,7 +14,7 @@ use crate::shm::registry::Registry;
 use crate::shm::Shm;
 use crate::steer::front::Front;
 use crate::steer::{Also, Done};
-use crate::turns::{Turns, TURN};
+use crate::turns::Turns;
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::zones::Zones;
@@ -140,7 +140,7 @@ impl Monitor {
                 .chain(self.shm.next())
                 .chain(self.zones.next())
                 .chain(self.ctx.clients.send_again)
-                .chain((!self.turns.is_empty()).then(Instant::now))
+                .chain((!self.turns.is_empty() || !self.shm.endings.is_empty()).then(Instant::now))
                 .min();
             let timeout = next.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
@@ -171,6 +171,7 @@ impl Monitor {
                 self.settle();
             }
             self.take_turns();
+            self.end_some();
             self.ctx.clients.send_again_if_due();
             self.shm.look_again_if_due(&mut self.ctx);
             self.zones.zones_look(&mut self.ctx);
@@ -190,7 +191,7 @@ impl Monitor {
     fn settle(&mut self) {
         loop {
             while let Some(id) = self.ctx.clients.doomed.pop() {
-                self.end_process(id);
+                self.end_in_turns(id);
             }
             self.refresh_steering();
             self.ctx.clients.send_wakes();
@@ -208,22 +209,6 @@ impl Monitor {
         client.hung_up |= flags.intersects(EventFlags::HUP | EventFlags::ERR);
         if client.hung_up || flags.contains(EventFlags::IN) {
             self.turns.add(client.uid, id);
-        }
-    }
-
-    /// A turn for each user who waits.
-    fn take_turns(&mut self) {
-        for uid in self.turns.users() {
-            let begin = Instant::now();
-            while let Some(id) = self.turns.take(uid) {
-                if self.serve_one(id) {
-                    self.turns.add(uid, id);
-                }
-                self.settle();
-                if begin.elapsed() >= TURN {
-                    break;
-                }
-            }
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A user may hold as much as is left for all others. One alone gets half, the next one half of the rest:
 //! whoever comes after ten that took all they could still finds a thousandth, and a user with little of
-//! his own is served as long as there is anything. Descriptors are not counted one by one but by what
+//! his own is served as long as there is anything. So it is with memory that channels and arenas have: whose share is
+//! used up gets no further channel. Descriptors are not counted one by one but by what
 //! holds them; a request beyond the share is refused with EMFILE, and nobody is dropped.
 
 /// What the monitor itself has open: streams, sockets, epoll, registry, policy, BPF maps.
@@ -23,6 +24,12 @@ pub fn raise_nofile() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     getrlimit(Resource::Nofile).current.unwrap_or(1 << 20)
+}
+
+/// How much there is of this machine's memory for all users, bytes.
+pub fn memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
 }
 
 /// How much there is for all users, in descriptors. `open`: RLIMIT_NOFILE.

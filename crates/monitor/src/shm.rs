@@ -12,6 +12,7 @@ pub mod closings;
 mod crossing;
 pub mod dispatch;
 pub mod distrust;
+pub mod ending;
 mod in_use;
 mod leases;
 pub mod listeners;

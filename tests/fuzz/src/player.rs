@@ -15,6 +15,7 @@ use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::SealFlags;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::mem::offset_of;
 use std::net::{TcpListener, TcpStream};
@@ -39,6 +40,7 @@ fn monitor() -> &'static PathBuf {
             mode: 0o600,
             keep: None,
             descriptors: u64::MAX,
+            memory: u64::MAX,
             balance: Default::default(),
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
         };
@@ -108,7 +110,11 @@ impl Client {
         loop {
             let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
             let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-            assert!(poll(&mut fds, Some(&limit)).expect("poll") > 0, "no answer within {PATIENCE:?}");
+            // libFuzzer has a timer.
+            match poll(&mut fds, Some(&limit)) {
+                Err(Errno::INTR) => continue,
+                ready => assert!(ready.expect("poll") > 0, "no answer within {PATIENCE:?}"),
+            }
             match wire::receive(self.fd.as_fd()) {
                 Received::Message(answer, fd) if answer.kind == msg.kind && answer.seq == self.seq => {
                     return Some((answer, fd.map(|fd| fd.keep())))

@@ -6,14 +6,16 @@ use crate::arenas::ZoneTotals;
 use crate::clients::Outgoing;
 use crate::descriptor::{self, Attached};
 use crate::report::{self, Sources, Wanted};
+use crate::shm::ending::Ending;
 use crate::steer::Also;
+use crate::turns::TURN;
 use crate::{limits, ConnId};
 use fsocket_proto::report::Report;
 use fsocket_proto::{kind, Msg};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Rounds of reading what a process that was replaced has sent last.
 const REQUESTS: usize = 1024;
@@ -216,19 +218,74 @@ impl Monitor {
     }
 
     /// A process is gone (or is treated as if): everything it held goes.
-    pub(super) fn end_process(&mut self, id: ConnId) {
-        let Some(client) = self.ctx.clients.remove(id) else { return };
+    fn end_process(&mut self, id: ConnId) {
+        if let Some(ending) = self.begin_end(id) {
+            self.go_on(ending, Duration::MAX);
+        }
+    }
+
+    /// The same, but what takes longer than a turn is left for those to come.
+    pub(super) fn end_in_turns(&mut self, id: ConnId) {
+        if let Some(rest) = self.begin_end(id).and_then(|ending| self.go_on(ending, TURN)) {
+            self.shm.endings.add(rest);
+        }
+    }
+
+    /// A turn for each user who waits.
+    pub(super) fn take_turns(&mut self) {
+        for uid in self.turns.users() {
+            let begin = Instant::now();
+            while let Some(id) = self.turns.take(uid) {
+                if self.serve_one(id) {
+                    self.turns.add(uid, id);
+                }
+                self.settle();
+                if begin.elapsed() >= TURN {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// A turn for each user whose processes have ended.
+    pub(super) fn end_some(&mut self) {
+        for uid in self.shm.endings.users() {
+            let began = Instant::now();
+            while let Some(left) = TURN.checked_sub(began.elapsed()) {
+                let Some(ending) = self.shm.endings.take(uid) else { break };
+                if let Some(rest) = self.go_on(ending, left) {
+                    self.shm.endings.put_back(rest);
+                }
+            }
+        }
+    }
+
+    fn begin_end(&mut self, id: ConnId) -> Option<Ending> {
+        let client = self.ctx.clients.remove(id)?;
         self.ctx.policy.leave(id);
         if client.is_process() {
             tracing::debug!(process = id, pid = client.pid, "end");
         }
-        self.shm.leave_sockets(&mut self.ctx, id, &client);
+        Some(Ending::new(id, client, self.ctx.arenas.used_by(id)))
+    }
+
+    /// For `budget` at most; returns what is left.
+    fn go_on(&mut self, mut ending: Ending, budget: Duration) -> Option<Ending> {
+        let began = Instant::now();
+        while self.shm.leave_some_sockets(&mut self.ctx, &mut ending) {
+            if began.elapsed() >= budget {
+                return Some(ending);
+            }
+        }
+        let Ending { id, client, .. } = ending;
+        self.shm.leave_channels(&mut self.ctx, id, &client);
         if let Some(told) = &client.told {
             self.ctx.ended.add(told, client.uid);
         }
         self.zones.leave_zones(&mut self.ctx, id);
         self.shm.leave_listeners(&mut self.ctx, id, client);
         self.refresh_steering();
+        None
     }
 
     /// Connections that only the replaced program had are closed before the new one goes on,

@@ -94,6 +94,10 @@ impl Shm {
     /// Ports of a channel or a process that ended are free, unless it or another process of the fork group still has a
     /// connection from one of them; then they wait for the family to end.
     pub fn return_ports(&mut self, ctx: &mut Context, family: FamilyId, leases: Vec<u16>) {
+        let kept = self.family_leases.remove(&family).unwrap_or_default();
+        if leases.is_empty() && kept.is_empty() {
+            return;
+        }
         let in_use: BTreeSet<u16> = ctx
             .arenas
             .in_family(family)
@@ -101,7 +105,6 @@ impl Shm {
             .filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT)
             .map(|s| s.local_port.load(Ordering::Relaxed))
             .collect();
-        let kept = self.family_leases.remove(&family).unwrap_or_default();
         let alive = ctx.clients.iter().any(|(_, c)| c.family == family);
         for first in leases.into_iter().chain(kept) {
             // Nobody begins a connection from it any more.

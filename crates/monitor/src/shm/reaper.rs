@@ -3,9 +3,10 @@
 //! What a process leaves behind when it dies is closed as the kernel would
 //! close its sockets.
 
-use crate::arenas::{Arena, ArenaMem};
+use crate::arenas::ArenaMem;
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
+use crate::shm::ending::{Ending, Step};
 use crate::shm::state::Shm;
 use crate::shm::wake::{close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers};
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
@@ -14,17 +15,45 @@ use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::token::in_critical_section;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
+use std::rc::Rc;
 
 impl Shm {
-    /// A process is gone (or is treated as if): what it had open over shared memory is closed.
-    pub fn leave_sockets(&mut self, ctx: &mut Context, id: ConnId, client: &Client) {
-        for mem in ctx.arenas.used_by(id) {
-            self.leave_socks(ctx, &mem, client.nonce, client.family);
+    /// Closes, in the name of a process that is gone, some of the sockets that it had. False: there are no more.
+    pub fn leave_some_sockets(&mut self, ctx: &mut Context, ending: &mut Ending) -> bool {
+        const SOCKETS: usize = 64;
+        let Some(step) = ending.steps.pop_front() else {
+            if !std::mem::replace(&mut ending.has_left, true) {
+                let orphans = ctx.arenas.leave(ending.id);
+                ending.steps.extend(orphans.into_iter().map(|a| Step::Close(Rc::new(a))));
+            }
+            return !ending.steps.is_empty();
+        };
+        let Some(run) = step.mem().run(ending.at) else {
+            ending.at = 0;
+            stepped(ctx, ending, step);
+            return true;
+        };
+        let end = run.end.min(run.start + SOCKETS);
+        for sock in (run.start..end).map(|i| step.mem().sock(i)).filter(|s| ArenaMem::is_open(s)) {
+            match &step {
+                Step::Leave(mem) => self.leave_sock(ctx, sock, mem, ending.client.nonce, ending.client.family),
+                // Open but held by nobody: its process died while closing it, or
+                // while filling it in. In the second case it still names the slot
+                // of its previous life, which may be somebody else's now.
+                Step::Close(_) if !is_held(sock) => drop(ending.loose.insert(end_of(sock))),
+                Step::Compare(_) => drop(ending.loose.remove(&end_of(sock))),
+                Step::Loose(_) if !ending.loose.contains(&end_of(sock)) => {}
+                Step::Close(arena) | Step::Loose(arena) => self.close_sock(ctx, sock, &arena.mem, arena.family),
+            }
         }
-        for arena in ctx.arenas.leave(id) {
-            self.end_arena(ctx, &arena);
-        }
+        ending.at = end;
+        ending.steps.push_front(step);
+        true
+    }
+
+    /// All its sockets are closed: nobody wakes it, or is woken by it.
+    pub fn leave_channels(&mut self, ctx: &mut Context, id: ConnId, client: &Client) {
         self.fold_after(ctx, id, client.uid);
         for ch in self.channels.iter() {
             for side in [CLIENT, SERVER] {
@@ -73,22 +102,18 @@ impl Shm {
         self.sweep(ctx);
     }
 
-    /// Takes a process out of the sockets of an arena; those that nobody holds
-    /// any more are closed.
-    fn leave_socks(&self, ctx: &Context, mem: &ArenaMem, nonce: u64, family: FamilyId) {
+    /// Takes a process out of a socket, which is closed if nobody else holds it.
+    fn leave_sock(&self, ctx: &Context, sock: &Sock, mem: &ArenaMem, nonce: u64, family: FamilyId) {
         if nonce == 0 {
             return;
         }
-        for sock in mem.open_socks() {
-            let out = |h: &AtomicU64| h.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            // All of them: a nonce may stand there twice.
-            let held = sock.holders.iter().fold(false, |held, h| out(h) | held);
-            let empty = sock.holders.iter().all(|h| h.load(Ordering::Acquire) == 0);
-            if held && empty && sock.extra_holders.load(Ordering::Acquire) == 0 {
-                self.close_sock(ctx, sock, mem, family);
-            } else if held && died_inside(sock, nonce) {
-                self.break_token(ctx, sock, nonce, mem, family);
-            }
+        let out = |h: &AtomicU64| h.compare_exchange(nonce, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        // All of them: a nonce may stand there twice.
+        let held = sock.holders.iter().fold(false, |held, h| out(h) | held);
+        if held && !is_held(sock) {
+            self.close_sock(ctx, sock, mem, family);
+        } else if held && died_inside(sock, nonce) {
+            self.break_token(ctx, sock, nonce, mem, family);
         }
     }
 
@@ -134,24 +159,6 @@ impl Shm {
         mem.count(Counter::TxBytes, sock.tx.bytes.swap(0, Ordering::Relaxed));
         mem.count(Counter::RxBytes, sock.rx.bytes.swap(0, Ordering::Relaxed));
         sock.state.store(sock_state::FREE, Ordering::Release);
-    }
-
-    /// Nobody has this arena any more: whatever is still open in it is closed,
-    /// whoever is counted as its holder.
-    fn end_arena(&mut self, ctx: &mut Context, arena: &Arena) {
-        // Its process may have written anything into each of 65,536 sockets: once for all of them.
-        let named: HashSet<[u32; 3]> = ctx.arenas.iter().flat_map(|a| a.mem.open_socks()).map(end_of).collect();
-        for sock in arena.mem.open_socks() {
-            let held = sock.holders.iter().any(|h| h.load(Ordering::Acquire) != 0)
-                || sock.extra_holders.load(Ordering::Acquire) != 0;
-            // Open but held by nobody: its process died while closing it, or
-            // while filling it in. In the second case it still names the slot
-            // of its previous life, which may be somebody else's now.
-            if held || !named.contains(&end_of(sock)) {
-                self.close_sock(ctx, sock, &arena.mem, arena.family);
-            }
-        }
-        ctx.ended.fold(&arena.mem, arena.uid);
     }
 
     /// The creator of an arena that lives on has ended: its counters are no
@@ -249,6 +256,22 @@ impl Shm {
 /// Which end of a connection an open socket says it is.
 fn end_of(sock: &Sock) -> [u32; 3] {
     [&sock.channel, &sock.slot, &sock.side].map(|w| w.load(Ordering::Relaxed))
+}
+
+fn is_held(sock: &Sock) -> bool {
+    sock.holders.iter().any(|h| h.load(Ordering::Acquire) != 0) || sock.extra_holders.load(Ordering::Acquire) != 0
+}
+
+/// All sockets of a step are done.
+fn stepped(ctx: &mut Context, ending: &mut Ending, step: Step) {
+    let Step::Close(arena) = step else { return };
+    ctx.ended.fold(&arena.mem, arena.uid);
+    if !ending.loose.is_empty() {
+        // Who shares that end has the same user.
+        let others = ctx.arenas.iter().filter(|a| a.uid == arena.uid).map(|a| Step::Compare(a.mem.clone()));
+        let next: Vec<_> = others.chain([Step::Loose(arena.clone())]).collect();
+        next.into_iter().rev().for_each(|step| ending.steps.push_front(step));
+    }
 }
 
 /// Is this thread one of the process with that nonce? Its identity carries 16 bits

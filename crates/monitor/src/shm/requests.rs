@@ -11,11 +11,12 @@ use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 impl Shm {
     pub fn hello(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<Answer, Misbehaved> {
@@ -93,7 +94,7 @@ impl Shm {
         if ctx.arenas.of(id).is_some() {
             return Err(Misbehaved("second ARENA"));
         }
-        let mem = match ArenaMem::open(fd.as_fd()) {
+        let mem = match ArenaMem::open(fd) {
             Ok(mem) => Rc::new(mem),
             // Ours to be short of; the process goes on without being watched.
             Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Ok(()),
@@ -109,9 +110,8 @@ impl Shm {
             family: client.family,
             uid: client.uid,
             users: BTreeSet::from([id]),
+            lifeline: ctx.lifelines.as_ref().and_then(|l| l.hold(mem.fd.as_fd())),
             mem,
-            lifeline: ctx.lifelines.as_ref().and_then(|l| l.hold(fd.as_fd())),
-            fd: Rc::new(fd.keep()),
         });
         Ok(())
     }
@@ -308,6 +308,9 @@ impl Shm {
         {
             return Err(Errno::MFILE);
         }
+        if !self.has_memory(ctx, client.uid) {
+            return Err(Errno::NOMEM);
+        }
         let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
         let (addr, netns, reuse, server_uid) = (l.info.addr, l.info.netns, l.reuse, l.uid);
@@ -359,6 +362,25 @@ impl Shm {
         if self.channels.get(channel).is_some_and(|ch| ch.client == id) {
             self.dispatch.arrives(channel, &ctx.config.balance);
         }
+    }
+
+    /// Whether a user whose processes need another channel holds less memory than is left for all others. As it
+    /// was a moment ago: many come at once, and it is read from each channel.
+    fn has_memory(&mut self, ctx: &Context, uid: u32) -> bool {
+        const MOMENT: Duration = Duration::from_millis(50);
+        let held = self.memory.take().filter(|(at, _)| at.elapsed() < MOMENT).unwrap_or_else(|| {
+            let channels = self.channels.iter().map(|ch| (ch.client_uid, ch.mem.resident()));
+            let arenas = ctx.arenas.iter().map(|a| (a.uid, a.mem.resident()));
+            let mut sum = HashMap::new();
+            for (uid, bytes) in channels.chain(arenas) {
+                *sum.entry(uid).or_default() += bytes;
+            }
+            (Instant::now(), sum)
+        });
+        let own = if uid == 0 || ctx.config.private { 0 } else { held.1.get(&uid).copied().unwrap_or_default() };
+        let all = held.1.values().sum();
+        self.memory = Some(held);
+        shares::admits(own, all, 0, ctx.config.memory)
     }
 
     /// Whether so many `more` descriptors are within a user's share. Root, and the only user of a private

@@ -4,6 +4,7 @@ use crate::shm::channels::Channels;
 use crate::shm::closings::Closings;
 use crate::shm::dispatch::Dispatch;
 use crate::shm::distrust::Distrust;
+use crate::shm::ending::{Endings, Seldom};
 use crate::shm::listeners::Listeners;
 use crate::shm::offers::Local;
 use crate::shm::pairs::Pairs;
@@ -30,6 +31,12 @@ pub struct Shm {
     /// When to look again for channels that wait to be emptied, and how long
     /// the wait before that was.
     pub look_again: Option<(Instant, Duration)>,
+    /// Of processes with much in shared memory.
+    pub endings: Endings,
+    /// Of looks that took long.
+    pub sweeps: Seldom,
+    /// Bytes in shared memory by user, and since when that is so.
+    pub memory: Option<(Instant, HashMap<u32, u64>)>,
 }
 
 impl Shm {
@@ -47,6 +54,9 @@ impl Shm {
             distrust: Distrust::default(),
             family_leases: HashMap::new(),
             look_again: None,
+            endings: Endings::default(),
+            sweeps: Seldom::default(),
+            memory: None,
         }
     }
 }

@@ -40,7 +40,7 @@ impl Shm {
     pub fn inherited_arena(&self, ctx: &Context, id: ConnId, msg: &Msg) -> Answer {
         let mut inherited = ctx.arenas.iter().filter(|a| a.creator != id && a.users.contains(&id));
         let arena = inherited.nth(msg.id.min(1 << 20) as usize).ok_or(Errno::NOENT)?;
-        Ok((reply(msg), Some(arena.fd.clone())))
+        Ok((reply(msg), Some(arena.mem.fd.clone())))
     }
 
     /// The memory of channel `id`, for who is on side `arg0` of it.

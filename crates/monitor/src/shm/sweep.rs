@@ -8,6 +8,7 @@ use crate::{limits, ChannelId, ConnId, FamilyId};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::Msg;
 use fsocket_sync::atomic::Ordering;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 impl Shm {
@@ -33,19 +34,37 @@ impl Shm {
         }
     }
 
-    /// Channels: looks which have lost a side for good.
+    /// Channels: looks which have lost a side for good. What families hold is read for it, and they may
+    /// hold much.
     pub fn sweep(&mut self, ctx: &mut Context) {
-        let candidates: Vec<ChannelId> =
-            self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone).map(|ch| ch.id).collect();
-        let crowded = self.channels.iter().filter(|ch| ch.client_gone).count() > limits::LINGERING_CHANNELS;
-        for id in candidates {
-            self.sweep_one(ctx, id, crowded);
+        if let Some(at) = self.sweeps.not_before() {
+            if self.look_again.is_none_or(|(then, _)| then > at) {
+                self.look_again = Some((at, at.saturating_duration_since(Instant::now())));
+            }
+            return;
         }
+        let began = Instant::now();
+        let ends = self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone);
+        let candidates: BTreeMap<ChannelId, FamilyId> = ends.map(|ch| (ch.id, ch.client_family)).collect();
+        let families: BTreeSet<FamilyId> = candidates.values().copied().collect();
+        let mut used = HashSet::new();
+        for family in families {
+            let socks = ctx.arenas.in_family(family).flat_map(|a| a.mem.open_socks());
+            let of_client = socks.filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT);
+            let channels = of_client.map(|s| s.channel.load(Ordering::Relaxed));
+            used.extend(channels.filter(|id| candidates.get(id) == Some(&family)));
+        }
+        let crowded = self.channels.iter().filter(|ch| ch.client_gone).count() > limits::LINGERING_CHANNELS;
+        for id in candidates.into_keys() {
+            self.sweep_one(ctx, id, crowded, used.contains(&id));
+        }
+        self.sweeps.was_done(began);
     }
 
-    fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool) {
+    /// `used`: the client's family has sockets in it.
+    fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool, used: bool) {
         let Some(ch) = self.channels.get(id) else { return };
-        if ch.client_ended && !ch.client_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family) {
+        if ch.client_ended && !ch.client_gone && !used {
             close_all(ch, CLIENT, &ctx.clients);
             ch.mem.set_client_gone();
             if let Some(ch) = self.channels.get_mut(id) {
@@ -66,7 +85,7 @@ impl Shm {
         // for its end yet.
         let done = (ch.client_gone || ch.listener_gone)
             && !ch.switched.borrow().is_waiting()
-            && ((servers_gone && !self.has_socks(ctx, id, CLIENT, ch.client_family))
+            && ((servers_gone && !used)
                 || self.is_empty(id)
                 || (crowded && ch.client_gone && ch.mem.queued_all() == 0));
         if ch.client_gone && !done {
@@ -115,13 +134,6 @@ impl Shm {
         }
         self.registry.serves_no_more(ch.addr.port);
         tracing::debug!(channel = id, "channel ended");
-    }
-
-    pub fn has_socks(&self, ctx: &Context, channel: ChannelId, side: usize, family: FamilyId) -> bool {
-        ctx.arenas
-            .in_family(family)
-            .flat_map(|a| a.mem.open_socks())
-            .any(|s| s.channel.load(Ordering::Relaxed) == channel && s.side.load(Ordering::Relaxed) as usize == side)
     }
 
     /// [`fsocket_proto::kind::BROKEN`].

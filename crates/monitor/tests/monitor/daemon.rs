@@ -98,6 +98,7 @@ fn somebody_elses_directory_is_refused() {
             mode: 0o600,
             keep: None,
             descriptors: u64::MAX,
+            memory: u64::MAX,
             balance: Default::default(),
             rules: Default::default(),
         })

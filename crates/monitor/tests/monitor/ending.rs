@@ -1,8 +1,10 @@
 //! Ends: of processes, listeners and channels.
+//!
+//! Long: all of them begin with the same scene.
 
 use crate::support::*;
-use fsocket_abi::arena::{flag, sock_state, Counter};
-use fsocket_abi::channel::{ring_off, slot_state, status, waker_key, CLIENT, POS_START, SERVER, SUMMARY_SYN};
+use fsocket_abi::arena::{flag, sock_state, Counter, SOCKS, SOCK_OFF};
+use fsocket_abi::channel::{ring_off, slot_state, status, waker_key, CLIENT, POS_START, SERVER, SLOTS, SUMMARY_SYN};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use fsocket_sync::doorbell::FUTEX_BIT;
@@ -377,4 +379,37 @@ fn bytes_of_the_dead_are_counted() {
     drop(client);
     wait_until("it is gone", || crate::reporting::report(&d).connections.is_empty());
     assert_eq!((total(&d, "tx_bytes"), total(&d, "connect_shm")), (1011, 4));
+}
+
+/// A process ends with all the sockets that there can be, each of which somebody sleeps on. Others are answered
+/// meanwhile.
+#[test]
+fn others_are_answered_while_a_process_with_much_ends() {
+    let s = scene();
+    for i in 0..SOCKS {
+        s.client.open_sock(i, s.ch.id, i % SLOTS, CLIENT, &[s.client.nonce]);
+    }
+    let Scene { mut server, client, ch, d, .. } = s;
+    // Nobody holds these: others might have what they name.
+    let other = d.process_with_arena();
+    for i in 0..SOCKS {
+        other.open_sock(i, ch.id, i % SLOTS, CLIENT, &[]);
+    }
+    for ended in [client, other] {
+        let Proc { fd, arena, .. } = ended;
+        let map = arena.unwrap();
+        let sock = |i: usize| map.at::<fsocket_abi::arena::Sock>(SOCK_OFF + i * size_of::<fsocket_abi::arena::Sock>());
+        let open = || (0..SOCKS).filter(|i| sock(*i).state.load(Ordering::Acquire) == sock_state::OPEN).count();
+        drop(fd);
+        let mut answered = 0;
+        while open() > 0 {
+            server.sync();
+            answered += 1;
+        }
+        // (Counting takes longer than an answer.)
+        assert!(answered > 2, "{answered} answers meanwhile");
+    }
+    for slot in 0..SLOTS {
+        assert_eq!(ch.status(slot, CLIENT) & status::CLOSED, status::CLOSED, "{slot}");
+    }
 }

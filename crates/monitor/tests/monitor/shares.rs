@@ -2,8 +2,11 @@
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
+use fsocket_abi::channel::{ring_off, CLIENT};
 use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::AsFd;
+use std::time::Duration;
 
 /// A parent that waits for its children and reads nothing; each of them listens and is connected to.
 #[test]
@@ -81,4 +84,42 @@ fn greedy_users_do_not_exhaust_the_monitor() {
     last.sync();
     assert!(as_user(70_004, || listens(&mut greet(&d).expect("a share is left"))).is_some());
     d.acquainted();
+}
+
+/// A user whose channels have as much memory as is left for others gets no further one; another user does.
+#[test]
+fn memory_of_channels_is_shared_out() {
+    const MEMORY: u64 = 8 << 20;
+    let name = "memory_of_channels_is_shared_out";
+    let Some(d) = for_users(name, |config| config.memory = MEMORY) else { return };
+    let two_listeners = |uid| {
+        as_user(uid, || {
+            let mut server = d.process();
+            let listeners = [(); 2].map(|()| {
+                let (l, port) = listener();
+                let id = server.listen(&l);
+                server.work(id);
+                (l, port)
+            });
+            (server, listeners)
+        })
+    };
+    let (_server, of_greedy) = two_listeners(70_001);
+    let (_other_server, of_other) = two_listeners(70_002);
+    let mut greedy = as_user(70_001, || d.process());
+    let ch = as_user(70_001, || greedy.connect(of_greedy[0].1));
+    for page in (0..MEMORY as usize * 5 / 8).step_by(4096) {
+        ch.map.at::<AtomicU64>(ring_off(page >> 20, CLIENT) + page % (1 << 20)).store(1, Ordering::Relaxed);
+    }
+    // (What is held is looked up seldom.)
+    std::thread::sleep(Duration::from_millis(100));
+    let to = |port| v4([127, 0, 0, 1], port);
+    let (answer, _) = as_user(70_001, || greedy.connect_to(to(of_greedy[1].1), 0));
+    assert_eq!(answer.result, libc::ENOMEM);
+    as_user(70_002, || d.process().connect(of_other[0].1));
+    // The end of what has it gives it back.
+    drop((ch, greedy));
+    d.acquainted();
+    std::thread::sleep(Duration::from_millis(100));
+    as_user(70_001, || d.process().connect(of_greedy[1].1));
 }

@@ -46,6 +46,7 @@ impl Daemon {
             mode: 0o600,
             keep: None,
             descriptors: u64::MAX,
+            memory: u64::MAX,
             balance: Default::default(),
             // This machine may have a firewall.
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
