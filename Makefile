@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -94,6 +94,10 @@ convoy: build ## 1 to 500 threads of one process that open and close connections
 soak: build ## mixed programs with random kills for TIME seconds (3600); what is left at the end: SEED=1
 	@scripts/deps.sh test
 	@$(RUN) python3 tests/soak/soak.py --time $(or $(TIME),3600) $(if $(SEED),--seed $(SEED))
+
+restarts: build ## the monitor killed, stopped and reloaded once a second for TIME seconds (60) each, under load
+	@scripts/deps.sh test
+	@$(RUN) env FASTSOCKET_RESTARTS=$(or $(TIME),60) cargo test -q --release --locked -p fsocket-e2e --test restarts -- --nocapture --test-threads 1
 
 hostile: build ## a scripted hostile peer beside servers and honest users for TIME seconds (600): UIDS=4 SEED=1
 	@scripts/deps.sh test

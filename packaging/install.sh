@@ -38,17 +38,18 @@ do_install() {
     put 644 "$pages/_fastsocket" "$root/share/zsh/site-functions"
     put 644 "$pages/fastsocket.fish" "$root/share/fish/vendor_completions.d"
     put 644 "$here/packaging/fastsocketd.service" "$(dirname "$unit")"
+    put 644 "$here/packaging/fastsocketd.socket" "$(dirname "$unit")"
     sed -i "s,/usr/sbin/,$prefix/sbin/," "$unit"
     [ -e "$etc/fastsocketd.toml" ] || put 644 "$here/packaging/fastsocketd.toml" "$etc"
 }
 
 do_uninstall() {
     if [ -z "${DESTDIR:-}" ] && [ -d /run/systemd/system ]; then
-        systemctl disable --now fastsocketd.service 2>/dev/null || true
+        systemctl disable --now fastsocketd.socket fastsocketd.service 2>/dev/null || true
     fi
     # They would name a library that is gone.
     [ ! -x "$root/bin/fastsocket" ] || "$root/bin/fastsocket" disable --all --root "${DESTDIR:-/}" || true
-    rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$unit" \
+    rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$unit" "${unit%.service}.socket" \
         "$root/share/man/man1/fastsocket.1" "$root"/share/man/man1/fastsocket-*.1 \
         "$root/share/man/man8/fastsocketd.8" "$root/share/man/man5/fastsocketd.toml.5" "$root/share/bash-completion/completions/fastsocket" \
         "$root/share/zsh/site-functions/_fastsocket" "$root/share/fish/vendor_completions.d/fastsocket.fish"

@@ -95,9 +95,9 @@ counters! {
     /// Fallback: a path could not be switched; the connection was reset.
     FbSwitch = "fallback.switch"
         when "a connection could not be switched to the kernel (no monitor, or both sides wanted to, one after the other)",
-    /// Fallback: no monitor reachable, or it refused.
+    /// Fallback: no monitor since the program began, or it refused.
     FbNoMonitor = "fallback.no_monitor"
-        when "no monitor, or it refused, or it died",
+        when "no monitor since the program began, or it refused",
     /// Fallback: nobody with the library listens there.
     FbNoListener = "fallback.no_listener"
         when "nobody with the library listens there",
@@ -181,6 +181,12 @@ counters! {
     /// Fallback: the kernel comes first, as its policy may be against the connection.
     FbKernelFirst = "fallback.kernel_first"
         when "the kernel's policy may be against it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 5 s is the kernel's (docs/policy.md)",
+    /// Fallback: the monitor has died or is being restarted, and no other one has come yet.
+    FbMonitorGone = "fallback.monitor_restarted"
+        when "the monitor has died or is being restarted: until the next one knows both sides again",
+    /// Fallback: the monitor has another version than the library; its log names both.
+    FbVersion = "fallback.version"
+        when "library and monitor have different versions (an upgrade while the program runs): restart the program",
 }
 
 #[repr(C, align(64))]

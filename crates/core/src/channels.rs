@@ -1,6 +1,8 @@
 //! Channels come and go: what listeners, routes and connections have to do with it.
 
-use crate::chan::{all, broken_elsewhere, by_id, map, Chan, ANNOUNCED, ANY_BROKEN, CHANS, ENDED, TO_BE_ENDED};
+use crate::chan::{
+    all, broken_elsewhere, by_id, is_time_to_give_up, map, Chan, ANNOUNCED, ANY_BROKEN, CHANS, ENDED, TO_BE_ENDED,
+};
 use crate::conn::{self, Hold};
 use crate::{ctl, listen, path, route, waker};
 use core::sync::atomic::Ordering;
@@ -29,6 +31,18 @@ pub fn gone(id: u32, broken: bool) {
         if broken {
             broken_elsewhere(c);
         }
+        c.retired.store(true, Ordering::Release);
+        listen::drop_channel(c);
+        c.unmap_if_unused();
+    }
+}
+
+/// Gives up channels whose other side another monitor does not know, and that nobody uses.
+pub fn give_up_halves() {
+    if !ctl::any_half() || !is_time_to_give_up() {
+        return;
+    }
+    for c in all().filter(|c| c.is_half() && !c.is_used()) {
         c.retired.store(true, Ordering::Release);
         listen::drop_channel(c);
         c.unmap_if_unused();

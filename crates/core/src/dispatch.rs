@@ -2,7 +2,9 @@
 //! monitor's goes where.
 
 use crate::upcalls::{self, Upcalls, Watcher};
-use crate::{chan, channels, close, epoll, leave, listen, path, pidfd_transfer, upgrade, uring, waker, zone};
+use crate::{
+    again, chan, channels, close, epoll, leave, listen, path, peers, pidfd_transfer, route, upgrade, uring, waker, zone,
+};
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::{kind, Msg};
 
@@ -10,7 +12,8 @@ static UPCALLS: Upcalls = Upcalls {
     message,
     settle,
     monitor_died,
-    monitor_found,
+    announce: again::announce,
+    monitor_found: again::found,
     shares_nothing: chan::none,
     last_reference: close::last_reference,
     leave_everything: uring::leave_everything,
@@ -63,6 +66,11 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
         kind::LOOK => zone::watch::look(m.id),
         kind::TRANSFER => pidfd_transfer::asked(m),
         kind::TRANSFERRED => pidfd_transfer::done(),
+        kind::WATCHED => {
+            chan::whole(m.id as u32);
+            route::clear();
+            peers::leave_to_monitor();
+        }
         kind::CHANNEL_GONE => channels::gone(m.id as u32, m.arg0 != 0),
         kind::OTHER_RIGHTS => listen::wanted_by_others(m.id),
         kind::UPGRADE_SRV => return got.is_some_and(|fd| upgrade::asked(m, fd)),
@@ -73,6 +81,7 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
 
 fn settle() {
     channels::end_broken();
+    channels::give_up_halves();
     upgrade::answer();
     pidfd_transfer::answer();
     path::answer();
@@ -81,15 +90,7 @@ fn settle() {
 
 fn monitor_died() -> bool {
     zone::balance::alone();
-    // A worker looks for another one, for its zones; not one that has connections over
-    // shared memory, of which the other one would know nothing.
-    let looks = zone::has_workers() && chan::none();
-    if looks {
-        zone::watch::look_before_sleep();
-    }
-    looks
-}
-
-fn monitor_found() {
-    zone::watch::another_monitor();
+    chan::halve_all();
+    zone::watch::look_before_sleep();
+    true
 }

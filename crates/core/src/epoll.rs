@@ -377,7 +377,7 @@ pub fn became_listener(d: &Desc) {
 pub fn another_control() {
     for i in 0..EPS.len() {
         let Some(ep) = EPS.get(i) else { continue };
-        if ep.ctl_added.swap(false, Ordering::AcqRel) {
+        if ep.ctl_added.swap(false, Ordering::AcqRel) || ep.waker().is_some() {
             ep.watch_ctl();
         }
     }

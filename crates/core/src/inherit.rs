@@ -115,9 +115,11 @@ fn arena(i: usize) -> Option<*mut u8> {
     let (_, fd) = ctl::request(m, None).ok()?;
     let fd = fd?;
     let base = sys::mmap(ARENA_SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0);
+    let keep = |kept: &crate::memory_fd::Kept| kept.keep(process::high(), || process::high_copy(fd));
+    let noted = base.is_ok_and(|base| arena::note(base, keep));
     let _ = sys::close(fd);
     let base = base.ok()?;
-    if !arena::note(base) {
+    if !noted {
         // SAFETY: just mapped, nobody knows it.
         let _ = unsafe { sys::munmap(base, ARENA_SIZE) };
         return None;

@@ -8,6 +8,7 @@
 #![no_std]
 
 pub mod accept;
+pub mod again;
 pub mod channels;
 pub mod close;
 pub mod connect;
@@ -45,8 +46,8 @@ pub mod zone;
 
 pub use fsocket_fdtable::{arena, ctl, pool, socks, space, table, upcalls};
 pub use fsocket_runtime::{
-    bits, cow, faults, heartbeat, inspect, keeping, lock, mailbox, making, name, options, process, registry, rights,
-    sealed, signals, slab, spin, stats, strangers, successor, token, user,
+    bits, cow, faults, heartbeat, inspect, keeping, lock, mailbox, making, memory_fd, name, options, process, registry,
+    rights, sealed, signals, slab, spin, stats, strangers, successor, token, user,
 };
 pub use fsocket_shm::{asleep, cancel, chan, conn, idle, kept, peers, stage, values, waker};
 pub use fsocket_sys::{Errno, Result};

@@ -6,8 +6,9 @@ use crate::{
 };
 
 /// A descriptor of ours got another number. The first that has it answers true.
-const RENUMBERED: [fn(i32, i32) -> bool; 7] = [
+const RENUMBERED: [fn(i32, i32) -> bool; 8] = [
     ctl::renumbered,
+    arena::renumbered,
     waker::renumbered,
     chan::renumbered,
     zone::renumbered,

@@ -110,7 +110,7 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
     }
     let addr = inspect::bound_address(fd).ok_or(Counter::FbOption)?;
     let (m, _) = ctl::request(Msg::new(msg::LISTEN), Some(fd)).map_err(|e| match e {
-        Errno::EIO => Counter::FbNoMonitor,
+        Errno::EIO => ctl::why_none(),
         _ => Counter::FbResource,
     })?;
     let (i, l) = LISTENERS
@@ -350,6 +350,29 @@ pub fn join_those(those: &Those) {
     }
 }
 
+/// To another monitor, as at `listen`: which listeners this process holds.
+pub fn announce_again() {
+    for d in crate::table::all() {
+        let (Some(l), Some(fd)) = (of(d), crate::table::fd_of(d)) else { continue };
+        // (One that it refuses is the kernel's alone from now on; what waits in its queues is accepted.)
+        let Ok((m, _)) = ctl::insist(Msg::new(msg::LISTEN), Some(fd)) else { continue };
+        if l.id.swap(m.id, Ordering::AcqRel) != m.id {
+            l.chans().for_each(|c| c.listener.store(m.id, Ordering::Relaxed));
+        }
+    }
+}
+
+/// This process works for the listeners that it worked for, under another monitor. Where it can under the
+/// same numbers: there are queues for them.
+pub fn work_again() {
+    for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
+        let before = l.worker.swap(0, Ordering::AcqRel);
+        if before != 0 {
+            l.join_as(if before as usize <= WORKERS { before } else { 0 });
+        }
+    }
+}
+
 /// Become a worker of every listener.
 pub fn join_all() {
     for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
@@ -370,11 +393,17 @@ impl Listener {
     /// Become a worker: from now on there is a SYN queue for us, and the
     /// monitor hands us every channel.
     pub fn join(&self) {
+        self.join_as(0);
+    }
+
+    /// The same with the number that it had under another monitor, plus one; 0: any.
+    fn join_as(&self, before: u32) {
         if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || socks::arena().is_none() {
             return;
         }
         let mut m = Msg::new(msg::WORKER);
         m.id = self.id.load(Ordering::Relaxed);
+        m.arg0 = before.into();
         let w = match ctl::request(m, None) {
             Ok((a, _)) if (a.arg0 as usize) < WORKERS => a.arg0 as u32 + 1,
             // EPERM, EACCES: it gets no channels, and has nothing to steal from.

@@ -71,12 +71,12 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
         return Err(Counter::FbDisabled);
     }
     if !process::enabled() {
-        return Err(Counter::FbDisabled);
+        return Err(if ctl::mismatch() { Counter::FbVersion } else { Counter::FbDisabled });
     }
     ctl::wanted();
-    let reg = ctl::registry().ok_or(Counter::FbNoMonitor)?;
+    let reg = ctl::registry().ok_or_else(ctl::why_none)?;
     if ctl::dead() {
-        return Err(Counter::FbNoMonitor);
+        return Err(ctl::why_none());
     }
     if let Some(known) = known(reg, dst, fd) {
         return known;
@@ -213,6 +213,7 @@ fn usable(c: &Chan) -> bool {
     c.id.load(Ordering::Acquire) != 0
         && c.my_side() == CLIENT
         && !c.retired.load(Ordering::Relaxed)
+        && !c.is_half()
         && c.header().listener_closed.load(Ordering::Acquire) == 0
 }
 
@@ -249,7 +250,7 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> 
             return Err(Counter::FbKernelFirst);
         }
         Err(sys::Errno::ENOENT) => return Err(Counter::FbNoListener),
-        Err(sys::Errno::EIO) => return Err(Counter::FbNoMonitor),
+        Err(sys::Errno::EIO) => return Err(ctl::why_none()),
         Err(_) => return Err(Counter::FbResource),
     };
     match channel_of(&a, memfd) {

@@ -2,6 +2,7 @@
 //! [`crate::socks`] makes it, and hands out what lies in it.
 
 use crate::lock::Lock;
+use crate::memory_fd::Kept;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use fsocket_abi::arena::{Header, Zone, ZONES, ZONE_OFF};
 
@@ -10,6 +11,9 @@ pub static ARENA: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 
 /// All arenas that are mapped here: this process's and those it has inherited.
 pub static MAPPED: [AtomicPtr<u8>; MAPPED_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAPPED_MAX];
+
+/// Their memory, for another monitor.
+pub(crate) static KEPT: [Kept; MAPPED_MAX] = [const { Kept::new() }; MAPPED_MAX];
 
 const MAPPED_MAX: usize = 128;
 
@@ -47,10 +51,28 @@ pub fn zone(cpu: u32) -> Option<&'static Zone> {
     (!p.is_null()).then(|| unsafe { &*(p.add(ZONE_OFF) as *const Zone).add(cpu as usize % ZONES) })
 }
 
-/// An arena has been mapped. False: there are too many.
-pub fn note(base: *mut u8) -> bool {
+/// An arena has been mapped, whose descriptor `keep` keeps. False: there are too many.
+pub fn note(base: *mut u8, keep: impl FnOnce(&Kept)) -> bool {
     let null = core::ptr::null_mut();
-    MAPPED.iter().any(|m| m.compare_exchange(null, base, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+    let free = |m: &AtomicPtr<u8>| m.compare_exchange(null, base, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let place = MAPPED.iter().position(free);
+    if let Some(i) = place {
+        keep(&KEPT[i]);
+    }
+    place.is_some()
+}
+
+/// Descriptors of the arenas that are mapped here, oldest first, each with whether this process has made it.
+/// None: it was not kept.
+pub fn shown() -> impl Iterator<Item = (Option<i32>, bool)> {
+    let own = ARENA.load(Ordering::Acquire);
+    let all = MAPPED.iter().map(|m| m.load(Ordering::Acquire)).zip(&KEPT);
+    all.filter(|(base, _)| !base.is_null()).map(move |(base, kept)| (kept.fd(), base == own))
+}
+
+/// A descriptor of an arena got another number.
+pub fn renumbered(old: i32, new: i32) -> bool {
+    KEPT.iter().any(|kept| kept.renumbered(old, new))
 }
 
 /// One connection accepted by a worker of zone `cpu`; `from`: an index of `zone_accept`.

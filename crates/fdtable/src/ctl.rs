@@ -4,6 +4,7 @@ use crate::lock::{Guard, Lock};
 use crate::upcalls::upcalls;
 use crate::{arena, process, registry, rights, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
 use fsocket_proto::registry::Registry;
 use fsocket_proto::{kind, Msg, MSG_SIZE};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -30,6 +31,16 @@ static LATER: AtomicBool = AtomicBool::new(false);
 #[link_section = ".data.fsocket_start"]
 static LATER_AT: AtomicU64 = AtomicU64::new(0);
 const LATER_PAUSE: u64 = 1_000_000_000;
+/// The same while none has come after the one that has died.
+const DIED_PAUSE: u64 = 100_000_000;
+/// The socket is one of a monitor that has not said anything yet, while none is known.
+static MEETING: AtomicBool = AtomicBool::new(false);
+/// How long it is waited for that at a time, nanoseconds.
+const MEETING_FOR: u64 = 5_000_000;
+/// The monitor has another version.
+static MISMATCH: AtomicBool = AtomicBool::new(false);
+/// Channels of which it does not know both sides; see [`halves`].
+static HALVES: AtomicU32 = AtomicU32::new(0);
 /// How long a thread waits for another one that looks for it, nanoseconds.
 const LOOKING_FOR: u64 = 100_000_000;
 
@@ -128,28 +139,119 @@ fn look_for_it() {
 }
 
 fn find_it(now: u64) {
-    let Ok((len, path)) = PATH.lock().map(|p| *p) else { return };
-    match connect(&path[..len.min(PATH_MAX)]) {
-        Ok(fd) => {
-            let died = DEAD.load(Ordering::Relaxed);
-            if died {
-                // Another monitor: it knows nothing of what was shared over the first.
-                process::disable();
-            }
-            if adopt_fd(process::high_fd(fd)) && died {
-                (upcalls().monitor_found)();
-            }
+    let died = DEAD.load(Ordering::Relaxed);
+    let found = match died {
+        true => meet(),
+        false => dial().is_ok_and(|fd| adopt_fd(process::high_fd(fd))),
+    };
+    if !found {
+        LATER_AT.store(now + if died { DIED_PAUSE } else { LATER_PAUSE }, Ordering::Relaxed);
+        LATER.store(true, Ordering::Release);
+    }
+}
+
+/// Connects to where the monitor is.
+fn dial() -> Result<i32> {
+    let (len, path) = PATH.lock().map(|p| *p).map_err(|_| Errno::EAGAIN)?;
+    connect(&path[..len.min(PATH_MAX)])
+}
+
+/// Looks for a monitor after the one that has died. False: there is none yet.
+fn meet() -> bool {
+    let met = greet_another();
+    if met && !dead() {
+        (upcalls().monitor_found)();
+    }
+    met
+}
+
+/// Once it has answered, it is told first what this process shares; then it is this process's monitor.
+fn greet_another() -> bool {
+    let Ok(_l) = LOCK.lock() else { return false };
+    if !MEETING.swap(false, Ordering::AcqRel) {
+        let Ok(fd) = dial().map(process::high_fd) else { return false };
+        let old = FD.swap(fd, Ordering::AcqRel);
+        if old >= 0 {
+            process::close_own(old);
         }
-        Err(_) => {
-            LATER_AT.store(now + LATER_PAUSE, Ordering::Relaxed);
-            LATER.store(true, Ordering::Release);
+        if !greet(fd) {
+            return hang_up();
         }
+    }
+    let mut p = libc::pollfd { fd: fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    let _ = unsafe { sys::ppoll(&mut p, 1, Some(MEETING_FOR), core::ptr::null()) };
+    let (hello, registry) = match receive(libc::MSG_DONTWAIT) {
+        Ok((m, got)) if m.kind == kind::HELLO => (m, got),
+        Ok((_, got)) => {
+            close_opt(got);
+            return hang_up();
+        }
+        // A service manager may have made the socket for one that is still to come.
+        Err(Errno::EAGAIN | Errno::EINTR) => {
+            MEETING.store(true, Ordering::Release);
+            return false;
+        }
+        Err(_) => return hang_up(),
+    };
+    unasked(&hello, registry);
+    if hello.result != 0 {
+        return true;
+    }
+    for word in [&SILENT, &SLOW_UNTIL] {
+        word.store(0, Ordering::Relaxed);
+    }
+    if hello.arg0 < fsocket_proto::REATTACH || !(upcalls().announce)() {
+        // It knows nothing of what was shared over the first one.
+        process::disable();
+    }
+    DEAD.store(false, Ordering::Release);
+    true
+}
+
+/// The socket of a monitor that was not to be met.
+fn hang_up() -> bool {
+    let fd = FD.swap(-1, Ordering::AcqRel);
+    if fd >= 0 {
+        process::close_own(fd);
+    }
+    false
+}
+
+/// One message before another monitor is this process's.
+pub fn show(m: &Msg, attach: i32) -> bool {
+    send(m, Some(attach), sys::now_ns() + PATIENCE).is_ok()
+}
+
+/// Has the monitor another version, so that there is nothing to talk about?
+pub fn mismatch() -> bool {
+    MISMATCH.load(Ordering::Relaxed)
+}
+
+/// Why there is no monitor.
+pub fn why_none() -> Counter {
+    match (MISMATCH.load(Ordering::Relaxed), DEAD.load(Ordering::Relaxed)) {
+        (true, _) => Counter::FbVersion,
+        (_, true) => Counter::FbMonitorGone,
+        _ => Counter::FbNoMonitor,
     }
 }
 
 /// Use `fd` as the control socket and greet the monitor on it.
 #[link_section = ".text.fsocket_start"]
 pub fn adopt_fd(fd: i32) -> bool {
+    if !greet(fd) {
+        process::close_own(fd);
+        return false;
+    }
+    FD.store(fd, Ordering::Release);
+    SILENT.store(0, Ordering::Relaxed);
+    DEAD.store(false, Ordering::Relaxed);
+    true
+}
+
+#[link_section = ".text.fsocket_start"]
+fn greet(fd: i32) -> bool {
     let t = libc::timeval { tv_sec: 0, tv_usec: (SHORT_PATIENCE / 1000) as i64 };
     // SAFETY: a timeval is plain bytes.
     let bytes = unsafe { core::slice::from_raw_parts(&t as *const _ as *const u8, core::mem::size_of_val(&t)) };
@@ -160,14 +262,7 @@ pub fn adopt_fd(fd: i32) -> bool {
     m.arg1 = fsocket_abi::VERSION as u64;
     m.arg2 = rights::class();
     m.addr.ip = stats::name();
-    if sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_err() {
-        process::close_own(fd);
-        return false;
-    }
-    FD.store(fd, Ordering::Release);
-    SILENT.store(0, Ordering::Relaxed);
-    DEAD.store(false, Ordering::Relaxed);
-    true
+    sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_ok()
 }
 
 #[link_section = ".text.fsocket_start"]
@@ -230,12 +325,23 @@ pub fn notice() {
     }
 }
 
+/// Some channels more or less of which the monitor does not know both sides. (It wraps around below zero.)
+pub fn halves(more: i32) {
+    HALVES.fetch_add(more as u32, Ordering::AcqRel);
+}
+
+/// Are there channels of which the monitor does not know both sides?
+#[inline]
+pub fn any_half() -> bool {
+    HALVES.load(Ordering::Relaxed) != 0
+}
+
 /// While nobody watches over our peers, sleeps are cut into pieces: short ones
 /// at first, doubling while nothing happens. None: the monitor lives.
 pub fn unwatched() -> Option<u64> {
     const MIN: u64 = 1_000_000;
     const MAX: u64 = 500_000_000;
-    if !dead() && SILENT.load(Ordering::Relaxed) == 0 {
+    if !dead() && SILENT.load(Ordering::Relaxed) == 0 && !any_half() {
         return None;
     }
     let ns = UNWATCHED.load(Ordering::Relaxed).clamp(MIN, MAX);
@@ -245,7 +351,7 @@ pub fn unwatched() -> Option<u64> {
 
 /// Something happened: look closely again for a while.
 pub fn progress() {
-    if dead() || SILENT.load(Ordering::Relaxed) != 0 {
+    if dead() || SILENT.load(Ordering::Relaxed) != 0 || any_half() {
         UNWATCHED.store(0, Ordering::Relaxed);
     }
 }
@@ -259,9 +365,12 @@ pub fn detach() {
 
 /// It is certain that the monitor has died.
 pub fn died() {
-    if !DEAD.swap(true, Ordering::AcqRel) && (upcalls().monitor_died)() {
-        LATER_AT.store(sys::now_ns().saturating_add(LATER_PAUSE / 4), Ordering::Relaxed);
-        LATER.store(true, Ordering::Release);
+    if !DEAD.swap(true, Ordering::AcqRel) {
+        UNWATCHED.store(0, Ordering::Relaxed);
+        if (upcalls().monitor_died)() && !mismatch() {
+            LATER_AT.store(sys::now_ns().saturating_add(DIED_PAUSE / 4), Ordering::Relaxed);
+            LATER.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -296,7 +405,16 @@ fn passes(e: Errno) -> bool {
 }
 
 /// A request with an answer. The second value is a descriptor that came along.
-pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
+pub fn request(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
+    request_within(m, attach, has_another_way(m.kind))
+}
+
+/// The same for what another monitor must hear, also if it is slow just after its start.
+pub fn insist(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
+    request_within(m, attach, false)
+}
+
+fn request_within(mut m: Msg, attach: Option<i32>, short: bool) -> Result<(Msg, Option<i32>)> {
     if dead() {
         return Err(Errno::EIO);
     }
@@ -306,7 +424,6 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     if silent != 0 && now.saturating_sub(silent) < SILENCE {
         return Err(Errno::EIO);
     }
-    let short = has_another_way(m.kind);
     if short && now < SLOW_UNTIL.load(Ordering::Relaxed) {
         return Err(Errno::EIO);
     }
@@ -437,6 +554,9 @@ pub fn poll_in_passing() {
 
 #[inline]
 fn poll_by(lock: impl FnOnce() -> Option<Guard<'static, u32>>) {
+    if LATER.load(Ordering::Relaxed) && DEAD.load(Ordering::Relaxed) {
+        wanted();
+    }
     let Some(h) = arena::header() else { return };
     let now = h.pending.load(Ordering::Acquire);
     if now != PENDING_SEEN.load(Ordering::Relaxed) {
@@ -504,9 +624,9 @@ fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
 fn unasked(m: &Msg, got: Option<i32>) {
     match m.kind {
         kind::HELLO if m.result == 0 => {
-            registry::forget_closings();
+            forget(registry::forget_closings(), fsocket_proto::CLOSINGS_SIZE);
             if let Some(fd) = got {
-                registry::map(fd);
+                forget(registry::map(fd), fsocket_proto::registry::SIZE);
             }
         }
         kind::CLOSINGS => {
@@ -516,6 +636,8 @@ fn unasked(m: &Msg, got: Option<i32>) {
         }
         kind::HELLO => {
             // Another version: there is nothing to talk about.
+            MISMATCH.store(true, Ordering::Relaxed);
+            LATER.store(false, Ordering::Release);
             process::disable();
             died();
         }
@@ -531,6 +653,14 @@ fn unasked(m: &Msg, got: Option<i32>) {
         _ => {}
     }
     close_opt(got);
+}
+
+/// Memory of a monitor that has died. Who still has a pointer finds it empty.
+fn forget(memory: *mut u8, size: usize) {
+    if !memory.is_null() {
+        // SAFETY: mapped by the registry with that size, and never unmapped; whoever reads it finds zeros.
+        unsafe { crate::space::blank(memory, size) };
+    }
 }
 
 fn close_opt(fd: Option<i32>) {

@@ -10,4 +10,6 @@ pub mod space;
 pub mod table;
 pub mod upcalls;
 
-use fsocket_runtime::{bits, cow, keeping, lock, options, process, registry, rights, sealed, slab, spin, stats};
+use fsocket_runtime::{
+    bits, cow, keeping, lock, memory_fd, options, process, registry, rights, sealed, slab, spin, stats,
+};

@@ -1,6 +1,6 @@
 //! The arena of this process: made and announced on first use; sockets out of it.
 
-use crate::arena::{header, note, ARENA, FAILED, FREE, LOCK, MAPPED};
+use crate::arena::{header, note, ARENA, FAILED, FREE, KEPT, LOCK, MAPPED};
 use crate::{ctl, process, space, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{sock_state, Header, Sock, Stats, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF, STATS_OFF};
@@ -41,7 +41,7 @@ fn make_arena() -> Option<*mut u8> {
         let _ = sys::close(fd);
         return None;
     };
-    if !note(p) {
+    if !note(p, |kept| kept.keep(process::high(), || process::high_copy(fd))) {
         let _ = sys::close(fd);
         // SAFETY: just mapped, nobody knows it.
         let _ = unsafe { sys::munmap(p, ARENA_SIZE) };
@@ -72,12 +72,15 @@ pub fn forget() {
         f.scan = 0;
     }
     stats::detach();
-    for m in &MAPPED {
+    for (m, kept) in MAPPED.iter().zip(&KEPT) {
         let base = m.swap(core::ptr::null_mut(), Ordering::AcqRel);
         if !base.is_null() {
             // SAFETY: an arena's mapping, out of the list of those in use; a thread that comes late finds empty
             // memory.
             unsafe { space::blank(base, ARENA_SIZE) };
+        }
+        if let Some(fd) = kept.take() {
+            process::close_own(fd);
         }
     }
 }

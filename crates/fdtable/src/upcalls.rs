@@ -16,7 +16,9 @@ pub struct Upcalls {
     pub settle: fn(),
     /// The monitor has died. True: another one is to be looked for.
     pub monitor_died: fn() -> bool,
-    /// Another monitor was found after that.
+    /// Another monitor has greeted: what this process shares is announced to it. False: it cannot be.
+    pub announce: fn() -> bool,
+    /// It is this process's monitor now.
     pub monitor_found: fn(),
     /// Does this process share no memory with a peer?
     pub shares_nothing: fn() -> bool,
@@ -52,6 +54,7 @@ static NONE: Upcalls = Upcalls {
     message: |_, _| false,
     settle: || {},
     monitor_died: || false,
+    announce: || false,
     monitor_found: || {},
     shares_nothing: || true,
     last_reference: |_| {},

@@ -2,14 +2,14 @@
 
 use crate::descriptor::Attached;
 use crate::lifeline::Lifeline;
-use crate::memory::Mapping;
+use crate::memory::{same_file, Mapping};
 use crate::{ConnId, FamilyId};
 use fsocket_abi::arena::{
     sock_state, Counter, Header, Sock, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, SOCKS, SOCK_OFF, STATS_OFF, ZONES,
     ZONE_OFF,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{SealFlags, SeekFrom};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -219,6 +219,11 @@ impl Arenas {
     /// The arena that this process made.
     pub fn of(&self, creator: ConnId) -> Option<&Arena> {
         self.all.iter().find(|a| a.creator == creator)
+    }
+
+    /// The arena with this memory.
+    pub fn by_file(&mut self, fd: BorrowedFd<'_>) -> Option<&mut Arena> {
+        self.all.iter_mut().find(|a| same_file(a.mem.fd.as_fd(), fd))
     }
 
     /// Memory of all arenas that this process has mapped.

@@ -5,6 +5,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub enum StartError {
     /// A live monitor has the socket.
     #[error("a monitor is already running at {}", .0.display())]
     AlreadyRunning(PathBuf),
+    #[error("the socket that was passed is not a listening SOCK_SEQPACKET socket at {}", .0.display())]
+    Given(PathBuf),
     #[error("{}: {reason}", .path.display())]
     Directory { path: PathBuf, reason: String },
     #[error("cannot serve metrics at {address}: {source}")]
@@ -98,6 +101,36 @@ impl Endpoint {
         let mut endpoint = Endpoint { fd, name };
         endpoint.show().map_err(system("rename the socket"))?;
         Ok(endpoint)
+    }
+
+    /// A socket that there is: a service manager has made it and holds it, so that clients can connect while
+    /// there is no monitor; or (`own`) this process has, before it began again.
+    ///
+    /// # Errors
+    /// It is not a listening SOCK_SEQPACKET socket with that name.
+    pub fn given(fd: OwnedFd, path: &Path, own: bool) -> Result<Endpoint, StartError> {
+        let name = rustix::net::getsockname(&fd).ok().and_then(|name| SocketAddrUnix::try_from(name).ok());
+        let has_name = name.is_some_and(|name| name.path_bytes() == Some(path.as_os_str().as_bytes()));
+        let is_one = rustix::net::sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET);
+        // (Its own was bound under another name at first.)
+        if !is_one || !(has_name || own) || !rustix::net::sockopt::socket_acceptconn(&fd).unwrap_or(false) {
+            return Err(StartError::Given(path.to_owned()));
+        }
+        rustix::io::ioctl_fionbio(&fd, true).map_err(system("use the socket"))?;
+        crate::wire::ask_for_senders(fd.as_fd());
+        let name = match own {
+            true => {
+                let (path, aside, lock) = (path.to_owned(), beside(path, ".new"), lock(path)?);
+                Some(Name { is_ours: true, path, aside, _lock: lock, published: true })
+            }
+            false => None,
+        };
+        Ok(Endpoint { fd, name })
+    }
+
+    /// Does its name belong to this process?
+    pub fn has_name(&self) -> bool {
+        self.name.is_some()
     }
 
     /// The same socket, whose name this process leaves to another one.

@@ -56,9 +56,11 @@ pub use monitor::Monitor;
 
 /// A process, by the number of its control socket; never reused.
 pub type ConnId = u64;
-/// A process and those it forked, as told by ADOPT; never reused.
+/// The number of no process.
+pub const NOBODY: ConnId = 0;
+/// A process and those it forked, as told by ADOPT; never 0, never reused.
 pub type FamilyId = u64;
-/// A listening socket; never reused.
+/// A listening socket, by its SO_COOKIE: a monitor after this one gives it the same number.
 pub type ListenerId = u64;
 /// A channel; never 0.
 pub type ChannelId = u32;

@@ -1,13 +1,17 @@
 //! Options, logging and signals of `fastsocketd`.
 
 mod options;
+mod signals;
 
 use clap::Parser;
 use fsocket_monitor::broker::confine;
 use fsocket_monitor::broker::split::{self, Half};
+use fsocket_monitor::broker::Broker;
 use fsocket_monitor::{Config, Endpoint, Monitor, StartError};
 use options::Options;
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
+use signals::Signals;
+use std::cell::RefCell;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -58,43 +62,52 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     };
     let metrics = options.metrics.map(fsocket_monitor::metrics::bind).transpose()?;
     // Blocked before anything exists that would have to be removed.
-    block_stop_signals()?;
-    let started = if config.private && !options.split || !split::is_due() {
+    let mut signals = Signals::block(options.config)?;
+    let endpoint = match given(&config.socket)? {
+        Some(endpoint) => Ok(endpoint),
+        None => Endpoint::publish(&config),
+    };
+    let endpoint = match endpoint {
+        Ok(endpoint) => endpoint,
+        // Two `fastsocket run` at once: the other one's serves us as well.
+        Err(StartError::AlreadyRunning(_)) if options.private => return Ok(ExitCode::SUCCESS),
+        Err(e) => return Err(e.into()),
+    };
+    signals.pass_on(endpoint.fd.try_clone()?, endpoint.has_name());
+    let mut monitor = if config.private && !options.split || !split::is_due() {
         let is_private = config.private;
-        let started = Monitor::start(config);
-        if started.is_ok() && !is_private {
+        let broker = Broker::here(endpoint.fd.as_fd(), config.keep.as_deref(), config.socket.parent());
+        let monitor = Monitor::on(config, endpoint, broker)?;
+        if !is_private {
             announce(&socket);
         }
-        started
+        monitor
     } else {
-        match split::split(Endpoint::publish(&config)?)? {
+        match split::split(endpoint)? {
             Half::Broker(service) => {
                 drop(metrics);
                 // (Clients that come before the front serves wait in the backlog.)
                 if !config.private {
                     announce(&config.socket);
                 }
-                let code = service.run(&config, stop_signals()?.as_fd())?;
+                let stop = signals.watch()?;
+                let signals = RefCell::new(signals);
+                let ends = || signals.borrow_mut().end(stop.as_fd(), false);
+                let code = service.run(&config, stop.as_fd(), ends, || signals.borrow().begin_again_if_asked())?;
                 return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
             }
             Half::Front { endpoint, broker } => {
                 let monitor = Monitor::on(config, endpoint, broker)?;
                 confine::close()?;
-                Ok(monitor)
+                monitor
             }
         }
     };
-    let stop = stop_signals()?;
-    let mut monitor = match started {
-        Ok(monitor) => monitor,
-        // Two `fastsocket run` at once: the other one's serves us as well.
-        Err(StartError::AlreadyRunning(_)) if options.private => return Ok(ExitCode::SUCCESS),
-        Err(e) => return Err(e.into()),
-    };
+    let stop = signals.watch()?;
     if let Some(listener) = metrics {
         monitor.serve_metrics(listener)?;
     }
-    let result = monitor.run(stop.as_fd());
+    let result = monitor.run(stop.as_fd(), || signals.end(stop.as_fd(), true));
     if let Some(directory) = scratch {
         let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(&socket));
         let _ = std::fs::remove_file(fsocket_proto::report::last(&socket));
@@ -146,36 +159,11 @@ fn log(verbose: u8) {
         .init();
 }
 
-/// SIGTERM and SIGINT.
-fn of_stop() -> libc::sigset_t {
-    // SAFETY: zero is a valid sigset_t; sigemptyset initialises it anyway, and it is valid for all three calls.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGTERM);
-        libc::sigaddset(&raw mut set, libc::SIGINT);
-        set
-    }
-}
-
-fn block_stop_signals() -> std::io::Result<()> {
-    let set = of_stop();
-    // SAFETY: the set is valid for the call.
-    if unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-/// A descriptor that becomes readable on those, of this process.
-fn stop_signals() -> std::io::Result<OwnedFd> {
-    let set = of_stop();
-    // SAFETY: the set is valid for the call; the descriptor that it returns is ours alone.
-    unsafe {
-        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+/// The socket that a service manager has made (sd_listen_fds(3)), or this process before it began again.
+fn given(path: &Path) -> anyhow::Result<Option<Endpoint>> {
+    let own = std::env::var_os("LISTEN_FDNAMES").is_some_and(|names| names == signals::OWN);
+    let Some(fd) = sd_notify::listen_fds()?.next() else { return Ok(None) };
+    // SAFETY: passed to this process, and nobody else here knows it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(Some(Endpoint::given(fd, path, own)?))
 }

@@ -6,7 +6,7 @@
 
 use fsocket_abi::{arena, balance, channel};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -116,6 +116,12 @@ pub fn memfd_of(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
     rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0))?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
+}
+
+/// Do both descriptors refer to the same file?
+pub fn same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
+    let of = |fd| rustix::fs::fstat(fd).map(|st| (st.st_dev, st.st_ino));
+    of(a).is_ok_and(|a| of(b) == Ok(a))
 }
 
 #[cfg(test)]

@@ -103,19 +103,18 @@ impl Monitor {
     }
 
     /// Serves metrics until this monitor ends.
-    ///
     /// # Errors
     /// Of the calls.
     pub fn serve_metrics(&mut self, listener: std::net::TcpListener) -> std::io::Result<()> {
         crate::metrics::serve(&mut self.ctx, listener)
     }
 
-    /// Serves until `stop` is readable or, if private, until nobody needs it.
+    /// Serves until `stop` is readable and `ends` says that this is the end or, if private, until nobody needs it.
     ///
     /// # Errors
     /// Of `epoll_wait` and timers; nothing a client does.
-    pub fn run(mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
-        let r = self.serve(stop);
+    pub fn run(mut self, stop: BorrowedFd<'_>, ends: impl FnMut() -> bool) -> std::io::Result<()> {
+        let r = self.serve(stop, ends);
         self.leave_report();
         if let Some(lifelines) = self.ctx.lifelines.take() {
             lifelines.end();
@@ -123,7 +122,7 @@ impl Monitor {
         r
     }
 
-    fn serve(&mut self, stop: BorrowedFd<'_>) -> std::io::Result<()> {
+    fn serve(&mut self, stop: BorrowedFd<'_>, mut ends: impl FnMut() -> bool) -> std::io::Result<()> {
         let watchdog = Watchdog::new()?;
         self.ctx.lifelines = crate::lifeline::Lifelines::new();
         if self.ctx.lifelines.is_none() {
@@ -157,8 +156,8 @@ impl Monitor {
                     ADDRESSES => self.addresses_changed(),
                     POLICY => self.policy_changed(),
                     PAIRS => self.shm.pairs_ended(&self.ctx),
+                    STOP if !ends() => {}
                     STOP => {
-                        // A private one ends with its programs.
                         if self.ctx.config.private {
                             self.zones.leave_nothing();
                             self.ctx.broker.leave_nothing();

@@ -3,7 +3,7 @@
 //! | concern | modules |
 //! | --- | --- |
 //! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`ports`], [`registry`], [`switched`], [`pipes`] |
-//! | requests | `requests`, `leases`, [`switch`], [`upgrade`], `crossing`, [`wakers`], [`taken`], [`successor`], [`renew`] |
+//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`wakers`], [`taken`], [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
 
@@ -21,6 +21,7 @@ mod pairs;
 pub mod pipes;
 pub mod ports;
 pub mod reaper;
+mod reattach;
 pub mod registry;
 pub mod renew;
 mod requests;

@@ -23,6 +23,10 @@ pub mod steer;
 
 pub const VERSION: u16 = 1;
 
+/// `arg0` of the answer to [`kind::HELLO`]: what the monitor understands beyond the first version. From this
+/// number on it takes over what processes have from a monitor before it ([`kind::ATTACH`]).
+pub const REATTACH: u64 = 1;
+
 /// How long an answer to [`kind::CONNECT`] may be used, seconds.
 pub const ROUTE_SECS: u64 = 5;
 
@@ -35,7 +39,7 @@ pub mod kind {
     /// `arg2` its rights as a number, `addr.ip` the name of its program (NUL padded), fd: none. *Sync*:
     /// answer `id` process number, fd: the registry (read-only memfd, [`crate::registry`]). Sent without
     /// waiting for the answer, which is read when first needed. A wrong ABI version is answered with `result`
-    /// EPROTO.
+    /// EPROTO, and the monitor's as `arg0`; else `arg0` is what it understands ([`REATTACH`](crate::REATTACH)).
     pub const HELLO: u32 = 1;
     /// A forked child is about to exist. `id` the child's nonce, fd: its end of
     /// a socket pair that the monitor uses as its control socket. The child
@@ -59,7 +63,8 @@ pub mod kind {
     pub const SETTLED: u32 = 53;
     /// Arena of this process: fd memfd sealed against shrink and grow, of
     /// exactly `ARENA_SIZE`. No answer. The monitor checks seals and size
-    /// before it maps.
+    /// before it maps. `arg1` 1: another process has made it, and this one has inherited it. Who shows the
+    /// arena that another process has shown is of the same family.
     pub const ARENA: u32 = 3;
     /// `fd` is a socket in the listening state. *Sync*: `id` listener number.
     /// The monitor takes address and network namespace from the descriptor
@@ -79,7 +84,8 @@ pub mod kind {
     /// worker number w (queue 1 + w is its own), or `result` EAGAIN when there
     /// are more than 64 workers (it then only steals), EOPNOTSUPP when those that
     /// work for it have other rights (user, capabilities, groups): the kernel serves it. Later channels follow
-    /// as they are made.
+    /// as they are made. `arg0` of the request: the number that it had under a monitor before this one, plus
+    /// one; 0: any.
     pub const WORKER: u32 = 6;
     /// `addr` destination, fd: the socket to be connected (its network
     /// namespace counts): TCP, unused, of a family that reaches it; or, after ENOKEY, that very
@@ -94,10 +100,18 @@ pub mod kind {
     /// first of 64 (0: all are out). With `addr.v6only` begins what the answer holds for: it is the word of
     /// the port in [`CLOSINGS`] (0: there are none) before the listener was looked at.
     pub const CONNECT: u32 = 7;
+    /// Of a monitor before this one: channel `id` is mapped on side `arg0` of it, fd its memfd. `arg1` its
+    /// listener, for the server's side: who holds it may accept there. For the client's `arg2` 1: this process
+    /// opens connections in it. No answer; [`WATCHED`] comes when both sides have been shown. Two that show
+    /// the same memory are the two sides; one side is one family's, or those that hold the listener.
+    pub const ATTACH: u32 = 80;
+    /// From the monitor: it knows both sides of channel `id`, and tells of their ends.
+    pub const WATCHED: u32 = 81;
     /// *Sync*: lease of client ports, for the channel `id`: `arg0` first, `arg1` count (64).
     /// `result` EAGAIN when all are out. Returned at the end of the channel. With a bound TCP
     /// socket as fd: its port is the channel's from now on (`arg1` 1); `result` EADDRINUSE:
-    /// another channel has it.
+    /// another channel has it. `arg2` not 0: the lease with this first port is the channel's since a monitor
+    /// before this one; `result` EADDRINUSE: another one has it.
     pub const PORTS: u32 = 8;
     /// fd: a TCP socket that is to be bound to `addr`, or (`arg0` 1) one that is bound and is to be connected to
     /// it by the kernel. *Sync*: `result` EADDRINUSE, EADDRNOTAVAIL: a connection over shared memory is in the way.

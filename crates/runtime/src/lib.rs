@@ -16,6 +16,7 @@ pub mod keeping;
 pub mod lock;
 pub mod mailbox;
 pub mod making;
+pub mod memory_fd;
 pub mod name;
 pub mod options;
 pub mod process;

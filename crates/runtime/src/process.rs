@@ -60,6 +60,13 @@ pub fn high_fd(fd: i32) -> i32 {
     kept
 }
 
+/// A copy of `fd` for the library, if there is room for one out of the application's way.
+pub fn high_copy(fd: i32) -> Option<i32> {
+    let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FD.load(Ordering::Relaxed) as usize).ok()?;
+    OWN.set(copy, true);
+    Some(copy)
+}
+
 /// Where descriptors of ours begin.
 pub fn high() -> i32 {
     HIGH_FD.load(Ordering::Relaxed)

@@ -36,15 +36,17 @@ pub fn is_leased(port: u16, channel: u32) -> bool {
     }
 }
 
-pub fn map(fd: i32) {
-    if let Ok(p) = sys::mmap(SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
-        REGISTRY.store(p as *mut Registry, Ordering::Release);
+/// Returns the memory of the one before, or null.
+pub fn map(fd: i32) -> *mut u8 {
+    match sys::mmap(SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
+        Ok(p) => REGISTRY.swap(p as *mut Registry, Ordering::AcqRel).cast(),
+        Err(_) => core::ptr::null_mut(),
     }
 }
 
-/// The counts of another monitor are not these.
-pub fn forget_closings() {
-    CLOSINGS.store(core::ptr::null_mut(), Ordering::Release);
+/// The counts of another monitor are not these: their memory, or null.
+pub fn forget_closings() -> *mut u8 {
+    CLOSINGS.swap(core::ptr::null_mut(), Ordering::AcqRel).cast()
 }
 
 /// Maps the counts of listeners that ended ([`fsocket_proto::kind::CLOSINGS`]).

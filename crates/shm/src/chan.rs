@@ -2,6 +2,7 @@
 
 use crate::cow::Sparing;
 use crate::lock::{Guard, Lock};
+use crate::memory_fd::Kept;
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
 use crate::{ctl, process, space, waker};
@@ -18,8 +19,10 @@ use fsocket_sys as sys;
 pub use fsocket_ring::syn::len as queue_len;
 
 mod distrust;
+mod half;
 mod waking;
 pub use distrust::{broken_elsewhere, ANNOUNCED, ANY as ANY_BROKEN, ENDED, TO_BE_ENDED};
+pub use half::{halve_all, is_time_to_give_up, whole};
 pub use waking::{cut, wake, wake_side};
 
 /// Channels per process.
@@ -39,6 +42,11 @@ pub struct Chan {
     pub listener: AtomicU64,
     /// The other side is gone, or this is the parent's: no new connections.
     pub retired: AtomicBool,
+    /// Its memory, for another monitor.
+    pub kept: Kept,
+    /// It comes from a monitor that has died, and the one after it does not know both sides: no new
+    /// connections, and nobody says when the other side dies.
+    half: AtomicBool,
     link: AtomicU32,
     /// What is held against the other side; see [`distrust`].
     pub broken: AtomicU32,
@@ -105,6 +113,8 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     c.listener.store(listener, Ordering::Relaxed);
     c.retired.store(false, Ordering::Relaxed);
     c.trust();
+    c.half.store(false, Ordering::Relaxed);
+    c.kept.keep(process::high(), || process::high_copy(fd));
     for d in &c.desc_of {
         d.store(0, Ordering::Relaxed);
     }
@@ -158,13 +168,14 @@ pub fn none() -> bool {
     all().next().is_none()
 }
 
-/// A peer's pipe got another number.
+/// A descriptor of a channel got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
     all().any(|c| {
-        (0..WAITERS).any(|w| {
+        let pipe = (0..WAITERS).any(|w| {
             c.peer_key[w].load(Ordering::Relaxed) != 0
                 && c.peer_fd[w].compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        })
+        });
+        pipe || c.kept.renumbered(old, new)
     })
 }
 
@@ -343,6 +354,10 @@ impl Chan {
             return;
         }
         self.close_pipes();
+        if let Some(fd) = self.kept.take() {
+            process::close_own(fd);
+        }
+        self.set_half(false);
         waker::channel_gone(id);
         // SAFETY: mapped by `map`, and its number is gone: nobody uses it any more.
         unsafe { space::retire(self.base()) };
@@ -463,6 +478,19 @@ impl Chan {
     pub fn first_ports(&self, first: u16) {
         if let Some(mut c) = self.client().filter(|_| legal_block(first as u64)) {
             c.ports[0] = first;
+        }
+    }
+
+    /// To another monitor: the leases of ports that this channel has. What has been given to somebody else
+    /// meanwhile is not used for new connections.
+    pub fn lease_again(&self) {
+        let Some(mut c) = self.client() else { return };
+        let id = self.id.load(Ordering::Relaxed).into();
+        for first in c.ports.iter_mut().filter(|first| **first != 0) {
+            let m = Msg { id, arg2: (*first).into(), ..Msg::new(kind::PORTS) };
+            if ctl::insist(m, None).is_err() {
+                *first = 0;
+            }
         }
     }
 

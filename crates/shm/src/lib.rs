@@ -14,4 +14,4 @@ pub mod values;
 pub mod waker;
 
 use fsocket_fdtable::{ctl, pool, space, table, upcalls};
-use fsocket_runtime::{cow, faults, keeping, lock, making, options, process, slab, stats, token};
+use fsocket_runtime::{cow, faults, keeping, lock, making, memory_fd, options, process, slab, stats, token};

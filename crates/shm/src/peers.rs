@@ -1,5 +1,5 @@
-//! Is the other side still there? The monitor says so; while none lives, each
-//! side looks for itself, where it would otherwise wait for ever.
+//! Is the other side still there? The monitor says so; while none lives, or one that does not know
+//! the other side yet, each side looks for itself, where it would otherwise wait for ever.
 //!
 //! Each side names the processes that hold its end, and the namespace in which
 //! their numbers mean something. Only if each of them is certainly gone the end
@@ -14,7 +14,7 @@
 use crate::cow::Sparing;
 use crate::stage;
 use crate::table::{Desc, DESCS};
-use crate::{conn, ctl, process, waker};
+use crate::{chan, conn, ctl, process, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::channel::{status, Prod};
 use fsocket_sync::atomic::AtomicU32 as WaitWord;
@@ -92,7 +92,7 @@ pub fn leave(d: &Desc) {
 /// While no monitor lives: close the connection in the name of the other side if
 /// nobody is there any more. Called before and between sleeps.
 pub fn look(d: &'static Desc) {
-    if ctl::dead() {
+    if is_unwatched() {
         look_if_ended();
         look_at(d);
     }
@@ -102,7 +102,7 @@ pub fn look(d: &'static Desc) {
 /// holds the other end of one has ended.
 pub fn look_at_all() {
     const EVERY_US: u64 = 100_000;
-    if !ctl::dead() {
+    if !is_unwatched() {
         return;
     }
     let now = sys::cpu::ticks();
@@ -110,6 +110,17 @@ pub fn look_at_all() {
         LOOKED.store(now, Ordering::Relaxed);
         each(look_at);
     }
+}
+
+/// Does nobody say of some peer that it has died?
+fn is_unwatched() -> bool {
+    ctl::dead() || ctl::any_half()
+}
+
+/// The same for the other side of one connection.
+fn is_unwatched_of(d: &Desc) -> bool {
+    let half = || chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)).is_some_and(|c| c.is_half());
+    ctl::dead() || ctl::any_half() && half()
 }
 
 /// When all connections were last looked at, ticks; 0: there is a new one.
@@ -120,7 +131,7 @@ fn each(f: impl Fn(&'static Desc)) {
 }
 
 fn look_at(d: &'static Desc) {
-    if !d.is_conn() || stage::of(d) != stage::Path::Shm {
+    if !d.is_conn() || stage::of(d) != stage::Path::Shm || !is_unwatched_of(d) {
         return;
     }
     let (_, tx, h) = d.tx();
@@ -242,6 +253,13 @@ fn has_ended(pid: u32) -> bool {
     ended
 }
 
+/// The monitor says of all peers when they die: a number may be another process's when it is next asked for.
+pub fn leave_to_monitor() {
+    if !is_unwatched() && waker::ends().is_some() {
+        WATCHED.iter().filter(|w| w.fd.load(Ordering::Relaxed) >= 0).for_each(Watched::forget);
+    }
+}
+
 fn watch(instance: i32, i: usize, pidfd: i32) {
     WATCHED[i].fd.store(pidfd, Ordering::Release);
     let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: i as u64 };
@@ -254,7 +272,7 @@ fn watch(instance: i32, i: usize, pidfd: i32) {
 /// [`not_beside`]. None: there is none, or so many threads sleep so that the program may lack descriptors.
 pub fn beside(word: &WaitWord, expected: u32) -> Option<i32> {
     const MOST: u32 = 64;
-    let instance = waker::ends().filter(|_| ctl::dead() && !NONE.load(Ordering::Relaxed))?;
+    let instance = waker::ends().filter(|_| is_unwatched() && !NONE.load(Ordering::Relaxed))?;
     if BESIDE.fetch_add(1, Ordering::Relaxed) >= MOST {
         BESIDE.fetch_sub(1, Ordering::Relaxed);
         return None;

@@ -49,7 +49,7 @@ fn monitor() -> &'static PathBuf {
             // SAFETY: of this thread alone.
             let _ = unsafe { libc::unshare(libc::CLONE_NEWNET) };
             let (_stop, never) = (eventfd(0, EventfdFlags::CLOEXEC), eventfd(0, EventfdFlags::CLOEXEC));
-            let run = || Monitor::start(config).expect("a monitor").run(never.expect("an eventfd").as_fd());
+            let run = || Monitor::start(config).expect("a monitor").run(never.expect("an eventfd").as_fd(), || true);
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
             eprintln!("the monitor has ended: {ended:?}");
             std::process::abort();

@@ -301,11 +301,16 @@ fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>) -> Result<
     let alone = || sys::futex_wait(word, expected, limit.map(|ns| ns.min(LOOK_NS)));
     static NOTICED: AtomicBool = AtomicBool::new(false);
     let _ = socks::arena();
-    let Some(monitor) = arena::header().map(|h| &h.monitor).filter(|_| !NOTICED.load(Ordering::Relaxed)) else {
-        return alone();
-    };
+    let Some(monitor) = arena::header().map(|h| &h.monitor) else { return alone() };
     let has_died = |value: u32| value & FUTEX_OWNER_DIED != 0;
     let held = monitor.load(Ordering::Acquire);
+    if NOTICED.load(Ordering::Relaxed) {
+        if has_died(held) {
+            return alone();
+        }
+        // Another monitor has come.
+        NOTICED.store(false, Ordering::Relaxed);
+    }
     let r = if has_died(held) {
         Ok(())
     } else {

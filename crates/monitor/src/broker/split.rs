@@ -104,11 +104,18 @@ fn serve(rights: &mut Rights, line: BorrowedFd<'_>) -> bool {
 }
 
 impl Service {
-    /// Serves until the front has ended; its exit status. `stop`: readable when both should end.
+    /// Serves until the front has ended; its exit status. `stop`: readable when both should end, if `ends` says
+    /// so. `ended` comes before anything is given up.
     ///
     /// # Errors
     /// Of `poll`.
-    pub fn run(self, config: &Config, stop: BorrowedFd<'_>) -> std::io::Result<i32> {
+    pub fn run(
+        self,
+        config: &Config,
+        stop: BorrowedFd<'_>,
+        mut ends: impl FnMut() -> bool,
+        ended: impl FnOnce(),
+    ) -> std::io::Result<i32> {
         let Service { endpoint, line, front, pidfd } = self;
         let mut rights = Rights::new(endpoint.fd.as_fd(), config.keep.as_deref(), config.socket.parent());
         let mut open = true;
@@ -131,11 +138,10 @@ impl Service {
             let ready = fds.each_ref().map(|fd| !fd.revents().is_empty());
             if ready[0] {
                 let status = rustix::process::waitid(WaitId::Pid(front), WaitIdOptions::EXITED)?;
+                ended();
                 return Ok(status.and_then(|s| s.exit_status()).unwrap_or(1));
             }
-            if ready[1] {
-                let mut signal = [0u8; 128];
-                let _ = rustix::io::read(stop, &mut signal);
+            if ready[1] && ends() {
                 rustix::process::pidfd_send_signal(&pidfd, Signal::TERM)?;
             }
             if ready[2] && open {

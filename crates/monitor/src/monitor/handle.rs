@@ -104,7 +104,8 @@ impl Monitor {
                 self.end_process(id);
                 return Ok(());
             }
-            kind::ARENA => return self.shm.arena(&mut self.ctx, id, fd),
+            kind::ARENA => return self.shm.arena(&mut self.ctx, id, &msg, fd),
+            kind::ATTACH => return self.shm.attach(&mut self.ctx, id, &msg, fd),
             kind::UNLISTEN => {
                 let shown = fd.and_then(|fd| descriptor::listening(fd.as_fd()).ok());
                 let listener = shown.map_or(Some(msg.id), |info| self.shm.listeners.by_cookie(info.cookie));

@@ -15,6 +15,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::mem::offset_of;
 use std::rc::Rc;
@@ -35,6 +36,19 @@ impl ChannelMem {
         map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
         map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
         map.at::<AtomicU32>(offset_of!(Header, id)).store(id, Ordering::Relaxed);
+        Ok(ChannelMem { fd: Rc::new(fd), map })
+    }
+
+    /// Memory that a monitor before this one has made, as a process shows it.
+    /// # Errors
+    /// EINVAL: it is none, or could shrink under us.
+    pub fn again(fd: OwnedFd) -> io::Result<ChannelMem> {
+        let sealed = rustix::fs::fcntl_get_seals(&fd)?;
+        let size = rustix::fs::fstat(&fd)?.st_size;
+        if !sealed.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL) || size != CHANNEL_SIZE as i64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let map = Mapping::new(&fd, RING_OFF)?;
         Ok(ChannelMem { fd: Rc::new(fd), map })
     }
 
@@ -248,6 +262,8 @@ pub struct Channel {
     /// Kernel ends of connections that have changed their path.
     pub switched: RefCell<Switched>,
     pub pipes: Pipes,
+    /// A monitor before this one has made it.
+    pub is_from_before: bool,
     pub client_ended: bool,
     pub client_gone: bool,
     /// When only such connections were found in it as a worker may be about to claim.
@@ -256,6 +272,11 @@ pub struct Channel {
 }
 
 impl Channel {
+    /// Have both sides been shown? (Always, unless it is from a monitor before this one.)
+    pub fn is_whole(&self) -> bool {
+        !self.is_from_before || self.client_family != 0 && !self.server_families.is_empty()
+    }
+
     /// Whether processes of this family may be at this end.
     pub fn is_party(&self, side: usize, family: FamilyId) -> bool {
         match side {
@@ -266,10 +287,16 @@ impl Channel {
     }
 }
 
-#[derive(Default)]
 pub struct Channels {
     all: BTreeMap<ChannelId, Channel>,
     last_id: ChannelId,
+}
+
+impl Default for Channels {
+    /// Numbers begin anywhere: those of a monitor before this one are still in use.
+    fn default() -> Channels {
+        Channels { all: BTreeMap::new(), last_id: RandomState::new().build_hasher().finish() as ChannelId }
+    }
 }
 
 impl Channels {

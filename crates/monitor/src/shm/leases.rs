@@ -15,6 +15,9 @@ use std::collections::BTreeSet;
 
 impl Shm {
     pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        if msg.arg2 != 0 {
+            return self.lease_again(ctx, id, msg);
+        }
         if let Some(fd) = fd {
             let port = self.bound_port(ctx, id, msg, &fd)?;
             return Ok((Msg { arg0: u64::from(port), arg1: 1, ..reply(msg) }, None));
@@ -39,6 +42,13 @@ impl Shm {
     }
 
     fn free_ports(&mut self, ctx: &mut Context, id: ConnId) -> Result<u16, Errno> {
+        self.may_lease(ctx, id)?;
+        let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
+        let used = |p| listened.contains(&p) || self.registry.owner(p) != 0;
+        self.ports.lease(used).ok_or(Errno::AGAIN)
+    }
+
+    pub fn may_lease(&self, ctx: &Context, id: ConnId) -> Result<(), Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let of_uid: usize = ctx.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
         let left: usize = self.channels.iter().filter(|ch| ch.client_uid == client.uid).map(|ch| ch.leases.len()).sum();
@@ -47,9 +57,7 @@ impl Shm {
         {
             return Err(Errno::AGAIN);
         }
-        let listened: BTreeSet<u16> = self.listeners.iter().map(|l| l.info.addr.port).collect();
-        let used = |p| listened.contains(&p) || self.registry.owner(p) != 0;
-        self.ports.lease(used).ok_or(Errno::AGAIN)
+        Ok(())
     }
 
     /// The port that a client has bound its socket to is the channel's. The kernel lets one socket

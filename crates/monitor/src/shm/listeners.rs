@@ -50,12 +50,13 @@ impl Listener {
         self.workers.iter().position(|w| *w == Some(conn))
     }
 
-    /// Makes a process a worker; `None`: all numbers are taken.
-    pub fn join(&mut self, conn: ConnId) -> Option<usize> {
+    /// Makes a process a worker, under the number `wish` if it is free; `None`: all numbers are taken.
+    pub fn join(&mut self, conn: ConnId, wish: Option<usize>) -> Option<usize> {
         if let Some(n) = self.number_of(conn) {
             return Some(n);
         }
-        let Some(n) = self.workers.iter().position(Option::is_none) else {
+        let wish = wish.filter(|n| self.workers.get(*n).is_some_and(Option::is_none));
+        let Some(n) = wish.or_else(|| self.workers.iter().position(Option::is_none)) else {
             self.stealers.insert(conn);
             return None;
         };
@@ -89,8 +90,6 @@ type Key = (u64, [u8; 16], u16);
 pub struct Listeners {
     all: BTreeMap<ListenerId, Listener>,
     by_address: HashMap<Key, Vec<ListenerId>>,
-    by_cookie: HashMap<u64, ListenerId>,
-    last_id: ListenerId,
     turn: usize,
 }
 
@@ -114,7 +113,7 @@ impl Listeners {
     /// The listener that is this very socket. A socket that was closed,
     /// rebound and listens again has a new cookie.
     pub fn by_cookie(&self, cookie: u64) -> Option<ListenerId> {
-        self.by_cookie.get(&cookie).copied()
+        self.all.contains_key(&cookie).then_some(cookie)
     }
 
     pub fn owned_by(&self, uid: u32) -> usize {
@@ -122,10 +121,8 @@ impl Listeners {
     }
 
     pub fn add(&mut self, info: Listening, uid: u32) -> ListenerId {
-        self.last_id += 1;
-        let id = self.last_id;
+        let id = info.cookie;
         self.by_address.entry(key(info.netns, &info.addr)).or_default().push(id);
-        self.by_cookie.insert(info.cookie, id);
         self.all.insert(
             id,
             Listener {
@@ -148,7 +145,6 @@ impl Listeners {
 
     pub fn remove(&mut self, id: ListenerId) -> Option<Listener> {
         let listener = self.all.remove(&id)?;
-        self.by_cookie.remove(&listener.info.cookie);
         let key = key(listener.info.netns, &listener.info.addr);
         if let Some(ids) = self.by_address.get_mut(&key) {
             ids.retain(|&i| i != id);
@@ -260,13 +256,16 @@ mod tests {
         let id = add(&mut l, 1, V4_ANY, 0);
         let l = l.get_mut(id).unwrap();
         for conn in 0..WORKERS as u64 {
-            assert_eq!(l.join(conn), Some(conn as usize));
+            assert_eq!(l.join(conn, None), Some(conn as usize));
         }
-        assert_eq!(l.join(99), None);
-        assert_eq!(l.join(5), Some(5));
+        assert_eq!(l.join(99, None), None);
+        assert_eq!(l.join(5, None), Some(5));
         assert_eq!(l.leave(5), Some(5));
         assert_eq!(l.worker_mask(), !(1 << 5));
-        assert_eq!(l.join(99), Some(5));
+        assert_eq!(l.join(99, Some(7)), Some(5), "another one has 7");
+        assert_eq!(l.leave(7), Some(7));
+        assert_eq!(l.leave(8), Some(8));
+        assert_eq!((l.join(8, Some(8)), l.join(7, None)), (Some(8), Some(7)));
         assert_eq!(l.accepting().count(), WORKERS);
         assert_eq!(l.leave(1234), None);
     }

@@ -65,6 +65,12 @@ impl Ports {
         Some(first)
     }
 
+    /// Takes the block that begins with `first`, which is in use since a monitor before this one. False:
+    /// there is none, or it is out.
+    pub fn take(&mut self, first: u16) -> bool {
+        blocks().any(|block| block == first) && self.leased.insert(first)
+    }
+
     pub fn give_back(&mut self, first: u16) {
         self.leased.remove(&first);
     }

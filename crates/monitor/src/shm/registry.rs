@@ -10,6 +10,7 @@ use fsocket_proto::Addr;
 use fsocket_sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::mem::offset_of;
 use std::rc::Rc;
@@ -44,6 +45,8 @@ impl Registry {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         registry.put(offset_of!(Layout, started), now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000);
         registry.put(offset_of!(Layout, cpus), online_cpus());
+        // Even, and no number of a monitor before this one: a reader may change from one to the other in between.
+        registry.put(offset_of!(Layout, generation), RandomState::new().build_hasher().finish() & !1);
         registry.put(offset_of!(Layout, magic), MAGIC);
         Ok(registry)
     }

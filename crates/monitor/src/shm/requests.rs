@@ -1,4 +1,6 @@
 //! Requests about listeners, workers and channels. Everything in a message is untrusted.
+//!
+//! Long: one handler for each message about shared memory, in the order of `fsocket_proto::kind`.
 
 use crate::address::{destination, is_loopback};
 use crate::answer::{reply, Answer, Misbehaved};
@@ -8,7 +10,7 @@ use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::state::Shm;
-use crate::{limits, shares, ChannelId, ConnId, ListenerId};
+use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
 use rustix::fd::{AsFd, OwnedFd};
@@ -26,7 +28,7 @@ impl Shm {
             return Err(Misbehaved("HELLO out of place"));
         }
         if msg.arg1 != u64::from(fsocket_abi::VERSION) {
-            return Ok(Err(Errno::PROTO));
+            return Ok(Ok(crate::shm::reattach::other_version(ctx, id, msg)));
         }
         client.greeted = true;
         client.name = printable(&msg.addr.ip);
@@ -40,7 +42,7 @@ impl Shm {
         ctx.clients.named(id, msg.id);
         // (Without credentials it is nobody for now.)
         let _ = ctx.note_party(id, false);
-        Ok(Ok((Msg { id, ..reply(msg) }, Some(registry))))
+        Ok(Ok((Msg { id, arg0: fsocket_proto::REATTACH, ..reply(msg) }, Some(registry))))
     }
 
     pub fn adopt(
@@ -85,13 +87,18 @@ impl Shm {
         for ch in self.channels.iter_mut().filter(|ch| !is_successor && ch.known_to.contains(&parent)) {
             ch.known_to.insert(child);
         }
+        self.tell_watched(ctx, child);
         tracing::debug!(process = child, parent, "adopted");
         Ok(())
     }
 
-    pub fn arena(&mut self, ctx: &mut Context, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    pub fn arena(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ARENA without a descriptor"))?;
-        if ctx.arenas.of(id).is_some() {
+        let inherited = msg.arg1 == 1;
+        if crate::shm::reattach::arena_again(ctx, id, fd.as_fd(), inherited) {
+            return Ok(());
+        }
+        if !inherited && ctx.arenas.of(id).is_some() {
             return Err(Misbehaved("second ARENA"));
         }
         let mem = match ArenaMem::open(fd) {
@@ -101,18 +108,21 @@ impl Shm {
             Err(_) => return Err(Misbehaved("not an arena")),
         };
         let Some(client) = ctx.clients.get_mut(id) else { return Ok(()) };
-        client.arena = Some(mem.clone());
-        if std::mem::take(&mut client.missed_pending) {
-            mem.bump_pending();
+        if !inherited {
+            client.arena = Some(mem.clone());
+            if std::mem::take(&mut client.missed_pending) {
+                mem.bump_pending();
+            }
         }
         ctx.arenas.add(Arena {
-            creator: id,
+            creator: if inherited { NOBODY } else { id },
             family: client.family,
             uid: client.uid,
             users: BTreeSet::from([id]),
             lifeline: ctx.lifelines.as_ref().and_then(|l| l.hold(mem.fd.as_fd())),
             mem,
         });
+        self.ports_in_use(ctx, id);
         Ok(())
     }
 
@@ -204,7 +214,7 @@ impl Shm {
         client.works.insert(msg.id);
         let family = client.family;
         listener.families.insert(family);
-        let number = listener.join(id);
+        let number = listener.join(id, msg.arg0.checked_sub(1).map(|n| n as usize));
         let mask = listener.worker_mask();
         for channel in listener.channels.clone() {
             // First the channel, then the mask bit: nobody queues for a worker
@@ -273,7 +283,7 @@ impl Shm {
         msg: &Msg,
         closings: u32,
     ) -> Answer {
-        let own = |ch: &&Channel| ch.client == id && ch.listener == listener;
+        let own = |ch: &&Channel| ch.client == id && ch.listener == listener && ch.is_whole();
         let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
         let found = |channel: ChannelId| Msg {
             id: u64::from(channel),
@@ -347,6 +357,7 @@ impl Shm {
             client_gone: false,
             claimed_from: Cell::new(None),
             listener_gone: false,
+            is_from_before: false,
         });
         for worker in workers {
             self.offer(ctx, channel, worker);

@@ -4,6 +4,7 @@ use super::distrust::Whom;
 use super::state::Shm;
 use super::wake::close_all;
 use crate::context::Context;
+use crate::shm::channels::Channel;
 use crate::{limits, ChannelId, ConnId, FamilyId};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::Msg;
@@ -44,7 +45,11 @@ impl Shm {
             return;
         }
         let began = Instant::now();
-        let ends = self.channels.iter().filter(|ch| ch.client_ended || ch.listener_gone);
+        let forgotten = |ch: &&Channel| !ch.is_whole() && ch.known_to.is_empty();
+        for id in self.channels.iter().filter(forgotten).map(|ch| ch.id).collect::<Vec<_>>() {
+            self.remove_channel(ctx, id);
+        }
+        let ends = self.channels.iter().filter(|ch| ch.is_whole() && (ch.client_ended || ch.listener_gone));
         let candidates: BTreeMap<ChannelId, FamilyId> = ends.map(|ch| (ch.id, ch.client_family)).collect();
         let families: BTreeSet<FamilyId> = candidates.values().copied().collect();
         let mut used = HashSet::new();

@@ -9,6 +9,7 @@ mod ending;
 mod hostile;
 mod metrics;
 mod policy;
+mod reattach;
 mod reporting;
 mod rights;
 mod shares;

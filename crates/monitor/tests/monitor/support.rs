@@ -64,7 +64,7 @@ impl Daemon {
                 Monitor::on(config, endpoint, broker)
             }
         };
-        let thread = std::thread::spawn(move || start().unwrap().run(stop_too.as_fd()).unwrap());
+        let thread = std::thread::spawn(move || start().unwrap().run(stop_too.as_fd(), || true).unwrap());
         wait_until("the socket is there", || socket.exists());
         Daemon { socket, stop, thread: Some(thread), _dir: dir }
     }

@@ -1,0 +1,69 @@
+//! A monitor has died, and another one has come: what this process shares with others over the first is
+//! announced to it (ADR 48).
+//!
+//! Nothing of it need be believed: each arena, channel and listener is shown as a descriptor. First the
+//! arenas, which say which processes are related; then the channels of which this process is the client;
+//! then the listeners, and the channels that belong to them.
+
+use crate::chan::{self, Chan};
+use crate::{arena, ctl, epoll, listen, peers, process, route, zone};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{ARENA_SIZE, FUTEX_OWNER_DIED};
+use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::{kind, Msg};
+
+/// It is this process's monitor, and knows its arenas and the channels of which it is the client.
+pub fn found() {
+    if process::enabled() {
+        listen::announce_again();
+        of_side(SERVER).for_each(|c| {
+            attach(c);
+        });
+        of_side(CLIENT).filter(|c| opens(c)).for_each(Chan::lease_again);
+        listen::work_again();
+    }
+    route::clear();
+    peers::leave_to_monitor();
+    zone::watch::another_monitor();
+    epoll::another_control();
+}
+
+fn of_side(side: usize) -> impl Iterator<Item = &'static Chan> {
+    chan::all().filter(move |c| c.my_side() == side)
+}
+
+/// Does this process open connections in it? (Not in those of its parent.)
+fn opens(c: &Chan) -> bool {
+    !c.retired.load(Ordering::Relaxed)
+}
+
+/// False: this process has an arena that it cannot show, and nobody could clean up after it.
+pub fn announce() -> bool {
+    if let Some(h) = arena::header() {
+        let held = h.monitor.load(Ordering::Acquire);
+        if held & FUTEX_OWNER_DIED != 0 {
+            // Else who sleeps would take the mark of the old monitor for the new one's.
+            let _ = h.monitor.compare_exchange(held, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+    let mut known = true;
+    for (fd, own) in arena::shown() {
+        let m = Msg { arg0: ARENA_SIZE as u64, arg1: (!own).into(), ..Msg::new(kind::ARENA) };
+        known &= fd.is_some_and(|fd| ctl::show(&m, fd)) || !own;
+    }
+    known && of_side(CLIENT).all(attach)
+}
+
+/// Shows a channel. False: there is no monitor any more.
+fn attach(c: &Chan) -> bool {
+    let Some(fd) = c.kept.fd() else { return true };
+    let side = c.my_side();
+    let m = Msg {
+        id: c.id.load(Ordering::Relaxed).into(),
+        arg0: side as u64,
+        arg1: c.listener.load(Ordering::Relaxed),
+        arg2: (side == CLIENT && opens(c)).into(),
+        ..Msg::new(kind::ATTACH)
+    };
+    ctl::show(&m, fd)
+}

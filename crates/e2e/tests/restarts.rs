@@ -1,0 +1,192 @@
+//! The monitor is killed, restarted and replaced under load: no request fails, and new connections are over
+//! shared memory again within a second.
+//!
+//! `FASTSOCKET_RESTARTS=60` restarts it so often, once a second (`make restarts TIME=60`).
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::Accel;
+use fsocket_testkit::{need, net, script, stock_mode, Host, Proc, PYTHON};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(15);
+/// How long the monitor is away after a kill.
+const AWAY: Duration = Duration::from_millis(100);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How often; set, a second is the limit.
+const TIMES: &str = "FASTSOCKET_RESTARTS";
+
+fn times() -> u32 {
+    std::env::var(TIMES).ok().and_then(|n| n.parse().ok()).unwrap_or(5)
+}
+
+/// Connections over shared memory that these processes have opened; None: the monitor does not know the process.
+fn opened(host: &Host, pids: [u32; 2]) -> [Option<u64>; 2] {
+    let processes = host.snapshot().report.map(|r| r.processes).unwrap_or_default();
+    pids.map(|pid| processes.iter().find(|p| p.pid == pid)?.counters.get("connect_shm").copied())
+}
+
+/// How long it takes until processes that the monitor did not know open one each.
+#[track_caller]
+fn accelerated_again(host: &Host, load: &mut Load) -> Duration {
+    let began = Instant::now();
+    let mut first = [None; 2];
+    let done = net::wait_until(LIMIT, || {
+        assert!(load.client.running(), "the load has ended:\n{}", load.client.stderr());
+        opened(host, load.opens()).into_iter().zip(&mut first).fold(true, |all, (now, first)| {
+            *first = first.or(now);
+            all & now.zip(*first).is_some_and(|(now, first)| now > first)
+        })
+    });
+    assert!(done.is_ok(), "never accelerated again\n{:#?}", host.snapshot().report);
+    began.elapsed()
+}
+
+struct Load {
+    _servers: [Proc; 2],
+    haproxy: Proc,
+    client: Proc,
+}
+
+impl Load {
+    /// redis, and haproxy before nginx.
+    #[track_caller]
+    fn start(host: &Host) -> Load {
+        let (redis, redis_port) = e2e::redis(host, Accel);
+        let (nginx, nginx_port) = e2e::nginx(host, Accel);
+        let page = host.file("www/page", e2e::noise(1, 3000));
+        let port = net::free_port();
+        let config = format!(
+            "global\n  nbthread 1\ndefaults\n  mode http\n  retries 0\n  timeout connect 5s\n  timeout client 20s\n  \
+             timeout server 20s\nfrontend f\n  bind 127.0.0.1:{port}\n  default_backend b\nbackend b\n  \
+             http-reuse never\n  server s 127.0.0.1:{nginx_port}\n"
+        );
+        let config = host.file("haproxy.cfg", config).display().to_string();
+        let program = fsocket_testkit::find_program("haproxy").expect("haproxy");
+        let haproxy = host.server(Accel, "haproxy", port, program, &["-db", "-f", &config]);
+        let path = script("apps/restarts.py").display().to_string();
+        let args = [path, redis_port.to_string(), port.to_string(), page.display().to_string()];
+        let mut client = host.start(Accel, "load", PYTHON, &args.each_ref().map(String::as_str));
+        client.wait_stdout("started", LIMIT);
+        Load { _servers: [redis, nginx], haproxy, client }
+    }
+
+    /// The processes that open connections.
+    fn opens(&self) -> [u32; 2] {
+        [self.client.pid(), self.haproxy.pid()]
+    }
+
+    /// Nothing has failed.
+    #[track_caller]
+    fn end(self) {
+        self.client.signal(libc::SIGTERM);
+        let done = self.client.finish(LIMIT).success();
+        eprintln!("{}", done.stdout.trim());
+    }
+}
+
+/// One load at a time: how long something takes is measured.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// `restart` ends the monitor and starts another one.
+#[track_caller]
+fn restarted(host: &mut Host, restart: impl Fn(&mut Host)) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _ = (need!("redis-server"), need!("nginx"), need!("haproxy"));
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no monitor");
+    }
+    // SAFETY: no argument.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("SKIPPED: needs root for a monitor of all users");
+    }
+    let mut load = Load::start(host);
+    let mut took = Vec::new();
+    for _ in 0..times() {
+        let began = Instant::now();
+        restart(host);
+        took.push(accelerated_again(host, &mut load));
+        std::thread::sleep(SECOND.saturating_sub(began.elapsed()));
+    }
+    let all = host.snapshot();
+    load.end();
+    let (longest, sum) = (took.iter().max().copied().unwrap_or_default(), took.iter().sum::<Duration>());
+    eprintln!("{} restarts, accelerated again after {:?}, at most {longest:?}", took.len(), sum / took.len() as u32);
+    // A machine that is busy with other tests takes its time.
+    assert!(longest <= if std::env::var_os(TIMES).is_some() { SECOND } else { LIMIT }, "{took:?}");
+    assert_eq!(all.total("hostile_peer"), 0, "{:?}", all.report);
+}
+
+/// As the system has it: all users, two processes. (nginx's workers are another user's.)
+fn system() -> Host {
+    Host::for_all_users("share = [[\"root\", \"www-data\", \"nobody\"]]\n")
+}
+
+fn kill(host: &mut Host) {
+    host.kill_monitor();
+    std::thread::sleep(AWAY);
+    host.start_monitor();
+}
+
+#[test]
+fn killed() {
+    restarted(&mut system(), kill);
+}
+
+#[test]
+fn stopped_in_good_order() {
+    restarted(&mut system(), |host| {
+        let monitor = host.monitor().expect("a monitor");
+        monitor.signal(libc::SIGTERM);
+        net::wait_until(LIMIT, || !monitor.running()).expect("its end");
+        host.kill_monitor();
+        host.start_monitor();
+    });
+}
+
+fn starts(monitor: &Proc) -> usize {
+    monitor.stderr().matches("(ABI ").count()
+}
+
+#[test]
+fn told_to_read_its_configuration_again() {
+    restarted(&mut system(), |host| {
+        let monitor = host.monitor().expect("a monitor");
+        let before = starts(monitor);
+        monitor.signal(libc::SIGHUP);
+        net::wait_until(LIMIT, || starts(monitor) > before).expect("it begins again");
+    });
+}
+
+/// What the file says counts from then on; not while it is wrong.
+#[test]
+fn a_configuration_is_read_again() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no monitor");
+    }
+    let mut host = Host::for_all_users("[[rule]]\naction = \"allow\"\n");
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "100"];
+    let denied = |host: &Host| {
+        let before = host.snapshot();
+        e2e::python(host, Accel, 30, "echo_client.py", &args);
+        host.snapshot().since(&before).get("fallback.policy") > 0
+    };
+    assert!(!denied(&host));
+    for (settings, denies) in [("nonsense", false), ("[[rule]]\naction = \"deny\"\n", true)] {
+        host.file("fastsocketd.toml", settings);
+        let monitor = host.monitor().expect("a monitor");
+        let before = starts(monitor);
+        monitor.signal(libc::SIGHUP);
+        let seen = net::wait_until(LIMIT, || match denies {
+            false => monitor.stderr().contains("not reloaded"),
+            true => starts(monitor) > before,
+        });
+        assert!(seen.is_ok(), "{settings}");
+        // (The server finds the other monitor.)
+        let known = net::wait_until(LIMIT, || host.snapshot().report.is_some_and(|r| !r.listeners.is_empty()));
+        assert!(known.is_ok(), "{settings}");
+        assert_eq!(denied(&host), denies, "{settings}");
+    }
+}

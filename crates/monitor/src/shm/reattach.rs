@@ -1,0 +1,233 @@
+//! What processes have from a monitor before this one, which has died: arenas, channels, leases of ports.
+//!
+//! They show it by descriptors (ADR 48). Who has the memory of a channel is at one of its ends, and could do to
+//! it whatever this process could: nothing is given away by believing which end. What does give something
+//! away is proven: a channel belongs to a listener for a process that holds that, and the two processes that
+//! show the same arena are of one family.
+
+use crate::answer::{reply, Answer, Misbehaved};
+use crate::clients::Outgoing;
+use crate::context::Context;
+use crate::descriptor::{Attached, Reuse};
+use crate::memory::same_file;
+use crate::shm::channels::{Channel, ChannelMem};
+use crate::shm::ports::BLOCK;
+use crate::shm::state::Shm;
+use crate::{limits, shares, ChannelId, ConnId, FamilyId, NOBODY};
+use fsocket_abi::arena::{Counter, COUNTERS};
+use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::{kind, Addr, Msg};
+use fsocket_sync::atomic::Ordering;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// A process of another version: nothing can be said but that.
+pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<Rc<OwnedFd>>) {
+    let (ours, theirs) = (fsocket_abi::VERSION, msg.arg1);
+    if let Some(client) = ctx.clients.get(id) {
+        ctx.ended.counters.entry(client.uid).or_insert([0; COUNTERS.len()])[Counter::FbVersion as usize] += 1;
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", client.pid)).unwrap_or_default();
+        tracing::warn!(
+            pid = client.pid,
+            program = name.trim_end(),
+            "its library has ABI {theirs}, this monitor {ours}: it uses the kernel until it is restarted"
+        );
+    }
+    (Msg { result: Errno::PROTO.raw_os_error(), arg0: ours.into(), ..reply(msg) }, None)
+}
+
+/// An arena that another process has shown: the two are related. False: it is not known.
+pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited: bool) -> bool {
+    let Some(arena) = ctx.arenas.by_file(fd) else { return false };
+    let Some(client) = ctx.clients.get_mut(id) else { return true };
+    // (What it has under its own number stays with that.)
+    let fresh = client.holds.is_empty() && client.leases.is_empty();
+    if client.family != arena.family && !fresh {
+        return true;
+    }
+    client.family = arena.family;
+    arena.users.insert(id);
+    if !inherited && arena.creator == NOBODY {
+        (arena.creator, arena.uid) = (id, client.uid);
+        client.arena = Some(arena.mem.clone());
+    }
+    true
+}
+
+impl Shm {
+    /// The ports of the connections in the arenas of this process are not given to others.
+    pub fn ports_in_use(&mut self, ctx: &Context, id: ConnId) {
+        let Some((family, uid)) = ctx.clients.get(id).map(|c| (c.family, c.uid)) else { return };
+        let mut blocks = BTreeSet::new();
+        for mem in ctx.arenas.used_by(id) {
+            let clients = mem.open_socks().filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT);
+            blocks.extend(clients.map(|s| s.local_port.load(Ordering::Relaxed) / BLOCK * BLOCK));
+        }
+        let kept: usize = self.family_leases.values().map(Vec::len).sum();
+        let room =
+            if uid == 0 || ctx.config.private { usize::MAX } else { limits::LEASES_PER_UID.saturating_sub(kept) };
+        for first in blocks.into_iter().take(room.min(limits::LEASES_PER_PROCESS)) {
+            if self.ports.take(first) {
+                self.family_leases.entry(family).or_default().push(first);
+            }
+        }
+    }
+
+    /// A lease that a channel has from before.
+    pub fn lease_again(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+        let own = |channel: &ChannelId| self.channels.get(*channel).is_some_and(|ch| ch.client == id);
+        let channel = ChannelId::try_from(msg.id).ok().filter(own).ok_or(Errno::NOENT)?;
+        let first = u16::try_from(msg.arg2).map_err(|_| Errno::INVAL)?;
+        let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
+        self.may_lease(ctx, id)?;
+        let kept = self.family_leases.get_mut(&family);
+        let known = kept.and_then(|kept| kept.iter().position(|f| *f == first).map(|at| kept.remove(at)));
+        if known.is_none() && !self.ports.take(first) {
+            return Err(Errno::ADDRINUSE);
+        }
+        self.registry.set_owner(first..=first + (BLOCK - 1), channel);
+        if let Some(client) = ctx.clients.get_mut(id) {
+            client.leases.push((channel, first));
+        }
+        Ok((reply(msg), None))
+    }
+
+    /// A process shows a channel of which it is at one side.
+    pub fn attach(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+        let fd = fd.ok_or(Misbehaved("ATTACH without a descriptor"))?;
+        let channel = ChannelId::try_from(msg.id).ok().filter(|c| *c != 0).ok_or(Misbehaved("ATTACH of no channel"))?;
+        let side = msg.arg0 as usize;
+        let Some(client) = ctx.clients.get(id) else { return Ok(()) };
+        let (uid, pid, family) = (client.uid, client.pid, client.family);
+        if self.channels.get(channel).is_none() {
+            // For lack of room it stays what it is for its two sides, without us.
+            if !self.has_share(ctx, uid, shares::CHANNEL) {
+                return Ok(());
+            }
+            match ChannelMem::again(fd.keep()) {
+                Ok(mem) => self.channels.add(from_before(channel, mem, uid)),
+                Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => return Err(Misbehaved("not a channel")),
+                Err(_) => return Ok(()),
+            }
+        } else if !self
+            .channels
+            .get(channel)
+            .is_some_and(|ch| ch.is_from_before && same_file(ch.mem.fd().as_fd(), fd.as_fd()))
+        {
+            return Ok(());
+        }
+        let was_whole = self.channels.get(channel).is_some_and(Channel::is_whole);
+        let done = match side {
+            CLIENT => self.attach_client(channel, (id, uid, pid, family), msg.arg2 == 1),
+            SERVER => self.attach_server(ctx, channel, id, family, msg.arg1),
+            _ => return Err(Misbehaved("ATTACH to no side")),
+        };
+        if let Some(ch) = self.channels.get_mut(channel).filter(|_| done) {
+            ch.known_to.insert(id);
+            let told = match (was_whole, ch.is_whole()) {
+                (false, true) => ch.known_to.clone(),
+                (true, _) => BTreeSet::from([id]),
+                _ => BTreeSet::new(),
+            };
+            for process in &told {
+                tell_watched_of(ctx, *process, channel);
+            }
+            if !told.is_empty() {
+                self.dispatch.arrives(channel, &ctx.config.balance);
+            }
+        }
+        self.sweep(ctx);
+        Ok(())
+    }
+
+    fn attach_client(
+        &mut self,
+        channel: ChannelId,
+        (id, uid, pid, family): (ConnId, u32, u32, FamilyId),
+        opens: bool,
+    ) -> bool {
+        let Some(ch) = self.channels.get_mut(channel) else { return false };
+        if ch.client_family != 0 && ch.client_family != family {
+            return false;
+        }
+        ch.client_family = family;
+        if opens && ch.client == NOBODY {
+            (ch.client, ch.client_uid, ch.client_pid, ch.client_ended) = (id, uid, pid, false);
+        }
+        true
+    }
+
+    fn attach_server(
+        &mut self,
+        ctx: &Context,
+        channel: ChannelId,
+        id: ConnId,
+        family: FamilyId,
+        listener: u64,
+    ) -> bool {
+        let holds = ctx.clients.get(id).is_some_and(|c| c.holds.contains(&listener));
+        let l = self.listeners.get_mut(listener).filter(|_| holds);
+        let Some(ch) = self.channels.get_mut(channel) else { return false };
+        // Whoever is on the server's side may have the listener's end of a connection: not a stranger who came first.
+        let own = ch.server_families.is_empty() || ch.server_families.contains(&family);
+        match l {
+            Some(l) if ch.listener == listener || ch.listener == 0 && own => {
+                (ch.listener, ch.addr, ch.netns, ch.server_uid) = (listener, l.info.addr, l.info.netns, l.uid);
+                ch.reuse = l.reuse;
+                l.channels.insert(channel);
+                l.families.insert(family);
+                ch.mem.set_workers(l.worker_mask());
+            }
+            // It has accepted, and closed the listener, or left it to a relative.
+            _ if own => {}
+            _ => return false,
+        }
+        ch.server_families.insert(family);
+        true
+    }
+
+    /// To a forked child, which may have been made before its parent has read that.
+    pub fn tell_watched(&mut self, ctx: &mut Context, child: ConnId) {
+        let whole = |ch: &&Channel| ch.is_from_before && ch.is_whole() && ch.known_to.contains(&child);
+        for channel in self.channels.iter().filter(whole).map(|ch| ch.id).collect::<Vec<_>>() {
+            tell_watched_of(ctx, child, channel);
+        }
+    }
+}
+
+fn tell_watched_of(ctx: &mut Context, process: ConnId, channel: ChannelId) {
+    let msg = Msg { id: u64::from(channel), ..Msg::new(kind::WATCHED) };
+    ctx.clients.send(process, Outgoing { msg, fd: None, unasked: true });
+}
+
+/// Of which neither side is known yet.
+fn from_before(id: ChannelId, mem: ChannelMem, uid: u32) -> Channel {
+    Channel {
+        id,
+        listener: 0,
+        client: NOBODY,
+        client_pid: 0,
+        client_uid: uid,
+        client_family: 0,
+        server_families: BTreeSet::new(),
+        known_to: BTreeSet::new(),
+        mem: Rc::new(mem),
+        addr: Addr::default(),
+        reuse: Reuse::default(),
+        claimed_from: Cell::new(None),
+        netns: 0,
+        server_uid: uid,
+        leases: Vec::new(),
+        bound: BTreeMap::new(),
+        switched: RefCell::default(),
+        pipes: Default::default(),
+        is_from_before: true,
+        // Of a client that has died meanwhile a child may have connections.
+        client_ended: true,
+        client_gone: false,
+        listener_gone: false,
+    }
+}

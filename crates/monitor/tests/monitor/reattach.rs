@@ -1,0 +1,193 @@
+//! Another monitor: processes show what they have from the one before.
+
+use crate::support::*;
+use fsocket_abi::arena::ARENA_SIZE;
+use fsocket_abi::channel::{slot_state, status, CHANNEL_SIZE, CLIENT, SERVER};
+use fsocket_monitor::memory::memfd;
+use fsocket_proto::{kind, Msg};
+use fsocket_sync::atomic::Ordering;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::SealFlags;
+use std::net::TcpListener;
+
+/// What a server and a client have when their monitor has died.
+struct Before {
+    socket: TcpListener,
+    listener: u64,
+    port: u16,
+    ch: ChannelView,
+}
+
+fn before() -> Before {
+    let d = Daemon::start();
+    let (mut server, mut client) = (d.process(), d.process());
+    let (socket, port) = listener();
+    let listener = server.listen(&socket);
+    server.work(listener);
+    let ch = client.connect(port);
+    assert!(server.wait_unasked().1.is_some());
+    Before { socket, listener, port, ch }
+}
+
+fn attach(p: &mut Proc, b: &Before, side: usize, memory: &OwnedFd) {
+    let m = Msg { id: b.ch.id.into(), arg0: side as u64, arg1: b.listener, arg2: 1, ..Msg::new(kind::ATTACH) };
+    p.tell(m, Some(memory.as_fd()));
+    p.sync();
+}
+
+fn is_watched(p: &mut Proc, b: &Before) -> bool {
+    p.sync();
+    p.unasked.iter().any(|(m, _)| m.kind == kind::WATCHED && m.id == u64::from(b.ch.id))
+}
+
+#[test]
+fn both_sides_are_told_and_a_death_closes_the_connection() {
+    let b = before();
+    b.ch.set_state(0, slot_state::ESTABLISHED);
+    let d = Daemon::start();
+    let (mut server, mut client) = (d.process_with_arena(), d.process_with_arena());
+    client.open_sock(0, b.ch.id, 0, CLIENT, &[client.nonce]);
+    attach(&mut client, &b, CLIENT, &b.ch.fd);
+    assert!(!is_watched(&mut client, &b), "the server is not there");
+    assert_eq!(server.listen(&b.socket), b.listener, "the same number");
+    attach(&mut server, &b, SERVER, &b.ch.fd);
+    assert!(is_watched(&mut server, &b) && is_watched(&mut client, &b));
+    // The worker number that it had, and no channel but that.
+    let (a, _) = server.request(Msg { id: b.listener, arg0: 1 + 5, ..Msg::new(kind::WORKER) }, None);
+    assert_eq!((a.result, a.arg0, b.ch.workers()), (0, 5, 1 << 5));
+    let (a, fd) = client.connect_to(v4([127, 0, 0, 1], b.port), 0);
+    assert_eq!((a.result, a.id, fd.is_none()), (0, b.ch.id.into(), true), "the channel of before");
+    drop(client);
+    wait_until("it is closed", || b.ch.status(0, CLIENT) & status::CLOSED != 0);
+}
+
+#[test]
+fn a_channel_of_one_side_is_not_used_and_ends_with_it() {
+    let b = before();
+    let d = Daemon::start();
+    let (mut server, mut client) = (d.process(), d.process());
+    attach(&mut client, &b, CLIENT, &b.ch.fd);
+    server.listen(&b.socket);
+    server.work(b.listener);
+    assert!(server.unasked.is_empty(), "its memory is given to nobody");
+    let (a, fd) = client.connect_to(v4([127, 0, 0, 1], b.port), 0);
+    assert!(a.result == 0 && a.id != u64::from(b.ch.id) && fd.is_some(), "a new one");
+    drop(client);
+    // Its number is free.
+    let mut other = d.process();
+    wait_until("it is gone", || {
+        attach(&mut other, &b, CLIENT, &b.ch.fd);
+        attach(&mut other, &b, SERVER, &b.ch.fd);
+        is_watched(&mut other, &b)
+    });
+}
+
+#[test]
+fn a_side_is_one_familys() {
+    let b = before();
+    let d = Daemon::start();
+    let (mut server, mut client, mut stranger) = (d.process(), d.process(), d.process());
+    attach(&mut client, &b, CLIENT, &b.ch.fd);
+    attach(&mut stranger, &b, CLIENT, &b.ch.fd);
+    server.listen(&b.socket);
+    attach(&mut server, &b, SERVER, &b.ch.fd);
+    attach(&mut stranger, &b, SERVER, &b.ch.fd);
+    assert!(is_watched(&mut client, &b) && is_watched(&mut server, &b));
+    assert!(!is_watched(&mut stranger, &b));
+    let (a, _) =
+        stranger.request(Msg { id: b.ch.id.into(), arg0: SERVER as u64, ..Msg::new(kind::CHANNEL_HANDLE) }, None);
+    assert_ne!(a.result, 0);
+}
+
+#[test]
+fn who_does_not_hold_the_listener_binds_nothing_to_it() {
+    let b = before();
+    let d = Daemon::start();
+    let (mut server, mut liar) = (d.process(), d.process());
+    server.listen(&b.socket);
+    attach(&mut liar, &b, CLIENT, &b.ch.fd);
+    attach(&mut liar, &b, SERVER, &b.ch.fd);
+    assert!(is_watched(&mut liar, &b), "it shares memory with itself");
+    server.work(b.listener);
+    assert!(server.unasked.is_empty());
+    // The one that holds it comes too late for this channel.
+    attach(&mut server, &b, SERVER, &b.ch.fd);
+    assert!(!is_watched(&mut server, &b));
+    let named = Msg { id: b.ch.id.into(), arg0: SERVER as u64, ..Msg::new(kind::CHANNEL_HANDLE) };
+    assert_eq!(liar.request(named, None).0.arg0, 0, "of no listener");
+    assert_ne!(server.request(named, None).0.result, 0);
+}
+
+#[test]
+fn memory_that_could_shrink_or_is_none_ends_the_process() {
+    let b = before();
+    let d = Daemon::start();
+    let loose = memfd("loose", CHANNEL_SIZE, SealFlags::GROW).unwrap();
+    let short = memfd("short", 4096, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    let other = OwnedFd::from(listener().0);
+    for fd in [loose, short, other] {
+        let mut p = d.process();
+        let m = Msg { id: b.ch.id.into(), ..Msg::new(kind::ATTACH) };
+        p.tell(m, Some(fd.as_fd()));
+        assert!(p.is_dropped());
+    }
+    // Another memory under a number that is taken.
+    let (mut client, mut other) = (d.process(), d.process());
+    attach(&mut client, &b, CLIENT, &b.ch.fd);
+    let memory = memfd("memory", CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    attach(&mut other, &b, SERVER, &memory);
+    assert!(!is_watched(&mut other, &b));
+}
+
+#[test]
+fn who_shows_the_same_arena_is_related() {
+    let b = before();
+    b.ch.set_state(3, slot_state::ESTABLISHED);
+    let d = Daemon::start();
+    let (mut parent, mut child, mut server) = (d.process(), d.process(), d.process());
+    let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    let holders = [parent.nonce, child.nonce];
+    // The child comes first.
+    for (p, inherited) in [(&mut child, 1), (&mut parent, 0)] {
+        p.arena = Some(label_arena(&fd));
+        p.open_sock(0, b.ch.id, 3, CLIENT, &holders);
+        p.tell(Msg { arg1: inherited, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+        attach(p, &b, CLIENT, &b.ch.fd);
+    }
+    server.listen(&b.socket);
+    attach(&mut server, &b, SERVER, &b.ch.fd);
+    assert!(is_watched(&mut parent, &b) && is_watched(&mut child, &b));
+    drop(parent);
+    server.sync();
+    assert_eq!(b.ch.status(3, CLIENT), 0, "the child has it");
+    drop(child);
+    wait_until("it is closed", || b.ch.status(3, CLIENT) & status::CLOSED != 0);
+}
+
+#[test]
+fn ports_in_use_are_nobody_elses() {
+    let b = before();
+    let d = Daemon::start();
+    let mut client = d.process();
+    client.make_arena();
+    let mut other = d.process_with_arena();
+    let elsewhere = if b.ch.port > 63_000 { b.ch.port - 64 } else { b.ch.port + 64 };
+    {
+        let s = other.open_sock(0, b.ch.id, 0, CLIENT, &[other.nonce]);
+        s.local_port.store(elsewhere + 3, Ordering::Relaxed);
+    }
+    // (Its connections are looked at when it shows an arena.)
+    let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    label_arena(&fd);
+    other.tell(Msg { arg1: 1, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+    other.sync();
+    attach(&mut client, &b, CLIENT, &b.ch.fd);
+    let again = |p: &mut Proc, first: u16| {
+        p.request(Msg { id: b.ch.id.into(), arg2: first.into(), ..Msg::new(kind::PORTS) }, None).0.result
+    };
+    assert_eq!(again(&mut client, b.ch.port), 0);
+    assert_eq!(again(&mut client, b.ch.port), libc::EADDRINUSE);
+    assert_eq!(again(&mut client, elsewhere), libc::EADDRINUSE, "a connection of another process has it");
+    assert_ne!(again(&mut client, b.ch.port + 1), 0, "not a block");
+    assert_ne!(again(&mut other, b.ch.port), 0, "not its channel");
+}
