@@ -211,6 +211,7 @@ mod tests {
     #[test]
     fn what_was_put_is_found_until_it_is_cleared() {
         let _turn = TURN.lock();
+        clear();
         put(&Route { refused: Some(Counter::FbPolicy), ..route(1, 9) });
         put(&route(2, 3));
         assert_eq!(get(&at(1)).map(|r| r.0), Some(Route { refused: Some(Counter::FbPolicy), ..route(1, 9) }));

@@ -1,6 +1,6 @@
 //! Requests about listeners, workers and channels. Everything in a message is untrusted.
 //!
-//! Long: one handler for each message about shared memory, in the order of `fsocket_proto::kind`.
+//! Long: one handler for each message about shared memory.
 
 use crate::address::{destination, is_loopback};
 use crate::answer::{reply, Answer, Misbehaved};
