@@ -307,7 +307,7 @@ fn bad_input_is_told_and_leaves_nothing() {
     refused(&host, &["nosuch0"], "no device nosuch0 in this network namespace");
     refused(&host, &[&device, "--policy", "nonsense"], "policy nonsense: not rfd");
     refused(&host, &[&device, "--policy", "/etc/hostname"], "the kernel refused to load it");
-    refused(&host, &[&device, "--cpus", "3-1"], "no CPU and no range");
+    refused(&host, &[&device, "--cpus", "3-1"], "'3-1' is not a set of CPUs");
     refused(&host, &[&device, "--cpus", "4000"], "map cpus");
     refused(&host, &[&device, "--off"], "is not steered");
 
