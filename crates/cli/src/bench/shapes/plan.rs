@@ -47,7 +47,7 @@ impl Shape {
         Shape { extra, ..self }
     }
 
-    /// `server/clients/connections/work/size`, as `--only` takes it.
+    /// As `--only` takes it: server, clients, connections, microseconds of work and bytes of an answer.
     pub fn name(&self) -> String {
         let client_work = if self.work[1] > 0 { format!("+{}us", self.work[1]) } else { String::new() };
         let extra = match self.extra {
