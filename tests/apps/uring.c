@@ -5,7 +5,8 @@
  *     cc -DRAW -DPOLLED uring.c     likewise, and a kernel thread takes the entries
  *     cc -DINLINE uring.c           rings by system calls of its own (x86-64)
  *
- *     uring [files|workers|epoll [failing]]   "files": the ring reads files only; "workers": several
+ *     uring [files|workers|children|epoll [failing]]   "children": forked processes make rings of their own,
+ *                                   in the place of a file that their parent had; "files": the ring reads files only; "workers": several
  *                                   processes accept from one listener, each by its ring;
  *                                   "epoll": it fills an instance, as libuv does
  */
@@ -298,6 +299,30 @@ static void an_instance_is_filled(int failing) {
     wait_for(ep, "nothing", 0);
 }
 
+/* Each child's first connection goes on by a ring that its parent never had. */
+static void children_with_rings(void) {
+    char b[100];
+    int file = open("/dev/null", O_RDONLY);
+    listen_somewhere();
+    for (int i = 0; i < 3; i++) {
+        if (fork() == 0) {
+            close(file);
+            setup();
+            int c = connect_by_libc();
+            int n = run(IORING_OP_RECV, c, b, sizeof b);
+            exit(n == 7 && run(IORING_OP_SEND, c, b, 7) == 7 ? 0 : 1);
+        }
+        int s = accept(listener, 0, 0), status;
+        check(s >= 0, "accept");
+        said("send", send(s, "welcome", 7, 0), 0);
+        said("recv", recv(s, b, 7, MSG_WAITALL), b);
+        close(s);
+        wait(&status);
+        said("child", status, 0);
+    }
+    close(file);
+}
+
 int main(int argc, char **argv) {
     char b[100];
     int c, s, c2, s2;
@@ -305,6 +330,11 @@ int main(int argc, char **argv) {
     alarm(30);
     if (argc > 1 && !strcmp(argv[1], "workers")) {
         serve_by_workers();
+        printf("ok\n");
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "children")) {
+        children_with_rings();
         printf("ok\n");
         return 0;
     }

@@ -11,7 +11,7 @@
 //! liburing ([`crate::uring`]).
 
 use crate::cow::Sparing;
-use crate::table::{self};
+use crate::table;
 use crate::upcalls::upcalls;
 use crate::uring::rings;
 use crate::{ctl, making, process, stats};
@@ -44,16 +44,20 @@ pub fn noticed() -> bool {
 
 /// As [`noticed`], and not only now and then: before something that others see.
 pub fn noticed_now() -> bool {
-    LOOKS.fetch_add(1, Ordering::Relaxed);
     process::enabled() && look(true)
 }
 
-/// In a forked child. The parent has looked at what the child has inherited. A child that serves one
-/// connection looks for instances when it begins, and for rings, which costs more, only if it goes on.
+/// Descriptors, a bit each, that looks of this process have found to be no ring.
+#[link_section = ".data.fsocket_start"]
+static NO_RING: AtomicU64 = AtomicU64::new(0);
+/// Those that the parent had found before the fork and that nobody has closed since. To ask /proc costs
+/// 6 us each, which a child that lives for one connection would pay for every descriptor that it inherits.
+#[link_section = ".data.fsocket_start"]
+static INHERITED_NO_RING: AtomicU64 = AtomicU64::new(0);
+
+/// In a forked child: what the parent has looked at is what the child has inherited.
 pub fn become_child() {
-    if LOOKS.load(Ordering::Relaxed) != 0 {
-        LOOKS.put(5);
-    }
+    INHERITED_NO_RING.put(NO_RING.load(Ordering::Relaxed) | INHERITED_NO_RING.load(Ordering::Relaxed));
 }
 
 fn look(rings: bool) -> bool {
@@ -87,8 +91,10 @@ fn was_there(fd: i32) -> bool {
 
 /// A number is free again, or something else.
 pub fn closed(fd: i32) {
-    if was_there(fd) {
-        THERE.fetch_and(!bit(fd), Ordering::Relaxed);
+    for known in [&THERE, &NO_RING, &INHERITED_NO_RING] {
+        if known.load(Ordering::Relaxed) & bit(fd) != 0 {
+            known.fetch_and(!bit(fd), Ordering::Relaxed);
+        }
     }
 }
 
@@ -143,11 +149,20 @@ fn find(found: &mut [i32; INSTANCES], rings: bool) -> Option<usize> {
                 found[n] = fd;
                 n += 1;
             }
-            Err(sys::Errno::EINVAL) if rings && !rings::known(fd) && is_ring(fd) => return None,
+            Err(sys::Errno::EINVAL) if rings && may_be_ring(fd) => {
+                if is_ring(fd) {
+                    return None;
+                }
+                NO_RING.fetch_or(bit(fd), Ordering::Relaxed);
+            }
             _ => {}
         }
     }
     Some(n)
+}
+
+fn may_be_ring(fd: i32) -> bool {
+    !rings::known(fd) && INHERITED_NO_RING.load(Ordering::Relaxed) & bit(fd) == 0
 }
 
 /// Asked of /proc: a system-call filter may end a program that makes a call of io_uring.

@@ -151,3 +151,21 @@ fn rings_by_system_calls_of_its_own() {
         left_to_the_kernel(&["-DINLINE"]);
     }
 }
+
+/// A forked child trusts what its parent has found of descriptors, but not of those that it has closed.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn rings_that_forked_children_make() {
+    need!("cc");
+    if !allowed() {
+        return;
+    }
+    let delta = equal(&Host::new(), &["-DINLINE"], &["children"]);
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return;
+    }
+    assert!(delta.get("connect_shm") == 0 && delta.get("connect_kernel") == 3, "{delta}");
+    // The first one leaves the listener to the kernel.
+    assert!(delta.get("fallback.io_uring") >= 1, "no reason\n{delta}");
+}
