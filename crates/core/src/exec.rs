@@ -5,7 +5,7 @@
 //! they are ([`crate::inherit`] is its side). For every other one they become the
 //! kernel's first.
 
-mod actions;
+pub mod actions;
 pub mod environment;
 mod program;
 

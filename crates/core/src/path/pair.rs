@@ -64,7 +64,7 @@ pub fn make(d: &Desc) -> Option<Own> {
     if is_across(d) {
         // A peer that is gone sends nothing again: the connection stays, for what it has left.
         let gone = d.rx_dir().prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
-        return if gone && crate::stream::ring_has(d) { None } else { placeholder(d).map(Own) };
+        return if gone && crate::conn::ring_has(d) { None } else { placeholder(d).map(Own) };
     }
     let family = d.sock().family.load(Ordering::Relaxed) as i32;
     let side = d.side.load(Ordering::Relaxed);

@@ -7,7 +7,7 @@
 
 use super::listened_with;
 use super::listener::{enabled, state, used};
-use crate::exec::{fd_survives, Actions};
+use crate::exec::actions::{fd_survives, Actions};
 use crate::process;
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
