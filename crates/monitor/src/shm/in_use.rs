@@ -18,16 +18,20 @@ impl Shm {
         let mut here = self.channels.iter().filter(|ch| ch.netns == netns);
         if msg.arg0 != 0 {
             let port = descriptor::bound_port(fd.as_fd())?;
-            let same =
-                |ch: &&Channel| ch.addr.port == msg.addr.port && ch.open_ends(CLIENT).any(|s| s.is(port, &msg.addr));
-            return if here.any(|ch| same(&ch)) { Err(Errno::ADDRNOTAVAIL) } else { Ok((reply(msg), None)) };
+            let same = |ch: &Channel| {
+                ch.addr.port == msg.addr.port
+                    && self.has_port(ch, port)
+                    && ch.open_ends(CLIENT).any(|s| s.is(port, &msg.addr))
+            };
+            return if here.any(same) { Err(Errno::ADDRNOTAVAIL) } else { Ok((reply(msg), None)) };
         }
         let reuse = descriptor::reuse(fd.as_fd())?;
         let held = here.any(|ch| {
             let port = msg.addr.port;
             let served = ch.addr.port == port && !reuse.is_shared_with(&ch.reuse);
-            served && ch.open_ends(SERVER).any(|s| overlap(&msg.addr, &s.dst))
-                || ch.open_ends(CLIENT).any(|s| s.client_port == port && overlap(&msg.addr, &s.src()))
+            served && ch.open_ends(SERVER).any(|s| accepts_at(&ch.addr, &s.dst) && overlap(&msg.addr, &s.dst))
+                || self.has_port(ch, port)
+                    && ch.open_ends(CLIENT).any(|s| s.client_port == port && overlap(&msg.addr, &s.src()))
         });
         if held {
             return Err(Errno::ADDRINUSE);
@@ -36,8 +40,8 @@ impl Shm {
     }
 }
 
-/// What a slot says of a connection that one side has not closed. The clients write that: it may be wrong,
-/// and costs an address that they could hold by a connection of the kernel's, too.
+/// What a slot says of a connection that one side has not closed. The clients write that, and it may be wrong. It
+/// counts for ports of the channel and addresses of its listener only: a connection of the kernel's could hold those, too.
 struct Open {
     client_port: u16,
     dst: [u8; 16],
@@ -69,6 +73,11 @@ impl Channel {
 fn is_open(slot: &Slot, side: usize) -> bool {
     matches!(slot.state.load(Ordering::Acquire), slot_state::SYN | slot_state::ESTABLISHED)
         && slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED == 0
+}
+
+/// Does a listener bound to `own` accept connections to this address?
+fn accepts_at(own: &Addr, to: &[u8; 16]) -> bool {
+    own.ip == *to || own.ip == crate::address::V6_ANY && own.v6only == 0 || overlap(own, to)
 }
 
 /// Can a socket bound to `asked` not be beside one with the address `has`?

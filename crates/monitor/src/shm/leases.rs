@@ -50,14 +50,30 @@ impl Shm {
 
     pub fn may_lease(&self, ctx: &Context, id: ConnId) -> Result<(), Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
-        let of_uid: usize = ctx.clients.iter().filter(|(_, c)| c.uid == client.uid).map(|(_, c)| c.leases.len()).sum();
-        let left: usize = self.channels.iter().filter(|ch| ch.client_uid == client.uid).map(|ch| ch.leases.len()).sum();
         if client.leases.len() >= limits::LEASES_PER_PROCESS
-            || (client.uid != 0 && of_uid + left >= limits::LEASES_PER_UID)
+            || (client.uid != 0 && self.leases_of(ctx, client.uid) >= limits::LEASES_PER_UID)
         {
             return Err(Errno::AGAIN);
         }
         Ok(())
+    }
+
+    /// Leases of a user: of its processes, of channels whose process has ended, and of fork groups that still have
+    /// connections.
+    pub fn leases_of(&self, ctx: &Context, uid: u32) -> usize {
+        let processes = || ctx.clients.iter().filter(|(_, c)| c.uid == uid);
+        let families: BTreeSet<FamilyId> = processes().map(|(_, c)| c.family).collect();
+        let of_processes: usize = processes().map(|(_, c)| c.leases.len()).sum();
+        let of_channels: usize =
+            self.channels.iter().filter(|ch| ch.client_uid == uid).map(|ch| ch.leases.len()).sum();
+        let kept = self.family_leases.iter().filter(|(family, _)| families.contains(family));
+        of_processes + of_channels + kept.map(|(_, leases)| leases.len()).sum::<usize>()
+    }
+
+    /// Whether this port is leased to the clients of a channel, or bound by them.
+    pub fn has_port(&self, ch: &Channel, port: u16) -> bool {
+        let kept = || self.family_leases.get(&ch.client_family);
+        self.registry.owner(port) == ch.id || kept().is_some_and(|kept| kept.contains(&(port / BLOCK * BLOCK)))
     }
 
     /// The port that a client has bound its socket to is the channel's. The kernel lets one socket

@@ -66,9 +66,8 @@ impl Shm {
             let clients = mem.open_socks().filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT);
             blocks.extend(clients.map(|s| s.local_port.load(Ordering::Relaxed) / BLOCK * BLOCK));
         }
-        let kept: usize = self.family_leases.values().map(Vec::len).sum();
-        let room =
-            if uid == 0 || ctx.config.private { usize::MAX } else { limits::LEASES_PER_UID.saturating_sub(kept) };
+        let left = limits::LEASES_PER_UID.saturating_sub(self.leases_of(ctx, uid));
+        let room = if uid == 0 || ctx.config.private { usize::MAX } else { left };
         for first in blocks.into_iter().take(room.min(limits::LEASES_PER_PROCESS)) {
             if self.ports.take(first) {
                 self.family_leases.entry(family).or_default().push(first);
@@ -82,11 +81,15 @@ impl Shm {
         let channel = ChannelId::try_from(msg.id).ok().filter(own).ok_or(Errno::NOENT)?;
         let first = u16::try_from(msg.arg2).map_err(|_| Errno::INVAL)?;
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
-        self.may_lease(ctx, id)?;
         let kept = self.family_leases.get_mut(&family);
         let known = kept.and_then(|kept| kept.iter().position(|f| *f == first).map(|at| kept.remove(at)));
-        if known.is_none() && !self.ports.take(first) {
-            return Err(Errno::ADDRINUSE);
+        if known.is_none() {
+            self.may_lease(ctx, id)?;
+            // A port in it may have been bound for another channel meanwhile.
+            let mut block = first..=first.saturating_add(BLOCK - 1);
+            if block.any(|port| self.registry.owner(port) != 0) || !self.ports.take(first) {
+                return Err(Errno::ADDRINUSE);
+            }
         }
         self.registry.set_owner(first..=first + (BLOCK - 1), channel);
         if let Some(client) = ctx.clients.get_mut(id) {

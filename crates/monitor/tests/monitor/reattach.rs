@@ -8,7 +8,8 @@ use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::SealFlags;
-use std::net::TcpListener;
+use rustix::net::{AddressFamily, SocketType};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 /// What a server and a client have when their monitor has died.
 struct Before {
@@ -190,4 +191,68 @@ fn ports_in_use_are_nobody_elses() {
     assert_eq!(again(&mut client, elsewhere), libc::EADDRINUSE, "a connection of another process has it");
     assert_ne!(again(&mut client, b.ch.port + 1), 0, "not a block");
     assert_ne!(again(&mut other, b.ch.port), 0, "not its channel");
+}
+
+/// A lease is announced again only for ports that nobody else has.
+#[test]
+fn a_port_that_is_bound_is_in_nobody_elses_lease() {
+    let b = before();
+    let d = Daemon::start();
+    let (mut server, mut liar, mut victim) = (d.process(), d.process(), d.stranger());
+    let registry = victim.hello();
+    attach(&mut liar, &b, CLIENT, &b.ch.fd);
+    server.listen(&b.socket);
+    server.work(b.listener);
+    let ch = victim.connect(b.port);
+    // In the block that the other channel had.
+    let bound = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let port = (b.ch.port..b.ch.port + 64)
+        .find(|port| rustix::net::bind(&bound, &SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).is_ok())
+        .expect("one of 64 ports is free");
+    let own = Msg { id: ch.id.into(), ..Msg::new(kind::PORTS) };
+    assert_eq!(victim.request(own, Some(bound.as_fd())).0.result, 0);
+    let again = Msg { id: b.ch.id.into(), arg2: b.ch.port.into(), ..Msg::new(kind::PORTS) };
+    assert_eq!(liar.request(again, None).0.result, libc::EADDRINUSE);
+    assert_eq!(owner(&registry, port), ch.id);
+}
+
+/// Slots are written by clients. A port that the monitor has not given to a channel is not in use by it.
+#[test]
+fn a_forged_port_keeps_nobody_from_binding_it() {
+    let d = Daemon::start();
+    let (_server, mut client, l, ch) = d.acquainted();
+    let in_use = |p: &mut Proc, port: u16, arg0| {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        if arg0 == 1 {
+            rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
+        }
+        let to = if arg0 == 1 { l.port } else { port };
+        p.request(Msg { addr: v4([127, 0, 0, 1], to), arg0, ..Msg::new(kind::IN_USE) }, Some(socket.as_fd())).0.result
+    };
+    let name = |port: u16, ip: [u8; 4]| {
+        let slot = ch.slot(0);
+        slot.client_port.store(port, Ordering::Relaxed);
+        for (to, from) in slot.dst.iter().zip(v4(ip, 0).ip) {
+            to.store(from, Ordering::Relaxed);
+        }
+        ch.set_state(0, slot_state::ESTABLISHED);
+    };
+    let mut other = d.process();
+    name(ch.port, [127, 0, 0, 1]);
+    assert_eq!(in_use(&mut other, ch.port, 0), libc::EADDRINUSE, "its own port");
+    let (_, forged) = listener();
+    name(forged, [127, 0, 0, 1]);
+    assert_eq!((in_use(&mut other, forged, 0), in_use(&mut other, forged, 1)), (0, 0));
+    // The listener has one address, whatever the client says that it has reached.
+    assert_eq!(in_use(&mut other, l.port, 0), libc::EADDRINUSE);
+    name(ch.port, [127, 0, 0, 2]);
+    assert_eq!(in_use(&mut other, l.port, 0), 0);
+    client.sync();
+}
+
+fn owner(registry: &OwnedFd, port: u16) -> u32 {
+    let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
+    let mut word = [0; 4];
+    assert_eq!(rustix::io::pread(registry, &mut word, at as u64), Ok(4));
+    u32::from_ne_bytes(word)
 }
