@@ -2,14 +2,14 @@
 
 use crate::descriptor::Attached;
 use crate::lifeline::Lifeline;
-use crate::memory::{same_file, Mapping};
-use crate::{ConnId, FamilyId};
+use crate::memory::{FileId, Mapping};
+use crate::{ConnId, FamilyId, Rights};
 use fsocket_abi::arena::{
     sock_state, Counter, Header, Sock, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, SOCKS, SOCK_OFF, STATS_OFF, ZONES,
     ZONE_OFF,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::fs::{SealFlags, SeekFrom};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +30,7 @@ pub struct ArenaMem {
     map: Mapping,
     /// Also for a process that gets it through `exec`.
     pub fd: Rc<OwnedFd>,
+    file: FileId,
 }
 
 impl ArenaMem {
@@ -56,7 +57,7 @@ impl ArenaMem {
         if map.at::<AtomicU32>(offset_of!(Header, version)).load(Ordering::Acquire) != fsocket_abi::VERSION {
             return Err(Errno::PROTO);
         }
-        Ok(ArenaMem { map, fd: Rc::new(fd.keep()) })
+        Ok(ArenaMem { map, file: FileId::of(of)?, fd: Rc::new(fd.keep()) })
     }
 
     /// Tells the library that there is something to read.
@@ -199,6 +200,8 @@ pub struct Arena {
     pub creator: ConnId,
     pub family: FamilyId,
     pub uid: u32,
+    /// Of the processes that have shown it.
+    pub rights: Rights,
     /// Live processes that have it mapped: its creator and those forked since.
     pub users: BTreeSet<ConnId>,
     pub mem: Rc<ArenaMem>,
@@ -221,9 +224,9 @@ impl Arenas {
         self.all.iter().find(|a| a.creator == creator)
     }
 
-    /// The arena with this memory.
-    pub fn by_file(&mut self, fd: BorrowedFd<'_>) -> Option<&mut Arena> {
-        self.all.iter_mut().find(|a| same_file(a.mem.fd.as_fd(), fd))
+    /// The arena with this memory that processes with these rights have shown.
+    pub fn shown(&mut self, file: FileId, rights: Rights) -> Option<&mut Arena> {
+        self.all.iter_mut().find(|a| a.mem.file == file && a.rights == rights)
     }
 
     /// Memory of all arenas that this process has mapped.
@@ -246,13 +249,15 @@ impl Arenas {
         }
     }
 
-    /// A process is gone: returns the arenas that nobody has any more.
+    /// A process is gone: returns the arenas that nobody has any more, with any rights.
     pub fn leave(&mut self, conn: ConnId) -> Vec<Arena> {
         for arena in &mut self.all {
             arena.users.remove(&conn);
         }
-        let (orphans, live) = std::mem::take(&mut self.all).into_iter().partition(|a| a.users.is_empty());
+        let (mut orphans, live): (Vec<Arena>, _) =
+            std::mem::take(&mut self.all).into_iter().partition(|a| a.users.is_empty());
         self.all = live;
+        orphans.retain(|orphan| !self.all.iter().any(|a| a.mem.file == orphan.mem.file));
         orphans
     }
 }

@@ -1,7 +1,7 @@
 //! Connected processes and what waits to be sent to them.
 
 use crate::arenas::{add, ArenaMem, Totals};
-use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId};
+use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::KEY_WAKER;
 use fsocket_proto::{kind, Msg};
@@ -74,14 +74,6 @@ pub struct Outgoing {
     pub fd: Option<Rc<OwnedFd>>,
     /// Not an answer: bump `pending` once it is sent.
     pub unasked: bool,
-}
-
-/// User and rights of a process. The user is the kernel's word, the class the process's own: it protects
-/// processes of one user that have rights left from what one that has given them up kept in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rights {
-    pub uid: u32,
-    pub class: u64,
 }
 
 impl Client {

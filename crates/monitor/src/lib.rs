@@ -64,3 +64,11 @@ pub type FamilyId = u64;
 pub type ListenerId = u64;
 /// A channel; never 0.
 pub type ChannelId = u32;
+
+/// User and rights of a process. The user is the kernel's word, the class the process's own: it protects
+/// processes of one user that have rights left from what one that has given them up kept in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    pub uid: u32,
+    pub class: u64,
+}

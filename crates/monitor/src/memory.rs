@@ -6,7 +6,7 @@
 
 use fsocket_abi::{arena, balance, channel};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -118,10 +118,16 @@ pub fn memfd_of(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Do both descriptors refer to the same file?
-pub fn same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
-    let of = |fd| rustix::fs::fstat(fd).map(|st| (st.st_dev, st.st_ino));
-    of(a).is_ok_and(|a| of(b) == Ok(a))
+/// Device and inode: the same for all descriptors of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId(u64, u64);
+
+impl FileId {
+    /// # Errors
+    /// Of `fstat`.
+    pub fn of(fd: impl AsFd) -> Result<FileId, rustix::io::Errno> {
+        rustix::fs::fstat(fd).map(|st| FileId(st.st_dev, st.st_ino))
+    }
 }
 
 #[cfg(test)]

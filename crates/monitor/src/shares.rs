@@ -10,6 +10,8 @@
 const OWN: u64 = 96;
 /// A control socket, its arena, and what tells of its end.
 pub const CLIENT: u64 = 3;
+/// Without a live process that has made it: its memory, and what tells of our end.
+pub const ARENA: u64 = 2;
 pub const LISTENER: u64 = 2;
 /// Its memory, and the mapping of it.
 pub const CHANNEL: u64 = 2;

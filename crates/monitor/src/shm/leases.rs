@@ -64,8 +64,7 @@ impl Shm {
         let processes = || ctx.clients.iter().filter(|(_, c)| c.uid == uid);
         let families: BTreeSet<FamilyId> = processes().map(|(_, c)| c.family).collect();
         let of_processes: usize = processes().map(|(_, c)| c.leases.len()).sum();
-        let of_channels: usize =
-            self.channels.iter().filter(|ch| ch.client_uid == uid).map(|ch| ch.leases.len()).sum();
+        let of_channels: usize = self.channels.iter().filter(|ch| ch.client_uid == uid).map(|ch| ch.leases.len()).sum();
         let kept = self.family_leases.iter().filter(|(family, _)| families.contains(family));
         of_processes + of_channels + kept.map(|(_, leases)| leases.len()).sum::<usize>()
     }

@@ -2,9 +2,8 @@
 //! means.
 
 use crate::address::{is_v4, V4_ANY, V6_ANY};
-use crate::clients::Rights;
 use crate::descriptor::{Listening, Reuse};
-use crate::{ChannelId, ConnId, FamilyId, ListenerId};
+use crate::{ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::Addr;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -9,7 +9,7 @@ use crate::answer::{reply, Answer, Misbehaved};
 use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::descriptor::{Attached, Reuse};
-use crate::memory::same_file;
+use crate::memory::FileId;
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::ports::BLOCK;
 use crate::shm::state::Shm;
@@ -18,7 +18,7 @@ use fsocket_abi::arena::{Counter, COUNTERS};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::{kind, Addr, Msg};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,10 +39,12 @@ pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<R
     (Msg { result: Errno::PROTO.raw_os_error(), arg0: ours.into(), ..reply(msg) }, None)
 }
 
-/// An arena that another process has shown: the two are related. False: it is not known.
+/// An arena that another process with the same rights has shown: the two are related. False: it is not known. (A
+/// child that has given up rights may have kept the descriptor: it does not become its parent's relative again.)
 pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited: bool) -> bool {
-    let Some(arena) = ctx.arenas.by_file(fd) else { return false };
     let Some(client) = ctx.clients.get_mut(id) else { return true };
+    let Ok(file) = FileId::of(fd) else { return false };
+    let Some(arena) = ctx.arenas.shown(file, client.rights()) else { return false };
     // (What it has under its own number stays with that.)
     let fresh = client.holds.is_empty() && client.leases.is_empty();
     if client.family != arena.family && !fresh {
@@ -51,7 +53,7 @@ pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited:
     client.family = arena.family;
     arena.users.insert(id);
     if !inherited && arena.creator == NOBODY {
-        (arena.creator, arena.uid) = (id, client.uid);
+        arena.creator = id;
         client.arena = Some(arena.mem.clone());
     }
     true
@@ -115,11 +117,9 @@ impl Shm {
                 Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => return Err(Misbehaved("not a channel")),
                 Err(_) => return Ok(()),
             }
-        } else if !self
-            .channels
-            .get(channel)
-            .is_some_and(|ch| ch.is_from_before && same_file(ch.mem.fd().as_fd(), fd.as_fd()))
-        {
+        } else if !self.channels.get(channel).is_some_and(|ch| {
+            ch.is_from_before && FileId::of(fd.as_fd()).is_ok_and(|file| FileId::of(&*ch.mem.fd()) == Ok(file))
+        }) {
             return Ok(());
         }
         let was_whole = self.channels.get(channel).is_some_and(Channel::is_whole);

@@ -101,6 +101,10 @@ impl Shm {
         if !inherited && ctx.arenas.of(id).is_some() {
             return Err(Misbehaved("second ARENA"));
         }
+        let Some(uid) = ctx.clients.get(id).map(|c| c.uid) else { return Ok(()) };
+        if inherited && !self.has_share(ctx, uid, shares::ARENA) {
+            return Ok(());
+        }
         let mem = match ArenaMem::open(fd) {
             Ok(mem) => Rc::new(mem),
             // Ours to be short of; the process goes on without being watched.
@@ -118,6 +122,7 @@ impl Shm {
             creator: if inherited { NOBODY } else { id },
             family: client.family,
             uid: client.uid,
+            rights: client.rights(),
             users: BTreeSet::from([id]),
             lifeline: ctx.lifelines.as_ref().and_then(|l| l.hold(mem.fd.as_fd())),
             mem,
@@ -398,11 +403,14 @@ impl Shm {
     /// monitor, get what is there.
     pub fn has_share(&self, ctx: &Context, uid: u32, more: u64) -> bool {
         let clients = ctx.clients.iter().map(|(_, c)| (c.uid, shares::CLIENT));
+        // Inherited from processes that have ended, or that we do not know.
+        let inherited = ctx.arenas.iter().filter(|a| ctx.clients.get(a.creator).is_none());
+        let arenas = inherited.map(|a| (a.uid, shares::ARENA));
         let listeners = self.listeners.iter().map(|l| (l.uid, shares::LISTENER));
         let channels = self.channels.iter().map(|ch| (ch.client_uid, shares::CHANNEL + ch.pipes.descriptors()));
         let alone = uid == 0 || ctx.config.private;
         let (mut own, mut all) = (0, 0);
-        for (holder, n) in clients.chain(listeners).chain(channels) {
+        for (holder, n) in clients.chain(arenas).chain(listeners).chain(channels) {
             all += n;
             own += if holder == uid && !alone { n } else { 0 };
         }

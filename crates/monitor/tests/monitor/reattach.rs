@@ -1,5 +1,6 @@
 //! Another monitor: processes show what they have from the one before.
 
+use super::rights::{as_user, for_users};
 use crate::support::*;
 use fsocket_abi::arena::ARENA_SIZE;
 use fsocket_abi::channel::{slot_state, status, CHANNEL_SIZE, CLIENT, SERVER};
@@ -163,6 +164,33 @@ fn who_shows_the_same_arena_is_related() {
     assert_eq!(b.ch.status(3, CLIENT), 0, "the child has it");
     drop(child);
     wait_until("it is closed", || b.ch.status(3, CLIENT) & status::CLOSED != 0);
+}
+
+/// A forked child that has given up rights may have kept descriptors of what it shared with its parent.
+#[test]
+fn who_has_other_rights_is_not_related() {
+    let Some(d) = for_users("who_has_other_rights_is_not_related", |_| {}) else { return };
+    let fd = memfd("arena", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    label_arena(&fd);
+    let show = |p: &mut Proc, inherited| {
+        p.tell(Msg { arg1: inherited, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+        p.sync();
+    };
+    let mut server = d.process();
+    let (socket, port) = listener();
+    let listener = server.listen(&socket);
+    server.work(listener);
+    let (mut child, mut parent, mut relative) = (as_user(70_001, || d.process()), d.process(), d.process());
+    // The child comes first.
+    show(&mut child, 1);
+    show(&mut parent, 0);
+    show(&mut relative, 1);
+    show(&mut child, 1);
+    let ch = parent.connect(port);
+    let named = Msg { id: ch.id.into(), arg0: CLIENT as u64, ..Msg::new(kind::CHANNEL_HANDLE) };
+    assert!(relative.request(named, None).1.is_some());
+    let (answer, memory) = child.request(named, None);
+    assert!(answer.result == libc::ENOENT && memory.is_none());
 }
 
 #[test]

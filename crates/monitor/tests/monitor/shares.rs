@@ -2,10 +2,13 @@
 
 use crate::rights::{as_user, for_users};
 use crate::support::*;
+use fsocket_abi::arena::ARENA_SIZE;
 use fsocket_abi::channel::{ring_off, CLIENT};
+use fsocket_monitor::memory::memfd;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::AsFd;
+use rustix::fs::SealFlags;
 use std::time::Duration;
 
 /// A parent that waits for its children and reads nothing; each of them listens and is connected to.
@@ -122,4 +125,30 @@ fn memory_of_channels_is_shared_out() {
     d.acquainted();
     std::thread::sleep(Duration::from_millis(100));
     as_user(70_001, || d.process().connect(of_greedy[1].1));
+}
+
+/// A process shows arenas that others have made. They count for its user.
+#[test]
+fn inherited_arenas_are_shared_out() {
+    let name = "inherited_arenas_are_shared_out";
+    let Some(d) = for_users(name, |config| config.descriptors = 400) else { return };
+    let held = || std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let arenas = || {
+        let names = held().filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        names.filter(|name| name.to_string_lossy().starts_with("/memfd:much")).count()
+    };
+    let mut greedy = as_user(70_001, || d.process());
+    as_user(70_001, || {
+        for _ in 0..400 {
+            let fd = memfd("much", ARENA_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+            label_arena(&fd);
+            greedy.tell(Msg { arg1: 1, ..Msg::new(kind::ARENA) }, Some(fd.as_fd()));
+            greedy.sync();
+        }
+    });
+    // (The monitor is a thread of this process.)
+    assert!((10..150).contains(&arenas()), "{}", arenas());
+    as_user(70_002, || d.process().sync());
+    drop(greedy);
+    wait_until("they are given back", || arenas() == 0);
 }
