@@ -108,8 +108,9 @@ impl Shm {
         let Some(client) = ctx.clients.get(id) else { return Ok(()) };
         let (uid, pid, family) = (client.uid, client.pid, client.family);
         if self.channels.get(channel).is_none() {
-            // For lack of room it stays what it is for its two sides, without us.
-            if !self.has_share(ctx, uid, shares::CHANNEL) {
+            // For lack of room it stays what it is for its two sides, without us. (While its client is not known
+            // it counts for the user that has shown it.)
+            if !self.has_channels_left(uid) || !self.has_share(ctx, uid, shares::CHANNEL) {
                 return Ok(());
             }
             match ChannelMem::again(fd.keep()) {
@@ -152,8 +153,9 @@ impl Shm {
         (id, uid, pid, family): (ConnId, u32, u32, FamilyId),
         opens: bool,
     ) -> bool {
+        let has_left = self.has_channels_left(uid);
         let Some(ch) = self.channels.get_mut(channel) else { return false };
-        if ch.client_family != 0 && ch.client_family != family {
+        if ch.client_family != 0 && ch.client_family != family || ch.client_uid != uid && !has_left {
             return false;
         }
         ch.client_family = family;
@@ -178,6 +180,9 @@ impl Shm {
         let own = ch.server_families.is_empty() || ch.server_families.contains(&family);
         match l {
             Some(l) if ch.listener == listener || ch.listener == 0 && own => {
+                if ch.listener == 0 {
+                    self.registry.serves(l.info.addr.port);
+                }
                 (ch.listener, ch.addr, ch.netns, ch.server_uid) = (listener, l.info.addr, l.info.netns, l.uid);
                 ch.reuse = l.reuse;
                 l.channels.insert(channel);

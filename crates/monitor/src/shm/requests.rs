@@ -317,8 +317,7 @@ impl Shm {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let count = |f: &dyn Fn(&Channel) -> bool| self.channels.iter().filter(|ch| f(ch)).count();
         if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS
-            || (client.uid != 0
-                && count(&|ch| ch.client_uid == client.uid && !ch.client_gone) >= limits::CHANNELS_PER_UID)
+            || !self.has_channels_left(client.uid)
             || !self.has_share(ctx, client.uid, shares::CHANNEL)
         {
             return Err(Errno::MFILE);
@@ -370,6 +369,12 @@ impl Shm {
         tracing::debug!(channel, listener, process = id, "channel");
         self.dispatch.arrives(channel, &ctx.config.balance);
         Ok((channel, fd))
+    }
+
+    /// Whether a user may be the client of one channel more.
+    pub fn has_channels_left(&self, uid: u32) -> bool {
+        let has = self.channels.iter().filter(|ch| ch.client_uid == uid && !ch.client_gone).count();
+        uid == 0 || has < limits::CHANNELS_PER_UID
     }
 
     /// [`fsocket_proto::kind::ARRIVES`].

@@ -137,7 +137,10 @@ impl Shm {
             l.channels.remove(&id);
             l.opened = l.opened.saturating_add(ch.mem.opened());
         }
-        self.registry.serves_no_more(ch.addr.port);
+        // (No listener: one of before, of which none was shown.)
+        if ch.listener != 0 {
+            self.registry.serves_no_more(ch.addr.port);
+        }
         tracing::debug!(channel = id, "channel ended");
     }
 

@@ -5,11 +5,13 @@ use crate::support::*;
 use fsocket_abi::arena::ARENA_SIZE;
 use fsocket_abi::channel::{slot_state, status, CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_monitor::memory::memfd;
+use fsocket_proto::registry::Registry;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::net::{AddressFamily, SocketType};
+use std::mem::offset_of;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 /// What a server and a client have when their monitor has died.
@@ -221,6 +223,52 @@ fn ports_in_use_are_nobody_elses() {
     assert_ne!(again(&mut other, b.ch.port), 0, "not its channel");
 }
 
+/// Of one user there are no more than it could have from this monitor.
+#[test]
+fn channels_that_are_shown_are_bounded() {
+    let Some(d) = for_users("channels_that_are_shown_are_bounded", |_| {}) else { return };
+    let memory = memfd("memory", CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    as_user(70_001, || {
+        let (mut client, mut server) = (d.process(), d.process());
+        let show = |p: &Proc, id: u64, side: usize| {
+            p.tell(Msg { id, arg0: side as u64, arg2: 1, ..Msg::new(kind::ATTACH) }, Some(memory.as_fd()));
+        };
+        for id in 1..=1030 {
+            show(&client, id, CLIENT);
+            show(&server, id, SERVER);
+            if id % 64 == 0 {
+                client.sync();
+                server.sync();
+            }
+        }
+        let is_known = |p: &mut Proc, id: u64| {
+            p.request(Msg { id, arg0: CLIENT as u64, ..Msg::new(kind::CHANNEL_HANDLE) }, None).1.is_some()
+        };
+        server.sync();
+        assert!(is_known(&mut client, 1024) && !is_known(&mut client, 1025));
+    });
+    as_user(70_002, || d.process().sync());
+}
+
+/// Libraries ask before they bind a port of such a channel.
+#[test]
+fn a_channel_of_before_is_counted_at_its_port() {
+    let b = before();
+    let d = Daemon::start();
+    let (mut server, mut client) = (d.stranger(), d.process());
+    let registry = server.hello();
+    attach(&mut client, &b, CLIENT, &b.ch.fd);
+    server.listen(&b.socket);
+    attach(&mut server, &b, SERVER, &b.ch.fd);
+    attach(&mut server, &b, SERVER, &b.ch.fd);
+    assert_eq!(word(&registry, offset_of!(Registry, served), b.port), 1);
+    server.work(b.listener);
+    let (answer, _) = client.connect_to(v4([127, 0, 0, 1], b.port), b.ch.id.into());
+    assert_eq!((answer.result, word(&registry, offset_of!(Registry, served), b.port)), (0, 2));
+    drop(client);
+    wait_until("both are gone", || word(&registry, offset_of!(Registry, served), b.port) == 0);
+}
+
 /// A lease is announced again only for ports that nobody else has.
 #[test]
 fn a_port_that_is_bound_is_in_nobody_elses_lease() {
@@ -241,7 +289,7 @@ fn a_port_that_is_bound_is_in_nobody_elses_lease() {
     assert_eq!(victim.request(own, Some(bound.as_fd())).0.result, 0);
     let again = Msg { id: b.ch.id.into(), arg2: b.ch.port.into(), ..Msg::new(kind::PORTS) };
     assert_eq!(liar.request(again, None).0.result, libc::EADDRINUSE);
-    assert_eq!(owner(&registry, port), ch.id);
+    assert_eq!(word(&registry, offset_of!(Registry, owner), port), ch.id);
 }
 
 /// Slots are written by clients. A port that the monitor has not given to a channel is not in use by it.
@@ -278,9 +326,9 @@ fn a_forged_port_keeps_nobody_from_binding_it() {
     client.sync();
 }
 
-fn owner(registry: &OwnedFd, port: u16) -> u32 {
-    let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
+/// Of a port, in an array of the registry.
+fn word(registry: &OwnedFd, array: usize, port: u16) -> u32 {
     let mut word = [0; 4];
-    assert_eq!(rustix::io::pread(registry, &mut word, at as u64), Ok(4));
+    assert_eq!(rustix::io::pread(registry, &mut word, (array + usize::from(port) * 4) as u64), Ok(4));
     u32::from_ne_bytes(word)
 }
