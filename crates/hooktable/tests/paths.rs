@@ -1,0 +1,97 @@
+//! Files and tests that the pages name exist.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Folders at the top whose files the pages name.
+const FOLDERS: &[&str] = &["bench", "crates", "demo", "docs", "fuzz", "packaging", "scripts", "tests"];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn files(dir: &Path, extension: &str, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() && path.file_name().is_some_and(|n| n != "target") {
+            files(&path, extension, out);
+        } else if path.extension().is_some_and(|e| e == extension) {
+            out.push(path);
+        }
+    }
+}
+
+/// What stands between backticks, indented code left out.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|l| !l.starts_with("    ")).flat_map(|l| l.split('`').skip(1).step_by(2))
+}
+
+/// Files that a page names and that are not there: paths from the top, `core/x.rs` for `crates/core/src/x.rs`,
+/// and targets of links.
+fn missing(page: &Path, text: &str) -> Vec<String> {
+    let from = page.parent().expect("a folder");
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    let links = links.filter(|to| !to.is_empty() && !to.contains("://") && !from.join(to).exists());
+    let paths = quoted(text).filter(|path| {
+        let plain = path.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c));
+        let Some((first, rest)) = path.split_once('/').filter(|_| plain) else { return false };
+        match (FOLDERS.contains(&first), rest.ends_with(".rs")) {
+            // (What a build or a benchmark makes.)
+            (true, _) => !root().join(path).exists() && !path.starts_with("bench/out"),
+            (false, true) => !root().join("crates").join(first).join("src").join(rest).exists(),
+            (false, false) => false,
+        }
+    });
+    links.chain(paths).map(|what| format!("{}: {what}", page.display())).collect()
+}
+
+#[test]
+fn files_that_pages_name_exist() {
+    let mut pages = Vec::new();
+    files(&root().join("docs"), "md", &mut pages);
+    // (Decisions name the files of their time.)
+    pages.retain(|page| !page.components().any(|part| part.as_os_str() == "adr"));
+    let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "demo/README.md"];
+    pages.extend(top.map(|page| root().join(page)));
+    let gone: Vec<_> = pages.iter().flat_map(|page| missing(page, &read(page))).collect();
+    assert!(gone.is_empty(), "{gone:#?}");
+}
+
+/// Tests in the last column of the promises' tables that no file has.
+fn unknown<'a>(security: &'a str, tests: &BTreeSet<String>) -> Vec<&'a str> {
+    let promises = security.split("## Promises").nth(1).and_then(|t| t.split("\n## ").next()).expect("promises");
+    let rows = promises.lines().filter_map(|l| l.strip_suffix(" |")?.rsplit(" | ").next());
+    let names = rows.flat_map(quoted).filter(|n| n.matches('_').count() > 1 && !n.contains(['/', ':']));
+    names.filter(|n| !tests.contains(*n)).collect()
+}
+
+#[test]
+fn tests_that_security_names_exist() {
+    let mut sources = Vec::new();
+    ["crates", "tests"].iter().for_each(|dir| files(&root().join(dir), "rs", &mut sources));
+    let mut tests = BTreeSet::new();
+    for source in &sources {
+        let text = read(source);
+        let names = text.split("#[test]").skip(1).filter_map(|t| t.split("fn ").nth(1)?.split('(').next());
+        tests.extend(names.map(str::to_owned));
+    }
+    let security = read(&root().join("SECURITY.md"));
+    assert_eq!(unknown(&security, &tests), [""; 0]);
+    // What is looked for is found.
+    let all = unknown(&security, &BTreeSet::new()).len();
+    assert!(all > 30, "{all} names");
+}
+
+/// What the test of files looks for is found.
+#[test]
+fn a_missing_file_is_seen() {
+    let page = root().join("README.md");
+    let bad = "`crates/core/src/nowhere.rs` `core/nowhere.rs` [x](docs/nowhere.md)\n";
+    assert_eq!(missing(&page, bad).len(), 3);
+    let good = "`crates/core/src/route.rs` `core/route.rs` [x](docs/limits.md#zones) `sync/token.rs` `a/b`\n";
+    assert_eq!(missing(&page, good), [""; 0]);
+}
