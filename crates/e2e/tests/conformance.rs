@@ -4,6 +4,7 @@
 use fsocket_testkit::host::Stock;
 use fsocket_testkit::{script, stock_mode, Finished, Host, Proc, PYTHON};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Cases that differ while both ends are over shared memory, each explained in
@@ -29,12 +30,23 @@ fn run(host: &Host, name: &str, args: &[&str]) -> PathBuf {
     host.file(name, done.stdout)
 }
 
+/// The kernel's transcripts. Three tests compare with the same ones: they are made once.
+#[track_caller]
+fn kernel(host: &Host, args: &[&str]) -> PathBuf {
+    static SEPARATE: OnceLock<Vec<u8>> = OnceLock::new();
+    if !args.is_empty() {
+        return run(host, "kernel.json", args);
+    }
+    let read = || std::fs::read(run(host, "kernel-once.json", args)).expect("transcripts");
+    host.file("kernel.json", SEPARATE.get_or_init(read))
+}
+
 /// Stock against what `args` choose; `shm`: the library carries at least one
 /// connection a case.
 #[track_caller]
 fn compare(stock_args: &[&str], args: &[&str], shm: bool) {
     let host = Host::new();
-    let kernel = run(&host, "kernel.json", stock_args);
+    let kernel = kernel(&host, stock_args);
     let before = host.snapshot();
     let ours = run(&host, "ours.json", if stock_mode() { stock_args } else { args });
     let delta = host.snapshot().since(&before);
