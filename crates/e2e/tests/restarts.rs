@@ -171,7 +171,10 @@ fn a_configuration_is_read_again() {
     let denied = |host: &Host| {
         let before = host.snapshot();
         e2e::python(host, Accel, 30, "echo_client.py", &args);
-        host.snapshot().since(&before).get("fallback.policy") > 0
+        let delta = host.snapshot().since(&before);
+        let denied = delta.get("fallback.policy") > 0;
+        assert_eq!(delta.get("connect_shm"), if denied { 0 } else { 3 }, "{delta}");
+        denied
     };
     assert!(!denied(&host));
     for (settings, denies) in [("nonsense", false), ("[[rule]]\naction = \"deny\"\n", true)] {
