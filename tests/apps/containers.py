@@ -11,21 +11,13 @@ import sys
 import threading
 import time
 
+from streams import exactly
+
 SIZES = [1, 8, 100, 4096, 65536]
 
 
 def payload(n):
     return bytes((n * 31 + i) & 255 for i in range(SIZES[n % len(SIZES)]))
-
-
-def exactly(sock, n):
-    got = b""
-    while len(got) < n:
-        part = sock.recv(n - len(got))
-        if not part:
-            raise EOFError(f"{len(got)} of {n} bytes")
-        got += part
-    return got
 
 
 def serve(sock):

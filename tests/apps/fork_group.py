@@ -9,18 +9,7 @@ import socket
 import sys
 import time
 
-
-def trip(sock, message):
-    sock.sendall(message)
-    got = b""
-    while len(got) < len(message):
-        part = sock.recv(100)
-        if not part:
-            raise SystemExit("EOF in the middle")
-        got += part
-    if got != message:
-        raise SystemExit("bytes differ")
-
+from streams import trip
 
 sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20)
 trip(sock, b"hello\n")

@@ -20,19 +20,9 @@ import sys
 import threading
 import time
 
+from streams import trip
+
 port, control = int(sys.argv[1]), sys.argv[2]
-
-
-def trip(sock, message):
-    sock.sendall(message)
-    got = b""
-    while len(got) < len(message):
-        part = sock.recv(100)
-        if not part:
-            raise SystemExit("EOF in the middle")
-        got += part
-    if got != message:
-        raise SystemExit("bytes differ")
 
 
 def signalled():

@@ -7,22 +7,11 @@ import resource
 import socket
 import sys
 
+from streams import trip
+
 port, what, value = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 name = {"nofile": resource.RLIMIT_NOFILE, "as": resource.RLIMIT_AS}[what]
 resource.setrlimit(name, (value, value))
-
-
-def trip(sock, message):
-    sock.sendall(message)
-    got = b""
-    while len(got) < len(message):
-        part = sock.recv(len(message))
-        if not part:
-            raise SystemExit("EOF")
-        got += part
-    if got != message:
-        raise SystemExit("bytes differ")
-
 
 if what == "nofile":
     for _ in range(3):

@@ -14,6 +14,8 @@ import threading
 import time
 import traceback
 
+from streams import exactly
+
 redis, http = int(sys.argv[1]), int(sys.argv[2])
 page = open(sys.argv[3], "rb").read()
 stop = threading.Event()
@@ -23,16 +25,6 @@ LIMIT = 20
 
 def connect(port):
     return socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
-
-
-def exactly(sock, n):
-    got = b""
-    while len(got) < n:
-        part = sock.recv(n - len(got))
-        if not part:
-            raise EOFError(f"the end after {len(got)} of {n} bytes")
-        got += part
-    return got
 
 
 def same(got, want):
