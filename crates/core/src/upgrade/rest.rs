@@ -1,0 +1,78 @@
+//! What the kernel says of a connection that may go over: its addresses, and whether it is at rest.
+
+use crate::name;
+use fsocket_proto::Addr;
+use fsocket_sys as sys;
+
+pub(super) fn own_of(fd: i32) -> Option<Addr> {
+    let mut b = [0u8; 28];
+    let n = sys::getsockname(fd, &mut b).ok()?;
+    // SAFETY: the buffer is as long as said.
+    unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
+}
+
+pub(super) fn peer_of(fd: i32) -> Option<Addr> {
+    let mut b = [0u8; 28];
+    let n = sys::getpeername(fd, &mut b).ok()?;
+    // SAFETY: as above.
+    unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
+}
+
+fn unread(fd: i32) -> Option<i32> {
+    let mut n = -1i32;
+    let args = [fd as usize, libc::FIONREAD as usize, &mut n as *mut i32 as usize, 0, 0, 0];
+    // SAFETY: the kernel writes an int.
+    unsafe { sys::raw(libc::SYS_ioctl, args) }.ok()?;
+    Some(n)
+}
+
+/// Would a close of it wait? The monitor then takes its time with the copy that it is shown,
+/// and for so long a close by the program is not the last one.
+pub(super) fn lingers(fd: i32) -> bool {
+    let mut v = [0u8; 8];
+    let known = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut v).is_ok();
+    known && v[..4] != [0; 4] && v[4..] != [0; 4]
+}
+
+/// Bytes of each direction, from the beginning of the connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+}
+
+/// Connected, with nothing to read and nothing kept back, and nothing on it that changes
+/// what bytes mean: what has passed. If the other side says the same, nothing is on its way. (What
+/// is not acknowledged yet says little: the kernel waits with that for a chance to send.)
+pub(super) fn at_rest(fd: i32) -> Option<Counts> {
+    const ESTABLISHED: u8 = 1;
+    const TCP_ULP: i32 = 31;
+    /// Offsets into `struct tcp_info` (linux/tcp.h), complete since 4.19.
+    const BYTES_RECEIVED: usize = 128;
+    const NOTSENT_BYTES: usize = 144;
+    const BYTES_SENT: usize = 200;
+    const BYTES_RETRANS: usize = 208;
+    let mut info = [0u8; 224];
+    if sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()? < info.len() {
+        return None;
+    }
+    let int = |at: usize| info[at..].first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
+    let long = |at: usize| info[at..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
+    let mut ulp = [0u8; 16];
+    let plain = sys::getsockopt(fd, libc::IPPROTO_TCP, TCP_ULP, &mut ulp).is_ok_and(|_| ulp[0] == 0);
+    let zero = |name| {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_ok() && v == [0; 4]
+    };
+    let rest =
+        info[0] == ESTABLISHED && int(NOTSENT_BYTES) == 0 && unread(fd) == Some(0) && plain && zero(libc::SO_ZEROCOPY);
+    // What was sent twice is counted twice, and then once for that. (Too much of the first never makes two
+    // counts equal while something is on its way; the connection stays where it is.)
+    let sent = long(BYTES_SENT).wrapping_sub(long(BYTES_RETRANS));
+    rest.then(|| Counts { sent, received: long(BYTES_RECEIVED) })
+}
+
+/// The addresses are those that a connection of ours would have.
+pub(super) fn usual(client: &Addr, server: &Addr) -> bool {
+    client.port >= 1024 && name::source_for(&server.ip) == client.ip
+}
