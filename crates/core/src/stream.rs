@@ -1,6 +1,7 @@
 //! Bytes: send, receive, wait.
 
 mod receive;
+mod restart;
 mod transmit;
 mod turn;
 mod wait;

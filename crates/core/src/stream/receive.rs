@@ -1,12 +1,13 @@
 //! Receiving: a ring's common case, looks ahead, ends, and what is behind the ring.
 
+use super::restart;
 use super::wait::{ended, interruptible, wait_any, wait_data, wait_more, Wait};
 use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
 use crate::asleep::{self, On};
 use crate::stage;
 use crate::table::Desc;
 use crate::values;
-use crate::{opts, pool, ready, table, token, user};
+use crate::{opts, ready, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::Dir;
@@ -355,25 +356,21 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     }
 }
 
-/// A receive whose number refers to something else by now, if to anything, and that has not
-/// waited: it has not begun before.
+/// [`restart::restart_on_fd`] for a receive.
 ///
 /// # Safety
 /// As [`recv`].
 #[cold]
 unsafe fn restart_on_fd(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
-    match table::lookup(fd) {
-        // SAFETY: the caller's.
-        Some(d) if d.is_conn() => unsafe { recv(d, buf, len, flags) },
-        _ if pool::holds(fd) => Err(Errno::EBADF),
-        // SAFETY: the caller's.
-        _ => match unsafe { sys::recv(fd, buf, len, flags) } {
-            // SAFETY: the caller's.
-            Err(Errno::ENOTSOCK) if flags == 0 => unsafe {
-                sys::raw(libc::SYS_read, [fd as usize, buf as usize, len, 0, 0, 0])
-            },
-            r => r,
-        },
+    // SAFETY: the caller's.
+    unsafe {
+        restart::restart_on_fd(
+            fd,
+            flags,
+            |d| recv(d, buf, len, flags),
+            || sys::recv(fd, buf, len, flags),
+            || sys::read(fd, buf, len),
+        )
     }
 }
 

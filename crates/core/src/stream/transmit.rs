@@ -1,5 +1,6 @@
 //! Sending: a ring's common case, and everything else.
 
+use super::restart;
 use super::wait::{interruptible, wait_space, Wait};
 use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
 use crate::path;
@@ -8,7 +9,7 @@ use crate::stage::Path;
 use crate::table::Desc;
 use crate::upcalls::watcher;
 use crate::values;
-use crate::{chan, conn, pool, ready, stats, table, token, user};
+use crate::{chan, conn, ready, stats, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Half};
 use fsocket_abi::channel::{status, POS_START};
@@ -370,25 +371,21 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     }
 }
 
-/// A send whose number refers to something else by now, if to anything, and that has not waited:
-/// it has not begun before.
+/// [`restart::restart_on_fd`] for a send.
 ///
 /// # Safety
 /// As [`send`].
 #[cold]
 unsafe fn restart_on_fd(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
-    match table::lookup(fd) {
-        // SAFETY: the caller's.
-        Some(d) if d.is_conn() => unsafe { send(d, buf, len, flags) },
-        _ if pool::holds(fd) => Err(Errno::EBADF),
-        // SAFETY: the caller's.
-        _ => match unsafe { sys::send(fd, buf, len, flags) } {
-            // SAFETY: the caller's.
-            Err(Errno::ENOTSOCK) if flags == 0 => unsafe {
-                sys::raw(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0])
-            },
-            r => r,
-        },
+    // SAFETY: the caller's.
+    unsafe {
+        restart::restart_on_fd(
+            fd,
+            flags,
+            |d| send(d, buf, len, flags),
+            || sys::send(fd, buf, len, flags),
+            || sys::raw(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0]),
+        )
     }
 }
 
