@@ -47,15 +47,16 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     };
     let s = chan.slot(slot);
     prepare_slot(chan, slot, &dst, me.port);
-    // It has a new generation.
-    let steps = steps(s.generation.load(Ordering::Relaxed));
+    // It has a new generation, which is read once: the other side may write it.
+    let generation = s.generation.load(Ordering::Relaxed);
+    let steps = steps(generation);
     // Not used for anything else as long as the slot is not switched back.
     s.migrated[0].base.store(counts.sent, Ordering::Relaxed);
     s.migrated[0].limit.store(counts.received, Ordering::Relaxed);
     let mut m = Msg::new(msg::UPGRADE);
     m.id = chan.id.load(Ordering::Relaxed) as u64;
     m.arg0 = slot as u64;
-    m.arg1 = s.generation.load(Ordering::Relaxed) as u64;
+    m.arg1 = generation as u64;
     m.arg2 = across.into();
     let mut asked = Ok(());
     let tell = || {
