@@ -61,7 +61,7 @@ pub fn expect(d: &Desc) {
 pub fn become_child() {
     // The pidfds are the parent's, in an instance that is the parent's as well.
     for w in &WATCHED {
-        if w.pid.load(Ordering::Relaxed) != 0 && w.pid.swap(0, Ordering::Relaxed) != 0 {
+        if w.pid.load(Ordering::Relaxed) != 0 {
             w.forget();
         }
     }
@@ -246,10 +246,17 @@ fn has_ended(pid: u32) -> bool {
     // SAFETY: one pollfd.
     let ended = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) } == Ok(1);
     let free = |i: &usize| WATCHED[*i].pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    match make_instance().filter(|_| !ended).and_then(|instance| Some((instance, near().find(free)?))) {
-        Some((instance, i)) => watch(instance, i, process::high_fd(pidfd)),
-        None => drop(sys::close(pidfd)),
+    if !ended {
+        if let Some((instance, i)) = make_instance().and_then(|instance| Some((instance, near().find(free)?))) {
+            // The peer chooses the numbers, and so how many there are: the program's own descriptors keep
+            // their room.
+            match process::high_copy(pidfd) {
+                Some(copy) => watch(instance, i, copy),
+                None => WATCHED[i].forget(),
+            }
+        }
     }
+    let _ = sys::close(pidfd);
     ended
 }
 
