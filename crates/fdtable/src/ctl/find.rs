@@ -1,0 +1,220 @@
+//! The way to the monitor: the first one, that of a forked child, and one after a monitor that has died.
+
+use super::state::{
+    dead, fd, DEAD, DIED_PAUSE, FD, LATER, LATER_AT, LOCK, LOOKING, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
+};
+use super::wire::{close_opt, receive, unasked};
+use crate::lock::Lock;
+use crate::upcalls::upcalls;
+use crate::{process, rights, stats};
+use core::sync::atomic::{AtomicBool, Ordering};
+use fsocket_proto::{kind, Msg};
+use fsocket_sys::{self as sys, Errno, Result};
+use zerocopy::IntoBytes;
+
+/// Where the monitor was found; a length and the path.
+#[link_section = ".data.fsocket_start"]
+pub(super) static PATH: Lock<(usize, [u8; PATH_MAX])> = Lock::new((0, [0; PATH_MAX]));
+/// The pause between two looks of a forked child, nanoseconds.
+const LATER_PAUSE: u64 = 1_000_000_000;
+/// The socket is one of a monitor that has not said anything yet, while none is known.
+static MEETING: AtomicBool = AtomicBool::new(false);
+/// How long it is waited for that at a time, nanoseconds.
+const MEETING_FOR: u64 = 5_000_000;
+/// How long a thread waits for another one that looks for it, nanoseconds.
+const LOOKING_FOR: u64 = 100_000_000;
+
+/// Bytes of a Unix socket's path.
+const PATH_MAX: usize = 108;
+
+/// Connect and say hello, without waiting for the answer.
+pub fn open(path: Option<&[u8]>) -> bool {
+    let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
+    let Ok(fd) = connect(path) else { return false };
+    remember(path);
+    adopt_fd(process::high_fd(fd))
+}
+
+/// Where the monitor is, although it was reached on another way.
+pub fn remember(path: &[u8]) {
+    if let Some(mut p) = PATH.lock().ok().filter(|_| path.len() <= PATH_MAX) {
+        p.0 = path.len();
+        p.1[..path.len()].copy_from_slice(path);
+    }
+}
+
+/// Is that where our monitor is? None: the system's.
+pub fn same_path(path: Option<&[u8]>) -> bool {
+    let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
+    PATH.lock().is_ok_and(|p| p.1[..p.0.min(PATH_MAX)] == *path)
+}
+
+/// Before something that needs the monitor: a child that was forked when there
+/// was nothing to announce (a server that goes into the background before it
+/// listens), or whose parent's has died, finds it now.
+pub fn wanted() {
+    if LATER.load(Ordering::Relaxed) || LOOKING.load(Ordering::Relaxed) != 0 {
+        look_for_it();
+    }
+}
+
+#[cold]
+fn look_for_it() {
+    let now = sys::now_ns();
+    if now < LATER_AT.load(Ordering::Relaxed) && LOOKING.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let me = process::thread();
+    if LOOKING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        // Another thread will know in a moment; what is left to the kernel now (a listener) may stay
+        // there. Not for one that this very thread was looking for, before the signal.
+        // (Acquire: pairs with the release below.)
+        while ![0, me].contains(&LOOKING.load(Ordering::Acquire)) {
+            if sys::now_ns().saturating_sub(now) > LOOKING_FOR {
+                return;
+            }
+            sys::nanosleep(20_000);
+        }
+        return;
+    }
+    if now >= LATER_AT.load(Ordering::Relaxed) && LATER.swap(false, Ordering::AcqRel) {
+        find_it(now);
+    }
+    // Release: what was found, for those that wait.
+    LOOKING.store(0, Ordering::Release);
+}
+
+fn find_it(now: u64) {
+    let died = DEAD.load(Ordering::Relaxed);
+    let found = match died {
+        true => meet(),
+        false => dial().is_ok_and(|fd| adopt_fd(process::high_fd(fd))),
+    };
+    if !found {
+        LATER_AT.store(now + if died { DIED_PAUSE } else { LATER_PAUSE }, Ordering::Relaxed);
+        LATER.store(true, Ordering::Release);
+    }
+}
+
+/// Connects to where the monitor is.
+fn dial() -> Result<i32> {
+    let (len, path) = PATH.lock().map(|p| *p).map_err(|_| Errno::EAGAIN)?;
+    connect(&path[..len.min(PATH_MAX)])
+}
+
+/// Looks for a monitor after the one that has died. False: there is none yet.
+fn meet() -> bool {
+    let met = greet_another();
+    if met && !dead() {
+        (upcalls().monitor_found)();
+    }
+    met
+}
+
+/// Once it has answered, it is told first what this process shares; then it is this process's monitor.
+fn greet_another() -> bool {
+    let Ok(_l) = LOCK.lock() else { return false };
+    if !MEETING.swap(false, Ordering::AcqRel) {
+        let Ok(fd) = dial().map(process::high_fd) else { return false };
+        let old = FD.swap(fd, Ordering::AcqRel);
+        if old >= 0 {
+            process::close_own(old);
+        }
+        if !greet(fd) {
+            return hang_up();
+        }
+    }
+    let mut p = libc::pollfd { fd: fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    let _ = unsafe { sys::ppoll(&mut p, 1, Some(MEETING_FOR), core::ptr::null()) };
+    let (hello, registry) = match receive(libc::MSG_DONTWAIT) {
+        Ok((m, got)) if m.kind == kind::HELLO => (m, got),
+        Ok((_, got)) => {
+            close_opt(got);
+            return hang_up();
+        }
+        // A service manager may have made the socket for one that is still to come.
+        Err(Errno::EAGAIN | Errno::EINTR) => {
+            MEETING.store(true, Ordering::Release);
+            return false;
+        }
+        Err(_) => return hang_up(),
+    };
+    unasked(&hello, registry);
+    if hello.result != 0 {
+        return true;
+    }
+    for word in [&SILENT, &SLOW_UNTIL] {
+        word.store(0, Ordering::Relaxed);
+    }
+    if hello.arg0 < fsocket_proto::REATTACH || !(upcalls().announce)() {
+        // It knows nothing of what was shared over the first one.
+        process::disable();
+    }
+    DEAD.store(false, Ordering::Release);
+    true
+}
+
+/// The socket of a monitor that was not to be met.
+fn hang_up() -> bool {
+    let fd = FD.swap(-1, Ordering::AcqRel);
+    if fd >= 0 {
+        process::close_own(fd);
+    }
+    false
+}
+
+/// Use `fd` as the control socket and greet the monitor on it.
+#[link_section = ".text.fsocket_start"]
+pub fn adopt_fd(fd: i32) -> bool {
+    if !greet(fd) {
+        process::close_own(fd);
+        return false;
+    }
+    FD.store(fd, Ordering::Release);
+    SILENT.store(0, Ordering::Relaxed);
+    DEAD.store(false, Ordering::Relaxed);
+    true
+}
+
+#[link_section = ".text.fsocket_start"]
+fn greet(fd: i32) -> bool {
+    let t = libc::timeval { tv_sec: 0, tv_usec: (SHORT_PATIENCE / 1000) as i64 };
+    // SAFETY: a timeval is plain bytes.
+    let bytes = unsafe { core::slice::from_raw_parts(&t as *const _ as *const u8, core::mem::size_of_val(&t)) };
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, bytes);
+    let mut m = Msg::new(kind::HELLO);
+    m.id = process::nonce();
+    m.arg0 = sys::getpid() as u64;
+    m.arg1 = fsocket_abi::VERSION as u64;
+    m.arg2 = rights::class();
+    m.addr.ip = stats::name();
+    sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_ok()
+}
+
+#[link_section = ".text.fsocket_start"]
+fn connect(path: &[u8]) -> Result<i32> {
+    let mut addr = [0u8; core::mem::size_of::<libc::sockaddr_un>()];
+    if path.is_empty() || path.len() + 3 > addr.len() {
+        return Err(Errno::EINVAL);
+    }
+    addr[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+    addr[2..2 + path.len()].copy_from_slice(path);
+    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)?;
+    let r = sys::connect(fd, &addr[..path.len() + 3]).and_then(|()| {
+        // Only root's or our own monitor may tell us what to map.
+        let mut cred = [0u8; 12];
+        sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred)?;
+        let uid = u32::from_ne_bytes([cred[4], cred[5], cred[6], cred[7]]);
+        if uid == 0 || uid == sys::getuid() {
+            Ok(())
+        } else {
+            Err(Errno::EPERM)
+        }
+    });
+    if let Err(e) = r {
+        let _ = sys::close(fd);
+        return Err(e);
+    }
+    Ok(fd)
+}

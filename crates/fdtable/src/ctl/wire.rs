@@ -1,0 +1,147 @@
+//! Single packets to and from the monitor, and what follows from one that nobody has asked for.
+
+use super::state::{dead, died, fd, is_late, unmet, LATER, MISMATCH, PATIENCE, SILENT};
+use crate::upcalls::upcalls;
+use crate::{process, registry};
+use core::sync::atomic::Ordering;
+use fsocket_proto::{kind, Msg, MSG_SIZE};
+use fsocket_sys::{self as sys, Errno, Result};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The longest pause before a message is sent again that the kernel had no room for; all pauses
+/// together are twice that.
+const ROOM_PAUSE: u64 = 32_000_000;
+
+/// One message before another monitor is this process's.
+pub fn show(m: &Msg, attach: i32) -> bool {
+    send(m, Some(attach), sys::now_ns() + PATIENCE).is_ok()
+}
+
+/// A message without an answer.
+pub fn tell(m: Msg, attach: Option<i32>) -> bool {
+    // SEQPACKET sends are atomic: no lock, so this also works where the lock
+    // is held further up the stack.
+    if unmet() {
+        return false; // Nothing has died: the first that is found is the one.
+    }
+    if dead() {
+        died();
+        return false;
+    }
+    let sent = send(&m, attach, sys::now_ns() + PATIENCE);
+    if sent == Err(Errno::EAGAIN) && SILENT.load(Ordering::Relaxed) == 0 {
+        is_late(false);
+    }
+    sent.is_ok()
+}
+
+/// Sends one packet to the monitor. An error that says nothing about the monitor (a signal, no
+/// memory for the packet, too many descriptors under way) is no end of it: this process would
+/// stop to wake its peers, while the monitor still names it to them. Such a packet is sent again.
+pub(super) fn send(m: &Msg, attach: Option<i32>, limit: u64) -> Result<()> {
+    let mut pause = 1_000_000;
+    loop {
+        match sys::send_with_fd(fd(), m.as_bytes(), attach, libc::MSG_DONTWAIT) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) if SILENT.load(Ordering::Relaxed) == 0 && ready_before(libc::POLLOUT, limit) => {}
+            Err(Errno::EAGAIN) => return Err(Errno::EAGAIN),
+            Err(e) if passes(e) && pause <= ROOM_PAUSE => {
+                sys::nanosleep(pause);
+                pause *= 2;
+            }
+            Err(e) => {
+                if !passes(e) {
+                    died();
+                }
+                return Err(e);
+            }
+        }
+    }
+}
+
+/// Does this error of a packet concern the kernel's memory, and not the other side?
+pub(super) fn passes(e: Errno) -> bool {
+    matches!(e, Errno::ENOMEM | Errno::ENOBUFS | Errno::ETOOMANYREFS)
+}
+
+/// Waits until the control socket is ready for that, at most up to `limit`. False: it is not.
+pub(super) fn ready_before(events: i16, limit: u64) -> bool {
+    let mut p = libc::pollfd { fd: fd(), events, revents: 0 };
+    loop {
+        let left = limit.saturating_sub(sys::now_ns());
+        // SAFETY: one pollfd.
+        match unsafe { sys::ppoll(&mut p, 1, Some(left), core::ptr::null()) } {
+            Ok(0) => return false,
+            Err(Errno::EINTR) => {}
+            // (An error is for the call that comes next.)
+            _ => return true,
+        }
+    }
+}
+
+pub(super) fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
+    let mut buf = [0u8; MSG_SIZE];
+    let (n, got) = sys::recv_with_fd(fd(), &mut buf, flags)?;
+    match Msg::read_from_bytes(&buf) {
+        Ok(m) if n == MSG_SIZE && m.version == fsocket_proto::VERSION => {
+            if SILENT.load(Ordering::Relaxed) != 0 {
+                SILENT.store(0, Ordering::Relaxed);
+            }
+            Ok((m, got))
+        }
+        _ => {
+            close_opt(got);
+            Err(Errno::EPROTO)
+        }
+    }
+}
+
+pub(super) fn unasked(m: &Msg, got: Option<i32>) {
+    match m.kind {
+        kind::HELLO if m.result == 0 => {
+            forget(registry::forget_closings(), fsocket_proto::CLOSINGS_SIZE);
+            if let Some(fd) = got {
+                forget(registry::map(fd), fsocket_proto::registry::SIZE);
+            }
+        }
+        kind::CLOSINGS => {
+            if let Some(fd) = got {
+                registry::map_closings(fd);
+            }
+        }
+        kind::HELLO => {
+            // Another version: there is nothing to talk about.
+            MISMATCH.store(true, Ordering::Relaxed);
+            LATER.store(false, Ordering::Release);
+            process::disable();
+            died();
+        }
+        // The answer came too late, and the listener has been left to the kernel.
+        kind::LISTEN if m.result == 0 => {
+            tell(Msg { id: m.id, ..Msg::new(kind::UNLISTEN) }, None);
+        }
+        // So has the zone's socket.
+        kind::LOCAL if m.result == 0 => {
+            tell(Msg { id: m.id, arg0: m.arg0, ..Msg::new(kind::LEFT) }, None);
+        }
+        _ if (upcalls().message)(m, got) => return,
+        _ => {}
+    }
+    close_opt(got);
+}
+
+/// Memory of a monitor that has died. A thread that still has a pointer finds it empty.
+fn forget(memory: *mut u8, size: usize) {
+    if !memory.is_null() {
+        // SAFETY: mapped by the registry with that size, and no pointer to it is handed out any more. A thread
+        // that reads it late finds zeros.
+        unsafe { crate::space::blank(memory, size) };
+    }
+}
+
+pub(super) fn close_opt(fd: Option<i32>) {
+    if let Some(fd) = fd {
+        let _ = sys::close(fd);
+    }
+}
