@@ -4,8 +4,15 @@ use super::answer::{failed, gone, guarded, interrupted, Answer};
 use crate::real;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::upgrade::{self, Call, Entered};
-use fsocket_core::{msg as ops_msg, path, pool, ready, sendfile as ops_sendfile, stream, user, Errno};
+use fsocket_core::{msg as ops_msg, pool, sendfile as ops_sendfile, stream, user, Errno};
 use libc::*;
+
+mod to_kernel;
+
+pub use messages::{recvmmsg, recvmsg, sendmmsg, sendmsg};
+pub use to_kernel::{
+    __vdprintf_chk, aio_read, aio_read64, aio_write, aio_write64, lio_listio, lio_listio64, splice, tee, vdprintf,
+};
 
 #[inline(always)]
 fn conn(fd: c_int) -> Option<&'static Desc> {
@@ -50,6 +57,9 @@ macro_rules! in_kernel {
     }};
 }
 
+// Behind the macro, which it uses.
+mod messages;
+
 /// What a receive of up to `n` bytes is.
 #[inline(always)]
 fn receives(n: size_t, flags: c_int) -> Call {
@@ -66,13 +76,6 @@ unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
         return Call::Look;
     }
     receives((0..n).map(|i| unsafe { (*iov.add(i)).iov_len }).fold(0, size_t::saturating_add), flags)
-}
-
-unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
-    match unsafe { user::get(msg) } {
-        Ok(m) => unsafe { gathers(m.msg_iov, m.msg_iovlen, flags) },
-        Err(_) => Call::Look,
-    }
 }
 
 /// A connection of ours, one that may become one, or one that was just closed.
@@ -278,192 +281,6 @@ fn named(addr: *const u8, len: socklen_t) -> Result<(), Errno> {
     }
 }
 
-pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    match conn(fd) {
-        // Urgent data come with a flag that is the kernel's to set.
-        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => unsafe {
-            real::recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags)
-        },
-        Some(d) => guarded(|| unsafe { receive_message(d, msg, flags) }),
-        None => in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) }),
-    }
-}
-
-unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    let receive = || unsafe {
-        let m = user::get(msg)?;
-        let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC)?;
-        if !m.msg_name.is_null() {
-            user::put(&raw mut (*msg).msg_namelen, 0)?;
-        }
-        user::put(&raw mut (*msg).msg_flags, flags & MSG_CMSG_CLOEXEC)?;
-        user::put(&raw mut (*msg).msg_controllen, 0)?;
-        Ok(n)
-    };
-    receive().answer()
-}
-
-unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ssize_t {
-    let send = || unsafe {
-        let m = user::get(msg)?;
-        if !m.msg_name.is_null() && m.msg_namelen != 0 {
-            named(m.msg_name.cast(), (m.msg_namelen as usize).min(size_of::<sockaddr_storage>()) as socklen_t)?;
-        }
-        if m.msg_iovlen <= UIO_MAXIOV as usize && !user::readable(m.msg_control as *const u8, m.msg_controllen) {
-            return Err(Errno::EFAULT);
-        }
-        if m.msg_controllen >= size_of::<cmsghdr>() as size_t {
-            let first = user::get(m.msg_control as *const cmsghdr)?.cmsg_len;
-            if !(size_of::<cmsghdr>() as size_t..=m.msg_controllen).contains(&first) {
-                return Err(stream::rather(d, flags, Errno::EINVAL));
-            }
-        }
-        ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags)
-    };
-    send().answer()
-}
-
-pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    if flags & MSG_ZEROCOPY != 0 {
-        // One completion for all vectors: before the first of them.
-        if let Some(d) = conn(fd) {
-            guarded(|| fsocket_core::opts::extra::zerocopy(d));
-        }
-    }
-    match conn(fd) {
-        Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
-        None => {
-            let control =
-                |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
-            if unsafe { user::get(msg) }.is_ok_and(|m| control(&m)) {
-                guarded(|| unsafe { fsocket_core::close::passing(msg) });
-            }
-            in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send)
-        }
-    }
-}
-
-/// The messages of a `recvmmsg` or `sendmmsg`.
-struct Several {
-    vec: *mut mmsghdr,
-    n: c_uint,
-    flags: c_int,
-    done: c_uint,
-    over: bool,
-}
-
-impl Several {
-    /// One after the other by `each`, as long as `d` is ours; then by `number`, and so what may be the
-    /// kernel's for its flags. The connection stays while it is ours, whatever another thread does to the number.
-    ///
-    /// # Safety
-    /// `vec` has `n` entries.
-    unsafe fn run(
-        &mut self,
-        d: &'static Desc,
-        mut each: impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t,
-        mut number: impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t,
-    ) -> c_int {
-        guarded::<c_int>(|| {
-            stream::throughout(d, |call| {
-                let ours = self.flags & (MSG_OOB | MSG_ZEROCOPY) == 0;
-                while ours && d.is_conn() && unsafe { self.step(&mut each) } {
-                    call.begun();
-                }
-            });
-            0
-        });
-        while unsafe { self.step(&mut number) } {}
-        if self.done == 0 && self.over {
-            -1
-        } else {
-            self.done as c_int
-        }
-    }
-
-    unsafe fn step(&mut self, f: &mut impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t) -> bool {
-        if self.over || self.done == self.n {
-            return false;
-        }
-        let m = self.vec.wrapping_add(self.done as usize);
-        match f(self, m) {
-            r if r < 0 => self.over = true,
-            r => match unsafe { user::put(&raw mut (*m).msg_len, r as c_uint) } {
-                Ok(()) => self.done += 1,
-                Err(e) => {
-                    self.over = true;
-                    e.set();
-                }
-            },
-        }
-        !self.over
-    }
-}
-
-pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-    upgrade::give_up_fd(fd);
-    let Some(d) = conn(fd) else {
-        return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
-    };
-    let limit = match unsafe { user::get_if(timeout) } {
-        Ok(limit) => limit,
-        Err(e) => return failed(e),
-    };
-    if limit.as_ref().is_some_and(|t| t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec)) {
-        fsocket_sys::Errno::EINVAL.set();
-        return -1;
-    }
-    let end = limit.as_ref().map(|t| {
-        fsocket_sys::now_ns().saturating_add((t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_nsec as u64)
-    });
-    // Unlike recvmsg() it looks for an error before it looks for data.
-    if let Some(e) = ready::pending_error(d, flags) {
-        e.set();
-        return -1;
-    }
-    let left = || end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
-    let flags_of = |done| if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
-    let after = |all: &mut Several, m: *const mmsghdr, r: ssize_t| {
-        if r < 0 && all.done > 0 {
-            // The next call reports it.
-            ready::put_back_error(d, fsocket_sys::Errno::last());
-        }
-        // The limit is looked at after each message, and ends no wait. Urgent data are the last message.
-        all.over |= end.is_some() && left() == 0
-            || r >= 0 && unsafe { user::get(&raw const (*m).msg_hdr.msg_flags) }.is_ok_and(|f| f & MSG_OOB != 0);
-        r
-    };
-    let each = |all: &mut Several, m: *mut mmsghdr| {
-        let r = unsafe { receive_message(d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
-        after(all, m, r)
-    };
-    let number = |all: &mut Several, m: *mut mmsghdr| {
-        let r = unsafe { recvmsg(fd, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
-        after(all, m, r)
-    };
-    let done = unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) };
-    if limit.is_some() && done > 0 {
-        let left = left();
-        let left = timespec { tv_sec: (left / 1_000_000_000) as time_t, tv_nsec: (left % 1_000_000_000) as c_long };
-        if let Err(e) = unsafe { user::put(timeout, left) } {
-            return failed(e);
-        }
-    }
-    done
-}
-
-pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
-    upgrade::give_up_fd(fd);
-    let Some(d) = conn(fd) else {
-        return unsafe { real::sendmmsg(fd, vec, n, flags) };
-    };
-    // As the kernel: the rest is for the next call.
-    let n = n.min(UIO_MAXIOV as c_uint);
-    let each = |_: &mut Several, m: *mut mmsghdr| unsafe { send_message(d, &raw const (*m).msg_hdr, flags) };
-    let number = |_: &mut Several, m: *mut mmsghdr| unsafe { sendmsg(fd, &raw const (*m).msg_hdr, flags) };
-    unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) }
-}
-
 // The FORTIFY twins check the size of the destination, then do the same. When
 // the check fails libc's own function ends the program, as it should.
 
@@ -541,31 +358,6 @@ pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, fl
     }
 }
 
-/// The kernel does it: a connection of ours becomes a kernel connection first.
-fn to_kernel(fd: c_int) {
-    pool::let_go(fd);
-    guarded(|| fsocket_core::exec::hand_over(fd));
-}
-
-pub unsafe fn splice(
-    input: c_int,
-    in_off: *mut loff_t,
-    out: c_int,
-    out_off: *mut loff_t,
-    n: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    to_kernel(input);
-    to_kernel(out);
-    unsafe { real::splice(input, in_off, out, out_off, n, flags) }
-}
-
-pub unsafe fn tee(input: c_int, out: c_int, n: size_t, flags: c_uint) -> ssize_t {
-    to_kernel(input);
-    to_kernel(out);
-    unsafe { real::tee(input, out, n, flags) }
-}
-
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
@@ -577,68 +369,5 @@ pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -
     match conn(out) {
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => in_kernel!(sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t), Call::Send),
-    }
-}
-
-pub unsafe fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int {
-    to_kernel(fd);
-    unsafe { real::vdprintf(fd, format, args) }
-}
-
-pub unsafe fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int {
-    to_kernel(fd);
-    unsafe { real::__vdprintf_chk(fd, flag, format, args) }
-}
-
-/// The descriptor is the first member of an `aiocb`.
-unsafe fn aio_to_kernel(cb: *mut c_void) {
-    if let Some(fd) = unsafe { (cb as *const c_int).as_ref() } {
-        to_kernel(*fd);
-    }
-}
-
-pub unsafe fn aio_read(cb: *mut c_void) -> c_int {
-    unsafe {
-        aio_to_kernel(cb);
-        real::aio_read(cb)
-    }
-}
-
-pub unsafe fn aio_write(cb: *mut c_void) -> c_int {
-    unsafe {
-        aio_to_kernel(cb);
-        real::aio_write(cb)
-    }
-}
-
-pub unsafe fn aio_read64(cb: *mut c_void) -> c_int {
-    unsafe {
-        aio_to_kernel(cb);
-        real::aio_read64(cb)
-    }
-}
-
-pub unsafe fn aio_write64(cb: *mut c_void) -> c_int {
-    unsafe {
-        aio_to_kernel(cb);
-        real::aio_write64(cb)
-    }
-}
-
-pub unsafe fn lio_listio(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
-    unsafe {
-        for i in 0..n.max(0) as usize {
-            aio_to_kernel(*list.add(i));
-        }
-        real::lio_listio(mode, list, n, event)
-    }
-}
-
-pub unsafe fn lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
-    unsafe {
-        for i in 0..n.max(0) as usize {
-            aio_to_kernel(*list.add(i));
-        }
-        real::lio_listio64(mode, list, n, event)
     }
 }

@@ -1,0 +1,202 @@
+//! `recvmsg`, `sendmsg`, and several of their messages in one call.
+
+use super::super::answer::{failed, gone, guarded, interrupted, Answer};
+use super::{conn, gathers, named};
+use crate::real;
+use fsocket_core::table::Desc;
+use fsocket_core::upgrade::{self, Call, Entered};
+use fsocket_core::{msg as ops_msg, path, ready, stream, user, Errno};
+use libc::*;
+
+unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
+    match unsafe { user::get(msg) } {
+        Ok(m) => unsafe { gathers(m.msg_iov, m.msg_iovlen, flags) },
+        Err(_) => Call::Look,
+    }
+}
+
+pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    match conn(fd) {
+        // Urgent data come with a flag that is the kernel's to set.
+        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => unsafe {
+            real::recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags)
+        },
+        Some(d) => guarded(|| unsafe { receive_message(d, msg, flags) }),
+        None => in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) }),
+    }
+}
+
+unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    let receive = || unsafe {
+        let m = user::get(msg)?;
+        let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC)?;
+        if !m.msg_name.is_null() {
+            user::put(&raw mut (*msg).msg_namelen, 0)?;
+        }
+        user::put(&raw mut (*msg).msg_flags, flags & MSG_CMSG_CLOEXEC)?;
+        user::put(&raw mut (*msg).msg_controllen, 0)?;
+        Ok(n)
+    };
+    receive().answer()
+}
+
+unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ssize_t {
+    let send = || unsafe {
+        let m = user::get(msg)?;
+        if !m.msg_name.is_null() && m.msg_namelen != 0 {
+            named(m.msg_name.cast(), (m.msg_namelen as usize).min(size_of::<sockaddr_storage>()) as socklen_t)?;
+        }
+        if m.msg_iovlen <= UIO_MAXIOV as usize && !user::readable(m.msg_control as *const u8, m.msg_controllen) {
+            return Err(Errno::EFAULT);
+        }
+        if m.msg_controllen >= size_of::<cmsghdr>() as size_t {
+            let first = user::get(m.msg_control as *const cmsghdr)?.cmsg_len;
+            if !(size_of::<cmsghdr>() as size_t..=m.msg_controllen).contains(&first) {
+                return Err(stream::rather(d, flags, Errno::EINVAL));
+            }
+        }
+        ops_msg::sendv(d, m.msg_iov, m.msg_iovlen, flags)
+    };
+    send().answer()
+}
+
+pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
+    if flags & MSG_ZEROCOPY != 0 {
+        // One completion for all vectors: before the first of them.
+        if let Some(d) = conn(fd) {
+            guarded(|| fsocket_core::opts::extra::zerocopy(d));
+        }
+    }
+    match conn(fd) {
+        Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
+        None => {
+            let control =
+                |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
+            if unsafe { user::get(msg) }.is_ok_and(|m| control(&m)) {
+                guarded(|| unsafe { fsocket_core::close::passing(msg) });
+            }
+            in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send)
+        }
+    }
+}
+
+/// The messages of a `recvmmsg` or `sendmmsg`.
+struct Several {
+    vec: *mut mmsghdr,
+    n: c_uint,
+    flags: c_int,
+    done: c_uint,
+    over: bool,
+}
+
+impl Several {
+    /// One after the other by `each`, as long as `d` is ours; then by `number`, and so what may be the
+    /// kernel's for its flags. The connection stays while it is ours, whatever another thread does to the number.
+    ///
+    /// # Safety
+    /// `vec` has `n` entries.
+    unsafe fn run(
+        &mut self,
+        d: &'static Desc,
+        mut each: impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t,
+        mut number: impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t,
+    ) -> c_int {
+        guarded::<c_int>(|| {
+            stream::throughout(d, |call| {
+                let ours = self.flags & (MSG_OOB | MSG_ZEROCOPY) == 0;
+                while ours && d.is_conn() && unsafe { self.step(&mut each) } {
+                    call.begun();
+                }
+            });
+            0
+        });
+        while unsafe { self.step(&mut number) } {}
+        if self.done == 0 && self.over {
+            -1
+        } else {
+            self.done as c_int
+        }
+    }
+
+    unsafe fn step(&mut self, f: &mut impl FnMut(&mut Several, *mut mmsghdr) -> ssize_t) -> bool {
+        if self.over || self.done == self.n {
+            return false;
+        }
+        let m = self.vec.wrapping_add(self.done as usize);
+        match f(self, m) {
+            r if r < 0 => self.over = true,
+            r => match unsafe { user::put(&raw mut (*m).msg_len, r as c_uint) } {
+                Ok(()) => self.done += 1,
+                Err(e) => {
+                    self.over = true;
+                    e.set();
+                }
+            },
+        }
+        !self.over
+    }
+}
+
+pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+    upgrade::give_up_fd(fd);
+    let Some(d) = conn(fd) else {
+        return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
+    };
+    let limit = match unsafe { user::get_if(timeout) } {
+        Ok(limit) => limit,
+        Err(e) => return failed(e),
+    };
+    if limit.as_ref().is_some_and(|t| t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec)) {
+        fsocket_sys::Errno::EINVAL.set();
+        return -1;
+    }
+    let end = limit.as_ref().map(|t| {
+        fsocket_sys::now_ns().saturating_add((t.tv_sec as u64).saturating_mul(1_000_000_000) + t.tv_nsec as u64)
+    });
+    // Unlike recvmsg() it looks for an error before it looks for data.
+    if let Some(e) = ready::pending_error(d, flags) {
+        e.set();
+        return -1;
+    }
+    let left = || end.map_or(0, |t| t.saturating_sub(fsocket_sys::now_ns()));
+    let flags_of = |done| if done > 0 && flags & MSG_WAITFORONE != 0 { flags | MSG_DONTWAIT } else { flags };
+    let after = |all: &mut Several, m: *const mmsghdr, r: ssize_t| {
+        if r < 0 && all.done > 0 {
+            // The next call reports it.
+            ready::put_back_error(d, fsocket_sys::Errno::last());
+        }
+        // The limit is looked at after each message, and ends no wait. Urgent data are the last message.
+        all.over |= end.is_some() && left() == 0
+            || r >= 0 && unsafe { user::get(&raw const (*m).msg_hdr.msg_flags) }.is_ok_and(|f| f & MSG_OOB != 0);
+        r
+    };
+    let each = |all: &mut Several, m: *mut mmsghdr| {
+        let r = unsafe { receive_message(d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+        after(all, m, r)
+    };
+    let number = |all: &mut Several, m: *mut mmsghdr| {
+        let r = unsafe { recvmsg(fd, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
+        after(all, m, r)
+    };
+    let done = unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) };
+    if limit.is_some() && done > 0 {
+        let left = left();
+        let left = timespec { tv_sec: (left / 1_000_000_000) as time_t, tv_nsec: (left % 1_000_000_000) as c_long };
+        if let Err(e) = unsafe { user::put(timeout, left) } {
+            return failed(e);
+        }
+    }
+    done
+}
+
+pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+    upgrade::give_up_fd(fd);
+    let Some(d) = conn(fd) else {
+        return unsafe { real::sendmmsg(fd, vec, n, flags) };
+    };
+    // As the kernel: the rest is for the next call.
+    let n = n.min(UIO_MAXIOV as c_uint);
+    let each = |_: &mut Several, m: *mut mmsghdr| unsafe { send_message(d, &raw const (*m).msg_hdr, flags) };
+    let number = |_: &mut Several, m: *mut mmsghdr| unsafe { sendmsg(fd, &raw const (*m).msg_hdr, flags) };
+    unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) }
+}
