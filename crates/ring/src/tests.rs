@@ -1,5 +1,6 @@
 //! The ring against `VecDeque`, and against a peer that writes anything.
 extern crate std;
+use super::producer::STEP;
 use super::*;
 use proptest::prelude::*;
 use std::alloc::{alloc_zeroed, dealloc, Layout};

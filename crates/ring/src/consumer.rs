@@ -1,0 +1,161 @@
+//! The consumer: records out of the ring, and looks at what is there.
+
+use crate::{align8, get, go_to, put, Bytes, Failed, CAP, MASK};
+use fsocket_abi::arena::Half;
+use fsocket_abi::channel::{record, Dir};
+use fsocket_sync::atomic::Ordering;
+
+/// Is there at least one byte (or a FIN's predecessor) to read? Does not
+/// consume; may be asked without the token, the answer is then a hint.
+#[inline(always)]
+pub fn readable<B: Bytes>(b: B, d: &Dir, h: &Half) -> bool {
+    if get(&h.limit) != 0 {
+        return true;
+    }
+    let (pos, base) = (get(&h.pos), get(&h.base));
+    // Acquire: see `put_record`.
+    b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) != 0
+        || (d.prod.rewind_from.load(Ordering::Acquire) == pos && base != pos)
+}
+
+/// Receive up to `len` bytes, across records; 0: nothing there. With `peek`
+/// nothing is consumed. Without a `dst` they are discarded. What does not get there, because `dst` is not
+/// there, stays, with the rest of its record; a fault it is if nothing got there.
+///
+/// # Safety
+/// `dst` is the program's for `len` bytes; the caller holds the token of `h`.
+#[inline(always)]
+pub unsafe fn recv<B: Bytes>(
+    b: B,
+    d: &Dir,
+    h: &Half,
+    dst: Option<*mut u8>,
+    len: usize,
+    peek: bool,
+) -> Result<usize, Failed> {
+    let (mut pos, mut base, mut left) = (get(&h.pos), get(&h.base), get(&h.limit));
+    let (mut got, mut pads) = (0usize, 0);
+    while got < len {
+        if left == 0 {
+            // Acquire: pairs with the release in `put_record`. Read once: the
+            // peer can change it at any time.
+            let hdr = b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire);
+            if hdr == 0 {
+                if base != pos && d.prod.rewind_from.load(Ordering::Acquire) == pos {
+                    base = pos;
+                    continue;
+                }
+                break;
+            }
+            let (kind, n) = record::unpack(hdr);
+            let off = pos.wrapping_sub(base) & MASK;
+            // What is longer than a record, or goes beyond the ring's end, no honest producer has
+            // written.
+            let legal = n <= CAP && off + record::HDR + align8(n) <= CAP;
+            match kind {
+                record::DATA if legal && n.wrapping_sub(1) < record::MAX => {
+                    pos = pos.wrapping_add(record::HDR);
+                    left = n;
+                    pads = 0;
+                }
+                // An honest producer never pads twice in a row; a ring full of
+                // padding would keep us here for ever.
+                record::PAD if legal && n % 8 == 0 && pads < 2 => {
+                    pads += 1;
+                    pos = pos.wrapping_add(record::HDR + n);
+                    continue;
+                }
+                _ => return Err(Failed::Hostile),
+            }
+        } else if left > record::MAX {
+            // (The rest of a record, as another process of the fork group says.)
+            return Err(Failed::Hostile);
+        }
+        let n = left.min((len - got) as u64);
+        if let Some(dst) = dst {
+            // SAFETY: an offset in the ring, and no more than the longest record: `left` was
+            // checked, and only shrinks.
+            if !unsafe { b.read((pos.wrapping_sub(base) & MASK) as usize, dst.wrapping_add(got), n as usize) } {
+                if got == 0 {
+                    return Err(Failed::Fault);
+                }
+                break;
+            }
+        }
+        got += n as usize;
+        pos = pos.wrapping_add(n);
+        left -= n;
+        if left == 0 {
+            pos = align8(pos);
+        }
+    }
+    if !peek {
+        put(&h.base, base);
+        put(&h.limit, left);
+        if pos != get(&h.pos) {
+            go_to(h, pos);
+            put(&h.bytes, get(&h.bytes).wrapping_add(got as u64));
+            // Release: our reads are done before the producer may overwrite;
+            // pairs with the acquire in `look`.
+            d.cons.head.store(pos, Ordering::Release);
+        }
+    }
+    Ok(got)
+}
+
+/// Bytes that can be read now without waiting, at most `max`.
+pub fn available<B: Bytes>(b: B, d: &Dir, h: &Half, max: usize) -> Result<usize, Failed> {
+    // SAFETY: there is no destination; peeking changes nothing.
+    unsafe { recv(b, d, h, None, max, true) }
+}
+
+/// Behind what was read, or seen by a scan that ended at `scan`: the position there, and that at
+/// offset 0 of the ring.
+fn behind<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (u64, u64) {
+    let (pos, base, left) = (get(&h.pos), get(&h.base), get(&h.limit));
+    let at = scan.max(align8(pos.wrapping_add(left)));
+    let follow = left == 0
+        && base != pos
+        && b.header((pos.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire) == 0
+        && d.prod.rewind_from.load(Ordering::Acquire) == pos;
+    // The reader has not followed the last rewind yet; we have to.
+    (at, if follow { pos } else { base })
+}
+
+/// When did the sender turn to this connection to publish what is new since `scan` (see [`scan`])?
+/// [`record::stamp`]; 0: it was here already. None: nothing is new. A hint; asked without the token.
+pub fn turned<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> Option<u64> {
+    if scan == 0 && get(&h.limit) != 0 {
+        return Some(0); // the rest of a record
+    }
+    let (at, base) = behind(b, d, h, scan);
+    let hdr = b.header((at.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire);
+    if hdr == 0 && base != at && d.prod.rewind_from.load(Ordering::Acquire) == at {
+        return Some(record::when(b.header(0).load(Ordering::Acquire)));
+    }
+    (hdr != 0).then_some(record::when(hdr))
+}
+
+/// Edge detection: has something been published since `scan` (0: since the last
+/// read)? Returns the new scan position. Asked without the token; a racing reader can only cause an
+/// edge too many.
+pub fn scan<B: Bytes>(b: B, d: &Dir, h: &Half, scan: u64) -> (bool, u64) {
+    let (mut at, mut base) = behind(b, d, h, scan);
+    // What was published and read since is an edge, too, as in the kernel.
+    let mut edge = scan != 0 && at > scan;
+    for _ in 0..64 {
+        let off = at.wrapping_sub(base) & MASK & !7;
+        let hdr = b.header(off as usize).load(Ordering::Acquire);
+        if hdr == 0 {
+            if base != at && d.prod.rewind_from.load(Ordering::Acquire) == at {
+                base = at;
+                continue;
+            }
+            break;
+        }
+        let n = record::unpack(hdr).1.min(CAP);
+        at = at.wrapping_add(record::HDR + align8(n));
+        edge = true;
+    }
+    (edge, at)
+}

@@ -1,0 +1,233 @@
+//! The producer: records into the ring, and what the consumer has left of it.
+
+use crate::{align8, get, go_to, put, small, Bytes, Failed, Hostile, CAP, MASK, SMALL};
+use fsocket_abi::arena::Half;
+use fsocket_abi::channel::{record, Dir};
+use fsocket_sync::atomic::Ordering;
+
+/// Bytes between two looks at the consumer's position, where it has read all: then it may be that
+/// the ring can be rewound.
+pub(crate) const STEP: u64 = if cfg!(loom) { 32 } else { 4096 };
+/// The same where it has not. A look fetches a line that the consumer writes all the time.
+const STRIDE: u64 = 4 * STEP;
+
+/// Send one message of up to [`SMALL`] bytes if that needs no look at the
+/// consumer. True: published; the caller rings doorbells.
+///
+/// `when`: [`record::stamp`] of now, if the thread has just turned to this connection; else 0.
+///
+/// # Safety
+/// `src` is the program's for `len` bytes; the caller holds the token of `h`.
+#[inline(always)]
+pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> bool {
+    let pos = get(&h.pos);
+    let need = record::HDR + align8(len as u64);
+    if !small(len) || pos.wrapping_add(need + record::HDR) > get(&h.limit) {
+        return false;
+    }
+    // SAFETY: a small record; the limit ends before the ring does, if nobody else has written it.
+    unsafe { put_record(b, d, h, pos, src, (len as u64, when)) }
+}
+/// False: `src` is not there, and nothing was done.
+///
+/// # Safety
+/// `src` is the program's for `len` bytes, which are no more than [`record::MAX`].
+///
+/// `pos + HDR + align8(len) + HDR` lies within credit and before the ring's end
+/// (the trailing header may lie at offset 0 of the next lap), unless another process of the fork group is hostile.
+#[inline(always)]
+unsafe fn put_record<B: Bytes>(b: B, d: &Dir, h: &Half, pos: u64, src: *const u8, (len, when): (u64, u64)) -> bool {
+    let base = get(&h.base);
+    // Positions of the producer are multiples of 8; the mask says so to the compiler.
+    let off = pos.wrapping_sub(base) & MASK & !7;
+    let step = record::HDR + align8(len);
+    // SAFETY: an offset in the ring, and the caller's length.
+    if !unsafe { b.write((off + record::HDR) as usize, src, len as usize) } {
+        return false;
+    }
+    b.header(((off + step) & MASK) as usize).store(0, Ordering::Relaxed);
+    // Release: payload and the zeroed next header, for the consumer's acquire
+    // load of this header in `Rx::header`.
+    b.header(off as usize).store(record::pack(record::DATA, len, when), Ordering::Release);
+    if pos == base {
+        // First record after a rewind: the consumer still polls the header at
+        // the old offset. Release: the record above, for the acquire load in
+        // `rewound`.
+        d.prod.rewind_from.store(pos, Ordering::Release);
+    }
+    go_to(h, pos.wrapping_add(step));
+    put(&h.bytes, get(&h.bytes).wrapping_add(len));
+    true
+}
+
+/// What a producer learns when it looks at the consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes not yet consumed.
+    pub used: u64,
+}
+
+/// Look at the consumer's position; rewind if that is possible and the next
+/// `len` bytes fit below the old position.
+///
+/// Until the consumer has followed a rewind it polls the header word at the old
+/// offset, so that word (the *fence*) must stay zero.
+pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
+    let pos = get(&h.pos);
+    // Acquire: pairs with the release in `recv`; bytes up to head are consumed
+    // and may be overwritten.
+    let head = d.cons.head.load(Ordering::Acquire);
+    // A head outside of what we wrote would make us overwrite unread data or
+    // compute a huge credit; before `base` it would alias the lap before.
+    if head > pos || pos - head > CAP || head < get(&h.base) {
+        return Err(Hostile);
+    }
+    if head > get(&h.base) {
+        put(&h.fence, 0);
+    }
+    let off = pos.wrapping_sub(get(&h.base)) & MASK & !7;
+    if head == pos && (STEP..=CAP - STEP).contains(&off) && align8(len) + 2 * record::HDR <= off {
+        put(&h.base, pos);
+        put(&h.fence, off);
+    }
+    Ok(Space { used: pos - head })
+}
+
+/// Bytes that may be under way, headers included: the whole ring, unless this
+/// side has chosen the size of its buffer. The peer's word only shrinks or grows
+/// that within the ring.
+#[inline]
+fn capacity(d: &Dir, h: &Half) -> u64 {
+    match h.cap.load(Ordering::Relaxed) as u64 {
+        0 => CAP,
+        own => (own + d.cons.window.load(Ordering::Relaxed) as u64).min(CAP),
+    }
+}
+
+/// Send up to `len` bytes. Returns how many fitted into at most one record
+/// (0: no space). Call again for the rest, with 0 for `when`.
+///
+/// # Safety
+/// As [`send_small`].
+pub unsafe fn send<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> Result<usize, Failed> {
+    let len = len as u64;
+    let mut allowed = None;
+    // A PAD that still has to be published: behind it there must be a record, or
+    // the consumer would be told of data where there is none.
+    let mut padding = None;
+    put(&h.credit, 0);
+    loop {
+        let used = look(d, h, len.min(record::MAX))?.used;
+        let free = CAP - used;
+        // Decided before any padding: a small buffer must not be used up by a
+        // step over the ring's end, behind which there has to be a record.
+        let allowed = *allowed.get_or_insert_with(|| capacity(d, h).saturating_sub(used) & !7);
+        let pos = get(&h.pos);
+        let off = pos.wrapping_sub(get(&h.base)) & MASK & !7;
+        // A record, and the zeroed header behind it, which must not touch
+        // unread bytes; at the ring's end that header is at offset 0.
+        if free < 4 * record::HDR || allowed <= 2 * record::HDR {
+            put(&h.limit, 0);
+            return Ok(0);
+        }
+        let len = len.min(allowed - record::HDR);
+        let fence = get(&h.fence);
+        if fence != 0 && (!(off..=CAP).contains(&fence) || fence & 7 != 0) {
+            return Err(Failed::Hostile);
+        }
+        if fence != 0 && off + align8(len.min(record::MAX)) + 2 * record::HDR > fence {
+            // Step over the fence. It is skipped, not written.
+            let skip = fence + record::HDR - off;
+            if free < skip + 4 * record::HDR {
+                put(&h.limit, 0);
+                return Ok(0);
+            }
+            padding = Some((pad(b, h, off, skip, when), pos, fence));
+            put(&h.fence, 0);
+            continue;
+        }
+        let to_end = CAP - off;
+        if fence == 0 && to_end < 2 * record::HDR {
+            if free < to_end + 4 * record::HDR {
+                put(&h.limit, 0);
+                return Ok(0);
+            }
+            padding = Some((pad(b, h, off, to_end, when), pos, fence));
+            continue;
+        }
+        let room = (free - 2 * record::HDR).min(to_end - record::HDR) & !7;
+        let n = len.min(room).min(record::MAX);
+        // SAFETY: n bytes and two headers fit, see `room`; no more than the longest record.
+        if !unsafe { put_record(b, d, h, pos, src, (n, when)) } {
+            if let Some((_, pos, fence)) = padding {
+                // Nobody has seen the step that was made: the header there is still empty.
+                put(&h.fence, fence);
+                go_to(h, pos);
+            }
+            put(&h.limit, 0);
+            return Err(Failed::Fault);
+        }
+        if let Some(((at, header), ..)) = padding {
+            // Release: the record behind it, for the acquire load in `recv`.
+            b.header(at).store(header, Ordering::Release);
+        }
+        // Let small sends run up to the next step, the credit, the fence or the
+        // ring's end.
+        let taken = record::HDR + align8(n);
+        let off = (off + taken) & MASK;
+        let end = if fence != 0 { fence } else { CAP };
+        let free = free.min(allowed.max(taken));
+        let step = if used == 0 { STEP } else { STRIDE };
+        let span = (step - (off & (step - 1))).min(free - taken).min(end - off);
+        put(&h.limit, get(&h.pos).wrapping_add(span));
+        return Ok(n as usize);
+    }
+}
+
+/// Go on `span` bytes behind ring offset `off`; the header there is zeroed.
+/// Returns where to store the PAD header, and which, once a record follows.
+fn pad<B: Bytes>(b: B, h: &Half, off: u64, span: u64, when: u64) -> (usize, u64) {
+    b.header(((off + span) & MASK) as usize).store(0, Ordering::Relaxed);
+    go_to(h, get(&h.pos).wrapping_add(span));
+    (off as usize, record::pack(record::PAD, span - record::HDR, when))
+}
+
+/// Ring offset at which the producer stands; pages beyond it are untouched
+/// unless the ring has been there before.
+pub fn offset(h: &Half) -> u64 {
+    get(&h.pos).wrapping_sub(get(&h.base)) & MASK
+}
+
+/// Bytes sent and not consumed by the peer, headers included; for readiness. A peer that lies about it gets "full".
+pub fn unread(d: &Dir, h: &Half) -> u64 {
+    let pos = get(&h.pos);
+    let head = d.cons.head.load(Ordering::Acquire);
+    if head > pos || pos - head > CAP {
+        CAP
+    } else {
+        pos - head
+    }
+}
+
+/// May a send make progress, as the kernel sees it: a third of the buffer free?
+#[inline]
+pub fn writable(d: &Dir, h: &Half) -> bool {
+    get(&h.limit) > get(&h.pos).wrapping_add(SMALL as u64) || unread(d, h) <= capacity(d, h) / 3 * 2
+}
+
+/// Position of the consumer at which a sleeping producer wants to be woken.
+pub fn space_target(d: &Dir, h: &Half) -> u64 {
+    get(&h.pos).saturating_sub(capacity(d, h) / 3 * 2)
+}
+
+/// Of the bytes not yet consumed, those that the receiver's kernel would not
+/// have acknowledged: what exceeds its buffer. For SIOCOUTQ.
+pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
+    // Nobody has accepted it yet: a buffer of the usual size.
+    const USUAL: u64 = 131_072 / 4 * 5;
+    let window = match d.cons.window.load(Ordering::Relaxed) {
+        0 => USUAL,
+        w => w as u64,
+    };
+    unread(d, h).saturating_sub(window)
+}
