@@ -1,32 +1,36 @@
 //! Thread cancellation.
 //!
 //! glibc unwinds a cancelled thread out of its own system calls. Out of ours it
-//! must not: these frames hold tokens, wakers, references. So who cancels tells us
-//! (`pthread_cancel` is hooked), the sleep ends as if a signal had interrupted it,
-//! everything is given back, and the hook, where nothing is left to clean up, calls
+//! must not: these frames hold tokens, wakers, references. `pthread_cancel` is hooked: it
+//! notes a request for the thread. The sleep ends as if a signal had interrupted it, and
+//! everything is given back. Then the hook, where nothing is left to clean up, calls
 //! `pthread_testcancel`. ADR 31.
 
 use crate::cow::Sparing;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
-/// Requests that have not been acted upon.
+/// Requests that are noted at a time and have not been acted upon.
 const PENDING: usize = 64;
 /// glibc's signal for cancellation; its handler does nothing to a thread that is not
 /// cancelled asynchronously.
 const SIGCANCEL: i32 = 32;
+
+/// A thread that the program has cancelled.
 struct Request {
-    /// As `pthread_self` has it; 0: free.
+    /// As `pthread_self` has it; 0: free, 1: being taken.
     thread: AtomicU64,
-    /// The kernel's number, as descriptors of threads are used again.
+    /// The kernel's number: a thread that comes later can have the same handle.
     tid: AtomicU32,
-    /// The thread has ended an operation for it.
+    /// The thread has ended an operation because of the request.
     seen: AtomicBool,
 }
 
 static REQUESTS: [Request; PENDING] =
     [const { Request { thread: AtomicU64::new(0), tid: AtomicU32::new(0), seen: AtomicBool::new(false) } }; PENDING];
+/// How many of them there are.
 static COUNT: AtomicU32 = AtomicU32::new(0);
+/// The program cancels threads.
 static CAREFUL: AtomicBool = AtomicBool::new(false);
 
 extern "C" {
@@ -42,14 +46,9 @@ pub fn careful() -> bool {
     CAREFUL.load(Ordering::Relaxed)
 }
 
-/// It does.
+/// The program cancels threads from now on.
 pub fn be_careful() {
     CAREFUL.store(true, Ordering::SeqCst);
-}
-
-fn gettid() -> u32 {
-    // SAFETY: no memory is involved.
-    unsafe { sys::raw(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// The kernel's number of a thread that is alive; 0: not known.
@@ -69,9 +68,7 @@ pub unsafe fn tid_of(thread: libc::pthread_t) -> u32 {
 /// Forget threads that have ended otherwise.
 fn purge() {
     for r in REQUESTS.iter().filter(|r| r.thread.load(Ordering::Relaxed) > 1) {
-        let args = [sys::getpid() as usize, r.tid.load(Ordering::Relaxed) as usize, 0, 0, 0, 0];
-        // SAFETY: no memory is involved.
-        if unsafe { sys::raw(libc::SYS_tgkill, args) } == Err(sys::Errno::ESRCH) {
+        if sys::tgkill(sys::getpid(), r.tid.load(Ordering::Relaxed) as i32, 0) == Err(sys::Errno::ESRCH) {
             done(r);
         }
     }
@@ -94,7 +91,8 @@ fn mine() -> Option<&'static Request> {
     }
     // SAFETY: no argument.
     let me = unsafe { libc::pthread_self() };
-    let here = |r: &&Request| r.thread.load(Ordering::SeqCst) == me && r.tid.load(Ordering::Relaxed) == gettid();
+    let here =
+        |r: &&Request| r.thread.load(Ordering::SeqCst) == me && r.tid.load(Ordering::Relaxed) == sys::gettid() as u32;
     REQUESTS.iter().find(here)
 }
 
@@ -166,7 +164,5 @@ pub fn note(thread: libc::pthread_t, tid: u32) -> bool {
 
 /// Interrupts a system call of thread `tid`.
 pub fn poke(tid: u32) {
-    let args = [sys::getpid() as usize, tid as usize, SIGCANCEL as usize, 0, 0, 0];
-    // SAFETY: no memory is involved; glibc handles it, see above.
-    let _ = unsafe { sys::raw(libc::SYS_tgkill, args) };
+    let _ = sys::tgkill(sys::getpid(), tid as i32, SIGCANCEL);
 }
