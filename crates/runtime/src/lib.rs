@@ -10,6 +10,7 @@
 pub mod bits;
 pub mod cow;
 pub mod faults;
+mod fnv;
 pub mod heartbeat;
 pub mod inspect;
 pub mod keeping;

@@ -1,5 +1,6 @@
 //! What this process may do and become, as one number.
 
+use crate::fnv::Fnv;
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_sys as sys;
 
@@ -16,14 +17,11 @@ const GROUPS: usize = 256;
 /// Landlock domains that this process, or one it was forked from, has entered.
 static DOMAINS: AtomicU64 = AtomicU64::new(0);
 
-/// FNV-1a.
-struct Hash(u64);
+struct Hash(Fnv);
 
 impl Hash {
     fn add(&mut self, v: u64) {
-        for b in v.to_le_bytes() {
-            self.0 = (self.0 ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
+        self.0.add(&v.to_le_bytes());
     }
     /// Numbers of users or groups: the order says nothing.
     fn add_all(&mut self, ids: &mut [u32]) {
@@ -66,7 +64,7 @@ fn permitted() -> u64 {
 #[link_section = ".text.fsocket_start"]
 pub fn class() -> u64 {
     let caps = permitted();
-    let mut h = Hash(0xcbf2_9ce4_8422_2325);
+    let mut h = Hash(Fnv::new());
     h.add(caps);
     h.add(DOMAINS.load(Ordering::Relaxed));
     if caps >> CAP_SETUID & 1 == 0 {
@@ -83,7 +81,7 @@ pub fn class() -> u64 {
             Err(_) => h.add(unsafe { sys::raw(libc::SYS_getgroups, [0; 6]) }.unwrap_or(0) as u64),
         }
     }
-    h.0
+    h.0.value()
 }
 
 /// Does `exec` leave this process all its capabilities? (What it loses there it loses without
@@ -116,9 +114,9 @@ mod tests {
     #[test]
     fn the_order_of_groups_says_nothing() {
         let of = |ids: &mut [u32]| {
-            let mut h = Hash(1);
+            let mut h = Hash(Fnv::new());
             h.add_all(ids);
-            h.0
+            h.0.value()
         };
         assert_eq!(of(&mut [3, 1, 2]), of(&mut [1, 2, 3, 3]));
         assert_ne!(of(&mut [1, 2]), of(&mut [1, 2, 3]));

@@ -3,6 +3,7 @@
 //! A program that talks to other hosts asks about one connection to each address in a while, and not
 //! about every one.
 
+use crate::fnv::Fnv;
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_sys as sys;
 
@@ -14,11 +15,10 @@ const PLACES: usize = 64;
 static KNOWN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 fn hash(ip: &[u8; 16], port: u16) -> u64 {
-    let mut h = 0xcbf2_9ce4_8422_2325u64;
-    for b in ip.iter().copied().chain(port.to_ne_bytes()) {
-        h = (h ^ b as u64).wrapping_mul(0x0100_0000_01b3);
-    }
-    h
+    let mut h = Fnv::new();
+    h.add(ip);
+    h.add(&port.to_ne_bytes());
+    h.value()
 }
 
 fn now() -> u64 {
