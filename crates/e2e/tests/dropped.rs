@@ -9,7 +9,8 @@ use std::time::Duration;
 const WAYS: [&str; 9] =
     ["setuid", "setreuid", "setresuid", "number", "thread", "failed", "capset", "landlock", "seccomp"];
 
-/// A child that has given up its rights neither finds nor changes its parent's bytes.
+/// A child that has given up its rights neither finds nor changes its parent's bytes, and holds no descriptor of
+/// the memory in which they lie.
 #[track_caller]
 fn attacks(moment: &str, over_shm: i128, switched: i128) {
     let host = Host::new();

@@ -13,6 +13,7 @@
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <grp.h>
 #include <linux/capability.h>
@@ -69,6 +70,26 @@ static void look_for_memory(void)
     fclose(maps);
 }
 
+// How many descriptors of such memory this process holds: it could map it again.
+static int descriptors(void)
+{
+    DIR *all = opendir("/proc/self/fd");
+    struct dirent *entry;
+    char name[64];
+    int held = 0;
+    if (!all)
+        fail("/proc/self/fd");
+    while ((entry = readdir(all))) {
+        ssize_t n = readlinkat(dirfd(all), entry->d_name, name, sizeof name - 1);
+        if (n < 0)
+            continue; // "." and ".."
+        name[n] = 0;
+        held += strstr(name, "/memfd:fastsocket-arena") || strstr(name, "/memfd:fastsocket-channel");
+    }
+    closedir(all);
+    return held;
+}
+
 // Reads and forges what is still there of what was mapped before. How often the secret was found.
 static int attack(void)
 {
@@ -97,9 +118,9 @@ static int attack(void)
             }
         }
     }
-    // And whatever is mapped now under those names is too much.
+    // And whatever is mapped now under those names, or can be mapped, is too much.
     look_for_memory();
-    return found + memories;
+    return found + memories + descriptors();
 }
 
 static void *resuid(void *unused)
@@ -175,6 +196,8 @@ static void child(int conn, int listener, const char *how, const char *moment, i
         close(conn);
     close(listener);
     look_for_memory();
+    if (memories && !descriptors())
+        fail("no descriptor of the memory is kept: there is nothing to look for");
     drop(how);
     CHECK(write(tell, &c, 1));
     CHECK(read(hear, &c, 1));
