@@ -49,9 +49,6 @@ impl Monitor {
             }
             kind::RELEASE => {
                 self.shm.release(&mut self.ctx, id, &msg);
-                if msg.seq == 0 {
-                    return Ok(());
-                }
                 Ok((reply(&msg), None))
             }
             kind::REPORT => self.send_report(id, &msg),
@@ -85,9 +82,6 @@ impl Monitor {
             }
             kind::LEFT => {
                 self.zones.left(&mut self.ctx, id, &msg);
-                if msg.seq == 0 {
-                    return Ok(());
-                }
                 Ok((reply(&msg), None))
             }
             kind::STEER => self.steer_request(id, &msg, fd),
@@ -112,9 +106,6 @@ impl Monitor {
                 if let Some(listener) = listener {
                     self.shm.unlisten(&mut self.ctx, id, listener, msg.arg0 != 0);
                 }
-                if msg.seq == 0 {
-                    return Ok(());
-                }
                 Ok((reply(&msg), None))
             }
             kind::RING => {
@@ -138,6 +129,10 @@ impl Monitor {
             _ => return Err(Misbehaved("unknown kind of message")),
         };
         self.refresh_steering();
+        // With a number the process waits for the answer.
+        if msg.seq == 0 && matches!(msg.kind, kind::RELEASE | kind::LEFT | kind::UNLISTEN) {
+            return Ok(());
+        }
         let (msg, fd) = answer.unwrap_or_else(|errno| (Msg { result: errno.raw_os_error(), ..reply(&msg) }, None));
         self.ctx.clients.send(id, Outgoing { msg, fd, unasked: false });
         Ok(())

@@ -23,14 +23,11 @@ struct Scene {
 
 fn scene() -> Scene {
     let d = Daemon::start();
-    let (mut server, mut client) = (d.process_with_arena(), d.process_with_arena());
-    let (l, port) = listener();
-    let listener = server.listen(&l);
-    server.work(listener);
-    let ch = client.connect(port);
+    let (mut server, client, Listener { socket, port, id: listener }, ch) =
+        acquaint(d.process_with_arena(), d.process_with_arena());
     let (msg, _) = server.wait_unasked();
     assert_eq!(msg.kind, kind::CHANNEL_SRV);
-    Scene { server, client, listener, port, ch, _socket: l.into(), d }
+    Scene { server, client, listener, port, ch, _socket: socket.into(), d }
 }
 
 #[test]

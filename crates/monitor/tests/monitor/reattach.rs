@@ -24,11 +24,7 @@ struct Before {
 
 fn before() -> Before {
     let d = Daemon::start();
-    let (mut server, mut client) = (d.process(), d.process());
-    let (socket, port) = listener();
-    let listener = server.listen(&socket);
-    server.work(listener);
-    let ch = client.connect(port);
+    let (mut server, _client, Listener { socket, port, id: listener }, ch) = d.acquainted();
     assert!(server.wait_unasked().1.is_some());
     Before { socket, listener, port, ch }
 }

@@ -89,12 +89,7 @@ impl Daemon {
 
     /// A worker of a listener, and a client with a channel to it.
     pub fn acquainted(&self) -> (Proc, Proc, Listener, ChannelView) {
-        let (mut worker, mut client) = (self.process(), self.process());
-        let (socket, port) = listener();
-        let id = worker.listen(&socket);
-        worker.work(id);
-        let channel = client.connect(port);
-        (worker, client, Listener { socket, port, id }, channel)
+        acquaint(self.process(), self.process())
     }
 
     pub fn process_with_arena(&self) -> Proc {
@@ -102,6 +97,15 @@ impl Daemon {
         p.make_arena();
         p
     }
+}
+
+/// The first works on a listener, and the second has a channel to it.
+pub fn acquaint(mut worker: Proc, mut client: Proc) -> (Proc, Proc, Listener, ChannelView) {
+    let (socket, port) = listener();
+    let id = worker.listen(&socket);
+    worker.work(id);
+    let channel = client.connect(port);
+    (worker, client, Listener { socket, port, id }, channel)
 }
 
 /// One that a process has published.
