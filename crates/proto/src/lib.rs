@@ -63,8 +63,8 @@ pub mod kind {
     pub const SETTLED: u32 = 53;
     /// Arena of this process: fd memfd sealed against shrink and grow, of
     /// exactly `ARENA_SIZE`. No answer. The monitor checks seals and size
-    /// before it maps. `arg1` 1: another process has made it, and this one has inherited it. Who shows the
-    /// arena that another process has shown is of the same family.
+    /// before it maps. `arg1` 1: another process has made it, and this one has inherited it. A process that
+    /// shows the arena of another one with the same rights is of its fork group.
     pub const ARENA: u32 = 3;
     /// `fd` is a socket in the listening state. *Sync*: `id` listener number.
     /// The monitor takes address and network namespace from the descriptor
@@ -101,7 +101,7 @@ pub mod kind {
     /// the port in [`CLOSINGS`] (0: there are none) before the listener was looked at.
     pub const CONNECT: u32 = 7;
     /// Of a monitor before this one: channel `id` is mapped on side `arg0` of it, fd its memfd. `arg1` its
-    /// listener, for the server's side: who holds it may accept there. For the client's `arg2` 1: this process
+    /// listener, for the server's side: a process that holds it may accept there. For the client's `arg2` 1: this process
     /// opens connections in it. No answer; [`WATCHED`] comes when both sides have been shown. Two that show
     /// the same memory are the two sides; one side is one family's, or those that hold the listener.
     pub const ATTACH: u32 = 80;

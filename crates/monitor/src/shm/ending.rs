@@ -1,7 +1,7 @@
 //! Ends of processes that take long, and what is done seldom as it does.
 //!
 //! A process can have 65,536 sockets in shared memory. They are looked at in pieces, in its user's turns:
-//! who ends with much of that makes others wait no longer than who asks for much.
+//! the end of a process with many makes others wait no longer than a flood of requests does.
 
 use crate::arenas::{Arena, ArenaMem};
 use crate::clients::Client;

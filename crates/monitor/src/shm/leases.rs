@@ -76,7 +76,7 @@ impl Shm {
     }
 
     /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
-    /// have it, so whoever shows one has the better right than whoever has shown one before.
+    /// have it, so the socket that is shown last has the better right.
     fn bound_port(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &Attached) -> Result<u16, Errno> {
         let (port, netns) = (descriptor::bound_port(fd.as_fd())?, descriptor::netns_cookie(fd.as_fd())?);
         let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;

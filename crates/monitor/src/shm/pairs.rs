@@ -17,7 +17,7 @@ struct Over {
 
 #[derive(Default)]
 pub struct Pairs {
-    /// The kernel's word for who is connected with whom. `None`: not needed so far, or not to be had.
+    /// Which two sockets are connected, by the kernel. `None`: not needed so far, or this kernel has no such record.
     pub record: Option<Record>,
     pub asked: bool,
     /// When to ask for it again: it is being loaded.
@@ -29,7 +29,7 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// A connection goes over into a slot. Its end in the kernel will be heard of.
+    /// A connection goes over into a slot. From now on the kernel tells of its end.
     pub fn goes_over(&mut self, place: Place, generation: u32, sockets: [u64; 2]) {
         self.forget(place);
         for cookie in sockets {

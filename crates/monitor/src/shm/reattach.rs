@@ -1,9 +1,8 @@
 //! What processes have from a monitor before this one, which has died: arenas, channels, leases of ports.
 //!
-//! They show it by descriptors (ADR 48). Who has the memory of a channel is at one of its ends, and could do to
-//! it whatever this process could: nothing is given away by believing which end. What does give something
-//! away is proven: a channel belongs to a listener for a process that holds that, and the two processes that
-//! show the same arena are of one family.
+//! They show it by descriptors (ADR 48). A process with the memory of a channel can write anything into it, so the
+//! monitor gives nothing away by believing which of the two ends it has. The rest is proven: a process that binds a
+//! channel to a listener holds that listener, and processes of one fork group show the same arena with the same rights.
 
 use crate::answer::{reply, Answer, Misbehaved};
 use crate::clients::Outgoing;
@@ -24,7 +23,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// A process of another version: nothing can be said but that.
+/// A process with a library of another version. It is told so, and gets nothing else.
 pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<Rc<OwnedFd>>) {
     let (ours, theirs) = (fsocket_abi::VERSION, msg.arg1);
     if let Some(client) = ctx.clients.get(id) {
@@ -45,7 +44,7 @@ pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited:
     let Some(client) = ctx.clients.get_mut(id) else { return true };
     let Ok(file) = FileId::of(fd) else { return false };
     let Some(arena) = ctx.arenas.shown(file, client.rights()) else { return false };
-    // (What it has under its own number stays with that.)
+    // (One that has leases or listeners already stays in its fork group.)
     let fresh = client.holds.is_empty() && client.leases.is_empty();
     if client.family != arena.family && !fresh {
         return true;
@@ -176,7 +175,7 @@ impl Shm {
         let holds = ctx.clients.get(id).is_some_and(|c| c.holds.contains(&listener));
         let l = self.listeners.get_mut(listener).filter(|_| holds);
         let Some(ch) = self.channels.get_mut(channel) else { return false };
-        // Whoever is on the server's side may have the listener's end of a connection: not a stranger who came first.
+        // A process that came to the server's side first need not be of this server: it gets no listener's channel.
         let own = ch.server_families.is_empty() || ch.server_families.contains(&family);
         match l {
             Some(l) if ch.listener == listener || ch.listener == 0 && own => {

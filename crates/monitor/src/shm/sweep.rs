@@ -12,6 +12,9 @@ use fsocket_sync::atomic::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
+/// A connection that no queue has any more may wait so long for its worker.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 impl Shm {
     /// When something is to be looked at again.
     pub fn next(&self) -> Option<Instant> {
@@ -25,7 +28,7 @@ impl Shm {
             Some((at, waited)) if at <= Instant::now() => {
                 self.look_again = None;
                 self.sweep(ctx);
-                // Seldom and seldomer: what nobody takes may lie there for ever.
+                // Less and less often: a connection that no worker accepts may stay there for ever.
                 if let Some((_, wait)) = &mut self.look_again {
                     *wait = (waited * 2).min(Duration::from_secs(60));
                     self.look_again = Some((Instant::now() + *wait, *wait));
@@ -35,8 +38,8 @@ impl Shm {
         }
     }
 
-    /// Channels: looks which have lost a side for good. What families hold is read for it, and they may
-    /// hold much.
+    /// Looks which channels have lost a side for good. It reads all sockets of the clients' fork groups, and they may
+    /// have many.
     pub fn sweep(&mut self, ctx: &mut Context) {
         if let Some(at) = self.sweeps.not_before() {
             if self.look_again.is_none_or(|(then, _)| then > at) {
@@ -106,11 +109,10 @@ impl Shm {
         }
     }
 
-    /// Uses nobody any connection of it? A worker may have taken one out of a queue, and not looked at it yet:
-    /// without its channel it would refuse it. (A client that is gone may have written that into any slot: for
-    /// so long only.)
+    /// Does no process use a connection of this channel? A worker may have taken one out of a queue without having
+    /// looked at it yet; without the channel it would refuse it. (A client that is gone may have written the same into
+    /// any slot, so this counts for [`PATIENCE`] only.)
     fn is_empty(&self, id: ChannelId) -> bool {
-        const PATIENCE: Duration = Duration::from_secs(10);
         let Some(ch) = self.channels.get(id) else { return false };
         let idle = ch.mem.slots_in_use() == 0;
         let claimed = (idle && ch.mem.is_being_claimed()).then(|| ch.claimed_from.get().unwrap_or_else(Instant::now));
