@@ -73,10 +73,11 @@ struct {
 	__type(value, __u64);
 } watched SEC(".maps");
 
-/* Cookies of watched sockets that the kernel has ended: no answer to keep-alive probes, a reset, `ss -K`. */
+/* Cookies of watched sockets that the kernel has ended: no answer to keep-alive probes, a reset, `ss -K`.
+ * 16 bytes each: all of them may end at once, and nobody's end gets lost among those of others. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 65536);
+	__uint(max_entries, PEERS * 16);
 } ended SEC(".maps");
 
 enum reason {

@@ -120,6 +120,28 @@ fn the_end_of_a_watched_connection_is_told() {
     assert_eq!(ended, [cookie(&active)]);
 }
 
+/// Many connections that end at once do not push out the end of another one.
+#[test]
+fn no_end_is_lost_among_many() {
+    const MANY: usize = 5000;
+    need_hosts!();
+    let Some((_recorder, pairs)) = start() else { return };
+    let (_hosts, client, server) = two_hosts();
+    let listener = server.within(|| TcpListener::bind((server.interfaces[0].v4, 0))).unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut watched = std::collections::BTreeSet::new();
+    for _ in 0..MANY {
+        let active = client.within(|| TcpStream::connect(to)).unwrap();
+        let (passive, _) = listener.accept().unwrap();
+        watched.insert(cookie(&active));
+        pairs.watch(cookie(&active));
+        // The other end resets it.
+        sockopt::set_socket_linger(&passive, Some(Duration::ZERO)).unwrap();
+        drop(passive);
+    }
+    assert_eq!(pairs.ended().into_iter().collect::<std::collections::BTreeSet<_>>(), watched);
+}
+
 /// A process that is root in user and network namespaces of its own is nobody's other end.
 #[test]
 fn an_end_in_somebody_elses_namespace_is_none() {
