@@ -74,8 +74,8 @@ pub struct Header {
     /// Bit w: worker w's CPU has no time left, and that of another worker has: new
     /// connections are better off there.
     pub avoid: AtomicU64,
-    /// 1: the monitor does not look at this channel; who puts something into a queue
-    /// swaps it for 0, and tells.
+    /// 1: the monitor does not look at this channel. A client that puts something into a queue
+    /// swaps it for 0, and tells the monitor.
     pub idle: AtomicU32,
     /// Not 0: no balance. Each connection to the next worker, who alone takes it.
     pub turns: AtomicU32,
@@ -140,7 +140,7 @@ pub mod slot_state {
     pub const OFFERED: u32 = 3;
     pub const TAKEN: u32 = 4;
     pub const REFUSED: u32 = 5;
-    /// So that who comes late does not take the slot's next use for the one he means.
+    /// With it a side that comes late does not take the slot's next use for the one that it means.
     pub fn of(state: u32, generation: u32) -> u32 {
         state | generation << 8
     }

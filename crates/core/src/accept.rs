@@ -376,8 +376,8 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
     }
 }
 
-/// The number refers to something else by now, if to anything: this has not begun before. (Who puts
-/// another file in the listener's place sends the thread a signal next, which is held from here on.)
+/// The number refers to something else by now, if to anything: this has not begun before. (A program
+/// that puts another file in the listener's place sends the thread a signal next, which is held from here on.)
 ///
 /// # Safety
 /// As [`accept`].

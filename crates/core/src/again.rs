@@ -1,9 +1,9 @@
-//! A monitor has died, and another one has come: what this process shares with others over the first is
-//! announced to it (ADR 48).
+//! A monitor has died, and another one has come. This process announces to it what it shares with others
+//! (ADR 48).
 //!
-//! Nothing of it need be believed: each arena, channel and listener is shown as a descriptor. First the
-//! arenas, which say which processes are related; then the channels of which this process is the client;
-//! then the listeners, and the channels that belong to them.
+//! The new monitor believes no words: each arena, channel and listener is shown as a descriptor. First come
+//! the arenas, which say which processes are of one fork group; then the channels of which this process is
+//! the client; then the listeners, and the channels that belong to them.
 
 use crate::chan::{self, Chan};
 use crate::{arena, ctl, epoll, listen, peers, process, route, zone};
@@ -12,7 +12,8 @@ use fsocket_abi::arena::{ARENA_SIZE, FUTEX_OWNER_DIED};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::{kind, Msg};
 
-/// It is this process's monitor, and knows its arenas and the channels of which it is the client.
+/// The monitor is this process's from now on. It knows the arenas, and the channels of which this process is
+/// the client; listeners and their channels follow.
 pub fn found() {
     if process::enabled() {
         listen::announce_again();
@@ -32,17 +33,18 @@ fn of_side(side: usize) -> impl Iterator<Item = &'static Chan> {
     chan::all().filter(move |c| c.my_side() == side)
 }
 
-/// Does this process open connections in it? (Not in those of its parent.)
+/// Does this process open connections in the channel? (A forked child does not in its parent's.)
 fn opens(c: &Chan) -> bool {
     !c.retired.load(Ordering::Relaxed)
 }
 
-/// False: this process has an arena that it cannot show, and nobody could clean up after it.
+/// Shows the arenas and the channels of which this process is the client. False: there is no monitor any more, or
+/// this process has an arena that it cannot show, and nobody could clean up after it.
 pub fn announce() -> bool {
     if let Some(h) = arena::header() {
         let held = h.monitor.load(Ordering::Acquire);
         if held & FUTEX_OWNER_DIED != 0 {
-            // Else who sleeps would take the mark of the old monitor for the new one's.
+            // A thread that sleeps would take the old monitor's mark for the new one's.
             let _ = h.monitor.compare_exchange(held, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }

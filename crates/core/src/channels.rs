@@ -61,8 +61,8 @@ pub fn forget_all() {
     }
 }
 
-/// The monitor passes on that a peer has rung. Is it for somebody who sleeps, it is time for a
-/// pipe after some times.
+/// The monitor passes on that a peer has rung. If the thread that it is for sleeps, it gets
+/// a pipe after some times.
 pub fn woken(m: &Msg) {
     let Some(b) = waker::at(m.id as usize) else { return };
     b.ring_self();

@@ -24,7 +24,7 @@ const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, locked: [false; LOCKS.len
 #[link_section = ".data.fsocket_start"]
 static PREPARED: Lock<Prepared> = Lock::new(NOTHING);
 
-/// ... and no other thread, which might just be about to begin something.
+/// Is there nothing to keep, and no other thread, which might just be about to begin something?
 fn at_rest() -> bool {
     nothing_to_keep() && process::is_single_threaded()
 }

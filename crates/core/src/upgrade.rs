@@ -284,7 +284,7 @@ fn wait(fd: i32, d: &Desc) -> bool {
 
 /// Enough calls have gone by for a try.
 fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
-    /// Who never sends is tried while it receives.
+    /// A side that never sends is tried while it receives.
     const QUIET: u32 = 16;
     /// A look costs some system calls: so many calls of a stream that does not rest look.
     const LOOKS: u32 = 32;

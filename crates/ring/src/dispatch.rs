@@ -58,7 +58,7 @@ impl Default for Busy {
 /// The workers of a listener, a bit each.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Workers {
-    /// Who is there.
+    /// The workers that are there, a bit each.
     pub all: u64,
     /// Whose queue has been long lately.
     pub busy: u64,
@@ -102,11 +102,11 @@ pub fn choose<'a>(
 }
 
 /// After a connection was put into the queue of `chosen`: whom to wake, by `ring`, which says
-/// whether one of these waiters slept. Who sleeps there, else who sleeps anywhere: he may have
-/// begun to since the worker was chosen, and one that is armed may do something else (an epoll
+/// whether one of these waiters slept. A thread that sleeps there comes first, then one that sleeps anywhere:
+/// it may have begun to since the worker was chosen, and one that is armed may do something else (an epoll
 /// instance stays armed while nobody waits in it). Each looks into all queues after arming,
-/// before he sleeps, so that one of the two sees the other. (Not who is to be avoided, for one
-/// who is not: that one computes, and will look; if he does not, the monitor sees it.)
+/// before it sleeps, so that one of the two sees the other. (A worker that is to be avoided is not woken for
+/// one that is not: that one computes, and will look; if it does not, the monitor sees it.)
 pub fn wake<'a>(chosen: u32, workers: Workers, queue: impl Fn(u32) -> &'a SynQueue, mut ring: impl FnMut(u64) -> bool) {
     let mut rouse = |w| match queue(w).want.take() {
         0 => false,

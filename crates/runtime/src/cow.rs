@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
-/// A word that is written only if that changes it.
+/// A word that is stored to only if the store changes it.
 pub trait Sparing<T> {
     /// A relaxed store, for words of which no other thread waits for a release.
     fn put(&self, value: T);

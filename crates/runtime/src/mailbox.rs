@@ -26,8 +26,8 @@ impl<T: Copy, const ROOM: usize> Mailbox<T, ROOM> {
         true
     }
 
-    /// Takes out what was noted, one after the other. Not more than there is room for: who is
-    /// asked all the time has other things to do, too.
+    /// Takes out what was noted, one after the other. Not more than there is room for: a
+    /// thread that is asked all the time has other things to do, too.
     #[inline]
     pub fn answer(&self, each: impl FnMut(T)) {
         if self.waiting.load(Ordering::Acquire) != 0 {
@@ -77,7 +77,7 @@ mod tests {
         m.answer(|r| {
             sum += r;
             n += 1;
-            // Who answers may be asked meanwhile.
+            // The thread that answers may be asked meanwhile.
             assert!(n > 1 || m.note(5));
         });
         assert_eq!(n, 3, "as many as there is room for, then the rest another time");

@@ -17,7 +17,7 @@ pub fn making<T>(make: impl FnOnce() -> T) -> T {
     made
 }
 
-/// In a forked child: who made one is not here.
+/// In a forked child: threads that were making one are not here.
 pub fn become_child() {
     ENDED.put(BEGUN.load(Ordering::SeqCst));
 }

@@ -3,11 +3,11 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// So many are kept in any case.
+/// So many are kept even if they leave the library's other descriptors little room.
 const FEW: u32 = 48;
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A number plus one; 0: none is kept. Zero is valid.
+/// A descriptor plus one; 0: none is kept. All bytes zero is a valid value.
 pub struct Kept(AtomicI32);
 
 impl Kept {
@@ -29,18 +29,19 @@ impl Kept {
         }
     }
 
+    /// The descriptor, if it is kept.
     pub fn fd(&self) -> Option<i32> {
         self.0.load(Ordering::Acquire).checked_sub(1).filter(|fd| *fd >= 0)
     }
 
-    /// The memory is not mapped any more: what is to be closed.
+    /// The memory is not mapped any more. Returns the descriptor, which the caller closes.
     pub fn take(&self) -> Option<i32> {
         let fd = self.0.swap(0, Ordering::AcqRel).checked_sub(1).filter(|fd| *fd >= 0)?;
         COUNT.fetch_sub(1, Ordering::Relaxed);
         Some(fd)
     }
 
-    /// It got another number.
+    /// The descriptor got another number. False: it is not this one.
     pub fn renumbered(&self, old: i32, new: i32) -> bool {
         self.0.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

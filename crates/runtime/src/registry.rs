@@ -16,14 +16,16 @@ pub fn closings(port: u16) -> u32 {
     if p.is_null() {
         return 0;
     }
-    // SAFETY: mapped for ever, a word for each port, by `map_closings`.
+    // SAFETY: `map_closings` has mapped a word for each port. The range stays when another monitor comes (its
+    // memory is then replaced by zeros).
     unsafe { (*p.add(port as usize)).load(Ordering::Acquire) }
 }
 
 /// The registry, if it has been needed already.
 pub fn mapped() -> Option<&'static Registry> {
     let p = REGISTRY.load(Ordering::Acquire);
-    // SAFETY: mapped for ever, SIZE bytes, by `map`.
+    // SAFETY: `map` has mapped SIZE bytes. The range stays when another monitor comes (its memory is then
+    // replaced by zeros).
     (!p.is_null()).then(|| unsafe { &*p })
 }
 

@@ -60,7 +60,7 @@ fn permitted() -> u64 {
 }
 
 /// What this process can do and become, as a number: processes with the same may share
-/// memory. Who has CAP_SETUID can become any user.
+/// memory. A process with CAP_SETUID can become any user.
 #[link_section = ".text.fsocket_start"]
 pub fn class() -> u64 {
     let caps = permitted();

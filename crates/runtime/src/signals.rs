@@ -57,8 +57,8 @@ impl Action {
 /// What a thread does to itself; language runtimes handle these.
 const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// glibc's own, for cancellation and for `setuid` in all threads; it never blocks them. Who is told of a
-/// cancellation that he has switched off must not be interrupted by it.
+/// glibc's own, for cancellation and for `setuid` in all threads; it never blocks them. A thread
+/// that has switched cancellation off must not be interrupted by it.
 const LIBC: [i32; 2] = [32, 33];
 
 /// Do all handlers of the process ask for interrupted calls to be restarted?

@@ -39,7 +39,7 @@ const CONTENDED_US: u64 = 1000;
 const MAX_SKIP: u32 = 255;
 
 /// A yield that took so long, microseconds, was not to a peer: another program wants the CPU, and
-/// keeps it for its slice. Who sleeps is let in when he is woken; who yields waits.
+/// keeps it for its slice. A thread that sleeps gets the CPU when it is woken; one that yields waits.
 const LOST_US: u64 = 100;
 /// For that many times what was lost nobody in this process yields, and nobody spins for a peer
 /// that may need this very CPU. So that yields cost a sixteenth at most.

@@ -1,4 +1,4 @@
-//! Who sleeps in us, on what, and what it holds meanwhile.
+//! Threads that sleep in the library, on what, and what they hold meanwhile.
 //!
 //! Two things end a sleep from outside: `pthread_cancel`, which must find the
 //! thread ([`crate::cancel`]), and a signal handler that leaves by `siglongjmp`
@@ -119,7 +119,7 @@ pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
     let mark = Mark::new();
     let place = enter(on, &mark);
     if let Some((_, p)) = place {
-        // SeqCst: who cancels writes that down and looks here; we look there next.
+        // SeqCst: the thread that cancels notes its request and looks here; this one looks there next.
         p.sleeps.store(true, Ordering::SeqCst);
     }
     loop {

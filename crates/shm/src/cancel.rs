@@ -157,7 +157,7 @@ pub fn note(thread: libc::pthread_t, tid: u32) -> bool {
     r.tid.store(tid, Ordering::Relaxed);
     r.seen.store(false, Ordering::Relaxed);
     COUNT.fetch_add(1, Ordering::SeqCst);
-    // SeqCst: before the look at who sleeps.
+    // SeqCst: before the look at the threads that sleep.
     r.thread.store(thread, Ordering::SeqCst);
     true
 }

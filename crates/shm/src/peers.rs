@@ -20,7 +20,7 @@ use fsocket_abi::channel::{status, Prod};
 use fsocket_sync::atomic::AtomicU32 as WaitWord;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// A child is being forked and will enter itself; if it cannot, this stays.
+/// In the place of a child that is being forked and will enter itself. If it cannot, this stays.
 const EXPECTED: u32 = u32::MAX;
 
 fn own(d: &Desc) -> &Prod {
@@ -187,6 +187,8 @@ impl Watched {
 const NEAR: usize = 8;
 static WATCHED: [Watched; 512] =
     [const { Watched { pid: AtomicU32::new(0), fd: AtomicI32::new(-1), ended: AtomicBool::new(false) } }; 512];
+
+/// The epoll instance with the pidfds, made on first use.
 fn make_instance() -> Option<i32> {
     if let Some(fd) = waker::ends() {
         return Some(fd);
@@ -294,8 +296,9 @@ pub fn beside(word: &WaitWord, expected: u32) -> Option<i32> {
     }
 }
 
+/// Threads that sleep so.
 static BESIDE: AtomicU32 = AtomicU32::new(0);
-/// There is no such sleep here.
+/// The kernel has no such sleep.
 static NONE: AtomicBool = AtomicBool::new(false);
 
 /// Errors: EINTR, ETIMEDOUT.

@@ -197,7 +197,7 @@ fn published(d: &'static Desc, h: &Half, cpu_mark: impl FnOnce() -> u32) -> Tiny
     Tiny::Sent
 }
 
-/// To [`send_tiny`], by who has the token.
+/// Credit for [`send_tiny`]. The caller has the token.
 fn give_credit(d: &Desc, h: &Half) {
     if !token::owned(h) {
         return;

@@ -45,7 +45,7 @@ fn from_another(d: &Desc) -> u64 {
     }
     last.store(me, Ordering::Relaxed);
     if let Some(d) = DESCS.get(was.wrapping_sub(1)) {
-        // Who is the sender there does not ask; so that he comes here before he sends next.
+        // The sender there does not ask. Without its entry it comes here before it sends next.
         d.set_sender(0);
     }
     record::stamp(cpu::ticks())

@@ -98,8 +98,8 @@ pub(super) fn wait_space(d: &'static Desc, w: &mut Wait) -> Result<()> {
     sleep(d, &tx.want_space, w, timeo, &d.spin_tx, ready::peer_cpu(d), || !d.is_conn() || ready::can_send(d))
 }
 
-/// MSG_PEEK that waits for more than what was there. As elsewhere, who sleeps is woken at the
-/// low-water mark, also where he wants less.
+/// MSG_PEEK that waits for more than what was there. As elsewhere, the sleeper is woken at the
+/// low-water mark, also where it wants less.
 pub(super) fn wait_more(d: &'static Desc, have: usize, w: &mut Wait) -> Result<()> {
     let (r, rx, h) = d.rx();
     let least = super::low_water(d).max(have + 1);
@@ -147,8 +147,8 @@ fn restarts(d: &Desc, want: &Want) -> bool {
 pub fn fd_detached(d: &'static Desc) {
     if d.is_conn() {
         for want in [&d.rx_dir().want_data, &d.tx_dir().want_space] {
-            // Behind `detached`: who has read the word before this, and sleeps by it, finds it
-            // changed; who reads it afterwards sees the number gone.
+            // Behind `detached`: a thread that has read the word before this, and sleeps by it,
+            // finds it changed; one that reads it afterwards sees the number gone.
             want.seq.fetch_add(1, Ordering::AcqRel);
         }
     }

@@ -21,7 +21,7 @@ const ACROSS_NS: u64 = 10_000_000;
 /// How long the accepter waits for the opener, which waits for it.
 const ANSWER_NS: u64 = 20_000_000;
 
-/// Bumped when a connection went over: who has looked at kinds must look again.
+/// Bumped when a connection went over: a thread that has looked at kinds must look again.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 
 pub fn epoch() -> u32 {

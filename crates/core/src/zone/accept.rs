@@ -17,7 +17,7 @@ use fsocket_zones::listener::{self, Shape};
 /// seldom, up to every so many connections, or after a while.
 const GLOBAL_EVERY: u32 = 2;
 const GLOBAL_SELDOM: u32 = 256;
-/// Who has found its queue empty within so many connections does so again.
+/// A worker that has found its queue empty within so many connections does so again.
 const DRAINS: u32 = 8;
 /// At most once in so many connections because of the time.
 const GLOBAL_LATE: u32 = 4;

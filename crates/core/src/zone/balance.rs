@@ -3,11 +3,11 @@
 //!
 //! The monitor hands every worker of a group the local listen sockets of the others
 //! ("peers"). They lie in the worker's epoll instance behind its own one, and the kernel
-//! wakes who comes first in a socket's list and really waits: the socket's own worker, else
+//! wakes the first in a socket's list that really waits: the socket's own worker, else
 //! one of the others. So nobody is woken while the own worker waits, and somebody is
 //! when it does not.
 //!
-//! Who is woken so does not take the connection at once: the own worker may be about to,
+//! A worker that is woken so does not take the connection at once: the own worker may be about to,
 //! and it is better off there. It looks again until the connection is gone, or its worker
 //! has not looked for a while ("patience"), or the zone is busy.
 

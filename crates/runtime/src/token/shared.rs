@@ -49,7 +49,7 @@ pub fn is_here(id: u64) -> bool {
     sys::cpu::is_thread(id)
 }
 
-/// [`is_here`] for who has a register left: what it has loaded serves once more.
+/// [`is_here`] for a caller that has a register left: what it has loaded serves once more.
 #[inline(always)]
 pub fn if_here(id: u64) -> Option<Here> {
     let me = sys::cpu::thread_id_in_place();

@@ -1,5 +1,5 @@
-//! Channels of a monitor that has died: they go on, and are whole again when the monitor after it knows
-//! both sides ([`crate::again`]).
+//! Channels of a monitor that has died. Their connections go on. Such a channel is half until the next monitor
+//! knows both sides, to which each side shows it (`again` in core).
 
 use super::{all, by_id, Chan};
 use crate::ctl;
@@ -7,12 +7,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::channel::{CLIENT, SERVER, WORKERS};
 use fsocket_sys as sys;
 
-/// When the monitor has died, nanoseconds.
+/// When the monitor has died, or half channels were last given up, nanoseconds.
 static SINCE: AtomicU64 = AtomicU64::new(0);
-/// After that time one that nobody uses is given up: its other side has died, or never comes.
+/// A half channel that nobody uses is given up after that time: its other side has died, or never comes.
 const GIVEN_UP_NS: u64 = 5_000_000_000;
 
 impl Chan {
+    /// Does the monitor not know both sides?
     #[inline]
     pub fn is_half(&self) -> bool {
         self.half.load(Ordering::Relaxed)
@@ -26,6 +27,7 @@ impl Chan {
         };
     }
 
+    /// Has it connections, or waits one to be accepted?
     pub fn is_used(&self) -> bool {
         let waits = |q| super::queue_len(self.queue(q)) > 0;
         self.desc_of.iter().any(|d| d.load(Ordering::Relaxed) != 0)
@@ -39,14 +41,14 @@ pub fn halve_all() {
     all().for_each(|c| c.set_half(true));
 }
 
-/// The monitor after it knows both sides of this one.
+/// The monitor knows both sides of the channel with this number.
 pub fn whole(id: u32) {
     for c in [CLIENT, SERVER].into_iter().filter_map(|side| by_id(id, side)) {
         c.set_half(false);
     }
 }
 
-/// Is it time to give up those that nobody uses any more? Not again for as long.
+/// Is it time to give up half channels that nobody uses? The next time is as long after this one.
 pub fn is_time_to_give_up() -> bool {
     let now = sys::now_ns();
     let due = now.saturating_sub(SINCE.load(Ordering::Relaxed)) >= GIVEN_UP_NS;

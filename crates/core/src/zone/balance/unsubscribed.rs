@@ -1,4 +1,4 @@
-//! Who has enough to do is not among those whom the kernel wakes for others.
+//! A worker that has enough to do is not among those that the kernel wakes for others.
 //!
 //! While nobody sleeps, the kernel goes through the whole list of a listen socket with each
 //! connection: it locks every worker's instance, and every worker then asks the socket, from
@@ -170,8 +170,8 @@ impl Unsubscribed {
         }
     }
 
-    /// Who sleeps in `ep` is among those who are woken for others, now: the calling thread is about
-    /// to, for long; or a second one has come, and the first may sleep.
+    /// Threads that sleep in `ep` are woken for others from now on: the calling thread is about to sleep there,
+    /// for long; or a second one has come, and the first may sleep.
     pub fn attend(&self, ep: i32) {
         self.soon.store(0, Ordering::Relaxed);
         self.out.resubscribe(|| turn_to_peers(ep));
