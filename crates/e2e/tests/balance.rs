@@ -77,9 +77,9 @@ fn who_waits_at_a_sleeping_workers_own_socket_is_served_by_another() {
         let host = patient();
         let server = Server::start(&host, mode, 512, &[]);
         let busy = server.worker(0);
-        let sleeper = server.say(0, "sleep 6");
+        let sleeper = server.say(0, "sleep 3");
         std::thread::sleep(Duration::from_millis(100));
-        for n in 0..4 {
+        for n in 0..2 {
             let began = Instant::now();
             let many: Vec<TcpStream> = (0..10).map(|_| server.say(0, "who")).collect();
             for c in &many {
@@ -89,7 +89,7 @@ fn who_waits_at_a_sleeping_workers_own_socket_is_served_by_another() {
             assert!(took < Duration::from_millis(1200), "{mode}: connections {n} waited {took:?}");
         }
         assert_eq!(server.told(&sleeper), busy, "{mode}");
-        assert!(stolen(&host.zones()) >= 40, "{mode}: {:#}", host.zones());
+        assert!(stolen(&host.zones()) >= 20, "{mode}: {:#}", host.zones());
     }
 }
 
@@ -333,7 +333,7 @@ fn workers_are_balanced_again_after_the_monitor_was_killed() {
         let again = net::wait_until(Duration::from_secs(10), || queues(&host) == 2);
         assert!(again.is_ok(), "{mode}: {:#}", host.zones());
         assert_eq!([0, 1].map(|cpu| server.worker(cpu)), workers, "{mode}: at the places they had");
-        let sleeper = server.say(0, "sleep 4");
+        let sleeper = server.say(0, "sleep 3");
         std::thread::sleep(Duration::from_millis(100));
         let many: Vec<TcpStream> = (0..10).map(|_| server.say(0, "who")).collect();
         let began = Instant::now();
