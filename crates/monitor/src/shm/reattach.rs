@@ -38,8 +38,8 @@ pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<R
     (Msg { result: Errno::PROTO.raw_os_error(), arg0: ours.into(), ..reply(msg) }, None)
 }
 
-/// An arena that another process with the same rights has shown: the two are related. False: it is not known. (A
-/// child that has given up rights may have kept the descriptor: it does not become its parent's relative again.)
+/// An arena that another process with the same rights has shown: both are of one fork group. False: it is not known.
+/// (A child that has given up rights may have kept the descriptor, and stays outside.)
 pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited: bool) -> bool {
     let Some(client) = ctx.clients.get_mut(id) else { return true };
     let Ok(file) = FileId::of(fd) else { return false };
@@ -188,7 +188,7 @@ impl Shm {
                 l.families.insert(family);
                 ch.mem.set_workers(l.worker_mask());
             }
-            // It has accepted, and closed the listener, or left it to a relative.
+            // It has accepted, and closed the listener, or left it to a process of its fork group.
             _ if own => {}
             _ => return false,
         }
