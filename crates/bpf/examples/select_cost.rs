@@ -9,7 +9,7 @@
 //! of stock. Rounds alternate; medians. JSON.
 
 use fsocket_bpf::select::{Select, GLOBAL};
-use fsocket_zones::{classic, listener};
+use fsocket_reuseport::{classic, listener};
 use libbpf_rs::libbpf_sys;
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};

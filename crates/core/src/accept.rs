@@ -337,7 +337,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             stats::count(Counter::Sleeps);
             let t0 = sys::cpu::ticks();
             zone::balance::before_sleep();
-            let mut left = deadline.left();
+            let mut left = zone::balance::cut(deadline.left());
             if sleeper.is_none() {
                 let piece = unarmed.piece();
                 left = Some(left.map_or(piece, |l| l.min(piece)));

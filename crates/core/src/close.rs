@@ -45,7 +45,7 @@ pub fn is_kernel_only(fd: i32) -> bool {
 /// The kernel is about to have a number again that was its own.
 #[inline]
 fn frees(fd: i32) {
-    crate::uring::rings::closed(fd);
+    crate::rings::closed(fd);
     unhooked::closed(fd);
     table::fds_gone(fd..=fd);
     pool::kernel_freed(fd);
@@ -365,7 +365,7 @@ pub unsafe fn passing(m: *const libc::msghdr) {
 
 /// `fd` now is something else in the kernel (dup2, or closed behind us).
 pub fn overwritten(fd: i32) {
-    crate::uring::rings::closed(fd);
+    crate::rings::closed(fd);
     unhooked::closed(fd);
     table::fds_gone(fd..=fd);
     pool::forget(fd);
@@ -385,7 +385,7 @@ pub fn range(first: u32, last: u32, mut kernel: impl FnMut(u32, u32) -> Result<(
         }
     }
     pool::drain();
-    crate::uring::rings::closed_range(first, last);
+    crate::rings::closed_range(first, last);
     table::fds_gone(first as i32..=last.min(i32::MAX as u32) as i32);
     (first..=last.min(unhooked::FDS as u32)).for_each(|fd| unhooked::closed(fd as i32));
     let mut from = first as u64;

@@ -296,6 +296,6 @@ pub fn nothing_to_keep() -> bool {
     table::DESCS.is_empty()
         && epoll::is_unused()
         && zone::is_unused()
-        && crate::uring::rings::is_unused()
+        && crate::rings::is_unused()
         && !crate::arena::is_wanted()
 }

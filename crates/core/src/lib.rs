@@ -37,13 +37,11 @@ pub mod sendfile;
 pub mod slice;
 pub mod start;
 pub mod stream;
-pub mod unhooked;
-mod unjoined;
 pub mod upgrade;
 pub mod uring;
-mod wait;
 pub mod zone;
 
+pub use fsocket_compat::{rings, unhooked};
 pub use fsocket_fdtable::{arena, ctl, pool, socks, space, table, upcalls};
 pub use fsocket_runtime::{
     bits, cow, faults, heartbeat, inspect, keeping, lock, mailbox, making, memory_fd, name, options, process, registry,
@@ -52,6 +50,8 @@ pub use fsocket_runtime::{
 pub use fsocket_shm::{asleep, cancel, chan, conn, idle, kept, peers, stage, values, waker};
 pub use fsocket_sys::{Errno, Result};
 pub use fsocket_uaccess::{copy_by, Memcpy};
+
+use fsocket_wait::{self as wait, unjoined};
 
 /// What a hook shall do: the answer, or "let libc do it".
 pub enum Outcome<T> {

@@ -427,7 +427,7 @@ impl Listener {
     }
 
     fn note_backlog(&self, fd: i32) {
-        let limit = fsocket_zones::listener::backlog(fd).map_or(0, |(limit, _)| limit.min(i32::MAX as u32) + 1);
+        let limit = fsocket_reuseport::listener::backlog(fd).map_or(0, |(limit, _)| limit.min(i32::MAX as u32) + 1);
         self.backlog.store(limit, Ordering::Relaxed);
     }
 

@@ -10,14 +10,12 @@
 //! of a program's own are found by [`crate::unhooked`], and everything is left to the
 //! kernel, as for a ring that a kernel thread polls without any call.
 
-mod entry;
-pub mod rings;
-
 use crate::table::{self, kind, Desc};
 use crate::{close, epoll, exec, path, pool, process, socks, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
-use entry::Entry;
 use fsocket_abi::arena::Counter;
+use fsocket_compat::entry::{self, Entry};
+use fsocket_compat::rings;
 use fsocket_sys::Errno;
 
 pub use rings::{become_child, closed, closed_range, is_unused, known, Queue};

@@ -39,9 +39,9 @@ use crate::upcalls::watcher;
 use crate::{kept, values};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Counter;
+use fsocket_reuseport::listener::Shape;
+use fsocket_reuseport::reservation::{self};
 use fsocket_sys::{self as sys};
-use fsocket_zones::listener::Shape;
-use fsocket_zones::reservation::{self};
 
 pub use cpu::Pin;
 pub use join::{How, Who};

@@ -59,7 +59,7 @@ fn copy_each(d: &Desc, from: i32, to: i32) {
             0 => return,
             u32::MAX => {
                 let v6 = d.family.load(Ordering::Relaxed) as i32 == libc::AF_INET6;
-                let _ = fsocket_zones::copy::options(from, to, v6);
+                let _ = fsocket_reuseport::copy::options(from, to, v6);
                 return;
             }
             e => e,

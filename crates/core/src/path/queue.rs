@@ -49,7 +49,7 @@ pub fn requeue(d: &'static Desc) {
 /// Has the kernel's queue no room for another one? (It takes one more than its limit.)
 fn is_full(d: &Desc) -> bool {
     let fd = table::fd_of(d).unwrap_or(-1);
-    fsocket_zones::listener::backlog(fd).is_ok_and(|(limit, waiting)| waiting >= limit)
+    fsocket_reuseport::listener::backlog(fd).is_ok_and(|(limit, waiting)| waiting >= limit)
 }
 
 /// Our queues take more than the program's backlog, and nobody may be there to accept. True: it

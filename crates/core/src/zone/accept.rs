@@ -9,8 +9,8 @@ use crate::wait::{self, Deadline};
 use crate::{arena, ctl, pool, process, stats, Outcome};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
+use fsocket_reuseport::listener::{self, Shape};
 use fsocket_sys::{self as sys, Errno, Result};
-use fsocket_zones::listener::{self, Shape};
 
 /// While both have connections, the own and the global queue take turns: what is in the
 /// global one has waited longer. As long as nothing is found there it is looked at ever more
@@ -290,7 +290,7 @@ impl Zoned {
                 revents: 0,
             });
             // SAFETY: no mask.
-            match unsafe { wait::sleep(&mut p, None, deadline.left(), core::ptr::null()) } {
+            match unsafe { wait::sleep(&mut p, None, super::balance::cut(deadline.left()), core::ptr::null()) } {
                 Err(Errno::EINTR) if wait::restarts(deadline.is_limited()) => continue,
                 Err(e) => return Err(e),
                 Ok(0) if deadline.is_over() => return Err(Errno::EAGAIN),

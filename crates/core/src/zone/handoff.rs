@@ -7,8 +7,8 @@ use super::listener::Peer;
 use super::listener::Zoned;
 use crate::{ctl, process};
 use core::sync::atomic::Ordering;
+use fsocket_reuseport::classic;
 use fsocket_sys::{self as sys, Errno, Result};
-use fsocket_zones::classic;
 
 /// Connections handed over at most; a full socket stops it earlier.
 const MOST: usize = 4096;

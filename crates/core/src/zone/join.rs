@@ -7,10 +7,10 @@ use crate::{ctl, process, socks, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_proto::{kind as msg, Msg};
+use fsocket_reuseport::classic;
+use fsocket_reuseport::listener::{self, reuse_port, Shape};
+use fsocket_reuseport::reservation::ReuseWindow;
 use fsocket_sys::{self as sys, Errno, Result};
-use fsocket_zones::classic;
-use fsocket_zones::listener::{self, reuse_port, Shape};
-use fsocket_zones::reservation::ReuseWindow;
 
 /// How a worker is about to wait for connections. A local listen socket is made
 /// only where we see to it that it is waited for.

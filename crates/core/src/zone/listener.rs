@@ -9,9 +9,9 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use fsocket_abi::arena::Counter;
 use fsocket_abi::balance::{Balance, QUEUES};
 use fsocket_proto::{kind as msg, Msg};
+use fsocket_reuseport::listener::{reuse_port, Shape};
+use fsocket_reuseport::reservation::{self, ReuseWindow};
 use fsocket_sys::{self as sys, Errno, Result};
-use fsocket_zones::listener::{reuse_port, Shape};
-use fsocket_zones::reservation::{self, ReuseWindow};
 
 /// Listeners per process that can have zones.
 pub(super) const MAX: usize = 128;

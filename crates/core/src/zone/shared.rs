@@ -17,8 +17,8 @@ use crate::{arena, ctl, pool, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter};
 use fsocket_proto::{kind as msg, Msg};
+use fsocket_reuseport::classic;
 use fsocket_sys::{Errno, Result};
-use fsocket_zones::classic;
 
 /// The program selects among its sockets by a program of its own.
 static OWN_SELECTOR: AtomicBool = AtomicBool::new(false);

@@ -10,9 +10,9 @@ use super::listener::{enabled, state, used};
 use crate::exec::actions::{fd_survives, Actions};
 use crate::process;
 use core::sync::atomic::Ordering;
+use fsocket_reuseport::listener::{reuse_port_of, Shape};
+use fsocket_reuseport::reservation;
 use fsocket_sys as sys;
-use fsocket_zones::listener::{reuse_port_of, Shape};
-use fsocket_zones::reservation;
 
 /// Own descriptors that are looked at for a reservation.
 const LOOK: i32 = 256;

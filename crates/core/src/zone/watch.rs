@@ -509,7 +509,7 @@ pub unsafe fn poll(
         balance::before_sleep();
         let left = match core::mem::take(&mut asks) {
             true => Some(0),
-            false => deadline.left(),
+            false => balance::cut(deadline.left()),
         };
         // SAFETY: the caller's mask.
         if let Err(e) = unsafe { wait::sleep(&mut all[..used], None, left, mask) } {

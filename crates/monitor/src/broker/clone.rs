@@ -3,13 +3,13 @@
 use crate::descriptor;
 use crate::maker;
 use crate::sockdiag::SockDiag;
-use fsocket_zones::listener::{self, reuse_port, Shape};
-use fsocket_zones::reservation::{self, ReuseWindow};
+use fsocket_reuseport::listener::{self, reuse_port, Shape};
+use fsocket_reuseport::reservation::{self, ReuseWindow};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-fn errno(e: fsocket_zones::Errno) -> Errno {
+fn errno(e: fsocket_reuseport::Errno) -> Errno {
     Errno::from_raw_os_error(e.raw())
 }
 

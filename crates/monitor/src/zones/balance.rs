@@ -17,7 +17,7 @@ use crate::steer::{Also, Move};
 use crate::ConnId;
 use fsocket_abi::balance::QUEUES;
 use fsocket_proto::{kind, Msg};
-use fsocket_zones::listener;
+use fsocket_reuseport::listener;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;

@@ -6,9 +6,9 @@
 use crate::knobs::Knobs;
 use crate::memory::Mapping;
 use fsocket_abi::balance::{self as abi, Queue, BALANCE_SIZE, ONE, QUEUES};
+use fsocket_reuseport::listener;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sync::idle;
-use fsocket_zones::listener;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::mem::{offset_of, size_of};

@@ -11,7 +11,7 @@ use crate::descriptor::{self, Attached};
 use crate::{ConnId, FamilyId};
 use fsocket_bpf::select::{GLOBAL, PLACES};
 use fsocket_proto::{kind, Msg};
-use fsocket_zones::listener::Shape;
+use fsocket_reuseport::listener::Shape;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::sockopt;

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use fsocket_proto::{kind, Msg};
-use fsocket_zones::listener::{like, reuse_port, Shape};
+use fsocket_reuseport::listener::{like, reuse_port, Shape};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 
@@ -75,7 +75,7 @@ fn who_is_no_worker_gets_what_waits_for_one_and_is_told() {
     let local = local_of(global.as_fd());
     let (answer, program) = worker.request(Msg::new(kind::GROUP), Some(global.as_fd()));
     let group = answer.id;
-    fsocket_zones::classic::attach_loaded(global.as_raw_fd(), program.expect("a program").as_raw_fd()).unwrap();
+    fsocket_reuseport::classic::attach_loaded(global.as_raw_fd(), program.expect("a program").as_raw_fd()).unwrap();
     let msg = |kind| Msg { id: group, ..Msg::new(kind) };
     assert_eq!(worker.request(msg(kind::LOCAL), Some(local.as_fd())).0.arg0, 1);
     assert_eq!(worker.request(msg(kind::BALANCE), None).0.result, 0);

@@ -1,7 +1,7 @@
 //! The rings of this process, and where their submission queues lie.
 
+use crate::entry::{Entry, SIZE};
 use crate::lock::Lock;
-use crate::uring::entry::{Entry, SIZE};
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_sys as sys;
 

@@ -8,13 +8,12 @@
 //! have to wait. Once one is found this process is left to the kernel, with everything that it has.
 //!
 //! The same goes for io_uring: a ring that was made neither through libc nor through
-//! liburing ([`crate::uring`]).
+//! liburing ([`crate::rings`]).
 
 use crate::cow::Sparing;
 use crate::table;
 use crate::upcalls::upcalls;
-use crate::uring::rings;
-use crate::{ctl, making, process, stats};
+use crate::{ctl, making, process, rings, stats};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys as sys;

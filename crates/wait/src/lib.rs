@@ -1,10 +1,15 @@
 //! What the sleeps of all calls have in common: until when, how a signal ends them, and the waker and
 //! the monitor beside what they wait for.
 
-use crate::asleep::{self, On};
-use crate::waker::{self, Waker};
-use crate::zone::balance;
-use crate::{cancel, chan, ctl, signals};
+#![no_std]
+
+pub mod unjoined;
+
+use fsocket_fdtable::ctl;
+use fsocket_runtime::signals;
+use fsocket_shm::asleep::{self, On};
+use fsocket_shm::waker::{self, Waker};
+use fsocket_shm::{cancel, chan};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Result};
 
@@ -99,8 +104,7 @@ pub unsafe fn sleep(
     for (p, fd) in p[at..].iter_mut().zip([sleeper.as_ref().map_or(-1, |s| s.waker.fd()), control]) {
         *p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
-    let left = crate::unjoined::cut(if sleeper.is_some() { chan::cut(left) } else { left });
-    let left = balance::cut(left);
+    let left = unjoined::cut(if sleeper.is_some() { chan::cut(left) } else { left });
     let on = On { waker: sleeper.as_ref().map(|s| s.waker), ..On::default() };
     // SAFETY: `p` is a slice; the caller's mask.
     let r = asleep::sleep(&on, || unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), left, mask) });
