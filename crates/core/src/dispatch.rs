@@ -18,11 +18,13 @@ static UPCALLS: Upcalls = Upcalls {
     last_reference: close::last_reference,
     leave_everything: uring::leave_everything,
     leave_to_instances: leave::to_instances,
+    accepted: upgrade::accepted,
     watcher: Watcher {
         changed: epoll::changed,
         also_kernel: epoll::also_kernel,
         migrated_to_kernel: epoll::migrated_to_kernel,
         leave_to_kernel: epoll::leave_to_kernel,
+        became_conn: epoll::became_conn,
         became_listener: epoll::became_listener,
         listener_changed: epoll::listener_changed,
         readable: epoll::readable,

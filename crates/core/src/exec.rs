@@ -62,11 +62,11 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
     next.inject = !carried
         && spawn.is_none()
         && environment::lost_us(start.env)
-        && (descs().any(|d| inheritable(d, to)) || zone::successor::any())
+        && (descs().any(|d| inheritable(d, to)) || zone::successor::any(|fd| fd_survives(fd, &Actions::NONE)))
         && program::is_this_one(start);
     if environment::carries_zones(start.env) || next.inject {
         next.reservations = true;
-        zone::successor::before_exec(to);
+        zone::successor::before_exec(|fd| fd_survives(fd, to));
     }
     // Numbers of ours that wait for the next connection are nobody's there.
     pool::drain();

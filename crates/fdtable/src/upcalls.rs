@@ -28,6 +28,11 @@ pub struct Upcalls {
     pub leave_everything: fn(),
     /// So do the connections, which these epoll instances of the kernel's watch.
     pub leave_to_instances: fn(&[i32]),
+    /// The kernel has accepted a connection. `addr` and `len`: what the caller of `accept` was told, or null.
+    ///
+    /// # Safety
+    /// `addr` is null or readable for what `len` says.
+    pub accepted: unsafe fn(fd: i32, addr: *const libc::sockaddr, len: *const u32),
     pub watcher: Watcher,
 }
 
@@ -41,6 +46,7 @@ pub struct Watcher {
     pub migrated_to_kernel: fn(&Desc, i32),
     /// A descriptor turned out to be the kernel's, where it is registered already.
     pub leave_to_kernel: fn(&Desc),
+    pub became_conn: fn(&Desc),
     pub became_listener: fn(&Desc),
     /// The listener with this number got another channel.
     pub listener_changed: fn(u64),
@@ -60,11 +66,13 @@ static NONE: Upcalls = Upcalls {
     last_reference: |_| {},
     leave_everything: || {},
     leave_to_instances: |_| {},
+    accepted: |_, _, _| {},
     watcher: Watcher {
         changed: |_| {},
         also_kernel: |_, _| {},
         migrated_to_kernel: |_, _| {},
         leave_to_kernel: |_| {},
+        became_conn: |_| {},
         became_listener: |_| {},
         listener_changed: |_| {},
         readable: |_| false,

@@ -30,7 +30,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|l| !l.starts_with("    ")).flat_map(|l| l.split('`').skip(1).step_by(2))
 }
 
-/// Files that a page names and that are not there: paths from the top, `core/x.rs` for `crates/core/src/x.rs`,
+/// Files that a page names and that are not there: paths from the top, `shm/x.rs` for `crates/shm/src/x.rs`,
 /// and targets of links.
 fn missing(page: &Path, text: &str) -> Vec<String> {
     let from = page.parent().expect("a folder");
@@ -90,8 +90,8 @@ fn tests_that_security_names_exist() {
 #[test]
 fn a_missing_file_is_seen() {
     let page = root().join("README.md");
-    let bad = "`crates/core/src/nowhere.rs` `core/nowhere.rs` [x](docs/nowhere.md)\n";
+    let bad = "`crates/listeners/src/nowhere.rs` `listeners/nowhere.rs` [x](docs/nowhere.md)\n";
     assert_eq!(missing(&page, bad).len(), 3);
-    let good = "`crates/core/src/route.rs` `core/route.rs` [x](docs/limits.md#zones) `sync/token.rs` `a/b`\n";
+    let good = "`crates/listeners/src/route.rs` `listeners/route.rs` [x](docs/limits.md#zones) `sync/token.rs` `a/b`\n";
     assert_eq!(missing(&page, good), [""; 0]);
 }

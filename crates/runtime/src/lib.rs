@@ -20,6 +20,7 @@ pub mod making;
 pub mod memory_fd;
 pub mod name;
 pub mod options;
+mod outcome;
 pub mod process;
 pub mod registry;
 pub mod rights;
@@ -32,3 +33,5 @@ pub mod strangers;
 pub mod successor;
 pub mod token;
 pub mod user;
+
+pub use outcome::Outcome;

@@ -2,7 +2,7 @@
 
 use super::answer::{either, gone, guarded};
 use crate::real;
-use fsocket_core::{epoll, making, poll as ops, table, user};
+use fsocket_core::{close, epoll, making, poll as ops, pool, table, user};
 use libc::*;
 
 fn ms(timeout: c_int) -> Option<u64> {
@@ -168,7 +168,12 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
 fn made(make: impl FnOnce() -> c_int) -> c_int {
     making::making(|| {
         let fd = make();
-        if fd >= 0 && guarded(|| i32::from(epoll::created(fd))) == 0 {
+        let known = || {
+            pool::kernel_allocated(fd);
+            close::overwritten(fd);
+            i32::from(epoll::created(fd))
+        };
+        if fd >= 0 && guarded(known) == 0 {
             guarded(|| fsocket_core::process::close_own(fd));
             fsocket_sys::Errno::ENOMEM.set();
             return -1;

@@ -64,7 +64,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     if flags & MSG_ZEROCOPY != 0 {
         // One completion for all vectors: before the first of them.
         if let Some(d) = conn(fd) {
-            guarded(|| fsocket_core::opts::extra::zerocopy(d));
+            guarded(|| fsocket_core::stream::zerocopy(d));
         }
     }
     match conn(fd) {

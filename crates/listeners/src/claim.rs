@@ -1,0 +1,60 @@
+//! What lies in a listener's SYN queue is taken, or refused.
+
+use crate::chan::{self, Chan};
+use crate::listen::Listener;
+use crate::{ctl, name, registry};
+use core::sync::atomic::Ordering;
+use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
+
+/// Take one entry of a queue for this process: the address that the client has
+/// connected to, and its port. None: it was nonsense, or is somebody else's.
+pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u16)> {
+    let s = c.slot(slot);
+    // A client may queue anything: only a fresh SYN is accepted, and only once.
+    if s.state.compare_exchange(slot_state::SYN, slot_state::ESTABLISHED, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        || c.desc(slot).is_some()
+    {
+        if s.dir[CLIENT].prod.status.load(Ordering::Acquire) & status::CLOSED == 0 {
+            c.violated();
+        } // else its client took it back
+        return None;
+    }
+    let bound = l.addr();
+    let claimed = name::load(&s.dst);
+    let port = s.client_port.load(Ordering::Relaxed);
+    // The client's word decides nothing that access rules depend on: the
+    // address must be ours, the port leased to it, and the client's own address
+    // follows from it.
+    let dst = if !name::is_any(&bound.ip) {
+        bound.ip
+    } else if name::is_loopback(&claimed) || is_local(&claimed) {
+        claimed
+    } else {
+        c.violated();
+        refuse(c, slot);
+        return None;
+    };
+    if !registry::is_leased(port, c.id.load(Ordering::Relaxed)) {
+        c.violated();
+        refuse(c, slot);
+        return None;
+    }
+    Some((dst, port))
+}
+
+/// Refuse a connection that is already in a queue.
+pub fn refuse(c: &Chan, slot: usize) {
+    let dir = &c.slot(slot).dir;
+    dir[SERVER].prod.status.fetch_or(status::RST | status::CLOSED, Ordering::Release);
+    for w in [&dir[SERVER].want_data, &dir[1 - SERVER].want_space] {
+        let mask = w.take();
+        if mask != 0 {
+            chan::wake(c, slot, w, mask);
+        }
+    }
+}
+
+fn is_local(ip: &[u8; 16]) -> bool {
+    let Some(r) = ctl::registry() else { return false };
+    r.local.iter().take((r.locals as usize).min(r.local.len())).any(|l| l == ip)
+}

@@ -1,0 +1,16 @@
+//! Who listens: this process's listeners and what lies in their SYN queues, where a destination leads, and how a
+//! connection is made in a channel.
+#![no_std]
+
+pub mod claim;
+pub mod establish;
+pub mod in_use;
+pub mod listen;
+pub mod route;
+
+use fsocket_compat::unhooked;
+use fsocket_fdtable::{ctl, socks, table, upcalls};
+use fsocket_runtime::{bits, inspect, lock, name, process, registry, sealed, stats, token};
+use fsocket_shm::{chan, peers, values, waker};
+use fsocket_wait::unjoined;
+use fsocket_zones as zone;

@@ -1,0 +1,585 @@
+//! Listeners: the kernel's, with SYN queues beside it.
+
+use crate::chan::{self, Chan};
+use crate::lock::Lock;
+use crate::table::{kind, Desc};
+use crate::upcalls::watcher;
+use crate::values;
+use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::WORKERS;
+use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sync::doorbell::Batch;
+use fsocket_sys::{self as sys, Errno};
+
+mod crowd;
+
+/// Listeners per process.
+pub const MAX: usize = 1024;
+/// Channels per listener.
+const CHANS: usize = 1024;
+/// Connections of the own queue for one of a busy worker's (Affinity-Accept, 3.3.1).
+const FAIR: u32 = 5;
+
+pub struct Listener {
+    /// Monitor's number; 0: free.
+    pub id: AtomicU64,
+    /// Worker number + 1; 0: not registered as a worker. WORKERS + 1: there
+    /// were too many, this one only steals.
+    worker: AtomicU32,
+    /// It wants to be one, and the monitor has not answered: see [`crate::unjoined`].
+    joins: AtomicBool,
+    /// This process has it from its parent.
+    inherited: AtomicBool,
+    /// Channel index + 1.
+    chans: [AtomicU16; CHANS],
+    n: AtomicU32,
+    /// Where the next look at the queues starts.
+    next: AtomicU32,
+    /// Accepts since the kernel's queue was last looked at.
+    pub since_kernel: AtomicU32,
+    /// Taken from the own queue since the last turn of a busy worker's.
+    fair: AtomicU32,
+    pub any: AtomicBool,
+    /// Somebody with other rights accepts there, too: what waits is to go to the kernel.
+    wanted_by_others: AtomicBool,
+    /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
+    backlog: AtomicU32,
+    addr: Lock<Addr>,
+}
+
+static LISTENERS: [Listener; MAX] = [const {
+    Listener {
+        id: AtomicU64::new(0),
+        worker: AtomicU32::new(0),
+        joins: AtomicBool::new(false),
+        inherited: AtomicBool::new(false),
+        chans: [const { AtomicU16::new(0) }; CHANS],
+        n: AtomicU32::new(0),
+        next: AtomicU32::new(0),
+        since_kernel: AtomicU32::new(0),
+        fair: AtomicU32::new(0),
+        any: AtomicBool::new(false),
+        wanted_by_others: AtomicBool::new(false),
+        backlog: AtomicU32::new(0),
+        addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
+    }
+}; MAX];
+
+/// Entries that were ever used: a fork must not touch all of them.
+#[link_section = ".data.fsocket_start"]
+static USED: AtomicU32 = AtomicU32::new(0);
+
+pub fn used() -> &'static [Listener] {
+    &LISTENERS[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
+}
+
+/// The descriptor's listener, if it is one.
+pub fn of(d: &Desc) -> Option<&'static Listener> {
+    match d.object.load(Ordering::Relaxed) {
+        i if i > 0 && d.kind() == kind::LISTENER => LISTENERS.get(i as usize - 1),
+        _ => None,
+    }
+}
+
+/// The kernel's `listen` has succeeded: tell the monitor. Failing to is no
+/// error, the listener then is the kernel's alone. True: the program that this
+/// one has replaced was a worker of it.
+pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Counter> {
+    if let Some(l) = of(d) {
+        l.note_backlog(fd);
+        return Ok(false); // listen() again only changes the backlog
+    }
+    if d.forked.swap(false, Ordering::Relaxed) {
+        values::adopt(fd, d);
+    }
+    ctl::wanted();
+    let _telling = crowd::Telling::begin().ok_or(Counter::FbResource)?;
+    unhooked::noticed_now();
+    if !process::enabled() {
+        return Err(Counter::FbDisabled);
+    }
+    socks::arena().ok_or(Counter::FbResource)?;
+    if d.kernel_only.load(Ordering::Relaxed) {
+        return Err(Counter::FbOption);
+    }
+    // A client that opens a connection to us counts on our mapping its channel.
+    if !chan::mappable() || !chan::reserve() {
+        return Err(Counter::FbResource);
+    }
+    let addr = inspect::bound_address(fd).ok_or(Counter::FbOption)?;
+    let (m, _) = ctl::request(Msg::new(msg::LISTEN), Some(fd)).map_err(|e| match e {
+        Errno::EIO => ctl::why_none(),
+        _ => Counter::FbResource,
+    })?;
+    let (i, l) = LISTENERS
+        .iter()
+        .enumerate()
+        .find(|(_, l)| l.id.compare_exchange(0, m.id, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+        .ok_or(Counter::FbResource)?;
+    USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
+    l.worker.store(0, Ordering::Relaxed);
+    l.joins.store(false, Ordering::Relaxed);
+    l.inherited.store(false, Ordering::Relaxed);
+    l.n.store(0, Ordering::Relaxed);
+    l.wanted_by_others.store(false, Ordering::Relaxed);
+    l.note_backlog(fd);
+    if let Ok(mut a) = l.addr.lock() {
+        *a = addr;
+    }
+    d.object.store(i as u32 + 1, Ordering::Relaxed);
+    d.kind.store(kind::LISTENER, Ordering::Release);
+    stats::count(Counter::Listen);
+    (watcher().became_listener)(d);
+    Ok(m.arg0 != 0)
+}
+
+/// A socket listens that is the kernel's alone. Where one of ours has the same port it may be nearer to
+/// some, who have to ask again.
+pub fn came_beside(fd: i32) {
+    let Some(reg) = ctl::registry() else { return };
+    let Some(addr) = inspect::bound_address(fd) else { return };
+    let n = (crate::route::volatile(&reg.entries) as usize).min(fsocket_proto::registry::ENTRIES);
+    if reg.entry.iter().take(n).any(|e| crate::route::volatile(&e.addr).port == addr.port) {
+        ctl::tell(Msg { addr, ..Msg::new(msg::NEARER) }, None);
+    }
+}
+
+/// The process is about to fork, and what becomes of this socket is open. It is the kernel's
+/// from here on, because two processes cannot decide it differently; but whoever calls `listen`
+/// may listen over shared memory, and then all that accept have to.
+pub fn keep_for_fork_group(d: &'static Desc) {
+    if d.items.load(Ordering::Relaxed) != 0 {
+        // An instance that only the kernel serves would not learn of our queues.
+        (watcher().leave_to_kernel)(d);
+        return crate::table::forget(d);
+    }
+    // Another thread may be connecting it, and then it is a connection's, not ours to change.
+    let was = d.kind.compare_exchange(kind::FRESH, kind::BOUND, Ordering::AcqRel, Ordering::Acquire);
+    if was.is_ok() || was == Err(kind::BOUND) {
+        d.dirty.store(true, Ordering::Relaxed);
+        d.forked.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Somebody wants to accept on it, or waits for that: has another process of the fork group called `listen`?
+#[inline]
+pub fn look_at_fork_group(fd: i32, d: &'static Desc) {
+    if d.forked.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
+        join_fork_group(fd, d);
+    }
+}
+
+#[cold]
+fn join_fork_group(fd: i32, d: &'static Desc) {
+    let mut listens = [0u8; 4];
+    if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut listens).is_err() || listens == [0; 4] {
+        return;
+    }
+    if let Err(why) = registered(fd, d) {
+        stats::count(why);
+    }
+    crate::zone::successor::inherited(fd);
+}
+
+/// A channel was handed to us for listener `id`.
+pub fn add_channel(id: u64, c: &'static Chan) {
+    let Some(l) = used().iter().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
+    let v = c.index() as u16 + 1;
+    let n = l.n.load(Ordering::Relaxed) as usize;
+    if l.chans[..n.min(CHANS)].iter().any(|x| x.load(Ordering::Relaxed) == v) {
+        return;
+    }
+    let free = l.chans[..n.min(CHANS)].iter().find(|x| x.load(Ordering::Relaxed) == 0);
+    match free {
+        Some(x) => x.store(v, Ordering::Release),
+        None if n < CHANS => {
+            l.chans[n].store(v, Ordering::Relaxed);
+            l.n.store(n as u32 + 1, Ordering::Release);
+        }
+        None => {}
+    }
+    (watcher().listener_changed)(id);
+}
+
+/// The client of a channel is gone; its queue may still hold connections that
+/// it opened before: they are accepted as long as the slots say so.
+pub fn drop_channel(c: &Chan) {
+    let v = c.index() as u16 + 1;
+    for l in used() {
+        if l.id.load(Ordering::Acquire) == c.listener.load(Ordering::Relaxed) {
+            for x in l.chans.iter().take(l.n.load(Ordering::Relaxed) as usize) {
+                if x.load(Ordering::Relaxed) == v {
+                    x.store(0, Ordering::Release);
+                }
+            }
+        }
+    }
+}
+
+/// The last descriptor of a listener is closed in this process.
+pub fn closed(d: &Desc) {
+    ended(d, false);
+}
+
+/// The socket is shut down: processes of the fork group that hold it do not listen either.
+pub fn shut(d: &Desc) {
+    ended(d, true);
+}
+
+fn ended(d: &Desc, for_all: bool) {
+    if let Some(l) = of(d) {
+        let id = l.id.load(Ordering::Relaxed);
+        let mut m = Msg::new(msg::UNLISTEN);
+        m.id = id;
+        m.arg0 = for_all.into();
+        // With an answer: what waits in our queues is reset when `close` returns. A forked child that has no
+        // queue, and closes what its parent goes on with (a process for each connection), waits for nothing.
+        // Nor does one that reads messages of the monitor (`give_up`).
+        let waits = for_all || l.worker.load(Ordering::Relaxed) != 0 || !l.inherited.load(Ordering::Relaxed);
+        let answered = waits && ctl::request(m, None).is_ok();
+        if !answered {
+            ctl::tell(m, None);
+        }
+        if waits && !answered {
+            // The port may be another listener's before the monitor knows.
+            chan::retire_of(id);
+        }
+        l.n.store(0, Ordering::Relaxed);
+        for x in &l.chans {
+            x.store(0, Ordering::Relaxed);
+        }
+        l.id.store(0, Ordering::Release);
+    }
+}
+
+pub fn exec_prepared() -> impl Iterator<Item = &'static Desc> {
+    crate::table::all().filter(|d| d.kind() == kind::LISTENER && d.exec_prepared.load(Ordering::Relaxed))
+}
+
+/// Has this process a listener that it has prepared for the next program?
+pub fn any_exec_prepared() -> bool {
+    exec_prepared().next().is_some()
+}
+
+/// No new connections over shared memory; those that wait in the queues are
+/// accepted as before.
+pub fn unpublish(d: &Desc) {
+    if let Some(l) = of(d) {
+        unpublish_id(l.id.load(Ordering::Relaxed), false);
+    }
+}
+
+/// [`unpublish`] for all listeners of this process.
+pub fn unpublish_all() {
+    for l in used() {
+        unpublish_id(l.id.load(Ordering::Relaxed), false);
+    }
+}
+
+/// `last`: only if no other process holds it. True: done.
+pub fn unpublish_id(id: u64, last: bool) -> bool {
+    let mut m = Msg::new(msg::UNPUBLISH);
+    m.id = id;
+    m.arg0 = last.into();
+    id != 0 && ctl::request(m, None).is_ok()
+}
+
+/// Does this process hold any listener?
+pub fn any() -> bool {
+    used().iter().any(|l| l.id.load(Ordering::Relaxed) != 0)
+}
+
+/// In a forked child: registered nowhere yet.
+#[link_section = ".text.fsocket_start"]
+pub fn become_child() {
+    crowd::become_child();
+    for l in used() {
+        l.worker.store(0, Ordering::Relaxed);
+        l.joins.store(false, Ordering::Relaxed);
+        l.inherited.store(true, Ordering::Relaxed);
+        l.addr.reset_after_fork();
+    }
+}
+
+/// Some of this process's listeners.
+pub type Those = crate::bits::Bits<{ MAX / 64 }>;
+
+/// Are there any that were not taken by [`take_wanted_by_others`]?
+static WANTED_BY_OTHERS: AtomicBool = AtomicBool::new(false);
+
+/// Workers with other rights want to accept on listener `id`.
+pub fn wanted_by_others(id: u64) {
+    for l in used().iter().filter(|l| l.id.load(Ordering::Acquire) == id) {
+        l.wanted_by_others.store(true, Ordering::Relaxed);
+        WANTED_BY_OTHERS.store(true, Ordering::Release);
+        ctl::defer();
+    }
+}
+
+/// Those listeners, once.
+#[inline]
+pub fn take_wanted_by_others() -> impl Iterator<Item = &'static Desc> {
+    let any = WANTED_BY_OTHERS.load(Ordering::Relaxed) && WANTED_BY_OTHERS.swap(false, Ordering::AcqRel);
+    let wanted = |d: &&Desc| of(d).is_some_and(|l| l.wanted_by_others.swap(false, Ordering::Relaxed));
+    any.then(|| crate::table::all().filter(wanted)).into_iter().flatten()
+}
+
+/// Asks again for what the monitor has not answered.
+#[inline]
+pub fn join_again() {
+    if unjoined::take() {
+        let those = used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0 && l.joins.load(Ordering::Relaxed));
+        those.for_each(Listener::join);
+    }
+}
+
+/// The channels of all listeners are about to go; the listeners stay. Returns those of which this
+/// process was a worker.
+pub fn leave_channels() -> Those {
+    let those = Those::new();
+    for (i, l) in used().iter().enumerate() {
+        those.set(i as i32, l.worker.swap(0, Ordering::AcqRel) != 0);
+        l.n.store(0, Ordering::Release);
+        for c in &l.chans {
+            c.store(0, Ordering::Relaxed);
+        }
+    }
+    those
+}
+
+/// Become a worker of these again.
+pub fn join_those(those: &Those) {
+    for (i, l) in used().iter().enumerate() {
+        if those.has(i as i32) && l.id.load(Ordering::Relaxed) != 0 {
+            l.join();
+        }
+    }
+}
+
+/// To another monitor, as at `listen`: which listeners this process holds.
+pub fn announce_again() {
+    for d in crate::table::all() {
+        let (Some(l), Some(fd)) = (of(d), crate::table::fd_of(d)) else { continue };
+        // (One that it refuses is the kernel's alone from now on; what waits in its queues is accepted.)
+        let Ok((m, _)) = ctl::insist(Msg::new(msg::LISTEN), Some(fd)) else { continue };
+        if l.id.swap(m.id, Ordering::AcqRel) != m.id {
+            l.chans().for_each(|c| c.listener.store(m.id, Ordering::Relaxed));
+        }
+    }
+}
+
+/// This process works for the listeners that it worked for, under another monitor. Where it can under the
+/// same numbers: there are queues for them.
+pub fn work_again() {
+    for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
+        let before = l.worker.swap(0, Ordering::AcqRel);
+        if before != 0 {
+            l.join_as(if before as usize <= WORKERS { before } else { 0 });
+        }
+    }
+}
+
+/// Become a worker of every listener.
+pub fn join_all() {
+    for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
+        l.join();
+    }
+}
+
+/// The answer to WORKER came when nobody waited for it any more: the monitor counts this process.
+pub fn joined_late(id: u64, number: u64) {
+    if let Some(l) = used().iter().find(|l| id != 0 && l.id.load(Ordering::Acquire) == id) {
+        if (number as usize) < WORKERS {
+            let _ = l.worker.compare_exchange(0, number as u32 + 1, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Listener {
+    /// Does this process accept from its queues?
+    pub fn is_worker(&self) -> bool {
+        self.worker.load(Ordering::Relaxed) != 0
+    }
+    /// Become a worker: from now on there is a SYN queue for us, and the
+    /// monitor hands us every channel.
+    pub fn join(&self) {
+        self.join_as(0);
+    }
+
+    /// The same with the number that it had under another monitor, plus one; 0: any.
+    fn join_as(&self, before: u32) {
+        if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || socks::arena().is_none() {
+            return;
+        }
+        let mut m = Msg::new(msg::WORKER);
+        m.id = self.id.load(Ordering::Relaxed);
+        m.arg0 = before.into();
+        let w = match ctl::request(m, None) {
+            Ok((a, _)) if (a.arg0 as usize) < WORKERS => a.arg0 as u32 + 1,
+            // EPERM, EACCES: it gets no channels, and has nothing to steal from.
+            Ok(_) | Err(Errno::EAGAIN | Errno::EPERM | Errno::EACCES) => WORKERS as u32 + 1,
+            Err(Errno::EOPNOTSUPP) => {
+                // What is mapped here is not this process's any more.
+                stats::count(Counter::FbOption);
+                self.n.store(0, Ordering::Release);
+                WORKERS as u32 + 1
+            }
+            Err(Errno::EIO) => {
+                self.joins.store(true, Ordering::Relaxed);
+                unjoined::note();
+                ctl::defer();
+                return;
+            }
+            Err(_) => return,
+        };
+        self.joins.store(false, Ordering::Relaxed);
+        self.worker.store(w, Ordering::Relaxed);
+    }
+
+    fn note_backlog(&self, fd: i32) {
+        let limit = fsocket_reuseport::listener::backlog(fd).map_or(0, |(limit, _)| limit.min(i32::MAX as u32) + 1);
+        self.backlog.store(limit, Ordering::Relaxed);
+    }
+
+    /// The program's own backlog. Not what the kernel says now: another process of the fork group may have raised
+    /// it for a moment.
+    pub fn backlog(&self) -> Option<i32> {
+        self.backlog.load(Ordering::Relaxed).checked_sub(1).map(|limit| limit as i32)
+    }
+
+    pub fn addr(&self) -> Addr {
+        self.addr.lock().map(|a| *a).unwrap_or_default()
+    }
+
+    pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {
+        let n = (self.n.load(Ordering::Acquire) as usize).min(CHANS);
+        self.chans[..n].iter().filter_map(|x| match x.load(Ordering::Acquire) {
+            0 => None,
+            i => chan::CHANS.get(i as u32 - 1).filter(|c| c.id.load(Ordering::Relaxed) != 0 && !c.is_broken()),
+        })
+    }
+
+    /// Own queue number, if there is one.
+    fn own_queue(&self) -> Option<usize> {
+        match self.worker.load(Ordering::Relaxed) as usize {
+            w @ 1..=WORKERS => Some(w),
+            _ => None,
+        }
+    }
+
+    /// Is there a connection for us? With `steal`, also in others' queues.
+    pub fn has_syn(&self, steal: bool) -> bool {
+        self.chans().any(|c| {
+            self.own_queue().is_some_and(|q| chan::queue_len(c.queue(q)) > 0)
+                || chan::queue_len(c.queue(0)) > 0
+                || (steal && others(c).any(|q| chan::queue_len(c.queue(q)) > 0))
+        })
+    }
+
+    /// Sum of all queue positions: changes whenever a connection arrives, also for another
+    /// worker. He may be busy, and then it is an edge for whoever looks.
+    pub fn arrivals(&self) -> u64 {
+        let tail = |c: &Chan, q| c.queue(q).tail.load(Ordering::Acquire) as u64;
+        let own = self.own_queue();
+        let mine =
+            |c| own.map_or(0, |q| tail(c, q)) + others(c).filter(|q| Some(*q) != own).map(|q| tail(c, q)).sum::<u64>();
+        self.chans().map(|c| tail(c, 0) + mine(c)).sum()
+    }
+
+    /// Its turn: a connection of a busy worker, one for `FAIR` of our own. Busy workers
+    /// do not steal.
+    pub fn take_busy(&self) -> Option<(&'static Chan, usize)> {
+        if self.fair.load(Ordering::Relaxed) < FAIR {
+            return None;
+        }
+        self.fair.store(0, Ordering::Relaxed);
+        let own = self.own_queue().map_or(0, |q| 1u64 << (q - 1));
+        for c in self.chans().filter(|c| c.is_balanced()) {
+            // A client may write anything here: what it names is only looked at.
+            let mut busy = c.header().busy.load(Ordering::Relaxed);
+            if busy & own != 0 {
+                continue;
+            }
+            while busy != 0 {
+                let w = busy.trailing_zeros() as usize;
+                busy &= busy - 1;
+                if let Some(s) = c.pop_syn(1 + w) {
+                    stats::count(Counter::Steals);
+                    return Some((c, s));
+                }
+            }
+        }
+        None
+    }
+
+    /// Take a connection: channel and slot.
+    pub fn take(&self, steal: bool) -> Option<(&'static Chan, usize)> {
+        let n = self.n.load(Ordering::Acquire).max(1);
+        let start = self.next.fetch_add(1, Ordering::Relaxed) % n;
+        let rotated = || self.chans().skip(start as usize).chain(self.chans().take(start as usize));
+        for c in rotated() {
+            // What waits for anybody came before there was a worker.
+            if let Some(s) = c.pop_syn(0) {
+                return Some((c, s));
+            }
+            if let Some(s) = self.own_queue().and_then(|q| c.pop_syn(q)) {
+                self.fair.store(self.fair.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+                return Some((c, s));
+            }
+        }
+        if steal {
+            for c in rotated() {
+                for q in others(c) {
+                    if let Some(s) = c.pop_syn(q) {
+                        if Some(q) != self.own_queue() {
+                            stats::count(Counter::Steals);
+                        }
+                        return Some((c, s));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Ask to be told of new connections.
+    pub fn arm(&self, b: &crate::waker::Waker, batch: &mut Batch<'static>) {
+        for c in self.chans() {
+            if let Some(w) = c.waiter_for(b) {
+                let bit = 1u64 << w;
+                if let Some(q) = self.own_queue() {
+                    batch.arm(&c.queue(q).want, bit);
+                }
+                batch.arm(&c.queue(0).want, bit);
+            }
+        }
+    }
+    /// When a peer first told of a new connection after `since`; 0: none has. Ticks.
+    pub fn notified_since(&self, since: u64) -> u64 {
+        let notified = self.chans().map(|c| c.queue(0).want.notified_at.load(Ordering::Relaxed));
+        notified.filter(|at| *at >= since).min().unwrap_or(0)
+    }
+    pub fn disarm(&self, b: &crate::waker::Waker) {
+        for c in self.chans() {
+            if let Some(w) = c.waiter_for(b) {
+                let bit = 1u64 << w;
+                if let Some(q) = self.own_queue() {
+                    c.queue(q).want.disarm(bit);
+                }
+                c.queue(0).want.disarm(bit);
+            }
+        }
+    }
+}
+
+/// Queues that may hold something a dead or busy worker will not take. All of
+/// them are looked at: a worker that left may have left connections behind. Without
+/// balance only such ones.
+fn others(c: &Chan) -> impl Iterator<Item = usize> {
+    let mask = c.header().workers.load(Ordering::Acquire);
+    let top = (64 - mask.leading_zeros() as usize).clamp(8, WORKERS);
+    let taken = if c.is_balanced() { 0 } else { mask };
+    (1..=top).filter(move |q| taken >> (q - 1) & 1 == 0)
+}

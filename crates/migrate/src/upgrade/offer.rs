@@ -1,0 +1,257 @@
+//! The two sides of a connection agree on the moment: the opener offers a slot, the accepter takes it.
+
+use super::rest::{at_rest, own_of, peer_of, usual, Counts};
+use crate::establish::{establish, prepare_slot, End};
+use crate::mailbox::Mailbox;
+use crate::signals::Held;
+use crate::table::{self, kind, Desc, DESCS};
+use crate::upcalls::watcher;
+use crate::{chan, ctl, heartbeat, route, socks, stats, strangers, values, waker};
+use core::sync::atomic::{fence, AtomicU32, Ordering};
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
+use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sync::handover::{self, Steps};
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// How long the opener waits for the other side, nanoseconds: one that sleeps in us, or is in
+/// the middle of its calls, is there sooner.
+const OFFER_NS: u64 = 2_000_000;
+/// The same between network namespaces: what is gained is more.
+const ACROSS_NS: u64 = 10_000_000;
+/// How long the accepter waits for the opener, which waits for it.
+const ANSWER_NS: u64 = 20_000_000;
+
+/// Bumped when a connection went over: a thread that has looked at kinds must look again.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+
+pub fn epoch() -> u32 {
+    EPOCH.load(Ordering::Acquire)
+}
+
+/// Names a description to the monitor.
+pub(super) fn key(d: &Desc) -> u64 {
+    (d.generation.load(Ordering::Relaxed) as u64) << 32 | d.index() as u64
+}
+
+/// The opening side. Calls are kept out.
+pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
+    const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
+    let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
+    let Some(counts) = at_rest(fd) else { return NOT_NOW };
+    let (chan, across) = whereto(fd, d, &me, &dst)?;
+    let Some(sock) = socks::alloc_sock() else { return NOT_NOW };
+    let slot = chan.client().and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
+    let Some(slot) = slot else {
+        socks::free_sock(sock);
+        return NOT_NOW;
+    };
+    let s = chan.slot(slot);
+    prepare_slot(chan, slot, &dst, me.port);
+    // It has a new generation, which is read once: the other side may write it.
+    let generation = s.generation.load(Ordering::Relaxed);
+    let steps = steps(generation);
+    // Not used for anything else as long as the slot is not switched back.
+    s.migrated[0].base.store(counts.sent, Ordering::Relaxed);
+    s.migrated[0].limit.store(counts.received, Ordering::Relaxed);
+    let mut m = Msg::new(msg::UPGRADE);
+    m.id = chan.id.load(Ordering::Relaxed) as u64;
+    m.arg0 = slot as u64;
+    m.arg1 = generation as u64;
+    m.arg2 = across.into();
+    let mut asked = Ok(());
+    let tell = || {
+        asked = ctl::request(m, Some(fd)).map(drop);
+        asked.is_ok()
+    };
+    let patience = if across { ACROSS_NS } else { OFFER_NS };
+    let done = handover::open(&s.state, steps, &Patience(patience), tell, || at_rest(fd) == Some(counts));
+    if !done {
+        socks::free_sock(sock);
+        if let Some(mut c) = chan.client() {
+            chan.give_back(&mut c, slot);
+        }
+        return asked.and(NOT_NOW);
+    }
+    learn(fd, d);
+    let family = d.family.load(Ordering::Relaxed) as u16;
+    let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
+    establish(d, sock, &End { chan, slot, side: CLIENT, family, src, dst, client_port, server_port, across });
+    if across {
+        heartbeat::begin(fd);
+    }
+    went_over(d);
+    Ok(())
+}
+
+/// The channel to the other side, and whether that may be in another network namespace. EXDEV: there is
+/// and will be none.
+fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<(&'static chan::Chan, bool)> {
+    let usual = usual(me, dst);
+    if let Some(c) = usual.then(|| route::find(dst, fd).ok()).flatten() {
+        return Ok((c, false));
+    }
+    if !d.across.load(Ordering::Relaxed) {
+        return Err(if usual { Errno::EAGAIN } else { Errno::EXDEV });
+    }
+    match route::meet(fd, 0) {
+        Ok(c) => Ok((c, true)),
+        Err(Errno::EXDEV) => {
+            strangers::note(&dst.ip, dst.port);
+            d.across.store(false, Ordering::Relaxed);
+            Err(if usual { Errno::EAGAIN } else { Errno::EXDEV })
+        }
+        Err(Errno::EPERM) => {
+            stats::count(Counter::FbOtherUser);
+            Err(Errno::EXDEV)
+        }
+        Err(Errno::EACCES) => {
+            stats::count(Counter::FbPolicy);
+            Err(Errno::EXDEV)
+        }
+        Err(_) => Err(Errno::EAGAIN),
+    }
+}
+
+/// Options and mode, which the program has set on the kernel's socket.
+fn learn(fd: i32, d: &Desc) {
+    values::adopt(fd, d);
+    let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK != 0);
+    d.nonblock.store(nonblock, Ordering::Relaxed);
+    d.kernel_nonblock.store(nonblock, Ordering::Relaxed);
+}
+
+fn went_over(d: &'static Desc) {
+    stats::count(Counter::PathUpgrade);
+    (watcher().became_conn)(d);
+    EPOCH.fetch_add(1, Ordering::AcqRel);
+    fence(Ordering::SeqCst);
+    waker::ring_sleepers();
+}
+
+/// The slot's states for this, with its generation.
+fn steps(generation: u32) -> Steps {
+    let of = |state| slot_state::of(state, generation);
+    Steps {
+        offered: of(slot_state::OFFERED),
+        taken: of(slot_state::TAKEN),
+        over: slot_state::ESTABLISHED,
+        refused: of(slot_state::REFUSED),
+    }
+}
+
+/// Sleeps for the other side, nanoseconds at most.
+struct Patience(u64);
+
+impl handover::Env for Patience {
+    fn wait_while(&self, word: &AtomicU32, value: u32) {
+        let until = sys::now_ns() + self.0;
+        while word.load(Ordering::Acquire) == value {
+            let left = until.saturating_sub(sys::now_ns());
+            if left == 0 {
+                return;
+            }
+            let _ = sys::futex_wait(word, value, Some(left));
+        }
+    }
+    fn wake(&self, word: &AtomicU32) {
+        sys::futex_wake(word, 1);
+    }
+}
+
+/// Somebody has opened a connection that we have accepted, and wants it in shared memory.
+#[derive(Clone, Copy)]
+struct Asked {
+    channel: u32,
+    listener: u64,
+    slot: usize,
+    generation: u32,
+    key: u64,
+    /// The other end may be in another network namespace.
+    across: bool,
+    /// Memory of the channel.
+    fd: i32,
+}
+static ASKED: Mailbox<Asked, 32> = Mailbox::new();
+
+/// From the monitor. It may come in the middle of anything, so it is only noted. False: the
+/// descriptor was not taken.
+pub fn asked(m: &Msg, fd: i32) -> bool {
+    let (slot, generation) = (m.arg1 as u32 as usize, (m.arg1 >> 32) as u32);
+    let across = m.addr.v6only != 0;
+    let a = Asked { channel: m.id as u32, listener: m.arg0, slot, generation, key: m.arg2, across, fd };
+    let noted = ASKED.note(a);
+    ctl::defer();
+    noted
+}
+
+/// Where nothing is locked.
+#[inline]
+pub fn answer() {
+    ASKED.answer(|a| {
+        let _held = Held::all();
+        take(&a);
+        let _ = sys::close(a.fd);
+    });
+}
+
+/// In a forked child: the parent answers.
+#[link_section = ".text.fsocket_start"]
+pub fn become_child() {
+    ASKED.become_child(|a| {
+        let _ = sys::close(a.fd);
+    });
+}
+
+fn take(a: &Asked) {
+    if a.slot >= SLOTS {
+        return;
+    }
+    let known = chan::by_id(a.channel, SERVER);
+    let c = known.or_else(|| {
+        let c = chan::map(a.channel, a.listener, SERVER, a.fd)?;
+        // It goes with its last connection, unless we come to work for the listener.
+        c.retired.store(true, Ordering::Relaxed);
+        Some(c)
+    });
+    let Some(c) = c else { return };
+    if !accept(c, a) {
+        handover::refuse(&c.slot(a.slot).state, steps(a.generation), &Patience(0));
+        c.unmap_if_unused();
+    }
+}
+
+/// The accepting side.
+fn accept(c: &'static chan::Chan, a: &Asked) -> bool {
+    let mine = |d: &&Desc| d.kind() == kind::KERNEL && key(d) == a.key && d.refs.load(Ordering::Relaxed) > 0;
+    let Some(d) = DESCS.get(a.key as u32).filter(mine) else { return false };
+    let Some(fd) = table::fd_of(d) else { return false };
+    if !d.using.decide() {
+        return false;
+    }
+    let done = accept_at_rest(c, a, fd, d);
+    d.using.decided(false);
+    done
+}
+
+fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) -> bool {
+    let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return false };
+    let said = &c.slot(a.slot).migrated[0];
+    let theirs = || Counts { sent: said.limit.load(Ordering::Relaxed), received: said.base.load(Ordering::Relaxed) };
+    let across = a.across;
+    if !(across || usual(&peer, &me)) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
+        return false;
+    }
+    let Some(sock) = socks::alloc_sock() else { return false };
+    if !handover::take(&c.slot(a.slot).state, steps(a.generation), &Patience(ANSWER_NS)) {
+        socks::free_sock(sock);
+        return false;
+    }
+    learn(fd, d);
+    let family = d.family.load(Ordering::Relaxed) as u16;
+    let (src, dst, client_port, server_port) = (peer.ip, me.ip, peer.port, me.port);
+    let e = End { chan: c, slot: a.slot, side: SERVER, family, src, dst, client_port, server_port, across };
+    establish(d, sock, &e);
+    went_over(d);
+    true
+}

@@ -1,0 +1,350 @@
+//! `accept`: from the SYN queues, else from the kernel.
+
+use crate::claim::claim;
+use crate::establish::{establish, End};
+use crate::kept;
+use crate::signals::Held;
+use crate::table::{kind, Desc};
+use crate::wait::{self, Deadline, Sleeper};
+use crate::zone::{self, accept::Peer};
+use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, socks, stats, table, waker, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{Counter, Sock};
+use fsocket_abi::channel::SERVER;
+use fsocket_proto::Addr;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// While our queues have connections, the kernel's is looked at this often.
+const KERNEL_EVERY: u32 = 8;
+
+/// # Safety
+/// `addr` and `len` as accept4(2) wants them.
+pub unsafe fn accept(
+    fd: i32,
+    d: &'static Desc,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+) -> Outcome<Result<i32>> {
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+        return Outcome::Kernel;
+    }
+    crate::listen::look_at_fork_group(fd, d);
+    if !d.accepts.load(Ordering::Relaxed) {
+        d.accepts.store(true, Ordering::Relaxed);
+    }
+    let Some(l) = crate::listen::of(d) else {
+        // SAFETY: the caller's.
+        return unsafe { zone::accept::accept(fd, d, Peer { addr, len, flags }) };
+    };
+    l.join();
+    ctl::poll();
+    zone::follow_options(fd, d);
+    let kernel_turn = l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY;
+    if kernel_turn {
+        l.since_kernel.store(0, Ordering::Relaxed);
+        if let Some(r) = zone::of(d).and_then(|z| z.take_own(fd, Peer { addr, len, flags })) {
+            return Outcome::Done(r);
+        }
+        if kernel_ready(fd) {
+            // SAFETY: the caller's.
+            return Outcome::Done(unsafe { from_kernel(fd, addr, len, flags) });
+        }
+    }
+    // SAFETY: the caller's.
+    if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
+        return Outcome::Done(r);
+    }
+    if let Some(r) = zone::of(d).and_then(|z| z.take_own(fd, Peer { addr, len, flags })) {
+        l.since_kernel.store(0, Ordering::Relaxed);
+        return Outcome::Done(r);
+    }
+    let nonblock = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK != 0;
+    if let Some(z) = zone::of(d) {
+        z.come(fd, nonblock);
+    }
+    let zoned = zone::of(d).filter(|z| z.is_active());
+    if nonblock || zoned.is_none() && l.chans().next().is_none() && ctl::dead() {
+        l.since_kernel.store(0, Ordering::Relaxed);
+        return Outcome::Done(match zoned {
+            Some(z) => z.take_other(fd, nonblock, Peer { addr, len, flags }),
+            // SAFETY: the caller's.
+            None => match (unsafe { from_kernel(fd, addr, len, flags) }, zone::of(d)) {
+                (Err(Errno::EAGAIN), Some(z)) => {
+                    z.take_waiting(fd, false, Peer { addr, len, flags }).unwrap_or(Err(Errno::EAGAIN))
+                }
+                (r, _) => r,
+            },
+        });
+    }
+    // SAFETY: the caller's.
+    Outcome::Done(unsafe { wait(fd, d, l, addr, len, flags) })
+}
+
+/// # Safety
+/// As [`accept`].
+unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    // SAFETY: the caller's.
+    let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
+    if let Ok(n) = r {
+        if let Some(z) = table::lookup(fd).and_then(zone::of) {
+            z.returned();
+        }
+        stats::count(Counter::AcceptKernel);
+        pool::kernel_allocated(n);
+        // SAFETY: the caller's, as the kernel has filled it.
+        unsafe { crate::upgrade::accepted(n, addr, len) };
+    }
+    r
+}
+
+fn kernel_ready(fd: i32) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
+}
+
+/// # Safety
+/// As [`accept`].
+unsafe fn from_queue(
+    d: &Desc,
+    l: &Listener,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+) -> Option<Result<i32>> {
+    if !l.has_syn(true) {
+        return None;
+    }
+    // The descriptor first: without one the connection stays in the queue, as
+    // it does in the kernel.
+    let parts = match Parts::get(d.family.load(Ordering::Relaxed), flags) {
+        Ok(p) => p,
+        Err(e) => return Some(Err(e)),
+    };
+    for _ in 0..64 {
+        let next = l.take_busy().or_else(|| l.take(false)).or_else(|| l.take(true));
+        let Some((c, slot)) = next else { break };
+        // SAFETY: the caller's.
+        if let Some(r) = unsafe { take_slot(d, l, c, slot, addr, len, flags, &parts) } {
+            return Some(r);
+        }
+    }
+    parts.give_back();
+    None
+}
+
+/// What an accepted connection needs on our side.
+struct Parts {
+    fd: i32,
+    desc: &'static Desc,
+    sock: &'static Sock,
+}
+
+impl Parts {
+    fn get(family: u32, flags: i32) -> Result<Parts> {
+        let fd = pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0)?;
+        // A number that the kernel gives out again although we think it open
+        // was closed below us.
+        crate::close::overwritten(fd);
+        match (table::alloc(kind::FRESH), socks::alloc_sock()) {
+            (Some(desc), Some(sock)) => {
+                desc.kernel_family.store(family, Ordering::Relaxed);
+                Ok(Parts { fd, desc, sock })
+            }
+            (desc, sock) => {
+                if let Some(d) = desc {
+                    table::release(d);
+                }
+                if let Some(s) = sock {
+                    socks::free_sock(s);
+                }
+                let _ = sys::close(fd);
+                Err(Errno::ENOMEM)
+            }
+        }
+    }
+    fn give_back(self) {
+        let _ = pool::recycle(self.fd, self.desc);
+        table::release(self.desc);
+        socks::free_sock(self.sock);
+    }
+}
+
+/// One connection out of a queue. None: the entry was nonsense.
+///
+/// # Safety
+/// As [`accept`].
+#[allow(clippy::too_many_arguments)] // accept4's own, and what it works on
+unsafe fn take_slot(
+    listener: &Desc,
+    l: &Listener,
+    c: &'static Chan,
+    slot: usize,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+    parts: &Parts,
+) -> Option<Result<i32>> {
+    let (dst, port) = claim(l, c, slot)?;
+    let bound = l.addr();
+    let family = listener.family.load(Ordering::Relaxed) as u16;
+    let &Parts { fd, desc: d, sock } = parts;
+    d.family.store(family as u32, Ordering::Relaxed);
+    d.nonblock.store(flags & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
+    let options = opts::before::at(c.slot(slot).dir[SERVER].prod.options.swap(0, Ordering::Relaxed), listener);
+    for (o, v) in d.opt.iter().zip(options.opt) {
+        o.store(v, Ordering::Relaxed);
+    }
+    // An address of its own makes a socket IPv6-only, unless it is a mapped one.
+    let only6 = bound.v6only != 0 || !(name::is_any(&bound.ip) || name::is_v4(&bound.ip));
+    d.opt[opts::V6ONLY].store((family == libc::AF_INET6 as u16 && only6).into(), Ordering::Relaxed);
+    if kept::any(listener) {
+        if let Some(from) = table::fd_of(listener) {
+            kept::inherit(listener, from, d, fd);
+        }
+    }
+    d.rcvtimeo.store(options.rcvtimeo, Ordering::Relaxed);
+    d.sndtimeo.store(options.sndtimeo, Ordering::Relaxed);
+    let e = End::usual(c, slot, SERVER, &Addr { ip: dst, family, port: bound.port, v6only: 0 }, port);
+    establish(d, sock, &e);
+    if !table::install(fd, d) {
+        crate::close::last_reference(d);
+        let _ = sys::close(fd);
+        return Some(Err(Errno::EMFILE));
+    }
+    stats::count(Counter::AcceptShm);
+    if fd <= table::STDIO {
+        crate::path::materialize_one(d);
+    }
+    if !addr.is_null() {
+        // SAFETY: the caller's.
+        if let Err(e) = unsafe { name::give(&name::source_for(&dst), port, family, addr, len) } {
+            // As in the kernel the connection is lost.
+            if let Outcome::Kernel = crate::close::close(fd) {
+                let _ = sys::close(fd);
+            }
+            return Some(Err(e));
+        }
+    }
+    Some(Ok(fd))
+}
+
+/// Blocking accept: sleep on the kernel's queue, the waker and the monitor.
+///
+/// # Safety
+/// As [`accept`].
+unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    let timeo = d.rcvtimeo.load(Ordering::Relaxed);
+    let deadline = Deadline::of_option(timeo);
+    // A signal that is handled while we spin would not end the sleep behind it, as it does in the
+    // kernel: it waits until then. (Others spin too shortly to pay for that.)
+    let mut held = None;
+    let mut unarmed = waker::Unarmed::default();
+    loop {
+        ctl::poll();
+        zone::follow_options(fd, d);
+        // SAFETY: the caller's.
+        if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
+            return r;
+        }
+        if held.is_none() {
+            held = Some(Held::all());
+            if !table::lookup(fd).is_some_and(|now| core::ptr::eq(now, d)) {
+                drop(held);
+                // SAFETY: the caller's.
+                return unsafe { restart_on_fd(fd, addr, len, flags) };
+            }
+        }
+        let signals = held.get_or_insert_with(Held::all).before();
+        if d.spin_rx.spin(0, || l.has_syn(true)) {
+            continue;
+        }
+        if let Some(z) = zone::of(d).filter(|z| z.is_non_worker() && !kernel_ready(fd)) {
+            if let Some(r) = z.take_waiting(fd, true, Peer { addr, len, flags }) {
+                return r;
+            }
+        }
+        // Without one (no descriptors, no memory) our queues are looked at from time to time: the
+        // kernel's `accept` would not end for a connection there.
+        let mut sleeper = Sleeper::in_accept(l.id.load(Ordering::Relaxed));
+        if let Some(s) = &sleeper {
+            s.arm(|b, batch| l.arm(b, batch));
+        }
+        let mut n = Ok(0);
+        let zoned = zone::of(d).filter(|z| z.is_active());
+        let local = zoned.and_then(|z| z.own_fd()).unwrap_or(-1);
+        let peers = zoned.map_or(-1, |z| z.peers_fd());
+        let mut p = [fd, local, peers, -1, -1].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        if !l.has_syn(true) {
+            stats::count(Counter::Sleeps);
+            let t0 = sys::cpu::ticks();
+            zone::balance::before_sleep();
+            let mut left = zone::balance::cut(deadline.left());
+            if sleeper.is_none() {
+                let piece = unarmed.piece();
+                left = Some(left.map_or(piece, |l| l.min(piece)));
+            }
+            // SAFETY: `signals` is as long as the kernel's set.
+            n = unsafe { wait::sleep(&mut p, sleeper.as_mut(), left, &raw const signals as *const _) };
+            d.spin_rx.slept(t0, l.notified_since(t0));
+        }
+        if let Some(s) = sleeper {
+            s.end(|b| l.disarm(b));
+        }
+        wait::heed(&p);
+        if let Some(z) = zoned.filter(|_| n != Err(Errno::EINTR)) {
+            z.peers_spoke(p[2].revents != 0);
+            match z.take(fd, false, Peer { addr, len, flags }) {
+                Err(Errno::EAGAIN) => {}
+                r => return r,
+            }
+        }
+        match n {
+            Err(Errno::EINTR) if wait::restarts(deadline.is_limited()) => continue,
+            other => other?,
+        };
+        if zoned.is_none() && p[0].revents != 0 {
+            // Somebody else may take it first: do not block in there.
+            held = None;
+            // SAFETY: the caller's.
+            match unsafe { try_kernel(fd, addr, len, flags) } {
+                Err(Errno::EAGAIN) => {}
+                r => return r,
+            }
+        }
+        if deadline.is_over() && !l.has_syn(true) {
+            return Err(Errno::EAGAIN);
+        }
+    }
+}
+
+/// The number refers to something else by now, if to anything: this has not begun before. (A program
+/// that puts another file in the listener's place sends the thread a signal next, which is held from here on.)
+///
+/// # Safety
+/// As [`accept`].
+#[cold]
+unsafe fn restart_on_fd(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    let now = table::lookup(fd).filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER));
+    // SAFETY: the caller's.
+    match now.map(|d| unsafe { accept(fd, d, addr, len, flags) }) {
+        Some(Outcome::Done(r)) => r,
+        _ if pool::holds(fd) => Err(Errno::EBADF),
+        // SAFETY: the caller's.
+        _ => unsafe { from_kernel(fd, addr, len, flags) },
+    }
+}
+
+/// Accept from the kernel without blocking although the socket would.
+///
+/// # Safety
+/// As [`accept`].
+unsafe fn try_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    if !kernel_ready(fd) {
+        return Err(Errno::EAGAIN);
+    }
+    // SAFETY: the caller's. (A rival that takes the connection in between makes
+    // this wait in the kernel for the next one, as any blocking accept may.)
+    unsafe { from_kernel(fd, addr, len, flags) }
+}

@@ -1,0 +1,46 @@
+//! The program makes an epoll instance.
+
+use super::instance::EPS;
+use crate::table::{self, kind};
+use crate::{process, zone};
+use core::sync::atomic::Ordering;
+
+/// The kernel has created an instance. False: there is no memory to know it by. What is watched in
+/// an instance that we do not know is never reported.
+pub fn created(fd: i32) -> bool {
+    if !process::enabled() && !zone::enabled() {
+        return true;
+    }
+    let Some((i, ep)) = EPS.alloc() else { return EPS.is_full() };
+    let Some(d) = table::alloc(kind::EPOLL) else {
+        EPS.free(i);
+        return table::DESCS.is_full();
+    };
+    ep.fd.store(fd, Ordering::Relaxed);
+    ep.waker.store(0, Ordering::Relaxed);
+    ep.items.store(0, Ordering::Relaxed);
+    ep.plain.store(0, Ordering::Relaxed);
+    ep.left_in.store(0, Ordering::Relaxed);
+    ep.kernel.store(false, Ordering::Relaxed);
+    ep.ctl_added.store(false, Ordering::Relaxed);
+    ep.zoned.store(false, Ordering::Relaxed);
+    ep.array.store(0, Ordering::Relaxed);
+    ep.unsubscribed.reset();
+    ep.shared.store(false, Ordering::Relaxed);
+    ep.nested.store(false, Ordering::Relaxed);
+    ep.inherited.store(false, Ordering::Relaxed);
+    ep.wrapper.reset();
+    ep.pulses.store(0, Ordering::Relaxed);
+    ep.spin.reset();
+    ep.lock.reset_after_fork();
+    if let Ok(mut g) = ep.lock.lock() {
+        (g.n, g.sleepers, g.n_listeners, g.crowded, g.kernel_busy) = (0, 0, 0, false, false);
+        g.links.clear();
+    }
+    d.object.store(i + 1, Ordering::Relaxed);
+    if !table::install(fd, d) {
+        table::release(d);
+        EPS.free(i);
+    }
+    true
+}

@@ -1,0 +1,529 @@
+//! One watched descriptor in one epoll instance.
+
+use super::instance::{of, Ep, Inner};
+use crate::chan;
+use crate::lock::Lock;
+use crate::ready::{self, IN, OUT, RDNORM};
+use crate::slab::{Slab, Slot};
+use crate::stage;
+use crate::table::{self, kind, Desc};
+use crate::waker::Waker;
+use crate::{listen, stats};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::arena::flag;
+use fsocket_abi::channel::{record, status};
+use fsocket_ring as ring;
+use fsocket_sync::doorbell::{Batch, Want};
+use fsocket_sys::{cpu, Errno, Result};
+
+pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
+/// Guards the per-descriptor lists against concurrent change.
+static LISTS: Lock<()> = Lock::new(());
+
+/// Up to where edges were reported. Zero is valid.
+struct Reported {
+    /// Ring position.
+    scan: AtomicU64,
+    /// Status of the peer; of a listener its arrivals, of an instance its pulses.
+    seen: AtomicU64,
+    /// `tx_blocked` of the socket when EPOLLOUT was last an edge.
+    blocked: AtomicU32,
+    /// Not once since it was added or modified: readiness itself is an edge.
+    fresh: AtomicBool,
+}
+
+/// Zero is valid.
+#[repr(C)]
+pub struct Item {
+    pub ep: AtomicU32,
+    pub fd: AtomicI32,
+    pub desc: AtomicU32,
+    pub events: AtomicU32,
+    pub data: AtomicU64,
+    reported: Reported,
+    /// What was passed on to instances that watch this one.
+    passed: Reported,
+    next: AtomicU32,
+    link: AtomicU32,
+    pub live: AtomicBool,
+    pub active: AtomicBool,
+    armed: AtomicBool,
+    /// One-shot, and it has fired.
+    disabled: AtomicBool,
+    /// Also registered in the kernel's instance.
+    pub kernel: AtomicBool,
+    pub recheck: AtomicBool,
+    /// Looked at and not ready in the current pass.
+    pub idle: AtomicBool,
+    /// In the kernel it would be in the list of what is ready: it was when it was added, has come
+    /// into it since it was looked at, or is level-triggered and was reported then.
+    pub linked: AtomicBool,
+    /// It comes into that list with this look, and since when it should be there, in ticks.
+    pub marked: AtomicBool,
+    pub notified_at: AtomicU64,
+    /// When it was last looked at, or set, without being linked from then on; ticks.
+    looked_at: AtomicU64,
+}
+
+// SAFETY: zero is valid; `link` is the slab's.
+unsafe impl Slot for Item {
+    fn link(&self) -> &AtomicU32 {
+        &self.link
+    }
+}
+
+const ET: u32 = libc::EPOLLET as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+/// With IN and RDNORM, what the arrival of data is an edge for.
+const DATA: u32 = (libc::EPOLLPRI | libc::EPOLLRDBAND) as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+pub fn first(d: &Desc) -> Option<&'static Item> {
+    ITEMS.get(d.items.load(Ordering::Acquire).wrapping_sub(1))
+}
+
+/// The item of (descriptor, instance, number).
+pub fn find(d: &Desc, ep: u32, fd: i32) -> Option<&'static Item> {
+    let mut it = first(d);
+    for _ in 0..4096 {
+        let i = it?;
+        if i.is(d, ep) && i.fd.load(Ordering::Relaxed) == fd {
+            return Some(i);
+        }
+        it = i.next();
+    }
+    None
+}
+
+pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, kernel: bool) -> Result<()> {
+    let (i, it) = ITEMS.alloc().ok_or(Errno::ENOMEM)?;
+    it.ep.store(ep.index(), Ordering::Relaxed);
+    it.fd.store(fd, Ordering::Relaxed);
+    it.desc.store(d.index(), Ordering::Relaxed);
+    it.kernel.store(kernel, Ordering::Relaxed);
+    it.active.store(false, Ordering::Relaxed);
+    it.armed.store(false, Ordering::Relaxed);
+    it.recheck.store(false, Ordering::Relaxed);
+    it.marked.store(false, Ordering::Relaxed);
+    it.set(ev);
+    it.live.store(true, Ordering::Release);
+    it.linked.store(false, Ordering::Relaxed);
+    it.enlist();
+    {
+        let _l = LISTS.lock().map_err(|_| Errno::EAGAIN)?;
+        it.next.store(d.items.load(Ordering::Relaxed), Ordering::Relaxed);
+        d.items.store(i + 1, Ordering::Release);
+    }
+    // SeqCst: against a thread that is about to sleep, see `wait`.
+    ep.items.fetch_add(1, Ordering::SeqCst);
+    if kernel {
+        ep.kernel.store(true, Ordering::Relaxed);
+    }
+    // Every non-connection item that may concern us sits in the listener list
+    // too: a bound socket becomes a listener later.
+    if kernel && g.n_listeners < g.listeners.len() {
+        let n = g.n_listeners;
+        g.listeners[n] = i;
+        g.n_listeners += 1;
+    }
+    g.activate(it);
+    match ep.items.load(Ordering::Relaxed) {
+        1 => {}
+        // And for the first one, which was alone.
+        2 => (0..g.n).for_each(|k| _ = ITEMS.get(g.at(k)).map(|it| it.hint(ep, g))),
+        _ => it.hint(ep, g),
+    }
+    Ok(())
+}
+
+/// Take an item out of its descriptor's list.
+pub fn unlink(d: &Desc, it: &Item) {
+    let Ok(_l) = LISTS.lock() else { return };
+    let me = it.index() + 1;
+    if d.items.load(Ordering::Relaxed) == me {
+        d.items.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+        return;
+    }
+    let mut at = first(d);
+    while let Some(i) = at {
+        if i.next.load(Ordering::Relaxed) == me {
+            i.next.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+            return;
+        }
+        at = i.next();
+    }
+}
+
+/// Take the first item out of a descriptor's list.
+pub fn pop(d: &Desc) -> Option<&'static Item> {
+    let _l = LISTS.lock().ok()?;
+    let it = first(d)?;
+    d.items.store(it.next.load(Ordering::Relaxed), Ordering::Release);
+    Some(it)
+}
+
+/// Nobody refers to it any more, except maybe the list of active items.
+pub fn kill(ep: &Ep, g: &mut Inner, it: &Item) {
+    let n = g.n_listeners;
+    if let Some(k) = g.listeners[..n].iter().position(|&x| x == it.index()) {
+        g.listeners[k] = g.listeners[n - 1];
+        g.n_listeners -= 1;
+    }
+    it.live.store(false, Ordering::Release);
+    ep.items.fetch_sub(1, Ordering::Relaxed);
+    if !it.active.load(Ordering::Relaxed) {
+        ITEMS.free(it.index());
+    }
+}
+
+/// A dead item leaves the list of active items.
+pub fn reclaim(i: u32) {
+    if let Some(it) = ITEMS.get(i) {
+        it.active.store(false, Ordering::Relaxed);
+        if !it.live.load(Ordering::Relaxed) {
+            ITEMS.free(i);
+        }
+    }
+}
+
+pub fn reset_lock_after_fork() {
+    LISTS.reset_after_fork();
+}
+
+impl Item {
+    pub fn index(&self) -> u32 {
+        ITEMS.index(self)
+    }
+    pub fn next(&self) -> Option<&'static Item> {
+        ITEMS.get(self.next.load(Ordering::Acquire).wrapping_sub(1))
+    }
+    /// Lists are walked without their lock: is this still the item it was?
+    pub fn is(&self, d: &Desc, ep: u32) -> bool {
+        self.live.load(Ordering::Acquire)
+            && self.ep.load(Ordering::Relaxed) == ep
+            && self.desc.load(Ordering::Relaxed) == d.index()
+    }
+
+    /// What `epoll_ctl` said.
+    pub fn set(&self, ev: &libc::epoll_event) {
+        let (events, data) = (ev.events, ev.u64);
+        self.events.store(events, Ordering::Relaxed);
+        self.data.store(data, Ordering::Relaxed);
+        self.disabled.store(false, Ordering::Relaxed);
+        self.looked_at.store(cpu::ticks(), Ordering::Relaxed);
+        for t in [&self.reported, &self.passed] {
+            t.fresh.store(true, Ordering::Relaxed);
+            t.scan.store(0, Ordering::Relaxed);
+        }
+        if let Some(d) = self.desc().filter(|d| self.shut_both(d)) {
+            self.reported.fresh.store(ready::events(d, self.wanted()) != 0, Ordering::Relaxed);
+        }
+    }
+
+    /// What the kernel is to be told for the same registration. A one-shot that
+    /// has fired stays silent.
+    pub fn event(&self) -> libc::epoll_event {
+        let events = self.events.load(Ordering::Relaxed);
+        let events = if self.disabled.load(Ordering::Relaxed) { events & (ET | ONESHOT) } else { events };
+        libc::epoll_event { events, u64: self.data.load(Ordering::Relaxed) }
+    }
+
+    /// The connection behind it has changed its path and must be followed.
+    pub fn pending(&self) -> Option<&'static Desc> {
+        self.desc().filter(|d| self.live.load(Ordering::Relaxed) && d.is_conn() && stage::can_follow(d))
+    }
+
+    /// It was added or set. If it is ready, the kernel has it in its list from now on. True: and
+    /// had not before.
+    pub fn enlist(&self) -> bool {
+        self.ready() && !self.linked.swap(true, Ordering::Relaxed)
+    }
+
+    /// What `take` has said.
+    pub fn was_looked_at(&self, ev: u32, now: u64) {
+        self.idle.store(ev == 0, Ordering::Relaxed);
+        let level = self.events.load(Ordering::Relaxed) & (ET | ONESHOT) == 0;
+        let linked = ev != 0 && level;
+        self.linked.store(linked, Ordering::Relaxed);
+        if !linked {
+            self.looked_at.store(now, Ordering::Relaxed);
+        }
+    }
+
+    pub fn is_exclusive(&self) -> bool {
+        self.events.load(Ordering::Relaxed) & EXCLUSIVE != 0
+    }
+
+    fn wanted(&self) -> u32 {
+        self.events.load(Ordering::Relaxed) & !(ET | ONESHOT | EXCLUSIVE)
+    }
+
+    fn desc(&self) -> Option<&'static Desc> {
+        table::DESCS.get(self.desc.load(Ordering::Relaxed))
+    }
+
+    pub fn listener(&self) -> Option<&'static listen::Listener> {
+        self.desc().filter(|_| self.live.load(Ordering::Relaxed)).and_then(listen::of)
+    }
+
+    pub fn was_marked(&self) {
+        self.armed.store(false, Ordering::Relaxed);
+    }
+
+    /// A peer has marked what it belongs to. When?
+    pub fn note_when(&self, d: &Desc) {
+        let at = |w: &Want| w.notified_at.load(Ordering::Relaxed);
+        self.note_at(at(&d.rx().1.want_data).max(at(&d.tx().1.want_space)));
+    }
+
+    /// Ready, and no peer was asked to say so: since when, as far as can be known. Data says when
+    /// its sender turned to it from another connection (crate `streams`); if it does not, the
+    /// sender was here already at our last look, and whatever it turned to since came later.
+    pub fn note_unasked(&self, now: u64) -> bool {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(d) = self.desc().filter(|d| d.is_conn()) else { return false };
+        let (r, rx, h) = d.rx();
+        let edge = self.events.load(Ordering::Relaxed) & ET != 0;
+        let scan = if edge { self.reported.scan.load(Ordering::Relaxed) } else { 0 };
+        let at = match ring::turned(r, rx, h, scan) {
+            Some(0) => 0,
+            Some(stamp) => record::time(stamp, now),
+            None if rx.prod.status.load(Ordering::Relaxed) & (status::FIN | status::RST) == 0 => return false,
+            None => rx.want_data.notified_at.load(Ordering::Relaxed),
+        };
+        self.note_at(at.max(self.looked_at.load(Ordering::Relaxed)));
+        true
+    }
+
+    /// More does not change the place of what is in the list.
+    pub fn note_at(&self, at: u64) {
+        if !self.linked.load(Ordering::Relaxed) {
+            self.notified_at.store(at, Ordering::Relaxed);
+            self.marked.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Would `take` report something? Changes nothing.
+    #[inline]
+    pub fn ready(&self) -> bool {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(d) = self.desc() else { return false };
+        if self.shut_both(d) && !self.reported.fresh.load(Ordering::Relaxed) {
+            return false;
+        }
+        let events = self.events.load(Ordering::Relaxed);
+        if events & ET == 0 || self.reported.fresh.load(Ordering::Relaxed) || self.pending().is_some() {
+            return ready::events(d, self.wanted()) != 0;
+        }
+        self.edge(d, &self.reported, false) && ready::events(d, self.wanted()) != 0
+    }
+
+    /// Has something come for it that the kernel would have told an outer instance of?
+    pub fn pulse(&self) -> bool {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(d) = self.desc() else { return false };
+        let came = self.edge(d, &self.passed, true);
+        let fresh = self.passed.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
+        if fresh {
+            self.passed.fresh.store(false, Ordering::Relaxed);
+        }
+        came || fresh
+    }
+
+    /// The events to report now; 0: none.
+    pub fn take(&self) -> u32 {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let Some(d) = self.desc() else { return 0 };
+        if self.shut_both(d) {
+            let ready = self.reported.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
+            if !ready {
+                self.reported.fresh.store(false, Ordering::Relaxed);
+                return 0;
+            }
+        }
+        let events = self.events.load(Ordering::Relaxed);
+        let edge = events & ET != 0;
+        if edge && self.pending().is_none() {
+            if stage::is_moving(d) {
+                return 0; // no edge is told of now, so none is noted
+            }
+            let fresh = self.reported.fresh.load(Ordering::Relaxed);
+            if !self.edge(d, &self.reported, true) && !fresh {
+                return 0;
+            }
+        }
+        let ev = ready::events(d, self.wanted());
+        if ev == ready::PENDING {
+            return ev;
+        }
+        if ev != 0 {
+            if edge {
+                self.reported.fresh.store(false, Ordering::Relaxed);
+            }
+            if events & ONESHOT != 0 {
+                self.disabled.store(true, Ordering::Relaxed);
+            }
+        }
+        ev
+    }
+
+    /// What is ready is an edge, also if it was reported.
+    pub fn forget_edges(&self) {
+        for last in [&self.reported, &self.passed] {
+            last.fresh.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// An instance tells those that watch it of EPOLLIN alone: an item that does not ask
+    /// for that is ready if it was when it was added, until it is not once.
+    fn shut_both(&self, d: &Desc) -> bool {
+        d.kind() == kind::EPOLL && self.events.load(Ordering::Relaxed) & IN == 0
+    }
+
+    /// Has something happened since the last report? With `note`, that counts
+    /// as reported.
+    fn edge(&self, d: &Desc, last: &Reported, note: bool) -> bool {
+        match d.kind() {
+            kind::CONN => {
+                let (r, rx, h) = d.rx();
+                // What TCP would have sent a segment for.
+                let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
+                    | (d.sock().flags.load(Ordering::Relaxed) as u64
+                        & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
+                        << 32;
+                let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
+                let (data, at) = ring::scan(r, rx, h, last.scan.load(Ordering::Relaxed));
+                let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
+                let state = status != last.seen.load(Ordering::Relaxed);
+                let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
+                let space =
+                    blocked != last.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
+                if note {
+                    last.scan.store(at, Ordering::Relaxed);
+                    last.seen.store(status, Ordering::Relaxed);
+                    if space {
+                        last.blocked.store(blocked, Ordering::Relaxed);
+                    }
+                }
+                data || state || space
+            }
+            kind::LISTENER => {
+                let now = listen::of(d).map_or(0, |l| l.arrivals());
+                let e = now != last.seen.load(Ordering::Relaxed);
+                if note {
+                    last.seen.store(now, Ordering::Relaxed);
+                }
+                e
+            }
+            kind::EPOLL => {
+                let now = of(d).map_or(0, Ep::pulses_so_far) as u64;
+                let e = now != last.seen.load(Ordering::Relaxed);
+                if note {
+                    last.seen.store(now, Ordering::Relaxed);
+                }
+                e
+            }
+            _ => false,
+        }
+    }
+
+    /// Nothing to do with us (yet): only the kernel knows its readiness.
+    pub fn passive(&self) -> bool {
+        self.desc().is_none_or(|d| !matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL))
+    }
+
+    /// An epoll instance inside this one. It is looked at on every call: its
+    /// own waits undo what we arm for it.
+    pub fn nested(&self) -> bool {
+        self.desc().is_some_and(|d| d.kind() == kind::EPOLL)
+    }
+
+    /// Where the peer runs, for the decision to spin; None: not a connection.
+    pub fn peer_cpu(&self) -> Option<u32> {
+        self.desc().filter(|d| d.is_conn()).map(ready::peer_cpu)
+    }
+
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) && !self.fresh_listener()
+    }
+    fn fresh_listener(&self) -> bool {
+        self.recheck.load(Ordering::Relaxed)
+    }
+
+    /// Ask the peer to mark a new item when data comes, for others are watched beside it: only so
+    /// that it is known which was first. Without a fence, so it is looked at as before.
+    fn hint(&self, ep: &Ep, g: &mut Inner) {
+        let Some(d) = self.desc().filter(|d| d.is_conn() && self.wanted() & (IN | RDNORM) != 0) else { return };
+        let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
+        let Some(c) = chan::CHANS.get(i) else { return };
+        let Some(w) = ep.need_waker().and_then(|b| c.waiter_for(b)) else { return };
+        if g.links.add(c, w) {
+            d.rx().1.want_data.hint(1 << w);
+        }
+    }
+
+    /// Ask the peer to mark us when something happens. The caller runs the
+    /// fence of `batch` under the lock of `g`, and looks again.
+    pub fn arm(&self, b: &Waker, g: &mut Inner, root: &Ep, batch: &mut Batch<'static>) {
+        // One that lives keeps its connection until it is killed, which takes the lock.
+        let Some(d) = self.desc().filter(|_| self.live.load(Ordering::Relaxed)) else { return };
+        match d.kind() {
+            kind::CONN => {
+                let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
+                let Some(c) = chan::CHANS.get(i) else { return };
+                let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w)) else {
+                    // No waiter left: stay active; sleeps are cut short for it.
+                    stats::count(fsocket_abi::arena::Counter::FbResource);
+                    return;
+                };
+                let (_, rx, _) = d.rx();
+                batch.arm(&rx.want_data, 1 << w);
+                let (_, tx, h) = d.tx();
+                if self.wanted() & OUT != 0 && !ready::can_send(d) {
+                    tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
+                    batch.arm(&tx.want_space, 1 << w);
+                }
+                self.armed.store(true, Ordering::Relaxed);
+            }
+            kind::LISTENER => {
+                if let Some(l) = listen::of(d) {
+                    self.recheck.store(false, Ordering::Relaxed);
+                    l.arm(b, batch);
+                    let linked = l.chans().all(|c| c.waiter_for(b).is_none_or(|w| g.links.add(c, w)));
+                    self.armed.store(linked, Ordering::Relaxed);
+                }
+            }
+            kind::EPOLL => {
+                if let Some(inner) = of(d).filter(|inner| !core::ptr::eq(*inner, root)) {
+                    inner.arm_inner(root);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Inner {
+    /// An active item goes behind all others.
+    pub(super) fn put_last(&mut self, it: &Item) {
+        if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {
+            self.tail(k).rotate_left(1);
+        }
+    }
+    /// Look at an item on every call from now on, until it is armed anew: what
+    /// it was armed for may not be all that it waits for now.
+    pub(super) fn activate(&mut self, it: &Item) {
+        it.was_marked();
+        if !it.active.swap(true, Ordering::Relaxed) && !self.push(it.index()) {
+            it.active.store(false, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Readiness, as `poll` and `epoll` report it.
+
+use crate::listen;
+use crate::stage;
+use crate::stage::Path;
+use crate::table::{kind, Desc};
+use crate::upcalls::watcher;
+use crate::values;
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Half, Sock};
+use fsocket_abi::channel::{status, Dir};
+use fsocket_ring as ring;
+use fsocket_sys::Errno;
+
+pub const IN: u32 = libc::EPOLLIN as u32;
+pub const OUT: u32 = libc::EPOLLOUT as u32;
+pub const ERR: u32 = libc::EPOLLERR as u32;
+pub const HUP: u32 = libc::EPOLLHUP as u32;
+pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+pub const RDNORM: u32 = libc::EPOLLRDNORM as u32;
+pub const WRNORM: u32 = libc::EPOLLWRNORM as u32;
+
+/// What the peer's side of a connection says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// No more data will come (what is in the ring can still be read).
+    pub eof: bool,
+    /// The peer has sent a FIN, before whatever else it did.
+    pub fin: bool,
+    pub reset: bool,
+    /// The peer reads no more: what it gets now it answers with a reset.
+    pub closed: bool,
+}
+
+#[inline]
+pub fn state(d: &Desc) -> State {
+    let (_, rx, _) = d.rx();
+    // Acquire: data published before FIN or RST is visible after this.
+    let st = rx.prod.status.load(Ordering::Acquire);
+    let poisoned = d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0;
+    let reset = st & status::RST != 0 || poisoned;
+    let fin = st & status::FIN != 0;
+    // A side that has gone over to the kernel is done with the rings, not closed.
+    let closed = st & (status::CLOSED | status::SHUT_BOTH) != 0 && st & status::MIGRATED == 0;
+    State { eof: fin || reset, fin, reset, closed }
+}
+
+/// Is the connection over, so that the kernel's socket would be in state CLOSE?
+/// Reset, both FINs exchanged, or a reset has answered what we sent.
+pub fn over(d: &Desc) -> bool {
+    let st = state(d);
+    let f = d.sock().flags.load(Ordering::Relaxed);
+    st.reset || (st.fin && f & flag::SHUT_WR != 0) || (st.closed && f & flag::SENT_AFTER_CLOSE != 0)
+}
+
+/// What a reset is called: with the peer's FIN received before it, a broken pipe.
+pub fn reset_error(st: State) -> i32 {
+    if st.fin {
+        libc::EPIPE
+    } else {
+        libc::ECONNRESET
+    }
+}
+
+/// Is there as much as the program wants to hear of (SO_RCVLOWAT)?
+#[inline(always)]
+fn readable(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
+    crate::conn::ring_has(d) && (d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT == 0 || enough(d, r, rx, h))
+}
+
+/// Would the kernel say that there is something, asked anew?
+pub fn wanted(d: &Desc) -> bool {
+    let (r, rx, h) = d.rx();
+    readable(d, r, rx, h) || state(d).fin
+}
+
+#[cold]
+fn enough(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
+    let want = values::lowat(d);
+    ring::available(r, rx, h, want).map_or(true, |n| n >= want)
+}
+
+/// Is there something to receive: data, end or error?
+#[inline(always)]
+pub fn can_recv(d: &Desc) -> bool {
+    let (r, rx, h) = d.rx();
+    readable(d, r, rx, h) || rx.prod.status.load(Ordering::Acquire) != 0 || local_rx(d)
+}
+
+#[inline]
+fn local_rx(d: &Desc) -> bool {
+    let s = d.sock();
+    s.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::POISONED | flag::MIGRATED) != 0
+        || s.err.load(Ordering::Relaxed) != 0
+}
+
+/// Would a send make progress or fail?
+#[inline(always)]
+pub fn can_send(d: &Desc) -> bool {
+    let (_, tx, h) = d.tx();
+    let (_, rx, _) = d.rx();
+    ring::writable(tx, h)
+        || rx.prod.status.load(Ordering::Acquire)
+            & (status::RST | status::CLOSED | status::SHUT_BOTH | status::MIGRATING)
+            != 0
+        || d.sock().flags.load(Ordering::Relaxed) & (flag::SHUT_WR | flag::POISONED | flag::MIGRATED) != 0
+}
+
+/// Not an event: the path was switched, [`crate::path::follow`] first.
+pub const PENDING: u32 = 1 << 27;
+
+/// Events of a connection, restricted to `wanted` (ERR and HUP always).
+pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
+    match stage::of(d) {
+        Path::Shm => {}
+        // It says when it has.
+        Path::Pending if !stage::can_follow(d) => return 0,
+        Path::Pending => return PENDING,
+        Path::Draining(fd) => return stage::events(d, fd, wanted),
+    }
+    let mut ev = 0;
+    let f = d.sock().flags.load(Ordering::Relaxed);
+    let st = state(d);
+    let (r, rx, h) = d.rx();
+    let rd_closed = st.eof || f & flag::SHUT_RD != 0;
+    if wanted & (IN | RDNORM) != 0 && (rd_closed || readable(d, r, rx, h)) {
+        ev |= IN | RDNORM;
+    }
+    if rd_closed {
+        ev |= RDHUP;
+    }
+    // Shut down in both directions, or reset.
+    if st.reset || (rd_closed && f & flag::SHUT_WR != 0) || (st.closed && f & flag::SENT_AFTER_CLOSE != 0) {
+        ev |= HUP;
+    }
+    if (st.reset && f & flag::RST_REPORTED == 0) || d.sock().err.load(Ordering::Relaxed) != 0 {
+        ev |= ERR;
+    }
+    if wanted & (OUT | WRNORM) != 0 && can_send(d) {
+        ev |= OUT | WRNORM;
+    }
+    ev & (wanted | ERR | HUP)
+}
+
+/// Events of any descriptor of ours that `poll` can ask about; a listener's
+/// kernel queue is not included.
+pub fn events(d: &Desc, wanted: u32) -> u32 {
+    match d.kind() {
+        kind::CONN => conn_events(d, wanted),
+        kind::EPOLL if wanted & (IN | RDNORM) != 0 && (watcher().readable)(d) => (IN | RDNORM) & wanted,
+        kind::LISTENER => match listen::of(d) {
+            Some(l) if wanted & (IN | RDNORM) != 0 && l.has_syn(true) => (IN | RDNORM) & wanted,
+            _ => 0,
+        },
+        _ => 0,
+    }
+}
+
+/// Wait state of the peer for spinning: where it runs.
+#[inline]
+pub fn peer_cpu(d: &Desc) -> u32 {
+    let (_, rx, _) = d.rx();
+    let (_, tx, _) = d.tx();
+    match rx.prod.cpu.load(Ordering::Relaxed) {
+        0 => tx.cons.cpu.load(Ordering::Relaxed),
+        c => c,
+    }
+}
+
+/// The error that this side has set itself, taken. Where there is none, as nearly always, nothing
+/// waits for what was stored before.
+pub fn swap_error(s: &Sock) -> i32 {
+    match s.err.load(Ordering::Relaxed) {
+        0 => 0,
+        _ => s.err.swap(0, Ordering::AcqRel),
+    }
+}
+
+/// `SO_ERROR`: what is pending, taken.
+pub fn take_error(d: &Desc) -> i32 {
+    let s = d.sock();
+    let e = swap_error(s);
+    if e != 0 {
+        return e;
+    }
+    let st = state(d);
+    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+        return reset_error(st);
+    }
+    0
+}
+
+/// The error that `recvmmsg` reports before anything else.
+pub fn pending_error(d: &Desc, flags: i32) -> Option<Errno> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return None;
+    }
+    match take_error(d) {
+        0 => None,
+        e => Some(Errno::new(e)),
+    }
+}
+
+/// What ended a `recvmmsg` that has some messages already: for the next call.
+pub fn put_back_error(d: &Desc, e: Errno) {
+    if e != Errno::EAGAIN {
+        d.sock().err.store(e.raw(), Ordering::Release);
+    }
+}

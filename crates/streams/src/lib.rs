@@ -1,0 +1,14 @@
+//! Bytes of a connection: sending, receiving, and what both do when there is no room or nothing there.
+#![no_std]
+
+pub mod msg;
+pub mod sendfile;
+pub mod stream;
+
+use fsocket_compat::unhooked;
+use fsocket_fdtable::{arena, ctl, pool, socks, table, upcalls};
+use fsocket_migrate::path;
+use fsocket_readiness::ready;
+use fsocket_runtime::{options, signals, spin, stats, token, user};
+use fsocket_shm::{asleep, chan, conn, idle, peers, stage, values};
+use fsocket_wait as wait;

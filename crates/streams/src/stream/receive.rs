@@ -1,0 +1,388 @@
+//! Receiving: a ring's common case, looks ahead, ends, and what is behind the ring.
+
+use super::restart;
+use super::wait::{ended, interruptible, wait_any, wait_data, wait_more, Wait};
+use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
+use crate::asleep::{self, On};
+use crate::stage;
+use crate::table::Desc;
+use crate::values;
+use crate::{ready, table, token, user};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Half};
+use fsocket_abi::channel::Dir;
+use fsocket_ring::{self as ring, Failed};
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// Flags that change nothing for who finds something.
+const PLAIN: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+const SLOW: u32 = flag::SHUT_RD | flag::POISONED | flag::MIGRATING | flag::DRAINED | flag::LOWAT;
+
+/// # Safety
+/// `buf` is the program's for `len` bytes; it need not be there.
+#[inline(always)]
+pub unsafe fn recv(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    match unsafe { recv_fast(d, buf, len, flags) } {
+        // SAFETY: the caller's.
+        0 => unsafe { recv_slow(d, buf, len, flags) },
+        // SAFETY: the caller's.
+        n if n < len && left_rings(d) => Ok(n + unsafe { rest(d, buf.wrapping_add(n), len - n, flags) }),
+        n => Ok(n),
+    }
+}
+
+/// What a receive that has taken the ring's last bytes finds behind them in the
+/// kernel, where the path was switched: how many bytes more.
+///
+/// # Safety
+/// As [`recv`].
+#[cold]
+pub unsafe fn rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    let _hold = Hold::on(d);
+    if ring_has(d) {
+        return 0;
+    }
+    match path_taken(d, flags) {
+        // A receive ends before urgent data; begun there it would go over them. And one that
+        // has something to return leaves an error to the next.
+        Some(Ok(fd)) if at_mark(fd) || in_kernel(fd) == 0 => 0,
+        // SAFETY: the caller's.
+        Some(Ok(fd)) => unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Does urgent data come next? A receive that has something ends there.
+pub fn before_urgent(d: &Desc) -> bool {
+    let fd = || stage::went_to(d).or_else(|| stage::kernel_part(d));
+    left_rings(d) && !ring_has(d) && fd().is_some_and(at_mark)
+}
+
+fn at_mark(fd: i32) -> bool {
+    const SIOCATMARK: usize = 0x8905;
+    ioctl(fd, SIOCATMARK) != 0
+}
+
+/// Bytes that a kernel socket has to receive.
+fn in_kernel(fd: i32) -> i32 {
+    ioctl(fd, libc::FIONREAD as usize)
+}
+
+/// A receive that has something, and waits for more, goes on in the kernel: there it would wait
+/// like one that has nothing, across urgent data and signals. False: that has come, or the time is
+/// up.
+fn something_behind(d: &Desc, fd: i32) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN | libc::POLLPRI, revents: 0 };
+    let limit = Some(d.sock().rcvtimeo.load(Ordering::Relaxed)).filter(|t| *t != 0);
+    // SAFETY: one pollfd.
+    let r = asleep::sleep(&On::default(), || unsafe { sys::ppoll(&mut p, 1, limit, core::ptr::null()) });
+    r == Ok(1) && !at_mark(fd)
+}
+
+/// The int that an ioctl answers; 0 if it fails.
+fn ioctl(fd: i32, what: usize) -> i32 {
+    let mut answer = 0i32;
+    // SAFETY: an int for the answer.
+    match unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, what, &raw mut answer as usize, 0, 0, 0]) } {
+        Ok(_) => answer,
+        Err(_) => 0,
+    }
+}
+
+/// The same for a look ahead: the ring's bytes stay where they are.
+///
+/// # Safety
+/// As [`recv`].
+#[cold]
+unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    let _hold = Hold::on(d);
+    match path_taken(d, flags) {
+        Some(Ok(fd)) if d.is_conn() && in_kernel(fd) > 0 => {
+            // SAFETY: the caller's.
+            unsafe { sys::recv(fd, buf, len, flags | libc::MSG_DONTWAIT) }.unwrap_or(0)
+        }
+        _ => 0,
+    }
+}
+
+/// The common case of [`recv`]: something is there. 0: nothing was done.
+///
+/// # Safety
+/// As [`recv`].
+#[inline(always)]
+pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    if flags & !PLAIN != 0 {
+        return 0;
+    }
+    let (r, rx, h) = d.rx();
+    let Ok(t) = token::enter(h) else { return 0 };
+    if !d.is_conn() || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
+        return 0;
+    }
+    // SAFETY: the caller's; the token is held. What is wrong with the peer is
+    // found again, and dealt with, by the slow path.
+    let got = unsafe { ring::recv(r, rx, h, Some(buf), len, false) };
+    if token::owned(h) {
+        d.set_receiver(token::here());
+        h.credit.store(1, Ordering::Relaxed);
+    }
+    drop(t);
+    received(d, rx, h, got)
+}
+
+/// [`recv_fast`] by the only thread that has ever received, and has done so before. Any descriptor
+/// may be asked.
+///
+/// # Safety
+/// As [`recv`].
+#[inline(always)]
+pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
+    if flags & !PLAIN != 0 || !token::is_here(d.receiver()) {
+        return 0;
+    }
+    let (r, rx, h) = d.rx();
+    let Some(t) = token::enter_on_credit(h) else { return 0 };
+    if h.credit.load(Ordering::Relaxed) == 0 || d.sock().flags.load(Ordering::Relaxed) & SLOW != 0 {
+        return 0;
+    }
+    // SAFETY: as in `recv_fast`.
+    let got = unsafe { ring::recv(r, rx, h, Some(buf), len, false) };
+    drop(t);
+    received(d, rx, h, got)
+}
+
+/// After a [`recv_on_credit`] that has returned 0: is that because nothing is there? Then to look once more
+/// would only take the line at which the sender writes away from it. A guess, for who waits next.
+#[inline(always)]
+pub fn found_nothing(d: &Desc) -> bool {
+    token::is_here(d.receiver()) && d.sock().rx.credit.load(Ordering::Relaxed) != 0
+}
+
+/// What a receive that is out of the ring has got; 0: nothing, or a hostile peer.
+#[inline(always)]
+fn received(d: &'static Desc, rx: &Dir, h: &Half, got: core::result::Result<usize, Failed>) -> usize {
+    match got {
+        Ok(n @ 1..) => {
+            consumed(d, rx, h);
+            n
+        }
+        _ => 0,
+    }
+}
+
+/// After a read: wake a sender that sleeps for space, once there is enough.
+#[inline(always)]
+fn consumed(d: &'static Desc, rx: &Dir, h: &Half) {
+    if !rx.want_space.is_silent() {
+        freed(d, rx, h);
+    }
+    publish_cpu(h, &rx.cons.cpu);
+}
+
+/// Somebody sleeps for space, or did lately.
+#[cold]
+#[inline(never)]
+fn freed(d: &'static Desc, rx: &Dir, h: &Half) {
+    if rx.want_space.waiting() != 0 && h.pos.load(Ordering::Relaxed) >= rx.prod.space_at.load(Ordering::Relaxed) {
+        notify(d, &rx.want_space);
+    }
+}
+
+/// # Safety
+/// As [`recv`].
+#[cold]
+#[inline(never)]
+pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    if user::is_beyond(buf) {
+        return Err(Errno::EFAULT);
+    }
+    if flags & libc::MSG_OOB != 0 {
+        return match path_taken(d, flags) {
+            // SAFETY: the caller's.
+            Some(fd) => fd.and_then(|fd| unsafe { sys::recv(fd, buf, len, flags) }),
+            // Nobody has sent any, or the path would have been switched.
+            None => Err(Errno::EINVAL),
+        };
+    }
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::EAGAIN);
+    }
+    let s = d.sock();
+    let (r, rx, h) = d.rx();
+    let peek = flags & libc::MSG_PEEK != 0;
+    let mut block = s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0;
+    // MSG_TRUNC on TCP: the bytes are discarded.
+    let dst = (flags & libc::MSG_TRUNC == 0).then_some(buf);
+    // As many bytes end a sleep.
+    let mut target = match block {
+        true if flags & libc::MSG_WAITALL != 0 => len,
+        true if s.flags.load(Ordering::Relaxed) & flag::LOWAT != 0 => values::lowat(d).min(len),
+        _ => 1,
+    };
+    let (mut waits, mut hold) = (Wait::default(), None);
+    let mut done = 0;
+    loop {
+        let mut looked = false;
+        if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MIGRATING != 0 {
+            looked = true;
+            if left_rings(d) {
+                hold.get_or_insert_with(|| Hold::on(d));
+            }
+            if let Some(fd) = path_taken(d, flags) {
+                if done > 0 && fd.is_ok_and(|fd| at_mark(fd) || block && !something_behind(d, fd)) {
+                    return Ok(done);
+                }
+                // SAFETY: the rest of the caller's buffer.
+                return match fd.and_then(|fd| unsafe { sys::recv(fd, buf.wrapping_add(done), len - done, flags) }) {
+                    Ok(n) => Ok(done + n),
+                    Err(_) if done > 0 => Ok(done),
+                    Err(e) => Err(e),
+                };
+            }
+        }
+        if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
+            let got = match token::enter(h) {
+                Err(token::Reentered) => return Err(Errno::EAGAIN),
+                Ok(_) if !d.is_conn() => match stage::went_to(d) {
+                    Some(_) => continue,
+                    None if done > 0 => return Ok(done),
+                    None => match table::detached(d) {
+                        // SAFETY: the caller's.
+                        Some(detached) => return unsafe { restart_on_fd(detached.fd, buf, len, flags) },
+                        None => return Err(Errno::EBADF),
+                    },
+                },
+                Ok(_) if s.flags.load(Ordering::Relaxed) & (flag::MIGRATING | flag::DRAINED) != 0 => continue,
+                Ok(_t) => {
+                    if len == 0 {
+                        ring::available(r, rx, h, 1).map(|n| if n > 0 { usize::MAX } else { 0 })
+                    } else {
+                        // A peek always starts over.
+                        let from = if peek { 0 } else { done };
+                        let (at, n) = (dst.map(|p| p.wrapping_add(from)), len - from);
+                        // SAFETY: within the caller's buffer; the token is held.
+                        unsafe { ring::recv(r, rx, h, at, n, peek) }
+                    }
+                }
+            };
+            match got {
+                Err(Failed::Hostile) => {
+                    poison(d);
+                    continue;
+                }
+                Err(Failed::Fault) if done > 0 => return Ok(done),
+                Err(Failed::Fault) => return Err(Errno::EFAULT),
+                Ok(usize::MAX) => return Ok(0),
+                Ok(n) if peek && n > 0 && n < len && left_rings(d) => {
+                    let at = dst.map_or(core::ptr::null_mut(), |p| p.wrapping_add(n));
+                    // SAFETY: the rest of the caller's buffer.
+                    return Ok(n + unsafe { peek_rest(d, at, len - n, flags) });
+                }
+                Ok(n) if peek && n > 0 && n >= target => return Ok(n),
+                Ok(n) if peek => {
+                    done = n;
+                }
+                Ok(0) => {}
+                Ok(n) => {
+                    waits.was_not();
+                    done += n;
+                    consumed(d, rx, h);
+                    if done < len && done >= target && left_rings(d) {
+                        let at = dst.map_or(core::ptr::null_mut(), |p| p.wrapping_add(done));
+                        // SAFETY: the rest of the caller's buffer.
+                        return Ok(done + unsafe { rest(d, at, len - done, flags) });
+                    }
+                    if done >= target {
+                        return Ok(done);
+                    }
+                    continue;
+                }
+            }
+        }
+        if ended(d) {
+            if !looked && left_rings(d) {
+                // The path was switched while we waited for the token: the rest, which was in the
+                // ring a moment ago, is in the kernel.
+                continue;
+            }
+            let poisoned = s.flags.load(Ordering::Relaxed) & flag::POISONED != 0;
+            if ring_has(d) && !poisoned && !(peek && done > 0) {
+                continue; // data came before the end that we have just seen
+            }
+            return if done > 0 { Ok(done) } else { end_of_stream(d) };
+        }
+        if done == 0 && d.items.load(Ordering::Relaxed) == 0 {
+            hold.get_or_insert_with(|| Hold::on(d));
+            if crate::unhooked::noticed() {
+                continue;
+            }
+        }
+        if !block {
+            return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+        }
+        hold.get_or_insert_with(|| Hold::on(d));
+        waits.begun |= done > 0;
+        if done > 0 || len == 0 {
+            interruptible(&mut waits, s.rcvtimeo.load(Ordering::Relaxed));
+        }
+        if len == 0 {
+            if s.rcvtimeo.load(Ordering::Relaxed) == crate::options::AT_ONCE {
+                return Err(Errno::EAGAIN);
+            }
+            let _ = wait_any(d, &mut waits);
+            return Ok(0); // whatever has ended the wait
+        }
+        if is_nonsense(d) || waits.was_in_vain() {
+            // Nothing to read, and no end: the wait would be over at once, each time.
+            poison(d);
+            continue;
+        }
+        let r = if peek && done > 0 { wait_more(d, done, &mut waits) } else { wait_data(d, &mut waits) };
+        if let Err(e) = r {
+            if (done == 0 || !peek) && block && low_water(d) > 1 && ring_has(d) {
+                // Less than was waited for is better than nothing, and all that is there better
+                // than what was there before.
+                (block, target) = (false, 1);
+                continue;
+            }
+            return match table::detached(d) {
+                _ if done > 0 => Ok(done),
+                // SAFETY: the caller's.
+                Some(detached) if e == Errno::EBADF => unsafe { restart_on_fd(detached.fd, buf, len, flags) },
+                _ => Err(e),
+            };
+        }
+    }
+}
+
+/// [`restart::restart_on_fd`] for a receive.
+///
+/// # Safety
+/// As [`recv`].
+#[cold]
+unsafe fn restart_on_fd(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    unsafe {
+        restart::restart_on_fd(
+            fd,
+            flags,
+            |d| recv(d, buf, len, flags),
+            || sys::recv(fd, buf, len, flags),
+            || sys::read(fd, buf, len),
+        )
+    }
+}
+
+/// Nothing is left to read: an error once, then the end. After a FIN there is
+/// only the end, whatever error is pending.
+fn end_of_stream(d: &Desc) -> Result<usize> {
+    let st = ready::state(d);
+    if st.fin {
+        return Ok(0);
+    }
+    match ready::take_error(d) {
+        0 => Ok(0),
+        e => Err(Errno::new(e)),
+    }
+}

@@ -1,0 +1,517 @@
+//! Sending: a ring's common case, and everything else.
+
+use super::restart;
+use super::wait::{interruptible, wait_space, Wait};
+use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
+use crate::path;
+use crate::stage;
+use crate::stage::Path;
+use crate::table::Desc;
+use crate::upcalls::watcher;
+use crate::values;
+use crate::{chan, conn, ready, stats, table, token, user};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::channel::{status, POS_START};
+use fsocket_ring::{self as ring, Failed};
+use fsocket_sync::token::Words as _;
+use fsocket_sys::{self as sys, cpu, Errno, Result};
+
+/// With both sides on one CPU a long message is handed over in pieces of this
+/// many bytes, so that they are still in cache when the receiver copies them.
+const SHARED_CPU: usize = 256 * 1024;
+
+/// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
+const MSS: usize = 32 * 1024;
+
+const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MIGRATED;
+/// The peer's state in which a send is not the ring's alone.
+const NOT_NOW: u32 = status::RST | status::CLOSED | status::SHUT_BOTH | status::MIGRATING;
+/// Flags that change nothing for us.
+const SEND_PLAIN: i32 =
+    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_DONTROUTE | libc::MSG_CONFIRM;
+
+/// Do these flags leave a send as it is?
+#[inline(always)]
+pub fn plain_send(flags: i32) -> bool {
+    flags & !SEND_PLAIN == 0
+}
+
+/// # Safety
+/// `buf` is the program's for `len` bytes; it need not be there.
+#[inline(always)]
+pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
+        return Ok(len);
+    }
+    // SAFETY: the caller's.
+    unsafe { send_slow(d, buf, len, flags) }
+}
+
+/// The common case of [`send`]: it needs neither the kernel nor a look at the
+/// peer. False: nothing was done.
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
+    if !token::is_here(d.sender()) {
+        // SAFETY: the caller's.
+        return unsafe { send_after_another(d, buf, len) };
+    }
+    // SAFETY: the caller's.
+    unsafe { send_on(d, buf, len, || 0) }
+}
+
+/// The same by a thread that has sent on another connection last, or is not the only one here.
+#[inline(never)]
+unsafe fn send_after_another(d: &'static Desc, buf: *const u8, len: usize) -> bool {
+    // SAFETY: the caller's.
+    unsafe { send_on(d, buf, len, || turn::to(d)) }
+}
+
+/// `when`: see [`turn::to`].
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+unsafe fn send_on(d: &'static Desc, buf: *const u8, len: usize, when: impl FnOnce() -> u64) -> bool {
+    let s = d.sock();
+    let (r, tx, h) = d.tx();
+    let (_, rx, _) = d.rx();
+    // Who switches the path leaves no room to `send_small`, while he has the
+    // token: these may be looked at before.
+    if s.flags.load(Ordering::Relaxed) & TX_BAD != 0 || rx.prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
+        return false;
+    }
+    let Ok(t) = token::enter(h) else { return false };
+    let when = when();
+    // SAFETY: the caller's; the token is ours.
+    let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len, when) };
+    if when != 0 {
+        turned(d, h, sent);
+    }
+    drop(t);
+    if sent {
+        notify(d, &tx.want_data);
+        publish_cpu(h, &tx.prod.cpu);
+    }
+    sent
+}
+
+/// After [`turn::to`], with the token.
+fn turned(d: &Desc, h: &Half, sent: bool) {
+    if !sent {
+        turn::back(d);
+    } else if token::owned(h) {
+        d.set_sender(token::here());
+    }
+}
+
+/// What [`send_tiny`] and [`send_small`] have done.
+pub enum Tiny {
+    /// All of it.
+    Sent,
+    /// The bytes are on their way; [`sent_tiny`] does the rest.
+    Tell,
+    /// Nothing.
+    No,
+    /// Nothing: EFAULT. (Who goes on from here needs none of the arguments any more.)
+    Fault,
+}
+
+/// [`send_fast`] for a few bytes by the only thread that has ever sent: the case in which
+/// a call costs as much as the work. Nothing in it calls a function, so that it needs no
+/// stack (see docs/performance.md). Any descriptor may be asked. `SPARE`: the caller has so few
+/// arguments that a register is left over.
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+pub unsafe fn send_tiny<const SPARE: bool>(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
+    if !ring::tiny(len) {
+        return Tiny::No;
+    }
+    let me = if SPARE { token::if_here(d.sender()) } else { None };
+    if me.is_none() && (SPARE || !token::is_here(d.sender())) {
+        return Tiny::No;
+    }
+    let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
+    // SAFETY: the caller's; the token is ours until this returns.
+    if !unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) } {
+        return not_there(h);
+    }
+    published(d, h, || me.map_or_else(cpu::mark, token::Here::cpu_mark))
+}
+
+/// The same for up to [`ring::SMALL`] bytes.
+///
+/// # Safety
+/// As [`send`].
+#[inline(always)]
+pub unsafe fn send_small(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
+    if !ring::small(len) || !token::is_here(d.sender()) {
+        return Tiny::No;
+    }
+    let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
+    // SAFETY: the caller's; the token is ours until this returns.
+    if !unsafe { ring::send_on_credit(d.tx_ring(), h, slot, buf, len) } {
+        return not_there(h);
+    }
+    published(d, h, cpu::mark)
+}
+
+/// The message is not there. (Without a call, for which [`send_tiny`] would need a stack.)
+#[inline(always)]
+fn not_there(h: &Half) -> Tiny {
+    fsocket_sync::token::not_done(h);
+    Tiny::Fault
+}
+
+/// By [`Desc::sender`], which the caller is: what `len` bytes are sent on, and where they go. The
+/// caller is inside until they have gone.
+#[inline(always)]
+fn on_credit(d: &'static Desc, len: usize) -> Option<(&'static Half, ring::Slot)> {
+    if d.rx_dir().prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
+        return None;
+    }
+    let h = &d.sock().tx;
+    let slot = ring::slot(h, len);
+    let t = token::on_credit(h, slot.pos, slot.end)?;
+    // There is no credit for what was shut down, closed or switched, or has come to be shared. Of
+    // the other reasons not to send the peer's state has said enough, or a poisoned one, whom a few
+    // bytes more do not matter, the next look for credit will.
+    ring::on_credit(h, slot).then(|| {
+        t.begin();
+        (h, slot)
+    })
+}
+
+/// After a send on credit.
+#[inline(always)]
+fn published(d: &'static Desc, h: &Half, cpu_mark: impl FnOnce() -> u32) -> Tiny {
+    if !d.tx_dir().want_data.is_silent() || h.cpu.load(Ordering::Relaxed) != cpu_mark() {
+        return Tiny::Tell;
+    }
+    Tiny::Sent
+}
+
+/// Credit for [`send_tiny`]. The caller has the token.
+fn give_credit(d: &Desc, h: &Half) {
+    if !token::owned(h) {
+        return;
+    }
+    d.set_sender(token::here());
+    ring::give_credit(h);
+    fsocket_sync::light_fence();
+    if d.sock().flags.load(Ordering::Relaxed) & TX_BAD != 0 {
+        // A signal handler on top of us: it could not enter, and there was no credit to withdraw.
+        h.withdraw();
+    }
+}
+
+/// After [`Tiny::Tell`].
+pub fn sent_tiny(d: &'static Desc) {
+    let (_, tx, h) = d.tx();
+    notify(d, &tx.want_data);
+    publish_cpu(h, &tx.prod.cpu);
+}
+
+/// Does a send with these flags wait for room? A call of several parts asks once: what the flag of the
+/// socket is changed to meanwhile is for the next.
+pub fn blocks(d: &Desc, flags: i32) -> bool {
+    d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 && flags & libc::MSG_DONTWAIT == 0
+}
+
+/// [`send`] of a part; `block`: see [`blocks`].
+///
+/// # Safety
+/// As [`send`].
+pub unsafe fn send_part(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
+    // SAFETY: the caller's.
+    if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
+        return Ok(len);
+    }
+    // SAFETY: the caller's.
+    unsafe { send_until(d, buf, len, flags, block) }
+}
+
+/// # Safety
+/// As [`send`].
+#[cold]
+#[inline(never)]
+pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    unsafe { send_until(d, buf, len, flags, blocks(d, flags)) }
+}
+
+/// # Safety
+/// As [`send`].
+#[cold]
+unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
+    if user::is_beyond(buf) {
+        return Err(Errno::EFAULT);
+    }
+    // Of nothing there is no urgent byte.
+    let urgent = flags & libc::MSG_OOB != 0 && len > 0;
+    if urgent {
+        if stage::of(d) == Path::Shm && !only_shut_both(d) {
+            if let Some(r) = refused(d, len, 0, flags) {
+                return r;
+            }
+        }
+        // The kernel has urgent data, the ring has not.
+        stats::count(Counter::FbOption);
+        path::materialize_one(d);
+    }
+    if flags & libc::MSG_ZEROCOPY != 0 && len > 0 && stage::of(d) == Path::Shm {
+        zerocopy(d);
+    }
+    let s = d.sock();
+    let (r, tx, h) = d.tx();
+    let (mut waits, mut hold) = (Wait::default(), None);
+    let (mut done, mut shown) = (0, 0);
+    // Who only writes and then waits by a system call of its own is seen here.
+    if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
+        hold.get_or_insert_with(|| Hold::on(d));
+        crate::unhooked::noticed();
+    }
+    loop {
+        if left_rings(d) {
+            hold.get_or_insert_with(|| Hold::on(d));
+        }
+        if let Some(fd) = path_taken(d, flags) {
+            // SAFETY: the rest of the caller's buffer.
+            return match fd.and_then(|fd| unsafe { sys::send(fd, buf.wrapping_add(done), len - done, flags) }) {
+                Ok(n) => Ok(done + n),
+                Err(_) if done > 0 => Ok(done),
+                Err(e) => Err(e),
+            };
+        }
+        if urgent {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if done == 0 && ready::state(d).closed && !user::readable(buf, len) {
+            return Err(rather(d, flags, Errno::EFAULT)); // what nobody receives is read, too
+        }
+        if let Some(r) = refused(d, len, done, flags) {
+            return r;
+        }
+        if done == len {
+            return Ok(done);
+        }
+        let step = match token::enter(h) {
+            Err(token::Reentered) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
+            Ok(_) if !d.is_conn() => match stage::went_to(d) {
+                Some(_) => continue,
+                None if done > 0 => return Ok(done),
+                None => match table::detached(d) {
+                    // SAFETY: the caller's.
+                    Some(detached) => return unsafe { restart_on_fd(detached.fd, buf, len, flags) },
+                    None => return Err(Errno::EBADF),
+                },
+            },
+            Ok(_) if stage::of(d) != Path::Shm || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 => continue,
+            Ok(_t) => {
+                populate(d, h, len - done);
+                // SAFETY: the rest of the caller's buffer; the token is held.
+                let sent = unsafe { ring::send(r, tx, h, buf.wrapping_add(done), len - done, turn::to(d)) };
+                if !matches!(sent, Ok(1..)) {
+                    turn::back(d);
+                }
+                give_credit(d, h);
+                sent
+            }
+        };
+        match step {
+            Err(Failed::Hostile) => poison(d),
+            // As the kernel, which takes a piece whole or not at all.
+            Err(Failed::Fault) => return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) },
+            Ok(0) => {
+                s.tx_blocked.fetch_add(1, Ordering::Relaxed);
+                if !block {
+                    // Whoever waits for EPOLLOUT must look at the ring again.
+                    (watcher().changed)(d);
+                    return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+                }
+                hold.get_or_insert_with(|| Hold::on(d));
+                waits.begun |= done > 0;
+                if done > 0 {
+                    interruptible(&mut waits, s.sndtimeo.load(Ordering::Relaxed));
+                }
+                if waits.was_in_vain() {
+                    poison(d);
+                    continue;
+                }
+                if let Err(e) = wait_space(d, &mut waits) {
+                    return match table::detached(d) {
+                        _ if done > 0 => Ok(done),
+                        // SAFETY: the caller's.
+                        Some(detached) if e == Errno::EBADF => unsafe { restart_on_fd(detached.fd, buf, len, flags) },
+                        _ => Err(e),
+                    };
+                }
+            }
+            Ok(n) => {
+                waits.was_not();
+                done += n;
+                notify(d, &tx.want_data);
+                publish_cpu(h, &tx.prod.cpu);
+                if done == len {
+                    return Ok(done);
+                }
+                if done - shown >= SHARED_CPU && ready::peer_cpu(d) == cpu::current() {
+                    // The peer needs this CPU to take what lies in its cache.
+                    shown = done;
+                    crate::spin::give_way();
+                }
+            }
+        }
+    }
+}
+
+/// [`restart::restart_on_fd`] for a send.
+///
+/// # Safety
+/// As [`send`].
+#[cold]
+unsafe fn restart_on_fd(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
+    // SAFETY: the caller's.
+    unsafe {
+        restart::restart_on_fd(
+            fd,
+            flags,
+            |d| send(d, buf, len, flags),
+            || sys::send(fd, buf, len, flags),
+            || sys::raw(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0]),
+        )
+    }
+}
+
+/// Make the pages exist that a long message will touch, in one call instead of
+/// one fault each; and find out about a lack of memory here, not by a signal.
+fn populate(d: &Desc, h: &Half, len: usize) {
+    const CHUNK: u64 = 128 * 1024;
+    const MADV_POPULATE_WRITE: i32 = 23;
+    let at = ring::offset(h);
+    if len < 8192 && at < 16384 {
+        return;
+    }
+    crate::idle::grown(d);
+    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };
+    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
+    let have = h.populated.load(Ordering::Relaxed);
+    if at + CHUNK / 2 < have || have >= fsocket_abi::channel::RING_CAP as u64 {
+        return;
+    }
+    let from = have & !4095;
+    let n = CHUNK.max(at + CHUNK / 2 - from).min(fsocket_abi::channel::RING_CAP as u64 - from) & !4095;
+    // SAFETY: inside our ring; populating changes no content.
+    if unsafe { sys::madvise(base.add(from as usize), n as usize, MADV_POPULATE_WRITE) }.is_ok() {
+        h.populated.store(from + n, Ordering::Relaxed);
+    }
+}
+
+/// What a send of `len` bytes, of which `done` are gone, returns because nothing
+/// more can be sent; None: it can. A vectored send asks once for all its parts.
+pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<Result<usize>> {
+    if done > 0 && broken(d) {
+        return Some(Ok(done)); // and why is the next call's
+    }
+    Some(match send_error(d, len, flags)? {
+        // No more than a send buffer holds: what is longer meets the reset.
+        Refused::Swallow => Ok(len.min(values::send_buffer(d))),
+        _ if done > 0 => Ok(done),
+        Refused::Pipe => {
+            if flags & libc::MSG_NOSIGNAL == 0 {
+                let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
+            }
+            Err(Errno::EPIPE)
+        }
+        Refused::Error(e) => Err(e),
+    })
+}
+
+/// The error of a send whose arguments have `e`: a connection that has ended says so first.
+pub fn rather(d: &'static Desc, flags: i32, e: Errno) -> Errno {
+    // (Of no bytes: nothing is sent.)
+    refused(d, 0, 0, flags & !libc::MSG_MORE).and_then(Result::err).unwrap_or(e)
+}
+
+/// Would the peer, which is there and has shut down both directions, answer a send? To an urgent
+/// one it does so in the kernel, and shows that it was urgent.
+fn only_shut_both(d: &Desc) -> bool {
+    const SENT: u32 = flag::SHUT_WR | flag::SENT_AFTER_CLOSE | flag::POISONED;
+    let theirs = d.rx().1.prod.status.load(Ordering::Acquire);
+    theirs & (status::SHUT_BOTH | status::CLOSED | status::RST) == status::SHUT_BOTH
+        && d.sock().flags.load(Ordering::Relaxed) & SENT == 0
+        && d.sock().err.load(Ordering::Relaxed) == 0
+}
+
+/// Has this side shut down, or is there an error?
+fn broken(d: &Desc) -> bool {
+    let s = d.sock();
+    s.err.load(Ordering::Relaxed) != 0 || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 || ready::state(d).reset
+}
+
+enum Refused {
+    /// The first send after the peer's close: the kernel takes the bytes, the
+    /// peer answers with a reset.
+    Swallow,
+    Pipe,
+    Error(Errno),
+}
+
+/// Why `len` bytes cannot be sent, if so; updates what is reported only once.
+fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
+    let s = d.sock();
+    let f = s.flags.load(Ordering::Relaxed);
+    match ready::swap_error(s) {
+        0 => {}
+        libc::EPIPE => return Some(Refused::Pipe),
+        e => return Some(Refused::Error(Errno::new(e))),
+    }
+    let st = ready::state(d);
+    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
+        return Some(match ready::reset_error(st) {
+            libc::EPIPE => Refused::Pipe,
+            e => Refused::Error(Errno::new(e)),
+        });
+    }
+    if f & flag::SHUT_WR != 0 || st.reset {
+        return Some(Refused::Pipe);
+    }
+    if st.closed {
+        let held = flags & libc::MSG_MORE != 0 && len < MSS;
+        if f & flag::SENT_AFTER_CLOSE == 0 && (len == 0 || held) {
+            // No segment, no answer.
+            return if held { Some(Refused::Swallow) } else { None };
+        }
+        if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
+            // The reset that answers it finds us with the peer's FIN received.
+            s.err.store(libc::EPIPE, Ordering::Release);
+            // A peer that has closed does not care; one that only shut down
+            // both directions has answered, and is reset itself.
+            super::end(d, status::RST);
+            notify(d, &d.tx().1.want_data);
+            // Processes of the fork group that wait on it see the hang-up, too.
+            conn::wake_own(d);
+            return Some(Refused::Swallow);
+        }
+        return Some(Refused::Pipe);
+    }
+    None
+}
+
+/// MSG_ZEROCOPY counts for sockets with SO_ZEROCOPY, and who sends so waits for the
+/// kernel's word that the buffer is free.
+pub fn zerocopy(d: &'static Desc) {
+    let mut v = [0u8; 4];
+    let on = table::fd_of(d)
+        .is_some_and(|fd| sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &mut v).is_ok() && v != [0; 4]);
+    if on && d.is_conn() {
+        stats::count(Counter::FbOption);
+        path::materialize_one(d);
+    }
+}

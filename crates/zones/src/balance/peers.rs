@@ -1,0 +1,277 @@
+//! The other workers' local listen sockets as a process has them, in which instances they lie,
+//! and what the monitor says of them.
+
+use super::PEER_MARK;
+use crate::cow::Sparing;
+use crate::listener::{close, put, used, Local, Peers, Sock, Zoned, PEERS};
+use crate::{ctl, process};
+use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use fsocket_abi::balance::{BALANCE_SIZE, QUEUES};
+use fsocket_proto::{kind as msg, Msg};
+use fsocket_sys::{self as sys, cpu, Result};
+
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// What may stand beside EPOLLEXCLUSIVE.
+const BESIDE_EXCLUSIVE: u32 =
+    (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | libc::EPOLLET as u32;
+
+impl Peers {
+    #[allow(clippy::new_without_default)] // only ever in statics
+    pub const fn new() -> Peers {
+        Peers {
+            map: AtomicPtr::new(core::ptr::null_mut()),
+            n: AtomicU32::new(0),
+            all: [const { Sock { fd: AtomicI32::new(-1), place: AtomicU32::new(0), gone: AtomicBool::new(false) } };
+                PEERS],
+            last: AtomicU32::new(0),
+            orphans: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Sock> {
+        let n = (self.n.load(Ordering::Acquire) as usize).min(PEERS);
+        self.all[..n].iter().filter(|s| s.place.load(Ordering::Acquire) != 0)
+    }
+
+    /// Is anybody gone?
+    pub(super) fn any_gone(&self) -> bool {
+        if !self.orphans.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.orphans.store(false, Ordering::SeqCst);
+        // SeqCst: whoever goes meanwhile is seen here, or says so again.
+        let any = self.iter().any(|s| s.gone.load(Ordering::SeqCst));
+        if any {
+            self.orphans.store(true, Ordering::Relaxed);
+        }
+        any
+    }
+
+    pub fn renumbered(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
+        self.all.iter().any(|s| swap(&s.fd))
+    }
+
+    /// In a forked child: nothing of it is ours.
+    pub fn become_child(&self) {
+        for s in self.iter() {
+            s.place.store(0, Ordering::Relaxed);
+            close(&s.fd);
+        }
+        self.n.put(0);
+        if !self.map.load(Ordering::Relaxed).is_null() {
+            let map = self.map.swap(core::ptr::null_mut(), Ordering::Relaxed);
+            // SAFETY: a child has one thread, and it is here.
+            let _ = unsafe { sys::munmap(map as *mut u8, BALANCE_SIZE) };
+        }
+    }
+
+    /// The listener is closed. The mapping stays: a stale reader may still be in it.
+    pub fn forget(&self) {
+        self.map.store(core::ptr::null_mut(), Ordering::Release);
+        self.last.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Zoned {
+    /// The worker waits for its local listen socket: others may steal from it now. Not
+    /// earlier, because who is first in the socket's list is woken first.
+    pub(crate) fn share(&self, l: &Local) {
+        let Some(b) = self.balance() else { return };
+        let place = l.place.load(Ordering::Relaxed);
+        if !(1..=QUEUES as u32).contains(&place) || l.shared.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        l.looks(b);
+        if !self.member().is_some_and(|m| core::ptr::eq(l, m)) {
+            for w in self.watches.active().filter(|w| w.thread() != l.thread.load(Ordering::Relaxed)) {
+                put_peer(w.ep(), l.fd());
+            }
+            let own = l.inner.load(Ordering::Relaxed);
+            self.inners().filter(|inner| *inner != own).for_each(|inner| put_inner(inner, l.fd()));
+        }
+        let mut m = Msg::new(msg::SHARE);
+        m.id = self.group.load(Ordering::Relaxed);
+        m.arg0 = place as u64;
+        let _ = ctl::tell(m, Some(l.fd()));
+        // Whatever came before anybody else could be told.
+        l.wait_for_peers(cpu::ticks());
+    }
+
+    /// How the own socket is to lie in an epoll instance: first in its list, and without
+    /// others being woken beside it.
+    pub(crate) fn put_local(&self, ep: i32, l: &Local, ev: &libc::epoll_event) -> Result<()> {
+        if self.balance().is_none() {
+            return put(ep, l.fd(), ev);
+        }
+        let mine = libc::epoll_event { events: ev.events & BESIDE_EXCLUSIVE | EXCLUSIVE, u64: ev.u64 };
+        let add = || sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, l.fd(), Some(&mine));
+        let same = l.put.swap(mine.u64 ^ (mine.events as u64) << 32, Ordering::Relaxed);
+        match add() {
+            // Still there from before the application took the listener out and put it back.
+            Err(e) if e.raw() == libc::EEXIST && same == mine.u64 ^ (mine.events as u64) << 32 => return Ok(()),
+            Err(e) if e.raw() == libc::EEXIST => {
+                let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+                add()?;
+            }
+            r => r?,
+        }
+        for v in self.victims(l).filter(|v| v.wakes) {
+            put_peer(ep, v.fd);
+        }
+        Ok(())
+    }
+
+    /// The listener is not watched there any more.
+    pub(crate) fn take_out_peers(&self, ep: i32) {
+        for s in self.peers.iter() {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, s.fd.load(Ordering::Relaxed), None);
+        }
+        for l in self.locals().filter(|l| l.shared.load(Ordering::Relaxed)) {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None);
+        }
+    }
+
+    /// A local listen socket is about to be closed here. Others have descriptors of it,
+    /// so it stays in every instance it is not taken out of.
+    pub(crate) fn unshare(&self, l: &Local, fd: i32) {
+        if !l.shared.swap(false, Ordering::AcqRel) {
+            self.drop_peers_if_idle();
+            return;
+        }
+        l.peers_since.store(0, Ordering::Relaxed);
+        close(&l.inner);
+        self.take_out_of_inner(fd);
+        let lazy = l.lazy.swap(-1, Ordering::Relaxed);
+        for ep in self.watches.active().map(|w| w.ep()).chain((lazy >= 0).then_some(lazy)) {
+            let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, None);
+        }
+        if lazy >= 0 {
+            self.take_out_peers(lazy);
+        }
+        self.drop_peers_if_idle();
+    }
+
+    /// Is nobody left in this process who could steal? Its descriptors of the others'
+    /// sockets would keep those open, with what waits there, after their workers have gone.
+    /// True: it has closed them.
+    pub(crate) fn drop_peers_if_idle(&self) -> bool {
+        // Between one's own change and the look at the other's, for a worker that gives up
+        // and for a peer that comes: whoever is second drops it.
+        fence(Ordering::SeqCst);
+        let is_idle = self.workers().next().is_none();
+        if is_idle {
+            self.peers.iter().for_each(|s| self.drop_peer(s));
+        }
+        is_idle
+    }
+
+    pub(super) fn drop_peer(&self, s: &Sock) {
+        let fd = s.fd.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            for w in self.watches.active() {
+                let _ = sys::epoll_ctl(w.ep(), libc::EPOLL_CTL_DEL, fd, None);
+            }
+            self.take_out_of_inner(fd);
+            process::close_own(fd);
+        }
+        s.gone.store(false, Ordering::Relaxed);
+        s.place.store(0, Ordering::Release);
+    }
+
+    /// Instances of those that sleep in `poll` or `accept`.
+    fn inners(&self) -> impl Iterator<Item = i32> + '_ {
+        self.locals().map(|l| l.inner.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
+    }
+
+    fn take_out_of_inner(&self, fd: i32) {
+        for inner in self.inners() {
+            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, fd, None);
+        }
+    }
+
+    /// For a worker that sleeps in `poll` or `accept`: readable when a peer's queue may be
+    /// in need of somebody; -1 while it looks by itself, or there is nothing.
+    pub fn peers_fd(&self) -> i32 {
+        let Some(l) = self.own().filter(|l| self.balance_of(l).is_some()) else { return -1 };
+        if l.is_waiting_for_peers() {
+            return -1;
+        }
+        let inner = l.inner.load(Ordering::Acquire);
+        if inner >= 0 {
+            return inner;
+        }
+        let made = crate::making::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
+        let Ok(fd) = made else { return -1 };
+        // Nobody but its thread makes one; who joins from now on finds it.
+        l.inner.store(fd, Ordering::Release);
+        for v in self.victims(l).filter(|v| v.wakes) {
+            put_inner(fd, v.fd);
+        }
+        fd
+    }
+}
+
+pub(super) fn put_peer(ep: i32, fd: i32) {
+    let ev = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32 | EXCLUSIVE, u64: PEER_MARK };
+    let _ = sys::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+}
+
+fn put_inner(inner: i32, fd: i32) {
+    let ev = libc::epoll_event { events: libc::EPOLLIN as u32 | EXCLUSIVE, u64: PEER_MARK };
+    let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+}
+
+/// [`msg::PEER`]. The descriptor is this function's.
+pub fn came(group: u64, place: u64, fd: i32) {
+    if !keep(group, place, fd) {
+        let _ = sys::close(fd);
+        tell_closed(group);
+    }
+}
+
+/// A descriptor of another worker's socket was closed. If its worker has gone, this may have
+/// been the last one, and what waited there has moved.
+pub(super) fn tell_closed(group: u64) {
+    let mut m = Msg::new(msg::PEER_CLOSED);
+    m.id = group;
+    let _ = ctl::tell(m, None);
+}
+
+/// True: until its worker has gone, or all of this process.
+fn keep(group: u64, place: u64, fd: i32) -> bool {
+    let Some(z) = used().iter().find(|z| z.group.load(Ordering::Relaxed) == group && z.balance().is_some()) else {
+        return false;
+    };
+    let Some(i) = z.peers.all.iter().position(|s| s.place.load(Ordering::Relaxed) == 0) else { return false };
+    // The last worker may have given up its own while this was on its way.
+    if place == 0 || place > QUEUES as u64 || z.workers().next().is_none() {
+        return false;
+    }
+    let s = &z.peers.all[i];
+    let fd = process::high_fd(fd);
+    s.fd.store(fd, Ordering::Relaxed);
+    s.gone.store(false, Ordering::Relaxed);
+    s.place.store(place as u32, Ordering::Release);
+    z.peers.n.fetch_max(i as u32 + 1, Ordering::AcqRel);
+    if !z.is_shared() {
+        z.watches.active().for_each(|w| put_peer(w.ep(), fd));
+        z.inners().for_each(|inner| put_inner(inner, fd));
+    }
+    if z.drop_peers_if_idle() {
+        tell_closed(group);
+    }
+    true
+}
+
+/// [`msg::PEER_GONE`].
+pub fn went(group: u64, place: u64) {
+    for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
+        for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {
+            s.gone.store(true, Ordering::SeqCst);
+            z.peers.orphans.store(true, Ordering::SeqCst);
+        }
+        for l in z.workers() {
+            l.look_at_once();
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Listeners that go on in another program: binary upgrades, socket activation.
+//!
+//! The reservation (ADR 17) goes along to a program that will load the library, so that
+//! its workers can join as those before them did; their local listen sockets are in
+//! the same group of the kernel's and of the monitor's. Without it they could not:
+//! the reservation keeps the address closed as long as the program before lives.
+
+use super::life::listened_with;
+use super::listener::{enabled, state, used};
+use crate::process;
+use core::sync::atomic::Ordering;
+use fsocket_reuseport::listener::{reuse_port_of, Shape};
+use fsocket_reuseport::reservation;
+use fsocket_sys as sys;
+
+/// Own descriptors that are looked at for a reservation.
+const LOOK: i32 = 256;
+
+/// The next program loads the library: reservations survive `exec` with their listeners.
+/// Without it they would keep the address from others. `survives`: does it inherit this descriptor?
+pub fn before_exec(survives: impl Fn(i32) -> bool) {
+    for z in used().iter().filter(|z| survives(z.fd.load(Ordering::Relaxed))) {
+        set_flags(z.reservation.load(Ordering::Relaxed), 0);
+    }
+}
+
+/// Does the next program inherit a listener that has zones?
+pub fn any(survives: impl Fn(i32) -> bool) -> bool {
+    used().iter().any(|z| z.state() != state::FREE && survives(z.fd.load(Ordering::Relaxed)))
+}
+
+/// They do not go further than that: `exec` has failed, or was a child's.
+pub fn after_exec() {
+    for z in used() {
+        set_flags(z.reservation.load(Ordering::Relaxed), libc::FD_CLOEXEC as usize);
+    }
+}
+
+fn set_flags(reservation: i32, flags: usize) {
+    if reservation >= 0 {
+        let _ = sys::fcntl(reservation, libc::F_SETFD, flags);
+    }
+}
+
+/// This program has inherited the listening socket `fd`, whoever has made it: as if
+/// it had called `listen`.
+pub fn inherited(fd: i32) {
+    if enabled() {
+        listened_with(fd, reservation_of(fd));
+    }
+}
+
+/// The reservation that came with the listener: bound to the same address, not listening, and
+/// closed to others.
+fn reservation_of(fd: i32) -> Option<i32> {
+    if !reservation::is_open_anyway(fd) {
+        return None;
+    }
+    let shape = Shape::of(fd).ok()?;
+    let first = process::high();
+    let is_reservation = |n: &i32| {
+        *n != fd
+            && sys::fcntl(*n, libc::F_GETFD, 0) == Ok(0)
+            && Shape::of(*n).is_ok_and(|s| s.addr() == shape.addr() && s.v6only == shape.v6only)
+            && reuse_port_of(*n) == Ok(false)
+            && !listens(*n)
+    };
+    (first..first + LOOK).find(is_reservation).map(process::high_fd)
+}
+
+fn listens(fd: i32) -> bool {
+    let mut v = [0u8; 4];
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut v).is_ok() && v != [0; 4]
+}
