@@ -39,11 +39,15 @@ pub const FUTEX_WAITERS: u32 = 0x8000_0000;
 /// Name of a counter of [`Stats`], in order. One table for the library, the
 /// monitor, the command line and the documentation.
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $id:ident = $name:literal $(when $case:literal)?),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $id:ident = $name:literal $(reason $reason:ident)? $(when $case:literal)?),* $(,)?) => {
         /// Index of a counter.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Counter { $($(#[doc = $doc])* $id),* }
+        /// Why something that could have been ours is the kernel's: a counter each.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Reason { $($(#[doc = $name] $reason = Counter::$id as usize,)?)* }
         /// Names of all counters, by index.
         pub const COUNTERS: &[&str] = &[$($name),*];
         /// What each counts, by index.
@@ -93,37 +97,37 @@ counters! {
     /// Kernel connections that went over to shared memory.
     PathUpgrade = "path_upgrade",
     /// Fallback: a path could not be switched; the connection was reset.
-    FbSwitch = "fallback.switch"
+    FbSwitch = "fallback.switch" reason Switch
         when "a connection could not be switched to the kernel (no monitor, or both sides wanted to, one after the other)",
     /// Fallback: no monitor since the program began, or it refused.
-    FbNoMonitor = "fallback.no_monitor"
+    FbNoMonitor = "fallback.no_monitor" reason NoMonitor
         when "no monitor since the program began, or it refused",
     /// Fallback: nobody with the library listens there.
-    FbNoListener = "fallback.no_listener"
+    FbNoListener = "fallback.no_listener" reason NoListener
         when "nobody with the library listens there",
     /// Fallback: destination is not this host, as far as its address says.
-    FbRemote = "fallback.remote"
+    FbRemote = "fallback.remote" reason Remote
         when "the destination is not this host, or another network namespace (such a connection may go over: `path_upgrade`)",
     /// Fallback: the socket was bound before connect.
-    FbBound = "fallback.bound"
+    FbBound = "fallback.bound" reason Bound
         when "the client socket was bound before `connect`",
     /// Fallback: no slot, port or SYN queue entry free.
-    FbFull = "fallback.full"
+    FbFull = "fallback.full" reason Full
         when "1024 connections in a channel and no further channel, no client port, SYN queue full",
     /// Fallback: out of memory, descriptors or address space.
-    FbResource = "fallback.resource"
+    FbResource = "fallback.resource" reason Resource
         when "`RLIMIT_NOFILE`, `RLIMIT_AS`, memory or descriptors of the monitor; more than 8 threads of a process call `listen` at once (then all listeners of the next second), or more than 32 destinations of one are asked for at once",
     /// Fallback: an option or operation that only the kernel has.
-    FbOption = "fallback.option"
+    FbOption = "fallback.option" reason Option
         when "an option or operation that only the kernel has",
     /// Fallback: a connection or a listener used on an io_uring, or a ring that cannot be looked into.
-    FbUring = "fallback.io_uring"
+    FbUring = "fallback.io_uring" reason Uring
         when "a connection or listener used on an io_uring; a ring that cannot be looked into",
     /// Fallback: called from a signal handler that interrupted us.
-    FbReentry = "fallback.reentry"
+    FbReentry = "fallback.reentry" reason Reentry
         when "called from a signal handler that interrupted the library",
     /// Fallback: switched off (--no-shm, unshare, setns, seccomp, Landlock, RLIMIT_AS).
-    FbDisabled = "fallback.disabled"
+    FbDisabled = "fallback.disabled" reason Disabled
         when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, Landlock, `RLIMIT_AS`",
     /// Connections accepted from the worker's own local listen socket.
     AcceptLocal = "accept_local",
@@ -138,28 +142,28 @@ counters! {
     /// Local listen sockets given up while the listener stayed open.
     ZoneLeave = "zone_leaves",
     /// Fallback, zones: the program itself shares the address (SO_REUSEPORT), and there is no BPF, or a stranger.
-    FbZoneShared = "fallback.zone_shared"
+    FbZoneShared = "fallback.zone_shared" reason ZoneShared
         when "the program itself sets SO_REUSEPORT, and there is no monitor with BPF, or the program selects itself (SO_ATTACH_REUSEPORT_*), or a process without the library has a socket on the address: the kernel's hash, as in stock",
     /// Fallback, zones: neither the process nor a monitor may make a local listen socket.
-    FbZoneDenied = "fallback.zone_denied"
+    FbZoneDenied = "fallback.zone_denied" reason ZoneDenied
         when "a worker with another user, in another network namespace than its listener, or a port below 1024, and no monitor of root; a dual-stack wildcard (`[::]`) without CAP_NET_ADMIN and without such a monitor",
     /// Fallback, zones: something on the listener cannot be copied (a filter, TCP MD5).
-    FbZoneOption = "fallback.zone_option"
+    FbZoneOption = "fallback.zone_option" reason ZoneOption
         when "a socket filter, TCP MD5 or AO keys on the listener; Multipath TCP (not counted)",
     /// Fallback, zones: no BPF program; the classic selector instead, without migration.
-    FbZoneClassic = "fallback.zone_classic"
+    FbZoneClassic = "fallback.zone_classic" reason ZoneClassic
         when "no monitor, or no BPF: the classic selector; nothing migrates",
     /// Fallback, zones: out of descriptors, memory or places.
-    FbZoneResource = "fallback.zone_resource"
+    FbZoneResource = "fallback.zone_resource" reason ZoneResource
         when "more than 128 such listeners or 128 threads in a process, 1023 workers of one listener, descriptors",
     /// Fallback, zones: the worker takes turns with others (accept mutex, one-shot events).
-    FbZoneTurns = "fallback.zone_turns"
+    FbZoneTurns = "fallback.zone_turns" reason ZoneTurns
         when "one-shot events, of its own or of another process of the fork group's; a worker that stopped watching the listener (`accept_mutex`, a connection limit)",
     /// Fallback, zones: it is not seen how the worker waits for connections.
-    FbZoneUnseen = "fallback.zone_unseen"
+    FbZoneUnseen = "fallback.zone_unseen" reason ZoneUnseen
         when "a non-blocking listener that is neither in an epoll instance we know nor polled",
     /// Fallback, zones: the worker is not pinned, and --pin require or its own SO_REUSEPORT asks for it.
-    FbZoneUnpinned = "fallback.zone_unpinned"
+    FbZoneUnpinned = "fallback.zone_unpinned" reason ZoneUnpinned
         when "`--pin require`, and the worker is not pinned; a program's own SO_REUSEPORT sockets, and the worker is not pinned (`--pin auto` does it): the kernel's hash",
     /// Kernel connections opened with a source port from their CPU's slice.
     ConnectSlice = "connect_slice",
@@ -173,19 +177,19 @@ counters! {
     SleepsCut = "sleeps_cut"
         when "more than 63 threads of one process wait in `poll`, `select` or epoll on connections of one channel (a pair of processes has one), or more than 255 on any: the others look every 2 ms, and after an eighth of the time they have waited, up to 100 ms",
     /// Fallback: the server is another user's, and the administrator has not named the two.
-    FbOtherUser = "fallback.other_user"
+    FbOtherUser = "fallback.other_user" reason OtherUser
         when "the server is another user's, and no line of `share` names both (docs/policy.md)",
     /// Fallback: a rule of the administrator's denies it, or the kernel leads the connection elsewhere.
-    FbPolicy = "fallback.policy"
+    FbPolicy = "fallback.policy" reason Policy
         when "a `[[rule]]` denies it, or the kernel redirects the connection (docs/policy.md)",
     /// Fallback: the kernel comes first, as its policy may be against the connection.
-    FbKernelFirst = "fallback.kernel_first"
+    FbKernelFirst = "fallback.kernel_first" reason KernelFirst
         when "the kernel's policy may be against it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 5 s is the kernel's (docs/policy.md)",
     /// Fallback: the monitor has died or is being restarted, and no other one has come yet.
-    FbMonitorGone = "fallback.monitor_restarted"
+    FbMonitorGone = "fallback.monitor_restarted" reason MonitorGone
         when "the monitor has died or is being restarted: until the next one knows both sides again",
     /// Fallback: the monitor has another version than the library; its log names both.
-    FbVersion = "fallback.version"
+    FbVersion = "fallback.version" reason Version
         when "library and monitor have different versions (an upgrade while the program runs): restart the program",
 }
 

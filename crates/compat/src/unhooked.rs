@@ -15,7 +15,7 @@ use crate::table;
 use crate::upcalls::upcalls;
 use crate::{ctl, making, process, rings, stats};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
 #[link_section = ".data.fsocket_start"]
@@ -69,7 +69,7 @@ fn look(rings: bool) -> bool {
     if n == 0 || making::begun() != ended || !found[..n].iter().any(|fd| was_there(*fd) || stays(*fd)) {
         return false;
     }
-    stats::count(Counter::FbOption);
+    stats::fall_back(Reason::Option);
     process::disable();
     (upcalls().leave_to_instances)(&found[..n]);
     true

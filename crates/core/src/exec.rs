@@ -14,9 +14,9 @@ use crate::path;
 use crate::stage;
 use crate::stage::Path;
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{ctl, epoll, listen, pool, process, stats, successor, zone};
+use crate::{ctl, epoll, listen, pool, process, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
@@ -117,8 +117,7 @@ pub fn before_unknown() {
 fn leave_all(to: &Actions) {
     for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d, to)) {
         if hands_over(d, to) {
-            stats::count(Counter::FbOption);
-            path::pass_on(d);
+            path::pass_on(d, Reason::Option);
         } else {
             path::leave_to_kernel(d);
         }
@@ -285,8 +284,7 @@ pub fn one_at_a_time<R>(f: impl FnOnce() -> R) -> R {
 pub fn hand_over(fd: i32) {
     crate::upgrade::give_up_fd(fd);
     if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
-        stats::count(Counter::FbOption);
-        path::materialize_one(d);
+        path::materialize_one(d, Reason::Option);
     }
 }
 

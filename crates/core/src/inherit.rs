@@ -3,9 +3,9 @@
 
 use crate::table::{self, kind, Desc};
 use crate::values;
-use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, stats, unhooked, zone};
+use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, unhooked, zone};
 use core::sync::atomic::{AtomicBool, Ordering};
-use fsocket_abi::arena::{sock_state, Header, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
+use fsocket_abi::arena::{sock_state, Header, Reason, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
@@ -77,7 +77,7 @@ pub fn take_over(successor: bool) {
     }
     for fd in 0..=table::STDIO {
         if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
-            path::materialize_one(d);
+            path::materialize_one(d, Reason::Option);
         }
     }
 }
@@ -235,13 +235,7 @@ fn described(fd: i32, family: u32) -> Option<&'static Desc> {
 fn listener(fd: i32, family: u32) -> bool {
     let Some(d) = described(fd, family) else { return false };
     values::adopt(fd, d);
-    let worked = match listen::registered(fd, d) {
-        Ok(worked) => worked,
-        Err(why) => {
-            stats::count(why);
-            false
-        }
-    };
+    let worked = listen::registered(fd, d);
     zone::successor::inherited(fd);
     worked
 }

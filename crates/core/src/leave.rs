@@ -20,7 +20,7 @@ pub fn to_instances(instances: &[i32]) {
                 }
             }
         });
-        if path::materialize_one(d) {
+        if path::materialize(&[Some(d)]) {
             // Another socket under the same number is not registered.
             for (ep, fd, ev) in watched.iter().flatten() {
                 let _ = sys::epoll_ctl(*ep, libc::EPOLL_CTL_ADD, *fd, Some(ev));

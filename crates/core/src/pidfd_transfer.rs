@@ -10,7 +10,7 @@ use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::{close, ctl, inspect, pool, process, stats};
 use core::sync::atomic::{AtomicU32, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -60,7 +60,7 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     while (is_listening(fd) || !inspect::is_connected(fd)) && (looks % AGAIN != 0 || ask()) {
         let done = DONE.load(Ordering::Relaxed) != before;
         if !done && sys::now_ns() >= deadline {
-            stats::count(Counter::FbSwitch);
+            stats::fall_back(Reason::Switch);
             break;
         }
         looks += 1;

@@ -13,7 +13,7 @@
 use crate::table::{self, kind, Desc};
 use crate::{close, epoll, exec, path, pool, process, socks, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_compat::entry::{self, Entry};
 use fsocket_compat::rings;
 use fsocket_sys::Errno;
@@ -143,8 +143,7 @@ pub fn used(fd: i32) {
     let Some(d) = table::lookup(fd) else { return };
     match d.kind() {
         kind::CONN => {
-            stats::count(Counter::FbUring);
-            path::materialize_one(d);
+            path::materialize_one(d, Reason::Uring);
         }
         kind::LISTENER | kind::KLISTENER => leave_listener(d),
         kind::KERNEL => crate::upgrade::give_up(d),
@@ -159,12 +158,11 @@ pub fn used(fd: i32) {
 }
 
 fn leave_listener(d: &'static Desc) {
-    let ours = d.kind() == kind::LISTENER;
-    if zone::leave(d) || ours {
-        stats::count(Counter::FbUring);
-    }
-    if ours {
-        path::abandon(d);
+    let zoned = zone::leave(d);
+    if d.kind() == kind::LISTENER {
+        path::abandon(d, Reason::Uring);
+    } else if zoned {
+        stats::fall_back(Reason::Uring);
     }
 }
 
@@ -176,7 +174,7 @@ pub fn leave_everything() {
     }
     // Counters need a place, also in a program that has not used us yet.
     let _ = socks::arena();
-    stats::count(Counter::FbUring);
+    stats::fall_back(Reason::Uring);
     process::disable();
     for d in table::all().filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER)) {
         leave_listener(d);

@@ -7,7 +7,7 @@ use crate::upcalls::watcher;
 use crate::values;
 use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::{kind as msg, Addr, Msg};
 use fsocket_sync::doorbell::Batch;
@@ -86,7 +86,14 @@ pub fn of(d: &Desc) -> Option<&'static Listener> {
 /// The kernel's `listen` has succeeded: tell the monitor. Failing to is no
 /// error, the listener then is the kernel's alone. True: the program that this
 /// one has replaced was a worker of it.
-pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Counter> {
+pub fn registered(fd: i32, d: &'static Desc) -> bool {
+    register(fd, d).unwrap_or_else(|why| {
+        stats::fall_back(why);
+        false
+    })
+}
+
+fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     if let Some(l) = of(d) {
         l.note_backlog(fd);
         return Ok(false); // listen() again only changes the backlog
@@ -95,29 +102,29 @@ pub fn registered(fd: i32, d: &'static Desc) -> core::result::Result<bool, Count
         values::adopt(fd, d);
     }
     ctl::wanted();
-    let _telling = crowd::Telling::begin().ok_or(Counter::FbResource)?;
+    let _telling = crowd::Telling::begin().ok_or(Reason::Resource)?;
     unhooked::noticed_now();
     if !process::enabled() {
-        return Err(Counter::FbDisabled);
+        return Err(Reason::Disabled);
     }
-    socks::arena().ok_or(Counter::FbResource)?;
+    socks::arena().ok_or(Reason::Resource)?;
     if d.kernel_only.load(Ordering::Relaxed) {
-        return Err(Counter::FbOption);
+        return Err(Reason::Option);
     }
     // A client that opens a connection to us counts on our mapping its channel.
     if !chan::mappable() || !chan::reserve() {
-        return Err(Counter::FbResource);
+        return Err(Reason::Resource);
     }
-    let addr = inspect::bound_address(fd).ok_or(Counter::FbOption)?;
+    let addr = inspect::bound_address(fd).ok_or(Reason::Option)?;
     let (m, _) = ctl::request(Msg::new(msg::LISTEN), Some(fd)).map_err(|e| match e {
         Errno::EIO => ctl::why_none(),
-        _ => Counter::FbResource,
+        _ => Reason::Resource,
     })?;
     let (i, l) = LISTENERS
         .iter()
         .enumerate()
         .find(|(_, l)| l.id.compare_exchange(0, m.id, Ordering::AcqRel, Ordering::Relaxed).is_ok())
-        .ok_or(Counter::FbResource)?;
+        .ok_or(Reason::Resource)?;
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     l.worker.store(0, Ordering::Relaxed);
     l.joins.store(false, Ordering::Relaxed);
@@ -177,9 +184,7 @@ fn join_fork_group(fd: i32, d: &'static Desc) {
     if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut listens).is_err() || listens == [0; 4] {
         return;
     }
-    if let Err(why) = registered(fd, d) {
-        stats::count(why);
-    }
+    registered(fd, d);
     crate::zone::successor::inherited(fd);
 }
 
@@ -422,7 +427,7 @@ impl Listener {
             Ok(_) | Err(Errno::EAGAIN | Errno::EPERM | Errno::EACCES) => WORKERS as u32 + 1,
             Err(Errno::EOPNOTSUPP) => {
                 // What is mapped here is not this process's any more.
-                stats::count(Counter::FbOption);
+                stats::fall_back(Reason::Option);
                 self.n.store(0, Ordering::Release);
                 WORKERS as u32 + 1
             }

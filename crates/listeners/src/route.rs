@@ -4,7 +4,7 @@ use crate::chan::{self, Chan};
 use crate::lock::Lock;
 use crate::{ctl, name, process, registry, socks};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
 use fsocket_proto::{kind, Addr, Msg, ROUTE_SECS};
@@ -64,14 +64,14 @@ impl Drop for Turn {
 }
 
 /// The channel for a new connection to `dst`, or why the kernel must do it.
-pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
+pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Reason> {
     if crate::sealed::restricted() {
         // What it had was taken from it, its counters too; the administrator sees why.
         let _ = socks::arena();
-        return Err(Counter::FbDisabled);
+        return Err(Reason::Disabled);
     }
     if !process::enabled() {
-        return Err(if ctl::mismatch() { Counter::FbVersion } else { Counter::FbDisabled });
+        return Err(if ctl::mismatch() { Reason::Version } else { Reason::Disabled });
     }
     ctl::wanted();
     let reg = ctl::registry().ok_or_else(ctl::why_none)?;
@@ -81,9 +81,9 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
     if let Some(known) = known(reg, dst, fd) {
         return known;
     }
-    let _turn = Turn::wait_for(dst).ok_or(Counter::FbResource)?;
+    let _turn = Turn::wait_for(dst).ok_or(Reason::Resource)?;
     // Until the channel is mapped.
-    let _asking = ASKING.lock().map_err(|_| Counter::FbReentry)?;
+    let _asking = ASKING.lock().map_err(|_| Reason::Reentry)?;
     if let Some(known) = known(reg, dst, fd) {
         return known;
     }
@@ -91,13 +91,13 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Counter> {
     cache::put(&r);
     match r.refused {
         Some(why) => Err(why),
-        None => r.chans[..r.n].first().and_then(channel).ok_or(Counter::FbNoListener),
+        None => r.chans[..r.n].first().and_then(channel).ok_or(Reason::NoListener),
     }
 }
 
 /// A channel to `dst`, or why there is none, if the monitor has said so lately, and nothing that the answer
 /// depends on has changed since.
-fn known(reg: &Registry, dst: &Addr, fd: i32) -> Option<Result<&'static Chan, Counter>> {
+fn known(reg: &Registry, dst: &Addr, fd: i32) -> Option<Result<&'static Chan, Reason>> {
     let (mut r, turn) = cache::get(dst)?;
     let age = sys::cpu::ticks().wrapping_sub(r.basis.asked);
     let is_over = r.refused.is_none() && r.basis.closings != registry::closings(dst.port);
@@ -125,7 +125,7 @@ fn channel(known: &Known) -> Option<&'static Chan> {
 }
 
 /// Asks the monitor for the channels to `dst`. Under the lock.
-fn discover(reg: &Registry, dst: &Addr, fd: i32) -> Result<Route, Counter> {
+fn discover(reg: &Registry, dst: &Addr, fd: i32) -> Result<Route, Reason> {
     let Matching { count, basis } = matching(reg, dst, fd)?;
     let mut r = Route {
         dst: (dst.ip, dst.port),
@@ -139,7 +139,7 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32) -> Result<Route, Counter> {
         let (c, closings) = match ask(dst, fd, 0) {
             Ok(answer) => answer,
             // As long as it holds for channels.
-            Err(why @ (Counter::FbOtherUser | Counter::FbPolicy)) => {
+            Err(why @ (Reason::OtherUser | Reason::Policy)) => {
                 r.refused = Some(why);
                 break;
             }
@@ -190,7 +190,7 @@ pub unsafe fn connected(fd: i32, addr: *const libc::sockaddr, len: u32) {
 }
 
 /// Another channel to the same place: all slots of `full` are taken.
-pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Counter> {
+pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Reason> {
     // One that was made before may have room again.
     let listener = full.listener.load(Ordering::Relaxed);
     let mut last = full.id.load(Ordering::Relaxed);
@@ -205,7 +205,7 @@ pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Counte
             last = c.id.load(Ordering::Relaxed);
         }
     }
-    let _asking = ASKING.lock().map_err(|_| Counter::FbReentry)?;
+    let _asking = ASKING.lock().map_err(|_| Reason::Reentry)?;
     ask(dst, fd, last).map(|(c, _)| c)
 }
 
@@ -218,7 +218,7 @@ fn usable(c: &Chan) -> bool {
 }
 
 /// Also what the answer is valid for: see [`Basis::closings`]. Under the lock.
-fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> {
+fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Reason> {
     let mut m = Msg::new(kind::CONNECT);
     m.addr = *dst;
     m.arg0 = full as u64;
@@ -230,7 +230,7 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> 
         false => None,
     };
     let shown = match other {
-        Some(Err(_)) => return Err(Counter::FbResource),
+        Some(Err(_)) => return Err(Reason::Resource),
         Some(Ok(other)) => other,
         None => fd,
     };
@@ -244,19 +244,19 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Counter> 
             // The administrator sees what is refused, also to a process that never has more.
             let _ = socks::arena();
             if e != sys::Errno::ENOKEY {
-                return Err(if e == sys::Errno::EPERM { Counter::FbOtherUser } else { Counter::FbPolicy });
+                return Err(if e == sys::Errno::EPERM { Reason::OtherUser } else { Reason::Policy });
             }
             FIRST[fd as usize % FIRST.len()].store(fd + 1, Ordering::Relaxed);
-            return Err(Counter::FbKernelFirst);
+            return Err(Reason::KernelFirst);
         }
-        Err(sys::Errno::ENOENT) => return Err(Counter::FbNoListener),
+        Err(sys::Errno::ENOENT) => return Err(Reason::NoListener),
         Err(sys::Errno::EIO) => return Err(ctl::why_none()),
-        Err(_) => return Err(Counter::FbResource),
+        Err(_) => return Err(Reason::Resource),
     };
     match channel_of(&a, memfd) {
         Some(c) if usable(c) => Ok((c, a.addr.v6only)),
-        Some(_) => Err(Counter::FbNoListener),
-        None => Err(Counter::FbResource),
+        Some(_) => Err(Reason::NoListener),
+        None => Err(Reason::Resource),
     }
 }
 
@@ -307,8 +307,8 @@ struct Matching {
 }
 
 /// An error says why there are none.
-fn matching(reg: &Registry, dst: &Addr, fd: i32) -> Result<Matching, Counter> {
-    let netns = netns(fd).map_err(|_| Counter::FbResource)?;
+fn matching(reg: &Registry, dst: &Addr, fd: i32) -> Result<Matching, Reason> {
+    let netns = netns(fd).map_err(|_| Reason::Resource)?;
     for _ in 0..100 {
         let generation = reg.generation.load(Ordering::Acquire);
         if generation & 1 == 0 {
@@ -322,12 +322,12 @@ fn matching(reg: &Registry, dst: &Addr, fd: i32) -> Result<Matching, Counter> {
         }
         sys::sched_yield();
     }
-    Err(Counter::FbNoListener)
+    Err(Reason::NoListener)
 }
 
 /// How many listeners of the registry a connection to `dst` could go to, and which (in one word), or why
 /// there are none.
-pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<(usize, u64), Counter> {
+pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<(usize, u64), Reason> {
     let v4 = name::is_v4(&dst.ip);
     let local = name::is_loopback(&dst.ip) || {
         let n = (volatile(&reg.locals) as usize).min(LOCALS);
@@ -360,8 +360,8 @@ pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<(usize, u64), Coun
         return Ok(exact);
     }
     match (local, any4.0 + any6.0) {
-        (false, _) => Err(Counter::FbRemote),
-        (true, 0) => Err(Counter::FbNoListener),
+        (false, _) => Err(Reason::Remote),
+        (true, 0) => Err(Reason::NoListener),
         (true, _) => Ok(if any4.0 > 0 { any4 } else { any6 }),
     }
 }

@@ -30,7 +30,7 @@ use crate::table::{self, Desc};
 use crate::upcalls::watcher;
 use crate::{conn, process, stats, token};
 use core::sync::atomic::{fence, Ordering};
-use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::arena::{flag, Counter, Half, Reason};
 use fsocket_abi::channel::switching::{BOTH, ONE};
 use fsocket_abi::channel::{status, Dir, RING_CAP};
 use fsocket_proto::switch::act;
@@ -98,13 +98,14 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
         }
     }
     if !all {
-        stats::count(Counter::FbSwitch);
+        stats::fall_back(Reason::Switch);
     }
     all
 }
 
-/// One connection, wherever it is needed as a kernel socket.
-pub fn materialize_one(d: &'static Desc) -> bool {
+/// One connection, where it is needed as a kernel socket because of `why`.
+pub fn materialize_one(d: &'static Desc, why: Reason) -> bool {
+    stats::fall_back(why);
     materialize(&[Some(d)])
 }
 
@@ -291,7 +292,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             // Another thread was faster, and needed the monitor's copy no more.
             return went_to(d).ok_or(Errno::EBADF);
         }
-        stats::count(Counter::FbSwitch);
+        stats::fall_back(Reason::Switch);
         conn::poison(d);
         return Err(Errno::ECONNRESET);
     };
@@ -306,7 +307,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
             settle::apply_options(d, fd);
             if !h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) {
-                stats::count(Counter::FbSwitch);
+                stats::fall_back(Reason::Switch);
                 conn::poison(d);
                 let _ = sys::close(fd);
                 return Err(Errno::ECONNRESET);

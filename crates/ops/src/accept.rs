@@ -9,7 +9,7 @@ use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
 use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, socks, stats, table, waker, Outcome};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{Counter, Sock};
+use fsocket_abi::arena::{Counter, Reason, Sock};
 use fsocket_abi::channel::SERVER;
 use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -215,7 +215,7 @@ unsafe fn take_slot(
     }
     stats::count(Counter::AcceptShm);
     if fd <= table::STDIO {
-        crate::path::materialize_one(d);
+        crate::path::materialize_one(d, Reason::Option);
     }
     if !addr.is_null() {
         // SAFETY: the caller's.

@@ -8,7 +8,7 @@ use crate::{
     asleep, chan, conn, epoll, listen, peers, pool, process, socks, stats, stream, token, unhooked, zone, Outcome,
 };
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, sock_state, Counter};
+use fsocket_abi::arena::{flag, sock_state, Counter, Reason};
 use fsocket_abi::channel::status;
 use fsocket_ring as ring;
 use fsocket_sync::token::Words as _;
@@ -295,7 +295,7 @@ pub fn duplicated(old: i32, new: i32) {
         if new <= table::STDIO {
             crate::upgrade::give_up(d);
             if d.is_conn() {
-                path::materialize_one(d);
+                path::materialize_one(d, Reason::Option);
             }
         }
     }
@@ -327,13 +327,12 @@ fn shared_below_us(fd: i32) -> bool {
         }
         kind::KERNEL => crate::upgrade::give_up(d),
         kind::CONN => {
-            stats::count(Counter::FbOption);
-            path::materialize_one(d);
+            path::materialize_one(d, Reason::Option);
             return true;
         }
         kind::LISTENER => {
             // Whoever gets it cannot take from our queues.
-            stats::count(Counter::FbOption);
+            stats::fall_back(Reason::Option);
             listen::unpublish(d);
         }
         _ => {}

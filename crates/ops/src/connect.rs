@@ -6,7 +6,7 @@ use crate::{
     ctl, epoll, inspect, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
 };
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Counter};
+use fsocket_abi::arena::{flag, Counter, Reason};
 use fsocket_abi::channel::{slot_state, status, CLIENT};
 use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -23,11 +23,10 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         // what is left of a socket after that.
         match d.kind() {
             kind::CONN => {
-                stats::count(Counter::FbOption);
-                crate::path::materialize_one(d);
+                crate::path::materialize_one(d, Reason::Option);
             }
             kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
-            _ => return to_kernel(fd, d, Counter::FbOption),
+            _ => return to_kernel(fd, d, Reason::Option),
         }
         return Outcome::Kernel;
     }
@@ -37,18 +36,18 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         }
         kind::CONN => return Outcome::Done(again(d)),
         kind::FRESH => false,
-        kind::BOUND if d.forked.load(Ordering::Relaxed) => return to_kernel(fd, d, Counter::FbOption),
+        kind::BOUND if d.forked.load(Ordering::Relaxed) => return to_kernel(fd, d, Reason::Option),
         kind::BOUND => true,
         _ => return Outcome::Kernel,
     };
     // SAFETY: the caller's.
-    let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Counter::FbOption) };
+    let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Reason::Option) };
     let family = d.family.load(Ordering::Relaxed);
     if d.kernel_only.load(Ordering::Relaxed) {
-        return to_kernel(fd, d, Counter::FbOption);
+        return to_kernel(fd, d, Reason::Option);
     }
     if (0..=table::STDIO).any(|n| table::lookup(n).is_some_and(|x| core::ptr::eq(x, d))) {
-        return to_kernel(fd, d, Counter::FbOption);
+        return to_kernel(fd, d, Reason::Option);
     }
     // With an address of its own a socket that connects to 0.0.0.0 gets there.
     let dst = if bound { dst } else { Addr { ip: name::destination(dst.ip), ..dst } };
@@ -59,13 +58,13 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         return match sys::connect(fd, there) {
             Err(e) if matches!(e.raw(), libc::EAFNOSUPPORT | libc::EINVAL) => Outcome::Done(Err(e)),
             r => {
-                let _ = to_kernel::<()>(fd, d, Counter::FbOption);
+                let _ = to_kernel::<()>(fd, d, Reason::Option);
                 Outcome::Done(r)
             }
         };
     }
     if dst.port == 0 || name::is_any(&dst.ip) {
-        return to_kernel(fd, d, Counter::FbOption);
+        return to_kernel(fd, d, Reason::Option);
     }
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
         Some(None) => {
@@ -73,7 +72,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
                 return Outcome::Done(Err(e));
             }
             slice::choose(fd, d, &dst);
-            return over_kernel(fd, d, &dst, Counter::FbBound);
+            return over_kernel(fd, d, &dst, Reason::Bound);
         }
         port => port.flatten(),
     };
@@ -100,20 +99,22 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
 }
 
 /// The kernel connects it, for the time being.
-fn over_kernel<T>(fd: i32, d: &'static Desc, dst: &Addr, why: Counter) -> Outcome<T> {
+fn over_kernel<T>(fd: i32, d: &'static Desc, dst: &Addr, why: Reason) -> Outcome<T> {
     if !upgrade::connecting(d, dst) {
         return to_kernel(fd, d, why);
     }
-    stats::count(why);
-    stats::kernel_connection(ctl::alive());
-    Outcome::Kernel
+    left(why)
 }
 
-fn to_kernel<T>(fd: i32, d: &'static Desc, why: Counter) -> Outcome<T> {
-    stats::count(why);
-    stats::kernel_connection(ctl::alive());
+fn to_kernel<T>(fd: i32, d: &'static Desc, why: Reason) -> Outcome<T> {
     epoll::leave_to_kernel(d);
     table::forget_fd(fd, d);
+    left(why)
+}
+
+fn left<T>(why: Reason) -> Outcome<T> {
+    stats::fall_back(why);
+    stats::kernel_connection(ctl::alive());
     Outcome::Kernel
 }
 
@@ -158,22 +159,22 @@ fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
 }
 
 /// `own_port`: the client's port; else one of the monitor's.
-fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::result::Result<(), Counter> {
+fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::result::Result<(), Reason> {
     let mut chan = route::find(dst, fd)?;
     // Only where it would become ours: most servers connect to other hosts, and a look is some
     // fifty system calls.
     if unhooked::noticed() {
-        return Err(Counter::FbDisabled);
+        return Err(Reason::Disabled);
     }
     for attempt in 0..3 {
         if own_port.is_some() && !chan.has_bound(fd) {
-            return Err(Counter::FbBound);
+            return Err(Reason::Bound);
         }
-        let mut cl = chan.client().ok_or(Counter::FbReentry)?;
+        let mut cl = chan.client().ok_or(Reason::Reentry)?;
         let Some((slot, port)) = chan.take_slot(&mut cl) else {
             drop(cl);
             if attempt == 2 {
-                return Err(Counter::FbFull);
+                return Err(Reason::Full);
             }
             chan = route::another(dst, fd, chan)?;
             continue;
@@ -181,7 +182,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
         let port = own_port.unwrap_or(port);
         let Some(sock) = socks::alloc_sock() else {
             chan.give_back(&mut cl, slot);
-            return Err(Counter::FbResource);
+            return Err(Reason::Resource);
         };
         prepare_slot(chan, slot, dst, port);
         // Release: all of the above; also ordered by the queue's tail.
@@ -194,7 +195,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             chan.set_desc(slot, None);
             socks::free_sock(sock);
             chan.give_back(&mut cl, slot);
-            return Err(Counter::FbFull);
+            return Err(Reason::Full);
         }
         drop(cl);
         chan.arrived();
@@ -213,10 +214,10 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             chan.set_desc(slot, None);
             socks::free_sock(sock);
             chan.retire_slot(slot);
-            return Err(Counter::FbNoListener);
+            return Err(Reason::NoListener);
         }
         epoll::became_conn(d);
         return Ok(());
     }
-    Err(Counter::FbFull)
+    Err(Reason::Full)
 }

@@ -1,7 +1,7 @@
 //! Counters: in the arena once there is one, in a private page before, of which the monitor is told.
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use fsocket_abi::arena::{Counter, Stats, COUNTERS};
+use fsocket_abi::arena::{Counter, Reason, Stats, COUNTERS};
 use fsocket_proto::{counted, kind, Msg};
 use fsocket_sys as sys;
 use zerocopy::IntoBytes;
@@ -32,6 +32,11 @@ pub fn count(c: Counter) {
 #[inline(always)]
 pub fn add(c: Counter, n: u64) {
     stats().counter[c as usize].fetch_add(n, Ordering::Relaxed);
+}
+
+/// Something that could have been ours is the kernel's.
+pub fn fall_back(why: Reason) {
+    stats().counter[why as usize].fetch_add(1, Ordering::Relaxed);
 }
 
 /// Use the arena's page from now on and take along what was counted so far.

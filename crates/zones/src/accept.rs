@@ -8,7 +8,7 @@ use crate::table::Desc;
 use crate::wait::{self, Deadline};
 use crate::{arena, ctl, pool, process, stats, Outcome};
 use core::sync::atomic::{AtomicBool, Ordering};
-use fsocket_abi::arena::{zone_accept, Counter};
+use fsocket_abi::arena::{zone_accept, Counter, Reason};
 use fsocket_reuseport::listener::{self, Shape};
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -265,7 +265,7 @@ impl Zoned {
     fn follow(&self, fd: i32, l: &Local) {
         let Some(page) = self.page() else { return };
         if page.turns.load(Ordering::Acquire) != 0 {
-            return self.off(Counter::FbZoneTurns);
+            return self.off(Reason::ZoneTurns);
         }
         let now = page.options.load(Ordering::Acquire);
         if now == l.options.load(Ordering::Relaxed) {
@@ -273,7 +273,7 @@ impl Zoned {
         }
         l.options.store(now, Ordering::Relaxed);
         if Shape::of(fd).and_then(|shape| listener::refresh(fd, l.fd(), &shape)).is_err() {
-            self.off(Counter::FbZoneOption);
+            self.off(Reason::ZoneOption);
         }
     }
 

@@ -5,7 +5,7 @@ use super::listener::{count, reason, state, Local, Zoned, LOCALS};
 use super::{cpu, page::Page};
 use crate::{ctl, process, socks, stats};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::{Counter, Reason};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_reuseport::classic;
 use fsocket_reuseport::listener::{self, reuse_port, Shape};
@@ -150,7 +150,7 @@ impl Zoned {
             // global queue, and asks again.
             self.left.fetch_max(1, Ordering::Relaxed);
             self.left_at.store(sys::now_ns(), Ordering::Relaxed);
-            count(Counter::FbNoMonitor);
+            count(Reason::NoMonitor);
             return None;
         }
         let _l = self.change.lock().ok()?;
@@ -164,7 +164,7 @@ impl Zoned {
             let Some(choice) = cpu::choose(page, who.tid, is_thread) else {
                 drop(_turn);
                 drop(_l);
-                self.off(Counter::FbZoneUnpinned);
+                self.off(Reason::ZoneUnpinned);
                 return None;
             };
             let made = self.make_local(fd);
@@ -194,7 +194,7 @@ impl Zoned {
                     page.exit(e);
                 }
                 let _ = sys::close(local);
-                count(Counter::FbZoneResource);
+                count(Reason::ZoneResource);
                 return None;
             }
         };
@@ -278,9 +278,9 @@ impl Zoned {
         if self.is_shared() {
             // Others are in the group: the kernel's hash among all, as it was. The
             // monitor says when they have gone.
-            return count(Counter::FbZoneShared);
+            return count(Reason::ZoneShared);
         }
-        count(Counter::FbZoneClassic);
+        count(Reason::ZoneClassic);
         self.attach_classic(l.fd(), page);
     }
 
@@ -392,7 +392,7 @@ impl Zoned {
         self.left.fetch_add(1, Ordering::Relaxed);
         self.left_at.store(sys::now_ns(), Ordering::Relaxed);
         stats::count(Counter::ZoneLeave);
-        count(Counter::FbZoneTurns);
+        count(Reason::ZoneTurns);
         self.leave(l);
     }
 }

@@ -8,7 +8,7 @@ use crate::table::{self, kind, Desc};
 use crate::upcalls::watcher;
 use crate::{kept, values};
 use core::sync::atomic::{AtomicI32, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_reuseport::listener::Shape;
 use fsocket_reuseport::reservation::{self};
 use fsocket_sys::{self as sys};
@@ -38,14 +38,14 @@ pub(super) fn listened_with(fd: i32, reservation: Option<i32>) {
     }
     let shared = reservation.is_none() && reservation::is_open_anyway(fd);
     let Some((i, z)) = ZONED.iter().enumerate().find(|(_, z)| z.claim()) else {
-        return count(Counter::FbZoneResource);
+        return count(Reason::ZoneResource);
     };
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
     z.fd.store(fd, Ordering::Relaxed);
     z.reservation.store(reservation.unwrap_or(-1), Ordering::Relaxed);
     if shared && !z.announce(fd) {
         z.free();
-        return count(Counter::FbZoneShared);
+        return count(Reason::ZoneShared);
     }
     let d = match known {
         Some(d) => d,
@@ -86,7 +86,7 @@ pub fn closed(d: &Desc) {
 /// the only one already.
 pub fn leave(d: &Desc) -> bool {
     let Some(z) = of(d).filter(|z| z.state() != state::OFF) else { return false };
-    z.off(Counter::FbZoneUnseen);
+    z.off(Reason::ZoneUnseen);
     true
 }
 
@@ -100,7 +100,7 @@ pub fn shut(d: &Desc) {
 /// there are no others any more, in all processes that share it, and what waits is there.
 pub fn pass_on(d: &Desc) {
     if end_for_all(d, true) {
-        count(Counter::FbZoneShared);
+        count(Reason::ZoneShared);
     }
 }
 
@@ -122,10 +122,10 @@ pub fn option_set(d: &Desc, level: i32, name: i32) {
     // Keys cannot be read back from a socket.
     const TCP_AO_ADD_KEY: i32 = 38;
     if level == libc::IPPROTO_TCP && matches!(name, libc::TCP_MD5SIG | TCP_AO_ADD_KEY) {
-        z.off(Counter::FbZoneOption);
+        z.off(Reason::ZoneOption);
     }
     if level == libc::SOL_SOCKET && name == libc::SO_REUSEPORT && (z.state() == state::PLAIN || z.is_shared()) {
-        z.off(Counter::FbZoneShared);
+        z.off(Reason::ZoneShared);
     }
     if let Some(p) = z.page() {
         kept::merge(&p.extra, &d.extra);

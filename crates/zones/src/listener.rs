@@ -6,7 +6,7 @@ use crate::lock::Lock;
 use crate::table::Desc;
 use crate::{ctl, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_abi::balance::{Balance, QUEUES};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_reuseport::listener::{reuse_port, Shape};
@@ -237,7 +237,7 @@ impl Zoned {
     }
 
     /// No zones for this listener in this process.
-    pub(super) fn off(&self, why: Counter) {
+    pub(super) fn off(&self, why: Reason) {
         if self.state.swap(state::OFF, Ordering::AcqRel) != state::OFF {
             count(why);
         }
@@ -310,14 +310,14 @@ impl Zoned {
                 None => {
                     process::close_own(reservation);
                     self.reservation.store(-1, Ordering::Release);
-                    self.refused(fd, Counter::FbZoneResource);
+                    self.refused(fd, Reason::ZoneResource);
                 }
             },
             Err(e) => self.refused(fd, reason(e)),
         }
     }
 
-    pub(super) fn refused(&self, fd: i32, why: Counter) {
+    pub(super) fn refused(&self, fd: i32, why: Reason) {
         let _ = reuse_port(fd, false);
         self.state.store(state::OFF, Ordering::Release);
         count(why);
@@ -346,17 +346,17 @@ impl Zoned {
 }
 
 /// Count a reason where the monitor sees it.
-pub(super) fn count(why: Counter) {
+pub(super) fn count(why: Reason) {
     socks::arena();
-    stats::count(why);
+    stats::fall_back(why);
 }
 
 /// What a failure is called.
-pub(super) fn reason(e: Errno) -> Counter {
+pub(super) fn reason(e: Errno) -> Reason {
     match e.raw() {
-        libc::EPERM | libc::EACCES | libc::EADDRINUSE | libc::EXDEV => Counter::FbZoneDenied,
-        libc::EOPNOTSUPP | libc::EINVAL | libc::ENOPROTOOPT => Counter::FbZoneOption,
-        _ => Counter::FbZoneResource,
+        libc::EPERM | libc::EACCES | libc::EADDRINUSE | libc::EXDEV => Reason::ZoneDenied,
+        libc::EOPNOTSUPP | libc::EINVAL | libc::ENOPROTOOPT => Reason::ZoneOption,
+        _ => Reason::ZoneResource,
     }
 }
 

@@ -15,7 +15,7 @@ use super::{cpu, join::Who};
 use crate::cow::Sparing;
 use crate::{arena, ctl, pool, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::{zone_accept, Counter};
+use fsocket_abi::arena::{zone_accept, Counter, Reason};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_reuseport::classic;
 use fsocket_sys::{Errno, Result};
@@ -80,7 +80,7 @@ pub fn is_selector(level: i32, name: i32) -> bool {
 pub fn selects_itself() {
     if !OWN_SELECTOR.swap(true, Ordering::Relaxed) {
         for z in used().iter().filter(|z| z.is_shared()) {
-            z.off(Counter::FbZoneShared);
+            z.off(Reason::ZoneShared);
         }
     }
 }
@@ -132,7 +132,7 @@ impl Zoned {
         self.group.store(id, Ordering::Relaxed);
         self.shared.waits.store(!selects, Ordering::Relaxed);
         if !selects {
-            count(Counter::FbZoneShared);
+            count(Reason::ZoneShared);
         }
         Ok(())
     }
@@ -198,25 +198,25 @@ impl Zoned {
     }
 
     /// The place, if the thread is pinned (or may be) and the monitor has one.
-    fn enter(&self, fd: i32) -> core::result::Result<u32, Counter> {
+    fn enter(&self, fd: i32) -> core::result::Result<u32, Reason> {
         let pinned = cpu::pinned(Who::me().tid);
         let assigned = cpu::assigned(self.inherited.load(Ordering::Relaxed));
         if pinned.is_none() && !assigned {
-            return Err(Counter::FbZoneUnpinned);
+            return Err(Reason::ZoneUnpinned);
         }
         ctl::wanted();
         if self.group.load(Ordering::Relaxed) == 0 {
-            self.enter_own_group(fd).map_err(|_| Counter::FbZoneShared)?;
+            self.enter_own_group(fd).map_err(|_| Reason::ZoneShared)?;
         }
         let mut m = Msg::new(msg::LOCAL);
         m.id = self.group.load(Ordering::Relaxed);
         m.arg0 = pinned.map_or(u64::MAX, u64::from);
-        let (answer, _) = ctl::request(m, Some(fd)).map_err(|_| Counter::FbZoneResource)?;
+        let (answer, _) = ctl::request(m, Some(fd)).map_err(|_| Reason::ZoneResource)?;
         let (place, cpu) = (answer.arg0 as u32, answer.arg1 as u32);
         self.shared.cpu.store(cpu, Ordering::Relaxed);
         if pinned.is_none() && !cpu::pin_to(cpu) {
             self.tell_left(place, false);
-            return Err(Counter::FbZoneUnpinned);
+            return Err(Reason::ZoneUnpinned);
         }
         Ok(place)
     }

@@ -14,7 +14,7 @@ use crate::table::{self, Desc};
 use crate::wait::{self, Deadline};
 use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_sys::{self as sys, Result};
 
 const IN: u32 = libc::EPOLLIN as u32;
@@ -133,7 +133,7 @@ pub fn followed((ep, waiter): (i32, Option<Who>), op: i32, fd: i32, d: &Desc, ev
         }
         (_, Some(ev)) if ev.events & ONESHOT != 0 => {
             // Two sockets would fire twice.
-            z.off(Counter::FbZoneTurns);
+            z.off(Reason::ZoneTurns);
             if let Some(page) = z.page() {
                 page.turns.store(1, Ordering::Release);
             }
@@ -209,7 +209,7 @@ impl Zoned {
         l.unwatched.store(false, Ordering::Relaxed);
         if self.put_local(ep, l, ev).is_err() {
             self.leave(l);
-            count(Counter::FbZoneResource);
+            count(Reason::ZoneResource);
             return false;
         }
         l.lazy.store(-1, Ordering::Relaxed);
@@ -241,7 +241,7 @@ impl Zoned {
             let ev = w.event();
             self.watched(w.ep.load(Ordering::Relaxed), fd, &ev, None);
         } else if !self.unseen.swap(true, Ordering::Relaxed) {
-            count(Counter::FbZoneUnseen);
+            count(Reason::ZoneUnseen);
         }
     }
 

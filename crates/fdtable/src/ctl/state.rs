@@ -3,7 +3,7 @@
 use crate::lock::Lock;
 use crate::upcalls::upcalls;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
 #[link_section = ".data.fsocket_start"]
@@ -63,11 +63,11 @@ pub fn mismatch() -> bool {
 }
 
 /// Why there is no monitor.
-pub fn why_none() -> Counter {
+pub fn why_none() -> Reason {
     match (MISMATCH.load(Ordering::Relaxed), DEAD.load(Ordering::Relaxed)) {
-        (true, _) => Counter::FbVersion,
-        (_, true) => Counter::FbMonitorGone,
-        _ => Counter::FbNoMonitor,
+        (true, _) => Reason::Version,
+        (_, true) => Reason::MonitorGone,
+        _ => Reason::NoMonitor,
     }
 }
 

@@ -2,7 +2,7 @@
 //! sequence number that is odd while it changes, and a reader that meets a change finds nothing.
 
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_proto::Addr;
 
 /// Listeners that share one address (SO_REUSEPORT).
@@ -44,7 +44,7 @@ pub struct Route {
     pub chans: [Known; FAN],
     pub n: usize,
     /// It said no.
-    pub refused: Option<Counter>,
+    pub refused: Option<Reason>,
     pub basis: Basis,
 }
 
@@ -145,7 +145,7 @@ impl Entry {
 fn encode(r: &Route) -> [u64; WORDS] {
     let refused = match r.refused {
         None => 0,
-        Some(Counter::FbOtherUser) => 1,
+        Some(Reason::OtherUser) => 1,
         Some(_) => 2,
     };
     let [a, b] = halves(&r.dst.0);
@@ -182,8 +182,8 @@ fn decode(words: &[u64; WORDS]) -> Option<Route> {
         n: ((rest >> 16) as u8 as usize).min(FAN),
         refused: match (rest >> 24) as u8 {
             0 => None,
-            1 => Some(Counter::FbOtherUser),
-            _ => Some(Counter::FbPolicy),
+            1 => Some(Reason::OtherUser),
+            _ => Some(Reason::Policy),
         },
         basis: Basis { generation, touched, listeners, closings: (rest >> 32) as u32, asked },
     })
@@ -212,9 +212,9 @@ mod tests {
     fn what_was_put_is_found_until_it_is_cleared() {
         let _turn = TURN.lock();
         clear();
-        put(&Route { refused: Some(Counter::FbPolicy), ..route(1, 9) });
+        put(&Route { refused: Some(Reason::Policy), ..route(1, 9) });
         put(&route(2, 3));
-        assert_eq!(get(&at(1)).map(|r| r.0), Some(Route { refused: Some(Counter::FbPolicy), ..route(1, 9) }));
+        assert_eq!(get(&at(1)).map(|r| r.0), Some(Route { refused: Some(Reason::Policy), ..route(1, 9) }));
         put(&route(1, 10));
         assert_eq!(get(&at(1)).map(|r| r.0), Some(route(1, 10)));
         assert_eq!(get(&at(2)).map(|r| r.0), Some(route(2, 3)));

@@ -13,7 +13,7 @@ use crate::listen::{self, Listener};
 use crate::table::{self, kind, Desc};
 use crate::{claim, ctl, name, process, socks, stats, zone};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::switch::act;
 use fsocket_proto::Addr;
@@ -155,8 +155,8 @@ fn dial(family: i32, from: &[u8; 16], port: u16, to: &[u8; 16], to_port: u16) ->
 /// Who accepts is below us from now on. That goes for processes of the fork group as well: one that holds
 /// the listener and never accepts (a master process) would keep it in shared memory with
 /// nobody to look there. What waits goes into the kernel's queue, where all of them look.
-pub fn abandon(d: &'static Desc) {
-    pass_on(d);
+pub fn abandon(d: &'static Desc, why: Reason) {
+    pass_on(d, why);
     listen::closed(d);
     let zoned = zone::of(d).is_some();
     d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
@@ -164,7 +164,8 @@ pub fn abandon(d: &'static Desc) {
 
 /// Somebody without the library is about to accept here: for all processes of the fork group, new connections
 /// are the kernel's, and what waits goes into its queue.
-pub fn pass_on(d: &'static Desc) {
+pub fn pass_on(d: &'static Desc, why: Reason) {
+    stats::fall_back(why);
     if let Some(l) = listen::of(d) {
         listen::unpublish_id(l.id.load(Ordering::Relaxed), false);
         requeue(d);
@@ -173,10 +174,7 @@ pub fn pass_on(d: &'static Desc) {
 
 /// [`pass_on`] for those.
 pub fn pass_on_exec_prepared() {
-    for d in listen::exec_prepared() {
-        stats::count(Counter::FbResource);
-        pass_on(d);
-    }
+    listen::exec_prepared().for_each(|d| pass_on(d, Reason::Resource));
 }
 
 /// This program does not listen over shared memory any more, but its listener
@@ -194,7 +192,7 @@ pub fn leave_to_kernel(d: &'static Desc) {
 #[inline]
 pub fn answer() {
     for d in listen::take_wanted_by_others() {
-        stats::count(Counter::FbOption);
+        stats::fall_back(Reason::Option);
         requeue(d);
     }
 }
@@ -204,8 +202,7 @@ pub fn answer() {
 pub fn pass_on_used() {
     for d in table::all().filter(|d| d.accepts.load(Ordering::Relaxed)) {
         if listen::of(d).is_some_and(listen::Listener::is_worker) {
-            stats::count(Counter::FbOption);
-            pass_on(d);
+            pass_on(d, Reason::Option);
         }
     }
 }
@@ -213,7 +210,7 @@ pub fn pass_on_used() {
 /// A channel cannot be mapped here: the kernel serves this listener from now
 /// on. The monitor resets what waits in its queues.
 pub fn give_up(id: u64) {
-    stats::count(Counter::FbResource);
+    stats::fall_back(Reason::Resource);
     for i in 0..table::DESCS.len() {
         let Some(d) = table::DESCS.get(i) else { continue };
         if listen::of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {

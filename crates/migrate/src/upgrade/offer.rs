@@ -8,7 +8,7 @@ use crate::table::{self, kind, Desc, DESCS};
 use crate::upcalls::watcher;
 use crate::{chan, ctl, heartbeat, route, socks, stats, strangers, values, waker};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind as msg, Addr, Msg};
 use fsocket_sync::handover::{self, Steps};
@@ -102,11 +102,11 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<(&'static chan::C
             Err(if usual { Errno::EAGAIN } else { Errno::EXDEV })
         }
         Err(Errno::EPERM) => {
-            stats::count(Counter::FbOtherUser);
+            stats::fall_back(Reason::OtherUser);
             Err(Errno::EXDEV)
         }
         Err(Errno::EACCES) => {
-            stats::count(Counter::FbPolicy);
+            stats::fall_back(Reason::Policy);
             Err(Errno::EXDEV)
         }
         Err(_) => Err(Errno::EAGAIN),

@@ -3,9 +3,9 @@
 
 use crate::options::IPV6_ADDRFORM;
 use crate::table::{kind, Desc};
-use crate::{name, path, stats};
+use crate::{name, path};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
@@ -53,13 +53,9 @@ pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
 pub fn leave(d: &'static Desc) {
     match d.kind() {
         kind::CONN => {
-            stats::count(Counter::FbOption);
-            path::materialize_one(d);
+            path::materialize_one(d, Reason::Option);
         }
-        kind::LISTENER => {
-            stats::count(Counter::FbOption);
-            path::abandon(d);
-        }
+        kind::LISTENER => path::abandon(d, Reason::Option),
         kind::KERNEL => crate::upgrade::give_up(d),
         kind::FRESH | kind::BOUND => d.kernel_only.store(true, Ordering::Relaxed),
         _ => {}

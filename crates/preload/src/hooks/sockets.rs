@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_core::table::{self, kind, Desc};
 use fsocket_core::{
     accept as ops_accept, close, connect as ops_connect, in_use, listen as ops_listen, names, opts, path, pool,
-    process, route, slice, stats, upgrade, user, zone,
+    process, route, slice, upgrade, user, zone,
 };
 use libc::*;
 
@@ -84,9 +84,7 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
             if matches!(d.kind(), kind::FRESH | kind::BOUND | kind::LISTENER) {
                 let _errno = fsocket_sys::errno::Saved::errno();
                 d.dirty.store(true, Ordering::Relaxed);
-                if let Err(why) = ops_listen::registered(fd, d) {
-                    stats::count(why);
-                }
+                ops_listen::registered(fd, d);
             }
         }
         let _errno = fsocket_sys::errno::Saved::errno();

@@ -481,7 +481,7 @@ impl Item {
                 let Some(c) = chan::CHANS.get(i) else { return };
                 let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w)) else {
                     // No waiter left: stay active; sleeps are cut short for it.
-                    stats::count(fsocket_abi::arena::Counter::FbResource);
+                    stats::fall_back(fsocket_abi::arena::Reason::Resource);
                     return;
                 };
                 let (_, rx, _) = d.rx();

@@ -11,7 +11,7 @@ use crate::table::Desc;
 use crate::waker::{self, Waker};
 use crate::{ctl, process, stats};
 use core::sync::atomic::{fence, Ordering};
-use fsocket_abi::arena::Counter;
+use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
 /// In a wrapper: the application's instance has something.
@@ -89,7 +89,7 @@ impl Ep {
     fn make_wrapper(&self) -> Option<i32> {
         let new = crate::making::making(|| sys::epoll_create1(libc::EPOLL_CLOEXEC).map(process::high_fd));
         let Ok(new) = new else {
-            stats::count(Counter::FbResource);
+            stats::fall_back(Reason::Resource);
             return None;
         };
         let app = self.fd.load(Ordering::Relaxed);

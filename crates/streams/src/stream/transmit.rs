@@ -9,9 +9,9 @@ use crate::stage::Path;
 use crate::table::Desc;
 use crate::upcalls::watcher;
 use crate::values;
-use crate::{chan, conn, ready, stats, table, token, user};
+use crate::{chan, conn, ready, table, token, user};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Counter, Half};
+use fsocket_abi::arena::{flag, Half, Reason};
 use fsocket_abi::channel::{status, POS_START};
 use fsocket_ring::{self as ring, Failed};
 use fsocket_sync::token::Words as _;
@@ -262,8 +262,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             }
         }
         // The kernel has urgent data, the ring has not.
-        stats::count(Counter::FbOption);
-        path::materialize_one(d);
+        path::materialize_one(d, Reason::Option);
     }
     if flags & libc::MSG_ZEROCOPY != 0 && len > 0 && stage::of(d) == Path::Shm {
         zerocopy(d);
@@ -511,7 +510,6 @@ pub fn zerocopy(d: &'static Desc) {
     let on = table::fd_of(d)
         .is_some_and(|fd| sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &mut v).is_ok() && v != [0; 4]);
     if on && d.is_conn() {
-        stats::count(Counter::FbOption);
-        path::materialize_one(d);
+        path::materialize_one(d, Reason::Option);
     }
 }
