@@ -103,11 +103,21 @@ pub fn dial(order: &Order, place: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Err
         if !own {
             rustix::net::bind(&fd, &End { port: 0, ..order.client }.addr())?;
         }
-        match rustix::net::connect(&fd, &order.server.addr_for(order.client.v6)) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(fd),
+        let to = order.server.addr_for(order.client.v6);
+        match rustix::net::connect(&fd, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => {
+                conclude(&fd, to);
+                Ok(fd)
+            }
             Err(e) => Err(e),
         }
     })
+}
+
+/// On this host a connection is there by now. The first call that asks for it is told that it has succeeded, and
+/// those behind it EISCONN, as the program has to be: it was told before.
+fn conclude(fd: &OwnedFd, to: SocketAddr) {
+    let _ = rustix::net::connect(fd, &to);
 }
 
 /// What [`dial`] has begun: true once it is connected. The socket is then as a client's own.
@@ -267,7 +277,7 @@ fn plain(order: &Order) -> Result<[OwnedFd; 2], Errno> {
     let port = SocketAddr::try_from(rustix::net::getsockname(&l)?).map_err(|_| Errno::INVAL)?.port();
     let c = socket(&order.client, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     match rustix::net::connect(&c, &at(&order.client, port).addr()) {
-        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Ok(()) | Err(Errno::INPROGRESS) => conclude(&c, at(&order.client, port).addr()),
         Err(e) => return Err(e),
     }
     let own = SocketAddr::try_from(rustix::net::getsockname(&c)?).map_err(|_| Errno::INVAL)?;

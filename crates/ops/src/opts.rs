@@ -28,6 +28,7 @@ const RCVTIMEO_NEW: i32 = 66;
 const SNDTIMEO_NEW: i32 = 67;
 /// include/uapi/linux/tcp.h
 const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
+const TCP_ZEROCOPY_RECEIVE: i32 = 35;
 /// Is it one that accepted connections get from [`Desc::opt`] and its like?
 fn is_inherited(level: i32, name: i32) -> bool {
     const FORCED: [i32; 2] = [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
@@ -220,11 +221,14 @@ pub unsafe fn get(
     out: *mut u8,
     len: *mut u32,
 ) -> Outcome<Result<()>> {
+    if (level, name) == (T, TCP_ZEROCOPY_RECEIVE) && d.is_conn() {
+        // It gives pages of what has arrived, which only the kernel's have.
+        extra::leave(d);
+    }
     if !crate::path::still_ours(d) {
         return Outcome::Kernel;
     }
     let s = d.sock();
-    // SAFETY: the caller's.
     // SAFETY: the caller's.
     let Ok(room) = (unsafe { user::get(len) }) else { return Outcome::Kernel };
     let put = |b: &[u8]| {
@@ -232,7 +236,11 @@ pub unsafe fn get(
         // SAFETY: the caller's.
         Outcome::Done(unsafe { user::give(&b[..n], out, len, n as u32) })
     };
-    let int = |v: i32| put(&v.to_ne_bytes());
+    let int = |v: i32| match u8::try_from(v) {
+        // (IP's options fit into a byte where there is no room for more: `do_ip_getsockopt`.)
+        Ok(byte) if level == libc::IPPROTO_IP && (1..4).contains(&room) => put(&[byte]),
+        _ => put(&v.to_ne_bytes()),
+    };
     let time = |ns: u64| {
         let (sec, us) = ((ns / 1_000_000_000) as i64, (ns / 1000 % 1_000_000) as i64);
         let mut b = [0u8; 16];

@@ -274,6 +274,9 @@ limit_table! {
      on them end when that call returns, as in the kernel; from the 17th that the call names, \
      at once."
         of poll, select, close;
+    Sockets: "A listener that one thread closes while another sleeps in `accept` on it takes no connection any more, \
+     and the call ends with `EBADF` when something wakes that thread; the kernel would go on accepting for it."
+        of accept, accept4, close;
     Sockets: "`accept` is restarted after a signal if all handlers have `SA_RESTART`; where handlers \
      disagree it returns `EINTR`."
         of accept, accept4;

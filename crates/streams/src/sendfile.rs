@@ -25,15 +25,15 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
             (false, o)
         }
         // The kernel wants an input in which it can go back (`splice_direct_to_actor`).
-        None => {
-            (true, seek(input, 0, libc::SEEK_CUR).map_err(|e| if e.raw() == libc::ESPIPE { Errno::EINVAL } else { e })?)
-        }
+        None => (true, seek(input, 0, libc::SEEK_CUR).map_err(without_place)?),
     };
     if pos < 0 {
         return Err(Errno::EINVAL);
     }
     let (done, err) = stream::throughout(out, |call| pieces(out, input, pos, count, call));
     pos += done as i64;
+    // (Some, as epoll instances, have a position that one may set, and nothing at it.)
+    let err = if own { err.map(without_place) } else { err };
     let failed = err.filter(|_| done == 0);
     match own {
         true if failed.is_none() => _ = seek(input, pos, libc::SEEK_SET),
@@ -69,6 +69,15 @@ fn pieces(out: &'static Desc, input: i32, pos: i64, count: usize, call: &Midway)
         }
     }
     (done, None)
+}
+
+/// The kernel's word for an input that has no positions, where the caller gives none.
+fn without_place(e: Errno) -> Errno {
+    if e.raw() == libc::ESPIPE {
+        Errno::EINVAL
+    } else {
+        e
+    }
 }
 
 fn seek(fd: i32, to: i64, whence: i32) -> Result<i64> {

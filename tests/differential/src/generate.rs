@@ -149,8 +149,8 @@ impl Gen {
         i64::from(cloexec | if nonblock { libc::SOCK_NONBLOCK } else { 0 })
     }
 
-    /// Address and family for a client of a listener.
-    fn way_to(&mut self, port: usize) -> (i64, i32) {
+    /// Address and family for a client of a listener, and whether it is one that leads there.
+    fn way_to(&mut self, port: usize) -> (i64, i32, bool) {
         let (a, f) = match self.m.ports[port] {
             0 => (0, libc::AF_INET),
             1 => (self.rng.pick(&[0, 0, 4]), libc::AF_INET),
@@ -159,9 +159,11 @@ impl Gen {
             _ => (4, libc::AF_INET),
         };
         if self.rng.chance(2) {
-            return (self.rng.pick(&[0, 2, 4]), f); // may fail
+            let other = self.rng.pick(&[0, 2, 4]);
+            let own = self.m.ports[port];
+            return (other, f, (f == libc::AF_INET6) == (other == 2) && (other == own || own == 1 || own == 3));
         }
-        (a, f)
+        (a, f, true)
     }
 
     /// A client connects, a server accepts, in either order.
@@ -180,7 +182,7 @@ impl Gen {
         if !self.m.in_order(port, client) {
             return self.accept_waiting(server, lv, port);
         }
-        let (addr, family) = self.way_to(port);
+        let (addr, family, leads) = self.way_to(port);
         let nonblock = self.rng.chance(25);
         let flags = self.socket_flags(nonblock);
         let cv = self.new_fd(client, Call::Socket, &[family.into(), flags], What::Fresh { family });
@@ -201,9 +203,13 @@ impl Gen {
             self.watch(client, ep, cv);
         }
         // A server that waits in accept is released by the client.
-        let early = client != server && self.rng.chance(15) && !self.m.is_nonblock(lv) && self.m.queued(port) == 0;
+        let early =
+            leads && client != server && self.rng.chance(15) && !self.m.is_nonblock(lv) && self.m.queued(port) == 0;
         let av = early.then(|| self.accept_step(server, lv));
         self.push(client, 0, Call::Connect, &[cv as i64, addr, port as i64]);
+        if !leads {
+            return;
+        }
         let conn = self.m.new_conn();
         self.m.set(client, cv, What::End(Side { conn, side: 0 }));
         if self.rng.chance(80) {

@@ -17,6 +17,12 @@ const NOT_SET: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
     (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
     // (A connect without blocking that is asked again after one of these says EISCONN, not 0.)
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+    (libc::SOL_SOCKET, 63), // SO_TIMESTAMP_NEW and those behind it
+    (libc::SOL_SOCKET, 64),
+    (libc::SOL_SOCKET, 65),
     (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER),
     (libc::SOL_SOCKET, libc::SO_ATTACH_BPF),
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
@@ -30,6 +36,7 @@ const NOT_SET: &[(i32, i32)] = &[
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
 ];
 
+const ONE: i64 = 2;
 const EDGE: i64 = 4;
 
 impl Gen {
@@ -102,6 +109,8 @@ impl Gen {
         let (bad, how) = match letter {
             // How much, below or at what is there.
             Some(b'n') => (bad, self.rng.pick(&[1, 2, 4])),
+            // (Which event comes first is not compared, so that there is room for all.)
+            Some(b'E') if how == ONE => (bad, 0),
             // (How much lies before is received in pieces: docs/limits.md.)
             None if bad == INNER + 1 && receives => (INNER, if how == EDGE { how + 1 } else { how }),
             _ if how == EDGE && receives => (bad, how + 1),

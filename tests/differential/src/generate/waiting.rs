@@ -183,10 +183,8 @@ impl Gen {
                         if call == Call::Close {
                             self.unwatch(actor, fd);
                         }
-                        self.push(actor, 0, call, if call == Call::Close { &[0][..0] } else { &[][..] });
-                        let last = self.steps.len() - 1;
-                        self.steps[last].args =
-                            if call == Call::Close { vec![var as i64] } else { vec![var as i64, 1] };
+                        let how: &[i64] = if call == Call::Close { &[var as i64] } else { &[var as i64, 1] };
+                        self.push(actor, 0, call, how);
                         if call == Call::Close {
                             self.m.close(actor, var);
                         }
@@ -201,9 +199,12 @@ impl Gen {
                 let client =
                     self.rng.pick_opt(&awake).filter(|c| self.next_var + 4 < VARS && self.m.in_order(port, *c));
                 if let Some(client) = client {
-                    let (addr, family) = self.way_to(port);
+                    let (addr, family, leads) = self.way_to(port);
                     let v = self.new_fd(client, Call::Socket, &[family.into(), 0], What::Fresh { family });
                     self.push(client, 0, Call::Connect, &[v as i64, addr, port as i64]);
+                    if !leads {
+                        return;
+                    }
                     let conn = self.m.new_conn();
                     self.m.queue(port, conn, client);
                     self.deferred = true;
