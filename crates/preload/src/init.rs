@@ -1,6 +1,6 @@
 //! Before `main`.
 
-use crate::{home, summary};
+use crate::{home, musl, summary};
 use core::sync::atomic::AtomicU8;
 use fsocket_core::exec::environment;
 use fsocket_core::zone::{self, Pin};
@@ -16,6 +16,9 @@ static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = 
 #[link_section = ".text.fsocket_start"]
 extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let _errno = fsocket_sys::errno::Saved::errno();
+    if musl::is_here() {
+        return;
+    }
     let socket = env(envp, b"FASTSOCKET_SOCKET=");
     let off =
         |part: &[u8]| env(envp, b"FASTSOCKET_DISABLE=").is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
@@ -56,8 +59,7 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     if successor.is_some() {
         forget(envp, environment::SUCCESSOR);
     }
-    // SAFETY: handlers of the library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    musl::at_fork(before, in_parent, in_child);
 }
 
 #[used]

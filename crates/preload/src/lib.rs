@@ -13,5 +13,6 @@ mod deep;
 mod home;
 mod hooks;
 mod init;
+mod musl;
 mod real;
 mod summary;

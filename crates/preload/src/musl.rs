@@ -1,0 +1,82 @@
+//! The library is loaded by musl's loader, too: `LD_PRELOAD` is set for a container, and what runs in it may be
+//! Alpine's. There it does nothing, but a name that musl lacks would keep the program from starting. So the
+//! names that glibc alone has are defined in here, and lead to glibc's where there is one.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use libc::{c_int, c_void, dlsym, RTLD_DEFAULT};
+
+/// Does the program have another libc than glibc? Then this library is one that hooks and does nothing else.
+pub fn is_here() -> bool {
+    find(c"gnu_get_libc_version").is_null()
+}
+
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: a NUL-terminated name.
+    unsafe { dlsym(RTLD_DEFAULT, name.as_ptr()) }
+}
+
+fn found(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = cache.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    let address = find(name);
+    cache.store(address, Ordering::Relaxed);
+    address
+}
+
+type Handler = unsafe extern "C" fn();
+
+/// `pthread_atfork`, which glibc has in a static part that calls this.
+pub fn at_fork(before: Handler, in_parent: Handler, in_child: Handler) {
+    type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
+    let register = find(c"__register_atfork");
+    if !register.is_null() {
+        // SAFETY: glibc's function of that name; no library's handle, as the handlers are there for good.
+        unsafe {
+            core::mem::transmute::<*mut c_void, Register>(register)(before, in_parent, in_child, core::ptr::null_mut())
+        };
+    }
+}
+
+// Of this library alone: nobody else sees these two.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".hidden _dl_find_object, __tls_get_addr",
+    ".globl _dl_find_object, __tls_get_addr",
+    "_dl_find_object: jmp {find_object}",
+    "__tls_get_addr: jmp {thread_local}",
+    find_object = sym find_object,
+    thread_local = sym thread_local,
+);
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".hidden _dl_find_object",
+    ".globl _dl_find_object",
+    "_dl_find_object: b {find_object}",
+    find_object = sym find_object,
+);
+
+/// The unwinder's way to the tables of a function.
+unsafe extern "C" fn find_object(pc: *mut c_void, result: *mut c_void) -> c_int {
+    static CACHE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let p = found(&CACHE, c"_dl_find_object");
+    if p.is_null() {
+        return -1;
+    }
+    // SAFETY: glibc's function of that name; the arguments are the caller's.
+    unsafe {
+        core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int>(p)(pc, result)
+    }
+}
+
+/// Where thread-local variables are: the standard library counts panics in one. It lies in glibc's loader, which
+/// musl would have to load as well.
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn thread_local(index: *mut c_void) -> *mut c_void {
+    static CACHE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let p = found(&CACHE, c"__tls_get_addr");
+    // SAFETY: every libc has this function; the argument is the compiler's.
+    unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> *mut c_void>(p)(index) }
+}
