@@ -65,16 +65,17 @@ struct {
 	__type(value, __u64);
 } peers SEC(".maps");
 
-/* Sockets whose end the monitor wants to hear of. */
+/* Sockets whose end the monitor wants to hear of. It lies at the socket, and goes with it: a socket that is not
+ * watched costs one look at a pointer. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, PEERS);
-	__type(key, __u64);
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
 	__type(value, __u64);
 } watched SEC(".maps");
 
 /* Cookies of watched sockets that the kernel has ended: no answer to keep-alive probes, a reset, `ss -K`.
- * 16 bytes each: all of them may end at once, and nobody's end gets lost among those of others. */
+ * 16 bytes each: as many as there are pairs may end at once, and nobody's end gets lost among those of others. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, PEERS * 16);
@@ -181,24 +182,24 @@ static __always_inline void established(struct sock *sk, bool passive)
 		active_end(&numbers, bpf_get_socket_cookie(sk), owner);
 }
 
-static __always_inline void left(struct sock *sk, int new)
+static __always_inline void ended_by_the_kernel(struct sock *sk)
 {
-	__u64 cookie = bpf_get_socket_cookie(sk);
+	__u64 cookie;
 
-	if (bpf_map_delete_elem(&watched, &cookie))
+	if (!bpf_sk_storage_get(&watched, sk, 0, 0))
 		return;
-	if (new == TCP_CLOSE)
-		bpf_ringbuf_output(&ended, &cookie, sizeof(cookie), 0);
+	cookie = bpf_get_socket_cookie(sk);
+	bpf_ringbuf_output(&ended, &cookie, sizeof(cookie), 0);
 }
 
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(changes, struct sock *sk, int old, int new)
 {
-	if (sk->sk_protocol != IPPROTO_TCP)
-		return 0;
-	if (old == TCP_ESTABLISHED && new != TCP_ESTABLISHED)
-		left(sk, new);
-	else if (new == TCP_ESTABLISHED && !stays_in_one_namespace(sk)) {
+	/* Of a socket's ten changes these three matter; a program that closes one leaves by FIN_WAIT1 or CLOSE_WAIT. */
+	if (new == TCP_CLOSE) {
+		if (old == TCP_ESTABLISHED && sk->sk_protocol == IPPROTO_TCP)
+			ended_by_the_kernel(sk);
+	} else if (new == TCP_ESTABLISHED && sk->sk_protocol == IPPROTO_TCP && !stays_in_one_namespace(sk)) {
 		if (old == TCP_SYN_SENT)
 			established(sk, false);
 		else if (old == TCP_SYN_RECV)

@@ -133,9 +133,10 @@ impl Pairs {
     }
 
     /// Its end by the kernel, and not by a program that closes it, is heard of by [`Pairs::ended`].
-    pub fn watch(&self, cookie: u64) {
-        let (key, value) = ((&raw const cookie).cast(), (&raw const cookie).cast());
-        // SAFETY: as in `peer_of`. (If there is no memory it is not heard of.)
+    pub fn watch(&self, socket: BorrowedFd<'_>) {
+        let (fd, value) = (socket.as_raw_fd(), 0u64);
+        let (key, value) = ((&raw const fd).cast(), (&raw const value).cast());
+        // SAFETY: as in `peer_of`; the key of such a map is a descriptor. (If there is no memory it is not heard of.)
         unsafe { libbpf::bpf_map_update_elem(self.parts.watched.as_raw_fd(), key, value, 0) };
     }
 

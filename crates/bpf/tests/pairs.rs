@@ -103,7 +103,7 @@ fn the_end_of_a_watched_connection_is_told() {
     let (closed, other) = connection(&client, &server, to);
     let (active, _passive) = connection(&client, &server, to);
     for end in [&closed, &active] {
-        pairs.watch(cookie(end));
+        pairs.watch(end.as_fd());
         set(end, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
         set(end, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
         set(end, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
@@ -134,7 +134,7 @@ fn no_end_is_lost_among_many() {
         let active = client.within(|| TcpStream::connect(to)).unwrap();
         let (passive, _) = listener.accept().unwrap();
         watched.insert(cookie(&active));
-        pairs.watch(cookie(&active));
+        pairs.watch(active.as_fd());
         // The other end resets it.
         sockopt::set_socket_linger(&passive, Some(Duration::ZERO)).unwrap();
         drop(passive);

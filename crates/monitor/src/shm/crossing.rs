@@ -80,8 +80,11 @@ impl Shm {
         fd: BorrowedFd<'_>,
     ) -> Result<(), Errno> {
         let cookie = socket_cookie(fd)?;
-        self.pairs.record.as_ref().and_then(|record| record.peer_of(cookie)).ok_or(Errno::XDEV)?;
+        let record = self.pairs.record.as_ref().ok_or(Errno::XDEV)?;
+        record.peer_of(cookie).ok_or(Errno::XDEV)?;
         let listener = self.works_at(ctx, id, &end).ok_or(Errno::XDEV)?;
+        // Now: when it goes over only the other end is shown.
+        record.watch(fd);
         self.pairs.offers.add(cookie, id, (name, listener));
         Ok(())
     }
@@ -152,6 +155,9 @@ impl Shm {
         // Time may have gone by since, or it is another connection.
         ctx.may_pair(ctx.known_as(id)?, there.by, &destination_of(there.to)).map_err(|_| Errno::XDEV)?;
         self.pairs.offers.take(&there.other);
+        if let Some(record) = &self.pairs.record {
+            record.watch(fd);
+        }
         self.pairs.goes_over((channel, msg.arg0 as usize), msg.arg1 as u32, [there.own, there.other]);
         self.hand_over(ctx, channel, msg, there.by, there.name)?;
         Ok((reply(msg), None))

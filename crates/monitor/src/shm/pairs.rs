@@ -29,13 +29,10 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// A connection goes over into a slot. From now on the kernel tells of its end.
+    /// A connection goes over into a slot. Of its end the kernel tells: both sockets are watched.
     pub fn goes_over(&mut self, place: Place, generation: u32, sockets: [u64; 2]) {
         self.forget(place);
         for cookie in sockets {
-            if let Some(record) = &self.record {
-                record.watch(cookie);
-            }
             self.place_of.insert(cookie, place);
         }
         self.over.insert(place, Over { generation, sockets });
