@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -94,6 +94,10 @@ convoy: build ## 1 to 500 threads of one process that open and close connections
 soak: build ## mixed programs with random kills for TIME seconds (3600); what is left at the end: SEED=1
 	@scripts/deps.sh test
 	@$(RUN) python3 tests/soak/soak.py --time $(or $(TIME),3600) $(if $(SEED),--seed $(SEED))
+
+handover: build ## haproxy, a node cluster, nginx (binary upgrade) and an activated service reloaded once a second for TIME seconds (60) each, under load: HANDOVER="haproxy --ours"
+	@scripts/deps.sh programs
+	@$(RUN) python3 tests/programs/handover.py --time $(or $(TIME),60) $(HANDOVER)
 
 restarts: build ## the monitor killed, stopped and reloaded once a second for TIME seconds (60) each, under load
 	@scripts/deps.sh test

@@ -27,8 +27,6 @@ class Program:
     stop_status = (0,)
     #: Why some connections are the kernel's from the start.
     kernel_too = ""
-    #: A reload passes the listener to another process (SCM_RIGHTS): the kernel's from then on (docs/limits.md).
-    inherits = False
     #: Why a reload may lose requests (it does on stock sockets).
     reload_loses = ""
     restarts = True
@@ -161,10 +159,10 @@ class Trial:
         self.p.prepare()
         self.p.start()
 
-    def serve(self, where, path=True):
+    def serve(self, where):
         before = self.lab.counters()
         connections = self.p.serve()
-        if self.lab.side == "ours" and path:
+        if self.lab.side == "ours":
             judge_path(self.p, difference(before, self.lab.counters()), connections, where)
         return {"connections": connections}
 
@@ -190,7 +188,7 @@ class Trial:
         if said["failed"] and not self.p.reload_loses:
             raise Wrong(f"requests failed during reload: {said}")
         self.lab.listens(self.p.port, self.p.process, known=False)
-        self.serve("after the reload", path=not self.p.inherits)
+        self.serve("after the reload")
         return {"requests": said["ok"], "failed": said["failed"]}
 
     def restart(self):

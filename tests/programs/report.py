@@ -81,7 +81,6 @@ def keep(docs, cls, version, results, order):
         file.seek(0)
         records = json.loads(file.read() or "{}")
         expected = cls.path + (f"; kernel: {cls.kernel_too}" if cls.kernel_too else "")
-        expected += ", after a reload the kernel" if cls.inherits else ""
         records[cls.__name__] = {"name": cls.name, "version": version, "expected": expected, **results}
         file.truncate(0)
         file.write(json.dumps(records, indent=1, sort_keys=True) + "\n")

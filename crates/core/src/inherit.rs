@@ -46,12 +46,12 @@ pub fn take_over(successor: bool) {
     if undecided && !unhooked_epoll {
         each_descriptor(|fd| {
             if let What::Unconnected(family) = what(fd) {
-                bound(fd, family);
+                let _ = bound(fd, family);
             }
         });
     }
     // An instance that was made before knows nothing of our queues.
-    let worked = listens && !unhooked_epoll && take_listeners();
+    let worked = listens && !unhooked_epoll && take_listeners(!successor);
     if listens && unhooked_epoll {
         each_descriptor(|fd| {
             if matches!(what(fd), What::Listener(_)) {
@@ -93,12 +93,13 @@ fn leave_listener(fd: i32) {
     }
 }
 
-/// True: the program before this one was a worker of one of them.
-fn take_listeners() -> bool {
+/// `elsewhere`: of a program without the library, which may keep them. True: the program before this one was
+/// a worker of one of them.
+fn take_listeners(elsewhere: bool) -> bool {
     let mut worked = false;
     each_descriptor(|fd| {
         if let What::Listener(family) = what(fd) {
-            worked |= listener(fd, family);
+            worked |= listener(fd, family, elsewhere);
         }
     });
     worked
@@ -196,21 +197,40 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
 
 /// A socket that the program before has bound, for us to listen on (uvicorn and hypercorn give
 /// it to their workers so).
-fn bound(fd: i32, family: u32) {
+fn bound(fd: i32, family: u32) -> Option<&'static Desc> {
     let mut peer = [0u8; 28];
     let bound = inspect::bound_address(fd).is_some_and(|a| a.port != 0);
-    if bound && table::lookup(fd).is_none() && sys::getpeername(fd, &mut peer) == Err(sys::Errno::ENOTCONN) {
-        if let Some(d) = described(fd, family) {
-            listen::keep_for_fork_group(d);
-        }
+    if !bound || table::lookup(fd).is_some() || sys::getpeername(fd, &mut peer) != Err(sys::Errno::ENOTCONN) {
+        return None;
     }
+    let d = described(fd, family)?;
+    listen::keep_for_fork_group(d);
+    Some(d)
+}
+
+/// A descriptor that has come from another process. If it is a socket that listens, or that is bound, it is
+/// looked at again when this program uses it as a listener.
+pub fn listener_to_be(fd: i32) -> Option<&'static Desc> {
+    match what(fd) {
+        What::Listener(family) => {
+            let d = described(fd, family)?;
+            listen::keep_for_fork_group(d);
+            Some(d)
+        }
+        What::Unconnected(family) => bound(fd, family),
+        What::Other => None,
+    }
+}
+
+fn may_listen(d: &Desc) -> bool {
+    matches!(d.kind(), kind::BOUND | kind::LISTENER | kind::KLISTENER)
 }
 
 /// A new description of a socket that is bound; None: it is another number of a known one, or
 /// cannot be had.
 fn described(fd: i32, family: u32) -> Option<&'static Desc> {
     let same = (0..fd).find(|n| {
-        table::lookup(*n).is_some_and(|d| !d.is_conn()) && crate::successor::cookie(*n) == crate::successor::cookie(fd)
+        table::lookup(*n).is_some_and(may_listen) && crate::successor::cookie(*n) == crate::successor::cookie(fd)
     });
     if let Some(d) = same.and_then(table::lookup) {
         d.refs.fetch_add(1, Ordering::AcqRel);
@@ -232,8 +252,9 @@ fn described(fd: i32, family: u32) -> Option<&'static Desc> {
 
 /// An inherited listener is published as if this program had called `listen`.
 /// True: the program before it was a worker.
-fn listener(fd: i32, family: u32) -> bool {
+fn listener(fd: i32, family: u32, elsewhere: bool) -> bool {
     let Some(d) = described(fd, family) else { return false };
+    d.held_elsewhere.store(elsewhere, Ordering::Relaxed);
     values::adopt(fd, d);
     let worked = listen::registered(fd, d);
     zone::successor::inherited(fd);

@@ -8,7 +8,7 @@
 
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
-use crate::{close, ctl, inspect, pool, process, stats};
+use crate::{close, ctl, inspect, passing, pool, process, stats};
 use core::sync::atomic::{AtomicU32, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_proto::{kind as msg, Msg};
@@ -72,7 +72,7 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
             break;
         }
     }
-    pool::kernel_allocated(fd);
+    passing::arrived(fd);
     Ok(fd)
 }
 
@@ -108,7 +108,7 @@ pub fn answer() {
     ASKED.answer(|(fd, by)| {
         {
             let _held = Held::all();
-            close::transferred(fd);
+            passing::transferred(fd);
         }
         let mut m = Msg::new(msg::TRANSFERRED);
         m.id = by;

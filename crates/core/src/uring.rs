@@ -11,7 +11,7 @@
 //! kernel, as for a ring that a kernel thread polls without any call.
 
 use crate::table::{self, kind, Desc};
-use crate::{close, epoll, exec, path, pool, process, socks, stats, zone, Outcome};
+use crate::{close, epoll, exec, passing, path, pool, process, socks, stats, zone, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_compat::entry::{self, Entry};
@@ -75,7 +75,7 @@ pub fn submitting(q: &Queue, tail: u32) {
         unsafe { e.further(used) };
         if let Some(m) = e.message() {
             // SAFETY: as above.
-            unsafe { close::passing(m) };
+            unsafe { passing::passing(m) };
         }
         if let Some(ep) = e.instance().and_then(table::lookup) {
             epoll::has_kernel_fds(ep);

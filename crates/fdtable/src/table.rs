@@ -133,6 +133,9 @@ pub struct Desc {
     /// LISTENER: the program has seen to it that the next one finds it: `dup2`, or no longer
     /// close-on-exec.
     pub exec_prepared: AtomicBool,
+    /// BOUND, LISTENER: processes that the monitor does not know of may hold it: it was passed in a message, or
+    /// comes from a program without the library.
+    pub held_elsewhere: AtomicBool,
     /// LISTENER: this process, or one that it was forked from, accepts on it.
     pub accepts: AtomicBool,
 }
@@ -293,6 +296,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.kernel_only.store(false, Ordering::Relaxed);
     d.forked.store(false, Ordering::Relaxed);
     d.exec_prepared.store(false, Ordering::Relaxed);
+    d.held_elsewhere.store(false, Ordering::Relaxed);
     d.accepts.store(false, Ordering::Relaxed);
     d.rcvtimeo.store(0, Ordering::Relaxed);
     d.sndtimeo.store(0, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::WORKERS;
-use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_proto::{kind as msg, unpublish, Addr, Msg};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Errno};
 
@@ -116,7 +116,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         return Err(Reason::Resource);
     }
     let addr = inspect::bound_address(fd).ok_or(Reason::Option)?;
-    let (m, _) = ctl::request(Msg::new(msg::LISTEN), Some(fd)).map_err(|e| match e {
+    let (m, _) = ctl::request(shown(d), Some(fd)).map_err(|e| match e {
         Errno::EIO => ctl::why_none(),
         _ => Reason::Resource,
     })?;
@@ -140,6 +140,13 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     stats::count(Counter::Listen);
     (watcher().became_listener)(d);
     Ok(m.arg0 != 0)
+}
+
+/// What the monitor is told of a listener that it is shown.
+fn shown(d: &Desc) -> Msg {
+    let mut m = Msg::new(msg::LISTEN);
+    m.arg0 = d.held_elsewhere.load(Ordering::Relaxed).into();
+    m
 }
 
 /// A socket listens that is the kernel's alone. Where one of ours has the same port it may be nearer to
@@ -268,26 +275,19 @@ pub fn any_exec_prepared() -> bool {
     exec_prepared().next().is_some()
 }
 
-/// No new connections over shared memory; those that wait in the queues are
-/// accepted as before.
-pub fn unpublish(d: &Desc) {
-    if let Some(l) = of(d) {
-        unpublish_id(l.id.load(Ordering::Relaxed), false);
-    }
-}
-
-/// [`unpublish`] for all listeners of this process.
+/// For all listeners of this process: no new connections over shared memory; those that wait in the queues
+/// are accepted as before.
 pub fn unpublish_all() {
     for l in used() {
-        unpublish_id(l.id.load(Ordering::Relaxed), false);
+        unpublish_id(l.id.load(Ordering::Relaxed), unpublish::FOR_GOOD);
     }
 }
 
-/// `last`: only if no other process holds it. True: done.
-pub fn unpublish_id(id: u64, last: bool) -> bool {
+/// `how`: of [`unpublish`]. True: done, and no connection comes to its queues from here on.
+pub fn unpublish_id(id: u64, how: u64) -> bool {
     let mut m = Msg::new(msg::UNPUBLISH);
     m.id = id;
-    m.arg0 = last.into();
+    m.arg0 = how;
     id != 0 && ctl::request(m, None).is_ok()
 }
 
@@ -368,7 +368,7 @@ pub fn announce_again() {
     for d in crate::table::all() {
         let (Some(l), Some(fd)) = (of(d), crate::table::fd_of(d)) else { continue };
         // (One that it refuses is the kernel's alone from now on; what waits in its queues is accepted.)
-        let Ok((m, _)) = ctl::insist(Msg::new(msg::LISTEN), Some(fd)) else { continue };
+        let Ok((m, _)) = ctl::insist(shown(d), Some(fd)) else { continue };
         if l.id.swap(m.id, Ordering::AcqRel) != m.id {
             l.chans().for_each(|c| c.listener.store(m.id, Ordering::Relaxed));
         }
@@ -381,7 +381,7 @@ pub fn work_again() {
     for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
         let before = l.worker.swap(0, Ordering::AcqRel);
         if before != 0 {
-            l.join_as(if before as usize <= WORKERS { before } else { 0 });
+            l.join_as(if before as usize <= WORKERS { before } else { 0 }, false);
         }
     }
 }
@@ -410,17 +410,28 @@ impl Listener {
     /// Become a worker: from now on there is a SYN queue for us, and the
     /// monitor hands us every channel.
     pub fn join(&self) {
-        self.join_as(0);
+        self.join_as(0, false);
+    }
+
+    /// For the channels alone: what waits in them is to go to the kernel.
+    pub fn join_to_leave(&self) {
+        self.join_as(0, true);
+    }
+
+    /// Is this process a worker of it?
+    pub fn works(&self) -> bool {
+        self.worker.load(Ordering::Relaxed) != 0
     }
 
     /// The same with the number that it had under another monitor, plus one; 0: any.
-    fn join_as(&self, before: u32) {
+    fn join_as(&self, before: u32, leaves: bool) {
         if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || socks::arena().is_none() {
             return;
         }
         let mut m = Msg::new(msg::WORKER);
         m.id = self.id.load(Ordering::Relaxed);
         m.arg0 = before.into();
+        m.arg1 = leaves.into();
         let w = match ctl::request(m, None) {
             Ok((a, _)) if (a.arg0 as usize) < WORKERS => a.arg0 as u32 + 1,
             // EPERM, EACCES: it gets no channels, and has nothing to steal from.

@@ -23,6 +23,7 @@ pub use crate::stage::{can_follow, events, is_moving, kernel_part, of, went_to, 
 use crate::stage::{peer_moves, peer_status};
 pub use queue::{
     abandon, answer, give_up, give_up_all, leave_to_kernel, pass_on, pass_on_exec_prepared, pass_on_used, requeue,
+    share,
 };
 pub use settle::{apply_options, close_draining, gone, Beside};
 

@@ -3,7 +3,7 @@
 //! | concern | modules |
 //! | --- | --- |
 //! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`ports`], [`registry`], [`switched`], [`pipes`] |
-//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`wakers`], [`taken`], [`successor`], [`renew`] |
+//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`shown`], [`wakers`], [`taken`], [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
 
@@ -25,6 +25,7 @@ mod reattach;
 pub mod registry;
 pub mod renew;
 mod requests;
+pub mod shown;
 mod stale;
 mod state;
 pub mod successor;

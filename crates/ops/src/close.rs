@@ -86,6 +86,9 @@ pub fn last_reference(d: &'static Desc) {
     match d.kind() {
         kind::CONN => release_conn(d),
         kind::LISTENER => {
+            if d.held_elsewhere.load(Ordering::Relaxed) {
+                path::leave_to_kernel(d);
+            }
             zone::closed(d);
             listen::closed(d);
         }
@@ -297,67 +300,6 @@ pub fn duplicated(old: i32, new: i32) {
             if d.is_conn() {
                 path::materialize_one(d, Reason::Option);
             }
-        }
-    }
-}
-
-/// `fd` is being passed to another process: what goes with it must be the real
-/// thing. A program that passes one connection will pass more: from here on it
-/// gets kernel connections at once.
-pub fn passed(fd: i32) {
-    if shared_below_us(fd) {
-        process::disable();
-        listen::unpublish_all();
-    }
-}
-
-/// `fd` is taken by another process: as if passed, but nobody here does it.
-pub fn transferred(fd: i32) {
-    shared_below_us(fd);
-}
-
-/// True: it was a connection of ours.
-fn shared_below_us(fd: i32) -> bool {
-    let Some(d) = table::lookup(fd) else { return false };
-    d.dirty.store(true, Ordering::Relaxed);
-    match d.kind() {
-        kind::FRESH | kind::BOUND => {
-            epoll::leave_to_kernel(d);
-            table::forget(d);
-        }
-        kind::KERNEL => crate::upgrade::give_up(d),
-        kind::CONN => {
-            path::materialize_one(d, Reason::Option);
-            return true;
-        }
-        kind::LISTENER => {
-            // Whoever gets it cannot take from our queues.
-            stats::fall_back(Reason::Option);
-            listen::unpublish(d);
-        }
-        _ => {}
-    }
-    false
-}
-
-/// Descriptors that a message passes to another process: what goes with them is the
-/// kernel socket alone.
-///
-/// # Safety
-/// `m` is null or a message.
-pub unsafe fn passing(m: *const libc::msghdr) {
-    // SAFETY: the caller's.
-    let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
-    // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.
-    unsafe {
-        let mut c = libc::CMSG_FIRSTHDR(m);
-        while let Some(h) = c.as_ref() {
-            let len = h.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-            if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
-                let fds = libc::CMSG_DATA(c) as *const i32;
-                (0..len / size_of::<i32>()).for_each(|i| passed(fds.add(i).read_unaligned()));
-            }
-            c = libc::CMSG_NXTHDR(m, c);
         }
     }
 }

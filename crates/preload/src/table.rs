@@ -201,11 +201,19 @@ limit_table! {
      socket answers `IPV6_V6ONLY` with 1."
         of send, sendto, sendmsg, recv;
     Programs: "A connection that another process takes by `pidfd_getfd` becomes the kernel's \
-     (`path_switch`), and new connections to a listener that is taken do. A taker without the \
+     (`path_switch`); of a listener that is taken see below (`SCM_RIGHTS`). A taker without the \
      library, or of another user, gets an unconnected socket; so does, after a second \
      (`fallback.switch`), one that takes from a process that meanwhile neither waits for a \
      socket nor asks whether one is ready. (A socket that is not connected is got a second later.)"
         of pidfd_getfd;
+    Programs: "A listener that is passed to another process (`SCM_RIGHTS`, `pidfd_getfd`), or that comes from a program \
+     without the library (socket activation), is in shared memory as long as a process with the library accepts on it, and \
+     the kernel's (`fallback.no_listener`) while none does: between the close of the old process and the first wait of the \
+     new one, too. Those with the library get all connections over shared memory. A process that is killed while it alone \
+     accepts resets those that waited for it, unless another one with the library has used the listener; one that received \
+     it by io_uring or by system calls of its own leaves it to the kernel. Where processes of several users accept on it \
+     the kernel serves all of them (`fallback.option`)."
+        of recvmsg, sendmsg;
     Programs: "What a program names on an io_uring becomes the kernel's at that moment: a connection \
      (`path_switch`), a listener with those that wait for it, for all processes that share it. Rings by liburing or by \
      `syscall` are looked into when entries are submitted; one that only reads files costs \

@@ -70,8 +70,8 @@ pub mod kind {
     /// The monitor takes address and network namespace from the descriptor
     /// itself (SO_ACCEPTCONN, SO_DOMAIN, SO_PROTOCOL, getsockname, IPV6_V6ONLY,
     /// SO_NETNS_COOKIE), so nobody registers what he does not hold, and closes
-    /// it at once (else the port would stay taken). `arg0` 1: the program that
-    /// this one has replaced worked for it.
+    /// it at once (else the port would stay taken). `arg0` 1: processes may hold it that have not shown it
+    /// ([`super::unpublish::UNLESS_SERVED`]). In the answer: the program that this one has replaced worked for it.
     pub const LISTEN: u32 = 4;
     /// This process closed its last descriptor of listener `id`. No answer.
     /// The last holder ends the listener. Answered if `seq` is not 0: then the
@@ -85,7 +85,7 @@ pub mod kind {
     /// are more than 64 workers (it then only steals), EOPNOTSUPP when those that
     /// work for it have other rights (user, capabilities, groups): the kernel serves it. Later channels follow
     /// as they are made. `arg0` of the request: the number that it had under a monitor before this one, plus
-    /// one; 0: any.
+    /// one; 0: any. `arg1` 1: only for the channels, to empty its queues.
     pub const WORKER: u32 = 6;
     /// `addr` destination, fd: the socket to be connected (its network
     /// namespace counts): TCP, unused, of a family that reaches it; or, after ENOKEY, that very
@@ -143,8 +143,8 @@ pub mod kind {
     pub const RELEASE: u32 = 16;
     /// Listener `id` was handed to a process that may not have the library. *Sync*:
     /// when it is answered no connection comes to it over shared memory any more
-    /// but those that wait in its queues; new ones use the kernel. `arg0` 1: only if
-    /// the requester alone holds it; else `result` EBUSY.
+    /// but those that wait in its queues; new ones use the kernel. `arg0`: of [`super::unpublish`]; where that
+    /// is not so, `result` EBUSY.
     pub const UNPUBLISH: u32 = 18;
     /// *Sync*: steering of devices ([`crate::steer`]). fd: memfd with a request
     /// as JSON, `arg0` its length; answered by a memfd with the answer as JSON,
@@ -287,6 +287,18 @@ pub mod kind {
     /// connection in it has been closed or reset; unmap when drained. `arg0` 1: it
     /// broke the protocol ([`BROKEN`]).
     pub const CHANNEL_GONE: u32 = 33;
+}
+
+/// How a listener leaves shared memory: `arg0` of [`kind::UNPUBLISH`].
+pub mod unpublish {
+    /// For good, whoever holds it.
+    pub const FOR_GOOD: u64 = 0;
+    /// Only if nobody else holds it; of one that is held elsewhere ([`UNLESS_SERVED`]): only if nobody else
+    /// works for it.
+    pub const IF_LAST: u64 = 1;
+    /// Processes may hold it that the monitor does not know: from now on it is in shared memory as long as
+    /// somebody works for it.
+    pub const UNLESS_SERVED: u64 = 2;
 }
 
 /// What a [`kind::SWITCH`] asks for, its `arg2`. The monitor makes the sockets, and no process is

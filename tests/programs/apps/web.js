@@ -27,10 +27,11 @@ if (workers === 0) {
   cluster.on('exit', () => {
     if (ending && Object.keys(cluster.workers).length === 0) process.exit(0);
   });
+  cluster.on('listening', (worker) => ending && worker.disconnect());
   process.on('SIGHUP', () => {
     for (const old of Object.values(cluster.workers)) {
       const next = cluster.fork();
-      next.once('listening', () => old.disconnect());
+      next.once('listening', () => old.isConnected() && old.disconnect());
     }
   });
   process.on('SIGTERM', () => {

@@ -130,7 +130,6 @@ class Haproxy(Http):
     kernel_too = "no_new_privs: one connection in 5 s to each server comes first over the kernel"
     version = ("haproxy", "-v")
     stop_status = (0, 143)
-    inherits = True
 
     def prepare(self):
         self.backend = Nginx(self.lab)

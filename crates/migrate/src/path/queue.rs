@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::switch::act;
-use fsocket_proto::Addr;
+use fsocket_proto::{unpublish, Addr};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// The kernel's limit on a backlog (net.core.somaxconn) may be lower.
@@ -30,7 +30,7 @@ const TRIES: u32 = 2;
 /// over shared memory any more, into the kernel's queue.
 pub fn requeue(d: &'static Desc) {
     let Some(l) = listen::of(d) else { return };
-    l.join();
+    l.join_to_leave();
     ctl::poll();
     let mut raised = false;
     while let Some((c, slot)) = l.take(true) {
@@ -167,8 +167,18 @@ pub fn abandon(d: &'static Desc, why: Reason) {
 pub fn pass_on(d: &'static Desc, why: Reason) {
     stats::fall_back(why);
     if let Some(l) = listen::of(d) {
-        listen::unpublish_id(l.id.load(Ordering::Relaxed), false);
+        listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::FOR_GOOD);
         requeue(d);
+    }
+}
+
+/// Another process gets the listener, and nobody knows which one. Shared memory serves it as long as somebody
+/// with the library accepts; where nobody does, what waits is the kernel's.
+pub fn share(d: &'static Desc) {
+    if let Some(l) = listen::of(d) {
+        if listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::UNLESS_SERVED) {
+            requeue(d);
+        }
     }
 }
 
@@ -182,7 +192,7 @@ pub fn pass_on_exec_prepared() {
 /// kernel's from now on.
 pub fn leave_to_kernel(d: &'static Desc) {
     if let Some(l) = listen::of(d) {
-        if listen::unpublish_id(l.id.load(Ordering::Relaxed), true) {
+        if listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::IF_LAST) {
             requeue(d);
         }
     }

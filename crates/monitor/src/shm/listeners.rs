@@ -31,6 +31,18 @@ pub struct Listener {
     pub served_by: Option<Rights>,
     /// Processes with other rights want to: the kernel serves all of them.
     pub is_mixed: bool,
+    /// Processes that we do not know may hold it: where nobody works for it the kernel serves it.
+    pub held_elsewhere: bool,
+    pub shown: Shown,
+}
+
+/// Whether clients find a listener.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shown {
+    Yes,
+    /// Not until somebody works for it.
+    WhenServed,
+    Never,
 }
 
 impl Listener {
@@ -137,6 +149,8 @@ impl Listeners {
                 opened: 0,
                 served_by: None,
                 is_mixed: false,
+                held_elsewhere: false,
+                shown: Shown::Yes,
             },
         );
         id
@@ -165,6 +179,12 @@ impl Listeners {
             ids.retain(|other| *other != id);
         }
         self.by_address.retain(|_, ids| !ids.is_empty());
+    }
+
+    /// After [`Listeners::hide`].
+    pub fn show(&mut self, id: ListenerId) {
+        let Some(l) = self.all.get(&id) else { return };
+        self.by_address.entry(key(l.info.netns, &l.info.addr)).or_default().push(id);
     }
 
     /// Of ours the one that the kernel would pick for a destination of this host: the exact address, else

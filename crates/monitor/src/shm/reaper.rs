@@ -7,6 +7,7 @@ use crate::arenas::ArenaMem;
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::shm::ending::{Ending, Step};
+use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::shm::wake::{close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers};
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
@@ -180,6 +181,9 @@ impl Shm {
             if number.is_some_and(|n| ch.mem.queued(1 + n) > 0) {
                 wake_stealers(ch, &ctx.clients);
             }
+        }
+        if l.held_elsewhere && l.accepting().next().is_none() {
+            self.hide_listener(listener, Shown::WhenServed);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::answer::Misbehaved;
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
+use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::shm::wake::end_listening;
 use crate::{shares, ConnId, ListenerId};
@@ -66,7 +67,7 @@ impl Shm {
         l.is_mixed = true;
         let (workers, channels): (Vec<_>, Vec<_>) = (l.accepting().collect(), l.channels.iter().copied().collect());
         tracing::info!(listener, "workers with different rights: the kernel serves it");
-        self.hide_listener(listener);
+        self.hide_listener(listener, Shown::Never);
         for worker in &workers {
             let msg = Msg { id: listener, ..Msg::new(kind::OTHER_RIGHTS) };
             ctx.clients.send(*worker, Outgoing { msg, fd: None, unasked: true });

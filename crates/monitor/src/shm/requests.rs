@@ -9,6 +9,7 @@ use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::shm::channels::{Channel, ChannelMem};
+use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
@@ -159,6 +160,7 @@ impl Shm {
         if let Some(l) = self.listeners.get_mut(listener) {
             l.reuse = descriptor::reuse(fd.as_fd())?;
             l.holders.insert(id);
+            l.held_elsewhere |= msg.arg0 != 0;
         }
         if let Some(c) = ctx.clients.get_mut(id) {
             c.holds.insert(listener);
@@ -168,30 +170,6 @@ impl Shm {
         let worked = works(id) && ctx.clients.get(id).is_some_and(|c| c.is_successor)
             || self.predecessors(ctx, id).into_iter().any(works);
         Ok((Msg { id: listener, arg0: worked.into(), ..reply(msg) }, None))
-    }
-
-    pub fn unpublish(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
-        if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
-            return Err(Errno::NOENT);
-        }
-        if msg.arg0 != 0 && self.listeners.get(msg.id).is_some_and(|l| l.holders.len() > 1) {
-            return Err(Errno::BUSY);
-        }
-        self.hide_listener(msg.id);
-        Ok((reply(msg), None))
-    }
-
-    /// New connections to a listener use the kernel.
-    pub fn hide_listener(&mut self, listener: ListenerId) {
-        self.registry.remove(listener);
-        self.listeners.hide(listener);
-        for channel in self.listeners.get(listener).iter().flat_map(|l| &l.channels) {
-            if let Some(ch) = self.channels.get(*channel) {
-                ch.mem.set_listener_closed();
-            }
-        }
-        // A client that queued before it could see that is in the queue by now.
-        crate::membarrier::heavy_fence();
     }
 
     pub fn mark_options(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
@@ -221,6 +199,7 @@ impl Shm {
         listener.families.insert(family);
         let number = listener.join(id, msg.arg0.checked_sub(1).map(|n| n as usize));
         let mask = listener.worker_mask();
+        let served = listener.shown == Shown::WhenServed && msg.arg1 == 0;
         for channel in listener.channels.clone() {
             // First the channel, then the mask bit: nobody queues for a worker
             // that was not told.
@@ -228,6 +207,9 @@ impl Shm {
             if let Some(ch) = self.channels.get(channel) {
                 ch.mem.set_workers(mask);
             }
+        }
+        if served {
+            self.show_listener(msg.id);
         }
         match number {
             Some(n) => Ok((Msg { id: msg.id, arg0: n as u64, ..reply(msg) }, None)),

@@ -5,7 +5,7 @@ use super::{conn, gathers, named};
 use crate::real;
 use fsocket_core::table::Desc;
 use fsocket_core::upgrade::{self, Call, Entered};
-use fsocket_core::{msg as ops_msg, path, ready, stream, user, Errno};
+use fsocket_core::{msg as ops_msg, passing, path, ready, stream, user, Errno};
 use libc::*;
 
 unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
@@ -22,8 +22,21 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
             real::recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags)
         },
         Some(d) => guarded(|| unsafe { receive_message(d, msg, flags) }),
-        None => in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) }),
+        None => {
+            let r = in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) });
+            if r >= 0 && unsafe { (*msg).msg_controllen } != 0 {
+                came_with(msg);
+            }
+            r
+        }
     }
+}
+
+/// The kernel has filled `msg`, and its control part.
+#[cold]
+fn came_with(msg: *const msghdr) {
+    let _errno = fsocket_sys::errno::Saved::errno();
+    guarded(|| unsafe { passing::arriving(msg) });
 }
 
 unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
@@ -60,6 +73,14 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
     send().answer()
 }
 
+/// The kernel is about to send `msg`.
+fn goes_with(msg: *const msghdr) {
+    let control = |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
+    if unsafe { user::get(msg) }.is_ok_and(|m| control(&m)) {
+        guarded(|| unsafe { passing::passing(msg) });
+    }
+}
+
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     if flags & MSG_ZEROCOPY != 0 {
         // One completion for all vectors: before the first of them.
@@ -70,11 +91,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
         None => {
-            let control =
-                |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
-            if unsafe { user::get(msg) }.is_ok_and(|m| control(&m)) {
-                guarded(|| unsafe { fsocket_core::close::passing(msg) });
-            }
+            goes_with(msg);
             in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send)
         }
     }
@@ -140,7 +157,11 @@ impl Several {
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
     upgrade::give_up_fd(fd);
     let Some(d) = conn(fd) else {
-        return unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
+        let done = unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
+        for i in 0..done.max(0) as usize {
+            came_with(unsafe { &raw const (*vec.add(i)).msg_hdr });
+        }
+        return done;
     };
     let limit = match unsafe { user::get_if(timeout) } {
         Ok(limit) => limit,
@@ -192,6 +213,9 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
 pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     upgrade::give_up_fd(fd);
     let Some(d) = conn(fd) else {
+        if n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize) {
+            (0..n as usize).for_each(|i| goes_with(unsafe { &raw const (*vec.add(i)).msg_hdr }));
+        }
         return unsafe { real::sendmmsg(fd, vec, n, flags) };
     };
     // As the kernel: the rest is for the next call.

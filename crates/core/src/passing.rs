@@ -1,0 +1,122 @@
+//! Descriptors that go to another process: in a message (SCM_RIGHTS), or taken by `pidfd_getfd`.
+//!
+//! Nobody can say at the time of sending which process receives them, or whether it has the library. So what
+//! travels is always a kernel socket that works for everybody, and the process that receives it brings it
+//! back to shared memory: a listener by showing it to the monitor, as one that it has inherited
+//! ([`crate::inherit`]). See ADR 52.
+
+use crate::table::{self, kind, Desc};
+use crate::{close, epoll, inherit, listen, path, pool, process, upgrade};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Reason;
+
+/// `fd` is being passed to another process: what goes with it must be the real
+/// thing. A program that passes one connection will pass more: from here on it
+/// gets kernel connections at once.
+pub fn passed(fd: i32) {
+    if share(fd) {
+        process::disable();
+        listen::unpublish_all();
+    }
+}
+
+/// `fd` is taken by another process: as if passed, but nobody here does it.
+pub fn transferred(fd: i32) {
+    share(fd);
+}
+
+/// True: it was a connection of ours.
+fn share(fd: i32) -> bool {
+    let Some(d) = table::lookup(fd) else { return false };
+    d.dirty.store(true, Ordering::Relaxed);
+    match d.kind() {
+        kind::FRESH | kind::BOUND => share_unused(d),
+        kind::KERNEL => upgrade::give_up(d),
+        kind::CONN => {
+            path::materialize_one(d, Reason::Option);
+            return true;
+        }
+        kind::LISTENER => {
+            d.held_elsewhere.store(true, Ordering::Relaxed);
+            path::share(d);
+        }
+        _ => {}
+    }
+    false
+}
+
+/// It may become a listener, by this process or by another one.
+fn share_unused(d: &'static Desc) {
+    if d.items.load(Ordering::Relaxed) != 0 {
+        epoll::leave_to_kernel(d);
+        return table::forget(d);
+    }
+    d.held_elsewhere.store(true, Ordering::Relaxed);
+    listen::keep_for_fork_group(d);
+}
+
+/// Descriptors that a message passes to another process: what goes with them is the
+/// kernel socket alone.
+///
+/// # Safety
+/// `m` is null or a message.
+pub unsafe fn passing(m: *const libc::msghdr) {
+    // SAFETY: the caller's.
+    unsafe { each_descriptor(m, passed) }
+}
+
+/// Descriptors that a message has brought.
+///
+/// # Safety
+/// `m` is null or a message, as the kernel has filled it.
+pub unsafe fn arriving(m: *const libc::msghdr) {
+    // SAFETY: the caller's.
+    unsafe { each_descriptor(m, arrived) }
+}
+
+/// `fd` comes from another process. A socket that listens, or that is bound and may, is served over shared
+/// memory as soon as this program uses it as a listener.
+pub fn arrived(fd: i32) {
+    // If that number is known it was closed below us.
+    close::overwritten(fd);
+    pool::kernel_allocated(fd);
+    if let Some(d) = inherit::listener_to_be(fd) {
+        d.held_elsewhere.store(true, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+/// `m` is null or a message.
+unsafe fn each_descriptor(m: *const libc::msghdr, f: impl Fn(i32)) {
+    // SAFETY: the caller's.
+    let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
+    // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.
+    unsafe {
+        let mut c = libc::CMSG_FIRSTHDR(m);
+        while let Some(h) = c.as_ref() {
+            let len = h.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+            if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
+                let fds = libc::CMSG_DATA(c) as *const i32;
+                (0..len / size_of::<i32>()).for_each(|i| f(fds.add(i).read_unaligned()));
+            }
+            c = libc::CMSG_NXTHDR(m, c);
+        }
+    }
+}
+
+/// The program ends. Where nobody else with the library accepts on a listener that others hold, what waits
+/// for it goes into the kernel's queue, for them.
+#[link_section = ".text.fsocket_start"]
+pub fn at_exit() {
+    if listen::any() {
+        leave_shared();
+    }
+}
+
+#[inline(never)]
+fn leave_shared() {
+    let works = |d: &&Desc| listen::of(d).is_some_and(|l| l.works());
+    for d in table::all().filter(|d| d.held_elsewhere.load(Ordering::Relaxed)).filter(works) {
+        path::leave_to_kernel(d);
+    }
+}
