@@ -115,6 +115,18 @@ impl Shm {
             self.close_sock(ctx, sock, mem, family);
         } else if held && died_inside(sock, nonce) {
             self.break_token(ctx, sock, nonce, mem, family);
+        } else if held {
+            self.wake_peer(ctx, sock, family);
+        }
+    }
+
+    /// A process of a fork group died that may have changed a connection, and not have come to wake the peer.
+    fn wake_peer(&self, ctx: &Context, sock: &Sock, family: FamilyId) {
+        let side = sock.side.load(Ordering::Relaxed) as usize;
+        let slot = sock.slot.load(Ordering::Relaxed) as usize;
+        let channel = self.channels.get(sock.channel.load(Ordering::Relaxed));
+        if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
+            wake_side(ch, slot, 1 - side, &ctx.clients);
         }
     }
 

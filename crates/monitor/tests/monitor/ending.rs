@@ -96,6 +96,28 @@ fn a_futex_sleeper_is_woken() {
     assert_eq!(ch.status(0, CLIENT), status::FIN | status::CLOSED);
 }
 
+/// A process takes the bit of a sleeper before it wakes it, and may be killed in between.
+#[test]
+fn who_was_killed_before_a_wake_up_leaves_nobody_asleep() {
+    let mut s = scene();
+    let child = s.server.adopt();
+    for (slot, holders) in [(0, vec![child.nonce]), (1, vec![s.server.nonce, child.nonce])] {
+        s.ch.set_state(slot, slot_state::ESTABLISHED);
+        s.server.open_sock(slot, s.ch.id, slot, SERVER, &holders);
+    }
+    let words = |slot: usize| [&s.ch.slot(slot).dir[SERVER].want_data, &s.ch.slot(slot).dir[CLIENT].want_space];
+    for want in [0, 1].into_iter().flat_map(words) {
+        let _ = want.arm(FUTEX_BIT);
+        assert_eq!(want.take(), FUTEX_BIT);
+    }
+    drop(child.fd);
+    for want in [0, 1].into_iter().flat_map(words) {
+        wait_until("the sleeper is woken", || want.seq.load(Ordering::Acquire) != 0);
+    }
+    assert_eq!(s.ch.status(0, SERVER), status::FIN | status::CLOSED);
+    assert_eq!(s.ch.status(1, SERVER), 0, "the other holder's still");
+}
+
 #[test]
 fn a_shared_socket_outlives_one_of_its_holders() {
     let mut s = scene();
