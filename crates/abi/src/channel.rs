@@ -193,6 +193,8 @@ pub mod status {
     /// socket, and what it left unread in the other ring is the peer's to send
     /// again there ([`super::Moved`]).
     pub const MIGRATED: u32 = 16;
+    /// With MIGRATED: only as long as an operator wants it.
+    pub const FOR_NOW: u32 = 64;
 }
 
 /// Where the consumer of a ring was when it changed the path; with

@@ -2,7 +2,7 @@
 
 use anyhow::{anyhow, bail, Context, Result};
 use fsocket_proto::report::Report;
-use fsocket_proto::{kind, paths, steer, Msg, MSG_SIZE};
+use fsocket_proto::{kind, operate, paths, steer, Msg, MSG_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs;
 use rustix::io::Errno;
@@ -133,11 +133,20 @@ fn report_with(path: &Path, request: Msg) -> Result<Report> {
 
 /// Has the monitor steer a device, or says what is steered.
 pub fn steer(path: &Path, request: &steer::Request) -> Result<steer::Answer> {
+    ask_json(path, kind::STEER, request)
+}
+
+/// Has the monitor switch processes off or on.
+pub fn operate(path: &Path, request: &operate::Request) -> Result<operate::Answer> {
+    ask_json(path, kind::OPERATE, request)
+}
+
+fn ask_json<A: serde::de::DeserializeOwned>(path: &Path, what: u32, request: &impl serde::Serialize) -> Result<A> {
     let json = serde_json::to_vec(request)?;
     let fd = fs::memfd_create("fastsocket-request", fs::MemfdFlags::CLOEXEC | fs::MemfdFlags::ALLOW_SEALING)?;
     std::fs::File::from(fd.try_clone()?).write_all(&json)?;
     fs::fcntl_add_seals(&fd, fs::SealFlags::SHRINK | fs::SealFlags::GROW | fs::SealFlags::WRITE)?;
-    let text = ask(path, Msg { arg0: json.len() as u64, ..Msg::new(kind::STEER) }, Some(&fd))?;
+    let text = ask(path, Msg { arg0: json.len() as u64, ..Msg::new(what) }, Some(&fd))?;
     serde_json::from_slice(&text).context("malformed answer")
 }
 
@@ -159,7 +168,7 @@ fn ask(path: &Path, mut request: Msg, attach: Option<&OwnedFd>) -> Result<Vec<u8
             continue;
         }
         if answer.result != 0 {
-            bail!("the monitor refuses: {}", std::io::Error::from_raw_os_error(answer.result));
+            return Err(std::io::Error::from_raw_os_error(answer.result)).context("the monitor refuses");
         }
         let file = std::fs::File::from(fd.context("answer without a descriptor")?);
         if answer.arg0 > REPORT_LIMIT {

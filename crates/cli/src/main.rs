@@ -16,6 +16,7 @@ mod locate;
 mod locks;
 mod measure;
 mod metrics;
+mod operate;
 mod pages;
 mod place;
 mod preload_list;
@@ -52,6 +53,8 @@ enum Command {
     Explain(Explain),
     Metrics(metrics::Metrics),
     Steer(Steer),
+    Off(operate::Off),
+    On(operate::On),
     Enable(Enable),
     Disable(Disable),
     Doctor(Doctor),
@@ -94,6 +97,8 @@ fn entry() -> i32 {
         Command::Top(args) => report_errors(top::run(&args)),
         Command::Metrics(args) => report_errors(metrics::run(&args)),
         Command::Explain(args) => explain::run(&args),
+        Command::Off(args) => operate::off(&args),
+        Command::On(args) => operate::on(&args),
         Command::Steer(args) => report_errors(steer::steer(args)),
         Command::Enable(args) => report_errors(units::enable(&args)),
         Command::Disable(args) => report_errors(units::disable(&args)),

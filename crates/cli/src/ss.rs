@@ -4,7 +4,7 @@ use crate::text::{print, table};
 use crate::{control, place};
 use anyhow::Result;
 use clap::Args;
-use fsocket_proto::report::{Connection, Listener, Report};
+use fsocket_proto::report::{Connection, Listener, Process, Report};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
@@ -110,6 +110,7 @@ fn json(report: &Report, places: &mut Places) -> Result<serde_json::Value> {
         "listeners": listeners?,
         "connections": connections?,
         "channels": report.channels,
+        "off": off(report).map(|p| p.pid).collect::<Vec<_>>(),
     }))
 }
 
@@ -146,13 +147,21 @@ fn text(report: &Report, places: &mut Places) -> String {
         let (recv, send, slot) = (c.recv_q.to_string(), c.send_q.to_string(), format!("{}:{}", c.channel, c.slot));
         row([&c.state, &recv, &send, &c.local, &c.peer, &c.path, &slot], &c.pids, &c.comm);
     }
-    table.to_string()
+    let mut text = table.to_string();
+    for p in off(report) {
+        text.push_str(&format!("\nswitched off: {} (\"{}\")", p.pid, p.comm));
+    }
+    text
+}
+
+/// Processes that an operator has switched off.
+fn off(report: &Report) -> impl Iterator<Item = &Process> {
+    report.processes.iter().filter(|p| p.off)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fsocket_proto::report::Process;
 
     fn example() -> Report {
         let process = Process { pid: 12, comm: "nginx".to_owned(), ..Default::default() };

@@ -11,7 +11,7 @@ use crate::text::{print, table};
 use anyhow::{anyhow, Result};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_proto::paths;
-use fsocket_proto::report::{Counters, Report};
+use fsocket_proto::report::{Counters, Process, Report};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -130,7 +130,7 @@ fn stat_text(report: &Report, all: bool) -> String {
     for process in &report.processes {
         let counter = |name: &str| process.counters.get(name).copied().unwrap_or(0);
         let fallbacks: u64 = process.counters.iter().filter(|(n, _)| n.starts_with(FALLBACK)).map(|(_, v)| v).sum();
-        let mut row = vec![process.pid.to_string(), process.comm.clone()];
+        let mut row = vec![process.pid.to_string(), name(process)];
         let names = ["connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "tx_bytes", "rx_bytes"];
         row.extend(names.map(|name| counter(name).to_string()));
         row.push(fallbacks.to_string());
@@ -146,6 +146,13 @@ fn stat_text(report: &Report, all: bool) -> String {
     text + &if reasons.row_count() == 0 { "No fallbacks recorded".to_owned() } else { reasons.to_string() }
 }
 
+fn name(process: &Process) -> String {
+    match process.off {
+        true => format!("{} (off)", process.comm),
+        false => process.comm.clone(),
+    }
+}
+
 /// Counters in the order of the table in the code, then those we do not know.
 fn in_order(counters: &Counters) -> impl Iterator<Item = (&str, u64)> {
     let known = COUNTERS.iter().map(|name| (*name, counters.get(*name).copied().unwrap_or(0)));
@@ -156,11 +163,10 @@ fn in_order(counters: &Counters) -> impl Iterator<Item = (&str, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fsocket_proto::report::Process;
 
     fn example() -> Report {
         let counters = Counters::from([("connect_shm".to_owned(), 7), ("fallback.remote".to_owned(), 2)]);
-        let process = Process { pid: 12, comm: "nginx".to_owned(), family: 12, counters: counters.clone() };
+        let process = Process { pid: 12, comm: "nginx".to_owned(), family: 12, counters: counters.clone(), off: false };
         Report { totals: counters, processes: vec![process], ..Default::default() }
     }
 

@@ -57,7 +57,7 @@ pub fn disable(args: &Disable) -> Result<i32> {
 }
 
 /// With its suffix; only services have programs.
-fn full_name(unit: &str) -> Result<String> {
+pub fn full_name(unit: &str) -> Result<String> {
     let is_name = |b: u8| b.is_ascii_alphanumeric() || b":-_.\\@".contains(&b);
     ensure!(!unit.is_empty() && !unit.starts_with('.') && unit.bytes().all(is_name), "{unit:?} is no name of a unit");
     const OTHERS: [&str; 9] =

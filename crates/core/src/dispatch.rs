@@ -3,7 +3,8 @@
 
 use crate::upcalls::{self, Upcalls, Watcher};
 use crate::{
-    again, chan, channels, close, epoll, leave, listen, path, peers, pidfd_transfer, route, upgrade, uring, waker, zone,
+    again, chan, channels, close, epoll, leave, listen, operator, path, peers, pidfd_transfer, route, upgrade, uring,
+    waker, zone,
 };
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::{kind, Msg};
@@ -19,6 +20,7 @@ static UPCALLS: Upcalls = Upcalls {
     leave_everything: uring::leave_everything,
     leave_to_instances: leave::to_instances,
     accepted: upgrade::accepted,
+    kernel_for_now: operator::kernel_for_now,
     watcher: Watcher {
         changed: epoll::changed,
         also_kernel: epoll::also_kernel,
@@ -67,6 +69,7 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
         kind::WAKE_HINT => zone::balance::wake_hint(m.id),
         kind::LOOK => zone::watch::look(m.id),
         kind::TRANSFER => pidfd_transfer::asked(m),
+        kind::TO_KERNEL => operator::told(m.arg0 == 1),
         kind::TRANSFERRED => pidfd_transfer::done(),
         kind::WATCHED => {
             chan::whole(m.id as u32);
@@ -86,6 +89,7 @@ fn settle() {
     channels::give_up_halves();
     upgrade::answer();
     pidfd_transfer::answer();
+    operator::answer();
     path::answer();
     listen::join_again();
 }

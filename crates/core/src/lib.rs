@@ -17,6 +17,7 @@ pub mod inherit;
 pub mod leave;
 pub mod lifecycle;
 pub mod limit;
+pub mod operator;
 pub mod passing;
 pub mod pidfd_transfer;
 pub mod sandbox;

@@ -92,6 +92,8 @@ pub struct Desc {
     pub midway: AtomicU32,
     /// A thread is making it the kernel's.
     pub settling: AtomicBool,
+    /// CONN, KERNEL: it is the kernel's only as long as an operator wants that.
+    pub comes_back: AtomicBool,
     /// In [`retire`]'s list: index + 1 of the next, and since when, nanoseconds.
     retired_next: AtomicU32,
     retired_at: AtomicU64,
@@ -277,6 +279,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.forget_owners();
     d.options.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
+    d.comes_back.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);
     d.watched.store(false, Ordering::Relaxed);
     d.any_port.store(false, Ordering::Relaxed);

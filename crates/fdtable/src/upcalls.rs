@@ -26,6 +26,9 @@ pub struct Upcalls {
     pub last_reference: fn(&'static Desc),
     /// Everything becomes the kernel's: nobody can tell what the program does below us.
     pub leave_everything: fn(),
+    /// A connection that has become the kernel's may come back: what its number is from then on, and where its
+    /// watchers go. None: it stays the kernel's.
+    pub kernel_for_now: fn(&'static Desc) -> Option<&'static Desc>,
     /// So do the connections, which these epoll instances of the kernel's watch.
     pub leave_to_instances: fn(&[i32]),
     /// The kernel has accepted a connection. `addr` and `len`: what the caller of `accept` was told, or null.
@@ -65,6 +68,7 @@ static NONE: Upcalls = Upcalls {
     shares_nothing: || true,
     last_reference: |_| {},
     leave_everything: || {},
+    kernel_for_now: |_| None,
     leave_to_instances: |_| {},
     accepted: |_, _, _| {},
     watcher: Watcher {

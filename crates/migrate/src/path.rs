@@ -206,7 +206,8 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
 /// The last word of a mover.
 fn migrated_out(d: &'static Desc) {
     // Release: all that came before.
-    d.tx().1.prod.status.fetch_or(status::MIGRATED, Ordering::Release);
+    let how = if d.comes_back.load(Ordering::Relaxed) { status::FOR_NOW } else { 0 };
+    d.tx().1.prod.status.fetch_or(status::MIGRATED | how, Ordering::Release);
     d.sock().flags.fetch_and(!flag::MIGRATING, Ordering::Release);
     stats::count(Counter::PathSwitch);
     conn::notify_all(d);
@@ -288,6 +289,9 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
         }
     }
     let pours = s.flags.load(Ordering::Acquire) & flag::MIGRATED == 0;
+    if pours && peer_status(d) & status::FOR_NOW != 0 {
+        d.comes_back.store(true, Ordering::Relaxed);
+    }
     let Some(fd) = pair::claim(d, d.side.load(Ordering::Relaxed), pours) else {
         if !d.is_conn() {
             // Another thread was faster, and needed the monitor's copy no more.

@@ -20,6 +20,7 @@ use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
 use crate::{ctl, name, process, registry, route, strangers};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
+use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::{kind as msg, Addr, Msg};
 use fsocket_sync::handover::Entry;
@@ -36,6 +37,8 @@ use rest::{at_rest, lingers, own_of, peer_of, usual};
 /// Calls before the first try; each further one waits four times as long.
 const CALLS: u32 = 32;
 const TRIES: u32 = 6;
+/// Calls between two tries of a connection that comes back when an operator lets its peer.
+const PATIENT: u32 = 1024;
 #[link_section = ".data.fsocket_start"]
 static FIRST: AtomicU32 = AtomicU32::new(CALLS);
 
@@ -63,6 +66,7 @@ fn begin(d: &Desc, side: usize) {
     d.next_try.store(FIRST.load(Ordering::Relaxed), Ordering::Relaxed);
     d.across.store(false, Ordering::Relaxed);
     d.heard.store(false, Ordering::Relaxed);
+    d.comes_back.store(false, Ordering::Relaxed);
     d.dirty.store(true, Ordering::Relaxed);
     d.kind.store(kind::KERNEL, Ordering::Release);
 }
@@ -128,6 +132,22 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
     if !table::install(fd, d) {
         table::release(d);
     }
+}
+
+/// For the kernel connection that `was` has become, and that may come back.
+pub fn candidate(was: &Desc) -> Option<&'static Desc> {
+    if FIRST.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let across = was.sock().flags.load(Ordering::Relaxed) & flag::ACROSS != 0;
+    let d = table::alloc(kind::FRESH)?;
+    let family = was.family.load(Ordering::Relaxed);
+    d.family.store(family, Ordering::Relaxed);
+    d.kernel_family.store(family, Ordering::Relaxed);
+    begin(d, was.side.load(Ordering::Relaxed) as usize);
+    d.across.store(across, Ordering::Relaxed);
+    d.comes_back.store(true, Ordering::Relaxed);
+    Some(d)
 }
 
 /// What a call wants.
@@ -295,13 +315,19 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if opener && (call != Call::Send && late < QUIET || late < LOOKS && at_rest(fd).is_none()) {
         return;
     }
+    if process::is_off() {
+        d.next_try.store(calls.saturating_add(CALLS), Ordering::Relaxed);
+        return;
+    }
     let longer = if d.across.load(Ordering::Relaxed) { 2 } else { 4 };
-    d.next_try.store(calls.saturating_mul(longer), Ordering::Relaxed);
+    let comes_back = d.comes_back.load(Ordering::Relaxed);
+    let most = if comes_back { calls.saturating_add(PATIENT) } else { u32::MAX };
+    d.next_try.store(calls.saturating_mul(longer).min(most), Ordering::Relaxed);
     ctl::wanted();
     if ctl::dead() {
         return; // it may come
     }
-    if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES || !process::enabled() {
+    if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES && !comes_back || !process::enabled() {
         return give_up(d);
     }
     if lingers(fd) {

@@ -47,6 +47,8 @@ pub struct Client {
     pub works: BTreeSet<ListenerId>,
     /// Announced before an `exec`.
     pub is_successor: bool,
+    /// An operator wants it to use the kernel, and so its children.
+    pub off: bool,
     /// By whom, until it has taken over.
     pub successor_of: Option<ConnId>,
     /// Of `holds`: left to a successor that has not shown that it has them.
@@ -92,6 +94,7 @@ impl Client {
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
             is_successor: false,
+            off: false,
             successor_of: None,
             unclaimed: BTreeSet::new(),
             pipes_unready: 0,

@@ -30,6 +30,8 @@ pub struct Context {
     /// Of the thread that serves.
     pub lifelines: Option<Lifelines>,
     pub policy: Policy,
+    /// Units whose processes an operator wants to use the kernel.
+    pub off: BTreeSet<String>,
     /// That the broker knows.
     users: BTreeSet<u32>,
     last_family: FamilyId,
@@ -50,6 +52,7 @@ impl Context {
             ended: Ended::default(),
             lifelines: None,
             policy: Policy::default(),
+            off: BTreeSet::new(),
             users: BTreeSet::new(),
             last_family: 0,
         }

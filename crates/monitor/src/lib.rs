@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | loop | [`monitor`]: receives, asks the part that is concerned, sends; [`turns`], [`watchdog`], [`endpoint`], [`report`] |
 //! | parts | [`shm`]: connections over shared memory; [`zones`]: local listen sockets; [`steer`]: devices; [`policy`] |
-//! | what the parts use | `context`: [`clients`], [`arenas`], configuration, the way to the broker |
+//! | what the parts use | `context`, `off`: [`clients`], [`arenas`], configuration, the way to the broker |
 //! | privileges | [`broker`] |
 //! | mechanism | [`wire`], [`memory`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`], [`metrics`] |
 //!
@@ -37,6 +37,7 @@ pub mod memory;
 pub mod metrics;
 pub mod monitor;
 mod netlink;
+mod off;
 mod pidfd;
 pub mod policy;
 pub mod report;

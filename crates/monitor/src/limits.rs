@@ -17,5 +17,5 @@ pub const LEASES_PER_UID: usize = 320;
 pub const BOUND_PER_CHANNEL: usize = 1024;
 /// How long a client that broke the protocol of a listener's channel gets no other one.
 pub const DISTRUST: std::time::Duration = std::time::Duration::from_secs(60);
-/// Bytes of a request about steering.
-pub const STEER_REQUEST: usize = 1 << 16;
+/// Bytes of a request about steering, or of an operator.
+pub const REQUEST: usize = 1 << 16;

@@ -84,6 +84,9 @@ impl Context {
         fd: BorrowedFd<'_>,
     ) -> Result<(), Errno> {
         let party = self.note_party(id, true)?;
+        if self.is_off(id) || l.holders.iter().any(|holder| self.is_off(*holder)) {
+            return Err(Errno::ACCESS);
+        }
         let netns = if self.config.rules.needs_netns() { self.broker.netns_inode(fd) } else { None };
         let to = Destination { ip: place.0, port: place.1, netns };
         let mut servers: Vec<ConnId> = l.accepting().collect();

@@ -182,6 +182,7 @@ impl Sources<'_> {
                         None => c.name.clone(),
                     },
                     family: root,
+                    off: self.ctx.is_off(id),
                     counters: named(&counters),
                 }
             })

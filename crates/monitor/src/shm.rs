@@ -3,7 +3,7 @@
 //! | concern | modules |
 //! | --- | --- |
 //! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`ports`], [`registry`], [`switched`], [`pipes`] |
-//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`shown`], [`wakers`], [`taken`], [`successor`], [`renew`] |
+//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
 
@@ -17,6 +17,7 @@ mod in_use;
 mod leases;
 pub mod listeners;
 mod offers;
+mod operate;
 mod pairs;
 pub mod pipes;
 pub mod ports;

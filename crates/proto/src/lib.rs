@@ -15,6 +15,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+#[cfg(feature = "report")]
+pub mod operate;
 pub mod paths;
 #[cfg(feature = "report")]
 pub mod report;
@@ -36,7 +38,8 @@ pub const CLOSINGS_SIZE: usize = registry::PORTS * 4;
 /// Kinds of messages.
 pub mod kind {
     /// First message of a process. `id` nonce, `arg0` pid, `arg1` ABI version,
-    /// `arg2` its rights as a number, `addr.ip` the name of its program (NUL padded), fd: none. *Sync*:
+    /// `arg2` its rights as a number, `addr.ip` the name of its program (NUL padded), `addr.port` 1 after
+    /// [`TO_KERNEL`], fd: none. *Sync*:
     /// answer `id` process number, fd: the registry (read-only memfd, [`crate::registry`]). Sent without
     /// waiting for the answer, which is read when first needed. A wrong ABI version is answered with `result`
     /// EPROTO, and the monitor's as `arg0`; else `arg0` is what it understands ([`REATTACH`](crate::REATTACH)).
@@ -107,6 +110,12 @@ pub mod kind {
     pub const ATTACH: u32 = 80;
     /// From the monitor: it knows both sides of channel `id`, and tells of their ends.
     pub const WATCHED: u32 = 81;
+    /// From the monitor: an operator wants (`arg0` 1) all connections of this process over shared memory to
+    /// become the kernel's, or (0) lets those come back. It says in [`HELLO`] to a later monitor which it was.
+    pub const TO_KERNEL: u32 = 82;
+    /// *Sync*: fd: memfd with a request as JSON ([`crate::operate`]), `arg0` its length; answered likewise.
+    /// `result` ENOENT: no process of that kind, EPERM: not the requester's. Needs no HELLO.
+    pub const OPERATE: u32 = 83;
     /// *Sync*: lease of client ports, for the channel `id`: `arg0` first, `arg1` count (64).
     /// `result` EAGAIN when all are out. Returned at the end of the channel. With a bound TCP
     /// socket as fd: its port is the channel's from now on (`arg1` 1); `result` EADDRINUSE:

@@ -128,6 +128,9 @@ pub struct Process {
     /// Pid of the process whose arena family it belongs to.
     pub family: u32,
     pub counters: Counters,
+    /// It uses the kernel because an operator wants it (`fastsocket off`).
+    #[serde(default)]
+    pub off: bool,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

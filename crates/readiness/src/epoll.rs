@@ -277,6 +277,27 @@ pub fn migrated_to_kernel(d: &Desc, also: i32) {
     }
 }
 
+/// A connection has become the kernel's for now: what watched `d` watches `next` from now on, in the kernel.
+pub fn watched_in_kernel(d: &Desc, next: &Desc) {
+    let also = d.kernel_end.load(Ordering::Relaxed) - 1;
+    while let Some(it) = item::pop(d) {
+        let Some(ep) = EPS.get(it.ep.load(Ordering::Relaxed)) else { continue };
+        let kfd = ep.fd.load(Ordering::Relaxed);
+        if also >= 0 {
+            let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
+        }
+        let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
+        let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+        next.watched.store(true, Ordering::Relaxed);
+        if let Ok(mut g) = ep.lock.lock() {
+            item::kill(ep, &mut g, it);
+            let _ = item::add(ep, &mut g, next, fd, &ev, true);
+        };
+        // Somebody may ask for it to come back while all of us sleep here.
+        ep.watch_ctl();
+    }
+}
+
 /// A connection's kernel end is watched beside its ring.
 pub fn also_kernel(d: &Desc, fd: i32) {
     for_items(d, |ep, g, it| {

@@ -147,6 +147,18 @@ pub fn enable() {
     DISABLED.store(false, Ordering::Release);
 }
 
+/// An operator wants this process to use the kernel for now.
+#[link_section = ".data.fsocket_start"]
+static OFF: AtomicBool = AtomicBool::new(false);
+
+pub fn is_off() -> bool {
+    OFF.load(Ordering::Relaxed)
+}
+
+pub fn set_off(off: bool) {
+    OFF.store(off, Ordering::Relaxed);
+}
+
 #[inline(always)]
 pub fn cpus() -> u32 {
     match CPUS.load(Ordering::Relaxed) {

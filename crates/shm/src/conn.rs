@@ -59,9 +59,9 @@ pub fn reset(d: &'static Desc) -> bool {
 /// Does the peer say what no side says? One that closes or reads no more has said first how its stream
 /// ends. (What is read once here may be right the next time: then it is that.)
 pub fn is_nonsense(d: &Desc) -> bool {
-    use status::{CLOSED, FIN, MIGRATED, MIGRATING, RST, SHUT_BOTH};
+    use status::{CLOSED, FIN, FOR_NOW, MIGRATED, MIGRATING, RST, SHUT_BOTH};
     let st = d.rx_dir().prod.status.load(Ordering::Acquire);
-    st & !(FIN | RST | CLOSED | SHUT_BOTH | MIGRATING | MIGRATED) != 0
+    st & !(FIN | RST | CLOSED | SHUT_BOTH | MIGRATING | MIGRATED | FOR_NOW) != 0
         || st & (CLOSED | SHUT_BOTH) != 0 && st & (FIN | RST | MIGRATED) == 0
 }
 

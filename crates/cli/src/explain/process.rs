@@ -34,6 +34,8 @@ pub struct Facts {
     pub monitor: Option<Monitor>,
     /// The monitor knows the process.
     pub registered: bool,
+    /// By `fastsocket off`.
+    pub is_off: bool,
     pub counters: Counters,
     /// Why nothing that this process does can be accelerated.
     pub obstacles: Vec<Reason>,
@@ -120,6 +122,7 @@ impl Facts {
             glibc: libc.and_then(|file| glibc::newest(&file)),
             monitor: None,
             registered: false,
+            is_off: false,
             counters: Counters::new(),
             obstacles: Vec::new(),
             report: Report::default(),
@@ -133,7 +136,9 @@ impl Facts {
 
     fn ask_monitor(&mut self, environ: &HashMap<OsString, OsString>) {
         let named = environ.get(OsStr::new(paths::ENV_SOCKET)).filter(|v| !v.is_empty());
-        let socket = named.map_or_else(|| PathBuf::from(paths::SYSTEM_SOCKET), PathBuf::from);
+        // (A program that sets its title may have written over its environment.)
+        let usual = || control::from_env().unwrap_or_else(|| PathBuf::from(paths::SYSTEM_SOCKET));
+        let socket = named.map_or_else(usual, PathBuf::from);
         let seen = as_seen_by(self.pid, &socket);
         let (state, user) = match control::probe(&seen) {
             Ok(user) => match control::greet(&seen) {
@@ -149,6 +154,7 @@ impl Facts {
             pid = report.monitor_pid;
             let own = report.processes.iter().find(|p| i64::from(p.pid) == i64::from(self.pid));
             self.registered = own.is_some();
+            self.is_off = own.is_some_and(|p| p.off);
             self.counters = own.map(|p| p.counters.clone()).unwrap_or_default();
             self.report = report;
         }
@@ -184,6 +190,9 @@ impl Facts {
         }
         if self.library.is_some() && variable(paths::ENV_DISABLE).split(',').any(|part| part.trim() == "shm") {
             say("disabled", format!("shared memory is switched off ({}, --no-shm)", paths::ENV_DISABLE));
+        }
+        if self.is_off {
+            say("off", "an operator has switched it off (fastsocket off, on)".into());
         }
         let Some(monitor) = &self.monitor else { return found };
         let socket = monitor.socket.display();

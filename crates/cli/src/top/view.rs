@@ -220,6 +220,7 @@ pub mod tests {
             pid,
             comm: comm.into(),
             family: pid,
+            off: false,
             counters: counters([
                 ("accept_shm", turn * shm),
                 ("connect_kernel", turn * kernel),

@@ -189,6 +189,7 @@ fn greet(fd: i32) -> bool {
     m.arg1 = fsocket_abi::VERSION as u64;
     m.arg2 = rights::class();
     m.addr.ip = stats::name();
+    m.addr.port = process::is_off().into();
     sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_ok()
 }
 

@@ -1,7 +1,7 @@
 //! Putting the kernel socket behind the program's own descriptor numbers.
 
 use crate::table::{self, kind, Desc};
-use crate::upcalls::watcher;
+use crate::upcalls::{upcalls, watcher};
 use crate::values;
 use crate::{chan, conn, process, socks, token};
 use core::sync::atomic::{fence, Ordering};
@@ -115,8 +115,12 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
     s.tx.withdraw();
     s.rx.withdraw();
     drop(tokens);
+    let next = if d.comes_back.load(Ordering::Relaxed) && n == 1 { (upcalls().kernel_for_now)(d) } else { None };
     (watcher().migrated_to_kernel)(d, d.kernel_end.load(Ordering::Relaxed) - 1);
     table::remove_fds(d);
+    if let (Some(next), Some(fd)) = (next, kept) {
+        table::install(fd, next);
+    }
     // Threads that sleep on it go on in the kernel.
     conn::wake_own(d);
     leave(d);

@@ -25,7 +25,7 @@ impl Monitor {
     // Long: one arm for each kind of message: the table of who answers what.
     pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
-        if !client.is_process() && !matches!(msg.kind, kind::HELLO | kind::REPORT | kind::STEER) {
+        if !client.is_process() && !matches!(msg.kind, kind::HELLO | kind::REPORT | kind::STEER | kind::OPERATE) {
             return Err(Misbehaved("no HELLO"));
         }
         let answer = match msg.kind {
@@ -85,6 +85,7 @@ impl Monitor {
                 Ok((reply(&msg), None))
             }
             kind::STEER => self.steer_request(id, &msg, fd),
+            kind::OPERATE => self.operate(id, &msg, fd),
             kind::KEEP => return self.shm.keep_for_successor(&mut self.ctx, id, &msg),
             kind::INHERITED_ARENA => self.shm.inherited_arena(&self.ctx, id, &msg),
             kind::CHANNEL_HANDLE => self.shm.channel_handle(&mut self.ctx, id, &msg),
@@ -196,21 +197,16 @@ impl Monitor {
     }
 
     fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
-        let fd = fd.ok_or(Errno::BADF)?;
-        // Sealed, so that reading it cannot block.
-        let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
-        let length = msg.arg0 as usize;
-        if !seals.contains(rustix::fs::SealFlags::SHRINK) || length > limits::STEER_REQUEST {
-            return Err(Errno::INVAL);
-        }
-        let mut text = vec![0; length];
-        if rustix::io::pread(fd.as_fd(), &mut text, 0)? != length {
-            return Err(Errno::INVAL);
-        }
+        let text = request_text(msg, fd)?;
         let client = self.ctx.clients.get(id).ok_or(Errno::BADF)?;
         let done = self.ctx.broker.steer(&text, client.fd.as_fd())?;
         self.steered(&done);
         answer_json(msg, &done.answer)
+    }
+
+    fn operate(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+        let request = serde_json::from_slice(&request_text(msg, fd)?).map_err(|_| Errno::INVAL)?;
+        answer_json(msg, &self.shm.operate(&mut self.ctx, id, &request)?)
     }
 
     /// A process is gone (or is treated as if): everything it held goes.
@@ -299,4 +295,20 @@ impl Monitor {
             }
         }
     }
+}
+
+/// A request that is too long for a message.
+fn request_text(msg: &Msg, fd: Option<Attached>) -> Result<Vec<u8>, Errno> {
+    let fd = fd.ok_or(Errno::BADF)?;
+    // Sealed, so that reading it cannot block.
+    let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
+    let length = msg.arg0 as usize;
+    if !seals.contains(rustix::fs::SealFlags::SHRINK) || length > limits::REQUEST {
+        return Err(Errno::INVAL);
+    }
+    let mut text = vec![0; length];
+    if rustix::io::pread(fd.as_fd(), &mut text, 0)? != length {
+        return Err(Errno::INVAL);
+    }
+    Ok(text)
 }

@@ -116,7 +116,7 @@ fn is_below(path: &str, top: &str) -> bool {
 
 /// Whether a cgroup is in the unit of this name of the service manager. Above a unit there are
 /// slices only. Below `user.slice` and inside a unit other users make names as they like.
-fn is_in_unit(path: &str, unit: &str) -> bool {
+pub fn is_in_unit(path: &str, unit: &str) -> bool {
     for part in path.split('/').filter(|p| !p.is_empty()) {
         if part == unit {
             return true;

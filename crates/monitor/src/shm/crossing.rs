@@ -104,7 +104,7 @@ impl Shm {
         works.iter().find(fits).copied()
     }
 
-    fn offered(&self, id: ConnId, fd: BorrowedFd<'_>) -> Result<Offered, Errno> {
+    fn offered(&self, ctx: &Context, id: ConnId, fd: BorrowedFd<'_>) -> Result<Offered, Errno> {
         let (_, _, to) = end_of(fd)?;
         let own = socket_cookie(fd)?;
         let other = self.pairs.record.as_ref().and_then(|record| record.peer_of(own)).ok_or(Errno::XDEV)?;
@@ -113,13 +113,16 @@ impl Shm {
             // Nobody is there to answer while it asks.
             return Err(Errno::XDEV);
         }
+        if ctx.is_off(id) || ctx.is_off(by) {
+            return Err(Errno::BUSY);
+        }
         Ok(Offered { own, other, by, name, listener, to })
     }
 
     /// [`fsocket_proto::kind::MEET`].
     pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
-        let there = self.offered(id, fd.as_fd())?;
+        let there = self.offered(ctx, id, fd.as_fd())?;
         let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         if self.distrust.refuses(there.listener, uid, id) {
             return Err(Errno::ACCESS);
@@ -141,7 +144,7 @@ impl Shm {
         msg: &Msg,
         fd: BorrowedFd<'_>,
     ) -> Answer {
-        let there = self.offered(id, fd)?;
+        let there = self.offered(ctx, id, fd)?;
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let other_family = ctx.clients.get(there.by).ok_or(Errno::NOENT)?.family;
         let ch = self.party(ctx, id, channel)?;

@@ -41,6 +41,7 @@ impl Shm {
         }
         tracing::debug!(process = id, pid = client.pid, uid = client.uid, "hello");
         ctx.clients.named(id, msg.id);
+        ctx.look_if_off(id, msg.addr.port == 1);
         // (Without credentials it is nobody for now.)
         let _ = ctx.note_party(id, false);
         Ok(Ok((Msg { id, arg0: fsocket_proto::REATTACH, ..reply(msg) }, Some(registry))))
@@ -66,6 +67,7 @@ impl Shm {
         let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
         child.nonce = msg.id;
         child.class = p.class;
+        child.off = p.off;
         child.is_successor = msg.arg0 == 1;
         child.successor_of = child.is_successor.then_some(parent);
         if !child.is_successor {

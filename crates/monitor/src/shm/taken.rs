@@ -43,7 +43,7 @@ impl Shm {
     }
 
     /// Threads that sleep on a connection do not see our messages.
-    fn wake_holder(&self, ctx: &Context, id: ConnId, nonce: u64, family: u64) {
+    pub fn wake_holder(&self, ctx: &Context, id: ConnId, nonce: u64, family: u64) {
         for mem in ctx.arenas.used_by(id) {
             for sock in mem.open_socks().filter(|s| s.holders.iter().any(|h| h.load(Ordering::Acquire) == nonce)) {
                 let side = sock.side.load(Ordering::Relaxed) as usize;

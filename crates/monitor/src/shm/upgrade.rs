@@ -63,6 +63,9 @@ impl Shm {
         if !ch.is_party(SERVER, other_family) {
             return Err(Errno::NOENT);
         }
+        if ctx.is_off(id) || ctx.is_off(other) {
+            return Err(Errno::BUSY);
+        }
         // It may be another of the fork group than those that were asked about for the channel.
         ctx.may_pair(ctx.known_as(id)?, other, &destination_of(peer)).map_err(|_| Errno::XDEV)?;
         self.offers.take(&there);

@@ -1,0 +1,143 @@
+//! `fastsocket off` and `on`: under load, asleep, not looking, and asked for what is not there.
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::host::Accel;
+use fsocket_testkit::{artifacts, need, net, script, stock_mode, Finished, Host, Proc, PYTHON};
+use serde_json::Value;
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(15);
+
+fn cli(host: &Host, args: &[&str]) -> Finished {
+    let mut command = Command::new(artifacts::cli());
+    command.env("FASTSOCKET_SOCKET", host.socket()).args(args);
+    Proc::spawn(host.logs(), args[0], command).finish(LIMIT)
+}
+
+#[track_caller]
+fn json(host: &Host, args: &[&str]) -> (Option<i32>, Value) {
+    let done = cli(host, &[args, &["--json"]].concat());
+    (done.code, serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}")))
+}
+
+/// Ends over shared memory that this process has.
+fn over_shm(host: &Host, pid: u32) -> usize {
+    let report = host.snapshot().report.expect("a report");
+    report.connections.iter().filter(|c| c.pids.contains(&pid)).count()
+}
+
+macro_rules! not_in_stock_mode {
+    () => {
+        if stock_mode() {
+            return eprintln!("SKIPPED: stock mode has no command line");
+        }
+    };
+}
+
+/// Off and on at either end while every byte is compared.
+#[test]
+fn redis_under_load_loses_nothing() {
+    not_in_stock_mode!();
+    need!("redis-server");
+    const CONNECTIONS: usize = 6;
+    let host = Host::new();
+    let (redis, port) = e2e::redis(&host, Accel);
+    let path = script("apps/off_load.py").display().to_string();
+    let load = [path.as_str(), &port.to_string(), &CONNECTIONS.to_string()];
+    let mut client = host.start(Accel, "load", PYTHON, &load);
+    client.wait_stdout("started", LIMIT);
+    net::wait_until(LIMIT, || over_shm(&host, redis.pid()) == CONNECTIONS).expect("they begin in shared memory");
+    let before = host.snapshot();
+    for (turn, end) in [&redis, &client].into_iter().enumerate() {
+        let pid = end.pid().to_string();
+        // (On a busy machine a second is not enough for six.)
+        let (mut code, said) = json(&host, &["off", &pid]);
+        let known = said["moved"].as_u64().zip(said["left"].as_u64()).map(|(moved, left)| moved + left);
+        assert_eq!(known, Some(CONNECTIONS as u64), "{said:#}");
+        while code == Some(1) {
+            code = json(&host, &["off", &pid]).0;
+        }
+        assert_eq!(code, Some(0));
+        // (The other side follows when it next looks.)
+        let all = || over_shm(&host, redis.pid()) + over_shm(&host, client.pid());
+        net::wait_until(LIMIT, || all() == 0).expect("all are the kernel's");
+        // A new connection, at the side that is off and at the other one.
+        let ping = host.snapshot();
+        e2e::python(&host, Accel, 30, "redis_mixed.py", &[&port.to_string()]);
+        let ping = host.snapshot().since(&ping);
+        if std::ptr::eq(end, &redis) {
+            assert!(ping.get("connect_shm") == 0 && ping.get("fallback.policy") > 0, "{ping}");
+        } else {
+            assert!(ping.get("connect_shm") > 0, "{ping}");
+        }
+        let (code, said) = json(&host, &["explain", &pid]);
+        assert_eq!((code, &said[0]["reasons"][0]["reason"]), (Some(1), &"off".into()), "{said:#}");
+        assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([end.pid()]));
+        assert!(cli(&host, &["stat"]).success().stdout.contains("(off)"));
+        let (code, said) = json(&host, &["on", &pid]);
+        assert_eq!((code, &said["off"]), (Some(0), &false.into()), "{said:#}");
+        // (A connection comes back once: its addresses are in use from then on.)
+        let expected = if turn == 0 { CONNECTIONS } else { 0 };
+        let back = net::wait_until(LIMIT, || over_shm(&host, redis.pid()) == expected);
+        assert!(back.is_ok(), "{}", host.snapshot().since(&before));
+        let ping = host.snapshot();
+        e2e::python(&host, Accel, 30, "redis_mixed.py", &[&port.to_string()]);
+        host.snapshot().since(&ping).assert_shm(1);
+        assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
+    }
+    client.signal(libc::SIGTERM);
+    let done = client.finish(LIMIT).success();
+    eprintln!("{}", done.stdout.trim());
+    let delta = host.snapshot().since(&before);
+    assert!(delta.get("path_switch") >= 4 * CONNECTIONS as i128, "{delta}");
+    assert!(delta.get("path_upgrade") == 2 * CONNECTIONS as i128, "{delta}");
+    assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
+}
+
+/// Ends that sleep on a futex, in `epoll_wait` and in `accept`, and a client that looks at nothing for a while.
+#[test]
+fn sleepers_are_woken_and_who_does_not_look_is_counted() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    for kind in ["threaded", "epoll"] {
+        let (server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
+        let path = script("apps/held.py").display().to_string();
+        let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string()]);
+        client.wait_stdout("ok", LIMIT);
+        let before = host.snapshot();
+        let (code, said) = json(&host, &["off", &server.pid().to_string()]);
+        assert_eq!((code, &said["moved"]), (Some(0), &1.into()), "{kind}: {said:#}");
+        let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "100"];
+        e2e::python(&host, Accel, 30, "echo_client.py", &args);
+        let delta = host.snapshot().since(&before);
+        assert!(delta.get("connect_shm") == 0 && delta.get("fallback.policy") == 3, "{kind}: {delta}");
+        assert_eq!(json(&host, &["on", &server.pid().to_string()]).0, Some(0));
+        // It sleeps in the kernel: nothing of ours is called.
+        let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string()]);
+        client.wait_stdout("ok", LIMIT);
+        let done = cli(&host, &["off", &client.pid().to_string()]);
+        assert_eq!(done.code, Some(1), "{done:?}");
+        assert!(done.stdout.contains("0 of 1 connections moved to the kernel, 1 will"), "{done:?}");
+        assert_eq!(json(&host, &["on", &client.pid().to_string()]).0, Some(0));
+    }
+}
+
+/// A clear message and status 2; nothing changes.
+#[test]
+fn bad_targets() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    for (target, why) in [("1", "process 1: no such process runs with the library"), ("nowhere", "nowhere.service: no")]
+    {
+        for command in ["off", "on"] {
+            let done = cli(&host, &[command, target]);
+            assert!(done.code == Some(2) && done.stderr.contains(why), "{done:?}");
+        }
+    }
+    assert_eq!(cli(&host, &["off", "0"]).code, Some(125));
+    let before = host.snapshot();
+    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3", "--bytes", "9"]);
+    host.snapshot().since(&before).assert_shm(3);
+}

@@ -1,0 +1,75 @@
+//! What `fastsocket off` and `on` do to connections. The library switches those that there are when it next
+//! looks at its messages; threads that sleep on one are woken for it. Clients ask again before their next.
+
+use crate::context::Context;
+use crate::off::is_of_unit;
+use crate::shm::state::Shm;
+use crate::ConnId;
+use fsocket_abi::arena::Sock;
+use fsocket_proto::operate::{Answer, Process, Request, Target};
+use fsocket_sync::atomic::Ordering;
+use rustix::io::Errno;
+
+impl Shm {
+    /// [`fsocket_proto::kind::OPERATE`].
+    ///
+    /// # Errors
+    /// ENOENT: nobody is meant. EPERM: not by this user.
+    pub fn operate(&mut self, ctx: &mut Context, by: ConnId, request: &Request) -> Result<Answer, Errno> {
+        let operator = ctx.clients.get(by).ok_or(Errno::BADF)?.uid;
+        let is_meant = |pid: u32| match &request.target {
+            Target::Process(wanted) => *wanted == pid,
+            Target::Unit(unit) => is_of_unit(pid, unit),
+        };
+        let ids: Vec<ConnId> =
+            ctx.clients.iter().filter(|(_, c)| c.is_process() && is_meant(c.pid)).map(|(id, _)| id).collect();
+        let owner = |id: &ConnId| ctx.clients.get(*id).map(|c| c.uid);
+        if operator != 0 && !ctx.config.private && ids.iter().any(|id| owner(id) != Some(operator)) {
+            return Err(Errno::PERM);
+        }
+        if let Target::Unit(unit) = &request.target {
+            if operator != 0 && !ctx.config.private {
+                return Err(Errno::PERM);
+            }
+            let was = ctx.off.contains(unit);
+            match request.off {
+                true if ids.is_empty() && !was => return Err(Errno::NOENT),
+                true => _ = ctx.off.insert(unit.clone()),
+                false => _ = ctx.off.remove(unit),
+            }
+            if ids.is_empty() && was {
+                return Ok(Answer::default());
+            }
+        }
+        if ids.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        let processes = ids.into_iter().map(|id| self.turn(ctx, id, request.off)).collect();
+        Ok(Answer { processes })
+    }
+
+    fn turn(&mut self, ctx: &mut Context, id: ConnId, off: bool) -> Process {
+        let connections = self.connections_of(ctx, id);
+        let Some(client) = ctx.clients.get_mut(id) else { return Process::default() };
+        let is_new = std::mem::replace(&mut client.off, off) != off;
+        let (pid, nonce, family) = (client.pid, client.nonce, client.family);
+        if is_new {
+            tracing::info!(pid, off, "by an operator");
+            self.registry.touch();
+        }
+        // (Also once more: one may have been accepted meanwhile.)
+        if is_new || off && connections > 0 {
+            ctx.tell_off(id, off);
+            self.wake_holder(ctx, id, nonce, family);
+        }
+        let client = ctx.clients.get(id);
+        let comm = client.map(|c| ctx.arenas.of(id).map_or(c.name.clone(), |a| a.mem.comm())).unwrap_or_default();
+        Process { pid, comm, connections }
+    }
+
+    fn connections_of(&self, ctx: &Context, id: ConnId) -> u32 {
+        let Some(nonce) = ctx.clients.get(id).map(|c| c.nonce) else { return 0 };
+        let holds = |s: &&Sock| s.holders.iter().any(|h| h.load(Ordering::Acquire) == nonce);
+        ctx.arenas.used_by(id).iter().map(|mem| mem.open_socks().filter(holds).count() as u32).sum()
+    }
+}

@@ -1,0 +1,61 @@
+"""Load on redis that is checked: each value that is read is the one that was written.
+
+off_load.py PORT CONNECTIONS: writes and reads until SIGTERM, then prints how often, and ends with status 1 if anything
+was wrong. Every connection is written to at once, so that bytes are under way in both directions.
+"""
+
+import random
+import signal
+import socket
+import sys
+import threading
+
+port, connections = int(sys.argv[1]), int(sys.argv[2])
+ends = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: ends.set())
+done, wrong = [0] * connections, []
+
+
+def command(*words):
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
+
+
+def exactly(s, n):
+    data = b""
+    while len(data) < n:
+        more = s.recv(n - len(data))
+        if not more:
+            raise EOFError(f"the end after {len(data)} of {n} bytes")
+        data += more
+    return data
+
+
+def load(number):
+    rng = random.Random(number)
+    s = socket.create_connection(("127.0.0.1", port))
+    s.settimeout(20)
+    key = b"key%d" % number
+    try:
+        while not ends.is_set():
+            values = [rng.randbytes(rng.choice((1, 10, 1000, 30000))) for _ in range(rng.choice((1, 1, 1, 5)))]
+            s.sendall(b"".join(command(b"SET", key, v) + command(b"GET", key) for v in values))
+            for v in values:
+                want = b"+OK\r\n$%d\r\n%s\r\n" % (len(v), v)
+                if exactly(s, len(want)) != want:
+                    raise ValueError("another value")
+            done[number] += 1
+    except Exception as e:  # noqa: BLE001
+        wrong.append(f"connection {number}: {e!r}")
+
+
+threads = [threading.Thread(target=load, args=(n,)) for n in range(connections)]
+for t in threads:
+    t.start()
+print("started", flush=True)
+while not ends.wait(0.05) and not wrong:
+    pass
+ends.set()
+for t in threads:
+    t.join()
+print(f"{sum(done)} rounds, {len(wrong)} wrong", *wrong, sep="\n", flush=True)
+sys.exit(1 if wrong or not all(done) else 0)
