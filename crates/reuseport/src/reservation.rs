@@ -18,7 +18,7 @@
 
 use crate::copy::{self, IPV6_FREEBIND};
 use crate::listener::{reuse_port, Shape};
-use fsocket_sys::{self as sys, Errno, Result};
+use fsocket_sys::{self as sys, Result};
 use libc::*;
 
 const TCP_REPAIR: i32 = 19;
@@ -144,6 +144,3 @@ pub fn is_open_anyway(global: i32) -> bool {
     let mut v = [0u8; 4];
     sys::getsockopt(global, SOL_SOCKET, SO_REUSEPORT, &mut v).is_ok() && v != [0; 4]
 }
-
-/// For callers that want a reason.
-pub const NOT_PERMITTED: Errno = Errno::new(EPERM);

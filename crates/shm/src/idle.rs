@@ -6,6 +6,7 @@
 use crate::table::{Desc, DESCS};
 use crate::{chan, keeping, pool, token};
 use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Half;
 use fsocket_abi::channel::RING_CAP;
 use fsocket_ring as ring;
 use fsocket_sys::{self as sys, cpu};
@@ -26,10 +27,29 @@ pub fn before_sleep() {
     }
 }
 
-/// The ring of `d` grew beyond a few pages.
-pub fn grown(d: &Desc) {
+/// Make the pages exist that a long message will touch, in one call instead of
+/// one fault each; and find out about a lack of memory here, not by a signal.
+pub fn populate(d: &Desc, h: &Half, len: usize) {
+    const CHUNK: u64 = 128 * 1024;
+    const MADV_POPULATE_WRITE: i32 = 23;
+    let at = ring::offset(h);
+    if len < 8192 && at < 16384 {
+        return;
+    }
     d.grown.store(true, Ordering::Relaxed);
     keeping::keeping();
+    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };
+    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
+    let have = h.populated.load(Ordering::Relaxed);
+    if at + CHUNK / 2 < have || have >= RING_CAP as u64 {
+        return;
+    }
+    let from = have & !4095;
+    let n = CHUNK.max(at + CHUNK / 2 - from).min(RING_CAP as u64 - from) & !4095;
+    // SAFETY: inside our ring; populating changes no content.
+    if unsafe { sys::madvise(base.add(from as usize), n as usize, MADV_POPULATE_WRITE) }.is_ok() {
+        h.populated.store(from + n, Ordering::Relaxed);
+    }
 }
 
 /// A sleep of `limit` (None: for ever): how long it may be now. The second

@@ -10,5 +10,5 @@ use fsocket_fdtable::{arena, ctl, pool, socks, table, upcalls};
 use fsocket_migrate::path;
 use fsocket_readiness::ready;
 use fsocket_runtime::{options, signals, spin, stats, token, user};
-use fsocket_shm::{asleep, chan, conn, idle, peers, stage, values};
+use fsocket_shm::{asleep, conn, idle, peers, stage, values};
 use fsocket_wait as wait;

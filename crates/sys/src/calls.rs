@@ -143,11 +143,6 @@ pub fn eventfd_ring(fd: i32) -> Result<()> {
     let one = 1u64;
     sc!(SYS_write, fd, &one as *const u64, 8).map(drop)
 }
-/// Takes an eventfd's count, if there is any.
-pub fn eventfd_clear(fd: i32) {
-    let mut v = 0u64;
-    let _ = sc!(SYS_read, fd, &mut v as *mut u64, 8);
-}
 /// # Safety
 /// `buf` is writable for `len` bytes.
 pub unsafe fn pread(fd: i32, buf: *mut u8, len: usize, off: i64) -> Result<usize> {
@@ -318,13 +313,6 @@ pub fn signals_disagree() -> bool {
         }
     }
     said == [true; 2]
-}
-
-/// Installs a signal mask and returns the one before.
-pub fn sigmask(set: u64) -> u64 {
-    let mut old = 0u64;
-    let _ = sc!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &set as *const u64, &mut old as *mut u64, 8);
-    old
 }
 
 pub(crate) fn timespec(ns: u64) -> libc::timespec {

@@ -7,7 +7,7 @@ use crate::asleep::{self, On};
 use crate::stage;
 use crate::table::Desc;
 use crate::values;
-use crate::{ready, table, token, user};
+use crate::{ready, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::Dir;
@@ -221,6 +221,8 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
         _ => 1,
     };
     let (mut waits, mut hold) = (Wait::default(), None);
+    // SAFETY: the caller's.
+    let again = |fd| unsafe { restart_on_fd(fd, buf, len, flags) };
     let mut done = 0;
     loop {
         let mut looked = false;
@@ -234,11 +236,8 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     return Ok(done);
                 }
                 // SAFETY: the rest of the caller's buffer.
-                return match fd.and_then(|fd| unsafe { sys::recv(fd, buf.wrapping_add(done), len - done, flags) }) {
-                    Ok(n) => Ok(done + n),
-                    Err(_) if done > 0 => Ok(done),
-                    Err(e) => Err(e),
-                };
+                let r = fd.and_then(|fd| unsafe { sys::recv(fd, buf.wrapping_add(done), len - done, flags) });
+                return restart::after(done, r);
             }
         }
         if s.flags.load(Ordering::Relaxed) & flag::POISONED == 0 {
@@ -246,12 +245,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 Err(token::Reentered) => return Err(Errno::EAGAIN),
                 Ok(_) if !d.is_conn() => match stage::went_to(d) {
                     Some(_) => continue,
-                    None if done > 0 => return Ok(done),
-                    None => match table::detached(d) {
-                        // SAFETY: the caller's.
-                        Some(detached) => return unsafe { restart_on_fd(detached.fd, buf, len, flags) },
-                        None => return Err(Errno::EBADF),
-                    },
+                    None => return restart::stop(d, done, Errno::EBADF, again),
                 },
                 Ok(_) if s.flags.load(Ordering::Relaxed) & (flag::MIGRATING | flag::DRAINED) != 0 => continue,
                 Ok(_t) => {
@@ -271,8 +265,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                     poison(d);
                     continue;
                 }
-                Err(Failed::Fault) if done > 0 => return Ok(done),
-                Err(Failed::Fault) => return Err(Errno::EFAULT),
+                Err(Failed::Fault) => return restart::after(done, Err(Errno::EFAULT)),
                 Ok(usize::MAX) => return Ok(0),
                 Ok(n) if peek && n > 0 && n < len && left_rings(d) => {
                     let at = dst.map_or(core::ptr::null_mut(), |p| p.wrapping_add(n));
@@ -319,7 +312,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             }
         }
         if !block {
-            return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+            return restart::after(done, Err(Errno::EAGAIN));
         }
         hold.get_or_insert_with(|| Hold::on(d));
         waits.begun |= done > 0;
@@ -346,12 +339,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
                 (block, target) = (false, 1);
                 continue;
             }
-            return match table::detached(d) {
-                _ if done > 0 => Ok(done),
-                // SAFETY: the caller's.
-                Some(detached) if e == Errno::EBADF => unsafe { restart_on_fd(detached.fd, buf, len, flags) },
-                _ => Err(e),
-            };
+            return restart::stop(d, done, e, again);
         }
     }
 }

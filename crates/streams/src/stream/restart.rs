@@ -1,4 +1,5 @@
-//! A call that has not begun, and whose number refers to something else by now, if to anything.
+//! How a call ends that cannot go on: what it returns, and a call that has not begun and whose number refers to
+//! something else by now, if to anything.
 
 use crate::pool;
 use crate::table::{self, Desc};
@@ -21,5 +22,23 @@ pub(super) fn restart_on_fd(
             Err(Errno::ENOTSOCK) if flags == 0 => file(),
             r => r,
         },
+    }
+}
+
+/// `done` bytes are through, then comes `r`: an error is the next call's.
+pub(super) fn after(done: usize, r: Result<usize>) -> Result<usize> {
+    match r {
+        Ok(n) => Ok(done + n),
+        Err(_) if done > 0 => Ok(done),
+        e => e,
+    }
+}
+
+/// The call cannot go on, for `e`. EBADF: `d` is not the program's any more; a call that has not begun does so
+/// `again`, on what its number refers to by now.
+pub(super) fn stop(d: &Desc, done: usize, e: Errno, again: impl FnOnce(i32) -> Result<usize>) -> Result<usize> {
+    match table::detached(d) {
+        Some(detached) if done == 0 && e == Errno::EBADF => again(detached.fd),
+        _ => after(done, Err(e)),
     }
 }

@@ -1,5 +1,6 @@
 //! Sending: a ring's common case, and everything else.
 
+use super::refuse::{only_shut_both, rather, refused};
 use super::restart;
 use super::wait::{interruptible, wait_space, Wait};
 use super::{left_rings, notify, path_taken, poison, publish_cpu, turn, Hold};
@@ -8,8 +9,7 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::Desc;
 use crate::upcalls::watcher;
-use crate::values;
-use crate::{chan, conn, ready, table, token, user};
+use crate::{idle, ready, table, token, user};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half, Reason};
 use fsocket_abi::channel::{status, POS_START};
@@ -20,9 +20,6 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 /// With both sides on one CPU a long message is handed over in pieces of this
 /// many bytes, so that they are still in cache when the receiver copies them.
 const SHARED_CPU: usize = 256 * 1024;
-
-/// Segment of the loopback device, bytes: MSG_MORE holds back less than that.
-const MSS: usize = 32 * 1024;
 
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MIGRATED;
 /// The peer's state in which a send is not the ring's alone.
@@ -271,6 +268,8 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     let (r, tx, h) = d.tx();
     let (mut waits, mut hold) = (Wait::default(), None);
     let (mut done, mut shown) = (0, 0);
+    // SAFETY: the caller's.
+    let again = |fd| unsafe { restart_on_fd(fd, buf, len, flags) };
     // Who only writes and then waits by a system call of its own is seen here.
     if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
         hold.get_or_insert_with(|| Hold::on(d));
@@ -282,11 +281,8 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         }
         if let Some(fd) = path_taken(d, flags) {
             // SAFETY: the rest of the caller's buffer.
-            return match fd.and_then(|fd| unsafe { sys::send(fd, buf.wrapping_add(done), len - done, flags) }) {
-                Ok(n) => Ok(done + n),
-                Err(_) if done > 0 => Ok(done),
-                Err(e) => Err(e),
-            };
+            let r = fd.and_then(|fd| unsafe { sys::send(fd, buf.wrapping_add(done), len - done, flags) });
+            return restart::after(done, r);
         }
         if urgent {
             return Err(Errno::EOPNOTSUPP);
@@ -301,19 +297,14 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             return Ok(done);
         }
         let step = match token::enter(h) {
-            Err(token::Reentered) => return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) },
+            Err(token::Reentered) => return restart::after(done, Err(Errno::EAGAIN)),
             Ok(_) if !d.is_conn() => match stage::went_to(d) {
                 Some(_) => continue,
-                None if done > 0 => return Ok(done),
-                None => match table::detached(d) {
-                    // SAFETY: the caller's.
-                    Some(detached) => return unsafe { restart_on_fd(detached.fd, buf, len, flags) },
-                    None => return Err(Errno::EBADF),
-                },
+                None => return restart::stop(d, done, Errno::EBADF, again),
             },
             Ok(_) if stage::of(d) != Path::Shm || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 => continue,
             Ok(_t) => {
-                populate(d, h, len - done);
+                idle::populate(d, h, len - done);
                 // SAFETY: the rest of the caller's buffer; the token is held.
                 let sent = unsafe { ring::send(r, tx, h, buf.wrapping_add(done), len - done, turn::to(d)) };
                 if !matches!(sent, Ok(1..)) {
@@ -326,13 +317,13 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         match step {
             Err(Failed::Hostile) => poison(d),
             // As the kernel, which takes a piece whole or not at all.
-            Err(Failed::Fault) => return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) },
+            Err(Failed::Fault) => return restart::after(done, Err(Errno::EFAULT)),
             Ok(0) => {
                 s.tx_blocked.fetch_add(1, Ordering::Relaxed);
                 if !block {
                     // Whoever waits for EPOLLOUT must look at the ring again.
                     (watcher().changed)(d);
-                    return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+                    return restart::after(done, Err(Errno::EAGAIN));
                 }
                 hold.get_or_insert_with(|| Hold::on(d));
                 waits.begun |= done > 0;
@@ -344,12 +335,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                     continue;
                 }
                 if let Err(e) = wait_space(d, &mut waits) {
-                    return match table::detached(d) {
-                        _ if done > 0 => Ok(done),
-                        // SAFETY: the caller's.
-                        Some(detached) if e == Errno::EBADF => unsafe { restart_on_fd(detached.fd, buf, len, flags) },
-                        _ => Err(e),
-                    };
+                    return restart::stop(d, done, e, again);
                 }
             }
             Ok(n) => {
@@ -386,121 +372,6 @@ unsafe fn restart_on_fd(fd: i32, buf: *const u8, len: usize, flags: i32) -> Resu
             || sys::raw(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0]),
         )
     }
-}
-
-/// Make the pages exist that a long message will touch, in one call instead of
-/// one fault each; and find out about a lack of memory here, not by a signal.
-fn populate(d: &Desc, h: &Half, len: usize) {
-    const CHUNK: u64 = 128 * 1024;
-    const MADV_POPULATE_WRITE: i32 = 23;
-    let at = ring::offset(h);
-    if len < 8192 && at < 16384 {
-        return;
-    }
-    crate::idle::grown(d);
-    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };
-    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
-    let have = h.populated.load(Ordering::Relaxed);
-    if at + CHUNK / 2 < have || have >= fsocket_abi::channel::RING_CAP as u64 {
-        return;
-    }
-    let from = have & !4095;
-    let n = CHUNK.max(at + CHUNK / 2 - from).min(fsocket_abi::channel::RING_CAP as u64 - from) & !4095;
-    // SAFETY: inside our ring; populating changes no content.
-    if unsafe { sys::madvise(base.add(from as usize), n as usize, MADV_POPULATE_WRITE) }.is_ok() {
-        h.populated.store(from + n, Ordering::Relaxed);
-    }
-}
-
-/// What a send of `len` bytes, of which `done` are gone, returns because nothing
-/// more can be sent; None: it can. A vectored send asks once for all its parts.
-pub fn refused(d: &'static Desc, len: usize, done: usize, flags: i32) -> Option<Result<usize>> {
-    if done > 0 && broken(d) {
-        return Some(Ok(done)); // and why is the next call's
-    }
-    Some(match send_error(d, len, flags)? {
-        // No more than a send buffer holds: what is longer meets the reset.
-        Refused::Swallow => Ok(len.min(values::send_buffer(d))),
-        _ if done > 0 => Ok(done),
-        Refused::Pipe => {
-            if flags & libc::MSG_NOSIGNAL == 0 {
-                let _ = sys::tgkill(sys::getpid(), sys::gettid(), libc::SIGPIPE);
-            }
-            Err(Errno::EPIPE)
-        }
-        Refused::Error(e) => Err(e),
-    })
-}
-
-/// The error of a send whose arguments have `e`: a connection that has ended says so first.
-pub fn rather(d: &'static Desc, flags: i32, e: Errno) -> Errno {
-    // (Of no bytes: nothing is sent.)
-    refused(d, 0, 0, flags & !libc::MSG_MORE).and_then(Result::err).unwrap_or(e)
-}
-
-/// Would the peer, which is there and has shut down both directions, answer a send? To an urgent
-/// one it does so in the kernel, and shows that it was urgent.
-fn only_shut_both(d: &Desc) -> bool {
-    const SENT: u32 = flag::SHUT_WR | flag::SENT_AFTER_CLOSE | flag::POISONED;
-    let theirs = d.rx().1.prod.status.load(Ordering::Acquire);
-    theirs & (status::SHUT_BOTH | status::CLOSED | status::RST) == status::SHUT_BOTH
-        && d.sock().flags.load(Ordering::Relaxed) & SENT == 0
-        && d.sock().err.load(Ordering::Relaxed) == 0
-}
-
-/// Has this side shut down, or is there an error?
-fn broken(d: &Desc) -> bool {
-    let s = d.sock();
-    s.err.load(Ordering::Relaxed) != 0 || s.flags.load(Ordering::Relaxed) & flag::SHUT_WR != 0 || ready::state(d).reset
-}
-
-enum Refused {
-    /// The first send after the peer's close: the kernel takes the bytes, the
-    /// peer answers with a reset.
-    Swallow,
-    Pipe,
-    Error(Errno),
-}
-
-/// Why `len` bytes cannot be sent, if so; updates what is reported only once.
-fn send_error(d: &'static Desc, len: usize, flags: i32) -> Option<Refused> {
-    let s = d.sock();
-    let f = s.flags.load(Ordering::Relaxed);
-    match ready::swap_error(s) {
-        0 => {}
-        libc::EPIPE => return Some(Refused::Pipe),
-        e => return Some(Refused::Error(Errno::new(e))),
-    }
-    let st = ready::state(d);
-    if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
-        return Some(match ready::reset_error(st) {
-            libc::EPIPE => Refused::Pipe,
-            e => Refused::Error(Errno::new(e)),
-        });
-    }
-    if f & flag::SHUT_WR != 0 || st.reset {
-        return Some(Refused::Pipe);
-    }
-    if st.closed {
-        let held = flags & libc::MSG_MORE != 0 && len < MSS;
-        if f & flag::SENT_AFTER_CLOSE == 0 && (len == 0 || held) {
-            // No segment, no answer.
-            return if held { Some(Refused::Swallow) } else { None };
-        }
-        if s.flags.fetch_or(flag::SENT_AFTER_CLOSE, Ordering::AcqRel) & flag::SENT_AFTER_CLOSE == 0 {
-            // The reset that answers it finds us with the peer's FIN received.
-            s.err.store(libc::EPIPE, Ordering::Release);
-            // A peer that has closed does not care; one that only shut down
-            // both directions has answered, and is reset itself.
-            super::end(d, status::RST);
-            notify(d, &d.tx().1.want_data);
-            // Processes of the fork group that wait on it see the hang-up, too.
-            conn::wake_own(d);
-            return Some(Refused::Swallow);
-        }
-        return Some(Refused::Pipe);
-    }
-    None
 }
 
 /// MSG_ZEROCOPY counts for sockets with SO_ZEROCOPY, and who sends so waits for the
