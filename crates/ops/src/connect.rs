@@ -52,16 +52,10 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     // With an address of its own a socket that connects to 0.0.0.0 gets there.
     let dst = if bound { dst } else { Addr { ip: name::destination(dst.ip), ..dst } };
     if dst.family as u32 != family {
-        // The kernel refuses, and the socket is what it was.
         // SAFETY: the caller's.
-        let there = unsafe { core::slice::from_raw_parts(addr as *const u8, len as usize) };
-        return match sys::connect(fd, there) {
-            Err(e) if matches!(e.raw(), libc::EAFNOSUPPORT | libc::EINVAL) => Outcome::Done(Err(e)),
-            r => {
-                let _ = to_kernel::<()>(fd, d, Reason::Option);
-                Outcome::Done(r)
-            }
-        };
+        return Outcome::Done(other_family(fd, d, unsafe {
+            core::slice::from_raw_parts(addr as *const u8, len as usize)
+        }));
     }
     if dst.port == 0 || name::is_any(&dst.ip) {
         return to_kernel(fd, d, Reason::Option);
@@ -96,6 +90,15 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
             over_kernel(fd, d, &dst, why)
         }
     }
+}
+
+/// To an address that the socket is not made for. The kernel refuses, and the socket is what it was.
+fn other_family(fd: i32, d: &'static Desc, there: &[u8]) -> Result<()> {
+    let r = sys::connect(fd, there);
+    if !matches!(r, Err(e) if matches!(e.raw(), libc::EAFNOSUPPORT | libc::EINVAL)) {
+        let _ = to_kernel::<()>(fd, d, Reason::Option);
+    }
+    r
 }
 
 /// The kernel connects it, for the time being.

@@ -7,19 +7,20 @@
 mod answer;
 pub mod before;
 pub mod extra;
+mod flags;
 
 use crate::kept;
 use crate::stage;
 use crate::table::{kind, Desc};
 use crate::{ready, user, Outcome};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::flag;
 use fsocket_sys::{self as sys, Errno, Result};
 
 use crate::options::*;
 pub use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, V6ONLY};
 pub use crate::values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
 use crate::values::{size_lowat, values};
+pub use flags::{fcntl, ioctl, nonblock_from_below, survives};
 
 const S: i32 = libc::SOL_SOCKET;
 const T: i32 = libc::IPPROTO_TCP;
@@ -61,76 +62,21 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         }
         return Outcome::Kernel;
     }
+    // SAFETY: the caller's.
+    let there = unsafe { core::slice::from_raw_parts(val, len as usize) };
     if let Some(k) = stage::kernel_part(d) {
-        // SAFETY: the caller's.
-        let _ = sys::setsockopt(k, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });
+        let _ = sys::setsockopt(k, level, name, there);
     }
     // SAFETY: at least four bytes.
     let v = unsafe { (val as *const i32).read_unaligned() };
     if !conn {
-        if d.kind() == kind::LISTENER && is_inherited(level, name) {
-            before::changes(fd, d);
-        }
-        // The kernel decides; what it takes is remembered.
-        // SAFETY: the caller's.
-        let r = sys::setsockopt(fd, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });
-        if r.is_ok() {
-            d.dirty.store(true, Ordering::Relaxed);
-            if buffer(level, name).is_none_or(|i| !learn(d, fd, i)) {
-                // SAFETY: the caller's.
-                if !unsafe { remember(d, level, name, v, val, len) } {
-                    kept::kept(d, level, name);
-                }
-            }
-        }
-        return Outcome::Done(r);
+        return Outcome::Done(set_in_kernel(fd, d, (level, name), v, there));
     }
     if let Some(i) = buffer(level, name) {
-        // The placeholder knows the system's limits.
-        d.dirty.store(true, Ordering::Relaxed);
-        // SAFETY: the caller's.
-        let r = sys::setsockopt(fd, level, name, unsafe { core::slice::from_raw_parts(val, len as usize) });
-        if r.is_ok() && learn(d, fd, i) {
-            size_buffers(d);
-            if i == RCVLOWAT {
-                size_lowat(d);
-                // What is there may be enough now, or the end is.
-                if crate::ready::wanted(d) {
-                    d.sock().edges.fetch_add(1, Ordering::Relaxed);
-                }
-                crate::conn::wake_own(d);
-            }
-            if i == SNDBUF {
-                // A larger one may be room for a sender that waits.
-                crate::conn::wake_own(d);
-            }
-        }
-        return Outcome::Done(r);
+        return Outcome::Done(set_buffer(fd, d, (level, name), i, there));
     }
-    if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) {
-        // Not once it has a port; and the kernel says what IPv4 makes of it.
-        match d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 {
-            true if ready::over(d) => {}
-            true => return Outcome::Done(Err(Errno::EINVAL)),
-            false => return Outcome::Kernel,
-        }
-    }
-    if (level, name) == (T, libc::TCP_MAXSEG) {
-        // Agreed upon long since; checked all the same (TCP_MIN_MSS, MAX_TCP_WINDOW).
-        let legal = v == 0 || (88..=32767).contains(&v);
-        return Outcome::Done(if legal { Ok(()) } else { Err(Errno::EINVAL) });
-    }
-    // What a socket takes that is closed, or listens.
-    match (level, name) {
-        _ if ready::over(d) => {}
-        (T, libc::TCP_QUEUE_SEQ) => return Outcome::Done(Err(Errno::new(libc::EPERM))),
-        (T, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT | TCP_FASTOPEN_NO_COOKIE) => {
-            return Outcome::Done(Err(Errno::EINVAL));
-        }
-        _ => {}
-    }
-    if (level, name, v) == (T, libc::TCP_WINDOW_CLAMP, 0) {
-        return Outcome::Done(Err(Errno::EINVAL)); // not while it is connected
+    if let Some(refused) = refused(d, level, name, v) {
+        return refused;
     }
     // SAFETY: the caller's.
     if unsafe { remember(d, level, name, v, val, len) } {
@@ -140,6 +86,73 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     // Something rare: the placeholder keeps it and says whether it is legal.
     d.dirty.store(true, Ordering::Relaxed);
     Outcome::Kernel
+}
+
+/// Of a socket that is no connection of ours: the kernel decides; what it takes is remembered.
+fn set_in_kernel(fd: i32, d: &'static Desc, (level, name): (i32, i32), v: i32, val: &[u8]) -> Result<()> {
+    if d.kind() == kind::LISTENER && is_inherited(level, name) {
+        before::changes(fd, d);
+    }
+    sys::setsockopt(fd, level, name, val)?;
+    d.dirty.store(true, Ordering::Relaxed);
+    // SAFETY: `val` is there.
+    let known = || unsafe { remember(d, level, name, v, val.as_ptr(), val.len() as u32) };
+    if buffer(level, name).is_none_or(|i| !learn(d, fd, i)) && !known() {
+        kept::kept(d, level, name);
+    }
+    Ok(())
+}
+
+/// The size of a buffer, number `i`. The placeholder knows the system's limits.
+fn set_buffer(fd: i32, d: &'static Desc, (level, name): (i32, i32), i: usize, val: &[u8]) -> Result<()> {
+    d.dirty.store(true, Ordering::Relaxed);
+    sys::setsockopt(fd, level, name, val)?;
+    if !learn(d, fd, i) {
+        return Ok(());
+    }
+    size_buffers(d);
+    if i == RCVLOWAT {
+        size_lowat(d);
+        // What is there may be enough now, or the end is.
+        if crate::ready::wanted(d) {
+            d.sock().edges.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    // A larger one may be room for a sender that waits.
+    if matches!(i, RCVLOWAT | SNDBUF) {
+        crate::conn::wake_own(d);
+    }
+    Ok(())
+}
+
+/// What the kernel says of an option that a connection does not take; or that it is to be asked.
+fn refused(d: &Desc, level: i32, name: i32, v: i32) -> Option<Outcome<Result<()>>> {
+    if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) {
+        // Not once it has a port; and the kernel says what IPv4 makes of it.
+        match d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 {
+            true if ready::over(d) => {}
+            true => return Some(Outcome::Done(Err(Errno::EINVAL))),
+            false => return Some(Outcome::Kernel),
+        }
+    }
+    if (level, name) == (T, libc::TCP_MAXSEG) {
+        // Agreed upon long since; checked all the same (TCP_MIN_MSS, MAX_TCP_WINDOW).
+        let legal = v == 0 || (88..=32767).contains(&v);
+        return Some(Outcome::Done(if legal { Ok(()) } else { Err(Errno::EINVAL) }));
+    }
+    // What a socket takes that is closed, or listens.
+    match (level, name) {
+        _ if ready::over(d) => {}
+        (T, libc::TCP_QUEUE_SEQ) => return Some(Outcome::Done(Err(Errno::new(libc::EPERM)))),
+        (T, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT | TCP_FASTOPEN_NO_COOKIE) => {
+            return Some(Outcome::Done(Err(Errno::EINVAL)));
+        }
+        _ => {}
+    }
+    if (level, name, v) == (T, libc::TCP_WINDOW_CLAMP, 0) {
+        return Some(Outcome::Done(Err(Errno::EINVAL))); // not while it is connected
+    }
+    None
 }
 
 /// Index of an option that is the size of a buffer.
@@ -285,141 +298,5 @@ pub unsafe fn get(
             Some(i) => int(s.opt[i].load(Ordering::Relaxed)),
             None => Outcome::Kernel,
         },
-    }
-}
-
-const F_SETSIG: i32 = 10;
-const F_SETOWN_EX: i32 = 15;
-
-/// `fcntl` on a descriptor of ours, for the commands we decide.
-pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<i32>> {
-    let nb = libc::O_NONBLOCK;
-    // Signals for what arrives are the kernel's to send.
-    let signals = match cmd {
-        libc::F_SETFL => arg as i32 & libc::O_ASYNC != 0,
-        F_SETSIG | libc::F_SETOWN | F_SETOWN_EX => true,
-        _ => false,
-    };
-    if signals {
-        extra::leave(d);
-    }
-    if cmd == libc::F_SETFD && arg as i32 & libc::FD_CLOEXEC == 0 {
-        survives(d);
-    }
-    match (d.kind(), cmd) {
-        (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
-            let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
-            if on {
-                v | nb
-            } else {
-                v & !nb
-            }
-        })),
-        (kind::CONN, libc::F_SETFL) => {
-            set_nonblock(d, arg as i32 & nb != 0);
-            Outcome::Done(Ok(0))
-        }
-        (kind::FRESH | kind::BOUND | kind::LISTENER, libc::F_SETFL) => {
-            let r = sys::fcntl(fd, cmd, arg);
-            if r.is_ok() {
-                set_nonblock(d, arg as i32 & nb != 0);
-                d.kernel_nonblock.store(arg as i32 & nb != 0, Ordering::Relaxed);
-            }
-            Outcome::Done(r)
-        }
-        _ => Outcome::Kernel,
-    }
-}
-
-/// The program says that the next one shall find this descriptor.
-pub fn survives(d: &Desc) {
-    d.exec_prepared.store(true, Ordering::Relaxed);
-}
-
-/// The program may have changed O_NONBLOCK of the placeholder without our seeing.
-pub fn nonblock_from_below(d: &Desc, fd: i32) {
-    let Ok(flags) = sys::fcntl(fd, libc::F_GETFL, 0) else { return };
-    let on = flags & libc::O_NONBLOCK != 0;
-    if on != d.placeholder_nonblock() {
-        set_nonblock(d, on);
-    }
-}
-
-fn set_nonblock(d: &Desc, on: bool) {
-    d.nonblock.store(on, Ordering::Relaxed);
-    if d.is_conn() {
-        if let crate::stage::Path::Draining(k) = stage::of(d) {
-            let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
-        }
-        let f = &d.sock().flags;
-        if on {
-            f.fetch_or(flag::NONBLOCK, Ordering::Relaxed);
-        } else {
-            f.fetch_and(!flag::NONBLOCK, Ordering::Relaxed);
-        }
-    }
-}
-
-/// `ioctl` on a connection. The `int` argument is read or written through `p`.
-///
-/// # Safety
-/// `p` is what the request wants: for those handled here, an `int` of the program's.
-pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Outcome<Result<i32>> {
-    const FIONBIO: u64 = libc::FIONBIO;
-    const FIONREAD: u64 = libc::FIONREAD;
-    const SIOCOUTQ: u64 = libc::TIOCOUTQ;
-    const SIOCATMARK: u64 = 0x8905;
-    const SIOCOUTQNSD: u64 = 0x894B;
-    const FIOASYNC: u64 = 0x5452;
-    const FIOSETOWN: u64 = 0x8901;
-    const SIOCSPGRP: u64 = 0x8902;
-    // SAFETY: the caller's.
-    let given = || unsafe { user::get(p) };
-    if matches!(request, FIOSETOWN | SIOCSPGRP) || request == FIOASYNC && given().is_ok_and(|on| on != 0) {
-        extra::leave(d);
-    }
-    match request {
-        FIONBIO => {
-            let on = match given() {
-                Ok(on) => on != 0,
-                Err(e) => return Outcome::Done(Err(e)),
-            };
-            if d.is_conn() {
-                set_nonblock(d, on);
-                return Outcome::Done(Ok(0));
-            }
-            // SAFETY: the caller's.
-            let r = unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request as usize, p as usize, 0, 0, 0]) };
-            if r.is_ok() {
-                set_nonblock(d, on);
-                d.kernel_nonblock.store(on, Ordering::Relaxed);
-            }
-            Outcome::Done(r.map(|v| v as i32))
-        }
-        FIONREAD | SIOCOUTQ | SIOCATMARK | SIOCOUTQNSD if crate::path::still_ours(d) => {
-            let v = match request {
-                FIONREAD => {
-                    let (r, rx, h) = d.rx();
-                    let here = match crate::token::enter(h) {
-                        Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
-                        Err(_) => 0,
-                    };
-                    here + stage::kernel_part(d).map_or(0, |k| {
-                        let mut n = 0i32;
-                        let a = [k as usize, FIONREAD as usize, &raw mut n as usize, 0, 0, 0];
-                        // SAFETY: `n` is ours.
-                        unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
-                    })
-                }
-                SIOCOUTQ => {
-                    let (_, tx, h) = d.tx();
-                    fsocket_ring::unacknowledged(tx, h) as i32
-                }
-                _ => 0,
-            };
-            // SAFETY: the caller's.
-            Outcome::Done(unsafe { user::put(p, v) }.map(|()| 0))
-        }
-        _ => Outcome::Kernel,
     }
 }

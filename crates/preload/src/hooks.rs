@@ -9,6 +9,7 @@ mod readiness;
 mod rights;
 mod signals;
 mod sockets;
+mod syscall;
 mod threads;
 mod uring;
 mod variadic;

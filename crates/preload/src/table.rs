@@ -94,7 +94,7 @@ hook_table! {
     process: "as setrlimit" fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int;
     process: "as setrlimit" fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     process: "as setrlimit" fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
-    process: "the call of that number, as if made by its name" fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long;
+    syscall: "the call of that number, as if made by its name" fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long;
     process: "a program that loads the library inherits connections as they are; for others they become the kernel's first" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     process: "as execve" fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     process: "as execve" fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;

@@ -1,4 +1,6 @@
 //! The ring against `VecDeque`, and against a peer that writes anything.
+//!
+//! Long: the same few helpers serve all of them.
 extern crate std;
 use super::producer::STEP;
 use super::*;

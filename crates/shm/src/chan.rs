@@ -8,8 +8,8 @@ use crate::table::{self, Desc};
 use crate::{ctl, process, space, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
-    self, ring_off, status, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS,
-    WAITER_OFF, WORKERS,
+    self, ring_off, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF,
+    WORKERS,
 };
 use fsocket_proto::{kind, waiter, Msg};
 use fsocket_ring::dispatch::Busy;
@@ -18,6 +18,7 @@ use fsocket_sys as sys;
 
 pub use fsocket_ring::syn::len as queue_len;
 
+mod client;
 mod distrust;
 mod half;
 mod waking;
@@ -28,6 +29,13 @@ pub use waking::{cut, wake, wake_side};
 /// Channels per process.
 pub const MAX: u32 = 2048;
 pub static CHANS: Slab<Chan> = Slab::new(MAX);
+
+/// The channel in which the connection `d` is.
+#[inline]
+pub fn of(d: &Desc) -> Option<&'static Chan> {
+    CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1))
+}
+
 /// Ports of one lease.
 pub const PORT_BLOCK: usize = 64;
 
@@ -300,48 +308,6 @@ impl Chan {
         }
     }
 
-    /// Wake waiter `w` on the other side. The monitor does it for us until the sleeper has a pipe for
-    /// this process: a one-shot client rings when it connects, when it asks and when it closes, and
-    /// a pipe costs more than that. False: nobody can wake it.
-    pub fn ring_peer(&self, w: usize, key: u64) -> bool {
-        let w = w.min(WAITERS - 1);
-        // A full pipe is rung by way of the monitor: what is in it may have been heard.
-        if self.peer_key[w].load(Ordering::Acquire) == key
-            && sys::write(self.peer_fd[w].load(Ordering::Relaxed), &[1]).is_ok()
-        {
-            return true;
-        }
-        self.peer_rung[w].store(key, Ordering::Relaxed);
-        self.ring_by_monitor(1 - self.my_side(), w, key)
-    }
-
-    pub fn ring_by_monitor(&self, side: usize, w: usize, key: u64) -> bool {
-        let arg0 = self.id.load(Ordering::Relaxed) as u64;
-        ctl::tell(Msg { id: key, arg0, arg1: waiter::pack(side, w), ..Msg::new(kind::RING) }, None)
-    }
-
-    /// A peer has rung own waiter `w` by way of the monitor. Is it time for a pipe?
-    pub fn is_rung_often(&self, w: usize) -> bool {
-        const OFTEN: u32 = 3;
-        self.rung[w.min(WAITERS - 1)].fetch_add(1, Ordering::Relaxed) % OFTEN == OFTEN - 1
-    }
-
-    /// A pipe to the thread with `key`, as waiter `w` of the other side. True: `fd` is ours; else
-    /// nobody here has rung that.
-    pub fn pipe_to(&self, w: usize, key: u64, fd: i32) -> bool {
-        if key == 0 || self.peer_rung[w].load(Ordering::Relaxed) != key {
-            return false;
-        }
-        let fd = process::high_fd(fd);
-        let had = self.peer_key[w].swap(0, Ordering::AcqRel);
-        let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
-        self.peer_key[w].store(key, Ordering::Release);
-        if had != 0 {
-            process::close_own(old);
-        }
-        true
-    }
-
     /// Return the memory once nothing refers to it. The address range stays
     /// reserved for a while (see [`space`]), so that a thread that still holds a
     /// stale pointer cannot hit somebody else's mapping.
@@ -374,140 +340,6 @@ impl Chan {
         self.client.lock().map(core::mem::forget).is_ok()
     }
 
-    fn both_closed(&self, slot: usize) -> bool {
-        let s = self.slot(slot);
-        // Acquire: the server's last accesses are before its CLOSED.
-        s.dir.iter().all(|d| d.prod.status.load(Ordering::Acquire) & status::CLOSED != 0)
-    }
-
-    /// Has the last connection in this slot become a kernel connection, under the
-    /// port that belongs to the slot?
-    fn went_to_kernel(&self, slot: usize) -> bool {
-        self.slot(slot).switching.load(Ordering::Relaxed) != 0
-    }
-
-    /// Not as long as the kernel connection lives, or rests.
-    fn port_is_free(&self, c: &Client, slot: usize) -> bool {
-        let port = c.ports[slot / PORT_BLOCK] + (slot % PORT_BLOCK) as u16;
-        if !self.went_to_kernel(slot) {
-            return true;
-        }
-        let mut any = [0u8; 28];
-        any[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
-        any[2..4].copy_from_slice(&port.to_be_bytes());
-        let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-        // Both IP versions at once; a host without IPv6 has the other one.
-        let (fd, len) = match sys::socket(libc::AF_INET6, flags, 0) {
-            Ok(fd) => {
-                let _ = sys::setsockopt(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0i32.to_ne_bytes());
-                (fd, 28)
-            }
-            Err(_) => match sys::socket(libc::AF_INET, flags, 0) {
-                Ok(fd) => {
-                    any[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-                    (fd, 16)
-                }
-                Err(_) => return false,
-            },
-        };
-        let free = sys::bind(fd, &any[..len]).is_ok();
-        let _ = sys::close(fd);
-        free
-    }
-
-    /// The client is done with a slot.
-    pub fn retire_slot(&self, slot: usize) {
-        if self.my_side() != CLIENT {
-            return;
-        }
-        let Some(mut c) = self.client() else { return };
-        if self.both_closed(slot) && !self.went_to_kernel(slot) {
-            let n = c.free_n;
-            if n < SLOTS {
-                c.free[n] = slot as u16;
-                c.free_n += 1;
-            }
-        } else if c.closing_n < SLOTS {
-            let at = (c.closing_at + c.closing_n) % SLOTS;
-            c.closing[at] = slot as u16;
-            c.closing_n += 1;
-        }
-    }
-
-    /// A slot that neither side uses, with its client port; None: all in use,
-    /// or no port to be had.
-    pub fn take_slot(&self, c: &mut Client) -> Option<(usize, u16)> {
-        for _ in 0..c.closing_n.min(if c.free_n == 0 { SLOTS } else { 4 }) {
-            let s = c.closing[c.closing_at];
-            c.closing_at = (c.closing_at + 1) % SLOTS;
-            if self.both_closed(s as usize) && self.port_is_free(c, s as usize) {
-                c.closing_n -= 1;
-                let n = c.free_n;
-                c.free[n] = s;
-                c.free_n += 1;
-                if c.free_n >= 2 {
-                    break;
-                }
-            } else {
-                let at = (c.closing_at + c.closing_n - 1) % SLOTS;
-                c.closing[at] = s;
-            }
-        }
-        let slot = if c.free_n > 0 {
-            c.free_n -= 1;
-            c.free[c.free_n] as usize
-        } else if c.unused < SLOTS {
-            c.unused += 1;
-            c.unused - 1
-        } else {
-            return None;
-        };
-        let block = slot / PORT_BLOCK;
-        if c.ports[block] == 0 {
-            let (m, _) =
-                ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, None).ok()?;
-            if !legal_block(m.arg0) || m.arg1 < PORT_BLOCK as u64 {
-                return None;
-            }
-            c.ports[block] = m.arg0 as u16;
-        }
-        Some((slot, c.ports[block] + (slot % PORT_BLOCK) as u16))
-    }
-
-    /// The lease that came with a new channel.
-    pub fn first_ports(&self, first: u16) {
-        if let Some(mut c) = self.client().filter(|_| legal_block(first as u64)) {
-            c.ports[0] = first;
-        }
-    }
-
-    /// To another monitor: the leases of ports that this channel has. What has been given to somebody else
-    /// meanwhile is not used for new connections.
-    pub fn lease_again(&self) {
-        let Some(mut c) = self.client() else { return };
-        let id = self.id.load(Ordering::Relaxed).into();
-        for first in c.ports.iter_mut().filter(|first| **first != 0) {
-            let m = Msg { id, arg2: (*first).into(), ..Msg::new(kind::PORTS) };
-            if ctl::insist(m, None).is_err() {
-                *first = 0;
-            }
-        }
-    }
-
-    /// The program has bound this socket to a port: it is this channel's from now on. False: the
-    /// monitor says no.
-    pub fn has_bound(&self, fd: i32) -> bool {
-        ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, Some(fd)).is_ok()
-    }
-
-    pub fn give_back(&self, c: &mut Client, slot: usize) {
-        let n = c.free_n;
-        if n < SLOTS {
-            c.free[n] = slot as u16;
-            c.free_n += 1;
-        }
-    }
-
     /// Are connections distributed by who has time, and stolen?
     pub fn is_balanced(&self) -> bool {
         self.header().turns.load(Ordering::Relaxed) == 0 && process::balances()
@@ -523,11 +355,6 @@ impl Chan {
             let _ = ctl::tell(m, None);
         }
     }
-}
-
-/// Is that the first port of a lease that we can use?
-fn legal_block(first: u64) -> bool {
-    (1024..=65536 - PORT_BLOCK as u64).contains(&first)
 }
 
 /// In a forked child: the parent hands out its slots; what is open stays usable.

@@ -39,7 +39,7 @@ pub fn end(d: &Desc, how: u32) {
 #[cold]
 pub fn poison(d: &'static Desc) {
     if reset(d) {
-        if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+        if let Some(c) = chan::of(d) {
             c.violated();
         }
     }
@@ -119,7 +119,7 @@ pub fn wake_own(d: &'static Desc) {
         w.seq.fetch_add(1, Ordering::Release);
         sys::futex_wake(&w.seq, i32::MAX);
     }
-    if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+    if let Some(c) = chan::of(d) {
         let slot = d.slot_index.load(Ordering::Relaxed) as usize;
         for w in wants {
             let mask = w.take();
@@ -134,7 +134,7 @@ pub fn wake_own(d: &'static Desc) {
 
 /// Wakes the other side, for which `mask` came from [`Want::take`].
 pub fn wake(d: &'static Desc, want: &Want, mask: u64) {
-    if let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+    if let Some(c) = chan::of(d) {
         chan::wake(c, d.slot_index.load(Ordering::Relaxed) as usize, want, mask);
     }
 }

@@ -38,7 +38,7 @@ pub fn populate(d: &Desc, h: &Half, len: usize) {
     }
     d.grown.store(true, Ordering::Relaxed);
     keeping::keeping();
-    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return };
+    let Some(c) = chan::of(d) else { return };
     let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
     let have = h.populated.load(Ordering::Relaxed);
     if at + CHUNK / 2 < have || have >= RING_CAP as u64 {
@@ -76,7 +76,7 @@ pub fn give_back() {
 /// Free all pages of our sending ring but the one the peer polls.
 fn shrink(d: &Desc) -> bool {
     let (_, tx, h) = d.tx();
-    let Some(c) = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) else { return true };
+    let Some(c) = chan::of(d) else { return true };
     let Ok(_t) = token::enter(h) else { return false };
     if !d.is_conn() || ring::unread(tx, h) != 0 {
         return false;

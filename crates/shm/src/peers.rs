@@ -119,7 +119,7 @@ fn is_unwatched() -> bool {
 
 /// The same for the other side of one connection.
 fn is_unwatched_of(d: &Desc) -> bool {
-    let half = || chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)).is_some_and(|c| c.is_half());
+    let half = || chan::of(d).is_some_and(|c| c.is_half());
     ctl::dead() || ctl::any_half() && half()
 }
 

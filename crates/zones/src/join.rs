@@ -1,7 +1,9 @@
 //! Making a worker's local listen socket, and giving it up.
 
 use super::dwell::Shown;
-use super::listener::{count, reason, state, Local, Zoned, LOCALS};
+use super::listener::{count, state, Local, Zoned, LOCALS};
+use super::reserve::reason;
+use super::watches::Who;
 use super::{cpu, page::Page};
 use crate::{ctl, process, socks, stats};
 use core::sync::atomic::Ordering;
@@ -22,22 +24,30 @@ pub enum How {
     Epoll,
 }
 
-/// A thread of this process.
-#[derive(Clone, Copy)]
-pub struct Who {
-    pub thread: u64,
-    pub tid: i32,
-}
-
-impl Who {
-    pub fn me() -> Who {
-        Who { thread: process::thread(), tid: sys::gettid() }
-    }
-}
-
 /// A worker that gave up its local listen socket gets one again after this, and
 /// twice as long each time: nanoseconds.
 const AGAIN: u64 = 1_000_000_000;
+
+impl Local {
+    /// It is `who`'s from now on. `fd`: its listen socket, with these `options` of the application's.
+    fn begin(&self, fd: i32, choice: &cpu::Choice, who: Who, how: How, options: u32) {
+        self.fd.store(process::high_fd(fd), Ordering::Relaxed);
+        self.cpu.store(choice.cpu, Ordering::Relaxed);
+        self.entry.store(choice.entry.map_or(u32::MAX, |e| e), Ordering::Relaxed);
+        self.options.store(options, Ordering::Relaxed);
+        self.turns.store(0, Ordering::Relaxed);
+        self.every.store(0, Ordering::Relaxed);
+        self.unwatched.store(false, Ordering::Relaxed);
+        self.place.store(0, Ordering::Relaxed);
+        self.shared.store(false, Ordering::Relaxed);
+        self.fair.store(0, Ordering::Relaxed);
+        self.peers_since.store(0, Ordering::Relaxed);
+        self.lazy.store(-1, Ordering::Relaxed);
+        self.delegate.store(0, Ordering::Relaxed);
+        self.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
+        self.thread.store(who.thread, Ordering::Release);
+    }
+}
 
 impl Zoned {
     /// The calling thread is about to use the listener: its local listen socket,
@@ -199,21 +209,7 @@ impl Zoned {
             }
         };
         debug_assert!((self.n.load(Ordering::Relaxed) as usize) <= LOCALS);
-        l.fd.store(process::high_fd(local), Ordering::Relaxed);
-        l.cpu.store(choice.cpu, Ordering::Relaxed);
-        l.entry.store(choice.entry.map_or(u32::MAX, |e| e), Ordering::Relaxed);
-        l.options.store(page.options.load(Ordering::Acquire), Ordering::Relaxed);
-        l.turns.store(0, Ordering::Relaxed);
-        l.every.store(0, Ordering::Relaxed);
-        l.unwatched.store(false, Ordering::Relaxed);
-        l.place.store(0, Ordering::Relaxed);
-        l.shared.store(false, Ordering::Relaxed);
-        l.fair.store(0, Ordering::Relaxed);
-        l.peers_since.store(0, Ordering::Relaxed);
-        l.lazy.store(-1, Ordering::Relaxed);
-        l.delegate.store(0, Ordering::Relaxed);
-        l.sleeping.store(how == How::Sleeping, Ordering::Relaxed);
-        l.thread.store(who.thread, Ordering::Release);
+        l.begin(local, &choice, who, how, page.options.load(Ordering::Acquire));
         self.leave_membership();
         self.select(fd, l, page);
         socks::arena();
@@ -225,13 +221,12 @@ impl Zoned {
     fn make_local(&self, fd: i32) -> Result<i32> {
         let shape = Shape::of(fd)?;
         let near = listener::in_namespace_of(fd);
+        let by_monitor = |e| match ctl::request(Msg::new(msg::CLONE), Some(fd)) {
+            Ok((_, Some(local))) => Ok(local),
+            _ => Err(e),
+        };
         if self.is_shared() {
-            return near.and_then(|()| listener::like(fd, &shape)).or_else(|e| {
-                match ctl::request(Msg::new(msg::CLONE), Some(fd)) {
-                    Ok((_, Some(local))) => Ok(local),
-                    _ => Err(e),
-                }
-            });
+            return near.and_then(|()| listener::like(fd, &shape)).or_else(by_monitor);
         }
         let reservation = self.reservation.load(Ordering::Acquire);
         let own = || {
@@ -253,14 +248,9 @@ impl Zoned {
             // Another user by now, or in another network namespace, or a port that needs a
             // privilege.
             reuse_port(reservation, true)?;
-            let answer = ctl::request(Msg::new(msg::CLONE), Some(fd));
+            let made = by_monitor(e);
             let _ = reuse_port(reservation, false);
-            match answer {
-                Ok((_, Some(local))) => Ok(local),
-                Ok(_) => Err(e),
-                Err(Errno::EIO) => Err(e),
-                Err(_) => Err(e),
-            }
+            made
         })
     }
 

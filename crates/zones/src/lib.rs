@@ -17,7 +17,9 @@
 //! | `balance` | taking from the queues of busy or absent workers |
 //! | `handoff` | leaving in good order where nothing migrates |
 //! | `shared` | listeners that share their address by the program's own wish |
-//! | `watch` | epoll, poll, and being told to look |
+//! | `reserve` | the reservation and the page, before the first worker |
+//! | `watch`, `watches` | epoll, and being told to look |
+//! | `poll` | poll |
 #![no_std]
 
 pub mod accept;
@@ -30,17 +32,21 @@ mod join;
 mod life;
 pub mod listener;
 mod page;
+pub mod poll;
+mod reserve;
 pub mod shared;
 pub mod successor;
 pub mod watch;
+mod watches;
 
 pub use cpu::Pin;
-pub use join::{How, Who};
+pub use join::How;
 pub use life::{
     any, at_exit, become_child, closed, follow_options, has_workers, hides, init, is_unused, leave, listened,
     option_set, pass_on, prepare, renumbered, shut,
 };
 pub use listener::{enabled, of, Zoned};
+pub use watches::Who;
 
 use fsocket_fdtable::{arena, ctl, pool, socks, table, upcalls};
 use fsocket_runtime::{cow, lock, making, options, process, stats, Outcome};

@@ -1,17 +1,15 @@
 //! A listener with zones: its state in this process, and that of its workers' local listen sockets.
 
 use super::dwell;
-use super::page::{self, Page};
+use super::page::Page;
+use super::watches::List;
 use crate::lock::Lock;
 use crate::table::Desc;
-use crate::{ctl, process, socks, stats};
+use crate::{process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_abi::balance::{Balance, QUEUES};
-use fsocket_proto::{kind as msg, Msg};
-use fsocket_reuseport::listener::{reuse_port, Shape};
-use fsocket_reuseport::reservation::{self, ReuseWindow};
-use fsocket_sys::{self as sys, Errno, Result};
+use fsocket_sys::{self as sys, Result};
 
 /// Listeners per process that can have zones.
 pub(super) const MAX: usize = 128;
@@ -279,85 +277,12 @@ impl Zoned {
         self.peers.forget();
         self.state.store(state::FREE, Ordering::Release);
     }
-
-    /// The reservation and the page, which children inherit.
-    pub(super) fn make_ready(&self) {
-        let Ok(_l) = self.change.lock() else { return };
-        if self.state() != state::PLAIN {
-            return;
-        }
-        let fd = self.fd.load(Ordering::Relaxed);
-        if self.is_shared() {
-            // The program wants its address shared: there is nothing to reserve.
-            if let Some(p) = page::make() {
-                self.page.store(p, Ordering::Release);
-                self.state.store(state::READY, Ordering::Release);
-            }
-            return;
-        }
-        let made = match self.reservation.load(Ordering::Relaxed) {
-            inherited @ 0.. => Ok(inherited),
-            _ => Shape::of(fd).and_then(|shape| self.make_reservation(fd, &shape)).map(process::high_fd),
-        };
-        match made {
-            Ok(reservation) => match page::make() {
-                Some(p) => {
-                    self.reservation.store(reservation, Ordering::Release);
-                    self.page.store(p, Ordering::Release);
-                    self.make_handoff();
-                    self.state.store(state::READY, Ordering::Release);
-                }
-                None => {
-                    process::close_own(reservation);
-                    self.reservation.store(-1, Ordering::Release);
-                    self.refused(fd, Reason::ZoneResource);
-                }
-            },
-            Err(e) => self.refused(fd, reason(e)),
-        }
-    }
-
-    pub(super) fn refused(&self, fd: i32, why: Reason) {
-        let _ = reuse_port(fd, false);
-        self.state.store(state::OFF, Ordering::Release);
-        count(why);
-    }
-
-    pub(super) fn make_reservation(&self, fd: i32, shape: &Shape) -> fsocket_sys::Result<i32> {
-        let own = || {
-            let window = ReuseWindow::new(shape)?;
-            reuse_port(fd, true)?;
-            let reservation = reservation::reserve(fd, shape)?;
-            window.close(shape).and_then(|()| reuse_port(reservation, false)).inspect_err(|_| {
-                let _ = sys::close(reservation);
-            })?;
-            Ok(reservation)
-        };
-        own().or_else(|e| {
-            // The monitor sets SO_REUSEPORT itself.
-            let mut m = Msg::new(msg::CLONE);
-            m.arg0 = 1;
-            match ctl::request(m, Some(fd)) {
-                Ok((_, Some(reservation))) => Ok(reservation),
-                _ => Err(e),
-            }
-        })
-    }
 }
 
 /// Count a reason where the monitor sees it.
 pub(super) fn count(why: Reason) {
     socks::arena();
     stats::fall_back(why);
-}
-
-/// What a failure is called.
-pub(super) fn reason(e: Errno) -> Reason {
-    match e.raw() {
-        libc::EPERM | libc::EACCES | libc::EADDRINUSE | libc::EXDEV => Reason::ZoneDenied,
-        libc::EOPNOTSUPP | libc::EINVAL | libc::ENOPROTOOPT => Reason::ZoneOption,
-        _ => Reason::ZoneResource,
-    }
 }
 
 /// What is known of such a listener. Zero: it is none.
@@ -372,31 +297,6 @@ pub struct Shared {
     pub(super) waits: AtomicBool,
     /// What balance keeps of that worker, if it takes part. Its descriptor is the program's.
     pub(super) worker: Local,
-}
-
-/// Registrations remembered per listener and process.
-pub(super) const WATCHES: usize = 64;
-
-/// Instead of an instance: nobody's; about to be somebody's.
-pub(super) const NO_INSTANCE: i32 = -1;
-
-pub(super) const BEING_TAKEN: i32 = -2;
-
-/// The epoll instances in which the application watches a listener.
-pub struct List {
-    pub(super) all: [Watch; WATCHES],
-    /// Entries that were ever used.
-    pub(super) used: AtomicU32,
-}
-
-pub(super) struct Watch {
-    /// Descriptor of the instance, [`NO_INSTANCE`] or [`BEING_TAKEN`].
-    pub(super) ep: AtomicI32,
-    pub(super) fd: AtomicI32,
-    pub(super) events: AtomicU32,
-    pub(super) data: AtomicU64,
-    pub(super) thread: AtomicU64,
-    pub(super) tid: AtomicI32,
 }
 
 /// Peers, and those that are gone and not yet empty.

@@ -11,7 +11,7 @@
 
 use super::listener::Peer;
 use super::listener::{count, state, used, Local, Shared, Zoned};
-use super::{cpu, join::Who};
+use super::{cpu, watches::Who};
 use crate::cow::Sparing;
 use crate::{arena, ctl, pool, process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

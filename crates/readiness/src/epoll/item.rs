@@ -1,20 +1,20 @@
 //! One watched descriptor in one epoll instance.
 
-use super::instance::{of, Ep, Inner};
-use crate::chan;
+use super::instance::{Ep, Inner};
+use crate::listen;
 use crate::lock::Lock;
-use crate::ready::{self, IN, OUT, RDNORM};
+use crate::ready::{self};
 use crate::slab::{Slab, Slot};
 use crate::stage;
 use crate::table::{self, kind, Desc};
-use crate::waker::Waker;
-use crate::{listen, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{record, status};
 use fsocket_ring as ring;
-use fsocket_sync::doorbell::{Batch, Want};
+use fsocket_sync::doorbell::Want;
 use fsocket_sys::{cpu, Errno, Result};
+
+mod arm;
+mod edges;
 
 pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
 /// Guards the per-descriptor lists against concurrent change.
@@ -322,119 +322,6 @@ impl Item {
         self.edge(d, &self.reported, false) && ready::events(d, self.wanted()) != 0
     }
 
-    /// Has something come for it that the kernel would have told an outer instance of?
-    pub fn pulse(&self) -> bool {
-        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
-            return false;
-        }
-        let Some(d) = self.desc() else { return false };
-        let came = self.edge(d, &self.passed, true);
-        let fresh = self.passed.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
-        if fresh {
-            self.passed.fresh.store(false, Ordering::Relaxed);
-        }
-        came || fresh
-    }
-
-    /// The events to report now; 0: none.
-    pub fn take(&self) -> u32 {
-        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
-            return 0;
-        }
-        let Some(d) = self.desc() else { return 0 };
-        if self.shut_both(d) {
-            let ready = self.reported.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
-            if !ready {
-                self.reported.fresh.store(false, Ordering::Relaxed);
-                return 0;
-            }
-        }
-        let events = self.events.load(Ordering::Relaxed);
-        let edge = events & ET != 0;
-        if edge && self.pending().is_none() {
-            if stage::is_moving(d) {
-                return 0; // no edge is told of now, so none is noted
-            }
-            let fresh = self.reported.fresh.load(Ordering::Relaxed);
-            if !self.edge(d, &self.reported, true) && !fresh {
-                return 0;
-            }
-        }
-        let ev = ready::events(d, self.wanted());
-        if ev == ready::PENDING {
-            return ev;
-        }
-        if ev != 0 {
-            if edge {
-                self.reported.fresh.store(false, Ordering::Relaxed);
-            }
-            if events & ONESHOT != 0 {
-                self.disabled.store(true, Ordering::Relaxed);
-            }
-        }
-        ev
-    }
-
-    /// What is ready is an edge, also if it was reported.
-    pub fn forget_edges(&self) {
-        for last in [&self.reported, &self.passed] {
-            last.fresh.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// An instance tells those that watch it of EPOLLIN alone: an item that does not ask
-    /// for that is ready if it was when it was added, until it is not once.
-    fn shut_both(&self, d: &Desc) -> bool {
-        d.kind() == kind::EPOLL && self.events.load(Ordering::Relaxed) & IN == 0
-    }
-
-    /// Has something happened since the last report? With `note`, that counts
-    /// as reported.
-    fn edge(&self, d: &Desc, last: &Reported, note: bool) -> bool {
-        match d.kind() {
-            kind::CONN => {
-                let (r, rx, h) = d.rx();
-                // What TCP would have sent a segment for.
-                let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
-                    | (d.sock().flags.load(Ordering::Relaxed) as u64
-                        & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
-                        << 32;
-                let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
-                let (data, at) = ring::scan(r, rx, h, last.scan.load(Ordering::Relaxed));
-                let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
-                let state = status != last.seen.load(Ordering::Relaxed);
-                let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
-                let space =
-                    blocked != last.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
-                if note {
-                    last.scan.store(at, Ordering::Relaxed);
-                    last.seen.store(status, Ordering::Relaxed);
-                    if space {
-                        last.blocked.store(blocked, Ordering::Relaxed);
-                    }
-                }
-                data || state || space
-            }
-            kind::LISTENER => {
-                let now = listen::of(d).map_or(0, |l| l.arrivals());
-                let e = now != last.seen.load(Ordering::Relaxed);
-                if note {
-                    last.seen.store(now, Ordering::Relaxed);
-                }
-                e
-            }
-            kind::EPOLL => {
-                let now = of(d).map_or(0, Ep::pulses_so_far) as u64;
-                let e = now != last.seen.load(Ordering::Relaxed);
-                if note {
-                    last.seen.store(now, Ordering::Relaxed);
-                }
-                e
-            }
-            _ => false,
-        }
-    }
-
     /// Nothing to do with us (yet): only the kernel knows its readiness.
     pub fn passive(&self) -> bool {
         self.desc().is_none_or(|d| !matches!(d.kind(), kind::CONN | kind::LISTENER | kind::EPOLL))
@@ -457,61 +344,13 @@ impl Item {
     fn fresh_listener(&self) -> bool {
         self.recheck.load(Ordering::Relaxed)
     }
-
-    /// Ask the peer to mark a new item when data comes, for others are watched beside it: only so
-    /// that it is known which was first. Without a fence, so it is looked at as before.
-    fn hint(&self, ep: &Ep, g: &mut Inner) {
-        let Some(d) = self.desc().filter(|d| d.is_conn() && self.wanted() & (IN | RDNORM) != 0) else { return };
-        let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
-        let Some(c) = chan::CHANS.get(i) else { return };
-        let Some(w) = ep.need_waker().and_then(|b| c.waiter_for(b)) else { return };
-        if g.links.add(c, w) {
-            d.rx().1.want_data.hint(1 << w);
-        }
-    }
-
-    /// Ask the peer to mark us when something happens. The caller runs the
-    /// fence of `batch` under the lock of `g`, and looks again.
-    pub fn arm(&self, b: &Waker, g: &mut Inner, root: &Ep, batch: &mut Batch<'static>) {
-        // One that lives keeps its connection until it is killed, which takes the lock.
-        let Some(d) = self.desc().filter(|_| self.live.load(Ordering::Relaxed)) else { return };
-        match d.kind() {
-            kind::CONN => {
-                let i = d.chan.load(Ordering::Relaxed).wrapping_sub(1);
-                let Some(c) = chan::CHANS.get(i) else { return };
-                let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w)) else {
-                    // No waiter left: stay active; sleeps are cut short for it.
-                    stats::fall_back(fsocket_abi::arena::Reason::Resource);
-                    return;
-                };
-                let (_, rx, _) = d.rx();
-                batch.arm(&rx.want_data, 1 << w);
-                let (_, tx, h) = d.tx();
-                if self.wanted() & OUT != 0 && !ready::can_send(d) {
-                    tx.prod.space_at.store(ring::space_target(tx, h), Ordering::Relaxed);
-                    batch.arm(&tx.want_space, 1 << w);
-                }
-                self.armed.store(true, Ordering::Relaxed);
-            }
-            kind::LISTENER => {
-                if let Some(l) = listen::of(d) {
-                    self.recheck.store(false, Ordering::Relaxed);
-                    l.arm(b, batch);
-                    let linked = l.chans().all(|c| c.waiter_for(b).is_none_or(|w| g.links.add(c, w)));
-                    self.armed.store(linked, Ordering::Relaxed);
-                }
-            }
-            kind::EPOLL => {
-                if let Some(inner) = of(d).filter(|inner| !core::ptr::eq(*inner, root)) {
-                    inner.arm_inner(root);
-                }
-            }
-            _ => {}
-        }
-    }
 }
 
 impl Inner {
+    /// Is an item ready that may be?
+    pub fn any_ready(&self) -> bool {
+        (0..self.n).any(|k| ITEMS.get(self.at(k)).is_some_and(|it| it.ready()))
+    }
     /// An active item goes behind all others.
     pub(super) fn put_last(&mut self, it: &Item) {
         if let Some(k) = (0..self.n).find(|&k| self.at(k) == it.index()) {

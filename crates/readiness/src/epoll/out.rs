@@ -3,8 +3,8 @@
 use super::instance::{Ep, CTL_MARK, WAKER_MARK};
 use super::wrapper;
 use crate::asleep::{self, On};
-use crate::ctl;
 use crate::zone::{balance, watch};
+use crate::{ctl, user};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, cpu, Result};
 
@@ -220,4 +220,32 @@ impl Out {
         }
         Ok(spoke)
     }
+}
+
+/// One word for an array and its length; 0 is none.
+#[inline(always)]
+pub(super) fn array(evs: *mut libc::epoll_event, max: usize) -> usize {
+    !(evs as usize ^ max << 32)
+}
+
+/// How many of these events can be written? Asked once for each array, which a program uses again and
+/// again: one that is no longer there then ends the process.
+///
+/// # Safety
+/// As [`wait`].
+#[cold]
+pub(super) unsafe fn room(ep: &Ep, evs: *mut libc::epoll_event, max: usize) -> usize {
+    /// Events that are looked for; of more than are ever reported at a time a program may have fewer.
+    const MOST: usize = 4096;
+    // SAFETY: the caller's. Only where an event is read as well as written is it the program's.
+    let writable = |i: usize| unsafe { user::get(evs.wrapping_add(i)).and_then(|e| user::put(evs.wrapping_add(i), e)) };
+    if writable(0).is_err() {
+        return 0;
+    }
+    let asked = max.min(MOST);
+    if user::readable(evs, asked) {
+        ep.array.store(array(evs, max), Ordering::Relaxed);
+        return max;
+    }
+    (1..asked).take_while(|i| user::readable(evs.wrapping_add(*i), 1)).last().map_or(1, |i| i + 1)
 }

@@ -22,7 +22,7 @@ pub fn readable(d: &Desc) -> bool {
         let Ok(again) = ep.lock.lock() else { return true };
         g = again;
     }
-    (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
+    g.any_ready()
 }
 
 /// Before a `poll` that includes the instance sleeps, in its wrapper: its waker must ring for our

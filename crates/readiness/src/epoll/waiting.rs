@@ -2,7 +2,7 @@
 
 use super::instance::{of, Ep, Inner};
 use super::item::ITEMS;
-use super::out::{Out, Spoke};
+use super::out::{array, room, Out, Spoke};
 use super::poll_list::{arm_all, collect, marked, report, set_sleeping, settle, share};
 use crate::signals::Held;
 use crate::table::Desc;
@@ -51,34 +51,6 @@ pub unsafe fn wait(
     let r = unsafe { wait_in(ep, evs, max, timeout_ns, mask) };
     ep.leave();
     r
-}
-
-/// One word for an array and its length; 0 is none.
-#[inline(always)]
-fn array(evs: *mut libc::epoll_event, max: usize) -> usize {
-    !(evs as usize ^ max << 32)
-}
-
-/// How many of these events can be written? Asked once for each array, which a program uses again and
-/// again: one that is no longer there then ends the process.
-///
-/// # Safety
-/// As [`wait`].
-#[cold]
-unsafe fn room(ep: &Ep, evs: *mut libc::epoll_event, max: usize) -> usize {
-    /// Events that are looked for; of more than are ever reported at a time a program may have fewer.
-    const MOST: usize = 4096;
-    // SAFETY: the caller's. Only where an event is read as well as written is it the program's.
-    let writable = |i: usize| unsafe { user::get(evs.wrapping_add(i)).and_then(|e| user::put(evs.wrapping_add(i), e)) };
-    if writable(0).is_err() {
-        return 0;
-    }
-    let asked = max.min(MOST);
-    if user::readable(evs, asked) {
-        ep.array.store(array(evs, max), Ordering::Relaxed);
-        return max;
-    }
-    (1..asked).take_while(|i| user::readable(evs.wrapping_add(*i), 1)).last().map_or(1, |i| i + 1)
 }
 
 /// Nothing can be reported: EFAULT if there is something. It stays.
@@ -155,90 +127,12 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     loop {
         ctl::poll();
         watch::look_if_asked();
-        let peer;
-        {
-            let Ok(mut g) = ep.lock.lock() else {
-                // In a signal handler on top of ourselves.
-                // SAFETY: the caller's.
-                return unsafe {
-                    sys::epoll_wait(ep.fd.load(Ordering::Relaxed), out.evs, out.max as i32, timeout_ns, mask)
-                };
-            };
-            let first = core::mem::take(&mut g.crowded) && out.n == 0;
-            if first {
-                // SAFETY: the caller's.
-                let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
-                out.from_kernel = out.n;
-                (g.turns, g.last_kernel) = (0, cpu::ticks());
-                if spoke == Ok(Spoke::Control) {
-                    drop(g);
-                    control(ep);
-                    continue;
-                }
-            }
-            let now = cpu::ticks();
-            collect(ep, &mut g, now);
-            if let Some(since) = since.take() {
-                ep.spin.slept(since, g.notified_since(since));
-            }
-            report(&mut g, &mut out, now);
-            if out.n == 0 && g.n > MANY_ACTIVE {
-                arm_all(ep, &mut g, ep);
-                collect(ep, &mut g, now);
-                report(&mut g, &mut out, now);
-            }
-            if core::mem::take(&mut g.pending) {
-                drop(g);
-                settle(ep);
-                if out.n > 0 && !out.full() {
-                    // What has just become the kernel's is reported with the rest.
-                    // SAFETY: the caller's.
-                    let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
-                }
-                if out.n > 0 {
-                    return Ok(out.n);
-                }
-                continue;
-            }
-            // The sleep asks the kernel as well: before it, only if it may well have something.
-            let ask = timeout_ns == Some(0) || balance::pending() || (g.kernel_busy && !alone(ep));
-            g.turns += 1;
-            let due = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
-            if (out.n == 0 && ask) || (due && !first && ep.kernel.load(Ordering::Relaxed)) {
-                g.crowded = out.full();
-                g.turns = 0;
-                g.last_kernel = now;
-                let (nothing, before) = (out.n == 0, out.n);
-                // SAFETY: the caller's.
-                let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
-                g.kernel_busy = out.n > before;
-                if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
-                    ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
-                }
-                if let Ok(Spoke::Control) = spoke {
-                    drop(g);
-                    control(ep);
-                    if out.n == 0 {
-                        continue;
-                    }
-                    return Ok(out.n);
-                }
-                if out.n == 0 {
-                    spoke?;
-                }
-                if balance::pending() {
-                    out.peers(ep);
-                }
-            }
-            if out.n > 0 || timeout_ns == Some(0) {
-                if out.n > 0 {
-                    ctl::progress();
-                }
-                share(ep, &mut g);
-                return Ok(out.n);
-            }
-            peer = if alone(ep) { None } else { spin_target(&g) };
-        }
+        // SAFETY: the caller's.
+        let peer = match unsafe { look(ep, &mut out, timeout_ns, mask, &mut since) }? {
+            Look::Again => continue,
+            Look::Found => return Ok(out.n),
+            Look::Nothing(peer) => peer,
+        };
         if deadline.is_none() {
             deadline = timeout_ns.map(|t| sys::now_ns().saturating_add(t));
         }
@@ -269,6 +163,101 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     }
 }
 
+/// What a look at an instance says.
+enum Look {
+    /// Look again.
+    Again,
+    Found,
+    /// There is nothing. With the CPU of a peer for which to spin.
+    Nothing(Option<u32>),
+}
+
+/// Collects what is ready, here and, at its turn, in the kernel. `since`: as in [`run`].
+///
+/// # Safety
+/// As [`wait`].
+#[inline(always)]
+unsafe fn look(
+    ep: &'static Ep,
+    out: &mut Out,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+    since: &mut Option<u64>,
+) -> Result<Look> {
+    let Ok(mut g) = ep.lock.lock() else {
+        // In a signal handler on top of ourselves.
+        // SAFETY: the caller's.
+        out.n = unsafe { sys::epoll_wait(ep.fd.load(Ordering::Relaxed), out.evs, out.max as i32, timeout_ns, mask) }?;
+        return Ok(Look::Found);
+    };
+    let first = core::mem::take(&mut g.crowded) && out.n == 0;
+    if first {
+        // SAFETY: the caller's.
+        let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+        out.from_kernel = out.n;
+        (g.turns, g.last_kernel) = (0, cpu::ticks());
+        if spoke == Ok(Spoke::Control) {
+            drop(g);
+            control(ep);
+            return Ok(Look::Again);
+        }
+    }
+    let now = cpu::ticks();
+    collect(ep, &mut g, now);
+    if let Some(since) = since.take() {
+        ep.spin.slept(since, g.notified_since(since));
+    }
+    report(&mut g, out, now);
+    if out.n == 0 && g.n > MANY_ACTIVE {
+        arm_all(ep, &mut g, ep);
+        collect(ep, &mut g, now);
+        report(&mut g, out, now);
+    }
+    if core::mem::take(&mut g.pending) {
+        drop(g);
+        settle(ep);
+        if out.n > 0 && !out.full() {
+            // What has just become the kernel's is reported with the rest.
+            // SAFETY: the caller's.
+            let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+        }
+        return Ok(if out.n > 0 { Look::Found } else { Look::Again });
+    }
+    // The sleep asks the kernel as well: before it, only if it may well have something.
+    let ask = timeout_ns == Some(0) || balance::pending() || (g.kernel_busy && !alone(ep));
+    g.turns += 1;
+    let due = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
+    if (out.n == 0 && ask) || (due && !first && ep.kernel.load(Ordering::Relaxed)) {
+        (g.turns, g.last_kernel, g.crowded) = (0, now, out.full());
+        let (nothing, before) = (out.n == 0, out.n);
+        // SAFETY: the caller's.
+        let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
+        g.kernel_busy = out.n > before;
+        if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
+            ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), now, out.n > 0);
+        }
+        if let Ok(Spoke::Control) = spoke {
+            drop(g);
+            control(ep);
+            return Ok(if out.n > 0 { Look::Found } else { Look::Again });
+        }
+        if out.n == 0 {
+            spoke?;
+        }
+        if balance::pending() {
+            out.peers(ep);
+        }
+    }
+    if out.n > 0 || timeout_ns == Some(0) {
+        if out.n > 0 {
+            ctl::progress();
+        }
+        share(ep, &mut g);
+        return Ok(Look::Found);
+    }
+    Ok(Look::Nothing(if alone(ep) { None } else { spin_target(&g) }))
+}
+
 fn control(ep: &Ep) {
     ctl::readable();
     if ep.zoned.load(Ordering::Relaxed) {
@@ -284,7 +273,7 @@ fn control(ep: &Ep) {
 /// `ask_at`: when the kernel is asked next, ticks.
 fn something(ep: &Ep, ask_at: &mut u64) -> bool {
     let Ok(g) = ep.lock.lock() else { return true };
-    if marked(&g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
+    if marked(&g) || g.any_ready() {
         return true;
     }
     let now = cpu::ticks();
@@ -383,15 +372,13 @@ unsafe fn sleep(
         g.last_kernel = cpu::ticks();
         g.kernel_busy = out.n > 0;
     }
-    match r {
-        Ok(Spoke::Control) => control(ep),
-        Ok(_) => {}
-        Err(e) => return Err(e),
+    if r? == Spoke::Control {
+        control(ep);
     }
     Ok(())
 }
 
 fn something_after_arming(ep: &Ep) -> bool {
     let Ok(g) = ep.lock.lock() else { return true };
-    marked(&g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready()))
+    marked(&g) || g.any_ready()
 }

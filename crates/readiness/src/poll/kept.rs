@@ -127,3 +127,8 @@ pub(super) fn events(d: &Desc, wanted: i16) -> i16 {
         ev => ev as u16 as i16,
     }
 }
+
+/// Has one of them something?
+pub(super) fn any(fds: &[libc::pollfd], kept: &Kept) -> bool {
+    kept.each(fds).any(|(d, wanted)| events(d, wanted) != 0 || pending(d))
+}

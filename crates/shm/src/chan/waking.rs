@@ -2,10 +2,11 @@
 
 use super::{all, queue_len, Chan, Client};
 use crate::waker::{self, Waker};
-use crate::{ctl, stats};
+use crate::{ctl, process, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{SUMMARY_SYN, WAITERS};
+use fsocket_proto::{kind, waiter, Msg};
 use fsocket_ring::dispatch::{self, Workers};
 use fsocket_ring::syn;
 use fsocket_sync::atomic::{fence, AtomicU32};
@@ -31,6 +32,48 @@ impl Waker {
 }
 
 impl Chan {
+    /// Wake waiter `w` on the other side. The monitor does it for us until the sleeper has a pipe for
+    /// this process: a one-shot client rings when it connects, when it asks and when it closes, and
+    /// a pipe costs more than that. False: nobody can wake it.
+    pub fn ring_peer(&self, w: usize, key: u64) -> bool {
+        let w = w.min(WAITERS - 1);
+        // A full pipe is rung by way of the monitor: what is in it may have been heard.
+        if self.peer_key[w].load(Ordering::Acquire) == key
+            && sys::write(self.peer_fd[w].load(Ordering::Relaxed), &[1]).is_ok()
+        {
+            return true;
+        }
+        self.peer_rung[w].store(key, Ordering::Relaxed);
+        self.ring_by_monitor(1 - self.my_side(), w, key)
+    }
+
+    pub fn ring_by_monitor(&self, side: usize, w: usize, key: u64) -> bool {
+        let arg0 = self.id.load(Ordering::Relaxed) as u64;
+        ctl::tell(Msg { id: key, arg0, arg1: waiter::pack(side, w), ..Msg::new(kind::RING) }, None)
+    }
+
+    /// A peer has rung own waiter `w` by way of the monitor. Is it time for a pipe?
+    pub fn is_rung_often(&self, w: usize) -> bool {
+        const OFTEN: u32 = 3;
+        self.rung[w.min(WAITERS - 1)].fetch_add(1, Ordering::Relaxed) % OFTEN == OFTEN - 1
+    }
+
+    /// A pipe to the thread with `key`, as waiter `w` of the other side. True: `fd` is ours; else
+    /// nobody here has rung that.
+    pub fn pipe_to(&self, w: usize, key: u64, fd: i32) -> bool {
+        if key == 0 || self.peer_rung[w].load(Ordering::Relaxed) != key {
+            return false;
+        }
+        let fd = process::high_fd(fd);
+        let had = self.peer_key[w].swap(0, Ordering::AcqRel);
+        let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
+        self.peer_key[w].store(key, Ordering::Release);
+        if had != 0 {
+            process::close_own(old);
+        }
+        true
+    }
+
     /// Put a slot into a SYN queue: idle workers first, busy ones last.
     pub fn push_syn(&self, c: &mut Client, slot: usize) -> bool {
         let workers = self.header().workers.load(Ordering::Acquire);

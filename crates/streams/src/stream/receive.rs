@@ -191,6 +191,8 @@ fn freed(d: &'static Desc, rx: &Dir, h: &Half) {
 
 /// # Safety
 /// As [`recv`].
+// Long: one loop over what another thread, the peer and a path switch may do between two looks. What makes it right
+// is the order of the looks, which parts of it in functions of their own would hide.
 #[cold]
 #[inline(never)]
 pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {

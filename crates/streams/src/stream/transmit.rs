@@ -245,6 +245,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
 
 /// # Safety
 /// As [`send`].
+// Long: as `recv_slow`, one loop whose order of looks matters.
 #[cold]
 unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
     if user::is_beyond(buf) {

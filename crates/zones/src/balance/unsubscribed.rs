@@ -16,10 +16,10 @@
 use super::peers::put_peer;
 use super::steal::Victim;
 use super::usual_patience_ns;
-use crate::join::Who;
 use crate::listener::{used, Local, Zoned};
 use crate::process;
 use crate::watch;
+use crate::watches::Who;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
 use fsocket_sys::{self as sys, cpu};

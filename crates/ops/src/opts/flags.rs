@@ -1,0 +1,145 @@
+//! `fcntl` and `ioctl`.
+
+use super::extra;
+use crate::stage;
+use crate::table::{kind, Desc};
+use crate::{user, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::flag;
+use fsocket_sys::{self as sys, Result};
+
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
+
+/// `fcntl` on a descriptor of ours, for the commands we decide.
+pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<i32>> {
+    let nb = libc::O_NONBLOCK;
+    // Signals for what arrives are the kernel's to send.
+    let signals = match cmd {
+        libc::F_SETFL => arg as i32 & libc::O_ASYNC != 0,
+        F_SETSIG | libc::F_SETOWN | F_SETOWN_EX => true,
+        _ => false,
+    };
+    if signals {
+        extra::leave(d);
+    }
+    if cmd == libc::F_SETFD && arg as i32 & libc::FD_CLOEXEC == 0 {
+        survives(d);
+    }
+    match (d.kind(), cmd) {
+        (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
+            let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
+            if on {
+                v | nb
+            } else {
+                v & !nb
+            }
+        })),
+        (kind::CONN, libc::F_SETFL) => {
+            set_nonblock(d, arg as i32 & nb != 0);
+            Outcome::Done(Ok(0))
+        }
+        (kind::FRESH | kind::BOUND | kind::LISTENER, libc::F_SETFL) => {
+            let r = sys::fcntl(fd, cmd, arg);
+            if r.is_ok() {
+                set_nonblock(d, arg as i32 & nb != 0);
+                d.kernel_nonblock.store(arg as i32 & nb != 0, Ordering::Relaxed);
+            }
+            Outcome::Done(r)
+        }
+        _ => Outcome::Kernel,
+    }
+}
+
+/// The program says that the next one shall find this descriptor.
+pub fn survives(d: &Desc) {
+    d.exec_prepared.store(true, Ordering::Relaxed);
+}
+
+/// The program may have changed O_NONBLOCK of the placeholder without our seeing.
+pub fn nonblock_from_below(d: &Desc, fd: i32) {
+    let Ok(flags) = sys::fcntl(fd, libc::F_GETFL, 0) else { return };
+    let on = flags & libc::O_NONBLOCK != 0;
+    if on != d.placeholder_nonblock() {
+        set_nonblock(d, on);
+    }
+}
+
+fn set_nonblock(d: &Desc, on: bool) {
+    d.nonblock.store(on, Ordering::Relaxed);
+    if d.is_conn() {
+        if let crate::stage::Path::Draining(k) = stage::of(d) {
+            let _ = sys::fcntl(k, libc::F_SETFL, if on { libc::O_NONBLOCK as usize } else { 0 });
+        }
+        let f = &d.sock().flags;
+        if on {
+            f.fetch_or(flag::NONBLOCK, Ordering::Relaxed);
+        } else {
+            f.fetch_and(!flag::NONBLOCK, Ordering::Relaxed);
+        }
+    }
+}
+
+/// `ioctl` on a connection. The `int` argument is read or written through `p`.
+///
+/// # Safety
+/// `p` is what the request wants: for those handled here, an `int` of the program's.
+pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Outcome<Result<i32>> {
+    const FIONBIO: u64 = libc::FIONBIO;
+    const FIONREAD: u64 = libc::FIONREAD;
+    const SIOCOUTQ: u64 = libc::TIOCOUTQ;
+    const SIOCATMARK: u64 = 0x8905;
+    const SIOCOUTQNSD: u64 = 0x894B;
+    const FIOASYNC: u64 = 0x5452;
+    const FIOSETOWN: u64 = 0x8901;
+    const SIOCSPGRP: u64 = 0x8902;
+    // SAFETY: the caller's.
+    let given = || unsafe { user::get(p) };
+    if matches!(request, FIOSETOWN | SIOCSPGRP) || request == FIOASYNC && given().is_ok_and(|on| on != 0) {
+        extra::leave(d);
+    }
+    match request {
+        FIONBIO => {
+            let on = match given() {
+                Ok(on) => on != 0,
+                Err(e) => return Outcome::Done(Err(e)),
+            };
+            if d.is_conn() {
+                set_nonblock(d, on);
+                return Outcome::Done(Ok(0));
+            }
+            // SAFETY: the caller's.
+            let r = unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request as usize, p as usize, 0, 0, 0]) };
+            if r.is_ok() {
+                set_nonblock(d, on);
+                d.kernel_nonblock.store(on, Ordering::Relaxed);
+            }
+            Outcome::Done(r.map(|v| v as i32))
+        }
+        FIONREAD | SIOCOUTQ | SIOCATMARK | SIOCOUTQNSD if crate::path::still_ours(d) => {
+            let v = match request {
+                FIONREAD => {
+                    let (r, rx, h) = d.rx();
+                    let here = match crate::token::enter(h) {
+                        Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
+                        Err(_) => 0,
+                    };
+                    here + stage::kernel_part(d).map_or(0, |k| {
+                        let mut n = 0i32;
+                        let a = [k as usize, FIONREAD as usize, &raw mut n as usize, 0, 0, 0];
+                        // SAFETY: `n` is ours.
+                        unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
+                    })
+                }
+                SIOCOUTQ => {
+                    let (_, tx, h) = d.tx();
+                    fsocket_ring::unacknowledged(tx, h) as i32
+                }
+                _ => 0,
+            };
+            // SAFETY: the caller's.
+            Outcome::Done(unsafe { user::put(p, v) }.map(|()| 0))
+        }
+        _ => Outcome::Kernel,
+    }
+}

@@ -1,0 +1,160 @@
+//! System calls made by number.
+
+#![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
+
+use super::answer::guarded;
+use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, unshare};
+use super::{descriptors as de, io, readiness as re, sockets as so};
+use crate::real;
+use fsocket_core::{credentials, sealed, table, user};
+use libc::*;
+
+/// System calls made by number (libuv closes descriptors like this). Those that
+/// concern a descriptor of ours are the hooks of the same name; the arguments
+/// lie in the same registers.
+// Long: a table.
+pub unsafe fn syscall(
+    number: c_long,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+    e: c_ulong,
+    f: c_ulong,
+) -> c_long {
+    let fd = a as c_int;
+    // Each arm passes the arguments of the system call, which are those of the
+    // libc function, in order.
+    unsafe {
+        match number {
+            SYS_socket => guarded(|| so::socket(fd, b as _, c as _)) as c_long,
+            SYS_epoll_create1 => guarded(|| re::epoll_create1(fd)) as c_long,
+            SYS_close => de::close(fd) as c_long,
+            SYS_close_range => guarded(|| de::close_range(a as _, b as _, c as _)) as c_long,
+            SYS_unshare => guarded(|| unshare(fd)) as c_long,
+            SYS_setns => guarded(|| setns(fd, b as _)) as c_long,
+            SYS_rt_sigaction => super::signals::raw(fd, b as _, c as _, d as _)
+                .unwrap_or_else(|| real::syscall(number, a, b, c, d, e, f)),
+            SYS_prctl => guarded(|| prctl(fd, b, c, d, e)) as c_long,
+            // (All of them by the kernel's numbers: libc's would change every thread.)
+            SYS_setuid | SYS_setreuid | SYS_setresuid | SYS_setgid | SYS_setregid | SYS_setresgid | SYS_setgroups
+            | SYS_capset => guarded(|| credentials::changing(|| real::syscall(number, a, b, c, d, e, f))),
+            SYS_landlock_restrict_self => guarded(|| {
+                let r = real::syscall(number, a, b, c, d, e, f);
+                if r == 0 {
+                    sealed::restrict();
+                    credentials::entered_domain();
+                }
+                r
+            }),
+            SYS_seccomp => {
+                guarded(|| seccomp(a, c));
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            #[cfg(target_arch = "x86_64")]
+            SYS_fork => guarded(|| forked(0, || real::syscall(number, a, b, c, d, e, f))),
+            SYS_clone if forks(a) && b == 0 => guarded(|| forked(a, || real::syscall(number, a, b, c, d, e, f))),
+            SYS_clone3 => match clone3_flags(a, b) {
+                Some(flags) => guarded(|| forked(flags, || real::syscall(number, a, b, c, d, e, f))),
+                None => real::syscall(number, a, b, c, d, e, f),
+            },
+            SYS_pidfd_getfd => guarded(|| de::pidfd_getfd(fd, b as _, c as _)) as c_long,
+            SYS_dup3 => guarded(|| de::dup3(fd, b as _, c as _)) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_dup2 => guarded(|| de::dup2(fd, b as _)) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_poll => re::poll(a as _, b as _, c as _) as c_long,
+            SYS_ppoll if re::whole_mask(d as _, e) && re::is_there(c as *const timespec) => {
+                re::ppoll_telling(a as _, b as _, c as _, d as _) as c_long
+            }
+            #[cfg(target_arch = "x86_64")]
+            SYS_select => {
+                re::select_or(fd, b as _, c as _, d as _, e as _, || real::syscall(number, a, b, c, d, e, f) as c_int)
+                    as c_long
+            }
+            SYS_pselect6 => match re::mask_of_pselect(f as _) {
+                Some(mask) if re::is_there(e as *const timespec) => {
+                    re::pselect_telling(fd, b as _, c as _, d as _, e as _, mask) as c_long
+                }
+                _ => real::syscall(number, a, b, c, d, e, f),
+            },
+            SYS_sendfile => io::sendfile(fd, b as _, c as _, d as _) as c_long,
+            SYS_execve => guarded(|| execve(a as _, b as _, c as _)) as c_long,
+            SYS_execveat => guarded(|| execveat(fd, b as _, c as _, d as _, e as _)) as c_long,
+            SYS_io_uring_setup => guarded(|| super::uring::setup(b, real::syscall(number, a, b, c, d, e, f))),
+            SYS_io_uring_enter => {
+                guarded(|| super::uring::enter(fd, b as _, d as _));
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            SYS_io_uring_register => {
+                guarded(|| super::uring::register(b as _, c as _, d as _));
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            _ if table::lookup(fd).is_some() => on_descriptor(number, [a, b, c, d, e, f]),
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// Of the calls whose first argument is a descriptor, which is one of ours here.
+///
+/// # Safety
+/// As [`syscall`].
+unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_long {
+    let fd = a as c_int;
+    // As above.
+    unsafe {
+        match number {
+            SYS_bind => guarded(|| so::bind(fd, b as _, c as _)) as c_long,
+            SYS_listen => guarded(|| so::listen(fd, b as _)) as c_long,
+            SYS_accept => so::accept(fd, b as _, c as _) as c_long,
+            SYS_accept4 => so::accept4(fd, b as _, c as _, d as _) as c_long,
+            SYS_connect => so::connect(fd, b as _, c as _) as c_long,
+            SYS_shutdown => guarded(|| so::shutdown(fd, b as _)) as c_long,
+            SYS_getsockname => guarded(|| so::getsockname(fd, b as _, c as _)) as c_long,
+            SYS_getpeername => guarded(|| so::getpeername(fd, b as _, c as _)) as c_long,
+            SYS_setsockopt => guarded(|| so::setsockopt(fd, b as _, c as _, d as _, e as _)) as c_long,
+            SYS_getsockopt => guarded(|| so::getsockopt(fd, b as _, c as _, d as _, e as _)) as c_long,
+            SYS_read => io::read(fd, b as _, c as _) as c_long,
+            SYS_write => io::write(fd, b as _, c as _) as c_long,
+            SYS_readv => io::readv(fd, b as _, c as _) as c_long,
+            SYS_writev => io::writev(fd, b as _, c as _) as c_long,
+            SYS_recvfrom => io::recvfrom(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            SYS_sendto => io::sendto(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            SYS_recvmsg => io::recvmsg(fd, b as _, c as _) as c_long,
+            SYS_sendmsg => io::sendmsg(fd, b as _, c as _) as c_long,
+            SYS_recvmmsg => io::recvmmsg(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
+            SYS_dup => guarded(|| de::dup(fd)) as c_long,
+            SYS_fcntl => de::fcntl(fd, b as _, c) as c_long,
+            SYS_ioctl => guarded(|| de::ioctl(fd, b as _, c)) as c_long,
+            SYS_epoll_ctl => guarded(|| re::epoll_ctl(fd, b as _, c as _, d as _)) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,
+            SYS_epoll_pwait if re::whole_mask(e as _, f) => {
+                re::epoll_pwait(fd, b as _, c as _, d as _, e as _) as c_long
+            }
+            SYS_epoll_pwait2 if re::whole_mask(e as _, f) => {
+                re::epoll_pwait2(fd, b as _, c as _, d as _, e as _) as c_long
+            }
+            // (The offset in two halves, the upper of which means nothing with 64 bits.)
+            SYS_preadv2 => io::preadv2(fd, b as _, c as _, d as _, f as _) as c_long,
+            SYS_pwritev2 => io::pwritev2(fd, b as _, c as _, d as _, f as _) as c_long,
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// Flags of a clone3(2) that is a fork on the caller's stack.
+///
+/// # Safety
+/// `args` is readable for `size` bytes.
+unsafe fn clone3_flags(args: c_ulong, size: c_ulong) -> Option<c_ulong> {
+    // struct clone_args: u64 each; the first is the flags, the sixth the stack.
+    if size < 64 {
+        return None;
+    }
+    let [flags, _, _, _, _, stack] = unsafe { user::get(args as *const [u64; 6]) }.ok()?;
+    (forks(flags) && stack == 0).then_some(flags)
+}

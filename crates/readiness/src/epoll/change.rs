@@ -1,0 +1,124 @@
+//! `epoll_ctl`.
+
+use super::instance::{of, Ep, Inner};
+use super::{also, item, wake_for_events};
+use crate::lock::Guard;
+use crate::table::{self, kind, Desc};
+use crate::{listen, Outcome};
+use core::sync::atomic::Ordering;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// `epoll_ctl` on an instance we know.
+///
+/// # Safety
+/// `ev` is null or valid; to delete, it may be anything.
+pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
+    // SAFETY: the caller's.
+    let r = unsafe { ctl_one(ed, op, fd, ev) };
+    let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };
+    // (EPOLL_CTL_DEL does not look at it.)
+    // SAFETY: the caller's.
+    let ev = if op == libc::EPOLL_CTL_DEL { None } else { unsafe { crate::user::get_if(ev) }.unwrap_or(None) };
+    let kfd = ep.fd.load(Ordering::Relaxed);
+    let r = match r {
+        Outcome::Done(r) => r,
+        Outcome::Kernel => sys::epoll_ctl(kfd, op, fd, ev.as_ref()),
+    };
+    // Also where there is no local listen socket yet: the monitor says when.
+    if r.is_ok() && crate::zone::watch::followed((kfd, ep.unsubscribed.waiter()), op, fd, d, ev.as_ref()) {
+        ep.zoned.store(true, Ordering::Relaxed);
+        ep.watch_ctl();
+    }
+    Outcome::Done(r)
+}
+
+/// # Safety
+/// As [`ctl`].
+unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
+    let Some(ep) = of(ed) else { return Outcome::Kernel };
+    let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed) && d.kind() != kind::KLISTENER) else {
+        if crate::process::owns(fd) {
+            return Outcome::Done(Err(Errno::EBADF));
+        }
+        ep.kernel.store(true, Ordering::Relaxed);
+        return Outcome::Kernel;
+    };
+    if op != libc::EPOLL_CTL_DEL && ev.is_null() {
+        return Outcome::Done(Err(Errno::EFAULT));
+    }
+    listen::look_at_fork_group(fd, d);
+    if d.forked.load(Ordering::Relaxed) && d.kind() == kind::BOUND {
+        // Another process of the fork group that listens later would not tell this instance.
+        table::forget(d);
+        ep.kernel.store(true, Ordering::Relaxed);
+        return Outcome::Kernel;
+    }
+    let Ok(mut g) = ep.lock.lock() else { return Outcome::Done(Err(Errno::EAGAIN)) };
+    let have = item::find(d, ep.index(), fd);
+    // SAFETY: checked above; the caller's pointer.
+    let ev = if op == libc::EPOLL_CTL_DEL { None } else { Some(unsafe { ev.read_unaligned() }) };
+    if let Some(ev) = ev.filter(|ev| ev.events & libc::EPOLLEXCLUSIVE as u32 != 0) {
+        const LEGAL: i32 = libc::EPOLLIN
+            | libc::EPOLLOUT
+            | libc::EPOLLERR
+            | libc::EPOLLHUP
+            | libc::EPOLLWAKEUP
+            | libc::EPOLLET
+            | libc::EPOLLEXCLUSIVE;
+        if op == libc::EPOLL_CTL_MOD || d.kind() == kind::EPOLL || { ev.events } & !(LEGAL as u32) != 0 {
+            return Outcome::Done(Err(Errno::EINVAL));
+        }
+    }
+    if op == libc::EPOLL_CTL_MOD && have.is_some_and(|it| it.is_exclusive()) {
+        return Outcome::Done(Err(Errno::EINVAL));
+    }
+    let kfd = ep.fd.load(Ordering::Relaxed);
+    let conn = d.is_conn();
+    also(d, kfd, op, ev.as_ref());
+    Outcome::Done(match (op, have, ev) {
+        (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EEXIST),
+        (libc::EPOLL_CTL_ADD, None, Some(ev)) => add(ep, &mut g, d, fd, &ev),
+        (libc::EPOLL_CTL_MOD, Some(it), Some(ev)) => {
+            let r = if it.kernel.load(Ordering::Relaxed) { sys::epoll_ctl(kfd, op, fd, Some(&ev)) } else { Ok(()) };
+            r.map(|()| {
+                it.set(&ev);
+                g.activate(it);
+                if it.enlist() {
+                    g.put_last(it);
+                }
+                wake_for_events(ep, &g);
+            })
+        }
+        (libc::EPOLL_CTL_DEL, Some(it), _) => {
+            let r = if it.kernel.load(Ordering::Relaxed) { sys::epoll_ctl(kfd, op, fd, None) } else { Ok(()) };
+            item::unlink(d, it);
+            item::kill(ep, &mut g, it);
+            r
+        }
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None, _) if conn => Err(Errno::ENOENT),
+        _ => return Outcome::Kernel,
+    })
+}
+
+fn add(ep: &Ep, g: &mut Guard<'_, Inner>, d: &'static Desc, fd: i32, ev: &libc::epoll_event) -> Result<()> {
+    if let Some(inner) = of(d) {
+        inner.is_watched();
+    }
+    let conn = d.is_conn();
+    d.watched.fetch_or(!conn, Ordering::Relaxed);
+    if !conn {
+        sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, fd, Some(ev))?;
+    }
+    item::add(ep, g, d, fd, ev, !conn)?;
+    if let Some(l) = listen::of(d) {
+        // That may hand us channels, which touches this very instance: items only, never the lock (see
+        // `listener_changed`).
+        l.join();
+    }
+    if matches!(d.kind(), kind::KERNEL | kind::LISTENER) {
+        // Of a kernel connection, somebody may ask for it to go over while all of us sleep here.
+        ep.watch_ctl();
+    }
+    wake_for_events(ep, g);
+    Ok(())
+}

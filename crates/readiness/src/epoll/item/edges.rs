@@ -1,0 +1,127 @@
+//! What has come since an item was reported last.
+
+use super::{Item, Reported, DATA, ET, ONESHOT};
+use crate::epoll::instance::{of, Ep};
+use crate::listen;
+use crate::ready::{self, IN, OUT, RDNORM};
+use crate::stage;
+use crate::table::{kind, Desc};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::flag;
+use fsocket_abi::channel::status;
+use fsocket_ring as ring;
+
+impl Item {
+    /// Has something come for it that the kernel would have told an outer instance of?
+    pub fn pulse(&self) -> bool {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(d) = self.desc() else { return false };
+        let came = self.edge(d, &self.passed, true);
+        let fresh = self.passed.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
+        if fresh {
+            self.passed.fresh.store(false, Ordering::Relaxed);
+        }
+        came || fresh
+    }
+
+    /// The events to report now; 0: none.
+    pub fn take(&self) -> u32 {
+        if !self.live.load(Ordering::Relaxed) || self.disabled.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let Some(d) = self.desc() else { return 0 };
+        if self.shut_both(d) {
+            let ready = self.reported.fresh.load(Ordering::Relaxed) && ready::events(d, self.wanted()) != 0;
+            if !ready {
+                self.reported.fresh.store(false, Ordering::Relaxed);
+                return 0;
+            }
+        }
+        let events = self.events.load(Ordering::Relaxed);
+        let edge = events & ET != 0;
+        if edge && self.pending().is_none() {
+            if stage::is_moving(d) {
+                return 0; // no edge is told of now, so none is noted
+            }
+            let fresh = self.reported.fresh.load(Ordering::Relaxed);
+            if !self.edge(d, &self.reported, true) && !fresh {
+                return 0;
+            }
+        }
+        let ev = ready::events(d, self.wanted());
+        if ev == ready::PENDING {
+            return ev;
+        }
+        if ev != 0 {
+            if edge {
+                self.reported.fresh.store(false, Ordering::Relaxed);
+            }
+            if events & ONESHOT != 0 {
+                self.disabled.store(true, Ordering::Relaxed);
+            }
+        }
+        ev
+    }
+
+    /// What is ready is an edge, also if it was reported.
+    pub fn forget_edges(&self) {
+        for last in [&self.reported, &self.passed] {
+            last.fresh.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// An instance tells those that watch it of EPOLLIN alone: an item that does not ask
+    /// for that is ready if it was when it was added, until it is not once.
+    pub(super) fn shut_both(&self, d: &Desc) -> bool {
+        d.kind() == kind::EPOLL && self.events.load(Ordering::Relaxed) & IN == 0
+    }
+
+    /// Has something happened since the last report? With `note`, that counts
+    /// as reported.
+    pub(super) fn edge(&self, d: &Desc, last: &Reported, note: bool) -> bool {
+        match d.kind() {
+            kind::CONN => {
+                let (r, rx, h) = d.rx();
+                // What TCP would have sent a segment for.
+                let status = (rx.prod.status.load(Ordering::Acquire) & (status::FIN | status::RST)) as u64
+                    | (d.sock().flags.load(Ordering::Relaxed) as u64
+                        & (flag::SHUT_RD | flag::SHUT_WR | flag::SENT_AFTER_CLOSE) as u64)
+                        << 32;
+                let status = status | (d.sock().edges.load(Ordering::Relaxed) as u64) << 40;
+                let (data, at) = ring::scan(r, rx, h, last.scan.load(Ordering::Relaxed));
+                let data = data && self.wanted() & (IN | RDNORM | DATA) != 0;
+                let state = status != last.seen.load(Ordering::Relaxed);
+                let blocked = d.sock().tx_blocked.load(Ordering::Relaxed);
+                let space =
+                    blocked != last.blocked.load(Ordering::Relaxed) && self.wanted() & OUT != 0 && ready::can_send(d);
+                if note {
+                    last.scan.store(at, Ordering::Relaxed);
+                    last.seen.store(status, Ordering::Relaxed);
+                    if space {
+                        last.blocked.store(blocked, Ordering::Relaxed);
+                    }
+                }
+                data || state || space
+            }
+            kind::LISTENER => {
+                let now = listen::of(d).map_or(0, |l| l.arrivals());
+                let e = now != last.seen.load(Ordering::Relaxed);
+                if note {
+                    last.seen.store(now, Ordering::Relaxed);
+                }
+                e
+            }
+            kind::EPOLL => {
+                let now = of(d).map_or(0, Ep::pulses_so_far) as u64;
+                let e = now != last.seen.load(Ordering::Relaxed);
+                if note {
+                    last.seen.store(now, Ordering::Relaxed);
+                }
+                e
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The client's side: which slots it may use, and under which ports.
+
+use super::{Chan, Client, PORT_BLOCK};
+use crate::ctl;
+use core::sync::atomic::Ordering;
+use fsocket_abi::channel::{status, CLIENT, SLOTS};
+use fsocket_proto::{kind, Msg};
+use fsocket_sys as sys;
+
+impl Chan {
+    fn both_closed(&self, slot: usize) -> bool {
+        let s = self.slot(slot);
+        // Acquire: the server's last accesses are before its CLOSED.
+        s.dir.iter().all(|d| d.prod.status.load(Ordering::Acquire) & status::CLOSED != 0)
+    }
+
+    /// Has the last connection in this slot become a kernel connection, under the
+    /// port that belongs to the slot?
+    fn went_to_kernel(&self, slot: usize) -> bool {
+        self.slot(slot).switching.load(Ordering::Relaxed) != 0
+    }
+
+    /// Not as long as the kernel connection lives, or rests.
+    fn port_is_free(&self, c: &Client, slot: usize) -> bool {
+        let port = c.ports[slot / PORT_BLOCK] + (slot % PORT_BLOCK) as u16;
+        if !self.went_to_kernel(slot) {
+            return true;
+        }
+        let mut any = [0u8; 28];
+        any[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+        any[2..4].copy_from_slice(&port.to_be_bytes());
+        let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        // Both IP versions at once; a host without IPv6 has the other one.
+        let (fd, len) = match sys::socket(libc::AF_INET6, flags, 0) {
+            Ok(fd) => {
+                let _ = sys::setsockopt(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0i32.to_ne_bytes());
+                (fd, 28)
+            }
+            Err(_) => match sys::socket(libc::AF_INET, flags, 0) {
+                Ok(fd) => {
+                    any[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+                    (fd, 16)
+                }
+                Err(_) => return false,
+            },
+        };
+        let free = sys::bind(fd, &any[..len]).is_ok();
+        let _ = sys::close(fd);
+        free
+    }
+
+    /// The client is done with a slot.
+    pub fn retire_slot(&self, slot: usize) {
+        if self.my_side() != CLIENT {
+            return;
+        }
+        let Some(mut c) = self.client() else { return };
+        if self.both_closed(slot) && !self.went_to_kernel(slot) {
+            let n = c.free_n;
+            if n < SLOTS {
+                c.free[n] = slot as u16;
+                c.free_n += 1;
+            }
+        } else if c.closing_n < SLOTS {
+            let at = (c.closing_at + c.closing_n) % SLOTS;
+            c.closing[at] = slot as u16;
+            c.closing_n += 1;
+        }
+    }
+
+    /// A slot that neither side uses, with its client port; None: all in use,
+    /// or no port to be had.
+    pub fn take_slot(&self, c: &mut Client) -> Option<(usize, u16)> {
+        for _ in 0..c.closing_n.min(if c.free_n == 0 { SLOTS } else { 4 }) {
+            let s = c.closing[c.closing_at];
+            c.closing_at = (c.closing_at + 1) % SLOTS;
+            if self.both_closed(s as usize) && self.port_is_free(c, s as usize) {
+                c.closing_n -= 1;
+                let n = c.free_n;
+                c.free[n] = s;
+                c.free_n += 1;
+                if c.free_n >= 2 {
+                    break;
+                }
+            } else {
+                let at = (c.closing_at + c.closing_n - 1) % SLOTS;
+                c.closing[at] = s;
+            }
+        }
+        let slot = if c.free_n > 0 {
+            c.free_n -= 1;
+            c.free[c.free_n] as usize
+        } else if c.unused < SLOTS {
+            c.unused += 1;
+            c.unused - 1
+        } else {
+            return None;
+        };
+        let block = slot / PORT_BLOCK;
+        if c.ports[block] == 0 {
+            let (m, _) =
+                ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, None).ok()?;
+            if !legal_block(m.arg0) || m.arg1 < PORT_BLOCK as u64 {
+                return None;
+            }
+            c.ports[block] = m.arg0 as u16;
+        }
+        Some((slot, c.ports[block] + (slot % PORT_BLOCK) as u16))
+    }
+
+    /// The lease that came with a new channel.
+    pub fn first_ports(&self, first: u16) {
+        if let Some(mut c) = self.client().filter(|_| legal_block(first as u64)) {
+            c.ports[0] = first;
+        }
+    }
+
+    /// To another monitor: the leases of ports that this channel has. What has been given to somebody else
+    /// meanwhile is not used for new connections.
+    pub fn lease_again(&self) {
+        let Some(mut c) = self.client() else { return };
+        let id = self.id.load(Ordering::Relaxed).into();
+        for first in c.ports.iter_mut().filter(|first| **first != 0) {
+            let m = Msg { id, arg2: (*first).into(), ..Msg::new(kind::PORTS) };
+            if ctl::insist(m, None).is_err() {
+                *first = 0;
+            }
+        }
+    }
+
+    /// The program has bound this socket to a port: it is this channel's from now on. False: the
+    /// monitor says no.
+    pub fn has_bound(&self, fd: i32) -> bool {
+        ctl::request(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::PORTS) }, Some(fd)).is_ok()
+    }
+
+    pub fn give_back(&self, c: &mut Client, slot: usize) {
+        let n = c.free_n;
+        if n < SLOTS {
+            c.free[n] = slot as u16;
+            c.free_n += 1;
+        }
+    }
+}
+
+/// Is that the first port of a lease that we can use?
+fn legal_block(first: u64) -> bool {
+    (1024..=65536 - PORT_BLOCK as u64).contains(&first)
+}

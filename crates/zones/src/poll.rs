@@ -1,0 +1,132 @@
+//! Polling global and local listen sockets together.
+
+use super::listener::{of, used, Zoned};
+use super::{balance, enabled, How};
+use crate::table;
+use crate::wait::{self, Deadline};
+use fsocket_sys::Result;
+
+/// The local listen socket, and two other descriptors or -1, to be polled beside
+/// descriptor `fd`; the thread becomes a worker if it is time.
+fn beside(fd: i32, events: i16) -> Option<(&'static Zoned, [i32; 3])> {
+    if events & (libc::POLLIN | libc::POLLRDNORM) == 0 {
+        return None;
+    }
+    let d = table::lookup(fd)?;
+    let z = of(d)?;
+    match z.worker(fd, How::Sleeping) {
+        Some(l) => Some((z, [l.fd(), z.handoff_fd(), z.peers_fd()])),
+        None => z.is_non_worker().then_some((z, [-1; 3])),
+    }
+}
+
+/// Extra entries for `poll`.
+pub const EXTRA: usize = 16;
+
+/// Local listen sockets beside those in `fds`: (index, descriptor).
+pub struct Beside {
+    pub n: usize,
+    pub at: [(usize, i32); EXTRA],
+    /// The call may sleep.
+    sleeps: bool,
+    /// Which of them stands for the peers of a listener; see `balance`.
+    peers: [Option<&'static Zoned>; EXTRA],
+}
+
+impl Beside {
+    pub fn of(fds: &[libc::pollfd], sleeps: bool) -> Beside {
+        let mut b = Beside { n: 0, at: [(0, -1); EXTRA], sleeps, peers: [None; EXTRA] };
+        if !enabled() || used().is_empty() {
+            return b;
+        }
+        for (i, p) in fds.iter().enumerate() {
+            if b.n < EXTRA {
+                let Some((z, fds)) = beside(p.fd, p.events) else { continue };
+                let peers = [None, None, Some(z)];
+                for (fd, peers) in fds.into_iter().zip(peers) {
+                    if b.n < EXTRA && (fd >= 0 || peers.is_some()) {
+                        b.at[b.n] = (i, fd);
+                        b.peers[b.n] = peers;
+                        b.n += 1;
+                    }
+                }
+            }
+        }
+        b
+    }
+
+    /// Before a sleep: what is to be polled for the peers by now.
+    pub fn arm(&self, extra: &mut [libc::pollfd]) {
+        for (z, e) in self.peers[..self.n].iter().zip(extra) {
+            if let Some(z) = z {
+                e.fd = z.peers_fd();
+            }
+        }
+    }
+}
+
+/// `poll` where nothing but local listen sockets is ours. None: not even those.
+///
+/// # Safety
+/// `mask` is null or a signal mask.
+pub unsafe fn poll(
+    fds: &mut [libc::pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Option<Result<usize>> {
+    const WATCHES: usize = 256;
+    let b = Beside::of(fds, timeout_ns != Some(0));
+    if b.n == 0 || fds.len() + EXTRA + wait::BESIDE > WATCHES {
+        return None;
+    }
+    let n = fds.len();
+    let mut all = [libc::pollfd { fd: -1, events: 0, revents: 0 }; WATCHES];
+    all[..n].copy_from_slice(fds);
+    for (k, &(_, fd)) in b.at[..b.n].iter().enumerate() {
+        all[n + k] = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    }
+    let deadline = Deadline::within(timeout_ns);
+    let used = n + b.n + wait::BESIDE;
+    let mut asks = b.peers[..b.n].iter().flatten().any(|z| z.is_non_worker());
+    loop {
+        b.arm(&mut all[n..]);
+        balance::before_sleep();
+        let left = match core::mem::take(&mut asks) {
+            true => Some(0),
+            false => balance::cut(deadline.left()),
+        };
+        // SAFETY: the caller's mask.
+        if let Err(e) = unsafe { wait::sleep(&mut all[..used], None, left, mask) } {
+            return Some(Err(e));
+        }
+        wait::heed(&all[..used]);
+        for (p, a) in fds.iter_mut().zip(&all) {
+            p.revents = a.revents;
+        }
+        fold(fds, &b, &all[n..]);
+        let ready = fds.iter().filter(|p| p.revents != 0).count();
+        if ready > 0 || deadline.is_over() {
+            return Some(Ok(ready));
+        }
+    }
+}
+
+/// What the local sockets say, into the entries of the global ones. `extra`: as
+/// the kernel has filled it.
+pub fn fold(fds: &mut [libc::pollfd], b: &Beside, extra: &[libc::pollfd]) {
+    const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
+    for ((&(i, _), e), peers) in b.at[..b.n].iter().zip(extra).zip(b.peers) {
+        let spoke = e.revents & libc::POLLIN != 0;
+        if peers.map_or(spoke, |z| z.peers_spoke(spoke)) {
+            fds[i].revents |= fds[i].events & READ;
+        }
+    }
+    for (&(i, _), z) in b.at[..b.n].iter().zip(b.peers).filter_map(|(at, peers)| Some((at, peers?))) {
+        if fds[i].revents == 0 {
+            let nothing = fds.iter().all(|p| p.revents == 0);
+            if z.has_waiting(fds[i].fd, b.sleeps && nothing) {
+                fds[i].revents |= fds[i].events & READ;
+            }
+        }
+    }
+}
