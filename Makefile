@@ -105,7 +105,7 @@ restarts: build ## the monitor killed, stopped and reloaded once a second for TI
 
 hostile: build ## a scripted hostile peer beside servers and honest users for TIME seconds (600): UIDS=4 SEED=1
 	@scripts/deps.sh test
-	@$(RUN) cargo run -q --release --locked -p fsocket-hostile -- run --strict --time $(or $(TIME),600) --turns 10 --uids $(or $(UIDS),4) --seed $(or $(SEED),1)
+	@$(RUN) cargo run -q --release --locked -p fsocket-hostile -- run --strict --control --time $(or $(TIME),600) --turns 10 --uids $(or $(UIDS),4) --seed $(or $(SEED),1)
 
 kills: build ## kill -9 of clients, servers, workers and the monitor, N times (10000): SEED=1
 	@$(RUN) cargo run -q --release --locked -p fsocket-hostile -- kills --strict --count $(or $(N),10000) --seed $(or $(SEED),1)

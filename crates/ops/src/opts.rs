@@ -49,8 +49,11 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         return Outcome::Kernel; // EINVAL, whatever it is
     }
     let number = |n: u32| len >= n && user::readable(val, n as usize);
-    // SAFETY: that many bytes are there.
-    extra::before(d, level, name, if number(4) { unsafe { (val as *const i32).read_unaligned() } } else { 1 });
+    // (Of a socket's own none has a shorter value: EINVAL.)
+    if level != S || len >= 4 || name == libc::SO_BINDTODEVICE {
+        // SAFETY: that many bytes are there.
+        extra::before(d, level, name, if number(4) { unsafe { (val as *const i32).read_unaligned() } } else { 1 });
+    }
     let conn = crate::path::still_ours(d);
     if !conn && d.is_gone() {
         return Outcome::Kernel;

@@ -1,5 +1,6 @@
 //! Hostile processes one after the other, each killed at a random moment.
 
+use crate::control;
 use crate::lives::{Life, SCRIPTS};
 use crate::random::Random;
 use fsocket_sys as sys;
@@ -28,6 +29,9 @@ pub struct Attack {
     /// This script only
     #[arg(long)]
     pub script: Option<String>,
+    /// As many connections and as much of the CPUs by kernel TCP, and nothing hostile
+    #[arg(long)]
+    pub kernel: bool,
 }
 
 pub fn run(a: &Attack) {
@@ -51,7 +55,8 @@ pub fn run(a: &Attack) {
                     libc::signal(libc::SIGPIPE, libc::SIG_IGN);
                 }
                 let mut life = Life { socket: &a.socket, ports: &a.ports, random: Random::new(seed) };
-                let _ = scripts[which].1(&mut life);
+                let (_, cost, script) = scripts[which];
+                let _ = if a.kernel { control::life(&mut life, *cost) } else { script(&mut life) };
                 // SAFETY: nothing of the parent's is to be run.
                 unsafe { libc::_exit(0) }
             }

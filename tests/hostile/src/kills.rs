@@ -44,7 +44,7 @@ fn program(dir: &Path) -> Result<PathBuf> {
 }
 
 fn party(stage: &Stage, dir: &Path, args: &[&str]) -> Result<Proc> {
-    let mut c = stage.command(SERVERS, program(dir)?);
+    let mut c = stage.command(SERVERS, program(dir)?, true);
     c.arg("party").args(args);
     Ok(Proc::spawn(dir, args[0], c))
 }

@@ -6,6 +6,7 @@
 //! memory by themselves. Everything follows from a seed but for the times at which things happen.
 
 pub mod attack;
+pub mod control;
 pub mod descriptors;
 pub mod honest;
 pub mod kills;

@@ -17,31 +17,47 @@ pub struct Life<'a> {
 
 type Script = fn(&mut Life) -> Option<()>;
 
+/// What a script costs its victims, so that a control run over kernel TCP can do as much.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Cost {
+    /// Connections, one after the other.
+    Connections,
+    /// A few connections, and its own time.
+    Words,
+    /// Its own time.
+    Messages,
+}
+use Cost::*;
+
 /// Every script; a name for those who look for what went wrong.
-pub const SCRIPTS: &[(&str, Script)] = &[
-    ("messages before HELLO", |l| l.messages(false)),
-    ("messages", |l| l.messages(true)),
-    ("never reads", |l| l.never_reads()),
-    ("queue positions", |l| l.queue_positions()),
-    ("queue entries", |l| l.queue_entries()),
-    ("random words", |l| l.random_words()),
-    ("boundary words", |l| l.boundary_words()),
-    ("bad records", |l| l.connections(Break::Record)),
-    ("bad positions", |l| l.connections(Break::Position)),
-    ("a status that no side has", |l| l.connections(Break::Status)),
-    ("moves and never arrives", |l| l.connections(Break::Moving)),
-    ("has moved nowhere", |l| l.connections(Break::Moved)),
-    ("wants everything", |l| l.connections(Break::Wants)),
-    ("shows and takes back", |l| l.connections(Break::Flicker)),
-    ("useless marks", |l| l.connections(Break::Marks)),
-    ("fills the ring and stops", |l| l.connections(Break::Silence)),
-    ("lies in its arena", |l| l.arena()),
-    ("listens and does not accept", |l| l.listener()),
-    ("asks for everything", |l| l.hoarder()),
+pub const SCRIPTS: &[(&str, Cost, Script)] = &[
+    ("messages before HELLO", Messages, |l| l.messages(false)),
+    ("messages", Messages, |l| l.messages(true)),
+    ("never reads", Messages, |l| l.never_reads()),
+    ("shows what it has not", Messages, |l| l.shows()),
+    ("queue positions", Words, |l| l.queue_positions()),
+    ("queue entries", Words, |l| l.queue_entries()),
+    ("random words", Words, |l| l.random_words()),
+    ("boundary words", Words, |l| l.boundary_words()),
+    ("bad records", Connections, |l| l.connections(Break::Record)),
+    ("bad positions", Connections, |l| l.connections(Break::Position)),
+    ("a status that no side has", Connections, |l| l.connections(Break::Status)),
+    ("moves and never arrives", Connections, |l| l.connections(Break::Moving)),
+    ("has moved nowhere", Connections, |l| l.connections(Break::Moved)),
+    ("wants everything", Connections, |l| l.connections(Break::Wants)),
+    ("shows and takes back", Connections, |l| l.connections(Break::Flicker)),
+    ("useless marks", Connections, |l| l.connections(Break::Marks)),
+    ("fills the ring and stops", Connections, |l| l.connections(Break::Silence)),
+    ("lies in its arena", Words, |l| l.arena()),
+    ("listens and does not accept", Messages, |l| l.listener()),
+    ("asks for everything", Messages, |l| l.hoarder()),
 ];
 
+/// Above the number of every message.
+const KINDS: usize = 96;
+
 /// What honest ones need with a server and the two CPUs of a small machine.
-const A_CONNECTION_NS: usize = 5_000_000;
+pub const A_CONNECTION_NS: usize = 5_000_000;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Break {
@@ -73,7 +89,7 @@ impl Life<'_> {
         let r = &mut self.random;
         let mut word = |small: usize| if r.chance(60) { r.below(small) as u64 } else { r.word() };
         let (id, arg0, arg1, arg2, seq) = (word(64), word(16), word(8), word(6), word(1000) as u32);
-        let kind = if r.chance(95) { r.below(64) as u32 } else { r.word() as u32 };
+        let kind = if r.chance(95) { r.below(KINDS) as u32 } else { r.word() as u32 };
         let ip = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let port = if r.chance(50) { *r.one(self.ports) } else { r.word() as u16 };
         let addr = Addr { ip, port, family: libc::AF_INET as u16, v6only: 0 };
@@ -116,6 +132,31 @@ impl Life<'_> {
             m.version = fsocket_proto::VERSION;
             if !peer.tell(m, None) {
                 sys::nanosleep(1_000_000);
+            }
+        }
+    }
+
+    /// After a restart of the monitor processes show what they have; this one has little of it, and at any time.
+    fn shows(&mut self) -> Option<()> {
+        let (mut peer, c) = self.introduced()?;
+        let fds = Descriptors::new(peer.fd);
+        let told = [kind::ATTACH, kind::ARENA, kind::COUNTED, kind::NEARER, kind::WATCHED, kind::SETTLED];
+        let asked = [kind::PORTS, kind::IN_USE, kind::MEET, kind::OFFER, kind::UPGRADE, kind::CHANNEL_HANDLE];
+        loop {
+            let near = c.id.wrapping_add(self.random.below(9) as u32).wrapping_sub(4);
+            let id = if self.random.chance(70) { near.into() } else { self.random.word() };
+            let own = [c.memory, *self.random.one(fds.all())];
+            let fd = self.random.chance(90).then(|| *self.random.one(&own));
+            let lease = u64::from(c.port) + 64 * self.random.below(4) as u64;
+            let (arg0, arg1) = (self.random.below(3) as u64, self.random.below(3) as u64);
+            let arg2 = if self.random.chance(50) { lease } else { self.random.below(3) as u64 };
+            let what = Msg { id, arg0, arg1, arg2, ..self.message() };
+            let what = Msg { version: fsocket_proto::VERSION, ..what };
+            if self.random.chance(60) {
+                peer.tell(Msg { kind: *self.random.one(&told), ..what }, fd);
+            } else {
+                let (_, got) = peer.request(Msg { kind: *self.random.one(&asked), ..what }, fd)?;
+                got.map(sys::close);
             }
         }
     }

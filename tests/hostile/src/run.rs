@@ -37,9 +37,23 @@ pub struct Run {
     /// Fail if an attack takes more of a server's time than that, percent of a CPU
     #[arg(long)]
     pub cpu_share: Option<f64>,
-    /// Also judge times: p99 within 2 times the quiet one, CPU within 1.2 times, monitor within 50 ms
+    /// A third turn each time: stock servers and clients, and as many attackers that open as many connections by
+    /// kernel TCP
+    #[arg(long)]
+    pub control: bool,
+    /// Also judge times: p99 within 2 times the quiet one, CPU within 1.2 times, or neither above the control run's
+    /// (with --control); monitor within 50 ms
     #[arg(long)]
     pub strict: bool,
+}
+
+/// Who is there beside the honest clients.
+#[derive(Clone, Copy)]
+enum Beside {
+    Nobody,
+    Hostile(u64),
+    /// The same by kernel TCP.
+    Kernel(u64),
 }
 
 /// What a turn has shown.
@@ -89,56 +103,25 @@ pub fn run(r: &Run) -> Result<bool> {
     ensure!(unsafe { libc::geteuid() } == 0, "needs root, to be several users");
     let dir = tempfile::Builder::new().prefix("fastsocket-hostile-").tempdir()?;
     let mut stage = Stage::new(dir.path(), &config(r))?;
-    let mut victims = stage.servers(&r.servers)?;
+    let mut victims = stage.servers(&r.servers, true)?;
+    let mut stock = if r.control { stage.servers(&r.servers, false)? } else { Vec::new() };
     let each = (r.time / r.turns.max(1)).max(2);
     println!("hostile: {} s of attack in {} turns, {} users, seed {}", each * r.turns, r.turns, r.uids, r.seed);
-    turn(r, &stage, &victims, 2, None)?; // caches, pools
-    let (mut quiet, mut attacked) = (Turn::default(), Turn::default());
+    turn(r, &stage, &victims, 2, Beside::Nobody)?; // caches, pools
+    let (mut quiet, mut attacked, mut control) = (Turn::default(), Turn::default(), Turn::default());
     for n in 0..r.turns {
-        quiet.add(turn(r, &stage, &victims, each, None)?);
-        attacked.add(turn(r, &stage, &victims, each, Some(r.seed.wrapping_add(n)))?);
+        let seed = r.seed.wrapping_add(n);
+        quiet.add(turn(r, &stage, &victims, each, Beside::Nobody)?);
+        attacked.add(turn(r, &stage, &victims, each, Beside::Hostile(seed))?);
+        if r.control {
+            control.add(turn(r, &stage, &stock, each, Beside::Kernel(seed))?);
+        }
     }
-    let mut wrong = Vec::new();
     ensure!(stage.monitor.running(), "the monitor has ended: {}", stage.monitor.stderr());
-    for v in &mut victims {
+    for v in victims.iter_mut().chain(&mut stock) {
         ensure!(v.proc.running(), "{} has ended: {}", v.name, v.proc.stderr());
     }
-    println!(
-        "{:<10}{:>10}{:>7}{:>6}{:>8}{:>12}{:>12}{:>10}{:>10}{:>7}",
-        "", "requests", "wrong", "hung", "failed", "quiet p99", "attack p99", "quiet CPU", "attack", "MiB"
-    );
-    for v in &victims {
-        let (q, a) = (&quiet.seen[v.name], &attacked.seen[v.name]);
-        let (p, pa) = (quantile(&q.times, 990), quantile(&a.times, 990));
-        let (c, ca) = (quiet.cpu[v.name], attacked.cpu[v.name]);
-        println!(
-            "{:<10}{:>10}{:>7}{:>6}{:>8}{p:>9.2} ms{pa:>9.2} ms{c:>8.2} s{ca:>8.2} s{:>7}",
-            v.name,
-            a.requests,
-            a.wrong,
-            a.hung,
-            a.failed,
-            v.memory()
-        );
-        for s in [q, a] {
-            if s.wrong + s.hung + s.failed > 0 || s.requests == 0 {
-                wrong.push(format!(
-                    "{}: {} wrong, {} hung, {} failed of {} ({})",
-                    v.name, s.wrong, s.hung, s.failed, s.requests, s.why
-                ));
-            }
-        }
-        if r.strict && pa > 2.0 * p {
-            wrong.push(format!("{}: p99 {pa} ms, {p} ms without an attack", v.name));
-        }
-        let share = (ca - c) * 100.0 / (each * r.turns) as f64;
-        if r.cpu_share.is_some_and(|most| share > most) {
-            wrong.push(format!("{}: the attack has taken {share:.0} % of a CPU", v.name));
-        }
-        if r.strict && ca > 1.2 * c {
-            wrong.push(format!("{}: {ca} s of CPU, {c} s without an attack", v.name));
-        }
-    }
+    let mut wrong = judged(r, &victims, [&quiet, &attacked, &control], (each * r.turns) as f64);
     let (worst, p99) = (quantile(&attacked.answers, 1000), quantile(&attacked.answers, 990));
     println!(
         "monitor: answers within {p99:.2} ms (p99), {worst:.2} ms (all); CPU {:.2} s, {:.2} s; {} MiB",
@@ -164,6 +147,59 @@ pub fn run(r: &Run) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
+/// Prints what was seen at each server; what of it is wrong.
+fn judged(r: &Run, victims: &[Victim], [quiet, attacked, control]: [&Turn; 3], seconds: f64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    println!(
+        "{:<10}{:>9}{:>6}{:>6}{:>7}{:>26}{:>26}{:>6}",
+        "", "requests", "wrong", "hung", "failed", "p99, ms", "CPU, s", "MiB"
+    );
+    println!("{:<38}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}", "", "quiet", "attack", "control", "quiet", "attack", "control");
+    for v in victims {
+        let (q, a) = (&quiet.seen[v.name], &attacked.seen[v.name]);
+        let p99 = |t: &Turn| t.seen.get(v.name).map_or(f64::NAN, |s| quantile(&s.times, 990));
+        let cpu = |t: &Turn| t.cpu.get(v.name).copied().unwrap_or(f64::NAN);
+        let p = [quiet, attacked, control].map(p99);
+        let c = [quiet, attacked, control].map(cpu);
+        println!(
+            "{:<10}{:>9}{:>6}{:>6}{:>7}{:>8.2}{:>9.2}{:>9.2}{:>8.2}{:>9.2}{:>9.2}{:>6}",
+            v.name,
+            a.requests,
+            a.wrong,
+            a.hung,
+            a.failed,
+            p[0],
+            p[1],
+            p[2],
+            c[0],
+            c[1],
+            c[2],
+            v.memory()
+        );
+        for s in [Some(q), Some(a), control.seen.get(v.name)].into_iter().flatten() {
+            if s.wrong + s.hung + s.failed > 0 || s.requests == 0 {
+                wrong.push(format!(
+                    "{}: {} wrong, {} hung, {} failed of {} ({})",
+                    v.name, s.wrong, s.hung, s.failed, s.requests, s.why
+                ));
+            }
+        }
+        // (Without a control run there is no number, and nothing is above it but by the first comparison.)
+        let exceeds = |[quiet, attack, control]: [f64; 3], times: f64| attack > times * quiet && !(attack <= control);
+        if r.strict && exceeds(p, 2.0) {
+            wrong.push(format!("{}: p99 {} ms, {} ms without an attack", v.name, p[1], p[0]));
+        }
+        let share = (c[1] - c[0]) * 100.0 / seconds;
+        if r.cpu_share.is_some_and(|most| share > most) {
+            wrong.push(format!("{}: the attack has taken {share:.0} % of a CPU", v.name));
+        }
+        if r.strict && exceeds(c, 1.2) {
+            wrong.push(format!("{}: {} s of CPU, {} s without an attack", v.name, c[1], c[0]));
+        }
+    }
+    wrong
+}
+
 /// The servers' user shares memory with each honest client's, and with the hostile ones.
 fn config(r: &Run) -> String {
     let clients = (CLIENTS..).take(r.servers.len());
@@ -172,8 +208,8 @@ fn config(r: &Run) -> String {
     format!("share = [[{}]]\n", users.join(", "))
 }
 
-/// One turn; with a seed, under attack.
-fn turn(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, seed: Option<u64>) -> Result<Turn> {
+/// One turn.
+fn turn(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, beside: Beside) -> Result<Turn> {
     let me = std::env::current_exe()?;
     let program = stage.dir.join("fsocket-hostile");
     if !program.exists() {
@@ -181,13 +217,12 @@ fn turn(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, seed: Option<u
     }
     let cpu: Vec<f64> = victims.iter().map(Victim::cpu).collect();
     let monitor_cpu = cpu_of(stage.monitor.pid());
-    let attackers: Vec<Proc> =
-        seed.map_or(Ok(Vec::new()), |seed| attackers(r, stage, victims, seconds, seed, &program))?;
+    let attackers = attackers(r, stage, victims, seconds, beside, &program);
     let clients: Vec<Proc> = victims
         .iter()
         .enumerate()
         .map(|(i, v)| {
-            let mut c = stage.command(CLIENTS + i as u32, &program);
+            let mut c = stage.command(CLIENTS + i as u32, &program, v.preloaded);
             c.args(["honest", "--kind", v.kind, "--port", &v.port.to_string(), "--time", &seconds.to_string()]);
             Proc::spawn(&stage.dir, &format!("honest-{}", v.name), c)
         })
@@ -209,18 +244,16 @@ fn turn(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, seed: Option<u
     Ok(turn)
 }
 
-fn attackers(
-    r: &Run,
-    stage: &Stage,
-    victims: &[Victim],
-    seconds: u64,
-    seed: u64,
-    program: &PathBuf,
-) -> Result<Vec<Proc>> {
+fn attackers(r: &Run, stage: &Stage, victims: &[Victim], seconds: u64, beside: Beside, program: &PathBuf) -> Vec<Proc> {
+    let (seed, kernel) = match beside {
+        Beside::Nobody => return Vec::new(),
+        Beside::Hostile(seed) => (seed, None),
+        Beside::Kernel(seed) => (seed, Some("--kernel")),
+    };
     let ports: Vec<String> = victims.iter().map(|v| v.port.to_string()).collect();
     // Four at a time; more users than that take turns.
     let processes = r.uids.clamp(1, 4);
-    Ok((0..processes)
+    (0..processes)
         .map(|i| {
             let per = (r.uids / processes).max(1);
             // As long as the others have to do, they get the CPU: what is measured is not who shares it.
@@ -229,11 +262,11 @@ fn attackers(
             c.args(["--ports", &ports.join(","), "--time", &seconds.to_string()]);
             c.args(["--seed", &(seed.wrapping_mul(1000) + u64::from(i)).to_string()]);
             c.args(["--uid", &(HOSTILE + i * per).to_string(), "--uids", &per.to_string()]);
-            c.args(r.script.iter().flat_map(|s| ["--script", s]));
+            c.args(r.script.iter().flat_map(|s| ["--script", s])).args(kernel);
             c.env_remove("LD_PRELOAD");
             Proc::spawn(&stage.dir, &format!("attack-{i}"), c)
         })
-        .collect())
+        .collect()
 }
 
 /// How long the monitor takes for an answer, again and again.

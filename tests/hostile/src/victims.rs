@@ -26,6 +26,8 @@ pub struct Victim {
     pub name: &'static str,
     pub port: u16,
     pub proc: Proc,
+    /// With the library. Its clients have it then, too.
+    pub preloaded: bool,
 }
 
 impl Stage {
@@ -64,41 +66,40 @@ impl Stage {
         Ok(said["totals"]["connect_shm"].as_u64().unwrap_or(0))
     }
 
-    /// A program of a user's, with the library.
-    pub fn command(&self, uid: u32, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    /// A program of a user's, with the library or without.
+    pub fn command(&self, uid: u32, program: impl AsRef<std::ffi::OsStr>, preloaded: bool) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.dir).uid(uid).gid(uid).env("PYTHONUNBUFFERED", "1");
-        command.env("LD_PRELOAD", artifacts::library()).env(ENV_SOCKET, self.socket());
+        if preloaded {
+            command.env("LD_PRELOAD", artifacts::library()).env(ENV_SOCKET, self.socket());
+        }
         command
     }
 
-    fn server(
-        &self,
-        kind: &'static str,
-        name: &'static str,
-        port: u16,
-        args: &[&str],
-        program: &Path,
-    ) -> Result<Victim> {
-        let home = self.dir.join(name);
+    /// Of this user: where a server has its files.
+    fn home(&self, name: &str, preloaded: bool) -> Result<PathBuf> {
+        let home = self.dir.join(if preloaded { "ours" } else { "stock" }).join(name);
         std::fs::create_dir_all(&home)?;
         std::os::unix::fs::chown(&home, Some(SERVERS), Some(SERVERS))?;
-        let mut command = self.command(SERVERS, program);
-        command.args(args).current_dir(home);
-        let mut proc = Proc::spawn(&self.dir, name, command);
-        let up = net::wait_until(START, || !proc.running() || net::kernel_sockets(port, "0A") > 0);
-        if up.is_err() || !proc.running() {
-            bail!("{name} does not listen: {}{}", proc.stdout(), proc.stderr());
-        }
-        Ok(Victim { kind, name, port, proc })
+        Ok(home)
     }
 
     /// The servers of the names given.
     ///
     /// # Errors
     /// One does not start.
-    pub fn servers(&self, names: &[String]) -> Result<Vec<Victim>> {
+    pub fn servers(&self, names: &[String], preloaded: bool) -> Result<Vec<Victim>> {
         let found = |name| find_program(name).with_context(|| format!("{name} is not installed"));
+        let server = |kind, name, port, args: &[&str], program: &Path| -> Result<Victim> {
+            let mut command = self.command(SERVERS, program, preloaded);
+            command.args(args).current_dir(self.home(name, preloaded)?);
+            let mut proc = Proc::spawn(&self.dir, if preloaded { name } else { "stock" }, command);
+            let up = net::wait_until(START, || !proc.running() || net::kernel_sockets(port, "0A") > 0);
+            if up.is_err() || !proc.running() {
+                bail!("{name} does not listen: {}{}", proc.stdout(), proc.stderr());
+            }
+            Ok(Victim { kind, name, port, proc, preloaded })
+        };
         names
             .iter()
             .map(|name| {
@@ -107,42 +108,37 @@ impl Stage {
                 let echo = script("apps/echo_server.py").display().to_string();
                 match name.as_str() {
                     "nginx" => {
-                        let conf = self.nginx(port)?;
-                        self.server(
-                            "http",
-                            "nginx",
-                            port,
-                            &["-p", &self.dir.join("nginx").display().to_string(), "-c", &conf],
-                            &found("nginx")?,
-                        )
+                        let home = self.home("nginx", preloaded)?.display().to_string();
+                        let conf = nginx(Path::new(&home), port)?;
+                        server("http", "nginx", port, &["-p", &home, "-c", &conf], &found("nginx")?)
                     }
                     "redis" => {
                         let args = ["--port", &at, "--bind", "127.0.0.1", "--save", "", "--protected-mode", "no"];
-                        self.server("redis", "redis", port, &args, &found("redis-server")?)
+                        server("redis", "redis", port, &args, &found("redis-server")?)
                     }
-                    "threaded" => self.server("echo", "threaded", port, &[&echo, "threaded", &at], Path::new(PYTHON)),
-                    "fork" => self.server("echo", "fork", port, &[&echo, "fork", &at], Path::new(PYTHON)),
-                    "epoll" => self.server("echo", "epoll", port, &[&echo, "epoll", &at], Path::new(PYTHON)),
+                    "threaded" => server("echo", "threaded", port, &[&echo, "threaded", &at], Path::new(PYTHON)),
+                    "fork" => server("echo", "fork", port, &[&echo, "fork", &at], Path::new(PYTHON)),
+                    "epoll" => server("echo", "epoll", port, &[&echo, "epoll", &at], Path::new(PYTHON)),
                     other => bail!("no server {other}"),
                 }
             })
             .collect()
     }
+}
 
-    fn nginx(&self, port: u16) -> Result<String> {
-        let dir = self.dir.join("nginx");
-        std::fs::create_dir_all(dir.join("www"))?;
-        std::fs::write(dir.join("www/1000"), crate::honest::page())?;
-        let d = dir.display();
-        let text = format!(
-            "daemon off;\nworker_processes 2;\npid {d}/pid;\nerror_log {d}/error.log;\nevents {{ worker_connections 4096; }}\n\
-             http {{ access_log off; keepalive_requests 1000000;\n client_body_temp_path {d}/b; proxy_temp_path {d}/p;\n\
-             fastcgi_temp_path {d}/f; uwsgi_temp_path {d}/u; scgi_temp_path {d}/s;\n\
-             server {{ listen 127.0.0.1:{port}; root {d}/www; }} }}\n"
-        );
-        std::fs::write(dir.join("conf"), text)?;
-        Ok(dir.join("conf").display().to_string())
-    }
+/// Writes a configuration for nginx: where.
+fn nginx(dir: &Path, port: u16) -> Result<String> {
+    std::fs::create_dir_all(dir.join("www"))?;
+    std::fs::write(dir.join("www/1000"), crate::honest::page())?;
+    let d = dir.display();
+    let text = format!(
+        "daemon off;\nworker_processes 2;\npid {d}/pid;\nerror_log {d}/error.log;\nevents {{ worker_connections 4096; }}\n\
+         http {{ access_log off; keepalive_requests 1000000;\n client_body_temp_path {d}/b; proxy_temp_path {d}/p;\n\
+         fastcgi_temp_path {d}/f; uwsgi_temp_path {d}/u; scgi_temp_path {d}/s;\n\
+         server {{ listen 127.0.0.1:{port}; root {d}/www; }} }}\n"
+    );
+    std::fs::write(dir.join("conf"), text)?;
+    Ok(dir.join("conf").display().to_string())
 }
 
 impl Victim {

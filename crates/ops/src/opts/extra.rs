@@ -15,6 +15,7 @@ const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPING_NEW: i32 = 65;
 const TCP_SAVE_SYN: i32 = 27;
 const TCP_INQ: i32 = 36;
+const IPV6_MINHOPCOUNT: i32 = 73;
 /// Does this option change what arrives with the bytes, or what becomes of the
 /// connection, in ways that only the kernel has?
 fn is_kernel_only(level: i32, name: i32, v: i32) -> bool {
@@ -26,6 +27,8 @@ fn is_kernel_only(level: i32, name: i32, v: i32) -> bool {
         (T, TCP_INQ | TCP_SAVE_SYN) => v != 0,
         (T, libc::TCP_REPAIR) => v > 0,
         (T, libc::TCP_ULP) => true,
+        // What comes from farther away is dropped, and all of it if it is above what the other side sends with.
+        (libc::IPPROTO_IP, libc::IP_MINTTL) | (libc::IPPROTO_IPV6, IPV6_MINHOPCOUNT) => v != 0,
         (libc::IPPROTO_IPV6, IPV6_ADDRFORM) => v == libc::AF_INET,
         _ => false,
     }
