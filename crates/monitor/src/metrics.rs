@@ -1,8 +1,8 @@
 //! `--metrics ADDR`: metrics over HTTP, from a thread of their own.
 //!
 //! The thread talks to scrapers, and asks the event loop for a report over a control socket of its own, as
-//! `fastsocket stat` does. A slow or hostile scraper holds up other scrapers at most, and costs the
-//! event loop one report in [`FRESH`].
+//! `fastsocket stat` does. A slow or hostile scraper costs the event loop one report in [`FRESH`], and other scrapers
+//! nothing but that.
 
 mod http;
 
@@ -19,8 +19,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// Scrapers that are served at a time; others wait in the backlog.
-const MOST: usize = 16;
+/// Scrapers that are served at a time. Another one takes the place of the one that has been there longest: whoever says or
+/// reads nothing holds up nobody.
+const MOST: usize = 64;
+/// After a connection could not be accepted (no descriptor is left, say) the next attempt is made so much later.
+const PAUSE: Duration = Duration::from_millis(200);
 /// The thread answers from the same report for so long.
 const FRESH: Duration = Duration::from_secs(1);
 /// The event loop may take so long to answer.
@@ -45,7 +48,7 @@ pub(crate) fn serve(ctx: &mut Context, listener: TcpListener) -> std::io::Result
     let family = ctx.new_family();
     // As root: whoever may scrape sees the sums of all users, and no process.
     ctx.clients.add(Client::new(ours, 0, std::process::id(), family))?;
-    let server = Server { listener, line: theirs, seq: 0, connections: Vec::new(), last: None };
+    let server = Server { listener, line: theirs, seq: 0, connections: Vec::new(), last: None, accepts_at: None };
     std::thread::Builder::new().name("metrics".into()).spawn(move || server.run())?;
     Ok(())
 }
@@ -57,13 +60,17 @@ struct Server {
     seq: u32,
     connections: Vec<Connection>,
     last: Option<(Instant, Vec<u8>)>,
+    /// When to accept again; `None`: now.
+    accepts_at: Option<Instant>,
 }
 
 impl Server {
     /// Serves until the event loop has ended.
     fn run(mut self) {
         while self.wait().is_some() {
-            self.accept();
+            if self.accepts_at.is_none() {
+                self.accept();
+            }
             let now = Instant::now();
             let mut connections = std::mem::take(&mut self.connections);
             connections.retain_mut(|c| {
@@ -82,10 +89,11 @@ impl Server {
     fn wait(&mut self) -> Option<()> {
         let mut fds = vec![PollFd::new(&self.line, PollFlags::IN)];
         fds.extend(self.connections.iter().map(|c| PollFd::new(c.stream(), c.interest())));
-        if self.connections.len() < MOST {
+        self.accepts_at = self.accepts_at.filter(|at| *at > Instant::now());
+        if self.accepts_at.is_none() {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
-        let next = self.connections.iter().map(|c| c.deadline).min();
+        let next = self.connections.iter().map(|c| c.deadline).chain(self.accepts_at).min();
         let timeout = next.map(|at| timespec(at.saturating_duration_since(Instant::now())));
         // An interrupted call has no events.
         let _ = poll(&mut fds, timeout.as_ref());
@@ -102,9 +110,20 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        while self.connections.len() < MOST {
-            let Ok((stream, _)) = self.listener.accept() else { return };
-            self.connections.extend(Connection::new(stream));
+        // (Those that come now are served before any of them could be the oldest.)
+        for _ in 0..MOST / 2 {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    // The oldest is the first.
+                    self.connections.drain(..(self.connections.len() + 1).saturating_sub(MOST));
+                    self.connections.extend(Connection::new(stream));
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.accepts_at = Some(Instant::now() + PAUSE);
+                    return;
+                }
+            }
         }
     }
 

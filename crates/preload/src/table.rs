@@ -299,6 +299,9 @@ limit_table! {
      kernel; for those that wait already, too, if it is not one of the common ones or a \
      process of its fork group that was there before it has set it."
         of setsockopt;
+    Sockets: "A non-blocking `connect` that is asked again says `EISCONN` the first time, too, if the connection has \
+     become the kernel's meanwhile; the kernel says 0 once."
+        of connect;
     Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address; after a non-blocking \
      `connect` that was reset it names no port, where the kernel still names the one it had."
         of connect;

@@ -80,7 +80,7 @@ impl Connection {
         }
         match &mut self.state {
             State::Reads(bytes) => match read(&mut self.stream, bytes, LONGEST) {
-                Got::Nothing if is_whole(bytes) => match parse(bytes) {
+                Got::Whole => match parse(bytes) {
                     Some(request) => {
                         self.is_head = request.method == "HEAD";
                         Step::Asks(request)
@@ -101,7 +101,7 @@ impl Connection {
                 Err(()) => Step::Done,
             },
             State::Drains => match read(&mut self.stream, &mut Vec::new(), LONGEST) {
-                Got::Nothing | Got::TooMuch => Step::Waits,
+                Got::Nothing | Got::Whole | Got::TooMuch => Step::Waits,
                 Got::End => Step::Done,
             },
         }
@@ -130,6 +130,8 @@ impl Connection {
 enum Got {
     /// Nothing more for now.
     Nothing,
+    /// A request.
+    Whole,
     TooMuch,
     End,
 }
@@ -137,6 +139,7 @@ enum Got {
 fn read(stream: &mut TcpStream, into: &mut Vec<u8>, most: usize) -> Got {
     let mut part = [0; 2048];
     loop {
+        let seen = into.len();
         match stream.read(&mut part) {
             Ok(0) => return Got::End,
             Ok(n) => into.extend_from_slice(&part[..n]),
@@ -147,9 +150,9 @@ fn read(stream: &mut TcpStream, into: &mut Vec<u8>, most: usize) -> Got {
         if into.len() > most {
             return Got::TooMuch;
         }
-        // (It need not close, nor say more, for its answer.)
-        if is_whole(into) {
-            return Got::Nothing;
+        // (It need not close, nor say more, for its answer. What was looked at before is not looked at again.)
+        if is_whole(&into[seen.saturating_sub(3)..]) {
+            return Got::Whole;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What processes have from a monitor before this one, which has died: arenas, channels, leases of ports.
 //!
-//! They show it by descriptors (ADR 48). A process with the memory of a channel can write anything into it, so the
+//! They show it by descriptors (ADR 48). The kernel says of a channel's memory that a monitor has made it, and for which
+//! number. A process with the memory of a channel can write anything into it, so the
 //! monitor gives nothing away by believing which of the two ends it has. The rest is proven: a process that binds a
 //! channel to a listener holds that listener, and processes of one fork group show the same arena with the same rights.
 
@@ -112,7 +113,7 @@ impl Shm {
             if !self.has_channels_left(uid) || !self.has_share(ctx, uid, shares::CHANNEL) {
                 return Ok(());
             }
-            match ChannelMem::again(fd.keep()) {
+            match ChannelMem::again(fd.keep(), channel) {
                 Ok(mem) => self.channels.add(from_before(channel, mem, uid)),
                 Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => return Err(Misbehaved("not a channel")),
                 Err(_) => return Ok(()),

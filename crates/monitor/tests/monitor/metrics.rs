@@ -86,17 +86,17 @@ fn what_is_no_scrape() {
     assert!(s.scrape().contains("fastsocket_up 1\n"));
 }
 
-/// A few that say nothing hold up nobody; many do for as long as one may last.
+/// However many there are.
 #[test]
 fn scrapers_that_say_nothing() {
     let s = Served::start();
-    let silent: Vec<TcpStream> = (0..8).map(|_| s.connect()).collect();
+    let silent: Vec<TcpStream> = (0..100).map(|_| s.connect()).collect();
     let begin = Instant::now();
     assert!(s.scrape().contains("fastsocket_up 1\n"));
     assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
-    let many: Vec<TcpStream> = (0..40).map(|_| s.connect()).collect();
-    assert_eq!(silent[0].try_clone().unwrap().read(&mut [0]).unwrap(), 0, "it is turned away");
-    drop((silent, many));
+    for one in [&silent[0], &silent[99]] {
+        assert_eq!(one.try_clone().unwrap().read(&mut [0]).unwrap(), 0, "it is turned away");
+    }
     assert!(s.scrape().contains("fastsocket_up 1\n"));
 }
 

@@ -134,9 +134,31 @@ fn memory_that_could_shrink_or_is_none_ends_the_process() {
     // Another memory under a number that is taken.
     let (mut client, mut other) = (d.process(), d.process());
     attach(&mut client, &b, CLIENT, &b.ch.fd);
-    let memory = memfd("memory", CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
-    attach(&mut other, &b, SERVER, &memory);
+    attach(&mut other, &b, SERVER, &channel_memory(b.ch.id.into()));
     assert!(!is_watched(&mut other, &b));
+}
+
+/// As a monitor of this user makes it.
+fn channel_memory(id: u64) -> OwnedFd {
+    memfd(&format!("fastsocket-channel-{id}"), CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap()
+}
+
+/// Somebody faster, with memory of his own or that of another channel, keeps nobody from his channel.
+#[test]
+fn memory_that_was_not_made_for_it_takes_no_channels_number() {
+    let (b, another) = (before(), before());
+    let Some(d) = for_users("memory_that_was_not_made_for_it_takes_no_channels_number", |_| {}) else { return };
+    let mut liar = as_user(70_001, || d.process());
+    for memory in [as_user(70_001, || channel_memory(b.ch.id.into())), another.ch.fd] {
+        attach(&mut liar, &b, CLIENT, &memory);
+        attach(&mut liar, &b, SERVER, &memory);
+    }
+    assert!(!is_watched(&mut liar, &b));
+    let (mut server, mut client) = (d.process(), d.process());
+    server.listen(&b.socket);
+    attach(&mut client, &b, CLIENT, &b.ch.fd);
+    attach(&mut server, &b, SERVER, &b.ch.fd);
+    assert!(is_watched(&mut server, &b) && is_watched(&mut client, &b));
 }
 
 #[test]
@@ -223,26 +245,22 @@ fn ports_in_use_are_nobody_elses() {
 #[test]
 fn channels_that_are_shown_are_bounded() {
     let Some(d) = for_users("channels_that_are_shown_are_bounded", |_| {}) else { return };
-    let memory = memfd("memory", CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap();
-    as_user(70_001, || {
-        let (mut client, mut server) = (d.process(), d.process());
-        let show = |p: &Proc, id: u64, side: usize| {
+    let (mut client, mut server) = as_user(70_001, || (d.process(), d.process()));
+    for id in 1..=1030 {
+        let memory = channel_memory(id);
+        for (p, side) in [(&client, CLIENT), (&server, SERVER)] {
             p.tell(Msg { id, arg0: side as u64, arg2: 1, ..Msg::new(kind::ATTACH) }, Some(memory.as_fd()));
-        };
-        for id in 1..=1030 {
-            show(&client, id, CLIENT);
-            show(&server, id, SERVER);
-            if id % 64 == 0 {
-                client.sync();
-                server.sync();
-            }
         }
-        let is_known = |p: &mut Proc, id: u64| {
-            p.request(Msg { id, arg0: CLIENT as u64, ..Msg::new(kind::CHANNEL_HANDLE) }, None).1.is_some()
-        };
-        server.sync();
-        assert!(is_known(&mut client, 1024) && !is_known(&mut client, 1025));
-    });
+        if id % 64 == 0 {
+            client.sync();
+            server.sync();
+        }
+    }
+    let is_known = |p: &mut Proc, id: u64| {
+        p.request(Msg { id, arg0: CLIENT as u64, ..Msg::new(kind::CHANNEL_HANDLE) }, None).1.is_some()
+    };
+    server.sync();
+    assert!(is_known(&mut client, 1024) && !is_known(&mut client, 1025));
     as_user(70_002, || d.process().sync());
 }
 

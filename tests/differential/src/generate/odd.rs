@@ -16,13 +16,6 @@ const NOT_SET: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
     (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
     (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
-    // (A connect without blocking that is asked again after one of these says EISCONN, not 0.)
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
-    (libc::SOL_SOCKET, 63), // SO_TIMESTAMP_NEW and those behind it
-    (libc::SOL_SOCKET, 64),
-    (libc::SOL_SOCKET, 65),
     (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER),
     (libc::SOL_SOCKET, libc::SO_ATTACH_BPF),
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
@@ -79,6 +72,7 @@ impl Gen {
         if (may_block && !ready && !self.m.is_nonblock(fd.var))
             || (name == "sendfile" && matches!(other.what, What::PipeWrite(_))) // EBADF, and ESPIPE here
             || (name == "bind" && fd.what.side().is_some())
+            || (name == "connect" && self.m.is_nonblock(fd.var)) // docs/limits.md
             || (name == "epoll_ctl" && matches!(other.what, What::Epoll(_)))
             || self.m.is_slept_on(fd.what)
             // What was sent from a file (`sendfile`) changes with it.
