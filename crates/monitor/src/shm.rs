@@ -34,6 +34,7 @@ mod sweep;
 pub mod switch;
 pub mod switched;
 pub mod taken;
+mod touches;
 pub mod upgrade;
 pub mod wake;
 pub mod wakers;

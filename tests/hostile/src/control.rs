@@ -39,7 +39,7 @@ fn connections(l: &mut Life, port: u16) -> Option<()> {
     let mut open = VecDeque::new();
     loop {
         let mut c = connected(port)?;
-        let asks: &[u8] = if port % 2 == 0 { b"GET /1000 HTTP/1.1\r\nHost: x\r\n\r\n" } else { b"PING\r\n" };
+        let asks: &[u8] = if port.is_multiple_of(2) { b"GET /1000 HTTP/1.1\r\nHost: x\r\n\r\n" } else { b"PING\r\n" };
         if l.random.chance(80) {
             let _ = c.write(asks);
         }

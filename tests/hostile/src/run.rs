@@ -184,8 +184,10 @@ fn judged(r: &Run, victims: &[Victim], [quiet, attacked, control]: [&Turn; 3], s
                 ));
             }
         }
-        // (Without a control run there is no number, and nothing is above it but by the first comparison.)
-        let exceeds = |[quiet, attack, control]: [f64; 3], times: f64| attack > times * quiet && !(attack <= control);
+        // (Without a control run there is no number.)
+        let exceeds = |[quiet, attack, control]: [f64; 3], times: f64| {
+            attack > times * quiet && (control.is_nan() || attack > control)
+        };
         if r.strict && exceeds(p, 2.0) {
             wrong.push(format!("{}: p99 {} ms, {} ms without an attack", v.name, p[1], p[0]));
         }

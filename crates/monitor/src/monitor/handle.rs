@@ -114,8 +114,9 @@ impl Monitor {
                 return Ok(());
             }
             kind::NEARER => {
+                let uid = client.uid;
                 if self.shm.listeners.has_port(msg.addr.port) {
-                    self.shm.registry.touch();
+                    self.shm.have_ask_again(uid, uid == 0 || self.ctx.config.private);
                 }
                 return Ok(());
             }

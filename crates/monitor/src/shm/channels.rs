@@ -11,7 +11,7 @@ use fsocket_abi::channel::{
 };
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 /// What the memfd of a channel is called.
-fn name_of(id: ChannelId) -> String {
+pub fn name_of(id: ChannelId) -> String {
     format!("fastsocket-channel-{id}")
 }
 
@@ -37,29 +37,16 @@ impl ChannelMem {
     /// Out of descriptors, memory or address space.
     pub fn new(id: ChannelId) -> io::Result<ChannelMem> {
         let fd = memfd(&name_of(id), CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW)?;
-        let map = Mapping::new(&fd, RING_OFF)?;
-        map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
-        map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
-        map.at::<AtomicU32>(offset_of!(Header, id)).store(id, Ordering::Relaxed);
-        Ok(ChannelMem { fd: Rc::new(fd), map })
+        let mem = ChannelMem::of(fd)?;
+        mem.map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
+        mem.map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
+        mem.map.at::<AtomicU32>(offset_of!(Header, id)).store(id, Ordering::Relaxed);
+        Ok(mem)
     }
 
-    /// Memory that a monitor before this one has made for channel `id`, as a process shows it. The kernel says so: by
-    /// the owner of the memfd and its name, which nobody can change. (What is in it anybody can write.)
     /// # Errors
-    /// EINVAL: it is none, or could shrink under us. EPERM: no monitor of this user has made it for that number.
-    pub fn again(fd: OwnedFd, id: ChannelId) -> io::Result<ChannelMem> {
-        let sealed = rustix::fs::fcntl_get_seals(&fd)?;
-        let stat = rustix::fs::fstat(&fd)?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        if !sealed.contains(seals) || stat.st_size != CHANNEL_SIZE as i64 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let named = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-        let own = named.as_os_str() == format!("/memfd:{} (deleted)", name_of(id)).as_str();
-        if !own || stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+    /// Out of memory or address space.
+    pub fn of(fd: OwnedFd) -> io::Result<ChannelMem> {
         let map = Mapping::new(&fd, RING_OFF)?;
         Ok(ChannelMem { fd: Rc::new(fd), map })
     }

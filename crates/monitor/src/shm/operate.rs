@@ -52,10 +52,10 @@ impl Shm {
         let connections = self.connections_of(ctx, id);
         let Some(client) = ctx.clients.get_mut(id) else { return Process::default() };
         let is_new = std::mem::replace(&mut client.off, off) != off;
-        let (pid, nonce, family) = (client.pid, client.nonce, client.family);
+        let (pid, uid, nonce, family) = (client.pid, client.uid, client.nonce, client.family);
         if is_new {
             tracing::info!(pid, off, "by an operator");
-            self.registry.touch();
+            self.have_ask_again(uid, uid == 0 || ctx.config.private);
         }
         // (Also once more: one may have been accepted meanwhile.)
         if is_new || off && connections > 0 {

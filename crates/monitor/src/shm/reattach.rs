@@ -10,18 +10,20 @@ use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::descriptor::{Attached, Reuse};
 use crate::memory::FileId;
-use crate::shm::channels::{Channel, ChannelMem};
+use crate::shm::channels::{self, Channel, ChannelMem};
 use crate::shm::ports::BLOCK;
 use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, FamilyId, NOBODY};
 use fsocket_abi::arena::{Counter, COUNTERS};
-use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_proto::{kind, Addr, Msg};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::rc::Rc;
 
 /// A process with a library of another version. It is told so, and gets nothing else.
@@ -113,9 +115,9 @@ impl Shm {
             if !self.has_channels_left(uid) || !self.has_share(ctx, uid, shares::CHANNEL) {
                 return Ok(());
             }
-            match ChannelMem::again(fd.keep(), channel) {
+            match channel_memory(fd.keep(), channel) {
                 Ok(mem) => self.channels.add(from_before(channel, mem, uid)),
-                Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => return Err(Misbehaved("not a channel")),
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Err(Misbehaved("not a channel")),
                 Err(_) => return Ok(()),
             }
         } else if !self.channels.get(channel).is_some_and(|ch| {
@@ -204,6 +206,25 @@ impl Shm {
             tell_watched_of(ctx, child, channel);
         }
     }
+}
+
+/// Memory that a monitor before this one has made for channel `id`, as a process shows it. The kernel says so: by the
+/// owner of the memfd and its name, which nobody can change. (What is in it anybody can write.)
+/// # Errors
+/// EINVAL: it is none, or could shrink under us. EPERM: no monitor of this user has made it for that number.
+fn channel_memory(fd: OwnedFd, id: ChannelId) -> io::Result<ChannelMem> {
+    let sealed = rustix::fs::fcntl_get_seals(&fd)?;
+    let stat = rustix::fs::fstat(&fd)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if !sealed.contains(seals) || stat.st_size != CHANNEL_SIZE as i64 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let named = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    let own = named.as_os_str() == format!("/memfd:{} (deleted)", channels::name_of(id)).as_str();
+    if !own || stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    ChannelMem::of(fd)
 }
 
 fn tell_watched_of(ctx: &mut Context, process: ConnId, channel: ChannelId) {

@@ -10,6 +10,7 @@ use crate::shm::offers::Local;
 use crate::shm::pairs::Pairs;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
+use crate::shm::touches::Touches;
 use crate::FamilyId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ pub struct Shm {
     pub listeners_changed: bool,
     pub channels: Channels,
     pub offers: Local,
+    pub touches: Touches,
     pub pairs: Pairs,
     pub ports: Ports,
     pub registry: Registry,
@@ -46,6 +48,7 @@ impl Shm {
             listeners_changed: false,
             channels: Channels::default(),
             offers: Local::default(),
+            touches: Touches::default(),
             pairs: Pairs::default(),
             ports,
             registry,
@@ -57,6 +60,14 @@ impl Shm {
             endings: Endings::default(),
             sweeps: Seldom::default(),
             memory: None,
+        }
+    }
+
+    /// A user gives libraries cause to ask again where their connections lead. `alone`: of others' there are none, or
+    /// it is root.
+    pub fn have_ask_again(&mut self, uid: u32, alone: bool) {
+        if alone || self.touches.hears(uid, Instant::now()) {
+            self.registry.touch();
         }
     }
 }

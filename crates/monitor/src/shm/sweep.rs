@@ -18,12 +18,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 impl Shm {
     /// When something is to be looked at again.
     pub fn next(&self) -> Option<Instant> {
-        let looks = [self.look_again.map(|(at, _)| at), self.dispatch.next, self.pairs.ask_at];
+        let looks = [self.look_again.map(|(at, _)| at), self.dispatch.next, self.pairs.ask_at, self.touches.due()];
         looks.into_iter().flatten().min()
     }
 
     pub fn look_again_if_due(&mut self, ctx: &mut Context) {
         self.ask_for_pairs_if_due(ctx);
+        if self.touches.is_due(Instant::now()) {
+            self.registry.touch();
+        }
         match self.look_again {
             Some((at, waited)) if at <= Instant::now() => {
                 self.look_again = None;

@@ -152,3 +152,28 @@ fn inherited_arenas_are_shared_out() {
     drop(greedy);
     wait_until("they are given back", || arenas() == 0);
 }
+
+/// Whoever says that a listener has come nearer has all libraries ask again about all destinations.
+#[test]
+fn a_user_that_has_all_ask_again_is_heard_now_and_then() {
+    let name = "a_user_that_has_all_ask_again_is_heard_now_and_then";
+    let Some(d) = for_users(name, |_| {}) else { return };
+    let mut stranger = as_user(70_001, || d.stranger());
+    let registry = stranger.hello();
+    let touched = || {
+        let mut word = [0; 8];
+        let at = std::mem::offset_of!(fsocket_proto::registry::Registry, touched) as u64;
+        assert_eq!(rustix::io::pread(&registry, &mut word, at), Ok(8));
+        u64::from_ne_bytes(word)
+    };
+    let (socket, port) = listener();
+    stranger.listen(&socket);
+    let (before, begin) = (touched(), std::time::Instant::now());
+    for _ in 0..2000 {
+        stranger.tell(Msg { addr: v4([127, 0, 0, 1], port), ..Msg::new(kind::NEARER) }, None);
+        stranger.sync();
+    }
+    let most = 2 + begin.elapsed().as_millis() as u64 / 100;
+    wait_until("the last one is heard, too", || touched() - before > 1);
+    assert!(touched() - before <= most, "{} of {most}", touched() - before);
+}
