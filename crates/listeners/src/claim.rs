@@ -27,7 +27,7 @@ pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u
     // follows from it.
     let dst = if !name::is_any(&bound.ip) {
         bound.ip
-    } else if name::is_loopback(&claimed) || is_local(&claimed) {
+    } else if name::is_loopback(&claimed) || ctl::registry().is_some_and(|r| r.has_local(&claimed)) {
         claimed
     } else {
         c.violated();
@@ -52,9 +52,4 @@ pub fn refuse(c: &Chan, slot: usize) {
             chan::wake(c, slot, w, mask);
         }
     }
-}
-
-fn is_local(ip: &[u8; 16]) -> bool {
-    let Some(r) = ctl::registry() else { return false };
-    r.local.iter().take((r.locals as usize).min(r.local.len())).any(|l| l == ip)
 }

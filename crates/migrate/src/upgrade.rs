@@ -52,10 +52,7 @@ fn wanted() -> bool {
 }
 
 fn is_here(ip: &[u8; 16]) -> bool {
-    let local = |r: &fsocket_proto::registry::Registry| {
-        r.local.iter().take((r.locals as usize).min(r.local.len())).any(|l| l == ip)
-    };
-    name::is_loopback(ip) || registry::mapped().is_some_and(local)
+    name::is_loopback(ip) || registry::mapped().is_some_and(|r| r.has_local(ip))
 }
 
 fn begin(d: &Desc, side: usize) {

@@ -18,10 +18,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[cfg(feature = "report")]
 pub mod operate;
 pub mod paths;
+pub mod registry;
+pub use registry::CLOSINGS_SIZE;
 #[cfg(feature = "report")]
 pub mod report;
 #[cfg(feature = "report")]
 pub mod steer;
+pub mod switch;
 
 pub const VERSION: u16 = 1;
 
@@ -31,9 +34,6 @@ pub const REATTACH: u64 = 1;
 
 /// How long an answer to [`kind::CONNECT`] may be used, seconds.
 pub const ROUTE_SECS: u64 = 5;
-
-/// Bytes of what comes with [`kind::CLOSINGS`].
-pub const CLOSINGS_SIZE: usize = registry::PORTS * 4;
 
 /// Kinds of messages.
 pub mod kind {
@@ -310,45 +310,6 @@ pub mod unpublish {
     pub const UNLESS_SERVED: u64 = 2;
 }
 
-/// What a [`kind::SWITCH`] asks for, its `arg2`. The monitor makes the sockets, and no process is
-/// ever given the other side's end: an explicitly bound socket keeps its port for whoever holds it.
-pub mod switch {
-    /// Make both ends. fd: any TCP socket of the connection's network namespace, which says only
-    /// where that is. Answered with the requester's end.
-    pub const MAKE: u64 = 0;
-    /// Do something at the other side's end, in that side's name: see [`act`] for `arg1`'s high
-    /// half.
-    pub const ACT: u64 = 1;
-    /// After EXDEV: the two ends of an ordinary connection that the requester has made, its own and
-    /// the other one.
-    pub const OWN_READY: u64 = 2;
-    pub const OTHER_READY: u64 = 3;
-    /// A fresh TCP socket in place of the requester's end, and none for the other.
-    pub const ALONE: u64 = 4;
-    /// Nobody has accepted the connection: connect the client's end to the kernel's listener. From
-    /// the server's side. fd as for MAKE. `result` EINPROGRESS: ask again in a moment.
-    pub const DIAL: u64 = 5;
-
-    /// `arg2` of CLAIM: the claimant sends itself what the other side has not read; an [`ACT`] that comes
-    /// later (nobody waited for it) does not.
-    pub const POURS: u64 = 1;
-
-    /// Bits of [`ACT`], done in this order.
-    pub mod act {
-        /// What the requester has not read yet is sent. The requester has written its place in the
-        /// ring into `Slot::migrated`.
-        pub const POUR: u32 = 1;
-        /// `shutdown(SHUT_WR)`.
-        pub const FIN: u32 = 2;
-        /// The last close sends a reset.
-        pub const RESET: u32 = 4;
-        /// `shutdown(SHUT_RDWR)`.
-        pub const SHUT_BOTH: u32 = 8;
-        /// One byte, unless the end has met an error or its end.
-        pub const SPEAK: u32 = 16;
-    }
-}
-
 /// A counter and its number in one word.
 pub mod counted {
     const BITS: u32 = 56;
@@ -413,86 +374,6 @@ pub const MSG_SIZE: usize = core::mem::size_of::<Msg>();
 impl Msg {
     pub fn new(kind: u32) -> Self {
         Msg { kind, version: VERSION, ..Default::default() }
-    }
-}
-
-/// The registry: which listeners exist, so that a `connect` to anywhere else
-/// costs no message. One read-only memfd per monitor (F_SEAL_FUTURE_WRITE,
-/// written through the monitor's own earlier mapping).
-///
-/// A reader takes `generation` (odd: being changed), reads, and checks it
-/// again. The registry only decides whether asking the monitor is worth it.
-pub mod registry {
-    use super::Addr;
-    use core::sync::atomic::AtomicU64;
-
-    pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockRG1");
-    pub const ENTRIES: usize = 4096;
-    pub const LOCALS: usize = 256;
-    pub const SIZE: usize = core::mem::size_of::<Registry>().next_multiple_of(4096);
-
-    #[repr(C)]
-    pub struct Entry {
-        /// 0: empty.
-        pub listener: u64,
-        /// SO_NETNS_COOKIE of the listening socket.
-        pub netns: u64,
-        pub addr: Addr,
-    }
-
-    /// Network namespaces with source-port slices.
-    pub const SLICED: usize = 8;
-    /// Ports there are.
-    pub const PORTS: usize = 1 << 16;
-    /// CPUs that can have a slice.
-    pub const SLICE_CPUS: usize = 1024;
-
-    /// The source-port slices of a network namespace: who connects from there
-    /// over the kernel takes his port from the slice of his CPU, so that the
-    /// steering program finds him.
-    #[repr(C)]
-    pub struct Slices {
-        /// SO_NETNS_COOKIE; 0: unused.
-        pub netns: u64,
-        /// First port of the first slice.
-        pub first: u32,
-        /// Ports a slice.
-        pub ports: u32,
-        /// 1 + number of the slice, by CPU; 0: none.
-        pub by_cpu: [u16; SLICE_CPUS],
-    }
-
-    #[repr(C)]
-    pub struct Registry {
-        pub magic: u64,
-        pub generation: AtomicU64,
-        /// CLOCK_MONOTONIC milliseconds, written at start only.
-        pub started: u64,
-        /// Entries in use are below this.
-        pub entries: u64,
-        pub locals: u64,
-        /// CPUs of the machine, as the monitor found them at its start.
-        pub cpus: u64,
-        /// Grows with `generation` where something else has changed than the listeners below: all answers are
-        /// asked for again.
-        pub touched: u64,
-        /// This host's own addresses in the monitor's network namespace, beyond
-        /// loopback; v4-mapped.
-        pub local: [[u8; 16]; LOCALS],
-        pub entry: [Entry; ENTRIES],
-        /// Entries of `slices` in use are below this; 0 is the usual case.
-        pub sliced: u64,
-        pub slices: [Slices; SLICED],
-        /// 1: the monitor knows the two ends of a connection between network namespaces ([`kind::MEET`]).
-        ///
-        /// [`kind::MEET`]: super::kind::MEET
-        pub pairs: u64,
-        /// Which channel a client's port is leased to; 0: none. An accepting process checks here
-        /// what a client says of itself: the page is the monitor's, and the channel is not.
-        pub owner: [core::sync::atomic::AtomicU32; PORTS],
-        /// How many channels there are to listeners on a port, also to one that has ended: connections over
-        /// shared memory may have that address ([`super::kind::IN_USE`]).
-        pub served: [core::sync::atomic::AtomicU32; PORTS],
     }
 }
 

@@ -313,50 +313,26 @@ pub unsafe fn __recvfrom_chk(
     }
 }
 
-pub unsafe fn preadv2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_fd(fd);
-    match conn(fd) {
-        Some(d) if off == -1 => guarded(|| {
-            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
-        }),
-        // The placeholder has the right error.
-        None if gone(fd) => -1,
-        _ => unsafe { real::preadv2(fd, iov, n, off, flags) },
-    }
+/// Of several buffers, at an offset: -1 is the place where the descriptor is, which a connection has none of.
+macro_rules! vectors_at {
+    ($name:ident, $ours:ident) => {
+        pub unsafe fn $name(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
+            upgrade::give_up_fd(fd);
+            match conn(fd) {
+                Some(d) if off == -1 => guarded(|| {
+                    ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::$ours(d, iov, n as usize, f) }).answer()
+                }),
+                // The placeholder has the right error.
+                None if gone(fd) => -1,
+                _ => unsafe { real::$name(fd, iov, n, off, flags) },
+            }
+        }
+    };
 }
-
-pub unsafe fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_fd(fd);
-    match conn(fd) {
-        Some(d) if off == -1 => guarded(|| {
-            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
-        }),
-        None if gone(fd) => -1,
-        _ => unsafe { real::pwritev2(fd, iov, n, off, flags) },
-    }
-}
-
-pub unsafe fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_fd(fd);
-    match conn(fd) {
-        Some(d) if off == -1 => guarded(|| {
-            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::readv(d, iov, n as usize, f) }).answer()
-        }),
-        None if gone(fd) => -1,
-        _ => unsafe { real::preadv64v2(fd, iov, n, off, flags) },
-    }
-}
-
-pub unsafe fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
-    upgrade::give_up_fd(fd);
-    match conn(fd) {
-        Some(d) if off == -1 => guarded(|| {
-            ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::writev(d, iov, n as usize, f) }).answer()
-        }),
-        None if gone(fd) => -1,
-        _ => unsafe { real::pwritev64v2(fd, iov, n, off, flags) },
-    }
-}
+vectors_at!(preadv2, readv);
+vectors_at!(pwritev2, writev);
+vectors_at!(preadv64v2, readv);
+vectors_at!(pwritev64v2, writev);
 
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {
