@@ -226,6 +226,9 @@ fn text(e: &Explanation) -> String {
         };
         line("monitor", format!("{} ({}), {state}", m.socket.display(), m.kind));
         line("registered", if f.registered { "yes".into() } else { "no".into() });
+        if !f.rule.is_empty() {
+            line("rule", f.rule.clone());
+        }
     }
     line("namespaces", format!("network {}, user {}", f.network_namespace, f.user_namespace));
     for l in &e.listeners {

@@ -1,6 +1,7 @@
 //! `fastsocket off` and `on`: under load, asleep, not looking, and asked for what is not there.
 
-use fsocket_e2e as e2e;
+use fsocket_e2e::zones::Start;
+use fsocket_e2e::{self as e2e, need_two_cpus};
 use fsocket_testkit::host::Accel;
 use fsocket_testkit::{artifacts, need, net, script, stock_mode, Finished, Host, Proc, PYTHON};
 use serde_json::Value;
@@ -106,6 +107,7 @@ fn sleepers_are_woken_and_who_does_not_look_is_counted() {
         let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string()]);
         client.wait_stdout("ok", LIMIT);
         let before = host.snapshot();
+        assert_eq!(over_shm(&host, server.pid()), 1, "{:#?}", before.report);
         let (code, said) = json(&host, &["off", &server.pid().to_string()]);
         assert_eq!((code, &said["moved"]), (Some(0), &1.into()), "{kind}: {said:#}");
         let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "100"];
@@ -140,4 +142,50 @@ fn bad_targets() {
     let before = host.snapshot();
     e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3", "--bytes", "9"]);
     host.snapshot().since(&before).assert_shm(3);
+}
+
+/// What the configuration says of a program: of others nothing changes.
+#[test]
+fn programs_are_configured() {
+    not_in_stock_mode!();
+    need_two_cpus!();
+    let redis = need!("redis-server");
+    let real = |path: &std::path::Path| path.canonicalize().expect("a program").display().to_string();
+    let settings = format!(
+        "[[program]]\nexe = \"{}\"\noff = true\n\n[[program]]\nexe = \"{}\"\nzones = false\nspin = false\n",
+        real(&redis),
+        real(PYTHON.as_ref())
+    );
+    let host = Host::configured(None, &settings);
+    let place = |line: u32| Value::from(format!("{}:{line}", host.path().join("fastsocketd.toml").display()));
+    let rule = |pid: u32| json(&host, &["explain", &pid.to_string()]).1[0].clone();
+
+    let (redis, port) = e2e::redis(&host, Accel);
+    let ask = || e2e::python(&host, Accel, 30, "redis_mixed.py", &[&port.to_string()]);
+    let before = host.snapshot();
+    ask();
+    let delta = host.snapshot().since(&before);
+    assert!(delta.get("connect_shm") == 0 && delta.get("fallback.policy") > 0, "{delta}");
+    let said = rule(redis.pid());
+    assert_eq!((&said["rule"], &said["reasons"][0]["reason"]), (&place(1), &"off".into()), "{said:#}");
+    // The operator has the last word.
+    assert_eq!(json(&host, &["on", &redis.pid().to_string()]).0, Some(0));
+    let before = host.snapshot();
+    ask();
+    host.snapshot().since(&before).assert_shm(1);
+
+    let start = Start::default();
+    let usual = Host::new();
+    start.run(&usual).wait_for_sockets(1 + start.workers);
+    let zoned = start.run(&host);
+    zoned.ask("127.0.0.1", 0, 5);
+    assert_eq!(net::kernel_sockets(zoned.port, "0A"), 1, "it has zones");
+    assert_eq!(rule(zoned.process.pid())["rule"], place(5));
+
+    let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+    let before = host.snapshot();
+    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3", "--bytes", "99"]);
+    let delta = host.snapshot().since(&before);
+    delta.assert_shm(3);
+    assert!(delta.get("spin_hits") == 0 && delta.get("spin_misses") == 0, "{delta}");
 }

@@ -47,8 +47,10 @@ pub struct Client {
     pub works: BTreeSet<ListenerId>,
     /// Announced before an `exec`.
     pub is_successor: bool,
-    /// An operator wants it to use the kernel, and so its children.
-    pub off: bool,
+    /// An operator wants it, and its children, to use the kernel, or not to.
+    pub off: Option<bool>,
+    /// What the configuration says of it: place in the list.
+    pub program: Option<usize>,
     /// By whom, until it has taken over.
     pub successor_of: Option<ConnId>,
     /// Of `holds`: left to a successor that has not shown that it has them.
@@ -94,7 +96,8 @@ impl Client {
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
             is_successor: false,
-            off: false,
+            off: None,
+            program: None,
             successor_of: None,
             unclaimed: BTreeSet::new(),
             pipes_unready: 0,
@@ -149,6 +152,19 @@ impl Client {
     }
 }
 
+/// `1234 (nginx)`.
+pub struct Name<'a>(Option<&'a Client>);
+
+impl std::fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(Client { pid, name, .. }) if name.is_empty() => write!(f, "{pid}"),
+            Some(Client { pid, name, .. }) => write!(f, "{pid} ({name})"),
+            None => f.write_str("one that has ended"),
+        }
+    }
+}
+
 /// All clients. A client that must go is only noted in `doomed`, because its
 /// end touches everything else; the event loop does that in between.
 pub struct Clients {
@@ -189,6 +205,11 @@ impl Clients {
         self.all.get_mut(&id)
     }
 
+    /// For messages: which process and program.
+    pub fn name(&self, id: ConnId) -> Name<'_> {
+        Name(self.all.get(&id))
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (ConnId, &Client)> {
         self.all.iter().map(|(id, c)| (*id, c))
     }
@@ -224,7 +245,7 @@ impl Clients {
 
     pub fn doom(&mut self, id: ConnId, why: &str) {
         if let Some(client) = self.all.get(&id) {
-            tracing::debug!(process = id, pid = client.pid, why, "dropping");
+            tracing::debug!(process = %Name(Some(client)), why, "dropping");
             self.doomed.push(id);
         }
     }

@@ -30,6 +30,7 @@ pub struct Config {
     pub balance: Knobs,
     /// Which users may share memory with each other.
     pub rules: crate::policy::rules::Rules,
+    pub programs: Vec<crate::policy::programs::Program>,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use fsocket_monitor::broker::split::{self, Half};
 use fsocket_monitor::broker::Broker;
 use fsocket_monitor::{Config, Endpoint, Monitor, StartError};
 use options::Options;
-use rustix::fd::{AsFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use signals::Signals;
 use std::cell::RefCell;
 use std::io::{IsTerminal, Write};
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
             return if e.use_stderr() { CANNOT_START.into() } else { ExitCode::SUCCESS };
         }
     };
-    log(options.verbose);
+    log(options.verbose, options.private);
     match serve(options) {
         Ok(code) => code,
         Err(e) => {
@@ -59,6 +59,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
         memory: fsocket_monitor::shares::memory(),
         balance,
         rules: settings.rules,
+        programs: settings.programs,
     };
     let metrics = options.metrics.map(fsocket_monitor::metrics::bind).transpose()?;
     // Blocked before anything exists that would have to be removed.
@@ -145,18 +146,31 @@ fn announce(socket: &Path) {
     }
 }
 
-fn log(verbose: u8) {
+/// Warnings, or more. To the journal with its fields (`journalctl -o verbose`) where standard error leads there.
+fn log(verbose: u8, private: bool) {
+    use tracing_subscriber::prelude::*;
     use tracing_subscriber::EnvFilter;
-    if verbose == 0 {
+    let named = EnvFilter::try_from_env("FASTSOCKET_LOG").ok();
+    // (A private one has nobody who reads, and starts with a program.)
+    if private && verbose == 0 && named.is_none() {
         return;
     }
-    let level = ["info", "debug", "trace"][usize::from(verbose.min(3)) - 1];
-    let filter = EnvFilter::try_from_env("FASTSOCKET_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let level = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
+    let all = tracing_subscriber::registry().with(named.unwrap_or_else(|| EnvFilter::new(level)));
+    let journal = leads_to_journal(std::io::stderr().as_fd()).then(tracing_journald::layer);
+    match journal {
+        Some(Ok(journal)) => all.with(journal.with_syslog_identifier("fastsocketd".into())).init(),
+        _ => {
+            let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+            all.with(text.with_ansi(std::io::stderr().is_terminal())).init();
+        }
+    }
+}
+
+/// Is it the stream to the journal that the service manager has named (`DEVICE:INODE` in JOURNAL_STREAM)?
+fn leads_to_journal(fd: BorrowedFd<'_>) -> bool {
+    let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    rustix::fs::fstat(fd).is_ok_and(|st| named == format!("{}:{}", st.st_dev, st.st_ino))
 }
 
 /// The socket that a service manager has made (sd_listen_fds(3)), or this process before it began again.

@@ -39,7 +39,7 @@ pub struct Options {
     /// Read the configuration file, say what is wrong with it, and exit
     #[arg(long)]
     pub check: bool,
-    /// Log to standard error; twice for more. FASTSOCKET_LOG sets a filter
+    /// Log more than warnings to standard error, or to the journal; up to three times. FASTSOCKET_LOG sets a filter
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }

@@ -10,6 +10,7 @@
 pub mod file;
 pub mod kernel;
 pub mod process;
+pub mod programs;
 pub mod rules;
 pub mod state;
 
@@ -32,7 +33,13 @@ impl Context {
     /// Notes what the kernel says of the sender. Later messages of others look it up.
     pub fn note_party(&mut self, id: ConnId, with_cgroup: bool) -> Result<Party, Errno> {
         let rules = &self.config.rules;
-        let wanted = Wanted { exe: rules.needs_exe(), cgroup: with_cgroup || rules.needs_cgroup() };
+        let programs = &self.config.programs;
+        let wanted = Wanted {
+            exe: rules.needs_exe() || programs.iter().any(|p| p.exe.is_some()),
+            cgroup: with_cgroup
+                || rules.needs_cgroup()
+                || programs.iter().any(|p| p.unit.is_some() || p.cgroup.is_some()),
+        };
         // Without credentials (sent before the socket asked for them) it is nobody.
         let party = self.policy.sender.as_ref().ok_or(Errno::NOENT)?.party(wanted, &self.broker);
         self.policy.parties.insert(id, party.clone());

@@ -183,6 +183,7 @@ impl Sources<'_> {
                     },
                     family: root,
                     off: self.ctx.is_off(id),
+                    rule: self.ctx.program(id).map(|p| p.place.clone()).unwrap_or_default(),
                     counters: named(&counters),
                 }
             })

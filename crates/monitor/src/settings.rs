@@ -2,7 +2,8 @@
 //! (`packaging/fastsocketd.toml.5`) says what each key means.
 
 use crate::knobs::Knobs;
-use crate::policy::file::{self, RawRule, RawShare};
+use crate::policy::file::{self, RawProgram, RawRule, RawShare};
+use crate::policy::programs::Program;
 use crate::policy::rules::Rules;
 use serde::Deserialize;
 use std::io::ErrorKind;
@@ -32,9 +33,12 @@ pub struct Settings {
     pub balance: Balance,
     share: Vec<Spanned<RawShare>>,
     rule: Vec<Spanned<RawRule>>,
+    program: Vec<Spanned<RawProgram>>,
     /// The above, understood.
     #[serde(skip)]
     pub rules: Rules,
+    #[serde(skip)]
+    pub programs: Vec<Program>,
 }
 
 /// A file of the directory beside.
@@ -43,6 +47,7 @@ pub struct Settings {
 struct DropIn {
     share: Vec<Spanned<RawShare>>,
     rule: Vec<Spanned<RawRule>>,
+    program: Vec<Spanned<RawProgram>>,
 }
 
 /// `[balance]`; see fastsocketd.toml(5).
@@ -78,6 +83,7 @@ pub fn read(named: Option<&Path>) -> Result<Settings, SettingsError> {
         let rules = rules(&file, &text, &raw.share, &raw.rule)?;
         settings.rules.share.extend(rules.share);
         settings.rules.rules.extend(rules.rules);
+        settings.programs.extend(programs(&file, &text, &raw.program)?);
     }
     Ok(settings)
 }
@@ -105,23 +111,31 @@ fn toml<T: serde::de::DeserializeOwned>(file: &str, text: &str) -> Result<T, Set
     toml::from_str(text).map_err(|source| SettingsError::Parse { file: file.to_owned(), source })
 }
 
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count() + 1
+}
+
+fn told(file: &str, text: &str, w: file::Wrong) -> SettingsError {
+    SettingsError::Rule { file: file.to_owned(), line: line_of(text, w.at), what: w.what }
+}
+
+fn programs(file: &str, text: &str, raw: &[Spanned<RawProgram>]) -> Result<Vec<Program>, SettingsError> {
+    file::programs(raw, &|at| format!("{file}:{}", line_of(text, at))).map_err(|w| told(file, text, w))
+}
+
 fn rules(
     file: &str,
     text: &str,
     share: &[Spanned<RawShare>],
     rule: &[Spanned<RawRule>],
 ) -> Result<Rules, SettingsError> {
-    let line = |at: usize| text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count() + 1;
-    file::rules(share, rule, &line).map_err(|w| SettingsError::Rule {
-        file: file.to_owned(),
-        line: line(w.at),
-        what: w.what,
-    })
+    file::rules(share, rule, &|at| line_of(text, at)).map_err(|w| told(file, text, w))
 }
 
 fn understand(file: &str, text: &str) -> Result<Settings, SettingsError> {
     let mut settings: Settings = toml(file, text)?;
     settings.rules = rules(file, text, &settings.share, &settings.rule)?;
+    settings.programs = programs(file, text, &settings.program)?;
     Ok(settings)
 }
 
@@ -208,7 +222,7 @@ mod tests {
     fn the_manual_page_says_all() {
         let page = include_str!("../../../packaging/fastsocketd.toml.5");
         let said = |key: &str| page.lines().any(|l| l.starts_with(".B") && l.split_whitespace().any(|w| w == key));
-        for table in ["", "[balance]\n", "[[rule]]\naction = \"deny\"\n"] {
+        for table in ["", "[balance]\n", "[[rule]]\naction = \"deny\"\n", "[[program]]\n"] {
             let e = toml::from_str::<Settings>(&format!("{table}nonsense = 1")).unwrap_err().to_string();
             let (_, keys) = e.split_once("expected one of ").expect("it lists the keys");
             for key in keys.split('`').skip(1).step_by(2) {
@@ -217,7 +231,7 @@ mod tests {
         }
         let example = page.split_once(".EX\n").and_then(|(_, rest)| rest.split_once(".EE")).unwrap().0;
         let settings = understand("example", example).unwrap();
-        assert_eq!((settings.rules.share.len(), settings.rules.rules.len()), (2, 2));
+        assert_eq!((settings.rules.share.len(), settings.rules.rules.len(), settings.programs.len()), (2, 2, 1));
     }
 
     #[test]
@@ -234,6 +248,16 @@ mod tests {
         assert_eq!(r.rules[0].action, Action::Deny);
         assert_eq!((r.rules[0].client.uid, r.rules[0].ports, r.rules[0].line), (Some(0), Some((80, 90)), 2));
         assert_eq!(r.rules[1].network.map(|n| n.bits), Some(104));
+    }
+
+    #[test]
+    fn programs_are_read_in_order() {
+        let text = "[[program]]\nexe = \"/bin/x\"\noff = true\n\n[[program]]\nunit = \"db\"\nzones = false\n\
+                    spin = false\nchannels = 3\n";
+        let p = understand("f", text).unwrap().programs;
+        assert_eq!((p[0].place.as_str(), p[0].off, p[0].no_zones, p[0].channels), ("f:1", true, false, None));
+        assert_eq!((p[1].place.as_str(), p[1].unit.as_deref()), ("f:5", Some("db.service")));
+        assert_eq!((p[1].off, p[1].no_zones, p[1].no_spin, p[1].channels), (false, true, true, Some(3)));
     }
 
     #[test]
@@ -276,6 +300,18 @@ mod tests {
             ("share = [[\"root\"]]".into(), "f:1: share: one line names at least two"),
             ("share = [\n[\"root\", 0]]".into(), "f:2: share: 0 is named twice"),
             ("share = [[\"root\", \"nosuch\"]]".into(), "unknown user 'nosuch'"),
+            ("[[program]]\noff = true".into(), "f:1: a program is named by exe, unit or cgroup"),
+            ("\n[[program]]\nexe = \"/bin/a\"".into(), "f:2: nothing is set: off, zones, spin or channels"),
+            ("[[program]]\nexe = \"a\"\noff = true".into(), "f:2: 'a' is not an absolute path"),
+            ("[[program]]\nunit = \"a/b\"\noff = true".into(), "f:2: 'a/b' names no unit"),
+            ("[[program]]\ncgroup = \"a\"\noff = true".into(), "f:2: 'a' is not an absolute path"),
+            ("[[program]]\nunit = \"a\"\nchannels = 0".into(), "f:3: channels 0: it is 1 or more"),
+            ("[[program]]\nunit = \"a\"\nspin = 1".into(), "line 3, column 8"),
+            ("[[program]]\nunit = \"a\"\nspn = true".into(), "unknown field `spn`, expected one of `exe`"),
+            (
+                "[[program]]\nunit = \"a\"\noff = true\n[[program]]\nunit = \"a.service\"\nspin = false".into(),
+                "f:4: this program never matches: the one at f:1",
+            ),
             (rule("") + &rule("port = 1"), "f:6: this rule never matches: the one in line 2"),
         ] {
             let e = rules(&text).unwrap_err();

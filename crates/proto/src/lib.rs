@@ -42,7 +42,8 @@ pub mod kind {
     /// [`TO_KERNEL`], fd: none. *Sync*:
     /// answer `id` process number, fd: the registry (read-only memfd, [`crate::registry`]). Sent without
     /// waiting for the answer, which is read when first needed. A wrong ABI version is answered with `result`
-    /// EPROTO, and the monitor's as `arg0`; else `arg0` is what it understands ([`REATTACH`](crate::REATTACH)).
+    /// EPROTO, and the monitor's as `arg0`; else `arg0` is what it understands ([`REATTACH`](crate::REATTACH)),
+    /// and `arg1` what the configuration says of the program ([`program`](crate::program)).
     pub const HELLO: u32 = 1;
     /// A forked child is about to exist. `id` the child's nonce, fd: its end of
     /// a socket pair that the monitor uses as its control socket. The child
@@ -308,6 +309,12 @@ pub mod unpublish {
     /// Processes may hold it that the monitor does not know: from now on it is in shared memory as long as
     /// somebody works for it.
     pub const UNLESS_SERVED: u64 = 2;
+}
+
+/// What the configuration of the monitor says of a program.
+pub mod program {
+    pub const NO_ZONES: u64 = 1;
+    pub const NO_SPIN: u64 = 2;
 }
 
 /// A counter and its number in one word.

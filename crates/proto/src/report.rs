@@ -128,9 +128,12 @@ pub struct Process {
     /// Pid of the process whose arena family it belongs to.
     pub family: u32,
     pub counters: Counters,
-    /// It uses the kernel because an operator wants it (`fastsocket off`).
+    /// It uses the kernel because an operator (`fastsocket off`) or the configuration wants it.
     #[serde(default)]
     pub off: bool,
+    /// Where the configuration says something of the program: FILE:LINE, or nothing.
+    #[serde(default)]
+    pub rule: String,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

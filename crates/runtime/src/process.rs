@@ -159,6 +159,23 @@ pub fn set_off(off: bool) {
     OFF.store(off, Ordering::Relaxed);
 }
 
+/// What the monitor's configuration says of this program ([`fsocket_proto::program`]).
+#[link_section = ".data.fsocket_start"]
+static PROGRAM: AtomicU64 = AtomicU64::new(0);
+
+pub fn set_program(bits: u64) {
+    PROGRAM.store(bits, Ordering::Relaxed);
+}
+
+#[inline]
+pub fn may_spin() -> bool {
+    PROGRAM.load(Ordering::Relaxed) & fsocket_proto::program::NO_SPIN == 0
+}
+
+pub fn may_have_zones() -> bool {
+    PROGRAM.load(Ordering::Relaxed) & fsocket_proto::program::NO_ZONES == 0
+}
+
 #[inline(always)]
 pub fn cpus() -> u32 {
     match CPUS.load(Ordering::Relaxed) {

@@ -185,7 +185,7 @@ impl Memory {
 
     #[inline]
     fn spin_for(&self, peer_cpu: u32, mut ready: impl FnMut() -> bool, mut note: impl FnMut()) -> bool {
-        if process::cpus() == 1 || (peer_cpu != 0 && peer_cpu == cpu::current()) {
+        if process::cpus() == 1 || !process::may_spin() || (peer_cpu != 0 && peer_cpu == cpu::current()) {
             return false;
         }
         let (us, start) = (cpu::ticks_per_us(), cpu::ticks());

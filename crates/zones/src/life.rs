@@ -9,6 +9,7 @@ use crate::upcalls::watcher;
 use crate::{kept, values};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Reason;
+use fsocket_fdtable::ctl;
 use fsocket_reuseport::listener::Shape;
 use fsocket_reuseport::reservation::{self};
 use fsocket_sys::{self as sys};
@@ -21,7 +22,8 @@ pub fn init(on: bool, pin: Pin) {
 
 /// The kernel's `listen` has succeeded.
 pub fn listened(fd: i32) {
-    if enabled() {
+    // (The monitor's first answer says whether the program may.)
+    if enabled() && (ctl::registry().is_none() || process::may_have_zones()) {
         listened_with(fd, None);
     }
 }

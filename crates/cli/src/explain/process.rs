@@ -34,8 +34,10 @@ pub struct Facts {
     pub monitor: Option<Monitor>,
     /// The monitor knows the process.
     pub registered: bool,
-    /// By `fastsocket off`.
+    /// By `fastsocket off`, or by the rule.
     pub is_off: bool,
+    /// FILE:LINE of the `[[program]]` that applies, or nothing.
+    pub rule: String,
     pub counters: Counters,
     /// Why nothing that this process does can be accelerated.
     pub obstacles: Vec<Reason>,
@@ -123,6 +125,7 @@ impl Facts {
             monitor: None,
             registered: false,
             is_off: false,
+            rule: String::new(),
             counters: Counters::new(),
             obstacles: Vec::new(),
             report: Report::default(),
@@ -155,6 +158,7 @@ impl Facts {
             let own = report.processes.iter().find(|p| i64::from(p.pid) == i64::from(self.pid));
             self.registered = own.is_some();
             self.is_off = own.is_some_and(|p| p.off);
+            self.rule = own.map(|p| p.rule.clone()).unwrap_or_default();
             self.counters = own.map(|p| p.counters.clone()).unwrap_or_default();
             self.report = report;
         }
@@ -192,7 +196,8 @@ impl Facts {
             say("disabled", format!("shared memory is switched off ({}, --no-shm)", paths::ENV_DISABLE));
         }
         if self.is_off {
-            say("off", "an operator has switched it off (fastsocket off, on)".into());
+            let by = if self.rule.is_empty() { "" } else { " or the configuration" };
+            say("off", format!("an operator{by} has switched it off (fastsocket off, on)"));
         }
         let Some(monitor) = &self.monitor else { return found };
         let socket = monitor.socket.display();

@@ -221,6 +221,7 @@ pub mod tests {
             comm: comm.into(),
             family: pid,
             off: false,
+            rule: String::new(),
             counters: counters([
                 ("accept_shm", turn * shm),
                 ("connect_kernel", turn * kernel),

@@ -100,6 +100,7 @@ pub(super) fn receive(flags: i32) -> Result<(Msg, Option<i32>)> {
 pub(super) fn unasked(m: &Msg, got: Option<i32>) {
     match m.kind {
         kind::HELLO if m.result == 0 => {
+            process::set_program(m.arg1);
             forget(registry::forget_closings(), fsocket_proto::CLOSINGS_SIZE);
             if let Some(fd) = got {
                 forget(registry::map(fd), fsocket_proto::registry::SIZE);

@@ -142,7 +142,7 @@ impl Monitor {
 
     /// Nothing is done, for lack of a descriptor: the client does without.
     pub(crate) fn refuse_cut(&mut self, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
-        tracing::warn!(process = id, kind = msg.kind, "out of descriptors");
+        tracing::warn!(process = %self.ctx.clients.name(id), kind = msg.kind, "out of descriptors");
         match msg.kind {
             // Rights that it has given up it must not keep here.
             kind::RENEW => return Err(Misbehaved("out of descriptors for its new socket")),
@@ -257,7 +257,7 @@ impl Monitor {
         let client = self.ctx.clients.remove(id)?;
         self.ctx.policy.leave(id);
         if client.is_process() {
-            tracing::debug!(process = id, pid = client.pid, "end");
+            tracing::debug!(pid = client.pid, name = client.name, "end");
         }
         Some(Ending::new(id, client, self.ctx.arenas.used_by(id)))
     }

@@ -3,6 +3,7 @@
 //! Names are looked up once, when the file is read. Anything doubtful is an error: a rule that
 //! silently means something else is worse than a monitor that does not start.
 
+use super::programs::Program;
 use super::rules::{Action, End, Member, Namespace, Network, Rule, Rules};
 use serde::Deserialize;
 use std::ffi::CString;
@@ -62,6 +63,66 @@ pub struct RawRule {
 #[serde(transparent)]
 pub struct RawShare(Vec<Name>);
 
+/// `[[program]]`; see fastsocketd.toml(5).
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawProgram {
+    exe: Field<String>,
+    unit: Field<String>,
+    cgroup: Field<String>,
+    off: Option<bool>,
+    zones: Option<bool>,
+    spin: Option<bool>,
+    channels: Field<i64>,
+}
+
+/// Reads them; `place` names one of the file.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn programs(raw: &[Spanned<RawProgram>], place: &dyn Fn(usize) -> String) -> Result<Vec<Program>, Wrong> {
+    let mut list: Vec<Program> = Vec::new();
+    for raw in raw {
+        let at = raw.span().start;
+        let next = program(at, place(at), raw.get_ref())?;
+        if let Some(before) = list.iter().find(|p| p.covers(&next)) {
+            return wrong(at, format!("this program never matches: the one at {} comes first", before.place));
+        }
+        list.push(next);
+    }
+    Ok(list)
+}
+
+fn program(at: usize, place: String, raw: &RawProgram) -> Result<Program, Wrong> {
+    let p = Program {
+        place,
+        exe: given(&raw.exe, |at, p: &String| absolute(at, p).map(PathBuf::from))?,
+        unit: given(&raw.unit, |at, u: &String| unit(at, u))?,
+        cgroup: given(&raw.cgroup, |at, p: &String| cgroup(at, p))?,
+        off: raw.off == Some(true),
+        no_zones: raw.zones == Some(false),
+        no_spin: raw.spin == Some(false),
+        channels: given(&raw.channels, |at, n| match usize::try_from(*n) {
+            Ok(n @ 1..) => Ok(n),
+            _ => wrong(at, format!("channels {n}: it is 1 or more; off = true allows none")),
+        })?,
+    };
+    if p.exe.is_none() && p.unit.is_none() && p.cgroup.is_none() {
+        return wrong(at, "a program is named by exe, unit or cgroup");
+    }
+    if raw.off.is_none() && raw.zones.is_none() && raw.spin.is_none() && raw.channels.is_none() {
+        return wrong(at, "nothing is set: off, zones, spin or channels");
+    }
+    Ok(p)
+}
+
+fn unit(at: usize, unit: &str) -> Result<String, Wrong> {
+    if unit.is_empty() || unit.contains('/') {
+        return wrong(at, format!("'{unit}' names no unit"));
+    }
+    Ok(if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") })
+}
+
 /// Reads both. `line` turns a place in the file into a line number.
 ///
 /// # Errors
@@ -88,13 +149,7 @@ fn members(at: usize, names: &[Name]) -> Result<Vec<Member>, Wrong> {
     let mut all: Vec<Member> = Vec::new();
     for name in names {
         let member = match name {
-            Name::Text(t) if t.starts_with("unit:") => {
-                let unit = &t["unit:".len()..];
-                if unit.is_empty() || unit.contains('/') {
-                    return wrong(at, format!("share: '{t}' names no unit"));
-                }
-                Member::Unit(if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") })
-            }
+            Name::Text(t) if t.starts_with("unit:") => Member::Unit(unit(at, &t["unit:".len()..])?),
             Name::Text(t) if t.starts_with("cgroup:") => Member::Cgroup(cgroup(at, &t["cgroup:".len()..])?),
             name => Member::User(id(at, "user", name)?),
         };

@@ -109,7 +109,7 @@ fn wider<T>(a: &Option<T>, b: &Option<T>, covers: impl Fn(&T, &T) -> bool) -> bo
 }
 
 /// Whether a cgroup is `top` or below it. Whole components count.
-fn is_below(path: &str, top: &str) -> bool {
+pub fn is_below(path: &str, top: &str) -> bool {
     let top = top.trim_end_matches('/');
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -50,11 +50,12 @@ impl Shm {
 
     fn turn(&mut self, ctx: &mut Context, id: ConnId, off: bool) -> Process {
         let connections = self.connections_of(ctx, id);
+        let is_new = ctx.is_off(id) != off;
         let Some(client) = ctx.clients.get_mut(id) else { return Process::default() };
-        let is_new = std::mem::replace(&mut client.off, off) != off;
+        client.off = Some(off);
         let (pid, uid, nonce, family) = (client.pid, client.uid, client.nonce, client.family);
         if is_new {
-            tracing::info!(pid, off, "by an operator");
+            tracing::info!(process = %ctx.clients.name(id), off, "by an operator");
             self.have_ask_again(uid, uid == 0 || ctx.config.private);
         }
         // (Also once more: one may have been accepted meanwhile.)

@@ -27,14 +27,14 @@ impl Shm {
         // Down from root, or as the same user with fewer rights. A socket that somebody else has made
         // gives nobody his name. (Whoever runs a private monitor vouches for what he starts.)
         let allowed = old.uid == 0 || old.uid == uid || ctx.config.private;
-        let (nonce, holds, off) = (old.nonce, old.holds.clone(), old.off);
+        let (nonce, holds, off, program) = (old.nonce, old.holds.clone(), old.off, old.program);
         if allowed && self.has_share(ctx, uid, shares::CLIENT) {
             crate::wire::ask_for_senders(fd.as_fd());
             ctx.vouch(uid, fd.as_fd());
             let family = ctx.new_family();
             let mut new = Client::new(fd.keep(), uid, pid, family);
             new.nonce = nonce;
-            new.off = off;
+            (new.off, new.program) = (off, program);
             new.holds = holds.clone();
             if let Ok(new) = ctx.clients.add(new) {
                 for listener in holds {
@@ -42,7 +42,7 @@ impl Shm {
                         l.holders.insert(new);
                     }
                 }
-                tracing::debug!(process = new, was = id, uid, "other credentials");
+                tracing::debug!(process = %ctx.clients.name(new), uid, "other credentials");
             }
         } else {
             tracing::warn!(was = old.uid, uid, "other credentials refused");

@@ -8,6 +8,7 @@ use crate::arenas::{printable, Arena, ArenaMem};
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
+use crate::policy::programs::Program;
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
@@ -32,6 +33,7 @@ impl Shm {
             return Ok(Ok(crate::shm::reattach::other_version(ctx, id, msg)));
         }
         client.greeted = true;
+        let is_known = client.nonce != 0 && !client.is_successor;
         client.name = printable(&msg.addr.ip);
         client.has_closings = false;
         client.nonce = msg.id;
@@ -39,12 +41,17 @@ impl Shm {
         if client.pid == 0 {
             client.pid = msg.arg0 as u32;
         }
-        tracing::debug!(process = id, pid = client.pid, uid = client.uid, "hello");
+        let uid = client.uid;
         ctx.clients.named(id, msg.id);
+        tracing::debug!(process = %ctx.clients.name(id), uid, "hello");
         ctx.look_if_off(id, msg.addr.port == 1);
         // (Without credentials it is nobody for now.)
-        let _ = ctx.note_party(id, false);
-        Ok(Ok((Msg { id, arg0: fsocket_proto::REATTACH, ..reply(msg) }, Some(registry))))
+        let party = ctx.note_party(id, false);
+        if !is_known {
+            ctx.choose_program(id, &party.unwrap_or_default());
+        }
+        let arg1 = ctx.program(id).map_or(0, Program::bits);
+        Ok(Ok((Msg { id, arg0: fsocket_proto::REATTACH, arg1, ..reply(msg) }, Some(registry))))
     }
 
     pub fn adopt(
@@ -67,7 +74,7 @@ impl Shm {
         let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
         child.nonce = msg.id;
         child.class = p.class;
-        child.off = p.off;
+        (child.off, child.program) = (p.off, p.program);
         child.is_successor = msg.arg0 == 1;
         child.successor_of = child.is_successor.then_some(parent);
         if !child.is_successor {
@@ -91,7 +98,7 @@ impl Shm {
             ch.known_to.insert(child);
         }
         self.tell_watched(ctx, child);
-        tracing::debug!(process = child, parent, "adopted");
+        tracing::debug!(parent = %ctx.clients.name(parent), "a child is announced");
         Ok(())
     }
 
@@ -155,7 +162,8 @@ impl Shm {
                 let new = self.listeners.add(info, uid);
                 self.registry.add(new, info.netns, &info.addr);
                 self.listeners_changed = true;
-                tracing::info!(listener = new, addr = crate::address::show(&info.addr), process = id, "listen");
+                let process = ctx.clients.name(id);
+                tracing::info!(%process, address = crate::address::show(&info.addr), "listens");
                 new
             }
         };
@@ -300,7 +308,8 @@ impl Shm {
     ) -> Result<(ChannelId, Rc<OwnedFd>), Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let count = |f: &dyn Fn(&Channel) -> bool| self.channels.iter().filter(|ch| f(ch)).count();
-        if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS
+        let most = ctx.program(id).and_then(|p| p.channels).unwrap_or(usize::MAX);
+        if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS.min(most)
             || !self.has_channels_left(client.uid)
             || !self.has_share(ctx, client.uid, shares::CHANNEL)
         {
@@ -350,7 +359,7 @@ impl Shm {
         for worker in workers {
             self.offer(ctx, channel, worker);
         }
-        tracing::debug!(channel, listener, process = id, "channel");
+        tracing::debug!(channel, listener, process = %ctx.clients.name(id), "channel");
         self.dispatch.arrives(channel, &ctx.config.balance);
         Ok((channel, fd))
     }

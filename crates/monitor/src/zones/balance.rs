@@ -80,7 +80,7 @@ impl Zones {
                 }
             }
         }
-        tracing::debug!(group = g.id, process = id, place, "balanced");
+        tracing::debug!(group = g.id, process = %ctx.clients.name(id), place, "balanced");
         self.balance_at(Instant::now() + ctx.config.balance.interval);
         Some(())
     }

@@ -144,7 +144,7 @@ impl Zones {
             (place, cpu_of(msg)?, false)
         };
         let is_first = g.members.len() == 1;
-        tracing::debug!(group = g.id, process = id, cpu, place, "worker");
+        tracing::debug!(group = g.id, process = %ctx.clients.name(id), cpu, place, "worker");
         if is_first || gone {
             // Others of the fork group sleep on the global socket, where nothing comes
             // any more: they may join now.

@@ -3,6 +3,7 @@
 use crate::support::*;
 use fsocket_monitor::{Config, Endpoint, StartError};
 use fsocket_proto::{kind, Msg};
+use rustix::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -101,6 +102,7 @@ fn somebody_elses_directory_is_refused() {
             memory: u64::MAX,
             balance: Default::default(),
             rules: Default::default(),
+            programs: Vec::new(),
         })
         .map(|_| ())
     };
@@ -179,4 +181,85 @@ fn the_two_halves_end_together() {
         wait_until("the front ends", || !Path::new(&format!("/proc/{pid}")).exists());
         assert_eq!(socket.exists(), signal == Signal::KILL && !front_too);
     }
+}
+
+/// Off a terminal: no colour, and a process by its number and program.
+#[test]
+fn messages_are_plain_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, said) = (dir.path().join("p/s"), dir.path().join("said"));
+    let mut monitor = Command::new(env!("CARGO_BIN_EXE_fastsocketd"))
+        .args(["--private", "-v", "--socket"])
+        .arg(&socket)
+        .env("JOURNAL_STREAM", "1:2")
+        .stderr(std::fs::File::create(&said).unwrap())
+        .spawn()
+        .unwrap();
+    wait_until("it listens", || socket.exists());
+    let mut process = Proc::on(connected_to(&socket));
+    process.hello();
+    let (listener, port) = listener();
+    process.listen(&listener);
+    let text = || std::fs::read_to_string(&said).unwrap();
+    wait_until("it says so", || text().contains("listens"));
+    let line = text().lines().find(|l| l.contains("listens")).unwrap().to_owned();
+    assert!(line.contains(&format!("process={}", std::process::id())), "{line}");
+    assert!(line.contains(&format!("127.0.0.1:{port}")) && !text().contains('\x1b'), "{line}");
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+}
+
+fn connected_to(path: &Path) -> OwnedFd {
+    use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&fd, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    fd
+}
+
+/// The monitor with a socket that a service manager has made, `kind`.
+fn activated(kind: rustix::net::SocketType, socket: &Path) -> (OwnedFd, Command) {
+    use rustix::net::{bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags};
+    let fd = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&fd, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    listen(&fd, 8).unwrap();
+    let mut command = Command::new("/bin/sh");
+    // (The process number is that of the shell, which it becomes.)
+    let script =
+        format!("exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec {} \"$@\"", env!("CARGO_BIN_EXE_fastsocketd"));
+    command.args(["-c", &script, "sh", "--private", "--linger", "0.2", "--socket"]).arg(socket);
+    command.stdin(Stdio::from(fd.try_clone().unwrap())).stderr(Stdio::piped());
+    (fd, command)
+}
+
+/// Who comes before it runs waits, and is served.
+#[test]
+fn it_takes_the_socket_of_a_service_manager() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let (fd, mut command) = activated(rustix::net::SocketType::SEQPACKET, &socket);
+    let early = connected_to(&socket);
+    let mut monitor = command.spawn().unwrap();
+    let mut early = Proc::on(early);
+    early.hello();
+    drop(early);
+    let mut status = None;
+    wait_until("it goes after its last client", || {
+        status = monitor.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert!(socket.exists(), "the socket is the service manager's");
+    // The next one is started for the next client.
+    let _late = connected_to(&socket);
+    drop(fd);
+}
+
+#[test]
+fn another_kind_of_socket_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_fd, mut command) = activated(rustix::net::SocketType::STREAM, &dir.path().join("s"));
+    let done = command.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(125), "{said}");
+    assert!(said.contains("is not a listening SOCK_SEQPACKET socket"), "{said}");
 }

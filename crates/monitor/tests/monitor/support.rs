@@ -50,6 +50,7 @@ impl Daemon {
             balance: Default::default(),
             // This machine may have a firewall.
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
+            programs: Vec::new(),
         };
         change(&mut config);
         let socket = config.socket.clone();
