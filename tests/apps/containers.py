@@ -1,8 +1,14 @@
-"""Client and server in different containers: containers.py serve PORT HOST | ask PORT HOST REQUESTS CONNECTIONS
+"""Client and server in different containers:
 
-Both compare every byte. The client keeps its connections and prints "ok". With "wait" as a fifth argument it then waits
-for the end of the first one and prints how long that took and what it was; with "pass" it passes each through a Unix
-socket while answers wait to be read, and goes on with what comes out.
+    containers.py serve PORT HOST [NAME] | proxy PORT HOST TO_PORT TO_HOST | ask PORT HOST REQUESTS CONNECTIONS [MORE]
+
+Client and server compare every byte. A server with a name sends that first, and when it is asked. The client keeps its
+connections and prints "ok". MORE is
+
+    wait         then wait for the end of the first connection; print how long that took and what it was
+    pass         then pass each through a Unix socket while answers wait to be read; go on with what comes out
+    greeted      the server has a name, which stays the same; print it for each connection
+    nonblocking  connect, send and receive without blocking
 """
 import os
 import select
@@ -16,15 +22,23 @@ from streams import exactly
 SIZES = [1, 8, 100, 4096, 65536]
 
 
+WHO = b"\xff" * 4
+
+
 def payload(n):
     return bytes((n * 31 + i) & 255 for i in range(SIZES[n % len(SIZES)]))
 
 
-def serve(sock):
+def serve(sock, name):
     n = 0
+    if name:
+        sock.sendall(name)
     while True:
         try:
             head = exactly(sock, 4)
+            if head == WHO:
+                sock.sendall(name)
+                continue
             want = payload(int.from_bytes(head, "big"))
             assert exactly(sock, len(want)) == want, "request"
             sock.sendall(head + want)
@@ -38,16 +52,39 @@ def address(host, port):
     return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)
 
 
+def proxied(sock, to):
+    def forward(a, b):
+        try:
+            while data := a.recv(65536):
+                b.sendall(data)
+            b.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    other = socket.create_connection(to)
+    back = threading.Thread(target=forward, args=(other, sock), daemon=True)
+    back.start()
+    forward(sock, other)
+    back.join()
+    other.close()
+    sock.close()
+
+
 def main():
     what, port, host = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     family, where = address(host, port)
-    if what == "serve":
+    if what in ("serve", "proxy"):
+        served = proxied if what == "proxy" else serve
+        more = (sys.argv[5], int(sys.argv[4])) if what == "proxy" else "".join(sys.argv[4:]).encode()
         listener = socket.create_server(where, family=family, backlog=128)
         while True:
             conn, _ = listener.accept()
-            threading.Thread(target=serve, args=(conn,), daemon=True).start()
+            threading.Thread(target=served, args=(conn, more), daemon=True).start()
     requests, number = int(sys.argv[4]), int(sys.argv[5])
-    conns = [socket.create_connection(where, timeout=None) for _ in range(number)]
+    more = sys.argv[6:]
+    timeout = 20 if "nonblocking" in more else None
+    conns = [socket.create_connection(where, timeout=timeout) for _ in range(number)]
+    greeters = [exactly(c, 1).decode() for c in conns if "greeted" in more]
     names = [(c.getsockname(), c.getpeername()) for c in conns]
     for n in range(requests):
         for c in conns:
@@ -57,8 +94,12 @@ def main():
     # A change of the path is no change of names.
     assert names == [(c.getsockname(), c.getpeername()) for c in conns], "names"
     assert all(n[1][:2] == where for n in names), names
-    more = sys.argv[6] if len(sys.argv) > 6 else ""
-    if more == "pass":
+    if "greeted" in more:
+        for c, name in zip(conns, greeters):
+            c.sendall(WHO)
+            assert exactly(c, 1).decode() == name, "another server"
+        print("by", "".join(greeters))
+    if "pass" in more:
         for n, c in enumerate(conns):
             data = n.to_bytes(4, "big") + payload(n)
             c.sendall(data + data)
@@ -73,7 +114,7 @@ def main():
                 s.sendall(data)
                 assert exactly(other, len(data)) == data, "answer in the kernel"
             other.close()
-    if more == "wait":
+    if "wait" in more:
         print("asked", flush=True)
         begin = time.monotonic()
         poll = select.poll()

@@ -8,12 +8,14 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 const REQUESTS: &str = "120";
-const CONNECTIONS: i128 = 5;
+const CONNECTIONS: i128 = 6;
 
 struct Pair {
     net: Containers,
     host: Host,
     port: u16,
+    /// Of servers with names.
+    named: u16,
     _server: Proc,
 }
 
@@ -35,7 +37,7 @@ impl Pair {
         let known = || server_side == Stock || stock_mode() || host.knows(port);
         let listens = || net.server.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
         net::wait_until(Duration::from_secs(10), listens).expect("the server listens, and the monitor knows it");
-        let pair = Pair { net, host, port, _server: server };
+        let pair = Pair { net, host, port, named: net::free_port(), _server: server };
         if server_side == Accel && !stock_mode() {
             // The first process of a container made the monitor load its program.
             let to = pair.net.server.interfaces[0].v6;
@@ -47,14 +49,30 @@ impl Pair {
     }
 
     fn ask(&self, side: Side, from: &NetHost, to: IpAddr, port: u16) -> Delta {
+        self.ask_more(side, from, to, port, &[]).0
+    }
+
+    /// What was counted, and what the client has said.
+    fn ask_more(&self, side: Side, from: &NetHost, to: IpAddr, port: u16, more: &[&str]) -> (Delta, String) {
         let before = self.host.snapshot();
-        let (port, number) = (port.to_string(), CONNECTIONS.to_string());
-        let client = start(&self.host, side, from, "ask", &["ask", &port, &to.to_string(), REQUESTS, &number]);
-        client.finish(Duration::from_secs(60)).success().says("ok");
-        // The server has closed them all.
-        let open = || self.net.server.within(|| net::kernel_sockets(self.port, "01")) == 0;
-        net::wait_until(Duration::from_secs(10), open).expect("connections are closed");
-        self.host.snapshot().since(&before)
+        let (port, number, to) = (port.to_string(), CONNECTIONS.to_string(), to.to_string());
+        let client = start(&self.host, side, from, "ask", &[&["ask", &port, &to, REQUESTS, &number], more].concat());
+        let said = client.finish(Duration::from_secs(60)).success().says("ok").stdout.clone();
+        // The servers have closed them all.
+        let open = || [self.port, self.named].iter().map(|port| net::kernel_sockets(*port, "01")).sum::<usize>();
+        let closed = || [&self.net.server, &self.net.neighbour].iter().all(|server| server.within(open) == 0);
+        net::wait_until(Duration::from_secs(10), closed).expect("connections are closed");
+        (self.host.snapshot().since(&before), said)
+    }
+
+    /// Another program that accepts.
+    fn start(&self, side: Side, place: &NetHost, args: &[&str]) -> Proc {
+        let server = start(&self.host, side, place, args[0], args);
+        let port = args[1].parse().expect("a port");
+        let known = || side == Stock || stock_mode() || self.host.knows(port);
+        let listens = || place.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
+        net::wait_until(Duration::from_secs(10), listens).expect("it listens, and the monitor knows it");
+        server
     }
 }
 
@@ -105,10 +123,96 @@ fn a_server_on_the_host() {
     let pair = Pair::new(Accel, "0.0.0.0");
     let port = net::free_port();
     let gateway = pair.net.gateway().to_string();
-    let _server = start(&pair.host, Accel, &pair.net.host, "serve-host", &["serve", &port.to_string(), &gateway]);
-    let listens = || pair.net.host.within(|| net::kernel_sockets(port, "0A")) > 0;
-    net::wait_until(Duration::from_secs(10), listens).expect("the server listens");
+    let _server = pair.start(Accel, &pair.net.host, &["serve", &port.to_string(), &gateway]);
     all_over(&pair.ask(Accel, &pair.net.client, pair.net.gateway(), port));
+}
+
+/// One address, two servers behind it: each connection is with the one that the kernel has chosen.
+#[test]
+fn balanced_addresses() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let (net, port) = (&pair.net, pair.named.to_string());
+    let _servers = [(&net.server, "a"), (&net.neighbour, "b")]
+        .map(|(place, name)| pair.start(Accel, place, &["serve", &port, "0.0.0.0", name]));
+    let backends = [&net.server, &net.neighbour].map(|n| n.interfaces[0].v4);
+    let map = format!("map {{ 0 : {}, 1 : {} }}", backends[0], backends[1]);
+    for (how, turns) in [("numgen inc mod 2", true), ("jhash ip saddr . tcp sport mod 2", false)] {
+        net.nft(&format!(
+            "table ip balanced {{ chain in {{ type nat hook prerouting priority -100; tcp dport {port} dnat to {how} {map}; }}; \
+             chain counts {{ type filter hook forward priority 0; ct state new tcp dport {port} counter name ip daddr \
+             map {{ {} : a, {} : b }}; }}; counter a {{ }}; counter b {{ }}; }}",
+            backends[0], backends[1]
+        ))
+        .expect("rules");
+        let (delta, said) = pair.ask_more(Accel, &net.client, net.gateway(), pair.named, &["greeted"]);
+        all_over(&delta);
+        let by = said.lines().find_map(|l| l.strip_prefix("by ")).expect("who has served");
+        assert!(!turns || by == "ababab" || by == "bababa", "{by}");
+        for name in ["a", "b"] {
+            let kernels = net.host.output("nft", &["list", "counter", "ip", "balanced", name]).expect("nft");
+            let number = by.matches(name).count();
+            assert!(kernels.contains(&format!("packets {number} ")), "{how}: {by}, the kernel: {kernels}");
+        }
+        net.nft("delete table ip balanced").expect("rules");
+    }
+}
+
+/// A container reaches its neighbour, and itself, by the port that is published on the host.
+#[test]
+fn hairpin() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    pair.net.publish(8080, pair.port).expect("rules");
+    let rule = "table ip hairpin { chain out { type nat hook postrouting priority 100; \
+                ip saddr 10.88.2.0/24 ip daddr 10.88.2.0/24 masquerade; }; }";
+    pair.net.nft(rule).expect("rules");
+    // Where bridges ask netfilter, the packet leaves by the port that it came from.
+    let port = ["link", "set", "veth-server", "type", "bridge_slave", "hairpin", "on"];
+    pair.net.host.inside("ip", &port).expect("hairpin");
+    let gateway = pair.net.host.interfaces[1].v4.into();
+    all_over(&pair.ask(Accel, &pair.net.neighbour, gateway, 8080));
+    all_over(&pair.ask(Accel, &pair.net.server, gateway, 8080));
+}
+
+/// Packets arrive on another CPU than the sender's, and `connect` returns before the other end is established.
+#[test]
+fn receive_packet_steering() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let all = "for f in /sys/class/net/*/queues/rx-*/rps_cpus; do echo 3 > $f; done";
+    for host in [&pair.net.host, &pair.net.client, &pair.net.server] {
+        host.inside("sh", &["-c", all]).expect("rps_cpus");
+    }
+    all_over(&pair.ask(Accel, &pair.net.client, pair.net.server4(), pair.port));
+}
+
+/// Clients that do not block, and servers that speak first.
+#[test]
+fn without_blocking_and_greeted() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let port = pair.named.to_string();
+    let _greets = pair.start(Accel, &pair.net.server, &["serve", &port, "0.0.0.0", "a"]);
+    let ask = |port, more: &[&str]| pair.ask_more(Accel, &pair.net.client, pair.net.server4(), port, more).0;
+    all_over(&ask(pair.port, &["nonblocking"]));
+    all_over(&ask(pair.named, &["greeted"]));
+    all_over(&ask(pair.named, &["nonblocking", "greeted"]));
+}
+
+/// Docker's proxy is a program in between: with the library both its connections go over, without it none.
+#[test]
+fn a_proxy_stays_a_proxy() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let to = [pair.port.to_string(), pair.net.server4().to_string()];
+    for (side, upgrades) in [(Stock, 0), (Accel, 4 * CONNECTIONS)] {
+        let port = net::free_port();
+        let args = ["proxy", &port.to_string(), "0.0.0.0", &to[0], &to[1]];
+        let _proxy = pair.start(side, &pair.net.host, &args);
+        let delta = pair.ask(Accel, &pair.net.client, pair.net.gateway(), port);
+        assert!(stock_mode() || delta.get("path_upgrade") == upgrades, "{side:?}: {delta}");
+    }
 }
 
 #[test]
@@ -129,11 +233,11 @@ fn back_to_the_kernel() {
     pair.net.publish(8080, pair.port).expect("rules");
     pair.net.masquerade().expect("rules");
     let before = pair.host.snapshot();
-    let args = ["ask", "8080", &pair.net.gateway().to_string(), REQUESTS, "5", "pass"];
+    let args = ["ask", "8080", &pair.net.gateway().to_string(), REQUESTS, "6", "pass"];
     start(&pair.host, Accel, &pair.net.client, "ask", &args).finish(Duration::from_secs(60)).success().says("ok");
     let delta = pair.host.snapshot().since(&before);
-    assert!(stock_mode() || delta.get("path_upgrade") == 10, "{delta}");
-    assert!(stock_mode() || delta.get("path_switch") >= 10, "{delta}");
+    assert!(stock_mode() || delta.get("path_upgrade") == 12, "{delta}");
+    assert!(stock_mode() || delta.get("path_switch") >= 12, "{delta}");
     assert_eq!(delta.get("fallback.switch") + delta.get("hostile_peer"), 0, "{delta}");
 }
 

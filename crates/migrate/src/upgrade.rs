@@ -201,8 +201,10 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
     if calls >= d.next_try.load(Ordering::Relaxed) {
         consider(fd, d, call, calls);
     }
-    let offered = d.side.load(Ordering::Relaxed) as usize == SERVER && d.tries.load(Ordering::Relaxed) > 0;
-    if offered {
+    // The accepter has offered its end. Between namespaces the opener has tried once: perhaps a thread that
+    // only receives was inside the kernel.
+    let both = d.side.load(Ordering::Relaxed) as usize == SERVER || d.across.load(Ordering::Relaxed);
+    if both && d.tries.load(Ordering::Relaxed) > 0 {
         ctl::poll();
         if call == Call::Receive && wait(fd, d) {
             return Entered::Interrupted;
@@ -267,8 +269,7 @@ pub fn give_up_all() {
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(ours).for_each(give_up);
 }
 
-/// Before a receive of the accepting side sleeps: in a way in which the other side can have it
-/// over. True: a signal has ended the wait.
+/// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
 fn wait(fd: i32, d: &Desc) -> bool {
     let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
     let mut t = [0u8; 16];

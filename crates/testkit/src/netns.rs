@@ -167,6 +167,15 @@ impl NetHost {
         link::inside(&self.namespace, program, args)
     }
 
+    /// The same; what it has printed.
+    pub fn output(&self, program: &str, args: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(program);
+        command.args(args).env_remove("LD_PRELOAD");
+        self.place(&mut command);
+        let output = command.output().map_err(|e| format!("{program}: {e}"))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     fn end(&self, interface: &Interface) -> link::End {
         link::End {
             namespace: self.namespace.clone(),
