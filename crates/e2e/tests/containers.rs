@@ -3,8 +3,9 @@
 
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Containers, NetHost};
-use fsocket_testkit::{need_hosts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use fsocket_testkit::{artifacts, find_program, need_hosts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
 use std::net::IpAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const REQUESTS: &str = "120";
@@ -23,6 +24,10 @@ fn start(host: &Host, side: Side, place: &NetHost, name: &str, args: &[&str]) ->
     let path = script("apps/containers.py").display().to_string();
     let mut command = host.command(side, PYTHON);
     command.arg(path).args(args);
+    if host.serves_all_users() {
+        // What its monitor pins would outlive it.
+        command.env("FASTSOCKET_DISABLE", "zones");
+    }
     place.place(&mut command);
     Proc::spawn(host.logs(), name, command)
 }
@@ -30,8 +35,12 @@ fn start(host: &Host, side: Side, place: &NetHost, name: &str, args: &[&str]) ->
 impl Pair {
     /// A monitor on the host, and a server in its container.
     fn new(server_side: Side, address: &str) -> Pair {
+        Pair::on(server_side, address, Host::on)
+    }
+
+    fn on(server_side: Side, address: &str, monitor: impl FnOnce(&NetHost) -> Host) -> Pair {
         let net = Containers::new().expect("containers");
-        let host = Host::on(&net.host);
+        let host = monitor(&net.host);
         let port = net::free_port();
         let server = start(&host, server_side, &net.server, "serve", &["serve", &port.to_string(), address]);
         let known = || server_side == Stock || stock_mode() || host.knows(port);
@@ -54,9 +63,14 @@ impl Pair {
 
     /// What was counted, and what the client has said.
     fn ask_more(&self, side: Side, from: &NetHost, to: IpAddr, port: u16, more: &[&str]) -> (Delta, String) {
-        let before = self.host.snapshot();
         let (port, number, to) = (port.to_string(), CONNECTIONS.to_string(), to.to_string());
-        let client = start(&self.host, side, from, "ask", &[&["ask", &port, &to, REQUESTS, &number], more].concat());
+        let args = [&["ask", &port, &to, REQUESTS, &number], more].concat();
+        self.count(|| start(&self.host, side, from, "ask", &args))
+    }
+
+    fn count(&self, client: impl FnOnce() -> Proc) -> (Delta, String) {
+        let before = self.host.snapshot();
+        let client = client();
         let said = client.finish(Duration::from_secs(60)).success().says("ok").stdout.clone();
         // The servers have closed them all.
         let open = || [self.port, self.named].iter().map(|port| net::kernel_sockets(*port, "01")).sum::<usize>();
@@ -68,7 +82,10 @@ impl Pair {
     /// Another program that accepts.
     fn start(&self, side: Side, place: &NetHost, args: &[&str]) -> Proc {
         let server = start(&self.host, side, place, args[0], args);
-        let port = args[1].parse().expect("a port");
+        self.accepts(side, place, args[1].parse().expect("a port"), server)
+    }
+
+    fn accepts(&self, side: Side, place: &NetHost, port: u16, server: Proc) -> Proc {
         let known = || side == Stock || stock_mode() || self.host.knows(port);
         let listens = || place.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
         net::wait_until(Duration::from_secs(10), listens).expect("it listens, and the monitor knows it");
@@ -212,6 +229,78 @@ fn a_proxy_stays_a_proxy() {
         let _proxy = pair.start(side, &pair.net.host, &args);
         let delta = pair.ask(Accel, &pair.net.client, pair.net.gateway(), port);
         assert!(stock_mode() || delta.get("path_upgrade") == upgrades, "{side:?}: {delta}");
+    }
+}
+
+/// The library in a program that something else starts, which has it not.
+fn behind(host: &Host, place: &NetHost, starter: &[&str], program: &[&str]) -> Command {
+    let mut command = host.command(Stock, starter[0]);
+    command.args(&starter[1..]).arg("env");
+    if !stock_mode() {
+        let (library, socket) = (artifacts::library(), host.socket());
+        command.arg(format!("LD_PRELOAD={}", library.display()));
+        command.arg(format!("FASTSOCKET_SOCKET={}", socket.display()));
+    }
+    command.args(program);
+    place.place(&mut command);
+    command
+}
+
+/// What docker's and podman's default profile leaves: seccomp, capabilities, namespaces, read-only files.
+#[test]
+fn default_profiles() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let (net, host) = (&pair.net, &pair.host);
+    let [confined, app] = ["apps/confined.py", "apps/containers.py"].map(|name| script(name).display().to_string());
+    let run = |place: &NetHost, name: &str, program: &[&str]| {
+        Proc::spawn(host.logs(), name, behind(host, place, &[PYTHON, &confined], program))
+    };
+    let (port, to) = (pair.named.to_string(), pair.net.server4().to_string());
+    let serve = run(&net.server, "serve", &[PYTHON, &app, "serve", &port, "0.0.0.0"]);
+    let _server = pair.accepts(Accel, &net.server, pair.named, serve);
+    let ask = [PYTHON, &app, "ask", &port, &to, REQUESTS, &CONNECTIONS.to_string()];
+    all_over(&pair.count(|| run(&net.client, "ask", &ask)).0);
+
+    let (Some(redis), Some(bench)) = (find_program("redis-server"), find_program("redis-benchmark")) else {
+        assert!(std::env::var_os("FASTSOCKET_TEST_STRICT").is_none(), "redis is not installed");
+        return eprintln!("SKIPPED: redis is not installed (make deps)");
+    };
+    let (port, redis) = (net::free_port(), redis.display().to_string());
+    let text = port.to_string();
+    let server = [&redis, "--port", &text, "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""];
+    let _redis = pair.accepts(Accel, &net.server, port, run(&net.server, "redis", &server));
+    let before = host.snapshot();
+    let bench = bench.display().to_string();
+    let bench = [&bench, "-h", &to, "-p", &text, "-c", "5", "-n", "3000", "-t", "get", "--csv"];
+    run(&net.client, "redis-benchmark", &bench).finish(Duration::from_secs(60)).success();
+    let delta = host.snapshot().since(&before);
+    // It asks for the server's configuration before, on a connection for two requests.
+    let over = delta.get("path_upgrade");
+    assert!(stock_mode() || over >= 10 && delta.get("connect_kernel") - over / 2 <= 1, "{delta}");
+}
+
+/// Users share memory between containers as elsewhere: if the administrator has named both. One that is root in a
+/// user namespace is who it is outside.
+#[test]
+fn users() {
+    need_hosts!();
+    let app = script("apps/containers.py").display().to_string();
+    for (settings, shared) in [("", false), ("share = [[54321, 0]]\n", true)] {
+        let pair = Pair::on(Accel, "0.0.0.0", |place| Host::for_all_users_on(place, settings));
+        let (port, to, number) = (pair.port.to_string(), pair.net.server4().to_string(), CONNECTIONS.to_string());
+        let ask = [PYTHON, &app, "ask", &port, &to, REQUESTS, &number];
+        let alice = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"];
+        for starter in [&alice[..], &[&alice[..], &["unshare", "--user", "--map-root-user"]].concat()] {
+            let command = behind(&pair.host, &pair.net.client, starter, &ask);
+            let (delta, _) = pair.count(|| Proc::spawn(pair.host.logs(), "ask", command));
+            if shared {
+                all_over(&delta);
+            } else if !stock_mode() {
+                let counted = (delta.get("path_upgrade"), delta.get("fallback.other_user"));
+                assert_eq!(counted, (0, CONNECTIONS), "{starter:?}: {delta}");
+            }
+        }
     }
 }
 

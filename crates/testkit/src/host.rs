@@ -103,12 +103,27 @@ impl Host {
     /// The same with something special about the monitor, such as its capabilities.
     #[track_caller]
     pub fn for_all_users_with(settings: &str, special: impl FnOnce(&mut Command)) -> Host {
-        let mut host = Host::make(None);
+        Host::system(None, settings, special)
+    }
+
+    /// As [`Host::for_all_users`] in a host made of a network namespace.
+    #[track_caller]
+    pub fn for_all_users_on(place: &NetHost, settings: &str) -> Host {
+        Host::system(Some(place.clone()), settings, |_| ())
+    }
+
+    #[track_caller]
+    fn system(place: Option<NetHost>, settings: &str, special: impl FnOnce(&mut Command)) -> Host {
+        let mut host = Host::make(place);
         (host.system, host.looks) = (true, settings.contains("[[rule]]"));
         set_mode(&host.dir.path().join("monitor"), 0o755);
         host.file(SETTINGS, settings);
         host.start_unless_stock_with(special);
         host
+    }
+
+    pub fn serves_all_users(&self) -> bool {
+        self.system
     }
 
     /// A temporary directory, and a monitor once it is started.

@@ -207,7 +207,7 @@ fn connect(path: &[u8]) -> Result<i32> {
         let mut cred = [0u8; 12];
         sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred)?;
         let uid = u32::from_ne_bytes([cred[4], cred[5], cred[6], cred[7]]);
-        if uid == 0 || uid == sys::getuid() {
+        if uid == 0 || uid == sys::getuid() || uid == OVERFLOW && was_mounted(path) {
             Ok(())
         } else {
             Err(Errno::EPERM)
@@ -218,4 +218,22 @@ fn connect(path: &[u8]) -> Result<i32> {
         return Err(e);
     }
     Ok(fd)
+}
+
+/// How users appear that a user namespace has no number for (/proc/sys/kernel/overflowuid, unless somebody changed it).
+const OVERFLOW: u32 = 65534;
+
+/// In a user namespace that has no number for the monitor's user, as root of the host: whoever has mounted the
+/// directory of its socket vouches for the monitor, if nobody in here could have put a socket there.
+#[cold]
+fn was_mounted(path: &[u8]) -> bool {
+    /// The first user namespace's inode (PROC_USER_INIT_INO): there 65534 is a user as any other.
+    const FIRST: u64 = 0xefff_fffd;
+    let mut directory = [0u8; PATH_MAX];
+    let end = path.iter().rposition(|c| *c == b'/').unwrap_or(0);
+    let Some(name) = directory.get_mut(..end).filter(|d| !d.is_empty()) else { return false };
+    name.copy_from_slice(&path[..end]);
+    let Ok(directory) = core::ffi::CStr::from_bytes_until_nul(&directory) else { return false };
+    let is_closed = |(owner, mode): (u32, u32)| [0, OVERFLOW].contains(&owner) && mode & 0o022 == 0;
+    sys::inode(c"/proc/self/ns/user").is_ok_and(|ns| ns != FIRST) && sys::owner_and_mode(directory).is_ok_and(is_closed)
 }
