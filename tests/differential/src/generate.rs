@@ -71,8 +71,8 @@ pub(crate) struct Gen {
     switches: Switches,
     steps: Vec<Step>,
     next_var: usize,
-    /// Some connection waits in a queue while others may join it.
-    deferred: bool,
+    /// False: some connection waits in a queue while others may join it, or listeners shadow each other.
+    mixable: bool,
 }
 
 /// The program of a seed, and whether it may also run with the library on one
@@ -82,7 +82,7 @@ pub fn program(seed: u64, switches: Switches) -> (Program, bool) {
     let mut rng = Rng::new(seed);
     let processes = rng.pick(&[1, 2, 2, 2, 2, 3]);
     let length = 6 + rng.below(rng.clone().pick(&[12, 24, 40]));
-    let mut g = Gen { rng, m: Model::new(processes), switches, steps: Vec::new(), next_var: 0, deferred: false };
+    let mut g = Gen { rng, m: Model::new(processes), switches, steps: Vec::new(), next_var: 0, mixable: true };
     g.opening();
     for _ in 0..length * 4 {
         if g.steps.len() >= length {
@@ -91,7 +91,7 @@ pub fn program(seed: u64, switches: Switches) -> (Program, bool) {
         g.something();
     }
     g.closing_look();
-    (Program { processes: processes as u8, steps: g.steps }, !g.deferred)
+    (Program { processes: processes as u8, steps: g.steps }, g.mixable)
 }
 
 impl Gen {
@@ -222,7 +222,7 @@ impl Gen {
                 if bound || self.rng.chance(90) {
                     self.accept_waiting(server, lv, port);
                 } else {
-                    self.deferred = true;
+                    self.mixable = false;
                 }
             }
         }

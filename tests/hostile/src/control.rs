@@ -16,17 +16,24 @@ pub fn life(l: &mut Life, cost: Cost) -> Option<()> {
     match cost {
         Cost::Connections => connections(l, port),
         Cost::Words => {
-            let mut open: Vec<TcpStream> = (0..FEW).map_while(|_| connected(port)).collect();
-            for _ in 0..FEW {
-                for c in &mut open {
-                    let _ = c.write(b"\0\0\0\0\0\0\r\n");
-                    sys::nanosleep(100_000);
-                }
-            }
+            write(port, FEW);
             busy()
         }
+        Cost::Wakes => write(port, usize::MAX),
         Cost::Messages => busy(),
     }
+}
+
+/// Few connections, and so many writes to each, one in a tenth of a millisecond.
+fn write(port: u16, times: usize) -> Option<()> {
+    let mut open: Vec<TcpStream> = (0..FEW).map_while(|_| connected(port)).collect();
+    for _ in 0..times {
+        for c in &mut open {
+            let _ = c.write(b"\0\0\0\0\0\0\r\n");
+            sys::nanosleep(100_000);
+        }
+    }
+    Some(())
 }
 
 fn connected(port: u16) -> Option<TcpStream> {

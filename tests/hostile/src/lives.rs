@@ -22,8 +22,10 @@ type Script = fn(&mut Life) -> Option<()>;
 pub enum Cost {
     /// Connections, one after the other.
     Connections,
-    /// A few connections, and its own time.
+    /// A few connections until it is found out, and its own time.
     Words,
+    /// A few connections, whose server it wakes all the time.
+    Wakes,
     /// Its own time.
     Messages,
 }
@@ -38,7 +40,7 @@ pub const SCRIPTS: &[(&str, Cost, Script)] = &[
     ("queue positions", Words, |l| l.queue_positions()),
     ("queue entries", Words, |l| l.queue_entries()),
     ("random words", Words, |l| l.random_words()),
-    ("boundary words", Words, |l| l.boundary_words()),
+    ("boundary words", Wakes, |l| l.boundary_words()),
     ("bad records", Connections, |l| l.connections(Break::Record)),
     ("bad positions", Connections, |l| l.connections(Break::Position)),
     ("a status that no side has", Connections, |l| l.connections(Break::Status)),
@@ -48,7 +50,7 @@ pub const SCRIPTS: &[(&str, Cost, Script)] = &[
     ("shows and takes back", Connections, |l| l.connections(Break::Flicker)),
     ("useless marks", Connections, |l| l.connections(Break::Marks)),
     ("fills the ring and stops", Connections, |l| l.connections(Break::Silence)),
-    ("lies in its arena", Words, |l| l.arena()),
+    ("lies in its arena", Messages, |l| l.arena()),
     ("listens and does not accept", Messages, |l| l.listener()),
     ("asks for everything", Messages, |l| l.hoarder()),
 ];

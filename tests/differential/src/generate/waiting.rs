@@ -207,7 +207,7 @@ impl Gen {
                     }
                     let conn = self.m.new_conn();
                     self.m.queue(port, conn, client);
-                    self.deferred = true;
+                    self.mixable = false;
                     self.m.set(client, v, What::End(Side { conn, side: 0 }));
                     self.m.wake(sleeper);
                     return;
