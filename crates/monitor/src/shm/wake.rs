@@ -105,10 +105,11 @@ pub fn wake_stealers(ch: &Channel, clients: &Clients) {
 }
 
 fn wake_slot(ch: &Channel, side: usize, want: &Want, slot: usize, clients: &Clients) {
+    // First the bits: a thread that is woken and sleeps again sets its own once more, which nobody else may take.
+    let mut bits = want.take() & !FUTEX_BIT;
     // Threads on the futex also without their bit: a process that was killed may have taken it, and not have come to
     // wake them. (Threads on a waker look by themselves every two seconds.)
     wake_futex(want);
-    let mut bits = want.take() & !FUTEX_BIT;
     while bits != 0 {
         let w = bits.trailing_zeros() as usize;
         bits &= bits - 1;
