@@ -237,7 +237,13 @@ pub unsafe fn get(
     out: *mut u8,
     len: *mut u32,
 ) -> Outcome<Result<()>> {
-    if (level, name) == (T, TCP_ZEROCOPY_RECEIVE) && d.is_conn() {
+    // SAFETY: the caller's.
+    let room = unsafe { user::get(len) };
+    if (level, name) == (T, TCP_ZEROCOPY_RECEIVE)
+        && room.is_ok_and(|n| n >= 12)
+        && d.is_conn()
+        && crate::conn::ring_has(d)
+    {
         // It gives pages of what has arrived, which only the kernel's have.
         extra::leave(d);
     }
@@ -245,8 +251,7 @@ pub unsafe fn get(
         return Outcome::Kernel;
     }
     let s = d.sock();
-    // SAFETY: the caller's.
-    let Ok(room) = (unsafe { user::get(len) }) else { return Outcome::Kernel };
+    let Ok(room) = room else { return Outcome::Kernel };
     let put = |b: &[u8]| {
         let n = b.len().min(room as usize);
         // SAFETY: the caller's.
