@@ -191,6 +191,9 @@ counters! {
     /// Fallback: the monitor has another version than the library; its log names both.
     FbVersion = "fallback.version" reason Version
         when "library and monitor have different versions (an upgrade while the program runs): restart the program",
+    /// Fallback: the other end is in another network namespace of this host, and does not take part.
+    FbNamespace = "fallback.namespace" reason Namespace
+        when "the other end of a connection that lasts is in another network namespace of this host, and has no library, or no listener that the monitor knows (docs/containers.md)",
 }
 
 #[repr(C, align(64))]

@@ -1,6 +1,5 @@
 //! Which two sockets of this host are the ends of one connection; see `pairs.bpf.c`.
 
-use crate::counters::{self, Count};
 use crate::{load, probe, skel, Error, Result};
 use libbpf_rs::libbpf_sys as libbpf;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -11,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// The order of `enum reason` in `pairs.bpf.c`.
-const REASONS: &[&str] = &["paired", "repaired", "foreign", "duplicate"];
+const REASONS: [&str; 4] = ["paired", "repaired", "foreign", "duplicate"];
 
 /// The program; it records until this is dropped.
 pub struct Recorder {
@@ -26,6 +25,7 @@ pub struct Parts {
     pub peers: OwnedFd,
     pub watched: OwnedFd,
     pub ended: OwnedFd,
+    pub reasons: OwnedFd,
 }
 
 /// Reads what a [`Recorder`] records, perhaps another process's.
@@ -88,15 +88,8 @@ impl Recorder {
             peers: own(maps.peers.as_fd())?,
             watched: own(maps.watched.as_fd())?,
             ended: own(maps.ended.as_fd())?,
+            reasons: own(maps.reasons.as_fd())?,
         })
-    }
-
-    /// Handshakes by what became of them.
-    ///
-    /// # Errors
-    /// [`Error::Map`].
-    pub fn counts(&self) -> Result<Vec<Count>> {
-        counters::read(&self.skel.maps.reasons, REASONS)
     }
 }
 
@@ -104,8 +97,13 @@ impl Parts {
     /// # Errors
     /// Out of descriptors.
     pub fn try_clone(&self) -> std::io::Result<Parts> {
-        let Parts { peers, watched, ended } = self;
-        Ok(Parts { peers: peers.try_clone()?, watched: watched.try_clone()?, ended: ended.try_clone()? })
+        let Parts { peers, watched, ended, reasons } = self;
+        Ok(Parts {
+            peers: peers.try_clone()?,
+            watched: watched.try_clone()?,
+            ended: ended.try_clone()?,
+            reasons: reasons.try_clone()?,
+        })
     }
 }
 
@@ -138,6 +136,22 @@ impl Pairs {
         let (key, value) = ((&raw const fd).cast(), (&raw const value).cast());
         // SAFETY: as in `peer_of`; the key of such a map is a descriptor. (If there is no memory it is not heard of.)
         unsafe { libbpf::bpf_map_update_elem(self.parts.watched.as_raw_fd(), key, value, 0) };
+    }
+
+    /// Handshakes by what became of them: `paired`, or why not.
+    pub fn counts(&self) -> [(&'static str, u64); 4] {
+        /// CPUs that a kernel may have (NR_CPUS at most): it writes a number for each of its own.
+        const CPUS: usize = 8192;
+        let mut by_cpu = vec![0u64; CPUS];
+        let mut key = 0u32;
+        REASONS.map(|name| {
+            by_cpu.fill(0);
+            let (at, value) = ((&raw const key).cast(), by_cpu.as_mut_ptr().cast());
+            // SAFETY: the key is as large as the map's; the value has room for all CPUs; both live during the call.
+            unsafe { libbpf::bpf_map_lookup_elem(self.parts.reasons.as_raw_fd(), at, value) };
+            key += 1;
+            (name, by_cpu.iter().sum())
+        })
     }
 
     /// Readable while [`Pairs::ended`] has something to say.

@@ -182,8 +182,8 @@ impl Broker {
     /// # Errors
     /// It cannot be had; why is in the log.
     pub fn pairs(&self) -> Result<Pairs, Errno> {
-        let [peers, watched, ended] = self.plain(op::PAIRS, 0)?.fds.try_into().map_err(|_| Errno::PROTO)?;
-        Pairs::of(pairs::Parts { peers, watched, ended }).map_err(|_| Errno::OPNOTSUPP)
+        let [peers, watched, ended, reasons] = self.plain(op::PAIRS, 0)?.fds.try_into().map_err(|_| Errno::PROTO)?;
+        Pairs::of(pairs::Parts { peers, watched, ended, reasons }).map_err(|_| Errno::OPNOTSUPP)
     }
 
     /// A line to sock_diag where that socket is.

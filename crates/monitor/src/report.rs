@@ -156,7 +156,12 @@ impl Sources<'_> {
         for totals in ended.chain(live).chain(told) {
             add_all(&mut sum, &totals);
         }
-        named(&sum)
+        let mut sum = named(&sum);
+        // Of all connections between network namespaces, whoever has made them.
+        if let Some(record) = self.shm.pairs.record.as_ref().filter(|_| sees(0)) {
+            sum.extend(record.counts().map(|(name, n)| (format!("pairs.{name}"), n)));
+        }
+        sum
     }
 
     fn report_processes(&self, sees: &dyn Fn(u32) -> bool) -> Vec<Process> {

@@ -109,7 +109,13 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<(&'static chan::C
             stats::fall_back(Reason::Policy);
             Err(Errno::EXDEV)
         }
-        Err(_) => Err(Errno::EAGAIN),
+        Err(e) => {
+            // Again, some requests later: it is not only late.
+            if e == Errno::ENOENT && d.tries.load(Ordering::Relaxed) == 2 {
+                stats::fall_back(Reason::Namespace);
+            }
+            Err(Errno::EAGAIN)
+        }
     }
 }
 

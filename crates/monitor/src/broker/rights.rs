@@ -167,8 +167,8 @@ impl Rights {
             op::PAIRS => {
                 let parts = self.pairs.get_or_insert_with(record_pairs).get().ok_or(Errno::AGAIN)?;
                 let parts = parts.as_ref().ok_or(Errno::OPNOTSUPP)?.try_clone().map_err(|_| Errno::MFILE)?;
-                let pairs::Parts { peers, watched, ended } = parts;
-                Ok(Given { number: 0, fds: vec![peers, watched, ended] })
+                let pairs::Parts { peers, watched, ended, reasons } = parts;
+                Ok(Given { number: 0, fds: vec![peers, watched, ended, reasons] })
             }
             op::DIAG => {
                 let there = maker::namespace_of(fd()?, descriptor::netns_cookie(fd()?)?)?;

@@ -70,7 +70,8 @@ impl Shm {
         }
     }
 
-    /// Notes the accepted end of a connection. EXDEV: it cannot go over.
+    /// Notes the accepted end of a connection. EXDEV: the other one is on another host. ENOENT: no listener of the
+    /// process's is known to have accepted it.
     pub fn offer_pair(
         &mut self,
         ctx: &Context,
@@ -82,7 +83,7 @@ impl Shm {
         let cookie = socket_cookie(fd)?;
         let record = self.pairs.record.as_ref().ok_or(Errno::XDEV)?;
         record.peer_of(cookie).ok_or(Errno::XDEV)?;
-        let listener = self.works_at(ctx, id, &end).ok_or(Errno::XDEV)?;
+        let listener = self.works_at(ctx, id, &end).ok_or(Errno::NOENT)?;
         // Now: when it goes over only the other end is shown.
         record.watch(fd);
         self.pairs.offers.add(cookie, id, (name, listener));
