@@ -1,11 +1,14 @@
 #!/usr/bin/python3
-"""A listener that goes to another process in a message (SCM_RIGHTS).
+"""Listeners and connections that go to another process in a message (SCM_RIGHTS).
 
 passing.py give PORT PATH serves|watches close|exit   listens, serves one connection or none, hands the listener to the
                                                       process that connects to PATH, and ends as it is told to
 passing.py take PATH N [late]                         takes it and echoes N connections; late: after the file PATH.go is
                                                       there, and the giver has ended
-passing.py ask PORT N                                 N connections one after the other
+passing.py pass PORT PATH N [keep]                    accepts N connections and hands them to the process that connects to
+                                                      PATH; keep: uses each of them itself afterwards, in turn with it
+passing.py serve PATH N [keep]                        takes them, and echoes; keep: one message of each first
+passing.py ask PORT N [EACH]                          N connections one after the other, with EACH messages
 """
 import os
 import socket
@@ -65,9 +68,46 @@ def take(path, n, late=None):
         giver.recv(1)
 
 
-def ask(port, n):
+def pass_on(port, path, n, keep=None):
+    listener = socket.create_server(("127.0.0.1", int(port)))
+    meeting = socket.socket(socket.AF_UNIX)
+    meeting.bind(path)
+    meeting.listen(1)
+    print("listens", flush=True)
+    server, _ = meeting.accept()
+    for _ in range(int(n)):
+        c, _ = listener.accept()
+        socket.send_fds(server, [b"c"], [c.fileno()])
+        if keep:
+            # The other one has echoed a message: this one does the rest, on the same connection.
+            server.recv(1)
+            while data := c.recv(65536):
+                c.sendall(data)
+            server.send(b"e")
+        c.close()
+
+
+def serve(path, n, keep=None):
+    giver = socket.socket(socket.AF_UNIX)
+    giver.connect(path)
+    for _ in range(int(n)):
+        _, fds, _, _ = socket.recv_fds(giver, 1, 1)
+        with socket.socket(fileno=fds[0]) as c:
+            while data := c.recv(65536):
+                c.sendall(data)
+                if keep:
+                    giver.send(b"e")
+                    giver.recv(1)
+                    break
+
+
+def ask(port, n, each=0):
     for i in range(int(n)):
         with socket.create_connection(("127.0.0.1", int(port)), timeout=LIMIT) as c:
+            for k in range(int(each)):
+                data = b"%d %d" % (i, k)
+                c.sendall(data)
+                assert (got := c.recv(65536)) == data, got
             data = f"{i} ".encode() * 1000
             c.sendall(data)
             print("sent", flush=True)
@@ -79,4 +119,4 @@ def ask(port, n):
     print("ok", n, flush=True)
 
 
-{"give": give, "take": take, "ask": ask}[sys.argv[1]](*sys.argv[2:])
+{"give": give, "take": take, "pass": pass_on, "serve": serve, "ask": ask}[sys.argv[1]](*sys.argv[2:])

@@ -7,7 +7,7 @@ import time
 from lab import Wrong, free_port
 
 #: Counters that say which path connections took.
-PATHS = ("connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "path_switch", "hostile_peer", "tcp_opens")
+PATHS = ("connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "path_switch", "path_upgrade", "hostile_peer", "tcp_opens")
 RELOADS = 3
 
 

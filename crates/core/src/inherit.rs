@@ -208,17 +208,17 @@ fn bound(fd: i32, family: u32) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// A descriptor that has come from another process. If it is a socket that listens, or that is bound, it is
-/// looked at again when this program uses it as a listener.
-pub fn listener_to_be(fd: i32) -> Option<&'static Desc> {
+/// A descriptor that has come from another process.
+pub fn received(fd: i32) {
     match what(fd) {
-        What::Listener(family) => {
-            let d = described(fd, family)?;
-            listen::keep_for_fork_group(d);
-            Some(d)
+        What::Listener(family) => drop(listener(fd, family, true)),
+        What::Unconnected(family) if inspect::is_connected(fd) => crate::upgrade::received(fd, family),
+        What::Unconnected(family) => {
+            if let Some(d) = bound(fd, family) {
+                d.held_elsewhere.store(true, Ordering::Relaxed);
+            }
         }
-        What::Unconnected(family) => bound(fd, family),
-        What::Other => None,
+        What::Other => {}
     }
 }
 

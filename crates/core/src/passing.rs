@@ -3,46 +3,48 @@
 //! Nobody can say at the time of sending which process receives them, or whether it has the library. So what
 //! travels is always a kernel socket that works for everybody, and the process that receives it brings it
 //! back to shared memory: a listener by showing it to the monitor, as one that it has inherited
-//! ([`crate::inherit`]). See ADR 52.
+//! ([`crate::inherit`]), a connection by the way of all that begin in the kernel ([`crate::upgrade`]), as soon as it
+//! has it alone. See ADR 52.
 
+use crate::chan::CHANS;
 use crate::table::{self, kind, Desc};
-use crate::{close, epoll, inherit, listen, path, pool, process, upgrade};
+use crate::{close, epoll, inherit, listen, path, pool, upgrade};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
+use fsocket_abi::channel::SERVER;
+use fsocket_proto::{passed, unpublish};
 
-/// `fd` is being passed to another process: what goes with it must be the real
-/// thing. A program that passes one connection will pass more: from here on it
-/// gets kernel connections at once.
+/// `fd` goes to another process: what goes with it must be the real thing.
 pub fn passed(fd: i32) {
-    if share(fd) {
-        process::disable();
-        listen::unpublish_all();
-    }
-}
-
-/// `fd` is taken by another process: as if passed, but nobody here does it.
-pub fn transferred(fd: i32) {
-    share(fd);
-}
-
-/// True: it was a connection of ours.
-fn share(fd: i32) -> bool {
-    let Some(d) = table::lookup(fd) else { return false };
+    let Some(d) = table::lookup(fd) else { return };
     d.dirty.store(true, Ordering::Relaxed);
     match d.kind() {
         kind::FRESH | kind::BOUND => share_unused(d),
-        kind::KERNEL => upgrade::give_up(d),
-        kind::CONN => {
-            path::materialize_one(d, Reason::Option);
-            return true;
-        }
+        kind::KERNEL => upgrade::sent(fd),
+        kind::CONN => share_connection(fd, d),
         kind::LISTENER => {
             d.held_elsewhere.store(true, Ordering::Relaxed);
             path::share(d);
         }
         _ => {}
     }
-    false
+}
+
+/// A program that passes one connection that it has accepted will pass more: from here on that listener's come over
+/// the kernel, and go over to shared memory where they are served.
+fn share_connection(fd: i32, d: &'static Desc) {
+    let is_watched = d.items.load(Ordering::Relaxed) != 0;
+    if d.side.load(Ordering::Relaxed) as usize == SERVER {
+        if let Some(c) = CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
+            listen::unpublish_id(c.listener.load(Ordering::Relaxed), unpublish::FOR_GOOD);
+        }
+    }
+    // Its client may go over again, to where it is served.
+    d.comes_back.store(true, Ordering::Relaxed);
+    // (An instance that watches it in the kernel would not know it under a description of ours.)
+    if path::materialize_one(d, Reason::Option) && !is_watched {
+        upgrade::sent(fd);
+    }
 }
 
 /// It may become a listener, by this process or by another one.
@@ -65,24 +67,41 @@ pub unsafe fn passing(m: *const libc::msghdr) {
     unsafe { each_descriptor(m, passed) }
 }
 
-/// Descriptors that a message has brought.
+/// The message was not sent.
+///
+/// # Safety
+/// As [`passing`].
+pub unsafe fn kept(m: *const libc::msghdr) {
+    let kept = |fd| {
+        if let Some(d) = table::lookup(fd).filter(|d| d.kind() == kind::KERNEL) {
+            upgrade::tell(d, passed::NOT_SENT);
+        }
+    };
+    // SAFETY: the caller's.
+    unsafe { each_descriptor(m, kept) }
+}
+
+/// Descriptors that a message has brought; `peeked`: and will bring again.
 ///
 /// # Safety
 /// `m` is null or a message, as the kernel has filled it.
-pub unsafe fn arriving(m: *const libc::msghdr) {
+pub unsafe fn arriving(m: *const libc::msghdr, peeked: bool) {
+    let arrived = |fd| {
+        arrived(fd);
+        if let Some(d) = table::lookup(fd).filter(|d| peeked && d.kind() == kind::KERNEL) {
+            upgrade::give_up(d);
+        }
+    };
     // SAFETY: the caller's.
     unsafe { each_descriptor(m, arrived) }
 }
 
-/// `fd` comes from another process. A socket that listens, or that is bound and may, is served over shared
-/// memory as soon as this program uses it as a listener.
+/// `fd` comes from another process.
 pub fn arrived(fd: i32) {
     // If that number is known it was closed below us.
     close::overwritten(fd);
     pool::kernel_allocated(fd);
-    if let Some(d) = inherit::listener_to_be(fd) {
-        d.held_elsewhere.store(true, Ordering::Relaxed);
-    }
+    inherit::received(fd);
 }
 
 /// # Safety

@@ -108,7 +108,7 @@ pub fn answer() {
     ASKED.answer(|(fd, by)| {
         {
             let _held = Held::all();
-            passing::transferred(fd);
+            passing::passed(fd);
         }
         let mut m = Msg::new(msg::TRANSFERRED);
         m.id = by;

@@ -1,4 +1,4 @@
-//! Listeners that go to another process in a message (SCM_RIGHTS).
+//! Listeners and connections that go to another process in a message (SCM_RIGHTS).
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Stock};
@@ -79,6 +79,48 @@ fn what_waits_is_accepted_by_the_taker() {
         taker.finish(LIMIT).success();
         giver.finish(LIMIT).success();
     }
+}
+
+/// One process accepts `n` connections and hands them to one on `side`; a client has `each` messages on each.
+/// `keep`: both use each of them, in turn.
+fn pass_connections(side: Side, n: u32, each: u32, keep: &[&str]) -> fsocket_testkit::Delta {
+    let host = Host::new();
+    let script = script("apps/passing.py").display().to_string();
+    let path = host.path().join("meeting").display().to_string();
+    let (port, n, each) = (net::free_port().to_string(), n.to_string(), each.to_string());
+    let before = host.snapshot();
+    let pass = [&[script.as_str(), "pass", &port, &path, &n], keep].concat();
+    let mut giver = host.start(Accel, "giver", PYTHON, &pass);
+    giver.wait_stdout("listens", LIMIT);
+    let server = host.start(side, "server", PYTHON, &[&[script.as_str(), "serve", &path, &n], keep].concat());
+    let said = e2e::python(&host, Accel, 60, "passing.py", &["ask", &port, &n, &each]);
+    assert!(said.ends_with(&format!("ok {n}\n")), "{said}");
+    server.finish(LIMIT).success();
+    giver.finish(LIMIT).success();
+    host.snapshot().since(&before)
+}
+
+/// The first one begins over shared memory; those after it go over once they are served. (Of the last one the
+/// listener has ended.)
+#[test]
+fn a_connection_that_is_passed_on_goes_over_to_shared_memory() {
+    let delta = pass_connections(Accel, 8, 600, &[]);
+    if !stock_mode() {
+        assert_eq!((delta.get("connect_shm"), delta.get("connect_kernel")), (1, 7), "{delta}");
+        // Both sides count. On a busy machine one or the other is not there in time.
+        assert!(delta.get("path_upgrade") >= 2 * 4, "{delta}");
+        assert_eq!(delta.get("hostile_peer"), 0, "{delta}");
+    }
+}
+
+#[test]
+fn a_connection_that_two_processes_have_stays_where_both_find_it() {
+    for side in [Accel, Stock] {
+        let delta = pass_connections(side, 4, 300, &["keep"]);
+        assert_eq!(delta.get("path_upgrade"), 0, "{delta}");
+    }
+    let delta = pass_connections(Stock, 4, 300, &[]);
+    assert_eq!(delta.get("path_upgrade"), 0, "{delta}");
 }
 
 /// haproxy's seamless reload: the next process takes the listeners of the one before.

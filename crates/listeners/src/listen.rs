@@ -9,7 +9,7 @@ use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::WORKERS;
-use fsocket_proto::{kind as msg, unpublish, Addr, Msg};
+use fsocket_proto::{kind as msg, Addr, Msg};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Errno};
 
@@ -275,15 +275,7 @@ pub fn any_exec_prepared() -> bool {
     exec_prepared().next().is_some()
 }
 
-/// For all listeners of this process: no new connections over shared memory; those that wait in the queues
-/// are accepted as before.
-pub fn unpublish_all() {
-    for l in used() {
-        unpublish_id(l.id.load(Ordering::Relaxed), unpublish::FOR_GOOD);
-    }
-}
-
-/// `how`: of [`unpublish`]. True: done, and no connection comes to its queues from here on.
+/// `how`: of [`fsocket_proto::unpublish`]. True: done, and no connection comes to its queues from here on.
 pub fn unpublish_id(id: u64, how: u64) -> bool {
     let mut m = Msg::new(msg::UNPUBLISH);
     m.id = id;

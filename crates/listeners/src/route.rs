@@ -273,14 +273,20 @@ fn channel_of(a: &Msg, memfd: Option<i32>) -> Option<&'static Chan> {
     c
 }
 
-/// The channel to whoever has accepted the connection `fd`, perhaps in another network namespace.
+/// Does a listener in shared memory have this address?
+pub fn has_listener(addr: &Addr, fd: i32) -> bool {
+    ctl::registry().is_some_and(|reg| matching(reg, addr, fd).is_ok())
+}
+
+/// The channel to whoever has accepted the connection `fd`, perhaps in another network namespace; `here`: in this
+/// one, where another process has received it since.
 ///
 /// # Errors
 /// As of [`kind::MEET`].
-pub fn meet(fd: i32, full: u32) -> sys::Result<&'static Chan> {
+pub fn meet(fd: i32, here: bool) -> sys::Result<&'static Chan> {
     let _asking = ASKING.lock().map_err(|_| sys::Errno::EAGAIN)?;
     let mut m = Msg::new(kind::MEET);
-    m.arg0 = full as u64;
+    m.arg1 = here.into();
     let (a, memfd) = ctl::request(m, Some(fd))?;
     channel_of(&a, memfd).filter(|c| usable(c)).ok_or(sys::Errno::ENOENT)
 }

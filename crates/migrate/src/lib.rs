@@ -7,7 +7,9 @@ pub mod upgrade;
 
 use fsocket_fdtable::{ctl, socks, table, upcalls};
 use fsocket_listeners::{claim, establish, listen, route};
-use fsocket_runtime::{heartbeat, inspect, mailbox, name, process, registry, signals, stats, strangers, token};
+use fsocket_runtime::{
+    heartbeat, inspect, mailbox, name, process, registry, signals, stats, strangers, successor, token,
+};
 use fsocket_shm::{chan, conn, stage, values, waker};
 use fsocket_wait as wait;
 use fsocket_zones as zone;

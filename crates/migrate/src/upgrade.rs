@@ -18,20 +18,24 @@
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
-use crate::{ctl, name, process, registry, route, strangers};
+use crate::{ctl, name, process, registry, route, strangers, successor};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::passed as what;
 use fsocket_proto::{kind as msg, Addr, Msg};
 use fsocket_sync::handover::Entry;
 use fsocket_sys::{self as sys, Errno};
 
 mod offer;
+mod passed;
 mod rest;
 
 pub use offer::{answer, asked, become_child, epoch};
+pub use passed::{let_go, sent, tell};
 
 use offer::{key, open};
+use passed::{forbid, is_passed};
 use rest::{at_rest, lingers, own_of, peer_of, usual};
 
 /// Calls before the first try; each further one waits four times as long.
@@ -147,6 +151,30 @@ pub fn candidate(was: &Desc) -> Option<&'static Desc> {
     Some(d)
 }
 
+/// `fd`, a connected socket, has come from another process: it may go over as soon as nobody else has it.
+pub fn received(fd: i32, family: u32) {
+    if !wanted() || fd <= table::STDIO {
+        return;
+    }
+    let (Some(me), Some(peer), Some(cookie)) = (own_of(fd), peer_of(fd), successor::cookie(fd)) else { return };
+    if !is_here(&peer.ip) {
+        return;
+    }
+    let Some(d) = table::alloc(kind::FRESH) else { return };
+    d.family.store(family, Ordering::Relaxed);
+    d.kernel_family.store(family, Ordering::Relaxed);
+    // Most are accepted and passed on. (A guess that is wrong leaves it in the kernel.)
+    let opened = !route::has_listener(&me, fd) && route::has_listener(&peer, fd);
+    begin(d, if opened { CLIENT } else { SERVER });
+    // So that it is offered when its peer asks, which does so soon once only.
+    d.next_try.store((FIRST.load(Ordering::Relaxed) / 4).max(1), Ordering::Relaxed);
+    if !table::install(fd, d) {
+        return table::release(d);
+    }
+    d.passed_as.store(cookie, Ordering::Relaxed);
+    tell(d, what::ARRIVED);
+}
+
 /// What a call wants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Call {
@@ -251,9 +279,8 @@ fn weight(d: &Desc, call: Call) -> u32 {
 
 /// It is used in a way that the kernel alone can do, or by somebody else as well.
 pub fn give_up(d: &Desc) {
-    while d.kind() == kind::KERNEL && !d.using.forbid() {
-        sys::nanosleep(20_000);
-    }
+    tell(d, what::SHARED);
+    forbid(d);
 }
 
 /// The same for a number.
@@ -317,7 +344,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         d.next_try.store(calls.saturating_add(CALLS), Ordering::Relaxed);
         return;
     }
-    let longer = if d.across.load(Ordering::Relaxed) { 2 } else { 4 };
+    let longer = if d.across.load(Ordering::Relaxed) || is_passed(d) { 2 } else { 4 };
     let comes_back = d.comes_back.load(Ordering::Relaxed);
     let most = if comes_back { calls.saturating_add(PATIENT) } else { u32::MAX };
     d.next_try.store(calls.saturating_mul(longer).min(most), Ordering::Relaxed);
@@ -335,6 +362,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         let mut m = Msg::new(msg::OFFER);
         m.id = key(d);
         m.arg0 = d.across.load(Ordering::Relaxed).into();
+        m.arg1 = is_passed(d).into();
         // With an answer: until the monitor has read it the message holds the socket, and a close
         // of the program's would not end the connection.
         if ctl::request(m, Some(fd)).err() == Some(Errno::EXDEV) {

@@ -2,7 +2,7 @@
 //!
 //! | concern | modules |
 //! | --- | --- |
-//! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`ports`], [`registry`], [`switched`], [`pipes`] |
+//! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`passed`], [`ports`], [`registry`], [`switched`], [`pipes`] |
 //! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
@@ -19,6 +19,7 @@ pub mod listeners;
 mod offers;
 mod operate;
 mod pairs;
+pub mod passed;
 pub mod pipes;
 pub mod ports;
 pub mod reaper;

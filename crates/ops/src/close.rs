@@ -93,6 +93,7 @@ pub fn last_reference(d: &'static Desc) {
             listen::closed(d);
         }
         kind::KLISTENER => zone::closed(d),
+        kind::KERNEL => crate::upgrade::let_go(d),
         kind::EPOLL => epoll::destroy(d),
         _ => {}
     }

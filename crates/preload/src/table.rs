@@ -176,12 +176,9 @@ limit_table! {
         of prctl, syscall;
     Programs: "A connection that is inherited through `exec` or `posix_spawn` by a program that does \
      not load the library (or may not: ADR 9), through `system` or `popen`, or together \
-     with an epoll instance; that gets one of the numbers 0 to 2; that is passed to another \
-     process (`SCM_RIGHTS`), or that is used by `MSG_OOB`, `splice`, `dprintf` or `aio_*`, \
+     with an epoll instance; that gets one of the numbers 0 to 2, or that is used by `MSG_OOB`, `splice`, `dprintf` or `aio_*`, \
      becomes a kernel connection at that moment and stays one (`path_switch`). Where the \
-     monitor lacks `CAP_NET_ADMIN` it shows other port numbers from then on. A program that \
-     passes a connection once uses the kernel for everything after it (`fallback.option`). \
-     To edge-triggered epoll that moment is an edge. A listener that is inherited together with \
+     monitor lacks `CAP_NET_ADMIN` it shows other port numbers from then on. To edge-triggered epoll that moment is an edge. A listener that is inherited together with \
      an epoll instance gets its new connections in the kernel's queue, for all that hold it; \
      one that a program without the library inherits does from the `exec` on, if it was \
      prepared for that (`dup2`, also as a file action of `posix_spawn`, no longer \
@@ -206,6 +203,12 @@ limit_table! {
      (`fallback.switch`), one that takes from a process that meanwhile neither waits for a \
      socket nor asks whether one is ready. (A socket that is not connected is got a second later.)"
         of pidfd_getfd;
+    Programs: "A connection that is passed to another process (`SCM_RIGHTS`, `pidfd_getfd`) is the kernel's \
+     (`path_switch`) while it is on its way and as long as several processes have it, and so are, from the first one that \
+     is passed, all that come to the listener which has accepted it (`fallback.no_listener`). Such a connection goes over \
+     (`path_upgrade`) once a process with the library, of the same user, has it alone and has made some calls on it; not if \
+     it was passed by a process without the library, or while there was another monitor, or its sender has forked meanwhile."
+        of recvmsg, sendmsg, pidfd_getfd;
     Programs: "A listener that is passed to another process (`SCM_RIGHTS`, `pidfd_getfd`), or that comes from a program \
      without the library (socket activation), is in shared memory as long as a process with the library accepts on it, and \
      the kernel's (`fallback.no_listener`) while none does: between the close of the old process and the first wait of the \

@@ -17,6 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 #[cfg(feature = "report")]
 pub mod operate;
+pub mod passed;
 pub mod paths;
 pub mod registry;
 pub use registry::CLOSINGS_SIZE;
@@ -25,6 +26,7 @@ pub mod report;
 #[cfg(feature = "report")]
 pub mod steer;
 pub mod switch;
+pub mod unpublish;
 
 pub const VERSION: u16 = 1;
 
@@ -242,11 +244,13 @@ pub mod kind {
     pub const LOOK: u32 = 40;
     /// `fd` is a kernel connection that this process has accepted and that may go over to
     /// shared memory; `id` is what it calls it. *Sync*: nobody holds fd any more. `arg0` 1: the other end
-    /// may be in another network namespace; `result` EXDEV: it is on another host, or cannot go over.
+    /// may be in another network namespace; `result` EXDEV: it is on another host, or cannot go over. `arg1` 1: it was
+    /// received from another process ([`PASSED`]); `result` EAGAIN: others may have it.
     pub const OFFER: u32 = 54;
     /// `fd` is the other end of one: it is to go over into slot `arg0` (generation `arg1`)
     /// of channel `id`, which is in state OFFERED. *Sync*: the other side has been told;
     /// `result` ENOENT: nobody has offered it, EXDEV: it never can. `arg2` 1: the channel is the one of [`MEET`].
+    /// `addr.v6only` 1: as `arg1` of [`OFFER`].
     pub const UPGRADE: u32 = 55;
     /// From the monitor: UPGRADE of the connection that this process calls `arg2`, into
     /// slot (low half of `arg1`, generation in the high one) of channel `id` of listener
@@ -262,7 +266,8 @@ pub mod kind {
     /// `fd` is a kernel connection that this process has opened, whose other end may be in another
     /// network namespace of this host. *Sync*: a channel to the listener that has accepted it, as in
     /// the answer to [`CONNECT`]; `result` ENOENT: nobody has offered the other end (yet), EXDEV: it is
-    /// on another host, or cannot go over, EPERM and EACCES as for [`CONNECT`].
+    /// on another host, or cannot go over, EPERM and EACCES as for [`CONNECT`]. `arg1` 1: the other end is in this
+    /// network namespace, and was passed to another process than the one that listens.
     pub const MEET: u32 = 59;
     /// The credentials of this process have changed. fd: its end of a new socket pair, made with
     /// the new ones, which is its control socket from here on. It holds the same listeners,
@@ -275,6 +280,9 @@ pub mod kind {
     /// A listener that is the kernel's alone has come to port `addr.port`. For some destinations it may
     /// be nearer than one of ours: everybody asks again. No answer.
     pub const NEARER: u32 = 72;
+    /// What became of a descriptor of the connected kernel socket with the number (SO_COOKIE) `id`: `arg0`, of
+    /// [`super::passed`]. No answer.
+    pub const PASSED: u32 = 74;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;
@@ -297,18 +305,6 @@ pub mod kind {
     /// connection in it has been closed or reset; unmap when drained. `arg0` 1: it
     /// broke the protocol ([`BROKEN`]).
     pub const CHANNEL_GONE: u32 = 33;
-}
-
-/// How a listener leaves shared memory: `arg0` of [`kind::UNPUBLISH`].
-pub mod unpublish {
-    /// For good, whoever holds it.
-    pub const FOR_GOOD: u64 = 0;
-    /// Only if nobody else holds it; of one that is held elsewhere ([`UNLESS_SERVED`]): only if nobody else
-    /// works for it.
-    pub const IF_LAST: u64 = 1;
-    /// Processes may hold it that the monitor does not know: from now on it is in shared memory as long as
-    /// somebody works for it.
-    pub const UNLESS_SERVED: u64 = 2;
 }
 
 /// What the configuration of the monitor says of a program.

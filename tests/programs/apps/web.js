@@ -1,4 +1,4 @@
-// N bytes at /N: web.js PORT [WORKERS]. With workers, SIGHUP replaces them one by one.
+// N bytes at /N: web.js PORT [WORKERS]. With workers, SIGHUP replaces them one by one, once the last ones are there.
 const cluster = require('cluster');
 const http = require('http');
 
@@ -27,16 +27,25 @@ if (workers === 0) {
   cluster.on('exit', () => {
     if (ending && Object.keys(cluster.workers).length === 0) process.exit(0);
   });
+  // A worker may end while it is told to.
+  cluster.on('fork', (worker) => worker.on('error', () => {}));
   cluster.on('listening', (worker) => ending && worker.disconnect());
+  let starting = 0;
   process.on('SIGHUP', () => {
+    if (starting > 0 || ending) return;
     for (const old of Object.values(cluster.workers)) {
-      const next = cluster.fork();
-      next.once('listening', () => old.isConnected() && old.disconnect());
+      starting += 1;
+      cluster.fork().once('listening', () => {
+        starting -= 1;
+        if (old.isConnected()) old.disconnect();
+      });
     }
   });
   process.on('SIGTERM', () => {
     ending = true;
     for (const worker of Object.values(cluster.workers)) worker.disconnect();
+    // One that had not begun was not told.
+    setTimeout(() => Object.values(cluster.workers).forEach((worker) => worker.process.kill()), 3000);
   });
 } else {
   serve();

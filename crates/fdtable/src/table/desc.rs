@@ -105,6 +105,9 @@ pub struct Desc {
     /// the last send.
     pub across: AtomicBool,
     pub heard: AtomicBool,
+    /// KERNEL: its number (SO_COOKIE) if it has come from, or gone to, another process, and the monitor counts who
+    /// has it.
+    pub passed_as: AtomicU64,
     pub spin_rx: crate::spin::Memory,
     pub spin_tx: crate::spin::Memory,
     link: AtomicU32,

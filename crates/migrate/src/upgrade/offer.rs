@@ -1,5 +1,6 @@
 //! The two sides of a connection agree on the moment: the opener offers a slot, the accepter takes it.
 
+use super::passed::{is_passed, let_go};
 use super::rest::{at_rest, own_of, peer_of, usual, Counts};
 use crate::establish::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
@@ -17,8 +18,8 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// How long the opener waits for the other side, nanoseconds: one that sleeps in us, or is in
 /// the middle of its calls, is there sooner.
 const OFFER_NS: u64 = 2_000_000;
-/// The same between network namespaces: what is gained is more.
-const ACROSS_NS: u64 = 10_000_000;
+/// The same where the monitor has just said that the other side offers it.
+const MET_NS: u64 = 10_000_000;
 /// How long the accepter waits for the opener, which waits for it.
 const ANSWER_NS: u64 = 20_000_000;
 
@@ -39,7 +40,7 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
     let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
     let Some(counts) = at_rest(fd) else { return NOT_NOW };
-    let (chan, across) = whereto(fd, d, &me, &dst)?;
+    let Whereto { chan, across, met } = whereto(fd, d, &me, &dst)?;
     let Some(sock) = socks::alloc_sock() else { return NOT_NOW };
     let slot = chan.client().and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
     let Some(slot) = slot else {
@@ -59,12 +60,13 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     m.arg0 = slot as u64;
     m.arg1 = generation as u64;
     m.arg2 = across.into();
+    m.addr.v6only = is_passed(d).into();
     let mut asked = Ok(());
     let tell = || {
         asked = ctl::request(m, Some(fd)).map(drop);
         asked.is_ok()
     };
-    let patience = if across { ACROSS_NS } else { OFFER_NS };
+    let patience = if met { MET_NS } else { OFFER_NS };
     let done = handover::open(&s.state, steps, &Patience(patience), tell, || at_rest(fd) == Some(counts));
     if !done {
         socks::free_sock(sock);
@@ -84,18 +86,34 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     Ok(())
 }
 
-/// The channel to the other side, and whether that may be in another network namespace. EXDEV: there is
-/// and will be none.
-fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<(&'static chan::Chan, bool)> {
+/// The channel to the other side; whether that may be in another network namespace; whether the monitor knows
+/// of this very connection.
+struct Whereto {
+    chan: &'static chan::Chan,
+    across: bool,
+    met: bool,
+}
+
+/// EXDEV: there is and will be none.
+fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
     let usual = usual(me, dst);
-    if let Some(c) = usual.then(|| route::find(dst, fd).ok()).flatten() {
-        return Ok((c, false));
+    if let Some(chan) = usual.then(|| route::find(dst, fd).ok()).flatten() {
+        return Ok(Whereto { chan, across: false, met: false });
     }
     if !d.across.load(Ordering::Relaxed) {
-        return Err(if usual { Errno::EAGAIN } else { Errno::EXDEV });
+        if !usual {
+            return Err(Errno::EXDEV);
+        }
+        // Who has accepted it may have passed it on, and take no others over shared memory.
+        let met = |chan| Whereto { chan, across: false, met: true };
+        return route::meet(fd, true).map(met).map_err(|_| {
+            // It may be on its way to another process still.
+            d.next_try.store(d.calls.load(Ordering::Relaxed).saturating_mul(2), Ordering::Relaxed);
+            Errno::EAGAIN
+        });
     }
-    match route::meet(fd, 0) {
-        Ok(c) => Ok((c, true)),
+    match route::meet(fd, false) {
+        Ok(chan) => Ok(Whereto { chan, across: true, met: true }),
         Err(Errno::EXDEV) => {
             strangers::note(&dst.ip, dst.port);
             d.across.store(false, Ordering::Relaxed);
@@ -129,6 +147,7 @@ fn learn(fd: i32, d: &Desc) {
 
 fn went_over(d: &'static Desc) {
     stats::count(Counter::PathUpgrade);
+    let_go(d);
     (watcher().became_conn)(d);
     EPOCH.fetch_add(1, Ordering::AcqRel);
     fence(Ordering::SeqCst);

@@ -68,6 +68,10 @@ impl Monitor {
                 self.shm.broken(&mut self.ctx, id, &msg);
                 return Ok(());
             }
+            kind::PASSED => {
+                self.shm.note_passed(&self.ctx, id, &msg);
+                return Ok(());
+            }
             kind::ARRIVES => {
                 self.shm.arrives_in(&mut self.ctx, id, &msg);
                 return Ok(());

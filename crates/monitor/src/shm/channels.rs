@@ -72,8 +72,8 @@ impl ChannelMem {
         self.map.at(offset_of!(Header, idle))
     }
 
-    pub fn set_listener_closed(&self, closed: bool) {
-        self.map.at::<AtomicU32>(offset_of!(Header, listener_closed)).store(closed.into(), Ordering::SeqCst);
+    pub fn listener_closed(&self) -> &AtomicU32 {
+        self.map.at(offset_of!(Header, listener_closed))
     }
 
     pub fn set_client_gone(&self) {

@@ -7,13 +7,12 @@
 //! the descriptors: if a rule that comes later, or a link that goes down, ends it, the
 //! connection in shared memory ends with it. ADR 50.
 
-use crate::address::{V4_ANY, V6_ANY};
 use crate::answer::{reply, Answer};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::shm::offers::End;
 use crate::shm::state::Shm;
-use crate::shm::upgrade::{destination_of, end_of};
+use crate::shm::upgrade::{destination_of, end_of, listener_at};
 use crate::shm::wake::close_side;
 use crate::{ChannelId, ConnId, ListenerId};
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER, SLOTS};
@@ -23,7 +22,7 @@ use rustix::event::epoll::{add, EventData, EventFlags};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Between two questions whether the record is there.
@@ -83,26 +82,12 @@ impl Shm {
         let cookie = socket_cookie(fd)?;
         let record = self.pairs.record.as_ref().ok_or(Errno::XDEV)?;
         record.peer_of(cookie).ok_or(Errno::XDEV)?;
-        let listener = self.works_at(ctx, id, &end).ok_or(Errno::NOENT)?;
+        let works = &ctx.clients.get(id).ok_or(Errno::BADF)?.works;
+        let listener = listener_at(&self.listeners, works, &end).ok_or(Errno::NOENT)?;
         // Now: when it goes over only the other end is shown.
         record.watch(fd);
         self.pairs.offers.add(cookie, id, (name, listener));
         Ok(())
-    }
-
-    /// The listener of this process that has accepted a connection with this end.
-    fn works_at(&self, ctx: &Context, id: ConnId, (netns, own, _): &End) -> Option<ListenerId> {
-        let ip = match own.ip() {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
-        };
-        let works = &ctx.clients.get(id)?.works;
-        let fits = |l: &&ListenerId| {
-            let Some(l) = self.listeners.get(**l) else { return false };
-            let addr = &l.info.addr;
-            l.info.netns == *netns && addr.port == own.port() && (addr.ip == ip || [V4_ANY, V6_ANY].contains(&addr.ip))
-        };
-        works.iter().find(fits).copied()
     }
 
     fn offered(&self, ctx: &Context, id: ConnId, fd: BorrowedFd<'_>) -> Result<Offered, Errno> {
@@ -120,20 +105,31 @@ impl Shm {
         Ok(Offered { own, other, by, name, listener, to })
     }
 
+    /// The other end, in the same network namespace, of a process that has received it from another one.
+    fn offered_here(&self, id: ConnId, fd: BorrowedFd<'_>) -> Result<(ListenerId, ConnId, SocketAddr), Errno> {
+        let (netns, own, peer) = end_of(fd)?;
+        let (by, (_, listener)) = self.offers.get(&(netns, peer, own)).ok_or(Errno::NOENT)?;
+        let listener = listener.filter(|_| by != id).ok_or(Errno::NOENT)?;
+        Ok((listener, by, peer))
+    }
+
     /// [`fsocket_proto::kind::MEET`].
     pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
-        let there = self.offered(ctx, id, fd.as_fd())?;
+        let (listener, by, to) = match msg.arg1 {
+            0 => self.offered(ctx, id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
+            _ => self.offered_here(id, fd.as_fd())?,
+        };
         let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
-        if self.distrust.refuses(there.listener, uid, id) {
+        if self.distrust.refuses(listener, uid, id) {
             return Err(Errno::ACCESS);
         }
         let party = ctx.note_party(id, true)?;
         let netns = if ctx.config.rules.needs_netns() { ctx.broker.netns_inode(fd.as_fd()) } else { None };
-        let mut to = destination_of(there.to);
+        let mut to = destination_of(to);
         to.netns = netns;
-        ctx.may_pair(&party, there.by, &to)?;
-        self.channel_to(ctx, id, there.listener, msg, 0)
+        ctx.may_pair(&party, by, &to)?;
+        self.channel_to(ctx, id, listener, msg, 0)
     }
 
     /// [`fsocket_proto::kind::UPGRADE`] after [`Shm::meet`].

@@ -74,6 +74,7 @@ impl Shm {
         }
         self.offers.leave(id);
         self.pairs.leave(id);
+        self.passed.leave(id, false);
     }
 
     /// And its listeners and channels end, unless others have them.

@@ -32,6 +32,7 @@ impl Shm {
             crate::wire::ask_for_senders(fd.as_fd());
             ctx.vouch(uid, fd.as_fd());
             let family = ctx.new_family();
+            self.passed.leave(id, true);
             let mut new = Client::new(fd.keep(), uid, pid, family);
             new.nonce = nonce;
             (new.off, new.program) = (off, program);

@@ -15,6 +15,7 @@ use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
+use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -280,7 +281,10 @@ impl Shm {
         msg: &Msg,
         closings: u32,
     ) -> Answer {
-        let own = |ch: &&Channel| ch.client == id && ch.listener == listener && ch.is_whole();
+        // (A socket may be shown again after its listener has ended.)
+        let is_open =
+            |ch: &Channel| ch.is_whole() && !ch.listener_gone && ch.mem.listener_closed().load(Ordering::Relaxed) == 0;
+        let own = |ch: &&Channel| ch.client == id && ch.listener == listener && is_open(ch);
         let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
         let found = |channel: ChannelId| Msg {
             id: u64::from(channel),

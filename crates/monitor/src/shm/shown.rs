@@ -6,6 +6,7 @@ use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::{ConnId, ListenerId};
 use fsocket_proto::{unpublish, Msg};
+use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 
 impl Shm {
@@ -59,6 +60,6 @@ impl Shm {
     fn set_closed(&self, listener: ListenerId, closed: bool) {
         let Some(l) = self.listeners.get(listener) else { return };
         let channels = l.channels.iter().filter_map(|ch| self.channels.get(*ch));
-        channels.for_each(|ch| ch.mem.set_listener_closed(closed));
+        channels.for_each(|ch| ch.mem.listener_closed().store(closed.into(), Ordering::SeqCst));
     }
 }

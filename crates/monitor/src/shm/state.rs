@@ -8,6 +8,7 @@ use crate::shm::ending::{Endings, Seldom};
 use crate::shm::listeners::Listeners;
 use crate::shm::offers::Local;
 use crate::shm::pairs::Pairs;
+use crate::shm::passed::Passed;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
 use crate::shm::touches::Touches;
@@ -23,6 +24,7 @@ pub struct Shm {
     pub offers: Local,
     pub touches: Touches,
     pub pairs: Pairs,
+    pub passed: Passed,
     pub ports: Ports,
     pub registry: Registry,
     pub closings: Closings,
@@ -50,6 +52,7 @@ impl Shm {
             offers: Local::default(),
             touches: Touches::default(),
             pairs: Pairs::default(),
+            passed: Passed::default(),
             ports,
             registry,
             closings,

@@ -167,7 +167,7 @@ impl Shm {
         let Some(ch) = self.channels.get(channel) else { return };
         let (listener, uid, pid) = (ch.listener, ch.client_uid, ch.client_pid);
         tracing::warn!(channel, listener, uid, pid, by_listener = by.is_some(), "a channel's protocol is broken");
-        ch.mem.set_listener_closed(true);
+        ch.mem.listener_closed().store(1, Ordering::SeqCst);
         for side in [CLIENT, SERVER] {
             close_all(ch, side, &ctx.clients);
         }

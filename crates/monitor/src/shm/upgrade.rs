@@ -3,19 +3,22 @@
 //! Both show their end; what the kernel says of the two descriptors, and nothing that
 //! they write, decides whether these are the ends of one connection.
 
-use crate::address::canonical;
+use crate::address::{canonical, V4_ANY, V6_ANY};
 use crate::answer::{reply, Answer};
 use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::policy::rules::Destination;
+use crate::shm::listeners::Listeners;
 use crate::shm::offers::End;
 use crate::shm::state::Shm;
-use crate::{ChannelId, ConnId};
+use crate::{ChannelId, ConnId, ListenerId};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind, Addr, Msg};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 pub fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
@@ -30,7 +33,11 @@ impl Shm {
     pub fn offer_upgrade(&mut self, ctx: &Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let end = end_of(fd.as_fd())?;
-        self.offers.add(end, id, msg.id);
+        let listener = match msg.arg1 {
+            0 => None,
+            _ => self.received(ctx, id, socket_cookie(fd.as_fd())?, &end)?,
+        };
+        self.offers.add(end, id, (msg.id, listener));
         if msg.arg0 == 1 {
             self.offer_pair(ctx, id, msg.id, end, fd.as_fd())?;
         }
@@ -44,6 +51,9 @@ impl Shm {
             return self.upgrade_pair(ctx, id, channel, msg, fd.as_fd());
         }
         let (netns, own, peer) = end_of(fd.as_fd())?;
+        if msg.addr.v6only != 0 {
+            self.received(ctx, id, socket_cookie(fd.as_fd())?, &(netns, own, peer))?;
+        }
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let ch = self.party(ctx, id, channel)?;
         if !ch.is_party(CLIENT, family) || msg.arg0 >= SLOTS as u64 {
@@ -54,13 +64,13 @@ impl Shm {
             return Err(Errno::XDEV);
         }
         let there = (netns, peer, own);
-        let (other, name) = self.offers.get(&there).ok_or(Errno::NOENT)?;
+        let (other, (name, listener)) = self.offers.get(&there).ok_or(Errno::NOENT)?;
         if other == id {
             // Nobody is there to answer while it asks.
             return Err(Errno::XDEV);
         }
         let other_family = ctx.clients.get(other).ok_or(Errno::NOENT)?.family;
-        if !ch.is_party(SERVER, other_family) {
+        if !ch.is_party(SERVER, other_family) && listener != Some(ch.listener) {
             return Err(Errno::NOENT);
         }
         if ctx.is_off(id) || ctx.is_off(other) {
@@ -69,8 +79,27 @@ impl Shm {
         // It may be another of the fork group than those that were asked about for the channel.
         ctx.may_pair(ctx.known_as(id)?, other, &destination_of(peer)).map_err(|_| Errno::XDEV)?;
         self.offers.take(&there);
+        if let Some(ch) = self.channels.get_mut(channel) {
+            ch.server_families.insert(other_family);
+        }
         self.hand_over(ctx, channel, msg, other, name)?;
         Ok((reply(msg), None))
+    }
+
+    /// [`fsocket_proto::kind::PASSED`].
+    pub fn note_passed(&mut self, ctx: &Context, id: ConnId, msg: &Msg) {
+        if let Some(uid) = ctx.clients.get(id).map(|c| c.uid) {
+            self.passed.note((uid, msg.id), id, msg.arg0);
+        }
+    }
+
+    /// The process shows a socket that it has received. EAGAIN: others have it, too. Else the listener at its own
+    /// address of the process that has sent it, if that has the same rights.
+    pub fn received(&self, ctx: &Context, id: ConnId, cookie: u64, end: &End) -> Result<Option<ListenerId>, Errno> {
+        let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
+        let by = self.passed.alone((client.uid, cookie), id).ok_or(Errno::AGAIN)?;
+        let sender = by.and_then(|by| ctx.clients.get(by)).filter(|s| s.rights() == client.rights());
+        Ok(sender.and_then(|s| listener_at(&self.listeners, &s.holds, end)))
     }
 
     /// Tells the accepting process, which calls the connection `name`.
@@ -97,6 +126,20 @@ impl Shm {
         ctx.clients.send(to, Outgoing { msg: out, fd, unasked: true });
         Ok(())
     }
+}
+
+/// Of these listeners the one that has accepted a connection with this end.
+pub fn listener_at(all: &Listeners, of: &BTreeSet<ListenerId>, (netns, own, _): &End) -> Option<ListenerId> {
+    let ip = match own.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let fits = |l: &&ListenerId| {
+        let Some(l) = all.get(**l) else { return false };
+        let addr = &l.info.addr;
+        l.info.netns == *netns && addr.port == own.port() && (addr.ip == ip || [V4_ANY, V6_ANY].contains(&addr.ip))
+    };
+    of.iter().find(fits).copied()
 }
 
 pub fn destination_of(peer: SocketAddr) -> Destination {

@@ -70,7 +70,7 @@ pub fn close_all(ch: &Channel, side: usize, clients: &Clients) {
 /// Nobody accepts any more: refuses new connections and resets those that
 /// nobody took.
 pub fn end_listening(ch: &Channel, clients: &Clients) {
-    ch.mem.set_listener_closed(true);
+    ch.mem.listener_closed().store(1, Ordering::SeqCst);
     // A client that publishes a SYN and then finds `listener_closed` unset has
     // published before this fence, so the loop sees it.
     heavy_fence();

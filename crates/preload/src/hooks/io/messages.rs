@@ -25,7 +25,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
         None => {
             let r = in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) });
             if r >= 0 && unsafe { (*msg).msg_controllen } != 0 {
-                came_with(msg);
+                came_with(msg, flags);
             }
             r
         }
@@ -34,9 +34,9 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
 
 /// The kernel has filled `msg`, and its control part.
 #[cold]
-fn came_with(msg: *const msghdr) {
+fn came_with(msg: *const msghdr, flags: c_int) {
     let _errno = fsocket_sys::errno::Saved::errno();
-    guarded(|| unsafe { passing::arriving(msg) });
+    guarded(|| unsafe { passing::arriving(msg, flags & MSG_PEEK != 0) });
 }
 
 unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
@@ -73,12 +73,21 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
     send().answer()
 }
 
-/// The kernel is about to send `msg`.
-fn goes_with(msg: *const msghdr) {
+/// The kernel is about to send `msg`. True: with something beside its bytes.
+fn goes_with(msg: *const msghdr) -> bool {
     let control = |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
-    if unsafe { user::get(msg) }.is_ok_and(|m| control(&m)) {
+    let with = unsafe { user::get(msg) }.is_ok_and(|m| control(&m));
+    if with {
         guarded(|| unsafe { passing::passing(msg) });
     }
+    with
+}
+
+/// After [`goes_with`]: the kernel has not sent it.
+#[cold]
+fn stays_with(msg: *const msghdr) {
+    let _errno = fsocket_sys::errno::Saved::errno();
+    guarded(|| unsafe { passing::kept(msg) });
 }
 
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
@@ -91,8 +100,12 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
         None => {
-            goes_with(msg);
-            in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send)
+            let with = goes_with(msg);
+            let r = in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send);
+            if with && r < 0 {
+                stays_with(msg);
+            }
+            r
         }
     }
 }
@@ -159,7 +172,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     let Some(d) = conn(fd) else {
         let done = unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
         for i in 0..done.max(0) as usize {
-            came_with(unsafe { &raw const (*vec.add(i)).msg_hdr });
+            came_with(unsafe { &raw const (*vec.add(i)).msg_hdr }, flags);
         }
         return done;
     };
@@ -214,7 +227,13 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
     upgrade::give_up_fd(fd);
     let Some(d) = conn(fd) else {
         if n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize) {
-            (0..n as usize).for_each(|i| goes_with(unsafe { &raw const (*vec.add(i)).msg_hdr }));
+            let all = || (0..n as usize).map(|i| unsafe { &raw const (*vec.add(i)).msg_hdr });
+            let with: bool = all().fold(false, |with, m| goes_with(m) | with);
+            let done = unsafe { real::sendmmsg(fd, vec, n, flags) };
+            if with {
+                all().skip(done.max(0) as usize).for_each(stays_with);
+            }
+            return done;
         }
         return unsafe { real::sendmmsg(fd, vec, n, flags) };
     };

@@ -1,0 +1,58 @@
+//! Connections that go to other processes: what the monitor is told of each, so that it knows when one has it alone.
+
+use crate::table::{self, kind, Desc};
+use crate::{ctl, successor};
+use core::sync::atomic::Ordering;
+use fsocket_proto::{kind as msg, passed, Msg};
+use fsocket_sys as sys;
+
+/// `fd`, a connected kernel socket, goes to another process. In this one it stays the kernel's.
+pub fn sent(fd: i32) {
+    let d = match table::lookup(fd) {
+        Some(d) if d.kind() == kind::KERNEL => d,
+        Some(_) => return,
+        None => match table::alloc(kind::KERNEL) {
+            Some(d) => {
+                d.using.reset();
+                d.dirty.store(true, Ordering::Relaxed);
+                if !table::install(fd, d) {
+                    return table::release(d);
+                }
+                d
+            }
+            None => return,
+        },
+    };
+    forbid(d);
+    let Some(cookie) = successor::cookie(fd) else { return };
+    d.passed_as.store(cookie, Ordering::Relaxed);
+    tell(d, passed::SENT);
+}
+
+/// What became of it since; see [`fsocket_proto::passed`].
+pub fn tell(d: &Desc, what: u64) {
+    let cookie = d.passed_as.load(Ordering::Relaxed);
+    if cookie != 0 {
+        let mut m = Msg::new(msg::PASSED);
+        m.id = cookie;
+        m.arg0 = what;
+        ctl::tell(m, None);
+    }
+}
+
+/// This process does not have it any more, or has it alone and in shared memory.
+pub fn let_go(d: &Desc) {
+    tell(d, passed::RELEASED);
+    d.passed_as.store(0, Ordering::Relaxed);
+}
+
+pub(super) fn is_passed(d: &Desc) -> bool {
+    d.passed_as.load(Ordering::Relaxed) != 0
+}
+
+/// In this process it stays the kernel's.
+pub(super) fn forbid(d: &Desc) {
+    while d.kind() == kind::KERNEL && !d.using.forbid() {
+        sys::nanosleep(20_000);
+    }
+}
