@@ -124,7 +124,7 @@ install: ## what `make` and `make pages` left: DESTDIR= PREFIX=/usr/local
 uninstall: ## the same, removed
 	@packaging/install.sh uninstall
 
-packages: build pages ## .deb (with its debug symbols) and, with cargo-generate-rpm, .rpm, in target/debian and target/rpm; installed and removed as a test
+packages: build pages ## .deb (with its debug symbols) and .rpm, in target/debian and target/rpm; installed and removed as a test
 	@packaging/packages.sh
 
 test-systemd: build pages ## enabled redis, nginx and clients under a systemd of its own (systemd-nspawn; needs root)

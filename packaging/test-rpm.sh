@@ -8,6 +8,14 @@ package=$2
 inside() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$root" "$@"; }
 state() { (cd "$root" && find . -xdev -not -path './var/lib/rpm*' -not -path './proc/*' | sort); }
 
+# Each file of the list is in the archive, and what the .deb has is there.
+[ "$(rpm -qpl "$package" | sort)" = "$(rpm2cpio "$package" | cpio -t --quiet | sed 's/^\.//' | sort)" ] ||
+    { echo "packages: FAILED: the list of the .rpm and its archive differ" >&2; exit 1; }
+for file in /usr/bin/fastsocket /usr/sbin/fastsocketd /usr/lib/fastsocket/libfsocket.so \
+    /usr/lib/systemd/system/fastsocketd.service /etc/fastsocket/fastsocketd.toml /usr/share/man/man8/fastsocketd.8; do
+    rpm -qpl "$package" | grep -qx "$file" || { echo "packages: FAILED: no $file in the .rpm" >&2; exit 1; }
+done
+
 rpm --root "$root" --initdb
 mkdir -p "$root/etc/systemd/system"
 state >"$root.before"

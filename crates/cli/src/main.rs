@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), no_main)]
 
 mod bench;
+mod capture;
 mod cmdline;
 mod control;
 mod doctor;
@@ -55,6 +56,7 @@ enum Command {
     Steer(Steer),
     Off(operate::Off),
     On(operate::On),
+    Capture(capture::Capture),
     Enable(Enable),
     Disable(Disable),
     Doctor(Doctor),
@@ -99,6 +101,7 @@ fn entry() -> i32 {
         Command::Explain(args) => explain::run(&args),
         Command::Off(args) => operate::off(&args),
         Command::On(args) => operate::on(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Steer(args) => report_errors(steer::steer(args)),
         Command::Enable(args) => report_errors(units::enable(&args)),
         Command::Disable(args) => report_errors(units::disable(&args)),

@@ -57,7 +57,7 @@ struct Which {
     json: bool,
 }
 
-fn parse(text: &str) -> Result<Target, String> {
+pub fn parse(text: &str) -> Result<Target, String> {
     match text.parse::<u32>() {
         Ok(pid) if pid > 0 => Ok(Target::Process(pid)),
         Ok(_) => Err(format!("{text} is no process")),
@@ -67,7 +67,7 @@ fn parse(text: &str) -> Result<Target, String> {
 
 /// What became of the connections of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-struct Row {
+pub struct Row {
     comm: String,
     /// Over shared memory, before and now.
     before: u32,
@@ -75,11 +75,11 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Outcome {
+pub struct Outcome {
     off: bool,
     moved: u32,
-    left: u32,
-    processes: BTreeMap<u32, Row>,
+    pub left: u32,
+    pub processes: BTreeMap<u32, Row>,
 }
 
 /// `fastsocket off`.
@@ -111,8 +111,8 @@ fn finish(which: &Which, off: bool) -> i32 {
     }
 }
 
-/// The monitor that the process uses; of a unit, the one that `run` would use.
-fn socket(target: &Target) -> anyhow::Result<PathBuf> {
+/// Where the monitor is that the process uses; of a unit, the one that `run` would use.
+pub fn socket(target: &Target) -> anyhow::Result<PathBuf> {
     let Target::Process(pid) = target else { return control::find() };
     let process = i32::try_from(*pid).map(procfs::process::Process::new);
     let environ = process.ok().and_then(|p| p.ok()?.environ().ok()).unwrap_or_default();
@@ -133,7 +133,8 @@ fn seen_by(pid: u32, path: &Path) -> PathBuf {
     }
 }
 
-fn ask(socket: &Path, target: &Target, off: bool) -> anyhow::Result<Outcome> {
+/// Has the monitor switch them, and waits until they are, but not for ever.
+pub fn ask(socket: &Path, target: &Target, off: bool) -> anyhow::Result<Outcome> {
     let request = Request { target: target.clone(), off };
     let mut rows = BTreeMap::<u32, Row>::new();
     let began = Instant::now();
@@ -154,13 +155,18 @@ fn ask(socket: &Path, target: &Target, off: bool) -> anyhow::Result<Outcome> {
     }
 }
 
-fn why(target: &Target, e: &anyhow::Error) -> String {
+/// What the monitor has answered.
+pub fn errno(e: &anyhow::Error) -> Option<i32> {
+    e.chain().find_map(|e| e.downcast_ref::<std::io::Error>()?.raw_os_error())
+}
+
+/// What to say of an error.
+pub fn why(target: &Target, e: &anyhow::Error) -> String {
     let name = match target {
         Target::Process(pid) => format!("process {pid}"),
         Target::Unit(unit) => unit.clone(),
     };
-    let errno = e.chain().find_map(|e| e.downcast_ref::<std::io::Error>()?.raw_os_error());
-    match errno {
+    match errno(e) {
         Some(libc::ENOENT) => format!("{name}: no such process runs with the library (fastsocket explain PID)"),
         Some(libc::EPERM) => format!("{name} belongs to somebody else: ask as root"),
         _ => format!("{name}: {e:#}"),

@@ -189,3 +189,60 @@ fn programs_are_configured() {
     delta.assert_shm(3);
     assert!(delta.get("spin_hits") == 0 && delta.get("spin_misses") == 0, "{delta}");
 }
+
+/// Payloads of the packets in a file of `fastsocket capture`, one behind the other.
+#[track_caller]
+fn captured(file: &std::path::Path) -> Vec<u8> {
+    let bytes = std::fs::read(file).expect("the file");
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
+    let (mut at, mut all) = (0, Vec::new());
+    while at < bytes.len() {
+        if word(at) == 6 {
+            all.extend_from_slice(&bytes[at + 28..at + 28 + word(at + 20)]);
+        }
+        at += word(at + 4);
+    }
+    assert_eq!(at, bytes.len(), "half a block");
+    all
+}
+
+/// Its bytes are in the file, and its connections are back in shared memory.
+#[test]
+fn a_program_is_captured() {
+    not_in_stock_mode!();
+    // SAFETY: no argument.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("SKIPPED: a packet socket needs root");
+    }
+    need!("redis-server");
+    let host = Host::new();
+    let (redis, port) = e2e::redis(&host, Accel);
+    let path = script("apps/off_load.py").display().to_string();
+    let mut client = host.start(Accel, "load", PYTHON, &[&path, &port.to_string(), "2"]);
+    client.wait_stdout("started", LIMIT);
+    net::wait_until(LIMIT, || over_shm(&host, redis.pid()) == 2).expect("they begin in shared memory");
+    let before = host.snapshot();
+    let (pid, file) = (redis.pid().to_string(), host.path().join("captured.pcapng"));
+    let name = file.display().to_string();
+    let done = cli(&host, &["capture", &pid, "-w", &name, "--port", &port.to_string(), "--seconds", "1"]).success();
+    assert!(done.stderr.contains(" packets in "), "{done:?}");
+    let bytes = captured(&file);
+    for word in [&b"$3\r\nSET\r\n$4\r\nkey0"[..], b"key1", b"+OK\r\n$"] {
+        assert!(bytes.windows(word.len()).any(|w| w == word), "{}", String::from_utf8_lossy(word));
+    }
+    net::wait_until(LIMIT, || over_shm(&host, redis.pid()) == 2).expect("they are back");
+    client.signal(libc::SIGTERM);
+    client.finish(LIMIT).success();
+    let delta = host.snapshot().since(&before);
+    assert!(delta.get("path_switch") >= 4 && delta.get("path_upgrade") == 4, "{delta}");
+    // Nothing is written, and nothing changes, where it cannot be.
+    for (args, code, why) in [
+        (["capture", "1", "-w", name.as_str()], 2, "process 1: no such process"),
+        (["capture", &pid, "-w", "/nowhere/x"], 1, "/nowhere/x"),
+    ] {
+        let done = cli(&host, &args);
+        assert!(done.code == Some(code) && done.stderr.contains(why), "{done:?}");
+    }
+    assert_eq!(captured(&file).len(), bytes.len());
+    assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
+}
