@@ -265,34 +265,11 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
                 return r;
             }
         }
-        // Without one (no descriptors, no memory) our queues are looked at from time to time: the
-        // kernel's `accept` would not end for a connection there.
-        let mut sleeper = Sleeper::in_accept(l.id.load(Ordering::Relaxed));
-        if let Some(s) = &sleeper {
-            s.arm(|b, batch| l.arm(b, batch));
-        }
-        let mut n = Ok(0);
         let zoned = zone::of(d).filter(|z| z.is_active());
         let local = zoned.and_then(|z| z.own_fd()).unwrap_or(-1);
         let peers = zoned.map_or(-1, |z| z.peers_fd());
         let mut p = [fd, local, peers, -1, -1].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        if !l.has_syn(true) {
-            stats::count(Counter::Sleeps);
-            let t0 = sys::cpu::ticks();
-            zone::balance::before_sleep();
-            let mut left = zone::balance::cut(deadline.left());
-            if sleeper.is_none() {
-                let piece = unarmed.piece();
-                left = Some(left.map_or(piece, |l| l.min(piece)));
-            }
-            // SAFETY: `signals` is as long as the kernel's set.
-            n = unsafe { wait::sleep(&mut p, sleeper.as_mut(), left, &raw const signals as *const _) };
-            d.spin_rx.slept(t0, l.notified_since(t0));
-        }
-        if let Some(s) = sleeper {
-            s.end(|b| l.disarm(b));
-        }
-        wait::heed(&p);
+        let n = sleep(d, l, &mut p, deadline, &mut unarmed, signals);
         if let Some(z) = zoned.filter(|_| n != Err(Errno::EINTR)) {
             z.peers_spoke(p[2].revents != 0);
             match z.take(fd, false, Peer { addr, len, flags }) {
@@ -317,6 +294,42 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             return Err(Errno::EAGAIN);
         }
     }
+}
+
+/// Sleeps on our queues and on what is in `p`, with these signals held.
+fn sleep(
+    d: &Desc,
+    l: &Listener,
+    p: &mut [libc::pollfd],
+    deadline: Deadline,
+    unarmed: &mut waker::Unarmed,
+    signals: u64,
+) -> Result<usize> {
+    // Without one (no descriptors, no memory) our queues are looked at from time to time: the
+    // kernel's `accept` would not end for a connection there.
+    let mut sleeper = Sleeper::in_accept(l.id.load(Ordering::Relaxed));
+    if let Some(s) = &sleeper {
+        s.arm(|b, batch| l.arm(b, batch));
+    }
+    let mut n = Ok(0);
+    if !l.has_syn(true) {
+        stats::count(Counter::Sleeps);
+        let t0 = sys::cpu::ticks();
+        zone::balance::before_sleep();
+        let mut left = zone::balance::cut(deadline.left());
+        if sleeper.is_none() {
+            let piece = unarmed.piece();
+            left = Some(left.map_or(piece, |l| l.min(piece)));
+        }
+        // SAFETY: `signals` is as long as the kernel's set.
+        n = unsafe { wait::sleep(p, sleeper.as_mut(), left, &raw const signals as *const _) };
+        d.spin_rx.slept(t0, l.notified_since(t0));
+    }
+    if let Some(s) = sleeper {
+        s.end(|b| l.disarm(b));
+    }
+    wait::heed(p);
+    n
 }
 
 /// The number refers to something else by now, if to anything: this has not begun before. (A program

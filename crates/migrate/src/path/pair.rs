@@ -22,7 +22,7 @@ impl Own {
 
 fn message(d: &Desc, what: u32, side: u32) -> Msg {
     // As this process knows it: what the arena says any process of the fork group can write.
-    let channel = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));
+    let channel = chan::of(d);
     let mut m = Msg::new(what);
     m.id = channel.map_or(0, |c| c.id.load(Ordering::Relaxed)) as u64;
     m.arg0 = d.slot_index.load(Ordering::Relaxed) as u64 | (side as u64) << 32;

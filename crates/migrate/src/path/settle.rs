@@ -134,7 +134,7 @@ pub fn complete(d: &'static Desc, fd: i32) -> Result<i32> {
 pub fn leave(d: &'static Desc) {
     let s = d.sock();
     let slot = d.slot_index.load(Ordering::Relaxed) as usize;
-    let channel = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1));
+    let channel = chan::of(d);
     if let Some(c) = channel {
         c.set_desc(slot, None);
     }
