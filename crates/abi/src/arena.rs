@@ -8,7 +8,11 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockAR1");
 /// Sockets per arena.
 pub const SOCKS: usize = 65536;
 pub const STATS_OFF: usize = 4096;
+/// What the fork group learns of its connections; the library's alone (`fsocket_runtime::brief`).
+pub const BRIEF_OFF: usize = STATS_OFF + 1024;
+pub const BRIEF_SIZE: usize = SOCK_OFF - BRIEF_OFF;
 pub const SOCK_OFF: usize = 8192;
+const _: () = assert!(core::mem::size_of::<Stats>() <= BRIEF_OFF - STATS_OFF);
 /// Accepts by zone.
 pub const ZONE_OFF: usize = SOCK_OFF + SOCKS * core::mem::size_of::<Sock>();
 /// Zones that are told apart; CPUs beyond share with lower ones.
@@ -194,6 +198,9 @@ counters! {
     /// Fallback: the other end is in another network namespace of this host, and does not take part.
     FbNamespace = "fallback.namespace" reason Namespace
         when "the other end of a connection that lasts is in another network namespace of this host, and has no library, or no listener that the monitor knows (docs/containers.md)",
+    /// Fallback: the server forks for each connection, and they end after a few requests: they begin in the kernel.
+    FbShortLived = "fallback.short_lived" reason ShortLived
+        when "a server that forks for each connection, of which most ended after fewer than some 16 requests: new ones begin in the kernel, where they cost less, and go over when they last (`path_upgrade`)",
 }
 
 #[repr(C, align(64))]

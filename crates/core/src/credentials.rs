@@ -50,6 +50,7 @@ fn lost() {
     if sealed {
         return; // everything is gone already
     }
+    listen::settle();
     // No new connection goes where memory is about to go.
     process::disable();
     upgrade::give_up_all();

@@ -9,7 +9,7 @@ use crate::exec::nothing_to_keep;
 use crate::lifecycle::{CHILD_AFTER, CHILD_BEFORE, LOCKS};
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{ctl, epoll, listen, peers, process, route, table, upgrade, zone};
+use crate::{brief, ctl, epoll, listen, peers, process, route, table, upgrade, zone};
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
 
@@ -18,9 +18,11 @@ struct Prepared {
     nonce: u64,
     /// The child's control socket, and the monitor's end until it is sent.
     fd: i32,
+    /// The monitor is not told of it before it needs the monitor.
+    silent: bool,
     locked: [bool; LOCKS.len()],
 }
-const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, locked: [false; LOCKS.len()] };
+const NOTHING: Prepared = Prepared { nonce: 0, fd: -1, silent: false, locked: [false; LOCKS.len()] };
 #[link_section = ".data.fsocket_start"]
 static PREPARED: Lock<Prepared> = Lock::new(NOTHING);
 
@@ -40,17 +42,21 @@ pub fn prepare() {
 
 #[inline(never)]
 fn prepare_all() {
+    listen::settle();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {
             listen::keep_for_fork_group(d);
         }
     }
+    let accepted = brief::before_fork();
     upgrade::give_up_all();
+    accepted.into_iter().for_each(upgrade::hand_down);
     epoll::before_fork();
     let conns = || (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(|d| d.is_conn());
     let nonce = sys::getrandom_u64() | 1;
     zone::prepare();
-    let state = listen::any() || zone::any() || conns().next().is_some();
+    let silent = conns().next().is_none() && listen::any() && brief::is_silent();
+    let state = !silent && (listen::any() || zone::any() || conns().next().is_some());
     let fd = if state && !ctl::dead() { ctl::announce(nonce, false).unwrap_or(-1) } else { -1 };
     for d in conns() {
         // The placeholder is one kernel socket in two processes.
@@ -71,7 +77,7 @@ fn prepare_all() {
     process::note_alone(alone);
     let locked = LOCKS.map(|lock| !alone && (lock.take)());
     if let Ok(mut p) = PREPARED.lock() {
-        *p = Prepared { nonce, fd, locked };
+        *p = Prepared { nonce, fd, silent, locked };
     }
 }
 
@@ -90,6 +96,7 @@ pub fn parent() {
     if process::nonce() == 0 || crate::sealed::sealed() || at_rest() {
         return;
     }
+    brief::after_fork();
     if let Ok(mut p) = PREPARED.lock() {
         unlock(p.locked);
         if p.fd >= 0 {
@@ -123,7 +130,7 @@ fn child_of_all() {
     }
     PREPARED.reset_after_fork();
     let Ok(p) = PREPARED.lock() else { return };
-    let (nonce, fd, locked) = (p.nonce, p.fd, p.locked);
+    let (nonce, fd, silent, locked) = (p.nonce, p.fd, p.silent, p.locked);
     drop(p);
     // (A handler on top of the fork has made the first socket: nothing was prepared.)
     let nonce = if nonce == 0 { sys::getrandom_u64() | 1 } else { nonce };
@@ -133,4 +140,8 @@ fn child_of_all() {
     CHILD_BEFORE.iter().for_each(|step| step());
     ctl::become_child((fd >= 0).then_some(fd));
     CHILD_AFTER.iter().for_each(|step| step());
+    match silent {
+        true => listen::become_silent_child(),
+        false => listen::become_child(),
+    }
 }

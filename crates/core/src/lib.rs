@@ -28,7 +28,7 @@ pub use fsocket_compat::{rings, unhooked};
 pub use fsocket_fdtable::{arena, ctl, pool, socks, space, table, upcalls};
 pub use fsocket_listeners::{claim, establish, in_use, listen, route};
 pub use fsocket_migrate::{path, upgrade};
-pub use fsocket_ops::{accept, close, connect, names, opts, slice};
+pub use fsocket_ops::{accept, brief, close, connect, names, opts, slice};
 pub use fsocket_readiness::{epoll, poll, ready};
 pub use fsocket_runtime::{
     bits, cow, faults, heartbeat, inspect, keeping, lock, mailbox, making, memory_fd, name, options, process, registry,

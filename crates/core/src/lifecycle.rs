@@ -1,8 +1,8 @@
 //! What each part of the library does at a turn of the process's life: one table for each.
 
 use crate::{
-    arena, asleep, cancel, chan, ctl, epoll, exec, listen, making, operator, opts, peers, pidfd_transfer, pool,
-    process, route, table, unhooked, upgrade, uring, waker, zone,
+    arena, asleep, cancel, chan, ctl, epoll, exec, making, operator, opts, peers, pidfd_transfer, pool, process, route,
+    table, unhooked, upgrade, uring, waker, zone,
 };
 
 /// A descriptor of ours got another number. The first that has it answers true.
@@ -46,11 +46,10 @@ pub const CHILD_BEFORE: [fn(); 5] =
     [arena::become_child, exec::become_child, uring::become_child, cancel::become_child, peers::become_child];
 
 /// After that, from the bottom to the top.
-pub const CHILD_AFTER: [fn(); 15] = [
+pub const CHILD_AFTER: [fn(); 13] = [
     route::reset_after_fork,
     waker::become_child,
     chan::become_child,
-    listen::become_child,
     table::become_child,
     making::become_child,
     unhooked::become_child,
@@ -58,7 +57,6 @@ pub const CHILD_AFTER: [fn(); 15] = [
     operator::become_child,
     upgrade::become_child,
     opts::before::become_child,
-    zone::become_child,
     epoll::become_child,
     drop_placeholders,
     asleep::become_child,

@@ -41,6 +41,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.midway.store(0, Ordering::Relaxed);
     d.forget_owners();
     d.options.store(0, Ordering::Relaxed);
+    d.ticket.store(0, Ordering::Relaxed);
     d.settling.store(false, Ordering::Relaxed);
     d.comes_back.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);

@@ -14,6 +14,9 @@ use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Errno};
 
 mod crowd;
+mod inherited;
+
+pub use inherited::{become_silent_child, is_deferred};
 
 /// Listeners per process.
 pub const MAX: usize = 1024;
@@ -73,6 +76,15 @@ static USED: AtomicU32 = AtomicU32::new(0);
 
 pub fn used() -> &'static [Listener] {
     &LISTENERS[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
+}
+
+/// Where it lies in the table, the same in all processes of the fork group that have it by inheritance.
+pub fn place_of(l: &Listener) -> usize {
+    (core::ptr::from_ref(l) as usize - LISTENERS.as_ptr() as usize) / size_of::<Listener>()
+}
+
+pub fn at(place: usize) -> Option<&'static Listener> {
+    used().get(place)
 }
 
 /// The descriptor's listener, if it is one.
@@ -249,9 +261,13 @@ fn ended(d: &Desc, for_all: bool) {
         // With an answer: what waits in our queues is reset when `close` returns. A forked child that has no
         // queue, and closes what its parent goes on with (a process for each connection), waits for nothing.
         // Nor does one that reads messages of the monitor (`give_up`).
+        let shown = !inherited::is_unshown();
+        if for_all && !shown {
+            show_inherited();
+        }
         let waits = for_all || l.worker.load(Ordering::Relaxed) != 0 || !l.inherited.load(Ordering::Relaxed);
         let answered = waits && ctl::request(m, None).is_ok();
-        if !answered {
+        if !answered && (shown || waits) {
             ctl::tell(m, None);
         }
         if waits && !answered {
@@ -277,6 +293,7 @@ pub fn any_exec_prepared() -> bool {
 
 /// `how`: of [`fsocket_proto::unpublish`]. True: done, and no connection comes to its queues from here on.
 pub fn unpublish_id(id: u64, how: u64) -> bool {
+    show_inherited();
     let mut m = Msg::new(msg::UNPUBLISH);
     m.id = id;
     m.arg0 = how;
@@ -291,12 +308,50 @@ pub fn any() -> bool {
 /// In a forked child: registered nowhere yet.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
+    inherited::no_longer_deferred();
+    crate::zone::become_child();
     crowd::become_child();
     for l in used() {
         l.worker.store(0, Ordering::Relaxed);
         l.joins.store(false, Ordering::Relaxed);
         l.inherited.store(true, Ordering::Relaxed);
         l.addr.reset_after_fork();
+    }
+}
+
+/// They are to be used, or looked at.
+#[inline]
+pub fn settle() {
+    if is_deferred() {
+        settle_all();
+    }
+}
+
+#[cold]
+fn settle_all() {
+    become_child();
+    let held = Those::new();
+    crate::table::all().filter_map(of).for_each(|l| held.set(place_of(l) as i32, true));
+    for l in used().iter().filter(|l| !held.has(place_of(l) as i32)) {
+        l.n.store(0, Ordering::Relaxed);
+        l.id.store(0, Ordering::Release);
+    }
+}
+
+/// A child of which the monitor has not heard is to use its listeners: it says that it has them.
+#[inline]
+fn show_inherited() {
+    if inherited::is_unshown() {
+        show_all();
+    }
+}
+
+#[cold]
+fn show_all() {
+    settle();
+    ctl::wanted();
+    if !ctl::dead() && inherited::show() {
+        announce_again();
     }
 }
 
@@ -417,6 +472,7 @@ impl Listener {
 
     /// The same with the number that it had under another monitor, plus one; 0: any.
     fn join_as(&self, before: u32, leaves: bool) {
+        show_inherited();
         if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || socks::arena().is_none() {
             return;
         }
@@ -472,7 +528,8 @@ impl Listener {
     /// Own queue number, if there is one.
     fn own_queue(&self) -> Option<usize> {
         match self.worker.load(Ordering::Relaxed) as usize {
-            w @ 1..=WORKERS => Some(w),
+            // (An unshown child's is the parent's.)
+            w @ 1..=WORKERS if !is_deferred() => Some(w),
             _ => None,
         }
     }

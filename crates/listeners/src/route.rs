@@ -1,21 +1,26 @@
 //! Where a destination leads: which channel, or the kernel.
 
 use crate::chan::{self, Chan};
+use crate::cow::Sparing;
 use crate::lock::Lock;
 use crate::{ctl, name, process, registry, socks};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::CLIENT;
-use fsocket_proto::registry::{Registry, ENTRIES, LOCALS};
+use fsocket_proto::registry::Registry;
 use fsocket_proto::{kind, Addr, Msg, ROUTE_SECS};
 use fsocket_sys as sys;
 
+mod best;
 mod cache;
 
+pub use best::volatile;
+use best::{scan, Best};
 use cache::{Basis, Known, Route, FAN};
 
 /// Of several threads that ask for one destination the monitor sends the memory to one; the others
 /// find it mapped when they have their turn.
+#[link_section = ".data.fsocket_start"]
 static ASKING: Lock<()> = Lock::new(());
 /// Destinations that threads of this process are asking for, or wait to; 0: free. So many at most: another
 /// thread would wait for longer than the kernel takes to connect.
@@ -33,8 +38,10 @@ pub fn clear() {
 }
 pub fn reset_after_fork() {
     ASKING.reset_after_fork();
-    for a in &ASKED {
-        a.store(0, Ordering::Relaxed);
+    if !process::was_alone() {
+        for a in &ASKED {
+            a.put(0);
+        }
     }
     cache::reset_after_fork();
 }
@@ -63,8 +70,17 @@ impl Drop for Turn {
     }
 }
 
-/// The channel for a new connection to `dst`, or why the kernel must do it.
-pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Reason> {
+/// What a channel is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    /// A connection that is just made.
+    New,
+    /// One of the kernel's that has lasted.
+    Upgrade,
+}
+
+/// The channel for a connection to `dst`, or why the kernel must do it.
+pub fn find(dst: &Addr, fd: i32, what: For) -> Result<&'static Chan, Reason> {
     if crate::sealed::restricted() {
         // What it had was taken from it, its counters too; the administrator sees why.
         let _ = socks::arena();
@@ -78,26 +94,27 @@ pub fn find(dst: &Addr, fd: i32) -> Result<&'static Chan, Reason> {
     if ctl::dead() {
         return Err(ctl::why_none());
     }
-    if let Some(known) = known(reg, dst, fd) {
+    if let Some(known) = known(reg, dst, fd, what) {
         return known;
     }
     let _turn = Turn::wait_for(dst).ok_or(Reason::Resource)?;
     // Until the channel is mapped.
     let _asking = ASKING.lock().map_err(|_| Reason::Reentry)?;
-    if let Some(known) = known(reg, dst, fd) {
+    if let Some(known) = known(reg, dst, fd, what) {
         return known;
     }
-    let r = discover(reg, dst, fd)?;
+    let r = discover(reg, dst, fd, what)?;
     cache::put(&r);
     match r.refused {
         Some(why) => Err(why),
+        None if r.n == 0 => Err(Reason::ShortLived),
         None => r.chans[..r.n].first().and_then(channel).ok_or(Reason::NoListener),
     }
 }
 
 /// A channel to `dst`, or why there is none, if the monitor has said so lately, and nothing that the answer
 /// depends on has changed since.
-fn known(reg: &Registry, dst: &Addr, fd: i32) -> Option<Result<&'static Chan, Reason>> {
+fn known(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Option<Result<&'static Chan, Reason>> {
     let (mut r, turn) = cache::get(dst)?;
     let age = sys::cpu::ticks().wrapping_sub(r.basis.asked);
     let is_over = r.refused.is_none() && r.basis.closings != registry::closings(dst.port);
@@ -110,8 +127,11 @@ fn known(reg: &Registry, dst: &Addr, fd: i32) -> Option<Result<&'static Chan, Re
         if (now.touched, now.listeners) != (r.basis.touched, r.basis.listeners) {
             return None;
         }
-        r.basis.generation = now.generation;
+        (r.basis.generation, r.basis.is_brief) = (now.generation, now.is_brief);
         cache::put(&r);
+    }
+    if r.basis.is_brief && what == For::New {
+        return Some(Err(Reason::ShortLived));
     }
     match r.refused {
         Some(why) => Some(Err(why)),
@@ -125,7 +145,7 @@ fn channel(known: &Known) -> Option<&'static Chan> {
 }
 
 /// Asks the monitor for the channels to `dst`. Under the lock.
-fn discover(reg: &Registry, dst: &Addr, fd: i32) -> Result<Route, Reason> {
+fn discover(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Result<Route, Reason> {
     let Matching { count, basis } = matching(reg, dst, fd)?;
     let mut r = Route {
         dst: (dst.ip, dst.port),
@@ -134,6 +154,11 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32) -> Result<Route, Reason> {
         refused: None,
         basis: Basis { asked: sys::cpu::ticks(), ..basis },
     };
+    if basis.is_brief && what == For::New {
+        // Nobody is asked for a channel that may never be used.
+        r.basis.closings = registry::closings(dst.port);
+        return Ok(r);
+    }
     // SO_REUSEPORT siblings: the monitor hands them out in turn.
     for _ in 0..count.min(FAN) * 2 {
         let (c, closings) = match ask(dst, fd, 0) {
@@ -170,7 +195,7 @@ fn show(fd: i32, dst: &Addr) {
     let mut state = [0u8; 1];
     let known = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state).is_ok();
     if known && state[0] == TCP_ESTABLISHED {
-        let _ = find(dst, fd);
+        let _ = find(dst, fd, For::New);
     }
 }
 
@@ -322,58 +347,13 @@ fn matching(reg: &Registry, dst: &Addr, fd: i32) -> Result<Matching, Reason> {
             let touched = volatile(&reg.touched);
             core::sync::atomic::fence(Ordering::Acquire);
             if reg.generation.load(Ordering::Relaxed) == generation {
-                let (count, listeners) = r?;
-                return Ok(Matching { count, basis: Basis { generation, touched, listeners, ..Basis::default() } });
+                let Best { count, listeners, brief } = r?;
+                let is_brief = brief == count;
+                let basis = Basis { generation, touched, listeners, is_brief, ..Basis::default() };
+                return Ok(Matching { count, basis });
             }
         }
         sys::sched_yield();
     }
     Err(Reason::NoListener)
-}
-
-/// How many listeners of the registry a connection to `dst` could go to, and which (in one word), or why
-/// there are none.
-pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<(usize, u64), Reason> {
-    let v4 = name::is_v4(&dst.ip);
-    let local = name::is_loopback(&dst.ip) || {
-        let n = (volatile(&reg.locals) as usize).min(LOCALS);
-        reg.local.iter().take(n).any(|l| volatile(l) == dst.ip)
-    };
-    let [mut exact, mut any4, mut any6] = [(0, 0u64); 3];
-    let n = (volatile(&reg.entries) as usize).min(ENTRIES);
-    for e in reg.entry.iter().take(n) {
-        let a = volatile(&e.addr);
-        if a.port != dst.port {
-            continue;
-        }
-        let (listener, ns) = (volatile(&e.listener), volatile(&e.netns));
-        if listener == 0 || ns != netns {
-            continue;
-        }
-        let class = if a.ip == dst.ip {
-            &mut exact
-        } else if v4 && name::is_v4(&a.ip) && name::is_any(&a.ip) {
-            &mut any4
-        } else if !name::is_v4(&a.ip) && name::is_any(&a.ip) && (!v4 || a.v6only == 0) {
-            &mut any6
-        } else {
-            continue;
-        };
-        // (Their order changes when others go.)
-        *class = (class.0 + 1, class.1 ^ listener.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    }
-    if exact.0 > 0 {
-        return Ok(exact);
-    }
-    match (local, any4.0 + any6.0) {
-        (false, _) => Err(Reason::Remote),
-        (true, 0) => Err(Reason::NoListener),
-        (true, _) => Ok(if any4.0 > 0 { any4 } else { any6 }),
-    }
-}
-
-/// The monitor may change the registry while we read; the generation tells.
-pub fn volatile<T: Copy>(p: &T) -> T {
-    // SAFETY: a reference is valid for reads.
-    unsafe { core::ptr::read_volatile(p) }
 }

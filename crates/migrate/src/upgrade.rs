@@ -15,45 +15,40 @@
 //! their placeholder. Calls on such a connection are counted in `Desc::using` until it is decided;
 //! whoever comes while it is decided waits for that.
 
+use crate::cow::Sparing;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
 use crate::{ctl, name, process, registry, route, strangers, successor};
-use core::sync::atomic::{fence, AtomicU32, Ordering};
+use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::passed as what;
 use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_runtime::brief;
 use fsocket_sync::handover::Entry;
 use fsocket_sys::{self as sys, Errno};
 
+mod calls;
+mod handed;
 mod offer;
 mod passed;
 mod rest;
 
-pub use offer::{answer, asked, become_child, epoch};
+pub use calls::init;
+pub use handed::{can_be_handed_down, closed, hand_down, handed_down};
+pub use offer::{answer, asked, epoch};
 pub use passed::{let_go, sent, tell};
 
+use calls::{first, is_on, restart, wanted, CALLS};
+use handed::is_mine_alone;
 use offer::{key, open};
 use passed::{forbid, is_passed};
 use rest::{at_rest, lingers, own_of, peer_of, usual};
 
-/// Calls before the first try; each further one waits four times as long.
-const CALLS: u32 = 32;
 const TRIES: u32 = 6;
 /// Calls between two tries of a connection that comes back when an operator lets its peer.
 const PATIENT: u32 = 1024;
-#[link_section = ".data.fsocket_start"]
-static FIRST: AtomicU32 = AtomicU32::new(CALLS);
-
-/// FASTSOCKET_UPGRADE: calls before the first try, 0: never.
-pub fn init(calls: Option<u32>) {
-    FIRST.store(calls.unwrap_or(CALLS), Ordering::Relaxed);
-}
-
-fn wanted() -> bool {
-    FIRST.load(Ordering::Relaxed) != 0 && process::enabled()
-}
 
 fn is_here(ip: &[u8; 16]) -> bool {
     name::is_loopback(ip) || registry::mapped().is_some_and(|r| r.has_local(ip))
@@ -61,10 +56,7 @@ fn is_here(ip: &[u8; 16]) -> bool {
 
 fn begin(d: &Desc, side: usize) {
     d.side.store(side as u32, Ordering::Relaxed);
-    d.using.reset();
-    d.calls.store(0, Ordering::Relaxed);
-    d.tries.store(0, Ordering::Relaxed);
-    d.next_try.store(FIRST.load(Ordering::Relaxed), Ordering::Relaxed);
+    restart(d);
     d.across.store(false, Ordering::Relaxed);
     d.heard.store(false, Ordering::Relaxed);
     d.comes_back.store(false, Ordering::Relaxed);
@@ -137,7 +129,7 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
 
 /// For the kernel connection that `was` has become, and that may come back.
 pub fn candidate(was: &Desc) -> Option<&'static Desc> {
-    if FIRST.load(Ordering::Relaxed) == 0 {
+    if !is_on() {
         return None;
     }
     let across = was.sock().flags.load(Ordering::Relaxed) & flag::ACROSS != 0;
@@ -167,7 +159,7 @@ pub fn received(fd: i32, family: u32) {
     let opened = !route::has_listener(&me, fd) && route::has_listener(&peer, fd);
     begin(d, if opened { CLIENT } else { SERVER });
     // So that it is offered when its peer asks, which does so soon once only.
-    d.next_try.store((FIRST.load(Ordering::Relaxed) / 4).max(1), Ordering::Relaxed);
+    d.next_try.store((first() / 4).max(1), Ordering::Relaxed);
     if !table::install(fd, d) {
         return table::release(d);
     }
@@ -221,6 +213,7 @@ pub fn enter(fd: i32, call: Call) -> Entered {
 
 #[cold]
 fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
+    brief::turn();
     if d.using.never() {
         return Entered::Kernel(None);
     }
@@ -279,6 +272,7 @@ fn weight(d: &Desc, call: Call) -> u32 {
 
 /// It is used in a way that the kernel alone can do, or by somebody else as well.
 pub fn give_up(d: &Desc) {
+    d.ticket.put(0);
     tell(d, what::SHARED);
     forbid(d);
 }
@@ -294,6 +288,13 @@ pub fn give_up_fd(fd: i32) {
 pub fn give_up_all() {
     let ours = |d: &&Desc| d.kind() == kind::KERNEL && d.refs.load(Ordering::Relaxed) > 0;
     (0..DESCS.len()).filter_map(|i| DESCS.get(i)).filter(ours).for_each(give_up);
+}
+
+/// In a forked child.
+#[link_section = ".text.fsocket_start"]
+pub fn become_child() {
+    offer::become_child();
+    handed::take_up();
 }
 
 /// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
@@ -349,7 +350,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     let most = if comes_back { calls.saturating_add(PATIENT) } else { u32::MAX };
     d.next_try.store(calls.saturating_mul(longer).min(most), Ordering::Relaxed);
     ctl::wanted();
-    if ctl::dead() {
+    if ctl::dead() || !is_mine_alone(d) {
         return; // it may come
     }
     if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES && !comes_back || !process::enabled() {

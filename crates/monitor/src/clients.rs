@@ -39,6 +39,8 @@ pub struct Client {
     /// It was sent the counts of ended listeners.
     pub has_closings: bool,
     pub family: FamilyId,
+    /// What its children know to join its family; 0: nothing.
+    pub secret: u64,
     /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
     /// only those with the same share memory with a client.
     pub class: u64,
@@ -92,6 +94,7 @@ impl Client {
             told: None,
             has_closings: false,
             family,
+            secret: 0,
             class: 0,
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
@@ -212,6 +215,19 @@ impl Clients {
 
     pub fn iter(&self) -> impl Iterator<Item = (ConnId, &Client)> {
         self.all.iter().map(|(id, c)| (*id, c))
+    }
+
+    /// A process that has nothing yet belongs to the family of one with the same rights that has said `secret`.
+    pub fn join_family(&mut self, id: ConnId, secret: u64) {
+        let Some(me) = self.all.get(&id).filter(|c| c.greeted && c.arena.is_none() && c.holds.is_empty()) else {
+            return;
+        };
+        let rights = me.rights();
+        let is_parent = |c: &Client| c.secret == secret && c.rights() == rights;
+        let family = self.all.values().find(|c| secret != 0 && is_parent(c)).map(|c| c.family);
+        if let (Some(family), Some(me)) = (family, self.all.get_mut(&id)) {
+            me.family = family;
+        }
     }
 
     pub fn family_members(&self, family: FamilyId) -> Vec<ConnId> {
@@ -363,3 +379,6 @@ impl Clients {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{chan::Chan, ctl, listen::Listener, name, opts, pool, socks, stats, table, waker, Outcome};
+use crate::{brief, chan::Chan, ctl, listen::Listener, name, opts, pool, socks, stats, table, upgrade, waker, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason, Sock};
 use fsocket_abi::channel::SERVER;
@@ -20,6 +20,23 @@ const KERNEL_EVERY: u32 = 8;
 /// # Safety
 /// `addr` and `len` as accept4(2) wants them.
 pub unsafe fn accept(
+    fd: i32,
+    d: &'static Desc,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+) -> Outcome<Result<i32>> {
+    // SAFETY: the caller's.
+    let r = unsafe { accept_any(fd, d, addr, len, flags) };
+    if let (Outcome::Done(Ok(n)), Some(l)) = (&r, crate::listen::of(d)) {
+        brief::accepted(l, *n);
+    }
+    r
+}
+
+/// # Safety
+/// As [`accept`].
+unsafe fn accept_any(
     fd: i32,
     d: &'static Desc,
     addr: *mut libc::sockaddr,
@@ -40,9 +57,11 @@ pub unsafe fn accept(
     l.join();
     ctl::poll();
     zone::follow_options(fd, d);
-    let kernel_turn = l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY;
-    if kernel_turn {
-        l.since_kernel.store(0, Ordering::Relaxed);
+    let in_kernel = brief::is_in_kernel(l);
+    if in_kernel || l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY {
+        if !in_kernel {
+            l.since_kernel.store(0, Ordering::Relaxed);
+        }
         if let Some(r) = zone::of(d).and_then(|z| z.take_own(fd, Peer { addr, len, flags })) {
             return Outcome::Done(r);
         }
@@ -84,6 +103,9 @@ pub unsafe fn accept(
 /// # Safety
 /// As [`accept`].
 unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    let mut own = zone::accept::PeerAddress::new();
+    // SAFETY: the caller's.
+    let (addr, len) = unsafe { own.or(addr, len) };
     // SAFETY: the caller's.
     let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
     if let Ok(n) = r {
@@ -93,7 +115,7 @@ unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: 
         stats::count(Counter::AcceptKernel);
         pool::kernel_allocated(n);
         // SAFETY: the caller's, as the kernel has filled it.
-        unsafe { crate::upgrade::accepted(n, addr, len) };
+        unsafe { upgrade::accepted(n, addr, len) };
     }
     r
 }

@@ -73,7 +73,9 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
         true if conn || d.kind() == kind::FRESH => pool::recycle(fd, d),
         true => {
             pool::kernel_freed(fd);
-            sys::close(fd)
+            let r = sys::close(fd);
+            crate::upgrade::closed(d);
+            r
         }
         false => Ok(()),
     };
@@ -85,6 +87,8 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
 pub fn last_reference(d: &'static Desc) {
     match d.kind() {
         kind::CONN => release_conn(d),
+        // (There is nothing of this process's to end.)
+        kind::LISTENER if listen::is_deferred() => {}
         kind::LISTENER => {
             if d.held_elsewhere.load(Ordering::Relaxed) {
                 path::leave_to_kernel(d);

@@ -163,7 +163,7 @@ fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
 
 /// `own_port`: the client's port; else one of the monitor's.
 fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::result::Result<(), Reason> {
-    let mut chan = route::find(dst, fd)?;
+    let mut chan = route::find(dst, fd, route::For::New)?;
     // Only where it would become ours: most servers connect to other hosts, and a look is some
     // fifty system calls.
     if unhooked::noticed() {

@@ -2,6 +2,7 @@
 #![no_std]
 
 pub mod accept;
+pub mod brief;
 pub mod close;
 pub mod connect;
 pub mod names;
@@ -9,7 +10,7 @@ pub mod opts;
 pub mod slice;
 
 use fsocket_compat::{rings, unhooked};
-use fsocket_fdtable::{ctl, pool, socks, table};
+use fsocket_fdtable::{arena, ctl, pool, socks, table};
 use fsocket_listeners::{claim, establish, in_use, listen, route};
 use fsocket_migrate::{path, upgrade};
 use fsocket_readiness::{epoll, ready};

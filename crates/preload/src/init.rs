@@ -4,7 +4,7 @@ use crate::{home, musl, summary};
 use core::sync::atomic::AtomicU8;
 use fsocket_core::exec::environment;
 use fsocket_core::zone::{self, Pin};
-use fsocket_core::{ctl, fork, passing, start, stats};
+use fsocket_core::{brief, ctl, fork, listen, passing, start, stats};
 use libc::{c_char, c_int};
 
 // Some hooks run earlier (constructors of other libraries): until this one has
@@ -68,8 +68,12 @@ static FINI: extern "C" fn() = fini;
 
 #[link_section = ".text.fsocket_start"]
 extern "C" fn fini() {
-    passing::at_exit();
-    zone::at_exit();
+    brief::at_exit();
+    // (Else those are the parent's.)
+    if !listen::is_deferred() {
+        passing::at_exit();
+        zone::at_exit();
+    }
     stats::at_exit(ctl::alive());
     summary::print();
 }

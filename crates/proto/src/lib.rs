@@ -207,6 +207,14 @@ pub mod kind {
     /// set. No answer.
     pub const ARRIVES: u32 = 27;
 
+    /// New connections to listener `id`, which this process holds, had better begin in the kernel (`arg0` 1):
+    /// its processes are forked for them, and they are short. 0: no longer. No answer.
+    /// `arg1`: what its children say in [`JOIN`].
+    pub const BRIEF: u32 = 62;
+    /// This process, of which nobody has told the monitor, is a child of one that has said `id` in [`BRIEF`]: it
+    /// has inherited what only that one's fork group can know. No answer.
+    pub const JOIN: u32 = 63;
+
     /// This process is about to change options of listener `id`, which it holds: connections
     /// that wait in its queues are marked with `arg0` (`Prod::options`), but for those that
     /// are already. *Sync*: `arg0` how many.

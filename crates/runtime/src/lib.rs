@@ -8,6 +8,7 @@
 #![no_std]
 
 pub mod bits;
+pub mod brief;
 pub mod cow;
 pub mod faults;
 mod fnv;

@@ -1,6 +1,6 @@
 //! Counters: in the arena once there is one, in a private page before, of which the monitor is told.
 
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason, Stats, COUNTERS};
 use fsocket_proto::{counted, kind, Msg};
 use fsocket_sys as sys;
@@ -69,7 +69,11 @@ const PAUSE: u64 = 1_000_000_000;
 static TOLD_AT: AtomicU64 = AtomicU64::new(0);
 /// What the monitor was told, by counter.
 static TOLD: [AtomicU64; COUNTERS.len()] = [const { AtomicU64::new(0) }; COUNTERS.len()];
+/// Was it ever told of any?
+#[link_section = ".data.fsocket_start"]
+static HAS_TOLD: AtomicBool = AtomicBool::new(false);
 /// Connections of this process that are the kernel's.
+#[link_section = ".data.fsocket_start"]
 static OF_KERNEL: AtomicU64 = AtomicU64::new(0);
 
 /// A connection is the kernel's. A process that only ever uses the kernel makes no arena, which would be a
@@ -128,6 +132,7 @@ fn tell(monitor: i32) {
             }
             return;
         }
+        HAS_TOLD.store(true, Ordering::Relaxed);
         for (counter, value) in &pairs[..n] {
             TOLD[*counter].fetch_add(*value, Ordering::Relaxed);
         }
@@ -136,8 +141,11 @@ fn tell(monitor: i32) {
 
 /// In a forked child: the parent's page is not ours.
 pub fn detach() {
-    NOW.store(core::ptr::null_mut(), Ordering::Release);
+    let had_arena = !NOW.swap(core::ptr::null_mut(), Ordering::AcqRel).is_null();
     OF_KERNEL.store(0, Ordering::Relaxed);
+    if had_arena && !HAS_TOLD.load(Ordering::Relaxed) {
+        return; // (What was private before is in the arena since; not even read: a page less to map.)
+    }
     // (Not written: a page less to copy.)
     for c in stats().counter.iter().chain(&TOLD).filter(|c| c.load(Ordering::Relaxed) != 0) {
         c.store(0, Ordering::Relaxed);

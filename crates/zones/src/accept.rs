@@ -27,6 +27,31 @@ const GLOBAL_LATE_US: u64 = 2000;
 /// says so also where nothing waits.
 static SCARCE: AtomicBool = AtomicBool::new(false);
 
+/// Where the kernel puts the peer's address if the program does not want it: cheaper than to ask behind it.
+pub struct PeerAddress {
+    addr: libc::sockaddr_storage,
+    len: u32,
+}
+
+impl PeerAddress {
+    #[allow(clippy::new_without_default)] // only ever on the stack
+    pub fn new() -> PeerAddress {
+        // SAFETY: zero is valid.
+        PeerAddress { addr: unsafe { core::mem::zeroed() }, len: size_of::<libc::sockaddr_storage>() as u32 }
+    }
+
+    /// The program's place, or this one.
+    ///
+    /// # Safety
+    /// Neither is used after this value has gone.
+    pub unsafe fn or(&mut self, addr: *mut libc::sockaddr, len: *mut u32) -> (*mut libc::sockaddr, *mut u32) {
+        match addr.is_null() {
+            true => ((&raw mut self.addr).cast(), &raw mut self.len),
+            false => (addr, len),
+        }
+    }
+}
+
 impl Peer {
     /// Would the kernel take these flags?
     fn is_sound(&self) -> bool {
@@ -34,15 +59,18 @@ impl Peer {
     }
 
     pub(super) fn accept(&self, fd: i32) -> Result<i32> {
+        let mut own = PeerAddress::new();
         // SAFETY: whoever made this vouches for the two pointers.
-        let r = unsafe { sys::accept4(fd, self.addr as *mut u8, self.len, self.flags) };
+        let (addr, len) = unsafe { own.or(self.addr, self.len) };
+        // SAFETY: as above, or ours.
+        let r = unsafe { sys::accept4(fd, addr as *mut u8, len, self.flags) };
         if matches!(r, Err(e) if matches!(e.raw(), libc::EMFILE | libc::ENFILE)) {
             SCARCE.store(true, Ordering::Relaxed);
         }
         let n = r?;
         pool::kernel_allocated(n);
         // SAFETY: as above, as the kernel has filled it.
-        unsafe { (crate::upcalls::upcalls().accepted)(n, self.addr, self.len) };
+        unsafe { (crate::upcalls::upcalls().accepted)(n, addr, len) };
         Ok(n)
     }
 }

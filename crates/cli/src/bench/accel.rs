@@ -66,8 +66,10 @@ impl Accel {
                 let value = |c: &Counters| c.get(name).copied().unwrap_or(0);
                 value(&after).saturating_sub(value(before))
             };
-            // (One in 5 s of a program that gives up the right to new privileges, such as haproxy.)
-            let kernel = grown("connect_kernel").saturating_sub(grown("fallback.kernel_first"));
+            // (One in 5 s of a program that gives up the right to new privileges, such as haproxy; those that
+            // do not pay.)
+            let meant = grown("fallback.kernel_first") + grown("fallback.short_lived");
+            let kernel = grown("connect_kernel").saturating_sub(meant);
             if kernel > 0 {
                 let reasons: Vec<String> =
                     after.keys().filter(|k| k.starts_with("fallback.") && grown(k) > 0).cloned().collect();

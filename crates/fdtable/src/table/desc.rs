@@ -108,6 +108,8 @@ pub struct Desc {
     /// KERNEL: its number (SO_COOKIE) if it has come from, or gone to, another process, and the monitor counts who
     /// has it.
     pub passed_as: AtomicU64,
+    /// KERNEL: handed down over a fork, see `upgrade::hand_down`; 0: it was not.
+    pub ticket: AtomicU32,
     pub spin_rx: crate::spin::Memory,
     pub spin_tx: crate::spin::Memory,
     link: AtomicU32,

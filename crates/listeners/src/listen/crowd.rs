@@ -38,7 +38,9 @@ impl Drop for Telling {
 
 /// In a forked child: the others are not here.
 pub fn become_child() {
-    THREADS.store(0, Ordering::Relaxed);
+    if !crate::process::was_alone() {
+        THREADS.store(0, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ pub struct Basis {
     pub closings: u32,
     /// When the monitor said so, in ticks.
     pub asked: u64,
+    /// They had rather have new connections begin in the kernel.
+    pub is_brief: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,8 +63,10 @@ static ENTRIES: [[Entry; WAYS]; SETS] = [const {
         WAYS]
 }; SETS];
 /// Was anything ever put there?
+#[link_section = ".data.fsocket_start"]
 static ANY: AtomicBool = AtomicBool::new(false);
 /// Entries of another epoch are forgotten.
+#[link_section = ".data.fsocket_start"]
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 static VICTIM: AtomicU32 = AtomicU32::new(0);
 
@@ -154,7 +158,11 @@ fn encode(r: &Route) -> [u64; WORDS] {
     words[..HEAD].copy_from_slice(&[
         a,
         b,
-        u64::from(r.dst.1) | (n as u64) << 16 | refused << 24 | u64::from(v.closings) << 32,
+        u64::from(r.dst.1)
+            | (n as u64) << 16
+            | refused << 24
+            | u64::from(v.is_brief) << 31
+            | u64::from(v.closings) << 32,
         v.generation,
         v.touched,
         v.listeners,
@@ -180,12 +188,19 @@ fn decode(words: &[u64; WORDS]) -> Option<Route> {
         dst: (ip, rest as u16),
         chans: core::array::from_fn(|i| Known { place: (words[HEAD + i] >> 32) as u32, id: words[HEAD + i] as u32 }),
         n: ((rest >> 16) as u8 as usize).min(FAN),
-        refused: match (rest >> 24) as u8 {
+        refused: match (rest >> 24) as u8 & 0x7f {
             0 => None,
             1 => Some(Reason::OtherUser),
             _ => Some(Reason::Policy),
         },
-        basis: Basis { generation, touched, listeners, closings: (rest >> 32) as u32, asked },
+        basis: Basis {
+            generation,
+            touched,
+            listeners,
+            closings: (rest >> 32) as u32,
+            asked,
+            is_brief: rest >> 31 & 1 != 0,
+        },
     })
 }
 

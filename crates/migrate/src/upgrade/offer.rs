@@ -97,7 +97,7 @@ struct Whereto {
 /// EXDEV: there is and will be none.
 fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
     let usual = usual(me, dst);
-    if let Some(chan) = usual.then(|| route::find(dst, fd).ok()).flatten() {
+    if let Some(chan) = usual.then(|| route::find(dst, fd, route::For::Upgrade).ok()).flatten() {
         return Ok(Whereto { chan, across: false, met: false });
     }
     if !d.across.load(Ordering::Relaxed) {

@@ -117,6 +117,17 @@ impl Monitor {
                 self.shm.ring(&mut self.ctx, id, &msg);
                 return Ok(());
             }
+            kind::BRIEF => {
+                if let Some(client) = self.ctx.clients.get_mut(id).filter(|c| c.holds.contains(&msg.id)) {
+                    client.secret = msg.arg1;
+                    self.shm.registry.set_brief(msg.id, msg.arg0 == 1);
+                }
+                return Ok(());
+            }
+            kind::JOIN => {
+                self.ctx.clients.join_family(id, msg.id);
+                return Ok(());
+            }
             kind::NEARER => {
                 let uid = client.uid;
                 if self.shm.listeners.has_port(msg.addr.port) {

@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 
 const WORDS: usize = size_of::<Entry>() / 8;
 const _: () = assert!(size_of::<Slices>().is_multiple_of(8) && offset_of!(Slices, first).is_multiple_of(8));
-const _: () = assert!(size_of::<Entry>() == 40 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
+const _: () = assert!(size_of::<Entry>() == 48 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
 
 pub struct Registry {
     fd: Rc<OwnedFd>,
@@ -68,7 +68,7 @@ impl Registry {
         let mut words = [0u64; WORDS];
         words[0] = listener;
         words[1] = netns;
-        for (entry, bytes) in words[2..].iter_mut().zip(addr.as_bytes().chunks_exact(8)) {
+        for (entry, bytes) in words[2..5].iter_mut().zip(addr.as_bytes().chunks_exact(8)) {
             *entry = word(bytes);
         }
         let index = self.used.len();
@@ -91,6 +91,15 @@ impl Registry {
             r.put_entry(last, [0; WORDS]);
             r.put(offset_of!(Layout, entries), r.used.len() as u64);
         });
+    }
+
+    /// New connections to a listener had better begin in the kernel, or no longer.
+    pub fn set_brief(&mut self, listener: u64, is_brief: bool) {
+        let Some(index) = self.used.iter().position(|&l| l == listener) else { return };
+        let at = entry_off(index) + offset_of!(Entry, brief);
+        if self.map.at::<AtomicU64>(at).load(Ordering::Relaxed) != u64::from(is_brief) {
+            self.change(|r| r.put(at, is_brief.into()));
+        }
     }
 
     /// Replaces the local addresses; beyond [`LOCALS`] they are left out.

@@ -38,6 +38,38 @@ fn the_registry_lists_listeners_and_is_read_only() {
     assert_eq!(read(offset_of!(Registry, entries)), 0);
 }
 
+/// Only for a listener of its own can a process have connections begin in the kernel (ADR 53).
+#[test]
+fn holders_of_a_listener_have_its_connections_begin_in_the_kernel() {
+    let d = Daemon::start();
+    let mut p = d.stranger();
+    let registry = p.hello();
+    // SAFETY: a fresh mapping, never unmapped.
+    let at = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ, MapFlags::SHARED, &registry, 0).unwrap()
+    };
+    let brief = || {
+        let off = offset_of!(Registry, entry) + offset_of!(fsocket_proto::registry::Entry, brief);
+        // SAFETY: inside the mapping, aligned, an atomic.
+        unsafe { &*at.cast::<u8>().add(off).cast::<AtomicU64>() }.load(Ordering::Acquire)
+    };
+    let (l, _) = listener();
+    let id = p.listen(&l);
+    let mut other = d.process();
+    for (is_holder, wanted, then) in
+        [(false, 1, 0), (true, 1, 1), (false, 0, 1), (true, 7, 0), (true, 1, 1), (true, 0, 0)]
+    {
+        let p = if is_holder { &mut p } else { &mut other };
+        p.tell(Msg { id, arg0: wanted, ..Msg::new(kind::BRIEF) }, None);
+        p.sync();
+        assert_eq!(brief(), then, "{is_holder} {wanted}");
+    }
+    p.tell(Msg { id, arg0: 1, ..Msg::new(kind::BRIEF) }, None);
+    p.tell(Msg { id, ..Msg::new(kind::UNLISTEN) }, None);
+    p.sync();
+    assert_eq!(brief(), 0, "the next listener is none of that");
+}
+
 #[test]
 fn the_same_socket_is_one_listener_and_siblings_are_two() {
     use rustix::net::{sockopt, AddressFamily, SocketType};

@@ -6,7 +6,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_core::exec::environment;
 use fsocket_core::table::{self, kind};
-use fsocket_core::{credentials, epoll, exec, fork, limit, pool, process, sandbox, upgrade, user};
+use fsocket_core::{brief, credentials, epoll, exec, fork, limit, pool, process, sandbox, upgrade, user};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {
@@ -114,6 +114,17 @@ fn born(flags: c_ulong) {
 #[allow(non_snake_case)] // libc's name
 pub unsafe fn _Fork() -> pid_t {
     forked(0, || unsafe { real::_Fork() } as c_long) as pid_t
+}
+
+pub unsafe fn _exit(status: c_int) {
+    brief::at_exit();
+    // (libc's own does no more; and nothing is looked up here, perhaps in a signal handler.)
+    let _ = unsafe { fsocket_sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+}
+
+#[allow(non_snake_case)] // as libc spells it
+pub unsafe fn _Exit(status: c_int) {
+    unsafe { _exit(status) }
 }
 
 /// What a child made by [`clone`] does first.

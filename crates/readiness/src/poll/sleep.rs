@@ -95,6 +95,7 @@ unsafe fn sleep(
     let kernel = &mut kernel[..n + wait::BESIDE];
     if !any(fds, kept) {
         stats::count(Counter::Sleeps);
+        fsocket_runtime::brief::turn();
         zone::balance::before_sleep();
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         in_wrappers(fds, kernel, true);

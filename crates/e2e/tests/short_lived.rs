@@ -1,0 +1,70 @@
+//! Connections that a server forks for: short ones begin in the kernel, long ones over shared memory (ADR 53).
+
+use fsocket_e2e as e2e;
+use fsocket_testkit::counters::Delta;
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{net, script, stock_mode, Host, PYTHON};
+
+/// What `forking.py` counts for so many connections with so many requests each.
+fn asked(host: &Host, port: u16, how: &str, connections: u32, requests: u32) -> Delta {
+    let before = host.snapshot();
+    let (port, n, m) = (port.to_string(), connections.to_string(), requests.to_string());
+    e2e::python(host, Accel, 60, "forking.py", &[how, &port, &n, &m]);
+    let delta = host.snapshot().since(&before);
+    let all = delta.get("connect_shm") + delta.get("connect_kernel");
+    assert!(stock_mode() || all == i128::from(connections), "{all} connections\n{delta}");
+    assert_eq!(delta.get("connect_kernel"), delta.get("fallback.short_lived"), "another reason\n{delta}");
+    delta
+}
+
+#[test]
+fn short_ones_begin_in_the_kernel_and_long_ones_come_back() {
+    let host = Host::new();
+    let path = script("apps/forking.py").display().to_string();
+    let port = net::free_port();
+    let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string()]);
+    if stock_mode() {
+        asked(&host, port, "ask", 20, 1);
+        return;
+    }
+    // (One may be opened before its predecessor's child has said how it went.)
+    let delta = asked(&host, port, "ask", 60, 1);
+    let learned = delta.get("connect_shm");
+    assert!((16..30).contains(&learned), "learned after {learned}\n{delta}");
+    let delta = asked(&host, port, "ask", 20, 1);
+    assert_eq!(delta.get("connect_shm"), 0, "another process knows it, too\n{delta}");
+    assert_eq!(delta.get("path_upgrade"), 0, "{delta}");
+    // One that lasts goes over although its server has inherited it.
+    let delta = asked(&host, port, "ask", 1, 200);
+    assert_eq!((delta.get("connect_kernel"), delta.get("path_upgrade")), (1, 2), "{delta}");
+    // It serves long ones from now on.
+    let delta = asked(&host, port, "ask", 80, 60);
+    assert!(delta.get("connect_shm") >= 10, "not learned again\n{delta}");
+    let delta = asked(&host, port, "ask", 10, 60);
+    assert_eq!(delta.get("connect_kernel"), 0, "{delta}");
+    // And short ones again; that takes longer now.
+    let delta = asked(&host, port, "ask", 100, 1);
+    assert!(delta.get("connect_kernel") >= 20, "not learned for the second time\n{delta}");
+}
+
+#[test]
+fn many_at_once_that_go_on_stay_over_shared_memory() {
+    let host = Host::new();
+    let path = script("apps/forking.py").display().to_string();
+    let port = net::free_port();
+    let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string()]);
+    let delta = asked(&host, port, "together", 40, 3);
+    assert_eq!(delta.get("connect_kernel"), 0, "{delta}");
+}
+
+/// Clients without the library show as well how long connections are.
+#[test]
+fn strangers_are_learned_from() {
+    let host = Host::new();
+    let path = script("apps/forking.py").display().to_string();
+    let port = net::free_port();
+    let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string()]);
+    e2e::python(&host, Stock, 60, "forking.py", &["ask", &port.to_string(), "40", "1"]);
+    let delta = asked(&host, port, "ask", 10, 1);
+    assert!(stock_mode() || delta.get("connect_kernel") == 10, "{delta}");
+}
