@@ -19,8 +19,8 @@ class Program:
     version = ()
     #: The path of connections: "shm"; "switch" (begun over shared memory, then the kernel's,
     #: by nature of the program: the connection goes through exec or to another process);
-    #: "passes" (it accepts here and serves there: the first connection switches, and everything
-    #: after it is the kernel's); "kernel" (no libc: raw system calls).
+    #: "passes" (it accepts here and serves there: the first connection switches, those after it begin
+    #: in the kernel, and long ones go over); "kernel" (no libc: raw system calls).
     path = "shm"
     #: Signal for a clean end, and the exit statuses that are one.
     stop_signal = signal.SIGTERM

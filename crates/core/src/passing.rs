@@ -34,6 +34,9 @@ pub fn passed(fd: i32) {
 /// the kernel, and go over to shared memory where they are served.
 fn share_connection(fd: i32, d: &'static Desc) {
     let is_watched = d.items.load(Ordering::Relaxed) != 0;
+    let s = d.sock();
+    let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
+    let shared = others || s.extra_holders.load(Ordering::Relaxed) != 0;
     if d.side.load(Ordering::Relaxed) as usize == SERVER {
         if let Some(c) = CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
             listen::unpublish_id(c.listener.load(Ordering::Relaxed), unpublish::FOR_GOOD);
@@ -44,6 +47,9 @@ fn share_connection(fd: i32, d: &'static Desc) {
     // (An instance that watches it in the kernel would not know it under a description of ours.)
     if path::materialize_one(d, Reason::Option) && !is_watched {
         upgrade::sent(fd);
+        if let Some(d) = table::lookup(fd).filter(|_| shared) {
+            upgrade::tell(d, passed::SHARED);
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use model::{Fd, Model, Side, What};
 /// What is generated only on demand: known gaps, and what the kernel does not
 /// promise.
 pub const SWITCHES: &[(&str, &str)] = &[
-    ("scm", "SCM_RIGHTS of TCP sockets (docs/limits.md)"),
+    ("scm", "many SCM_RIGHTS, of TCP sockets as well (docs/limits.md)"),
     ("exec_epoll", "exec with an epoll instance that survives it: the path switch is an edge (docs/limits.md)"),
     ("oob", "MSG_OOB (docs/limits.md)"),
     ("bulk", "more than fits into socket buffers: how much fits is not promised (docs/limits.md)"),
@@ -262,6 +262,9 @@ impl Gen {
         }
         if self.switches.has("odd") && self.rng.chance(50) {
             return self.odd(actor);
+        }
+        if self.switches.has("scm") && self.rng.chance(15) {
+            return self.pass(actor);
         }
         match self.rng.below(100) {
             0..=23 => self.transfer(actor),

@@ -23,10 +23,15 @@ pub fn sent(fd: i32) {
             None => return,
         },
     };
+    // It was not to go over before it was passed: others may have it.
+    let shared = d.using.never() && !is_passed(d);
     forbid(d);
     let Some(cookie) = successor::cookie(fd) else { return };
     d.passed_as.store(cookie, Ordering::Relaxed);
     tell(d, passed::SENT);
+    if shared {
+        tell(d, passed::SHARED);
+    }
 }
 
 /// What became of it since; see [`fsocket_proto::passed`].

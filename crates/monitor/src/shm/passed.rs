@@ -46,7 +46,8 @@ impl Passed {
             passed::NOT_SENT => s.in_flight -= 1,
             passed::ARRIVED => {
                 s.in_flight -= 1;
-                s.holders.insert(by);
+                // Twice in one process, which does not know that they are the same.
+                s.is_shared |= !s.holders.insert(by);
             }
             passed::RELEASED => drop(s.holders.remove(&by)),
             _ => s.is_shared = true,
@@ -104,6 +105,9 @@ mod tests {
             Some(Some(1))
         );
         assert_eq!(after(&[(1, SENT), (2, ARRIVED), (1, SHARED), (1, RELEASED)]).alone(KEY, 2), None);
+        // A process that sends itself what it keeps.
+        assert_eq!(after(&[(1, SENT), (1, ARRIVED)]).alone(KEY, 1), None);
+        assert_eq!(after(&[(1, SENT), (1, RELEASED), (1, ARRIVED)]).alone(KEY, 1), Some(Some(1)));
     }
 
     #[test]
