@@ -34,4 +34,6 @@ debootstrap --variant=minbase --include=libelf1,zlib1g "${SUITE:-bookworm}" "$ro
     "${MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 || { tail -5 "$root.log"; exit 1; }
 rm -f "$root.log"
 packaging/test-deb.sh "$root" target/debian/fastsocket_*.deb
+cargo deb --quiet --no-build -p fsocket-cli --deb-version 0.0.1-1 --output target/debian/before/fastsocket.deb
+packaging/test-upgrade.sh "$root" target/debian/before/fastsocket.deb target/debian/fastsocket_*.deb
 packaging/test-rpm.sh "$root" target/rpm/fastsocket-*.rpm

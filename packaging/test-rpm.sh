@@ -9,15 +9,17 @@ inside() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$root" "$@"; }
 state() { (cd "$root" && find . -xdev -not -path './var/lib/rpm*' -not -path './proc/*' | sort); }
 
 # Each file of the list is in the archive, and what the .deb has is there.
-[ "$(rpm -qpl "$package" | sort)" = "$(rpm2cpio "$package" | cpio -t --quiet | sed 's/^\.//' | sort)" ] ||
+listed=$(rpm -qpl "$package" | sort)
+[ "$listed" = "$(rpm2cpio "$package" | cpio -t --quiet | sed 's/^\.//' | sort)" ] ||
     { echo "packages: FAILED: the list of the .rpm and its archive differ" >&2; exit 1; }
 for file in /usr/bin/fastsocket /usr/sbin/fastsocketd /usr/lib/fastsocket/libfsocket.so \
     /usr/lib/systemd/system/fastsocketd.service /etc/fastsocket/fastsocketd.toml /usr/share/man/man8/fastsocketd.8; do
-    rpm -qpl "$package" | grep -qx "$file" || { echo "packages: FAILED: no $file in the .rpm" >&2; exit 1; }
+    grep -qx "$file" <<<"$listed" || { echo "packages: FAILED: no $file in the .rpm" >&2; exit 1; }
 done
 
 rpm --root "$root" --initdb
-mkdir -p "$root/etc/systemd/system"
+# (Where rpm is at home these belong to the file system's own package.)
+mkdir -p "$root/etc/systemd/system" "$root/usr/share/fish/vendor_completions.d" "$root/usr/share/zsh/site-functions"
 state >"$root.before"
 trap 'umount -l "$root/proc" 2>/dev/null || true; rm -f "$root.before"' EXIT
 rpm --root "$root" --nodeps -i "$package"

@@ -40,3 +40,23 @@ fn small_sends_save_no_register() {
         assert!(!text.contains("push") && !text.contains("%rsp"), "{call} uses the stack: {text}");
     }
 }
+
+/// The newest glibc whose symbols are needed. (2.34 has those that were in libdl and libpthread before: what is built
+/// on a later one needs it, docs/limits.md.)
+#[test]
+fn no_symbol_is_newer_than_glibc_2_34() {
+    use fsocket_testkit::artifacts;
+    let objdump = fsocket_testkit::need!("objdump");
+    for file in [artifacts::library(), artifacts::monitor(), artifacts::cli()] {
+        let out = Command::new(&objdump).arg("-T").arg(&file).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        let number = |line: &str| {
+            let (_, version) = line.split_once("GLIBC_2.")?;
+            version.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok()
+        };
+        let needed = || text.lines().filter(|l| l.contains("*UND*"));
+        assert!(needed().filter_map(number).count() > 10, "{}: {text}", file.display());
+        let newer: Vec<_> = needed().filter(|l| number(l).is_some_and(|n| n > 34)).collect();
+        assert!(newer.is_empty(), "{}: {newer:#?}", file.display());
+    }
+}
