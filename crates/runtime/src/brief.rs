@@ -11,8 +11,9 @@ use fsocket_abi::arena::BRIEF_SIZE;
 /// Listeners of a process that are learned about.
 pub const LISTENERS: usize = 32;
 
-/// Waits for the peer over shared memory after which a connection has lasted.
-const WAITS: u32 = 16;
+/// Receives and waits for the peer over shared memory after which a connection has lasted: each request is one of
+/// them, or two where it was slept for.
+const WAITS: u32 = 24;
 /// The same in calls over the kernel: each request is two, as a rule.
 const CALLS: u32 = 32;
 /// So many short connections, at least, before others begin in the kernel.
@@ -140,13 +141,15 @@ pub fn is_another() {
     LEFT.put(0);
 }
 
-/// A wait for the peer over shared memory, or a call of the kernel's on a connection.
+/// A receive from, or a wait for the peer over shared memory, or a call of the kernel's on a connection. True: it
+/// is counted, and so is the next one.
 #[inline]
-pub fn turn() {
+pub fn turn() -> bool {
     let left = LEFT.load(Ordering::Relaxed);
     if left != 0 {
         took_turn(left);
     }
+    left != 0
 }
 
 #[cold]
