@@ -60,8 +60,8 @@ pub struct Run {
     #[arg(long)]
     pub require: bool,
     /// Print one line when the program exits: its connections over shared memory, over the kernel, and why.
-    /// Programs that it starts print one, too, if they had connections. None is printed where a signal or
-    /// `_exit` ends the program
+    /// Programs that it starts print one, too, if they had connections. None is printed where a signal
+    /// ends the program, or a system call of its own
     #[arg(long)]
     pub summary: bool,
     /// Print the library and the monitor in use

@@ -87,12 +87,41 @@ fn one_line_at_the_end() {
     assert_eq!(said.lines().count(), 1, "{said}");
     let (pid, said) = run(&["/bin/true"]);
     assert_eq!(said, format!("fastsocket: true ({pid}): 0 connections over shared memory, 0 over kernel TCP\n"));
+    // By `_exit`, and a child that ends so: each has had one.
+    let ends = format!(
+        "import os, socket\npid = os.fork()\ns = socket.create_connection(('127.0.0.1', {port}))\n\
+         pid and os.waitpid(pid, 0)\nos._exit(0)\n"
+    );
+    let (pid, said) = run(&[PYTHON, "-c", &ends]);
+    assert_eq!(
+        said.matches("0 connections over shared memory, 1 over kernel TCP; no_listener 1\n").count(),
+        2,
+        "{said}"
+    );
+    assert!(said.lines().count() == 2 && said.contains(&format!("({pid})")), "{said}");
     // Standard error is something else by now.
     let taken = format!(
         "import os, socket\ns = socket.create_connection(('127.0.0.1', {port}))\nos.dup2(s.fileno(), 2)\n\
          f = open(os.devnull)\n"
     );
     assert_eq!(run(&[PYTHON, "-c", &taken]).1, "");
+}
+
+/// Library and monitor of different versions: the kernel serves, and the reason is counted.
+#[test]
+fn a_monitor_of_another_version() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_ours, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let socket = host.path().join("other.sock").display().to_string();
+    let other = fsocket_testkit::script("apps/other_version.py").display().to_string();
+    let mut other = host.start(Stock, "other", PYTHON, &[&other, &socket]);
+    other.wait_stdout("ok", Duration::from_secs(10));
+    let mut command = host.command(Stock, artifacts::cli());
+    command.env("FASTSOCKET_SOCKET", &socket).args(["run", "--summary", "--", PYTHON, "-c", CONNECT]);
+    command.args([port.to_string().as_str(), "1"]);
+    let said = Proc::spawn(host.logs(), "version", command).finish(Duration::from_secs(30)).success().stderr;
+    assert!(said.ends_with("0 connections over shared memory, 1 over kernel TCP; version 1\n"), "{said}");
 }
 
 #[test]

@@ -32,7 +32,8 @@ fn stderr() -> Option<[u64; 2]> {
 
 /// The program ends.
 pub fn print() {
-    let of = OF.load(Ordering::Relaxed);
+    // (Once, also where a handler ends the program meanwhile.)
+    let of = OF.swap(0, Ordering::Relaxed);
     if of == 0 || stderr() != Some(PLACE.each_ref().map(|word| word.load(Ordering::Relaxed))) {
         return;
     }
