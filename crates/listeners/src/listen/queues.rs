@@ -1,0 +1,135 @@
+//! The SYN queues of a listener's channels: whether there is something, taking it, and waiting for it.
+
+use super::inherited::is_deferred;
+use super::{Listener, FAIR};
+use crate::chan::{self, Chan};
+use crate::stats;
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::WORKERS;
+use fsocket_sync::doorbell::Batch;
+
+impl Listener {
+    /// Own queue number, if there is one.
+    fn own_queue(&self) -> Option<usize> {
+        match self.worker.load(Ordering::Relaxed) as usize {
+            // (An unshown child's is the parent's.)
+            w @ 1..=WORKERS if !is_deferred() => Some(w),
+            _ => None,
+        }
+    }
+
+    /// Is there a connection for us? With `steal`, also in others' queues.
+    pub fn has_syn(&self, steal: bool) -> bool {
+        self.chans().any(|c| {
+            self.own_queue().is_some_and(|q| chan::queue_len(c.queue(q)) > 0)
+                || chan::queue_len(c.queue(0)) > 0
+                || (steal && others(c).any(|q| chan::queue_len(c.queue(q)) > 0))
+        })
+    }
+
+    /// Sum of all queue positions: changes whenever a connection arrives, also for another
+    /// worker. He may be busy, and then it is an edge for whoever looks.
+    pub fn arrivals(&self) -> u64 {
+        let tail = |c: &Chan, q| c.queue(q).tail.load(Ordering::Acquire) as u64;
+        let own = self.own_queue();
+        let mine =
+            |c| own.map_or(0, |q| tail(c, q)) + others(c).filter(|q| Some(*q) != own).map(|q| tail(c, q)).sum::<u64>();
+        self.chans().map(|c| tail(c, 0) + mine(c)).sum()
+    }
+
+    /// Its turn: a connection of a busy worker, one for `FAIR` of our own. Busy workers
+    /// do not steal.
+    pub fn take_busy(&self) -> Option<(&'static Chan, usize)> {
+        if self.fair.load(Ordering::Relaxed) < FAIR {
+            return None;
+        }
+        self.fair.store(0, Ordering::Relaxed);
+        let own = self.own_queue().map_or(0, |q| 1u64 << (q - 1));
+        for c in self.chans().filter(|c| c.is_balanced()) {
+            // A client may write anything here: what it names is only looked at.
+            let mut busy = c.header().busy.load(Ordering::Relaxed);
+            if busy & own != 0 {
+                continue;
+            }
+            while busy != 0 {
+                let w = busy.trailing_zeros() as usize;
+                busy &= busy - 1;
+                if let Some(s) = c.pop_syn(1 + w) {
+                    stats::count(Counter::Steals);
+                    return Some((c, s));
+                }
+            }
+        }
+        None
+    }
+
+    /// Take a connection: channel and slot.
+    pub fn take(&self, steal: bool) -> Option<(&'static Chan, usize)> {
+        let n = self.n.load(Ordering::Acquire).max(1);
+        let start = self.next.fetch_add(1, Ordering::Relaxed) % n;
+        let rotated = || self.chans().skip(start as usize).chain(self.chans().take(start as usize));
+        for c in rotated() {
+            // What waits for anybody came before there was a worker.
+            if let Some(s) = c.pop_syn(0) {
+                return Some((c, s));
+            }
+            if let Some(s) = self.own_queue().and_then(|q| c.pop_syn(q)) {
+                self.fair.store(self.fair.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+                return Some((c, s));
+            }
+        }
+        if steal {
+            for c in rotated() {
+                for q in others(c) {
+                    if let Some(s) = c.pop_syn(q) {
+                        if Some(q) != self.own_queue() {
+                            stats::count(Counter::Steals);
+                        }
+                        return Some((c, s));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Ask to be told of new connections.
+    pub fn arm(&self, b: &crate::waker::Waker, batch: &mut Batch<'static>) {
+        for c in self.chans() {
+            if let Some(w) = c.waiter_for(b) {
+                let bit = 1u64 << w;
+                if let Some(q) = self.own_queue() {
+                    batch.arm(&c.queue(q).want, bit);
+                }
+                batch.arm(&c.queue(0).want, bit);
+            }
+        }
+    }
+    /// When a peer first told of a new connection after `since`; 0: none has. Ticks.
+    pub fn notified_since(&self, since: u64) -> u64 {
+        let notified = self.chans().map(|c| c.queue(0).want.notified_at.load(Ordering::Relaxed));
+        notified.filter(|at| *at >= since).min().unwrap_or(0)
+    }
+    pub fn disarm(&self, b: &crate::waker::Waker) {
+        for c in self.chans() {
+            if let Some(w) = c.waiter_for(b) {
+                let bit = 1u64 << w;
+                if let Some(q) = self.own_queue() {
+                    c.queue(q).want.disarm(bit);
+                }
+                c.queue(0).want.disarm(bit);
+            }
+        }
+    }
+}
+
+/// Queues that may hold something a dead or busy worker will not take. All of
+/// them are looked at: a worker that left may have left connections behind. Without
+/// balance only such ones.
+fn others(c: &Chan) -> impl Iterator<Item = usize> {
+    let mask = c.header().workers.load(Ordering::Acquire);
+    let top = (64 - mask.leading_zeros() as usize).clamp(8, WORKERS);
+    let taken = if c.is_balanced() { 0 } else { mask };
+    (1..=top).filter(move |q| taken >> (q - 1) & 1 == 0)
+}
