@@ -14,8 +14,8 @@ use fsocket_sys as sys;
 mod best;
 mod cache;
 
-pub use best::volatile;
-use best::{scan, Best};
+use best::Best;
+pub use best::{scan, volatile};
 use cache::{Basis, Known, Route, FAN};
 
 /// Of several threads that ask for one destination the monitor sends the memory to one; the others

@@ -2,9 +2,10 @@
 
 use crate::name::{give, load};
 use crate::ready;
+use crate::stage::{self, Path};
 use crate::table::Desc;
 use core::sync::atomic::Ordering;
-use fsocket_sys::{Errno, Result};
+use fsocket_sys::{self as sys, Errno, Result};
 
 /// `getsockname` of a connection.
 ///
@@ -22,9 +23,17 @@ pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result
 /// As [`give`].
 pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
     let s = d.sock();
-    if ready::over(d) {
+    if ready::over(d) || is_over_below(d) {
         return Err(Errno::ENOTCONN);
     }
     // SAFETY: the caller's.
     unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
+}
+
+/// What has come before it went over to the kernel is still to be read, and the kernel's end is reset.
+fn is_over_below(d: &Desc) -> bool {
+    match stage::of(d) {
+        Path::Draining(k) => sys::getpeername(k, &mut [0; 28]).err() == Some(Errno::ENOTCONN),
+        _ => false,
+    }
 }

@@ -251,7 +251,8 @@ pub unsafe fn get(
         return Outcome::Kernel;
     }
     let s = d.sock();
-    let Ok(room) = room else { return Outcome::Kernel };
+    // (Below zero: EINVAL, and an error that is pending stays.)
+    let Some(room) = room.ok().filter(|n| *n as i32 >= 0) else { return Outcome::Kernel };
     let put = |b: &[u8]| {
         let n = b.len().min(room as usize);
         // SAFETY: the caller's.

@@ -41,6 +41,7 @@ fn monitor() -> &'static PathBuf {
             keep: None,
             descriptors: u64::MAX,
             memory: u64::MAX,
+            programs: Vec::new(),
             balance: Default::default(),
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
         };

@@ -7,8 +7,8 @@ use fsocket_proto::Addr;
 
 /// Listeners of the registry that a connection could go to.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Best {
-    pub(super) count: usize,
+pub struct Best {
+    pub count: usize,
     /// Which, in one word. (Their order changes when others go.)
     pub(super) listeners: u64,
     /// How many of them had rather not have it over shared memory at once.
@@ -16,7 +16,7 @@ pub(super) struct Best {
 }
 
 /// Those that a connection to `dst` could go to, or why there are none.
-pub(super) fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<Best, Reason> {
+pub fn scan(reg: &Registry, dst: &Addr, netns: u64) -> Result<Best, Reason> {
     let v4 = name::is_v4(&dst.ip);
     let local = name::is_loopback(&dst.ip) || {
         let n = (volatile(&reg.locals) as usize).min(LOCALS);

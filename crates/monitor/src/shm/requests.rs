@@ -145,6 +145,7 @@ impl Shm {
     pub fn listen(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let info = descriptor::listening(fd.as_fd())?;
+        let reuse = descriptor::reuse(fd.as_fd())?;
         let _ = ctx.note_party(id, true);
         let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let listener = match self.listeners.by_cookie(info.cookie) {
@@ -169,7 +170,7 @@ impl Shm {
             }
         };
         if let Some(l) = self.listeners.get_mut(listener) {
-            l.reuse = descriptor::reuse(fd.as_fd())?;
+            l.reuse = reuse;
             l.holders.insert(id);
             l.held_elsewhere |= msg.arg0 != 0;
         }

@@ -12,6 +12,9 @@ use crate::symbols::NOWHERE;
 const NOT_SET: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
+    (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF),
+    (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
     (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
@@ -41,6 +44,8 @@ impl Gen {
                 let Some(fd) = self.socket_of(actor) else { return };
                 let call = self.rng.pick(&[Call::SetRcvTimeo, Call::SetSndTimeo]);
                 let ms = self.rng.pick(&[-1, -1000, -2500, 10_000_000_000_000, 0]);
+                // (The kernel says the same of none and of one below zero, so that a forked process cannot know.)
+                let ms = if matches!(fd.what, What::Listener { .. }) { ms.max(0) } else { ms };
                 self.push(actor, 0, call, &[fd.var as i64, ms]);
                 if ms < 0 && call == Call::SetRcvTimeo {
                     self.push(actor, 0, Call::Recv, &[fd.var as i64, 10, 0]);
@@ -121,8 +126,12 @@ impl Gen {
         let ms = self.rng.pick(&[0, 0, 20]);
         let args = [fd.var as i64, other.var as i64, call as i64, raw.into(), bad as i64, how, n, ms];
         self.push(actor, 0, Call::Any, &args);
-        if let (What::End(side), true) = (fd.what, name.starts_with("send") || name.contains("write")) {
-            self.m.conns[side.conn].bytes[1 - side.side] += n as usize;
+        let sends = bad == 0 && (name.starts_with("send") || name.contains("write"));
+        match fd.what {
+            // (How much it has received is not known. Whoever is believed to sleep may not.)
+            What::End(side) if receives => self.m.conns[side.conn].bytes[side.side] = 0,
+            What::End(side) if sends => self.m.conns[side.conn].bytes[1 - side.side] += n as usize,
+            _ => {}
         }
     }
 
