@@ -30,6 +30,7 @@ use fsocket_sync::handover::Entry;
 use fsocket_sys::{self as sys, Errno};
 
 mod calls;
+mod early;
 mod handed;
 mod offer;
 mod passed;
@@ -252,9 +253,8 @@ fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
 
 /// As how many calls one counts. Between network namespaces each byte in the kernel is dear, so a
 /// connection that is asked something again goes over soon: the third request, or the second answer, is
-/// the first try. A connection for one request pays nothing.
+/// the first try, unless another one has tried right before. A connection for one request pays nothing.
 fn weight(d: &Desc, call: Call) -> u32 {
-    const TURN: u32 = CALLS / 2;
     if !d.across.load(Ordering::Relaxed) {
         return 1;
     }
@@ -266,7 +266,7 @@ fn weight(d: &Desc, call: Call) -> u32 {
     if receives {
         1
     } else {
-        TURN
+        early::TURN
     }
 }
 
@@ -335,6 +335,10 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     /// A look costs some system calls: so many calls of a stream that does not rest look.
     const LOOKS: u32 = 32;
     let opener = d.side.load(Ordering::Relaxed) as usize != SERVER;
+    let early = early::first_try(d, opener, calls);
+    if let Err(later) = early {
+        return d.next_try.store(later, Ordering::Relaxed);
+    }
     // Another thread may have tried meanwhile.
     let late = calls.saturating_sub(d.next_try.load(Ordering::Relaxed));
     // Before a request most connections are at rest; behind it the answer may be on its way.
@@ -358,6 +362,9 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     }
     if lingers(fd) {
         return;
+    }
+    if early == Ok(true) {
+        early::tried();
     }
     if !opener {
         let mut m = Msg::new(msg::OFFER);
