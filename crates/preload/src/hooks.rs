@@ -15,7 +15,7 @@ mod uring;
 mod variadic;
 
 use answer::guarded;
-use fsocket_core::cancel;
+use fsocket_lifecycle::cancel;
 use libc::*;
 
 macro_rules! hook_table {

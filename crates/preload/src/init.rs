@@ -2,9 +2,9 @@
 
 use crate::{home, musl, summary};
 use core::sync::atomic::AtomicU8;
-use fsocket_core::exec::environment;
-use fsocket_core::zone::{self, Pin};
-use fsocket_core::{brief, ctl, fork, listen, passing, start, stats};
+use fsocket_lifecycle::exec::environment;
+use fsocket_lifecycle::zone::{self, Pin};
+use fsocket_lifecycle::{brief, ctl, fork, listen, passing, start, stats};
 use libc::{c_char, c_int};
 
 // Some hooks run earlier (constructors of other libraries): until this one has
@@ -108,7 +108,7 @@ fn past_thread_sanitizer() {
         }
         let memcpy = libc::dlsym(own, c"memcpy".as_ptr());
         if !memcpy.is_null() {
-            fsocket_core::copy_by(core::mem::transmute::<*mut libc::c_void, fsocket_core::Memcpy>(memcpy));
+            fsocket_lifecycle::copy_by(core::mem::transmute::<*mut libc::c_void, fsocket_lifecycle::Memcpy>(memcpy));
         }
     }
 }

@@ -1,5 +1,5 @@
 //! `libfsocket.so`: the hooks. Each is a few lines; what to do is decided in
-//! `fsocket-core`, which answers "done" or "let libc do it".
+//! `fsocket-lifecycle`, which answers "done" or "let libc do it".
 //!
 //! There are no thread-local variables, no allocation, and what runs when
 //! the program exits is short.

@@ -1,7 +1,7 @@
 //! From what core answers to what libc returns: values, errno, panics.
 
 use super::threads;
-use fsocket_core::{cancel, Outcome, Result};
+use fsocket_lifecycle::{cancel, Outcome, Result};
 use libc::*;
 
 /// Run `f`; should it panic, the call fails with EIO. Ends the thread if `f` has
@@ -118,7 +118,7 @@ impl Answer<c_int> for Result<()> {
 /// Programs look through all numbers for what they have inherited.
 #[inline(always)]
 pub(super) fn gone(fd: c_int) -> bool {
-    let gone = fsocket_core::pool::holds(fd) || fsocket_core::close::own(fd);
+    let gone = fsocket_lifecycle::pool::holds(fd) || fsocket_lifecycle::close::own(fd);
     if gone {
         fsocket_sys::Errno::EBADF.set();
     }

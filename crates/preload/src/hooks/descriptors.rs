@@ -2,7 +2,7 @@
 
 use super::answer::{either, gone, guarded, Answer};
 use crate::real;
-use fsocket_core::{close as ops, opts, pidfd_transfer, table};
+use fsocket_lifecycle::{close as ops, opts, pidfd_transfer, table};
 use fsocket_sys as sys;
 use libc::*;
 
@@ -90,7 +90,7 @@ fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
     }
     if ops::own(new) {
         // Give way: the application wants this very number.
-        fsocket_core::lifecycle::make_way(new);
+        fsocket_lifecycle::lifecycle::make_way(new);
     }
     None
 }

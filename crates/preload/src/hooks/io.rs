@@ -2,9 +2,9 @@
 
 use super::answer::{failed, gone, guarded, interrupted, Answer};
 use crate::real;
-use fsocket_core::table::{self, kind, Desc};
-use fsocket_core::upgrade::{self, Call, Entered};
-use fsocket_core::{msg as ops_msg, pool, sendfile as ops_sendfile, stream, user, Errno};
+use fsocket_lifecycle::table::{self, kind, Desc};
+use fsocket_lifecycle::upgrade::{self, Call, Entered};
+use fsocket_lifecycle::{msg as ops_msg, pool, sendfile as ops_sendfile, stream, user, Errno};
 use libc::*;
 
 mod to_kernel;

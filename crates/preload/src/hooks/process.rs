@@ -4,9 +4,9 @@ use super::answer::guarded;
 use crate::real;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
-use fsocket_core::exec::environment;
-use fsocket_core::table::{self, kind};
-use fsocket_core::{brief, credentials, epoll, exec, fork, limit, pool, process, sandbox, upgrade, user};
+use fsocket_lifecycle::exec::environment;
+use fsocket_lifecycle::table::{self, kind};
+use fsocket_lifecycle::{brief, credentials, epoll, exec, fork, limit, pool, process, sandbox, upgrade, user};
 use libc::*;
 
 pub unsafe fn vfork() -> pid_t {

@@ -2,7 +2,7 @@
 
 use super::answer::{either, gone, guarded};
 use crate::real;
-use fsocket_core::{close, epoll, making, poll as ops, pool, table, user};
+use fsocket_lifecycle::{close, epoll, making, poll as ops, pool, table, user};
 use libc::*;
 
 fn ms(timeout: c_int) -> Option<u64> {
@@ -174,7 +174,7 @@ fn made(make: impl FnOnce() -> c_int) -> c_int {
             i32::from(epoll::created(fd))
         };
         if fd >= 0 && guarded(known) == 0 {
-            guarded(|| fsocket_core::process::close_own(fd));
+            guarded(|| fsocket_lifecycle::process::close_own(fd));
             fsocket_sys::Errno::ENOMEM.set();
             return -1;
         }

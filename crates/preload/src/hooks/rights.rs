@@ -1,7 +1,7 @@
 //! What changes what the process may do.
 
 use crate::real;
-use fsocket_core::credentials::changing;
+use fsocket_lifecycle::credentials::changing;
 use libc::*;
 
 pub unsafe fn setuid(uid: uid_t) -> c_int {

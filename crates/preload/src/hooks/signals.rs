@@ -1,9 +1,9 @@
-//! What the program does about faults; see [`fsocket_core::faults`].
+//! What the program does about faults; see [`fsocket_lifecycle::faults`].
 
 use super::answer::{failed, Answer};
 use crate::real;
-use fsocket_core::signals::Action;
-use fsocket_core::{faults, user, Errno, Result};
+use fsocket_lifecycle::signals::Action;
+use fsocket_lifecycle::{faults, user, Errno, Result};
 use libc::*;
 
 /// A flag that libc adds, and shows.

@@ -3,8 +3,8 @@
 use super::answer::{either, gone, guarded, Answer};
 use crate::real;
 use core::sync::atomic::Ordering;
-use fsocket_core::table::{self, kind, Desc};
-use fsocket_core::{
+use fsocket_lifecycle::table::{self, kind, Desc};
+use fsocket_lifecycle::{
     accept as ops_accept, close, connect as ops_connect, in_use, listen as ops_listen, names, opts, path, pool,
     process, route, slice, upgrade, user, zone,
 };
@@ -54,7 +54,7 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         return -1;
     }
     let fresh = table::lookup(fd).filter(|d| d.kind() == kind::FRESH);
-    let asked = if fresh.is_some() { unsafe { fsocket_core::name::parse(addr, len) } } else { None };
+    let asked = if fresh.is_some() { unsafe { fsocket_lifecycle::name::parse(addr, len) } } else { None };
     let family = fresh.map_or(0, |d| d.family.load(Ordering::Relaxed));
     if let Some(Err(e)) = asked.filter(|a| u32::from(a.family) == family).map(|a| in_use::before_bind(fd, &a)) {
         e.set();

@@ -6,7 +6,7 @@ use super::answer::guarded;
 use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, unshare};
 use super::{descriptors as de, io, readiness as re, sockets as so};
 use crate::real;
-use fsocket_core::{credentials, sealed, table, user};
+use fsocket_lifecycle::{credentials, sealed, table, user};
 use libc::*;
 
 /// System calls made by number (libuv closes descriptors like this). Those that

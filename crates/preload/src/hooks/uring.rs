@@ -4,7 +4,7 @@
 //! version 2.0.
 
 use crate::real;
-use fsocket_core::uring::{self, Queue};
+use fsocket_lifecycle::uring::{self, Queue};
 use libc::*;
 
 /// The beginning of `struct io_uring_sq`.
@@ -116,7 +116,7 @@ pub unsafe fn io_uring_queue_exit(ring: *mut c_void) {
         }
         real::io_uring_queue_exit(ring);
         if let Some(fd) = fd {
-            fsocket_core::pool::kernel_freed(fd);
+            fsocket_lifecycle::pool::kernel_freed(fd);
         }
     }
 }

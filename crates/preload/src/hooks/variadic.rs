@@ -8,7 +8,7 @@ use super::answer::guarded;
 use super::process;
 use crate::{deep, real};
 use core::ffi::CStr;
-use fsocket_core::exec;
+use fsocket_lifecycle::exec;
 use fsocket_sys as sys;
 use libc::*;
 

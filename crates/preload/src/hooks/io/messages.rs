@@ -3,9 +3,9 @@
 use super::super::answer::{failed, gone, guarded, interrupted, Answer};
 use super::{conn, gathers, named};
 use crate::real;
-use fsocket_core::table::Desc;
-use fsocket_core::upgrade::{self, Call, Entered};
-use fsocket_core::{msg as ops_msg, passing, path, ready, stream, user, Errno};
+use fsocket_lifecycle::table::Desc;
+use fsocket_lifecycle::upgrade::{self, Call, Entered};
+use fsocket_lifecycle::{msg as ops_msg, passing, path, ready, stream, user, Errno};
 use libc::*;
 
 unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
@@ -94,7 +94,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     if flags & MSG_ZEROCOPY != 0 {
         // One completion for all vectors: before the first of them.
         if let Some(d) = conn(fd) {
-            guarded(|| fsocket_core::stream::zerocopy(d));
+            guarded(|| fsocket_lifecycle::stream::zerocopy(d));
         }
     }
     match conn(fd) {

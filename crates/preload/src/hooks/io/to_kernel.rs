@@ -2,12 +2,12 @@
 
 use super::super::answer::guarded;
 use crate::real;
-use fsocket_core::pool;
+use fsocket_lifecycle::pool;
 use libc::*;
 
 fn to_kernel(fd: c_int) {
     pool::let_go(fd);
-    guarded(|| fsocket_core::exec::hand_over(fd));
+    guarded(|| fsocket_lifecycle::exec::hand_over(fd));
 }
 
 pub unsafe fn splice(

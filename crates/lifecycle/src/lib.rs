@@ -1,5 +1,5 @@
-//! What the hooks decide: descriptors, sockets, streams, readiness, tokens,
-//! waiting, and the control socket to the monitor.
+//! The process changes: start, fork, exec, what is inherited, credentials, filters, io_uring; and what the monitor
+//! says. The hooks see all layers of the library through this one.
 //!
 //! This code runs inside other people's programs: before constructors, in
 //! signal handlers, between fork and exec, inside allocators. So: no standard
