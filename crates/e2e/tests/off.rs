@@ -103,6 +103,9 @@ fn sleepers_are_woken_and_who_does_not_look_is_counted() {
     let host = Host::new();
     for kind in ["threaded", "epoll"] {
         let (server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
+        // (The monitor reads the host's policy for the first: on a busy machine that one is the kernel's.)
+        let args = ["seq", &port.to_string(), "--connections", "1", "--bytes", "9"];
+        e2e::python(&host, Accel, 30, "echo_client.py", &args);
         let path = script("apps/held.py").display().to_string();
         let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string()]);
         client.wait_stdout("ok", LIMIT);
@@ -245,4 +248,82 @@ fn a_program_is_captured() {
     }
     assert_eq!(captured(&file).len(), bytes.len());
     assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
+}
+
+/// A control group of the second version, as a service manager makes one for a unit.
+struct Unit {
+    root: std::path::PathBuf,
+    name: &'static str,
+}
+
+impl Unit {
+    /// None: it cannot be mounted here.
+    fn make(host: &Host, name: &'static str) -> Option<Unit> {
+        let unit = Unit { root: host.path().join("cgroup"), name };
+        std::fs::create_dir(&unit.root).expect("a directory");
+        let mounted = Command::new("mount").args(["-t", "cgroup2", "none"]).arg(&unit.root).status();
+        let made = mounted.is_ok_and(|s| s.success()) && std::fs::create_dir_all(unit.path()).is_ok();
+        made.then_some(unit)
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.root.join("off-test.slice").join(self.name)
+    }
+
+    #[track_caller]
+    fn add(&self, pid: u32) {
+        std::fs::write(self.path().join("cgroup.procs"), pid.to_string()).expect("it is moved");
+    }
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        // (The last process may take a moment.)
+        let _ = net::wait_until(LIMIT, || std::fs::remove_dir(self.path()).is_ok());
+        let _ = std::fs::remove_dir(self.root.join("off-test.slice"));
+        let _ = Command::new("umount").arg("-l").arg(&self.root).status();
+    }
+}
+
+/// By its unit: what runs in it, and what is started in it later.
+#[test]
+fn a_unit_is_switched_off() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let Some(unit) = Unit::make(&host, "off-test.service") else {
+        return eprintln!("SKIPPED: no control groups of the second version here");
+    };
+    let (server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    unit.add(server.pid());
+    let shm = || {
+        let before = host.snapshot();
+        let args = ["seq", &port.to_string(), "--connections", "2", "--bytes", "9"];
+        e2e::python(&host, Accel, 30, "echo_client.py", &args);
+        let delta = host.snapshot().since(&before);
+        delta.get("connect_shm")
+    };
+    // (The monitor reads the host's policy for the first: on a busy machine that one is the kernel's.)
+    shm();
+    assert_eq!(shm(), 2);
+    let (code, said) = json(&host, &["off", "off-test"]);
+    assert_eq!((code, said["processes"].as_object().map(|p| p.len())), (Some(0), Some(1)), "{said:#}");
+    assert_eq!(shm(), 0);
+    // (A shell that is in it before it becomes the program.)
+    let script = format!(
+        "echo $$ >{}/cgroup.procs; exec env LD_PRELOAD=\"$L\" {PYTHON} {} \"$@\"",
+        unit.path().display(),
+        script("apps/held.py").display()
+    );
+    let mut command = Command::new("/bin/sh");
+    command.env("L", artifacts::library()).env("FASTSOCKET_SOCKET", host.socket());
+    command.args(["-c", &script, "sh", "127.0.0.1", &port.to_string()]);
+    let mut late = Proc::spawn(host.logs(), "late", command);
+    late.wait_stdout("ok", LIMIT);
+    let mut off: Vec<u32> = serde_json::from_value(json(&host, &["ss"]).1["off"].clone()).expect("numbers");
+    off.sort_unstable();
+    let mut both = [server.pid(), late.pid()];
+    both.sort_unstable();
+    assert_eq!(off, both);
+    assert_eq!(json(&host, &["on", "off-test.service"]).0, Some(0));
+    assert_eq!(shm(), 2);
 }
