@@ -5,6 +5,7 @@ use fsocket_e2e::{self as e2e, need_two_cpus};
 use fsocket_testkit::host::Accel;
 use fsocket_testkit::{artifacts, need, net, script, stock_mode, Finished, Host, Proc, PYTHON};
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -326,4 +327,29 @@ fn a_unit_is_switched_off() {
     assert_eq!(off, both);
     assert_eq!(json(&host, &["on", "off-test.service"]).0, Some(0));
     assert_eq!(shm(), 2);
+}
+
+/// Of all users' programs one switches his own, and units are root's.
+#[test]
+fn another_users_program_is_not_switched() {
+    not_in_stock_mode!();
+    // SAFETY: no argument.
+    if unsafe { libc::geteuid() } != 0 {
+        return eprintln!("SKIPPED: needs root for a monitor of all users");
+    }
+    const ALICE: u32 = 54321;
+    let host = Host::for_all_users("");
+    let (server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    for target in [server.pid().to_string(), "echo".into()] {
+        let mut command = Command::new(artifacts::cli());
+        command.env("FASTSOCKET_SOCKET", host.socket()).args(["off", &target]).uid(ALICE).gid(ALICE);
+        let done = Proc::spawn(host.logs(), "off", command).finish(LIMIT);
+        assert!(done.code == Some(2) && done.stderr.contains("belongs to somebody else"), "{done:?}");
+    }
+    assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
+    let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "9"];
+    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    let before = host.snapshot();
+    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    host.snapshot().since(&before).assert_shm(3);
 }
