@@ -31,7 +31,12 @@ fn threaded_blocking_server() {
 
 #[test]
 fn forking_server() {
-    echo("fork");
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "fork", "127.0.0.1");
+    let before = host.snapshot();
+    clients(&host, Accel, port, "127.0.0.1");
+    // It learns that its connections are short (ADR 53).
+    host.snapshot().since(&before).assert_shm_but_short(78, 16);
 }
 
 #[test]

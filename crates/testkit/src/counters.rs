@@ -79,6 +79,23 @@ impl Delta {
         self
     }
 
+    /// The same for a server that forks for each connection: when `learned` were short, further ones may begin in
+    /// the kernel.
+    #[track_caller]
+    pub fn assert_shm_but_short(&self, connections: i128, learned: i128) -> &Self {
+        if self.values.is_none() {
+            eprintln!("PATH NOT ASSERTED: stock mode");
+            return self;
+        }
+        let (short, shm) = (self.get("fallback.short_lived"), self.get("connect_shm"));
+        assert!(self.get("connect_kernel") == short, "connected over kernel TCP for another reason\n{self}");
+        assert!(self.get("accept_kernel") == short, "accepted over kernel TCP for another reason\n{self}");
+        assert!(shm >= learned && shm + short >= connections, "wanted {connections}\n{self}");
+        assert!(self.get("accept_shm") >= shm, "accepted over shm: wanted {shm}\n{self}");
+        assert!(self.get("hostile_peer") == 0, "a peer was called hostile\n{self}");
+        self
+    }
+
     /// As [`Delta::assert_shm`], for the connecting side alone.
     #[track_caller]
     pub fn assert_connected(&self, connections: i128) -> &Self {
