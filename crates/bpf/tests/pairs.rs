@@ -111,7 +111,7 @@ fn the_end_of_a_watched_connection_is_told() {
     }
     drop((closed, other));
     client.inside("ip", &["link", "set", &client.interfaces[0].device, "down"]).unwrap();
-    let until = Instant::now() + Duration::from_secs(8);
+    let until = Instant::now() + Duration::from_secs(20);
     let mut ended = Vec::new();
     while ended.is_empty() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(50));
