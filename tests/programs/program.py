@@ -107,6 +107,8 @@ def judge_path(program, moved, connections, where):
         if seen < connections or get("accept_shm") and not get("path_switch"):
             raise Wrong(f"{where}: {connections} connections, switched or the kernel's: {moved}")
         return
+    if program.kernel_too:
+        connections -= get("fallback.kernel_first")
     if get("connect_shm") < connections or get("accept_shm") < connections:
         raise Wrong(f"{where}: {connections} connections were to go over shared memory: {moved}")
     if (get("connect_kernel") or get("accept_kernel")) and not program.kernel_too:
