@@ -8,6 +8,7 @@ usage: switch.py [CASE...]
 
 import array
 import ctypes
+import errno
 import fcntl
 import hashlib
 import os
@@ -41,6 +42,13 @@ def listener(family=socket.AF_INET, address="127.0.0.1"):
 def pair(l):
     c = socket.create_connection(l.getsockname()[:2])
     s, _ = l.accept()
+    return c, s
+
+
+def pair_with_unread_bytes():
+    c, s = pair(listener())
+    c.sendall(b"up")
+    s.sendall(b"down")
     return c, s
 
 
@@ -232,6 +240,32 @@ def passed_with_unread_bytes():
     print(c.recv(10))
     s.close()
     print(c.recv(1))
+
+
+@case
+def passed_one_after_the_other():
+    """Both ends, while each has something to read. The second one may have to read it first."""
+    a, b = socket.socketpair()
+    passed = []
+    for end in pair_with_unread_bytes():
+        early = b""
+        try:
+            socket.send_fds(a, [b"x"], [end.fileno()])
+        except OSError as e:
+            if e.errno != errno.ETOOMANYREFS:
+                raise
+            early = end.recv(100)
+            socket.send_fds(a, [b"x"], [end.fileno()])
+        end.close()
+        _, fds, _, _ = socket.recv_fds(b, 10, 1)
+        passed.append((socket.socket(fileno=fds[0]), early))
+    for end, early in passed:
+        print(early or end.recv(100))
+    (c, _), (s, _) = passed
+    c.sendall(b"question")
+    print(s.recv(100))
+    s.sendall(b"answer")
+    print(c.recv(100))
 
 
 @case

@@ -7,7 +7,8 @@ use fsocket_testkit::{artifacts, script, stock_mode, Host, PYTHON};
 
 #[test]
 fn exec_passing_and_urgent_data() {
-    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "switch.py", &["-in_full_flow"]) else { return };
+    let others = ["-in_full_flow", "-passed_one_after_the_other"];
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "switch.py", &others) else { return };
     // After a connection was passed the process accepts new ones over the kernel:
     // one case shows it with one connection. Everything else begins in shared
     // memory.
@@ -16,6 +17,17 @@ fn exec_passing_and_urgent_data() {
     assert!(delta.get("hostile_peer") == 0, "a peer was called hostile\n{delta}");
     assert!(delta.get("path_switch") >= 60, "too few connections were switched\n{delta}");
     assert!(delta.get("fallback.switch") == 0, "a path could not be switched\n{delta}");
+}
+
+/// The second end cannot become the kernel's while its ring has something to be read (ADR 8). Its message is not
+/// sent, and the connection works.
+#[test]
+fn passed_one_after_the_other() {
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "switch.py", &["passed_one_after_the_other"]) else {
+        return;
+    };
+    assert!(delta.get("connect_shm") == 1 && delta.get("path_switch") == 3, "{delta}");
+    assert!(delta.get("fallback.switch") == 1 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
 /// Forty connections, whose bytes are compared; of every fourth both ends are wanted at once. If then

@@ -13,26 +13,29 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::SERVER;
 use fsocket_proto::{passed, unpublish};
+use fsocket_sys::{Errno, Result};
 
-/// `fd` goes to another process: what goes with it must be the real thing.
-pub fn passed(fd: i32) {
-    let Some(d) = table::lookup(fd) else { return };
+/// `fd` goes to another process: what goes with it must be the real thing. False: it is not, the connection stays
+/// in shared memory.
+pub fn passed(fd: i32) -> bool {
+    let Some(d) = table::lookup(fd) else { return true };
     d.dirty.store(true, Ordering::Relaxed);
     match d.kind() {
         kind::FRESH | kind::BOUND => share_unused(d),
         kind::KERNEL => upgrade::sent(fd),
-        kind::CONN => share_connection(fd, d),
+        kind::CONN => return share_connection(fd, d),
         kind::LISTENER => {
             d.held_elsewhere.store(true, Ordering::Relaxed);
             path::share(d);
         }
         _ => {}
     }
+    true
 }
 
 /// A program that passes one connection that it has accepted will pass more: from here on that listener's come over
 /// the kernel, and go over to shared memory where they are served.
-fn share_connection(fd: i32, d: &'static Desc) {
+fn share_connection(fd: i32, d: &'static Desc) -> bool {
     let is_watched = d.items.load(Ordering::Relaxed) != 0;
     let s = d.sock();
     let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
@@ -45,12 +48,14 @@ fn share_connection(fd: i32, d: &'static Desc) {
     // Its client may go over again, to where it is served.
     d.comes_back.store(true, Ordering::Relaxed);
     // (An instance that watches it in the kernel would not know it under a description of ours.)
-    if path::materialize_one(d, Reason::Option) && !is_watched {
+    let is_kernels = path::materialize_one(d, Reason::Option);
+    if is_kernels && !is_watched {
         upgrade::sent(fd);
         if let Some(d) = table::lookup(fd).filter(|_| shared) {
             upgrade::tell(d, passed::SHARED);
         }
     }
+    is_kernels
 }
 
 /// It may become a listener, by this process or by another one.
@@ -66,11 +71,22 @@ fn share_unused(d: &'static Desc) {
 /// Descriptors that a message passes to another process: what goes with them is the
 /// kernel socket alone.
 ///
+/// # Errors
+/// ETOOMANYREFS: the path of a connection could not be switched (ADR 8), and the receiver would get an
+/// unconnected socket. The message must not be sent. The kernel fails like this where too many descriptors are on
+/// their way: a program keeps the descriptor, and may try later.
+///
 /// # Safety
 /// `m` is null or a message.
-pub unsafe fn passing(m: *const libc::msghdr) {
+pub unsafe fn passing(m: *const libc::msghdr) -> Result<()> {
+    let mut all = true;
     // SAFETY: the caller's.
-    unsafe { each_descriptor(m, passed) }
+    unsafe { each_descriptor(m, |fd| all &= passed(fd)) };
+    if all {
+        Ok(())
+    } else {
+        Err(Errno::ETOOMANYREFS)
+    }
 }
 
 /// The message was not sent.
@@ -112,7 +128,7 @@ pub fn arrived(fd: i32) {
 
 /// # Safety
 /// `m` is null or a message.
-unsafe fn each_descriptor(m: *const libc::msghdr, f: impl Fn(i32)) {
+unsafe fn each_descriptor(m: *const libc::msghdr, mut f: impl FnMut(i32)) {
     // SAFETY: the caller's.
     let Some(m) = (unsafe { m.as_ref() }).filter(|m| m.msg_controllen != 0) else { return };
     // SAFETY: the control part is the caller's; CMSG_NXTHDR stays within.

@@ -211,6 +211,11 @@ limit_table! {
      (`path_upgrade`) once a process with the library, of the same user, has it alone and has made some calls on it; not if \
      it was passed by a process without the library, or while there was another monitor, or its sender has forked meanwhile."
         of recvmsg, sendmsg, pidfd_getfd;
+    Programs: "A connection cannot be passed where its path cannot be switched (`fallback.switch`): while there is no \
+     monitor, or while it has something to read that came before its peer left shared memory. `sendmsg` fails with \
+     ETOOMANYREFS then, and the connection goes on; once that is read it can be passed. A message that is sent by \
+     io_uring goes all the same, and its receiver gets an unconnected socket."
+        of sendmsg, sendmmsg;
     Programs: "A listener that is passed to another process (`SCM_RIGHTS`, `pidfd_getfd`), or that comes from a program \
      without the library (socket activation), is in shared memory as long as a process with the library accepts on it, and \
      the kernel's (`fallback.no_listener`) while none does: between the close of the old process and the first wait of the \

@@ -73,14 +73,15 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
     send().answer()
 }
 
-/// The kernel is about to send `msg`. True: with something beside its bytes.
-fn goes_with(msg: *const msghdr) -> bool {
+/// The kernel is about to send `msg`. True: with something beside its bytes. None: it must not, and errno says why.
+fn goes_with(msg: *const msghdr) -> Option<bool> {
     let control = |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
     let with = unsafe { user::get(msg) }.is_ok_and(|m| control(&m));
-    if with {
-        guarded(|| unsafe { passing::passing(msg) });
+    if with && guarded::<c_int>(|| unsafe { passing::passing(msg) }.answer()) < 0 {
+        stays_with(msg);
+        return None;
     }
-    with
+    Some(with)
 }
 
 /// After [`goes_with`]: the kernel has not sent it.
@@ -100,7 +101,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
         None => {
-            let with = goes_with(msg);
+            let Some(with) = goes_with(msg) else { return -1 };
             let r = in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send);
             if with && r < 0 {
                 stays_with(msg);
@@ -228,10 +229,14 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
     let Some(d) = conn(fd) else {
         if n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize) {
             let all = || (0..n as usize).map(|i| unsafe { &raw const (*vec.add(i)).msg_hdr });
-            let with: bool = all().fold(false, |with, m| goes_with(m) | with);
-            let done = unsafe { real::sendmmsg(fd, vec, n, flags) };
+            let mut with = false;
+            let can_go = all().map_while(|m| goes_with(m).map(|w| with |= w)).count();
+            if can_go == 0 && n > 0 {
+                return -1;
+            }
+            let done = unsafe { real::sendmmsg(fd, vec, can_go as c_uint, flags) };
             if with {
-                all().skip(done.max(0) as usize).for_each(stays_with);
+                all().take(can_go).skip(done.max(0) as usize).for_each(stays_with);
             }
             return done;
         }
