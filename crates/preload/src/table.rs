@@ -324,6 +324,7 @@ limit_table! {
     Sockets: "Of a vector or a long message with a bad address in it, what lies before that may be sent or \
      received; the kernel takes it or leaves it by pieces of other sizes."
         of readv, writev, recvmsg, sendmsg, send, recv;
-    Sockets: "The firewall rules of the host (nftables, DNAT) are not consulted."
+    Sockets: "Firewall rules count by the kernel's handshake: where they may concern a connection, one in 5 s to each
+     destination is the kernel's (`fallback.kernel_first`). A connection that they redirect (DNAT) stays there (docs/policy.md)."
         of connect;
 }
