@@ -75,7 +75,7 @@ hook_table! {
     readiness: "rings and kernel together" fn epoll_pwait2(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     process: "as fork: a child that shares our memory would close the parent's connections" fn vfork() -> pid_t;
     process: "a fork that runs no handlers: ours run" fn _Fork() -> pid_t;
-    process: "how the connection of a forked child went is noted; the line of --summary" fn _exit(status: c_int) -> ();
+    process: "a forked child notes whether its connection was short; prints the line of --summary" fn _exit(status: c_int) -> ();
     process: "as _exit" fn _Exit(status: c_int) -> ();
     process: "with memory of its own, the child is a fork" fn clone(f: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent_tid: *mut c_void, tls: *mut c_void, child_tid: *mut c_void) -> c_int;
     process: "everything becomes the kernel's before a filter of system calls is set" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
@@ -324,7 +324,7 @@ limit_table! {
     Sockets: "Of a vector or a long message with a bad address in it, what lies before that may be sent or \
      received; the kernel takes it or leaves it by pieces of other sizes."
         of readv, writev, recvmsg, sendmsg, send, recv;
-    Sockets: "Firewall rules count by the kernel's handshake: where they may concern a connection, one in 5 s to each
+    Sockets: "Firewall rules count by the kernel's handshake: where they may concern a connection, one in 5 s to each \
      destination is the kernel's (`fallback.kernel_first`). A connection that they redirect (DNAT) stays there (docs/policy.md)."
         of connect;
 }
