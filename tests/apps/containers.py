@@ -20,13 +20,14 @@ import time
 from streams import exactly
 
 SIZES = [1, 8, 100, 4096, 65536]
-
-
 WHO = b"\xff" * 4
+# 0 to 255 again and again.
+PATTERN = bytes(range(256)) * (max(SIZES) // 256 + 1)
 
 
 def payload(n):
-    return bytes((n * 31 + i) & 255 for i in range(SIZES[n % len(SIZES)]))
+    begin = n * 31 & 255
+    return PATTERN[begin:begin + SIZES[n % len(SIZES)]]
 
 
 def serve(sock, name):
