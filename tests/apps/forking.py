@@ -1,28 +1,34 @@
 """A server that forks for each connection, and its client.
 
-forking.py serve PORT:             serves until it is killed; a child ends with its connection.
+forking.py serve PORT [FROM]:      serves until it is killed; a child ends with its connection. The parent passes those
+                                   from number FROM on, in messages that nobody receives.
 forking.py ask PORT N REQUESTS:    N connections, one after the other, each with so many requests. Prints "ok".
 forking.py together PORT N REQUESTS: the same, all open at once.
 """
+import itertools
 import os
 import signal
 import socket
 import sys
 
 
-def serve(port):
+def serve(port, passes_from=1 << 30):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(128)
-    while True:
+    passed, _never_read = socket.socketpair()
+    for number in itertools.count():
         conn, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
             while data := conn.recv(64):
                 conn.sendall(data)
+            conn.shutdown(socket.SHUT_WR)
             os._exit(0)
+        if number >= passes_from:
+            socket.send_fds(passed, [b"x"], [conn.fileno()])
         conn.close()
 
 

@@ -78,3 +78,17 @@ fn strangers_are_learned_from() {
     let delta = asked(&host, port, "ask", 10, 1);
     assert!(stock_mode() || delta.get("connect_kernel") == 10, "{delta}");
 }
+
+/// The parent forks for a connection, passes it on and closes it. The child does not have it alone.
+#[test]
+fn one_that_the_parent_has_passed_stays_the_kernels() {
+    let host = Host::new();
+    let path = script("apps/forking.py").display().to_string();
+    let port = net::free_port();
+    let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "serve", &port.to_string(), "60"]);
+    asked(&host, port, "ask", 60, 1);
+    let delta = asked(&host, port, "ask", 1, 200);
+    if !stock_mode() {
+        assert_eq!((delta.get("connect_kernel"), delta.get("path_upgrade")), (1, 0), "{delta}");
+    }
+}

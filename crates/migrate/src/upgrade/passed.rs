@@ -1,5 +1,6 @@
 //! Connections that go to other processes: what the monitor is told of each, so that it knows when one has it alone.
 
+use crate::cow::Sparing;
 use crate::table::{self, kind, Desc};
 use crate::{ctl, successor};
 use core::sync::atomic::Ordering;
@@ -23,6 +24,8 @@ pub fn sent(fd: i32) {
             None => return,
         },
     };
+    // A child that was forked for it does not have it alone when this process closes its own.
+    d.ticket.put(0);
     // It was not to go over before it was passed: others may have it.
     let shared = d.using.never() && !is_passed(d);
     forbid(d);
