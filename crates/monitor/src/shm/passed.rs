@@ -2,76 +2,132 @@
 //! single process has it, because the others would go on with the kernel's.
 //!
 //! The kernel does not say how many descriptors a socket has. So each process with the library says what it sends,
-//! receives and closes; what nobody says (a message that is never received, a process without the library) leaves a
-//! socket where it is. See ADR 52.
+//! receives and closes. A message that is never received, or a process without the library, is not told of: the
+//! socket then stays where it is. See ADR 52.
 
-use crate::ConnId;
+use crate::{shares, ConnId};
 use fsocket_proto::passed;
 use std::collections::{BTreeSet, HashMap};
 
-/// Sockets that are remembered; of those that nobody holds any more some were never received.
-const MOST: usize = 1 << 14;
+/// Sockets that are remembered, of all users ([`shares`]): one alone gets half.
+const MOST: usize = 1 << 15;
+/// Processes of a socket that are told apart.
+const HOLDERS: usize = 16;
+/// New sockets of a user without room for one between two looks at what can be forgotten.
+const SELDOM: usize = 1024;
 
 /// Passed sockets, by the user that passes them and their number (SO_COOKIE). A number is not proof of holding the
 /// socket, so what one user says concerns its own processes only.
 #[derive(Default)]
-pub struct Passed(HashMap<(u32, u64), Socket>);
+pub struct Passed {
+    users: HashMap<u32, User>,
+    all: usize,
+}
+
+#[derive(Default)]
+struct User {
+    sockets: HashMap<u64, Socket>,
+    /// Sockets without room since the last look.
+    refused: usize,
+}
 
 #[derive(Default)]
 struct Socket {
     /// Sent and not received; below zero while the receiver is heard first, or where the sender says nothing.
     in_flight: i64,
     holders: BTreeSet<ConnId>,
-    /// Who sent it last.
+    /// The process that sent it last.
     by: Option<ConnId>,
-    /// Others have it whom nobody counts.
+    /// It has further holders that are not counted.
     is_shared: bool,
 }
 
-impl Passed {
-    pub fn note(&mut self, key: (u32, u64), by: ConnId, what: u64) {
-        if self.0.len() >= MOST && !self.0.contains_key(&key) {
-            self.0.retain(|_, s| !s.holders.is_empty());
-            if self.0.len() >= MOST {
-                return;
-            }
+impl Socket {
+    /// False: the process has it already.
+    fn add_holder(&mut self, id: ConnId) -> bool {
+        if self.holders.len() == HOLDERS && !self.holders.contains(&id) {
+            self.is_shared = true;
+            return true;
         }
-        let s = self.0.entry(key).or_default();
+        self.holders.insert(id)
+    }
+
+    fn is_over(&self) -> bool {
+        self.in_flight == 0 && self.holders.is_empty() && !self.is_shared
+    }
+}
+
+impl User {
+    /// Forgets sockets that no process has any more; some of them were never received. Returns how many.
+    fn forget_unheld(&mut self) -> usize {
+        let before = self.sockets.len();
+        if self.refused == 0 {
+            self.sockets.retain(|_, s| !s.holders.is_empty());
+        }
+        let forgotten = before - self.sockets.len();
+        self.refused = if forgotten < SELDOM { (self.refused + 1) % SELDOM } else { 0 };
+        forgotten
+    }
+}
+
+impl Passed {
+    pub fn note(&mut self, (uid, cookie): (u32, u64), by: ConnId, what: u64) {
+        let user = self.users.entry(uid).or_default();
+        if !user.sockets.contains_key(&cookie) {
+            let admits = |own: usize, all: usize| shares::admits(own as u64, all as u64, 1, MOST as u64);
+            if !admits(user.sockets.len(), self.all) {
+                self.all -= user.forget_unheld();
+                if !admits(user.sockets.len(), self.all) {
+                    return;
+                }
+            }
+            self.all += 1;
+        }
+        let s = user.sockets.entry(cookie).or_default();
         match what {
             passed::SENT => {
                 s.in_flight += 1;
-                s.holders.insert(by);
+                s.add_holder(by);
                 s.by = Some(by);
             }
             passed::NOT_SENT => s.in_flight -= 1,
             passed::ARRIVED => {
                 s.in_flight -= 1;
                 // Twice in one process, which does not know that they are the same.
-                s.is_shared |= !s.holders.insert(by);
+                s.is_shared |= !s.add_holder(by);
             }
             passed::RELEASED => drop(s.holders.remove(&by)),
             _ => s.is_shared = true,
         }
-        if s.in_flight == 0 && s.holders.is_empty() && !s.is_shared {
-            self.0.remove(&key);
+        if s.is_over() {
+            user.sockets.remove(&cookie);
+            self.all -= 1;
         }
     }
 
-    /// Is this process the only one that has it? Then who has sent it.
-    pub fn alone(&self, key: (u32, u64), id: ConnId) -> Option<Option<ConnId>> {
-        let s = self.0.get(&key)?;
+    /// Is this process the only one that has it? Then the process that has sent it.
+    pub fn alone(&self, (uid, cookie): (u32, u64), id: ConnId) -> Option<Option<ConnId>> {
+        let s = self.users.get(&uid)?.sockets.get(&cookie)?;
         let alone = !s.is_shared && s.in_flight == 0 && s.holders.iter().eq([&id]);
         alone.then_some(s.by)
     }
 
     /// A process is gone, or has other credentials from now on and keeps what it has (`goes_on`).
-    pub fn leave(&mut self, id: ConnId, goes_on: bool) {
-        self.0.retain(|_, s| {
+    pub fn leave(&mut self, uid: u32, id: ConnId, goes_on: bool) {
+        let Some(user) = self.users.get_mut(&uid) else { return };
+        let before = user.sockets.len();
+        user.sockets.retain(|_, s| {
             if s.holders.remove(&id) {
                 s.is_shared |= goes_on;
             }
-            s.in_flight != 0 || s.is_shared || !s.holders.is_empty()
+            !s.is_over()
         });
+        self.all -= before - user.sockets.len();
+    }
+
+    /// The user has no process any more.
+    pub fn forget(&mut self, uid: u32) {
+        self.all -= self.users.remove(&uid).map_or(0, |user| user.sockets.len());
     }
 }
 
@@ -111,17 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_has_nothing_and_nothing_is_left_of_it() {
+    fn a_process_that_ends_has_nothing_and_nothing_is_left_of_it() {
         use passed::*;
         let mut p = after(&[(1, SENT), (2, ARRIVED)]);
-        p.leave(1, false);
+        p.leave(1, 1, false);
         assert_eq!(p.alone(KEY, 2), Some(Some(1)));
-        p.leave(2, false);
-        assert!(p.0.is_empty());
+        p.leave(1, 2, false);
+        assert_eq!(p.all, 0);
         let mut p = after(&[(1, SENT), (2, ARRIVED)]);
-        p.leave(1, true);
+        p.leave(1, 1, true);
         assert_eq!(p.alone(KEY, 2), None);
-        assert!(after(&[(1, SENT), (2, ARRIVED), (1, RELEASED), (2, RELEASED)]).0.is_empty());
+        assert!(after(&[(1, SENT), (2, ARRIVED), (1, RELEASED), (2, RELEASED)]).all == 0);
     }
 
     #[test]
@@ -131,6 +187,45 @@ mod tests {
             p.note((1, cookie), 1, passed::SENT);
             p.note((1, cookie), 1, passed::RELEASED);
         }
-        assert!(p.0.len() <= MOST);
+        assert!(p.all <= MOST / 2);
+        p.note((1, 7 * MOST as u64), 1, passed::SENT);
+        assert!(p.users[&1].sockets.contains_key(&(7 * MOST as u64)), "there is room again");
+    }
+
+    /// A user that holds all it can takes no room from another one, and is not looked through for each message.
+    #[test]
+    fn a_user_fills_its_own_share() {
+        use passed::*;
+        let mut p = Passed::default();
+        let mut looks = 0;
+        for cookie in 0..2 * MOST as u64 {
+            p.note((1, cookie), 1, SENT);
+            looks += usize::from(p.users[&1].refused == 1);
+        }
+        assert_eq!(p.all, MOST / 2);
+        assert!((1..=2 * MOST / SELDOM).contains(&looks), "{looks}");
+        for (by, what) in [(3, SENT), (4, ARRIVED), (3, RELEASED)] {
+            p.note((2, 77), by, what);
+        }
+        assert_eq!(p.alone((2, 77), 4), Some(Some(3)));
+        p.leave(2, 4, false);
+        p.forget(1);
+        assert_eq!(p.all, 0);
+    }
+
+    #[test]
+    fn a_socket_of_very_many_is_shared() {
+        let mut p = after(&[(1, passed::SENT)]);
+        for id in 2..100 {
+            p.note(KEY, id, passed::SENT);
+        }
+        assert_eq!(p.users[&1].sockets[&77].holders.len(), HOLDERS);
+        for id in 1..100 {
+            p.note(KEY, id, passed::RELEASED);
+            p.note(KEY, 100, passed::NOT_SENT);
+        }
+        p.note(KEY, 100, passed::SENT);
+        p.note(KEY, 100, passed::NOT_SENT);
+        assert_eq!(p.alone(KEY, 100), None);
     }
 }

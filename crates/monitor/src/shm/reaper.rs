@@ -74,7 +74,10 @@ impl Shm {
         }
         self.offers.leave(id);
         self.pairs.leave(id);
-        self.passed.leave(id, false);
+        self.passed.leave(client.uid, id, false);
+        if !ctx.clients.iter().any(|(_, c)| c.uid == client.uid) {
+            self.passed.forget(client.uid);
+        }
     }
 
     /// And its listeners and channels end, unless others have them.

@@ -27,12 +27,12 @@ impl Shm {
         // Down from root, or as the same user with fewer rights. A socket that somebody else has made
         // gives nobody his name. (Whoever runs a private monitor vouches for what he starts.)
         let allowed = old.uid == 0 || old.uid == uid || ctx.config.private;
-        let (nonce, holds, off, program) = (old.nonce, old.holds.clone(), old.off, old.program);
+        let (nonce, was, holds, off, program) = (old.nonce, old.uid, old.holds.clone(), old.off, old.program);
         if allowed && self.has_share(ctx, uid, shares::CLIENT) {
             crate::wire::ask_for_senders(fd.as_fd());
             ctx.vouch(uid, fd.as_fd());
             let family = ctx.new_family();
-            self.passed.leave(id, true);
+            self.passed.leave(was, id, true);
             let mut new = Client::new(fd.keep(), uid, pid, family);
             new.nonce = nonce;
             (new.off, new.program) = (off, program);
