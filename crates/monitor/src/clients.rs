@@ -44,6 +44,8 @@ pub struct Client {
     /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
     /// only those with the same share memory with a client.
     pub class: u64,
+    /// Of [`Rights`]: read at HELLO.
+    pub kernel: u64,
     /// Listeners that it holds, and those that it works for.
     pub holds: BTreeSet<ListenerId>,
     pub works: BTreeSet<ListenerId>,
@@ -96,6 +98,7 @@ impl Client {
             family,
             secret: 0,
             class: 0,
+            kernel: 0,
             holds: BTreeSet::new(),
             works: BTreeSet::new(),
             is_successor: false,
@@ -126,7 +129,12 @@ impl Client {
 
     /// Whose processes may share a channel with it, on its side.
     pub fn rights(&self) -> Rights {
-        Rights { uid: self.uid, class: self.class }
+        Rights { uid: self.uid, class: self.class, kernel: self.kernel }
+    }
+
+    /// Whether it may still become one of another fork group: nothing goes with the one that it has.
+    pub fn has_nothing(&self) -> bool {
+        self.holds.is_empty() && self.leases.is_empty()
     }
 
     /// Whether it counts as a process that uses the monitor (and not one that
@@ -219,9 +227,7 @@ impl Clients {
 
     /// A process that has nothing yet belongs to the family of one with the same rights that has said `secret`.
     pub fn join_family(&mut self, id: ConnId, secret: u64) {
-        let Some(me) = self.all.get(&id).filter(|c| c.greeted && c.arena.is_none() && c.holds.is_empty()) else {
-            return;
-        };
+        let Some(me) = self.all.get(&id).filter(|c| c.greeted && c.arena.is_none() && c.has_nothing()) else { return };
         let rights = me.rights();
         let is_parent = |c: &Client| c.secret == secret && c.rights() == rights;
         let family = self.all.values().find(|c| secret != 0 && is_parent(c)).map(|c| c.family);

@@ -66,10 +66,13 @@ pub type ListenerId = u64;
 /// A channel; never 0.
 pub type ChannelId = u32;
 
-/// User and rights of a process. The user is the kernel's word, the class the process's own: it protects
-/// processes of one user that have rights left from what one that has given them up kept in memory.
+/// User and rights of a process. They protect processes of one user that have rights left from what one that has
+/// given them up kept in memory. User and `kernel` come from the kernel. The process itself says its class, which
+/// also has what the kernel does not show (Landlock).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     pub uid: u32,
     pub class: u64,
+    /// A number for users, groups and capabilities as in /proc; 0: they cannot be read.
+    pub kernel: u64,
 }

@@ -27,7 +27,7 @@ pub enum Received {
 
 /// The sender of a message, as the kernel has noted it (SCM_CREDENTIALS, SCM_PIDFD). It is the process
 /// that sends now, not the one that has opened the socket, and nothing of it is a claim.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sender {
     /// 0: it has none in our PID namespace.
     pub pid: u32,

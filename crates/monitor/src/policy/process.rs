@@ -5,6 +5,7 @@ use crate::broker::Broker;
 use crate::pidfd::{is_alive, read};
 use crate::wire::Sender;
 use rustix::fd::AsFd;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
 /// What can be read of a process.
@@ -38,6 +39,12 @@ impl Sender {
             exe: wanted.exe.then(exe).flatten(),
             cgroup: wanted.cgroup.then(cgroup).flatten(),
         }
+    }
+
+    /// A number for the rights that the kernel shows, by the same rule as the class that the library computes
+    /// (`fsocket_runtime::rights`). 0: unreadable.
+    pub fn rights(&self) -> u64 {
+        self.of_live(|proc| Some(rights(&read(&proc.join("status"))?))).unwrap_or(0)
     }
 
     /// How the kernel may keep it from more than us. Unreadable is very much.
@@ -92,6 +99,20 @@ impl Restraint {
     }
 }
 
+fn rights(status: &str) -> u64 {
+    const CAP_SETGID: u64 = 6;
+    const CAP_SETUID: u64 = 7;
+    let line = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or_default();
+    let caps = u64::from_str_radix(line("CapPrm:").trim(), 16).unwrap_or(0);
+    // Real, effective and saved number. (That for files is not told apart.)
+    let three = |name| line(name).split_whitespace().take(3).collect::<Vec<_>>();
+    let users = (caps >> CAP_SETUID & 1 == 0).then(|| three("Uid:"));
+    let groups = (caps >> CAP_SETGID & 1 == 0).then(|| (three("Gid:"), line("Groups:")));
+    let mut hash = DefaultHasher::new();
+    (caps, users, groups).hash(&mut hash);
+    hash.finish().max(1)
+}
+
 /// The v2 path in the text of /proc/PID/cgroup.
 pub fn cgroup(text: &str) -> Option<String> {
     text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)
@@ -130,6 +151,30 @@ mod tests {
         rustix::event::poll(&mut [PollFd::new(s.pidfd.as_ref().unwrap(), PollFlags::IN)], None).unwrap();
         assert!(s.party(Wanted { exe: true, cgroup: true }, &broker()).cgroup.is_none());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn rights_are_users_groups_and_capabilities() {
+        let of = |uid: &str, gid: &str, groups: &str, caps: &str| {
+            rights(&format!("Uid:\t{uid}\nGid:\t{gid}\nGroups:\t{groups} \nCapPrm:\t{caps}\nCapEff:\t0\n"))
+        };
+        let (ids, none) = ("7\t7\t7\t7", "0000000000000000");
+        let one = of(ids, ids, "7 9", none);
+        assert_eq!(one, of("7\t7\t7\t8", ids, "7 9", none));
+        let others = [
+            of("7\t8\t7\t7", ids, "7 9", none),
+            of(ids, "7\t7\t8\t7", "7 9", none),
+            of(ids, ids, "7", none),
+            of(ids, ids, "7 9", "0000000000001000"),
+        ];
+        assert!(others.iter().all(|other| *other != one && *other != 0));
+        // With the right to become any user and to have any group these say nothing.
+        let all = "000001ffffffffff";
+        assert_eq!(of(ids, ids, "7", all), of("0\t7\t0\t0", "0\t0\t0\t0", "", all));
+        let me = Sender { pid: std::process::id(), ..Sender::default() };
+        assert_eq!(me.rights(), me.rights());
+        assert_ne!(me.rights(), 0);
+        assert_eq!(Sender::default().rights(), 0, "it has no number here");
     }
 
     #[test]

@@ -48,8 +48,7 @@ pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited:
     let Ok(file) = FileId::of(fd) else { return false };
     let Some(arena) = ctx.arenas.shown(file, client.rights()) else { return false };
     // (One that has leases or listeners already stays in its fork group.)
-    let fresh = client.holds.is_empty() && client.leases.is_empty();
-    if client.family != arena.family && !fresh {
+    if client.family != arena.family && !client.has_nothing() {
         return true;
     }
     client.family = arena.family;

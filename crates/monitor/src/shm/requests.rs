@@ -12,6 +12,7 @@ use crate::policy::programs::Program;
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
+use crate::wire::Sender;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg};
@@ -39,6 +40,12 @@ impl Shm {
         client.has_closings = false;
         client.nonce = msg.id;
         client.class = msg.arg2;
+        // Of one that was announced and says hello before we see whom messages are from: as its parent's.
+        client.kernel = match (&ctx.policy.sender, client.pid) {
+            (Some(sender), _) => sender.rights(),
+            (None, 0) => client.kernel,
+            (None, pid) => Sender { pid, ..Sender::default() }.rights(),
+        };
         if client.pid == 0 {
             client.pid = msg.arg0 as u32;
         }
@@ -74,7 +81,7 @@ impl Shm {
         crate::wire::ask_for_senders(fd.as_fd());
         let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
         child.nonce = msg.id;
-        child.class = p.class;
+        (child.class, child.kernel) = (p.class, p.kernel);
         (child.off, child.program) = (p.off, p.program);
         child.is_successor = msg.arg0 == 1;
         child.successor_of = child.is_successor.then_some(parent);

@@ -234,6 +234,26 @@ fn a_restricted_child_is_not_taken_for_its_parent() {
     assert_eq!(ask(&mut parent, here(port), tcp()), 0);
 }
 
+/// Gives up all capabilities but those to become any user and group.
+const FEWER_CAPABILITIES: &str = "assert libc.capset((ctypes.c_uint32*2)(0x20080522,0),\
+    (ctypes.c_uint32*6)(0xc0,0xc0,0,0,0,0))==0";
+
+/// All of them say that they have the same rights. One that has fewer may have kept the listening socket.
+#[test]
+fn a_process_has_the_rights_that_the_kernel_shows() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: not root");
+    }
+    let d = Daemon::start();
+    for (before, then) in [("", 0), (FEWER_CAPABILITIES, Errno::OPNOTSUPP.raw_os_error())] {
+        let (mut server, socket, _) = served(&d);
+        let mut other = played_by_child(&d, before);
+        let id = other.listen(&socket);
+        assert_eq!(other.request(Msg { id, ..Msg::new(kind::WORKER) }, None).0.result, then, "{before}");
+        server.sync();
+    }
+}
+
 /// A process that sends over its socket `s` what we tell it, and ends when we drop it.
 fn relay(stdout: Option<OwnedFd>, before: &str, make_s: &str) -> Proc {
     let script = format!(
