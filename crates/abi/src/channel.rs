@@ -17,9 +17,9 @@ pub const SLOTS: usize = 1024;
 /// Bytes of one ring; a power of two. Sparse: untouched pages cost nothing.
 /// Under loom so few that a model rewinds and wraps within some messages.
 pub const RING_CAP: usize = if cfg!(loom) { 128 } else { 1 << 20 };
-/// Bytes behind each ring that are nobody's: a record whose place was computed from positions that
+/// Bytes behind each ring that no record uses: a record whose place was computed from positions that
 /// a hostile process of the fork group keeps changing begins inside the ring and ends here at the latest. So
-/// nobody has to check positions where it counts, and no other connection is touched.
+/// the data path has no positions to check, and no other connection is touched.
 pub const RING_SLACK: usize = (record::MAX as usize + 2 * record::HDR as usize).next_multiple_of(4096);
 /// From one ring to the next.
 const RING_STRIDE: usize = RING_CAP + RING_SLACK;
@@ -68,7 +68,7 @@ pub struct Header {
     pub listener_closed: AtomicU32,
     /// Not zero: the client process is gone.
     pub client_gone: AtomicU32,
-    /// Written by the client: bit w, worker w's queue has been long lately. A hint of whom to
+    /// Written by the client: bit w, worker w's queue has been long lately. A hint of the worker to
     /// steal from first.
     pub busy: AtomicU64,
     /// Bit w: worker w's CPU has no time left, and that of another worker has: new

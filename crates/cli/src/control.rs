@@ -40,8 +40,8 @@ pub fn from_env() -> Option<PathBuf> {
     std::env::var_os(paths::ENV_SOCKET).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from)
 }
 
-/// Where this user's private monitor is, for all of his shells: in his runtime directory. `None`:
-/// he has none, and a name that others can guess is one that they can take.
+/// Where this user's private monitor is, for all shells of the user: in the runtime directory. `None`:
+/// there is no such directory, and a name that others can guess is one that they can take.
 pub fn private_path() -> Option<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let is_ours =

@@ -102,7 +102,7 @@ fn sessions_that_are_handed_over_go_on_in_the_kernel() {
     assert!(stock_mode() || delta.get("path_switch") >= 8, "{delta}");
 }
 
-/// Who can become root again has given up nothing.
+/// A process that can become root again has given up nothing.
 #[test]
 fn acting_as_another_user_for_a_moment_costs_nothing() {
     let delta = serves("toggle", 10);

@@ -329,7 +329,7 @@ fn a_unit_is_switched_off() {
     assert_eq!(shm(), 2);
 }
 
-/// Of all users' programs one switches his own, and units are root's.
+/// A user switches programs of that user only, and only root switches units.
 #[test]
 fn another_users_program_is_not_switched() {
     not_in_stock_mode!();

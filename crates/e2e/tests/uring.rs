@@ -85,8 +85,8 @@ fn instances_that_are_filled_on_a_ring() {
     }
 }
 
-/// The process that listens never accepts; those that do use rings. Who has waited for them in
-/// shared memory, more than the backlog has room for, is served by the kernel's queue.
+/// The process that listens never accepts; those that do use rings. The kernel's queue serves the
+/// clients that waited in shared memory, also more than the backlog has room for.
 #[test]
 fn workers_of_one_listener() {
     need!("cc");

@@ -98,8 +98,8 @@ fn close_end(d: &Desc) {
     }
 }
 
-/// The program gives these numbers up, and they are nobody's here. What a connection that has
-/// become the kernel's leaves behind goes with its number: it would keep the connection alive.
+/// The program gives these numbers up, and this process forgets them. A connection that has become the kernel's
+/// leaves descriptors behind, which would keep it alive: they are closed with its number.
 #[inline]
 pub fn fds_gone(fds: core::ops::RangeInclusive<i32>) {
     if ENDS.load(Ordering::Relaxed) != 0 {

@@ -1,5 +1,5 @@
 //! What this program has inherited through `exec`: connections of the program
-//! before it, if that was one of ours ([`crate::exec`]), and listeners, of whomever.
+//! before it, if that was one of ours ([`crate::exec`]), and listeners of any program.
 
 use crate::table::{self, kind, Desc};
 use crate::values;
@@ -82,7 +82,7 @@ pub fn take_over(successor: bool) {
     }
 }
 
-/// This program accepts from the kernel's queue, so new connections go there, whoever else
+/// This program accepts from the kernel's queue, so new connections go there, whichever other process
 /// holds the listener: one that does not accept would keep them from us.
 fn leave_listener(fd: i32) {
     let Ok((listener, _)) = ctl::request(Msg::new(msg::LISTEN), Some(fd)) else { return };

@@ -1,7 +1,7 @@
 //! Descriptors that go to another process: in a message (SCM_RIGHTS), or taken by `pidfd_getfd`.
 //!
-//! Nobody can say at the time of sending which process receives them, or whether it has the library. So what
-//! travels is always a kernel socket that works for everybody, and the process that receives it brings it
+//! The sender cannot know which process receives them, or whether it has the library. So a kernel socket
+//! travels, which every process can use, and the process that receives it brings it
 //! back to shared memory: a listener by showing it to the monitor, as one that it has inherited
 //! ([`crate::inherit`]), a connection by the way of all that begin in the kernel ([`crate::upgrade`]), as soon as it
 //! has it alone. See ADR 52.
@@ -145,7 +145,7 @@ unsafe fn each_descriptor(m: *const libc::msghdr, mut f: impl FnMut(i32)) {
     }
 }
 
-/// The program ends. Where nobody else with the library accepts on a listener that others hold, what waits
+/// The program ends. Where no other process with the library accepts on a listener that others hold, what waits
 /// for it goes into the kernel's queue, for them.
 #[link_section = ".text.fsocket_start"]
 pub fn at_exit() {

@@ -4,7 +4,7 @@ use crate::{ctl, dispatch, inherit, process, successor, upgrade, zone};
 use core::sync::atomic::AtomicU8;
 use fsocket_sys as sys;
 
-/// Who we are told to be by the environment.
+/// Settings from the environment.
 pub struct Config<'a> {
     pub socket: Option<&'a [u8]>,
     /// No shared memory.

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::channel::{slot_state, status, CLIENT, SERVER};
 
 /// Take one entry of a queue for this process: the address that the client has
-/// connected to, and its port. None: it was nonsense, or is somebody else's.
+/// connected to, and its port. None: it was nonsense, or another process has it.
 pub fn claim(l: &Listener, c: &'static Chan, slot: usize) -> Option<([u8; 16], u16)> {
     let s = c.slot(slot);
     // A client may queue anything: only a fresh SYN is accepted, and only once.

@@ -1,4 +1,4 @@
-//! Who listens: this process's listeners and what lies in their SYN queues, where a destination leads, and how a
+//! This process's listeners and what lies in their SYN queues, where a destination leads, and how a
 //! connection is made in a channel.
 #![no_std]
 

@@ -45,7 +45,7 @@ pub struct Listener {
     /// Taken from the own queue since the last turn of a busy worker's.
     fair: AtomicU32,
     pub any: AtomicBool,
-    /// Somebody with other rights accepts there, too: what waits is to go to the kernel.
+    /// A process with other rights accepts there, too: what waits is to go to the kernel.
     wanted_by_others: AtomicBool,
     /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
     backlog: AtomicU32,
@@ -173,7 +173,7 @@ pub fn came_beside(fd: i32) {
 }
 
 /// The process is about to fork, and what becomes of this socket is open. It is the kernel's
-/// from here on, because two processes cannot decide it differently; but whoever calls `listen`
+/// from here on, because two processes cannot decide it differently; but the one that calls `listen`
 /// may listen over shared memory, and then all that accept have to.
 pub fn keep_for_fork_group(d: &'static Desc) {
     if d.items.load(Ordering::Relaxed) != 0 {
@@ -189,7 +189,7 @@ pub fn keep_for_fork_group(d: &'static Desc) {
     }
 }
 
-/// Somebody wants to accept on it, or waits for that: has another process of the fork group called `listen`?
+/// A thread wants to accept on it, or waits for that: has another process of the fork group called `listen`?
 #[inline]
 pub fn look_at_fork_group(fd: i32, d: &'static Desc) {
     if d.forked.load(Ordering::Relaxed) && d.kind() == kind::BOUND {

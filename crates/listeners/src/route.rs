@@ -303,7 +303,7 @@ pub fn has_listener(addr: &Addr, fd: i32) -> bool {
     ctl::registry().is_some_and(|reg| matching(reg, addr, fd).is_ok())
 }
 
-/// The channel to whoever has accepted the connection `fd`, perhaps in another network namespace; `here`: in this
+/// The channel to the process that has accepted the connection `fd`, perhaps in another network namespace; `here`: in this
 /// one, where another process has received it since.
 ///
 /// # Errors

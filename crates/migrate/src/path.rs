@@ -221,7 +221,7 @@ fn await_peer(d: &Desc) {
     patiently(if nonblocking { NONBLOCKING_PATIENCE_NS } else { PATIENCE_NS }, || peer_moves(d));
 }
 
-/// Wait while somebody else is busy.
+/// Wait while another thread or process is busy.
 fn patiently(ns: u64, busy: impl Fn() -> bool) {
     let until = sys::now_ns() + ns;
     let mut ns = 1000;

@@ -13,7 +13,7 @@
 //!
 //! ([`fsocket_sync::handover`], model-checked.) The kernel connection stays behind the descriptors as
 //! their placeholder. Calls on such a connection are counted in `Desc::using` until it is decided;
-//! whoever comes while it is decided waits for that.
+//! a call that comes while it is decided waits for that.
 
 use crate::cow::Sparing;
 use crate::signals::Held;
@@ -71,7 +71,7 @@ fn reaches_across(ip: &[u8; 16], port: u16) -> bool {
     recorded && !name::is_loopback(ip) && !strangers::is_one(ip, port)
 }
 
-/// A socket connects to `dst` over the kernel. False: nobody there can ever share
+/// A socket connects to `dst` over the kernel. False: no process there can ever share
 /// memory with us, forget it.
 pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
     let across = reaches_across(&dst.ip, dst.port);
@@ -144,7 +144,7 @@ pub fn candidate(was: &Desc) -> Option<&'static Desc> {
     Some(d)
 }
 
-/// `fd`, a connected socket, has come from another process: it may go over as soon as nobody else has it.
+/// `fd`, a connected socket, has come from another process: it may go over as soon as no other process has it.
 pub fn received(fd: i32, family: u32) {
     if !wanted() || fd <= table::STDIO {
         return;
@@ -270,7 +270,7 @@ fn weight(d: &Desc, call: Call) -> u32 {
     }
 }
 
-/// It is used in a way that the kernel alone can do, or by somebody else as well.
+/// It is used in a way that the kernel alone can do, or by another process as well.
 pub fn give_up(d: &Desc) {
     d.ticket.put(0);
     tell(d, what::SHARED);

@@ -160,8 +160,8 @@ pub fn apart<T: Send>(
     })
 }
 
-/// Sockets that this thread makes are `uid`'s from here on: what a user may share with others of his
-/// sockets (SO_REUSEPORT) and what filters say of him holds for them. Only in [`apart`].
+/// Sockets that this thread makes are `uid`'s from here on: the rules of SO_REUSEPORT among sockets of one user
+/// and filters by user hold for them. Only in [`apart`].
 ///
 /// # Errors
 /// EPERM.

@@ -1,10 +1,10 @@
 //! Shares of what the monitor has little of: descriptors, and mappings of memory.
 //!
 //! A user may hold as much as is left for all others. One alone gets half, the next one half of the rest:
-//! whoever comes after ten that took all they could still finds a thousandth, and a user with little of
-//! his own is served as long as there is anything. So it is with the memory of channels and arenas: a user
+//! one that comes after ten that took all they could still finds a thousandth, and a user that holds little
+//! is served as long as there is anything. So it is with the memory of channels and arenas: a user
 //! whose share is used up gets no further channel. Descriptors are not counted one by one but by what
-//! holds them; a request beyond the share is refused with EMFILE, and nobody is dropped.
+//! holds them; a request beyond the share is refused with EMFILE, and no process is dropped.
 
 /// What the monitor itself has open: streams, sockets, epoll, registry, policy, BPF maps.
 const OWN: u64 = 96;

@@ -75,7 +75,7 @@ pub mod kind {
     /// `fd` is a socket in the listening state. *Sync*: `id` listener number.
     /// The monitor takes address and network namespace from the descriptor
     /// itself (SO_ACCEPTCONN, SO_DOMAIN, SO_PROTOCOL, getsockname, IPV6_V6ONLY,
-    /// SO_NETNS_COOKIE), so nobody registers what he does not hold, and closes
+    /// SO_NETNS_COOKIE), so no process registers what it does not hold, and closes
     /// it at once (else the port would stay taken). `arg0` 1: processes may hold it that have not shown it
     /// ([`super::unpublish::UNLESS_SERVED`]). In the answer: the program that this one has replaced worked for it.
     pub const LISTEN: u32 = 4;
@@ -161,7 +161,7 @@ pub mod kind {
     /// *Sync*: steering of devices ([`crate::steer`]). fd: memfd with a request
     /// as JSON, `arg0` its length; answered by a memfd with the answer as JSON,
     /// `arg0` its length. The devices are those of the network namespace from
-    /// which the requester has connected to us. `result` EPERM unless he is root.
+    /// which the requester has connected to us. `result` EPERM unless the requester is root.
     /// Needs no HELLO.
     pub const STEER: u32 = 17;
     /// *Sync*: report as JSON in a memfd; `arg0` length; see

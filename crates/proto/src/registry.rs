@@ -33,9 +33,9 @@ pub const CLOSINGS_SIZE: usize = PORTS * 4;
 /// CPUs that can have a slice.
 pub const SLICE_CPUS: usize = 1024;
 
-/// The source-port slices of a network namespace: who connects from there
-/// over the kernel takes his port from the slice of his CPU, so that the
-/// steering program finds him.
+/// The source-port slices of a network namespace: a process that connects from
+/// there over the kernel takes its port from the slice of its CPU, so that the
+/// steering program finds it.
 #[repr(C)]
 pub struct Slices {
     /// SO_NETNS_COOKIE; 0: unused.

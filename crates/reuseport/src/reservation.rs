@@ -1,11 +1,11 @@
-//! Who may share the address of a listener.
+//! Which sockets may share the address of a listener.
 //!
 //! A local listen socket needs SO_REUSEPORT on itself and on the global one. In
 //! the kernel that opens the address to every socket of the same user that has
 //! SO_REUSEPORT set, where stock says EADDRINUSE. Two things close it again:
 //!
 //! 1. The *reservation*: a socket bound to the same address whose SO_REUSEPORT has been
-//!    cleared after the bind. Whoever runs the kernel's conflict check meets it.
+//!    cleared after the bind. A socket that runs the kernel's conflict check meets it.
 //! 2. The kernel skips that check for a socket that is like the last one that
 //!    passed it (`tb->fastreuseport`). So every change ends with a bind of another
 //!    kind that overwrites this memory: of an address of the same port that nobody

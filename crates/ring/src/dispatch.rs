@@ -1,4 +1,4 @@
-//! To which worker of a listener a client gives a new connection, and whom it wakes:
+//! To which worker of a listener a client gives a new connection, and which one it wakes:
 //! workers that wait first, busy ones last (Affinity-Accept, 3.3.1, with a SYN queue for
 //! the accept queue and the client for the core that takes the SYN).
 
@@ -92,7 +92,7 @@ pub fn choose<'a>(
     }
     let good = workers.good();
     let waits = |w: &u32| len(*w) == 0 && sleeps(queue(*w).want.armed());
-    // Who waits has time, however long the queue was, but not on a CPU that has none.
+    // A waiting worker has time, however long the queue was, but not on a CPU that has none.
     order(workers.all & !workers.avoid)
         .find(waits)
         .or_else(|| order(good).find(|w| len(*w) == 0))
@@ -101,7 +101,7 @@ pub fn choose<'a>(
         .or_else(|| order(workers.all).filter(has_room).min_by_key(|w| len(*w)))
 }
 
-/// After a connection was put into the queue of `chosen`: whom to wake, by `ring`, which says
+/// After a connection was put into the queue of `chosen`: which worker to wake, by `ring`, which says
 /// whether one of these waiters slept. A thread that sleeps there comes first, then one that sleeps anywhere:
 /// it may have begun to since the worker was chosen, and one that is armed may do something else (an epoll
 /// instance stays armed while nobody waits in it). Each looks into all queues after arming,
@@ -129,7 +129,7 @@ mod tests {
         core::array::from_fn(|_| unsafe { core::mem::zeroed() })
     }
 
-    /// Whoever is armed.
+    /// Every armed waiter.
     fn all_sleep(want: u64) -> bool {
         want != 0
     }

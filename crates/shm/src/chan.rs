@@ -292,8 +292,8 @@ impl Chan {
             let _ = w.waker.compare_exchange(b.key(), 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    /// In a forked child: the wakers were the parent's, and so were the pipes to peers. (Whoever shares
-    /// a description could make it blocking.)
+    /// In a forked child: the wakers were the parent's, and so were the pipes to peers. (A process that
+    /// shares a description could make it blocking.)
     pub fn forget_wakers(&self) {
         for w in &self.waiter_of {
             w.put(0);
@@ -346,7 +346,7 @@ impl Chan {
     }
 
     /// Something was put into a queue: the monitor looks from now on, if it did not.
-    /// (Without a fence. Whoever is overlooked is the only one for a while; the next is not.)
+    /// (Without a fence. An overlooked connection is the only one for a while; the next is not overlooked.)
     pub fn arrived(&self) {
         let idle = &self.header().idle;
         if idle.load(Ordering::Relaxed) != 0 && idle.swap(0, Ordering::AcqRel) == 1 && !ctl::dead() {

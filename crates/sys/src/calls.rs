@@ -226,7 +226,7 @@ fn stat(path: &core::ffi::CStr) -> Result<libc::stat> {
 pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
     stat(path).map(|s| s.st_ino)
 }
-/// Who owns a file, and its type and permissions.
+/// The owner of a file, and its type and permissions.
 pub fn owner_and_mode(path: &core::ffi::CStr) -> Result<(u32, u32)> {
     stat(path).map(|s| (s.st_uid, s.st_mode))
 }

@@ -75,7 +75,7 @@ impl Hosts {
     /// Creates a host with a loopback device.
     pub fn add(&mut self, name: &str) -> Result<NetHost, String> {
         let namespace = format!("{}-{name}", self.tag);
-        // Who is killed may have forked meanwhile (a master replaces workers).
+        // A process that is killed may have forked meanwhile (a master replaces workers).
         self.cleanup.push(&format!(
             "for i in 1 2 3 4 5; do p=$(ip netns pids {namespace}) && [ \"$p\" ] && kill -9 $p || break; done; \
              ip netns del {namespace}"

@@ -147,7 +147,7 @@ impl Zoned {
     }
 }
 
-/// [`msg::WAKE_HINT`]: somebody's connections wait, and he does not look.
+/// [`msg::WAKE_HINT`]: connections of a worker wait, and it does not look.
 pub fn wake_hint(group: u64) {
     for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for l in z.workers() {

@@ -84,7 +84,7 @@ pub fn closed(d: &Desc) {
     }
 }
 
-/// Who accepts is below us, and sees the global listen socket only. False: it was
+/// The program accepts below the hooks, and sees the global listen socket only. False: it was
 /// the only one already.
 pub fn leave(d: &Desc) -> bool {
     let Some(z) = of(d).filter(|z| z.state() != state::OFF) else { return false };

@@ -290,7 +290,7 @@ pub fn look(group: u64) {
             let (ep, fd) = (w.ep.load(Ordering::Relaxed), w.fd.load(Ordering::Relaxed));
             let ev = w.event();
             again(ep, fd, &ev);
-            // Nothing moves to a local one; and who is shared would lose his place.
+            // Nothing moves to a local one; and a shared one would lose its place.
             for l in z.locals().filter(|l| !l.shared.load(Ordering::Relaxed)) {
                 if sys::epoll_ctl(ep, libc::EPOLL_CTL_DEL, l.fd(), None).is_ok() {
                     let _ = put(ep, l.fd(), &ev);

@@ -23,7 +23,7 @@ impl Who {
 /// Registrations remembered per listener and process.
 pub(super) const WATCHES: usize = 64;
 
-/// Instead of an instance: nobody's; about to be somebody's.
+/// Instead of an instance: the entry is free; it is about to be taken.
 pub(super) const NO_INSTANCE: i32 = -1;
 
 pub(super) const BEING_TAKEN: i32 = -2;
@@ -104,7 +104,7 @@ impl List {
             |w: &&Watch| w.ep.compare_exchange(NO_INSTANCE, BEING_TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let free = || {
             let (i, w) = self.all.iter().enumerate().find(|(_, w)| claim(w))?;
-            // Release: whoever is to find the entry looks this far. It is still nobody's.
+            // Release: a thread that is to find the entry looks this far. It is still free.
             self.used.fetch_max(i as u32 + 1, Ordering::Release);
             Some(w)
         };

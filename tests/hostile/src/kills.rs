@@ -21,7 +21,7 @@ pub struct Kills {
     pub strict: bool,
 }
 
-/// Who is not told by then hangs.
+/// A client without an answer by then hangs.
 const LIMIT: Duration = Duration::from_secs(8);
 /// A monitor is killed once in so many.
 const MONITOR: usize = 20;

@@ -47,7 +47,7 @@ pub struct Run {
     pub strict: bool,
 }
 
-/// Who is there beside the honest clients.
+/// The load beside the honest clients.
 #[derive(Clone, Copy)]
 enum Beside {
     Nobody,

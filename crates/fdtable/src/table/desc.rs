@@ -199,7 +199,7 @@ impl Desc {
     pub fn set_receiver(&self, thread: u64) {
         self.receiver.store(thread, Ordering::Relaxed);
     }
-    /// In another process the same thread is somebody else.
+    /// In another process the same number is another thread.
     pub fn forget_owners(&self) {
         self.sender.put(0);
         self.receiver.put(0);
@@ -220,7 +220,7 @@ impl Desc {
         // SAFETY: CONN, see above.
         unsafe { &*self.slot.load(Ordering::Relaxed) }
     }
-    // One at a time, for who has no register to spare.
+    // One at a time, for code that has no register to spare.
     #[inline(always)]
     pub fn rx_dir(&self) -> &'static Dir {
         // SAFETY: CONN, see above.

@@ -29,7 +29,7 @@ impl Listener {
     }
 
     /// Sum of all queue positions: changes whenever a connection arrives, also for another
-    /// worker. He may be busy, and then it is an edge for whoever looks.
+    /// worker. That one may be busy, and then the arrival is an edge for any worker that looks.
     pub fn arrivals(&self) -> u64 {
         let tail = |c: &Chan, q| c.queue(q).tail.load(Ordering::Acquire) as u64;
         let own = self.own_queue();

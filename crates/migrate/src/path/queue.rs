@@ -1,6 +1,6 @@
 //! Connections that nobody has accepted, when this program stops to listen over
 //! shared memory and its listener goes on: they are queued in the kernel's
-//! listener instead, where whoever has the socket finds them.
+//! listener instead, where any process that has the socket finds them.
 //!
 //! The server's end is made by a real `connect` to the listener from the client's
 //! address, by the monitor. The client's end of that is handed over like any other
@@ -52,7 +52,7 @@ fn is_full(d: &Desc) -> bool {
     fsocket_reuseport::listener::backlog(fd).is_ok_and(|(limit, waiting)| waiting >= limit)
 }
 
-/// Our queues take more than the program's backlog, and nobody may be there to accept. True: it
+/// Our queues take more than the program's backlog, and perhaps no process accepts. True: it
 /// is raised. If this process is killed before it has set it back it stays so: not without need.
 fn raise(d: &Desc, l: &Listener) -> bool {
     let fd = table::fd_of(d).unwrap_or(-1);
@@ -152,9 +152,9 @@ fn dial(family: i32, from: &[u8; 16], port: u16, to: &[u8; 16], to_port: u16) ->
     r.map(|_| fd)
 }
 
-/// Who accepts is below us from now on. That goes for processes of the fork group as well: one that holds
-/// the listener and never accepts (a master process) would keep it in shared memory with
-/// nobody to look there. What waits goes into the kernel's queue, where all of them look.
+/// The program accepts below the hooks from now on. That goes for processes of the fork group as well: one that
+/// holds the listener and never accepts (a master process) would keep it in shared memory, where no process
+/// looks. What waits goes into the kernel's queue, where all of them look.
 pub fn abandon(d: &'static Desc, why: Reason) {
     pass_on(d, why);
     listen::closed(d);
@@ -162,7 +162,7 @@ pub fn abandon(d: &'static Desc, why: Reason) {
     d.kind.store(if zoned { kind::KLISTENER } else { kind::BOUND }, Ordering::Release);
 }
 
-/// Somebody without the library is about to accept here: for all processes of the fork group, new connections
+/// A process without the library is about to accept here: for all processes of the fork group, new connections
 /// are the kernel's, and what waits goes into its queue.
 pub fn pass_on(d: &'static Desc, why: Reason) {
     stats::fall_back(why);
@@ -172,8 +172,8 @@ pub fn pass_on(d: &'static Desc, why: Reason) {
     }
 }
 
-/// Another process gets the listener, and nobody knows which one. Shared memory serves it as long as somebody
-/// with the library accepts; where nobody does, what waits is the kernel's.
+/// Another process gets the listener, and it is not known which one. Shared memory serves it as long as a process
+/// with the library accepts; where none does, what waits is the kernel's.
 pub fn share(d: &'static Desc) {
     if let Some(l) = listen::of(d) {
         if listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::UNLESS_SERVED) {
@@ -188,8 +188,8 @@ pub fn pass_on_exec_prepared() {
 }
 
 /// This program does not listen over shared memory any more, but its listener
-/// goes on. If nobody else does either, what waits in our queues waits in the
-/// kernel's from now on.
+/// goes on. If no other process listens there either, what waits in our queues
+/// waits in the kernel's from now on.
 pub fn leave_to_kernel(d: &'static Desc) {
     if let Some(l) = listen::of(d) {
         if listen::unpublish_id(l.id.load(Ordering::Relaxed), unpublish::IF_LAST) {
@@ -207,8 +207,8 @@ pub fn answer() {
     }
 }
 
-/// This process is about to lose its channels. Those in which it may have had connections nobody with
-/// other rights gets: what waits there, and what comes, goes into the kernel's queue.
+/// This process is about to lose its channels. No process with other rights gets those in which
+/// it may have had connections: what waits there, and what comes, goes into the kernel's queue.
 pub fn pass_on_used() {
     for d in table::all().filter(|d| d.accepts.load(Ordering::Relaxed)) {
         if listen::of(d).is_some_and(listen::Listener::is_worker) {

@@ -104,7 +104,7 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
         if !usual {
             return Err(Errno::EXDEV);
         }
-        // Who has accepted it may have passed it on, and take no others over shared memory.
+        // The process that accepted it may have passed it on, and may take no others over shared memory.
         let met = |chan| Whereto { chan, across: false, met: true };
         return route::meet(fd, true).map(met).map_err(|_| {
             // It may be on its way to another process still.

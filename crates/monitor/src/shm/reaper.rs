@@ -287,7 +287,7 @@ fn stepped(ctx: &mut Context, ending: &mut Ending, step: Step) {
     let Step::Close(arena) = step else { return };
     ctx.ended.fold(&arena.mem, arena.uid);
     if !ending.loose.is_empty() {
-        // Who shares that end has the same user.
+        // Processes that share that end have the same user.
         let others = ctx.arenas.iter().filter(|a| a.uid == arena.uid).map(|a| Step::Compare(a.mem.clone()));
         let next: Vec<_> = others.chain([Step::Loose(arena.clone())]).collect();
         next.into_iter().rev().for_each(|step| ending.steps.push_front(step));

@@ -24,8 +24,8 @@ impl Shm {
             fd.filter(|fd| descriptor::is_control_socket(fd.as_fd())).ok_or(Misbehaved("RENEW of something else"))?;
         let Some(old) = ctx.clients.get(id) else { return Ok(()) };
         let (pid, uid) = descriptor::peer(fd.as_fd()).map_err(|_| Misbehaved("RENEW by nobody"))?;
-        // Down from root, or as the same user with fewer rights. A socket that somebody else has made
-        // gives nobody his name. (Whoever runs a private monitor vouches for what he starts.)
+        // Down from root, or as the same user with fewer rights. A socket that another user has made
+        // does not lend that user's name. (The user of a private monitor vouches for the programs started under it.)
         let allowed = old.uid == 0 || old.uid == uid || ctx.config.private;
         let (nonce, was, holds, off, program) = (old.nonce, old.uid, old.holds.clone(), old.off, old.program);
         if allowed && self.has_share(ctx, uid, shares::CLIENT) {

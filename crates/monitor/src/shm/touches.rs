@@ -1,5 +1,5 @@
 //! When libraries are to ask again where connections lead. All of them do, about all destinations, and a user can
-//! give cause for it as often as he likes. So each is heard once in a while; what he has said meanwhile is heard then.
+//! cause that at any rate. So each user is heard once in a while; what that user has said meanwhile is heard then.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

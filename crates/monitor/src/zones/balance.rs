@@ -99,7 +99,7 @@ impl Zones {
         }
     }
 
-    /// [`kind::WAITING`]: a connection is there now, or he is told when one is.
+    /// [`kind::WAITING`]: a connection is there now, or the process gets a message when one is.
     pub fn waiting(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
         let off = ctx.config.balance.off;
         let known = self.all.get_mut(&msg.id).filter(|g| !off && g.own.is_none() && g.holders.contains(&id));

@@ -231,7 +231,7 @@ fn activated(kind: rustix::net::SocketType, socket: &Path) -> (OwnedFd, Command)
     (fd, command)
 }
 
-/// Who comes before it runs waits, and is served.
+/// A client that comes before it runs waits, and is served.
 #[test]
 fn it_takes_the_socket_of_a_service_manager() {
     let dir = tempfile::tempdir().unwrap();

@@ -143,7 +143,7 @@ fn channel_memory(id: u64) -> OwnedFd {
     memfd(&format!("fastsocket-channel-{id}"), CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW).unwrap()
 }
 
-/// Somebody faster, with memory of his own or that of another channel, keeps nobody from his channel.
+/// A faster process, with memory of its own or of another channel, keeps no owner from its channel.
 #[test]
 fn memory_that_was_not_made_for_it_takes_no_channels_number() {
     let (b, another) = (before(), before());

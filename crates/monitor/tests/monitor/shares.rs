@@ -153,7 +153,7 @@ fn inherited_arenas_are_shared_out() {
     wait_until("they are given back", || arenas() == 0);
 }
 
-/// Whoever says that a listener has come nearer has all libraries ask again about all destinations.
+/// A message that a listener has come nearer has all libraries ask again about all destinations.
 #[test]
 fn a_user_that_has_all_ask_again_is_heard_now_and_then() {
     let name = "a_user_that_has_all_ask_again_is_heard_now_and_then";

@@ -153,7 +153,7 @@ fn strangers_on_a_shared_address() {
     let (again, program) = announce(&mut p, &ours[1]);
     assert_eq!((again.id, program.is_some()), (answer.id, false));
     drop(stranger);
-    // He has gone, and we are told.
+    // It has gone, and the monitor says so.
     let (told, _) = p.wait_unasked();
     assert_eq!((told.kind, told.id), (kind::LOOK, answer.id));
     let (answer, program) = announce(&mut p, &ours[0]);

@@ -1,4 +1,4 @@
-//! Waking the threads that wait at a channel, and whom a new connection goes to.
+//! Waking the threads that wait at a channel, and which worker a new connection goes to.
 
 use super::{all, queue_len, Chan, Client};
 use crate::waker::{self, Waker};

@@ -77,7 +77,7 @@ unsafe fn send_on(d: &'static Desc, buf: *const u8, len: usize, when: impl FnOnc
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let (_, rx, _) = d.rx();
-    // Who switches the path leaves no room to `send_small`, while he has the
+    // A path switch leaves no room to `send_small` while it has the
     // token: these may be looked at before.
     if s.flags.load(Ordering::Relaxed) & TX_BAD != 0 || rx.prod.status.load(Ordering::Relaxed) & NOT_NOW != 0 {
         return false;
@@ -114,7 +114,7 @@ pub enum Tiny {
     Tell,
     /// Nothing.
     No,
-    /// Nothing: EFAULT. (Who goes on from here needs none of the arguments any more.)
+    /// Nothing: EFAULT. (The caller needs none of the arguments any more.)
     Fault,
 }
 
@@ -176,9 +176,9 @@ fn on_credit(d: &'static Desc, len: usize) -> Option<(&'static Half, ring::Slot)
     let h = &d.sock().tx;
     let slot = ring::slot(h, len);
     let t = token::on_credit(h, slot.pos, slot.end)?;
-    // There is no credit for what was shut down, closed or switched, or has come to be shared. Of
-    // the other reasons not to send the peer's state has said enough, or a poisoned one, whom a few
-    // bytes more do not matter, the next look for credit will.
+    // There is no credit on a direction that was shut down, closed, switched or shared. Closed or reset
+    // connections are caught by the next credit check. Until then the sender may write a few bytes that
+    // nobody reads, as it may with TCP.
     ring::on_credit(h, slot).then(|| {
         t.begin();
         (h, slot)
@@ -271,7 +271,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     let (mut done, mut shown) = (0, 0);
     // SAFETY: the caller's.
     let again = |fd| unsafe { restart_on_fd(fd, buf, len, flags) };
-    // Who only writes and then waits by a system call of its own is seen here.
+    // A program that only writes, and then waits by a system call of its own, is seen here.
     if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
         hold.get_or_insert_with(|| Hold::on(d));
         crate::unhooked::noticed();
@@ -322,7 +322,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             Ok(0) => {
                 s.tx_blocked.fetch_add(1, Ordering::Relaxed);
                 if !block {
-                    // Whoever waits for EPOLLOUT must look at the ring again.
+                    // A thread that waits for EPOLLOUT must look at the ring again.
                     (watcher().changed)(d);
                     return restart::after(done, Err(Errno::EAGAIN));
                 }

@@ -1,4 +1,4 @@
-//! To which connection a thread has sent last. Who turns to another one says when, in the record:
+//! To which connection a thread has sent last. A thread that turns to another one writes the time into the record:
 //! then a receiver that has found several connections ready without having asked to be told
 //! knows which was first ([`crate::epoll`]). To say it with every message would cost more
 //! than the smallest ones take.

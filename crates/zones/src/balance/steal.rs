@@ -1,4 +1,4 @@
-//! Who may be stolen from, and an accept that does so.
+//! Which workers may be stolen from, and an accept that does so.
 
 use super::peers::tell_closed;
 use super::{bit, patience_ns, queue, ticks, Waits};

@@ -45,7 +45,7 @@ pub struct Unsubscribed {
     soon: AtomicU32,
     /// It is without the peers' sockets.
     out: fsocket_sync::unsubscribed::Unsubscribed,
-    /// Who waits in it.
+    /// The thread that waits in it.
     thread: AtomicU64,
     tid: AtomicI32,
     looked: AtomicU64,

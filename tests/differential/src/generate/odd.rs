@@ -128,7 +128,7 @@ impl Gen {
         self.push(actor, 0, Call::Any, &args);
         let sends = bad == 0 && (name.starts_with("send") || name.contains("write"));
         match fd.what {
-            // (How much it has received is not known. Whoever is believed to sleep may not.)
+            // (How much it has received is not known. A side that is believed to sleep may not.)
             What::End(side) if receives => self.m.conns[side.conn].bytes[side.side] = 0,
             What::End(side) if sends => self.m.conns[side.conn].bytes[1 - side.side] += n as usize,
             _ => {}
