@@ -148,6 +148,12 @@ pub fn free_sock(s: &Sock) {
     }
 }
 
+/// Have several processes of the fork group it?
+pub fn is_shared(s: &Sock) -> bool {
+    let holders = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count();
+    holders > 1 || s.extra_holders.load(Ordering::Relaxed) != 0
+}
+
 /// This process no longer holds a socket. True: nobody does.
 pub fn let_go(s: &Sock) -> bool {
     let me = process::nonce();

@@ -6,7 +6,7 @@
 
 use crate::signals::Held;
 use crate::table::{self, Desc};
-use crate::{ctl, epoll, listen, path, process, upgrade};
+use crate::{ctl, epoll, listen, path, process, socks, upgrade};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Connections are to be switched, where nothing is locked.
@@ -48,9 +48,7 @@ fn to_kernel() {
 
 /// A connection has become the kernel's, and may come back.
 pub fn kernel_for_now(d: &'static Desc) -> Option<&'static Desc> {
-    let s = d.sock();
-    let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
-    if others || s.extra_holders.load(Ordering::Relaxed) != 0 {
+    if socks::is_shared(d.sock()) {
         return None;
     }
     let next = upgrade::candidate(d)?;

@@ -8,7 +8,7 @@
 
 use crate::chan::CHANS;
 use crate::table::{self, kind, Desc};
-use crate::{close, epoll, inherit, listen, path, pool, upgrade};
+use crate::{close, epoll, inherit, listen, path, pool, socks, upgrade};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::SERVER;
@@ -37,9 +37,7 @@ pub fn passed(fd: i32) -> bool {
 /// the kernel, and go over to shared memory where they are served.
 fn share_connection(fd: i32, d: &'static Desc) -> bool {
     let is_watched = d.items.load(Ordering::Relaxed) != 0;
-    let s = d.sock();
-    let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
-    let shared = others || s.extra_holders.load(Ordering::Relaxed) != 0;
+    let shared = socks::is_shared(d.sock());
     if d.side.load(Ordering::Relaxed) as usize == SERVER {
         if let Some(c) = CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1)) {
             listen::unpublish_id(c.listener.load(Ordering::Relaxed), unpublish::FOR_GOOD);
@@ -156,7 +154,7 @@ pub fn at_exit() {
 
 #[inline(never)]
 fn leave_shared() {
-    let works = |d: &&Desc| listen::of(d).is_some_and(|l| l.works());
+    let works = |d: &&Desc| listen::of(d).is_some_and(listen::Listener::is_worker);
     for d in table::all().filter(|d| d.held_elsewhere.load(Ordering::Relaxed)).filter(works) {
         path::leave_to_kernel(d);
     }

@@ -265,7 +265,7 @@ fn ended(d: &Desc, for_all: bool) {
         if for_all && !shown {
             show_inherited();
         }
-        let waits = for_all || l.worker.load(Ordering::Relaxed) != 0 || !l.inherited.load(Ordering::Relaxed);
+        let waits = for_all || l.is_worker() || !l.inherited.load(Ordering::Relaxed);
         let answered = waits && ctl::request(m, None).is_ok();
         if !answered && (shown || waits) {
             ctl::tell(m, None);
@@ -454,6 +454,7 @@ impl Listener {
     pub fn is_worker(&self) -> bool {
         self.worker.load(Ordering::Relaxed) != 0
     }
+
     /// Become a worker: from now on there is a SYN queue for us, and the
     /// monitor hands us every channel.
     pub fn join(&self) {
@@ -465,15 +466,10 @@ impl Listener {
         self.join_as(0, true);
     }
 
-    /// Is this process a worker of it?
-    pub fn works(&self) -> bool {
-        self.worker.load(Ordering::Relaxed) != 0
-    }
-
     /// The same with the number that it had under another monitor, plus one; 0: any.
     fn join_as(&self, before: u32, leaves: bool) {
         show_inherited();
-        if self.worker.load(Ordering::Relaxed) != 0 || ctl::dead() || socks::arena().is_none() {
+        if self.is_worker() || ctl::dead() || socks::arena().is_none() {
             return;
         }
         let mut m = Msg::new(msg::WORKER);

@@ -165,8 +165,7 @@ pub fn dissolve(d: &'static Desc) {
         return;
     }
     let _hold = stream::Hold::on(d);
-    let others = s.holders.iter().filter(|h| h.load(Ordering::Relaxed) != 0).count() > 1;
-    if others || s.extra_holders.load(Ordering::Relaxed) != 0 {
+    if socks::is_shared(s) {
         return path::restart(d);
     }
     if let Some(fd) = table::fd_of(d) {

@@ -298,7 +298,6 @@ fn sleep_once(want: &Want, seq: u32, left: Option<u64>, cut: Option<u64>, long: 
 /// Sleeps on a futex word for as long as it takes, or up to `limit`, nanoseconds. Also the death of the monitor
 /// ends it, without the monitor: after that nobody would say that the peer has died (ADR 37).
 fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>) -> Result<()> {
-    const LOOK_NS: u64 = 2_000_000_000;
     let alone = || sys::futex_wait(word, expected, limit.map(|ns| ns.min(LOOK_NS)));
     static NOTICED: AtomicBool = AtomicBool::new(false);
     let _ = socks::arena();
