@@ -282,6 +282,9 @@ pub fn renew() -> bool {
     let old = fd();
     PENDING_SEEN.store(0, Ordering::Relaxed);
     let renewed = sent && adopt_fd(own);
+    if !sent {
+        process::close_own(own);
+    }
     if !renewed {
         FD.store(-1, Ordering::Release);
         died();

@@ -202,7 +202,8 @@ impl Learned {
     pub fn judge(&self) -> Option<bool> {
         let lasted = self.lasted.load(Ordering::Relaxed);
         if self.in_kernel() {
-            let forks = self.forks.fetch_add(1, Ordering::Relaxed) + 1;
+            let forks = self.forks.load(Ordering::Relaxed).saturating_add(1);
+            self.forks.store(forks, Ordering::Relaxed);
             if lasted >= LASTED && lasted >= forks / 2 {
                 return Some(false);
             }
@@ -215,14 +216,15 @@ impl Learned {
         if short >= self.enough() && short / 3 >= lasted {
             return Some(true);
         }
-        if short + lasted >= FADE.max(2 * self.enough()) {
+        if short.saturating_add(lasted) >= FADE.max(2 * self.enough()) {
             self.halve();
         }
         None
     }
 
+    /// (Any process of the fork group may have written anything there.)
     fn enough(&self) -> u32 {
-        self.enough.load(Ordering::Relaxed).max(ENOUGH)
+        self.enough.load(Ordering::Relaxed).clamp(ENOUGH, ENOUGH_AT_MOST)
     }
 
     fn halve(&self) {
@@ -289,6 +291,22 @@ mod tests {
             add(&l, 1, 0);
             l.judge() == Some(true)
         }));
+    }
+
+    #[test]
+    fn any_counts_are_survived() {
+        for word in [0, 1, u32::MAX] {
+            let l = new();
+            for n in [&l.short, &l.lasted, &l.forks, &l.in_kernel, &l.enough] {
+                n.store(word, Ordering::Relaxed);
+            }
+            for _ in 0..100 {
+                if let Some(to) = l.judge() {
+                    l.turn_to(to);
+                }
+            }
+            assert!((ENOUGH..=ENOUGH_AT_MOST).contains(&l.enough()));
+        }
     }
 
     #[test]
