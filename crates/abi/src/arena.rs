@@ -185,7 +185,7 @@ counters! {
         when "the server is another user's, and no line of `share` names both (docs/policy.md)",
     /// Fallback: a rule of the administrator's denies it, or the kernel leads the connection elsewhere.
     FbPolicy = "fallback.policy" reason Policy
-        when "a `[[rule]]` denies it, or the kernel redirects the connection (docs/policy.md)",
+        when "a `[[rule]]` denies it, a `[[program]]` or `fastsocket off` has switched an end off, or the kernel redirects the connection (docs/policy.md)",
     /// Fallback: the kernel comes first, as its policy may be against the connection.
     FbKernelFirst = "fallback.kernel_first" reason KernelFirst
         when "the kernel's policy may be against it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 5 s is the kernel's (docs/policy.md)",

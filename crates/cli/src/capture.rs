@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Packets between two looks at the time.
 const AT_ONCE: usize = 1000;
 
-/// The file is no use, or the connections are not back.
+/// The file could not be written, or the connections are not back in shared memory.
 const EXIT_FAILED: i32 = 1;
 /// There is no such process or unit, or this user may not capture.
 const EXIT_NOTHING: i32 = 2;

@@ -37,7 +37,7 @@ pub fn noticed() -> bool {
     if n >= OFTEN && !n.is_multiple_of(OFTEN) || !process::enabled() {
         return false;
     }
-    // A ring costs more to tell.
+    // Recognizing a ring costs more.
     look(n < 4 || n.is_power_of_two() || n >= OFTEN)
 }
 
@@ -102,7 +102,7 @@ fn bit(fd: i32) -> u64 {
 }
 const _: () = assert!(FDS as u32 <= u64::BITS);
 
-/// Is it still nobody's after a moment? An instance that another thread duplicates or closes
+/// Is it still unknown after a moment? An instance that another thread duplicates or closes
 /// is not in our tables for as long as that takes.
 fn stays(fd: i32) -> bool {
     (0..MOMENTS).all(|_| {
@@ -119,8 +119,8 @@ fn is_unknown(fd: i32) -> bool {
     fd != ctl::fd() && table::lookup(fd).is_none() && !process::owns(fd)
 }
 
-/// What taking something out of it gives that can be polled and is in nobody else's instance: ENOENT
-/// for an instance, EINVAL for anything else.
+/// Tells an instance from other descriptors: removing a descriptor from it that can be polled and lies in no
+/// instance gives ENOENT for an instance, EINVAL for anything else.
 fn probe(fd: i32) -> Result<(), sys::Errno> {
     sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, ctl::fd(), None)
 }

@@ -37,7 +37,7 @@ fn short_ones_begin_in_the_kernel_and_long_ones_come_back() {
         asked(&host, port, "ask", 20, 1);
         return;
     }
-    // (One may be opened before its predecessor's child has said how it went.)
+    // (A connection may be opened before the child of the one before it has noted whether that was short.)
     let delta = asked(&host, port, "ask", 60, 1);
     let learned = delta.get("connect_shm");
     assert!((16..30).contains(&learned), "learned after {learned}\n{delta}");

@@ -105,8 +105,8 @@ pub fn last_reference(d: &'static Desc) {
 
 fn release_conn(d: &'static Desc) {
     if stage::of(d) == Path::Pending {
-        // What we sent too late for the other side to take along. It is let go
-        // here and once: not by who holds it meanwhile.
+        // Bytes that were sent too late for the other side to take along. This thread releases the connection,
+        // once; a thread that holds it meanwhile does not.
         d.refs.fetch_add(1, Ordering::AcqRel);
         let _ = path::follow(d);
         d.refs.fetch_sub(1, Ordering::AcqRel);

@@ -145,8 +145,8 @@ fn again(d: &'static Desc) -> Result<()> {
 
 /// The port that the program has bound, if the connection can have it: the
 /// placeholder keeps it from others as long as the connection lives. A port of
-/// the program's choice that may be shared has rules of its own (who connects
-/// second to one place gets EADDRNOTAVAIL), and an address other than the one
+/// the program's choice that may be shared has rules of its own (the
+/// second one that connects to one place gets EADDRNOTAVAIL), and an address other than the one
 /// that follows from the destination is the kernel's business.
 fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
     let here = inspect::bound_address(fd)?;

@@ -8,5 +8,5 @@ pub const NOT_SENT: u64 = 1;
 pub const ARRIVED: u64 = 2;
 /// This process has closed its last one.
 pub const RELEASED: u64 = 3;
-/// Processes have it that say nothing of this: children, who reads a message without taking it.
+/// Processes have it that do not report it: forked children, and readers that only peek at a message.
 pub const SHARED: u64 = 4;

@@ -64,7 +64,7 @@ pub fn has_kernel_fds(d: &Desc) {
 }
 
 /// An instance of the kernel's that belongs to this one, and something of ours that it watches:
-/// who adds that once more is told `EEXIST`.
+/// adding that once more fails with `EEXIST`.
 pub fn member(ed: &Desc) -> Option<(i32, i32)> {
     let ep = of(ed)?;
     let _g = ep.lock.lock().ok()?;
@@ -243,8 +243,8 @@ pub fn listener_changed(id: u64) {
     }
 }
 
-/// The kernel wakes who watches a listener that is shut down for writing, for which nothing
-/// changes: what waits is an edge once more.
+/// The kernel wakes threads that watch a listener when it is shut down for writing, though nothing changes
+/// for it: connections that wait are an edge once more.
 pub fn stirred(d: &Desc) {
     look_again(d, true);
 }

@@ -96,7 +96,7 @@ pub struct Packet<'a> {
     pub at: Duration,
 }
 
-/// Readable when somebody has had enough.
+/// Readable once SIGINT or SIGTERM has come.
 pub struct Stop {
     pub fd: OwnedFd,
 }

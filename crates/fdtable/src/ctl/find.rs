@@ -220,11 +220,11 @@ fn connect(path: &[u8]) -> Result<i32> {
     Ok(fd)
 }
 
-/// How users appear that a user namespace has no number for (/proc/sys/kernel/overflowuid, unless somebody changed it).
+/// How users appear that a user namespace has no number for (the default of /proc/sys/kernel/overflowuid).
 const OVERFLOW: u32 = 65534;
 
-/// In a user namespace that has no number for the monitor's user, as root of the host: whoever has mounted the
-/// directory of its socket vouches for the monitor, if nobody in here could have put a socket there.
+/// In a user namespace that has no number for the monitor's user, as root of the host: the mount of the directory of
+/// its socket vouches for the monitor, if no process in this namespace could have put a socket there.
 #[cold]
 fn was_mounted(path: &[u8]) -> bool {
     /// The first user namespace's inode (PROC_USER_INIT_INO): there 65534 is a user as any other.

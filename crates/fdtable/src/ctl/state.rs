@@ -12,7 +12,7 @@ pub(super) static FD: AtomicI32 = AtomicI32::new(-1);
 pub(super) static LOCK: Lock<u32> = Lock::new(0);
 #[link_section = ".data.fsocket_start"]
 pub(super) static DEAD: AtomicBool = AtomicBool::new(false);
-/// The last piece of a sleep that nobody watches over, nanoseconds.
+/// The last piece of a sleep that no monitor watches over, nanoseconds.
 static UNWATCHED: AtomicU64 = AtomicU64::new(0);
 /// A forked child that was not announced to the monitor has no socket until it
 /// needs one.
@@ -46,8 +46,8 @@ pub(super) const SILENCE: u64 = 10_000_000_000;
 #[link_section = ".data.fsocket_start"]
 pub(super) static LOOKING: AtomicU64 = AtomicU64::new(0);
 
-/// Has this child not met the monitor yet, which nobody says has died?
-/// (What a thread that is looking has found is there before it says that it looks no more.)
+/// Has this child not met the monitor yet, and is the monitor not known to have died?
+/// (A thread that looks for the monitor stores what it has found before it ends its look.)
 pub fn unmet() -> bool {
     !DEAD.load(Ordering::Relaxed) && fd() < 0 && (LATER.load(Ordering::Acquire) || LOOKING.load(Ordering::Acquire) != 0)
 }
@@ -76,7 +76,7 @@ pub fn fd() -> i32 {
 }
 
 /// The monitor is gone (or never was): no new connections over shared memory,
-/// and nobody else notices when a peer dies.
+/// and no monitor notices when a peer dies.
 pub fn dead() -> bool {
     DEAD.load(Ordering::Relaxed) || fd() < 0
 }
@@ -97,7 +97,7 @@ pub fn any_half() -> bool {
     HALVES.load(Ordering::Relaxed) != 0
 }
 
-/// While nobody watches over our peers, sleeps are cut into pieces: short ones
+/// While no monitor watches over our peers, sleeps are cut into pieces: short ones
 /// at first, doubling while nothing happens. None: the monitor lives.
 pub fn unwatched() -> Option<u64> {
     const MIN: u64 = 1_000_000;
