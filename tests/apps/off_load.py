@@ -10,6 +10,8 @@ import socket
 import sys
 import threading
 
+from streams import exactly
+
 port, connections = int(sys.argv[1]), int(sys.argv[2])
 ends = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: ends.set())
@@ -18,16 +20,6 @@ done, wrong = [0] * connections, []
 
 def command(*words):
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
-
-
-def exactly(s, n):
-    data = b""
-    while len(data) < n:
-        more = s.recv(n - len(data))
-        if not more:
-            raise EOFError(f"the end after {len(data)} of {n} bytes")
-        data += more
-    return data
 
 
 def load(number):
