@@ -12,22 +12,19 @@ const REQUESTS: &str = "800";
 const CONNECTIONS: i128 = 6;
 
 struct Pair {
-    net: Containers,
+    // Ended first: with it goes what the monitor has pinned.
+    _server: Proc,
     host: Host,
+    net: Containers,
     port: u16,
     /// Of servers with names.
     named: u16,
-    _server: Proc,
 }
 
 fn start(host: &Host, side: Side, place: &NetHost, name: &str, args: &[&str]) -> Proc {
     let path = script("apps/containers.py").display().to_string();
     let mut command = host.command(side, PYTHON);
     command.arg(path).args(args);
-    if host.serves_all_users() {
-        // What its monitor pins would outlive it.
-        command.env("FASTSOCKET_DISABLE", "zones");
-    }
     place.place(&mut command);
     Proc::spawn(host.logs(), name, command)
 }
@@ -46,7 +43,7 @@ impl Pair {
         let known = || server_side == Stock || stock_mode() || host.knows(port);
         let listens = || net.server.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
         net::wait_until(Duration::from_secs(10), listens).expect("the server listens, and the monitor knows it");
-        let pair = Pair { net, host, port, named: net::free_port(), _server: server };
+        let pair = Pair { _server: server, host, net, port, named: net::free_port() };
         if server_side == Accel && !stock_mode() {
             // The first process of a container made the monitor load its program.
             let to = pair.net.server.interfaces[0].v6;

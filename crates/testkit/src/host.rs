@@ -122,10 +122,6 @@ impl Host {
         host
     }
 
-    pub fn serves_all_users(&self) -> bool {
-        self.system
-    }
-
     /// A temporary directory, and a monitor once it is started.
     #[track_caller]
     pub fn stopped() -> Host {
@@ -372,6 +368,12 @@ impl Drop for Host {
             // It then leaves no pins.
             monitor.signal(libc::SIGTERM);
             let _ = net::wait_until(START, || !monitor.running());
+        }
+        if self.monitor.as_mut().is_some_and(|m| self.system && m.running()) {
+            // It leaves its pins for the next one, unless their listeners have ended.
+            let kept = self.dir.path().join("monitor/zones.json");
+            let none = || std::fs::read_to_string(&kept).map_or(true, |text| text.contains("\"groups\":[]"));
+            let _ = net::wait_until(START, none).inspect_err(|e| eprintln!("pins are left: {e}"));
         }
         if std::thread::panicking() && std::env::var_os("FASTSOCKET_TEST_KEEP").is_some() {
             let kept = self.dir.path().with_extension("kept");
