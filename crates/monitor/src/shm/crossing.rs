@@ -90,7 +90,7 @@ impl Shm {
         Ok(())
     }
 
-    fn offered(&self, ctx: &Context, id: ConnId, fd: BorrowedFd<'_>) -> Result<Offered, Errno> {
+    fn offered(&self, id: ConnId, fd: BorrowedFd<'_>) -> Result<Offered, Errno> {
         let (_, _, to) = end_of(fd)?;
         let own = socket_cookie(fd)?;
         let other = self.pairs.record.as_ref().and_then(|record| record.peer_of(own)).ok_or(Errno::XDEV)?;
@@ -98,9 +98,6 @@ impl Shm {
         if by == id {
             // Nobody is there to answer while it asks.
             return Err(Errno::XDEV);
-        }
-        if ctx.is_off(id) || ctx.is_off(by) {
-            return Err(Errno::BUSY);
         }
         Ok(Offered { own, other, by, name, listener, to })
     }
@@ -117,9 +114,12 @@ impl Shm {
     pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let (listener, by, to) = match msg.arg1 {
-            0 => self.offered(ctx, id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
+            0 => self.offered(id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
             _ => self.offered_here(id, fd.as_fd())?,
         };
+        if ctx.is_off(id) || ctx.is_off(by) {
+            return Err(Errno::BUSY);
+        }
         let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         if self.distrust.refuses(listener, uid, id) {
             return Err(Errno::ACCESS);
@@ -128,7 +128,11 @@ impl Shm {
         let netns = if ctx.config.rules.needs_netns() { ctx.broker.netns_inode(fd.as_fd()) } else { None };
         let mut to = destination_of(to);
         to.netns = netns;
-        ctx.may_pair(&party, by, &to)?;
+        // The channel is also its workers'.
+        let workers = self.listeners.get(listener).into_iter().flat_map(|l| l.accepting());
+        for server in workers.chain([by]) {
+            ctx.may_pair(&party, server, &to)?;
+        }
         self.channel_to(ctx, id, listener, msg, 0)
     }
 
@@ -141,7 +145,10 @@ impl Shm {
         msg: &Msg,
         fd: BorrowedFd<'_>,
     ) -> Answer {
-        let there = self.offered(ctx, id, fd)?;
+        let there = self.offered(id, fd)?;
+        if ctx.is_off(id) || ctx.is_off(there.by) {
+            return Err(Errno::BUSY);
+        }
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let other_family = ctx.clients.get(there.by).ok_or(Errno::NOENT)?.family;
         let ch = self.party(ctx, id, channel)?;

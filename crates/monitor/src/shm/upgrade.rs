@@ -5,7 +5,7 @@
 
 use crate::address::{canonical, V4_ANY, V6_ANY};
 use crate::answer::{reply, Answer};
-use crate::clients::Outgoing;
+use crate::clients::{Client, Outgoing};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::policy::rules::Destination;
@@ -69,8 +69,10 @@ impl Shm {
             // Nobody is there to answer while it asks.
             return Err(Errno::XDEV);
         }
-        let other_family = ctx.clients.get(other).ok_or(Errno::NOENT)?.family;
-        if !ch.is_party(SERVER, other_family) && listener != Some(ch.listener) {
+        let accepted = ctx.clients.get(other).ok_or(Errno::NOENT)?;
+        let other_family = accepted.family;
+        let received = || listener == Some(ch.listener) && self.is_served_by(ch.listener, accepted);
+        if !ch.is_party(SERVER, other_family) && !received() {
             return Err(Errno::NOENT);
         }
         if ctx.is_off(id) || ctx.is_off(other) {
@@ -94,12 +96,18 @@ impl Shm {
     }
 
     /// The process shows a socket that it has received. EAGAIN: others have it, too. Else the listener at its own
-    /// address of the process that has sent it, if that has the same rights.
+    /// address of the process that has sent it, if that and the listener's workers have the same rights.
     pub fn received(&self, ctx: &Context, id: ConnId, cookie: u64, end: &End) -> Result<Option<ListenerId>, Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let by = self.passed.alone((client.uid, cookie), id).ok_or(Errno::AGAIN)?;
         let sender = by.and_then(|by| ctx.clients.get(by)).filter(|s| s.rights() == client.rights());
-        Ok(sender.and_then(|s| listener_at(&self.listeners, &s.holds, end)))
+        let listener = sender.and_then(|s| listener_at(&self.listeners, &s.holds, end));
+        Ok(listener.filter(|l| self.is_served_by(*l, client)))
+    }
+
+    /// Whether workers of a listener have the rights of this process, which gets memory that they have.
+    fn is_served_by(&self, listener: ListenerId, client: &Client) -> bool {
+        self.listeners.get(listener).is_some_and(|l| l.served_by.is_none_or(|rights| rights == client.rights()))
     }
 
     /// Tells the accepting process, which calls the connection `name`.

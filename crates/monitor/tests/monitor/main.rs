@@ -8,6 +8,7 @@ mod daemon;
 mod ending;
 mod hostile;
 mod metrics;
+mod passing;
 mod policy;
 mod reattach;
 mod reporting;

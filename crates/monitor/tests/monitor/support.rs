@@ -215,7 +215,13 @@ impl Proc {
     }
 
     pub fn hello(&mut self) -> OwnedFd {
+        self.hello_with(0)
+    }
+
+    /// `class`: what it says of its rights.
+    pub fn hello_with(&mut self, class: u64) -> OwnedFd {
         let msg = Msg {
+            arg2: class,
             id: self.nonce,
             arg0: u64::from(std::process::id()),
             arg1: u64::from(fsocket_abi::VERSION),
