@@ -343,6 +343,11 @@ impl Monitor {
         }
     }
 
+    /// A client is here: the grace of the start is over, also if it ends in this very turn.
+    fn has_come(&mut self) {
+        self.deadline = None;
+    }
+
     /// Private: keeps the deadline, and says when to go.
     fn is_unneeded(&mut self) -> bool {
         if !self.ctx.config.private {

@@ -29,7 +29,10 @@ impl Monitor {
             return Err(Misbehaved("no HELLO"));
         }
         let answer = match msg.kind {
-            kind::HELLO => self.shm.hello(&mut self.ctx, id, &msg)?,
+            kind::HELLO => {
+                self.has_come();
+                self.shm.hello(&mut self.ctx, id, &msg)?
+            }
             kind::LISTEN => self.shm.listen(&mut self.ctx, id, &msg, fd),
             kind::WORKER => self.shm.worker(&mut self.ctx, id, &msg),
             kind::CONNECT => self.shm.connect(&mut self.ctx, id, &msg, fd),

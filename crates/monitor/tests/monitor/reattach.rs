@@ -296,7 +296,7 @@ fn a_port_that_is_bound_is_in_nobody_elses_lease() {
     let ch = victim.connect(b.port);
     // In the block that the other channel had.
     let bound = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    let port = (b.ch.port..b.ch.port + 64)
+    let port = (b.ch.port..=b.ch.port + 63)
         .find(|port| rustix::net::bind(&bound, &SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).is_ok())
         .expect("one of 64 ports is free");
     let own = Msg { id: ch.id.into(), ..Msg::new(kind::PORTS) };
