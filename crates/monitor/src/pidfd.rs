@@ -2,7 +2,6 @@
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsRawFd, BorrowedFd};
-use std::io::Read;
 use std::path::Path;
 
 /// The process of a pidfd, in our namespace.
@@ -15,12 +14,51 @@ pub fn pid_of(fd: BorrowedFd<'_>) -> Option<u32> {
 /// Whether the process of a pidfd has not ended.
 pub fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+    // Also a poll that does not wait ends with EINTR (the watchdog's signal).
+    rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))) == Ok(0)
 }
 
 /// A file of the kernel's that is read at once, in few system calls.
 pub fn read(path: &Path) -> Option<String> {
     let mut bytes = [0u8; 8192];
-    let n = std::fs::File::open(path).and_then(|mut f| f.read(&mut bytes)).ok()?;
+    let file = std::fs::File::open(path).ok()?;
+    let n = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes)).ok()?;
     Some(String::from_utf8_lossy(&bytes[..n]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+    use rustix::process::{getpid, pidfd_open, PidfdFlags};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    #[test]
+    fn a_live_process_is_alive_also_if_a_signal_comes() {
+        // SAFETY: a handler that does nothing is safe in any context; zero is valid for the rest.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            assert_eq!(libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()), 0);
+        }
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let over = AtomicBool::new(false);
+        // SAFETY: no preconditions.
+        let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+        let wrong = std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    // SAFETY: numbers only; the thread waits for this one.
+                    unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR2) };
+                }
+            });
+            let status = Path::new("/proc/self/status");
+            let wrong = (0..10_000).filter(|_| !is_alive(pidfd.as_fd()) || read(status).is_none()).count();
+            over.store(true, Ordering::Relaxed);
+            wrong
+        });
+        assert_eq!(wrong, 0);
+    }
 }
