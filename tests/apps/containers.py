@@ -6,6 +6,7 @@ Client and server compare every byte. A server with a name sends that first, and
 connections and prints "ok". MORE is
 
     wait         then wait for the end of the first connection; print how long that took and what it was
+    stay         then say "asked", and five seconds later ask again, and say "stayed"
     pass         then pass each through a Unix socket while answers wait to be read; go on with what comes out
     greeted      the server has a name, which stays the same; print it for each connection
     nonblocking  connect, send and receive without blocking
@@ -115,6 +116,15 @@ def main():
                 s.sendall(data)
                 assert exactly(other, len(data)) == data, "answer in the kernel"
             other.close()
+    if "stay" in more:
+        print("asked", flush=True)
+        poll = select.poll()
+        poll.register(conns[0], select.POLLIN)
+        assert not poll.poll(5000), "it is still"
+        data = bytes(4) + payload(0)
+        conns[0].sendall(data)
+        assert exactly(conns[0], len(data)) == data, "answer"
+        print("stayed", flush=True)
     if "wait" in more:
         print("asked", flush=True)
         begin = time.monotonic()

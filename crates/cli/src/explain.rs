@@ -32,6 +32,8 @@ struct Explanation {
     kernel_connections: Vec<Kernel>,
     /// Over shared memory, now.
     shm_connections: usize,
+    /// Those of them whose other end is in another network namespace.
+    across_namespaces: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -113,6 +115,7 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
             && port.is_none_or(|port| local == Ok(port))
     };
     let shm_connections = facts.report.connections.iter().filter(own).count();
+    let across_namespaces = facts.report.connections.iter().filter(own).filter(|c| c.across_namespaces).count();
     let mut reasons = facts.obstacles.clone();
     if reasons.is_empty() {
         for l in listeners.iter().filter(|l| !l.registered) {
@@ -147,6 +150,7 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
         listeners,
         kernel_connections,
         shm_connections,
+        across_namespaces,
     }
 }
 
@@ -167,7 +171,10 @@ fn why_kernel(
     let reason = |reason, text: String| Reason { reason, text };
     let Peer::Process { pid, netns } = *peer else {
         let why = match peer {
-            Peer::Remote => reason("remote", "the other end is on another host".into()),
+            Peer::Remote => reason("remote", "another host: kernel TCP".into()),
+            Peer::Translated => {
+                reason("translated", "an address of this host, translated: who is behind it is not known".into())
+            }
             _ => reason("peer_unknown", "the other end belongs to a process that cannot be seen".into()),
         };
         return (None, why);
@@ -182,10 +189,9 @@ fn why_kernel(
     let sockets = |f: &Facts| f.monitor.as_ref().map(|m: &Monitor| (m.socket.clone(), m.pid));
     let why = if let Some(theirs) = other.obstacles.first() {
         reason("peer", format!("{name}: {}", theirs.text))
-    } else if facts.network_namespace != netns {
-        reason("other_netns", format!("{name}, is in another network namespace"))
-    } else if facts.user_namespace != other.user_namespace {
-        reason("other_userns", format!("{name}, is in another user namespace"))
+    } else if facts.netns_owner != other.netns_owner {
+        let whose = "is in a network namespace of another user namespace (rootless): kernel TCP";
+        reason("other_userns", format!("{name}, {whose}"))
     } else if sockets(facts) != sockets(other) {
         reason("other_monitor", format!("{name}, has another monitor"))
     } else {
@@ -194,6 +200,11 @@ fn why_kernel(
         if counted.contains(&"fallback.other_user") {
             let users = format!("users {} and {}", facts.user, other.user);
             reason("other_user", format!("{name}: {users} must be named in a line of 'share' (docs/policy.md)"))
+        } else if counted.contains(&"fallback.policy") {
+            reason("policy", format!("{name}: the client counted fallback.policy, a rule of the monitor's"))
+        } else if facts.network_namespace != netns {
+            let later = "goes over when it has carried some requests (docs/containers.md)";
+            reason("other_netns", format!("{name}, is in another network namespace: the connection {later}"))
         } else if counted.is_empty() {
             reason("earlier", format!("{name}, can be reached over shared memory: the connection is older"))
         } else {
@@ -239,7 +250,12 @@ fn text(e: &Explanation) -> String {
     }
     let counters = ["connect_shm", "accept_shm", "connect_kernel", "accept_kernel"];
     let counted: Vec<String> = counters.iter().map(|c| format!("{c} {}", f.counter(c))).collect();
-    line("now", format!("{} over shared memory, {} over kernel TCP", e.shm_connections, e.kernel_connections.len()));
+    let across = match e.across_namespaces {
+        0 => String::new(),
+        n => format!(" ({n} across network namespaces)"),
+    };
+    let kernel = e.kernel_connections.len();
+    line("now", format!("{} over shared memory{across}, {kernel} over kernel TCP", e.shm_connections));
     line("so far", counted.join(", "));
     for c in &e.kernel_connections {
         line("kernel", format!("{} - {}: {}", c.local, c.remote, c.why.text));

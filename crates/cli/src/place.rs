@@ -1,11 +1,44 @@
 //! Where a process is: its network namespace, and its container.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 
 /// Number of a process's namespace of a kind; 0: we may not look.
 pub fn namespace(pid: i32, kind: &str) -> u64 {
     std::fs::metadata(format!("/proc/{pid}/ns/{kind}")).map_or(0, |m| m.ino())
+}
+
+/// Number of the user namespace that owns a process's network namespace; 0: we may not look, or it is outside of ours.
+pub fn netns_owner(pid: i32) -> u64 {
+    const NS_GET_USERNS: libc::Ioctl = 0xb701;
+    let Ok(netns) = File::open(format!("/proc/{pid}/ns/net")) else { return 0 };
+    // SAFETY: no argument.
+    let fd = unsafe { libc::ioctl(netns.as_raw_fd(), NS_GET_USERNS) };
+    if fd < 0 {
+        return 0;
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    let owner = unsafe { File::from_raw_fd(fd) };
+    owner.metadata().map_or(0, |m| m.ino())
+}
+
+/// Addresses of this host's devices in the network namespace of a process.
+pub fn local_addresses(pid: i32) -> HashSet<IpAddr> {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+    v4_of(&read("fib_trie")).map(IpAddr::V4).chain(v6_of(&read("if_inet6")).map(IpAddr::V6)).collect()
+}
+
+fn v4_of(fib_trie: &str) -> impl Iterator<Item = Ipv4Addr> + '_ {
+    let lines = fib_trie.lines().zip(fib_trie.lines().skip(1));
+    let local = lines.filter(|(_, kind)| kind.trim() == "/32 host LOCAL");
+    local.filter_map(|(address, _)| address.trim().strip_prefix("|-- ")?.parse().ok())
+}
+
+fn v6_of(if_inet6: &str) -> impl Iterator<Item = Ipv6Addr> + '_ {
+    if_inet6.lines().filter_map(|line| Some(u128::from_str_radix(line.split(' ').next()?, 16).ok()?.into()))
 }
 
 /// Names that `ip netns` has given.
@@ -45,6 +78,18 @@ fn container_of(groups: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_a_namespace() {
+        let trie =
+            "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.88.1.0\n        /24 link UNICAST\n     |-- 10.88.1.1\n        \
+                    /32 host LOCAL\n     |-- 10.88.1.255\n        /32 link BROADCAST\n";
+        assert_eq!(v4_of(trie).collect::<Vec<_>>(), [Ipv4Addr::new(10, 88, 1, 1)]);
+        let lines =
+            "fd090000000000000000000000000001 02 40 00 80 eth0\n00000000000000000000000000000001 01 80 10 80 lo\n";
+        let expected: [Ipv6Addr; 2] = ["fd09::1".parse().unwrap(), Ipv6Addr::LOCALHOST];
+        assert_eq!(v6_of(lines).collect::<Vec<_>>(), expected);
+    }
 
     #[test]
     fn containers_by_their_groups() {

@@ -108,10 +108,32 @@ fn json(report: &Report, places: &mut Places) -> Result<serde_json::Value> {
     Ok(serde_json::json!({
         "version": report.version,
         "listeners": listeners?,
-        "connections": connections?,
+        "connections": with_peers(connections?),
         "channels": report.channels,
         "off": off(report).map(|p| p.pid).collect::<Vec<_>>(),
     }))
+}
+
+/// Who has the other end of each connection: the entry of the same slot, if the viewer sees it.
+fn with_peers(mut connections: Vec<serde_json::Value>) -> Vec<serde_json::Value> {
+    let mut slots: HashMap<String, Vec<usize>> = HashMap::new();
+    for (i, c) in connections.iter().enumerate() {
+        slots.entry(format!("{}:{}", c["channel"], c["slot"])).or_default().push(i);
+    }
+    for ends in slots.into_values() {
+        let pids: Vec<_> = ends.iter().map(|i| connections[*i]["pids"].clone()).collect();
+        if let ([a, b], [of_a, of_b]) = (&ends[..], &pids[..]) {
+            connections[*a]["peer_pids"] = of_b.clone();
+            connections[*b]["peer_pids"] = of_a.clone();
+        }
+    }
+    connections
+}
+
+/// Where a connection's bytes go.
+fn path(c: &Connection) -> String {
+    let netns = if c.across_namespaces { "/netns" } else { "" };
+    format!("{}{netns}", c.path)
 }
 
 const HEADER: [&str; 10] = [
@@ -145,7 +167,7 @@ fn text(report: &Report, places: &mut Places) -> String {
     }
     for c in &report.connections {
         let (recv, send, slot) = (c.recv_q.to_string(), c.send_q.to_string(), format!("{}:{}", c.channel, c.slot));
-        row([&c.state, &recv, &send, &c.local, &c.peer, &c.path, &slot], &c.pids, &c.comm);
+        row([&c.state, &recv, &send, &c.local, &c.peer, &path(c), &slot], &c.pids, &c.comm);
     }
     let mut text = table.to_string();
     for p in off(report) {

@@ -2,6 +2,7 @@
 //! and reading what ab, wrk and redis-benchmark print.
 
 pub mod busy;
+pub mod containers;
 pub mod cpus;
 pub mod native;
 pub mod zones;

@@ -9,7 +9,7 @@ use crate::shm::Shm;
 use crate::zones::Zones;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::zone_accept::NAMES;
-use fsocket_abi::arena::{Sock, COUNTERS};
+use fsocket_abi::arena::{flag, Sock, COUNTERS};
 use fsocket_abi::channel::{slot_state, status, SLOTS};
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
@@ -278,6 +278,7 @@ impl Sources<'_> {
                 pids: sock.holders.iter().filter_map(|h| pids.get(&h.load(Ordering::Relaxed)).copied()).collect(),
                 comm: comm.clone(),
                 path: "shm".into(),
+                across_namespaces: sock.flags.load(Ordering::Relaxed) & flag::ACROSS != 0,
                 channel: end.channel,
                 slot: end.slot as u32,
                 tx_bytes: end.sent,

@@ -162,7 +162,11 @@ pub struct Connection {
     pub peer: String,
     pub pids: Vec<u32>,
     pub comm: String,
+    /// `shm`.
     pub path: String,
+    /// The other end is in another network namespace; a kernel connection stays idle behind this one.
+    #[serde(default)]
+    pub across_namespaces: bool,
     pub channel: u32,
     pub slot: u32,
     pub tx_bytes: u64,

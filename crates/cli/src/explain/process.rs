@@ -27,6 +27,8 @@ pub struct Facts {
     pub program_kind: &'static str,
     pub network_namespace: u64,
     pub user_namespace: u64,
+    /// The user namespace that owns its network namespace.
+    pub netns_owner: u64,
     pub library: Option<Library>,
     /// The version of its glibc.
     #[serde(skip)]
@@ -120,6 +122,7 @@ impl Facts {
             program_kind: kind.word(),
             network_namespace: place::namespace(pid, "net"),
             user_namespace: place::namespace(pid, "user"),
+            netns_owner: place::netns_owner(pid),
             library,
             glibc: libc.and_then(|file| glibc::newest(&file)),
             monitor: None,

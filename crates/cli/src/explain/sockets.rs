@@ -1,6 +1,6 @@
 //! TCP sockets of the kernel, and which processes have them.
 
-use crate::place::namespace;
+use crate::place::{local_addresses, namespace};
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{all_processes, FDTarget, Process};
 use std::collections::{HashMap, HashSet};
@@ -28,6 +28,8 @@ pub struct Sockets {
     owners: HashMap<u64, Vec<i32>>,
     /// Network namespace to its TCP sockets.
     tables: HashMap<u64, Vec<TcpNetEntry>>,
+    /// Addresses of this host, in any network namespace.
+    local: HashSet<IpAddr>,
 }
 
 /// The other end of a connection.
@@ -37,20 +39,25 @@ pub enum Peer {
     Process { pid: i32, netns: u64 },
     /// It is on this host, of a process that cannot be seen or has closed it.
     Hidden,
+    /// Its address is this host's, and no socket has these two addresses: one of them is translated.
+    Translated,
     /// It is not on this host.
     Remote,
 }
 
 impl Sockets {
     pub fn read() -> Sockets {
-        let mut sockets = Sockets { owners: HashMap::new(), tables: HashMap::new() };
+        let mut sockets = Sockets { owners: HashMap::new(), tables: HashMap::new(), local: HashSet::new() };
         for process in all_processes().into_iter().flatten().flatten() {
             for inode in inodes(&process) {
                 sockets.owners.entry(inode).or_default().push(process.pid);
             }
             let netns = namespace(process.pid, "net");
             if netns != 0 {
-                sockets.tables.entry(netns).or_insert_with(|| table(&process));
+                sockets.tables.entry(netns).or_insert_with(|| {
+                    sockets.local.extend(local_addresses(process.pid));
+                    table(&process)
+                });
             }
         }
         sockets
@@ -94,10 +101,10 @@ impl Sockets {
             };
         }
         let here = ends.1.ip().is_loopback() || ends.0.ip() == ends.1.ip();
-        if here {
-            Peer::Hidden
-        } else {
-            Peer::Remote
+        match here {
+            true => Peer::Hidden,
+            false if self.local.contains(&ends.1.ip()) => Peer::Translated,
+            false => Peer::Remote,
         }
     }
 }

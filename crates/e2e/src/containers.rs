@@ -1,0 +1,118 @@
+//! Pairs of containers (network namespaces on bridges of one host), and what is counted of their connections.
+
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::netns::{Containers, NetHost};
+use fsocket_testkit::{artifacts, net, script, stock_mode, Delta, Host, Proc, PYTHON};
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::Duration;
+
+pub const REQUESTS: &str = "800";
+pub const CONNECTIONS: i128 = 6;
+
+/// A server in a container, and the monitor on its host.
+pub struct Pair {
+    // Ended first: with it goes what the monitor has pinned.
+    _server: Proc,
+    pub host: Host,
+    pub net: Containers,
+    pub port: u16,
+    /// Of servers with names.
+    pub named: u16,
+}
+
+/// The program in a container.
+pub fn start(host: &Host, side: Side, place: &NetHost, name: &str, args: &[&str]) -> Proc {
+    let path = script("apps/containers.py").display().to_string();
+    let mut command = host.command(side, PYTHON);
+    command.arg(path).args(args);
+    place.place(&mut command);
+    Proc::spawn(host.logs(), name, command)
+}
+
+impl Pair {
+    /// A monitor on the host, and a server in its container.
+    pub fn new(server_side: Side, address: &str) -> Pair {
+        Pair::on(server_side, address, Host::on)
+    }
+
+    pub fn on(server_side: Side, address: &str, monitor: impl FnOnce(&NetHost) -> Host) -> Pair {
+        let net = Containers::new().expect("containers");
+        let host = monitor(&net.host);
+        let port = net::free_port();
+        let server = start(&host, server_side, &net.server, "serve", &["serve", &port.to_string(), address]);
+        let known = || server_side == Stock || stock_mode() || host.knows(port);
+        let listens = || net.server.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
+        net::wait_until(Duration::from_secs(10), listens).expect("the server listens, and the monitor knows it");
+        let pair = Pair { _server: server, host, net, port, named: net::free_port() };
+        if server_side == Accel && !stock_mode() {
+            // The first process of a container made the monitor load its program.
+            let to = pair.net.server.interfaces[0].v6;
+            let to = if address == "::" { to.into() } else { pair.net.server4() };
+            let over = || pair.ask(Accel, &pair.net.neighbour, to, pair.port).get("path_upgrade") != 0;
+            net::wait_until(Duration::from_secs(30), over).expect("a connection goes over");
+        }
+        pair
+    }
+
+    pub fn ask(&self, side: Side, from: &NetHost, to: IpAddr, port: u16) -> Delta {
+        self.ask_more(side, from, to, port, &[]).0
+    }
+
+    /// What was counted, and what the client has said.
+    pub fn ask_more(&self, side: Side, from: &NetHost, to: IpAddr, port: u16, more: &[&str]) -> (Delta, String) {
+        let (port, number, to) = (port.to_string(), CONNECTIONS.to_string(), to.to_string());
+        let args = [&["ask", &port, &to, REQUESTS, &number], more].concat();
+        self.count(|| start(&self.host, side, from, "ask", &args))
+    }
+
+    pub fn count(&self, client: impl FnOnce() -> Proc) -> (Delta, String) {
+        let before = self.host.snapshot();
+        let client = client();
+        let said = client.finish(Duration::from_secs(60)).success().says("ok").stdout.clone();
+        // The servers have closed them all.
+        let open = || [self.port, self.named].iter().map(|port| net::kernel_sockets(*port, "01")).sum::<usize>();
+        let closed = || [&self.net.server, &self.net.neighbour].iter().all(|server| server.within(open) == 0);
+        net::wait_until(Duration::from_secs(10), closed).expect("connections are closed");
+        (self.host.snapshot().since(&before), said)
+    }
+
+    /// Another program that accepts.
+    pub fn start(&self, side: Side, place: &NetHost, args: &[&str]) -> Proc {
+        let server = start(&self.host, side, place, args[0], args);
+        self.accepts(side, place, args[1].parse().expect("a port"), server)
+    }
+
+    pub fn accepts(&self, side: Side, place: &NetHost, port: u16, server: Proc) -> Proc {
+        let known = || side == Stock || stock_mode() || self.host.knows(port);
+        let listens = || place.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
+        net::wait_until(Duration::from_secs(10), listens).expect("it listens, and the monitor knows it");
+        server
+    }
+}
+
+/// Every connection has gone over, on both sides, and nobody was called hostile.
+#[track_caller]
+pub fn all_over(delta: &Delta) {
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    assert_eq!(delta.get("path_upgrade"), 2 * CONNECTIONS, "{delta}");
+    assert_eq!(delta.get("hostile_peer") + delta.get("path_switch"), 0, "{delta}");
+    // Two or eighteen requests and answers are the kernel's, more only where the machine has no time; all are 11 MB.
+    assert!(delta.get("tx_bytes") > 2 * CONNECTIONS * 3_000_000, "{delta}");
+}
+
+/// The library in a program that something else starts, which has it not.
+pub fn behind(host: &Host, place: &NetHost, starter: &[&str], program: &[&str]) -> Command {
+    let mut command = host.command(Stock, starter[0]);
+    command.args(&starter[1..]).arg("env");
+    if !stock_mode() {
+        let (library, socket) = (artifacts::library(), host.socket());
+        command.arg(format!("LD_PRELOAD={}", library.display()));
+        command.arg(format!("FASTSOCKET_SOCKET={}", socket.display()));
+    }
+    command.args(program);
+    place.place(&mut command);
+    command
+}
