@@ -92,6 +92,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// `restart` ends the monitor and starts another one.
 #[track_caller]
 fn restarted(host: &mut Host, restart: impl Fn(&mut Host)) {
+    restarted_often(host, times(), restart);
+}
+
+#[track_caller]
+fn restarted_often(host: &mut Host, times: u32, restart: impl Fn(&mut Host)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _ = (need!("redis-server"), need!("nginx"), need!("haproxy"));
     if stock_mode() {
@@ -103,7 +108,7 @@ fn restarted(host: &mut Host, restart: impl Fn(&mut Host)) {
     }
     let mut load = Load::start(host);
     let mut took = Vec::new();
-    for _ in 0..times() {
+    for _ in 0..times {
         let began = Instant::now();
         restart(host);
         took.push(accelerated_again(host, &mut load));
@@ -132,6 +137,15 @@ fn kill(host: &mut Host) {
 #[test]
 fn killed() {
     restarted(&mut system(), kill);
+}
+
+/// Servers and clients run before there has been any monitor.
+#[test]
+fn started_before_the_monitor() {
+    let mut host = system();
+    host.kill_monitor();
+    let _ = std::fs::remove_file(host.socket());
+    restarted_often(&mut host, 1, Host::start_monitor);
 }
 
 #[test]

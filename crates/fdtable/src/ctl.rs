@@ -14,7 +14,7 @@ mod wire;
 
 pub use find::{adopt_fd, open, remember, same_path, wanted};
 pub use state::{
-    alive, any_half, dead, detach, died, fd, halves, may_come, mismatch, progress, unmet, unwatched, why_none,
+    alive, any_half, dead, detach, died, fd, halves, may_come, mismatch, never, progress, unmet, unwatched, why_none,
 };
 pub use wire::{show, tell};
 

@@ -57,7 +57,8 @@ fn make_arena() -> Option<*mut u8> {
     }
     let sent = announce(fd);
     let _ = sys::close(fd);
-    sent.then_some(p)
+    // (One that comes later is shown it.)
+    (sent || ctl::may_come()).then_some(p)
 }
 
 /// No arena is mapped here any more, and the next one is a new one. The addresses stay ours:

@@ -59,7 +59,7 @@ fn lost() {
     exec::hand_over_all();
     forget_memory();
     // (A child that has not met the monitor yet meets it as who it is then.)
-    if ctl::unmet() || ctl::renew() {
+    if ctl::unmet() || ctl::may_come() || ctl::renew() {
         if on {
             process::enable();
         }

@@ -10,7 +10,7 @@ pub mod route;
 
 use fsocket_compat::unhooked;
 use fsocket_fdtable::{ctl, socks, table, upcalls};
-use fsocket_runtime::{bits, cow, inspect, lock, name, process, registry, sealed, stats, token};
+use fsocket_runtime::{bits, cow, inspect, lock, name, process, registry, sealed, stats, successor, token};
 use fsocket_shm::{chan, peers, values, waker};
 use fsocket_wait::unjoined;
 use fsocket_zones as zone;

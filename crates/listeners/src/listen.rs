@@ -128,10 +128,16 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         return Err(Reason::Resource);
     }
     let addr = inspect::bound_address(fd).ok_or(Reason::Option)?;
-    let (m, _) = ctl::request(shown(d), Some(fd)).map_err(|e| match e {
-        Errno::EIO => ctl::why_none(),
-        _ => Reason::Resource,
-    })?;
+    let m = match ctl::request(shown(d), Some(fd)) {
+        Ok((m, _)) => m,
+        // It is shown to the one that comes, under the number that it will have then.
+        Err(_) if ctl::may_come() => {
+            stats::fall_back(ctl::why_none());
+            Msg { id: crate::successor::cookie(fd).ok_or(Reason::Resource)?, ..Msg::new(msg::LISTEN) }
+        }
+        Err(Errno::EIO) => return Err(ctl::why_none()),
+        Err(_) => return Err(Reason::Resource),
+    };
     let (i, l) = LISTENERS
         .iter()
         .enumerate()
@@ -427,7 +433,7 @@ pub fn announce_again() {
 pub fn work_again() {
     for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
         let before = l.worker.swap(0, Ordering::AcqRel);
-        if before != 0 {
+        if before != 0 || l.joins.load(Ordering::Relaxed) {
             l.join_as(if before as usize <= WORKERS { before } else { 0 }, false);
         }
     }
@@ -469,7 +475,11 @@ impl Listener {
     /// The same with the number that it had under another monitor, plus one; 0: any.
     fn join_as(&self, before: u32, leaves: bool) {
         show_inherited();
-        if self.is_worker() || ctl::dead() || socks::arena().is_none() {
+        if self.is_worker() || socks::arena().is_none() {
+            return;
+        }
+        if ctl::dead() {
+            self.joins.store(ctl::may_come(), Ordering::Relaxed);
             return;
         }
         let mut m = Msg::new(msg::WORKER);

@@ -83,7 +83,7 @@ unsafe fn accept_any(
         z.come(fd, nonblock);
     }
     let zoned = zone::of(d).filter(|z| z.is_active());
-    if nonblock || zoned.is_none() && l.chans().next().is_none() && ctl::dead() {
+    if nonblock || zoned.is_none() && l.chans().next().is_none() && ctl::dead() && !ctl::may_come() {
         l.since_kernel.store(0, Ordering::Relaxed);
         return Outcome::Done(match zoned {
             Some(z) => z.take_other(fd, nonblock, Peer { addr, len, flags }),
@@ -339,8 +339,12 @@ fn sleep(
         let t0 = sys::cpu::ticks();
         zone::balance::before_sleep();
         let mut left = zone::balance::cut(deadline.left());
-        if sleeper.is_none() {
-            let piece = unarmed.piece();
+        let piece = match sleeper.is_none() {
+            true => Some(unarmed.piece()),
+            // (It is looked for at the end of the sleep.)
+            false => ctl::may_come().then(ctl::unwatched).flatten(),
+        };
+        if let Some(piece) = piece {
             left = Some(left.map_or(piece, |l| l.min(piece)));
         }
         // SAFETY: `signals` is as long as the kernel's set.

@@ -218,7 +218,7 @@ impl Facts {
             State::Answers if !self.registered => {
                 let since = i32::try_from(monitor.pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
                 if since.is_some_and(|monitor| monitor.starttime > started) {
-                    say("monitor_later", "it started before its monitor, and has not met it".into());
+                    say("monitor_later", "it started before its monitor, and has used no socket since".into());
                 } else if process.status().is_ok_and(|s| s.seccomp == Some(2)) {
                     say("seccomp", "it has a filter of system calls, and does not reach the monitor".into());
                 } else {

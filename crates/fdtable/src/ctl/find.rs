@@ -1,7 +1,7 @@
 //! The way to the monitor: the first one, that of a forked child, and one after a monitor that has died.
 
 use super::state::{
-    dead, fd, DEAD, DIED_PAUSE, FD, LATER, LATER_AT, LOCK, LOOKING, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
+    dead, fd, never, DEAD, DIED_PAUSE, FD, LATER, LATER_AT, LOCK, LOOKING, NEVER, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
 };
 use super::wire::{close_opt, receive, unasked};
 use crate::lock::Lock;
@@ -17,6 +17,8 @@ use zerocopy::IntoBytes;
 pub(super) static PATH: Lock<(usize, [u8; PATH_MAX])> = Lock::new((0, [0; PATH_MAX]));
 /// The pause between two looks of a forked child, nanoseconds.
 const LATER_PAUSE: u64 = 1_000_000_000;
+/// The same of a process that no monitor was there for when it began.
+const FIRST_PAUSE: u64 = 250_000_000;
 /// The socket is one of a monitor that has not said anything yet, while none is known.
 static MEETING: AtomicBool = AtomicBool::new(false);
 /// How long it is waited for that at a time, nanoseconds.
@@ -30,9 +32,28 @@ const PATH_MAX: usize = 108;
 /// Connect and say hello, without waiting for the answer.
 pub fn open(path: Option<&[u8]>) -> bool {
     let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
-    let Ok(fd) = connect(path) else { return false };
+    match connect(path) {
+        Ok(fd) => {
+            remember(path);
+            adopt_fd(process::high_fd(fd))
+        }
+        Err(Errno::ENOENT | Errno::ECONNREFUSED) => await_first(path),
+        Err(_) => false,
+    }
+}
+
+/// No monitor is there yet. The process is as one whose monitor has died, down to a control socket with nobody at
+/// the other end: it finds the first one as others find the next one.
+#[cold]
+fn await_first(path: &[u8]) -> bool {
+    let Ok(fd) = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) else { return false };
     remember(path);
-    adopt_fd(process::high_fd(fd))
+    FD.store(process::high_fd(fd), Ordering::Release);
+    NEVER.store(true, Ordering::Relaxed);
+    DEAD.store(true, Ordering::Relaxed);
+    LATER_AT.store(sys::now_ns().saturating_add(FIRST_PAUSE), Ordering::Relaxed);
+    LATER.store(true, Ordering::Release);
+    true
 }
 
 /// Where the monitor is, although it was reached on another way.
@@ -91,7 +112,12 @@ fn find_it(now: u64) {
         false => dial().is_ok_and(|fd| adopt_fd(process::high_fd(fd))),
     };
     if !found {
-        LATER_AT.store(now + if died { DIED_PAUSE } else { LATER_PAUSE }, Ordering::Relaxed);
+        let pause = match (died, never()) {
+            (true, false) => DIED_PAUSE,
+            (true, true) => FIRST_PAUSE,
+            (false, _) => LATER_PAUSE,
+        };
+        LATER_AT.store(now + pause, Ordering::Relaxed);
         LATER.store(true, Ordering::Release);
     }
 }
@@ -151,6 +177,7 @@ fn greet_another() -> bool {
         // It knows nothing of what was shared over the first one.
         process::disable();
     }
+    NEVER.store(false, Ordering::Relaxed);
     DEAD.store(false, Ordering::Release);
     true
 }

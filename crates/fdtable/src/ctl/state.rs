@@ -12,6 +12,9 @@ pub(super) static FD: AtomicI32 = AtomicI32::new(-1);
 pub(super) static LOCK: Lock<u32> = Lock::new(0);
 #[link_section = ".data.fsocket_start"]
 pub(super) static DEAD: AtomicBool = AtomicBool::new(false);
+/// There was none yet: [`DEAD`], but nothing is shared that somebody would have to watch over.
+#[link_section = ".data.fsocket_start"]
+pub(super) static NEVER: AtomicBool = AtomicBool::new(false);
 /// The last piece of a sleep that no monitor watches over, nanoseconds.
 static UNWATCHED: AtomicU64 = AtomicU64::new(0);
 /// A forked child that was not announced to the monitor has no socket until it
@@ -57,6 +60,11 @@ pub fn may_come() -> bool {
     dead() && LATER.load(Ordering::Relaxed)
 }
 
+/// Was there none since this process began?
+pub fn never() -> bool {
+    NEVER.load(Ordering::Relaxed)
+}
+
 /// Has the monitor another version, so that there is nothing to talk about?
 pub fn mismatch() -> bool {
     MISMATCH.load(Ordering::Relaxed)
@@ -66,7 +74,7 @@ pub fn mismatch() -> bool {
 pub fn why_none() -> Reason {
     match (MISMATCH.load(Ordering::Relaxed), DEAD.load(Ordering::Relaxed)) {
         (true, _) => Reason::Version,
-        (_, true) => Reason::MonitorGone,
+        (_, true) if !never() => Reason::MonitorGone,
         _ => Reason::NoMonitor,
     }
 }
@@ -102,8 +110,12 @@ pub fn any_half() -> bool {
 pub fn unwatched() -> Option<u64> {
     const MIN: u64 = 1_000_000;
     const MAX: u64 = 500_000_000;
+    const FIRST: u64 = 1_000_000_000;
     if !dead() && SILENT.load(Ordering::Relaxed) == 0 && !any_half() {
         return None;
+    }
+    if never() {
+        return may_come().then_some(FIRST);
     }
     let ns = UNWATCHED.load(Ordering::Relaxed).clamp(MIN, MAX);
     UNWATCHED.store((ns * 2).min(MAX), Ordering::Relaxed);
