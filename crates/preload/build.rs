@@ -7,6 +7,10 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // The ends of the table of faults are ours alone.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,start-stop-visibility=hidden");
+    // What a forked child needs lies together.
+    let layout = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("layout.ld");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-T,{}", layout.display());
+    println!("cargo:rerun-if-changed=layout.ld");
     let out = env::var("OUT_DIR").expect("cargo sets it");
     // The standard library asks for -lgcc_s; this linker script answers first.
     fs::write(Path::new(&out).join("libgcc_s.so"), "INPUT(-lgcc_eh -lgcc -lc)\n").expect("OUT_DIR is writable");

@@ -4,12 +4,14 @@
 //! its end as one that may go over to shared memory (ADR 27); after `fastsocket on` it does. Not one that
 //! several processes have, or several numbers refer to.
 
+use crate::cow::Sparing;
 use crate::signals::Held;
 use crate::table::{self, Desc};
 use crate::{ctl, epoll, listen, path, process, socks, upgrade};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Connections are to be switched, where nothing is locked.
+#[link_section = ".data.fsocket_start"]
 static ASKED: AtomicBool = AtomicBool::new(false);
 
 /// By the monitor.
@@ -59,5 +61,5 @@ pub fn kernel_for_now(d: &'static Desc) -> Option<&'static Desc> {
 /// In a forked child: its parent was told.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
-    ASKED.store(false, Ordering::Relaxed);
+    ASKED.put(false);
 }

@@ -85,10 +85,12 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
 
 /// The last number of this process that refers to `d` is gone.
 pub fn last_reference(d: &'static Desc) {
+    // (There is nothing of this process's to end. Before the others: they take a table, another page.)
+    if listen::is_deferred() && d.kind() == kind::LISTENER {
+        return;
+    }
     match d.kind() {
         kind::CONN => release_conn(d),
-        // (There is nothing of this process's to end.)
-        kind::LISTENER if listen::is_deferred() => {}
         kind::LISTENER => {
             if d.held_elsewhere.load(Ordering::Relaxed) {
                 path::leave_to_kernel(d);

@@ -1,7 +1,7 @@
 //! Before `main`.
 
 use crate::{home, musl, summary};
-use core::sync::atomic::AtomicU8;
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::zone::{self, Pin};
 use fsocket_lifecycle::{brief, ctl, fork, listen, passing, start, stats};
@@ -78,10 +78,17 @@ extern "C" fn fini() {
     summary::print();
 }
 
+/// Was [`crate::real::find_for_children`] called?
+#[link_section = ".data.fsocket_start"]
+static HAS_FOUND: AtomicBool = AtomicBool::new(false);
+
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn before() {
     let _errno = fsocket_sys::errno::Saved::errno();
     fork::prepare();
+    if brief::is_for_connection() && !HAS_FOUND.swap(true, Ordering::Relaxed) {
+        crate::real::find_for_children();
+    }
 }
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_parent() {

@@ -24,19 +24,25 @@ fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
 
 macro_rules! hook_table {
     ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+        /// Places of the addresses.
+        #[allow(non_camel_case_types, dead_code, clippy::upper_case_acronyms)]
+        #[derive(Clone, Copy)]
+        enum Place { $($name,)* Count }
+        static CACHES: [AtomicPtr<c_void>; Place::Count as usize] =
+            [const { AtomicPtr::new(core::ptr::null_mut()) }; Place::Count as usize];
         $(
             // A few hooks replace the real function altogether.
             #[allow(non_snake_case, dead_code)]
             pub unsafe fn $name($($arg: $ty),*) -> $ret {
-                static CACHE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-                let mut p = CACHE.load(Ordering::Acquire);
+                let cache = &CACHES[Place::$name as usize];
+                let mut p = cache.load(Ordering::Acquire);
                 if p.is_null() {
                     const NAME: &core::ffi::CStr =
                         match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                             Ok(n) => n,
                             Err(_) => panic!(),
                         };
-                    p = lookup(&CACHE, NAME);
+                    p = lookup(cache, NAME);
                     if p.is_null() {
                         return Missing::missing();
                     }
@@ -50,6 +56,26 @@ macro_rules! hook_table {
 macro_rules! variadic_table {
     ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {};
 }
+/// Looks up what a child calls that serves a connection. It would do so itself else, each child anew: that
+/// touches the symbol tables of all libraries, a dozen pages.
+#[cold]
+pub fn find_for_children() {
+    macro_rules! find {
+        ($($name:ident)*) => {$(
+            let cache = &CACHES[Place::$name as usize];
+            if cache.load(Ordering::Relaxed).is_null() {
+                const NAME: &[u8] = concat!(stringify!($name), "\0").as_bytes();
+                if let Ok(name) = core::ffi::CStr::from_bytes_with_nul(NAME) {
+                    lookup(cache, name);
+                }
+            }
+        )*};
+    }
+    find!(close dup dup2 dup3 fcntl ioctl read write readv writev recv send recvfrom sendto recvmsg sendmsg sendfile
+          shutdown getsockname getpeername setsockopt getsockopt poll ppoll select
+          epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait signal sigaction);
+}
+
 /// Address of libc's function of that name; null: there is none.
 pub fn address(name: &core::ffi::CStr) -> *const c_void {
     // SAFETY: a NUL-terminated name.

@@ -9,6 +9,7 @@ use fsocket_sys as sys;
 
 const STDERR: i32 = 2;
 /// The process that `run` became, which prints in any case; 0: nothing is printed.
+#[link_section = ".data.fsocket_start"]
 static OF: AtomicI32 = AtomicI32::new(0);
 /// What standard error was at the start: programs close it, and give its number to a socket.
 static PLACE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];

@@ -135,6 +135,11 @@ pub fn expect(place: usize, in_kernel: bool, is_kernels: bool) {
     LEFT.store(if is_kernels { CALLS } else { WAITS }, Ordering::Relaxed);
 }
 
+/// Between [`expect`] and the fork, and in the child until its connection has lasted.
+pub fn is_for_connection() -> bool {
+    LEFT.load(Ordering::Relaxed) != 0
+}
+
 /// This process serves no single connection: it has forked for one, or accepts itself.
 pub fn is_another() {
     use crate::cow::Sparing;

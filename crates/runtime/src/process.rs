@@ -5,15 +5,13 @@ use crate::{registry, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_sys as sys;
 
-/// Data that the start of a program and the fork of a shell use lie together (section
-/// `.data.fsocket_start`), and so does their code (`.text.fsocket_start`): each page that a process
-/// touches costs it some microseconds. The alignment keeps the data within one page.
-#[repr(align(1024))]
-struct AtStart<T>(T);
+// Data that the start of a program and a fork write lie together, in one page (section `.data.fsocket_start`),
+// and so does their code (`.text.fsocket_start`): each page that a process touches costs it some microseconds.
+// crates/preload/layout.ld.
 
 /// Nonce of this process; 0: the library is not initialized.
 #[link_section = ".data.fsocket_start"]
-static NONCE: AtStart<AtomicU64> = AtStart(AtomicU64::new(0));
+static NONCE: AtomicU64 = AtomicU64::new(0);
 /// Upper bits of every thread identity, different in parent and child.
 #[link_section = ".data.fsocket_start"]
 static TAG: AtomicU64 = AtomicU64::new(0);
@@ -56,14 +54,14 @@ pub fn high_fd(fd: i32) -> i32 {
         }
         Err(_) => fd,
     };
-    OWN.set(kept, true);
+    set_own(kept, true);
     kept
 }
 
 /// A copy of `fd` for the library, if there is room for one out of the application's way.
 pub fn high_copy(fd: i32) -> Option<i32> {
     let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FD.load(Ordering::Relaxed) as usize).ok()?;
-    OWN.set(copy, true);
+    set_own(copy, true);
     Some(copy)
 }
 
@@ -74,34 +72,48 @@ pub fn high() -> i32 {
 
 /// Close a descriptor of ours.
 pub fn close_own(fd: i32) {
-    OWN.set(fd, false);
+    set_own(fd, false);
     let _ = sys::close(fd);
 }
 
 /// Descriptors that tables by number have room for.
 pub const MAX_FD: usize = 1 << 20;
 
-/// The library's own descriptors.
-static OWN: Bits<{ MAX_FD / 64 }> = Bits::new();
+/// The library's own descriptors: most are among the first, whose bits lie with what a fork writes.
+#[link_section = ".data.fsocket_start"]
+static OWN_LOW: Bits<LOW_WORDS> = Bits::new();
+static OWN_HIGH: Bits<{ MAX_FD / 64 }> = Bits::new();
+const LOW_WORDS: usize = 20;
+const LOW: u32 = LOW_WORDS as u32 * 64;
+
+fn set_own(fd: i32, on: bool) {
+    match (fd as u32) < LOW {
+        true => OWN_LOW.set(fd, on),
+        false => OWN_HIGH.set(fd, on),
+    }
+}
 
 /// Is it a descriptor that the library needs and the application never saw?
 #[inline]
 pub fn owns(fd: i32) -> bool {
-    OWN.has(fd)
+    match (fd as u32) < LOW {
+        true => OWN_LOW.has(fd),
+        false => OWN_HIGH.has(fd),
+    }
 }
 
 /// The lowest own descriptor in `from..=to`.
 pub fn next_own(from: u32, to: u32) -> Option<u32> {
-    OWN.next(from, to)
+    OWN_LOW.next(from, to).or_else(|| OWN_HIGH.next(from, to))
 }
 
 pub fn set_nonce(n: u64) {
-    NONCE.0.store(n, Ordering::Relaxed);
+    NONCE.store(n, Ordering::Relaxed);
     TAG.store((n >> 16) << 48, Ordering::Relaxed);
 }
 
 pub fn nonce() -> u64 {
-    NONCE.0.load(Ordering::Relaxed)
+    NONCE.load(Ordering::Relaxed)
 }
 
 /// Identity of the calling thread, different from every thread of every
@@ -263,13 +275,13 @@ pub fn begin(single_threaded: Option<&'static AtomicU8>) {
 pub fn duplicate_own(fd: i32) -> Option<i32> {
     let to = (fd + 1).max(HIGH_FD.load(Ordering::Relaxed));
     let new = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, to as usize).ok()?;
-    OWN.set(fd, false);
+    set_own(fd, false);
     Some(new)
 }
 
 /// `fd` is one of ours.
 pub fn note_own(fd: i32) {
-    OWN.set(fd, true);
+    set_own(fd, true);
 }
 
 #[link_section = ".data.fsocket_start"]

@@ -72,8 +72,14 @@ impl Saved {
 impl Drop for Saved {
     #[inline]
     fn drop(&mut self) {
+        // (Written only if it has changed: after a fork a page that is written is copied.)
         // SAFETY: as in `Errno::set`.
-        unsafe { *libc::__errno_location() = self.0 }
+        unsafe {
+            let errno = libc::__errno_location();
+            if *errno != self.0 {
+                *errno = self.0;
+            }
+        }
     }
 }
 

@@ -184,7 +184,6 @@ pub fn at_exit() {
 }
 
 /// In a forked child: the parent's local listen sockets are not ours.
-#[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     for z in used() {
         z.change.reset_after_fork();

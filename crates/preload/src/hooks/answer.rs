@@ -8,7 +8,12 @@ use libc::*;
 /// come back because it is cancelled.
 #[inline]
 pub(super) fn guarded<R: Failure>(f: impl FnOnce() -> R) -> R {
-    let r = caught(f);
+    completed(caught(f))
+}
+
+/// The end of [`guarded`].
+#[inline]
+pub(super) fn completed<R>(r: R) -> R {
     if cancel::careful() {
         threads::after();
     }
@@ -29,6 +34,11 @@ pub(super) fn interrupted() {
 /// hooks, and must find nothing to do there.
 #[inline(never)]
 fn caught<R: Failure>(f: impl FnOnce() -> R) -> R {
+    caught_here(f)
+}
+
+#[inline(always)]
+pub(super) fn caught_here<R: Failure>(f: impl FnOnce() -> R) -> R {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or_else(|_| {
         fsocket_sys::Errno::EIO.set();
         R::failure()
