@@ -8,7 +8,7 @@ pub mod upgrade;
 use fsocket_fdtable::{ctl, socks, table, upcalls};
 use fsocket_listeners::{claim, establish, listen, route};
 use fsocket_runtime::{
-    cow, heartbeat, inspect, mailbox, name, process, registry, signals, stats, strangers, successor, token,
+    cow, heartbeat, inspect, lately, mailbox, name, process, registry, signals, stats, successor, token,
 };
 use fsocket_shm::{chan, conn, stage, values, waker};
 use fsocket_wait as wait;

@@ -19,7 +19,7 @@ use crate::cow::Sparing;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::wait::{self, Sleeper};
-use crate::{ctl, name, process, registry, route, strangers, successor};
+use crate::{ctl, lately, name, process, registry, route};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::flag;
 use fsocket_abi::channel::{CLIENT, SERVER};
@@ -39,36 +39,22 @@ mod rest;
 pub use calls::init;
 pub use handed::{can_be_handed_down, closed, hand_down, handed_down};
 pub use offer::{answer, asked, epoch};
-pub use passed::{let_go, sent, tell};
+pub use passed::{let_go, received, sent, tell};
 
-use calls::{first, is_on, restart, wanted, CALLS};
+use calls::{at_once, begin, is_on, wanted, CALLS};
 use handed::is_mine_alone;
 use offer::{key, open};
 use passed::{forbid, is_passed};
-use rest::{at_rest, lingers, own_of, peer_of, usual};
+use rest::{at_rest, is_here, lingers, own_of, peer_of, usual};
 
-const TRIES: u32 = 6;
+const TRIES: u32 = 8;
 /// Calls between two tries of a connection that comes back when an operator lets its peer.
 const PATIENT: u32 = 1024;
-
-fn is_here(ip: &[u8; 16]) -> bool {
-    name::is_loopback(ip) || registry::mapped().is_some_and(|r| r.has_local(ip))
-}
-
-fn begin(d: &Desc, side: usize) {
-    d.side.store(side as u32, Ordering::Relaxed);
-    restart(d);
-    d.across.store(false, Ordering::Relaxed);
-    d.heard.store(false, Ordering::Relaxed);
-    d.comes_back.store(false, Ordering::Relaxed);
-    d.dirty.store(true, Ordering::Relaxed);
-    d.kind.store(kind::KERNEL, Ordering::Release);
-}
 
 /// May connections to other network namespaces of this host go over?
 fn reaches_across(ip: &[u8; 16], port: u16) -> bool {
     let recorded = registry::mapped().is_some_and(|r| route::volatile(&r.pairs) != 0);
-    recorded && !name::is_loopback(ip) && !strangers::is_one(ip, port)
+    recorded && !name::is_loopback(ip) && !lately::STRANGERS.has(ip, port)
 }
 
 /// A socket connects to `dst` over the kernel. False: no process there can ever share
@@ -80,6 +66,9 @@ pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
     }
     begin(d, CLIENT);
     d.across.store(across, Ordering::Relaxed);
+    if !across && lately::PASSED_ON.has(&dst.ip, dst.port) {
+        at_once(d);
+    }
     true
 }
 
@@ -142,30 +131,6 @@ pub fn candidate(was: &Desc) -> Option<&'static Desc> {
     d.across.store(across, Ordering::Relaxed);
     d.comes_back.store(true, Ordering::Relaxed);
     Some(d)
-}
-
-/// `fd`, a connected socket, has come from another process: it may go over as soon as no other process has it.
-pub fn received(fd: i32, family: u32) {
-    if !wanted() || fd <= table::STDIO {
-        return;
-    }
-    let (Some(me), Some(peer), Some(cookie)) = (own_of(fd), peer_of(fd), successor::cookie(fd)) else { return };
-    if !is_here(&peer.ip) {
-        return;
-    }
-    let Some(d) = table::alloc(kind::FRESH) else { return };
-    d.family.store(family, Ordering::Relaxed);
-    d.kernel_family.store(family, Ordering::Relaxed);
-    // Most are accepted and passed on. (A guess that is wrong leaves it in the kernel.)
-    let opened = !route::has_listener(&me, fd) && route::has_listener(&peer, fd);
-    begin(d, if opened { CLIENT } else { SERVER });
-    // So that it is offered when its peer asks, which does so soon once only.
-    d.next_try.store((first() / 4).max(1), Ordering::Relaxed);
-    if !table::install(fd, d) {
-        return table::release(d);
-    }
-    d.passed_as.store(cookie, Ordering::Relaxed);
-    tell(d, what::ARRIVED);
 }
 
 /// What a call wants.
@@ -373,8 +338,11 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         m.arg1 = is_passed(d).into();
         // With an answer: until the monitor has read it the message holds the socket, and a close
         // of the program's would not end the connection.
-        if ctl::request(m, Some(fd)).err() == Some(Errno::EXDEV) {
-            stranger(fd, d);
+        match ctl::request(m, Some(fd)) {
+            // The monitor keeps it until the opener asks, or there are very many of this process's.
+            Ok(_) if m.arg0 == 0 => d.next_try.store(calls.saturating_mul(16).min(most), Ordering::Relaxed),
+            Err(Errno::EXDEV) => stranger(fd, d),
+            _ => {}
         }
         return;
     }
@@ -391,7 +359,7 @@ fn stranger(fd: i32, d: &Desc) {
     let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return };
     d.across.store(false, Ordering::Relaxed);
     if !usual(&peer, &me) {
-        strangers::note(&peer.ip, 0);
+        lately::STRANGERS.note(&peer.ip, 0);
         give_up(d);
     }
 }

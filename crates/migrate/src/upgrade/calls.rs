@@ -1,10 +1,10 @@
 //! After how many calls a kernel connection is tried.
 
 use crate::process;
-use crate::table::Desc;
+use crate::table::{kind, Desc};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Calls before the first try; each further one waits four times as long.
+/// Calls before the first try; each further one waits four times as long, or [`sooner`].
 pub(super) const CALLS: u32 = 32;
 #[link_section = ".data.fsocket_start"]
 static FIRST: AtomicU32 = AtomicU32::new(CALLS);
@@ -34,4 +34,25 @@ pub(super) fn restart(d: &Desc) {
     d.calls.store(0, Ordering::Relaxed);
     d.tries.store(0, Ordering::Relaxed);
     d.next_try.store(FIRST.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// The first try of an end whose peer is known to be there: a quarter of [`first`].
+pub(super) fn at_once(d: &Desc) {
+    d.next_try.store((first() / 4).max(1), Ordering::Relaxed);
+}
+
+/// The next try comes after twice the calls.
+pub(super) fn sooner(d: &Desc) {
+    d.next_try.store(d.calls.load(Ordering::Relaxed).saturating_mul(2), Ordering::Relaxed);
+}
+
+/// From here on the calls are counted.
+pub(super) fn begin(d: &Desc, side: usize) {
+    d.side.store(side as u32, Ordering::Relaxed);
+    restart(d);
+    d.across.store(false, Ordering::Relaxed);
+    d.heard.store(false, Ordering::Relaxed);
+    d.comes_back.store(false, Ordering::Relaxed);
+    d.dirty.store(true, Ordering::Relaxed);
+    d.kind.store(kind::KERNEL, Ordering::Release);
 }

@@ -1,5 +1,6 @@
 //! The two sides of a connection agree on the moment: the opener offers a slot, the accepter takes it.
 
+use super::calls::sooner;
 use super::passed::{is_passed, let_go};
 use super::rest::{at_rest, own_of, peer_of, usual, Counts};
 use crate::establish::{establish, prepare_slot, End};
@@ -7,7 +8,7 @@ use crate::mailbox::Mailbox;
 use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::upcalls::watcher;
-use crate::{chan, ctl, heartbeat, route, socks, stats, strangers, values, waker};
+use crate::{chan, ctl, heartbeat, lately, route, socks, stats, values, waker};
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -73,7 +74,14 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
         if let Some(mut c) = chan.client() {
             chan.give_back(&mut c, slot);
         }
+        if met {
+            // It is there, and was late.
+            sooner(d);
+        }
         return asked.and(NOT_NOW);
+    }
+    if met && !across {
+        lately::PASSED_ON.note(&dst.ip, dst.port);
     }
     learn(fd, d);
     let family = d.family.load(Ordering::Relaxed) as u16;
@@ -108,14 +116,14 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
         let met = |chan| Whereto { chan, across: false, met: true };
         return route::meet(fd, true).map(met).map_err(|_| {
             // It may be on its way to another process still.
-            d.next_try.store(d.calls.load(Ordering::Relaxed).saturating_mul(2), Ordering::Relaxed);
+            sooner(d);
             Errno::EAGAIN
         });
     }
     match route::meet(fd, false) {
         Ok(chan) => Ok(Whereto { chan, across: true, met: true }),
         Err(Errno::EXDEV) => {
-            strangers::note(&dst.ip, dst.port);
+            lately::STRANGERS.note(&dst.ip, dst.port);
             d.across.store(false, Ordering::Relaxed);
             Err(if usual { Errno::EAGAIN } else { Errno::EXDEV })
         }
@@ -241,8 +249,16 @@ fn take(a: &Asked) {
     });
     let Some(c) = c else { return };
     if !accept(c, a) {
+        offer_again(a.key);
         handover::refuse(&c.slot(a.slot).state, steps(a.generation), &Patience(0));
         c.unmap_if_unused();
+    }
+}
+
+/// The monitor has forgotten the offer, as it forgets each that it has told the opener's wish.
+fn offer_again(name: u64) {
+    if let Some(d) = DESCS.get(name as u32).filter(|d| d.kind() == kind::KERNEL && key(d) == name) {
+        d.next_try.store(d.calls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 

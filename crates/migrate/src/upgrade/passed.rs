@@ -1,9 +1,12 @@
 //! Connections that go to other processes: what the monitor is told of each, so that it knows when one has it alone.
 
+use super::calls::{at_once, begin, wanted};
+use super::rest::{is_here, own_of, peer_of};
 use crate::cow::Sparing;
 use crate::table::{self, kind, Desc};
-use crate::{ctl, successor};
+use crate::{ctl, route, successor};
 use core::sync::atomic::Ordering;
+use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::{kind as msg, passed, Msg};
 use fsocket_sys as sys;
 
@@ -35,6 +38,30 @@ pub fn sent(fd: i32) {
     if shared {
         tell(d, passed::SHARED);
     }
+}
+
+/// `fd`, a connected socket, has come from another process: it may go over as soon as no other process has it.
+pub fn received(fd: i32, family: u32) {
+    if !wanted() || fd <= table::STDIO {
+        return;
+    }
+    let (Some(me), Some(peer), Some(cookie)) = (own_of(fd), peer_of(fd), successor::cookie(fd)) else { return };
+    if !is_here(&peer.ip) {
+        return;
+    }
+    let Some(d) = table::alloc(kind::FRESH) else { return };
+    d.family.store(family, Ordering::Relaxed);
+    d.kernel_family.store(family, Ordering::Relaxed);
+    // Most are accepted and passed on. (A guess that is wrong leaves it in the kernel.)
+    let opened = !route::has_listener(&me, fd) && route::has_listener(&peer, fd);
+    begin(d, if opened { CLIENT } else { SERVER });
+    // So that it is offered when its peer asks, which does so soon once only.
+    at_once(d);
+    if !table::install(fd, d) {
+        return table::release(d);
+    }
+    d.passed_as.store(cookie, Ordering::Relaxed);
+    tell(d, passed::ARRIVED);
 }
 
 /// What became of it since; see [`fsocket_proto::passed`].

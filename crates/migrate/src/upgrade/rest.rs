@@ -1,6 +1,6 @@
 //! What the kernel says of a connection that may go over: its addresses, and whether it is at rest.
 
-use crate::name;
+use crate::{name, registry};
 use fsocket_proto::Addr;
 use fsocket_sys as sys;
 
@@ -16,6 +16,10 @@ pub(super) fn peer_of(fd: i32) -> Option<Addr> {
     let n = sys::getpeername(fd, &mut b).ok()?;
     // SAFETY: as above.
     unsafe { name::parse(b.as_ptr() as *const libc::sockaddr, n as u32) }
+}
+
+pub(super) fn is_here(ip: &[u8; 16]) -> bool {
+    name::is_loopback(ip) || registry::mapped().is_some_and(|r| r.has_local(ip))
 }
 
 fn unread(fd: i32) -> Option<i32> {
