@@ -251,9 +251,9 @@ limit_table! {
      `SO_RCVBUF`, within a factor of two of what the kernel takes; `SO_RCVBUF` alone bounds \
      nothing, as on loopback the default send buffer is larger than a ring."
         of setsockopt;
-    Sockets: "`MSG_MORE` and `TCP_CORK` hold nothing back: the receiver may have at once what the \
-     kernel keeps until a segment is full, for at most 0.2 s. The receiver is woken for the \
-     first part only if it sleeps."
+    Sockets: "`MSG_MORE`, `TCP_CORK` and Nagle's algorithm hold nothing back: the receiver may have at once what the \
+     kernel keeps until a segment is full, an acknowledgement comes or 0.2 s are over (ADR 55). No program \
+     can rely on that. A receiver that sleeps is woken for the first part."
         of send, setsockopt;
     Sockets: "`SIOCOUTQ` is what the receiver's buffer would not have taken."
         of ioctl;
