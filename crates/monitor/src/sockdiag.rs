@@ -16,10 +16,11 @@ use fsocket_proto::Addr;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const TCP_ESTABLISHED: u32 = 1;
 const TCP_LISTEN: u32 = 10;
 /// The loopback device is the first of each network namespace. What goes to one of the host's own
 /// addresses comes in by it.
@@ -149,7 +150,22 @@ impl SockDiag {
         let family = if is_v4(&ip) { libc::AF_INET } else { libc::AF_INET6 };
         let to = Addr { ip, family: family as u16, ..Addr::default() };
         // Port 0 at the other end: no connection matches, only a listener.
-        self.each(TCP_LISTEN, family, port, raw(&to), 0, is_it)
+        self.each(TCP_LISTEN, family, (raw(&to), port), (raw(&to), 0), 0, is_it)
+    }
+
+    /// Whether exactly this socket is the end of the connection between these two. When the kernel cannot be asked,
+    /// yes.
+    pub fn is_end(&mut self, own: SocketAddr, peer: SocketAddr, socket: u64) -> bool {
+        let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let end = |a: SocketAddr| match a.ip() {
+            IpAddr::V4(v4) => (
+                raw(&Addr { ip: v4.to_ipv6_mapped().octets(), family: libc::AF_INET as u16, ..Addr::default() }),
+                a.port(),
+            ),
+            IpAddr::V6(v6) => (v6.octets(), a.port()),
+        };
+        let is_it = |a: &Answer| cookie(&a.id) == socket;
+        self.each(TCP_ESTABLISHED, family, end(own), end(peer), 0, is_it) != Some(false)
     }
 
     /// Whose listening socket gets what comes for this address.
@@ -160,7 +176,7 @@ impl SockDiag {
             raw[..4].copy_from_slice(&ip[12..]);
         }
         let mut uid = None;
-        self.each(TCP_LISTEN, family, port, raw, 0, |answer| {
+        self.each(TCP_LISTEN, family, (raw, port), (raw, 0), 0, |answer| {
             uid = Some(answer.uid);
             true
         })?;
@@ -171,7 +187,7 @@ impl SockDiag {
         // Whether a socket with the cookie is among the answers; `None`: no usable answer.
         let is_it = |answer: &Answer| cookie(&answer.id) == info.cookie;
         let family = i32::from(info.addr.family);
-        self.each(TCP_LISTEN, family, info.addr.port, [0; 16], libc::NLM_F_DUMP as u16, is_it)
+        self.dump(TCP_LISTEN, family, info.addr.port, is_it)
     }
 
     /// Cookies of all sockets that listen on exactly this address; `None`: no usable
@@ -179,7 +195,7 @@ impl SockDiag {
     pub fn listeners(&mut self, addr: &Addr) -> Option<Vec<u64>> {
         let bound = raw(addr);
         let mut found = Vec::new();
-        self.each(TCP_LISTEN, i32::from(addr.family), addr.port, [0; 16], libc::NLM_F_DUMP as u16, |answer| {
+        self.dump(TCP_LISTEN, i32::from(addr.family), addr.port, |answer| {
             if answer.id.src == bound {
                 found.push(cookie(&answer.id));
             }
@@ -191,21 +207,25 @@ impl SockDiag {
     /// Whether exactly this socket, of any kind of address, is bound to that port and nothing else.
     pub fn has_bound(&mut self, socket: u64, port: u16) -> bool {
         [libc::AF_INET, libc::AF_INET6].into_iter().any(|family| {
-            let dump = libc::NLM_F_DUMP as u16;
-            self.each(TCP_BOUND_INACTIVE, family, port, [0; 16], dump, |a| {
+            self.dump(TCP_BOUND_INACTIVE, family, port, |a| {
                 cookie(&a.id) == socket && u16::from_be_bytes(a.id.sport) == port
             }) == Some(true)
         })
     }
 
+    /// [`Self::each`] for all sockets of a port.
+    fn dump(&mut self, state: u32, family: i32, port: u16, is_it: impl FnMut(&Answer) -> bool) -> Option<bool> {
+        self.each(state, family, ([0; 16], port), ([0; 16], 0), libc::NLM_F_DUMP as u16, is_it)
+    }
+
     /// Shows the sockets in a state that are answered to `is_it` until it says yes.
-    /// Whether it did; `None`: no usable answer.
+    /// Whether it did; `None`: no usable answer. `own` and `peer`: as the kernel keeps them.
     fn each(
         &mut self,
         state: u32,
         family: i32,
-        port: u16,
-        ip: [u8; 16],
+        own: ([u8; 16], u16),
+        peer: ([u8; 16], u16),
         flags: u16,
         mut is_it: impl FnMut(&Answer) -> bool,
     ) -> Option<bool> {
@@ -225,10 +245,10 @@ impl SockDiag {
             pad: 0,
             states: 1 << state,
             id: SockId {
-                sport: port.to_be_bytes(),
-                dport: [0; 2],
-                src: ip,
-                dst: ip,
+                sport: own.1.to_be_bytes(),
+                dport: peer.1.to_be_bytes(),
+                src: own.0,
+                dst: peer.0,
                 interface: if flags == 0 { LOOPBACK } else { 0 },
                 cookie: [u32::MAX; 2],
             },
@@ -304,6 +324,23 @@ mod tests {
             ));
             let Ok(_again) = again else { continue };
             assert!(!diag.listens(&info), "{bind}: another socket on the same port");
+        }
+    }
+
+    #[test]
+    fn an_end_is_one_socket() {
+        let mut diag = SockDiag::new().expect("kernel with INET_DIAG");
+        for (bind, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("[::1]:0", "::1")] {
+            let Ok(l) = TcpListener::bind(bind) else { continue };
+            let to = SocketAddr::new(to.parse().unwrap(), l.local_addr().unwrap().port());
+            let opened = std::net::TcpStream::connect(to).unwrap();
+            let (own, cookie) = (opened.local_addr().unwrap(), rustix::net::sockopt::socket_cookie(&opened).unwrap());
+            let accepted = l.accept().unwrap().0;
+            assert!(diag.is_end(own, to, cookie), "{bind}");
+            let other = rustix::net::sockopt::socket_cookie(&accepted).unwrap();
+            assert!(!diag.is_end(own, to, other), "{bind}: its peer");
+            drop(opened);
+            assert!(!diag.is_end(own, to, cookie), "{bind}: closed");
         }
     }
 

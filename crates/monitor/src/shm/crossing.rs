@@ -103,10 +103,15 @@ impl Shm {
     }
 
     /// The other end, in the same network namespace, of a process that has received it from another one.
-    fn offered_here(&self, id: ConnId, fd: BorrowedFd<'_>) -> Result<(ListenerId, ConnId, SocketAddr), Errno> {
+    fn offered_here(
+        &mut self,
+        ctx: &Context,
+        id: ConnId,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(ListenerId, ConnId, SocketAddr), Errno> {
         let (netns, own, peer) = end_of(fd)?;
-        let (by, (_, listener)) = self.offers.get(&(netns, peer, own)).ok_or(Errno::NOENT)?;
-        let listener = listener.filter(|_| by != id).ok_or(Errno::NOENT)?;
+        let (by, here) = self.offer_at(ctx, &(netns, peer, own), fd)?;
+        let listener = here.listener.filter(|_| by != id).ok_or(Errno::NOENT)?;
         Ok((listener, by, peer))
     }
 
@@ -115,7 +120,7 @@ impl Shm {
         let fd = fd.ok_or(Errno::BADF)?;
         let (listener, by, to) = match msg.arg1 {
             0 => self.offered(id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
-            _ => self.offered_here(id, fd.as_fd())?,
+            _ => self.offered_here(ctx, id, fd.as_fd())?,
         };
         if ctx.is_off(id) || ctx.is_off(by) {
             return Err(Errno::BUSY);

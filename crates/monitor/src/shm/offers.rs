@@ -17,9 +17,18 @@ pub struct Offers<E, N> {
     number: HashMap<ConnId, usize>,
 }
 
-/// Within a network namespace: what the process calls it, and the listener that had accepted it, where the process
-/// has received it from another one.
-pub type Local = Offers<End, (u64, Option<ListenerId>)>;
+/// An end within a network namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Here {
+    /// What the process calls it.
+    pub name: u64,
+    /// The listener that had accepted it, where the process has received it from another one.
+    pub listener: Option<ListenerId>,
+    /// SO_COOKIE of the socket that was shown.
+    pub socket: u64,
+}
+
+pub type Local = Offers<End, Here>;
 
 impl<E, N> Default for Offers<E, N> {
     fn default() -> Self {
@@ -70,16 +79,17 @@ mod tests {
     fn offers_go_with_their_process_and_are_bounded() {
         let at = |port: u16| (1, SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 1], 9)));
         let mut o = Local::default();
-        o.add(at(1), 7, (70, None));
-        o.add(at(2), 8, (80, None));
-        o.add(at(1), 7, (71, None));
-        assert_eq!(o.take(&at(1)), Some((7, (71, None))));
+        let named = |name| Here { name, ..Here::default() };
+        o.add(at(1), 7, named(70));
+        o.add(at(2), 8, named(80));
+        o.add(at(1), 7, named(71));
+        assert_eq!(o.take(&at(1)), Some((7, named(71))));
         assert_eq!(o.take(&at(1)), None);
         assert!(!o.number.contains_key(&7));
         o.leave(8);
         assert!(o.by_end.is_empty() && o.number.is_empty());
         for port in 0..3 * PER_CLIENT as u16 {
-            o.add(at(port), 7, (1, None));
+            o.add(at(port), 7, named(1));
         }
         assert!(o.by_end.len() <= PER_CLIENT);
     }

@@ -10,8 +10,9 @@ use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::policy::rules::Destination;
 use crate::shm::listeners::Listeners;
-use crate::shm::offers::End;
+use crate::shm::offers::{End, Here};
 use crate::shm::state::Shm;
+use crate::sockdiag::SockDiag;
 use crate::{ChannelId, ConnId, ListenerId};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind, Addr, Msg};
@@ -33,15 +34,30 @@ impl Shm {
     pub fn offer_upgrade(&mut self, ctx: &Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let end = end_of(fd.as_fd())?;
+        let socket = socket_cookie(fd.as_fd())?;
         let listener = match msg.arg1 {
             0 => None,
-            _ => self.received(ctx, id, socket_cookie(fd.as_fd())?, &end)?,
+            _ => self.received(ctx, id, socket, &end)?,
         };
-        self.offers.add(end, id, (msg.id, listener));
+        self.offers.add(end, id, Here { name: msg.id, listener, socket });
         if msg.arg0 == 1 {
             self.offer_pair(ctx, id, msg.id, end, fd.as_fd())?;
         }
         Ok((reply(msg), None))
+    }
+
+    /// The offer of the very socket that is at this end now. A process may have offered one, closed it in secret, and
+    /// the next socket at this end is another process's. `place`: a TCP socket of the network namespace.
+    pub fn offer_at(&mut self, ctx: &Context, end: &End, place: BorrowedFd<'_>) -> Result<(ConnId, Here), Errno> {
+        let (by, here) = self.offers.get(end).ok_or(Errno::NOENT)?;
+        // (What is kept open to ask in another namespace goes with the last listener there.)
+        let place = self.listeners.iter().any(|l| l.info.netns == end.0).then_some(place);
+        let is_there = |diag: &mut SockDiag| diag.is_end(end.1, end.2, here.socket);
+        if !self.closings.diag(ctx, end.0, place).is_none_or(is_there) {
+            self.offers.take(end);
+            return Err(Errno::NOENT);
+        }
+        Ok((by, here))
     }
 
     pub fn upgrade(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
@@ -64,7 +80,8 @@ impl Shm {
             return Err(Errno::XDEV);
         }
         let there = (netns, peer, own);
-        let (other, (name, listener)) = self.offers.get(&there).ok_or(Errno::NOENT)?;
+        let (other, Here { name, listener, .. }) = self.offer_at(ctx, &there, fd.as_fd())?;
+        let ch = self.party(ctx, id, channel)?;
         if other == id {
             // Nobody is there to answer while it asks.
             return Err(Errno::XDEV);

@@ -3,8 +3,10 @@
 use super::support::*;
 use fsocket_proto::{kind, passed, Msg};
 use rustix::fd::AsFd;
-use rustix::net::sockopt::socket_cookie;
-use std::net::{Ipv4Addr, TcpStream};
+use rustix::net::sockopt::{self, socket_cookie};
+use rustix::net::{AddressFamily, SocketType};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
 
 /// A child that has given up rights may have kept the listening socket, accept, and pass on what it has accepted.
 #[test]
@@ -30,5 +32,33 @@ fn a_passed_connection_goes_into_no_memory_of_workers_with_other_rights() {
         assert_eq!(client.request(upgrade, Some(end.as_fd())).0.result, then, "{class}");
         let named = Msg { id: ch.id.into(), arg0: 1, ..Msg::new(kind::CHANNEL_HANDLE) };
         assert_eq!(receiver.request(named, None).1.is_some(), class == 0);
+    }
+}
+
+/// A process offers its end of a connection and closes it in secret. The next connection between the same addresses
+/// and ports is not its own, and may be another user's.
+#[test]
+fn an_offer_is_of_the_socket_that_is_there() {
+    let d = Daemon::start();
+    for (is_same, then) in [(true, 0), (false, libc::ENOENT)] {
+        let (mut server, mut client, l, ch) = d.acquainted();
+        let accept = || l.socket.accept().unwrap().0;
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, l.port));
+        let (mut end, mut accepted) = (TcpStream::connect(to).unwrap(), accept());
+        let offer = Msg { id: 5, ..Msg::new(kind::OFFER) };
+        assert_eq!(server.request(offer, Some(accepted.as_fd())).0.result, 0);
+        if !is_same {
+            let own = end.local_addr().unwrap();
+            sockopt::set_socket_linger(&end, Some(Duration::ZERO)).unwrap();
+            drop((end, accepted));
+            let again = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            sockopt::set_socket_reuseaddr(&again, true).unwrap();
+            rustix::net::bind(&again, &own).unwrap();
+            rustix::net::connect(&again, &to).unwrap();
+            (end, accepted) = (again.into(), accept());
+        }
+        let upgrade = Msg { id: ch.id.into(), arg0: 3, arg1: 9, ..Msg::new(kind::UPGRADE) };
+        assert_eq!(client.request(upgrade, Some(end.as_fd())).0.result, then);
+        drop(accepted);
     }
 }
