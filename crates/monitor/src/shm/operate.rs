@@ -17,20 +17,23 @@ impl Shm {
     /// ENOENT: nobody is meant. EPERM: not by this user.
     pub fn operate(&mut self, ctx: &mut Context, by: ConnId, request: &Request) -> Result<Answer, Errno> {
         let operator = ctx.clients.get(by).ok_or(Errno::BADF)?.uid;
+        let is_for_all = operator == 0 || ctx.config.private;
+        if matches!(request.target, Target::Unit(_)) && !is_for_all {
+            // (Before /proc is read for each process.)
+            return Err(Errno::PERM);
+        }
         let is_meant = |pid: u32| match &request.target {
             Target::Process(wanted) => *wanted == pid,
             Target::Unit(unit) => is_of_unit(pid, unit),
         };
-        let ids: Vec<ConnId> =
-            ctx.clients.iter().filter(|(_, c)| c.is_process() && is_meant(c.pid)).map(|(id, _)| id).collect();
-        let owner = |id: &ConnId| ctx.clients.get(*id).map(|c| c.uid);
-        if operator != 0 && !ctx.config.private && ids.iter().any(|id| owner(id) != Some(operator)) {
-            return Err(Errno::PERM);
-        }
+        // The number may be the word of a process: another user's that claims it is no reason to refuse.
+        let (ids, others): (Vec<_>, Vec<_>) = ctx
+            .clients
+            .iter()
+            .filter(|(_, c)| c.is_process() && is_meant(c.pid))
+            .map(|(id, c)| (id, is_for_all || c.uid == operator))
+            .partition(|(_, may)| *may);
         if let Target::Unit(unit) = &request.target {
-            if operator != 0 && !ctx.config.private {
-                return Err(Errno::PERM);
-            }
             let was = ctx.off.contains(unit);
             match request.off {
                 true if ids.is_empty() && !was => return Err(Errno::NOENT),
@@ -42,9 +45,9 @@ impl Shm {
             }
         }
         if ids.is_empty() {
-            return Err(Errno::NOENT);
+            return Err(if others.is_empty() { Errno::NOENT } else { Errno::PERM });
         }
-        let processes = ids.into_iter().map(|id| self.turn(ctx, id, request.off)).collect();
+        let processes = ids.into_iter().map(|(id, _)| self.turn(ctx, id, request.off)).collect();
         Ok(Answer { processes })
     }
 

@@ -47,7 +47,9 @@ impl Shm {
             (None, pid) => Sender { pid, ..Sender::default() }.rights(),
         };
         if client.pid == 0 {
-            client.pid = msg.arg0 as u32;
+            // (A process in a PID namespace of its own says another number.)
+            let seen = ctx.policy.sender.as_ref().map(|s| s.pid).filter(|pid| *pid != 0);
+            client.pid = seen.unwrap_or(msg.arg0 as u32);
         }
         let uid = client.uid;
         ctx.clients.named(id, msg.id);

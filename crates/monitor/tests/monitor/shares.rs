@@ -4,7 +4,8 @@ use crate::rights::{as_user, for_users};
 use crate::support::*;
 use fsocket_abi::arena::ARENA_SIZE;
 use fsocket_abi::channel::{ring_off, CLIENT};
-use fsocket_monitor::memory::memfd;
+use fsocket_monitor::memory::{memfd, memfd_of};
+use fsocket_proto::operate::{Answer, Request, Target};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::AsFd;
@@ -177,4 +178,32 @@ fn a_user_that_has_all_ask_again_is_heard_now_and_then() {
     let heard = touched() - before;
     let most = 2 + begin.elapsed().as_millis() as u64 / 100;
     assert!(heard <= most, "{heard} of {most}");
+}
+
+/// A process says its own number before the monitor sees it. Another user's that claims one keeps nobody from
+/// switching that process off.
+#[test]
+fn off_concerns_the_processes_of_its_user() {
+    let name = "off_concerns_the_processes_of_its_user";
+    let Some(d) = for_users(name, |_| {}) else { return };
+    // (All of them have the number of this test.)
+    let _played = [70_001, 70_001, 70_002].map(|uid| as_user(uid, || d.process()));
+    let ask = |uid, target| {
+        let text = serde_json::to_vec(&Request { target, off: true }).unwrap();
+        let fd = memfd_of("request", &text).unwrap();
+        let msg = Msg { arg0: text.len() as u64, ..Msg::new(kind::OPERATE) };
+        let (answer, fd) = as_user(uid, || d.stranger().request(msg, Some(fd.as_fd())));
+        let mut text = vec![0; answer.arg0 as usize];
+        let told = fd.map(|fd| {
+            rustix::io::pread(&fd, &mut text, 0).unwrap();
+            serde_json::from_slice::<Answer>(&text).unwrap().processes.len()
+        });
+        told.ok_or(answer.result)
+    };
+    let this = std::process::id();
+    assert_eq!(ask(70_001, Target::Process(this)), Ok(2));
+    assert_eq!(ask(70_003, Target::Process(this)), Err(libc::EPERM));
+    assert_eq!(ask(70_001, Target::Process(1)), Err(libc::ENOENT));
+    assert_eq!(ask(70_001, Target::Unit("a.service".into())), Err(libc::EPERM));
+    assert_eq!(ask(0, Target::Process(this)), Ok(3));
 }
