@@ -106,10 +106,16 @@ fn add(ep: &Ep, g: &mut Guard<'_, Inner>, d: &'static Desc, fd: i32, ev: &libc::
     }
     let conn = d.is_conn();
     d.watched.fetch_or(!conn, Ordering::Relaxed);
+    let kernels = ep.fd.load(Ordering::Relaxed);
     if !conn {
-        sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_ADD, fd, Some(ev))?;
+        sys::epoll_ctl(kernels, libc::EPOLL_CTL_ADD, fd, Some(ev))?;
     }
-    item::add(ep, g, d, fd, ev, !conn)?;
+    if let Err(e) = item::add(ep, g, d, fd, ev, !conn) {
+        if !conn {
+            let _ = sys::epoll_ctl(kernels, libc::EPOLL_CTL_DEL, fd, None);
+        }
+        return Err(e);
+    }
     if let Some(l) = listen::of(d) {
         // That may hand us channels, which touches this very instance: items only, never the lock (see
         // `listener_changed`).

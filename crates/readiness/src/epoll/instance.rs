@@ -145,15 +145,16 @@ impl Ep {
 }
 
 impl Inner {
-    pub(super) fn push(&mut self, i: u32) -> bool {
+    /// Memory for the poll list. An item that has no place there would never be reported.
+    pub(super) fn reserve(&mut self) -> sys::Result<()> {
         if self.active.is_null() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            match sys::mmap(MAX_ACTIVE * 4, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) {
-                Ok(p) => self.active = p as *mut u32,
-                Err(_) => return false,
-            }
+            self.active = sys::mmap(MAX_ACTIVE * 4, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)? as *mut u32;
         }
-        if self.n >= MAX_ACTIVE {
+        Ok(())
+    }
+    pub(super) fn push(&mut self, i: u32) -> bool {
+        if self.active.is_null() || self.n >= MAX_ACTIVE {
             return false;
         }
         // SAFETY: below MAX_ACTIVE, inside the mapping.

@@ -96,6 +96,7 @@ pub fn find(d: &Desc, ep: u32, fd: i32) -> Option<&'static Item> {
 }
 
 pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, kernel: bool) -> Result<()> {
+    g.reserve()?;
     let (i, it) = ITEMS.alloc().ok_or(Errno::ENOMEM)?;
     it.ep.store(ep.index(), Ordering::Relaxed);
     it.fd.store(fd, Ordering::Relaxed);
