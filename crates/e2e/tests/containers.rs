@@ -2,8 +2,10 @@
 //! addresses they see.
 
 use fsocket_e2e::containers::{all_over, start, Pair, CONNECTIONS, REQUESTS};
-use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{need_hosts, net, stock_mode};
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::netns::NetHost;
+use fsocket_testkit::{artifacts, need_hosts, net, script, stock_mode, Proc, PYTHON};
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -145,5 +147,78 @@ fn back_to_the_kernel() {
     let delta = pair.host.snapshot().since(&before);
     assert!(stock_mode() || delta.get("path_upgrade") == 12, "{delta}");
     assert!(stock_mode() || delta.get("path_switch") >= 12, "{delta}");
+    assert_eq!(delta.get("fallback.switch") + delta.get("hostile_peer"), 0, "{delta}");
+}
+
+/// A container is taken down and comes up elsewhere with its address: its connection goes down to kernel TCP (`fastsocket
+/// off`), is dumped and restored by TCP_REPAIR as CRIU does it, and goes on. All buffers are full meanwhile, and no
+/// byte is lost.
+#[test]
+fn taken_down_for_a_checkpoint_and_up_again() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let (net, host, limit) = (&pair.net, &pair.host, Duration::from_secs(20));
+    let path = script("apps/checkpoint.py").display().to_string();
+    let run = |side: Side, place: &NetHost, args: &[&str]| {
+        let mut command = host.command(side, PYTHON);
+        command.arg(&path).args(args);
+        place.place(&mut command);
+        Proc::spawn(host.logs(), args[0], command)
+    };
+    let (port, to, state) = (pair.named.to_string(), net.server4().to_string(), host.path().join("state"));
+    let state = state.display().to_string();
+    let before = host.snapshot();
+    let server = run(Accel, &net.server, &["serve", &port, "0.0.0.0", &state]);
+    let mut server = pair.accepts(Accel, &net.server, pair.named, server);
+    let mut client = run(Accel, &net.client, &["client", &port, &to, "8000000"]);
+    client.wait_stdout("over", limit);
+    server.wait_stdout("fd", limit);
+    let ends = |pid: u32| {
+        let connections = host.snapshot().report.map(|r| r.connections).unwrap_or_default();
+        connections.into_iter().filter(|c| c.pids.contains(&pid)).collect::<Vec<_>>()
+    };
+    if !stock_mode() {
+        // In shared memory, and full: the client reads nothing.
+        let full = || ends(server.pid()).iter().any(|c| c.recv_q > 0 && c.send_q > 0);
+        net::wait_until(limit, full).expect("full rings");
+        let mut off = Command::new(artifacts::cli());
+        off.env("FASTSOCKET_SOCKET", host.socket()).args(["off", &server.pid().to_string()]);
+        // (1: it is not all in the kernel yet.)
+        let off = || matches!(off.output(), Ok(done) if done.status.success());
+        net::wait_until(limit, off).expect("off");
+        // The client follows. (It has yet to read what was in its ring.)
+        let followed = || {
+            let report = host.snapshot().report.expect("a report");
+            report.processes.iter().any(|p| p.pid == client.pid() && p.counters["path_switch"] == 1)
+        };
+        net::wait_until(limit, || followed() && ends(server.pid()).is_empty()).expect("in the kernel");
+    }
+
+    server.signal(libc::SIGUSR1);
+    server.wait_stdout("stopped", limit);
+    let lock = format!(
+        "table ip lock {{ chain i {{ type filter hook input priority -300; tcp dport {port} drop; }}; \
+         chain o {{ type filter hook output priority -300; tcp sport {port} drop; }}; }}"
+    );
+    for place in [&net.server, &net.neighbour] {
+        place.inside("nft", &[&lock]).expect("rules");
+    }
+    let said = server.stdout();
+    let fd = said.lines().find_map(|l| l.strip_prefix("fd ")).expect("a descriptor");
+    let done = run(Stock, &net.server, &["dump", &server.pid().to_string(), fd, &state]).finish(limit).success();
+    eprintln!("{}", done.stdout.trim());
+    let address = format!("{to}/24");
+    net.server.inside("ip", &["addr", "del", &address, "dev", "eth0"]).expect("address");
+    net.neighbour.inside("ip", &["addr", "add", &address, "dev", "eth0"]).expect("address");
+    net.host.inside("ip", &["neigh", "flush", "dev", "br2"]).expect("neighbours");
+    let mut restored = run(Accel, &net.neighbour, &["restore", &state]);
+    restored.wait_stdout("restored", limit);
+    net.neighbour.inside("nft", &["delete table ip lock"]).expect("rules");
+
+    client.signal(libc::SIGUSR1);
+    client.finish(Duration::from_secs(60)).success().says("ok");
+    let delta = host.snapshot().since(&before);
+    // What was restored shook no hands: it stays in the kernel.
+    assert!(stock_mode() || delta.get("path_upgrade") == 2 && delta.get("path_switch") >= 2, "{delta}");
     assert_eq!(delta.get("fallback.switch") + delta.get("hostile_peer"), 0, "{delta}");
 }
