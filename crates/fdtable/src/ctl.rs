@@ -217,7 +217,7 @@ pub fn registry() -> Option<&'static Registry> {
     }
     let l = LOCK.lock().ok()?;
     while registry::mapped().is_none() && !dead() {
-        if !ready_before(libc::POLLIN, now + SHORT_PATIENCE) {
+        if !ready_before(fd(), libc::POLLIN, now + SHORT_PATIENCE) {
             is_late(true);
             break;
         }

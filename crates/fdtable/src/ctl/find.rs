@@ -3,14 +3,13 @@
 use super::state::{
     dead, fd, never, DEAD, DIED_PAUSE, FD, LATER, LATER_AT, LOCK, LOOKING, NEVER, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
 };
-use super::wire::{close_opt, receive, unasked};
+use super::wire::{close_opt, receive, send_on, unasked};
 use crate::lock::Lock;
 use crate::upcalls::upcalls;
 use crate::{process, rights, stats};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_proto::{kind, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
-use zerocopy::IntoBytes;
 
 /// Where the monitor was found; a length and the path.
 #[link_section = ".data.fsocket_start"]
@@ -217,7 +216,7 @@ fn greet(fd: i32) -> bool {
     m.arg2 = rights::class();
     m.addr.ip = stats::name();
     m.addr.port = process::is_off().into();
-    sys::send_with_fd(fd, m.as_bytes(), None, libc::MSG_DONTWAIT).is_ok()
+    send_on(fd, &m, None, sys::now_ns() + SHORT_PATIENCE).is_ok()
 }
 
 #[link_section = ".text.fsocket_start"]

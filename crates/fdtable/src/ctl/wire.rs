@@ -35,27 +35,30 @@ pub fn tell(m: Msg, attach: Option<i32>) -> bool {
     sent.is_ok()
 }
 
-/// Sends one packet to the monitor. An error that says nothing about the monitor (a signal, no
-/// memory for the packet, too many descriptors under way) is no end of it: this process would
-/// stop to wake its peers, while the monitor still names it to them. Such a packet is sent again.
+/// Sends one packet to the monitor.
 pub(super) fn send(m: &Msg, attach: Option<i32>, limit: u64) -> Result<()> {
+    let sent = send_on(fd(), m, attach, limit);
+    if sent.is_err_and(|e| e != Errno::EAGAIN && !passes(e)) {
+        died();
+    }
+    sent
+}
+
+/// The same over a socket that is not yet this process's for the monitor. An error that says nothing about the monitor
+/// (a signal, no memory for the packet, too many descriptors under way) is no end of it: this process would
+/// stop to wake its peers, while the monitor still names it to them. Such a packet is sent again.
+pub(super) fn send_on(fd: i32, m: &Msg, attach: Option<i32>, limit: u64) -> Result<()> {
     let mut pause = 1_000_000;
     loop {
-        match sys::send_with_fd(fd(), m.as_bytes(), attach, libc::MSG_DONTWAIT) {
+        match sys::send_with_fd(fd, m.as_bytes(), attach, libc::MSG_DONTWAIT) {
             Ok(_) => return Ok(()),
             Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) if SILENT.load(Ordering::Relaxed) == 0 && ready_before(libc::POLLOUT, limit) => {}
-            Err(Errno::EAGAIN) => return Err(Errno::EAGAIN),
+            Err(Errno::EAGAIN) if SILENT.load(Ordering::Relaxed) == 0 && ready_before(fd, libc::POLLOUT, limit) => {}
             Err(e) if passes(e) && pause <= ROOM_PAUSE => {
                 sys::nanosleep(pause);
                 pause *= 2;
             }
-            Err(e) => {
-                if !passes(e) {
-                    died();
-                }
-                return Err(e);
-            }
+            Err(e) => return Err(e),
         }
     }
 }
@@ -65,9 +68,9 @@ pub(super) fn passes(e: Errno) -> bool {
     matches!(e, Errno::ENOMEM | Errno::ENOBUFS | Errno::ETOOMANYREFS)
 }
 
-/// Waits until the control socket is ready for that, at most up to `limit`. False: it is not.
-pub(super) fn ready_before(events: i16, limit: u64) -> bool {
-    let mut p = libc::pollfd { fd: fd(), events, revents: 0 };
+/// Waits until a socket is ready for that, at most up to `limit`. False: it is not.
+pub(super) fn ready_before(fd: i32, events: i16, limit: u64) -> bool {
+    let mut p = libc::pollfd { fd, events, revents: 0 };
     loop {
         let left = limit.saturating_sub(sys::now_ns());
         // SAFETY: one pollfd.
