@@ -3,7 +3,7 @@
 
 use crate::lock::Lock;
 use crate::memory_fd::Kept;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use fsocket_abi::arena::{Header, Zone, ZONES, ZONE_OFF};
 
 #[link_section = ".data.fsocket_start"]
@@ -17,8 +17,9 @@ pub(crate) static KEPT: [Kept; MAPPED_MAX] = [const { Kept::new() }; MAPPED_MAX]
 
 const MAPPED_MAX: usize = 128;
 
+/// When an arena that could not be made may be tried again; u64::MAX: never. 0: none has failed.
 #[link_section = ".data.fsocket_start"]
-pub static FAILED: AtomicBool = AtomicBool::new(false);
+pub static FAILED: AtomicU64 = AtomicU64::new(0);
 
 pub static LOCK: Lock<Free> = Lock::new(Free { of: 0, list: [0; FREE], n: 0, scan: 0 });
 
@@ -34,7 +35,7 @@ pub struct Free {
 
 /// Has this process made an arena, or tried to?
 pub fn is_wanted() -> bool {
-    !ARENA.load(Ordering::Acquire).is_null() || FAILED.load(Ordering::Relaxed)
+    !ARENA.load(Ordering::Acquire).is_null() || FAILED.load(Ordering::Relaxed) != 0
 }
 
 /// The arena this process made for itself, if it has one.
@@ -92,6 +93,6 @@ pub fn unlock_after_fork() {
 /// In a forked child: no arena of its own yet.
 pub fn become_child() {
     ARENA.store(core::ptr::null_mut(), Ordering::Release);
-    FAILED.store(false, Ordering::Relaxed);
+    FAILED.store(0, Ordering::Relaxed);
     LOCK.reset_after_fork();
 }

@@ -7,13 +7,22 @@ use fsocket_abi::arena::{sock_state, Header, Sock, Stats, ARENA_SIZE, MAGIC, SOC
 use fsocket_proto::{kind, Msg};
 use fsocket_sys as sys;
 
+/// Before an arena is tried again that could not be made, nanoseconds.
+const PAUSE: u64 = 200_000_000;
+
+/// Is there no arena now, for lack of memory or descriptors, and may there be one later?
+pub fn fails_for_now() -> bool {
+    ![0, u64::MAX].contains(&FAILED.load(Ordering::Relaxed)) && ARENA.load(Ordering::Acquire).is_null()
+}
+
 /// The arena, made and announced to the monitor on first use.
 pub fn arena() -> Option<*mut u8> {
     let p = ARENA.load(Ordering::Acquire);
     if !p.is_null() {
         return Some(p);
     }
-    if FAILED.load(Ordering::Relaxed) {
+    let again = FAILED.load(Ordering::Relaxed);
+    if again != 0 && sys::now_ns() < again {
         return None;
     }
     let _l = LOCK.lock().ok()?;
@@ -23,14 +32,17 @@ pub fn arena() -> Option<*mut u8> {
     }
     let made = make_arena();
     match made {
-        Some(p) => ARENA.store(p, Ordering::Release),
-        None => FAILED.store(true, Ordering::Relaxed),
+        Ok(p) => ARENA.store(p, Ordering::Release),
+        Err(again) => FAILED.store(again, Ordering::Relaxed),
     }
-    made
+    made.ok()
 }
 
-fn make_arena() -> Option<*mut u8> {
-    let fd = sys::memfd_create(c"fastsocket-arena", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).ok()?;
+/// An error says when to try again.
+fn make_arena() -> Result<*mut u8, u64> {
+    let later = || sys::now_ns() + PAUSE;
+    let fd = sys::memfd_create(c"fastsocket-arena", libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+    let fd = fd.map_err(|_| later())?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let map = || {
         sys::ftruncate(fd, ARENA_SIZE)?;
@@ -39,13 +51,13 @@ fn make_arena() -> Option<*mut u8> {
     };
     let Ok(p) = map() else {
         let _ = sys::close(fd);
-        return None;
+        return Err(later());
     };
     if !note(p, |kept| kept.keep(process::high(), || process::high_copy(fd))) {
         let _ = sys::close(fd);
         // SAFETY: just mapped, nobody knows it.
         let _ = unsafe { sys::munmap(p, ARENA_SIZE) };
-        return None;
+        return Err(later());
     }
     // SAFETY: the mapping is new, zero-filled, and ARENA_SIZE long.
     unsafe {
@@ -58,7 +70,7 @@ fn make_arena() -> Option<*mut u8> {
     let sent = announce(fd);
     let _ = sys::close(fd);
     // (One that comes later is shown it.)
-    (sent || ctl::may_come()).then_some(p)
+    (sent || ctl::may_come()).then_some(p).ok_or(u64::MAX)
 }
 
 /// No arena is mapped here any more, and the next one is a new one. The addresses stay ours:
@@ -67,7 +79,7 @@ pub fn forget() {
     // (In a signal handler on top of the lock: whoever has it finds nothing, either.)
     let lock = LOCK.lock();
     ARENA.store(core::ptr::null_mut(), Ordering::Release);
-    FAILED.store(false, Ordering::Relaxed);
+    FAILED.store(0, Ordering::Relaxed);
     if let Ok(mut f) = lock {
         f.n = 0;
         f.scan = 0;

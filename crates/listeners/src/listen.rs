@@ -475,7 +475,13 @@ impl Listener {
     /// The same with the number that it had under another monitor, plus one; 0: any.
     fn join_as(&self, before: u32, leaves: bool) {
         show_inherited();
-        if self.is_worker() || socks::arena().is_none() {
+        if self.is_worker() {
+            return;
+        }
+        if socks::arena().is_none() {
+            if socks::fails_for_now() && !ctl::dead() {
+                self.join_later();
+            }
             return;
         }
         if ctl::dead() {
@@ -497,15 +503,20 @@ impl Listener {
                 WORKERS as u32 + 1
             }
             Err(Errno::EIO) => {
-                self.joins.store(true, Ordering::Relaxed);
-                unjoined::note();
-                ctl::defer();
+                self.join_later();
                 return;
             }
             Err(_) => return,
         };
         self.joins.store(false, Ordering::Relaxed);
         self.worker.store(w, Ordering::Relaxed);
+    }
+
+    /// Clients may wait for this process already. It does not sleep for long until it has joined.
+    fn join_later(&self) {
+        self.joins.store(true, Ordering::Relaxed);
+        unjoined::note();
+        ctl::defer();
     }
 
     fn note_backlog(&self, fd: i32) {
