@@ -87,9 +87,17 @@ impl Campaign {
     }
 
     fn serve(&self, trap: Option<&mut Setting>) -> Result<(Proc, Option<Trap>)> {
+        self.wait_for_port()?;
         let mut command = self.pair.server(&self.host);
         let trap = set(&mut command, trap)?;
         Ok((serve(&self.host, self.pair.name, command, self.pair.port)?, trap))
+    }
+
+    /// Until the listener of a server that has ended is gone. The next one must not be taken for up because of it.
+    fn wait_for_port(&self) -> Result<()> {
+        let free = within(LIMIT, || self.host.kernel_sockets(self.pair.port, "0A") == 0);
+        ensure!(free, "another program listens on port {}", self.pair.port);
+        Ok(())
     }
 
     fn ask(&self, trap: Option<&mut Setting>) -> Result<(Result<Finished, String>, Option<Trap>)> {
@@ -181,6 +189,9 @@ impl Campaign {
     fn server_fault(&self, fault: Fault) -> Result<Verdict> {
         let mut command = self.pair.server(&self.host);
         let trap = set(&mut command, Some(&mut Setting { fault: Some(fault) }))?.context("a trap")?;
+        self.wait_for_port()?;
+        // (What an earlier one has said says nothing of this one.)
+        self.pair.logs.iter().for_each(|log| drop(std::fs::remove_file(log)));
         let mut server = Proc::spawn(self.host.logs(), self.pair.name, command);
         let up = within(LIMIT, || !server.running() || self.host.kernel_sockets(self.pair.port, "0A") > 0);
         let mut verdict = Verdict::Same;
@@ -200,7 +211,7 @@ impl Campaign {
                     Verdict::Missed => {}
                 }
             }
-        } else if up && self.is_named(fault.error, &self.logs(&server)) {
+        } else if up && self.is_named(fault, &self.logs(&server)) {
             return Ok(Verdict::Told);
         } else {
             verdict = Verdict::Wrong(format!("it does not listen: {}", self.logs(&server)));
@@ -208,7 +219,7 @@ impl Campaign {
         if !matches!(verdict, Verdict::Wrong(_)) {
             match self.stop(server) {
                 Ok(e) if (e.code, e.signal) == self.server_end => {}
-                Ok(e) if self.is_named(fault.error, &e.stderr) => verdict = Verdict::Told,
+                Ok(e) if self.is_named(fault, &e.stderr) => verdict = Verdict::Told,
                 Ok(e) => verdict = Verdict::Wrong(format!("the server ended with {e:?}")),
                 Err(e) => verdict = Verdict::Wrong(format!("the server: {e}")),
             }
@@ -221,8 +232,10 @@ impl Campaign {
     }
 
     /// Does this output tell of the error?
-    fn is_named(&self, error: i32, output: &str) -> bool {
-        errors::is_named(error, output) || self.pair.refusals.iter().any(|r| output.contains(r))
+    fn is_named(&self, fault: Fault, output: &str) -> bool {
+        let is_of = |call: i64| call == 0 || call == fault.site.number;
+        let is_said = self.pair.refusals.iter().any(|(call, text)| is_of(*call) && output.contains(text));
+        is_said || errors::is_named(fault.error, output)
     }
 
     /// All that the server has said so far.
@@ -233,10 +246,14 @@ impl Campaign {
 
     fn judge(&self, fault: Fault, said: Result<Finished, String>, server: &str) -> Verdict {
         match said {
+            // Over the kernel's TCP, too, a program waits for ever that goes on after such an error, and so does the
+            // client of a server whose calls fail for good.
+            Err(hung) if self.is_named(fault, &hung) => Verdict::Told,
+            Err(_) if fault.on && self.is_named(fault, server) => Verdict::Told,
             Err(hung) => Verdict::Wrong(hung),
             Ok(f) if f.code == Some(0) && f.stdout == self.expected => Verdict::Same,
             Ok(f) => {
-                let named = self.is_named(fault.error, &[&f.stdout, &f.stderr, server].concat());
+                let named = self.is_named(fault, &[&f.stdout, &f.stderr, server].concat());
                 let other_bytes = ["memcmp", "differs", "bytes differ"].iter().any(|w| f.stderr.contains(w));
                 if f.signal.is_none() && named && !other_bytes {
                     Verdict::Told

@@ -16,8 +16,8 @@ pub struct Pair {
     pub behind: Option<(Vec<String>, u16)>,
     /// Where it writes errors, besides its output.
     pub logs: Vec<PathBuf>,
-    /// How it says that a call has failed, where it does not say with which error.
-    pub refusals: &'static [&'static str],
+    /// How it says that a call has failed, where it does not say with which error; the call, or 0 for any.
+    pub refusals: &'static [(i64, &'static str)],
 }
 
 /// All of them, with the programs that must be installed.
@@ -73,7 +73,7 @@ pub fn make(name: &str, host: &Host) -> Option<Pair> {
                 \"redis.call('set','k',string.rep('x',100000)) return redis.call('get','k')\" 0 | cksum; \
                 redis-cli -p \"$1\" ping; done";
             let client = words(&["/bin/sh", "-c", commands, "sh", &p]);
-            pair.refusals = &["Unrecoverable error creating TCP socket accept handler"];
+            pair.refusals = &[(0, "Unrecoverable error creating TCP socket accept handler")];
             ([vec![path("redis-server")], words(&server)].concat(), client)
         }
         "memcached" => {
@@ -89,7 +89,7 @@ pub fn make(name: &str, host: &Host) -> Option<Pair> {
         }
         "haproxy" => {
             let inner = net::free_port();
-            pair.refusals = CURL;
+            pair.refusals = HAPROXY;
             pair.behind = Some((nginx(host, inner).0, inner));
             let config = host.file(
                 "haproxy.cfg",
@@ -107,8 +107,22 @@ pub fn make(name: &str, host: &Host) -> Option<Pair> {
     Some(pair)
 }
 
-/// `poll` has failed.
-const CURL: &[&str] = &["(43) A libcurl function was given a bad argument"];
+/// `poll` has failed, later or in the middle of `connect`.
+const CURL: &[(i64, &str)] = &[
+    (libc::SYS_ppoll, "(43) A libcurl function was given a bad argument"),
+    (libc::SYS_ppoll, "(7) Failed to connect"),
+];
+
+/// It names no error. The one about the mode is of TCP_NODELAY, those about limits are of `accept`.
+const HAPROXY: &[(i64, &str)] = &[
+    CURL[0],
+    CURL[1],
+    (libc::SYS_setsockopt, "cannot do so_reuseaddr"),
+    (libc::SYS_setsockopt, "Cannot set client socket to non blocking mode"),
+    (libc::SYS_socket, "reached process FD limit"),
+    (libc::SYS_socket, "reached system FD limit"),
+    (libc::SYS_socket, "reached system memory limit"),
+];
 
 /// A few files of different sizes, of which only the checksum is said.
 fn curl(curl: &str, port: u16) -> Vec<String> {
