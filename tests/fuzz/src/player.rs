@@ -26,6 +26,9 @@ use std::time::Duration;
 /// How long an honest client may wait for an answer, on a machine that does other things, too.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Numbers of messages are below.
+const KINDS: u8 = 96;
+
 static MONITOR: OnceLock<PathBuf> = OnceLock::new();
 
 /// The socket of the one monitor of this process, which is never stopped.
@@ -220,6 +223,18 @@ fn descriptor(input: &mut Input, own: &TcpListener) -> Option<OwnedFd> {
             let _ = rustix::io::pwrite(&fd, &input.bytes::<64>(), 0);
             Some(fd)
         }
+        15 => {
+            // The other end of a connection.
+            let _opened = TcpStream::connect(own.local_addr().ok()?).ok()?;
+            own.accept().ok().map(|(end, _)| end.into())
+        }
+        16 => {
+            // A process that the monitor does not know: this one's would be the honest ones'.
+            let text = br#"{"target":{"process":1},"off":true}"#;
+            let fd = sealed(text.len())?;
+            let _ = rustix::io::pwrite(&fd, text, 0);
+            Some(fd)
+        }
         _ => None,
     }
 }
@@ -263,7 +278,7 @@ pub fn messages(data: &[u8]) {
             let msg = if what >> 1 & 7 == 1 {
                 readers::message(&mut input)
             } else {
-                let kind = u32::from(input.u8() % 64);
+                let kind = u32::from(input.u8() % KINDS);
                 let mut n = || number(&mut input, client, own);
                 let (id, arg0, arg1, arg2) = (n(), n(), n(), n());
                 let version = u64::from(fsocket_abi::VERSION);

@@ -27,7 +27,15 @@ impl Descriptors {
                 add(libc::socket(family, libc::SOCK_DGRAM, 0));
                 let listener = libc::socket(family, libc::SOCK_STREAM, 0);
                 libc::listen(listener, 1);
-                add(listener);
+                // Both ends of a connection.
+                let (opened, mut at, mut len) = (libc::socket(family, libc::SOCK_STREAM, 0), [0u64; 16], 128);
+                libc::getsockname(listener, at.as_mut_ptr().cast(), &raw mut len);
+                libc::connect(opened, at.as_ptr().cast(), len);
+                let flags = libc::fcntl(listener, libc::F_GETFL);
+                libc::fcntl(listener, libc::F_SETFL, flags | libc::O_NONBLOCK);
+                let accepted = libc::accept(listener, std::ptr::null_mut(), std::ptr::null_mut());
+                libc::fcntl(listener, libc::F_SETFL, flags);
+                [opened, accepted, listener].into_iter().for_each(&mut add);
             }
             add(libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, 0));
             libc::pipe2(two.as_mut_ptr(), 0);
@@ -52,6 +60,11 @@ impl Descriptors {
                 libc::fcntl(fd, libc::F_ADD_SEALS, seals);
                 add(fd);
             }
+            let request = libc::memfd_create(c"request".as_ptr(), libc::MFD_ALLOW_SEALING);
+            let text = br#"{"target":{"unit":"nginx.service"},"off":true}"#;
+            libc::write(request, text.as_ptr().cast(), text.len());
+            libc::fcntl(request, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK);
+            add(request);
             let arena = libc::memfd_create(c"arena".as_ptr(), libc::MFD_ALLOW_SEALING);
             libc::ftruncate(arena, fsocket_abi::arena::ARENA_SIZE as i64);
             libc::fcntl(arena, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);

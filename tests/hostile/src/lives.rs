@@ -142,8 +142,19 @@ impl Life<'_> {
     fn shows(&mut self) -> Option<()> {
         let (mut peer, c) = self.introduced()?;
         let fds = Descriptors::new(peer.fd);
-        let told = [kind::ATTACH, kind::ARENA, kind::COUNTED, kind::NEARER, kind::WATCHED, kind::SETTLED];
-        let asked = [kind::PORTS, kind::IN_USE, kind::MEET, kind::OFFER, kind::UPGRADE, kind::CHANNEL_HANDLE];
+        let told = [
+            kind::ATTACH,
+            kind::ARENA,
+            kind::COUNTED,
+            kind::NEARER,
+            kind::WATCHED,
+            kind::SETTLED,
+            kind::PASSED,
+            kind::BRIEF,
+            kind::JOIN,
+        ];
+        let asked =
+            [kind::PORTS, kind::IN_USE, kind::MEET, kind::OFFER, kind::UPGRADE, kind::CHANNEL_HANDLE, kind::OPERATE];
         loop {
             let near = c.id.wrapping_add(self.random.below(9) as u32).wrapping_sub(4);
             let id = if self.random.chance(70) { near.into() } else { self.random.word() };
