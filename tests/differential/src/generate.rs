@@ -455,7 +455,10 @@ impl Gen {
                 if self.m.is_slept_on(over.what) {
                     return;
                 }
-                self.unwatch(actor, over);
+                // (Onto itself nothing is closed.)
+                if over.var != fd.var {
+                    self.unwatch(actor, over);
+                }
                 let args = [fd.var as i64, over.var as i64, 0];
                 if self.rng.chance(50) {
                     self.push(actor, 0, Call::Dup2, &args[..2]);

@@ -23,6 +23,14 @@ impl Gen {
         }
     }
 
+    /// The same for a descriptor. Of an epoll instance the kernel tells EPOLLIN alone, and wakes nobody who asks for
+    /// RDNORM only.
+    fn events_of(&mut self, is_epoll: bool) -> i64 {
+        let ev = self.events();
+        let told = if is_epoll && ev & i64::from(libc::EPOLLRDNORM) != 0 { IN } else { 0 };
+        ev | told
+    }
+
     /// Time-out in milliseconds for a wait on these; sleeps if it may.
     fn timeout(&mut self, actor: usize, on: Vec<What>, consumes: bool) -> i64 {
         if self.rng.chance(12) {
@@ -72,7 +80,11 @@ impl Gen {
                 continue;
             }
             seen.push(fd.var);
-            let ev = if kind > 2 { self.rng.pick(&[1, 1, 2, 3, 7]) } else { self.events() };
+            let ev = if kind > 2 {
+                self.rng.pick(&[1, 1, 2, 3, 7])
+            } else {
+                self.events_of(matches!(fd.what, What::Epoll(_)))
+            };
             args.extend([fd.var as i64, ev]);
         }
         self.push(actor, 0, call, &args);
@@ -84,8 +96,12 @@ impl Gen {
         self.rng.pick_opt(&eps)
     }
 
+    fn is_epoll(&self, actor: usize, var: usize) -> bool {
+        self.m.fds_of(actor).iter().any(|f| f.var == var && matches!(f.what, What::Epoll(_)))
+    }
+
     pub(super) fn watch(&mut self, actor: usize, ep: usize, var: usize) {
-        let mut ev = self.events();
+        let mut ev = self.events_of(self.is_epoll(actor, var));
         if self.rng.chance(40) {
             ev |= libc::EPOLLET as u32 as i64;
         }
@@ -123,7 +139,7 @@ impl Gen {
             }
             5..=7 if !watched.is_empty() => {
                 let var = self.rng.pick(&watched);
-                let mut ev = self.events();
+                let mut ev = self.events_of(self.is_epoll(actor, var));
                 if self.rng.chance(40) {
                     ev |= libc::EPOLLET as u32 as i64;
                 }
