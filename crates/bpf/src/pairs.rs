@@ -12,10 +12,11 @@ use std::ptr::NonNull;
 /// The order of `enum reason` in `pairs.bpf.c`.
 const REASONS: [&str; 4] = ["paired", "repaired", "foreign", "duplicate"];
 
-/// The program; it records until this is dropped.
+/// The programs; they record until this is dropped.
 pub struct Recorder {
-    // Before the skeleton: detached while the program still exists.
-    _link: Link,
+    // Before the skeleton: detached while the programs still exist.
+    changes: Option<Link>,
+    _errors: Link,
     skel: skel::pairs::PairsSkel<'static>,
 }
 
@@ -64,8 +65,15 @@ impl Recorder {
         probe::permitted()?;
         probe::btf()?;
         let skel = load::logged("pairs", || skel::pairs::PairsSkelBuilder::default().open(load::storage())?.load())?;
-        let link = skel.progs.changes.attach().map_err(|e| Error::attach("pairs", e))?;
-        Ok(Recorder { _link: link, skel })
+        let failed = |e| Error::attach("pairs", e);
+        let changes = Some(skel.progs.changes.attach().map_err(failed)?);
+        let errors = skel.progs.errors.attach().map_err(failed)?;
+        Ok(Recorder { changes, _errors: errors, skel })
+    }
+
+    /// For tests: from here on as if the program that sees all changes of state had missed each, as it may.
+    pub fn miss_changes(&mut self) {
+        self.changes = None;
     }
 
     /// Begins to record, until this process ends.

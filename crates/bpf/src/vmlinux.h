@@ -242,6 +242,7 @@ struct sock_common {
 	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
+	long unsigned int skc_flags;
 };
 
 struct sock {

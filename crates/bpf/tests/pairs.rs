@@ -93,23 +93,26 @@ fn a_repaired_socket_is_no_end() {
     assert_eq!(pairs.peer_of(cookie(&active)), Some(cookie(&passive)));
 }
 
-/// What ends a watched connection in the kernel is told; what a program closes is not.
-#[test]
-fn the_end_of_a_watched_connection_is_told() {
-    need_hosts!();
-    let Some((_recorder, pairs)) = start() else { return };
+/// What ends a watched connection in the kernel is told; what a program closes is not. `misses`: the program that sees
+/// all changes of state has missed these.
+fn end_is_told(misses: bool) {
+    let Some((mut recorder, pairs)) = start() else { return };
     let (_hosts, client, server) = two_hosts();
     let to = IpAddr::from(server.interfaces[0].v4);
     let (closed, other) = connection(&client, &server, to);
+    let (left, peer_of_left) = connection(&client, &server, to);
     let (active, _passive) = connection(&client, &server, to);
-    for end in [&closed, &active] {
+    for end in [&closed, &left, &active] {
         pairs.watch(end.as_fd());
         set(end, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
         set(end, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
         set(end, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1);
         set(end, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
     }
-    drop((closed, other));
+    if misses {
+        recorder.miss_changes();
+    }
+    drop((closed, other, peer_of_left));
     client.inside("ip", &["link", "set", &client.interfaces[0].device, "down"]).unwrap();
     let until = Instant::now() + Duration::from_secs(20);
     let mut ended = Vec::new();
@@ -118,6 +121,19 @@ fn the_end_of_a_watched_connection_is_told() {
         ended = pairs.ended();
     }
     assert_eq!(ended, [cookie(&active)]);
+    assert!(pairs.ended().is_empty(), "once");
+}
+
+#[test]
+fn the_end_of_a_watched_connection_is_told() {
+    need_hosts!();
+    end_is_told(false);
+}
+
+#[test]
+fn also_if_the_change_was_missed() {
+    need_hosts!();
+    end_is_told(true);
 }
 
 /// Many connections that end at once do not push out the end of another one.
