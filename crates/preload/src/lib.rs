@@ -14,5 +14,6 @@ mod home;
 mod hooks;
 mod init;
 mod musl;
+mod old_glibc;
 mod real;
 mod summary;

@@ -7,8 +7,15 @@ use libc::*;
 const DEFERRED: c_int = 0;
 const ASYNCHRONOUS: c_int = 1;
 
-extern "C-unwind" {
-    fn pthread_testcancel();
+/// glibc's `pthread_testcancel`, which is libpthread's before 2.34. It unwinds the thread's stack: a frame that has
+/// something to clean up would end the process.
+#[inline(always)]
+fn test() {
+    let address = real::address(c"pthread_testcancel");
+    if !address.is_null() {
+        // SAFETY: glibc's function of that name.
+        unsafe { core::mem::transmute::<*const c_void, unsafe extern "C-unwind" fn()>(address)() };
+    }
 }
 
 pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
@@ -48,7 +55,7 @@ pub fn enter(point: bool) -> Option<c_int> {
     let mut old = DEFERRED;
     unsafe { real::pthread_setcanceltype(DEFERRED, &mut old) };
     if point && cancel::due() {
-        unsafe { pthread_testcancel() };
+        test();
     }
     (old != DEFERRED).then_some(old)
 }
@@ -66,6 +73,6 @@ pub fn leave(kind: c_int) {
 #[inline(never)]
 pub fn after() {
     if cancel::was_hit() {
-        unsafe { pthread_testcancel() };
+        test();
     }
 }

@@ -1,0 +1,175 @@
+//! Names that glibc before 2.34 has in libdl or libpthread, under older versions, or not at all. The linker would write
+//! the version of the machine that builds into the library, and an older loader would refuse to load it. So they
+//! are defined in here, and lead to glibc's where there is one: the library needs no symbol newer than 2.28, and
+//! neither libdl nor libpthread, which newer programs would have to load for nothing.
+
+use core::ffi::{c_char, CStr};
+use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use libc::{c_int, c_void, clockid_t, pid_t, pthread_key_t, pthread_t, RTLD_DEFAULT, RTLD_NOW};
+
+/// Address 0: there is none.
+#[repr(C)]
+struct Weak {
+    dlsym: usize,
+    /// Of glibc before 2.34, for its own use: there although nothing has loaded libdl.
+    dlopen_mode: usize,
+    libc_dlsym: usize,
+}
+
+extern "C" {
+    #[link_name = "fsocket_weak"]
+    static WEAK: Weak;
+}
+
+macro_rules! names {
+    ($jump:literal, $version:literal; $($name:literal: $to:ident,)*) => {
+        core::arch::global_asm!(
+            ".weak fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym",
+            concat!(".symver fsocket_dlsym, dlsym@", $version),
+            ".pushsection .data.rel.ro.fsocket_weak, \"aw\"",
+            ".balign 8",
+            ".hidden fsocket_weak",
+            ".globl fsocket_weak",
+            "fsocket_weak: .quad fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym",
+            ".popsection",
+            $(
+                concat!(".hidden ", $name),
+                concat!(".globl ", $name),
+                concat!($name, ": ", $jump, " {", stringify!($to), "}"),
+            )*
+            $($to = sym $to,)*
+        );
+    };
+}
+
+macro_rules! all_names {
+    ($jump:literal, $version:literal) => {
+        names! { $jump, $version;
+            "dlsym": symbol,
+            "dlinfo": dlinfo,
+            "dlerror": dlerror,
+            "gettid": gettid,
+            "stat64": stat,
+            "pthread_getcpuclockid": getcpuclockid,
+            "pthread_once": once,
+            "pthread_key_create": key_create,
+            "__pthread_key_create": key_create_too,
+            "pthread_key_delete": key_delete,
+            "pthread_setspecific": setspecific,
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+all_names!("jmp", "GLIBC_2.2.5");
+#[cfg(target_arch = "aarch64")]
+all_names!("b", "GLIBC_2.17");
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// `dlsym`. Its caller is this library, for RTLD_NEXT, too.
+unsafe extern "C" fn symbol(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the linker has filled it.
+    match unsafe { dlsym_at() } {
+        0 => core::ptr::null_mut(),
+        // SAFETY: the function of that name; the arguments are the caller's.
+        at => unsafe { core::mem::transmute::<usize, Dlsym>(at)(handle, name) },
+    }
+}
+
+/// # Safety
+/// None; reads what the linker has filled.
+unsafe fn dlsym_at() -> usize {
+    // SAFETY: as above.
+    let at = unsafe { (&raw const WEAK.dlsym).read_volatile() };
+    match at {
+        0 => from_libdl(),
+        at => at,
+    }
+}
+
+/// In a program that has not loaded libdl.
+#[cold]
+fn from_libdl() -> usize {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    /// `__RTLD_DLOPEN` of glibc's own callers.
+    const DLOPEN: c_int = i32::MIN;
+    let known = FOUND.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known as usize;
+    }
+    // SAFETY: as in `symbol`; glibc's functions of these names.
+    unsafe {
+        let (open, find) =
+            ((&raw const WEAK.dlopen_mode).read_volatile(), (&raw const WEAK.libc_dlsym).read_volatile());
+        if open == 0 || find == 0 {
+            return 0;
+        }
+        type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+        let libdl = core::mem::transmute::<usize, Open>(open)(c"libdl.so.2".as_ptr(), RTLD_NOW | DLOPEN);
+        if libdl.is_null() {
+            return 0;
+        }
+        let at = core::mem::transmute::<usize, Dlsym>(find)(libdl, c"dlsym".as_ptr());
+        FOUND.store(at, Ordering::Release);
+        at as usize
+    }
+}
+
+/// The function of that name, if the program has one.
+fn found(cache: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
+    let known = cache.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return Some(known);
+    }
+    // SAFETY: a NUL-terminated name.
+    let at = unsafe { symbol(RTLD_DEFAULT, name.as_ptr()) };
+    cache.store(at, Ordering::Relaxed);
+    (!at.is_null()).then_some(at)
+}
+
+/// Glibc's function of the name, or what is said where there is none.
+macro_rules! or_none {
+    (fn $own:ident = $name:literal($($arg:ident: $ty:ty),*) -> $ret:ty, $none:expr) => {
+        unsafe extern "C" fn $own($($arg: $ty),*) -> $ret {
+            static CACHE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+            match found(&CACHE, $name) {
+                // SAFETY: the function of that name has this type; the arguments are the caller's.
+                Some(at) => unsafe {
+                    core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> $ret>(at)($($arg),*)
+                },
+                None => $none,
+            }
+        }
+    };
+}
+
+type Destructor = Option<unsafe extern "C" fn(*mut c_void)>;
+
+or_none!(fn dlinfo = c"dlinfo"(handle: *mut c_void, request: c_int, info: *mut c_void) -> c_int, -1);
+or_none!(fn dlerror = c"dlerror"() -> *mut c_char, core::ptr::null_mut());
+or_none!(fn getcpuclockid = c"pthread_getcpuclockid"(thread: pthread_t, clock: *mut clockid_t) -> c_int, libc::ENOSYS);
+or_none!(fn key_create = c"pthread_key_create"(key: *mut pthread_key_t, end: Destructor) -> c_int, libc::EAGAIN);
+or_none!(fn key_create_too = c"__pthread_key_create"(key: *mut pthread_key_t, end: Destructor) -> c_int, libc::EAGAIN);
+or_none!(fn key_delete = c"pthread_key_delete"(key: pthread_key_t) -> c_int, libc::EINVAL);
+or_none!(fn setspecific = c"pthread_setspecific"(key: pthread_key_t, value: *const c_void) -> c_int, libc::EINVAL);
+// (Without libpthread there is one thread.)
+or_none!(fn once = c"pthread_once"(control: *const AtomicI32, init: unsafe extern "C" fn()) -> c_int, {
+    // SAFETY: a pthread_once_t, as the caller says.
+    if unsafe { &*control }.swap(1, Ordering::AcqRel) == 0 {
+        // SAFETY: the caller's function.
+        unsafe { init() };
+    }
+    0
+});
+
+/// Since 2.30.
+unsafe extern "C" fn gettid() -> pid_t {
+    fsocket_sys::gettid()
+}
+
+/// Since 2.33; before, an inline function that calls `__xstat64`.
+unsafe extern "C" fn stat(path: *const c_char, status: *mut c_void) -> c_int {
+    // SAFETY: the caller's; the kernel's structure is glibc's.
+    unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, status, 0) as c_int }
+}
