@@ -7,6 +7,10 @@ fail() { echo "check: FAILED: $*"; exit 1; }
 counter() { fastsocket stat --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["totals"][sys.argv[1]])' "$1"; }
 
 ip link set lo up 2>/dev/null || true
+# (Lines with fields: what listens.)
+mkdir -p /run/systemd/system/fastsocketd.service.d
+printf '[Service]\nEnvironment=FASTSOCKET_LOG=info\n' >/run/systemd/system/fastsocketd.service.d/log.conf
+systemctl daemon-reload
 systemctl start fastsocketd
 [ "$(systemctl show -p ActiveState --value fastsocketd)" = active ] || fail "the monitor is not active"
 journalctl -q --no-pager -u fastsocketd | grep -o "fastsocketd .*capabilities.*" || true
@@ -15,6 +19,15 @@ journalctl -q --no-pager -u fastsocketd | grep -o "fastsocketd .*capabilities.*"
 if fastsocket enable redis-server no-such-unit 2>/tmp/said; then fail "an unknown unit was enabled"; fi
 grep -q "no unit no-such-unit.service" /tmp/said || fail "$(cat /tmp/said)"
 [ ! -e /etc/systemd/system/redis-server.service.d ] || fail "half enabled"
+# A wrong configuration is reported, and the monitor goes on.
+mkdir -p /etc/fastsocket
+echo nonsense >/etc/fastsocket/fastsocketd.toml
+if fastsocketd --check 2>/tmp/said; then fail "a wrong configuration was accepted"; fi
+systemctl reload fastsocketd
+sleep 1
+[ "$(systemctl show -p ActiveState --value fastsocketd)" = active ] || fail "the monitor has ended of a wrong configuration"
+journalctl -q --no-pager -u fastsocketd | grep -q "not reloaded" || fail "a wrong configuration was not reported"
+rm /etc/fastsocket/fastsocketd.toml
 
 fastsocket enable redis-server nginx load page
 systemctl restart fastsocketd
@@ -28,7 +41,21 @@ for unit in redis-server nginx; do
     fastsocket explain "$(systemctl show -p MainPID --value $unit)" || fail "$unit is not accelerated"
 done
 fastsocket metrics | grep -x fastsocket_up\ 1
+# In the journal with their fields, from the part of the monitor that has given up all rights.
+journalctl -q --no-pager -u fastsocketd -o json | python3 -c '
+import json, sys
+lines = [json.loads(line) for line in sys.stdin]
+for line in lines:
+    if line["MESSAGE"] == "listens" and line["F_ADDRESS"].endswith(":6379"):
+        assert line["_TRANSPORT"] == "journal" and line["SYSLOG_IDENTIFIER"] == "fastsocketd", line
+        assert line["PRIORITY"] == "5" and "redis-server" in line["F_PROCESS"], line
+        break
+else:
+    sys.exit(f"no line with fields in the journal: {lines}")
+' || fail "the fields of the journal"
 
+rm -r /run/systemd/system/fastsocketd.service.d
+systemctl daemon-reload
 systemctl stop fastsocketd
 [ "$(systemctl show -p Result --value fastsocketd)" = success ] || fail "the monitor ends by $(systemctl show -p Result --value fastsocketd)"
 fastsocket disable --all
