@@ -1,18 +1,67 @@
 """A server that forks for each connection, and its client.
 
-forking.py serve PORT [FROM]:      serves until it is killed; a child ends with its connection. The parent passes those
-                                   from number FROM on, in messages that nobody receives.
+forking.py serve PORT [FROM [HOW]]: serves until it is killed; a child ends with its connection. The parent passes those
+                                   from number FROM on, in messages that nobody receives. HOW the child waits: `blocking`,
+                                   or in an epoll instance (`epoll`), in a duplicate of it (`dup`), in an instance
+                                   that watches it (`nested`), by one-shot registrations (`oneshot`), by edges (`edge`), with
+                                   two threads that take turns (`threads`), or forked once more (`fork`).
 forking.py ask PORT N REQUESTS:    N connections, one after the other, each with so many requests. Prints "ok".
 forking.py together PORT N REQUESTS: the same, all open at once.
 """
+import contextlib
 import itertools
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 
 
-def serve(port, passes_from=1 << 30):
+def waiter(conn, how):
+    """Returns a function that waits for something to read."""
+    conn.setblocking(False)
+    instance = select.epoll()
+    flags = {"oneshot": select.EPOLLONESHOT, "edge": select.EPOLLET}.get(how, 0)
+    instance.register(conn, select.EPOLLIN | flags)
+    wait = instance.poll
+    if how == "dup":
+        duplicate = select.epoll.fromfd(os.dup(instance.fileno()))
+        return lambda: duplicate.poll() and instance.poll(0)
+    if how == "nested":
+        outer = select.epoll()
+        outer.register(instance, select.EPOLLIN)
+        return lambda: outer.poll() and instance.poll(0)
+    if how == "oneshot":
+        return lambda: wait() and instance.modify(conn, select.EPOLLIN | flags)
+    if how == "threads":
+        def in_turn():
+            thread = threading.Thread(target=wait)
+            thread.start()
+            thread.join()
+        return in_turn
+    return wait
+
+
+def serve_waiting(conn, how):
+    """Until the client has ended the connection."""
+    wait = waiter(conn, how)
+    if how == "fork" and (pid := os.fork()):
+        with contextlib.suppress(ChildProcessError):  # (SIGCHLD is ignored: it waits all the same)
+            os.waitpid(pid, 0)
+        os._exit(0)
+    while True:
+        try:
+            data = conn.recv(64)
+        except BlockingIOError:
+            wait()
+            continue
+        if not data:
+            return
+        conn.sendall(data)
+
+
+def serve(port, passes_from=1 << 30, how="blocking"):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -23,6 +72,8 @@ def serve(port, passes_from=1 << 30):
         conn, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
+            if how != "blocking":
+                serve_waiting(conn, how)
             while data := conn.recv(64):
                 conn.sendall(data)
             conn.shutdown(socket.SHUT_WR)
@@ -63,6 +114,7 @@ def together(port, n, requests):
 
 
 if __name__ == "__main__":
-    how, *numbers = sys.argv[1:]
-    {"serve": serve, "ask": ask, "together": together}[how](*map(int, numbers))
+    what, *rest = sys.argv[1:]
+    rest = [int(r) if r.isdigit() else r for r in rest]
+    {"serve": serve, "ask": ask, "together": together}[what](*rest)
     print("ok")

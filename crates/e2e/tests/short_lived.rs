@@ -92,3 +92,33 @@ fn one_that_the_parent_has_passed_stays_the_kernels() {
         assert_eq!((delta.get("connect_kernel"), delta.get("path_upgrade")), (1, 0), "{delta}");
     }
 }
+
+/// A child that waits in an epoll instance: the library knows it only when the connection has lasted, or when the
+/// program does more with it than most. The connection goes over all the same, and nothing is lost.
+#[test]
+fn a_child_with_an_epoll_instance() {
+    let host = Host::new();
+    let path = script("apps/forking.py").display().to_string();
+    for (how, goes_over) in [
+        ("epoll", true),
+        ("edge", true),
+        ("oneshot", true),
+        ("dup", true),
+        ("nested", true),
+        ("threads", true),
+        ("fork", false),
+    ] {
+        let port = net::free_port();
+        let args = [&path, "serve", &port.to_string(), "1000000", how];
+        let _server = host.server(Accel, "forking", port, PYTHON, &args);
+        asked(&host, port, "ask", 60, 1);
+        let short = asked(&host, port, "ask", 5, 2);
+        let long = asked(&host, port, "ask", 1, 300);
+        if stock_mode() {
+            continue;
+        }
+        assert_eq!(short.get("connect_shm"), 0, "{how}\n{short}");
+        let over = if goes_over { 2 } else { 0 };
+        assert_eq!((long.get("connect_kernel"), long.get("path_upgrade")), (1, over), "{how}\n{long}");
+    }
+}

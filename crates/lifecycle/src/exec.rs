@@ -56,6 +56,7 @@ pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
 #[inline(never)]
 fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
     let mut next = Next { successor: None, inject: false, reservations: false };
+    epoll::later::settle();
     crate::listen::settle();
     crate::upgrade::give_up_all();
     let to = spawn.unwrap_or(&Actions::NONE);

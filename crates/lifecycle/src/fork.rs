@@ -42,6 +42,7 @@ pub fn prepare() {
 
 #[inline(never)]
 fn prepare_all() {
+    epoll::later::settle();
     listen::settle();
     for d in (0..DESCS.len()).filter_map(|i| DESCS.get(i)) {
         if matches!(d.kind(), kind::FRESH | kind::BOUND) && d.refs.load(Ordering::Relaxed) > 0 {

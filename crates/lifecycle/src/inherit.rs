@@ -4,11 +4,14 @@
 use crate::table::{self, kind, Desc};
 use crate::values;
 use crate::{arena, chan, close, ctl, inspect, listen, path, peers, process, unhooked, zone};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{sock_state, Header, Reason, Sock, ARENA_SIZE, MAGIC, SOCKS, SOCK_OFF};
 use fsocket_abi::channel::{CLIENT, SERVER, SLOTS};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
+
+mod descriptors;
+use descriptors::{each_descriptor, few_descriptors, FEW};
 
 /// Arenas that one program can inherit.
 const ARENAS: usize = 64;
@@ -17,6 +20,16 @@ const ARENAS: usize = 64;
 /// this one has left something.
 #[link_section = ".text.fsocket_start"]
 pub fn take_over(successor: bool) {
+    // Most programs have inherited nothing but files: that is seen here, without the code for all else.
+    let is_file = |fd: &i32| sys::getsockname(*fd, &mut [0u8; 28]).is_err() && !is_epoll(*fd);
+    let all_files = |numbers: u32| (0..FEW).filter(|fd| numbers & 1 << fd != 0).all(|fd| is_file(&fd));
+    if successor || !few_descriptors().is_some_and(all_files) {
+        take_over_all(successor);
+    }
+}
+
+#[inline(never)]
+fn take_over_all(successor: bool) {
     let mut inherited = [None; ARENAS];
     if successor {
         for (i, e) in inherited.iter_mut().enumerate() {
@@ -306,78 +319,6 @@ fn what(fd: i32) -> What {
 /// Only an epoll instance says of a descriptor that it does not contain it.
 fn is_epoll(fd: i32) -> bool {
     sys::epoll_ctl(fd, libc::EPOLL_CTL_DEL, ctl::fd(), None) == Err(sys::Errno::ENOENT)
-}
-
-/// Do `f` for every open descriptor that is not ours.
-fn each_descriptor(mut f: impl FnMut(i32)) {
-    static BUSY: AtomicBool = AtomicBool::new(false);
-    if BUSY.swap(true, Ordering::Acquire) {
-        return;
-    }
-    let args = [libc::AT_FDCWD as usize, c"/proc/self/fd".as_ptr() as usize, 0, 0, 0, 0];
-    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
-    // Reading /proc costs more than all else at the start of a program.
-    if let Some(numbers) = few_descriptors() {
-        (0..FEW).filter(|fd| numbers & 1 << fd != 0).for_each(f);
-        BUSY.store(false, Ordering::Release);
-        return;
-    }
-    // SAFETY: a C string.
-    match unsafe { sys::raw(libc::SYS_openat, [args[0], args[1], flags, 0, 0, 0]) } {
-        Ok(dir) => {
-            list(dir as i32, |fd| {
-                if fd != dir as i32 && !process::owns(fd) {
-                    f(fd);
-                }
-            });
-            let _ = sys::close(dir as i32);
-        }
-        // No /proc: the numbers that programs hand down.
-        Err(_) => (0..256).filter(|fd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok()).for_each(f),
-    }
-    BUSY.store(false, Ordering::Release);
-}
-
-/// Numbers that are looked at one by one.
-const FEW: i32 = 32;
-
-/// The open descriptors that are not ours, a bit for each, if all are below [`FEW`]. None: there are
-/// others, or the kernel does not tell how many there are (before Linux 6.2).
-#[link_section = ".text.fsocket_start"]
-fn few_descriptors() -> Option<u32> {
-    let all = sys::size(c"/proc/self/fd").ok().filter(|n| *n > 0)?;
-    let open = |fd: &i32| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok();
-    let theirs = all - u64::from(ctl::fd() >= 0);
-    let seen = (0..FEW).filter(|fd| !process::owns(*fd)).filter(open).take(theirs as usize);
-    let numbers = seen.fold(0, |bits, fd| bits | 1 << fd);
-    (u64::from(u32::count_ones(numbers)) == theirs).then_some(numbers)
-}
-
-/// The numbers that are names in a directory.
-fn list(dir: i32, mut f: impl FnMut(i32)) {
-    /// Bytes of a directory entry before its name.
-    const HEAD: usize = 19;
-    #[repr(align(8))]
-    struct Buffer([u8; 2048]);
-    let mut buf = Buffer([0; 2048]);
-    loop {
-        let args = [dir as usize, buf.0.as_mut_ptr() as usize, buf.0.len(), 0, 0, 0];
-        // SAFETY: the buffer has that many bytes.
-        let n = match unsafe { sys::raw(libc::SYS_getdents64, args) } {
-            Ok(n @ 1..) => n.min(buf.0.len()),
-            _ => return,
-        };
-        let mut at = 0;
-        while at + HEAD < n {
-            let len = u16::from_ne_bytes([buf.0[at + 16], buf.0[at + 17]]) as usize;
-            let name = &buf.0[at + HEAD..(at + len.max(HEAD)).min(n)];
-            let digits = name.split(|c| *c == 0).next().unwrap_or_default();
-            if let Some(fd) = core::str::from_utf8(digits).ok().and_then(|d| d.parse().ok()) {
-                f(fd);
-            }
-            at += len.max(HEAD + 1);
-        }
-    }
 }
 
 #[cfg(test)]

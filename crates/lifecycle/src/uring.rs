@@ -96,6 +96,7 @@ pub fn submitting(q: &Queue, tail: u32) {
 /// left to the kernel, which finds the same once the descriptor is the kernel's.
 fn registered(e: &Entry) -> bool {
     let Some((ep, op, fd, event)) = e.epoll_ctl() else { return false };
+    epoll::later::used(ep);
     let Some(ed) = table::lookup(ep).filter(|d| d.kind() == kind::EPOLL) else { return false };
     let Some(d) = table::lookup(fd) else { return false };
     // SAFETY: the kernel would read the event as well.

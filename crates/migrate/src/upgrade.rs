@@ -26,6 +26,7 @@ use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::passed as what;
 use fsocket_proto::{kind as msg, Addr, Msg};
 use fsocket_runtime::brief;
+use fsocket_runtime::making;
 use fsocket_sync::handover::Entry;
 use fsocket_sys::{self as sys, Errno};
 
@@ -299,6 +300,9 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     const QUIET: u32 = 16;
     /// A look costs some system calls: so many calls of a stream that does not rest look.
     const LOOKS: u32 = 32;
+    if making::later().is_some() {
+        return; // the instance that may watch it does not know of it yet
+    }
     let opener = d.side.load(Ordering::Relaxed) as usize != SERVER;
     let early = early::first_try(d, opener, calls);
     if let Err(later) = early {

@@ -293,6 +293,7 @@ pub fn duplicated(old: i32, new: i32) {
         overwritten(new);
     }
     pool::kernel_allocated(new);
+    epoll::later::used(old);
     if let Some(d) = table::lookup(old) {
         d.refs.fetch_add(1, Ordering::AcqRel);
         if !table::install(new, d) {

@@ -56,7 +56,7 @@ macro_rules! hook_table {
 macro_rules! variadic_table {
     ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {};
 }
-/// Looks up what a child calls that serves a connection. It would do so itself else, each child anew: that
+/// Looks up what a child calls that serves a connection. Each child would do so itself else: that
 /// touches the symbol tables of all libraries, a dozen pages.
 #[cold]
 pub fn find_for_children() {

@@ -2,7 +2,7 @@
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use crate::real;
-use fsocket_lifecycle::{close as ops, opts, pidfd_transfer, table, Outcome, Result};
+use fsocket_lifecycle::{close as ops, epoll, opts, pidfd_transfer, table, Outcome, Result};
 use fsocket_sys as sys;
 use libc::*;
 
@@ -113,6 +113,7 @@ unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int,
         return -1;
     }
     if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
+        epoll::later::used(fd);
         let new = unsafe { real(fd, cmd, arg) };
         if new >= 0 && table::lookup(fd).is_some() {
             guarded(|| ops::duplicated(fd, new));

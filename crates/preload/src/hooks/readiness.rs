@@ -194,6 +194,7 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         Some(d) => {
             either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || unsafe { real::epoll_ctl(ep, op, fd, ev) })
         }
+        None if making::is_later(ep) => unsafe { ctl_later(ep, op, fd, ev) },
         None => {
             epoll::ctl_elsewhere(fd);
             unsafe { real::epoll_ctl(ep, op, fd, ev) }
@@ -201,8 +202,29 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
     }
 }
 
+/// The same on an instance that need not be known yet.
+#[inline(never)]
+unsafe fn ctl_later(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int {
+    if !unsafe { epoll::later::changes(op, fd, ev) } {
+        return unsafe { epoll_ctl(ep, op, fd, ev) };
+    }
+    let r = unsafe { real::epoll_ctl(ep, op, fd, ev) };
+    if r == 0 {
+        unsafe { epoll::later::changed(op, fd, ev) };
+    }
+    r
+}
+
+/// What is known of an instance before a wait in it.
+fn waited_in(ep: c_int) -> Option<&'static table::Desc> {
+    if making::is_later(ep) && epoll::later::waits() {
+        return None;
+    }
+    table::lookup(ep)
+}
+
 pub unsafe fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-    match table::lookup(ep) {
+    match waited_in(ep) {
         Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), core::ptr::null()) }), || unsafe {
             real::epoll_wait(ep, evs, max, timeout)
         }),
@@ -217,7 +239,7 @@ pub unsafe fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match table::lookup(ep).filter(|_| mask.is_null() || user::readable(mask as *const u64, 1)) {
+    match waited_in(ep).filter(|_| mask.is_null() || user::readable(mask as *const u64, 1)) {
         Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }), || unsafe {
             real::epoll_pwait(ep, evs, max, timeout, mask)
         }),
@@ -232,7 +254,7 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    match (table::lookup(ep), unsafe { ts(timeout, mask) }) {
+    match (waited_in(ep), unsafe { ts(timeout, mask) }) {
         (Some(d), Ok(t)) => either(guarded(|| unsafe { epoll::wait(d, evs, max, t, mask) }), || unsafe {
             real::epoll_pwait2(ep, evs, max, timeout, mask)
         }),

@@ -13,6 +13,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// # Safety
 /// `ev` is null or valid; to delete, it may be anything.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
+    super::later::used(fd);
     // SAFETY: the caller's.
     let r = unsafe { ctl_one(ed, op, fd, ev) };
     let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };

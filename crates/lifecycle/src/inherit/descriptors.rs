@@ -1,0 +1,77 @@
+//! The descriptors that a program is started with.
+
+use crate::{ctl, process};
+use core::sync::atomic::{AtomicBool, Ordering};
+use fsocket_sys as sys;
+
+/// Do `f` for every open descriptor that is not ours.
+pub(super) fn each_descriptor(mut f: impl FnMut(i32)) {
+    static BUSY: AtomicBool = AtomicBool::new(false);
+    if BUSY.swap(true, Ordering::Acquire) {
+        return;
+    }
+    let args = [libc::AT_FDCWD as usize, c"/proc/self/fd".as_ptr() as usize, 0, 0, 0, 0];
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
+    // Reading /proc costs more than all else at the start of a program.
+    if let Some(numbers) = few_descriptors() {
+        (0..FEW).filter(|fd| numbers & 1 << fd != 0).for_each(f);
+        BUSY.store(false, Ordering::Release);
+        return;
+    }
+    // SAFETY: a C string.
+    match unsafe { sys::raw(libc::SYS_openat, [args[0], args[1], flags, 0, 0, 0]) } {
+        Ok(dir) => {
+            list(dir as i32, |fd| {
+                if fd != dir as i32 && !process::owns(fd) {
+                    f(fd);
+                }
+            });
+            let _ = sys::close(dir as i32);
+        }
+        // No /proc: the numbers that programs hand down.
+        Err(_) => (0..256).filter(|fd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok()).for_each(f),
+    }
+    BUSY.store(false, Ordering::Release);
+}
+
+/// Numbers that are looked at one by one.
+pub(super) const FEW: i32 = 32;
+
+/// The open descriptors that are not ours, a bit for each, if all are below [`FEW`]. None: there are
+/// others, or the kernel does not tell how many there are (before Linux 6.2).
+#[link_section = ".text.fsocket_start"]
+pub(super) fn few_descriptors() -> Option<u32> {
+    let all = sys::size(c"/proc/self/fd").ok().filter(|n| *n > 0)?;
+    let open = |fd: &i32| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok();
+    let theirs = all - u64::from(ctl::fd() >= 0);
+    let seen = (0..FEW).filter(|fd| !process::owns(*fd)).filter(open).take(theirs as usize);
+    let numbers = seen.fold(0, |bits, fd| bits | 1 << fd);
+    (u64::from(u32::count_ones(numbers)) == theirs).then_some(numbers)
+}
+
+/// The numbers that are names in a directory.
+fn list(dir: i32, mut f: impl FnMut(i32)) {
+    /// Bytes of a directory entry before its name.
+    const HEAD: usize = 19;
+    #[repr(align(8))]
+    struct Buffer([u8; 2048]);
+    let mut buf = Buffer([0; 2048]);
+    loop {
+        let args = [dir as usize, buf.0.as_mut_ptr() as usize, buf.0.len(), 0, 0, 0];
+        // SAFETY: the buffer has that many bytes.
+        let n = match unsafe { sys::raw(libc::SYS_getdents64, args) } {
+            Ok(n @ 1..) => n.min(buf.0.len()),
+            _ => return,
+        };
+        let mut at = 0;
+        while at + HEAD < n {
+            let len = u16::from_ne_bytes([buf.0[at + 16], buf.0[at + 17]]) as usize;
+            let name = &buf.0[at + HEAD..(at + len.max(HEAD)).min(n)];
+            let digits = name.split(|c| *c == 0).next().unwrap_or_default();
+            if let Some(fd) = core::str::from_utf8(digits).ok().and_then(|d| d.parse().ok()) {
+                f(fd);
+            }
+            at += len.max(HEAD + 1);
+        }
+    }
+}
