@@ -28,41 +28,51 @@ const WAYS: [(&str, &str); 10] = [
 #[test]
 fn who_waits_behind_a_sleeping_worker_is_served_by_another() {
     need_two_cpus!();
-    for (mode, off) in WAYS {
-        let host = patient();
-        let server = Server::start(&host, mode, 512, &[("FASTSOCKET_DISABLE", off)]);
-        let busy = server.worker(0);
-        let sleeper = server.say(0, "sleep 2");
-        let sleeps = Instant::now();
-        std::thread::sleep(Duration::from_millis(100));
-        // They come to the sleeper's queue one after the other, as long as it sleeps for
-        // certain: each time somebody who sleeps must be woken.
-        let mut n = 0;
-        while n < 20 && sleeps.elapsed() < Duration::from_millis(1400) {
-            let began = Instant::now();
-            let c = server.say(0, "who");
-            if stock_mode() {
-                server.told(&c);
-                n += 1;
-                continue;
-            }
-            let by = server.told(&c);
-            let took = began.elapsed();
-            assert_ne!(by, busy, "{mode}, without {off:?}: connection {n}: {:#}", host.zones());
-            assert!(took < Duration::from_millis(500), "{mode}: connection {n} waited {took:?}");
-            n += 1;
+    two_at_once(&WAYS, |&(mode, off)| is_served_by_another(mode, off));
+}
+
+/// Most of such a test is waiting: a half of the cases beside the other one.
+fn two_at_once<T: Sync>(cases: &[T], test: impl Fn(&T) + Sync) {
+    std::thread::scope(|s| {
+        for half in cases.chunks(cases.len().div_ceil(2)) {
+            s.spawn(|| half.iter().for_each(&test));
         }
-        let asleep = server.told(&sleeper);
-        assert!(stock_mode() || asleep == busy, "{mode}");
+    });
+}
+
+fn is_served_by_another(mode: &str, off: &str) {
+    let host = patient();
+    let server = Server::start(&host, mode, 512, &[("FASTSOCKET_DISABLE", off)]);
+    let busy = server.worker(0);
+    let sleeper = server.say(0, "sleep 2");
+    let sleeps = Instant::now();
+    std::thread::sleep(Duration::from_millis(100));
+    // They come to the sleeper's queue one after the other, as long as it sleeps for
+    // certain: each time somebody who sleeps must be woken.
+    let mut n = 0;
+    while n < 20 && sleeps.elapsed() < Duration::from_millis(1400) {
+        let began = Instant::now();
+        let c = server.say(0, "who");
         if stock_mode() {
-            eprintln!("PATH NOT ASSERTED: stock mode");
+            server.told(&c);
+            n += 1;
             continue;
         }
-        let zones = host.zones();
-        assert!(n >= 3 && stolen(&zones) >= n, "{mode}: {n}, {zones:#}");
-        let counted = if mode.starts_with("thread") { "accept_remote" } else { "accept_stolen" };
-        assert!(counter(&zones, counted) >= n, "{mode}: {n}, {zones:#}");
+        let by = server.told(&c);
+        let took = began.elapsed();
+        assert_ne!(by, busy, "{mode}, without {off:?}: connection {n}: {:#}", host.zones());
+        assert!(took < Duration::from_millis(500), "{mode}: connection {n} waited {took:?}");
+        n += 1;
     }
+    let asleep = server.told(&sleeper);
+    assert!(stock_mode() || asleep == busy, "{mode}");
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let zones = host.zones();
+    assert!(n >= 3 && stolen(&zones) >= n, "{mode}: {n}, {zones:#}");
+    let counted = if mode.starts_with("thread") { "accept_remote" } else { "accept_stolen" };
+    assert!(counter(&zones, counted) >= n, "{mode}: {n}, {zones:#}");
 }
 
 /// Where workers have sockets of their own (SO_REUSEPORT) the kernel wakes nobody else; the
@@ -73,7 +83,7 @@ fn who_waits_at_a_sleeping_workers_own_socket_is_served_by_another() {
     if stock_mode() {
         return eprintln!("PATH NOT ASSERTED: stock mode");
     }
-    for mode in ["own-epoll", "own-edge", "own-exclusive", "thread-own-epoll"] {
+    two_at_once(&["own-epoll", "own-edge", "own-exclusive", "thread-own-epoll"], |mode| {
         let host = patient();
         let server = Server::start(&host, mode, 512, &[]);
         let busy = server.worker(0);
@@ -90,7 +100,7 @@ fn who_waits_at_a_sleeping_workers_own_socket_is_served_by_another() {
         }
         assert_eq!(server.told(&sleeper), busy, "{mode}");
         assert!(stolen(&host.zones()) >= 20, "{mode}: {:#}", host.zones());
-    }
+    });
 }
 
 #[test]

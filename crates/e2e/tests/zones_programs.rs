@@ -170,7 +170,7 @@ fn nginx_binary_upgrade_fails_no_request() {
             |n| net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == n);
         listening(sockets).expect("zones");
         let url = format!("http://127.0.0.1:{port}/64");
-        let load = host.start(Stock, "ab", &ab, &["-q", "-t", "4", "-n", "1000000", "-c", "16", &url]);
+        let load = host.start(Stock, "ab", &ab, &["-q", "-t", "3", "-n", "1000000", "-c", "16", &url]);
         std::thread::sleep(Duration::from_millis(700));
         signal(old, libc::SIGUSR2);
         net::wait_until(Duration::from_secs(5), || master().is_some_and(|m| m != old)).expect("the new binary runs");
