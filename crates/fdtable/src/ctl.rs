@@ -19,7 +19,7 @@ pub use state::{
 pub use wire::{show, tell};
 
 use find::PATH;
-use state::{is_late, DEAD, FD, LATER, LOCK, LOOKING, PATIENCE, SHORT_PATIENCE, SILENCE, SILENT, SLOW_UNTIL};
+use state::{is_late, DEAD, FD, FOUND_AT, LATER, LOCK, LOOKING, PATIENCE, SHORT_PATIENCE, SILENCE, SILENT, SLOW_UNTIL};
 use wire::{close_opt, passes, ready_before, receive, send, unasked};
 
 /// How many of the monitor's messages have been looked for, as the arena counts them.
@@ -47,21 +47,14 @@ pub fn notice() {
 }
 
 /// A request with an answer. The second value is a descriptor that came along.
-pub fn request(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
-    request_within(m, attach, has_another_way(m.kind))
-}
-
-/// The same for what another monitor must hear, also if it is slow just after its start.
-pub fn insist(m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
-    request_within(m, attach, false)
-}
-
-fn request_within(mut m: Msg, attach: Option<i32>, short: bool) -> Result<(Msg, Option<i32>)> {
+pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     if dead() {
         return Err(Errno::EIO);
     }
     let mut seq = LOCK.lock().map_err(|_| Errno::EAGAIN)?;
     let now = sys::now_ns();
+    // A monitor that was just found must hear what the one before it knew, also if it is slow at its start.
+    let short = has_another_way(m.kind) && now.saturating_sub(FOUND_AT.load(Ordering::Relaxed)) > PATIENCE;
     let silent = SILENT.load(Ordering::Relaxed);
     if silent != 0 && now.saturating_sub(silent) < SILENCE {
         return Err(Errno::EIO);

@@ -421,7 +421,7 @@ pub fn announce_again() {
     for d in crate::table::all() {
         let (Some(l), Some(fd)) = (of(d), crate::table::fd_of(d)) else { continue };
         // (One that it refuses is the kernel's alone from now on; what waits in its queues is accepted.)
-        let Ok((m, _)) = ctl::insist(shown(d), Some(fd)) else { continue };
+        let Ok((m, _)) = ctl::request(shown(d), Some(fd)) else { continue };
         if l.id.swap(m.id, Ordering::AcqRel) != m.id {
             l.chans().for_each(|c| c.listener.store(m.id, Ordering::Relaxed));
         }

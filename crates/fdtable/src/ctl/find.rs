@@ -1,7 +1,8 @@
 //! The way to the monitor: the first one, that of a forked child, and one after a monitor that has died.
 
 use super::state::{
-    dead, fd, never, DEAD, DIED_PAUSE, FD, LATER, LATER_AT, LOCK, LOOKING, NEVER, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
+    dead, fd, never, DEAD, DIED_PAUSE, FD, FOUND_AT, LATER, LATER_AT, LOCK, LOOKING, NEVER, SHORT_PATIENCE, SILENT,
+    SLOW_UNTIL,
 };
 use super::wire::{close_opt, receive, send_on, unasked};
 use crate::lock::Lock;
@@ -172,6 +173,7 @@ fn greet_another() -> bool {
     for word in [&SILENT, &SLOW_UNTIL] {
         word.store(0, Ordering::Relaxed);
     }
+    FOUND_AT.store(sys::now_ns(), Ordering::Relaxed);
     if hello.arg0 < fsocket_proto::REATTACH || !(upcalls().announce)() {
         // It knows nothing of what was shared over the first one.
         process::disable();

@@ -45,6 +45,8 @@ pub(super) static SLOW_UNTIL: AtomicU64 = AtomicU64::new(0);
 const SLOW_PAUSE: u64 = 1_000_000_000;
 /// How long nothing is asked of a silent one, nanoseconds.
 pub(super) const SILENCE: u64 = 10_000_000_000;
+/// When one was found after another had died, or after this process began; nanoseconds.
+pub(super) static FOUND_AT: AtomicU64 = AtomicU64::new(0);
 /// Thread that is looking for the monitor; 0: none.
 #[link_section = ".data.fsocket_start"]
 pub(super) static LOOKING: AtomicU64 = AtomicU64::new(0);

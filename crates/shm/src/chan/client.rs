@@ -122,7 +122,7 @@ impl Chan {
         let id = self.id.load(Ordering::Relaxed).into();
         for first in c.ports.iter_mut().filter(|first| **first != 0) {
             let m = Msg { id, arg2: (*first).into(), ..Msg::new(kind::PORTS) };
-            if ctl::insist(m, None).is_err() {
+            if ctl::request(m, None).is_err() {
                 *first = 0;
             }
         }
