@@ -58,8 +58,15 @@ fn default_profiles() {
 fn users() {
     need_hosts!();
     let app = script("apps/containers.py").display().to_string();
-    for (settings, shared) in [("", false), ("share = [[54321, 0]]\n", true)] {
-        let pair = Pair::on(Accel, "0.0.0.0", |place| Host::for_all_users_on(place, settings));
+    for shared in [false, true] {
+        let settings = |place: &NetHost| match shared {
+            false => String::new(),
+            true => format!(
+                "share = [[54321, 0]]\n[[rule]]\naction = \"deny\"\nnetns = \"/run/netns/{}\"\n",
+                place.namespace
+            ),
+        };
+        let pair = Pair::on(Accel, "0.0.0.0", |place| Host::for_all_users_on(place, &settings(place)));
         let (port, to, number) = (pair.port.to_string(), pair.net.server4().to_string(), CONNECTIONS.to_string());
         let ask = [PYTHON, &app, "ask", &port, &to, REQUESTS, &number];
         let alice = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"];
@@ -74,6 +81,12 @@ fn users() {
                 let counted = (delta.get("path_upgrade"), delta.get("fallback.other_user"));
                 assert_eq!(counted, (0, CONNECTIONS), "{starter:?}: {delta}");
             }
+        }
+        if shared && !stock_mode() {
+            // A rule for one network namespace is for no other.
+            let delta = pair.ask(Accel, &pair.net.host, pair.net.server4(), pair.port);
+            let counted = (delta.get("path_upgrade"), delta.get("fallback.policy"));
+            assert_eq!(counted, (0, CONNECTIONS), "{delta}");
         }
     }
 }

@@ -10,6 +10,7 @@
 use crate::answer::{reply, Answer};
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
+use crate::policy::rules::Destination;
 use crate::shm::offers::End;
 use crate::shm::state::Shm;
 use crate::shm::upgrade::{destination_of, end_of, listener_at};
@@ -37,6 +38,12 @@ struct Offered {
     listener: ListenerId,
     /// Where the opener has connected to.
     to: SocketAddr,
+}
+
+/// Where a socket has connected to, for the rules.
+fn seen_from(ctx: &Context, socket: BorrowedFd<'_>, to: SocketAddr) -> Destination {
+    let netns = if ctx.config.rules.needs_netns() { ctx.broker.netns_inode(socket) } else { None };
+    Destination { netns, ..destination_of(to) }
 }
 
 impl Shm {
@@ -130,9 +137,7 @@ impl Shm {
             return Err(Errno::ACCESS);
         }
         let party = ctx.note_party(id, true)?;
-        let netns = if ctx.config.rules.needs_netns() { ctx.broker.netns_inode(fd.as_fd()) } else { None };
-        let mut to = destination_of(to);
-        to.netns = netns;
+        let to = seen_from(ctx, fd.as_fd(), to);
         // The channel is also its workers'.
         let workers = self.listeners.get(listener).into_iter().flat_map(|l| l.accepting());
         for server in workers.chain([by]) {
@@ -165,7 +170,8 @@ impl Shm {
             return Err(Errno::NOENT);
         }
         // Time may have gone by since, or it is another connection.
-        ctx.may_pair(ctx.known_as(id)?, there.by, &destination_of(there.to)).map_err(|_| Errno::XDEV)?;
+        let to = seen_from(ctx, fd, there.to);
+        ctx.may_pair(ctx.known_as(id)?, there.by, &to).map_err(|_| Errno::XDEV)?;
         self.pairs.offers.take(&there.other);
         if let Some(record) = &self.pairs.record {
             record.watch(fd);
