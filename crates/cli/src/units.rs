@@ -24,15 +24,17 @@ const DROP_IN: &str = "fastsocket.conf";
 const POLICY: &str = "etc/fastsocket/fastsocketd.d/enabled-units.toml";
 const HEADER: &str = "# Written by 'fastsocket enable', removed by 'fastsocket disable'.\n";
 
-/// `fastsocket enable`. Nothing is written unless every unit is found.
+/// `fastsocket enable`. Nothing is written unless every unit is found, and nothing is left if not all can be.
 pub fn enable(args: &Enable) -> Result<i32> {
     let library = locate::library(args.library.as_deref()).map_err(|e| anyhow!(e))?;
     let names = args.units.iter().map(|unit| full_name(unit)).collect::<Result<BTreeSet<_>>>()?;
     names.iter().try_for_each(|name| check(&args.root, name))?;
-    for name in &names {
-        write(&drop_in(&args.root, name), &conf(&library))?;
+    let before = enabled(&args.root)?;
+    let all = || names.iter().try_for_each(|name| write(&drop_in(&args.root, name), &conf(&library)));
+    if let Err(e) = all().and_then(|()| policy(&args.root)) {
+        names.difference(&before).for_each(|name| drop(forget(&args.root, name)));
+        return Err(e);
     }
-    policy(&args.root)?;
     reload(&args.root);
     let names = names.into_iter().collect::<Vec<_>>().join(" ");
     anstream::println!("enabled; from the next start on: systemctl restart fastsocketd {names}");
@@ -45,12 +47,7 @@ pub fn disable(args: &Disable) -> Result<i32> {
         true => enabled(&args.root)?,
         false => args.units.iter().map(|unit| full_name(unit)).collect::<Result<BTreeSet<_>>>()?,
     };
-    for name in &names {
-        let file = drop_in(&args.root, name);
-        remove(&file)?;
-        // Somebody else's drop-ins may be there, too.
-        let _ = file.parent().map(fs::remove_dir);
-    }
+    names.iter().try_for_each(|name| forget(&args.root, name))?;
     policy(&args.root)?;
     reload(&args.root);
     Ok(0)
@@ -68,6 +65,14 @@ pub fn full_name(unit: &str) -> Result<String> {
 
 fn drop_in(root: &Path, name: &str) -> PathBuf {
     root.join(DROP_INS).join(format!("{name}.d")).join(DROP_IN)
+}
+
+/// Removes our drop-in. Somebody else's may be there, too.
+fn forget(root: &Path, name: &str) -> Result<()> {
+    let file = drop_in(root, name);
+    remove(&file)?;
+    let _ = file.parent().map(fs::remove_dir);
+    Ok(())
 }
 
 /// The unit exists, and preloads nothing of its own: our line would take the place of that.
@@ -229,5 +234,21 @@ mod tests {
         }
         assert!(enable_at(dir.path(), Path::new("/nowhere.so"), &["nginx"]).is_err());
         assert!(!dir.path().join("etc").exists());
+    }
+
+    /// A file lies where the directory of the second one would be; then where the monitor's would.
+    #[test]
+    fn nothing_is_left_if_not_all_can_be_written() {
+        let (dir, library) = root();
+        let root = dir.path();
+        enable_at(root, &library, &["redis@a"]).unwrap();
+        for taken in ["etc/systemd/system/redis@b.service.d", "etc/fastsocket"] {
+            fs::write(root.join(taken), "").unwrap();
+            let e = enable_at(root, &library, &["nginx", "redis@a", "redis@b"]).unwrap_err();
+            assert!(format!("{e:#}").contains(taken), "{e:#}");
+            assert_eq!(enabled(root).unwrap().into_iter().collect::<Vec<_>>(), ["redis@a.service"]);
+            assert!(!drop_in(root, "nginx.service").parent().unwrap().exists());
+            fs::remove_file(root.join(taken)).unwrap();
+        }
     }
 }

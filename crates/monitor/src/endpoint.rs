@@ -42,9 +42,9 @@ pub enum StartError {
     Given(PathBuf),
     #[error("{}: {reason}", .path.display())]
     Directory { path: PathBuf, reason: String },
-    #[error("cannot serve metrics at {address}: {source}")]
+    #[error("cannot serve metrics at {address}")]
     Metrics { address: std::net::SocketAddr, source: std::io::Error },
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}")]
     System { what: &'static str, source: std::io::Error },
 }
 

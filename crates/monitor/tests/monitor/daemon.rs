@@ -123,6 +123,29 @@ fn somebody_elses_directory_is_refused() {
     assert!(matches!(start(&long), Err(StartError::System { .. })));
 }
 
+/// A full file system under the socket: no room for the lock, then none for the socket.
+#[test]
+fn a_full_directory_is_125_and_one_line() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a_full_directory_is_125_and_one_line: not root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (files, what, left) in [(1, "open the lock file", ""), (2, "bind the socket", "s.lock\n")] {
+        let script =
+            "mount -t tmpfs -o nr_inodes=$2,mode=755 tmpfs $1 && cd $1 && $0 --socket $1/s; s=$?; ls -A; exit $s";
+        let place = dir.path().to_str().unwrap();
+        let monitor = env!("CARGO_BIN_EXE_fastsocketd");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, monitor, place, &files.to_string()]);
+        let done = command.output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(125), "{said}");
+        assert_eq!(said, format!("fastsocketd: cannot {what}: No space left on device (os error 28)\n"));
+        assert_eq!(String::from_utf8_lossy(&done.stdout), left);
+    }
+}
+
 #[test]
 fn a_system_monitor_stays() {
     let d = Daemon::with(|c| {
