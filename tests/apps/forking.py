@@ -5,6 +5,8 @@ forking.py serve PORT [FROM [HOW]]: serves until it is killed; a child ends with
                                    or in an epoll instance (`epoll`), in a duplicate of it (`dup`), in an instance
                                    that watches it (`nested`), by one-shot registrations (`oneshot`), by edges (`edge`), with
                                    two threads that take turns (`threads`), or forked once more (`fork`).
+forking.py inetd PORT:             the same, but a child has the connection as its standard input and output, and
+                                   executes cat.
 forking.py ask PORT N REQUESTS:    N connections, one after the other, each with so many requests. Prints "ok".
 forking.py together PORT N REQUESTS: the same, all open at once.
 """
@@ -61,12 +63,28 @@ def serve_waiting(conn, how):
         conn.sendall(data)
 
 
-def serve(port, passes_from=1 << 30, how="blocking"):
+def listen(port):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(128)
+    return listener
+
+
+def inetd(port):
+    listener = listen(port)
+    while True:
+        conn, _ = listener.accept()
+        if os.fork() == 0:
+            os.dup2(conn.fileno(), 0)
+            os.dup2(conn.fileno(), 1)
+            os.execv("/bin/cat", ["cat"])
+        conn.close()
+
+
+def serve(port, passes_from=1 << 30, how="blocking"):
+    listener = listen(port)
     passed, _never_read = socket.socketpair()
     for number in itertools.count():
         conn, _ = listener.accept()
@@ -116,5 +134,5 @@ def together(port, n, requests):
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     rest = [int(r) if r.isdigit() else r for r in rest]
-    {"serve": serve, "ask": ask, "together": together}[what](*rest)
+    {"serve": serve, "inetd": inetd, "ask": ask, "together": together}[what](*rest)
     print("ok")

@@ -67,6 +67,20 @@ fn many_at_once_that_go_on_stay_over_shared_memory() {
     assert_eq!(delta.get("connect_kernel"), 0, "{delta}");
 }
 
+/// As standard input and output a connection is the kernel's: those of an inetd begin there, also long ones.
+#[test]
+fn those_that_become_standard_input_begin_in_the_kernel() {
+    let host = Host::new();
+    let path = script("apps/forking.py").display().to_string();
+    let port = net::free_port();
+    let _server = host.server(Accel, "forking", port, PYTHON, &[&path, "inetd", &port.to_string()]);
+    let delta = asked(&host, port, "ask", 40, 1);
+    let learned = delta.get("connect_shm");
+    assert!(stock_mode() || (16..30).contains(&learned), "learned after {learned}\n{delta}");
+    let delta = asked(&host, port, "ask", 20, 40);
+    assert_eq!((delta.get("connect_shm"), delta.get("path_switch")), (0, 0), "{delta}");
+}
+
 /// Clients without the library show as well how long connections are.
 #[test]
 fn strangers_are_learned_from() {

@@ -36,6 +36,7 @@ use fsocket_abi::channel::switching::{BOTH, ONE};
 use fsocket_abi::channel::{status, Dir, RING_CAP};
 use fsocket_proto::switch::act;
 use fsocket_ring::{self as ring, Mapped};
+use fsocket_runtime::brief;
 use fsocket_sync::doorbell::FUTEX_BIT;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -69,6 +70,7 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
     // All stop before any of them looks at what is left to read: both ends of a
     // connection may be among them.
     for (d, e) in conns().zip(&mut ends) {
+        brief::at_end();
         *e = start(d, pair::make);
     }
     sys::heavy_fence();

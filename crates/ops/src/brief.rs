@@ -12,7 +12,7 @@ use fsocket_proto::{kind as msg, Msg};
 use fsocket_runtime::brief as state;
 use fsocket_sys as sys;
 
-pub use state::{at_exit, is_for_connection};
+pub use state::{at_end, is_for_connection};
 
 /// The connection that this process has accepted last, since its last fork: place of the listener plus one
 /// and of the description, and the latter's generation. 0: none.

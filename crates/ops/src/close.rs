@@ -304,6 +304,7 @@ pub fn duplicated(old: i32, new: i32) {
         d.exec_prepared.store(true, Ordering::Relaxed);
         if new <= table::STDIO {
             crate::upgrade::give_up(d);
+            crate::brief::at_end();
             if d.is_conn() {
                 path::materialize_one(d, Reason::Option);
             }

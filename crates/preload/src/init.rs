@@ -68,7 +68,7 @@ static FINI: extern "C" fn() = fini;
 
 #[link_section = ".text.fsocket_start"]
 extern "C" fn fini() {
-    brief::at_exit();
+    brief::at_end();
     // (Else those are the parent's.)
     if !listen::is_deferred() {
         passing::at_exit();

@@ -167,9 +167,10 @@ fn took_turn(left: u32) {
     }
 }
 
-/// The process ends.
+/// The process ends, or puts its connection into the kernel for good: what is left of it gains nothing over
+/// shared memory.
 #[inline]
-pub fn at_exit() {
+pub fn at_end() {
     if LEFT.load(Ordering::Relaxed) != 0 {
         ended();
     }

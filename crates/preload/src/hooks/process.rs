@@ -117,7 +117,7 @@ pub unsafe fn _Fork() -> pid_t {
 }
 
 pub unsafe fn _exit(status: c_int) {
-    brief::at_exit();
+    brief::at_end();
     crate::summary::print();
     // (libc's own does no more; and nothing is looked up here, perhaps in a signal handler.)
     let _ = unsafe { fsocket_sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
