@@ -9,6 +9,8 @@ PATH="$PWD/target/tools/bin:$PATH"
 
 command -v cargo-deb >/dev/null || cargo install cargo-deb --locked --root target/tools
 rm -f target/debian/fastsocket*.deb target/debian/fastsocket*.ddeb
+# One of an older version, to upgrade from. (First: cargo-deb removes what lies in target/debian.)
+cargo deb --quiet --no-build -p fsocket-cli --deb-version 0.0.1-1 --output target/before/fastsocket.deb
 cargo deb --no-build --dbgsym -p fsocket-cli --output target/debian/
 ls -l target/debian/
 
@@ -29,11 +31,12 @@ for tool in debootstrap rpm; do
         { echo "packages: not tested ($tool is not installed)"; exit 0; }
 done
 root=$(mktemp -d)
+# Other users live in it, too.
+chmod 755 "$root"
 trap 'rm -rf --one-file-system "$root"' EXIT
 debootstrap --variant=minbase --include=libelf1,zlib1g "${SUITE:-bookworm}" "$root" \
     "${MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 || { tail -5 "$root.log"; exit 1; }
 rm -f "$root.log"
 packaging/test-deb.sh "$root" target/debian/fastsocket_*.deb
-cargo deb --quiet --no-build -p fsocket-cli --deb-version 0.0.1-1 --output target/debian/before/fastsocket.deb
-packaging/test-upgrade.sh "$root" target/debian/before/fastsocket.deb target/debian/fastsocket_*.deb
+packaging/test-upgrade.sh "$root" target/before/fastsocket.deb target/debian/fastsocket_*.deb
 packaging/test-rpm.sh "$root" target/rpm/fastsocket-*.rpm

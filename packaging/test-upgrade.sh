@@ -8,24 +8,25 @@ old=$2
 new=$3
 here=$(cd "$(dirname "$0")/.." && pwd)
 
-# A network and processes of its own: no port is in the way, and nothing stays.
+inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "${with[@]}" "$@"; }
+with=()
+
+# A network and processes of its own: no port is in the way, and nothing stays. What is installed comes from outside.
 if [ "${4:-}" != inside ]; then
+    inside sh -c 'command -v redis-server && command -v nginx && command -v python3' >/dev/null ||
+        inside sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+            redis-server nginx-light python3-minimal libpython3-stdlib' >/dev/null
     exec unshare --net --pid --mount-proc --fork --kill-child "$0" "$root" "$old" "$new" inside
 fi
 ip link set lo up
 mount -t proc proc "$root/proc"
-inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "${with[@]}" "$@"; }
 # The program that such a call in the background has become.
 program() { pgrep -P "$1"; }
 fail() {
     echo "packages: FAILED: $*" >&2
     exit 1
 }
-with=()
 
-inside sh -c 'command -v redis-server && command -v nginx && command -v python3' >/dev/null ||
-    inside sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        redis-server nginx-light python3-minimal libpython3-stdlib' >/dev/null
 mkdir -p "$root/tmp/upgrade/www"
 cp "$old" "$root/tmp/upgrade/old.deb"
 cp "$new" "$root/tmp/upgrade/new.deb"
