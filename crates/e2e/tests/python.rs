@@ -131,3 +131,13 @@ fn epoll_reports_in_order_whatever_it_looked_at_before() {
         assert!(first.is_none() && said[0].ends_with("ok\n"), "seed {seed}: {first:?}");
     }
 }
+
+/// The client has 64 channels, to the last 64 of them.
+#[test]
+fn an_instance_with_many_listeners() {
+    for how in ["epoll", "edge", "late", "poll"] {
+        let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "many_listeners.py", &[how, "100"]) else { return };
+        let counted = (delta.get("connect_shm"), delta.get("accept_shm"));
+        assert_eq!(counted, (64, 64), "{how}\n{delta}");
+    }
+}

@@ -35,6 +35,8 @@ pub struct Listener {
     joins: AtomicBool,
     /// This process has it from its parent.
     inherited: AtomicBool,
+    /// The description that listens.
+    desc: AtomicU32,
     /// Channel index + 1.
     chans: [AtomicU16; CHANS],
     n: AtomicU32,
@@ -58,6 +60,7 @@ static LISTENERS: [Listener; MAX] = [const {
         worker: AtomicU32::new(0),
         joins: AtomicBool::new(false),
         inherited: AtomicBool::new(false),
+        desc: AtomicU32::new(0),
         chans: [const { AtomicU16::new(0) }; CHANS],
         n: AtomicU32::new(0),
         next: AtomicU32::new(0),
@@ -153,6 +156,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     if let Ok(mut a) = l.addr.lock() {
         *a = addr;
     }
+    l.desc.store(d.index(), Ordering::Relaxed);
     d.object.store(i as u32 + 1, Ordering::Relaxed);
     d.kind.store(kind::LISTENER, Ordering::Release);
     stats::count(Counter::Listen);
@@ -532,6 +536,12 @@ impl Listener {
 
     pub fn addr(&self) -> Addr {
         self.addr.lock().map(|a| *a).unwrap_or_default()
+    }
+
+    /// The description that listens, unless it has just ended.
+    pub fn desc(&self) -> Option<&'static Desc> {
+        let is_it = |d: &&Desc| of(d).is_some_and(|l| core::ptr::eq(l, self));
+        crate::table::DESCS.get(self.desc.load(Ordering::Relaxed)).filter(is_it)
     }
 
     pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {

@@ -259,7 +259,9 @@ fn look_again(d: &Desc, edge: bool) {
         }
         // The next wait activates it; a sleeper is told.
         i.recheck.store(true, Ordering::Release);
-        if let Some(b) = EPS.get(i.ep.load(Ordering::Relaxed)).and_then(|ep| ep.waker()) {
+        let Some(ep) = EPS.get(i.ep.load(Ordering::Relaxed)) else { continue };
+        ep.recheck.store(true, Ordering::Release);
+        if let Some(b) = ep.waker() {
             b.ring_self();
         }
     }

@@ -29,12 +29,13 @@ pub(super) fn track(fd: i32) -> bool {
     ep.shared.store(false, Ordering::Relaxed);
     ep.nested.store(false, Ordering::Relaxed);
     ep.inherited.store(false, Ordering::Relaxed);
+    ep.recheck.store(false, Ordering::Relaxed);
     ep.wrapper.reset();
     ep.pulses.store(0, Ordering::Relaxed);
     ep.spin.reset();
     ep.lock.reset_after_fork();
     if let Ok(mut g) = ep.lock.lock() {
-        (g.n, g.sleepers, g.n_listeners, g.crowded, g.kernel_busy) = (0, 0, 0, false, false);
+        (g.n, g.sleepers, g.may_listen, g.crowded, g.kernel_busy) = (0, 0, false, false, false);
         g.links.clear();
     }
     d.object.store(i + 1, Ordering::Relaxed);

@@ -34,6 +34,8 @@ pub struct Ep {
     pub(super) unsubscribed: crate::zone::balance::unsubscribed::Unsubscribed,
     /// The parent's, and not waited on here yet.
     pub(super) inherited: AtomicBool,
+    /// An item in here is to be looked at again ([`super::item::Item::recheck`]).
+    pub(super) recheck: AtomicBool,
     /// Another process may wait in the kernel's instance.
     pub(super) shared: AtomicBool,
     /// Another instance that watches this one has slept.
@@ -66,8 +68,8 @@ pub(super) struct Inner {
     pub(super) pending: bool,
     /// Channels where this instance has a waiter.
     pub(super) links: Links,
-    pub(super) listeners: [u32; 64],
-    pub(super) n_listeners: usize,
+    /// Something was added that is a listener, or may become one.
+    pub(super) may_listen: bool,
 }
 
 /// Marks our own registrations in the kernel's instance. An application that

@@ -82,6 +82,13 @@ pub fn first(d: &Desc) -> Option<&'static Item> {
     ITEMS.get(d.items.load(Ordering::Acquire).wrapping_sub(1))
 }
 
+/// What watches such listeners in an instance.
+pub fn of_listeners(ep: &Ep, such: impl Fn(&listen::Listener) -> bool) -> impl Iterator<Item = &'static Item> {
+    let ep = ep.index();
+    let those = listen::used().iter().filter(move |l| such(l)).filter_map(listen::Listener::desc);
+    those.flat_map(move |d| core::iter::successors(first(d), |i| i.next()).take(4096).filter(move |i| i.is(d, ep)))
+}
+
 /// The item of (descriptor, instance, number).
 pub fn find(d: &Desc, ep: u32, fd: i32) -> Option<&'static Item> {
     let mut it = first(d);
@@ -120,13 +127,8 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
     if kernel {
         ep.kernel.store(true, Ordering::Relaxed);
     }
-    // Every non-connection item that may concern us sits in the listener list
-    // too: a bound socket becomes a listener later.
-    if kernel && g.n_listeners < g.listeners.len() {
-        let n = g.n_listeners;
-        g.listeners[n] = i;
-        g.n_listeners += 1;
-    }
+    // (A bound socket becomes a listener later.)
+    g.may_listen |= kernel;
     g.activate(it);
     match ep.items.load(Ordering::Relaxed) {
         1 => {}
@@ -164,12 +166,7 @@ pub fn pop(d: &Desc) -> Option<&'static Item> {
 }
 
 /// Nobody refers to it any more, except maybe the list of active items.
-pub fn kill(ep: &Ep, g: &mut Inner, it: &Item) {
-    let n = g.n_listeners;
-    if let Some(k) = g.listeners[..n].iter().position(|&x| x == it.index()) {
-        g.listeners[k] = g.listeners[n - 1];
-        g.n_listeners -= 1;
-    }
+pub fn kill(ep: &Ep, _locked: &mut Inner, it: &Item) {
     it.live.store(false, Ordering::Release);
     ep.items.fetch_sub(1, Ordering::Relaxed);
     if !it.active.load(Ordering::Relaxed) {

@@ -13,7 +13,7 @@ use fsocket_sys::Errno;
 /// Turn the marks that peers have set into active items. `now`: ticks.
 pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
     if ep.waker().is_none() {
-        recheck_listeners(g);
+        recheck_listeners(ep, g);
         return;
     }
     let mut marks = 0;
@@ -31,12 +31,11 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
         // Acquire: the marks below, and what was published before them.
         let s = w.summary.swap(0, Ordering::Acquire);
         if s & SUMMARY_SYN != 0 {
-            for k in 0..g.n_listeners {
-                if let Some(it) = ITEMS.get(g.listeners[k]) {
-                    it.note_at(c.queue(0).want.notified_at.load(Ordering::Relaxed));
-                    g.activate(it);
-                    marks += 1;
-                }
+            let id = c.listener.load(Ordering::Relaxed);
+            for it in item::of_listeners(ep, |l| l.id.load(Ordering::Relaxed) == id) {
+                it.note_at(c.queue(0).want.notified_at.load(Ordering::Relaxed));
+                g.activate(it);
+                marks += 1;
             }
         }
         for (k, r) in w.ready.iter().enumerate().filter(|(k, _)| s >> k & 1 != 0) {
@@ -52,7 +51,7 @@ pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
         marks += unasked(g, now);
     }
     g.order(marks);
-    recheck_listeners(g);
+    recheck_listeners(ep, g);
 }
 
 /// Of the active items that nobody marked, those that have become ready.
@@ -140,13 +139,11 @@ impl Inner {
     }
 }
 
-fn recheck_listeners(g: &mut Inner) {
-    for k in 0..g.n_listeners {
-        if let Some(it) = ITEMS.get(g.listeners[k]) {
-            if it.recheck.load(Ordering::Acquire) {
-                g.activate(it);
-            }
-        }
+fn recheck_listeners(ep: &Ep, g: &mut Inner) {
+    // Acquire: pairs with the release of who asks for it, with the item's.
+    if ep.recheck.load(Ordering::Relaxed) && ep.recheck.swap(false, Ordering::Acquire) {
+        let asked = |it: &&Item| it.recheck.load(Ordering::Relaxed);
+        item::of_listeners(ep, |l| l.id.load(Ordering::Relaxed) != 0).filter(asked).for_each(|it| g.activate(it));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Instances that the parent has made.
 
 use super::instance::Ep;
-use super::item::{Item, ITEMS};
+use super::item::{self, Item};
 use crate::listen;
 use core::sync::atomic::Ordering;
 
@@ -21,8 +21,7 @@ impl Ep {
         }
         // What is ours goes into a wrapper: processes of the fork group wait in the instance itself.
         self.is_watched();
-        let Ok((n, found)) = self.lock.lock().map(|g| (g.n_listeners, g.listeners)) else { return };
-        let listeners = || found[..n].iter().filter_map(|i| ITEMS.get(*i)).filter_map(Item::listener);
+        let listeners = || item::of_listeners(self, |l| l.id.load(Ordering::Relaxed) != 0).filter_map(Item::listener);
         if listeners().next().is_some() {
             listeners().for_each(listen::Listener::join);
             self.watch_ctl();

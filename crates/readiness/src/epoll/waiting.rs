@@ -333,7 +333,7 @@ unsafe fn sleep(
         // Without a monitor there are no wakers, and the sleep is cut below.
         let armed = arm_all(ep, &mut g, ep);
         // New clients of a listener are announced by the monitor.
-        let heard = g.n_listeners == 0 || ep.watch_ctl();
+        let heard = !g.may_listen || ep.watch_ctl();
         if !(ctl::dead() || armed && heard) {
             let piece = unarmed.piece();
             limit = Some(limit.map_or(piece, |l| l.min(piece)));
