@@ -60,3 +60,22 @@ fn symbols_are_of_old_glibc() {
         assert!(newer.is_empty(), "{}: {newer:#?}", file.display());
     }
 }
+
+/// A fork copies no page tables of program code, and the kernel maps 64 KiB of it at a fault: the code of a child that
+/// serves one connection lies in one such stretch (crates/preload/layout.ld). The names in there still match something.
+#[test]
+fn code_of_forked_children_lies_in_one_stretch() {
+    let readelf = fsocket_testkit::need!("readelf");
+    let library = fsocket_testkit::artifacts::library();
+    let out = Command::new(&readelf).args(["-SW"]).arg(&library).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let section = |name: &str| {
+        let mut words = text.lines().find_map(|l| l.split_once(&format!(" {name} ")))?.1.split_whitespace().skip(1);
+        let mut number = || usize::from_str_radix(words.next()?, 16).ok();
+        let (address, _offset, size) = (number()?, number()?, number()?);
+        Some((address, address + size))
+    };
+    let (code, plt) = (section(".text.fsocket").expect(&text), section(".plt").expect(&text));
+    assert!(code.0 % 0x10000 == 0 && plt.1 <= code.0 + 0x10000, "{code:x?} and .plt {plt:x?}");
+    assert!(code.1 - code.0 > 0x8000, "{code:x?}: names in layout.ld match nothing");
+}
