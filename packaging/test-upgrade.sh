@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "${with[@]}" "$@"; }
 with=()
 
-# A network and processes of its own: no port is in the way, and nothing stays. What is installed comes from outside.
+# A network and processes of its own: no port is in the way, and nothing stays. Packages come from outside, before.
 if [ "${4:-}" != inside ]; then
     inside sh -c 'command -v redis-server && command -v nginx && command -v python3' >/dev/null ||
         inside sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \

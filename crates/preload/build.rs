@@ -7,7 +7,7 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // The ends of the table of faults are ours alone.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,start-stop-visibility=hidden");
-    // What a forked child needs lies together.
+    // Code and data of forked children lie together.
     let layout = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("layout.ld");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-T,{}", layout.display());
     println!("cargo:rerun-if-changed=layout.ld");

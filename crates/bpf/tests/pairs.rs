@@ -93,7 +93,7 @@ fn a_repaired_socket_is_no_end() {
     assert_eq!(pairs.peer_of(cookie(&active)), Some(cookie(&passive)));
 }
 
-/// What ends a watched connection in the kernel is told; what a program closes is not. `misses`: the program that sees
+/// An end that the kernel gives a watched connection is told; a close by a program is not. `misses`: the program that sees
 /// all changes of state has missed these.
 fn end_is_told(misses: bool) {
     let Some((mut recorder, pairs)) = start() else { return };

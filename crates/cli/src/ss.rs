@@ -114,7 +114,7 @@ fn json(report: &Report, places: &mut Places) -> Result<serde_json::Value> {
     }))
 }
 
-/// Who has the other end of each connection: the entry of the same slot, if the viewer sees it.
+/// Adds the processes at the other end of each connection: those of the entry with the same slot, if the viewer sees it.
 fn with_peers(mut connections: Vec<serde_json::Value>) -> Vec<serde_json::Value> {
     let mut slots: HashMap<String, Vec<usize>> = HashMap::new();
     for (i, c) in connections.iter().enumerate() {

@@ -59,7 +59,7 @@ impl Pair {
         self.ask_more(side, from, to, port, &[]).0
     }
 
-    /// What was counted, and what the client has said.
+    /// Runs the client: the counters since, and its output.
     pub fn ask_more(&self, side: Side, from: &NetHost, to: IpAddr, port: u16, more: &[&str]) -> (Delta, String) {
         let (port, number, to) = (port.to_string(), CONNECTIONS.to_string(), to.to_string());
         let args = [&["ask", &port, &to, REQUESTS, &number], more].concat();

@@ -218,7 +218,7 @@ fn taken_down_for_a_checkpoint_and_up_again() {
     client.signal(libc::SIGUSR1);
     client.finish(Duration::from_secs(60)).success().says("ok");
     let delta = host.snapshot().since(&before);
-    // What was restored shook no hands: it stays in the kernel.
+    // A restored socket has shaken no hands: it stays in the kernel.
     assert!(stock_mode() || delta.get("path_upgrade") == 2 && delta.get("path_switch") >= 2, "{delta}");
     assert_eq!(delta.get("fallback.switch") + delta.get("hostile_peer"), 0, "{delta}");
 }

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What the default profiles of docker, podman and containerd (Kubernetes) leave: seccomp, capabilities, namespaces,
-/// read-only files. That of podman 3 had no membarrier: all is the kernel's.
+/// The default profiles of docker, podman and containerd (Kubernetes) leave all that is needed: seccomp,
+/// capabilities, namespaces, read-only files. That of podman 3 had no membarrier: all is the kernel's.
 #[test]
 fn default_profiles() {
     need_hosts!();
@@ -167,8 +167,7 @@ fn is_reset(client: Proc, since: Instant, what: &str) {
     assert!(done.stdout.contains("Connection reset by peer"), "{what}: {}", done.stdout);
 }
 
-/// What ends an idle connection in the kernel ends it in shared memory, within five seconds. What the kernel's
-/// connection survives it survives.
+/// A change that ends the idle kernel connection ends the connection, within five seconds. No other change does.
 #[test]
 fn rules_routes_and_links_that_change_later() {
     need_hosts!();

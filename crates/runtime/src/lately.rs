@@ -1,4 +1,4 @@
-//! What has been learnt of addresses lately.
+//! Facts about addresses that hold for some seconds.
 
 use crate::fnv::Fnv;
 use core::sync::atomic::{AtomicU64, Ordering};

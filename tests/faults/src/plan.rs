@@ -32,7 +32,7 @@ impl Planned {
             calls.dedup();
             for error in errors.iter().take(if extent == Extent::Short { 1 } else { errors.len() }) {
                 faults.extend(calls.iter().map(|nth| Fault { site: *site, nth: *nth, on: false, error: *error }));
-                // What a signal or a race has interrupted goes on at the next attempt. A receive from a Unix socket
+                // After a signal or a race the next attempt goes on. A receive from a Unix socket
                 // takes no memory (net/unix/af_unix.c), so it does not lack it for good.
                 let passes = [EINTR, EAGAIN].contains(error) || site.number == SYS_recvmsg && *error == ENOMEM;
                 if extent != Extent::Short && !passes {

@@ -215,7 +215,7 @@ unsafe fn ctl_later(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_
     r
 }
 
-/// What is known of an instance before a wait in it.
+/// The tables' entry of an instance, before a wait in it.
 fn waited_in(ep: c_int) -> Option<&'static table::Desc> {
     if making::is_later(ep) && epoll::later::waits() {
         return None;

@@ -82,7 +82,7 @@ pub fn first(d: &Desc) -> Option<&'static Item> {
     ITEMS.get(d.items.load(Ordering::Acquire).wrapping_sub(1))
 }
 
-/// What watches such listeners in an instance.
+/// The items of an instance that watch such listeners.
 pub fn of_listeners(ep: &Ep, such: impl Fn(&listen::Listener) -> bool) -> impl Iterator<Item = &'static Item> {
     let ep = ep.index();
     let those = listen::used().iter().filter(move |l| such(l)).filter_map(listen::Listener::desc);

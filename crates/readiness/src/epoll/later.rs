@@ -163,7 +163,7 @@ fn become_known() {
             added && ep.watch_ctl()
         });
         if !is_there {
-            // What watches it would not hear that it has gone over.
+            // The instance would not hear that it has gone over.
             crate::upgrade::give_up(d);
         }
         n.fd.store(-1, Ordering::Relaxed);
