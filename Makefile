@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore test-rdma unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -48,6 +48,8 @@ stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 
 test-manycore: build ## 8 and 24 emulated CPUs, and emulated cards: right, not fast (minutes; downloads Debian's kernel once)
 	@scripts/manycore.sh
+test-rdma: ## Agents over soft-RoCE in an emulated machine (a minute; downloads Debian's kernel once)
+	@scripts/rdma.sh
 
 loom: ## model checking of rings, doorbells and tokens
 	@scripts/test.sh loom
