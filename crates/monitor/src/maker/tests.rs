@@ -1,6 +1,21 @@
 use super::*;
 use std::net::TcpListener;
 
+/// Ports that the kernel gives to nobody by itself; another test may hold one.
+const PORTS: std::ops::Range<u16> = 20_000..21_000;
+
+/// A connection whose client has the first port that nobody holds.
+fn at_a_free_port(client: End, server: End) -> (End, [OwnedFd; 2]) {
+    for port in PORTS {
+        let client = End { port, ..client };
+        match apart(None, || repaired(&Order { client, server, named: true, holder: None })) {
+            Err(Errno::ADDRINUSE) => {}
+            made => return (client, made.unwrap()),
+        }
+    }
+    panic!("no port of {PORTS:?} is free");
+}
+
 #[test]
 fn connections_of_every_family_have_their_names() {
     if !rustix::process::geteuid().is_root() {
@@ -18,10 +33,8 @@ fn connections_of_every_family_have_their_names() {
         (v6, true, true, "[::]:0"),
     ] {
         let l = TcpListener::bind(listens).unwrap();
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let client = End { v6: c6, ip, port: free, uid: 1 };
         let server = End { v6: s6, ip, port: l.local_addr().unwrap().port(), uid: 2 };
-        let [c, s] = apart(None, || repaired(&Order { client, server, named: true, holder: None })).unwrap();
+        let (client, [c, s]) = at_a_free_port(End { v6: c6, ip, port: 0, uid: 1 }, server);
         for (fd, uid) in [(&c, 1), (&s, 2)] {
             assert_eq!(rustix::fs::fstat(fd).unwrap().st_uid, uid);
             assert!(!in_repair(fd.as_fd()).unwrap());
