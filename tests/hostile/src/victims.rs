@@ -23,10 +23,8 @@ pub struct Stage {
 impl Drop for Stage {
     /// The monitor leaves its pins for the next one, unless their listeners have ended.
     fn drop(&mut self) {
-        let kept = self.dir.join("monitor/zones.json");
-        let none = || std::fs::read_to_string(&kept).map_or(true, |text| text.contains("\"groups\":[]"));
         if self.monitor.running() {
-            let _ = net::wait_until(START, none).inspect_err(|e| eprintln!("pins are left: {e}"));
+            let _ = net::wait_until(START, || self.has_no_zones()).inspect_err(|e| eprintln!("pins are left: {e}"));
         }
     }
 }
@@ -75,6 +73,14 @@ impl Stage {
         c.uid(uid).gid(uid).env(ENV_SOCKET, self.socket()).args(["stat", "--json"]);
         let said: serde_json::Value = serde_json::from_slice(&c.output()?.stdout)?;
         Ok(said["totals"]["connect_shm"].as_u64().unwrap_or(0))
+    }
+
+    /// Has the monitor seen the end of all listeners? (Its file of them is written later than the pins are made.)
+    fn has_no_zones(&self) -> bool {
+        let mut c = Command::new(artifacts::cli());
+        c.env(ENV_SOCKET, self.socket()).args(["stat", "--zones", "--json"]);
+        let said = c.output().ok().and_then(|o| serde_json::from_slice::<serde_json::Value>(&o.stdout).ok());
+        said.is_some_and(|v| v["groups"].as_array().is_some_and(Vec::is_empty))
     }
 
     /// A program of a user's, with the library or without.

@@ -77,12 +77,15 @@ impl Zones {
                 return Err(Errno::OPNOTSUPP);
             }
         };
-        let mut cookie = 0;
-        if own.is_none() {
+        let cookie = match own {
+            Some(_) => Ok(0),
             // Not a member of a kernel group: no local one was made.
-            select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL)?;
-            cookie = sockopt::socket_cookie(fd.as_fd())?;
-        }
+            None => {
+                let put = select.put(GLOBAL, fd.as_fd()).map_err(|_| Errno::INVAL);
+                put.and_then(|()| sockopt::socket_cookie(fd.as_fd()))
+            }
+        };
+        let cookie = cookie.inspect_err(|_| ctx.broker.forget(id))?;
         self.last_id = id;
         self.changed = true;
         let local = rustix::net::getsockname(fd.as_fd())
