@@ -216,6 +216,16 @@ limit_table! {
      ETOOMANYREFS then, and the connection goes on; once that is read it can be passed. A message that is sent by \
      io_uring goes all the same, and its receiver gets an unconnected socket."
         of sendmsg, sendmmsg;
+    Programs: "A connection that has something to read that came before its peer left shared memory cannot get one of \
+     the numbers 0 to 2 either: the number is that of an unconnected socket then (`fallback.switch`). What is there lies \
+     in a ring, and nothing can be put in front of what a kernel socket has received."
+        of dup2, dup3, posix_spawn;
+    Programs: "A connection that waits to be accepted, and that its client has passed or taken to the kernel, is reset \
+     when the listener is passed."
+        of sendmsg, sendmmsg;
+    Programs: "What watches a connection once (`EPOLLONESHOT`) and has fired reports an end or a reset once more if the \
+     connection has become the kernel's: the kernel has no call that registers it without that."
+        of epoll_ctl;
     Programs: "A listener that is passed to another process (`SCM_RIGHTS`, `pidfd_getfd`), or that comes from a program \
      without the library (socket activation), is in shared memory as long as a process with the library accepts on it, and \
      the kernel's (`fallback.no_listener`) while none does: between the close of the old process and the first wait of the \

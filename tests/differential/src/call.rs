@@ -103,6 +103,12 @@ calls! {
     Dup "dup" [Var] 1;
     Dup2 "dup2" [Var, Var] 0;
     Dup3 "dup3" [Var, Var, Bits(sym::CLOEXEC)] 0;
+    // onto this number, 0 to 2: by dup2, dup3, close and dup, close and F_DUPFD
+    DupOnto "dup_onto" [Var, Int, Int] 1;
+    // close() of such a number, which /dev/null then has
+    CloseStd "close_std" [Var] 0;
+    // a program with this descriptor as standard input and output that writes so many bytes that it reads; how it is made
+    Child "child" [Var, Int, Int] 0;
     DupFd "dupfd" [Var, Int] 1;
     DupFdCloexec "dupfd_cloexec" [Var, Int] 1;
     NbIo "fionbio" [Var, Int] 0;
@@ -161,6 +167,9 @@ impl Call {
     /// Takes bytes from a pattern of the step.
     pub fn sends(self) -> bool {
         use Call::*;
-        matches!(self, Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore | Any)
+        matches!(
+            self,
+            Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore | Any | Child
+        )
     }
 }

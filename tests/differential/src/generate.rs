@@ -4,10 +4,12 @@
 //!
 //! Long: what depends on the same state of a random program.
 
+mod cork;
 mod io;
 mod model;
 mod odd;
 mod shadow;
+mod stdio;
 mod waiting;
 
 use crate::call::Call;
@@ -28,6 +30,8 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("upgrade", "more clients whose connections begin in the kernel, and go over to shared memory at once (FASTSOCKET_UPGRADE=1)"),
     ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
     ("odd", "mostly pointers that lead nowhere, odd values, lengths and options, forms of calls by `syscall`"),
+    ("stdio", "many connections and listeners on the numbers 0 to 2, and programs that have one as standard input and output"),
+    ("cork", "TCP_CORK, MSG_MORE, TCP_NODELAY: nobody looks between the first send and the release (ADR 55)"),
     ("listeners", "mostly listeners that shadow each other, and threads that connect to themselves"),
 ];
 
@@ -96,6 +100,7 @@ pub fn program(seed: u64, switches: Switches) -> (Program, bool) {
 
 impl Gen {
     fn push(&mut self, actor: usize, out: usize, call: Call, args: &[i64]) {
+        let (call, args) = if self.keeps_number(call, args) { (Call::CloseStd, &args[..1]) } else { (call, args) };
         self.steps.push(Step { actor: actor as u8, out: out as u8, call, args: args.to_vec() });
     }
     /// `n` new variables.
@@ -266,6 +271,12 @@ impl Gen {
         if self.switches.has("scm") && self.rng.chance(15) {
             return self.pass(actor);
         }
+        if self.switches.has("stdio") && self.rng.chance(25) {
+            return self.stdio(actor);
+        }
+        if self.switches.has("cork") && self.rng.chance(25) {
+            return self.corked(actor);
+        }
         match self.rng.below(100) {
             0..=23 => self.transfer(actor),
             24..=33 => self.receive(actor),
@@ -311,7 +322,11 @@ impl Gen {
                 self.push(0, 0, Call::Kill, &[victim as i64]);
                 self.m.process_ends(victim);
             }
-            _ if self.m.threads_of(actor) == 1 && (self.switches.has("exec_epoll") || !self.m.has_epoll(actor)) => {
+            // (An end that exec closes is one that the model does not know of.)
+            _ if self.m.threads_of(actor) == 1
+                && !self.switches.has("cork")
+                && (self.switches.has("exec_epoll") || !self.m.has_epoll(actor)) =>
+            {
                 self.m.exec(actor);
                 self.push(actor, 0, Call::Exec, &[]);
             }
@@ -343,6 +358,9 @@ impl Gen {
         if self.rng.chance(50) {
             let names: Vec<i64> = (0..sym::OPTIONS.len() as i64).collect();
             let which = self.rng.pick(&names);
+            if which == option("V6ONLY") && self.switches.has("stdio") {
+                return; // of a switched connection: docs/limits.md
+            }
             return self.push(actor, 0, Call::GetOpt, &[v, which]);
         }
         match self.rng.below(8) {
@@ -490,6 +508,9 @@ impl Gen {
             return;
         }
         let What::Unix((pair, side)) = over.what else { return };
+        if tcp && !self.may_move(actor, fd) {
+            return;
+        }
         self.push(actor, 0, Call::SendFd, &[over.var as i64, fd.var as i64]);
         let receivers = self.m.holders_of(What::Unix((pair, 1 - side)));
         if let Some((other, var)) = self.rng.pick_opt(&receivers) {
@@ -499,6 +520,9 @@ impl Gen {
 
     /// Calls on descriptors that are not made for them, or closed.
     fn mischief(&mut self, actor: usize) {
+        if self.switches.has("cork") {
+            return; // the model knows nothing of what it ends
+        }
         let v = self.rng.below(self.next_var) as i64;
         let foreign = |f: &Fd| f.var == v as usize && matches!(f.what, What::Epoll(_));
         if (0..self.m.actors.len()).any(|a| self.m.fds_of(a).iter().any(foreign)) {

@@ -73,6 +73,8 @@ enum What {
     #[command(hide = true)]
     Serve { memory: String, flavour: usize },
     #[command(hide = true)]
+    Child { bytes: usize },
+    #[command(hide = true)]
     Actor { memory: String, actor: usize },
 }
 
@@ -80,6 +82,7 @@ fn main() -> Result<ExitCode> {
     let executor = std::env::current_exe().context("this executable")?;
     match Options::parse().what {
         What::Serve { memory, flavour } => actor::serve(&memory, flavour),
+        What::Child { bytes } => actor::child(bytes),
         What::Actor { memory, actor } => actor::resume(&memory, actor),
         What::Switches => {
             for (name, why) in generate::SWITCHES {

@@ -36,7 +36,7 @@ impl Step {
         use Call::*;
         let flag = |i: usize| self.args[i] & i64::from(libc::MSG_DONTWAIT) != 0;
         match self.call {
-            Accept | AcceptNull | Accept4 | Read | ReadV | PreadV2 | RecvFd | Any => Some(true),
+            Accept | AcceptNull | Accept4 | Read | ReadV | PreadV2 | RecvFd | Any | Child => Some(true),
             Recv | RecvFrom => (!flag(2)).then_some(true),
             RecvMsg | RecvMmsg => (!flag(3)).then_some(true),
             EpollWait | EpollPwait | EpollPwait2 => (self.args[2] != 0).then_some(true),
@@ -48,6 +48,17 @@ impl Step {
     /// Several calls, one after the other.
     fn sends_in_pieces(&self) -> bool {
         matches!(self.call, Call::SendMore | Call::SendMmsg | Call::Any)
+    }
+
+    /// Holds back, or lets go, what is sent.
+    fn corks(&self) -> bool {
+        let more = |i: usize| self.args[i] & i64::from(libc::MSG_MORE) != 0;
+        match self.call {
+            Call::Send | Call::SendTo => more(2),
+            Call::SendMsg | Call::SendMmsg => more(3),
+            Call::SetOpt => Some(self.args[1]) == sym::option("CORK"),
+            _ => false,
+        }
     }
 
     /// Takes what bytes there are.
@@ -78,7 +89,7 @@ impl Program {
         for step in &self.steps {
             let vars = step.vars();
             let (a, b) = match step.call {
-                Call::Dup | Call::DupFd | Call::DupFdCloexec => (step.out as usize, vars[0]),
+                Call::Dup | Call::DupFd | Call::DupFdCloexec | Call::DupOnto => (step.out as usize, vars[0]),
                 Call::Dup2 | Call::Dup3 | Call::EpollAdd => (vars[0], vars[1]),
                 _ => continue,
             };
@@ -106,6 +117,10 @@ impl Program {
     pub fn contend(&self, i: usize, j: usize) -> bool {
         let (a, b) = (&self.steps[i], &self.steps[j]);
         if a.sends_in_pieces() && b.receives() {
+            return true;
+        }
+        // The kernel wakes a sleeper for what was held back later than ours.
+        if a.corks() && b.sleeps().is_some() {
             return true;
         }
         let (Some(takes), Some(other)) = (a.sleeps(), b.sleeps()) else { return false };

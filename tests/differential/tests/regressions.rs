@@ -38,6 +38,12 @@ fn odd_arguments() {
     special("odd");
 }
 
+/// Sends that are held back (TCP_CORK, MSG_MORE, Nagle), and let go.
+#[test]
+fn held_back() {
+    special("cork");
+}
+
 fn special(what: &str) {
     let plan = Plan {
         executor: executor(),

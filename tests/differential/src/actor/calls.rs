@@ -2,6 +2,7 @@
 
 pub mod any;
 mod bytes;
+pub mod child;
 mod names;
 mod ready;
 
@@ -41,12 +42,12 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
         _ => unsafe { dispatch(call, slot) },
     };
     let error = if ret < 0 { errno() } else { 0 };
-    if call.sends() || call == Call::Shutdown {
+    if call.sends() || matches!(call, Call::Shutdown | Call::SetOpt) {
         slot.state.store(state::SETTLING, Release);
-        if call.sends() {
-            drain_nagle(slot.arg(0) as c_int);
-        } else {
+        if call == Call::Shutdown {
             await_ack(slot.arg(0) as c_int);
+        } else if !holds_back(call, slot) {
+            drain_nagle(slot.arg(0) as c_int);
         }
     }
     (ret, error)
@@ -58,6 +59,19 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
 fn drain_nagle(fd: c_int) {
     const SIOCOUTQNSD: usize = 0x894B;
     none_left(fd, SIOCOUTQNSD);
+}
+
+/// Is what this call has sent still to be held back? Then nobody waits for it.
+fn holds_back(call: Call, slot: &Slot) -> bool {
+    let more = |i: usize| slot.arg(i) as c_int & libc::MSG_MORE != 0;
+    let flagged = match call {
+        Call::Send | Call::SendTo => more(2),
+        Call::SendMsg | Call::SendMmsg => more(3),
+        _ => false,
+    };
+    let mut on = [0u8; 4];
+    let asked = sys::getsockopt(slot.arg(0) as c_int, libc::IPPROTO_TCP, libc::TCP_CORK, &mut on);
+    flagged || (asked.is_ok() && on != [0; 4])
 }
 
 /// What was sent before a call that sends several messages is acknowledged, so that the first of them
@@ -220,6 +234,9 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
             Call::Dup => libc::dup(fd(0)).into(),
             Call::Dup2 => libc::dup2(fd(0), fd(1)).into(),
             Call::Dup3 => libc::dup3(fd(0), fd(1), fd(2)).into(),
+            Call::DupOnto => dup_onto(fd(0), fd(1), a(2)),
+            Call::CloseStd => close_std(fd(0)),
+            Call::Child => child::child(s, fd(0), n(1), a(2)),
             Call::DupFd => libc::fcntl(fd(0), libc::F_DUPFD, fd(1)).into(),
             Call::DupFdCloexec => libc::fcntl(fd(0), libc::F_DUPFD_CLOEXEC, fd(1)).into(),
             Call::NbIo => {
@@ -292,6 +309,43 @@ extern "C" {
         timeout: *const libc::timespec,
         mask: *const libc::sigset_t,
     ) -> c_int;
+}
+
+/// The four ways to get a number that is not free.
+unsafe fn dup_onto(fd: c_int, number: c_int, how: i64) -> i64 {
+    // SAFETY: plain calls.
+    unsafe {
+        let r = match how {
+            0 => libc::dup2(fd, number),
+            1 => libc::dup3(fd, number, libc::O_CLOEXEC),
+            // (A bad one leaves the number alone.)
+            _ if libc::fcntl(fd, libc::F_GETFD) < 0 => -1,
+            2 => {
+                libc::close(number);
+                libc::dup(fd)
+            }
+            _ => {
+                libc::close(number);
+                libc::fcntl(fd, libc::F_DUPFD, number)
+            }
+        };
+        r.into()
+    }
+}
+
+unsafe fn close_std(number: c_int) -> i64 {
+    // SAFETY: plain calls.
+    unsafe {
+        let r = libc::close(number);
+        let saved = errno();
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        if null != number && number >= 0 {
+            libc::dup2(null, number);
+            libc::close(null);
+        }
+        *libc::__errno_location() = saved;
+        r.into()
+    }
 }
 
 fn timeval(ms: i64) -> libc::timeval {

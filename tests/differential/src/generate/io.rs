@@ -104,9 +104,9 @@ impl Gen {
         if self.rng.chance(30) {
             n = have;
         }
-        if n == 0 && have == 0 && !self.m.is_nonblock(fd.var) {
+        if n == 0 && (self.moves() || have == 0 && !self.m.is_nonblock(fd.var)) {
             // Blocking for no bytes ends with any wake-up, which the kernel has
-            // reasons of its own for.
+            // reasons of its own for, and a path switch is one.
             n = 10;
         }
         let mut flags = 0;

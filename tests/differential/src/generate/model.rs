@@ -59,6 +59,8 @@ pub struct Conn {
     pub fin: [bool; 2],
     /// Something urgent was sent to that side.
     pub urgent: [bool; 2],
+    /// That side has taken the connection to the kernel.
+    pub moved: [bool; 2],
 }
 
 #[derive(Default)]
@@ -114,6 +116,10 @@ impl Model {
     pub fn watches_closed(&self, actor: usize) -> bool {
         let held = |var: usize| self.fds_of(actor).iter().any(|f| f.var == var);
         self.watched.iter().any(|(ep, var)| held(*ep) && !held(*var))
+    }
+    /// Has a client taken one to the kernel that waits at a port?
+    pub fn queued_has_moved(&self, port: usize) -> bool {
+        self.queues.get(&port).is_some_and(|q| q.iter().any(|(conn, _)| self.conns[*conn].moved[0]))
     }
     pub fn queued(&self, port: usize) -> usize {
         self.queues.get(&port).map_or(0, VecDeque::len)

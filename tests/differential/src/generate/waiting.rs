@@ -100,13 +100,31 @@ impl Gen {
         self.m.fds_of(actor).iter().any(|f| f.var == var && matches!(f.what, What::Epoll(_)))
     }
 
+    /// (The path switch is an edge: docs/limits.md.)
+    fn edge(&self) -> i64 {
+        if self.switches.has("stdio") {
+            0
+        } else {
+            libc::EPOLLET as u32 as i64
+        }
+    }
+
+    /// One that has fired reports an end once more if the connection goes to the kernel (docs/limits.md).
+    fn one_shot(&self) -> i64 {
+        if self.moves() {
+            0
+        } else {
+            i64::from(libc::EPOLLONESHOT)
+        }
+    }
+
     pub(super) fn watch(&mut self, actor: usize, ep: usize, var: usize) {
         let mut ev = self.events_of(self.is_epoll(actor, var));
         if self.rng.chance(40) {
-            ev |= libc::EPOLLET as u32 as i64;
+            ev |= self.edge();
         }
         if self.rng.chance(12) {
-            ev |= i64::from(libc::EPOLLONESHOT);
+            ev |= self.one_shot();
         } else if self.rng.chance(6) {
             ev |= i64::from(libc::EPOLLEXCLUSIVE);
         }
@@ -141,10 +159,10 @@ impl Gen {
                 let var = self.rng.pick(&watched);
                 let mut ev = self.events_of(self.is_epoll(actor, var));
                 if self.rng.chance(40) {
-                    ev |= libc::EPOLLET as u32 as i64;
+                    ev |= self.edge();
                 }
                 if self.rng.chance(20) {
-                    ev |= i64::from(libc::EPOLLONESHOT);
+                    ev |= self.one_shot();
                 }
                 self.push(actor, 0, Call::EpollMod, &[ep as i64, var as i64, ev]);
             }

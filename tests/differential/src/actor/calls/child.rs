@@ -1,0 +1,114 @@
+//! A program that has a connection as its standard input and output.
+
+use crate::shared::{state, Slot};
+use libc::{c_char, c_int, FILE};
+use std::ffi::{CStr, CString};
+use std::ptr::null;
+use std::sync::atomic::Ordering::Release;
+
+/// How a child gets its descriptors, and what it is.
+mod how {
+    pub const SPAWN: i64 = 1;
+    pub const WITHOUT_LIBRARY: i64 = 2;
+    pub const FORK_ONLY: i64 = 3;
+}
+
+/// A child that waits for what does not come ends after so many seconds.
+const PATIENCE: u32 = 3;
+
+extern "C" {
+    static stdin: *mut FILE;
+    static stdout: *mut FILE;
+    static environ: *const *const c_char;
+}
+
+/// How the child ended: its status, or 1000 and the signal.
+///
+/// # Safety
+/// The slot is the caller's.
+pub(super) unsafe fn child(s: &Slot, fd: c_int, n: usize, kind: i64) -> i64 {
+    let words = [c"fsocket-differential".to_owned(), c"child".to_owned(), CString::new(n.to_string()).expect("digits")];
+    let argv = [words[0].as_ptr(), words[1].as_ptr(), words[2].as_ptr(), null()];
+    let preload = |p: &*const c_char| {
+        // SAFETY: a string of the environment.
+        kind == how::WITHOUT_LIBRARY && unsafe { CStr::from_ptr(*p) }.to_bytes().starts_with(b"LD_PRELOAD=")
+    };
+    // SAFETY: the environment ends with a null pointer; nobody changes it.
+    let all = unsafe { (0..).map(|i| *environ.add(i)).take_while(|p| !p.is_null()) };
+    let mut env: Vec<*const c_char> = all.filter(|p| !preload(p)).collect();
+    env.push(null());
+    let path = c"/proc/self/exe".as_ptr();
+    let pid = if kind == how::SPAWN {
+        // SAFETY: null-terminated arrays of strings; the actions are made here.
+        unsafe { spawn(fd, path, &argv, &env) }
+    } else {
+        // SAFETY: a child that makes system calls only.
+        match unsafe { libc::fork() } {
+            // SAFETY: in the child, with what was made before it.
+            0 => unsafe { run(fd, n, kind, path, &argv, &env) },
+            pid => pid,
+        }
+    };
+    if pid < 0 {
+        return -1;
+    }
+    s.state.store(state::SETTLING, Release);
+    let mut status = 0;
+    // SAFETY: a status of ours.
+    while unsafe { libc::waitpid(pid, &mut status, 0) } != pid {}
+    s.state.store(state::BUSY, Release);
+    let signal = status & 0x7f;
+    i64::from(if signal == 0 { status >> 8 } else { 1000 + signal })
+}
+
+unsafe fn spawn(fd: c_int, path: *const c_char, argv: &[*const c_char], env: &[*const c_char]) -> libc::pid_t {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut actions = std::mem::zeroed();
+        libc::posix_spawn_file_actions_init(&mut actions);
+        libc::posix_spawn_file_actions_adddup2(&mut actions, fd, 0);
+        libc::posix_spawn_file_actions_adddup2(&mut actions, fd, 1);
+        let mut pid = -1;
+        let r = libc::posix_spawn(&mut pid, path, &actions, null(), argv.as_ptr().cast(), env.as_ptr().cast());
+        libc::posix_spawn_file_actions_destroy(&mut actions);
+        if r == 0 {
+            pid
+        } else {
+            *libc::__errno_location() = r;
+            -1
+        }
+    }
+}
+
+/// In the child.
+unsafe fn run(fd: c_int, n: usize, kind: i64, path: *const c_char, argv: &[*const c_char], env: &[*const c_char]) -> ! {
+    // SAFETY: the caller's; a buffer of ours.
+    unsafe {
+        if libc::dup2(fd, 0) != 0 || libc::dup2(fd, 1) != 1 {
+            libc::_exit(101);
+        }
+        if kind != how::FORK_ONLY {
+            libc::execve(path, argv.as_ptr(), env.as_ptr());
+            libc::_exit(102);
+        }
+        libc::alarm(PATIENCE);
+        let mut buffer = [0u8; 4096];
+        let got = libc::read(0, buffer.as_mut_ptr().cast(), n.min(buffer.len()));
+        let put = libc::write(1, buffer.as_ptr().cast(), got.max(0) as usize);
+        libc::_exit(if put == got { (got % 100) as c_int } else { 103 })
+    }
+}
+
+/// Main of the program: what it reads it writes, through stdio. Its status says how much.
+pub fn main(n: usize) -> ! {
+    let mut buffer = vec![0u8; n];
+    // SAFETY: libc's streams, a buffer of n bytes.
+    unsafe {
+        libc::alarm(PATIENCE);
+        let got = libc::fread(buffer.as_mut_ptr().cast(), 1, n, stdin);
+        let put = libc::fwrite(buffer.as_ptr().cast(), 1, got, stdout);
+        let written =
+            put == got && libc::fprintf(stdout, c"(%d)".as_ptr(), got as c_int) > 0 && libc::fflush(stdout) == 0;
+        libc::_exit(if written { (got % 100) as c_int } else { 103 })
+    }
+}
