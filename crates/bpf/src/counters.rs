@@ -1,7 +1,8 @@
 //! Reading the per-CPU counters of a program (`counters.h`).
 
 use crate::{Error, Result};
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{libbpf_sys as libbpf, MapCore, MapFlags};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// One counter, by CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,4 +30,15 @@ pub(crate) fn read(map: &impl MapCore, names: &[&'static str]) -> Result<Vec<Cou
         counts.push(Count { name, by_cpu });
     }
     Ok(counts)
+}
+
+/// One counter over all CPUs, of a map that may be another process's; 0 if it cannot be read.
+pub(crate) fn sum(map: BorrowedFd<'_>, key: u32) -> u64 {
+    /// CPUs that a kernel may have (NR_CPUS at most): it writes a number for each of its own.
+    const CPUS: usize = 8192;
+    let mut by_cpu = vec![0u64; CPUS];
+    let (key, value) = ((&raw const key).cast(), by_cpu.as_mut_ptr().cast());
+    // SAFETY: the key is as large as the map's; the value has room for all CPUs; both live during the call.
+    unsafe { libbpf::bpf_map_lookup_elem(map.as_raw_fd(), key, value) };
+    by_cpu.iter().sum()
 }

@@ -6,6 +6,7 @@
 //! process that loads them are pinned below [`bpffs::ROOT`]; all others are gone
 //! with the value that holds them.
 
+pub mod announce;
 pub mod bpffs;
 pub mod closings;
 mod counters;

@@ -1,5 +1,6 @@
 //! Which two sockets of this host are the ends of one connection; see `pairs.bpf.c`.
 
+use crate::counters::sum;
 use crate::{load, probe, skel, Error, Result};
 use libbpf_rs::libbpf_sys as libbpf;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -148,17 +149,11 @@ impl Pairs {
 
     /// Handshakes by what became of them: `paired`, or why not.
     pub fn counts(&self) -> [(&'static str, u64); 4] {
-        /// CPUs that a kernel may have (NR_CPUS at most): it writes a number for each of its own.
-        const CPUS: usize = 8192;
-        let mut by_cpu = vec![0u64; CPUS];
-        let mut key = 0u32;
+        let mut key = 0;
         REASONS.map(|name| {
-            by_cpu.fill(0);
-            let (at, value) = ((&raw const key).cast(), by_cpu.as_mut_ptr().cast());
-            // SAFETY: the key is as large as the map's; the value has room for all CPUs; both live during the call.
-            unsafe { libbpf::bpf_map_lookup_elem(self.parts.reasons.as_raw_fd(), at, value) };
+            let n = sum(self.parts.reasons.as_fd(), key);
             key += 1;
-            (name, by_cpu.iter().sum())
+            (name, n)
         })
     }
 

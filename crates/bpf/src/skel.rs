@@ -9,4 +9,4 @@ macro_rules! skeletons {
     )*};
 }
 
-skeletons!(closings, locality, locks, pairs, readcpu, select, steer);
+skeletons!(announce, closings, locality, locks, pairs, readcpu, select, steer);

@@ -1,0 +1,139 @@
+//! Which hosts have Fastsocket, too, by a TCP option; see `announce.bpf.c`.
+
+use crate::counters::sum;
+use crate::{load, probe, skel, Error, Result};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{libbpf_sys as libbpf, Link};
+use std::fs::File;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Numbers of hosts are 1 to this.
+pub const LAST: u32 = (1 << 24) - 1;
+
+/// The order of `enum reason` in `announce.bpf.c`.
+const REASONS: [&str; 3] = ["opened", "accepted", "without"];
+
+/// The program; connections carry the option until this is dropped.
+pub struct Announcer {
+    // Before the skeleton: detached while the program still exists.
+    _link: Link,
+    skel: skel::announce::AnnounceSkel<'static>,
+}
+
+/// What it notes, by the maps' descriptors. It takes no privilege to use them.
+#[derive(Debug)]
+pub struct Parts {
+    pub sockets: OwnedFd,
+    pub hosts: OwnedFd,
+    pub reasons: OwnedFd,
+}
+
+/// Reads what an [`Announcer`] notes, perhaps another process's.
+pub struct Hosts(Parts);
+
+impl Announcer {
+    /// Loads, and attaches to a cgroup: what is below it announces this host, with this number.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] with the reason where it cannot be had; [`Error::Busy`] where somebody else's program keeps
+    /// others out of the cgroup.
+    pub fn start(cgroup: &Path, number: u32) -> Result<Announcer> {
+        probe::permitted()?;
+        let directory = File::open(cgroup).map_err(|e| Error::file(cgroup, e))?;
+        let skel = load::logged("announce", || {
+            let mut open = skel::announce::AnnounceSkelBuilder::default().open(load::storage())?;
+            if let Some(data) = open.maps.rodata_data.as_deref_mut() {
+                data.own_number = number & LAST;
+            }
+            open.load()
+        })?;
+        let attached = skel.progs.announce.attach_cgroup(directory.as_raw_fd());
+        let link = attached.map_err(|e| match e.kind() {
+            libbpf_rs::ErrorKind::PermissionDenied => {
+                Error::Busy { what: "sockops", source: std::io::Error::from_raw_os_error(libc::EPERM) }
+            }
+            _ => Error::attach("announce", e),
+        })?;
+        Ok(Announcer { _link: link, skel })
+    }
+
+    /// For tests: attached as a program that lets no other beside it, until the cgroup goes.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub fn attach_alone(&self, cgroup: &Path) -> Result<()> {
+        let directory = File::open(cgroup).map_err(|e| Error::file(cgroup, e))?;
+        let program = self.skel.progs.announce.as_fd().as_raw_fd();
+        // SAFETY: plain numbers.
+        let rc = unsafe { libbpf::bpf_prog_attach(program, directory.as_raw_fd(), libbpf::BPF_CGROUP_SOCK_OPS, 0) };
+        match rc {
+            0 => Ok(()),
+            e => Err(Error::attach("announce", std::io::Error::from_raw_os_error(-e).into())),
+        }
+    }
+
+    /// # Errors
+    /// Out of descriptors.
+    pub fn parts(&self) -> Result<Parts> {
+        let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|e| Error::map("announce", e.into()));
+        let maps = &self.skel.maps;
+        Ok(Parts {
+            sockets: own(maps.sockets.as_fd())?,
+            hosts: own(maps.hosts.as_fd())?,
+            reasons: own(maps.reasons.as_fd())?,
+        })
+    }
+}
+
+impl Hosts {
+    pub fn of(parts: Parts) -> Hosts {
+        Hosts(parts)
+    }
+
+    /// Number of the host at the other end of a connection, as it has said in the handshake. `None`: it has said
+    /// nothing. A hint: anybody can say it, also a process of this host.
+    pub fn behind(&self, socket: BorrowedFd<'_>) -> Option<u32> {
+        let (fd, mut number) = (socket.as_raw_fd(), 0u32);
+        let (key, value) = ((&raw const fd).cast(), (&raw mut number).cast());
+        // SAFETY: key (a descriptor, as of all such maps) and value are as large as the map's, and live during the call.
+        let found = unsafe { libbpf::bpf_map_lookup_elem(self.0.sockets.as_raw_fd(), key, value) };
+        (found == 0).then_some(number)
+    }
+
+    /// Addresses of such hosts with their numbers, as the last connection with each has shown it.
+    pub fn known(&self) -> Vec<(IpAddr, u32)> {
+        let map = self.0.hosts.as_raw_fd();
+        let mut known = Vec::new();
+        let mut last: Option<[u8; 16]> = None;
+        // Others come and go meanwhile: an end in any case.
+        for _ in 0..4096 {
+            let (mut next, mut number) = ([0u8; 16], 0u32);
+            let from = last.as_ref().map_or(std::ptr::null(), |key| key.as_ptr().cast());
+            // SAFETY: keys and value are as large as the map's, and live during the calls.
+            let found = unsafe { libbpf::bpf_map_get_next_key(map, from, next.as_mut_ptr().cast()) };
+            if found != 0 {
+                break;
+            }
+            // SAFETY: as above.
+            let found = unsafe { libbpf::bpf_map_lookup_elem(map, next.as_ptr().cast(), (&raw mut number).cast()) };
+            if found == 0 {
+                known.push((Ipv6Addr::from(next).to_canonical(), number));
+            }
+            last = Some(next);
+        }
+        known
+    }
+
+    /// Connections to and from other addresses than loopback: `opened` to a host that has said so, `accepted` from one,
+    /// or `without`.
+    pub fn counts(&self) -> [(&'static str, u64); 3] {
+        let mut key = 0;
+        REASONS.map(|name| {
+            let n = sum(self.0.reasons.as_fd(), key);
+            key += 1;
+            (name, n)
+        })
+    }
+}
