@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore test-rdma unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore test-rdma test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -50,6 +50,9 @@ test-manycore: build ## 8 and 24 emulated CPUs, and emulated cards: right, not f
 	@scripts/manycore.sh
 test-rdma: ## Agents over soft-RoCE in an emulated machine (a minute; downloads Debian's kernel once)
 	@scripts/rdma.sh
+
+test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (about 10 minutes; downloads the kernel once)
+	@scripts/manycore.sh containers
 
 loom: ## model checking of rings, doorbells and tokens
 	@scripts/test.sh loom
@@ -146,4 +149,4 @@ clean:
 	@$(RUN) cargo clean
 
 help: ## this list
-	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
+	@grep -E '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
