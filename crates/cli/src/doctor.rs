@@ -29,6 +29,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("file size", file_size),
     ("library", library),
     ("monitor", monitor),
+    ("other hosts", other_hosts),
 ];
 
 /// Prints one line per check; 1 if any failed.
@@ -154,6 +155,17 @@ fn can_load(file: &Path) -> Result<String> {
         bail!("{}: {why}", path.display());
     }
     Ok(format!("{} ({})", path.display(), kind.word()))
+}
+
+/// Whether they are told that this one has Fastsocket (`[hosts]` of the monitor's configuration).
+fn other_hosts(_: &Pieces) -> Result<String> {
+    let Ok(socket) = control::find() else { return Ok("not told, no monitor runs".to_owned()) };
+    let hosts = control::brief_report(&socket)?.hosts;
+    match hosts.state.as_str() {
+        "off" | "" => Ok("not told (docs/hosts.md)".to_owned()),
+        "on" => Ok(format!("told, number {}", hosts.number)),
+        why => bail!("not told: {why}"),
+    }
 }
 
 fn monitor(pieces: &Pieces) -> Result<String> {

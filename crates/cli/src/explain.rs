@@ -13,7 +13,7 @@ use reason::Reason;
 use serde::Serialize;
 use sockets::{plain, Peer, Sockets};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Nothing could be explained.
 const EXIT_NOTHING: i32 = 2;
@@ -104,7 +104,7 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
         .map(|entry| {
             let peer = all.peer(facts.pid, entry);
             let is_server = listeners.iter().any(|l| l.local.port() == entry.local_address.port());
-            let (peer, why) = why_kernel(&facts, &peer, is_server, &mut peers);
+            let (peer, why) = why_kernel(&facts, &peer, entry.remote_address.ip(), is_server, &mut peers);
             Kernel { local: entry.local_address, remote: entry.remote_address, peer, why }
         })
         .collect();
@@ -154,6 +154,9 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     }
 }
 
+/// Of a host that announces itself (ADR 58).
+pub const ANOTHER_CAPABLE: &str = "another host, capable (kernel TCP: no RDMA)";
+
 /// Fallbacks that a process has counted, without those of zones, which are about the kernel's own sockets.
 fn path_fallbacks(facts: &Facts) -> impl Iterator<Item = (&str, u64)> {
     let counted = facts.counters.iter().filter(|(name, n)| name.starts_with("fallback.") && **n > 0);
@@ -165,12 +168,14 @@ fn path_fallbacks(facts: &Facts) -> impl Iterator<Item = (&str, u64)> {
 fn why_kernel(
     facts: &Facts,
     peer: &Peer,
+    address: IpAddr,
     is_server: bool,
     seen: &mut BTreeMap<i32, Result<Option<Facts>, String>>,
 ) -> (Option<i32>, Reason) {
     let reason = |reason, text: String| Reason { reason, text };
     let Peer::Process { pid, netns } = *peer else {
         let why = match peer {
+            Peer::Remote if facts.report.hosts.knows(address) => reason("remote_capable", ANOTHER_CAPABLE.into()),
             Peer::Remote => reason("remote", "another host: kernel TCP".into()),
             Peer::Translated => {
                 reason("translated", "an address of this host, translated: who is behind it is not known".into())

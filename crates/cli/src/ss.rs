@@ -1,5 +1,6 @@
 //! `fastsocket ss`: listeners and connections over shared memory.
 
+use crate::explain::ANOTHER_CAPABLE;
 use crate::text::{print, table};
 use crate::{control, place};
 use anyhow::Result;
@@ -110,6 +111,7 @@ fn json(report: &Report, places: &mut Places) -> Result<serde_json::Value> {
         "listeners": listeners?,
         "connections": with_peers(connections?),
         "channels": report.channels,
+        "hosts": report.hosts,
         "off": off(report).map(|p| p.pid).collect::<Vec<_>>(),
     }))
 }
@@ -170,6 +172,9 @@ fn text(report: &Report, places: &mut Places) -> String {
         row([&c.state, &recv, &send, &c.local, &c.peer, &path(c), &slot], &c.pids, &c.comm);
     }
     let mut text = table.to_string();
+    for host in &report.hosts.known {
+        text.push_str(&format!("\n{}: {ANOTHER_CAPABLE}, number {}", host.address, host.number));
+    }
     for p in off(report) {
         text.push_str(&format!("\nswitched off: {} (\"{}\")", p.pid, p.comm));
     }
@@ -214,6 +219,17 @@ mod tests {
         assert_eq!(lines[1][..5], ["LISTEN", "0", "0", "127.0.0.1:80", "0.0.0.0:*"]);
         assert_eq!(lines[2][..5], ["ESTAB", "5", "0", "127.0.0.1:80", "127.0.0.1:41000"]);
         assert_eq!(lines[2][7..], ["blue", "0123456789ab", "users:((\"nginx\",pid=12))"]);
+    }
+
+    #[test]
+    fn capable_hosts_are_named() {
+        let mut report = example();
+        let host = fsocket_proto::report::Host { address: "10.9.1.2".into(), number: 7 };
+        report.hosts.known.push(host);
+        assert!(report.hosts.knows("::ffff:10.9.1.2".parse().unwrap()));
+        assert!(!report.hosts.knows("10.9.1.3".parse().unwrap()));
+        let text = text(&report, &mut Places::default());
+        assert!(text.ends_with("\n10.9.1.2: another host, capable (kernel TCP: no RDMA), number 7"), "{text}");
     }
 
     #[test]

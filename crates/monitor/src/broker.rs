@@ -24,9 +24,11 @@ pub mod split;
 
 use crate::cpus::possible_cpus;
 use crate::descriptor::Attached;
+use crate::hosts::Announce;
 use crate::maker::Order;
 use crate::sockdiag::SockDiag;
 use crate::steer;
+use fsocket_bpf::announce::{self, Hosts};
 use fsocket_bpf::pairs::{self, Pairs};
 use fsocket_bpf::select::{Parts, Select};
 pub use line::op;
@@ -51,6 +53,15 @@ impl Broker {
     /// All in this process. `endpoint`: where clients come from; `keep`, `beside`: as of [`Rights::new`].
     pub fn here(endpoint: BorrowedFd<'_>, keep: Option<&Path>, beside: Option<&Path>) -> Broker {
         Broker::Here(Box::new(RefCell::new(Rights::new(endpoint, keep, beside))))
+    }
+
+    /// What [`Broker::hosts`] may announce. (Another process has it from its own configuration.)
+    #[must_use]
+    pub fn announcing(self, what: Option<Announce>) -> Broker {
+        if let Broker::Here(rights) = &self {
+            rights.borrow_mut().announces = what;
+        }
+        self
     }
 
     fn there(line: OwnedFd) -> Broker {
@@ -184,6 +195,20 @@ impl Broker {
     pub fn pairs(&self) -> Result<Pairs, Errno> {
         let [peers, watched, ended, reasons] = self.plain(op::PAIRS, 0)?.fds.try_into().map_err(|_| Errno::PROTO)?;
         Pairs::of(pairs::Parts { peers, watched, ended, reasons }).map_err(|_| Errno::OPNOTSUPP)
+    }
+
+    /// Announces this host to others, as the configuration wants it; what they say of themselves.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn hosts(&self) -> Result<Hosts, String> {
+        let given = self.plain(op::HOSTS, 0).map_err(|e| e.to_string())?;
+        if given.number != 0 {
+            let text = given.fd().and_then(|fd| line::read(fd.as_fd())).map_err(|e| e.to_string())?;
+            return Err(String::from_utf8_lossy(&text).into_owned());
+        }
+        let [sockets, hosts, reasons] = given.fds.try_into().map_err(|_| Errno::PROTO.to_string())?;
+        Ok(Hosts::of(announce::Parts { sockets, hosts, reasons }))
     }
 
     /// A line to sock_diag where that socket is.

@@ -30,6 +30,8 @@ pub struct Context {
     /// Of the thread that serves.
     pub lifelines: Option<Lifelines>,
     pub policy: Policy,
+    /// What other hosts say of themselves.
+    pub hosts: crate::hosts::State,
     /// Units whose processes an operator wants to use the kernel.
     pub off: BTreeSet<String>,
     /// That the broker knows.
@@ -52,6 +54,7 @@ impl Context {
             ended: Ended::default(),
             lifelines: None,
             policy: Policy::default(),
+            hosts: crate::hosts::State::Off,
             off: BTreeSet::new(),
             users: BTreeSet::new(),
             last_family: 0,

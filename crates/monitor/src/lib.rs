@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | loop | [`monitor`]: receives, asks the part that is concerned, sends; [`turns`], [`watchdog`], [`endpoint`], [`report`] |
 //! | parts | [`shm`]: connections over shared memory; [`zones`]: local listen sockets; [`steer`]: devices; [`policy`] |
-//! | what the parts use | `context`, `off`: [`clients`], [`arenas`], configuration, the way to the broker |
+//! | what the parts use | `context`, `off`, [`hosts`]: [`clients`], [`arenas`], configuration, the way to the broker |
 //! | privileges | [`broker`] |
 //! | mechanism | [`wire`], [`memory`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`], [`metrics`] |
 //!
@@ -28,6 +28,7 @@ mod cpus;
 pub mod descriptor;
 pub mod endpoint;
 mod event;
+pub mod hosts;
 pub mod knobs;
 pub mod lifeline;
 pub mod limits;

@@ -60,6 +60,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
         balance,
         rules: settings.rules,
         programs: settings.programs,
+        hosts: settings.hosts.announced().filter(|_| !options.private),
     };
     let metrics = options.metrics.map(fsocket_monitor::metrics::bind).transpose()?;
     // Blocked before anything exists that would have to be removed.

@@ -66,6 +66,7 @@ impl Monitor {
         let fail = |what| move |e: std::io::Error| StartError::System { what, source: e };
         let descriptors = shares::total(shares::raise_nofile().min(config.descriptors));
         crate::membarrier::register();
+        let broker = broker.announcing(config.hosts.clone());
         let epoll =
             Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| fail("make an epoll instance")(e.into()))?);
         epoll::add(&*epoll, &endpoint.fd, EventData::new_u64(ENDPOINT), EventFlags::IN)
@@ -99,6 +100,9 @@ impl Monitor {
             monitor.zones.take_over(&broker, monitor.ctx.netns);
         }
         monitor.steer_also(&Also::Begin);
+        if monitor.ctx.config.hosts.is_some() {
+            monitor.ctx.hosts = crate::hosts::State::of(monitor.ctx.broker.hosts());
+        }
         Ok(monitor)
     }
 

@@ -128,6 +128,7 @@ impl Sources<'_> {
             processes: self.report_processes(&sees),
             listeners: self.report_listeners(&sees),
             connections: if wanted.is_brief { Vec::new() } else { self.report_connections(&sees) },
+            hosts: self.ctx.hosts.report(self.ctx.config.hosts.as_ref(), sees(0)),
             groups: self.zones.report(&sees),
             zones: self.report_accepts(&sees),
             flow_groups: self.steered.iter().cloned().chain(self.zones.report_flow_groups(&sees)).collect(),
@@ -160,6 +161,11 @@ impl Sources<'_> {
         // Of all connections between network namespaces, whoever has made them.
         if let Some(record) = self.shm.pairs.record.as_ref().filter(|_| sees(0)) {
             sum.extend(record.counts().map(|(name, n)| (format!("pairs.{name}"), n)));
+        }
+        if let crate::hosts::State::On(hosts) = &self.ctx.hosts {
+            if sees(0) {
+                sum.extend(hosts.counts().map(|(name, n)| (format!("hosts.{name}"), n)));
+            }
         }
         sum
     }

@@ -1,10 +1,12 @@
 //! The configuration file of the monitor: TOML, everything optional. The manual page fastsocketd.toml(5)
 //! (`packaging/fastsocketd.toml.5`) says what each key means.
 
+use crate::hosts::Announce;
 use crate::knobs::Knobs;
 use crate::policy::file::{self, RawProgram, RawRule, RawShare};
 use crate::policy::programs::Program;
 use crate::policy::rules::Rules;
+use fsocket_bpf::announce::LAST;
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -23,6 +25,8 @@ pub enum SettingsError {
     Parse { file: String, source: toml::de::Error },
     #[error("balance: {0}")]
     Value(&'static str),
+    #[error("hosts: {0}")]
+    Hosts(&'static str),
     #[error("{file}:{line}: {what}")]
     Rule { file: String, line: usize, what: String },
 }
@@ -31,6 +35,7 @@ pub enum SettingsError {
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     pub balance: Balance,
+    pub hosts: Hosts,
     share: Vec<Spanned<RawShare>>,
     rule: Vec<Spanned<RawRule>>,
     program: Vec<Spanned<RawProgram>>,
@@ -62,6 +67,15 @@ pub struct Balance {
     interval_ms: Option<u64>,
     migrate: Option<bool>,
     groups: Option<u32>,
+}
+
+/// `[hosts]`; see fastsocketd.toml(5).
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Hosts {
+    announce: bool,
+    cgroup: Option<PathBuf>,
+    number: Option<u32>,
 }
 
 /// Reads the file named, or the usual one if there is one, and what is in the directory beside it.
@@ -134,9 +148,28 @@ fn rules(
 
 fn understand(file: &str, text: &str) -> Result<Settings, SettingsError> {
     let mut settings: Settings = toml(file, text)?;
+    settings.hosts.check()?;
     settings.rules = rules(file, text, &settings.share, &settings.rule)?;
     settings.programs = programs(file, text, &settings.program)?;
     Ok(settings)
+}
+
+impl Hosts {
+    fn check(&self) -> Result<(), SettingsError> {
+        if self.number.is_some_and(|n| !(1..=LAST).contains(&n)) {
+            return Err(SettingsError::Hosts("number is 1 to 16777215"));
+        }
+        if self.cgroup.as_ref().is_some_and(|c| !c.is_absolute()) {
+            return Err(SettingsError::Hosts("cgroup begins with /"));
+        }
+        Ok(())
+    }
+
+    /// What is announced. Not by a private monitor, which speaks for its programs only.
+    pub fn announced(&self) -> Option<Announce> {
+        let number = self.number.unwrap_or_else(Announce::any_number);
+        self.announce.then(|| Announce { cgroup: self.cgroup.clone(), number })
+    }
 }
 
 impl Balance {
@@ -213,6 +246,25 @@ mod tests {
         assert!(e.contains("/nonexistent/file"), "{e}");
     }
 
+    #[test]
+    fn nothing_is_announced_unless_wanted() {
+        let hosts = |text: &str| {
+            let s: Settings = toml::from_str(text).map_err(|e| e.to_string())?;
+            s.hosts.check().map_err(|e| e.to_string())?;
+            Ok::<_, String>(s.hosts.announced())
+        };
+        assert_eq!(hosts(""), Ok(None));
+        assert_eq!(hosts("[hosts]\nnumber = 7"), Ok(None));
+        let all = Announce { cgroup: None, number: 7 };
+        assert_eq!(hosts("[hosts]\nannounce = true\nnumber = 7"), Ok(Some(all)));
+        let some = Announce { cgroup: Some("/a".into()), number: LAST };
+        assert_eq!(hosts("[hosts]\nannounce = true\nnumber = 16777215\ncgroup = \"/a\""), Ok(Some(some)));
+        for (text, why) in [("number = 0", "number"), ("number = 16777216", "number"), ("cgroup = \"a\"", "cgroup")] {
+            let e = hosts(&format!("[hosts]\n{text}")).unwrap_err();
+            assert!(e.contains(why), "{text}: {e}");
+        }
+    }
+
     fn rules(text: &str) -> Result<Rules, String> {
         understand("f", text).map(|s| s.rules).map_err(|e| e.to_string())
     }
@@ -222,7 +274,7 @@ mod tests {
     fn the_manual_page_says_all() {
         let page = include_str!("../../../packaging/fastsocketd.toml.5");
         let said = |key: &str| page.lines().any(|l| l.starts_with(".B") && l.split_whitespace().any(|w| w == key));
-        for table in ["", "[balance]\n", "[[rule]]\naction = \"deny\"\n", "[[program]]\n"] {
+        for table in ["", "[balance]\n", "[hosts]\n", "[[rule]]\naction = \"deny\"\n", "[[program]]\n"] {
             let e = toml::from_str::<Settings>(&format!("{table}nonsense = 1")).unwrap_err().to_string();
             let (_, keys) = e.split_once("expected one of ").expect("it lists the keys");
             for key in keys.split('`').skip(1).step_by(2) {

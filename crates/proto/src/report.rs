@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// Counter name ([`fsocket_abi::arena::COUNTERS`]) to value.
@@ -31,6 +32,9 @@ pub struct Report {
     /// One entry per end of a connection.
     pub connections: Vec<Connection>,
     pub channels: Vec<Channel>,
+    /// Other hosts with Fastsocket.
+    #[serde(default)]
+    pub hosts: Hosts,
     /// Listeners with local listen sockets.
     #[serde(default)]
     pub groups: Vec<Group>,
@@ -41,6 +45,32 @@ pub struct Report {
     /// new connections are.
     #[serde(default)]
     pub flow_groups: Vec<FlowGroups>,
+}
+
+/// What hosts say of themselves in the handshake of TCP.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Hosts {
+    /// `on`, `off`, or why it cannot be had.
+    pub state: String,
+    /// This host's number.
+    pub number: u32,
+    /// Those that have said so to a connection of this host.
+    pub known: Vec<Host>,
+}
+
+impl Hosts {
+    /// Has the host with this address said that it has Fastsocket?
+    pub fn knows(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.known.iter().any(|host| host.address.parse() == Ok(address))
+    }
+}
+
+/// A host with Fastsocket.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    pub address: String,
+    pub number: u32,
 }
 
 /// The flow groups of a steered device, or of a listener.

@@ -45,6 +45,7 @@ fn monitor() -> &'static PathBuf {
             descriptors: u64::MAX,
             memory: u64::MAX,
             programs: Vec::new(),
+            hosts: None,
             balance: Default::default(),
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
         };

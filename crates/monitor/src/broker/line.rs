@@ -65,6 +65,8 @@ pub mod op {
     pub const TABLES: u32 = 21;
     /// The record of which sockets are the ends of one connection.
     pub const PAIRS: u32 = 22;
+    /// Announces this host; its maps, or (number 1) the reason why not.
+    pub const HOSTS: u32 = 23;
 }
 
 /// An answer.

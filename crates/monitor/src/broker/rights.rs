@@ -8,13 +8,16 @@ use super::line::{self, errno_of, op, Ask, Given};
 use crate::address::{V4_ANY, V6_ANY};
 use crate::cpus::possible_cpus;
 use crate::descriptor;
+use crate::hosts::Announce;
 use crate::maker::{self, Order};
 use crate::netlink::Netlink;
 use crate::pidfd;
 use crate::sockdiag::SockDiag;
 use crate::steer::{self, Steers};
+use fsocket_bpf::announce::{self, Announcer};
 use fsocket_bpf::closings::Closings;
 use fsocket_bpf::pairs::{self, Recorder};
+use fsocket_bpf::probe;
 use fsocket_bpf::select::Parts;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -68,6 +71,9 @@ pub struct Rights {
     closings: Option<Closings>,
     /// The record of connections; empty while the program is being loaded.
     pairs: Option<Arc<OnceLock<Option<pairs::Parts>>>>,
+    /// What may be announced to other hosts, and what is.
+    pub(super) announces: Option<Announce>,
+    announcer: Option<Announcer>,
     nf_tables: Option<Netlink>,
     steers: Steers,
     /// Where steering is kept, and whether it begins again.
@@ -91,6 +97,8 @@ impl Rights {
             keep: keep.map(Keep::new),
             closings: None,
             pairs: None,
+            announces: None,
+            announcer: None,
             nf_tables: None,
             steers: Steers::default(),
             steer_file: keep.or(beside).map(|dir| (dir.to_owned(), keep.is_some())),
@@ -170,6 +178,13 @@ impl Rights {
                 let pairs::Parts { peers, watched, ended, reasons } = parts;
                 Ok(Given { number: 0, fds: vec![peers, watched, ended, reasons] })
             }
+            op::HOSTS if self.announces.is_none() => Err(Errno::PERM),
+            op::HOSTS => match self.hosts() {
+                Ok(announce::Parts { sockets, hosts, reasons }) => {
+                    Ok(Given { number: 0, fds: vec![sockets, hosts, reasons] })
+                }
+                Err(why) => Ok(Given { number: 1, fds: vec![line::text(why.to_string().as_bytes())?] }),
+            },
             op::DIAG => {
                 let there = maker::namespace_of(fd()?, descriptor::netns_cookie(fd()?)?)?;
                 maker::apart(Some(there.as_fd()), SockDiag::open).map(|diag| Given::one(diag.into()))
@@ -217,6 +232,18 @@ impl Rights {
             }
             _ => Err(Errno::INVAL),
         }
+    }
+
+    fn hosts(&mut self) -> fsocket_bpf::Result<announce::Parts> {
+        let Some(Announce { cgroup, number }) = &self.announces else {
+            return Err(probe::Missing::Permission.into());
+        };
+        if self.announcer.is_none() {
+            let root = probe::cgroup2()?;
+            let below = cgroup.as_deref().map_or(Path::new(""), |c| c.strip_prefix("/").unwrap_or(c));
+            self.announcer = Some(Announcer::start(&root.join(below), *number)?);
+        }
+        self.announcer.as_ref().map_or(Err(probe::Missing::Permission.into()), Announcer::parts)
     }
 
     /// The user of a client: of a control socket that came over the endpoint, or of a pair that

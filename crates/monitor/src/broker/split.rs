@@ -118,6 +118,7 @@ impl Service {
     ) -> std::io::Result<i32> {
         let Service { endpoint, line, front, pidfd } = self;
         let mut rights = Rights::new(endpoint.fd.as_fd(), config.keep.as_deref(), config.socket.parent());
+        rights.announces = config.hosts.clone();
         let mut open = true;
         loop {
             let line_events = if open { PollFlags::IN } else { PollFlags::empty() };

@@ -103,6 +103,7 @@ fn somebody_elses_directory_is_refused() {
             balance: Default::default(),
             rules: Default::default(),
             programs: Vec::new(),
+            hosts: None,
         })
         .map(|_| ())
     };

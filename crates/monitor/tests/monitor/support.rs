@@ -51,6 +51,7 @@ impl Daemon {
             // This machine may have a firewall.
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
             programs: Vec::new(),
+            hosts: None,
         };
         change(&mut config);
         let socket = config.socket.clone();
