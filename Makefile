@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore test-rdma test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore test-rdma test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy upstreams handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -95,6 +95,9 @@ bench-programs: build ## requests a second of real programs, stock and ours in t
 
 convoy: build ## 1 to 500 threads of one process that open and close connections, stock and ours in turns: CONVOY="--threads 500 --strict"
 	@$(RUN) python3 tests/soak/convoy.py target/release/libfsocket.so target/release/fastsocketd $(CONVOY)
+
+upstreams: build ## a client with many upstreams, stock and ours in turns: UPSTREAMS="--count 250 --connections 2500"
+	@$(RUN) python3 tests/soak/upstreams.py target/release $(UPSTREAMS)
 
 soak: build ## mixed programs with random kills for TIME seconds (3600); what is left at the end: SEED=1
 	@scripts/deps.sh test

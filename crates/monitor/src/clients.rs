@@ -63,7 +63,9 @@ pub struct Client {
     pub pipes_unready: usize,
     /// Its wakers for which a WOKEN waits in `out`.
     woken: BTreeSet<u8>,
-    /// Its leases: for which channel, and the first port of each.
+    /// The channel that it has made last; 0: none.
+    pub last_channel: ChannelId,
+    /// Its leases: for which channel, and the first port of each. Several channels may have the same.
     pub leases: Vec<(ChannelId, u16)>,
     out: VecDeque<Outgoing>,
     /// Of `out`: answers.
@@ -108,6 +110,7 @@ impl Client {
             unclaimed: BTreeSet::new(),
             pipes_unready: 0,
             woken: BTreeSet::new(),
+            last_channel: 0,
             leases: Vec::new(),
             out: VecDeque::new(),
             answers: 0,

@@ -3,14 +3,16 @@
 //! wishes. The per-user limits do not apply to root.
 
 /// Channels to one client process.
-pub const CHANNELS_PER_PROCESS: usize = 64;
+pub const CHANNELS_PER_PROCESS: usize = 256;
 pub const CHANNELS_PER_UID: usize = 1024;
 /// Channels whose client is gone while a server keeps connections in them
 /// open; beyond it they are dropped earlier.
 pub const LINGERING_CHANNELS: usize = 1024;
 pub const LISTENERS_PER_UID: usize = 1024;
-/// Leases of [`crate::shm::ports::BLOCK`] client ports.
+/// Leases of [`crate::shm::ports::BLOCK`] client ports. Channels of one process may share one.
 pub const LEASES_PER_PROCESS: usize = 256;
+/// With so many of its own a process shares them among its channels.
+pub const LEASES_UNSHARED: usize = 64;
 /// Of about 420 that exist.
 pub const LEASES_PER_UID: usize = 320;
 /// Ports that a client has bound itself.

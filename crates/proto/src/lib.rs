@@ -120,7 +120,8 @@ pub mod kind {
     /// `result` ENOENT: no process of that kind, EPERM: not the requester's. Needs no HELLO.
     pub const OPERATE: u32 = 83;
     /// *Sync*: lease of client ports, for the channel `id`: `arg0` first, `arg1` count (64).
-    /// `result` EAGAIN when all are out. Returned at the end of the channel. With a bound TCP
+    /// `result` EAGAIN when all are out. Channels of one process to different destinations may have the same one;
+    /// returned at the end of the last of them. With a bound TCP
     /// socket as fd: its port is the channel's from now on (`arg1` 1); `result` EADDRINUSE:
     /// another channel has it. `arg2` not 0: the lease with this first port is the channel's since a monitor
     /// before this one; `result` EADDRINUSE: another one has it.

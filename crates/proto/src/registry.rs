@@ -73,12 +73,21 @@ pub struct Registry {
     ///
     /// [`kind::MEET`]: super::kind::MEET
     pub pairs: u64,
-    /// Which channel a client's port is leased to; 0: none. An accepting process checks here
-    /// what a client says of itself: the page is the monitor's, and the channel is not.
+    /// To whose channels a client's port is leased ([`lessee`]); 0: nobody's. An accepting process checks
+    /// here what a client says of itself: the page is the monitor's, and the channel is not.
     pub owner: [AtomicU32; PORTS],
     /// How many channels there are to listeners on a port, also to one that has ended: connections over
     /// shared memory may have that address ([`super::kind::IN_USE`]).
     pub served: [AtomicU32; PORTS],
+}
+
+/// Channels of one [`lessee`], at most.
+pub const CHANNELS_OF_ONE: u32 = 1 << 12;
+
+/// Of a channel's number: who has made it. Channels of one client process may share ports, as its sockets do in
+/// the kernel: to other listeners.
+pub const fn lessee(channel: u32) -> u32 {
+    channel / CHANNELS_OF_ONE
 }
 
 impl Registry {

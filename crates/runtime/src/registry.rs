@@ -1,6 +1,7 @@
 //! The monitor's registry and its counts of listeners that ended, as this process has them mapped.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use fsocket_proto::registry::lessee;
 use fsocket_proto::registry::{Registry, SIZE};
 use fsocket_sys as sys;
 
@@ -29,11 +30,11 @@ pub fn mapped() -> Option<&'static Registry> {
     (!p.is_null()).then(|| unsafe { &*p })
 }
 
-/// Is a client's port the one of that channel? The monitor says so, in memory that no client can
+/// Is a client's port one of the process that has made that channel? The monitor says so, in memory that no client can
 /// write. A process that had no room to map it can only tell that the port is not privileged.
 pub fn is_leased(port: u16, channel: u32) -> bool {
     match mapped() {
-        Some(r) => r.owner[port as usize].load(Ordering::Acquire) == channel,
+        Some(r) => r.owner[port as usize].load(Ordering::Acquire) == lessee(channel),
         None => port >= 1024,
     }
 }

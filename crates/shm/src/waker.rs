@@ -220,7 +220,10 @@ pub fn hear(m: &Msg, fd: i32) -> bool {
         return false;
     }
     let Some((i, p)) = PEERS.alloc() else { return false };
-    let fd = process::high_fd(fd);
+    let Some(fd) = process::spare_fd(fd) else {
+        PEERS.free(i);
+        return false;
+    };
     p.fd.store(fd, Ordering::Relaxed);
     p.waker.store(b.index() as u32, Ordering::Relaxed);
     p.heard.store(0, Ordering::Relaxed);

@@ -1,238 +1,21 @@
 //! Channels: the shared memory between a client process and a listener group.
 
+mod memory;
+
+use crate::address::{V4_ANY, V6_ANY};
 use crate::descriptor::Reuse;
-use crate::memory::{memfd, Mapping};
 use crate::shm::pipes::Pipes;
 use crate::shm::switched::Switched;
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
-use fsocket_abi::channel::{
-    ring_off, slot_state, status, Header, Slot, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, MAGIC, RING_CAP, RING_OFF,
-    SERVER, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
-};
+use fsocket_abi::channel::{CLIENT, SERVER};
+use fsocket_proto::registry::{lessee, CHANNELS_OF_ONE};
 use fsocket_proto::Addr;
-use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::OwnedFd;
-use rustix::fs::SealFlags;
+pub use memory::{name_of, ChannelMem};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io;
-use std::mem::offset_of;
 use std::rc::Rc;
 use std::time::Instant;
-
-/// What the memfd of a channel is called.
-pub fn name_of(id: ChannelId) -> String {
-    format!("fastsocket-channel-{id}")
-}
-
-/// The memory of a channel: everything but the rings is mapped.
-pub struct ChannelMem {
-    fd: Rc<OwnedFd>,
-    map: Mapping,
-}
-
-impl ChannelMem {
-    /// # Errors
-    /// Out of descriptors, memory or address space.
-    pub fn new(id: ChannelId) -> io::Result<ChannelMem> {
-        let fd = memfd(&name_of(id), CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW)?;
-        let mem = ChannelMem::of(fd)?;
-        mem.map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
-        mem.map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
-        mem.map.at::<AtomicU32>(offset_of!(Header, id)).store(id, Ordering::Relaxed);
-        Ok(mem)
-    }
-
-    /// # Errors
-    /// Out of memory or address space.
-    pub fn of(fd: OwnedFd) -> io::Result<ChannelMem> {
-        let map = Mapping::new(&fd, RING_OFF)?;
-        Ok(ChannelMem { fd: Rc::new(fd), map })
-    }
-
-    pub fn fd(&self) -> Rc<OwnedFd> {
-        self.fd.clone()
-    }
-
-    pub fn set_workers(&self, mask: u64) {
-        self.map.at::<AtomicU64>(offset_of!(Header, workers)).store(mask, Ordering::Release);
-    }
-
-    pub fn set_avoid(&self, mask: u64) {
-        self.map.at::<AtomicU64>(offset_of!(Header, avoid)).store(mask, Ordering::Relaxed);
-    }
-
-    /// Each connection to the next worker.
-    pub fn set_turns(&self) {
-        self.map.at::<AtomicU32>(offset_of!(Header, turns)).store(1, Ordering::Relaxed);
-    }
-
-    pub fn idle(&self) -> &AtomicU32 {
-        self.map.at(offset_of!(Header, idle))
-    }
-
-    pub fn listener_closed(&self) -> &AtomicU32 {
-        self.map.at(offset_of!(Header, listener_closed))
-    }
-
-    pub fn set_client_gone(&self) {
-        self.map.at::<AtomicU32>(offset_of!(Header, client_gone)).store(1, Ordering::SeqCst);
-    }
-
-    /// Queue `q`, at most [`WORKERS`].
-    pub fn queue(&self, q: usize) -> &SynQueue {
-        assert!(q <= WORKERS);
-        self.map.at(SYN_OFF + q * size_of::<SynQueue>())
-    }
-
-    /// Waiter `w` of `side`.
-    pub fn waiter(&self, side: usize, w: usize) -> &Waiter {
-        assert!(side < 2 && w < WAITERS);
-        self.map.at(WAITER_OFF + (side * (WAITERS + 1) + w) * size_of::<Waiter>())
-    }
-
-    pub fn slot(&self, slot: usize) -> &Slot {
-        assert!(slot < SLOTS);
-        self.map.at(SLOT_OFF + slot * size_of::<Slot>())
-    }
-
-    /// SYNs in queue `q` that nobody took. More than fit in are none: no worker takes them.
-    pub fn queued(&self, q: usize) -> u32 {
-        let queue = self.queue(q);
-        let (head, tail) = (queue.head.load(Ordering::Acquire), queue.tail.load(Ordering::Acquire));
-        match tail.wrapping_sub(head) {
-            n if n <= SYN_CAP as u32 => n,
-            _ => 0,
-        }
-    }
-
-    pub fn queued_all(&self) -> u32 {
-        self.touched_queues().map(|q| self.queued(q)).sum()
-    }
-
-    /// Connections that the client has put into queues, as it says.
-    pub fn opened(&self) -> u64 {
-        self.touched_queues().map(|q| u64::from(self.queue(q).tail.load(Ordering::Relaxed))).sum()
-    }
-
-    /// Slots in pages that anybody ever wrote to; the others are FREE. Looking
-    /// at them would allocate their pages.
-    pub fn touched_slots(&self) -> impl Iterator<Item = usize> {
-        self.touched(SLOT_OFF, SLOTS, size_of::<Slot>())
-    }
-
-    /// Like [`Self::touched_slots`].
-    pub fn touched_queues(&self) -> impl Iterator<Item = usize> {
-        self.touched(SYN_OFF, 1 + WORKERS, size_of::<SynQueue>())
-    }
-
-    /// Like [`Self::touched_slots`].
-    pub fn touched_waiters(&self, side: usize) -> impl Iterator<Item = usize> {
-        self.touched(WAITER_OFF + side * (WAITERS + 1) * size_of::<Waiter>(), WAITERS, size_of::<Waiter>())
-    }
-
-    /// Which of `count` items of `size` bytes at `off` have memory behind them.
-    fn touched(&self, off: usize, count: usize, size: usize) -> impl Iterator<Item = usize> {
-        use rustix::fs::{seek, SeekFrom};
-        let end = off + count * size;
-        let mut found = Vec::new();
-        let mut at = off;
-        // Each round skips at least a page, and there are few hundred.
-        while at < end {
-            let Ok(data) = seek(&*self.fd, SeekFrom::Data(at as u64)).map(|at| at as usize) else { break };
-            let hole = seek(&*self.fd, SeekFrom::Hole(data as u64)).map_or(end, |at| at as usize);
-            if data >= end || hole <= data {
-                break;
-            }
-            let first = data.saturating_sub(off) / size;
-            let last = (hole.min(end) - off).div_ceil(size).min(count);
-            // An item across two pages may be in the list already.
-            let first = found.last().map_or(first, |l: &usize| first.max(l + 1));
-            found.extend(first..last);
-            at = hole;
-        }
-        found.into_iter()
-    }
-
-    /// Ring `dir` of a slot.
-    ///
-    /// # Errors
-    /// Out of memory or address space.
-    pub fn ring(&self, slot: usize, dir: usize) -> io::Result<Mapping> {
-        assert!(slot < SLOTS && dir < 2);
-        Mapping::part(&*self.fd, ring_off(slot, dir), RING_CAP)
-    }
-
-    /// The eight bytes at `off` of ring `dir` of `slot`. By pread: looking must
-    /// neither map two gigabytes nor fill holes.
-    pub fn ring_word(&self, slot: usize, dir: usize, off: u64) -> u64 {
-        assert!(slot < SLOTS && dir < 2);
-        let off = off & (RING_CAP as u64 - 1) & !7;
-        let mut word = [0u8; 8];
-        match rustix::io::retry_on_intr(|| rustix::io::pread(&*self.fd, &mut word, ring_off(slot, dir) as u64 + off)) {
-            Ok(8) => u64::from_ne_bytes(word),
-            _ => 0,
-        }
-    }
-
-    /// Marks connections that nobody has accepted, if they have no mark; how many.
-    pub fn mark_waiting(&self, mark: u32) -> usize {
-        if self.queued_all() == 0 {
-            return 0;
-        }
-        let waits = |slot: &&Slot| slot.state.load(Ordering::Acquire) == slot_state::SYN;
-        let word = |slot: &Slot| {
-            slot.dir[SERVER].prod.options.compare_exchange(0, mark, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        self.touched_slots().map(|i| self.slot(i)).filter(waits).filter(|slot| word(slot)).count()
-    }
-
-    /// Has no server ever had a connection in it? (Otherwise its bytes are there, also of one that is over.)
-    pub fn is_untouched_by_servers(&self) -> bool {
-        self.touched_slots().map(|i| self.slot(i)).all(|slot| {
-            let first = slot.generation.load(Ordering::Relaxed) <= 1;
-            first && matches!(slot.state.load(Ordering::Acquire), slot_state::FREE | slot_state::SYN)
-        })
-    }
-
-    /// Slots that somebody uses on at least one side. Of those that wait to be accepted no more than
-    /// the queues hold: what a client that is gone has only written into its slots nobody takes.
-    pub fn slots_in_use(&self) -> usize {
-        let queued = self.queued_all() as usize;
-        let mut waiting = 0;
-        self.touched_slots()
-            .filter(|&i| {
-                let slot = self.slot(i);
-                let closed = |side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
-                let open = !(closed(CLIENT) && closed(SERVER));
-                match slot.state.load(Ordering::Acquire) {
-                    slot_state::SYN if open => {
-                        waiting += 1;
-                        waiting <= queued
-                    }
-                    slot_state::ESTABLISHED => open,
-                    _ => false,
-                }
-            })
-            .count()
-    }
-
-    /// Connections that are in no queue any more, and that no worker has claimed yet: it may be about to.
-    pub fn is_being_claimed(&self) -> bool {
-        let closed =
-            |slot: &Slot, side: usize| slot.dir[side].prod.status.load(Ordering::Acquire) & status::CLOSED != 0;
-        let waits = |slot: &&Slot| slot.state.load(Ordering::Acquire) == slot_state::SYN;
-        let open = |slot: &&Slot| !(closed(slot, CLIENT) && closed(slot, SERVER));
-        let waiting = self.touched_slots().map(|i| self.slot(i)).filter(waits).filter(open).count();
-        waiting > self.queued_all() as usize
-    }
-
-    /// Bytes of memory behind the channel.
-    pub fn resident(&self) -> u64 {
-        rustix::fs::fstat(&*self.fd).map_or(0, |st| st.st_blocks as u64 * 512)
-    }
-}
 
 pub struct Channel {
     pub id: ChannelId,
@@ -276,6 +59,13 @@ impl Channel {
         !self.is_from_before || self.client_family != 0 && !self.server_families.is_empty()
     }
 
+    /// May two connections, one in each, have the same destination? Then their ports differ.
+    pub fn meets(&self, other: &Channel) -> bool {
+        let any = |ch: &Channel| ch.addr.ip == V4_ANY || ch.addr.ip == V6_ANY;
+        let same = self.addr.ip == other.addr.ip || any(self) || any(other);
+        self.netns == other.netns && self.addr.port == other.addr.port && same
+    }
+
     /// Whether processes of this family may be at this end.
     pub fn is_party(&self, side: usize, family: FamilyId) -> bool {
         match side {
@@ -288,13 +78,13 @@ impl Channel {
 
 pub struct Channels {
     all: BTreeMap<ChannelId, Channel>,
-    last_id: ChannelId,
+    last_lessee: u32,
 }
 
 impl Default for Channels {
     /// Numbers begin anywhere: those of a monitor before this one are still in use.
     fn default() -> Channels {
-        Channels { all: BTreeMap::new(), last_id: RandomState::new().build_hasher().finish() as ChannelId }
+        Channels { all: BTreeMap::new(), last_lessee: RandomState::new().build_hasher().finish() as u32 }
     }
 }
 
@@ -319,81 +109,30 @@ impl Channels {
         self.all.remove(&id)
     }
 
-    /// A number that no channel has; numbers of channels that are gone come
-    /// back as late as possible.
-    pub fn next_id(&mut self) -> ChannelId {
+    /// Those of one [`lessee`].
+    pub fn made_by(&self, lessee: u32) -> impl Iterator<Item = &Channel> {
+        let first = lessee.saturating_mul(CHANNELS_OF_ONE);
+        self.all.range(first..=first | (CHANNELS_OF_ONE - 1)).map(|(_, ch)| ch)
+    }
+
+    /// A number that no channel has, for a client that has had `last` before: all that it makes have one
+    /// [`lessee`], until that one's numbers are used up. Those of channels that are gone come back as late
+    /// as possible.
+    pub fn next_id(&mut self, last: ChannelId) -> ChannelId {
+        let next = last.wrapping_add(1);
+        if last != 0 && lessee(next) == lessee(last) && !self.all.contains_key(&next) {
+            return next;
+        }
         loop {
-            self.last_id = self.last_id.wrapping_add(1).max(1);
-            if !self.all.contains_key(&self.last_id) {
-                return self.last_id;
+            self.last_lessee = self.last_lessee.wrapping_add(1) % lessee(ChannelId::MAX);
+            let first = (self.last_lessee + 1) * CHANNELS_OF_ONE;
+            if self.all.range(first..=first + (CHANNELS_OF_ONE - 1)).next().is_none() {
+                return first;
             }
         }
     }
 
     pub fn add(&mut self, channel: Channel) {
         self.all.insert(channel.id, channel);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn is_sealed_sparse_and_labelled() {
-        let mem = ChannelMem::new(7).unwrap();
-        assert_eq!(rustix::fs::fstat(&*mem.fd).unwrap().st_size as usize, CHANNEL_SIZE);
-        assert!(rustix::fs::ftruncate(&*mem.fd, 0).is_err());
-        assert!(mem.resident() < 1 << 20);
-        assert_eq!(mem.slots_in_use(), 0);
-        assert_eq!(mem.queued_all(), 0);
-        assert!(mem.resident() < 100_000, "looking allocated pages: {}", mem.resident());
-        assert_eq!(mem.ring_word(SLOTS - 1, 1, u64::MAX), 0);
-        let header = Mapping::new(&*mem.fd, 4096).unwrap();
-        assert_eq!(header.at::<AtomicU64>(0).load(Ordering::Relaxed), MAGIC);
-        assert_eq!(header.at::<AtomicU32>(offset_of!(Header, id)).load(Ordering::Relaxed), 7);
-    }
-
-    #[test]
-    fn items_with_memory_behind_them_are_found() {
-        let mem = ChannelMem::new(7).unwrap();
-        for i in [0, 7, 500, 1023] {
-            mem.slot(i).state.store(slot_state::ESTABLISHED, Ordering::Relaxed);
-        }
-        let seen: Vec<_> = mem.touched_slots().collect();
-        assert!(seen.is_sorted() && seen.windows(2).all(|w| w[0] != w[1]) && seen.len() < 64);
-        assert_eq!(mem.slots_in_use(), 4);
-        mem.queue(64).tail.store(3, Ordering::Relaxed);
-        mem.queue(0).tail.store(1, Ordering::Relaxed);
-        assert_eq!(mem.queued_all(), 4);
-        mem.waiter(1, WAITERS - 1).waker.store(1, Ordering::Relaxed);
-        assert!(mem.touched_waiters(1).any(|w| w == WAITERS - 1));
-    }
-
-    /// Between a worker's look into the queue and its look at the slot.
-    #[test]
-    fn what_was_taken_out_of_a_queue_is_being_claimed() {
-        let mem = ChannelMem::new(7).unwrap();
-        assert!(!mem.is_being_claimed());
-        mem.slot(3).state.store(slot_state::SYN, Ordering::Relaxed);
-        mem.queue(0).tail.store(1, Ordering::Relaxed);
-        assert!(mem.slots_in_use() == 1 && !mem.is_being_claimed());
-        mem.queue(0).head.store(1, Ordering::Relaxed);
-        assert!(mem.slots_in_use() == 0 && mem.is_being_claimed());
-        mem.slot(3).state.store(slot_state::ESTABLISHED, Ordering::Relaxed);
-        assert!(mem.slots_in_use() == 1 && !mem.is_being_claimed());
-    }
-
-    #[test]
-    fn what_nobody_can_accept_is_not_in_use() {
-        let mem = ChannelMem::new(1).unwrap();
-        for i in [0, 7] {
-            mem.slot(i).state.store(slot_state::SYN, Ordering::Relaxed);
-        }
-        assert_eq!(mem.slots_in_use(), 0, "in no queue");
-        mem.queue(0).tail.store(1, Ordering::Relaxed);
-        assert_eq!(mem.slots_in_use(), 1);
-        mem.queue(0).tail.store(SYN_CAP as u32 + 1, Ordering::Relaxed);
-        assert_eq!((mem.queued(0), mem.slots_in_use()), (0, 0), "a queue of nonsense");
     }
 }

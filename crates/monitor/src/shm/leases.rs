@@ -4,14 +4,21 @@ use super::channels::Channel;
 use super::ports::BLOCK;
 use super::state::Shm;
 use crate::answer::{reply, Answer};
+use crate::clients::Client;
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::{limits, ChannelId, ConnId, FamilyId};
-use fsocket_abi::channel::CLIENT;
+use fsocket_abi::channel::{CLIENT, SLOTS};
+use fsocket_proto::registry::lessee;
 use fsocket_proto::Msg;
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
+
+/// First ports of the leases of a process.
+fn blocks(client: &Client) -> BTreeSet<u16> {
+    client.leases.iter().map(|(_, first)| *first).collect()
+}
 
 impl Shm {
     pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
@@ -30,15 +37,34 @@ impl Shm {
     }
 
     pub fn lease_ports(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
-        let first = self.free_ports(ctx, id).or_else(|_| {
-            self.reclaim_ports(ctx);
-            self.free_ports(ctx, id)
-        })?;
+        let many = ctx.clients.get(id).is_some_and(|c| blocks(c).len() >= limits::LEASES_UNSHARED);
+        let shared = many.then(|| self.shared_ports(ctx, id, channel)).flatten();
+        let first = match shared {
+            Some(first) => first,
+            None => self
+                .free_ports(ctx, id)
+                .or_else(|_| {
+                    self.reclaim_ports(ctx);
+                    self.free_ports(ctx, id)
+                })
+                .or_else(|e| self.shared_ports(ctx, id, channel).ok_or(e))?,
+        };
         self.registry.set_owner(first..=first + (BLOCK - 1), channel);
         if let Some(client) = ctx.clients.get_mut(id) {
             client.leases.push((channel, first));
         }
         Ok(first)
+    }
+
+    /// A block that the process has for other channels, to other destinations. Not so long as there are plenty: where
+    /// one of two connections with the same port has become the kernel's, the other one gets another port there.
+    fn shared_ports(&self, ctx: &Context, id: ConnId, channel: ChannelId) -> Option<u16> {
+        let (ch, client) = (self.channels.get(channel)?, ctx.clients.get(id)?);
+        let meets = |other: ChannelId| self.channels.get(other).is_none_or(|other| ch.meets(other));
+        let taken: BTreeSet<u16> = client.leases.iter().filter(|(c, _)| meets(*c)).map(|(_, first)| *first).collect();
+        let has = client.leases.iter().filter(|(c, _)| *c == channel).count();
+        let ours = |first: &u16| !taken.contains(first) && self.registry.owner(*first) == lessee(channel);
+        client.leases.iter().map(|(_, first)| *first).find(ours).filter(|_| has < SLOTS / usize::from(BLOCK))
     }
 
     fn free_ports(&mut self, ctx: &mut Context, id: ConnId) -> Result<u16, Errno> {
@@ -50,7 +76,7 @@ impl Shm {
 
     pub fn may_lease(&self, ctx: &Context, id: ConnId) -> Result<(), Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
-        if client.leases.len() >= limits::LEASES_PER_PROCESS
+        if blocks(client).len() >= limits::LEASES_PER_PROCESS
             || (client.uid != 0 && self.leases_of(ctx, client.uid) >= limits::LEASES_PER_UID)
         {
             return Err(Errno::AGAIN);
@@ -63,16 +89,21 @@ impl Shm {
     pub fn leases_of(&self, ctx: &Context, uid: u32) -> usize {
         let processes = || ctx.clients.iter().filter(|(_, c)| c.uid == uid);
         let families: BTreeSet<FamilyId> = processes().map(|(_, c)| c.family).collect();
-        let of_processes: usize = processes().map(|(_, c)| c.leases.len()).sum();
-        let of_channels: usize = self.channels.iter().filter(|ch| ch.client_uid == uid).map(|ch| ch.leases.len()).sum();
+        let of_channels =
+            self.channels.iter().filter(|ch| ch.client_uid == uid).flat_map(|ch| ch.leases.iter().copied());
         let kept = self.family_leases.iter().filter(|(family, _)| families.contains(family));
-        of_processes + of_channels + kept.map(|(_, leases)| leases.len()).sum::<usize>()
+        let all: BTreeSet<u16> = processes()
+            .flat_map(|(_, c)| c.leases.iter().map(|(_, first)| *first))
+            .chain(of_channels)
+            .chain(kept.flat_map(|(_, leases)| leases.iter().copied()))
+            .collect();
+        all.len()
     }
 
-    /// Whether this port is leased to the clients of a channel, or bound by them.
+    /// Whether this port is leased to the client of a channel, or bound by it.
     pub fn has_port(&self, ch: &Channel, port: u16) -> bool {
         let kept = || self.family_leases.get(&ch.client_family);
-        self.registry.owner(port) == ch.id || kept().is_some_and(|kept| kept.contains(&(port / BLOCK * BLOCK)))
+        self.registry.owner(port) == lessee(ch.id) || kept().is_some_and(|kept| kept.contains(&(port / BLOCK * BLOCK)))
     }
 
     /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
@@ -85,13 +116,15 @@ impl Shm {
             return Err(Errno::ADDRINUSE);
         }
         let owner = self.registry.owner(port);
-        if owner != 0 && owner != channel {
-            let other = self.channels.get_mut(owner).filter(|ch| ch.netns == netns);
-            if other.is_none_or(|ch| ch.bound.remove(&port).is_none()) {
-                return Err(Errno::ADDRINUSE);
+        let holder = self.channels.made_by(owner).find(|ch| ch.bound.contains_key(&port)).map(|ch| (ch.id, ch.netns));
+        match holder {
+            Some((other, place)) if other == channel || place == netns => {
+                self.channels.get_mut(other).map(|ch| ch.bound.remove(&port));
             }
+            None if owner == 0 || owner == lessee(channel) => {}
+            _ => return Err(Errno::ADDRINUSE),
         }
-        let ours = owner == channel && self.channels.get(channel).is_some_and(|ch| !ch.bound.contains_key(&port));
+        let ours = owner == lessee(channel) && holder.is_none();
         if !ours {
             let cookie = rustix::net::sockopt::socket_cookie(fd.as_fd())?;
             ctx.broker.bound(fd.as_fd());
@@ -114,6 +147,12 @@ impl Shm {
         }
     }
 
+    /// Does another channel have this block?
+    fn is_shared(&self, ctx: &Context, first: u16) -> bool {
+        let of_client = || ctx.clients.iter().any(|(_, c)| c.leases.iter().any(|(_, f)| *f == first));
+        self.channels.made_by(self.registry.owner(first)).any(|ch| ch.leases.contains(&first)) || of_client()
+    }
+
     /// Ports of a channel or a process that ended are free, unless it or another process of the fork group still has a
     /// connection from one of them; then they wait for the family to end.
     pub fn return_ports(&mut self, ctx: &mut Context, family: FamilyId, leases: Vec<u16>) {
@@ -129,7 +168,8 @@ impl Shm {
             .map(|s| s.local_port.load(Ordering::Relaxed))
             .collect();
         let alive = ctx.clients.iter().any(|(_, c)| c.family == family);
-        for first in leases.into_iter().chain(kept) {
+        let gone: BTreeSet<u16> = leases.into_iter().chain(kept).collect();
+        for first in gone.into_iter().filter(|first| !self.is_shared(ctx, *first)).collect::<Vec<_>>() {
             // Nobody begins a connection from it any more.
             self.registry.set_owner(first..=first + (crate::shm::ports::BLOCK - 1), 0);
             if alive && in_use.range(first..=first + (crate::shm::ports::BLOCK - 1)).next().is_some() {

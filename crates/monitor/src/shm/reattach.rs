@@ -16,6 +16,7 @@ use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, FamilyId, NOBODY};
 use fsocket_abi::arena::{Counter, COUNTERS};
 use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
+use fsocket_proto::registry::lessee;
 use fsocket_proto::{kind, Addr, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -85,8 +86,14 @@ impl Shm {
         let first = u16::try_from(msg.arg2).map_err(|_| Errno::INVAL)?;
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let kept = self.family_leases.get_mut(&family);
+        // Its channels may share a block, to different destinations: the client's own concern, as the servers may
+        // not have come yet.
+        let has = |f: &dyn Fn(ChannelId) -> bool| {
+            ctx.clients.get(id).is_some_and(|c| c.leases.iter().any(|(other, block)| *block == first && f(*other)))
+        };
+        let shared = self.registry.owner(first) == lessee(channel) && has(&|_| true) && !has(&|other| other == channel);
         let known = kept.and_then(|kept| kept.iter().position(|f| *f == first).map(|at| kept.remove(at)));
-        if known.is_none() {
+        if known.is_none() && !shared {
             self.may_lease(ctx, id)?;
             // A port in it may have been bound for another channel meanwhile.
             let mut block = first..=first.saturating_add(BLOCK - 1);

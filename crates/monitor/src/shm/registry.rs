@@ -5,6 +5,7 @@
 
 use crate::memory::Mapping;
 use crate::ChannelId;
+use fsocket_proto::registry::lessee;
 use fsocket_proto::registry::{Entry, Registry as Layout, Slices, ENTRIES, LOCALS, MAGIC, SIZE, SLICED, SLICE_CPUS};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
@@ -149,9 +150,9 @@ impl Registry {
         });
     }
 
-    /// A client's ports: which channel they are leased to. Before the client hears of it.
+    /// A client's ports: to whom they are leased, as a channel of its. Before the client hears of it.
     pub fn set_owner(&self, ports: impl Iterator<Item = u16>, channel: ChannelId) {
-        ports.for_each(|port| self.owner_of(port).store(channel, Ordering::Release));
+        ports.for_each(|port| self.owner_of(port).store(lessee(channel), Ordering::Release));
     }
 
     /// A channel to a listener on that port.
@@ -170,8 +171,8 @@ impl Registry {
         self.map.at(offset_of!(Layout, served) + usize::from(port) * size_of::<AtomicU32>())
     }
 
-    /// 0: none.
-    pub fn owner(&self, port: u16) -> ChannelId {
+    /// A [`lessee`]; 0: none.
+    pub fn owner(&self, port: u16) -> u32 {
         self.owner_of(port).load(Ordering::Relaxed)
     }
 

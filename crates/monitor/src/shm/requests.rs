@@ -335,7 +335,7 @@ impl Shm {
         let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
         let (addr, netns, reuse, server_uid) = (l.info.addr, l.info.netns, l.reuse, l.uid);
-        let channel = self.channels.next_id();
+        let channel = self.channels.next_id(client.last_channel);
         let mem =
             ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
         mem.set_workers(l.worker_mask());
@@ -370,6 +370,9 @@ impl Shm {
             listener_gone: false,
             is_from_before: false,
         });
+        if let Some(client) = ctx.clients.get_mut(id) {
+            client.last_channel = channel;
+        }
         for worker in workers {
             self.offer(ctx, channel, worker);
         }

@@ -17,6 +17,7 @@ use crate::shm::switched::{reset_on_close, Named, Switched};
 use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER};
+use fsocket_proto::registry::lessee;
 use fsocket_proto::switch::act;
 use fsocket_proto::{switch, Msg};
 use fsocket_ring::{self as ring, Mapped};
@@ -132,7 +133,7 @@ impl Shm {
         Order {
             client: End { v6: v6(control.family.load(Ordering::Relaxed)), ip: src, port, uid: ch.client_uid },
             server: End { v6: v6(ch.addr.family), ip: dst, port: ch.addr.port, uid: ch.server_uid },
-            named: here && port >= 1024 && self.registry.owner(port) == ch.id,
+            named: here && port >= 1024 && self.registry.owner(port) == lessee(ch.id),
             holder: ch.bound.get(&port).copied(),
         }
     }

@@ -303,7 +303,7 @@ fn a_port_that_is_bound_is_in_nobody_elses_lease() {
     assert_eq!(victim.request(own, Some(bound.as_fd())).0.result, 0);
     let again = Msg { id: b.ch.id.into(), arg2: b.ch.port.into(), ..Msg::new(kind::PORTS) };
     assert_eq!(liar.request(again, None).0.result, libc::EADDRINUSE);
-    assert_eq!(word(&registry, offset_of!(Registry, owner), port), ch.id);
+    assert_eq!(word(&registry, offset_of!(Registry, owner), port), fsocket_proto::registry::lessee(ch.id));
 }
 
 /// Slots are written by clients. A port that the monitor has not given to a channel is not in use by it.

@@ -9,6 +9,7 @@ use super::support::*;
 use super::switching::{in_use, of};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
 use fsocket_monitor::Config;
+use fsocket_proto::registry::lessee;
 use fsocket_proto::{kind, switch, Addr, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -237,13 +238,15 @@ fn no_port_of_the_server() {
     }
 }
 
-/// The client's port is one that was leased to it, whatever it has written into the slot.
+/// The client's port is one that was leased to it, whatever it has written into the slot: not
+/// another process's, to the same listener.
 #[test]
 fn a_forged_port_is_not_used() {
     let Some(d) = of_root("a_forged_port_is_not_used") else { return };
     let (other, taken) = listener();
     let (mut s, mut c, _l, ch) = d.acquainted();
-    let second = c.connect_to(v4([127, 0, 0, 1], _l.port), u64::from(ch.id)).0.addr.port;
+    let mut third = d.process();
+    let second = third.connect(_l.port).port;
     as_user(NOBODY, || {
         for (slot, forged) in [(4, taken), (5, 80), (6, 0), (7, 45_678), (8, second)] {
             names(ch.slot(slot), libc::AF_INET, v4([127, 0, 0, 1], 0).ip, forged);
@@ -282,11 +285,11 @@ fn ports_are_leased_to_a_channel() {
     let id = s.listen(&l);
     s.work(id);
     let ch = c.connect(port);
-    assert!((ch.port..=ch.port + 63).all(|p| owner(p) == ch.id));
-    assert_ne!(owner(ch.port - 1), ch.id);
-    assert!(ch.port.checked_add(64).is_none_or(|p| owner(p) != ch.id));
+    assert!((ch.port..=ch.port + 63).all(|p| owner(p) == lessee(ch.id)));
+    assert_ne!(owner(ch.port - 1), lessee(ch.id));
+    assert!(ch.port.checked_add(64).is_none_or(|p| owner(p) != lessee(ch.id)));
     let more = c.request(Msg { id: u64::from(ch.id), ..Msg::new(kind::PORTS) }, None).0.arg0 as u16;
-    assert!((more..=more + 63).all(|p| owner(p) == ch.id));
+    assert!((more..=more + 63).all(|p| owner(p) == lessee(ch.id)));
     // A port that the client has bound itself.
     let bind = |p: &mut Proc, fd: &OwnedFd| {
         p.request(Msg { id: u64::from(ch.id), ..Msg::new(kind::PORTS) }, Some(fd.as_fd())).0
@@ -297,7 +300,7 @@ fn ports_are_leased_to_a_channel() {
     let bound = port_of(own.as_fd()).unwrap();
     assert_eq!(bind(&mut s, &own).result, Errno::NOENT.raw_os_error(), "not its channel");
     let answer = bind(&mut c, &own);
-    assert_eq!((answer.result, answer.arg0, owner(bound)), (0, u64::from(bound), ch.id));
+    assert_eq!((answer.result, answer.arg0, owner(bound)), (0, u64::from(bound), lessee(ch.id)));
     let stream = TcpStream::connect(l.local_addr().unwrap()).unwrap();
     for wrong in [
         OwnedFd::from(stream.try_clone().unwrap()),
@@ -325,12 +328,12 @@ fn ports_are_leased_to_a_channel() {
     // The process that has the socket now has the port.
     let m2 = Msg { id: u64::from(ch2.id), ..Msg::new(kind::PORTS) };
     assert_eq!(c2.request(m2, Some(own.as_fd())).0.result, 0);
-    assert_eq!(owner(bound), ch2.id);
+    assert_eq!(owner(bound), lessee(ch2.id));
     // What was queued is still to be accepted when the client has gone; then everything is free.
     ch.syn(0, 3);
     drop(c);
     s.sync();
-    assert_eq!(owner(ch.port), ch.id);
+    assert_eq!(owner(ch.port), lessee(ch.id));
     ch.set_state(3, slot_state::FREE);
     drop(c2);
     drop(l);
@@ -338,6 +341,56 @@ fn ports_are_leased_to_a_channel() {
     wait_until("they are free", || {
         s.sync();
         owner(ch.port) == 0 && owner(more) == 0 && owner(bound) == 0 && owner(ch2.port) == 0
+    });
+}
+
+/// As sockets of one process share ports in the kernel, where the destinations differ.
+#[test]
+fn channels_of_a_process_share_ports_where_it_has_many() {
+    const MANY: usize = 70;
+    let d = Daemon::start();
+    let (mut s, mut c) = (d.process(), d.stranger());
+    let listeners: Vec<_> = (0..MANY).map(|_| listener()).collect();
+    let ids: Vec<_> = listeners.iter().map(|(l, _)| s.listen(l)).collect();
+    for id in &ids {
+        s.work(*id);
+    }
+    let registry = c.hello();
+    let owner = |port: u16| {
+        let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
+        let mut word = [0; 4];
+        assert_eq!(rustix::io::pread(&registry, &mut word, at as u64), Ok(4));
+        u32::from_ne_bytes(word)
+    };
+    let channels: Vec<_> = listeners.iter().map(|(_, port)| c.connect(*port)).collect();
+    let ours = lessee(channels[0].id);
+    assert!(channels.iter().all(|ch| ch.port != 0 && lessee(ch.id) == ours && owner(ch.port) == ours));
+    let mut blocks: Vec<u16> = channels.iter().map(|ch| ch.port).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    assert_eq!(blocks.len(), 64, "as many as there are before they are shared");
+    // Never twice by channels to one destination.
+    let last = &channels[MANY - 1];
+    let mut own = vec![last.port];
+    for _ in 0..5 {
+        own.push(c.request(Msg { id: u64::from(last.id), ..Msg::new(kind::PORTS) }, None).0.arg0 as u16);
+    }
+    assert!(own.iter().all(|first| blocks.contains(first)), "they are shared: {own:?}");
+    let distinct: std::collections::BTreeSet<_> = own.iter().collect();
+    assert_eq!(distinct.len(), own.len(), "{own:?}");
+    // Another process does not get them.
+    let mut other = d.process();
+    let theirs = other.connect(listeners[0].1);
+    assert!(lessee(theirs.id) != ours && !blocks.contains(&theirs.port) && owner(theirs.port) == lessee(theirs.id));
+    // They are the process's as long as any channel has them.
+    s.tell(Msg { id: ids[MANY - 1], ..Msg::new(kind::UNLISTEN) }, None);
+    s.sync();
+    assert!(own.iter().all(|first| owner(*first) == ours));
+    drop(c);
+    ids.iter().take(MANY - 1).for_each(|id| s.tell(Msg { id: *id, ..Msg::new(kind::UNLISTEN) }, None));
+    wait_until("they are free", || {
+        s.sync();
+        blocks.iter().all(|first| owner(*first) == 0)
     });
 }
 

@@ -64,7 +64,7 @@ impl Chan {
         if key == 0 || self.peer_rung[w].load(Ordering::Relaxed) != key {
             return false;
         }
-        let fd = process::high_fd(fd);
+        let Some(fd) = process::spare_fd(fd) else { return false };
         let had = self.peer_key[w].swap(0, Ordering::AcqRel);
         let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
         self.peer_key[w].store(key, Ordering::Release);

@@ -1,0 +1,115 @@
+"""A client with many upstreams, as a proxy has them: one process, one epoll instance, many listeners.
+
+usage: upstreams.py SERVERS UPSTREAMS CONNECTIONS MESSAGES
+
+SERVERS processes have UPSTREAMS listeners between them; the client has CONNECTIONS to them in turn, all open at once,
+and asks on one after the other, at random, and checks each answer and the names of both ends. What it
+measures goes to stderr, a line of words and numbers.
+"""
+
+import os
+import random
+import resource
+import select
+import socket
+import subprocess
+import sys
+import time
+
+
+def serve(n):
+    listeners = {}
+    for _ in range(n):
+        s = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        s.setblocking(False)
+        listeners[s.fileno()] = s
+    connections = {}
+    instance = select.epoll()
+    for fd in listeners:
+        instance.register(fd, select.EPOLLIN)
+    print(*(s.getsockname()[1] for s in listeners.values()), flush=True)
+    while True:
+        for fd, _ in instance.poll():
+            if fd in listeners:
+                c, peer = listeners[fd].accept()
+                c.setblocking(False)
+                connections[c.fileno()] = (c, b"%d %d " % (peer[1], c.getsockname()[1]))
+                instance.register(c.fileno(), select.EPOLLIN)
+                continue
+            c, names = connections[fd]
+            said = c.recv(1 << 16)
+            if said:
+                c.sendall(names + said)
+            else:
+                del connections[fd]
+                c.close()
+
+
+def resident():
+    """Resident memory in bytes."""
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def ask(instance, c, n):
+    said = random.randbytes(n)
+    c.sendall(said)
+    want = b"%d %d " % (c.getsockname()[1], c.getpeername()[1]) + said
+    got = b""
+    while len(got) < len(want):
+        for fd, _ in instance.poll(20) or sys.exit(f"no answer after {len(got)} of {len(want)} bytes"):
+            assert fd == c.fileno()
+            part = c.recv(1 << 16)
+            assert part, "the end"
+            got += part
+    assert got == want
+
+
+def main(servers, upstreams, connections, messages):
+    share = [upstreams // servers + (i < upstreams % servers) for i in range(servers)]
+    command = [sys.executable, __file__, "serve"]
+    processes = [subprocess.Popen(command + [str(n)], stdout=subprocess.PIPE, text=True) for n in share]
+    try:
+        ports = [int(p) for s in processes for p in s.stdout.readline().split()]
+        assert len(ports) == upstreams
+        instance, opened = select.epoll(), []
+        levels, times = [resident()], [time.monotonic()]
+        for total in (min(upstreams, connections), connections):
+            while len(opened) < total:
+                c = socket.create_connection(("127.0.0.1", ports[len(opened) % upstreams]), timeout=20)
+                instance.register(c.fileno(), select.EPOLLIN)
+                opened.append(c)
+                ask(instance, c, 64)
+            levels.append(resident())
+            times.append(time.monotonic())
+        names = {(c.getsockname(), c.getpeername()) for c in opened}
+        assert len(names) == connections, f"{len(names)} names of {connections} connections"
+        began = time.monotonic()
+        for _ in range(messages):
+            ask(instance, random.choice(opened), random.choice((16, 200, 2000)))
+        asked = time.monotonic() - began
+        files = len(os.listdir("/proc/self/fd")) - connections
+        for c in opened:
+            c.close()
+    finally:
+        for s in processes:
+            s.kill()
+            s.wait()
+    first = min(upstreams, connections)
+    print(
+        "bytes-an-upstream", (levels[1] - levels[0]) // first,
+        "bytes-a-connection", (levels[2] - levels[1]) // max(1, connections - first),
+        "us-a-connect", int((times[1] - times[0]) * 1e6 / first),
+        "us-a-later-connect", int((times[2] - times[1]) * 1e6 / max(1, connections - first)),
+        "us-a-message", int(asked * 1e6 / max(1, messages)),
+        "other-descriptors", files,
+        file=sys.stderr,
+    )
+    print("ok", len(ports), connections)
+
+
+if sys.argv[1] == "serve":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    serve(int(sys.argv[2]))
+else:
+    main(*map(int, sys.argv[1:]))
