@@ -89,6 +89,9 @@ programs: build ## real programs, stock and ours: served, reloaded, restarted, s
 short: build ## N (3000) short programs, none of which may hang; BUSY=20 processes that only compute beside them
 	@$(RUN) python3 tests/soak/short.py target/release/libfsocket.so target/release/fastsocketd $(or $(N),3000) 10 $(or $(BUSY),0)
 
+starts: build ## a shell that starts 500 programs without sockets: stock, an empty library and ours in turns: STARTS="--strict"
+	@$(RUN) python3 tests/soak/starts.py target/release/libfsocket.so target/release/fastsocketd $(STARTS)
+
 bench-programs: build ## requests a second of real programs, stock and ours in turns (about 40 minutes): RATES="redis nginx --rounds 3"
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/rates.py $(RATES)

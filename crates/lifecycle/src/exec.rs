@@ -47,7 +47,7 @@ static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
-    if process::nonce() == 0 || nothing_to_keep() {
+    if !is_concerned() {
         return Next { successor: None, inject: false, reservations: false };
     }
     prepare_all(start, spawn)
@@ -288,6 +288,12 @@ pub fn hand_over(fd: i32) {
     if let Some(d) = table::lookup(fd).filter(|d| d.is_conn()) {
         path::materialize_one(d, Reason::Option);
     }
+}
+
+/// Is there something of ours that the next program could need?
+#[inline]
+pub fn is_concerned() -> bool {
+    process::nonce() != 0 && !nothing_to_keep()
 }
 
 /// Is there nothing of ours that a forked child or the next program would have to put in order, as in

@@ -4,7 +4,7 @@ use crate::{home, musl, summary};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::zone::{self, Pin};
-use fsocket_lifecycle::{brief, ctl, fork, listen, passing, start, stats};
+use fsocket_lifecycle::{brief, ctl, fork, listen, passing, process, start, stats};
 use libc::{c_char, c_int};
 
 // Some hooks run earlier (constructors of other libraries): until this one has
@@ -78,6 +78,9 @@ extern "C" fn fini() {
     summary::print();
 }
 
+/// Was [`crate::real::find_for_exec`] called?
+#[link_section = ".data.fsocket_start"]
+static HAS_FOUND_EXEC: AtomicBool = AtomicBool::new(false);
 /// Was [`crate::real::find_for_children`] called?
 #[link_section = ".data.fsocket_start"]
 static HAS_FOUND: AtomicBool = AtomicBool::new(false);
@@ -86,6 +89,11 @@ static HAS_FOUND: AtomicBool = AtomicBool::new(false);
 unsafe extern "C" fn before() {
     let _errno = fsocket_sys::errno::Saved::errno();
     fork::prepare();
+    // (Beside other threads the loader's lock might be taken.)
+    if !HAS_FOUND_EXEC.load(Ordering::Relaxed) && process::is_single_threaded() {
+        HAS_FOUND_EXEC.store(true, Ordering::Relaxed);
+        crate::real::find_for_exec();
+    }
     if brief::is_for_connection() && !HAS_FOUND.swap(true, Ordering::Relaxed) {
         crate::real::find_for_children();
     }

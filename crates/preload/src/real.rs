@@ -56,21 +56,28 @@ macro_rules! hook_table {
 macro_rules! variadic_table {
     ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {};
 }
+macro_rules! find {
+    ($($name:ident)*) => {$(
+        let cache = &CACHES[Place::$name as usize];
+        if cache.load(Ordering::Relaxed).is_null() {
+            const NAME: &[u8] = concat!(stringify!($name), "\0").as_bytes();
+            if let Ok(name) = core::ffi::CStr::from_bytes_with_nul(NAME) {
+                lookup(cache, name);
+            }
+        }
+    )*};
+}
+
+/// Looks up what the child of a shell calls, as [`find_for_children`] does.
+#[cold]
+pub fn find_for_exec() {
+    find!(sigaction execve);
+}
+
 /// Looks up what a child calls that serves a connection. Each child would do so itself else: that
 /// touches the symbol tables of all libraries, a dozen pages.
 #[cold]
 pub fn find_for_children() {
-    macro_rules! find {
-        ($($name:ident)*) => {$(
-            let cache = &CACHES[Place::$name as usize];
-            if cache.load(Ordering::Relaxed).is_null() {
-                const NAME: &[u8] = concat!(stringify!($name), "\0").as_bytes();
-                if let Ok(name) = core::ffi::CStr::from_bytes_with_nul(NAME) {
-                    lookup(cache, name);
-                }
-            }
-        )*};
-    }
     find!(close dup dup2 dup3 fcntl ioctl read write readv writev recv send recvfrom sendto recvmsg sendmsg sendfile
           shutdown getsockname getpeername setsockopt getsockopt poll ppoll select
           epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait signal sigaction);

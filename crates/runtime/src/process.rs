@@ -267,6 +267,7 @@ pub fn pid_namespace() -> u32 {
 }
 
 /// In a forked child that has inherited nothing of ours: a new identity.
+#[link_section = ".text.fsocket_start"]
 pub fn become_another(nonce: u64) {
     set_nonce(nonce);
     PID.store(0, Ordering::Relaxed);

@@ -6,7 +6,8 @@ use fsocket_proto::{counted, kind, Msg};
 use fsocket_sys as sys;
 use zerocopy::IntoBytes;
 
-// Zero bytes are valid counters.
+// Zero bytes are valid counters. (Beside the words that each fork writes: it looks at all counters.)
+#[link_section = ".data.fsocket_start"]
 static PRIVATE: Page = Page(core::cell::UnsafeCell::new([0; 64 + 64 + 8]));
 #[repr(C, align(64))]
 struct Page(core::cell::UnsafeCell<[u64; 64 + 64 + 8]>);
@@ -68,6 +69,7 @@ pub fn name() -> [u8; 16] {
 const PAUSE: u64 = 1_000_000_000;
 static TOLD_AT: AtomicU64 = AtomicU64::new(0);
 /// What the monitor was told, by counter.
+#[link_section = ".data.fsocket_start"]
 static TOLD: [AtomicU64; COUNTERS.len()] = [const { AtomicU64::new(0) }; COUNTERS.len()];
 /// Was it ever told of any?
 #[link_section = ".data.fsocket_start"]

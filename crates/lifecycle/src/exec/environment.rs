@@ -27,6 +27,7 @@ struct Start {
     /// `NAME=value` with a NUL; empty: not set.
     kept: [[u8; LEN]; KEPT.len()],
 }
+#[link_section = ".data.fsocket_environment"]
 static START: Lock<Start> = Lock::new(Start { entry: (0, 0), kept: [[0; LEN]; KEPT.len()] });
 
 type Env = *const *const c_char;

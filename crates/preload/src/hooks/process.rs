@@ -198,9 +198,10 @@ fn current() -> Strings {
 }
 
 /// The program in `file`, relative to `dir`; `search`: by PATH. None: the kernel will say that
-/// something is not there.
+/// something is not there. Or there is nothing for us to do: a shell's child looks at nothing (to look at an
+/// argument takes a handler of faults, four system calls).
 fn program<'a>(dir: c_int, file: *const c_char, search: bool, argv: Strings, env: Strings) -> Option<exec::Start<'a>> {
-    if !user::is_string(file) || !user::are_strings(argv) || !user::are_strings(env) {
+    if !exec::is_concerned() || !user::is_string(file) || !user::are_strings(argv) || !user::are_strings(env) {
         return None;
     }
     // SAFETY: a C string of the caller's.
@@ -226,7 +227,7 @@ unsafe fn started(
     env: Strings,
     f: impl FnOnce(Strings) -> c_int,
 ) -> c_int {
-    let Some(start) = start else { return f(env) };
+    let Some(start) = start else { return exec::one_at_a_time(|| f(env)) };
     let actions = match actions.is_null() || actions_are_known() {
         // SAFETY: the program's, as libc has made them.
         true => unsafe { exec::Actions::of(actions) },
