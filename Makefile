@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore test-rdma test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short convoy upstreams handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore test-rdma test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;

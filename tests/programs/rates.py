@@ -85,6 +85,20 @@ def sysbench(clients, test="oltp_point_select"):
     return load
 
 
+def slap(clients):
+    """A connection for each query."""
+
+    def run(p, n):
+        n = max(n // clients, 1) * clients
+        said = p.lab.run(
+            ["mariadb-slap", "--no-defaults", "-h", "127.0.0.1", "-P", p.port, "-u", "root", "--create-schema=rates", "--no-drop", "--detach=1",
+             f"--concurrency={clients}", f"--number-of-queries={n}", "--query=select c from sbtest1 where id=500"]
+        ).decode()  # fmt: skip
+        return n / max(number(said, r"Average number of seconds to run all queries: ([\d.]+)", "mariadb-slap"), 0.001)
+
+    return counted(run, 512)
+
+
 def redis(clients, kind, *words):
     def run(p, n):
         said = p.lab.run(["redis-benchmark", "-p", p.port, "-c", clients, "-n", n, "-t", kind, "--csv", *words]).decode()
@@ -130,6 +144,18 @@ class ApachePrefork(web.Apache):
         self.conf.write_text(text.replace("StartServers 2\n", "StartServers 8\n"))
 
 
+class ApacheWorker(web.Apache):
+    """A process with 256 threads, each of which waits in the queue of one acceptor thread."""
+
+    name = "apache2 (worker)"
+
+    def prepare(self):
+        super().prepare()
+        text = self.conf.read_text().replace("mpm_event", "mpm_worker").replace("StartServers 2", "StartServers 1")
+        text = text.replace("ThreadsPerChild 16", "ThreadLimit 256\nThreadsPerChild 256").replace("MaxRequestWorkers 64", "MaxRequestWorkers 256")
+        self.conf.write_text(text)
+
+
 class PostgresRates(stores.Postgres):
     def ready(self):
         super().ready()
@@ -138,6 +164,11 @@ class PostgresRates(stores.Postgres):
 
 
 class MariadbRates(stores.Mariadb):
+    """With a thread for each connection."""
+
+    def argv(self):
+        return [*super().argv(), "--max-connections=400"]
+
     def sysbench(self, test, *words):
         return ["sysbench", test, "--db-driver=mysql", "--mysql-host=127.0.0.1", f"--mysql-port={self.port}", "--mysql-user=root",
                 "--mysql-db=rates", "--table-size=10000", "--db-ps-mode=disable", *words]  # fmt: skip
@@ -153,13 +184,15 @@ HTTP = {
     "1 connection": wrk("/1000", 1), "32 connections": wrk("/1000", 32, 2), "256 connections": wrk("/1000", 256, 2),
     "64 KiB": wrk("/65536", 16, 2), "a connection a request": wrk("/1000", 16, 2, close=True),
 }  # fmt: skip
+SHORT = {f"a connection a request, c={c}": wrk("/1000", c, min(c, 2), close=True) for c in (1, 8, 64, 256)}
+SHORT_QUERIES = {f"a connection a query, c={c}": slap(c) for c in (1, 8, 64, 256)}
 SLOW = {k: HTTP[k] for k in ("1 connection", "32 connections", "64 KiB")}
 #: Program and the loads it is put under.
 CASES = [
     (PostgresRates, {f"-S prepared c={c} j={j}": pgbench(c, j, *PREPARED) for c, j in ((1, 1), (2, 2), (8, 1), (16, 2), (64, 2))}
      | {"-S simple c=8 j=2": pgbench(8, 2, "-S"), "TPC-B c=8 j=2": pgbench(8, 2),
         "-S a connection a transaction": pgbench(4, 2, "-S", "-C")}),
-    (MariadbRates, {f"select c={c}": sysbench(c) for c in (1, 8, 64)} | {"read_write c=8": sysbench(8, "oltp_read_write")}),
+    (MariadbRates, {f"select c={c}": sysbench(c) for c in (1, 8, 64)} | {"read_write c=8": sysbench(8, "oltp_read_write")} | SHORT_QUERIES),
     (stores.Redis, {"get c=1": redis(1, "get"), "get c=50": redis(50, "get"), "get c=50 -P 16": redis(50, "get", "-P", "16"),
                     "lrange_600 c=20": redis(20, "lrange_600"), "set 16 KiB c=20": redis(20, "set", "-d", "16384")}),
     (RedisThreads, {"get c=50": redis(50, "get", "--threads", "2")}),
@@ -167,6 +200,7 @@ CASES = [
     (web.Nginx, HTTP),
     (web.Haproxy, HTTP),
     (web.Apache, HTTP),
+    (ApacheWorker, SHORT | {"256 connections": HTTP["256 connections"]}),
     (ApachePrefork, SLOW | {"a connection a request": HTTP["a connection a request"]}),
     (web.PhpFpm, {"4 KiB": wrk("/page.php?n=4096", 16, 2), "64 KiB": wrk("/page.php?n=65536", 16, 2)}),
     (runtimes.Node, SLOW),
