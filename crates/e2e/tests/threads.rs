@@ -76,6 +76,16 @@ fn go_on_when_their_number_is_closed() {
     assert!(stock_mode() || delta.get("close_shm") == 16, "connections are left\n{delta}");
 }
 
+/// A thread that shuts a connection down wakes those that sleep on it, and no others. (Each shutdown woke all forty
+/// once: 3,087 sleeps.)
+#[test]
+fn a_shutdown_wakes_no_bystanders() {
+    let host = Host::new();
+    let Some(delta) = fsocket_e2e::same_transcripts(&host, 60, "bystanders.py", &[]) else { return };
+    assert!(delta.get("accept_shm") == 140 && delta.get("path_switch") == 0, "{delta}");
+    assert!(delta.get("sleeps") < 1000, "bystanders were woken\n{delta}");
+}
+
 /// More than a channel can have rung: the rest look themselves, which is counted, and does not spin.
 #[test]
 fn more_than_can_be_rung() {

@@ -1,9 +1,9 @@
 //! A connection of ours, below sending and receiving: waking its sides, ending it, keeping it.
 
+use crate::chan;
 use crate::table::{self, Desc};
 use crate::upcalls::{upcalls, watcher};
 use crate::values;
-use crate::{chan, waker};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::status;
@@ -112,7 +112,8 @@ impl Drop for Hold {
 }
 
 /// Threads and processes of the fork group of this process that sleep on the connection look
-/// again.
+/// again. Threads that sleep in `poll` or `select` on it are armed in the two words, so nobody else is woken:
+/// a server with a thread for each connection has hundreds of sleepers.
 pub fn wake_own(d: &'static Desc) {
     let wants = [&d.rx().1.want_data, &d.tx().1.want_space];
     for w in wants {
@@ -129,7 +130,6 @@ pub fn wake_own(d: &'static Desc) {
         }
     }
     (watcher().changed)(d);
-    waker::ring_sleepers();
 }
 
 /// Wakes the other side, for which `mask` came from [`Want::take`].
