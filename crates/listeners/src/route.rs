@@ -13,10 +13,12 @@ use fsocket_sys as sys;
 
 mod best;
 mod cache;
+mod met;
 
 use best::Best;
 pub use best::{scan, volatile};
 use cache::{Basis, Known, Route, FAN};
+pub use met::several;
 
 /// Of several threads that ask for one destination the monitor sends the memory to one; the others
 /// find it mapped when they have their turn.
@@ -303,17 +305,26 @@ pub fn has_listener(addr: &Addr, fd: i32) -> bool {
     ctl::registry().is_some_and(|reg| matching(reg, addr, fd).is_ok())
 }
 
-/// The channel to the process that has accepted the connection `fd`, perhaps in another network namespace; `here`: in this
-/// one, where another process has received it since.
+/// The channel to the process that has accepted the connection `fd` to `dst`, perhaps in another network namespace; `here`:
+/// in this one, where another process has received it since.
 ///
 /// # Errors
 /// As of [`kind::MEET`].
-pub fn meet(fd: i32, here: bool) -> sys::Result<&'static Chan> {
+pub fn meet(fd: i32, dst: &Addr, here: bool) -> sys::Result<&'static Chan> {
     let _asking = ASKING.lock().map_err(|_| sys::Errno::EAGAIN)?;
     let mut m = Msg::new(kind::MEET);
     m.arg1 = here.into();
     let (a, memfd) = ctl::request(m, Some(fd))?;
-    channel_of(&a, memfd).filter(|c| usable(c)).ok_or(sys::Errno::ENOENT)
+    let c = channel_of(&a, memfd).filter(|c| usable(c)).ok_or(sys::Errno::ENOENT)?;
+    if !here {
+        met::note(dst, c);
+    }
+    Ok(c)
+}
+
+/// The channel that the last connection to `dst` in another network namespace has gone over to: a hint.
+pub fn met(dst: &Addr) -> Option<&'static Chan> {
+    met::known(dst).filter(|c| usable(c))
 }
 
 /// SO_NETNS_COOKIE of this process, asked once from a socket of its.

@@ -2,7 +2,7 @@
 
 use super::calls::sooner;
 use super::passed::{is_passed, let_go};
-use super::rest::{at_rest, own_of, peer_of, usual, Counts};
+use super::rest::{at_rest, has_passed, own_of, peer_of, usual, Counts};
 use crate::establish::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
@@ -41,7 +41,41 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     const NOT_NOW: Result<()> = Err(Errno::EAGAIN);
     let (Some(me), Some(dst)) = (own_of(fd), peer_of(fd)) else { return NOT_NOW };
     let Some(counts) = at_rest(fd) else { return NOT_NOW };
-    let Whereto { chan, across, met } = whereto(fd, d, &me, &dst)?;
+    if let Some(chan) = d.across.load(Ordering::Relaxed).then(|| route::met(&dst)).flatten() {
+        let to = Whereto { chan, across: true, met: true };
+        match offer(fd, d, (&me, &dst), counts, to) {
+            // Nothing was told to the other side: the monitor says what is wrong.
+            Err(Told::Not(e)) if e == Errno::EINVAL => route::several(&dst),
+            Err(Told::Not(_)) => {}
+            Err(Told::Late) => return NOT_NOW,
+            Ok(()) => return Ok(()),
+        }
+    }
+    let to = whereto(fd, d, &me, &dst)?;
+    offer(fd, d, (&me, &dst), counts, to).map_err(|why| match why {
+        Told::Not(e) => e,
+        Told::Late => Errno::EAGAIN,
+    })
+}
+
+/// Why a connection has not gone over.
+enum Told {
+    /// The other side has not heard of it: the monitor's answer, or EAGAIN.
+    Not(Errno),
+    /// It has, and was late.
+    Late,
+}
+
+/// Offers a slot of the channel to the other side. Calls are kept out.
+fn offer(
+    fd: i32,
+    d: &'static Desc,
+    (me, dst): (&Addr, &Addr),
+    counts: Counts,
+    to: Whereto,
+) -> core::result::Result<(), Told> {
+    const NOT_NOW: core::result::Result<(), Told> = Err(Told::Not(Errno::EAGAIN));
+    let Whereto { chan, across, met } = to;
     let Some(sock) = socks::alloc_sock() else { return NOT_NOW };
     let slot = chan.client().and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
     let Some(slot) = slot else {
@@ -49,7 +83,7 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
         return NOT_NOW;
     };
     let s = chan.slot(slot);
-    prepare_slot(chan, slot, &dst, me.port);
+    prepare_slot(chan, slot, dst, me.port);
     // It has a new generation, which is read once: the other side may write it.
     let generation = s.generation.load(Ordering::Relaxed);
     let steps = steps(generation);
@@ -68,7 +102,7 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
         asked.is_ok()
     };
     let patience = if met { MET_NS } else { OFFER_NS };
-    let done = handover::open(&s.state, steps, &Patience(patience), tell, || at_rest(fd) == Some(counts));
+    let done = handover::open(&s.state, steps, &Patience(patience), tell, || has_passed(fd) == Some(counts));
     if !done {
         socks::free_sock(sock);
         if let Some(mut c) = chan.client() {
@@ -78,7 +112,7 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
             // It is there, and was late.
             sooner(d);
         }
-        return asked.and(NOT_NOW);
+        return Err(asked.map_or_else(Told::Not, |()| Told::Late));
     }
     if met && !across {
         lately::PASSED_ON.note(&dst.ip, dst.port);
@@ -114,13 +148,13 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
         }
         // The process that accepted it may have passed it on, and may take no others over shared memory.
         let met = |chan| Whereto { chan, across: false, met: true };
-        return route::meet(fd, true).map(met).map_err(|_| {
+        return route::meet(fd, dst, true).map(met).map_err(|_| {
             // It may be on its way to another process still.
             sooner(d);
             Errno::EAGAIN
         });
     }
-    match route::meet(fd, false) {
+    match route::meet(fd, dst, false) {
         Ok(chan) => Ok(Whereto { chan, across: true, met: true }),
         Err(Errno::EXDEV) => {
             lately::STRANGERS.note(&dst.ip, dst.port);

@@ -49,8 +49,21 @@ pub(super) struct Counts {
 /// what bytes mean: what has passed. If the other side says the same, nothing is on its way. (What
 /// is not acknowledged yet says little: the kernel waits with that for a chance to send.)
 pub(super) fn at_rest(fd: i32) -> Option<Counts> {
-    const ESTABLISHED: u8 = 1;
     const TCP_ULP: i32 = 31;
+    let counts = has_passed(fd)?;
+    let mut ulp = [0u8; 16];
+    let plain = sys::getsockopt(fd, libc::IPPROTO_TCP, TCP_ULP, &mut ulp).is_ok_and(|_| ulp[0] == 0);
+    let zero = |name| {
+        let mut v = [0u8; 4];
+        sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_ok() && v == [0; 4]
+    };
+    (unread(fd) == Some(0) && plain && zero(libc::SO_ZEROCOPY)).then_some(counts)
+}
+
+/// What has passed, if it is connected and nothing is kept back. Enough of one that was [`at_rest`] and whose calls are
+/// kept out since: nobody has read, and what has come would be counted.
+pub(super) fn has_passed(fd: i32) -> Option<Counts> {
+    const ESTABLISHED: u8 = 1;
     /// Offsets into `struct tcp_info` (linux/tcp.h), complete since 4.19.
     const BYTES_RECEIVED: usize = 128;
     const NOTSENT_BYTES: usize = 144;
@@ -62,14 +75,7 @@ pub(super) fn at_rest(fd: i32) -> Option<Counts> {
     }
     let int = |at: usize| info[at..].first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
     let long = |at: usize| info[at..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
-    let mut ulp = [0u8; 16];
-    let plain = sys::getsockopt(fd, libc::IPPROTO_TCP, TCP_ULP, &mut ulp).is_ok_and(|_| ulp[0] == 0);
-    let zero = |name| {
-        let mut v = [0u8; 4];
-        sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_ok() && v == [0; 4]
-    };
-    let rest =
-        info[0] == ESTABLISHED && int(NOTSENT_BYTES) == 0 && unread(fd) == Some(0) && plain && zero(libc::SO_ZEROCOPY);
+    let rest = info[0] == ESTABLISHED && int(NOTSENT_BYTES) == 0;
     // What was sent twice is counted twice, and then once for that. (Too much of the first never makes two
     // counts equal while something is on its way; the connection stays where it is.)
     let sent = long(BYTES_SENT).wrapping_sub(long(BYTES_RETRANS));

@@ -129,6 +129,21 @@ impl Shm {
             0 => self.offered(id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
             _ => self.offered_here(ctx, id, fd.as_fd())?,
         };
+        self.judge_pair(ctx, id, fd.as_fd(), listener, by, to)?;
+        self.channel_to(ctx, id, listener, msg, 0)
+    }
+
+    /// Whether the process `id` may have this very connection, which `by` has, in a channel to `listener`. Asked for each
+    /// connection: a channel is no permission.
+    fn judge_pair(
+        &self,
+        ctx: &mut Context,
+        id: ConnId,
+        fd: BorrowedFd<'_>,
+        listener: ListenerId,
+        by: ConnId,
+        to: SocketAddr,
+    ) -> Result<(), Errno> {
         if ctx.is_off(id) || ctx.is_off(by) {
             return Err(Errno::BUSY);
         }
@@ -137,16 +152,16 @@ impl Shm {
             return Err(Errno::ACCESS);
         }
         let party = ctx.note_party(id, true)?;
-        let to = seen_from(ctx, fd.as_fd(), to);
+        let to = seen_from(ctx, fd, to);
         // The channel is also its workers'.
         let workers = self.listeners.get(listener).into_iter().flat_map(|l| l.accepting());
         for server in workers.chain([by]) {
             ctx.may_pair(&party, server, &to)?;
         }
-        self.channel_to(ctx, id, listener, msg, 0)
+        Ok(())
     }
 
-    /// [`fsocket_proto::kind::UPGRADE`] after [`Shm::meet`].
+    /// [`fsocket_proto::kind::UPGRADE`] after [`Shm::meet`], perhaps of another connection to the same listener.
     pub fn upgrade_pair(
         &mut self,
         ctx: &mut Context,
@@ -156,9 +171,6 @@ impl Shm {
         fd: BorrowedFd<'_>,
     ) -> Answer {
         let there = self.offered(id, fd)?;
-        if ctx.is_off(id) || ctx.is_off(there.by) {
-            return Err(Errno::BUSY);
-        }
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let other_family = ctx.clients.get(there.by).ok_or(Errno::NOENT)?.family;
         let ch = self.party(ctx, id, channel)?;
@@ -169,9 +181,11 @@ impl Shm {
         if !ch.is_party(SERVER, other_family) {
             return Err(Errno::NOENT);
         }
-        // Time may have gone by since, or it is another connection.
-        let to = seen_from(ctx, fd, there.to);
-        ctx.may_pair(ctx.known_as(id)?, there.by, &to).map_err(|_| Errno::XDEV)?;
+        // Time may have gone by since MEET, or that was for another connection.
+        match self.judge_pair(ctx, id, fd, there.listener, there.by, there.to) {
+            Err(Errno::PERM | Errno::ACCESS) => return Err(Errno::XDEV),
+            judged => judged?,
+        }
         self.pairs.offers.take(&there.other);
         if let Some(record) = &self.pairs.record {
             record.watch(fd);
