@@ -48,7 +48,8 @@ stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
 
 test-manycore: build ## 8 and 24 emulated CPUs, and emulated cards: right, not fast (minutes; downloads Debian's kernel once)
 	@scripts/manycore.sh
-test-rdma: ## Agents over soft-RoCE in an emulated machine (a minute; downloads Debian's kernel once)
+
+test-rdma: ## agents of two hosts over soft-RoCE in an emulated machine (a minute; downloads Debian's kernel once)
 	@scripts/rdma.sh
 
 test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (about 10 minutes; downloads the kernel once)

@@ -1,8 +1,7 @@
 //! The monitor's registry and its counts of listeners that ended, as this process has them mapped.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use fsocket_proto::registry::lessee;
-use fsocket_proto::registry::{Registry, SIZE};
+use fsocket_proto::registry::{lessee, Registry, SIZE};
 use fsocket_sys as sys;
 
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
@@ -31,10 +30,11 @@ pub fn mapped() -> Option<&'static Registry> {
 }
 
 /// Is a client's port one of the process that has made that channel? The monitor says so, in memory that no client can
-/// write. A process that had no room to map it can only tell that the port is not privileged.
+/// write. (A number of nobody's has no port: 0 in the page is a free one.) A process that had no room to map it can only
+/// tell that the port is not privileged.
 pub fn is_leased(port: u16, channel: u32) -> bool {
     match mapped() {
-        Some(r) => r.owner[port as usize].load(Ordering::Acquire) == lessee(channel),
+        Some(r) => lessee(channel) != 0 && r.owner[port as usize].load(Ordering::Acquire) == lessee(channel),
         None => port >= 1024,
     }
 }

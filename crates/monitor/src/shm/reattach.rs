@@ -111,7 +111,8 @@ impl Shm {
     /// A process shows a channel of which it is at one side.
     pub fn attach(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ATTACH without a descriptor"))?;
-        let channel = ChannelId::try_from(msg.id).ok().filter(|c| *c != 0).ok_or(Misbehaved("ATTACH of no channel"))?;
+        let channel =
+            ChannelId::try_from(msg.id).ok().filter(|c| lessee(*c) != 0).ok_or(Misbehaved("ATTACH of no channel"))?;
         let side = msg.arg0 as usize;
         let Some(client) = ctx.clients.get(id) else { return Ok(()) };
         let (uid, pid, family) = (client.uid, client.pid, client.family);

@@ -5,7 +5,7 @@ use crate::support::*;
 use fsocket_abi::arena::ARENA_SIZE;
 use fsocket_abi::channel::{slot_state, status, CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_monitor::memory::memfd;
-use fsocket_proto::registry::Registry;
+use fsocket_proto::registry::{Registry, CHANNELS_OF_ONE};
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, OwnedFd};
@@ -131,6 +131,11 @@ fn memory_that_could_shrink_or_is_none_ends_the_process() {
         p.tell(m, Some(fd.as_fd()));
         assert!(p.is_dropped());
     }
+    // A number of nobody's: in the registry that is a free port.
+    let nobodys = u64::from(CHANNELS_OF_ONE) - 1;
+    let mut p = d.process();
+    p.tell(Msg { id: nobodys, ..Msg::new(kind::ATTACH) }, Some(channel_memory(nobodys).as_fd()));
+    assert!(p.is_dropped());
     // Another memory under a number that is taken.
     let (mut client, mut other) = (d.process(), d.process());
     attach(&mut client, &b, CLIENT, &b.ch.fd);
@@ -246,12 +251,14 @@ fn ports_in_use_are_nobody_elses() {
 fn channels_that_are_shown_are_bounded() {
     let Some(d) = for_users("channels_that_are_shown_are_bounded", |_| {}) else { return };
     let (mut client, mut server) = as_user(70_001, || (d.process(), d.process()));
-    for id in 1..=1030 {
+    let number = |n: u64| u64::from(CHANNELS_OF_ONE) + n;
+    for n in 1..=1030 {
+        let id = number(n);
         let memory = channel_memory(id);
         for (p, side) in [(&client, CLIENT), (&server, SERVER)] {
             p.tell(Msg { id, arg0: side as u64, arg2: 1, ..Msg::new(kind::ATTACH) }, Some(memory.as_fd()));
         }
-        if id % 64 == 0 {
+        if n % 64 == 0 {
             client.sync();
             server.sync();
         }
@@ -260,7 +267,7 @@ fn channels_that_are_shown_are_bounded() {
         p.request(Msg { id, arg0: CLIENT as u64, ..Msg::new(kind::CHANNEL_HANDLE) }, None).1.is_some()
     };
     server.sync();
-    assert!(is_known(&mut client, 1024) && !is_known(&mut client, 1025));
+    assert!(is_known(&mut client, number(1024)) && !is_known(&mut client, number(1025)));
     as_user(70_002, || d.process().sync());
 }
 
