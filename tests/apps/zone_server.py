@@ -57,10 +57,14 @@ def answer(conn):
 def drain(listener):
     while True:
         try:
+            # A worker leaves between two connections, never with one in its hand.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
             conn, _ = listener.accept()
+            answer(conn)
         except BlockingIOError:
             return
-        answer(conn)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def pin(cpu):
