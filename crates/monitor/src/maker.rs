@@ -95,23 +95,28 @@ pub fn dial(order: &Order, place: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Err
         return Err(Errno::INVAL);
     }
     apart(place, || {
-        let fd = socket(&order.client, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        sockopt::set_socket_reuseaddr(&fd, true)?;
         // Without the port better another one than none. (What is not a port of the client's own is
         // no reason to refuse: its server asks for this.)
-        let own = order.named && rustix::net::bind(&fd, &order.client.addr()).is_ok();
-        if !own {
-            rustix::net::bind(&fd, &End { port: 0, ..order.client }.addr())?;
-        }
-        let to = order.server.addr_for(order.client.v6);
-        match rustix::net::connect(&fd, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => {
-                conclude(&fd, to);
-                Ok(fd)
+        if order.named {
+            if let Ok(fd) = begin(order, |fd| take_port(fd, &order.client, order.holder)) {
+                return Ok(fd);
             }
-            Err(e) => Err(e),
         }
+        begin(order, |fd| rustix::net::bind(fd, &End { port: 0, ..order.client }.addr()))
     })
+}
+
+fn begin(order: &Order, bind: impl FnOnce(&OwnedFd) -> Result<(), Errno>) -> Result<OwnedFd, Errno> {
+    let fd = socket(&order.client, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    bind(&fd)?;
+    let to = order.server.addr_for(order.client.v6);
+    match rustix::net::connect(&fd, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => {
+            conclude(&fd, to);
+            Ok(fd)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 /// On this host a connection is there by now. The first call that asks for it is told that it has succeeded, and
@@ -132,7 +137,6 @@ pub fn dialled(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     if rustix::net::getpeername(fd)?.is_none() {
         return Err(Errno::NOTCONN);
     }
-    sockopt::set_socket_reuseaddr(fd, false)?;
     rustix::io::ioctl_fionbio(fd, false)?;
     Ok(true)
 }
@@ -215,28 +219,44 @@ fn repaired(order: &Order) -> Result<[OwnedFd; 2], Errno> {
     let c = socket(client, SocketFlags::CLOEXEC)?;
     let s = socket(server, SocketFlags::CLOEXEC)?;
     let seq = [random(), random()];
-    // Where somebody else uses the port it is not this connection's any more. So it is bound as
-    // anybody binds it, or past the very socket that has it for the client.
-    let held = order.holder.is_some_and(|h| SockDiag::new().is_some_and(|mut d| d.has_bound(h, client.port)));
-    if !held {
-        rustix::net::bind(&c, &client.addr())?;
-    }
-    set(c.as_fd(), libc::IPPROTO_TCP, TCP_REPAIR, &1i32.to_ne_bytes())?;
-    if held {
-        rustix::net::bind(&c, &client.addr())?;
-    }
+    take_port(&c, client, order.holder)?;
+    repair(&c, true)?;
     // (The listener has this one.)
-    set(s.as_fd(), libc::IPPROTO_TCP, TCP_REPAIR, &1i32.to_ne_bytes())?;
+    repair(&s, true)?;
     rustix::net::bind(&s, &server.addr())?;
     half_open(c.as_fd(), server.addr_for(client.v6), seq[0], seq[1])?;
     half_open(s.as_fd(), client.addr_for(server.v6), seq[1], seq[0])?;
     for fd in [&c, &s] {
         set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER.to_ne_bytes())?;
-        set(fd.as_fd(), libc::IPPROTO_TCP, TCP_REPAIR, &0i32.to_ne_bytes())?;
+        repair(fd, false)?;
     }
     finished(&c, client, server)?;
     finished(&s, server, client)?;
     Ok([c, s])
+}
+
+/// Binds a client's socket to its port: as anybody binds it, else beside connections that have it, those in
+/// TIME_WAIT too, and beside the very socket that has it for the client (`holder`). In TCP_REPAIR nobody refuses a port.
+/// Not beside another socket that listens there, or may: then the port is not this client's any more.
+///
+/// # Errors
+/// EADDRINUSE. Before Linux 6.8 also beside connections: sockets that are bound and nothing else are not shown there.
+fn take_port(fd: &OwnedFd, own: &End, holder: Option<u64>) -> Result<(), Errno> {
+    match rustix::net::bind(fd, &own.addr()) {
+        Err(Errno::ADDRINUSE) => {}
+        bound => return bound,
+    }
+    repair(fd, true)?;
+    rustix::net::bind(fd, &own.addr())?;
+    let this = sockopt::socket_cookie(fd)?;
+    let bound = SockDiag::open()?.unconnected(own.port).ok_or(Errno::ADDRINUSE)?;
+    let allowed = bound.contains(&this) && bound.iter().all(|c| *c == this || Some(*c) == holder);
+    allowed.then_some(()).ok_or(Errno::ADDRINUSE)?;
+    repair(fd, false)
+}
+
+fn repair(fd: &OwnedFd, on: bool) -> Result<(), Errno> {
+    set(fd.as_fd(), libc::IPPROTO_TCP, TCP_REPAIR, &i32::from(on).to_ne_bytes())
 }
 
 /// Looks at a socket once more, before anybody gets it.

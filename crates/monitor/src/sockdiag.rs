@@ -204,13 +204,22 @@ impl SockDiag {
         Some(found)
     }
 
-    /// Whether exactly this socket, of any kind of address, is bound to that port and nothing else.
-    pub fn has_bound(&mut self, socket: u64, port: u16) -> bool {
-        [libc::AF_INET, libc::AF_INET6].into_iter().any(|family| {
-            self.dump(TCP_BOUND_INACTIVE, family, port, |a| {
-                cookie(&a.id) == socket && u16::from_be_bytes(a.id.sport) == port
-            }) == Some(true)
-        })
+    /// Cookies of all sockets with that port that listen, or are bound and nothing else (those since Linux 6.8).
+    /// `None`: no usable answer.
+    pub fn unconnected(&mut self, port: u16) -> Option<Vec<u64>> {
+        let mut found = Vec::new();
+        for (state, family) in [TCP_LISTEN, TCP_BOUND_INACTIVE]
+            .into_iter()
+            .flat_map(|state| [libc::AF_INET, libc::AF_INET6].map(|family| (state, family)))
+        {
+            self.dump(state, family, port, |a| {
+                if u16::from_be_bytes(a.id.sport) == port {
+                    found.push(cookie(&a.id));
+                }
+                false
+            })?;
+        }
+        Some(found)
     }
 
     /// [`Self::each`] for all sockets of a port.

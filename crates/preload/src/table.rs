@@ -197,7 +197,7 @@ limit_table! {
      comes right behind it, with nothing between, and the receiver had not read what lay in \
      the ring, the first one is lost to it (the kernel makes it an ordinary one); a peek with \
      `MSG_WAITALL` that began before does not wait for it. A switched connection of an IPv6 \
-     socket answers `IPV6_V6ONLY` with 1."
+     socket answers `IPV6_V6ONLY` with 1, and does not take it once it has ended."
         of send, sendto, sendmsg, recv;
     Programs: "A connection that another process takes by `pidfd_getfd` becomes the kernel's \
      (`path_switch`); of a listener that is taken see below (`SCM_RIGHTS`). A taker without the \

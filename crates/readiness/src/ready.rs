@@ -183,6 +183,11 @@ pub fn take_error(d: &Desc) -> i32 {
     if e != 0 {
         return e;
     }
+    if let Some(k) = crate::stage::kernel_part(d) {
+        let mut v = [0u8; 4];
+        return fsocket_sys::getsockopt(k, libc::SOL_SOCKET, libc::SO_ERROR, &mut v)
+            .map_or(0, |_| i32::from_ne_bytes(v));
+    }
     let st = state(d);
     if st.reset && s.flags.fetch_or(flag::RST_REPORTED, Ordering::AcqRel) & flag::RST_REPORTED == 0 {
         return reset_error(st);

@@ -66,6 +66,11 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         // SAFETY: `total` bytes were written.
         return unsafe { stream::send(d, p, total, flags) };
     }
+    // In one: what has been sent of it may be answered with a reset before the next part.
+    // SAFETY: the caller's vectors.
+    if let Some(r) = stream::whole(d, flags, |fd| unsafe { sys::send_vectors(fd, iov, n, flags) }) {
+        return r;
+    }
     if let Some(r) = (!stream::left_rings(d)).then(|| stream::refused(d, total, 0, flags)).flatten() {
         return r;
     }

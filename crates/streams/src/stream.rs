@@ -75,6 +75,16 @@ fn path_taken(d: &'static Desc, flags: i32) -> Option<Result<i32>> {
     }
 }
 
+/// A call that the kernel is asked as a whole if the connection has left the rings before it begins; `flags` as
+/// of [`path_taken`].
+pub fn whole(d: &'static Desc, flags: i32, call: impl FnOnce(i32) -> Result<usize>) -> Option<Result<usize>> {
+    if !left_rings(d) {
+        return None;
+    }
+    let _hold = Hold::on(d);
+    path_taken(d, flags).map(|fd| call(fd?))
+}
+
 /// A call of several operations on one connection, of which each may sleep: the connection stays until
 /// the last is done.
 pub fn throughout<R>(d: &Desc, call: impl FnOnce(&Midway) -> R) -> R {

@@ -87,6 +87,13 @@ pub unsafe fn send(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<us
     sc!(SYS_sendto, fd, buf, len, flags, 0, 0)
 }
 /// # Safety
+/// `iov` points to `n` vectors of the program's.
+pub unsafe fn send_vectors(fd: i32, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
+    // SAFETY: all-zero is a valid msghdr.
+    let msg = libc::msghdr { msg_iov: iov as *mut _, msg_iovlen: n, ..unsafe { core::mem::zeroed() } };
+    sc!(SYS_sendmsg, fd, &msg as *const libc::msghdr, flags)
+}
+/// # Safety
 /// `buf` is writable for `len` bytes.
 pub unsafe fn recv(fd: i32, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
     sc!(SYS_recvfrom, fd, buf, len, flags, 0, 0)

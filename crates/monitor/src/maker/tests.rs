@@ -56,7 +56,7 @@ fn a_port_that_the_client_holds_is_shared_with_nobody_else() {
         rustix::net::bind(&held, &SocketAddr::from((at, 0))).unwrap();
         let port = SocketAddr::try_from(rustix::net::getsockname(&held).unwrap()).unwrap().port();
         let cookie = sockopt::socket_cookie(&held).unwrap();
-        if !SockDiag::new().is_some_and(|mut d| d.has_bound(cookie, port)) {
+        if !SockDiag::new().is_some_and(|mut d| d.unconnected(port).unwrap().contains(&cookie)) {
             eprintln!("SKIPPED: a_port_that_the_client_holds_is_shared_with_nobody_else: before Linux 6.8");
             return;
         }
@@ -67,6 +67,48 @@ fn a_port_that_the_client_holds_is_shared_with_nobody_else() {
         assert_eq!(repaired(&order(Some(cookie + 1))).unwrap_err(), Errno::ADDRINUSE);
         repaired(&order(Some(cookie))).unwrap();
     }
+}
+
+/// The first connection closed both ends, and one of them rests; of another one the client's end is still there.
+#[test]
+fn a_port_is_the_clients_beside_its_older_connections() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a_port_is_the_clients_beside_its_older_connections: not root");
+        return;
+    }
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ip = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+    let end = |port| End { v6: false, ip, port, uid: 1 };
+    let [first, second, third] = listeners.each_ref().map(|l| end(l.local_addr().unwrap().port()));
+    let (client, [c, s]) = at_a_free_port(end(0), first);
+    drop(c);
+    let probe = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    if !SockDiag::new().is_some_and(|mut d| {
+        rustix::net::bind(&probe, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let port = SocketAddr::try_from(rustix::net::getsockname(&probe).unwrap()).unwrap().port();
+        !d.unconnected(port).unwrap().is_empty()
+    }) {
+        eprintln!("SKIPPED: a_port_is_the_clients_beside_its_older_connections: before Linux 6.8");
+        return;
+    }
+    rustix::io::read(&s, &mut [0; 1]).unwrap();
+    drop(s);
+    let order = |server| Order { client, server, named: true, holder: None };
+    let _kept = repaired(&order(second)).unwrap();
+    // The very same pair of addresses, in TIME_WAIT.
+    repaired(&order(first)).unwrap();
+    assert_eq!(repaired(&order(second)).unwrap_err(), Errno::ADDRNOTAVAIL);
+    let dialled = dial(&order(third), None).unwrap();
+    let port = SocketAddr::try_from(rustix::net::getsockname(&dialled).unwrap()).unwrap().port();
+    assert_eq!(port, client.port);
+    assert!(!in_repair(dialled.as_fd()).unwrap());
+    // Somebody listens there now.
+    let other = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    repair(&other, true).unwrap();
+    rustix::net::bind(&other, &client.addr()).unwrap();
+    assert_eq!(repaired(&order(third)).unwrap_err(), Errno::ADDRINUSE);
+    let dialled = dial(&order(second), None).unwrap();
+    assert_ne!(SocketAddr::try_from(rustix::net::getsockname(&dialled).unwrap()).unwrap().port(), client.port);
 }
 
 #[test]

@@ -57,7 +57,8 @@ impl Shm {
     }
 
     /// A block that the process has for other channels, to other destinations. Not so long as there are plenty: where
-    /// one of two connections with the same port has become the kernel's, the other one gets another port there.
+    /// one of two connections with the same port has become the kernel's, the other one gets another port there (before
+    /// Linux 6.8).
     fn shared_ports(&self, ctx: &Context, id: ConnId, channel: ChannelId) -> Option<u16> {
         let (ch, client) = (self.channels.get(channel)?, ctx.clients.get(id)?);
         let meets = |other: ChannelId| self.channels.get(other).is_none_or(|other| ch.meets(other));

@@ -117,6 +117,14 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
             Outcome::Done(r.map(|v| v as i32))
         }
         FIONREAD | SIOCOUTQ | SIOCATMARK | SIOCOUTQNSD if crate::path::still_ours(d) => {
+            let in_kernel = || {
+                stage::kernel_part(d).map_or(0, |k| {
+                    let mut n = 0i32;
+                    let a = [k as usize, request as usize, &raw mut n as usize, 0, 0, 0];
+                    // SAFETY: `n` is ours.
+                    unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
+                })
+            };
             let v = match request {
                 FIONREAD => {
                     let (r, rx, h) = d.rx();
@@ -124,13 +132,10 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                         Ok(_t) => fsocket_ring::available(r, rx, h, 1 << 20).unwrap_or(0) as i32,
                         Err(_) => 0,
                     };
-                    here + stage::kernel_part(d).map_or(0, |k| {
-                        let mut n = 0i32;
-                        let a = [k as usize, FIONREAD as usize, &raw mut n as usize, 0, 0, 0];
-                        // SAFETY: `n` is ours.
-                        unsafe { sys::raw(libc::SYS_ioctl, a) }.map_or(0, |_| n)
-                    })
+                    here + in_kernel()
                 }
+                SIOCATMARK => 0, // the ring has something in front of it
+                _ if stage::kernel_part(d).is_some() => in_kernel(),
                 SIOCOUTQ => {
                     let (_, tx, h) = d.tx();
                     fsocket_ring::unacknowledged(tx, h) as i32

@@ -5,6 +5,7 @@ mod bytes;
 pub mod child;
 mod names;
 mod ready;
+mod settle;
 
 use super::{exec, fork_actor, handle_signals, start_thread};
 use crate::call::Call;
@@ -17,6 +18,7 @@ use fsocket_sys as sys;
 use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
 use names::{connect, listen, name_out, named};
 use ready::{epoll_ctl, epoll_events, mask, poll_list, select_list, timer, timespec};
+use settle::{await_ack, await_acks, drain_nagle, holds_back};
 use std::mem::{size_of, zeroed};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -51,61 +53,6 @@ pub fn make(shared: &'static Shared, slot: &Slot) -> (i64, i32) {
         }
     }
     (ret, error)
-}
-
-/// The kernel holds back small segments (Nagle) until an acknowledgement, which
-/// may take 40 ms. What a send has accepted is on its way when the step ends.
-/// By system call: on shared memory the placeholder says 0 at once.
-fn drain_nagle(fd: c_int) {
-    const SIOCOUTQNSD: usize = 0x894B;
-    none_left(fd, SIOCOUTQNSD);
-}
-
-/// Is what this call has sent still to be held back? Then nobody waits for it.
-fn holds_back(call: Call, slot: &Slot) -> bool {
-    let more = |i: usize| slot.arg(i) as c_int & libc::MSG_MORE != 0;
-    let flagged = match call {
-        Call::Send | Call::SendTo => more(2),
-        Call::SendMsg | Call::SendMmsg => more(3),
-        _ => false,
-    };
-    let mut on = [0u8; 4];
-    let asked = sys::getsockopt(slot.arg(0) as c_int, libc::IPPROTO_TCP, libc::TCP_CORK, &mut on);
-    flagged || (asked.is_ok() && on != [0; 4])
-}
-
-/// What was sent before a call that sends several messages is acknowledged, so that the first of them
-/// is on its way at once, and the next meets what it has led to: a reset, where nobody receives any more.
-fn await_acks(fd: c_int) {
-    none_left(fd, libc::TIOCOUTQ as usize);
-}
-
-/// Until the number of bytes that `request` asks for is 0; 60 ms at most.
-fn none_left(fd: c_int, request: usize) {
-    for _ in 0..120 {
-        let mut left: c_int = 0;
-        // SAFETY: the request writes one int.
-        let r = unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request, &mut left as *mut c_int as usize, 0, 0, 0]) };
-        if r.is_err() || left == 0 {
-            return;
-        }
-        sys::nanosleep(500_000);
-    }
-}
-
-/// The acknowledgement of a FIN may be delayed, and wakes whoever waits on the
-/// socket. It is there when the step ends. By system call: the placeholder of a
-/// connection on shared memory is in state CLOSE.
-fn await_ack(fd: c_int) {
-    const WAITING: [u8; 3] = [4, 9, 11]; // FIN_WAIT1, LAST_ACK, CLOSING
-    for _ in 0..120 {
-        let mut info = [0u8; 8];
-        let n = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info);
-        if n.is_err() || !WAITING.contains(&info[0]) {
-            return;
-        }
-        sys::nanosleep(500_000);
-    }
 }
 
 /// # Safety

@@ -47,7 +47,9 @@ impl Gen {
     /// A program with the connection as standard input and output.
     fn child(&mut self, actor: usize) {
         let Some((fd, side)) = self.end_of(actor) else { return };
-        if !self.may_move(actor, fd) {
+        // The program inherits the listeners.
+        let waits = |f: &Fd| matches!(f.what, What::Listener { port } if self.m.queued_has_moved(port));
+        if self.m.fds_of(actor).iter().any(waits) || !self.may_move(actor, fd) {
             return;
         }
         let peer = What::End(Side { conn: side.conn, side: 1 - side.side });

@@ -170,7 +170,8 @@ impl Several {
 
 pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
     upgrade::give_up_fd(fd);
-    let Some(d) = conn(fd) else {
+    // (It looks for an error first: where the connection has become the kernel's, that is there.)
+    let Some(d) = conn(fd).filter(|d| guarded(|| c_int::from(path::still_ours(d))) != 0) else {
         let done = unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
         for i in 0..done.max(0) as usize {
             came_with(unsafe { &raw const (*vec.add(i)).msg_hdr }, flags);
