@@ -10,6 +10,7 @@ connections and prints "ok". MORE is
     pass         then pass each through a Unix socket while answers wait to be read; go on with what comes out
     greeted      the server has a name, which stays the same; print it for each connection
     nonblocking  connect, send and receive without blocking
+    in-turn      one connection after the other, with questions of 12 bytes
 """
 import os
 import select
@@ -85,6 +86,15 @@ def main():
     requests, number = int(sys.argv[4]), int(sys.argv[5])
     more = sys.argv[6:]
     timeout = 20 if "nonblocking" in more else None
+    if "in-turn" in more:
+        data = (1).to_bytes(4, "big") + payload(1)
+        for _ in range(number):
+            with socket.create_connection(where) as c:
+                for _ in range(requests):
+                    c.sendall(data)
+                    assert exactly(c, len(data)) == data, "answer"
+        print("ok")
+        return
     conns = [socket.create_connection(where, timeout=timeout) for _ in range(number)]
     greeters = [exactly(c, 1).decode() for c in conns if "greeted" in more]
     names = [(c.getsockname(), c.getpeername()) for c in conns]

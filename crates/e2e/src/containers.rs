@@ -66,6 +66,14 @@ impl Pair {
         self.count(|| start(&self.host, side, from, "ask", &args))
     }
 
+    /// A client that makes so many connections, one after the other, with so many requests each.
+    pub fn ask_in_turn(&self, connections: i128, requests: i128) -> Delta {
+        let numbers = [requests, connections].map(|n| n.to_string());
+        let (port, to) = (self.port.to_string(), self.net.server4().to_string());
+        let args = ["ask", &port, &to, &numbers[0], &numbers[1], "in-turn"];
+        self.count(|| start(&self.host, Accel, &self.net.client, "ask", &args)).0
+    }
+
     pub fn count(&self, client: impl FnOnce() -> Proc) -> (Delta, String) {
         let before = self.host.snapshot();
         let client = client();

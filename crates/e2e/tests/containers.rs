@@ -4,7 +4,7 @@
 use fsocket_e2e::containers::{all_over, start, Pair, CONNECTIONS, REQUESTS};
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::NetHost;
-use fsocket_testkit::{artifacts, need_hosts, net, script, stock_mode, Proc, PYTHON};
+use fsocket_testkit::{artifacts, need_hosts, net, script, stock_mode, Delta, Proc, PYTHON};
 use std::process::Command;
 use std::time::Duration;
 
@@ -30,6 +30,20 @@ fn over_bridges_without_blocking_greeted_and_steered() {
         host.inside("sh", &["-c", all]).expect("rps_cpus");
     }
     all_over(&ask(pair.port, &["nonblocking"]));
+}
+
+/// A change of path costs as much as some requests: connections that end soon stay in the kernel, and those
+/// that last go over, also behind them.
+#[test]
+fn those_that_end_soon_teach_to_stay() {
+    need_hosts!();
+    let pair = Pair::new(Accel, "0.0.0.0");
+    let short = pair.ask_in_turn(300, 8);
+    let long = pair.ask_in_turn(300, 100);
+    let over = |d: &Delta| d.get("path_upgrade");
+    assert!(stock_mode() || over(&short) <= 60, "{short}");
+    assert!(stock_mode() || over(&long) >= 500, "{long}");
+    assert_eq!(over(&long) % 2 + long.get("hostile_peer"), 0, "{long}");
 }
 
 #[test]

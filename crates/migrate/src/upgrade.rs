@@ -31,16 +31,17 @@ use fsocket_sync::handover::Entry;
 use fsocket_sys::{self as sys, Errno};
 
 mod calls;
-mod early;
 mod handed;
 mod offer;
 mod passed;
 mod rest;
+mod worth;
 
 pub use calls::init;
 pub use handed::{can_be_handed_down, closed, hand_down, handed_down};
 pub use offer::{answer, asked, epoch};
 pub use passed::{let_go, received, sent, tell};
+pub use worth::ended;
 
 use calls::{at_once, begin, is_on, wanted, CALLS};
 use handed::is_mine_alone;
@@ -232,7 +233,7 @@ fn weight(d: &Desc, call: Call) -> u32 {
     if receives {
         1
     } else {
-        early::TURN
+        worth::TURN
     }
 }
 
@@ -304,7 +305,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         return; // the instance that may watch it does not know of it yet
     }
     let opener = d.side.load(Ordering::Relaxed) as usize != SERVER;
-    let early = early::first_try(d, opener, calls);
+    let early = worth::first_try(d, opener, calls);
     if let Err(later) = early {
         return d.next_try.store(later, Ordering::Relaxed);
     }
@@ -333,7 +334,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         return;
     }
     if early == Ok(true) {
-        early::tried();
+        worth::tried(opener);
     }
     if !opener {
         let mut m = Msg::new(msg::OFFER);

@@ -122,6 +122,7 @@ fn release_conn(d: &'static Desc) {
     // used again right after. Busy: we are in a signal handler on top of one;
     // its operation finds the descriptor gone.
     let tokens = (token::enter(&s.tx), token::enter(&s.rx));
+    crate::upgrade::ended(d);
     d.kind.store(kind::FRESH, Ordering::Release);
     s.tx.withdraw();
     s.rx.withdraw();

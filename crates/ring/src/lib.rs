@@ -179,6 +179,12 @@ pub fn init_half(h: &Half) {
     h.cap.store(0, Ordering::Relaxed);
 }
 
+/// About how many records this half has carried: each takes a header, and is filled up to 8 bytes.
+pub fn records(h: &Half) -> u64 {
+    let spent = get(&h.pos).wrapping_sub(POS_START);
+    spent.saturating_sub(get(&h.bytes)) / (record::HDR + 3)
+}
+
 /// Start values of the shared lines of a direction, and the first header; the
 /// client, before it publishes the SYN, while no other party uses the slot.
 pub fn init_dir<B: Bytes>(b: B, d: &Dir) {

@@ -310,6 +310,19 @@ fn fills_up_and_drains() {
 }
 
 #[test]
+fn records_are_counted_by_their_headers() {
+    for size in [1usize, 5, 100] {
+        let p = Pair::new();
+        for _ in 0..100 {
+            p.send(&vec![0; size]);
+            p.recv(size, false);
+        }
+        let counted = super::records(&p.tx);
+        assert!((72..=137).contains(&counted), "{counted} of 100 records of {size} bytes");
+    }
+}
+
+#[test]
 fn small_traffic_stays_on_two_pages() {
     let p = Pair::new();
     for i in 0..100_000u32 {

@@ -84,6 +84,11 @@ fn wrk(host: &str, port: u16, clients: u32, args: &Args) -> Vec<String> {
     words(format!("wrk -t 1 -c {clients} -d {}s http://{host}:{port}/small", args.time))
 }
 
+/// A connection ends after so many requests, one of [`PACES`].
+fn paced(host: &str, port: u16, requests: u32, args: &Args) -> Vec<String> {
+    words(format!("wrk -t 1 -c 20 -d {}s http://{host}:{port}/{requests}/small", args.time))
+}
+
 fn close(mut command: Vec<String>) -> Vec<String> {
     command.splice(1..1, ["-H".to_owned(), "Connection: close".to_owned()]);
     command
@@ -100,6 +105,9 @@ fn wrk_rate(said: &str) -> Option<f64> {
     said.lines().find_map(|l| l.strip_prefix("Requests/sec:"))?.trim().parse().ok()
 }
 
+/// Requests of a connection, which the server ends.
+const PACES: [u32; 4] = [3, 10, 20, 40];
+
 fn rows() -> Vec<Row> {
     let redis = |name, way, once, load| Row { name, way, port: |s| s.redis, once, load, rate: redis_rate };
     let nginx = |name, way, once, load| Row { name, way, port: |s| s.nginx, once, load, rate: wrk_rate };
@@ -113,6 +121,10 @@ fn rows() -> Vec<Row> {
         nginx("nginx, 50 connections", Way::Bridge, false, |h, p, a| wrk(h, p, 50, a)),
         nginx("nginx, 50 connections, published", Way::Published, false, |h, p, a| wrk(h, p, 50, a)),
         nginx("nginx, each its own connection", Way::Bridge, true, |h, p, a| close(wrk(h, p, 20, a))),
+        nginx("nginx, 3 requests a connection", Way::Bridge, true, |h, p, a| paced(h, p, 3, a)),
+        nginx("nginx, 10 requests a connection", Way::Bridge, true, |h, p, a| paced(h, p, 10, a)),
+        nginx("nginx, 20 requests a connection", Way::Bridge, true, |h, p, a| paced(h, p, 20, a)),
+        nginx("nginx, 40 requests a connection", Way::Bridge, true, |h, p, a| paced(h, p, 40, a)),
         nginx("nginx, each its own connection, published", Way::Published, true, |h, p, a| close(wrk(h, p, 20, a))),
     ]
 }
@@ -202,13 +214,14 @@ fn start_redis(host: &Host, net: &Containers, side: Side, port: u16) -> Result<P
 fn start_nginx(host: &Host, net: &Containers, side: Side, port: u16) -> Result<Proc> {
     let name = format!("nginx-{port}");
     host.file("www/small", "x".repeat(612));
+    let root = host.path().join("www").display().to_string();
+    let paces = PACES.map(|n| format!("location /{n}/ {{ keepalive_requests {n}; alias {root}/; }}")).join(" ");
     let dir = host.path().join(&name).display().to_string();
     let config = format!(
         "daemon off;\nuser root;\nworker_processes 2;\npid {dir}/pid;\nerror_log {dir}/error.log;\nevents {{ }}\nhttp {{\n\
          access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000000;\nclient_body_temp_path {dir}/body; \
          proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi; uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;\n\
-         server {{ listen {port} backlog=4096; root {}; }}\n}}\n",
-        host.path().join("www").display()
+         server {{ listen {port} backlog=4096; root {root}; {paces} }}\n}}\n"
     );
     let config = host.file(&format!("{name}/nginx.conf"), config);
     let mut command = host.command(side, find_program("nginx").context("nginx is not installed")?);

@@ -2,7 +2,7 @@
 
 use crate::cow::Sparing;
 use crate::slab::{Slab, Slot};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::arena::{Half, Sock};
 use fsocket_abi::channel::{Dir, Slot as ChanSlot};
 use fsocket_ring::Mapped;
@@ -105,6 +105,8 @@ pub struct Desc {
     /// the last send.
     pub across: AtomicBool,
     pub heard: AtomicBool,
+    /// CONN that has gone over from there: early or late; see `upgrade::worth`.
+    pub moved: AtomicU8,
     /// KERNEL: its number (SO_COOKIE) if it has come from, or gone to, another process, and the monitor counts who
     /// has it.
     pub passed_as: AtomicU64,

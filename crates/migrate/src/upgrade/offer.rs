@@ -3,6 +3,7 @@
 use super::calls::sooner;
 use super::passed::{is_passed, let_go};
 use super::rest::{at_rest, has_passed, own_of, peer_of, usual, Counts};
+use super::worth;
 use crate::establish::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
@@ -122,6 +123,7 @@ fn offer(
     let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
     establish(d, sock, &End { chan, slot, side: CLIENT, family, src, dst, client_port, server_port, across });
     if across {
+        worth::moved(d);
         heartbeat::begin(fd);
     }
     went_over(d);
