@@ -55,3 +55,24 @@ fn peers_share_no_descriptor() {
         }
     }
 }
+
+/// Where both sides are on one CPU, each wake-up is a switch to the peer and back. A long message has few: the sender
+/// tells of 512 KiB at a time, the receiver of a third of the ring. (It was one for each record of 32 KiB.)
+#[test]
+fn a_long_message_on_one_cpu_wakes_the_peer_seldom() {
+    const TIMES: i128 = 60;
+    for how in ["blocking", "poll"] {
+        for mib in [1, 4] {
+            let host = Host::new();
+            let before = host.snapshot();
+            let size = (mib << 20).to_string();
+            e2e::python(&host, Accel, 60, "one_cpu.py", &[&size, &(TIMES / mib).to_string(), how]);
+            let delta = host.snapshot().since(&before);
+            delta.assert_shm(1);
+            if !stock_mode() {
+                // Two directions.
+                assert!(delta.get("wakes") <= 2 * 6 * TIMES, "{how}, {mib} MiB: {delta}");
+            }
+        }
+    }
+}

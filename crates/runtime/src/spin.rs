@@ -90,14 +90,6 @@ fn yield_at(now: u64) -> u64 {
     after
 }
 
-/// Yields the CPU to a peer that needs it, unless others would have it instead.
-pub fn give_way() {
-    let now = cpu::ticks();
-    if rest_until(now) == now {
-        yield_at(now);
-    }
-}
-
 /// Whether one kind of spin pays. Zero is valid.
 #[derive(Default)]
 struct Pays {

@@ -132,3 +132,52 @@ pub unsafe fn give(b: &[u8], out: *mut u8, len: *mut u32, says: u32) -> Result<(
         put(len, says)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    extern crate std;
+    use std::vec::Vec;
+
+    /// Two pages, and none behind them.
+    fn pages() -> *mut u8 {
+        // SAFETY: new mappings.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let p = libc::mmap(core::ptr::null_mut(), 3 * 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            assert_ne!(p, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(p.byte_add(2 * 4096), 4096, libc::PROT_NONE), 0);
+            p as *mut u8
+        }
+    }
+
+    /// At all distances modulo a page: which way a copy is made depends on that.
+    #[test]
+    fn copies_and_finds_what_is_not_there() {
+        let from: Vec<u8> = (0..12288usize).map(|i| (i * 7 + i / 256) as u8).collect();
+        let at = from.as_ptr().align_offset(4096);
+        let there = pages();
+        for ahead in [0, 1, 7, 8, 15, 16, 17, 48, 63, 64, 65, 4032, 4095] {
+            for n in [1, 8, 15, 2048, 2049, 2112, 2113, 3000, 4096] {
+                let source = &from[at..at + n];
+                // SAFETY: 8191 bytes at most; the page behind is not there.
+                unsafe {
+                    there.write_bytes(0xee, 2 * 4096);
+                    assert_eq!(read(source.as_ptr(), there.add(ahead), n), Ok(()));
+                    let to = core::slice::from_raw_parts(there, 2 * 4096);
+                    assert_eq!(&to[ahead..ahead + n], source, "{n} bytes, {ahead} ahead");
+                    let rest = to[..ahead].iter().chain(&to[ahead + n..]);
+                    assert!(rest.into_iter().all(|b| *b == 0xee), "{n} bytes, {ahead} ahead: more than that");
+                    // Modulo a page as before, and one byte too many.
+                    let short = there.add(2 * 4096 - n + 1);
+                    let source = from.as_ptr().add(at + (short as usize).wrapping_sub(ahead) % 4096);
+                    assert_eq!(read(source, short, n), Err(Errno::EFAULT), "{n} bytes, {ahead} ahead: write");
+                    let mut to = std::vec![0u8; n + 2 * 4096];
+                    let aligned = to.as_mut_ptr().align_offset(4096);
+                    let target = to.as_mut_ptr().add(aligned + (short as usize + ahead) % 4096);
+                    assert_eq!(read(short, target, n), Err(Errno::EFAULT), "{n} bytes, {ahead} ahead: read");
+                }
+            }
+        }
+    }
+}

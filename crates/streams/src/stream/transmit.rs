@@ -18,8 +18,9 @@ use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
 /// With both sides on one CPU a long message is handed over in pieces of this
-/// many bytes, so that they are still in cache when the receiver copies them.
-const SHARED_CPU: usize = 256 * 1024;
+/// many bytes: so few that they are still in cache when the receiver copies them, and so
+/// many that switching to it and back costs little.
+const SHARED_CPU: usize = 512 * 1024;
 
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MIGRATED;
 /// The peer's state in which a send is not the ring's alone.
@@ -268,7 +269,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     let s = d.sock();
     let (r, tx, h) = d.tx();
     let (mut waits, mut hold) = (Wait::default(), None);
-    let (mut done, mut shown) = (0, 0);
+    let (mut done, mut news) = (0, News { d, bytes: 0 });
     // SAFETY: the caller's.
     let again = |fd| unsafe { restart_on_fd(fd, buf, len, flags) };
     // A program that only writes, and then waits by a system call of its own, is seen here.
@@ -279,6 +280,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     loop {
         if left_rings(d) {
             hold.get_or_insert_with(|| Hold::on(d));
+            news.tell();
         }
         if let Some(fd) = path_taken(d, flags) {
             // SAFETY: the rest of the caller's buffer.
@@ -321,6 +323,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             Err(Failed::Fault) => return restart::after(done, Err(Errno::EFAULT)),
             Ok(0) => {
                 s.tx_blocked.fetch_add(1, Ordering::Relaxed);
+                news.tell();
                 if !block {
                     // A thread that waits for EPOLLOUT must look at the ring again.
                     (watcher().changed)(d);
@@ -342,18 +345,38 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
             Ok(n) => {
                 waits.was_not();
                 done += n;
-                notify(d, &tx.want_data);
-                publish_cpu(h, &tx.prod.cpu);
+                news.bytes += n;
                 if done == len {
                     return Ok(done);
                 }
-                if done - shown >= SHARED_CPU && ready::peer_cpu(d) == cpu::current() {
-                    // The peer needs this CPU to take what lies in its cache.
-                    shown = done;
-                    crate::spin::give_way();
+                if news.bytes >= SHARED_CPU || ready::peer_cpu(d) != cpu::current() {
+                    news.tell();
                 }
             }
         }
+    }
+}
+
+/// What lies in the ring, and the peer was not told of. A receiver on this CPU that is woken for each
+/// record takes the CPU each time, copies that record and sleeps again.
+struct News {
+    d: &'static Desc,
+    bytes: usize,
+}
+
+impl News {
+    fn tell(&mut self) {
+        if core::mem::take(&mut self.bytes) != 0 {
+            let (_, tx, h) = self.d.tx();
+            notify(self.d, &tx.want_data);
+            publish_cpu(h, &tx.prod.cpu);
+        }
+    }
+}
+
+impl Drop for News {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
 
