@@ -198,8 +198,8 @@ pub fn init_dir<B: Bytes>(b: B, d: &Dir) {
     d.cons.head.store(POS_START, Ordering::Relaxed);
     d.cons.cpu.store(0, Ordering::Relaxed);
     d.cons.window.store(0, Ordering::Relaxed);
-    d.want_data.reset();
-    d.want_space.reset();
+    d.want_data.renew();
+    d.want_space.renew();
     b.header(0).store(0, Ordering::Relaxed);
 }
 

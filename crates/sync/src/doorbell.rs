@@ -22,6 +22,8 @@
 //! - Only the sleeper that set SLEEPY confirms it. Until then nobody clears it, so it cannot
 //!   confirm a later sleeper's. If it is killed before that, the word stays as it is: each
 //!   sleeper then pays a heavy fence and each sender a light one, and nothing is lost.
+//! - The next connection of a slot begins with the word confirmed, or with 0 ([`Want::renew`]). Its senders
+//!   come after that, so none of them has loaded an earlier 0.
 //!
 //! A hostile peer can write anything here. It can lose wake-ups of its own connection
 //! with this side, as it could by not waking at all.
@@ -189,9 +191,15 @@ impl Want {
         }
     }
 
-    /// Forget everything; only while no other party uses the word.
-    pub fn reset(&self) {
-        self.mask.store(0, Ordering::Relaxed);
+    /// For the next connection, while no other party uses the word; what that one's parties do is behind this.
+    ///
+    /// What all senders know stays known: they find it, and fence. So connections that follow each other in one
+    /// slot do not pay for a heavy fence each. A sender of the last connection that comes late clears the
+    /// word as any other sender may, or is too early, and nobody has read what it wrote.
+    pub fn renew(&self) {
+        // Acquire, release: as in `arm` and `confirm`, for a sleeper that finds it confirmed.
+        let known = self.mask.load(Ordering::Acquire) & STICKY;
+        self.mask.store(if known == STICKY { STICKY } else { 0 }, Ordering::Release);
         self.quiet.store(0, Ordering::Relaxed);
     }
 }

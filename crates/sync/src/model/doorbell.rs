@@ -196,6 +196,54 @@ fn only_the_first_sleeper_may_confirm() {
     late(Want::confirm);
 }
 
+/// A connection ends and another one begins in its slot. A sender of the first one comes so late that it looks for
+/// sleepers only now (`late`), and a thread of the second publishes.
+fn reused(before: Before, late: bool) {
+    let model = move || {
+        let line = Arc::new(Line::default());
+        match before {
+            Before::Silent => {}
+            Before::Confirmed => line.want.arm_and_fence(FUTEX_BIT, || ()),
+            Before::Killed => drop(line.want.arm(FUTEX_BIT)),
+        }
+        let spawn = |n: usize, f: fn(&Line)| {
+            let line = line.clone();
+            loom::thread::spawn(move || {
+                is_light(n);
+                f(&line);
+            })
+        };
+        let late = late.then(|| {
+            spawn(1, |l| {
+                if l.want.take() & FUTEX_BIT != 0 {
+                    l.want.seq.fetch_add(1, Ordering::Release);
+                    l.futex.wake_all();
+                }
+            })
+        });
+        line.want.renew();
+        let sender = spawn(0, Line::publish);
+        line.sleep_until(1);
+        sender.join().unwrap();
+        late.map(|t| t.join().unwrap());
+    };
+    with_light(2, || every_way(if late { Some(2) } else { None }, model));
+}
+
+#[test]
+fn the_next_connection_in_a_slot() {
+    for before in [Before::Silent, Before::Confirmed, Before::Killed] {
+        reused(before, false);
+        reused(before, true);
+    }
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_sender_of_the_next_connection_needs_a_fence() {
+    without(Step::SenderFence, || reused(Before::Confirmed, false));
+}
+
 /// Two slots of a channel and one waiter on its other side.
 #[derive(Default)]
 struct Channel {
