@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Eighty threads of one process, each in poll or in an epoll instance with a connection of its own, all
-from one other process. Nothing comes for three seconds: that costs next to nothing. Then every one is
+"""Eighty threads of one process, each in poll, in select or in an epoll instance with a connection of its own
+(poll-more: and with a pipe beside it), all from one other process. Nothing comes for three seconds: that costs next to nothing. Then every one is
 sent a byte, and gets it.
 """
 import os
@@ -17,6 +17,21 @@ def poll(conn):
     p = select.poll()
     p.register(conn, select.POLLIN)
     return p.poll(30000)
+
+
+def poll_more(conn):
+    beside = os.pipe()
+    p = select.poll()
+    for fd in (conn, beside[0]):
+        p.register(fd, select.POLLIN)
+    ready = p.poll(30000)
+    for fd in beside:
+        os.close(fd)
+    return ready
+
+
+def in_select(conn):
+    return select.select([conn], [], [], 30)[0]
 
 
 def epoll(conn):
@@ -59,4 +74,4 @@ def main(way):
     print("ok")
 
 
-main({"poll": poll, "epoll": epoll}[sys.argv[1]])
+main({"poll": poll, "select": in_select, "poll-more": poll_more, "epoll": epoll}[sys.argv[1]])

@@ -16,7 +16,7 @@ use crate::{cancel, ctl, epoll, listen, pool, upgrade, user, waker, Outcome};
 use fsocket_sys::{self as sys, Errno, Result};
 use kept::{any, events, ours, pending, Kept};
 pub use sets::select;
-use sleep::{memory, sleep_on};
+use sleep::{memory, on_word, sleep_on};
 
 /// Descriptors handled on the stack; more take a mapping.
 const STACK: usize = 128;
@@ -158,15 +158,11 @@ unsafe fn run(
         if *slept && deadline.is_some_and(|t| sys::now_ns() >= t) {
             return Ok(0);
         }
-        let peer = fds.iter().find_map(|p| ours(p.fd).filter(|d| d.is_conn()).map(ready::peer_cpu));
-        if let Some(c) = peer {
-            let keep = core::cell::RefCell::new(&mut kept);
-            if memory(fds).spin_noting(c, || any(fds, &keep.borrow()), || keep.borrow_mut().take(fds)) {
-                continue;
-            }
+        if spin(fds, &mut kept) {
+            continue;
         }
-        kept.take(fds);
-        if held.is_none() && (!mask.is_null() || kept.any()) {
+        let one = kept.alone(fds).filter(|_| mask.is_null() && held.is_none() && kernel_n + beside.n == 0);
+        if one.is_none() && held.is_none() && (!mask.is_null() || kept.any()) {
             held = Some(Held::all());
             // From here on a signal ends the sleep; who has put something else into a number's place
             // before may have sent it already.
@@ -181,13 +177,29 @@ unsafe fn run(
         };
         beside.arm(&mut kernel[n..]);
         *slept = true;
-        // SAFETY: the caller's mask, or `own`, as long as the kernel's set.
-        interrupted = unsafe { sleep_on(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) }.err();
+        interrupted = match one {
+            Some(d) => on_word(d, fds, deadline, &kept),
+            // SAFETY: the caller's mask, or `own`, as long as the kernel's set.
+            None => unsafe { sleep_on(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) },
+        }
+        .err();
         if let Some(e) = interrupted.filter(|e| *e != Errno::EINTR || cancel::hit()) {
             return Err(e);
         }
         kept.settle();
     }
+}
+
+/// True: something is there. Else all is kept that the sleep will be on.
+fn spin(fds: &[libc::pollfd], kept: &mut Kept) -> bool {
+    if let Some(cpu) = fds.iter().find_map(|p| ours(p.fd).filter(|d| d.is_conn()).map(ready::peer_cpu)) {
+        let keep = core::cell::RefCell::new(&mut *kept);
+        if memory(fds).spin_noting(cpu, || any(fds, &keep.borrow()), || keep.borrow_mut().take(fds)) {
+            return true;
+        }
+    }
+    kept.take(fds);
+    false
 }
 
 /// What the kernel is asked about; how many of them there are.

@@ -6,9 +6,9 @@ pub mod sendfile;
 pub mod stream;
 
 use fsocket_compat::unhooked;
-use fsocket_fdtable::{arena, ctl, pool, socks, table, upcalls};
+use fsocket_fdtable::{ctl, pool, table, upcalls};
 use fsocket_migrate::path;
 use fsocket_readiness::ready;
-use fsocket_runtime::{options, signals, spin, stats, token, user};
+use fsocket_runtime::{options, spin, stats, token, user};
 use fsocket_shm::{asleep, conn, idle, peers, stage, values};
 use fsocket_wait as wait;

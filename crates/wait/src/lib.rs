@@ -4,6 +4,7 @@
 #![no_std]
 
 pub mod unjoined;
+pub mod word;
 
 use fsocket_fdtable::ctl;
 use fsocket_runtime::signals;

@@ -5,7 +5,7 @@ use crate::asleep::{self, Mark};
 use crate::conn::Hold;
 use crate::path;
 use crate::ready;
-use crate::stage;
+use crate::stage::{self, Path};
 use crate::table::{self, kind, Desc};
 use core::mem::MaybeUninit;
 
@@ -80,6 +80,18 @@ impl<'a> Kept<'a> {
     pub fn lost<'f>(&'f self, fds: &'f [libc::pollfd]) -> impl Iterator<Item = usize> + 'f {
         let gone = |o: &&One| table::lookup(fds[o.at].fd).is_none_or(|d| !core::ptr::eq(d, o.d));
         self.all().iter().filter(gone).map(|o| o.at)
+    }
+
+    /// The one connection that the call is about, if it waits for what only the peer's publications in one
+    /// direction can bring.
+    pub fn alone(&self, fds: &[libc::pollfd]) -> Option<&'static Desc> {
+        const SPACE: i16 = libc::POLLOUT | libc::POLLWRNORM;
+        match (fds, self.all()) {
+            ([p], [o]) if p.events & SPACE == 0 && o.d.is_conn() && stage::of(o.d) == Path::Shm => {
+                table::lookup(p.fd).filter(|d| core::ptr::eq(*d, o.d))
+            }
+            _ => None,
+        }
     }
 
     /// Has something happened to what is kept that wakes a sleeper in the kernel?

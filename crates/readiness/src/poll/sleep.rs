@@ -2,14 +2,14 @@
 
 use super::kept::{any, ours, Kept};
 use crate::table::{kind, Desc};
-use crate::wait::{self, Sleeper};
+use crate::wait::{self, word, Sleeper};
 use crate::waker::{self, Waker};
 use crate::{chan, ctl, epoll, listen, spin, stats, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_ring as ring;
-use fsocket_sync::doorbell::Batch;
-use fsocket_sys::{self as sys, cpu, Result};
+use fsocket_sync::doorbell::{Batch, FUTEX_BIT};
+use fsocket_sys::{self as sys, cpu, Errno, Result};
 
 static SPIN: spin::Memory = spin::Memory::new();
 
@@ -41,6 +41,59 @@ pub(super) unsafe fn sleep_on(
             return Ok(());
         }
     }
+}
+
+/// As [`sleep_on`], for one connection and nothing of the kernel's: on the word that its peer rings. It costs a
+/// system call and no waker, of which a side of a channel has but so many.
+///
+/// (Signals need not be held: one that is handled just before the sleep may as well have been handled before
+/// the call.)
+pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u64>, kept: &Kept) -> Result<()> {
+    let want = &d.rx_dir().want_data;
+    let (t0, mut slept, mut long) = (cpu::ticks(), false, false);
+    loop {
+        let seq = want.seq.load(Ordering::Acquire);
+        // `kept` holds `d`, so the word stays its own.
+        want.arm_and_fence(FUTEX_BIT, sys::heavy_fence);
+        if any(fds, kept) {
+            break;
+        }
+        ctl::poll();
+        ctl::notice();
+        crate::peers::look(d);
+        // Behind the look at `seq`, which changes when the number is something else. A sleep that has begun stays
+        // with the connection.
+        if any(fds, kept) || !slept && kept.lost(fds).next().is_some() {
+            return Ok(());
+        }
+        let left = deadline.map_or(word::LONG, |t| t.saturating_sub(sys::now_ns()));
+        if left == 0 {
+            return Ok(());
+        }
+        stats::count(Counter::Sleeps);
+        fsocket_runtime::brief::turn();
+        zone::balance::before_sleep();
+        // With a limit, as no futex sleep with one is restarted after a signal.
+        let cut = word::piece(long, true);
+        let (limit, idle) = crate::idle::cut(Some(cut.map_or(left, |c| c.min(left))));
+        let r = word::sleep(want, seq, limit, cut, long);
+        slept |= r != Err(Errno::EAGAIN);
+        if any(fds, kept) || kept.woken() {
+            break;
+        }
+        match r {
+            Err(Errno::EINTR) => return r,
+            Err(Errno::ETIMEDOUT) => {
+                long = true;
+                if idle {
+                    crate::idle::give_back();
+                }
+            }
+            _ => {}
+        }
+    }
+    memory(fds).slept(t0, want.notified_at.load(Ordering::Relaxed));
+    Ok(())
 }
 
 /// Of the waits of such a call.

@@ -1,10 +1,11 @@
 //! Waiting for bytes or for space: spin, then sleep.
 
-use crate::asleep::{self, On};
+use crate::asleep;
 use crate::table::Desc;
-use crate::{arena, ready, socks, stats, table, token};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use fsocket_abi::arena::{flag, Counter, FUTEX_OWNER_DIED};
+use crate::wait::word::{self, LONG};
+use crate::{ready, stats, table, token};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::{flag, Counter};
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::{Want, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -14,20 +15,6 @@ use fsocket_sys::{self as sys, cpu, Errno, Result};
 /// docs/performance.md.
 const ONE_WAY: u32 = 16;
 const BATCH_NS: u64 = 4000;
-
-/// A sleep that the monitor's death does not wake looks so often whether it lives, nanoseconds.
-const LOOK_NS: u64 = 2_000_000_000;
-
-/// Without a monitor a sleep is at first at most so long. Then it is one that ends with the peer's process;
-/// where the kernel has none, all are so long, nanoseconds.
-const ALONE_NS: u64 = 80_000_000;
-
-/// A sleep has at first this limit, nanoseconds: that costs half of what it costs
-/// to sleep on the monitor's word as well, and most are shorter. See [`mixed_handlers`].
-const SHORT_NS: u64 = 100_000_000;
-
-/// A limit that never comes, nanoseconds.
-const LONG: u64 = u64::MAX / 2;
 
 /// The waits of one call.
 #[derive(Default)]
@@ -191,20 +178,6 @@ fn sleep(
     r
 }
 
-/// Which handler has ended a sleep cannot be known. So a sleep without a limit gets one of ours only where
-/// all handlers agree on whether calls are restarted; looked at now and then, and when it has mattered.
-fn mixed_handlers() -> &'static AtomicBool {
-    const EVERY: u32 = 1024;
-    #[link_section = ".data.fsocket_start"]
-    static MIXED: AtomicBool = AtomicBool::new(false);
-    #[link_section = ".data.fsocket_start"]
-    static SLEEPS: AtomicU32 = AtomicU32::new(0);
-    if SLEEPS.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
-        MIXED.store(sys::signals_disagree(), Ordering::Relaxed);
-    }
-    &MIXED
-}
-
 /// The second half of [`sleep`].
 fn sleep_on(
     d: &'static Desc,
@@ -248,8 +221,8 @@ fn sleep_on(
             None => is_less_than_wanted(d, want).then_some(LONG),
             left => left,
         };
-        let cut = piece(long, left.is_some());
-        let r = sleep_once(want, seq, left, cut, long);
+        let cut = word::piece(long, left.is_some());
+        let r = word::sleep(want, seq, left, cut, long);
         w.begun |= r != Err(Errno::EAGAIN);
         // What another thread is faster to take wakes this one in vain, too, but from a sleep.
         w.was_not();
@@ -261,9 +234,7 @@ fn sleep_on(
             // The limit is ours alone: without it the kernel would have gone on.
             Err(Errno::EINTR) if w.deadline.is_none() && cut.is_some() && restarts(d, want) => {}
             Err(Errno::EINTR) => {
-                if cut == Some(SHORT_NS) {
-                    mixed_handlers().store(sys::signals_disagree(), Ordering::Relaxed);
-                }
+                word::interrupted(cut);
                 return Err(Errno::EINTR);
             }
             Err(Errno::ETIMEDOUT) if w.deadline.is_some_and(|t| sys::now_ns() >= t) => return Err(Errno::EAGAIN),
@@ -272,58 +243,4 @@ fn sleep_on(
     }
     spin.slept(t0, want.notified_at.load(Ordering::Relaxed));
     Ok(())
-}
-
-/// A limit of ours to a sleep that may have one of its own. `long`: it has reached one already.
-fn piece(long: bool, limited: bool) -> Option<u64> {
-    match crate::ctl::unwatched() {
-        Some(ns) => Some(ns.min(ALONE_NS)),
-        None if !long && (limited || !mixed_handlers().load(Ordering::Relaxed)) => Some(SHORT_NS),
-        // A signal ends this one, and the kernel would restart a sleep on two words.
-        None if limited && !crate::signals::none_restarts() => Some(LOOK_NS),
-        None => None,
-    }
-}
-
-fn sleep_once(want: &Want, seq: u32, left: Option<u64>, cut: Option<u64>, long: bool) -> Result<()> {
-    let beside = if long && cut.is_some() { crate::peers::beside(&want.seq, seq) } else { None };
-    let at_most = |ns: u64| left.unwrap_or(ns).min(ns);
-    asleep::sleep(&On { word: Some(&want.seq), beside, ..On::default() }, || match (beside, cut) {
-        (Some(ring), _) => crate::peers::sleep_beside(ring, at_most(LOOK_NS)),
-        (None, Some(ns)) => sys::futex_wait(&want.seq, seq, Some(at_most(ns))),
-        (None, None) => sleep_watched(&want.seq, seq, left),
-    })
-}
-
-/// Sleeps on a futex word for as long as it takes, or up to `limit`, nanoseconds. Also the death of the monitor
-/// ends it, without the monitor: after that nobody would say that the peer has died (ADR 37).
-fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>) -> Result<()> {
-    let alone = || sys::futex_wait(word, expected, limit.map(|ns| ns.min(LOOK_NS)));
-    static NOTICED: AtomicBool = AtomicBool::new(false);
-    let _ = socks::arena();
-    let Some(monitor) = arena::header().map(|h| &h.monitor) else { return alone() };
-    let has_died = |value: u32| value & FUTEX_OWNER_DIED != 0;
-    let held = monitor.load(Ordering::Acquire);
-    if NOTICED.load(Ordering::Relaxed) {
-        if has_died(held) {
-            return alone();
-        }
-        // Another monitor has come.
-        NOTICED.store(false, Ordering::Relaxed);
-    }
-    let r = if has_died(held) {
-        Ok(())
-    } else {
-        match sys::futex_wait_either([(word, expected), (monitor, held)], limit) {
-            // An older kernel.
-            Err(Errno::ENOSYS) => alone(),
-            r => r,
-        }
-    };
-    if has_died(monitor.load(Ordering::Acquire)) && !NOTICED.swap(true, Ordering::AcqRel) {
-        crate::ctl::died();
-        // The kernel wakes one.
-        sys::futex_wake(monitor, i32::MAX);
-    }
-    r
 }
