@@ -7,11 +7,11 @@ SHELL := /bin/bash
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
-ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo
+ARTIFACTS = target/release/libfsocket.so target/release/fastsocketd target/release/fastsocket target/release/fastsocket-demo target/release/fastsocket-agent
 
-build: ## target/release/{libfsocket.so,fastsocketd,fastsocket,fastsocket-demo}
+build: ## target/release/{libfsocket.so,fastsocketd,fastsocket,fastsocket-demo,fastsocket-agent}
 	@scripts/deps.sh build
-	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo
+	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo -p fsocket-agent
 	@ls -l $(ARTIFACTS) | awk '{print "built:", $$NF, "(" $$5 " bytes)"}'
 
 deps: ## install what building, tests and the demo need

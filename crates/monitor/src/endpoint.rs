@@ -31,6 +31,8 @@ pub struct Config {
     /// Which users may share memory with each other.
     pub rules: crate::policy::rules::Rules,
     pub programs: Vec<crate::policy::programs::Program>,
+    /// Other hosts that this host's agent links; `None`: there is to be no agent.
+    pub links: Option<crate::shm::remote::Links>,
     /// What is announced to other hosts; `None`: nothing.
     pub hosts: Option<crate::hosts::Announce>,
 }

@@ -60,6 +60,7 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
         balance,
         rules: settings.rules,
         programs: settings.programs,
+        links: settings.hosts.linked(),
         hosts: settings.hosts.announced().filter(|_| !options.private),
     };
     let metrics = options.metrics.map(fsocket_monitor::metrics::bind).transpose()?;

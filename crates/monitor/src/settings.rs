@@ -6,6 +6,7 @@ use crate::knobs::Knobs;
 use crate::policy::file::{self, RawProgram, RawRule, RawShare};
 use crate::policy::programs::Program;
 use crate::policy::rules::Rules;
+use crate::shm::remote::Links;
 use fsocket_bpf::announce::LAST;
 use serde::Deserialize;
 use std::io::ErrorKind;
@@ -76,6 +77,7 @@ pub struct Hosts {
     announce: bool,
     cgroup: Option<PathBuf>,
     number: Option<u32>,
+    rdma: Option<Links>,
 }
 
 /// Reads the file named, or the usual one if there is one, and what is in the directory beside it.
@@ -162,7 +164,16 @@ impl Hosts {
         if self.cgroup.as_ref().is_some_and(|c| !c.is_absolute()) {
             return Err(SettingsError::Hosts("cgroup begins with /"));
         }
+        let own = |l: &Links| l.peers.iter().any(|p| p.ip() == l.address.ip());
+        if self.rdma.as_ref().is_some_and(own) {
+            return Err(SettingsError::Hosts("rdma: a peer has the address of this host"));
+        }
         Ok(())
+    }
+
+    /// Which hosts the agent of this one is to link.
+    pub fn linked(&self) -> Option<Links> {
+        self.rdma.clone()
     }
 
     /// What is announced. Not by a private monitor, which speaks for its programs only.

@@ -3,7 +3,7 @@
 //! | concern | modules |
 //! | --- | --- |
 //! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`passed`], [`ports`], [`registry`], [`switched`], [`pipes`] |
-//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
+//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`remote`], [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
 
@@ -25,6 +25,7 @@ pub mod ports;
 pub mod reaper;
 mod reattach;
 pub mod registry;
+pub mod remote;
 pub mod renew;
 mod requests;
 pub mod shown;

@@ -15,6 +15,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub mod agent;
 #[cfg(feature = "report")]
 pub mod operate;
 pub mod passed;
@@ -258,7 +259,8 @@ pub mod kind {
     pub const OFFER: u32 = 54;
     /// `fd` is the other end of one: it is to go over into slot `arg0` (generation `arg1`)
     /// of channel `id`, which is in state OFFERED. *Sync*: the other side has been told;
-    /// `result` ENOENT: nobody has offered it, EXDEV: it never can. `arg2` 1: the channel is the one of [`MEET`].
+    /// `result` ENOENT: nobody has offered it, EXDEV: it never can. `arg2` 1: the channel is the one of [`MEET`]. In the
+    /// answer `arg2`, if it is not 0: the other side is on another host, and may take so many milliseconds.
     /// `addr.v6only` 1: as `arg1` of [`OFFER`].
     pub const UPGRADE: u32 = 55;
     /// From the monitor: UPGRADE of the connection that this process calls `arg2`, into
@@ -292,6 +294,11 @@ pub mod kind {
     /// What became of a descriptor of the connected kernel socket with the number (SO_COOKIE) `id`: `arg0`, of
     /// [`super::passed`]. No answer.
     pub const PASSED: u32 = 74;
+    /// This process is the agent of this host: it carries connections to other hosts ([`super::agent`]). On a socket of
+    /// its own, without HELLO; its library has another one. *Sync*: fd, its part of the configuration as JSON, `arg0`
+    /// the length; `result` EPERM: it is not root's (nor, if the monitor is private, the monitor's user's); EOPNOTSUPP: the
+    /// configuration has none. The other messages of [`super::agent`] follow.
+    pub const AGENT: u32 = 84;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;

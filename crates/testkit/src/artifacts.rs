@@ -36,3 +36,8 @@ pub fn cli() -> PathBuf {
 pub fn demo() -> PathBuf {
     artefact("fastsocket-demo")
 }
+
+/// The agent.
+pub fn agent() -> PathBuf {
+    artefact("fastsocket-agent")
+}

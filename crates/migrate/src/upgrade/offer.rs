@@ -10,6 +10,7 @@ use crate::signals::Held;
 use crate::table::{self, kind, Desc, DESCS};
 use crate::upcalls::watcher;
 use crate::{chan, ctl, heartbeat, lately, route, socks, stats, values, waker};
+use core::cell::Cell;
 use core::sync::atomic::{fence, AtomicU32, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
@@ -98,12 +99,14 @@ fn offer(
     m.arg2 = across.into();
     m.addr.v6only = is_passed(d).into();
     let mut asked = Ok(());
+    let patience = Patience(Cell::new(if met { MET_NS } else { OFFER_NS }));
     let tell = || {
-        asked = ctl::request(m, Some(fd)).map(drop);
+        // (The monitor knows if the other side is on another host.)
+        asked =
+            ctl::request(m, Some(fd)).map(|(a, _)| patience.0.set(patience.0.get().max(a.arg2.min(1000) * 1_000_000)));
         asked.is_ok()
     };
-    let patience = if met { MET_NS } else { OFFER_NS };
-    let done = handover::open(&s.state, steps, &Patience(patience), tell, || has_passed(fd) == Some(counts));
+    let done = handover::open(&s.state, steps, &patience, tell, || has_passed(fd) == Some(counts));
     if !done {
         socks::free_sock(sock);
         if let Some(mut c) = chan.client() {
@@ -210,11 +213,11 @@ fn steps(generation: u32) -> Steps {
 }
 
 /// Sleeps for the other side, nanoseconds at most.
-struct Patience(u64);
+struct Patience(Cell<u64>);
 
 impl handover::Env for Patience {
     fn wait_while(&self, word: &AtomicU32, value: u32) {
-        let until = sys::now_ns() + self.0;
+        let until = sys::now_ns() + self.0.get();
         while word.load(Ordering::Acquire) == value {
             let left = until.saturating_sub(sys::now_ns());
             if left == 0 {
@@ -286,7 +289,7 @@ fn take(a: &Asked) {
     let Some(c) = c else { return };
     if !accept(c, a) {
         offer_again(a.key);
-        handover::refuse(&c.slot(a.slot).state, steps(a.generation), &Patience(0));
+        handover::refuse(&c.slot(a.slot).state, steps(a.generation), &Patience(Cell::new(0)));
         c.unmap_if_unused();
     }
 }
@@ -320,7 +323,7 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
         return false;
     }
     let Some(sock) = socks::alloc_sock() else { return false };
-    if !handover::take(&c.slot(a.slot).state, steps(a.generation), &Patience(ANSWER_NS)) {
+    if !handover::take(&c.slot(a.slot).state, steps(a.generation), &Patience(Cell::new(ANSWER_NS))) {
         socks::free_sock(sock);
         return false;
     }

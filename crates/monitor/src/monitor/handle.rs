@@ -25,7 +25,11 @@ impl Monitor {
     // Long: one arm for each kind of message: the table of who answers what.
     pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
         let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
-        if !client.is_process() && !matches!(msg.kind, kind::HELLO | kind::REPORT | kind::STEER | kind::OPERATE) {
+        const ALONE: [u32; 5] = [kind::HELLO, kind::REPORT, kind::STEER, kind::OPERATE, kind::AGENT];
+        if self.shm.remote.is_line(id) {
+            return self.shm.agent_says(&mut self.ctx, id, &msg);
+        }
+        if !client.is_process() && !ALONE.contains(&msg.kind) {
             return Err(Misbehaved("no HELLO"));
         }
         let answer = match msg.kind {
@@ -45,6 +49,7 @@ impl Monitor {
             kind::UPGRADE => self.shm.upgrade(&mut self.ctx, id, &msg, fd),
             kind::OFFER => self.shm.offer_upgrade(&self.ctx, id, &msg, fd),
             kind::MEET => self.shm.meet(&mut self.ctx, id, &msg, fd),
+            kind::AGENT => self.shm.agent_comes(&mut self.ctx, id, &msg),
             kind::TRANSFER => self.shm.take(&mut self.ctx, id, &msg, fd),
             kind::TRANSFERRED => {
                 self.shm.taken(&mut self.ctx, &msg);

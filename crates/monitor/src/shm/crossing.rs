@@ -86,6 +86,9 @@ impl Shm {
         end: End,
         fd: BorrowedFd<'_>,
     ) -> Result<(), Errno> {
+        if let Some(result) = self.offer_remote(ctx, id, name, &end, fd) {
+            return result;
+        }
         let cookie = socket_cookie(fd)?;
         let record = self.pairs.record.as_ref().ok_or(Errno::XDEV)?;
         record.peer_of(cookie).ok_or(Errno::XDEV)?;
@@ -125,6 +128,9 @@ impl Shm {
     /// [`fsocket_proto::kind::MEET`].
     pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
+        if let Some(answer) = self.meet_remote(ctx, id, msg, fd.as_fd()).filter(|_| msg.arg1 == 0) {
+            return answer;
+        }
         let (listener, by, to) = match msg.arg1 {
             0 => self.offered(id, fd.as_fd()).map(|there| (there.listener, there.by, there.to))?,
             _ => self.offered_here(ctx, id, fd.as_fd())?,
@@ -170,6 +176,9 @@ impl Shm {
         msg: &Msg,
         fd: BorrowedFd<'_>,
     ) -> Answer {
+        if let Some(answer) = self.upgrade_remote(ctx, id, channel, msg, fd) {
+            return answer;
+        }
         let there = self.offered(id, fd)?;
         let family = ctx.clients.get(id).ok_or(Errno::BADF)?.family;
         let other_family = ctx.clients.get(there.by).ok_or(Errno::NOENT)?.family;

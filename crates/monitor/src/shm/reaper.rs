@@ -74,6 +74,7 @@ impl Shm {
         }
         self.offers.leave(id);
         self.pairs.leave(id);
+        self.remote.leave(id);
         self.passed.leave(client.uid, id, false);
         if !ctx.clients.iter().any(|(_, c)| c.uid == client.uid) {
             self.passed.forget(client.uid);
@@ -168,7 +169,10 @@ impl Shm {
         if let Some(ch) = channel.filter(|ch| side < 2 && slot < SLOTS && ch.is_party(side, family)) {
             let rx = |word: &AtomicU64| word.load(Ordering::Acquire);
             let unread = has_unread(&ch.mem, slot, side, rx(&sock.rx.pos), rx(&sock.rx.base), rx(&sock.rx.limit));
-            let bits = closing_bits(ch, slot, side, sock, unread);
+            let bits = match self.remote.carries(family) {
+                true => status::RST | status::CLOSED,
+                false => closing_bits(ch, slot, side, sock, unread),
+            };
             close_side(ch, slot, side, bits, &ctx.clients);
             mem.count(Counter::CloseShm, 1);
             mem.count(Counter::ResetShm, u64::from(bits & status::RST != 0));

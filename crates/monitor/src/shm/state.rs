@@ -11,6 +11,7 @@ use crate::shm::pairs::Pairs;
 use crate::shm::passed::Passed;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
+use crate::shm::remote::Remote;
 use crate::shm::touches::Touches;
 use crate::FamilyId;
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ pub struct Shm {
     pub offers: Local,
     pub touches: Touches,
     pub pairs: Pairs,
+    pub remote: Remote,
     pub passed: Passed,
     pub ports: Ports,
     pub registry: Registry,
@@ -52,6 +54,7 @@ impl Shm {
             offers: Local::default(),
             touches: Touches::default(),
             pairs: Pairs::default(),
+            remote: Remote::default(),
             passed: Passed::default(),
             ports,
             registry,

@@ -104,6 +104,7 @@ fn somebody_elses_directory_is_refused() {
             rules: Default::default(),
             programs: Vec::new(),
             hosts: None,
+            links: None,
         })
         .map(|_| ())
     };

@@ -52,6 +52,7 @@ impl Daemon {
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
             programs: Vec::new(),
             hosts: None,
+            links: None,
         };
         change(&mut config);
         let socket = config.socket.clone();

@@ -6,7 +6,8 @@ use crate::table::Desc;
 use crate::{name, ready};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
-use fsocket_abi::channel::SERVER;
+use fsocket_abi::channel::{status, SERVER};
+use fsocket_proto::agent::Place;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
 
 const S: i32 = libc::SOL_SOCKET;
@@ -30,6 +31,14 @@ pub enum Answer {
     Bytes([u8; 32], usize),
 }
 use Answer::*;
+
+/// For the agent of this host ([`fsocket_proto::agent`]).
+pub fn place(d: &Desc) -> [u8; Place::SIZE] {
+    let (_, tx, h) = d.tx();
+    let draining = matches!(crate::stage::of(d), crate::stage::Path::Draining(_));
+    let closed = crate::stage::peer_status(d) & status::CLOSED != 0;
+    Place { draining: draining.into(), closed: closed.into(), unread: fsocket_ring::unread(tx, h) }.bytes()
+}
 
 /// None: as the placeholder says. `fd`: its number; `room`: bytes that the caller
 /// has.

@@ -1,0 +1,110 @@
+//! To the monitor ([`fsocket_proto::agent`]). (What the library says to it goes over a socket of the library's.)
+
+use anyhow::Context as _;
+use fsocket_proto::{kind, Msg, MSG_SIZE};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{SocketAddrUnix, SocketType};
+use serde::Deserialize;
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What the configuration says.
+#[derive(Debug, Deserialize)]
+pub struct Links {
+    pub address: SocketAddr,
+    pub peers: Vec<SocketAddr>,
+    pub key: PathBuf,
+}
+
+pub struct Line {
+    pub fd: OwnedFd,
+    /// Came while an answer was waited for.
+    early: VecDeque<Msg>,
+    seq: u32,
+}
+
+impl Line {
+    pub fn new(socket: &Path) -> anyhow::Result<(Line, Links)> {
+        let fd = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        net::connect(&fd, &SocketAddrUnix::new(socket)?)
+            .with_context(|| format!("no monitor at {}", socket.display()))?;
+        let mut line = Line { fd, early: VecDeque::new(), seq: 0 };
+        let (answer, text) = line.ask(Msg::new(kind::AGENT))?;
+        match answer.result {
+            0 => {}
+            e if e == Errno::OPNOTSUPP.raw_os_error() => {
+                anyhow::bail!("the configuration of the monitor has no [hosts.rdma]")
+            }
+            e => anyhow::bail!("the monitor does not want an agent: {}", Errno::from_raw_os_error(e)),
+        }
+        let text = text.context("the monitor's answer has no text")?;
+        let mut json = vec![0; answer.arg0 as usize];
+        rustix::io::pread(&text, &mut json, 0)?;
+        Ok((line, serde_json::from_slice(&json)?))
+    }
+
+    /// # Errors
+    /// The monitor is gone.
+    pub fn tell(&mut self, msg: &Msg) -> io::Result<()> {
+        net::send(&self.fd, msg.as_bytes(), SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// The answer, and its descriptor.
+    fn ask(&mut self, msg: Msg) -> io::Result<(Msg, Option<OwnedFd>)> {
+        self.seq += 1;
+        self.tell(&Msg { seq: self.seq, ..msg })?;
+        loop {
+            match self.receive(RecvFlags::empty())? {
+                Some((answer, fd)) if answer.seq == self.seq && answer.kind == msg.kind => return Ok((answer, fd)),
+                Some((other, _)) => self.early.push_back(other),
+                None => {}
+            }
+        }
+    }
+
+    /// Whether it was granted.
+    ///
+    /// # Errors
+    /// The monitor is gone.
+    pub fn request(&mut self, msg: Msg) -> io::Result<bool> {
+        Ok(self.ask(msg)?.0.result == 0)
+    }
+
+    /// What the monitor has said, if anything.
+    ///
+    /// # Errors
+    /// The monitor is gone.
+    pub fn next(&mut self) -> io::Result<Option<Msg>> {
+        match self.early.pop_front() {
+            Some(msg) => Ok(Some(msg)),
+            None => Ok(self.receive(RecvFlags::DONTWAIT)?.map(|(msg, _)| msg)),
+        }
+    }
+
+    fn receive(&mut self, flags: RecvFlags) -> io::Result<Option<(Msg, Option<OwnedFd>)>> {
+        let mut bytes = [0u8; MSG_SIZE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut part = [rustix::io::IoSliceMut::new(&mut bytes)];
+        let got = match net::recvmsg(&self.fd, &mut part, &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
+            Ok(got) => got.bytes,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let fd = control.drain().find_map(|m| match m {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        if got != MSG_SIZE {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Msg::read_from_bytes(&bytes).ok().map(|msg| (msg, fd)))
+    }
+}

@@ -1,0 +1,235 @@
+//! The TCP connections between two agents: what they agree on about connections, and the way by which one finds
+//! the other. Both are made anew after either has failed.
+
+use crate::stand_in::{connect, listen};
+use fsocket_proto::agent::Ends;
+use fsocket_rdma::agree::{self, Endpoint, Key, Role};
+use rustix::fd::OwnedFd;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What one agent says to the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    pub what: u64,
+    /// The receiver's number of the connection; 0: it has none yet.
+    pub to: u64,
+    /// The sender's.
+    pub from: u64,
+    pub a: u64,
+    pub b: u64,
+    pub ends: Ends,
+}
+
+pub mod what {
+    /// First: which agent this is.
+    pub const HELLO: u64 = 1;
+    /// A program has opened the connection with these ends; it has sent `a` and received `b`.
+    pub const OPEN: u64 = 2;
+    /// The other program's end has gone over; or it does not.
+    pub const OPENED: u64 = 3;
+    pub const REFUSED: u64 = 4;
+    /// The first program's end has not, in the end. Or: that connection is not known here.
+    pub const CANCEL: u64 = 5;
+    /// It goes back to its kernel connection. The sender has put `a` bytes of the receiver's stream where its program
+    /// reads them.
+    pub const BACK: u64 = 6;
+    /// To that. `a` 1: bytes that were not put there are lost.
+    pub const CONFIRM: u64 = 7;
+    /// The sender's program has left for its kernel connection, and read `a` bytes of the receiver's stream. Of its own
+    /// stream `b` bytes come by way of the agents.
+    pub const LEFT: u64 = 8;
+}
+
+const FRAME: usize = 5 * 8 + 2 * 18;
+
+impl Frame {
+    fn encode(&self) -> [u8; FRAME] {
+        let mut to = [0; FRAME];
+        for (i, word) in [self.what, self.to, self.from, self.a, self.b].into_iter().enumerate() {
+            to[8 * i..8 * i + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        for (i, (ip, port)) in self.ends.iter().enumerate() {
+            to[40 + 18 * i..56 + 18 * i].copy_from_slice(ip);
+            to[56 + 18 * i..58 + 18 * i].copy_from_slice(&port.to_le_bytes());
+        }
+        to
+    }
+
+    fn decode(from: &[u8; FRAME]) -> Frame {
+        let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| from[8 * i + k]));
+        let end = |i: usize| {
+            let port = u16::from_le_bytes([from[56 + 18 * i], from[57 + 18 * i]]);
+            (std::array::from_fn(|k| from[40 + 18 * i + k]), port)
+        };
+        Frame { what: word(0), to: word(1), from: word(2), a: word(3), b: word(4), ends: [end(0), end(1)] }
+    }
+}
+
+/// The connection for frames.
+pub struct Control {
+    pub stream: TcpStream,
+    out: Vec<u8>,
+    input: Vec<u8>,
+}
+
+impl Control {
+    pub fn new(stream: TcpStream) -> io::Result<Control> {
+        use rustix::net::sockopt;
+        let second = Duration::from_secs(1);
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, second)?;
+        sockopt::set_tcp_keepintvl(&stream, second)?;
+        sockopt::set_tcp_keepcnt(&stream, 3)?;
+        sockopt::set_tcp_user_timeout(&stream, 4000)?;
+        Ok(Control { stream, out: Vec::new(), input: Vec::new() })
+    }
+
+    pub fn send(&mut self, frame: &Frame) -> io::Result<()> {
+        self.out.extend(frame.encode());
+        self.flush()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let mut sent = 0;
+        while sent < self.out.len() {
+            match self.stream.write(&self.out[sent..]) {
+                Ok(n) => sent += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.out.drain(..sent);
+        Ok(())
+    }
+
+    pub fn poll(&mut self) -> io::Result<Vec<Frame>> {
+        self.flush()?;
+        let mut chunk = [0u8; 16 * FRAME];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => self.input.extend(&chunk[..n]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let whole = self.input.len() / FRAME * FRAME;
+        let frames = self.input[..whole].as_chunks::<FRAME>().0.iter().map(Frame::decode).collect();
+        self.input.drain(..whole);
+        Ok(frames)
+    }
+}
+
+/// A connection with another agent that has the key.
+pub enum Made {
+    Control(usize, TcpStream),
+    /// For the carrier.
+    Data(usize, TcpStream),
+}
+
+/// Tells the loop of what the threads here have made.
+pub struct Out {
+    pub made: Sender<Made>,
+    pub bell: Arc<OwnedFd>,
+}
+
+impl Out {
+    fn give(&self, made: Made) -> bool {
+        let given = self.made.send(made).is_ok();
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        given
+    }
+}
+
+/// Whether the connection's other agent has the key. (Where the carrier does this itself it is done twice.)
+fn prove(stream: &TcpStream, role: Role, key: &Key) -> bool {
+    let nothing = Endpoint { gid: [0; 16], qpn: 0, psn: 0, inbox: 0, rkey: 0, depth: 0, mtu: 0 };
+    match agree::exchange(stream, role, key, &nothing) {
+        Ok(_) => true,
+        Err(e) => {
+            tracing::warn!(error = %e, "an agent is not let in");
+            false
+        }
+    }
+}
+
+/// The address of the carrier's connections: the port behind.
+pub fn beside(at: SocketAddr) -> SocketAddr {
+    SocketAddr::new(at.ip(), at.port().wrapping_add(1))
+}
+
+/// Of two agents this one connects.
+pub fn connects(own: IpAddr, peer: IpAddr) -> bool {
+    own < peer
+}
+
+/// Accepts from the other agents, each connection on a thread of its own until that has proved itself.
+pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl Fn() -> Out) -> io::Result<()> {
+    type Make = fn(usize, TcpStream) -> Made;
+    let makes: [(SocketAddr, Make); 2] = [(own, Made::Control), (beside(own), Made::Data)];
+    for (at, make) in makes {
+        let listener = listen(at)?;
+        let (peers, key, out) = (peers.to_vec(), key.clone(), out());
+        let out = Arc::new(out);
+        std::thread::spawn(move || loop {
+            let flags = rustix::net::SocketFlags::CLOEXEC;
+            let Ok((fd, Some(peer))) = rustix::net::acceptfrom_with(&listener, flags) else {
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            };
+            let ip = SocketAddr::try_from(peer).map(|p| p.ip().to_canonical()).ok();
+            let Some(peer) = peers.iter().position(|p| Some(p.ip()) == ip) else { continue };
+            let (key, out) = (key.clone(), out.clone());
+            std::thread::spawn(move || {
+                let stream = TcpStream::from(fd);
+                if prove(&stream, Role::Accepting, &key) {
+                    out.give(make(peer, stream));
+                }
+            });
+        });
+    }
+    Ok(())
+}
+
+/// Connects to another agent, and again when `again` says so.
+pub fn keep_connected(number: usize, to: SocketAddr, key: Arc<Key>, out: Out, again: Receiver<()>) {
+    const LIMIT: Duration = Duration::from_secs(3);
+    let one = move |at: SocketAddr| {
+        let stream = TcpStream::from(connect(at, LIMIT).ok()?);
+        prove(&stream, Role::Connecting, &key).then_some(stream)
+    };
+    std::thread::spawn(move || loop {
+        let Some((control, data)) = one(to).and_then(|c| Some((c, one(beside(to))?))) else {
+            std::thread::sleep(Duration::from_millis(500));
+            continue;
+        };
+        if !out.give(Made::Control(number, control)) || !out.give(Made::Data(number, data)) {
+            return;
+        }
+        if again.recv().is_err() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        while again.try_recv().is_ok() {}
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_comes_back() {
+        let ends = [([3; 16], 80), (std::array::from_fn(|i| i as u8), 65535)];
+        let frame = Frame { what: what::OPEN, to: 1, from: u64::MAX, a: 3, b: 4, ends };
+        assert_eq!(Frame::decode(&frame.encode()), frame);
+    }
+}

@@ -1,0 +1,55 @@
+//! `fastsocket-agent`: carries connections between programs of this host and of others (ADR 59).
+//!
+//! To the programs it is their peer: for each connection it has a stand-in, which goes over to shared memory with the
+//! program's end. What the program writes into its ring the agent sends to the other host's agent, which writes it
+//! into the ring of the program there. It runs with the library, like any program.
+
+mod carrier;
+mod hooked;
+mod line;
+mod link;
+mod loops;
+mod mirror;
+mod peer;
+mod stand_in;
+
+use anyhow::Context as _;
+use clap::Parser;
+use fsocket_proto::paths;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Carries connections between programs of this host and of others. To be started by fastsocket-run(1)
+#[derive(Parser)]
+#[command(name = "fastsocket-agent", version)]
+struct Options {
+    /// Path of the monitor's socket
+    #[arg(long, value_name = "PATH", env = paths::ENV_SOCKET, default_value = paths::SYSTEM_SOCKET)]
+    socket: PathBuf,
+    /// Log more than warnings to standard error
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    // The library reads it at its start: a stand-in goes over at once.
+    const AT_ONCE: (&str, &str) = ("FASTSOCKET_UPGRADE", "1");
+    if std::env::var(AT_ONCE.0).as_deref() != Ok(AT_ONCE.1) {
+        let again = Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(AT_ONCE.0, AT_ONCE.1).exec();
+        return Err(again).context("cannot begin again");
+    }
+    let level = ["warn", "info", "debug", "trace"][usize::from(options.verbose.min(3))];
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FASTSOCKET_LOG");
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    let has_library = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("libfsocket"));
+    anyhow::ensure!(has_library, "the library is not loaded: fastsocket run fastsocket-agent");
+    // Two for each connection.
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    let most = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    loops::Agent::new(&options.socket)?.run()
+}

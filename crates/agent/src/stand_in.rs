@@ -1,0 +1,186 @@
+//! Stand-ins: kernel connections of this program with itself. The library has one end (`near`), and has it go over to
+//! shared memory as it does with any connection; of the other one (`far`) it does not know.
+
+use crate::hooked;
+use fsocket_proto::agent::Place;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// A stand-in that goes over at all does so at once.
+const PATIENCE: Duration = Duration::from_millis(150);
+/// Turns of the stream after which the library offers it, or tries to have it go over, at the latest
+/// (`migrate/upgrade/worth.rs`).
+const OFFERS: usize = 24;
+const TRIES: usize = 264;
+
+pub struct StandIn {
+    pub near: OwnedFd,
+    pub far: OwnedFd,
+    pub cookie: u64,
+}
+
+/// Where they are made.
+pub struct Maker {
+    /// The library knows it: programs on this host have their channels to it.
+    accepting: TcpListener,
+    /// The library does not.
+    plain: OwnedFd,
+    plain_at: SocketAddr,
+    spare: Vec<StandIn>,
+}
+
+fn socket(ip: IpAddr) -> io::Result<OwnedFd> {
+    let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    Ok(net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// A listener that the library does not know.
+pub fn listen(at: SocketAddr) -> io::Result<OwnedFd> {
+    let fd = socket(at.ip())?;
+    net::sockopt::set_socket_reuseaddr(&fd, true)?;
+    net::bind(&fd, &at)?;
+    net::listen(&fd, 64)?;
+    Ok(fd)
+}
+
+/// A connection that the library does not know.
+pub fn connect(to: SocketAddr, limit: Duration) -> io::Result<OwnedFd> {
+    let fd = socket(to.ip())?;
+    net::sockopt::set_socket_timeout(&fd, net::sockopt::Timeout::Send, Some(limit))?;
+    net::connect(&fd, &to)?;
+    net::sockopt::set_socket_timeout(&fd, net::sockopt::Timeout::Send, None)?;
+    Ok(fd)
+}
+
+fn own(fd: &OwnedFd) -> io::Result<SocketAddr> {
+    SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// As a program that is asked and answers, with nothing to say.
+fn turn(near: &OwnedFd) {
+    let _ = hooked::recv(near.as_fd(), &mut [0], false);
+    let _ = hooked::send(near.as_fd(), &[]);
+}
+
+impl Maker {
+    /// On this host's address, which is not loopback's: connections to that do not go over.
+    pub fn new(ip: IpAddr) -> io::Result<Maker> {
+        let accepting = TcpListener::bind((ip, 0))?;
+        accepting.set_nonblocking(true)?;
+        let plain = listen((ip, 0).into())?;
+        let plain_at = own(&plain)?;
+        let maker = Maker { accepting, plain, plain_at, spare: Vec::new() };
+        // From here on the library works for it.
+        maker.turn_away();
+        Ok(maker)
+    }
+
+    pub fn listener(&self) -> &TcpListener {
+        &self.accepting
+    }
+
+    /// Strangers.
+    pub fn turn_away(&self) {
+        while self.accepting.accept().is_ok() {}
+    }
+
+    /// Makes some that accept, for the next connections.
+    pub fn prepare(&mut self) -> io::Result<()> {
+        const SPARE: usize = 4;
+        while self.spare.len() < SPARE {
+            let made = self.accepts()?;
+            self.spare.push(made);
+        }
+        Ok(())
+    }
+
+    /// One whose near end accepts. The monitor knows it.
+    pub fn accepting(&mut self) -> io::Result<StandIn> {
+        match self.spare.pop() {
+            Some(made) => Ok(made),
+            None => self.accepts(),
+        }
+    }
+
+    fn accepts(&self) -> io::Result<StandIn> {
+        let far = connect(self.accepting.local_addr()?, PATIENCE)?;
+        let mine = own(&far)?;
+        let until = Instant::now() + PATIENCE;
+        let near = loop {
+            match self.accepting.accept() {
+                Ok((near, peer)) if peer == mine => break near,
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+                Err(e) => return Err(e),
+            }
+        };
+        let made = StandIn::new(near, far)?;
+        for _ in 0..OFFERS {
+            turn(&made.near);
+        }
+        Ok(made)
+    }
+
+    /// One whose near end opens. It is not to be used before the monitor knows what for.
+    pub fn opening(&self) -> io::Result<StandIn> {
+        let near = TcpStream::connect(self.plain_at)?;
+        let mine = near.local_addr()?;
+        loop {
+            let (far, peer) = net::acceptfrom_with(&self.plain, SocketFlags::CLOEXEC)?;
+            if peer.and_then(|p| SocketAddr::try_from(p).ok()) == Some(mine) {
+                return StandIn::new(near, far);
+            }
+        }
+    }
+}
+
+impl StandIn {
+    fn new(near: TcpStream, far: OwnedFd) -> io::Result<StandIn> {
+        near.set_nonblocking(true)?;
+        rustix::io::ioctl_fionbio(&far, true)?;
+        let near = OwnedFd::from(near);
+        let cookie = net::sockopt::socket_cookie(&near)?;
+        Ok(StandIn { near, far, cookie })
+    }
+
+    /// Has the near end, which opens, go over.
+    pub fn open(&self) -> Option<Place> {
+        (0..TRIES).find_map(|_| {
+            turn(&self.near);
+            hooked::place(self.near.as_fd())
+        })
+    }
+
+    /// Waits until the near end, which has accepted, has gone over.
+    pub fn taken(&self) -> Option<Place> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let _ = hooked::recv(self.near.as_fd(), &mut [0], true);
+            let place = hooked::place(self.near.as_fd());
+            if place.is_some() || Instant::now() > until {
+                return place;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// Bytes that the peer had not read when it left shared memory: the library has sent them again to the far end.
+    pub fn left_unread(&self) -> u64 {
+        let mut n = 0;
+        let mut bytes = [0u8; 4096];
+        while let Ok(got @ 1..) = rustix::io::read(&self.far, &mut bytes) {
+            n += got as u64;
+        }
+        n
+    }
+
+    /// Ends it, as a connection that has failed.
+    pub fn reset(self) {
+        hooked::reset_on_close(self.near.as_fd());
+    }
+}

@@ -1,0 +1,169 @@
+//! Two hosts, each with a monitor and an agent: connections between them go over to shared memory at both ends, and
+//! the agents carry the bytes. In place of RDMA a TCP connection carries them here (`FASTSOCKET_AGENT_DOUBLE`).
+
+use fsocket_e2e as _;
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::netns::{Hosts, NetHost, Receive};
+use fsocket_testkit::{artifacts, need_hosts, net, script, stock_mode, Delta, Host, Proc, Snapshot, PYTHON};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PORT: u16 = 4700;
+
+/// A host with its monitor and its agent.
+struct End {
+    // Ended first.
+    agent: Option<Proc>,
+    host: Host,
+    net: NetHost,
+}
+
+impl End {
+    fn new(net: &NetHost, peer: Ipv4Addr, key: &std::path::Path) -> End {
+        let own = net.interfaces[0].v4;
+        let settings = format!(
+            "[hosts.rdma]\naddress = \"{own}:{PORT}\"\npeers = [\"{peer}:{PORT}\"]\nkey = \"{}\"\n",
+            key.display()
+        );
+        let host = Host::configured(Some(net), &settings);
+        let mut end = End { agent: None, host, net: net.clone() };
+        end.start_agent();
+        end
+    }
+
+    fn start_agent(&mut self) {
+        if stock_mode() {
+            return;
+        }
+        let mut command = self.host.command(Accel, artifacts::agent());
+        command.arg("-vvv").env("FASTSOCKET_AGENT_DOUBLE", "1");
+        self.agent = Some(Proc::spawn(self.host.logs(), "agent", command));
+    }
+
+    fn program(&self, side: Side, app: &str, args: &[&str]) -> Proc {
+        let mut command = self.host.command(side, PYTHON);
+        command.arg(script(&format!("apps/{app}.py"))).args(args);
+        Proc::spawn(self.host.logs(), args[0], command)
+    }
+
+    /// What the agent has said.
+    fn said(&self, what: &str) -> bool {
+        self.agent.as_ref().is_none_or(|agent| agent.stderr().contains(what))
+    }
+}
+
+struct Two {
+    a: End,
+    b: End,
+    before: [Snapshot; 2],
+    _net: Hosts,
+}
+
+impl Two {
+    fn new() -> Two {
+        let mut hosts = Hosts::new().expect("hosts");
+        let (mut a, mut b) = (hosts.add("a").expect("a"), hosts.add("b").expect("b"));
+        hosts.link(&mut a, &mut b, 1, &Receive::Inline).expect("a link");
+        let key = Host::stopped();
+        let file = key.file("key", [7; 32]);
+        let ends = [End::new(&a, b.interfaces[0].v4, &file), End::new(&b, a.interfaces[0].v4, &file)];
+        let up = || ends.iter().all(|end| end.said("up=true"));
+        net::wait_until(LIMIT, up).unwrap_or_else(|_| panic!("the agents do not find each other: {}", ends[0].log()));
+        let [a, b] = ends;
+        let before = [a.host.snapshot(), b.host.snapshot()];
+        Two { a, b, before, _net: hosts }
+    }
+
+    fn ask(&self, side: Side, app: &str, args: &[&str]) -> Proc {
+        self.a.program(side, app, &[&["ask"], args].concat())
+    }
+
+    /// Counters at both hosts, since the beginning.
+    fn since(&self) -> [Delta; 2] {
+        let [a, b] = &self.before;
+        [self.a.host.snapshot().since(a), self.b.host.snapshot().since(b)]
+    }
+
+    fn address(&self) -> String {
+        self.b.net.interfaces[0].v4.to_string()
+    }
+
+    fn serve(&self, side: Side, app: &str) -> (Proc, String) {
+        let port = net::free_port();
+        let server = self.b.program(side, app, &["serve", &port.to_string(), "0.0.0.0"]);
+        let knows = || side == Stock || stock_mode() || self.b.host.knows(port);
+        let listens = || self.b.host.kernel_sockets(port, "0A") > 0 && knows();
+        net::wait_until(LIMIT, listens).expect("the server listens");
+        (server, port.to_string())
+    }
+}
+
+impl End {
+    fn log(&self) -> String {
+        self.agent.as_ref().map_or_else(String::new, Proc::stderr)
+    }
+}
+
+/// Every connection has gone over, and of them so many have come back.
+#[track_caller]
+fn assert_paths(two: &Two, connections: i128, back: i128) {
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let [a, b] = two.since();
+    let logs = format!("{a}\n{b}\n{}\n{}", two.a.log(), two.b.log());
+    for delta in [&a, &b] {
+        assert_eq!(delta.get("path_upgrade"), 2 * connections, "program and stand-in: {logs}");
+        // Once the program's, twice the stand-in's, which is the first.
+        assert_eq!(delta.get("path_switch"), 3 * back, "{logs}");
+        assert_eq!(delta.get("hostile_peer"), 0, "{logs}");
+    }
+}
+
+#[test]
+fn connections_between_hosts_go_over_to_their_agents() {
+    need_hosts!();
+    let two = Two::new();
+    let (_server, port) = two.serve(Accel, "containers");
+    two.ask(Accel, "containers", &[&port, &two.address(), "300", "3"]).finish(LIMIT).success().says("ok");
+    assert_paths(&two, 3, 0);
+}
+
+/// Both programs see what they see on stock.
+#[test]
+fn ends_are_those_of_stock() {
+    need_hosts!();
+    let two = Two::new();
+    let (_stock, stock) = two.serve(Stock, "hosts");
+    let (_ours, ours) = two.serve(Accel, "hosts");
+    // (The last one has two connections.)
+    let all = ["half", "large", "slow", "reset", "closed", "abort"];
+    for (n, what) in all.into_iter().enumerate() {
+        let said = [(Stock, &stock), (Accel, &ours)].map(|(side, port)| {
+            two.ask(side, "hosts", &[port, &two.address(), what]).finish(LIMIT).success().says("ok").stdout.clone()
+        });
+        assert_eq!(said[0], said[1], "{what}: stock, ours");
+        assert_paths(&two, n as i128 + 1 + i128::from(what == "abort"), 0);
+    }
+}
+
+/// The carrier fails in the middle: all connections go on over TCP, and no byte is lost.
+#[test]
+fn a_link_that_fails_leaves_tcp() {
+    need_hosts!();
+    let two = Two::new();
+    let (_server, port) = two.serve(Accel, "containers");
+    let ask = two.ask(Accel, "containers", &[&port, &two.address(), "3000", "3"]);
+    let over = || stock_mode() || two.since()[0].get("path_upgrade") == 6;
+    net::wait_until(LIMIT, over).expect("all go over");
+    let rule = format!(
+        "table inet cut {{ chain out {{ type filter hook output priority 0; tcp dport {} reject with tcp reset; \
+                        tcp sport {} reject with tcp reset; }}; }}",
+        PORT + 1,
+        PORT + 1
+    );
+    two.b.net.inside("nft", &[&rule]).expect("rules");
+    ask.finish(LIMIT).success().says("ok");
+    assert_paths(&two, 3, 3);
+}
