@@ -18,7 +18,8 @@ sockets of all workers but the first listen already when that one does, but by a
 library, and are announced when it waits: as if all had started at the same moment. With epoll: another
 (a worker's first thread adds the listener, a second one waits; SIGUSR1 has the first one take it out
 again, while the second sleeps), itself (with another, and pin: only the second thread is pinned),
-several (three threads wait in one instance).
+several (three threads wait in one instance). With block: never (a worker's first thread adds the listener to an
+epoll instance in which nobody ever waits, and a second one accepts, as apache's do with one listener).
 """
 import os
 import select
@@ -98,8 +99,12 @@ def work(listener, index):
     if "early" in options and index == 0 and wait not in EPOLL:
         os.write(waits[1], b"." * workers)
     if wait == "block":
-        while True:
-            answer(listener.accept()[0])
+        if "never" in options:
+            epoll = select.epoll()
+            epoll.register(listener, select.EPOLLIN)
+            threading.Thread(target=accept, args=(listener,), daemon=True).start()
+            threading.Event().wait()
+        accept(listener)
     listener.setblocking(False)
     if wait == "nonblock":
         while True:
@@ -127,6 +132,11 @@ def work(listener, index):
         for _ in range(2):
             threading.Thread(target=wait_in, args=(epoll, listener, index), daemon=True).start()
     wait_in(epoll, listener, index)
+
+
+def accept(listener):
+    while True:
+        answer(listener.accept()[0])
 
 
 def wait_in(epoll, listener, index):

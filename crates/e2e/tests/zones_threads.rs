@@ -43,6 +43,27 @@ fn the_queue_is_that_of_the_thread_that_waits() {
     }
 }
 
+/// A thread that only adds the listener to an epoll instance is no worker: it would have a queue that it never
+/// looks at, and the thread in `accept` would ask the monitor twice for each connection.
+#[test]
+fn who_adds_a_listener_and_never_waits_has_no_queue() {
+    need_two_cpus!();
+    let host = Host::new();
+    let server = Start { mode: "fork-block", options: &["pin", "never"], env: BALANCED, ..Start::default() }.run(&host);
+    let before = host.snapshot();
+    for _ in 0..2 {
+        for cpu in 0..2 {
+            assert!(server.ask("127.0.0.1", cpu, 50).iter().all(|t| t.tid != t.pid), "the first thread accepted");
+        }
+    }
+    if stock_mode() {
+        return eprintln!("PATH NOT ASSERTED: stock mode");
+    }
+    let zones = host.zones();
+    let remote = (0..2).map(|cpu| accepted(&zones, cpu, "remote")).sum::<u64>();
+    assert_eq!((host.snapshot().since(&before).get("accept_kernel"), remote), (200, 0), "{zones:#}");
+}
+
 #[test]
 fn a_listener_that_another_thread_takes_out_is_no_longer_served_there() {
     need_two_cpus!();

@@ -16,11 +16,22 @@ use fsocket_sys::{self as sys};
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
+/// Who waits in an epoll instance, as far as it is known.
+#[derive(Clone, Copy)]
+pub enum Waits {
+    /// Nobody has so far: who adds the listener need not be who will ([`belongs`]), and may never wait.
+    Nobody,
+    /// One thread, and not the calling one.
+    Other(Who),
+    /// The calling one, or several.
+    Me,
+}
+
 /// The kernel has done `epoll_ctl(ep, op, fd, ev)` for the global listen socket:
-/// the local one follows. True: it is watched there, or may be later. `waiter`: the one thread
-/// that waits in `ep`, if it is known, and another one.
-pub fn followed((ep, waiter): (i32, Option<Who>), op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_event>) -> bool {
+/// the local one follows. True: it is watched there, or may be later.
+pub fn followed((ep, waits): (i32, Waits), op: i32, fd: i32, d: &Desc, ev: Option<&libc::epoll_event>) -> bool {
     let Some(z) = of(d) else { return false };
+    let waiter = if let Waits::Other(who) = waits { Some(who) } else { None };
     let whose = || z.watches.find(ep, fd).map_or_else(process::thread, Watch::thread);
     match (op, ev) {
         _ if z.state() == state::OFF => false,
@@ -54,7 +65,7 @@ pub fn followed((ep, waiter): (i32, Option<Who>), op: i32, fd: i32, d: &Desc, ev
         }
         (_, Some(ev)) => {
             let noted = z.watches.note(ep, fd, ev, waiter);
-            if noted {
+            if noted && !matches!(waits, Waits::Nobody) {
                 z.watched(ep, fd, ev, waiter);
             }
             noted
@@ -63,8 +74,9 @@ pub fn followed((ep, waiter): (i32, Option<Who>), op: i32, fd: i32, d: &Desc, ev
     }
 }
 
-/// `who`, the calling thread, is the first to wait in `ep`: so the listeners that others have added
-/// there are its (apache adds them before it has the thread that waits).
+/// `who`, the calling thread, is the first to wait in `ep`: so the listeners in it are its, and it becomes a
+/// worker, whoever has added them. (Apache's main thread does, before there is the thread that waits; with one
+/// listener that one is in `accept` instead, and nobody ever waits in the instance.)
 pub fn belongs(ep: i32, who: Who) {
     for z in used() {
         z.belongs(ep, who);
@@ -86,15 +98,16 @@ pub fn deputize(ep: i32) {
 
 impl Zoned {
     fn belongs(&self, ep: i32, who: Who) {
-        for w in self.watches.iter().filter(|w| w.ep() == ep && w.thread() != who.thread) {
+        for w in self.watches.iter().filter(|w| w.ep() == ep) {
             let from = w.thread();
-            w.is_of(who);
-            let _ = self.first.compare_exchange(from, who.thread, Ordering::AcqRel, Ordering::Relaxed);
-            if let Some(l) = self.local_of(from) {
-                self.belongs_to(l, ep, from, who);
+            if from != who.thread {
+                w.is_of(who);
+                let _ = self.first.compare_exchange(from, who.thread, Ordering::AcqRel, Ordering::Relaxed);
+                if let Some(l) = self.local_of(from) {
+                    self.belongs_to(l, ep, from, who);
+                }
             }
-            let due = self.inherited.load(Ordering::Relaxed) || self.page().is_some_and(|p| p.any());
-            if due && w.events.load(Ordering::Relaxed) & IN != 0 && self.state() == state::READY {
+            if w.events.load(Ordering::Relaxed) & IN != 0 {
                 self.watched(ep, w.fd.load(Ordering::Relaxed), &w.event(), None);
             }
         }

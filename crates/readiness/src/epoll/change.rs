@@ -26,7 +26,7 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         Outcome::Kernel => sys::epoll_ctl(kfd, op, fd, ev.as_ref()),
     };
     // Also where there is no local listen socket yet: the monitor says when.
-    if r.is_ok() && crate::zone::watch::followed((kfd, ep.unsubscribed.waiter()), op, fd, d, ev.as_ref()) {
+    if r.is_ok() && crate::zone::watch::followed((kfd, ep.unsubscribed.waits()), op, fd, d, ev.as_ref()) {
         ep.zoned.store(true, Ordering::Relaxed);
         ep.watch_ctl();
     }

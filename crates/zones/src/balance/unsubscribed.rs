@@ -18,7 +18,7 @@ use super::steal::Victim;
 use super::usual_patience_ns;
 use crate::listener::{used, Local, Zoned};
 use crate::process;
-use crate::watch;
+use crate::watch::{self, Waits};
 use crate::watches::Who;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::balance::Balance;
@@ -137,12 +137,14 @@ impl Unsubscribed {
         watch::deputize(ep);
     }
 
-    /// The one thread that has waited in the instance, if it is not the calling one.
-    pub fn waiter(&self) -> Option<Who> {
+    /// Who has waited in the instance.
+    pub fn waits(&self) -> Waits {
         // Acquire: pairs with `other_thread`.
-        let thread = self.thread.load(Ordering::Acquire);
-        let other = !matches!(thread, 0 | ABOUT | MANY) && thread != process::thread();
-        other.then(|| Who { thread, tid: self.tid.load(Ordering::Relaxed) })
+        match self.thread.load(Ordering::Acquire) {
+            0 => Waits::Nobody,
+            thread if matches!(thread, ABOUT | MANY) || thread == process::thread() => Waits::Me,
+            thread => Waits::Other(Who { thread, tid: self.tid.load(Ordering::Relaxed) }),
+        }
     }
 
     /// The monitor has spoken in it: perhaps of a queue that waits.
