@@ -84,9 +84,11 @@ def main(servers, upstreams, connections, messages):
             times.append(time.monotonic())
         names = {(c.getsockname(), c.getpeername()) for c in opened}
         assert len(names) == connections, f"{len(names)} names of {connections} connections"
-        began = time.monotonic()
+        began, worst = time.monotonic(), 0
         for _ in range(messages):
+            one = time.monotonic()
             ask(instance, random.choice(opened), random.choice((16, 200, 2000)))
+            worst = max(worst, time.monotonic() - one)
         asked = time.monotonic() - began
         files = len(os.listdir("/proc/self/fd")) - connections
         for c in opened:
@@ -102,6 +104,7 @@ def main(servers, upstreams, connections, messages):
         "us-a-connect", int((times[1] - times[0]) * 1e6 / first),
         "us-a-later-connect", int((times[2] - times[1]) * 1e6 / max(1, connections - first)),
         "us-a-message", int(asked * 1e6 / max(1, messages)),
+        "us-the-longest", int(worst * 1e6),
         "other-descriptors", files,
         file=sys.stderr,
     )

@@ -120,7 +120,7 @@ counters! {
         when "1024 connections in a channel and no further channel, no client port, SYN queue full",
     /// Fallback: out of memory, descriptors or address space.
     FbResource = "fallback.resource" reason Resource
-        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, memory or descriptors of the monitor; more than 256 channels (pairs of process and listener) of one client process; more than 8 threads of a process call `listen` at once (then all listeners of the next second), or more than 32 destinations of one are asked for at once",
+        when "`RLIMIT_NOFILE`, `RLIMIT_AS`, memory or descriptors of the monitor; more than 1,024 client processes of one listener; more than 8 threads of a process call `listen` at once (then all listeners of the next second), or more than 32 destinations of one are asked for at once",
     /// Fallback: an option or operation that only the kernel has.
     FbOption = "fallback.option" reason Option
         when "an option or operation that only the kernel has",

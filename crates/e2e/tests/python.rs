@@ -135,7 +135,7 @@ fn epoll_reports_in_order_whatever_it_looked_at_before() {
 /// More channels than a process has blocks of ports, under the usual limit of descriptors.
 #[test]
 fn a_client_with_many_upstreams() {
-    let args = ["2", "200", "700", "2000"];
+    let args = ["2", "300", "700", "2000"];
     let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "upstreams.py", &args) else { return };
     let counted = (delta.get("connect_shm"), delta.get("accept_shm"));
     assert_eq!(counted, (700, 700), "{delta}");

@@ -65,6 +65,7 @@ pub fn forget_all() {
 /// a pipe after some times.
 pub fn woken(m: &Msg) {
     let Some(b) = waker::at(m.id as usize) else { return };
+    b.note_rung(m.arg0 as u32);
     b.ring_self();
     let (Some((side, w)), true) = (waiter::unpack(m.arg1), m.arg2 != 0) else { return };
     let Some(c) = by_id(m.arg0 as u32, side) else { return };

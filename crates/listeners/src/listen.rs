@@ -21,7 +21,7 @@ pub use inherited::{become_silent_child, is_deferred};
 /// Listeners per process.
 pub const MAX: usize = 1024;
 /// Channels per listener.
-const CHANS: usize = 1024;
+const CHANS: usize = fsocket_proto::CHANNELS_OF_LISTENER;
 /// Connections of the own queue for one of a busy worker's (Affinity-Accept, 3.3.1).
 const FAIR: u32 = 5;
 

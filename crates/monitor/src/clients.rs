@@ -1,6 +1,7 @@
 //! Connected processes and what waits to be sent to them.
 
 use crate::arenas::{add, ArenaMem, Totals};
+use crate::leased::Leases;
 use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::KEY_WAKER;
@@ -62,11 +63,11 @@ pub struct Client {
     /// Read ends of pipes that it was sent, and has not confirmed.
     pub pipes_unready: usize,
     /// Its wakers for which a WOKEN waits in `out`.
-    woken: BTreeSet<u8>,
+    /// With the channel that WOKEN names.
+    woken: BTreeSet<(u8, u64)>,
     /// The channel that it has made last; 0: none.
     pub last_channel: ChannelId,
-    /// Its leases: for which channel, and the first port of each. Several channels may have the same.
-    pub leases: Vec<(ChannelId, u16)>,
+    pub leases: Leases,
     out: VecDeque<Outgoing>,
     /// Of `out`: answers.
     answers: usize,
@@ -111,7 +112,7 @@ impl Client {
             pipes_unready: 0,
             woken: BTreeSet::new(),
             last_channel: 0,
-            leases: Vec::new(),
+            leases: Leases::default(),
             out: VecDeque::new(),
             answers: 0,
             hung_up: false,
@@ -193,7 +194,7 @@ pub struct Clients {
     by_key: HashMap<u64, Vec<ConnId>>,
     /// To be woken: process and waker, and what WOKEN says besides. Noted while other things are
     /// borrowed, sent by [`Self::send_wakes`].
-    wakes: RefCell<BTreeMap<(ConnId, u8), [u64; 3]>>,
+    wakes: RefCell<BTreeMap<(ConnId, u8, u64), [u64; 2]>>,
 }
 
 impl Clients {
@@ -311,7 +312,7 @@ impl Clients {
                     unasked |= next.unasked;
                     client.answers -= usize::from(!next.unasked);
                     if next.msg.kind == kind::WOKEN {
-                        client.woken.remove(&(next.msg.id as u8));
+                        client.woken.remove(&(next.msg.id as u8, next.msg.arg0));
                     }
                     client.out.pop_front();
                 }
@@ -373,15 +374,20 @@ impl Clients {
     pub fn wake(&self, key: u64, fits: impl Fn(FamilyId) -> bool, how: [u64; 3]) {
         let waker = ((key & KEY_WAKER) as u8).checked_sub(1);
         if let (Some(waker), Some(id)) = (waker, self.by_key(key, fits)) {
-            self.wakes.borrow_mut().entry((id, waker)).or_insert(how);
+            let [channel, arg1, arg2] = how;
+            self.wakes.borrow_mut().entry((id, waker, channel)).or_insert([arg1, arg2]);
         }
     }
 
-    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker, however
-    /// often it is rung while its process does not read.
+    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker and channel, and not many for
+    /// each waker, however often it is rung while its process does not read.
     pub fn send_wakes(&mut self) {
-        for ((id, waker), [arg0, arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
-            if self.all.get_mut(&id).is_some_and(|c| c.woken.insert(waker)) {
+        const NAMED: usize = 16;
+        for ((id, waker, channel), [arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
+            let Some(client) = self.all.get_mut(&id) else { continue };
+            let waits = client.woken.range((waker, 0)..=(waker, u64::MAX)).count();
+            let (arg0, arg1, arg2) = if waits < NAMED { (channel, arg1, arg2) } else { (0, 0, 0) };
+            if client.woken.insert((waker, arg0)) {
                 let msg = Msg { id: u64::from(waker), arg0, arg1, arg2, ..Msg::new(kind::WOKEN) };
                 self.send(id, Outgoing { msg, fd: None, unasked: true });
             }

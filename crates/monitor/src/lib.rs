@@ -30,6 +30,7 @@ pub mod endpoint;
 mod event;
 pub mod hosts;
 pub mod knobs;
+mod leased;
 pub mod lifeline;
 pub mod limits;
 pub mod maker;

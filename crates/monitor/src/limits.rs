@@ -2,9 +2,6 @@
 //! so they protect the monitor's descriptors and memory, not the client's
 //! wishes. The per-user limits do not apply to root.
 
-/// Channels to one client process.
-pub const CHANNELS_PER_PROCESS: usize = 256;
-pub const CHANNELS_PER_UID: usize = 1024;
 /// Channels whose client is gone while a server keeps connections in them
 /// open; beyond it they are dropped earlier.
 pub const LINGERING_CHANNELS: usize = 1024;

@@ -331,7 +331,7 @@ fn sleep(
     // kernel's `accept` would not end for a connection there.
     let mut sleeper = Sleeper::in_accept(l.id.load(Ordering::Relaxed));
     if let Some(s) = &sleeper {
-        s.arm(|b, batch| l.arm(b, batch));
+        s.arm(|b, batch| l.sleep_on(b, batch));
     }
     let mut n = Ok(0);
     if !l.has_syn(true) {

@@ -292,7 +292,9 @@ limit_table! {
         of accept, accept4;
     Sockets: "`epoll_wait` reports connections over shared memory in the order in which they became ready, \
      as the kernel does, and behind them those of the kernel. Of several that a call before found empty \
-     without sleeping, those that different threads sent on may change places."
+     without sleeping, those that different threads sent on may change places. In an instance with more than 128 \
+     channels (pairs of process and listener) an event in one that was at rest may be reported after later ones of \
+     busy channels, for 10 us at most (ADR 61)."
         of epoll_wait, epoll_pwait, epoll_pwait2;
     Sockets: "An epoll instance that is used by several processes after a fork: what one of them \
      adds or removes the others do not see. A descriptor that is closed leaves an instance \

@@ -38,6 +38,9 @@ pub const REATTACH: u64 = 1;
 /// How long an answer to [`kind::CONNECT`] may be used, seconds.
 pub const ROUTE_SECS: u64 = 5;
 
+/// Channels of one listener, at most: a worker's table has room for so many.
+pub const CHANNELS_OF_LISTENER: usize = 1024;
+
 /// Kinds of messages.
 pub mod kind {
     /// First message of a process. `id` nonce, `arg0` pid, `arg1` ABI version,
@@ -303,7 +306,7 @@ pub mod kind {
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;
     /// From the monitor: wake the thread with waker `id`. `arg0`, `arg1` as in [`RING`], `arg2` the
-    /// process that asked; 0: the monitor itself.
+    /// process that asked; 0: the monitor itself. `arg0` 0: in channels that are not named.
     pub const WOKEN: u32 = 35;
     /// From the monitor, after [`WAKER`], same arguments: fd, the read end of a pipe (`O_NONBLOCK`)
     /// that nobody else has.

@@ -247,7 +247,7 @@ fn reap_one(owner: &AtomicU64, p: &Place) {
         (watcher().sleep_abandoned)(i, plain, inside);
     }
     if let Some(b) = waker.and_then(|i| waker::at(i as usize)) {
-        b.set_sleeping(false);
+        b.is_abandoned();
         b.clear();
         b.release();
     }

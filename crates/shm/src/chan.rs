@@ -5,7 +5,7 @@ use crate::lock::{Guard, Lock};
 use crate::memory_fd::Kept;
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
-use crate::{ctl, process, space, waker};
+use crate::{ctl, index, process, space, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
     self, ring_off, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF,
@@ -26,8 +26,8 @@ pub use distrust::{broken_elsewhere, ANNOUNCED, ANY as ANY_BROKEN, ENDED, TO_BE_
 pub use half::{halve_all, is_time_to_give_up, whole};
 pub use waking::{cut, wake, wake_side};
 
-/// Channels per process.
-pub const MAX: u32 = 2048;
+/// Channels per process: bounded by what else they take, descriptors and memory. (Tables name one in 16 bits.)
+pub const MAX: u32 = index::MAX;
 pub static CHANS: Slab<Chan> = Slab::new(MAX);
 
 /// The channel in which the connection `d` is.
@@ -143,6 +143,7 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
         cl.busy = Busy::new();
     }
     c.id.store(id, Ordering::Release);
+    index::add(c.index(), id);
     Some(c)
 }
 
@@ -163,7 +164,8 @@ pub fn reserve() -> bool {
 
 /// One process can be on both sides of a channel; it then has two mappings.
 pub fn by_id(id: u32, side: usize) -> Option<&'static Chan> {
-    all().find(|c| c.id.load(Ordering::Acquire) == id && c.my_side() == side)
+    let is = |c: &&'static Chan| c.id.load(Ordering::Acquire) == id && c.my_side() == side;
+    index::find(id, |place| CHANS.get(place).filter(is)).unwrap_or_else(|index::Unsure| all().find(is))
 }
 
 pub fn all() -> impl Iterator<Item = &'static Chan> {
@@ -173,7 +175,7 @@ pub fn all() -> impl Iterator<Item = &'static Chan> {
 /// Does this process share no memory with a peer? One that comes is announced by
 /// the control socket, and rings every waker (`serve`).
 pub fn none() -> bool {
-    all().next().is_none()
+    index::is_empty()
 }
 
 /// A descriptor of a channel got another number.
@@ -284,6 +286,17 @@ impl Chan {
             w => Some(self.waiter(self.my_side(), w as usize - 1)),
         }
     }
+    /// A thread is about to sleep on a waker for something in this channel; None: peers cannot ring it. The caller
+    /// fences, and looks for marks.
+    pub fn sleep_on(&self, b: &waker::Waker) -> Option<usize> {
+        self.waiter_for(b).inspect(|w| self.waiter(self.my_side(), *w).sleeping.store(1, Ordering::Relaxed))
+    }
+    /// It sleeps no more.
+    pub fn slept_on(&self, b: &waker::Waker) -> Option<usize> {
+        let w = self.waiter_of(b)?;
+        w.sleeping.store(0, Ordering::Relaxed);
+        Some(self.waiter_of[b.index()].load(Ordering::Relaxed) as usize - 1)
+    }
     pub fn release_waiter(&self, b: &waker::Waker) {
         let w = self.waiter_of[b.index()].swap(0, Ordering::AcqRel);
         if w != 0 {
@@ -319,6 +332,7 @@ impl Chan {
         if id == 0 {
             return;
         }
+        index::remove(self.index(), id);
         self.close_pipes();
         if let Some(fd) = self.kept.take() {
             process::close_own(fd);
@@ -359,6 +373,7 @@ impl Chan {
 
 /// In a forked child: the parent hands out its slots; what is open stays usable.
 pub fn become_child() {
+    index::become_child();
     for c in all() {
         c.forget_wakers();
         c.reset_lock_after_fork();

@@ -7,9 +7,11 @@ pub mod cancel;
 pub mod chan;
 pub mod conn;
 pub mod idle;
+mod index;
 pub mod kept;
 pub mod peers;
 pub mod stage;
+mod unarmed;
 pub mod values;
 pub mod waker;
 

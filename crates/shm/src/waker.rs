@@ -6,14 +6,15 @@
 
 use crate::cow::Sparing;
 use crate::slab::{Slab, Slot};
-use crate::{ctl, process, stats};
+use crate::{ctl, process};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::waker_key;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{fence, AtomicU32};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys as sys;
+
+pub use crate::unarmed::Unarmed;
 
 /// Wakers per process.
 pub const MAX: usize = 255;
@@ -30,7 +31,15 @@ pub struct Waker {
     only: AtomicU64,
     /// How often it was heard by its edges.
     rings: AtomicU32,
+    /// Its user wants to know in which channels.
+    names: AtomicBool,
+    /// Numbers of channels whose peers have rung since [`Waker::rung`] was last asked; 0: none.
+    rung: [AtomicU32; NAMED],
+    /// And in more than are named there.
+    crowded: AtomicBool,
 }
+
+const NAMED: usize = 16;
 
 static WAKERS: [Waker; MAX] = [const {
     Waker {
@@ -40,6 +49,9 @@ static WAKERS: [Waker; MAX] = [const {
         transient: AtomicBool::new(false),
         only: AtomicU64::new(0),
         rings: AtomicU32::new(0),
+        names: AtomicBool::new(false),
+        rung: [const { AtomicU32::new(0) }; NAMED],
+        crowded: AtomicBool::new(false),
     }
 }; MAX];
 
@@ -80,9 +92,43 @@ impl Waker {
     /// forget, but now and then pipes must be emptied.
     #[inline]
     pub fn rang(&self) {
-        if self.rings.fetch_add(1, Ordering::Relaxed) % EMPTIED == EMPTIED - 1 {
-            self.look(true);
+        let full = self.rings.fetch_add(1, Ordering::Relaxed) % EMPTIED == EMPTIED - 1;
+        if full || self.names.load(Ordering::Relaxed) {
+            self.look(full);
         }
+    }
+    /// From now on, who rings is asked for each time: [`Waker::rung`] says it. `on`: or not any more.
+    pub fn name_channels(&self, on: bool) {
+        self.names.store(on, Ordering::Relaxed);
+    }
+    #[inline]
+    pub fn names(&self) -> bool {
+        self.names.load(Ordering::Relaxed)
+    }
+    /// A peer has rung in a channel; 0: in some.
+    pub fn note_rung(&self, channel: u32) {
+        if !self.names.load(Ordering::Relaxed) {
+            return;
+        }
+        // Release: with the peer's marks, which came before its ring. (Also for a number that is there already: it
+        // may just be taken out, by a thread that has looked at the marks before these.)
+        let put = |r: &AtomicU32| r.compare_exchange(0, channel, Ordering::Release, Ordering::Relaxed).is_ok();
+        if channel == 0 || !self.rung.iter().any(put) {
+            self.crowded.store(true, Ordering::Release);
+        }
+    }
+    /// Has [`Waker::rung`] something to say?
+    #[inline]
+    pub fn has_rung(&self) -> bool {
+        self.names.load(Ordering::Relaxed)
+            && (self.crowded.load(Ordering::Relaxed) || self.rung.iter().any(|r| r.load(Ordering::Relaxed) != 0))
+    }
+    /// Calls `f` with each channel in which peers have rung since. True: there are others.
+    pub fn rung(&self, mut f: impl FnMut(u32)) -> bool {
+        for r in self.rung.iter().filter(|r| r.load(Ordering::Relaxed) != 0) {
+            f(r.swap(0, Ordering::Acquire));
+        }
+        self.crowded.load(Ordering::Relaxed) && self.crowded.swap(false, Ordering::Acquire)
     }
     /// It has rung: forget that. Nothing is read but a pipe that may become full.
     pub fn clear(&self) {
@@ -100,7 +146,7 @@ impl Waker {
             let n = n.unwrap_or(0);
             for e in &events[..n.min(AT_ONCE)] {
                 if e.u64 < OTHER_MARKS {
-                    heard(e.u64 as u32, e.events, empty);
+                    heard(self, e.u64 as u32, e.events, empty);
                 }
             }
             if n < AT_ONCE {
@@ -134,6 +180,7 @@ pub fn get() -> Option<&'static Waker> {
         b.release();
         return None;
     }
+    b.names.put(false);
     Some(b)
 }
 
@@ -237,8 +284,9 @@ pub fn hear(m: &Msg, fd: i32) -> bool {
 
 /// A peer's pipe has something; `i` is its index in `PEERS`. `empty`: it may have had for long.
 #[cold]
-fn heard(i: u32, events: u32, empty: bool) {
+fn heard(b: &Waker, i: u32, events: u32, empty: bool) {
     let Some(p) = PEERS.get(i).filter(|p| p.channel.load(Ordering::Acquire) != 0) else { return };
+    b.note_rung(p.channel.load(Ordering::Relaxed));
     if events & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
         // Its process has ended.
         return forget(p);
@@ -269,32 +317,6 @@ fn forget(p: &Peer) {
 /// A channel is unmapped: nobody rings for it any more.
 pub fn channel_gone(channel: u32) {
     peers().filter(|p| p.channel.load(Ordering::Relaxed) == channel).for_each(forget);
-}
-
-/// A wait for something that no peer can be asked to ring for: it looks itself. Seldomer the longer
-/// nothing happens, so that many idle threads cost little, and what comes late comes late by
-/// a share of the time that nobody cared.
-#[derive(Default)]
-pub struct Unarmed {
-    since: Option<u64>,
-}
-
-impl Unarmed {
-    const LEAST_NS: u64 = 2_000_000;
-    const MOST_NS: u64 = 100_000_000;
-    const SHARE: u64 = 8;
-
-    /// How long the next sleep may be, nanoseconds.
-    pub fn piece(&mut self) -> u64 {
-        stats::count(Counter::SleepsCut);
-        let now = sys::now_ns();
-        let since = *self.since.get_or_insert(now);
-        Self::of(now.saturating_sub(since))
-    }
-
-    fn of(waited: u64) -> u64 {
-        (waited / Self::SHARE).clamp(Self::LEAST_NS, Self::MOST_NS)
-    }
 }
 
 /// The waker with this index.
@@ -345,6 +367,7 @@ pub fn become_child() {
         }
         b.used.put(false);
         b.transient.put(false);
+        b.names.put(false);
     }
     SLEEPERS.put(0);
     for p in peers() {
@@ -373,20 +396,4 @@ pub static ENDS: AtomicI32 = AtomicI32::new(-1);
 /// For a waker: readable when a process has ended.
 pub fn ends() -> Option<i32> {
     Some(ENDS.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_cannot_be_rung_looks_ever_more_seldom() {
-        let (mut at, mut looks) = (0, 0);
-        while at < 10_000_000_000 {
-            at += Unarmed::of(at);
-            looks += 1;
-        }
-        assert!((100..200).contains(&looks), "{looks} times in ten seconds");
-        assert_eq!((Unarmed::of(0), Unarmed::of(80_000_000)), (2_000_000, 10_000_000));
-    }
 }

@@ -64,19 +64,18 @@ impl Sleeper {
         Some(Sleeper { waker, rang: false })
     }
 
-    /// Peers are asked to ring by `arm`. What they publish from then on rings, and what they
+    /// Peers are asked to ring by `arm`, which also says in each channel that the waker sleeps
+    /// ([`chan::Chan::sleep_on`]). What they publish from then on rings, and what they
     /// published before is seen by a look behind this.
     pub fn arm<R>(&self, arm: impl FnOnce(&'static Waker, &mut Batch<'static>) -> R) -> R {
         let mut batch = waker::arming();
         let r = arm(self.waker, &mut batch);
-        self.waker.set_sleeping(true);
         batch.fence();
         r
     }
 
     /// The caller disarms by `disarm`, and gives the waker back.
     pub fn end(self, disarm: impl FnOnce(&'static Waker)) {
-        self.waker.set_sleeping(false);
         disarm(self.waker);
         // A ring that comes only now ends a later sleep, which looks in vain.
         if self.rang {

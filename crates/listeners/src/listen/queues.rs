@@ -106,6 +106,13 @@ impl Listener {
             }
         }
     }
+    /// The same for a thread that is about to sleep for them on a waker of its own.
+    pub fn sleep_on(&self, b: &crate::waker::Waker, batch: &mut Batch<'static>) {
+        for c in self.chans() {
+            c.sleep_on(b);
+        }
+        self.arm(b, batch);
+    }
     /// When a peer first told of a new connection after `since`; 0: none has. Ticks.
     pub fn notified_since(&self, since: u64) -> u64 {
         let notified = self.chans().map(|c| c.queue(0).want.notified_at.load(Ordering::Relaxed));
@@ -113,7 +120,7 @@ impl Listener {
     }
     pub fn disarm(&self, b: &crate::waker::Waker) {
         for c in self.chans() {
-            if let Some(w) = c.waiter_for(b) {
+            if let Some(w) = c.slept_on(b) {
                 let bit = 1u64 << w;
                 if let Some(q) = self.own_queue() {
                     c.queue(q).want.disarm(bit);

@@ -24,7 +24,9 @@ fn only_with_the_secret_and_the_same_rights_is_it_one_of_the_family() {
         assert_eq!(all.get(id).unwrap().family, then, "{says:x}");
     }
     // Nor one that has something already.
-    for (holds, leases) in [(BTreeSet::from([5]), vec![]), (BTreeSet::new(), vec![(1, 64)])] {
+    let mut leased = Leases::default();
+    leased.add(1, 64);
+    for (holds, leases) in [(BTreeSet::from([5]), Leases::default()), (BTreeSet::new(), leased)] {
         let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         let has = Client { greeted: true, class: 1, kernel: 5, holds, leases, ..Client::new(fd, 7, 0, 80) };
         let id = all.add(has).unwrap();

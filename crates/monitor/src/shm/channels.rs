@@ -79,12 +79,18 @@ impl Channel {
 pub struct Channels {
     all: BTreeMap<ChannelId, Channel>,
     last_lessee: u32,
+    /// How many there are by the client's user.
+    users: BTreeMap<u32, u64>,
 }
 
 impl Default for Channels {
     /// Numbers begin anywhere: those of a monitor before this one are still in use.
     fn default() -> Channels {
-        Channels { all: BTreeMap::new(), last_lessee: RandomState::new().build_hasher().finish() as u32 }
+        Channels {
+            all: BTreeMap::new(),
+            last_lessee: RandomState::new().build_hasher().finish() as u32,
+            users: BTreeMap::new(),
+        }
     }
 }
 
@@ -106,7 +112,30 @@ impl Channels {
     }
 
     pub fn remove(&mut self, id: ChannelId) -> Option<Channel> {
-        self.all.remove(&id)
+        let ch = self.all.remove(&id)?;
+        self.count(ch.client_uid, -1);
+        Some(ch)
+    }
+
+    fn count(&mut self, uid: u32, more: i64) {
+        let n = self.users.entry(uid).or_default();
+        *n = n.saturating_add_signed(more);
+        if *n == 0 {
+            self.users.remove(&uid);
+        }
+    }
+
+    /// How many each user has, of those that are its clients'.
+    pub fn by_user(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.users.iter().map(|(uid, n)| (*uid, *n))
+    }
+
+    /// Another user's process is the client from now on.
+    pub fn is_of_user(&mut self, id: ChannelId, uid: u32) {
+        let Some(ch) = self.all.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut ch.client_uid, uid);
+        self.count(before, -1);
+        self.count(uid, 1);
     }
 
     /// Those of one [`lessee`].
@@ -133,6 +162,7 @@ impl Channels {
     }
 
     pub fn add(&mut self, channel: Channel) {
+        self.count(channel.client_uid, 1);
         self.all.insert(channel.id, channel);
     }
 }

@@ -4,7 +4,6 @@ use super::channels::Channel;
 use super::ports::BLOCK;
 use super::state::Shm;
 use crate::answer::{reply, Answer};
-use crate::clients::Client;
 use crate::context::Context;
 use crate::descriptor::{self, Attached};
 use crate::{limits, ChannelId, ConnId, FamilyId};
@@ -14,11 +13,6 @@ use fsocket_proto::Msg;
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
-
-/// First ports of the leases of a process.
-fn blocks(client: &Client) -> BTreeSet<u16> {
-    client.leases.iter().map(|(_, first)| *first).collect()
-}
 
 impl Shm {
     pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
@@ -37,7 +31,7 @@ impl Shm {
     }
 
     pub fn lease_ports(&mut self, ctx: &mut Context, id: ConnId, channel: ChannelId) -> Result<u16, Errno> {
-        let many = ctx.clients.get(id).is_some_and(|c| blocks(c).len() >= limits::LEASES_UNSHARED);
+        let many = ctx.clients.get(id).is_some_and(|c| c.leases.len() >= limits::LEASES_UNSHARED);
         let shared = many.then(|| self.shared_ports(ctx, id, channel)).flatten();
         let first = match shared {
             Some(first) => first,
@@ -51,7 +45,7 @@ impl Shm {
         };
         self.registry.set_owner(first..=first + (BLOCK - 1), channel);
         if let Some(client) = ctx.clients.get_mut(id) {
-            client.leases.push((channel, first));
+            client.leases.add(channel, first);
         }
         Ok(first)
     }
@@ -61,11 +55,16 @@ impl Shm {
     /// Linux 6.8).
     fn shared_ports(&self, ctx: &Context, id: ConnId, channel: ChannelId) -> Option<u16> {
         let (ch, client) = (self.channels.get(channel)?, ctx.clients.get(id)?);
-        let meets = |other: ChannelId| self.channels.get(other).is_none_or(|other| ch.meets(other));
-        let taken: BTreeSet<u16> = client.leases.iter().filter(|(c, _)| meets(*c)).map(|(_, first)| *first).collect();
-        let has = client.leases.iter().filter(|(c, _)| *c == channel).count();
-        let ours = |first: &u16| !taken.contains(first) && self.registry.owner(*first) == lessee(channel);
-        client.leases.iter().map(|(_, first)| *first).find(ours).filter(|_| has < SLOTS / usize::from(BLOCK))
+        let meets = |other: &ChannelId| self.channels.get(*other).is_none_or(|other| ch.meets(other));
+        let fits = |(first, others): &(u16, &[ChannelId])| {
+            self.registry.owner(*first) == lessee(channel) && !others.iter().any(meets)
+        };
+        // Each begins with another block, and so finds few channels that have it already.
+        let turn = channel as usize % client.leases.len().max(1);
+        let from = |n| client.leases.each().skip(n);
+        let found = from(turn).chain(from(0).take(turn)).find(fits).map(|(first, _)| first)?;
+        let has = client.leases.each().filter(|(_, channels)| channels.contains(&channel)).count();
+        (has < SLOTS / usize::from(BLOCK)).then_some(found)
     }
 
     fn free_ports(&mut self, ctx: &mut Context, id: ConnId) -> Result<u16, Errno> {
@@ -77,7 +76,7 @@ impl Shm {
 
     pub fn may_lease(&self, ctx: &Context, id: ConnId) -> Result<(), Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
-        if blocks(client).len() >= limits::LEASES_PER_PROCESS
+        if client.leases.len() >= limits::LEASES_PER_PROCESS
             || (client.uid != 0 && self.leases_of(ctx, client.uid) >= limits::LEASES_PER_UID)
         {
             return Err(Errno::AGAIN);
@@ -94,7 +93,7 @@ impl Shm {
             self.channels.iter().filter(|ch| ch.client_uid == uid).flat_map(|ch| ch.leases.iter().copied());
         let kept = self.family_leases.iter().filter(|(family, _)| families.contains(family));
         let all: BTreeSet<u16> = processes()
-            .flat_map(|(_, c)| c.leases.iter().map(|(_, first)| *first))
+            .flat_map(|(_, c)| c.leases.each().map(|(first, _)| first))
             .chain(of_channels)
             .chain(kept.flat_map(|(_, leases)| leases.iter().copied()))
             .collect();
@@ -150,7 +149,7 @@ impl Shm {
 
     /// Does another channel have this block?
     fn is_shared(&self, ctx: &Context, first: u16) -> bool {
-        let of_client = || ctx.clients.iter().any(|(_, c)| c.leases.iter().any(|(_, f)| *f == first));
+        let of_client = || ctx.clients.iter().any(|(_, c)| !c.leases.of(first).is_empty());
         self.channels.made_by(self.registry.owner(first)).any(|ch| ch.leases.contains(&first)) || of_client()
     }
 

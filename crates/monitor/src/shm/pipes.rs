@@ -19,10 +19,6 @@ impl Pipes {
         let gone = self.0.extract_if(|(sleeper, _, _, ringer), _| *sleeper == id || *ringer == id);
         gone.filter_map(|((sleeper, ..), end)| end.map(|_| sleeper)).collect()
     }
-    /// Ends that this process still has.
-    pub fn descriptors(&self) -> u64 {
-        self.0.values().flatten().count() as u64
-    }
     /// The channel is gone. As [`Self::leave`].
     pub fn unready(&self) -> impl Iterator<Item = ConnId> + '_ {
         self.0.iter().filter(|(_, end)| end.is_some()).map(|((sleeper, ..), _)| *sleeper)

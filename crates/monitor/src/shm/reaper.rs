@@ -96,15 +96,14 @@ impl Shm {
             ch.client_ended = true;
         }
         // Connections that the client has left in a queue are still to be accepted, under its port.
-        let mut leases = client.leases;
-        leases.retain(|(channel, first)| match self.channels.get_mut(*channel) {
-            Some(ch) => {
-                ch.leases.push(*first);
-                false
+        let mut free = Vec::new();
+        for (channel, first) in client.leases.into_all() {
+            match self.channels.get_mut(channel) {
+                Some(ch) => ch.leases.push(first),
+                None => free.push(first),
             }
-            None => true,
-        });
-        self.return_ports(ctx, client.family, leases.into_iter().map(|(_, first)| first).collect());
+        }
+        self.return_ports(ctx, client.family, free);
         self.sweep(ctx);
     }
 

@@ -88,10 +88,8 @@ impl Shm {
         let kept = self.family_leases.get_mut(&family);
         // Its channels may share a block, to different destinations: the client's own concern, as the servers may
         // not have come yet.
-        let has = |f: &dyn Fn(ChannelId) -> bool| {
-            ctx.clients.get(id).is_some_and(|c| c.leases.iter().any(|(other, block)| *block == first && f(*other)))
-        };
-        let shared = self.registry.owner(first) == lessee(channel) && has(&|_| true) && !has(&|other| other == channel);
+        let has = ctx.clients.get(id).map_or(&[][..], |c| c.leases.of(first));
+        let shared = self.registry.owner(first) == lessee(channel) && !has.is_empty() && !has.contains(&channel);
         let known = kept.and_then(|kept| kept.iter().position(|f| *f == first).map(|at| kept.remove(at)));
         if known.is_none() && !shared {
             self.may_lease(ctx, id)?;
@@ -103,7 +101,7 @@ impl Shm {
         }
         self.registry.set_owner(first..=first + (BLOCK - 1), channel);
         if let Some(client) = ctx.clients.get_mut(id) {
-            client.leases.push((channel, first));
+            client.leases.add(channel, first);
         }
         Ok((reply(msg), None))
     }
@@ -119,7 +117,7 @@ impl Shm {
         if self.channels.get(channel).is_none() {
             // For lack of room it stays what it is for its two sides, without us. (While its client is not known
             // it counts for the user that has shown it.)
-            if !self.has_channels_left(uid) || !self.has_share(ctx, uid, shares::CHANNEL) {
+            if !self.has_share(ctx, uid, shares::CHANNEL) {
                 return Ok(());
             }
             match channel_memory(fd.keep(), channel) {
@@ -134,7 +132,10 @@ impl Shm {
         }
         let was_whole = self.channels.get(channel).is_some_and(Channel::is_whole);
         let done = match side {
-            CLIENT => self.attach_client(channel, (id, uid, pid, family), msg.arg2 == 1),
+            CLIENT => {
+                let has_left = self.has_share(ctx, uid, shares::CHANNEL);
+                self.attach_client(channel, (id, uid, pid, family), msg.arg2 == 1, has_left)
+            }
             SERVER => self.attach_server(ctx, channel, id, family, msg.arg1),
             _ => return Err(Misbehaved("ATTACH to no side")),
         };
@@ -161,15 +162,16 @@ impl Shm {
         channel: ChannelId,
         (id, uid, pid, family): (ConnId, u32, u32, FamilyId),
         opens: bool,
+        has_left: bool,
     ) -> bool {
-        let has_left = self.has_channels_left(uid);
         let Some(ch) = self.channels.get_mut(channel) else { return false };
         if ch.client_family != 0 && ch.client_family != family || ch.client_uid != uid && !has_left {
             return false;
         }
         ch.client_family = family;
         if opens && ch.client == NOBODY {
-            (ch.client, ch.client_uid, ch.client_pid, ch.client_ended) = (id, uid, pid, false);
+            (ch.client, ch.client_pid, ch.client_ended) = (id, pid, false);
+            self.channels.is_of_user(channel, uid);
         }
         true
     }

@@ -15,7 +15,7 @@ use crate::shm::state::Shm;
 use crate::wire::Sender;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
-use fsocket_proto::{kind, Addr, Msg};
+use fsocket_proto::{kind, Addr, Msg, CHANNELS_OF_LISTENER};
 use fsocket_sync::atomic::Ordering;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -294,8 +294,9 @@ impl Shm {
         // (A socket may be shown again after its listener has ended.)
         let is_open =
             |ch: &Channel| ch.is_whole() && !ch.listener_gone && ch.mem.listener_closed().load(Ordering::Relaxed) == 0;
-        let own = |ch: &&Channel| ch.client == id && ch.listener == listener && is_open(ch);
-        let newest = self.channels.iter().filter(own).map(|ch| ch.id).max();
+        let own = |ch: &&Channel| ch.client == id && is_open(ch);
+        let all = self.listeners.get(listener).into_iter().flat_map(|l| &l.channels);
+        let newest = all.filter_map(|ch| self.channels.get(*ch)).filter(own).map(|ch| ch.id).max();
         let found = |channel: ChannelId| Msg {
             id: u64::from(channel),
             arg0: listener,
@@ -321,10 +322,9 @@ impl Shm {
         listener: ListenerId,
     ) -> Result<(ChannelId, Rc<OwnedFd>), Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
-        let count = |f: &dyn Fn(&Channel) -> bool| self.channels.iter().filter(|ch| f(ch)).count();
-        let most = ctx.program(id).and_then(|p| p.channels).unwrap_or(usize::MAX);
-        if count(&|ch| ch.client == id) >= limits::CHANNELS_PER_PROCESS.min(most)
-            || !self.has_channels_left(client.uid)
+        let has = || self.channels.iter().filter(|ch| ch.client == id).count();
+        if ctx.program(id).and_then(|p| p.channels).is_some_and(|most| has() >= most)
+            || !self.has_room(ctx, listener, client.uid)
             || !self.has_share(ctx, client.uid, shares::CHANNEL)
         {
             return Err(Errno::MFILE);
@@ -381,10 +381,13 @@ impl Shm {
         Ok((channel, fd))
     }
 
-    /// Whether a user may be the client of one channel more.
-    pub fn has_channels_left(&self, uid: u32) -> bool {
-        let has = self.channels.iter().filter(|ch| ch.client_uid == uid && !ch.client_gone).count();
-        uid == 0 || has < limits::CHANNELS_PER_UID
+    /// Whether a user may have one channel more of those that a listener can have: as many as are left for all others.
+    fn has_room(&self, ctx: &Context, listener: ListenerId, uid: u32) -> bool {
+        let Some(l) = self.listeners.get(listener) else { return false };
+        let of = l.channels.iter().filter_map(|ch| self.channels.get(*ch));
+        let alone = uid == 0 || ctx.config.private;
+        let own = of.filter(|ch| !alone && ch.client_uid == uid).count();
+        shares::admits(own as u64, l.channels.len() as u64, 1, CHANNELS_OF_LISTENER as u64)
     }
 
     /// [`fsocket_proto::kind::ARRIVES`].
@@ -417,12 +420,12 @@ impl Shm {
     /// Whether so many `more` descriptors are within a user's share. Root, and the only user of a private
     /// monitor, get what is there.
     pub fn has_share(&self, ctx: &Context, uid: u32, more: u64) -> bool {
-        let clients = ctx.clients.iter().map(|(_, c)| (c.uid, shares::CLIENT));
+        let clients = ctx.clients.iter().map(|(_, c)| (c.uid, shares::CLIENT + c.pipes_unready as u64));
         // Inherited from processes that have ended, or that we do not know.
         let inherited = ctx.arenas.iter().filter(|a| ctx.clients.get(a.creator).is_none());
         let arenas = inherited.map(|a| (a.uid, shares::ARENA));
         let listeners = self.listeners.iter().map(|l| (l.uid, shares::LISTENER));
-        let channels = self.channels.iter().map(|ch| (ch.client_uid, shares::CHANNEL + ch.pipes.descriptors()));
+        let channels = self.channels.by_user().map(|(uid, n)| (uid, n * shares::CHANNEL));
         let alone = uid == 0 || ctx.config.private;
         let (mut own, mut all) = (0, 0);
         for (holder, n) in clients.chain(arenas).chain(listeners).chain(channels) {

@@ -130,7 +130,7 @@ impl Shm {
         self.registry.set_owner(ch.bound.into_keys(), 0);
         let mut leases = ch.leases;
         if let Some(client) = ctx.clients.get_mut(ch.client) {
-            leases.extend(client.leases.extract_if(.., |(channel, _)| *channel == id).map(|(_, first)| first));
+            leases.extend(client.leases.leave(id));
         }
         self.return_ports(ctx, ch.client_family, leases);
         for sleeper in ch.pipes.unready() {

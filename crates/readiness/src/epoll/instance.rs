@@ -125,6 +125,19 @@ impl Ep {
     pub(super) fn is_alone_in(&self) -> bool {
         !self.shared.load(Ordering::SeqCst) && self.wrapper.fd().is_none()
     }
+    /// Does no other instance hear its waker, whose rings it would take?
+    pub(super) fn hears_alone(&self) -> bool {
+        !self.nested.load(Ordering::Relaxed) && self.wrapper.fd().is_none()
+    }
+    /// The next look does not wait: it is at all channels.
+    #[inline]
+    pub(super) fn miss_nothing(&self) {
+        if self.waker().is_some_and(Waker::names) {
+            if let Ok(mut g) = self.lock.lock() {
+                g.links.look_at_all();
+            }
+        }
+    }
     /// False: a thread that sleeps in it does not hear of the monitor, and has to look again soon.
     pub(super) fn watch_ctl(&self) -> bool {
         if ctl::dead() || self.ctl_added.swap(true, Ordering::AcqRel) {

@@ -5,28 +5,31 @@ use super::instance::{Ep, Inner};
 use super::item::{self, Item, ITEMS};
 use super::out::Out;
 use crate::chan;
-use crate::waker;
+use crate::waker::{self, Waker};
 use core::sync::atomic::{fence, AtomicBool, Ordering};
 use fsocket_abi::channel::SUMMARY_SYN;
 use fsocket_sys::Errno;
 
 /// Turn the marks that peers have set into active items. `now`: ticks.
 pub(super) fn collect(ep: &Ep, g: &mut Inner, now: u64) {
-    if ep.waker().is_none() {
+    let Some(b) = ep.waker() else {
         recheck_listeners(ep, g);
         return;
-    }
+    };
     let mut marks = 0;
     let mut k = 0;
-    while let Some(link) = g.links.at(k) {
+    let mut end = g.links.how_many(b, now, ep.hears_alone());
+    while let Some(link) = g.links.at(k).filter(|_| k < end) {
         let Some(w) = link.waiter() else {
             g.links.remove(k);
+            end -= 1;
             continue;
         };
         k += 1;
         if w.summary.load(Ordering::Relaxed) == 0 {
             continue;
         }
+        g.links.has_marks(k - 1, b);
         let c = link.chan;
         // Acquire: the marks below, and what was published before them.
         let s = w.summary.swap(0, Ordering::Acquire);
@@ -233,7 +236,7 @@ pub(super) fn share(ep: &Ep, g: &mut Inner) {
     if let Some(b) = ep.waker() {
         set_sleeping(g, true);
         // Also what was marked since we looked: its ring may have been ours.
-        if marked(g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
+        if marked(ep, g) || (0..g.n).any(|k| ITEMS.get(g.at(k)).is_some_and(|it| it.ready())) {
             b.ring_self();
         }
     }
@@ -254,9 +257,9 @@ pub(super) fn settle(ep: &Ep) {
     }
 }
 
-/// Has a peer marked anything? Changes nothing.
-pub(super) fn marked(g: &Inner) -> bool {
-    g.links.waiters().any(|w| w.summary.load(Ordering::Relaxed) != 0)
+/// Has a peer marked anything? (In a parked channel: it has rung, and that was heard.) Changes nothing.
+pub(super) fn marked(ep: &Ep, g: &Inner) -> bool {
+    ep.waker().is_some_and(Waker::has_rung) || g.links.waiters().any(|w| w.summary.load(Ordering::Relaxed) != 0)
 }
 
 /// Say to all peers whether somebody sleeps here.

@@ -124,6 +124,9 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     let (mut slept, mut unarmed) = (false, waker::Unarmed::default());
     // When the last sleep began, until it is known what ended it; ticks.
     let mut since: Option<u64> = None;
+    if timeout_ns == Some(0) {
+        ep.miss_nothing();
+    }
     loop {
         ctl::poll();
         watch::look_if_asked();
@@ -227,7 +230,7 @@ unsafe fn look(
     let ask = timeout_ns == Some(0) || balance::pending() || (g.kernel_busy && !alone(ep));
     g.turns += 1;
     let due = g.turns >= KERNEL_TURNS || now - g.last_kernel > KERNEL_US * cpu::ticks_per_us();
-    if (out.n == 0 && ask) || (due && !first && ep.kernel.load(Ordering::Relaxed)) {
+    if (out.n == 0 && ask) || (due && !first && speaks(ep, &g)) {
         (g.turns, g.last_kernel, g.crowded) = (0, now, out.full());
         let (nothing, before) = (out.n == 0, out.n);
         // SAFETY: the caller's.
@@ -241,8 +244,8 @@ unsafe fn look(
             control(ep);
             return Ok(if out.n > 0 { Look::Found } else { Look::Again });
         }
-        if out.n == 0 {
-            spoke?;
+        if out.n == 0 && spoke? == Spoke::Own && ep.waker().is_some_and(waker::Waker::has_rung) {
+            return Ok(Look::Again); // in a channel that was not looked at
         }
         if balance::pending() {
             out.peers(ep);
@@ -256,6 +259,12 @@ unsafe fn look(
         return Ok(Look::Found);
     }
     Ok(Look::Nothing(if alone(ep) { None } else { spin_target(&g) }))
+}
+
+/// May the kernel say something that is seen nowhere else?
+#[inline]
+fn speaks(ep: &Ep, g: &Inner) -> bool {
+    ep.kernel.load(Ordering::Relaxed) || g.links.parks()
 }
 
 fn control(ep: &Ep) {
@@ -273,11 +282,11 @@ fn control(ep: &Ep) {
 /// `ask_at`: when the kernel is asked next, ticks.
 fn something(ep: &Ep, ask_at: &mut u64) -> bool {
     let Ok(g) = ep.lock.lock() else { return true };
-    if marked(&g) || g.any_ready() {
+    if marked(ep, &g) || g.any_ready() {
         return true;
     }
     let now = cpu::ticks();
-    if ep.kernel.load(Ordering::Relaxed) && now >= *ask_at {
+    if speaks(ep, &g) && now >= *ask_at {
         *ask_at = now + SPIN_KERNEL_US * cpu::ticks_per_us();
         let mut p = libc::pollfd { fd: ep.fd.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
@@ -381,5 +390,5 @@ unsafe fn sleep(
 
 fn something_after_arming(ep: &Ep) -> bool {
     let Ok(g) = ep.lock.lock() else { return true };
-    marked(&g) || g.any_ready()
+    marked(ep, &g) || g.any_ready()
 }

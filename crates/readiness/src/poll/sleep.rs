@@ -187,7 +187,7 @@ fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
     match d.kind() {
         kind::CONN => {
             let Some(c) = chan::of(d) else { return false };
-            let Some(w) = c.waiter_for(b) else { return false };
+            let Some(w) = c.sleep_on(b) else { return false };
             batch.arm(&d.rx().1.want_data, 1 << w);
             if wanted & libc::POLLOUT != 0 {
                 let (_, tx, h) = d.tx();
@@ -198,7 +198,7 @@ fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
         }
         kind::LISTENER => {
             if let Some(l) = listen::of(d).filter(|_| wanted & (libc::POLLIN | libc::POLLRDNORM) != 0) {
-                l.arm(b, batch);
+                l.sleep_on(b, batch);
             }
             true
         }
@@ -214,7 +214,7 @@ fn disarm(d: &Desc, b: &Waker) {
     match d.kind() {
         kind::CONN => {
             let Some(c) = chan::of(d) else { return };
-            if let Some(w) = c.waiter_for(b) {
+            if let Some(w) = c.slept_on(b) {
                 d.rx().1.want_data.disarm(1 << w);
                 d.tx().1.want_space.disarm(1 << w);
             }

@@ -21,12 +21,11 @@ impl Waker {
         }
         self.release();
     }
-    /// Say on every channel where this waker has a waiter whether it sleeps.
-    pub fn set_sleeping(&self, on: bool) {
+    /// Say on every channel where this waker has a waiter that nobody sleeps on it. (It looks at all that there are;
+    /// a sleep that is over says so where it has said that it begins.)
+    pub fn is_abandoned(&self) {
         for c in all() {
-            if let Some(w) = c.waiter_of(self) {
-                w.sleeping.store(on as u32, Ordering::Relaxed);
-            }
+            c.slept_on(self);
         }
     }
 }

@@ -308,7 +308,9 @@ impl Channel {
             if !marked && !(0..2).any(|slot| active[slot] && done(slot)) {
                 self.waker.wait();
             }
-            self.sleeping.swap(0, Ordering::Relaxed);
+            if !PARKS.get() {
+                self.sleeping.swap(0, Ordering::Relaxed);
+            }
             // Armed and not ready: cold until marked.
             for (slot, active) in active.iter_mut().enumerate() {
                 *active &= done(slot);
@@ -318,6 +320,9 @@ impl Channel {
 }
 
 std::thread_local! {
+    /// The channel is parked, as in `epoll::links` of the crate `readiness`: that the waiter sleeps is said for good,
+    /// and only a ring takes it back.
+    static PARKS: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
     /// The waiter leaves out the fence behind its *sleeping*.
     static FORGETS: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
 }
@@ -362,6 +367,23 @@ fn bell_for_two_slots() {
 #[test]
 fn bell_for_two_publishers() {
     wakers(&[&[0], &[1]], Some(2));
+}
+
+/// Of which the waiter looks at the marks only when it was rung.
+#[test]
+fn a_parked_channel_rings() {
+    PARKS.set(true);
+    wakers(&[&[0]], Some(5));
+    wakers(&[&[0, 1]], Some(3));
+    wakers(&[&[0], &[1]], Some(2));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn parking_needs_a_fence() {
+    PARKS.set(true);
+    FORGETS.set(true);
+    wakers(&[&[0]], Some(5));
 }
 
 #[test]

@@ -17,8 +17,9 @@ impl Item {
     pub(super) fn hint(&self, ep: &Ep, g: &mut Inner) {
         let Some(d) = self.desc().filter(|d| d.is_conn() && self.wanted() & (IN | RDNORM) != 0) else { return };
         let Some(c) = chan::of(d) else { return };
-        let Some(w) = ep.need_waker().and_then(|b| c.waiter_for(b)) else { return };
-        if g.links.add(c, w) {
+        let Some(b) = ep.need_waker() else { return };
+        let Some(w) = c.waiter_for(b) else { return };
+        if g.links.add(c, w, b) {
             d.rx().1.want_data.hint(1 << w);
         }
     }
@@ -31,7 +32,7 @@ impl Item {
         match d.kind() {
             kind::CONN => {
                 let Some(c) = chan::of(d) else { return };
-                let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w)) else {
+                let Some(w) = c.waiter_for(b).filter(|w| g.links.add(c, *w, b)) else {
                     // No waiter left: stay active; sleeps are cut short for it.
                     stats::fall_back(Reason::Resource);
                     return;
@@ -49,7 +50,7 @@ impl Item {
                 if let Some(l) = listen::of(d) {
                     self.recheck.store(false, Ordering::Relaxed);
                     l.arm(b, batch);
-                    let linked = l.chans().all(|c| c.waiter_for(b).is_none_or(|w| g.links.add(c, w)));
+                    let linked = l.chans().all(|c| c.waiter_for(b).is_none_or(|w| g.links.add(c, w, b)));
                     self.armed.store(linked, Ordering::Relaxed);
                 }
             }

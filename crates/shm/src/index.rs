@@ -1,0 +1,105 @@
+//! Places of channels by the monitor's number: found in constant time, also one that is not there.
+
+use crate::cow::Sparing;
+use crate::lock::Lock;
+use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
+
+/// Places there are.
+pub const MAX: u32 = 1 << 13;
+
+const HEADS: usize = 1024;
+
+/// Chains of channels whose numbers have the same head: place + 1; 0 ends one.
+static HEAD: [AtomicU32; HEADS] = [const { AtomicU32::new(0) }; HEADS];
+static NEXT: [AtomicU32; MAX as usize] = [const { AtomicU32::new(0) }; MAX as usize];
+/// Odd while they are changed.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+static CHANGING: Lock<()> = Lock::new(());
+/// One is in no chain: a signal handler came with it on top of a change.
+static OUTSIDE: AtomicBool = AtomicBool::new(false);
+/// Channels that are mapped.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+fn head(id: u32) -> &'static AtomicU32 {
+    // Numbers of one client follow each other; those of others begin at multiples of a power of two.
+    &HEAD[(id.wrapping_mul(0x9E37_79B9) >> 22) as usize % HEADS]
+}
+
+fn change(f: impl FnOnce()) -> bool {
+    let Ok(_changing) = CHANGING.lock() else { return false };
+    CHANGES.fetch_add(1, Ordering::Relaxed);
+    // Before the change; `chained` does the reverse.
+    fence(Ordering::Release);
+    f();
+    CHANGES.fetch_add(1, Ordering::Release);
+    true
+}
+
+/// A channel has its number from now on.
+pub fn add(place: u32, id: u32) {
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    let put = change(|| {
+        let head = head(id);
+        NEXT[place as usize].store(head.load(Ordering::Relaxed), Ordering::Relaxed);
+        head.store(place + 1, Ordering::Relaxed);
+    });
+    if !put {
+        OUTSIDE.store(true, Ordering::Release);
+    }
+}
+
+/// It had that number.
+pub fn remove(place: u32, id: u32) {
+    COUNT.fetch_sub(1, Ordering::Relaxed);
+    let me = place + 1;
+    let taken = change(|| {
+        let mut at = head(id);
+        while at.load(Ordering::Relaxed) != 0 {
+            let next = &NEXT[at.load(Ordering::Relaxed) as usize - 1];
+            if at.load(Ordering::Relaxed) == me {
+                return at.store(next.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            at = next;
+        }
+    });
+    // (A chain that has a channel too much leads on to the others still.)
+    if !taken {
+        OUTSIDE.store(true, Ordering::Release);
+    }
+}
+
+pub fn is_empty() -> bool {
+    COUNT.load(Ordering::Relaxed) == 0
+}
+
+/// All have to be looked at.
+pub struct Unsure;
+
+/// What `at` says of the place of the channel with this number.
+pub fn find<T>(id: u32, at: impl Fn(u32) -> Option<T>) -> Result<Option<T>, Unsure> {
+    for _ in 0..100 {
+        let before = CHANGES.load(Ordering::Acquire);
+        if let Some(found) = chain(id).find_map(&at) {
+            return Ok(Some(found));
+        }
+        fence(Ordering::Acquire);
+        if before & 1 == 0 && CHANGES.load(Ordering::Relaxed) == before && !OUTSIDE.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+    }
+    Err(Unsure)
+}
+
+/// While others change it, it may lead anywhere.
+fn chain(id: u32) -> impl Iterator<Item = u32> {
+    let at = |word: &AtomicU32| word.load(Ordering::Acquire).checked_sub(1).filter(|i| *i < MAX);
+    core::iter::successors(at(head(id)), move |i| at(&NEXT[*i as usize])).take(MAX as usize)
+}
+
+/// In a forked child: another thread may have been in the middle of a change.
+pub fn become_child() {
+    if CHANGING.reset_after_fork() {
+        CHANGES.put(CHANGES.load(Ordering::Relaxed) & !1);
+        OUTSIDE.store(true, Ordering::Relaxed);
+    }
+}
