@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore test-rdma test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -51,6 +51,9 @@ test-manycore: build ## 8 and 24 emulated CPUs, and emulated cards: right, not f
 
 test-rdma: ## agents of two hosts over soft-RoCE in an emulated machine (a minute; downloads Debian's kernel once)
 	@scripts/rdma.sh
+
+test-rdma-hosts: ## agents on two hosts, programs' connections over soft-RoCE, in two emulated machines (five minutes)
+	@scripts/rdma.sh hosts
 
 test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (about 10 minutes; downloads the kernel once)
 	@scripts/manycore.sh containers

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests of crates/rdma over soft-RoCE, in an emulated machine. A guest that dies or hangs (that is
+# Tests of crates/rdma over soft-RoCE, in an emulated machine; with `hosts` instead, of agents on two hosts, in two
+# (tests/rdma/host.sh). A guest that dies or hangs (that is
 # the emulator's, see tools/guest.sh) is started once more, and said so; a test that fails has failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,6 +8,38 @@ cd "$(dirname "$0")/.."
 . scripts/env.sh
 
 scripts/deps.sh rdma
+
+if [ "${1:-}" = hosts ]; then
+    # (FASTSOCKET_AGENT: an agent built before.) In a directory of its own: the end-to-end tests have an agent without RDMA.
+    if [ -z "${FASTSOCKET_AGENT:-}" ]; then
+        cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli
+        cargo build --release --locked -p fsocket-agent --features verbs --target-dir target/verbs
+    fi
+    logs=$(mktemp -d)
+    trap 'rm -rf "$logs"' EXIT
+    # host WHAT NETWORK NUMBER: starts it, in the background.
+    host() {
+        tools/guest.sh -c 1 -m 1G -t 1200 -M "e1000 rdma_rxe rdma_ucm ib_uverbs nf_tables" \
+            -x "-netdev socket,id=n0,$2=127.0.0.1:$port -device e1000,netdev=n0,mac=52:54:00:00:07:$3" -- \
+            tests/rdma/host.sh "$1" >"$logs/$1" 2>&1 &
+    }
+    for attempt in 1 2; do
+        printf '\n=== two hosts with soft-RoCE (attempt %s)\n' "$attempt"
+        port=$((20000 + RANDOM % 10000))
+        host serve listen 02
+        serve=$!
+        sleep 2
+        host ask connect 01
+        ask=$!
+        result=0 served=0
+        wait $ask || result=$?
+        wait $serve || served=$?
+        for what in ask serve; do printf '\n=== %s\n' $what; cat "$logs/$what"; done
+        case $served in 98 | 99) continue ;; esac
+        case $result in 98 | 99) ;; *) break ;; esac
+    done
+    exit $((result > served ? result : served))
+fi
 
 cargo clippy --locked -p fsocket-rdma --features verbs --all-targets -- -D warnings
 build=$(cargo test --locked -p fsocket-rdma --features verbs --test soft_roce --no-run 2>&1) || { echo "$build" >&2; exit 1; }

@@ -1,7 +1,6 @@
 //! What carries the bytes of all connections with one other host, in order, until it fails.
 
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 
 /// What goes before bytes: what it is, for which connection, and a number.
@@ -33,17 +32,4 @@ pub trait Carrier {
     /// # Errors
     /// It has failed.
     fn poll(&mut self, got: &mut dyn FnMut(Head, &[u8])) -> io::Result<bool>;
-}
-
-pub mod double;
-
-/// Over a connection with another agent.
-pub fn make(stream: TcpStream) -> anyhow::Result<Box<dyn Carrier>> {
-    Ok(Box::new(double::Double::new(stream)?))
-}
-
-/// Whether there can be one.
-pub fn check() -> anyhow::Result<()> {
-    anyhow::ensure!(std::env::var_os("FASTSOCKET_AGENT_DOUBLE").is_some(), "there is no carrier over RDMA yet");
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! The event loop: programs' stand-ins, other agents, the monitor.
 
-use crate::carrier;
+use crate::carriers;
 use crate::hooked::Poll;
 use crate::line::{Line, Links};
 use crate::link::{self, what, Control, Frame, Made, Out};
@@ -9,7 +9,7 @@ use crate::peer::Peer;
 use crate::stand_in::{Maker, StandIn};
 use anyhow::Context as _;
 use fsocket_proto::{agent, Msg};
-use fsocket_rdma::agree::{self, Key};
+use fsocket_rdma::agree::{self, Key, Role};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -38,6 +38,9 @@ pub struct Agent {
     last: u32,
     /// Of those that have not gone over here, the last.
     never: VecDeque<u32>,
+    /// Of this host.
+    own: IpAddr,
+    key: Arc<Key>,
     /// Which agent this is.
     instance: u64,
     /// The counts of the next wish.
@@ -49,7 +52,7 @@ pub struct Agent {
 
 impl Agent {
     pub fn new(socket: &Path) -> anyhow::Result<Agent> {
-        carrier::check()?;
+        carriers::check()?;
         let (line, links) = Line::new(socket)?;
         let Links { address, peers, key } = links;
         let secret = std::fs::read(&key).with_context(|| key.display().to_string())?;
@@ -79,6 +82,8 @@ impl Agent {
             mirrors: BTreeMap::new(),
             last: 0,
             never: VecDeque::new(),
+            own: address.ip(),
+            key,
             instance: u64::from_le_bytes(instance) | 1,
             counts: [0; 2],
             due: HashSet::new(),
@@ -96,11 +101,11 @@ impl Agent {
         let mut pause = 1;
         loop {
             let looks = self.mirrors.values().any(Mirror::is_to_be_looked_at);
-            let full = self.peers.iter().any(Peer::is_full);
+            let full = self.peers.iter().any(|p| p.is_full() || p.is_up() && !p.shown);
             let limit = match (self.due.is_empty(), looks, full) {
                 (false, ..) => 0,
                 (_, true, _) => pause,
-                (_, _, true) => 1000,
+                (_, _, true) => 500,
                 _ => -1,
             };
             let events = self.poll.wait(limit)?;
@@ -162,7 +167,8 @@ impl Agent {
             }
             Made::Data(number, stream) => {
                 let peer = &mut self.peers[number];
-                let carrier = match carrier::make(stream) {
+                let role = if peer.again.is_some() { Role::Connecting } else { Role::Accepting };
+                let carrier = match carriers::make(self.own, stream, role, &self.key) {
                     Ok(carrier) => carrier,
                     Err(e) => {
                         tracing::warn!(peer = %peer.at, error = %e, "no carrier");
@@ -222,9 +228,15 @@ impl Agent {
                 };
                 let addr = fsocket_proto::Addr { ip: ip.octets(), ..Default::default() };
                 let up = peer.shown;
-                tracing::info!(peer = %peer.at, up, "link");
-                self.line.tell(&Msg { arg0: up.into(), addr, ..Msg::new(agent::LINK) })?;
-                if up {
+                let at = peer.at;
+                let known = self.line.request(Msg { arg0: up.into(), addr, ..Msg::new(agent::LINK) })?;
+                tracing::info!(peer = %at, up, known, "link");
+                if up && !known {
+                    // The library has not reached the monitor in time: once more.
+                    self.peers[number].shown = false;
+                    self.maker.renew()?;
+                    self.poll.add(self.maker.listener().as_fd(), libc::EPOLLIN, STRANGERS)?;
+                } else if up {
                     // The monitor records accepted connections from here on.
                     let _ = self.maker.prepare();
                 }

@@ -5,6 +5,7 @@
 //! into the ring of the program there. It runs with the library, like any program.
 
 mod carrier;
+mod carriers;
 mod hooked;
 mod line;
 mod link;

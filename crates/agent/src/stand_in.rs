@@ -59,6 +59,14 @@ fn own(fd: &OwnedFd) -> io::Result<SocketAddr> {
     SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+fn accepting(ip: IpAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind((ip, 0))?;
+    listener.set_nonblocking(true)?;
+    // From here on the library works for it.
+    while listener.accept().is_ok() {}
+    Ok(listener)
+}
+
 /// As a program that is asked and answers, with nothing to say.
 fn turn(near: &OwnedFd) {
     let _ = hooked::recv(near.as_fd(), &mut [0], false);
@@ -68,14 +76,16 @@ fn turn(near: &OwnedFd) {
 impl Maker {
     /// On this host's address, which is not loopback's: connections to that do not go over.
     pub fn new(ip: IpAddr) -> io::Result<Maker> {
-        let accepting = TcpListener::bind((ip, 0))?;
-        accepting.set_nonblocking(true)?;
         let plain = listen((ip, 0).into())?;
         let plain_at = own(&plain)?;
-        let maker = Maker { accepting, plain, plain_at, spare: Vec::new() };
-        // From here on the library works for it.
-        maker.turn_away();
-        Ok(maker)
+        Ok(Maker { accepting: accepting(ip)?, plain, plain_at, spare: Vec::new() })
+    }
+
+    /// The listener that the library knows, anew.
+    pub fn renew(&mut self) -> io::Result<()> {
+        self.spare.clear();
+        self.accepting = accepting(self.plain_at.ip())?;
+        Ok(())
     }
 
     pub fn listener(&self) -> &TcpListener {

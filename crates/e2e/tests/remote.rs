@@ -68,7 +68,7 @@ impl Two {
         let key = Host::stopped();
         let file = key.file("key", [7; 32]);
         let ends = [End::new(&a, b.interfaces[0].v4, &file), End::new(&b, a.interfaces[0].v4, &file)];
-        let up = || ends.iter().all(|end| end.said("up=true"));
+        let up = || ends.iter().all(|end| end.said("up=true known=true"));
         net::wait_until(LIMIT, up).unwrap_or_else(|_| panic!("the agents do not find each other: {}", ends[0].log()));
         let [a, b] = ends;
         let before = [a.host.snapshot(), b.host.snapshot()];

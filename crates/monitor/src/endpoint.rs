@@ -32,7 +32,7 @@ pub struct Config {
     pub rules: crate::policy::rules::Rules,
     pub programs: Vec<crate::policy::programs::Program>,
     /// Other hosts that this host's agent links; `None`: there is to be no agent.
-    pub links: Option<crate::shm::remote::Links>,
+    pub links: Option<crate::links::Links>,
     /// What is announced to other hosts; `None`: nothing.
     pub hosts: Option<crate::hosts::Announce>,
 }

@@ -33,6 +33,7 @@ pub mod knobs;
 mod leased;
 pub mod lifeline;
 pub mod limits;
+pub mod links;
 pub mod maker;
 pub mod membarrier;
 pub mod memory;

@@ -3,10 +3,10 @@
 
 use crate::hosts::Announce;
 use crate::knobs::Knobs;
+use crate::links::Links;
 use crate::policy::file::{self, RawProgram, RawRule, RawShare};
 use crate::policy::programs::Program;
 use crate::policy::rules::Rules;
-use crate::shm::remote::Links;
 use fsocket_bpf::announce::LAST;
 use serde::Deserialize;
 use std::io::ErrorKind;

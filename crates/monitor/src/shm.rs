@@ -2,8 +2,8 @@
 //!
 //! | concern | modules |
 //! | --- | --- |
-//! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`passed`], [`ports`], [`registry`], [`switched`], [`pipes`] |
-//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, [`remote`], [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
+//! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`stand_ins`], [`passed`], [`ports`], [`registry`], [`switched`], [`pipes`] |
+//! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, `remote`, [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`] |
 
@@ -25,11 +25,12 @@ pub mod ports;
 pub mod reaper;
 mod reattach;
 pub mod registry;
-pub mod remote;
+mod remote;
 pub mod renew;
 mod requests;
 pub mod shown;
 mod stale;
+pub mod stand_ins;
 mod state;
 pub mod successor;
 mod sweep;

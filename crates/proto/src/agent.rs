@@ -6,7 +6,9 @@
 
 use crate::{Addr, Msg};
 
-/// To the monitor: an agent of the host with address `addr.ip` can be reached (`arg0` 1), or cannot (0). No answer.
+/// To the monitor: an agent of the host with address `addr.ip` can be reached (`arg0` 1), or cannot (0). *Sync*: `result`
+/// ENOENT: no listener of this agent's is known, by which programs could reach it; EINVAL: the configuration does not
+/// name that host.
 pub const LINK: u32 = 85;
 /// From the monitor: a process wants its connection to such a host to go over. `id` names the wish; the connection's
 /// addresses ([`ends`]). [`COUNTS`] comes right before. An answer is [`TAKE`] or [`REFUSE`], or none.

@@ -6,11 +6,10 @@ use crate::flow::MAX_LINKS;
 use crate::link::{Down, Link, RECEIVE, SEND};
 use crate::{Body, Error};
 use rdma_mummy_sys as verbs;
-use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::net::{IpAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 
 /// Completions that one call of [`Agent::poll`] looks at: a peer that is never silent does not keep it.
@@ -38,6 +37,26 @@ pub struct Agent {
     more: bool,
 }
 
+/// By libc: an agent has the library, which leaves programs to the kernel whose epoll instances it has not seen.
+fn instance() -> Result<OwnedFd, Error> {
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(Error::Verbs("epoll", io::Error::last_os_error()));
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, name: u64) -> Result<(), Error> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: name };
+    // SAFETY: an event that lives during the call.
+    match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) } {
+        0 => Ok(()),
+        _ => Err(Error::Verbs("epoll", io::Error::last_os_error())),
+    }
+}
+
 /// In the epoll instance, beside the numbers of links.
 const DEVICE: u64 = 1 << 32;
 
@@ -45,10 +64,9 @@ impl Agent {
     /// On the device that has the address `addr`.
     pub fn new(addr: IpAddr) -> Result<Agent, Error> {
         let device = Device::open(addr)?;
-        let failed = |e: rustix::io::Errno| Error::Verbs("epoll", e.into());
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let epoll = instance()?;
         for fd in [device.completions(), device.asynchronous()] {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(DEVICE), epoll::EventFlags::IN).map_err(failed)?;
+            watch(&epoll, fd.as_fd(), DEVICE)?;
         }
         Ok(Agent { links: BTreeMap::new(), device, epoll, next: 1, more: false })
     }
@@ -60,9 +78,7 @@ impl Agent {
         }
         let id = self.next;
         let link = Link::new(&self.device, id, stream, role, key)?;
-        let data = epoll::EventData::new_u64(id.into());
-        epoll::add(&self.epoll, &link.stream, data, epoll::EventFlags::IN)
-            .map_err(|e| Error::Verbs("epoll", e.into()))?;
+        watch(&self.epoll, link.stream.as_fd(), id.into())?;
         self.next += 1;
         self.links.insert(id, link);
         Ok(id)

@@ -8,10 +8,11 @@
 use crate::answer::{answer_json, reply, Answer, Misbehaved};
 use crate::clients::Outgoing;
 use crate::context::Context;
-use crate::shm::offers::{End, Offers};
+use crate::shm::offers::End;
+use crate::shm::stand_ins::{Accepted, Agent, Remote, Wish};
 use crate::shm::state::Shm;
 use crate::shm::upgrade::{end_of, listener_at};
-use crate::{ChannelId, ConnId, FamilyId, ListenerId};
+use crate::{ChannelId, ConnId};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{agent, Msg};
 use fsocket_sync::atomic::Ordering;
@@ -19,106 +20,12 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::thread::futex;
-use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
 
 /// How long a program waits for the other host when its connection goes over, milliseconds.
 const PATIENCE_MS: u64 = 200;
 /// Wishes that the agent has not answered. It answers each, or the program has given up long ago.
 const WISHES: usize = 4096;
-
-/// `[hosts.rdma]`; see fastsocketd.toml(5).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Links {
-    /// Of this host, on its RDMA device.
-    pub address: SocketAddr,
-    /// Of other hosts.
-    pub peers: Vec<SocketAddr>,
-    /// The file with the key that all of them have.
-    pub key: PathBuf,
-}
-
-struct Agent {
-    line: ConnId,
-    pid: u32,
-}
-
-/// A process wants its connection to go over into a slot.
-struct Wish {
-    channel: ChannelId,
-    asked: Msg,
-}
-
-/// The program's end of a connection for which a stand-in opens.
-#[derive(Clone, Copy)]
-struct Accepted {
-    by: ConnId,
-    name: u64,
-    listener: ListenerId,
-    /// Of the other host's end: sent and received.
-    counts: [u64; 2],
-}
-
-#[derive(Default)]
-pub struct Remote {
-    agent: Option<Agent>,
-    /// Hosts that can be reached, and those that could once.
-    linked: HashSet<IpAddr>,
-    known: HashSet<IpAddr>,
-    /// Of agents: what they leave open has not ended.
-    families: HashSet<FamilyId>,
-    last_wish: u64,
-    wishes: HashMap<u64, Wish>,
-    /// Accepted ends of connections with such hosts: what the process calls each, and the listener.
-    offers: Offers<End, (u64, ListenerId)>,
-    /// By cookie: what the agent calls its stand-ins that accept.
-    stand_ins: HashMap<u64, u64>,
-    /// By cookie of the stand-in that opens.
-    pairs: HashMap<u64, Accepted>,
-    counts: (u64, [u64; 2]),
-}
-
-impl Remote {
-    pub fn is_line(&self, id: ConnId) -> bool {
-        self.agent.as_ref().is_some_and(|a| a.line == id)
-    }
-
-    /// The process with its library.
-    fn is_agent(&self, ctx: &Context, id: ConnId) -> bool {
-        self.agent.as_ref().is_some_and(|a| ctx.clients.get(id).is_some_and(|c| c.is_process() && c.pid == a.pid))
-    }
-
-    fn agent(&self, ctx: &Context) -> Option<ConnId> {
-        let pid = self.agent.as_ref()?.pid;
-        ctx.clients.iter().find(|(_, c)| c.is_process() && c.pid == pid).map(|(id, _)| id)
-    }
-
-    /// Whether the ends of this family are the agent's: if it dies, the other host's program has not closed anything.
-    pub fn carries(&self, family: FamilyId) -> bool {
-        self.families.contains(&family)
-    }
-
-    fn is_linked(&self, ctx: &Context, end: &End) -> bool {
-        end.0 == ctx.netns && self.linked.contains(&end.2.ip())
-    }
-
-    /// A process is gone, or the agent's line.
-    pub fn leave(&mut self, id: ConnId) {
-        self.offers.leave(id);
-        self.pairs.retain(|_, p| p.by != id);
-        if self.is_line(id) {
-            tracing::warn!("the agent has ended: no connection to another host goes over");
-            *self = Remote {
-                known: std::mem::take(&mut self.known),
-                families: std::mem::take(&mut self.families),
-                ..Remote::default()
-            };
-        }
-    }
-}
 
 fn address((ip, port): ([u8; 16], u16)) -> SocketAddr {
     SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), port)
@@ -153,32 +60,49 @@ impl Shm {
 
     /// What else the agent says.
     pub fn agent_says(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
-        match msg.kind {
+        let done = match msg.kind {
             agent::LINK => self.link(ctx, IpAddr::V6(Ipv6Addr::from(msg.addr.ip)).to_canonical(), msg.arg0 == 1),
-            agent::COUNTS => self.remote.counts = (msg.id, [msg.arg0, msg.arg1]),
-            agent::TAKE => self.agent_takes(ctx, msg),
-            agent::REFUSE => self.agent_refuses(msg.id),
-            agent::PAIR => {
-                let result = self.pair(ctx, msg).err().map_or(0, |e| e.raw_os_error());
-                ctx.clients.send(id, Outgoing { msg: Msg { result, ..reply(msg) }, fd: None, unasked: false });
+            agent::PAIR => self.pair(ctx, msg),
+            agent::COUNTS => {
+                self.remote.counts = (msg.id, [msg.arg0, msg.arg1]);
+                return Ok(());
+            }
+            agent::TAKE => {
+                self.agent_takes(ctx, msg);
+                return Ok(());
+            }
+            agent::REFUSE => {
+                self.agent_refuses(msg.id);
+                return Ok(());
             }
             _ => return Err(Misbehaved("the agent says something unknown")),
-        }
+        };
+        let result = done.err().map_or(0, |e| e.raw_os_error());
+        ctx.clients.send(id, Outgoing { msg: Msg { result, ..reply(msg) }, fd: None, unasked: false });
         Ok(())
     }
 
-    fn link(&mut self, ctx: &Context, host: IpAddr, up: bool) {
-        let configured = ctx.config.links.as_ref().is_some_and(|l| l.peers.iter().any(|p| p.ip() == host));
-        if up && configured && !ctx.locals.contains(&wire(SocketAddr::new(host, 0)).0) {
-            tracing::info!(%host, "connections to this host may go over");
-            self.remote.linked.insert(host);
-            self.remote.known.insert(host);
-            let family = self.remote.agent(ctx).and_then(|id| ctx.clients.get(id)).map(|c| c.family);
-            self.remote.families.extend(family);
-            self.registry.set_pairs();
-        } else if self.remote.linked.remove(&host) {
-            tracing::info!(%host, "connections to this host do not go over any more");
+    fn link(&mut self, ctx: &Context, host: IpAddr, up: bool) -> Result<(), Errno> {
+        if !up {
+            if self.remote.linked.remove(&host) {
+                tracing::info!(%host, "connections to this host do not go over any more");
+            }
+            return Ok(());
         }
+        let configured = ctx.config.links.as_ref().is_some_and(|l| l.peers.iter().any(|p| p.ip() == host));
+        if !configured || ctx.locals.contains(&wire(SocketAddr::new(host, 0)).0) {
+            return Err(Errno::INVAL);
+        }
+        let agent = self.remote.agent(ctx).and_then(|id| ctx.clients.get(id)).ok_or(Errno::NOENT)?;
+        if agent.works.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        tracing::info!(%host, "connections to this host may go over");
+        self.remote.families.insert(agent.family);
+        self.remote.linked.insert(host);
+        self.remote.known.insert(host);
+        self.registry.set_pairs();
+        Ok(())
     }
 
     /// An accepted end: the agent's stand-in, or a program's of a connection with a host that is linked.

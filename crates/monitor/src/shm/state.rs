@@ -11,7 +11,7 @@ use crate::shm::pairs::Pairs;
 use crate::shm::passed::Passed;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
-use crate::shm::remote::Remote;
+use crate::shm::stand_ins::Remote;
 use crate::shm::touches::Touches;
 use crate::FamilyId;
 use std::collections::HashMap;

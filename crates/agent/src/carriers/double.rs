@@ -1,6 +1,6 @@
 //! In place of RDMA in tests: a TCP connection, which fails as a link does.
 
-use super::{Carrier, Head, CHUNK};
+use crate::carrier::{Carrier, Head, CHUNK};
 use rustix::fd::AsFd;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
