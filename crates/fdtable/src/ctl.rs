@@ -19,7 +19,10 @@ pub use state::{
 pub use wire::{show, tell};
 
 use find::PATH;
-use state::{is_late, DEAD, FD, FOUND_AT, LATER, LOCK, LOOKING, PATIENCE, SHORT_PATIENCE, SILENCE, SILENT, SLOW_UNTIL};
+use state::{
+    is_late, DEAD, FD, FIRST_PATIENCE, FOUND_AT, LATER, LOCK, LOOKING, PATIENCE, SHORT_PATIENCE, SILENCE, SILENT,
+    SLOW_UNTIL,
+};
 use wire::{close_opt, passes, ready_before, receive, send, unasked};
 
 /// How many of the monitor's messages have been looked for, as the arena counts them.
@@ -210,7 +213,7 @@ pub fn registry() -> Option<&'static Registry> {
     }
     let l = LOCK.lock().ok()?;
     while registry::mapped().is_none() && !dead() {
-        if !ready_before(fd(), libc::POLLIN, now + SHORT_PATIENCE) {
+        if !ready_before(fd(), libc::POLLIN, now + FIRST_PATIENCE) {
             is_late(true);
             break;
         }

@@ -11,6 +11,7 @@ use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
 mod descriptors;
+pub use descriptors::any_of_concern;
 use descriptors::{each_descriptor, few_descriptors, FEW};
 
 /// Arenas that one program can inherit.

@@ -21,10 +21,12 @@ pub struct Config<'a> {
     pub single_threaded: Option<&'static AtomicU8>,
     /// What the program before this one has left (FASTSOCKET_SUCCESSOR).
     pub successor: Option<&'a [u8]>,
+    /// The program was started with sockets.
+    pub inherits: bool,
 }
 
-/// Called once by the constructor, single-threaded as far as anyone can tell.
-#[link_section = ".text.fsocket_start"]
+/// Called once: before `main` where the program has inherited sockets, else by its first call that concerns the
+/// library, beside other threads, perhaps, whose calls go to the kernel until then.
 pub fn init(c: &Config) {
     let successor = c.successor.and_then(successor::of);
     dispatch::connect();
@@ -50,6 +52,11 @@ pub fn init(c: &Config) {
     };
     if open && shm {
         process::enable();
+    }
+    if !c.inherits {
+        return;
+    }
+    if open && shm {
         inherit::take_over(successor.is_some());
     } else if !c.no_zones {
         inherit::take_zones();

@@ -7,6 +7,7 @@ pub const ADDRESSES: u64 = 2;
 pub const STOP: u64 = 3;
 pub const POLICY: u64 = 4;
 pub const PAIRS: u64 = 5;
+pub const ASLEEP: u64 = 6;
 pub const FIRST_CLIENT: ConnId = 15;
 /// Groups whose program rings; the group's number in the lower bits.
 pub const FIRST_WAKER: u64 = 1 << 63;

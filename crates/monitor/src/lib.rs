@@ -21,6 +21,7 @@
 pub mod address;
 mod answer;
 pub mod arenas;
+mod asleep;
 pub mod broker;
 pub mod clients;
 mod context;

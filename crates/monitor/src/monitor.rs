@@ -7,7 +7,7 @@ use crate::broker::Broker;
 use crate::clients::Client;
 use crate::context::Context;
 use crate::endpoint::{self, Config, Endpoint, StartError};
-use crate::event::{ADDRESSES, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
+use crate::event::{ADDRESSES, ASLEEP, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
 use crate::shm::closings::Closings;
 use crate::shm::ports::{KernelPorts, Ports};
 use crate::shm::registry::Registry;
@@ -45,6 +45,8 @@ pub struct Monitor {
     reports: crate::report::Kept,
     /// Private: when to exit unless somebody comes.
     deadline: Option<Instant>,
+    /// Private: a program that may come, by its pidfd.
+    asleep: Option<OwnedFd>,
 }
 
 impl Monitor {
@@ -93,6 +95,7 @@ impl Monitor {
             turns: Turns::default(),
             reports: crate::report::Kept::default(),
             deadline,
+            asleep: None,
         };
         monitor.refresh_addresses();
         if monitor.ctx.config.keep.is_some() {
@@ -160,6 +163,7 @@ impl Monitor {
                     ADDRESSES => self.addresses_changed(),
                     POLICY => self.policy_changed(),
                     PAIRS => self.shm.pairs_ended(&self.ctx),
+                    ASLEEP => self.asleep = None,
                     STOP if !ends() => {}
                     STOP => {
                         if self.ctx.config.private {
@@ -357,7 +361,8 @@ impl Monitor {
         if !self.ctx.config.private {
             return false;
         }
-        if self.ctx.clients.iter().any(|(_, c)| c.is_process()) || !self.steers.is_empty() {
+        let any = || self.ctx.clients.iter().any(|(_, c)| c.is_process());
+        if self.asleep.is_some() || any() || !self.steers.is_empty() {
             self.deadline = None;
             return false;
         }
@@ -366,6 +371,13 @@ impl Monitor {
         if now < deadline {
             return false;
         }
+        self.asleep = crate::asleep::any(&self.ctx.config.socket);
+        let watched = |fd| epoll::add(&*self.ctx.epoll, fd, EventData::new_u64(ASLEEP), EventFlags::IN).is_ok();
+        if self.asleep.as_ref().is_some_and(watched) {
+            self.deadline = None;
+            return false;
+        }
+        self.asleep = None;
         // Somebody may be connecting just now. After `hide` nobody can find us;
         // whoever did before is in the backlog, and is served.
         if self.endpoint.hide().is_err() {

@@ -14,8 +14,9 @@ mod threads;
 mod uring;
 mod variadic;
 
+use crate::real;
 use answer::guarded;
-use fsocket_lifecycle::cancel;
+use fsocket_lifecycle::{cancel, process as state};
 use libc::*;
 
 macro_rules! hook_table {
@@ -35,8 +36,7 @@ macro_rules! hook_table {
                         false => guarded(|| unsafe { $family::$name($($arg),*) }),
                     }
                 }
-                // In a program that cancels threads. A function of its own: what lies around
-                // the call there would cost others a tenth of a send of 8 bytes.
+                // In a program that cancels threads.
                 #[cold]
                 #[inline(never)]
                 unsafe fn carefully($($arg: $ty),*) -> $ret {
@@ -47,8 +47,31 @@ macro_rules! hook_table {
                     }
                     r
                 }
-                if cancel::careful() && const { !points::sets_type(WHO) } {
-                    return unsafe { carefully($($arg),*) };
+                // A function of its own: what lies around the call there would cost others a tenth of a send
+                // of 8 bytes.
+                #[cold]
+                #[inline(never)]
+                unsafe fn unusual($($arg: $ty),*) -> $ret {
+                    if state::is_asleep() {
+                        if const { points::passes(WHO) } {
+                            return unsafe { real::$name($($arg),*) };
+                        }
+                        if const { points::wakes(WHO) } {
+                            crate::init::wake();
+                        }
+                    }
+                    match const { points::sets_type(WHO) } || !cancel::careful() {
+                        true => unsafe { again($($arg),*) },
+                        false => unsafe { carefully($($arg),*) },
+                    }
+                }
+                #[cold]
+                #[inline(never)]
+                unsafe fn again($($arg: $ty),*) -> $ret {
+                    unsafe { call($($arg),*) }
+                }
+                if state::unusual() != 0 {
+                    return unsafe { unusual($($arg),*) };
                 }
                 unsafe { call($($arg),*) }
             }

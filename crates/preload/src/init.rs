@@ -1,10 +1,16 @@
-//! Before `main`.
+//! Before `main`, and the beginning of the library: at the first call that concerns it.
+//!
+//! Most programs open no socket. They pay for the mappings of the library, a look at what they have inherited, and
+//! nothing else: no monitor is greeted, and hooks pass on what they are called for ([`is_asleep`], ADR 62).
 
 use crate::{home, musl, summary};
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
+use fsocket_lifecycle::process::is_asleep;
+use fsocket_lifecycle::signals::Held;
 use fsocket_lifecycle::zone::{self, Pin};
-use fsocket_lifecycle::{brief, ctl, fork, listen, passing, process, start, stats};
+use fsocket_lifecycle::{brief, ctl, fork, inherit, listen, passing, process, start, stats};
+use fsocket_sys as sys;
 use libc::{c_char, c_int};
 
 // Some hooks run earlier (constructors of other libraries): until this one has
@@ -13,23 +19,80 @@ use libc::{c_char, c_int};
 #[link_section = ".init_array"]
 static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = init;
 
+// The last of the code (layout.ld).
+core::arch::global_asm!(".pushsection .fsocket_end, \"ax\"", ".byte 0", ".popsection");
+
+/// How far it is: one of the values below, or the identity of the thread that begins it.
+#[link_section = ".data.fsocket_start"]
+static STATE: AtomicU64 = AtomicU64::new(UNBORN);
+/// The constructor has not run.
+const UNBORN: u64 = 0;
+const ASLEEP: u64 = 1;
+/// It has begun, or never will.
+const SETTLED: u64 = 2;
+
 #[link_section = ".text.fsocket_start"]
 extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
-    let _errno = fsocket_sys::errno::Saved::errno();
-    if musl::is_here() {
+    let _errno = sys::errno::Saved::errno();
+    if !musl::at_fork(before, in_parent, in_child) {
         return;
     }
-    let socket = env(envp, b"FASTSOCKET_SOCKET=");
-    let off =
-        |part: &[u8]| env(envp, b"FASTSOCKET_DISABLE=").is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
-    let (disabled, no_zones, no_balance) = (off(b"shm"), off(b"zones"), off(b"balance"));
-    let pin = Pin::parse(env(envp, b"FASTSOCKET_PIN=").unwrap_or(b""));
-    let upgrade = env(envp, b"FASTSOCKET_UPGRADE=").and_then(|v| core::str::from_utf8(v).ok()?.parse().ok());
-    environment::remember(envp, library());
-    if let Some(pid) = env(envp, b"FASTSOCKET_SUMMARY=") {
+    let once = environment::note(envp);
+    if let Some(pid) = once.summary {
         summary::begin(pid);
     }
-    let successor = env(envp, environment::SUCCESSOR);
+    STATE.store(ASLEEP, Ordering::Release);
+    if once.successor.is_some() || inherit::any_of_concern() {
+        begin(once.successor, true);
+    }
+    if once.successor.is_some() {
+        forget(envp, environment::SUCCESSOR);
+    }
+}
+
+extern "C" {
+    static environ: *const *const c_char;
+}
+
+/// How long a thread waits for another one that is beginning, nanoseconds. Its call is the kernel's then.
+const BEGINNING_FOR: u64 = 1_000_000_000;
+
+/// Before a call that concerns the library.
+#[cold]
+pub fn wake() {
+    if is_asleep() {
+        begin(None, false);
+    }
+}
+
+/// Before the program gives up system calls: what has not begun by now never does.
+pub fn never() {
+    let _ = STATE.compare_exchange(ASLEEP, SETTLED, Ordering::AcqRel, Ordering::Relaxed);
+}
+
+#[inline(never)]
+fn begin(successor: Option<&'static [u8]>, inherits: bool) {
+    let _errno = sys::errno::Saved::errno();
+    // (A handler would find it half begun, and must not wait for the thread that it has interrupted.)
+    let _held = Held::all();
+    let me = sys::cpu::thread_id();
+    if is_in_parents_memory() || STATE.compare_exchange(ASLEEP, me, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return await_beginning();
+    }
+    if !musl::is_here() {
+        set_up(successor, inherits);
+    }
+    STATE.store(SETTLED, Ordering::Release);
+}
+
+fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
+    // SAFETY: libc's variable; a copy of the pointer.
+    let now = unsafe { environ };
+    let socket = environment::at_start(environment::SOCKET, now);
+    let disabled = environment::at_start(environment::DISABLE, now);
+    let off = |part: &[u8]| disabled.is_some_and(|v| v.split(|c| *c == b',').any(|w| w == part));
+    let number = |v: &[u8]| core::str::from_utf8(v).ok()?.parse().ok();
+    environment::remember(now, library());
     // SAFETY: a NUL-terminated name; glibc's symbol is a `const ptrdiff_t`.
     let rseq_offset = unsafe {
         let p = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()) as *const isize;
@@ -41,25 +104,52 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
             Some(*p)
         }
     };
-    // SAFETY: a NUL-terminated name; glibc's symbol is a `char`, which is read and written whole.
-    let single_threaded =
-        unsafe { (libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as *const AtomicU8).as_ref() };
     past_thread_sanitizer();
     start::init(&start::Config {
         socket,
-        disabled,
-        no_zones,
-        no_balance,
-        pin,
-        upgrade,
+        disabled: off(b"shm"),
+        no_zones: off(b"zones"),
+        no_balance: off(b"balance"),
+        pin: Pin::parse(environment::at_start(environment::PIN, now).unwrap_or(b"")),
+        upgrade: environment::at_start(environment::UPGRADE, now).and_then(number),
         rseq_offset,
-        single_threaded,
+        single_threaded: single_threaded(),
         successor,
+        inherits,
     });
-    if successor.is_some() {
-        forget(envp, environment::SUCCESSOR);
+    process::awake();
+}
+
+/// glibc's word of whether the process has one thread, since 2.32.
+fn single_threaded() -> Option<&'static AtomicU8> {
+    // SAFETY: a NUL-terminated name; glibc's symbol is a `char`, which is read and written whole.
+    unsafe { (libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as *const AtomicU8).as_ref() }
+}
+
+/// Another thread may just be beginning: what this one makes meanwhile would stay the kernel's.
+#[cold]
+fn await_beginning() {
+    let began = sys::now_ns();
+    while STATE.load(Ordering::Acquire) > SETTLED && sys::now_ns().saturating_sub(began) < BEGINNING_FOR {
+        sys::nanosleep(20_000);
     }
-    musl::at_fork(before, in_parent, in_child);
+}
+
+/// Of the last call that made a child which runs in this process's memory (`vfork`); 0: there was none.
+#[link_section = ".data.fsocket_start"]
+static LENDER: AtomicI32 = AtomicI32::new(0);
+
+/// This process is about to lend its memory to a child until that executes a program.
+pub fn lends_memory() {
+    let pid = sys::getpid();
+    if LENDER.load(Ordering::Relaxed) != pid {
+        LENDER.store(pid, Ordering::Relaxed);
+    }
+}
+
+/// Is this such a child? What it began would be the parent's, with the child's descriptors.
+fn is_in_parents_memory() -> bool {
+    ![0, sys::getpid()].contains(&LENDER.load(Ordering::Relaxed))
 }
 
 #[used]
@@ -68,6 +158,9 @@ static FINI: extern "C" fn() = fini;
 
 #[link_section = ".text.fsocket_start"]
 extern "C" fn fini() {
+    if is_asleep() {
+        return summary::print();
+    }
     brief::at_end();
     // (Else those are the parent's.)
     if !listen::is_deferred() {
@@ -87,10 +180,10 @@ static HAS_FOUND: AtomicBool = AtomicBool::new(false);
 
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn before() {
-    let _errno = fsocket_sys::errno::Saved::errno();
-    fork::prepare();
+    let _errno = sys::errno::Saved::errno();
+    before_fork();
     // (Beside other threads the loader's lock might be taken.)
-    if !HAS_FOUND_EXEC.load(Ordering::Relaxed) && process::is_single_threaded() {
+    if !HAS_FOUND_EXEC.load(Ordering::Relaxed) && is_alone() {
         HAS_FOUND_EXEC.store(true, Ordering::Relaxed);
         crate::real::find_for_exec();
     }
@@ -100,13 +193,56 @@ unsafe extern "C" fn before() {
 }
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_parent() {
-    let _errno = fsocket_sys::errno::Saved::errno();
-    fork::parent();
+    let _errno = sys::errno::Saved::errno();
+    after_fork();
 }
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_child() {
-    let _errno = fsocket_sys::errno::Saved::errno();
-    fork::child();
+    let _errno = sys::errno::Saved::errno();
+    born();
+}
+
+/// Has this process never had a second thread?
+fn is_alone() -> bool {
+    match is_asleep() {
+        true => single_threaded().is_some_and(|word| word.load(Ordering::Relaxed) != 0),
+        false => process::is_single_threaded(),
+    }
+}
+
+/// The process is about to fork.
+#[link_section = ".text.fsocket_start"]
+pub fn before_fork() {
+    if STATE.load(Ordering::Relaxed) > SETTLED {
+        // (The child would have half of it.)
+        await_beginning();
+    }
+    if !is_asleep() {
+        fork::prepare();
+    }
+}
+
+/// In the parent.
+#[link_section = ".text.fsocket_start"]
+pub fn after_fork() {
+    if !is_asleep() {
+        fork::parent();
+    }
+}
+
+/// In the child. While the library has not begun nothing is written: each page would be copied.
+#[link_section = ".text.fsocket_start"]
+pub fn born() {
+    if !is_asleep() {
+        return fork::child();
+    }
+    if LENDER.load(Ordering::Relaxed) != 0 {
+        LENDER.store(0, Ordering::Relaxed);
+    }
+    if STATE.load(Ordering::Relaxed) > SETTLED {
+        // The thread that was beginning is not here.
+        STATE.store(SETTLED, Ordering::Relaxed);
+    }
 }
 
 /// ThreadSanitizer takes the place of `memcpy`, for us too: rings are copied by libc's own.
@@ -161,23 +297,4 @@ fn forget(envp: *const *const c_char, name: &[u8]) {
         }
         *to = core::ptr::null();
     }
-}
-
-/// Value of an environment variable; `name` ends with '='.
-fn env<'a>(envp: *const *const c_char, name: &[u8]) -> Option<&'a [u8]> {
-    if envp.is_null() {
-        return None;
-    }
-    let mut p = envp;
-    // SAFETY: a null-terminated array of C strings that the loader passes.
-    unsafe {
-        while !(*p).is_null() {
-            let s = core::ffi::CStr::from_ptr(*p).to_bytes();
-            if let Some(v) = s.strip_prefix(name) {
-                return Some(v);
-            }
-            p = p.add(1);
-        }
-    }
-    None
 }

@@ -28,16 +28,19 @@ fn found(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 type Handler = unsafe extern "C" fn();
 
-/// `pthread_atfork`, which glibc has in a static part that calls this.
-pub fn at_fork(before: Handler, in_parent: Handler, in_child: Handler) {
+/// `pthread_atfork`, which glibc has in a static part that calls this. False: this libc has it not.
+#[link_section = ".text.fsocket_start"]
+pub fn at_fork(before: Handler, in_parent: Handler, in_child: Handler) -> bool {
     type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
-    let register = find(c"__register_atfork");
-    if !register.is_null() {
-        // SAFETY: glibc's function of that name; no library's handle, as the handlers are there for good.
-        unsafe {
-            core::mem::transmute::<*mut c_void, Register>(register)(before, in_parent, in_child, core::ptr::null_mut())
-        };
+    let register = crate::old_glibc::register_atfork();
+    if register == 0 {
+        return false;
     }
+    // SAFETY: glibc's function of that name; no library's handle, as the handlers are there for good.
+    unsafe {
+        core::mem::transmute::<usize, Register>(register)(before, in_parent, in_child, core::ptr::null_mut());
+    }
+    true
 }
 
 // Of this library alone: nobody else sees these two.

@@ -14,6 +14,7 @@ struct Weak {
     /// Of glibc before 2.34, for its own use: there although nothing has loaded libdl.
     dlopen_mode: usize,
     libc_dlsym: usize,
+    register_atfork: usize,
 }
 
 extern "C" {
@@ -24,13 +25,13 @@ extern "C" {
 macro_rules! names {
     ($jump:literal, $version:literal; $($name:literal: $to:ident,)*) => {
         core::arch::global_asm!(
-            ".weak fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym",
+            ".weak fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym, __register_atfork",
             concat!(".symver fsocket_dlsym, dlsym@", $version),
             ".pushsection .data.rel.ro.fsocket_weak, \"aw\"",
             ".balign 8",
             ".hidden fsocket_weak",
             ".globl fsocket_weak",
-            "fsocket_weak: .quad fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym",
+            "fsocket_weak: .quad fsocket_dlsym, __libc_dlopen_mode, __libc_dlsym, __register_atfork",
             ".popsection",
             $(
                 concat!(".hidden ", $name),
@@ -86,6 +87,13 @@ unsafe fn dlsym_at() -> usize {
         0 => from_libdl(),
         at => at,
     }
+}
+
+/// Address of `__register_atfork`; 0: there is none.
+#[link_section = ".text.fsocket_start"]
+pub fn register_atfork() -> usize {
+    // SAFETY: the linker has filled it.
+    unsafe { (&raw const WEAK.register_atfork).read_volatile() }
 }
 
 /// In a program that has not loaded libdl.

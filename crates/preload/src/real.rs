@@ -28,6 +28,7 @@ macro_rules! hook_table {
         #[allow(non_camel_case_types, dead_code, clippy::upper_case_acronyms)]
         #[derive(Clone, Copy)]
         enum Place { $($name,)* Count }
+        #[link_section = ".data.fsocket_start"]
         static CACHES: [AtomicPtr<c_void>; Place::Count as usize] =
             [const { AtomicPtr::new(core::ptr::null_mut()) }; Place::Count as usize];
         $(

@@ -31,6 +31,12 @@ fn stderr() -> Option<[u64; 2]> {
     (st.st_mode & libc::S_IFMT != libc::S_IFSOCK).then_some([st.st_dev, st.st_ino])
 }
 
+/// Is a line to be printed at the end?
+#[inline]
+pub fn is_wanted() -> bool {
+    OF.load(Ordering::Relaxed) != 0
+}
+
 /// The program ends.
 pub fn print() {
     // (Once, also where a handler ends the program meanwhile.)

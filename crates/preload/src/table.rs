@@ -73,7 +73,6 @@ hook_table! {
     readiness: "rings and kernel together" fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
     readiness: "rings and kernel together" fn epoll_pwait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     readiness: "rings and kernel together" fn epoll_pwait2(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    process: "as fork: a child that shares our memory would close the parent's connections" fn vfork() -> pid_t;
     process: "a fork that runs no handlers: ours run" fn _Fork() -> pid_t;
     process: "a forked child notes whether its connection was short; prints the line of --summary" fn _exit(status: c_int) -> ();
     process: "as _exit" fn _Exit(status: c_int) -> ();
@@ -90,6 +89,7 @@ hook_table! {
     rights: "as setuid" fn setgroups(n: size_t, groups: *const gid_t) -> c_int;
     rights: "as setuid" fn initgroups(user: *const c_char, gid: gid_t) -> c_int;
     rights: "as setuid" fn capset(header: *mut c_void, data: *const c_void) -> c_int;
+    process: "the monitor is greeted before" fn chroot(path: *const c_char) -> c_int;
     process: "shared memory off when the network namespace changes" fn unshare(flags: c_int) -> c_int;
     process: "shared memory off when the network namespace changes" fn setns(fd: c_int, kind: c_int) -> c_int;
     process: "a lower limit counts for the descriptors that we keep, too" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int;
@@ -148,6 +148,7 @@ variadic_table! {
     process: "as execve" list_and_environment fn execle;
     io: "the connection becomes the kernel's first" hand_over fn dprintf;
     io: "as dprintf" hand_over fn __dprintf_chk;
+    process: "as fork, once the library has begun: a child that shares our memory would close the parent's connections" lend_memory fn vfork;
     process: "what a library that is loaded with RTLD_DEEPBIND by its path has found in libc is set to ours" load fn dlopen;
 }
 

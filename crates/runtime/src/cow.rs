@@ -21,4 +21,5 @@ macro_rules! sparing {
         }
     )*};
 }
-sparing!(AtomicBool: bool, AtomicI32: i32, AtomicU32: u32, AtomicU64: u64, AtomicU8: u8);
+sparing!(AtomicBool: bool, AtomicI32: i32, AtomicU32: u32, AtomicU64: u64, AtomicU8: u8,
+    crate::number::Number: i32);

@@ -21,6 +21,7 @@ pub mod mailbox;
 pub mod making;
 pub mod memory_fd;
 pub mod name;
+pub mod number;
 pub mod options;
 mod outcome;
 pub mod process;

@@ -123,6 +123,34 @@ pub fn next_own(from: u32, to: u32) -> Option<u32> {
     OWN_LOW.next(from, to).or_else(|| OWN_HIGH.next(from, to))
 }
 
+/// What the entry of every hook looks at: [`CANCELS`] and [`ASLEEP`].
+#[link_section = ".data.fsocket_start"]
+static UNUSUAL: AtomicU8 = AtomicU8::new(ASLEEP);
+/// The program cancels threads.
+pub const CANCELS: u8 = 1;
+/// The library has not begun in this program, which has called nothing yet that concerns it.
+pub const ASLEEP: u8 = 2;
+
+/// Which of [`CANCELS`] and [`ASLEEP`] are so.
+#[inline(always)]
+pub fn unusual() -> u8 {
+    UNUSUAL.load(Ordering::Relaxed)
+}
+
+pub fn is_asleep() -> bool {
+    unusual() & ASLEEP != 0
+}
+
+pub fn cancels() {
+    UNUSUAL.fetch_or(CANCELS, Ordering::SeqCst);
+}
+
+/// The library begins.
+pub fn awake() {
+    // Release: what was set up before.
+    UNUSUAL.fetch_and(!ASLEEP, Ordering::Release);
+}
+
 pub fn set_nonce(n: u64) {
     NONCE.store(n, Ordering::Relaxed);
     TAG.store((n >> 16) << 48, Ordering::Relaxed);

@@ -7,6 +7,7 @@
 //! `pthread_testcancel`. ADR 31.
 
 use crate::cow::Sparing;
+use crate::process;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
 
@@ -30,9 +31,6 @@ static REQUESTS: [Request; PENDING] =
     [const { Request { thread: AtomicU64::new(0), tid: AtomicU32::new(0), seen: AtomicBool::new(false) } }; PENDING];
 /// How many of them there are.
 static COUNT: AtomicU32 = AtomicU32::new(0);
-/// The program cancels threads.
-static CAREFUL: AtomicBool = AtomicBool::new(false);
-
 extern "C" {
     fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
     fn pthread_getcpuclockid(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> libc::c_int;
@@ -43,12 +41,12 @@ const DISABLE: libc::c_int = 1;
 /// Does this program cancel threads? Until it does, nobody pays.
 #[inline(always)]
 pub fn careful() -> bool {
-    CAREFUL.load(Ordering::Relaxed)
+    process::unusual() & process::CANCELS != 0
 }
 
 /// The program cancels threads from now on.
 pub fn be_careful() {
-    CAREFUL.store(true, Ordering::SeqCst);
+    process::cancels();
 }
 
 /// The kernel's number of a thread that is alive; 0: not known.

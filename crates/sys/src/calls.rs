@@ -237,6 +237,13 @@ pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
 pub fn owner_and_mode(path: &core::ffi::CStr) -> Result<(u32, u32)> {
     stat(path).map(|s| (s.st_uid, s.st_mode))
 }
+/// Type and permissions of what a descriptor refers to.
+pub fn mode(fd: i32) -> Result<u32> {
+    let mut s = core::mem::MaybeUninit::<libc::stat>::uninit();
+    sc!(SYS_fstat, fd, s.as_mut_ptr())?;
+    // SAFETY: the kernel has filled it; its structure is libc's.
+    Ok(unsafe { s.assume_init() }.st_mode)
+}
 /// What a file says of its size, bytes.
 pub fn size(path: &core::ffi::CStr) -> Result<u64> {
     stat(path).map(|s| s.st_size as u64)

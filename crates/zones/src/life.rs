@@ -3,11 +3,12 @@
 use crate::cow::Sparing;
 use crate::cpu::{self, Pin};
 use crate::listener::{close, count, enabled, of, state, used, Zoned, LOCALS, ON, USED, ZONED};
+use crate::number::Number;
 use crate::process;
 use crate::table::{self, kind, Desc};
 use crate::upcalls::watcher;
 use crate::{kept, values};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_fdtable::ctl;
 use fsocket_reuseport::listener::Shape;
@@ -212,7 +213,7 @@ pub fn become_child() {
 
 /// One of our descriptors got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
-    let swap = |a: &AtomicI32| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let swap = |a: &Number| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     used().iter().any(|z| {
         swap(&z.reservation)
             || z.handoff.iter().any(swap)

@@ -4,9 +4,10 @@ use super::dwell;
 use super::page::Page;
 use super::watches::List;
 use crate::lock::Lock;
+use crate::number::Number;
 use crate::table::Desc;
 use crate::{process, socks, stats};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_abi::balance::{Balance, QUEUES};
 use fsocket_sys::{self as sys, Result};
@@ -41,10 +42,10 @@ pub(super) mod state {
 pub struct Zoned {
     pub(super) state: AtomicU32,
     /// A number of the global listen socket.
-    pub(super) fd: AtomicI32,
-    pub(super) reservation: AtomicI32,
+    pub(super) fd: Number,
+    pub(super) reservation: Number,
     /// Ends of a socket pair to receive from and to send to; see `handoff`.
-    pub(super) handoff: [AtomicI32; 2],
+    pub(super) handoff: [Number; 2],
     pub(super) page: AtomicPtr<Page>,
     /// The monitor's number of the group; 0: not asked.
     pub(super) group: AtomicU64,
@@ -76,7 +77,7 @@ pub struct Local {
     pub(super) thread: AtomicU64,
     /// Of several threads that wait in its epoll instance the one that came last.
     pub(super) delegate: AtomicU64,
-    pub(super) fd: AtomicI32,
+    pub(super) fd: Number,
     pub(super) cpu: AtomicU32,
     /// Place at the monitor; 0: none.
     pub(super) place: AtomicU32,
@@ -105,12 +106,12 @@ pub struct Local {
     pub(super) peers_looked: AtomicU64,
     /// An epoll instance with all peers, for when its thread sleeps in `poll` or `accept`;
     /// -1: none.
-    pub(super) inner: AtomicI32,
+    pub(super) inner: Number,
     /// With which events and data it lies in an epoll instance, mixed.
     pub(super) put: AtomicU64,
     /// Instance out of which the application has taken the listener, but we not yet the
     /// socket; -1: none.
-    pub(super) lazy: AtomicI32,
+    pub(super) lazy: Number,
 }
 
 impl Local {
@@ -118,7 +119,7 @@ impl Local {
         Local {
             thread: AtomicU64::new(0),
             delegate: AtomicU64::new(0),
-            fd: AtomicI32::new(-1),
+            fd: Number::none(),
             cpu: AtomicU32::new(0),
             place: AtomicU32::new(0),
             entry: AtomicU32::new(0),
@@ -133,9 +134,9 @@ impl Local {
             fair: AtomicU32::new(0),
             peers_since: AtomicU64::new(0),
             peers_looked: AtomicU64::new(0),
-            inner: AtomicI32::new(-1),
+            inner: Number::none(),
             put: AtomicU64::new(0),
-            lazy: AtomicI32::new(-1),
+            lazy: Number::none(),
         }
     }
     pub(super) fn fd(&self) -> i32 {
@@ -164,9 +165,9 @@ impl Zoned {
     pub(super) const fn new() -> Zoned {
         Zoned {
             state: AtomicU32::new(state::FREE),
-            fd: AtomicI32::new(-1),
-            reservation: AtomicI32::new(-1),
-            handoff: [const { AtomicI32::new(-1) }; 2],
+            fd: Number::none(),
+            reservation: Number::none(),
+            handoff: [const { Number::none() }; 2],
             page: AtomicPtr::new(core::ptr::null_mut()),
             group: AtomicU64::new(0),
             inherited: AtomicBool::new(false),
@@ -304,7 +305,7 @@ pub(super) const PEERS: usize = 2 * QUEUES;
 
 /// Another worker's local listen socket.
 pub(super) struct Sock {
-    pub(super) fd: AtomicI32,
+    pub(super) fd: Number,
     /// 0: free.
     pub(super) place: AtomicU32,
     pub(super) gone: AtomicBool,
@@ -337,7 +338,7 @@ pub(super) fn put(ep: i32, fd: i32, ev: &libc::epoll_event) -> Result<()> {
     }
 }
 
-pub(super) fn close(fd: &AtomicI32) {
+pub(super) fn close(fd: &Number) {
     let fd = fd.swap(-1, Ordering::AcqRel);
     if fd >= 0 {
         process::close_own(fd);

@@ -1,6 +1,7 @@
 //! The epoll instances in which the program watches a listener, and the threads that wait there.
 
 use crate::cow::Sparing;
+use crate::number::Number;
 use crate::process;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys as sys;
@@ -37,8 +38,8 @@ pub struct List {
 
 pub(super) struct Watch {
     /// Descriptor of the instance, [`NO_INSTANCE`] or [`BEING_TAKEN`].
-    pub(super) ep: AtomicI32,
-    pub(super) fd: AtomicI32,
+    pub(super) ep: Number,
+    pub(super) fd: Number,
     pub(super) events: AtomicU32,
     pub(super) data: AtomicU64,
     pub(super) thread: AtomicU64,
@@ -70,8 +71,8 @@ impl List {
         List {
             all: [const {
                 Watch {
-                    ep: AtomicI32::new(NO_INSTANCE),
-                    fd: AtomicI32::new(-1),
+                    ep: Number::none(),
+                    fd: Number::none(),
                     events: AtomicU32::new(0),
                     data: AtomicU64::new(0),
                     thread: AtomicU64::new(0),

@@ -40,6 +40,8 @@ pub(super) static SILENT: AtomicU64 = AtomicU64::new(0);
 /// How long an answer may take that the program can do without: the kernel does it then. Also one look
 /// for an answer.
 pub(super) const SHORT_PATIENCE: u64 = 250_000_000;
+/// The same for its first one: programs greet it right before they need it.
+pub(super) const FIRST_PATIENCE: u64 = 750_000_000;
 /// Until when nothing of that kind is asked, nanoseconds, after an answer that took longer.
 pub(super) static SLOW_UNTIL: AtomicU64 = AtomicU64::new(0);
 const SLOW_PAUSE: u64 = 1_000_000_000;

@@ -4,20 +4,27 @@ use crate::ctl;
 use crate::lock::Lock;
 use core::ffi::{c_char, CStr};
 use core::fmt::Write;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use fsocket_sys as sys;
 
 /// The variable that leads the next program to what it inherits.
 pub const SUCCESSOR: &[u8] = b"FASTSOCKET_SUCCESSOR=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
-const SOCKET: &[u8] = b"FASTSOCKET_SOCKET=";
-const DISABLE: &[u8] = b"FASTSOCKET_DISABLE=";
+pub const SOCKET: &[u8] = b"FASTSOCKET_SOCKET=";
+pub const DISABLE: &[u8] = b"FASTSOCKET_DISABLE=";
+pub const PIN: &[u8] = b"FASTSOCKET_PIN=";
+pub const UPGRADE: &[u8] = b"FASTSOCKET_UPGRADE=";
 
 /// Bytes of one variable that is kept.
 const LEN: usize = 1024;
 /// Variables that are given again to the same binary in a cleared environment.
-const KEPT: [&[u8]; 5] = [PRELOAD, SOCKET, DISABLE, b"FASTSOCKET_PIN=", b"FASTSOCKET_UPGRADE="];
+const KEPT: [&[u8]; 5] = [PRELOAD, SOCKET, DISABLE, PIN, UPGRADE];
 /// Entries on the stack; a longer environment gets memory of its own.
 const ENTRIES: usize = 256;
+
+/// Where the entries of [`KEPT`] lie that the program was started with; null: not set.
+#[link_section = ".data.fsocket_start"]
+static AT_START: [AtomicPtr<c_char>; KEPT.len()] = [const { AtomicPtr::new(core::ptr::null_mut()) }; KEPT.len()];
 
 /// The program's own environment at its start. It may clear or overwrite it.
 struct Start {
@@ -27,7 +34,6 @@ struct Start {
     /// `NAME=value` with a NUL; empty: not set.
     kept: [[u8; LEN]; KEPT.len()],
 }
-#[link_section = ".data.fsocket_environment"]
 static START: Lock<Start> = Lock::new(Start { entry: (0, 0), kept: [[0; LEN]; KEPT.len()] });
 
 type Env = *const *const c_char;
@@ -62,13 +68,66 @@ fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|c| matches!(c, b':' | b' ')).filter(|w| !w.is_empty())
 }
 
-/// At start: remember what the environment says of us. `library` is the path
-/// under which the loader knows this library.
-pub fn remember(env: Env, library: &[u8]) {
+/// What the environment at the start says of this program alone.
+#[derive(Default)]
+pub struct Once<'a> {
+    pub successor: Option<&'a [u8]>,
+    /// FASTSOCKET_SUMMARY.
+    pub summary: Option<&'a [u8]>,
+}
+
+/// At the start: notes where the variables lie. They are read when the library begins ([`at_start`]): most programs
+/// open no socket.
+#[link_section = ".text.fsocket_start"]
+pub fn note(env: Env) -> Once<'static> {
+    let mut once = Once::default();
+    // SAFETY: the first byte of a string.
+    for entry in entries(env).filter(|e| matches!(unsafe { **e } as u8, b'F' | b'L')) {
+        let text = bytes(entry);
+        if let Some(i) = KEPT.iter().position(|name| text.starts_with(name)) {
+            if AT_START[i].load(Ordering::Relaxed).is_null() {
+                AT_START[i].store(entry.cast_mut(), Ordering::Relaxed);
+            }
+        } else if let Some(value) = text.strip_prefix(SUCCESSOR) {
+            once.successor = Some(value);
+        } else if let Some(value) = text.strip_prefix(b"FASTSOCKET_SUMMARY=") {
+            once.summary = Some(value);
+        }
+    }
+    once
+}
+
+/// Entry `i` of [`KEPT`] as it was at the start. A program that writes its title over the strings has copied them
+/// before, for `now`: it writes upwards, and over the name first.
+fn entry_at_start(i: usize, now: Env) -> Option<&'static [u8]> {
+    let at = AT_START[i].load(Ordering::Relaxed);
+    if at.is_null() {
+        return None;
+    }
+    // (Not beyond the name: what the program has written may have no end.)
+    let intact = KEPT[i].iter().enumerate().all(|(n, b)| {
+        // SAFETY: the kernel has put a string there that begins with the name.
+        unsafe { *at.add(n) as u8 == *b }
+    });
+    match intact {
+        true => Some(bytes(at)),
+        false => entries(now).map(bytes).find(|e| e.starts_with(KEPT[i])),
+    }
+}
+
+/// The value of a variable that is kept, as it was at the start.
+pub fn at_start(name: &[u8], now: Env) -> Option<&'static [u8]> {
+    let i = KEPT.iter().position(|kept| *kept == name)?;
+    entry_at_start(i, now)?.strip_prefix(name)
+}
+
+/// When the library begins: remembers what the environment said of us. `library` is the path under which the
+/// loader knows this library.
+pub fn remember(now: Env, library: &[u8]) {
     let Ok(mut s) = START.lock() else { return };
     let name = |path: &[u8]| path.rsplit(|c| *c == b'/').next().map_or(0, |n| path.len() - n.len());
-    for (i, which) in KEPT.iter().enumerate() {
-        let Some(entry) = entries(env).map(bytes).find(|e| e.starts_with(which)).filter(|e| e.len() < LEN) else {
+    for i in 0..KEPT.len() {
+        let Some(entry) = entry_at_start(i, now).filter(|e| e.len() < LEN) else {
             continue;
         };
         s.kept[i][..entry.len()].copy_from_slice(entry);

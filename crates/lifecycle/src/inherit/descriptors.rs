@@ -5,19 +5,22 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_sys as sys;
 
 /// Do `f` for every open descriptor that is not ours.
-pub(super) fn each_descriptor(mut f: impl FnMut(i32)) {
+pub(super) fn each_descriptor(f: impl FnMut(i32)) {
     static BUSY: AtomicBool = AtomicBool::new(false);
     if BUSY.swap(true, Ordering::Acquire) {
         return;
     }
+    // Reading /proc costs more than all else at the start of a program.
+    match few_descriptors() {
+        Some(numbers) => (0..FEW).filter(|fd| numbers & 1 << fd != 0).for_each(f),
+        None => each_listed(f),
+    }
+    BUSY.store(false, Ordering::Release);
+}
+
+fn each_listed(mut f: impl FnMut(i32)) {
     let args = [libc::AT_FDCWD as usize, c"/proc/self/fd".as_ptr() as usize, 0, 0, 0, 0];
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
-    // Reading /proc costs more than all else at the start of a program.
-    if let Some(numbers) = few_descriptors() {
-        (0..FEW).filter(|fd| numbers & 1 << fd != 0).for_each(f);
-        BUSY.store(false, Ordering::Release);
-        return;
-    }
     // SAFETY: a C string.
     match unsafe { sys::raw(libc::SYS_openat, [args[0], args[1], flags, 0, 0, 0]) } {
         Ok(dir) => {
@@ -31,7 +34,44 @@ pub(super) fn each_descriptor(mut f: impl FnMut(i32)) {
         // No /proc: the numbers that programs hand down.
         Err(_) => (0..256).filter(|fd| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok()).for_each(f),
     }
-    BUSY.store(false, Ordering::Release);
+}
+
+/// Is one among them that concerns the library: a socket of the internet, or an epoll instance (those have no place in
+/// a file system)?
+#[link_section = ".text.fsocket_start"]
+pub fn any_of_concern() -> bool {
+    // One call for each, where most programs have three.
+    let all = sys::size(c"/proc/self/fd").unwrap_or(0) as i32;
+    let mut seen = 0;
+    for fd in 0..FEW.min(all.saturating_add(4)) {
+        let Ok(mode) = sys::mode(fd) else { continue };
+        if is_of_concern(fd, mode) {
+            return true;
+        }
+        seen += 1;
+        if seen == all {
+            return false;
+        }
+    }
+    let mut any = false;
+    each_listed(|fd| any |= sys::mode(fd).is_ok_and(|mode| is_of_concern(fd, mode)));
+    any
+}
+
+#[inline]
+fn is_of_concern(fd: i32, mode: u32) -> bool {
+    match mode & libc::S_IFMT {
+        libc::S_IFSOCK => is_internet(fd),
+        kind => kind == 0,
+    }
+}
+
+/// (Pipes of some programs are sockets: a shell's children have many.)
+#[cold]
+fn is_internet(fd: i32) -> bool {
+    let mut address = [0u8; 28];
+    let family = sys::getsockname(fd, &mut address).map(|_| u16::from_ne_bytes([address[0], address[1]]));
+    family.is_ok_and(|f| matches!(i32::from(f), libc::AF_INET | libc::AF_INET6))
 }
 
 /// Numbers that are looked at one by one.

@@ -53,7 +53,37 @@ pub const fn is_point(who: Who) -> bool {
 pub const fn guards_itself(who: Who) -> bool {
     is_point(who)
         || among(who.0, &["io", "readiness", "threads"])
-        || among(who.1, &["syscall", "shutdown", "setsockopt"])
+        || among(who.1, &["syscall", "shutdown", "setsockopt", "_exit", "_Exit"])
+}
+
+/// The library begins before it, if it has not.
+pub const fn wakes(who: Who) -> bool {
+    among(who.0, &["rights", "uring"])
+        || among(
+            who.1,
+            &[
+                "socket",
+                "accept",
+                "accept4",
+                "connect",
+                "listen",
+                "epoll_create",
+                "epoll_create1",
+                "pidfd_getfd",
+                "recvmsg",
+                "recvmmsg",
+                "unshare",
+                "setns",
+                "chroot",
+            ],
+        )
+}
+
+/// It is libc's alone while the library has not begun.
+pub const fn passes(who: Who) -> bool {
+    !wakes(who)
+        && !among(who.0, &["threads"])
+        && !among(who.1, &["_Fork", "clone", "prctl", "syscall", "_exit", "_Exit"])
 }
 
 /// It sets what the others have to find.

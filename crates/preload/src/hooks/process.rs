@@ -1,18 +1,23 @@
 //! What changes the process under the sockets.
 
 use super::answer::guarded;
-use crate::real;
+use crate::{init, real};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::table::{self, kind};
-use fsocket_lifecycle::{brief, credentials, epoll, exec, fork, limit, pool, process, sandbox, upgrade, user};
+use fsocket_lifecycle::{brief, credentials, epoll, exec, limit, pool, process, sandbox, upgrade, user};
 use libc::*;
 
-pub unsafe fn vfork() -> pid_t {
-    // Not the real one: its child runs in our memory and would take the
-    // parent's connections down with each close().
+/// `vfork`, once the library has begun: the real one's child runs in our memory and would take the
+/// parent's connections down with each close().
+pub unsafe extern "C" fn forked_for_exec() -> pid_t {
     unsafe { fork() }
+}
+
+/// The monitor's socket cannot be found any more afterwards: [`super::points::wakes`].
+pub unsafe fn chroot(path: *const c_char) -> c_int {
+    unsafe { real::chroot(path) }
 }
 
 pub unsafe fn unshare(flags: c_int) -> c_int {
@@ -94,18 +99,18 @@ pub(super) fn forks(flags: c_ulong) -> bool {
 
 /// A fork that runs none of the handlers of `pthread_atfork`: ours run here.
 pub(super) fn forked(flags: c_ulong, call: impl FnOnce() -> c_long) -> c_long {
-    fork::prepare();
+    init::before_fork();
     let r = call();
     let _errno = fsocket_sys::errno::Saved::errno();
     match r {
         0 => born(flags),
-        _ => fork::parent(),
+        _ => init::after_fork(),
     }
     r
 }
 
 fn born(flags: c_ulong) {
-    fork::child();
+    init::born();
     if flags & CLONE_NEWNET as c_ulong != 0 {
         process::disable();
     }
@@ -118,7 +123,9 @@ pub unsafe fn _Fork() -> pid_t {
 
 pub unsafe fn _exit(status: c_int) {
     brief::at_end();
-    crate::summary::print();
+    if crate::summary::is_wanted() {
+        guarded(crate::summary::print);
+    }
     // (libc's own does no more; and nothing is looked up here, perhaps in a signal handler.)
     let _ = unsafe { fsocket_sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     // A filter (seccomp) has refused it. The caller has no code behind this call.
@@ -154,15 +161,18 @@ pub unsafe fn clone(
     child_tid: *mut c_void,
 ) -> c_int {
     if !forks(flags as c_ulong) || f.is_null() || stack.is_null() {
+        if flags & (CLONE_VM | CLONE_THREAD) == CLONE_VM {
+            init::lends_memory();
+        }
         return unsafe { real::clone(f, stack, flags, arg, parent_tid, tls, child_tid) };
     }
     let f: extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(f) };
     let mut start = Start { f, arg, flags: flags as c_ulong };
-    fork::prepare();
+    init::before_fork();
     let first = &raw mut start as *mut c_void;
     let r = unsafe { real::clone(begin as *mut c_void, stack, flags, first, parent_tid, tls, child_tid) };
     let _errno = fsocket_sys::errno::Saved::errno();
-    fork::parent();
+    init::after_fork();
     r
 }
 
@@ -172,6 +182,7 @@ pub(super) fn seccomp(operation: c_ulong, filter: c_ulong) {
     let sets = operation == SECCOMP_SET_MODE_STRICT as c_ulong
         || operation == SECCOMP_SET_MODE_FILTER as c_ulong && filter != 0;
     if sets {
+        init::never();
         let _errno = fsocket_sys::errno::Saved::errno();
         sandbox::enter();
     }

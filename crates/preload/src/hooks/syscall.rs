@@ -5,7 +5,8 @@
 use super::answer::guarded;
 use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, unshare};
 use super::{descriptors as de, io, readiness as re, sockets as so};
-use crate::real;
+use crate::{init, real};
+use fsocket_lifecycle::process::is_asleep;
 use fsocket_lifecycle::{credentials, sealed, table, user};
 use libc::*;
 
@@ -23,6 +24,38 @@ pub unsafe fn syscall(
     f: c_ulong,
 ) -> c_long {
     let fd = a as c_int;
+    if is_asleep() {
+        match number {
+            SYS_socket
+            | SYS_accept
+            | SYS_accept4
+            | SYS_connect
+            | SYS_listen
+            | SYS_epoll_create1
+            | SYS_pidfd_getfd
+            | SYS_recvmsg
+            | SYS_recvmmsg
+            | SYS_io_uring_setup
+            | SYS_unshare
+            | SYS_setns
+            | SYS_chroot
+            | SYS_pivot_root
+            | SYS_setuid
+            | SYS_setreuid
+            | SYS_setresuid
+            | SYS_setgid
+            | SYS_setregid
+            | SYS_setresgid
+            | SYS_setgroups
+            | SYS_capset
+            | SYS_landlock_restrict_self => init::wake(),
+            SYS_clone3 | SYS_clone => init::lends_memory(),
+            SYS_prctl | SYS_seccomp => {}
+            #[cfg(target_arch = "x86_64")]
+            SYS_fork | SYS_epoll_create => {}
+            _ => return unsafe { real::syscall(number, a, b, c, d, e, f) },
+        }
+    }
     // Each arm passes the arguments of the system call, which are those of the
     // libc function, in order.
     unsafe {

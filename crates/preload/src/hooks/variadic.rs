@@ -23,6 +23,15 @@ pub fn load(file: usize, flags: usize) -> Option<*const c_void> {
     deep::wanted(file as *const c_char, flags as c_int).then_some(deep::load as *const c_void)
 }
 
+/// `vfork`. A copy of the process would be much more than a shell wants, where there is nothing to keep.
+pub fn lend_memory(_: usize, _: usize) -> Option<*const c_void> {
+    if !fsocket_lifecycle::process::is_asleep() {
+        return Some(process::forked_for_exec as *const c_void);
+    }
+    crate::init::lends_memory();
+    None
+}
+
 /// Arguments as the caller has passed them: some in registers, then the stack.
 pub struct Arguments {
     registers: *const usize,
@@ -133,6 +142,9 @@ macro_rules! trampoline {
     };
     (load, $name:ident) => {
         variadic::trampoline!(before load, $name);
+    };
+    (lend_memory, $name:ident) => {
+        variadic::trampoline!(before lend_memory, $name);
     };
     (before $what:ident, $name:ident) => {
         const _: () = {

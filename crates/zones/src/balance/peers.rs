@@ -4,8 +4,9 @@
 use super::PEER_MARK;
 use crate::cow::Sparing;
 use crate::listener::{close, put, used, Local, Peers, Sock, Zoned, PEERS};
+use crate::number::Number;
 use crate::{ctl, process};
-use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{fence, AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use fsocket_abi::balance::{BALANCE_SIZE, QUEUES};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, cpu, Result};
@@ -21,8 +22,7 @@ impl Peers {
         Peers {
             map: AtomicPtr::new(core::ptr::null_mut()),
             n: AtomicU32::new(0),
-            all: [const { Sock { fd: AtomicI32::new(-1), place: AtomicU32::new(0), gone: AtomicBool::new(false) } };
-                PEERS],
+            all: [const { Sock { fd: Number::none(), place: AtomicU32::new(0), gone: AtomicBool::new(false) } }; PEERS],
             last: AtomicU32::new(0),
             orphans: AtomicBool::new(false),
         }
@@ -47,7 +47,7 @@ impl Peers {
         any
     }
 
-    pub fn renumbered(&self, swap: &impl Fn(&AtomicI32) -> bool) -> bool {
+    pub fn renumbered(&self, swap: &impl Fn(&Number) -> bool) -> bool {
         self.all.iter().any(|s| swap(&s.fd))
     }
 

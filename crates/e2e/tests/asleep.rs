@@ -1,0 +1,85 @@
+//! The library begins in a program at its first call that concerns it (ADR 62).
+
+use fsocket_e2e::native::{self, Echo};
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{artifacts, net, stock_mode, Host, Proc};
+use std::os::unix::fs::DirBuilderExt;
+use std::process::Command;
+use std::time::Duration;
+
+/// What a program asks the kernel for until it ends.
+#[track_caller]
+fn calls(host: &Host, program: &[&str]) -> String {
+    let strace = fsocket_testkit::find_program("strace").expect("strace (make deps)");
+    let preload = format!("LD_PRELOAD={}", artifacts::library().display());
+    let socket = format!("FASTSOCKET_SOCKET={}", host.socket().display());
+    let mut command = host.command(Stock, strace);
+    command.args(["-f", "-E", &preload, "-E", &socket]).args(program);
+    Proc::spawn(host.logs(), "strace", command).finish(Duration::from_secs(60)).success().stderr
+}
+
+/// It greets nobody, and a shell's children share its memory as they do without the library.
+#[test]
+fn a_program_without_sockets_is_left_alone() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no library");
+    }
+    let host = Host::new();
+    for program in [&["true"][..], &["cat", "/dev/null"], &["sh", "-c", "/bin/true; /bin/true"]] {
+        let made = calls(&host, program);
+        assert!(made.contains("libfsocket.so"), "{made}");
+        for call in ["socket(", "connect(", "memfd_create(", "membarrier("] {
+            assert!(!made.contains(call), "{program:?} calls {call}\n{made}");
+        }
+    }
+    let shell = calls(&host, &["sh", "-c", "/bin/true; /bin/true"]);
+    assert!(shell.contains("vfork("), "a fork\n{shell}");
+    assert!(host.snapshot().report.is_some_and(|r| r.processes.is_empty()), "somebody has greeted the monitor");
+}
+
+/// In the child that connects, and then in the parent. Children that borrow its memory change neither.
+#[test]
+fn it_begins_where_it_is_called() {
+    let host = Host::new();
+    let echo = native::build(&host, "echo", &["echo.c"], &[]);
+    let asleep = native::build(&host, "asleep", &["asleep.c"], &[]);
+    let (_server, port) = Echo::default().serve(&host, Accel, &echo, 100);
+    let before = host.snapshot();
+    let mut command = host.command(Accel, &asleep);
+    command.arg(&port);
+    Proc::spawn(host.logs(), "asleep", command).finish(Duration::from_secs(60)).success().says("ok");
+    host.snapshot().since(&before).assert_shm(2);
+}
+
+/// A private monitor whose other programs have ended waits for one that has not called it yet, and ends after it.
+#[test]
+fn a_private_monitor_stays_for_a_program_that_sleeps() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no library");
+    }
+    let host = Host::stopped();
+    let asleep = native::build(&host, "asleep", &["asleep.c"], &[]);
+    let socket = host.path().join("own").join("socket");
+    std::fs::DirBuilder::new().mode(0o700).create(socket.parent().expect("a directory")).expect("made");
+    let mut command = Command::new(artifacts::monitor());
+    command.args(["--private", "--linger", "0.3", "--socket"]).arg(&socket);
+    let mut monitor = Proc::spawn(host.logs(), "fastsocketd", command);
+    net::wait_until(Duration::from_secs(20), || socket.exists()).expect("it begins");
+    let with = |mut command: Command| {
+        command.env("LD_PRELOAD", artifacts::library()).env("FASTSOCKET_SOCKET", &socket);
+        command
+    };
+    // (The first one ends the long grace of the start.)
+    let mut first = host.command(Stock, fsocket_testkit::PYTHON);
+    first.args(["-c", "import socket; socket.socket()"]);
+    let mut late = host.command(Stock, &asleep);
+    let port = net::free_port();
+    late.args([&port.to_string(), "3000000"]);
+    let late = Proc::spawn(host.logs(), "asleep", with(late));
+    Proc::spawn(host.logs(), "first", with(first)).finish(Duration::from_secs(30)).success();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(monitor.running(), "the monitor has ended before the program: {}", monitor.stderr());
+    // (There is no server: it fails.)
+    let _ = late.finish(Duration::from_secs(30));
+    assert!(net::wait_until(Duration::from_secs(20), || !monitor.running()).is_ok(), "the monitor stays for nobody");
+}

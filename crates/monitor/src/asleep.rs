@@ -1,0 +1,57 @@
+//! Programs that have the library and have not called it for anything yet: they have not greeted anybody, and want
+//! their private monitor all the same.
+
+use rustix::fd::OwnedFd;
+use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// What is read of an environment, at most.
+const ENVIRONMENT: u64 = 1 << 20;
+
+/// A process that was started with the library and `socket` as its monitor's, if there is one. (Not of other users:
+/// what they were started with cannot be read.)
+pub fn any(socket: &Path) -> Option<OwnedFd> {
+    let wanted = [fsocket_proto::paths::ENV_SOCKET.as_bytes(), b"=", socket.as_os_str().as_bytes()].concat();
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    processes.filter_map(|p| p.file_name().to_str()?.parse().ok()).find_map(|pid: i32| {
+        let pid = Pid::from_raw(pid).filter(|p| *p != rustix::process::getpid())?;
+        let fd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        (is_told(pid, &wanted) && has_library(pid)).then_some(fd)
+    })
+}
+
+fn is_told(pid: Pid, wanted: &[u8]) -> bool {
+    use std::io::Read;
+    let mut all = Vec::new();
+    let read = |file: std::fs::File| file.take(ENVIRONMENT).read_to_end(&mut all);
+    let path = format!("/proc/{}/environ", pid.as_raw_nonzero());
+    std::fs::File::open(path).and_then(read).is_ok() && all.split(|b| *b == 0).any(|entry| entry == wanted)
+}
+
+fn has_library(pid: Pid) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_nonzero()));
+    maps.is_ok_and(|text| text.contains("libfsocket"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_the_library_does_not_count() {
+        let socket = Path::new("/nowhere/asleep");
+        let mut told = std::process::Command::new("sleep");
+        let mut told = told.arg("60").env(fsocket_proto::paths::ENV_SOCKET, socket).spawn().unwrap();
+        let pid = Pid::from_child(&told);
+        let wanted = [fsocket_proto::paths::ENV_SOCKET.as_bytes(), b"=/nowhere/asleep"].concat();
+        // (It has the new environment once it is another program.)
+        while !is_told(pid, &wanted) {
+            std::thread::yield_now();
+        }
+        assert!(!is_told(pid, &wanted[..wanted.len() - 1]));
+        assert!(!has_library(pid) && any(socket).is_none());
+        told.kill().unwrap();
+        told.wait().unwrap();
+    }
+}
