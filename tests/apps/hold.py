@@ -10,10 +10,12 @@ file named CONTROL (argv 2; grows) does what it says:
   sleep    the same without a time limit
   signal   a blocked recv, a signal whose handler    -> "restarted", or an errno name
            restarts calls, then data
+  stdin    make it standard input, by dup2 and dup   -> "stdin", or the errno names; the connection goes on
   exit     leave                                     -> "bye"
 """
 import ctypes
 import errno
+import os
 import signal
 import socket
 import sys
@@ -23,6 +25,17 @@ import time
 from streams import trip
 
 port, control = int(sys.argv[1]), sys.argv[2]
+
+
+def as_stdin():
+    said = []
+    for make in (lambda: os.dup2(sock.fileno(), 0), lambda: (os.close(0), os.dup(sock.fileno()))):
+        try:
+            make()
+        except OSError as error:
+            said.append(errno.errorcode[error.errno])
+    trip(sock, b"still here\n")
+    return " ".join(said) or "stdin"
 
 
 def signalled():
@@ -74,6 +87,8 @@ while True:
             print(errno.errorcode[error.errno], flush=True)
     elif command == "signal":
         print(signalled(), flush=True)
+    elif command == "stdin":
+        print(as_stdin(), flush=True)
     elif command == "exit":
         print("bye", flush=True)
         sys.exit(0)

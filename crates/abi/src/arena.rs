@@ -102,7 +102,7 @@ counters! {
     PathUpgrade = "path_upgrade",
     /// Fallback: a path could not be switched; the connection was reset.
     FbSwitch = "fallback.switch" reason Switch
-        when "a connection could not be switched to the kernel (no monitor, or both sides wanted to, one after the other)",
+        when "a connection could not be switched to the kernel (no monitor, or its peer did that first, while a full ring was to be read)",
     /// Fallback: no monitor since the program began, or it refused.
     FbNoMonitor = "fallback.no_monitor" reason NoMonitor
         when "no monitor since the program began, or it refused",

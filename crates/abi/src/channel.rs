@@ -146,14 +146,6 @@ pub mod slot_state {
     }
 }
 
-/// [`Slot::switching`], decided by compare-and-swap from 0.
-pub mod switching {
-    /// One side has moved and goes on alone: the other one follows.
-    pub const ONE: u32 = 1;
-    /// Both move, and each waits until the other has.
-    pub const BOTH: u32 = 2;
-}
-
 /// Control block of one connection.
 #[repr(C, align(64))]
 pub struct Slot {
@@ -166,11 +158,11 @@ pub struct Slot {
     pub family: AtomicU16,
     /// Client's port, host order.
     pub client_port: AtomicU16,
-    /// Which side switches the path, if both want to; see [`switching`].
+    /// 1: one side switches the path, and the other one follows. Of two that want to, compare-and-swap from 0 decides.
     pub switching: AtomicU32,
     /// Destination as the client named it; IPv4 in v4-mapped form.
     pub dst: [AtomicU8; 16],
-    /// By direction; written by its consumer before it says MIGRATED.
+    /// By direction; written before one side says MIGRATED: by the consumer, or, with [`status::CARRIED`], by the producer.
     pub migrated: [Migrated; 2],
     pub dir: [Dir; 2],
 }
@@ -195,6 +187,10 @@ pub mod status {
     pub const MIGRATED: u32 = 16;
     /// With MIGRATED: only as long as an operator wants it.
     pub const FOR_NOW: u32 = 64;
+    /// With MIGRATED: what the other side had not read of this ring comes first in its kernel socket, so that it leaves
+    /// the ring at once. Of that direction `Migrated` has which byte of the stream is the first (`base`), and how many
+    /// there are (`limit`).
+    pub const CARRIED: u32 = 128;
 }
 
 /// Where the consumer of a ring was when it changed the path; with

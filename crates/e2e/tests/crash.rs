@@ -88,6 +88,24 @@ fn killed_monitor_leaves_connections_and_new_ones_use_the_kernel() {
     client.expect("exit", "bye");
 }
 
+/// Its path cannot be switched. The duplicate would be an unconnected socket, which stdio and the next program
+/// would read.
+#[test]
+fn without_a_monitor_a_connection_does_not_become_standard_input() {
+    for (killed, said) in [(false, "stdin"), (true, "EBUSY EMFILE")] {
+        let mut host = Host::new();
+        let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
+        let before = host.snapshot();
+        let mut client = Held::start(&host, port);
+        host.snapshot().since(&before).assert_shm(1);
+        if killed {
+            host.kill_monitor();
+        }
+        client.expect("stdin", if stock_mode() { "stdin" } else { said });
+        client.expect("exit", "bye");
+    }
+}
+
 /// Without a monitor sleeps are cut into pieces, which the kernel does not restart by itself.
 #[test]
 fn a_signal_restarts_calls_with_a_monitor_and_without() {

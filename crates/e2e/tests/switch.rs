@@ -19,19 +19,18 @@ fn exec_passing_and_urgent_data() {
     assert!(delta.get("fallback.switch") == 0, "a path could not be switched\n{delta}");
 }
 
-/// The second end cannot become the kernel's while its ring has something to be read (ADR 8). Its message is not
-/// sent, and the connection works.
+/// The second end becomes the kernel's with what its ring had to be read (ADR 8).
 #[test]
 fn passed_one_after_the_other() {
     let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "switch.py", &["passed_one_after_the_other"]) else {
         return;
     };
     assert!(delta.get("connect_shm") == 1 && delta.get("path_switch") == 3, "{delta}");
-    assert!(delta.get("fallback.switch") == 1 && delta.get("hostile_peer") == 0, "{delta}");
+    assert!(delta.get("fallback.switch") == 0 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
-/// Forty connections, whose bytes are compared; of every fourth both ends are wanted at once. If then
-/// a thread follows the first before the second has begun, that one cannot be handed over (ADR 8).
+/// Forty connections, whose bytes are compared; of every fourth both ends are wanted at once. If the ring
+/// was never empty for a whole lap what is unread stays in it, and that end cannot be handed over (ADR 8).
 #[test]
 fn in_full_flow() {
     let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "switch.py", &["in_full_flow"]) else { return };

@@ -243,10 +243,9 @@ fn may_listen(d: &Desc) -> bool {
 /// A new description of a socket that is bound; None: it is another number of a known one, or
 /// cannot be had.
 fn described(fd: i32, family: u32) -> Option<&'static Desc> {
-    let same = (0..fd).find(|n| {
-        table::lookup(*n).is_some_and(may_listen) && crate::successor::cookie(*n) == crate::successor::cookie(fd)
-    });
-    if let Some(d) = same.and_then(table::lookup) {
+    let cookie = crate::successor::cookie;
+    let is_same = |d: &&Desc| may_listen(d) && table::fd_of(d).is_some_and(|n| cookie(n) == cookie(fd));
+    if let Some(d) = table::all().find(is_same) {
         d.refs.fetch_add(1, Ordering::AcqRel);
         if !table::install(fd, d) {
             d.refs.fetch_sub(1, Ordering::AcqRel);

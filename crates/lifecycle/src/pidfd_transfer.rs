@@ -43,7 +43,7 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
             let _ = sys::close(fd);
             return Err(Errno::EBADF);
         }
-        close::duplicated(target, fd);
+        let _ = close::duplicated(target, fd);
         return Ok(fd);
     }
     let ask = || {

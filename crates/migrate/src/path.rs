@@ -1,11 +1,11 @@
 //! Switching a live connection from shared memory to kernel TCP.
 //!
 //! One side *moves* ([`materialize`]): it stops using the rings, gets both ends
-//! of a kernel connection with the addresses of this one, puts what it has not
-//! read yet into the kernel connection on the peer's behalf, and says MIGRATED.
+//! of a kernel connection with the addresses of this one, puts what neither side has
+//! read yet into the kernel connection, and says MIGRATED.
 //! The other side *follows* ([`follow`]) when it next looks: it sends again, in
 //! the kernel connection, what it put into its ring too late to be taken along,
-//! reads the rest of the mover's ring, and then goes on in the kernel. So each
+//! passes over what it has read of the mover's ring meanwhile, and then goes on in the kernel. So each
 //! direction changes its path at one offset of the stream, and nothing is lost
 //! or reordered. Processes related to the mover by fork follow likewise.
 //!
@@ -15,12 +15,16 @@
 //! at the want word. So either the mover sees the record, or the sender comes
 //! to [`after_send`] and sees the mover.
 
+mod carry;
 mod pair;
+mod patience;
 mod queue;
 mod settle;
 
+use crate::stage::peer_status;
 pub use crate::stage::{can_follow, events, is_moving, kernel_part, of, went_to, Path};
-use crate::stage::{peer_moves, peer_status};
+use carry::{carry, pass_over, pour_all};
+use patience::{await_peer, patiently, PATIENCE_NS};
 pub use queue::{
     abandon, answer, give_up, give_up_all, leave_to_kernel, pass_on, pass_on_exec_prepared, pass_on_used, requeue,
     share,
@@ -32,23 +36,13 @@ use crate::upcalls::watcher;
 use crate::{conn, process, stats, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, Counter, Half, Reason};
-use fsocket_abi::channel::switching::{BOTH, ONE};
-use fsocket_abi::channel::{status, Dir, RING_CAP};
+use fsocket_abi::channel::{status, RING_CAP};
 use fsocket_proto::switch::act;
-use fsocket_ring::{self as ring, Mapped};
+use fsocket_ring as ring;
 use fsocket_runtime::brief;
 use fsocket_sync::doorbell::FUTEX_BIT;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
-
-/// Bytes moved per step; stack memory.
-const STEP: usize = 16 * 1024;
-/// How long to wait for the other side where it must act first, nanoseconds. It
-/// is in the middle of a few system calls, or dead.
-const PATIENCE_NS: u64 = 2_000_000_000;
-/// The same where the program has a non-blocking socket, and others to see to. It waits where it closes
-/// one or shuts it down just then; then the connection is reset.
-const NONBLOCKING_PATIENCE_NS: u64 = 100_000_000;
 
 /// For calls that are rare: go after a path that was switched, and say whether
 /// the connection still is one of ours. Bytes in the ring keep it one.
@@ -81,11 +75,6 @@ pub fn materialize(ds: &[Option<&'static Desc>]) -> bool {
     }
     for (d, e) in conns().zip(&ends) {
         let Some(e) = e else { continue };
-        let word = &d.slot().switching;
-        if word.compare_exchange(0, ONE, Ordering::AcqRel, Ordering::Acquire) == Err(BOTH) {
-            await_peer(d);
-        }
-        // Not before: a peer that moves as well puts what it had not read in front of this end.
         settle::shut(d, e.0);
         settle::replay_reset(d, peer_status(d), e.0);
         e.close();
@@ -120,7 +109,7 @@ pub fn restart(d: &'static Desc) {
     let (r, rx, rxh) = d.rx();
     if let Ok(_t) = token::enter(rxh) {
         // SAFETY: nothing is written; the mover is the ring's only consumer.
-        while matches!(unsafe { ring::recv(r, rx, rxh, None, STEP, false) }, Ok(1..)) {}
+        while matches!(unsafe { ring::recv(r, rx, rxh, None, RING_CAP, false) }, Ok(1..)) {}
     }
     settle::apply_options(d, own.0);
     migrated_out(d);
@@ -135,17 +124,7 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
     if s.flags.load(Ordering::Relaxed) & flag::MIGRATED != 0 || peer_status(d) & status::MIGRATED != 0 {
         return None;
     }
-    let across = s.flags.load(Ordering::Relaxed) & flag::ACROSS != 0;
-    // Between network namespaces what one side has not read the other sends again: one of them moves.
-    let claim = match across {
-        true => Some(ONE),
-        false => (peer_status(d) & status::MIGRATING != 0).then_some(BOTH),
-    };
-    let word = &d.slot().switching;
-    if claim.is_some_and(|c| word.compare_exchange(0, c, Ordering::AcqRel, Ordering::Acquire).is_err()) {
-        if across {
-            patiently(PATIENCE_NS, || of(d) == Path::Shm);
-        }
+    if !claim(d) {
         return None;
     }
     let ready = make(d).map(|own| (own, token::enter(&s.tx), token::enter(&s.rx)));
@@ -153,9 +132,7 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
         if let Some((own, ..)) = ready {
             own.close();
         }
-        if across {
-            word.store(0, Ordering::Release);
-        }
+        d.slot().switching.store(0, Ordering::Release);
         return None;
     };
     if s.flags.fetch_or(flag::MIGRATED | flag::MIGRATING | flag::DRAINED, Ordering::AcqRel) & flag::MIGRATED != 0 {
@@ -174,7 +151,24 @@ fn start(d: &'static Desc, make: impl FnOnce(&Desc) -> Option<pair::Own>) -> Opt
     Some(own)
 }
 
-/// After the heavy fence: take along what is left to read.
+/// One side moves, and the other one follows. False: the other one does, or another process of the fork group,
+/// and is on its way.
+fn claim(d: &Desc) -> bool {
+    let word = &d.slot().switching;
+    // Nobody goes on with it, not even one that had claimed it.
+    let over = || {
+        d.sock().flags.load(Ordering::Relaxed) & flag::POISONED != 0
+            || peer_status(d) & (status::CLOSED | status::RST) != 0
+    };
+    let mut mine = false;
+    patiently(PATIENCE_NS, || {
+        mine = word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() || over();
+        !mine && of(d) == Path::Shm
+    });
+    mine
+}
+
+/// After the heavy fence: take along what is left to read, on both sides.
 fn move_out(d: &'static Desc, own: &pair::Own) {
     let s = d.sock();
     let rxh = d.rx().2;
@@ -198,6 +192,9 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
         m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Release);
         pair::act(d, what);
     }
+    if own.0 >= 0 && theirs & (status::CLOSED | status::RST) == 0 {
+        carry(d, own.0);
+    }
     settle::apply_options(d, own.0);
     if gone {
         pair::release(d, 1 - d.side.load(Ordering::Relaxed));
@@ -214,52 +211,6 @@ fn migrated_out(d: &'static Desc) {
     stats::count(Counter::PathSwitch);
     conn::notify_all(d);
     conn::wake_own(d);
-}
-
-/// Both sides move at once: each must have taken along what it had not read
-/// before the other's program may send behind it.
-fn await_peer(d: &Desc) {
-    let nonblocking = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
-    patiently(if nonblocking { NONBLOCKING_PATIENCE_NS } else { PATIENCE_NS }, || peer_moves(d));
-}
-
-/// Wait while another thread or process is busy.
-fn patiently(ns: u64, busy: impl Fn() -> bool) {
-    let until = sys::now_ns() + ns;
-    let mut ns = 1000;
-    loop {
-        if !busy() || sys::now_ns() > until {
-            return;
-        }
-        sys::nanosleep(ns);
-        ns = (ns * 2).min(1_000_000);
-    }
-}
-
-/// Take what can be read out of a ring and send it on in a kernel socket. False:
-/// something is left.
-fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
-    let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
-    let p = buf.as_mut_ptr() as *mut u8;
-    loop {
-        // SAFETY: STEP bytes are there; the caller is the ring's only consumer.
-        let n = match unsafe { ring::recv(r, dir, h, Some(p), STEP, true) } {
-            Ok(0) => return true,
-            Ok(n) => n,
-            Err(_) => return false,
-        };
-        // SAFETY: `n` bytes were written.
-        match unsafe { sys::send(to, p, n, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
-            Ok(k) => {
-                // SAFETY: nothing is written.
-                let _ = unsafe { ring::recv(r, dir, h, None, k, false) };
-            }
-            Err(Errno::EINTR) => {}
-            // Gone: as in the kernel, nobody gets it any more.
-            Err(Errno::EPIPE | Errno::ECONNRESET) => return true,
-            Err(_) => return false,
-        }
-    }
 }
 
 /// After a publication that somebody had asked to hear of.
@@ -313,7 +264,7 @@ pub fn follow(d: &'static Desc) -> Result<i32> {
             let at = &d.slot().migrated[d.side.load(Ordering::Relaxed) as usize & 1];
             let h = half_at(tx.cons.head.load(Ordering::Acquire), at);
             settle::apply_options(d, fd);
-            if !h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) {
+            if !(h.is_some_and(|h| pour_all(ring_tx, tx, &h, fd)) && pass_over(d, fd)) {
                 stats::fall_back(Reason::Switch);
                 conn::poison(d);
                 let _ = sys::close(fd);
@@ -354,19 +305,4 @@ fn half_at(head: u64, at: &fsocket_abi::channel::Migrated) -> Option<Half> {
     h.base.store(base, Ordering::Relaxed);
     h.limit.store(limit, Ordering::Relaxed);
     Some(h)
-}
-
-/// [`pour`] until nothing is left; the kernel's buffer takes a whole ring unless
-/// the monitor has no privilege to enlarge it.
-fn pour_all(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
-    let until = sys::now_ns() + PATIENCE_NS;
-    while !pour(r, dir, h, to) {
-        let mut p = libc::pollfd { fd: to, events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one pollfd.
-        let _ = unsafe { sys::ppoll(&mut p, 1, Some(100_000_000), core::ptr::null()) };
-        if sys::now_ns() > until {
-            return false;
-        }
-    }
-    true
 }

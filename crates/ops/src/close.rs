@@ -142,8 +142,8 @@ fn release_conn(d: &'static Desc) {
         true if stage::of(d) == Path::Pending && s.flags.load(Ordering::Acquire) & flag::MIGRATED != 0 => path::gone(d),
         true => {
             let beside = path::Beside::of(d);
-            finish(d);
-            beside.closed(d);
+            let unread = finish(d);
+            beside.closed(d, !unread);
         }
         false => path::close_draining(d, false, false),
     }
@@ -186,8 +186,8 @@ pub fn dissolve(d: &'static Desc) {
 }
 
 /// The protocol part: FIN, or RST if data was not read or the application
-/// asked for it.
-fn finish(d: &'static Desc) {
+/// asked for it. True: it was that.
+fn finish(d: &'static Desc) -> bool {
     let s = d.sock();
     let (r, rx, h) = d.rx();
     let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
@@ -209,6 +209,7 @@ fn finish(d: &'static Desc) {
     stats::add(Counter::RxBytes, s.rx.bytes.swap(0, Ordering::Relaxed));
     stream::end(d, st | status::CLOSED);
     stream::notify_all(d);
+    unread || linger0
 }
 
 pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
@@ -288,8 +289,9 @@ pub fn listener_shut(d: &Desc) {
     d.kind.store(kind::BOUND, Ordering::Release);
 }
 
-/// The kernel has duplicated `old` to `new`.
-pub fn duplicated(old: i32, new: i32) {
+/// The kernel has duplicated `old` to `new`. False: that is one of the numbers 0 to 2, which libc and the next program use
+/// past the library, the path cannot be switched, and to them it would be an unconnected socket.
+pub fn duplicated(old: i32, new: i32) -> bool {
     if new != old {
         overwritten(new);
     }
@@ -306,11 +308,10 @@ pub fn duplicated(old: i32, new: i32) {
         if new <= table::STDIO {
             crate::upgrade::give_up(d);
             crate::brief::at_end();
-            if d.is_conn() {
-                path::materialize_one(d, Reason::Option);
-            }
+            return !d.is_conn() || path::materialize_one(d, Reason::Option);
         }
     }
+    true
 }
 
 /// `fd` now is something else in the kernel (dup2, or closed behind us).

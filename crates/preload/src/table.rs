@@ -213,14 +213,14 @@ limit_table! {
      it was passed by a process without the library, or while there was another monitor, or its sender has forked meanwhile."
         of recvmsg, sendmsg, pidfd_getfd;
     Programs: "A connection cannot be passed where its path cannot be switched (`fallback.switch`): while there is no \
-     monitor, or while it has something to read that came before its peer left shared memory. `sendmsg` fails with \
-     ETOOMANYREFS then, and the connection goes on; once that is read it can be passed. A message that is sent by \
+     monitor, or while it has something to read that came before its peer left shared memory, and a whole ring (1 MiB) had \
+     come without a pause. `sendmsg` fails with ETOOMANYREFS then, and the connection goes on. A message that is sent by \
      io_uring goes all the same, and its receiver gets an unconnected socket."
         of sendmsg, sendmmsg;
-    Programs: "A connection that has something to read that came before its peer left shared memory cannot get one of \
-     the numbers 0 to 2 either: the number is that of an unconnected socket then (`fallback.switch`). What is there lies \
-     in a ring, and nothing can be put in front of what a kernel socket has received."
-        of dup2, dup3, posix_spawn;
+    Programs: "Such a connection does not get one of the numbers 0 to 2 either: `dup2` and `dup3` fail with EBUSY, `dup` \
+     with EMFILE, and the connection goes on. If `accept` gives one of these numbers to it, or a file action of \
+     `posix_spawn`, it is an unconnected socket to stdio and to a program without the library."
+        of dup2, dup3, dup, accept, posix_spawn;
     Programs: "A connection that waits to be accepted, and that its client has passed or taken to the kernel, is reset \
      when the listener is passed."
         of sendmsg, sendmmsg;

@@ -21,6 +21,12 @@ pub const DIAL: u64 = 5;
 /// later (nobody waited for it) does not.
 pub const POURS: u64 = 1;
 
+/// `arg2` of RELEASE: the side closes, and has read all of the ring. The same bytes in its end ([`CARRIED`]) are not unread
+/// ones, which the kernel would answer with a reset.
+///
+/// [`CARRIED`]: fsocket_abi::channel::status::CARRIED
+pub const READ_ALL: u64 = 1;
+
 /// Bits of [`ACT`], done in this order.
 pub mod act {
     /// What the requester has not read yet is sent. The requester has written its place in the

@@ -31,7 +31,9 @@ use fsocket_uaccess as uaccess;
 
 pub use consumer::{available, readable, recv, scan, turned};
 pub use credit::{give_credit, on_credit, send_on_credit, send_tiny, slot, Slot};
-pub use producer::{look, offset, send, send_small, space_target, unacknowledged, unread, writable, Space};
+pub use producer::{
+    look, offset, send, send_small, space_target, unacknowledged, unread, unread_records, writable, Space, Unread,
+};
 
 const CAP: u64 = RING_CAP as u64;
 const MASK: u64 = CAP - 1;

@@ -209,6 +209,49 @@ pub fn unread(d: &Dir, h: &Half) -> u64 {
     }
 }
 
+/// What the consumer has not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unread {
+    /// The consumer's `pos`, `base` and `limit`.
+    pub pos: u64,
+    pub base: u64,
+    pub limit: u64,
+    /// Payload.
+    pub bytes: u64,
+}
+
+/// Where the consumer is, from the producer's side: by the records in front of it. None: they have been overwritten, since
+/// the ring was never empty for a whole lap, or somebody else has written there.
+pub fn unread_records<B: Bytes>(b: B, d: &Dir, h: &Half) -> Option<Unread> {
+    let (pos, base) = (get(&h.pos), get(&h.base));
+    let head = d.cons.head.load(Ordering::Acquire);
+    if pos.checked_sub(base)? >= CAP || !(base..=pos).contains(&head) {
+        return None;
+    }
+    let (mut at, mut found) = (base, Unread { pos: head, base, limit: 0, bytes: 0 });
+    while at < pos {
+        let (kind, n) = record::unpack(b.header((at.wrapping_sub(base) & MASK & !7) as usize).load(Ordering::Acquire));
+        let payload = at.checked_add(record::HDR)?;
+        let end = payload.checked_add(align8(n.min(CAP)))?;
+        let legal = kind == record::DATA && n.wrapping_sub(1) < record::MAX || kind == record::PAD && n <= CAP;
+        if !legal || end > pos {
+            return None;
+        }
+        let left = match head {
+            _ if kind == record::PAD || head >= end => 0,
+            _ if head <= at => n,
+            // Within the record.
+            _ => {
+                found.limit = (payload + n).checked_sub(head).filter(|left| (1..n).contains(left))?;
+                found.limit
+            }
+        };
+        found.bytes += left;
+        at = end;
+    }
+    Some(found)
+}
+
 /// May a send make progress, as the kernel sees it: a third of the buffer free?
 #[inline]
 pub fn writable(d: &Dir, h: &Half) -> bool {

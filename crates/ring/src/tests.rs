@@ -188,7 +188,23 @@ fn anything(p: &Pair, op: &Op, to: &mut [u8]) {
     let _ = unsafe { recv(p.ring(), &p.dir, &p.rx, Some(to[..n].as_mut_ptr()), n, peek) };
     let _ = (scan(p.ring(), &p.dir, &p.rx, n as u64), turned(p.ring(), &p.dir, &p.rx, 0));
     let _ = (readable(p.ring(), &p.dir, &p.rx), writable(&p.dir, &p.tx), space_target(&p.dir, &p.tx));
+    let _ = unread_records(p.ring(), &p.dir, &p.tx);
     let _ = (offset(&p.tx), unacknowledged(&p.dir, &p.tx), available(p.ring(), &p.dir, &p.rx, n));
+}
+
+/// What another reader finds, which begins where the sender says that the reader is.
+fn again(p: &Pair, unread: &Unread) -> Vec<u8> {
+    // SAFETY: all-zero bytes are valid for these plain atomics.
+    let (dir, rx): (Dir, Half) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+    put(&rx.pos, unread.pos);
+    put(&rx.base, unread.base);
+    put(&rx.limit, unread.limit);
+    let mut v = vec![0; unread.bytes as usize + 1];
+    // SAFETY: `v` has that many bytes.
+    let n = unsafe { recv(p.ring(), &dir, &rx, Some(v.as_mut_ptr()), v.len(), false) }.unwrap();
+    assert_eq!(n as u64, unread.bytes);
+    v.truncate(n);
+    v
 }
 
 /// Bytes of the sender's buffer; 0: the ring's.
@@ -206,6 +222,7 @@ proptest! {
         let mut model: VecDeque<u8> = VecDeque::new();
         let mut next = 0u32;
         for op in ops {
+            let looks = matches!(op, Op::Peek(_));
             match op {
                 Op::Send(n) => {
                     let data: Vec<u8> = (0..n).map(|i| (next.wrapping_add(i as u32)).wrapping_mul(2654435761) as u8).collect();
@@ -237,6 +254,11 @@ proptest! {
                 }
             }
             prop_assert_eq!(readable(p.ring(), &p.dir, &p.rx), !model.is_empty());
+            match unread_records(p.ring(), &p.dir, &p.tx) {
+                Some(unread) if looks => prop_assert!(again(&p, &unread).iter().eq(&model)),
+                Some(unread) => prop_assert_eq!(unread.bytes as usize, model.len()),
+                None => prop_assert!(get(&p.tx.pos) - get(&p.tx.base) >= CAP),
+            }
         }
     }
 

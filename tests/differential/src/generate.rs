@@ -511,7 +511,7 @@ impl Gen {
             return;
         }
         let What::Unix((pair, side)) = over.what else { return };
-        if tcp && !self.may_move(actor, fd) {
+        if tcp && !self.may_move(fd) {
             return;
         }
         self.push(actor, 0, Call::SendFd, &[over.var as i64, fd.var as i64]);

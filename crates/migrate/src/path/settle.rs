@@ -7,7 +7,7 @@ use crate::{chan, conn, process, socks, token};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::arena::{flag, sock_state};
 use fsocket_abi::channel::status;
-use fsocket_proto::switch::act;
+use fsocket_proto::switch::{self, act};
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Result};
 
@@ -169,9 +169,11 @@ impl Beside {
     }
     /// After CLOSED. Either the mover has seen that, or this sees MIGRATING: it fences heavily
     /// in between.
-    pub fn closed(self, d: &Desc) {
+    pub fn closed(mut self, d: &Desc, read_all: bool) {
         fence(Ordering::SeqCst);
         if d.rx().1.prod.status.load(Ordering::Acquire) & (status::MIGRATING | status::MIGRATED) != 0 {
+            super::patience::await_peer(d);
+            self.0.arg2 = if read_all { switch::READ_ALL } else { 0 };
             super::pair::send_release(self.0);
         }
     }

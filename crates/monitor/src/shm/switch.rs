@@ -13,7 +13,7 @@ use crate::descriptor::{self, Attached};
 use crate::maker::{self, End, Order};
 use crate::shm::channels::Channel;
 use crate::shm::state::Shm;
-use crate::shm::switched::{reset_on_close, Named, Switched};
+use crate::shm::switched::{reset_on_close, Named, Release, Switched};
 use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER};
@@ -186,6 +186,7 @@ impl Shm {
             return Err(Errno::AGAIN);
         }
         ends.poured[named.side] |= msg.arg2 == switch::POURS;
+        ends.claimed[named.side] = true;
         let end = ends.end[named.side].clone().ok_or(Errno::NOENT)?;
         Ok((reply(msg), Some(end)))
     }
@@ -193,7 +194,11 @@ impl Shm {
     pub fn release(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
         if let Ok(named) = Named::parse(msg) {
             if let Ok(ch) = self.party(ctx, id, named.channel) {
-                ch.switched.borrow_mut().release(named.slot, named.side, named.generation, false);
+                let how = match msg.arg2 {
+                    switch::READ_ALL => Release::ReadAll(ch.mem.carried(named.slot, 1 - named.side)),
+                    _ => Release::Copied,
+                };
+                ch.switched.borrow_mut().release(named.slot, named.side, named.generation, how);
             }
             self.sweep(ctx);
         }

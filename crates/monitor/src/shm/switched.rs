@@ -8,6 +8,7 @@ use fsocket_abi::channel::{CLIENT, SLOTS};
 use fsocket_proto::Msg;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -41,6 +42,8 @@ pub struct Ends {
     pub ready: bool,
     /// By side: it has come for its end, and sends itself what the other one has not read.
     pub poured: [bool; 2],
+    /// By side: it has come for its end.
+    pub claimed: [bool; 2],
 }
 
 /// The connections of one channel that have been switched, by slot.
@@ -59,16 +62,18 @@ impl Switched {
         self.ends.values().any(|ends| ends.ready)
     }
 
-    /// One side needs its end no more; `reset`: it closes with a reset, if nobody
-    /// else has that end.
-    pub fn release(&mut self, slot: usize, side: usize, generation: u32, reset: bool) {
+    /// One side needs its end no more.
+    pub fn release(&mut self, slot: usize, side: usize, generation: u32, how: Release) {
         if side == CLIENT && self.dialling.get(&slot).is_some_and(|(of, _)| *of == generation) {
             self.dialling.remove(&slot);
         }
         if let Some(ends) = self.ends.get_mut(&slot).filter(|e| e.generation == generation) {
             let end = ends.end[side & 1].take();
-            if let Some(end) = end.filter(|_| reset && ends.ready) {
-                reset_on_close(end.as_fd());
+            let claimed = ends.claimed[side & 1];
+            match (how, end.filter(|_| ends.ready)) {
+                (Release::Reset, Some(end)) => reset_on_close(end.as_fd()),
+                (Release::ReadAll(n), Some(end)) if !claimed => discard(end.as_fd(), n),
+                _ => {}
             }
             // Half-made by a requester that died, or done with.
             if !ends.ready || ends.end.iter().all(Option::is_none) {
@@ -91,7 +96,7 @@ impl Switched {
 
     pub fn keep(&mut self, named: &Named, end: [Option<OwnedFd>; 2], ready: bool) {
         let end = end.map(|e| e.map(Rc::new));
-        self.ends.insert(named.slot, Ends { generation: named.generation, end, ready, poured: [false; 2] });
+        self.ends.insert(named.slot, Ends { generation: named.generation, end, ready, ..Ends::default() });
     }
 
     /// An end that the requester has made, in two steps.
@@ -111,6 +116,29 @@ impl Switched {
         ends.end[side] = Some(Rc::new(fd.keep()));
         ends.ready = true;
         Ok(())
+    }
+}
+
+/// Why a side needs its end no more.
+#[derive(Clone, Copy)]
+pub enum Release {
+    /// It has copies of its own.
+    Copied,
+    /// It closes with a reset, if nobody else has that end.
+    Reset,
+    /// It closes, and has read in the ring the first bytes of what the end has.
+    ReadAll(usize),
+}
+
+/// They are there: what is sent over the loopback interface arrives at once.
+fn discard(end: BorrowedFd<'_>, mut n: usize) {
+    let mut bytes = [0; 4096];
+    while n > 0 {
+        let part = n.min(bytes.len());
+        match rustix::net::recv(end, &mut bytes[..part], RecvFlags::DONTWAIT) {
+            Ok((k @ 1.., _)) => n -= k,
+            _ => return,
+        }
     }
 }
 

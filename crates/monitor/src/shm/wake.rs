@@ -4,6 +4,7 @@
 use crate::clients::Clients;
 use crate::membarrier::heavy_fence;
 use crate::shm::channels::{Channel, ChannelMem};
+use crate::shm::switched::Release;
 use fsocket_abi::arena::{self, flag, Sock};
 use fsocket_abi::channel::{slot_state, status, SERVER, SUMMARY_SYN};
 use fsocket_sync::atomic::{fence, Ordering};
@@ -14,8 +15,11 @@ use rustix::thread::futex;
 /// hears of it, whether it waits for data or for space.
 pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &Clients) {
     let control = ch.mem.slot(slot);
-    let reset = bits & status::RST != 0;
-    ch.switched.borrow_mut().release(slot, side, control.generation.load(Ordering::Relaxed), reset);
+    let how = match bits & status::RST {
+        0 => Release::ReadAll(ch.mem.carried(slot, 1 - side)),
+        _ => Release::Reset,
+    };
+    ch.switched.borrow_mut().release(slot, side, control.generation.load(Ordering::Relaxed), how);
     control.dir[side].prod.status.fetch_or(bits, Ordering::Release);
     // Before the want words are read. The sleeper's membarrier pairs with it
     // (this process is registered).

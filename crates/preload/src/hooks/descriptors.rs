@@ -24,7 +24,17 @@ pub unsafe fn dup(fd: c_int) -> c_int {
     }
     let new = unsafe { real::dup(fd) };
     if new >= 0 {
-        ops::duplicated(fd, new);
+        return duplicated(fd, new, EMFILE);
+    }
+    new
+}
+
+/// The kernel has given out a number for a duplicate. `refused`: its word for one that cannot be had.
+fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
+    if !ops::duplicated(fd, new) {
+        unsafe { close(new) };
+        fsocket_lifecycle::Errno::new(refused).set();
+        return -1;
     }
     new
 }
@@ -72,7 +82,7 @@ pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
     }
     let r = unsafe { real::dup2(old, new) };
     if r >= 0 {
-        ops::duplicated(old, new);
+        return duplicated(old, new, EBUSY);
     }
     r
 }
@@ -83,7 +93,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     }
     let r = unsafe { real::dup3(old, new, flags) };
     if r >= 0 {
-        ops::duplicated(old, new);
+        return duplicated(old, new, EBUSY);
     }
     r
 }
@@ -116,7 +126,7 @@ unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int,
         epoll::later::used(fd);
         let new = unsafe { real(fd, cmd, arg) };
         if new >= 0 && table::lookup(fd).is_some() {
-            guarded(|| ops::duplicated(fd, new));
+            return guarded(|| duplicated(fd, new, EMFILE));
         }
         return new;
     }

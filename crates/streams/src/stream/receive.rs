@@ -4,7 +4,7 @@ use super::restart;
 use super::wait::{ended, interruptible, wait_any, wait_data, wait_more, Wait};
 use super::{is_nonsense, left_rings, low_water, notify, path_taken, poison, publish_cpu, ring_has, Hold};
 use crate::asleep::{self, On};
-use crate::stage;
+use crate::stage::{self, Path};
 use crate::table::Desc;
 use crate::values;
 use crate::{ready, token, user};
@@ -231,6 +231,12 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     let mut done = 0;
     loop {
         let mut looked = false;
+        if peek && stage::of(d) == Path::Pending {
+            // What it sees is in one place then, and it starts over.
+            hold.get_or_insert_with(|| Hold::on(d));
+            let _ = path_taken(d, flags);
+            done = 0;
+        }
         if !ring_has(d) || s.flags.load(Ordering::Relaxed) & flag::MIGRATING != 0 {
             looked = true;
             if left_rings(d) {

@@ -59,8 +59,8 @@ pub struct Conn {
     pub fin: [bool; 2],
     /// Something urgent was sent to that side.
     pub urgent: [bool; 2],
-    /// That side has taken the connection to the kernel.
-    pub moved: [bool; 2],
+    /// The client has taken the connection to the kernel.
+    pub moved: bool,
 }
 
 #[derive(Default)]
@@ -119,7 +119,7 @@ impl Model {
     }
     /// Has a client taken one to the kernel that waits at a port?
     pub fn queued_has_moved(&self, port: usize) -> bool {
-        self.queues.get(&port).is_some_and(|q| q.iter().any(|(conn, _)| self.conns[*conn].moved[0]))
+        self.queues.get(&port).is_some_and(|q| q.iter().any(|(conn, _)| self.conns[*conn].moved))
     }
     pub fn queued(&self, port: usize) -> usize {
         self.queues.get(&port).map_or(0, VecDeque::len)

@@ -23,7 +23,7 @@ impl Gen {
         if held.is_some_and(|over| self.m.is_slept_on(over.what)) || fd.var == var {
             return;
         }
-        if !self.may_move(actor, fd) {
+        if !self.may_move(fd) {
             return;
         }
         if let Some(over) = held {
@@ -49,7 +49,7 @@ impl Gen {
         let Some((fd, side)) = self.end_of(actor) else { return };
         // The program inherits the listeners.
         let waits = |f: &Fd| matches!(f.what, What::Listener { port } if self.m.queued_has_moved(port));
-        if self.m.fds_of(actor).iter().any(waits) || !self.may_move(actor, fd) {
+        if self.m.fds_of(actor).iter().any(waits) || !self.may_move(fd) {
             return;
         }
         let peer = What::End(Side { conn: side.conn, side: 1 - side.side });
@@ -76,24 +76,18 @@ impl Gen {
         self.switches.has("stdio") || self.switches.has("scm")
     }
 
-    /// Before a side takes a connection to the kernel. If the other one has done so before, what it had sent by then
-    /// must be read first (docs/limits.md).
-    pub(super) fn may_move(&mut self, actor: usize, fd: Fd) -> bool {
+    /// Before a side takes a connection to the kernel, or a listener is passed.
+    pub(super) fn may_move(&mut self, fd: Fd) -> bool {
         let side = match fd.what {
             What::End(side) => side,
-            // (Nor a listener for which one waits that its client has taken there.)
+            // (Not one for which one waits that its client has taken there: docs/limits.md.)
             What::Listener { port } => return !self.m.queued_has_moved(port),
             _ => return true,
         };
         if self.m.is_slept_on(fd.what) {
             return false;
         }
-        let conn = &mut self.m.conns[side.conn];
-        conn.moved[side.side] = true;
-        if conn.moved[1 - side.side] {
-            conn.bytes[side.side] = 0;
-            self.push(actor, 0, Call::Recv, &[fd.var as i64, 60_000, libc::MSG_DONTWAIT.into()]);
-        }
+        self.m.conns[side.conn].moved |= side.side == 0;
         true
     }
 

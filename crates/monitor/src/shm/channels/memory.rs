@@ -89,6 +89,14 @@ impl ChannelMem {
         self.map.at(SLOT_OFF + slot * size_of::<Slot>())
     }
 
+    /// How many bytes that lie in the ring from `side` come first in the other side's kernel socket, too.
+    pub fn carried(&self, slot: usize, side: usize) -> usize {
+        let s = self.slot(slot);
+        let carried = s.dir[side].prod.status.load(Ordering::Acquire) & status::CARRIED != 0;
+        let n = if carried { s.migrated[side].limit.load(Ordering::Relaxed) } else { 0 };
+        n.min(RING_CAP as u64) as usize
+    }
+
     /// SYNs in queue `q` that nobody took. More than fit in are none: no worker takes them.
     pub fn queued(&self, q: usize) -> u32 {
         let queue = self.queue(q);
