@@ -106,7 +106,7 @@ pub struct SynQueue {
 pub struct Waiter {
     /// [`waker_key`] of the owner; 0: free. Allocated by compare-and-swap.
     pub waker: AtomicU64,
-    /// Set by the owner before it sleeps, cleared by whoever rings.
+    /// Set by the owner before it sleeps, cleared by whoever rings; see [`sleeping`].
     pub sleeping: AtomicU32,
     _pad: u32,
     _pad1: [u64; 6],
@@ -116,6 +116,14 @@ pub struct Waiter {
     /// Bit per slot.
     pub ready: [AtomicU64; SLOTS / 64],
 }
+/// [`Waiter::sleeping`].
+pub mod sleeping {
+    pub const NO: u32 = 0;
+    pub const YES: u32 = 1;
+    /// In `accept`, alone: of several that wait so for a connection one is rung. (Any other value is as good as YES.)
+    pub const ONE: u32 = 2;
+}
+
 /// Names a thread that waits, or an epoll instance: the process by its nonce, and which of its wakers.
 pub const fn waker_key(nonce: u64, waker: usize) -> u64 {
     nonce & !KEY_WAKER | (waker as u64 + 1) & KEY_WAKER

@@ -98,6 +98,16 @@ fn more_than_can_be_rung() {
     }
 }
 
+/// As many threads wake for a connection as in the kernel: one of those in `accept`, all in `poll` and in epoll.
+#[test]
+fn a_connection_wakes_as_many_as_in_the_kernel() {
+    for way in ["accept", "poll", "epoll"] {
+        let host = Host::new();
+        let Some(delta) = fsocket_e2e::same_transcripts(&host, 60, "herd.py", &[way]) else { continue };
+        assert!(delta.get("accept_shm") == 25 && delta.get("path_switch") == 0, "{way}: {delta}");
+    }
+}
+
 /// Threads that all listen, connect and accept at once do not wait for the monitor one after the other:
 /// most leave it to the kernel. (200 of them took more than a minute once.)
 #[test]

@@ -257,6 +257,27 @@ unsafe fn take_slot(
 /// # Safety
 /// As [`accept`].
 unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    // SAFETY: the caller's.
+    match unsafe { wait_any(fd, d, l, addr, len, flags) } {
+        Waited::Ours(Ok(n)) => Ok(n),
+        // A client may have rung this thread, and no other, for a connection of ours.
+        Waited::Ours(r) | Waited::Other(r) => {
+            l.pass_on();
+            r
+        }
+    }
+}
+
+/// How a wait ended.
+enum Waited {
+    /// By what a SYN queue had.
+    Ours(Result<i32>),
+    Other(Result<i32>),
+}
+
+/// # Safety
+/// As [`accept`].
+unsafe fn wait_any(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Waited {
     let timeo = d.rcvtimeo.load(Ordering::Relaxed);
     let deadline = Deadline::of_option(timeo);
     // A signal that is handled while we spin would not end the sleep behind it, as it does in the
@@ -268,14 +289,14 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         zone::follow_options(fd, d);
         // SAFETY: the caller's.
         if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
-            return r;
+            return Waited::Ours(r);
         }
         if held.is_none() {
             held = Some(Held::all());
             if !table::lookup(fd).is_some_and(|now| core::ptr::eq(now, d)) {
                 drop(held);
                 // SAFETY: the caller's.
-                return unsafe { restart_on_fd(fd, addr, len, flags) };
+                return Waited::Other(unsafe { restart_on_fd(fd, addr, len, flags) });
             }
         }
         let signals = held.get_or_insert_with(Held::all).before();
@@ -284,7 +305,7 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
         }
         if let Some(z) = zone::of(d).filter(|z| z.is_non_worker() && !kernel_ready(fd)) {
             if let Some(r) = z.take_waiting(fd, true, Peer { addr, len, flags }) {
-                return r;
+                return Waited::Other(r);
             }
         }
         let zoned = zone::of(d).filter(|z| z.is_active());
@@ -296,24 +317,25 @@ unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: 
             z.peers_spoke(p[2].revents != 0);
             match z.take(fd, false, Peer { addr, len, flags }) {
                 Err(Errno::EAGAIN) => {}
-                r => return r,
+                r => return Waited::Other(r),
             }
         }
         match n {
             Err(Errno::EINTR) if wait::restarts(deadline.is_limited()) => continue,
-            other => other?,
-        };
+            Err(e) => return Waited::Other(Err(e)),
+            Ok(_) => {}
+        }
         if zoned.is_none() && p[0].revents != 0 {
             // Somebody else may take it first: do not block in there.
             held = None;
             // SAFETY: the caller's.
             match unsafe { try_kernel(fd, addr, len, flags) } {
                 Err(Errno::EAGAIN) => {}
-                r => return r,
+                r => return Waited::Other(r),
             }
         }
         if deadline.is_over() && !l.has_syn(true) {
-            return Err(Errno::EAGAIN);
+            return Waited::Other(Err(Errno::EAGAIN));
         }
     }
 }
@@ -331,10 +353,12 @@ fn sleep(
     // kernel's `accept` would not end for a connection there.
     let mut sleeper = Sleeper::in_accept(l.id.load(Ordering::Relaxed));
     if let Some(s) = &sleeper {
-        s.arm(|b, batch| l.sleep_on(b, batch));
+        s.arm(|b, batch| l.sleep_alone_on(b, batch));
     }
     let mut n = Ok(0);
-    if !l.has_syn(true) {
+    // (A client that has rung this thread meanwhile does not again.)
+    let marked = sleeper.as_ref().is_some_and(|s| s.is(|b| l.is_marked(b)));
+    if !marked && !l.has_syn(true) {
         stats::count(Counter::Sleeps);
         let t0 = sys::cpu::ticks();
         zone::balance::before_sleep();

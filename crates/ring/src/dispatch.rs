@@ -3,6 +3,7 @@
 //! the accept queue and the client for the core that takes the SYN).
 
 use fsocket_abi::channel::{SynQueue, SYN_CAP, WORKERS};
+use fsocket_sync::doorbell::Want;
 
 /// A queue is busy above 75 % of what it holds, until its average is below 10 %.
 const HIGH: u32 = SYN_CAP as u32 * 3 / 4;
@@ -101,16 +102,21 @@ pub fn choose<'a>(
         .or_else(|| order(workers.all).filter(has_room).min_by_key(|w| len(*w)))
 }
 
-/// After a connection was put into the queue of `chosen`: which worker to wake, by `ring`, which says
-/// whether one of these waiters slept. A thread that sleeps there comes first, then one that sleeps anywhere:
+/// After a connection was put into the queue of `chosen`: which worker to wake, by `ring`, which wakes waiters of
+/// a word and says whether one of them slept. A thread that sleeps there comes first, then one that sleeps anywhere:
 /// it may have begun to since the worker was chosen, and one that is armed may do something else (an epoll
 /// instance stays armed while nobody waits in it). Each looks into all queues after arming,
 /// before it sleeps, so that one of the two sees the other. (A worker that is to be avoided is not woken for
 /// one that is not: that one computes, and will look; if it does not, the monitor sees it.)
-pub fn wake<'a>(chosen: u32, workers: Workers, queue: impl Fn(u32) -> &'a SynQueue, mut ring: impl FnMut(u64) -> bool) {
-    let mut rouse = |w| match queue(w).want.take() {
-        0 => false,
-        want => ring(want),
+pub fn wake<'a>(
+    chosen: u32,
+    workers: Workers,
+    queue: impl Fn(u32) -> &'a SynQueue,
+    mut ring: impl FnMut(&Want) -> bool,
+) {
+    let mut rouse = |w| {
+        let want = &queue(w).want;
+        !want.is_silent() && ring(want)
     };
     if rouse(chosen) || workers.turns {
         return;
@@ -137,8 +143,9 @@ mod tests {
     fn woken<'a>(chosen: u32, workers: Workers, queue: impl Fn(u32) -> &'a SynQueue) -> u64 {
         let mut woken = 0;
         wake(chosen, workers, queue, |want| {
-            woken |= want;
-            true
+            let taken = want.take();
+            woken |= taken;
+            taken != 0
         });
         woken
     }
@@ -152,8 +159,11 @@ mod tests {
         assert_eq!(choose(are(0b11, 0, 0), 0, of, |want| want & 2 != 0), Some(1));
         let mut rung = 0;
         wake(0, are(0b11, 0, 0), of, |want| {
-            rung = rung << 4 | want;
-            want & 2 != 0
+            let taken = want.take();
+            if taken != 0 {
+                rung = rung << 4 | taken;
+            }
+            taken & 2 != 0
         });
         assert_eq!(rung, 0x12, "first 1, which waits no longer, then 2, which does");
     }

@@ -24,7 +24,7 @@ mod half;
 mod waking;
 pub use distrust::{broken_elsewhere, ANNOUNCED, ANY as ANY_BROKEN, ENDED, TO_BE_ENDED};
 pub use half::{halve_all, is_time_to_give_up, whole};
-pub use waking::{cut, wake, wake_side};
+pub use waking::{cut, wake, wake_side, wake_syn};
 
 /// Channels per process: bounded by what else they take, descriptors and memory. (Tables name one in 16 bits.)
 pub const MAX: u32 = index::MAX;
@@ -286,15 +286,16 @@ impl Chan {
             w => Some(self.waiter(self.my_side(), w as usize - 1)),
         }
     }
-    /// A thread is about to sleep on a waker for something in this channel; None: peers cannot ring it. The caller
-    /// fences, and looks for marks.
-    pub fn sleep_on(&self, b: &waker::Waker) -> Option<usize> {
-        self.waiter_for(b).inspect(|w| self.waiter(self.my_side(), *w).sleeping.store(1, Ordering::Relaxed))
+    /// A thread is about to sleep on a waker for something in this channel; None: peers cannot ring it. `how`: see
+    /// [`channel::sleeping`]. The caller fences, and looks for marks.
+    pub fn sleep_on(&self, b: &waker::Waker, how: u32) -> Option<usize> {
+        self.waiter_for(b).inspect(|w| self.waiter(self.my_side(), *w).sleeping.store(how, Ordering::Relaxed))
     }
     /// It sleeps no more.
     pub fn slept_on(&self, b: &waker::Waker) -> Option<usize> {
         let w = self.waiter_of(b)?;
-        w.sleeping.store(0, Ordering::Relaxed);
+        // Acquire: a peer that has rung it, and perhaps nobody else, shows what for behind this.
+        w.sleeping.swap(channel::sleeping::NO, Ordering::AcqRel);
         Some(self.waiter_of[b.index()].load(Ordering::Relaxed) as usize - 1)
     }
     pub fn release_waiter(&self, b: &waker::Waker) {

@@ -161,6 +161,12 @@ impl Want {
         self.mask.fetch_and(STICKY, Ordering::AcqRel) & !STICKY
     }
 
+    /// Publisher, after [`Want::waiting`]: takes one of these, which no other publisher wakes then. False: another has.
+    pub fn claim(&self, bit: u64) -> bool {
+        // AcqRel: as in `take_armed`.
+        self.mask.fetch_and(!(bit & !STICKY), Ordering::AcqRel) & bit != 0
+    }
+
     /// Publisher that wakes on a condition of its own: who is armed. They stay so.
     pub fn waiting(&self) -> u64 {
         let mut seen = self.mask.load(Ordering::Acquire);

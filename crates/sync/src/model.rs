@@ -39,6 +39,8 @@ mod handover;
 #[cfg(test)]
 mod idle;
 #[cfg(test)]
+mod one;
+#[cfg(test)]
 mod steal;
 #[cfg(test)]
 mod token;

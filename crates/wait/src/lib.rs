@@ -74,6 +74,11 @@ impl Sleeper {
         r
     }
 
+    /// Does `f` hold for its waker?
+    pub fn is(&self, f: impl FnOnce(&'static Waker) -> bool) -> bool {
+        f(self.waker)
+    }
+
     /// The caller disarms by `disarm`, and gives the waker back.
     pub fn end(self, disarm: impl FnOnce(&'static Waker)) {
         disarm(self.waker);

@@ -6,7 +6,7 @@ use crate::chan::{self, Chan};
 use crate::stats;
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
-use fsocket_abi::channel::WORKERS;
+use fsocket_abi::channel::{sleeping, Waiter, SUMMARY_SYN, WORKERS};
 use fsocket_sync::doorbell::Batch;
 
 impl Listener {
@@ -106,12 +106,35 @@ impl Listener {
             }
         }
     }
-    /// The same for a thread that is about to sleep for them on a waker of its own.
+    /// The same for a thread that is about to sleep on a waker of its own, for them and perhaps for more.
     pub fn sleep_on(&self, b: &crate::waker::Waker, batch: &mut Batch<'static>) {
+        self.sleep(b, sleeping::YES, batch);
+    }
+    /// The same for one that is about to sleep for nothing else, to accept one.
+    pub fn sleep_alone_on(&self, b: &crate::waker::Waker, batch: &mut Batch<'static>) {
+        // Before it is armed: what is marked behind this, peers have told of since, and do not again.
+        for w in self.chans().filter_map(|c| c.waiter_of(b)) {
+            w.summary.fetch_and(!SUMMARY_SYN, Ordering::Acquire);
+        }
+        self.sleep(b, sleeping::ONE, batch);
+    }
+    fn sleep(&self, b: &crate::waker::Waker, how: u32, batch: &mut Batch<'static>) {
         for c in self.chans() {
-            c.sleep_on(b);
+            c.sleep_on(b, how);
         }
         self.arm(b, batch);
+    }
+    /// Has a peer told of a connection since [`Listener::sleep_alone_on`], whether or not that one is still there?
+    pub fn is_marked(&self, b: &crate::waker::Waker) -> bool {
+        let marked = |w: &Waiter| w.summary.load(Ordering::Acquire) & SUMMARY_SYN != 0;
+        self.chans().any(|c| c.waiter_of(b).is_some_and(marked))
+    }
+    /// A thread that may have been rung for a connection leaves `accept` without it: the next is told.
+    pub fn pass_on(&self) {
+        if self.has_syn(true) {
+            let words = |c: &'static Chan| self.own_queue().into_iter().chain([0]).map(move |q| &c.queue(q).want);
+            let _ = self.chans().any(|c| words(c).any(|want| chan::wake_syn(c, c.my_side(), want)));
+        }
     }
     /// When a peer first told of a new connection after `since`; 0: none has. Ticks.
     pub fn notified_since(&self, since: u64) -> u64 {

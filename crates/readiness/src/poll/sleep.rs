@@ -7,6 +7,7 @@ use crate::waker::{self, Waker};
 use crate::{chan, ctl, epoll, listen, spin, stats, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
+use fsocket_abi::channel::sleeping;
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::{Batch, FUTEX_BIT};
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -187,7 +188,7 @@ fn arm(d: &Desc, wanted: i16, b: &Waker, batch: &mut Batch<'static>) -> bool {
     match d.kind() {
         kind::CONN => {
             let Some(c) = chan::of(d) else { return false };
-            let Some(w) = c.sleep_on(b) else { return false };
+            let Some(w) = c.sleep_on(b, sleeping::YES) else { return false };
             batch.arm(&d.rx().1.want_data, 1 << w);
             if wanted & libc::POLLOUT != 0 {
                 let (_, tx, h) = d.tx();

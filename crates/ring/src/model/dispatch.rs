@@ -4,6 +4,7 @@
 use crate::dispatch::{choose, wake, Workers};
 use crate::syn::{len, push};
 use fsocket_abi::channel::SynQueue;
+use fsocket_sync::doorbell::Want;
 use fsocket_sync::model::{every_way, membarrier};
 use loom::sync::Arc;
 
@@ -12,7 +13,7 @@ const BOTH: Workers = Workers { all: 0b11, busy: 0, avoid: 0, turns: false };
 /// Worker 0 computes; worker 1 goes to sleep; a client connects.
 ///
 /// `armed`: worker 0 has an epoll instance, in which nobody waits now.
-fn run(armed: bool, wakes: fn(u32, &[SynQueue; 2], &mut dyn FnMut(u64) -> bool)) {
+fn run(armed: bool, wakes: fn(u32, &[SynQueue; 2], &mut dyn FnMut(&Want) -> bool)) {
     every_way(Some(3), move || {
         let queues: Arc<[SynQueue; 2]> = Arc::default();
         let q = queues.clone();
@@ -27,8 +28,9 @@ fn run(armed: bool, wakes: fn(u32, &[SynQueue; 2], &mut dyn FnMut(u64) -> bool))
         assert!(push(&queues[chosen as usize], 7));
         let mut woken = 0;
         wakes(chosen, &queues, &mut |want| {
-            woken |= want;
-            want & 2 != 0
+            let taken = want.take();
+            woken |= taken;
+            taken & 2 != 0
         });
         let sleeps = sleeper.join().unwrap();
         assert!(!sleeps || woken & 2 != 0, "it sleeps, and nobody wakes it");
@@ -47,7 +49,7 @@ fn who_goes_to_sleep_is_woken_or_sees_it() {
 #[should_panic(expected = "nobody wakes it")]
 fn waking_only_the_chosen_one_is_not_enough() {
     run(false, |chosen, all, ring| {
-        ring(all[chosen as usize].want.take());
+        ring(&all[chosen as usize].want);
     });
 }
 

@@ -5,7 +5,7 @@ use crate::waker::{self, Waker};
 use crate::{ctl, process, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
-use fsocket_abi::channel::{SUMMARY_SYN, WAITERS};
+use fsocket_abi::channel::{sleeping, Waiter, SUMMARY_SYN, WAITERS};
 use fsocket_proto::{kind, waiter, Msg};
 use fsocket_ring::dispatch::{self, Workers};
 use fsocket_ring::syn;
@@ -44,6 +44,11 @@ impl Chan {
         }
         self.peer_rung[w].store(key, Ordering::Relaxed);
         self.ring_by_monitor(1 - self.my_side(), w, key)
+    }
+
+    fn has_pipe(&self, w: usize) -> bool {
+        let key = self.peer_key[w].load(Ordering::Relaxed);
+        key != 0 && key == self.waiter(1 - self.my_side(), w).waker.load(Ordering::Relaxed)
     }
 
     pub fn ring_by_monitor(&self, side: usize, w: usize, key: u64) -> bool {
@@ -100,16 +105,12 @@ impl Chan {
             }
         }
         // The caller looks at `listener_closed` next; the monitor sets it, runs a
-        // heavy fence and empties the queues. `take` has the light fence.
-        let ring = |want| wake_syn(self, want);
+        // heavy fence and empties the queues. `is_silent` has the light fence.
+        let ring = |want: &Want| wake_syn(self, 1 - self.my_side(), want);
         match pick {
             Some(w) => dispatch::wake(w, workers, q, ring),
-            None => {
-                let want = queue.want.take();
-                if want != 0 {
-                    ring(want);
-                }
-            }
+            None if queue.want.is_silent() => {}
+            None => drop(ring(&queue.want)),
         }
         true
     }
@@ -160,15 +161,33 @@ pub fn is_asleep(c: &Chan, mut mask: u64) -> bool {
     false
 }
 
-/// Tell waiters that a SYN queue has something; true: one of them slept, and was rung.
+/// Tell a side's waiters of this word that a SYN queue has something; true: one of them slept, and was rung. As in the
+/// kernel all hear of a connection but those that only wait to accept it, of which one does. Should that one leave
+/// without it, it tells the next (`Listener::pass_on`; `model/one.rs` of the sync crate).
 #[cold]
-pub fn wake_syn(c: &Chan, mask: u64) -> bool {
+pub fn wake_syn(c: &Chan, side: usize, want: &Want) -> bool {
+    let mask = want.waiting() & !FUTEX_BIT;
+    if mask == 0 {
+        return false;
+    }
     stats::count(Counter::Wakes);
     // As in `wake_side`; for all queues of the channel.
     c.queue(0).want.notified_at.store(sys::cpu::ticks(), Ordering::Relaxed);
-    each(c, 1 - c.my_side(), mask & !FUTEX_BIT, |w| {
-        w.summary.fetch_or(SUMMARY_SYN, Ordering::Release);
-    })
+    let (mut any, mut one) = (false, false);
+    let alone = |i: usize| c.waiter(side, i).sleeping.load(Ordering::Relaxed) == sleeping::ONE;
+    let all = (0..WAITERS).filter(|i| mask >> i & 1 != 0);
+    // One with a pipe first: a message of the monitor's wakes all that sleep in the process.
+    let near = all.clone().find(|i| alone(*i) && side != c.my_side() && c.has_pipe(*i));
+    for i in near.into_iter().chain(all) {
+        let alone = alone(i);
+        if one && alone || !want.claim(1 << i) {
+            continue;
+        }
+        let rung = ring_one(c, side, i, |w| _ = w.summary.fetch_or(SUMMARY_SYN, Ordering::Release));
+        any |= rung;
+        one |= rung && alone;
+    }
+    any
 }
 
 fn wake_futex(seq: &AtomicU32) {
@@ -176,31 +195,38 @@ fn wake_futex(seq: &AtomicU32) {
     sys::futex_wake(seq, i32::MAX);
 }
 
-/// Mark waiters, and ring those that sleep; false: there was none to ring.
-fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&fsocket_abi::channel::Waiter)) -> bool {
-    let mut any = false;
+/// Mark waiters, and ring those that sleep.
+fn each(c: &Chan, side: usize, mut mask: u64, mark: impl Fn(&Waiter)) {
     while mask != 0 {
         let i = mask.trailing_zeros() as usize;
         mask &= mask - 1;
-        if i >= WAITERS {
-            continue;
-        }
-        let w = c.waiter(side, i);
-        mark(w);
-        // The mark before the look at `sleeping`; the sleeper does the reverse.
-        fence(Ordering::SeqCst);
-        if w.sleeping.load(Ordering::Relaxed) != 0 && w.sleeping.swap(0, Ordering::AcqRel) != 0 {
-            let key = w.waker.load(Ordering::Acquire);
-            let rung = key != 0 && if side == c.my_side() { ring_fork_group(c, i, key) } else { c.ring_peer(i, key) };
-            if !rung {
-                // Nobody can ring it now; sleeps are bounded when the monitor
-                // is dead, and the mark stays.
-                w.sleeping.store(1, Ordering::Relaxed);
-            }
-            any |= rung;
+        if i < WAITERS {
+            ring_one(c, side, i, &mark);
         }
     }
-    any
+}
+
+/// Mark a waiter, and ring it if it sleeps; false: there was none to ring.
+fn ring_one(c: &Chan, side: usize, i: usize, mark: impl Fn(&Waiter)) -> bool {
+    let w = c.waiter(side, i);
+    mark(w);
+    // The mark before the look at `sleeping`; the sleeper does the reverse.
+    fence(Ordering::SeqCst);
+    if w.sleeping.load(Ordering::Relaxed) == sleeping::NO {
+        return false;
+    }
+    let how = w.sleeping.swap(sleeping::NO, Ordering::AcqRel);
+    if how == sleeping::NO {
+        return false;
+    }
+    let key = w.waker.load(Ordering::Acquire);
+    let rung = key != 0 && if side == c.my_side() { ring_fork_group(c, i, key) } else { c.ring_peer(i, key) };
+    if !rung {
+        // Nobody can ring it now; sleeps are bounded when the monitor
+        // is dead, and the mark stays.
+        w.sleeping.store(how, Ordering::Relaxed);
+    }
+    rung
 }
 
 /// Ring a waker on our own side: this process's, or that of one related by fork.
