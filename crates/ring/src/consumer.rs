@@ -5,6 +5,10 @@ use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{record, Dir};
 use fsocket_sync::atomic::Ordering;
 
+/// A long receive gives the producer space in pieces of so many bytes, for it to go on meanwhile: as receives of that
+/// length one after the other would, which is how the models have it.
+const PIECE: usize = 128 * 1024;
+
 /// Is there at least one byte (or a FIN's predecessor) to read? Does not
 /// consume; may be asked without the token, the answer is then a hint.
 #[inline(always)]
@@ -34,7 +38,7 @@ pub unsafe fn recv<B: Bytes>(
     peek: bool,
 ) -> Result<usize, Failed> {
     let (mut pos, mut base, mut left) = (get(&h.pos), get(&h.base), get(&h.limit));
-    let (mut got, mut pads) = (0usize, 0);
+    let (mut got, mut told, mut pads) = (0usize, 0, 0);
     while got < len {
         if left == 0 {
             // Acquire: pairs with the release in `put_record`. Read once: the
@@ -87,20 +91,30 @@ pub unsafe fn recv<B: Bytes>(
         left -= n;
         if left == 0 {
             pos = align8(pos);
+            if !peek && got - told >= PIECE {
+                consumed(d, h, (pos, base, left), got - told);
+                told = got;
+            }
         }
     }
     if !peek {
-        put(&h.base, base);
-        put(&h.limit, left);
-        if pos != get(&h.pos) {
-            go_to(h, pos);
-            put(&h.bytes, get(&h.bytes).wrapping_add(got as u64));
-            // Release: our reads are done before the producer may overwrite;
-            // pairs with the acquire in `look`.
-            d.cons.head.store(pos, Ordering::Release);
-        }
+        consumed(d, h, (pos, base, left), got - told);
     }
     Ok(got)
+}
+
+/// The producer gets back what was read up to `pos`.
+#[inline(always)]
+fn consumed(d: &Dir, h: &Half, (pos, base, left): (u64, u64, u64), bytes: usize) {
+    put(&h.base, base);
+    put(&h.limit, left);
+    if pos != get(&h.pos) {
+        go_to(h, pos);
+        put(&h.bytes, get(&h.bytes).wrapping_add(bytes as u64));
+        // Release: our reads are done before the producer may overwrite;
+        // pairs with the acquire in `look`.
+        d.cons.head.store(pos, Ordering::Release);
+    }
 }
 
 /// Bytes that can be read now without waiting, at most `max`.

@@ -512,3 +512,36 @@ fn a_hostile_relative_that_runs_beside() {
         over.store(true, Ordering::Relaxed);
     });
 }
+
+/// Notes at each copy out of the ring how far the producer believes the consumer to be.
+#[derive(Clone, Copy)]
+struct Watched<'a>(Mapped, &'a Dir, &'a core::cell::Cell<u64>);
+// SAFETY: as that of the ring's own.
+unsafe impl Bytes for Watched<'_> {
+    fn header(&self, off: usize) -> &AtomicU64 {
+        self.0.header(off)
+    }
+    unsafe fn write(&self, off: usize, src: *const u8, n: usize) -> bool {
+        // SAFETY: the caller's.
+        unsafe { self.0.write(off, src, n) }
+    }
+    unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
+        self.2.set(self.1.cons.head.load(Ordering::Relaxed));
+        // SAFETY: the caller's.
+        unsafe { self.0.read(off, dst, n) }
+    }
+}
+
+#[test]
+fn a_long_receive_gives_space_back_meanwhile() {
+    let p = Pair::new();
+    let data: Vec<u8> = (0..RING_CAP / 2).map(|i| (i * 7 + i / 256) as u8).collect();
+    assert_eq!(p.send(&data), data.len());
+    let (seen, mut got) = (core::cell::Cell::new(0), vec![0u8; RING_CAP]);
+    // SAFETY: the buffer's.
+    let n = unsafe { recv(Watched(p.ring(), &p.dir, &seen), &p.dir, &p.rx, Some(got.as_mut_ptr()), RING_CAP, false) };
+    assert_eq!((n, &got[..data.len()]), (Ok(data.len()), &data[..]));
+    assert!(seen.get() > POS_START + RING_CAP as u64 / 4, "{}", seen.get());
+    assert_eq!(get(&p.rx.bytes), data.len() as u64);
+    assert!(p.send(&data) > 0 && p.recv(RING_CAP, false) == data);
+}

@@ -1,5 +1,6 @@
 //! Bytes: send, receive, wait.
 
+mod news;
 mod receive;
 mod refuse;
 mod restart;

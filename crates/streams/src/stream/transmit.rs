@@ -1,5 +1,6 @@
 //! Sending: a ring's common case, and everything else.
 
+use super::news::{News, SHARED_CPU};
 use super::refuse::{only_shut_both, rather, refused};
 use super::restart;
 use super::wait::{interruptible, wait_space, Wait};
@@ -16,11 +17,6 @@ use fsocket_abi::channel::{status, POS_START};
 use fsocket_ring::{self as ring, Failed};
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
-
-/// With both sides on one CPU a long message is handed over in pieces of this
-/// many bytes: so few that they are still in cache when the receiver copies them, and so
-/// many that switching to it and back costs little.
-const SHARED_CPU: usize = 512 * 1024;
 
 const TX_BAD: u32 = flag::SHUT_WR | flag::POISONED | flag::RST_REPORTED | flag::SENT_AFTER_CLOSE | flag::MIGRATED;
 /// The peer's state in which a send is not the ring's alone.
@@ -354,29 +350,6 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                 }
             }
         }
-    }
-}
-
-/// What lies in the ring, and the peer was not told of. A receiver on this CPU that is woken for each
-/// record takes the CPU each time, copies that record and sleeps again.
-struct News {
-    d: &'static Desc,
-    bytes: usize,
-}
-
-impl News {
-    fn tell(&mut self) {
-        if core::mem::take(&mut self.bytes) != 0 {
-            let (_, tx, h) = self.d.tx();
-            notify(self.d, &tx.want_data);
-            publish_cpu(h, &tx.prod.cpu);
-        }
-    }
-}
-
-impl Drop for News {
-    fn drop(&mut self) {
-        self.tell();
     }
 }
 
