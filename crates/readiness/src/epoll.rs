@@ -26,7 +26,7 @@ use crate::listen;
 use crate::lock::Guard;
 use crate::table::{self, kind, Desc};
 use core::sync::atomic::{fence, Ordering};
-use fsocket_sys::{self as sys};
+use fsocket_sys::{self as sys, Errno};
 use item::{Item, ITEMS};
 
 pub use change::ctl;
@@ -156,10 +156,19 @@ pub fn migrated_to_kernel(d: &Desc, also: i32) {
             let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
         }
         let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
-        let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+        watch_in_kernel(ep, fd, &ev);
         if let Ok(mut g) = ep.lock.lock() {
             item::kill(ep, &mut g, it);
         };
+    }
+}
+
+/// A forked child that has followed the path before has added the same socket, with the events of when it was forked.
+fn watch_in_kernel(ep: &Ep, fd: i32, ev: &libc::epoll_event) {
+    let kfd = ep.fd.load(Ordering::Relaxed);
+    let added = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, fd, Some(ev));
+    if added == Err(Errno::EEXIST) && !ep.inherited.load(Ordering::Relaxed) {
+        let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_MOD, fd, Some(ev));
     }
 }
 
@@ -173,7 +182,7 @@ pub fn watched_in_kernel(d: &Desc, next: &Desc) {
             let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
         }
         let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
-        let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, fd, Some(&ev));
+        watch_in_kernel(ep, fd, &ev);
         next.watched.store(true, Ordering::Relaxed);
         if let Ok(mut g) = ep.lock.lock() {
             item::kill(ep, &mut g, it);

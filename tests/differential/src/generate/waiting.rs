@@ -102,7 +102,7 @@ impl Gen {
 
     /// (The path switch is an edge: docs/limits.md.)
     fn edge(&self) -> i64 {
-        if self.switches.has("stdio") {
+        if self.moves() {
             0
         } else {
             libc::EPOLLET as u32 as i64
