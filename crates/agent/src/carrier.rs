@@ -20,6 +20,8 @@ pub mod what {
 }
 
 pub trait Carrier {
+    /// Something has come by it: it works.
+    fn is_ready(&self) -> bool;
     /// Readable when there is something to [`Carrier::poll`] for.
     fn fd(&self) -> BorrowedFd<'_>;
     /// False: not now; [`Carrier::poll`] says when there is room.

@@ -17,6 +17,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// In what is looked at: what an event is about, and which one.
 const LINE: u64 = 1 << 32;
@@ -101,7 +102,11 @@ impl Agent {
         let mut pause = 1;
         loop {
             let looks = self.mirrors.values().any(Mirror::is_to_be_looked_at);
-            let full = self.peers.iter().any(|p| p.is_full() || p.is_up() && !p.shown);
+            let full = self
+                .peers
+                .iter()
+                .any(|p| p.is_full() || p.is_up() && !p.shown || p.control.is_some() && p.carrier.is_none())
+                || self.mirrors.values().any(|m| self.peers[m.peer].lost.is_some());
             let limit = match (self.due.is_empty(), looks, full) {
                 (false, ..) => 0,
                 (_, true, _) => pause,
@@ -153,8 +158,11 @@ impl Agent {
     fn made(&mut self, made: Made) -> anyhow::Result<()> {
         match made {
             Made::Control(number, stream) => {
-                // (The one before may not have been found dead yet.)
-                self.lose(number)?;
+                // The one before may not have been found dead yet. (If it has, a carrier that is there is the new one: the
+                // two come by threads of their own.)
+                if self.peers[number].control.is_some() {
+                    self.lose(number)?;
+                }
                 let peer = &mut self.peers[number];
                 let Ok(control) = Control::new(stream) else { return Ok(()) };
                 self.poll.add(
@@ -162,7 +170,7 @@ impl Agent {
                     libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET,
                     CONTROL | number as u64,
                 )?;
-                peer.control = Some(control);
+                (peer.control, peer.lost, peer.since) = (Some(control), None, Instant::now());
                 peer.say(Frame { what: what::HELLO, a: self.instance, ..Frame::default() });
             }
             Made::Data(number, stream) => {
@@ -190,6 +198,7 @@ impl Agent {
         let peer = &mut self.peers[number];
         peer.drop_carrier();
         (peer.control, peer.control_failed, peer.greeted) = (None, false, false);
+        peer.lost.get_or_insert_with(Instant::now);
         // What was being agreed on never will be.
         let half: Vec<u32> =
             self.mirrors.iter().filter(|(_, m)| m.peer == number && m.remote == 0).map(|(id, _)| *id).collect();
@@ -212,10 +221,12 @@ impl Agent {
                 self.lose(number)?;
                 self.connect_again(number);
             }
-            // The other agent makes both connections anew.
+            if self.peers[number].is_lost() {
+                self.reset_all(number);
+            }
+            // Both connections are made anew.
             let idle = !self.mirrors.values().any(|m| m.peer == number);
-            let peer = &mut self.peers[number];
-            if idle && peer.greeted && peer.carrier.is_none() && peer.shown && peer.again.is_some() {
+            if idle && self.peers[number].has_no_carrier() {
                 self.lose(number)?;
                 self.connect_again(number);
             }
@@ -254,6 +265,10 @@ impl Agent {
     fn all_go_back(&mut self, number: usize) {
         let peer = &mut self.peers[number];
         self.mirrors.values_mut().filter(|m| m.peer == number).for_each(|m| m.go_back(peer));
+    }
+
+    fn reset_all(&mut self, number: usize) {
+        self.mirrors.retain(|_, m| m.peer != number || m.reset() == After::Keep);
     }
 
     fn serve(&mut self, id: u32) {
@@ -316,11 +331,7 @@ impl Agent {
                 peer.greeted = true;
                 if std::mem::replace(&mut peer.instance, frame.a) != frame.a {
                     // It knows none of them.
-                    let old: Vec<u32> =
-                        self.mirrors.iter().filter(|(_, m)| m.peer == number).map(|(id, _)| *id).collect();
-                    for id in old {
-                        self.mirrors.remove(&id).map(|mut m| m.reset());
-                    }
+                    self.reset_all(number);
                 } else {
                     self.all_go_back(number);
                 }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// A carrier that has had no room for so long has failed: the other agent does not look.
 const STUCK: Duration = Duration::from_secs(5);
+/// How long connections wait for the other agent to come back, so that they can go back to TCP.
+const LOST: Duration = Duration::from_secs(60);
 
 pub struct Peer {
     pub at: SocketAddr,
@@ -20,6 +22,10 @@ pub struct Peer {
     /// The monitor has been told that connections may go over.
     pub shown: bool,
     full_since: Option<Instant>,
+    /// Since when there is no control connection.
+    pub lost: Option<Instant>,
+    /// Since when there is this one.
+    pub since: Instant,
     /// A call has failed; the loop sees to it.
     pub control_failed: bool,
     pub carrier_failed: bool,
@@ -37,6 +43,8 @@ impl Peer {
             greeted: false,
             shown: false,
             full_since: None,
+            lost: None,
+            since: Instant::now(),
             control_failed: false,
             carrier_failed: false,
             again,
@@ -44,7 +52,8 @@ impl Peer {
     }
 
     pub fn is_up(&self) -> bool {
-        self.greeted && self.control.is_some() && self.carrier.is_some() && !self.control_failed && !self.carrier_failed
+        let carries = self.carrier.as_ref().is_some_and(|c| c.is_ready());
+        self.greeted && self.control.is_some() && carries && !self.control_failed && !self.carrier_failed
     }
 
     pub fn say(&mut self, frame: Frame) {
@@ -79,6 +88,16 @@ impl Peer {
 
     pub fn is_full(&self) -> bool {
         self.full_since.is_some()
+    }
+
+    /// It should be there, and this side connects.
+    pub fn has_no_carrier(&self) -> bool {
+        let is_there = self.control.is_none() || self.carrier.is_some();
+        !is_there && self.again.is_some() && self.since.elapsed() > Duration::from_secs(2)
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_some_and(|since| since.elapsed() > LOST)
     }
 
     pub fn look(&mut self) {

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// A stand-in that goes over at all does so at once.
-const PATIENCE: Duration = Duration::from_millis(150);
+const PATIENCE: Duration = Duration::from_millis(400);
 /// Turns of the stream after which the library offers it, or tries to have it go over, at the latest
 /// (`migrate/upgrade/worth.rs`).
 const OFFERS: usize = 24;

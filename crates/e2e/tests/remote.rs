@@ -57,6 +57,7 @@ struct Two {
     a: End,
     b: End,
     before: [Snapshot; 2],
+    _key: Host,
     _net: Hosts,
 }
 
@@ -72,7 +73,7 @@ impl Two {
         net::wait_until(LIMIT, up).unwrap_or_else(|_| panic!("the agents do not find each other: {}", ends[0].log()));
         let [a, b] = ends;
         let before = [a.host.snapshot(), b.host.snapshot()];
-        Two { a, b, before, _net: hosts }
+        Two { a, b, before, _key: key, _net: hosts }
     }
 
     fn ask(&self, side: Side, app: &str, args: &[&str]) -> Proc {
@@ -166,4 +167,25 @@ fn a_link_that_fails_leaves_tcp() {
     two.b.net.inside("nft", &[&rule]).expect("rules");
     ask.finish(LIMIT).success().says("ok");
     assert_paths(&two, 3, 3);
+}
+
+/// An agent is killed: its connections are reset at both hosts, and the next one carries new ones.
+#[test]
+fn an_agent_that_is_killed_resets_its_connections() {
+    need_hosts!();
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no agent in stock mode");
+    }
+    let mut two = Two::new();
+    let (_server, port) = two.serve(Accel, "containers");
+    let to = two.address();
+    let mut ask = two.ask(Accel, "containers", &[&port, &to, "300", "3", "wait"]);
+    ask.wait_stdout("asked", LIMIT);
+    assert_paths(&two, 3, 0);
+    two.b.agent = None;
+    two.b.start_agent();
+    ask.finish(LIMIT).success().says("Connection reset by peer");
+    net::wait_until(LIMIT, || two.b.said("up=true known=true")).expect("the next agent is there");
+    two.ask(Accel, "containers", &[&port, &to, "300", "3"]).finish(LIMIT).success().says("ok");
+    assert_paths(&two, 6, 0);
 }

@@ -43,6 +43,10 @@ impl Double {
 }
 
 impl Carrier for Double {
+    fn is_ready(&self) -> bool {
+        true
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

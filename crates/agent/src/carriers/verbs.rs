@@ -126,6 +126,10 @@ fn to_u32(n: u64) -> Result<u32, std::num::TryFromIntError> {
 }
 
 impl Carrier for Verbs {
+    fn is_ready(&self) -> bool {
+        self.theirs.is_some()
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.agent.as_fd()
     }

@@ -100,10 +100,13 @@ fn offer(
     m.addr.v6only = is_passed(d).into();
     let mut asked = Ok(());
     let patience = Patience(Cell::new(if met { MET_NS } else { OFFER_NS }));
+    let mut remote = false;
     let tell = || {
-        // (The monitor knows if the other side is on another host.)
-        asked =
-            ctl::request(m, Some(fd)).map(|(a, _)| patience.0.set(patience.0.get().max(a.arg2.min(1000) * 1_000_000)));
+        asked = ctl::request(m, Some(fd)).map(|(a, _)| {
+            // (The monitor knows that the other side is on another host.)
+            remote = a.arg2 != 0;
+            patience.0.set(patience.0.get().max(a.arg2.min(1000) * 1_000_000));
+        });
         asked.is_ok()
     };
     let done = handover::open(&s.state, steps, &patience, tell, || has_passed(fd) == Some(counts));

@@ -23,7 +23,7 @@ use rustix::thread::futex;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// How long a program waits for the other host when its connection goes over, milliseconds.
-const PATIENCE_MS: u64 = 200;
+const PATIENCE_MS: u64 = 500;
 /// Wishes that the agent has not answered. It answers each, or the program has given up long ago.
 const WISHES: usize = 4096;
 
