@@ -187,7 +187,10 @@ unsafe extern "C" fn before() {
         HAS_FOUND_EXEC.store(true, Ordering::Relaxed);
         crate::real::find_for_exec();
     }
-    if brief::is_for_connection() && !HAS_FOUND.swap(true, Ordering::Relaxed) {
+    // (Such children have sockets to serve, over the kernel, too.)
+    let serves = brief::is_for_connection() || !is_asleep() && is_alone();
+    if serves && !HAS_FOUND.load(Ordering::Relaxed) {
+        HAS_FOUND.store(true, Ordering::Relaxed);
         crate::real::find_for_children();
     }
 }
