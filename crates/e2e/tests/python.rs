@@ -3,7 +3,7 @@
 
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::Host;
+use fsocket_testkit::{stock_mode, Host};
 
 #[track_caller]
 fn clients(host: &Host, side: Side, port: u16, address: &str) {
@@ -139,6 +139,19 @@ fn a_client_with_many_upstreams() {
     let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "upstreams.py", &args) else { return };
     let counted = (delta.get("connect_shm"), delta.get("accept_shm"));
     assert_eq!(counted, (700, 700), "{delta}");
+}
+
+/// A channel in which there is no connection is given back; the next connection to that server has another one.
+#[test]
+fn channels_at_rest_are_given_back() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there are no channels in stock mode");
+    }
+    let host = Host::new();
+    let before = host.snapshot();
+    let said = e2e::python(&host, Accel, 90, "rest.py", &["32"]);
+    host.snapshot().since(&before).assert_shm(5);
+    assert_eq!(said, "channels 3\nchannels 1\nchannels 3\nok\n");
 }
 
 #[test]

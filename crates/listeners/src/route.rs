@@ -236,7 +236,8 @@ pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Reason
     ask(dst, fd, last).map(|(c, _)| c)
 }
 
-fn usable(c: &Chan) -> bool {
+/// May connections begin in it?
+pub fn usable(c: &Chan) -> bool {
     c.id.load(Ordering::Acquire) != 0
         && c.my_side() == CLIENT
         && !c.retired.load(Ordering::Relaxed)

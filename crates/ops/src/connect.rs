@@ -174,6 +174,13 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             return Err(Reason::Bound);
         }
         let mut cl = chan.client().ok_or(Reason::Reentry)?;
+        if !route::usable(chan) {
+            // It has just been given back, or its listener has ended.
+            drop(cl);
+            chan.unmap_if_unused();
+            chan = route::find(dst, fd, route::For::New)?;
+            continue;
+        }
         let Some((slot, port)) = chan.take_slot(&mut cl) else {
             drop(cl);
             if attempt == 2 {
@@ -217,6 +224,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             chan.set_desc(slot, None);
             socks::free_sock(sock);
             chan.retire_slot(slot);
+            chan.unmap_if_unused();
             return Err(Reason::NoListener);
         }
         epoll::became_conn(d);

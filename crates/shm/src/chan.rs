@@ -21,6 +21,7 @@ pub use fsocket_ring::syn::len as queue_len;
 mod client;
 mod distrust;
 mod half;
+mod rest;
 mod waking;
 pub use distrust::{broken_elsewhere, ANNOUNCED, ANY as ANY_BROKEN, ENDED, TO_BE_ENDED};
 pub use half::{halve_all, is_time_to_give_up, whole};
@@ -73,6 +74,9 @@ pub struct Chan {
     /// By own waiter: how often peers have rung it by way of the monitor.
     rung: [AtomicU32; WAITERS],
     client: Lock<Client>,
+    /// See [`rest`]: connections opened at the last look, and since when there is none.
+    opened: AtomicU32,
+    rests_since: AtomicU64,
 }
 
 /// What the client side keeps: which slots it may use.
@@ -122,6 +126,7 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     c.retired.store(false, Ordering::Relaxed);
     c.trust();
     c.half.store(false, Ordering::Relaxed);
+    c.rests_since.store(sys::cpu::ticks(), Ordering::Relaxed);
     c.kept.keep(process::high(), || process::high_copy(fd));
     for d in &c.desc_of {
         d.store(0, Ordering::Relaxed);
@@ -326,6 +331,8 @@ impl Chan {
     /// reserved for a while (see [`space`]), so that a thread that still holds a
     /// stale pointer cannot hit somebody else's mapping.
     pub fn unmap_if_unused(&self) {
+        // A connection is made under it. (Who has it comes here afterwards.)
+        let Some(_client) = self.client.try_lock() else { return };
         if !self.retired.load(Ordering::Acquire) || self.desc_of.iter().any(|d| d.load(Ordering::Relaxed) != 0) {
             return;
         }

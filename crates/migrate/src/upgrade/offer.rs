@@ -79,7 +79,8 @@ fn offer(
     const NOT_NOW: core::result::Result<(), Told> = Err(Told::Not(Errno::EAGAIN));
     let Whereto { chan, across, met } = to;
     let Some(sock) = socks::alloc_sock() else { return NOT_NOW };
-    let slot = chan.client().and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
+    let slot =
+        chan.client().filter(|_| route::usable(chan)).and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
     let Some(slot) = slot else {
         socks::free_sock(sock);
         return NOT_NOW;

@@ -76,6 +76,10 @@ impl Monitor {
                 self.shm.broken(&mut self.ctx, id, &msg);
                 return Ok(());
             }
+            kind::REST => {
+                self.shm.rests(&mut self.ctx, id, &msg);
+                return Ok(());
+            }
             kind::PASSED => {
                 self.shm.note_passed(&self.ctx, id, &msg);
                 return Ok(());

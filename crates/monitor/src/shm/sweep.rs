@@ -4,6 +4,7 @@ use super::distrust::Whom;
 use super::state::Shm;
 use super::wake::close_all;
 use crate::context::Context;
+use crate::membarrier::heavy_fence;
 use crate::shm::channels::Channel;
 use crate::{limits, ChannelId, ConnId, FamilyId};
 use fsocket_abi::channel::{CLIENT, SERVER};
@@ -147,6 +148,25 @@ impl Shm {
             self.registry.serves_no_more(ch.addr.port);
         }
         tracing::debug!(channel = id, "channel ended");
+    }
+
+    /// [`fsocket_proto::kind::REST`].
+    pub fn rests(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        let Ok(channel) = ChannelId::try_from(msg.id) else { return };
+        let own = |ch: &&Channel| ch.client == id && ch.is_whole() && !ch.client_ended && !ch.listener_gone;
+        let Some(ch) = self.channels.get(channel).filter(own) else { return };
+        let closed = ch.mem.listener_closed();
+        if closed.swap(1, Ordering::SeqCst) != 0 {
+            return;
+        }
+        // As in `end_listening`: a connection that finds it open was there before this fence.
+        heavy_fence();
+        if !ch.bound.is_empty() || ch.switched.borrow().is_waiting() || !ch.mem.is_at_rest() {
+            return closed.store(0, Ordering::SeqCst);
+        }
+        let families: Vec<_> = ch.server_families.iter().copied().chain([ch.client_family]).collect();
+        self.tell_gone(ctx, channel, families, false);
+        self.remove_channel(ctx, channel);
     }
 
     /// [`fsocket_proto::kind::BROKEN`].

@@ -432,3 +432,33 @@ fn others_are_answered_while_a_process_with_much_ends() {
         assert_eq!(ch.status(slot, CLIENT) & status::CLOSED, status::CLOSED, "{slot}");
     }
 }
+
+#[test]
+fn a_channel_at_rest_ends_and_one_in_use_does_not() {
+    let mut s = scene();
+    let rest = |p: &mut Proc, id: u32| {
+        p.tell(Msg { id: id.into(), ..Msg::new(kind::REST) }, None);
+        p.sync();
+    };
+    // Not for another process, nor with a connection that is open, waits, or has become the kernel's.
+    rest(&mut s.server, s.ch.id);
+    s.ch.set_state(0, slot_state::ESTABLISHED);
+    rest(&mut s.client, s.ch.id);
+    s.ch.set_state(0, slot_state::FREE);
+    s.ch.syn(0, 1);
+    rest(&mut s.client, s.ch.id);
+    s.ch.queue(0).head.store(1, Ordering::Relaxed);
+    rest(&mut s.client, s.ch.id);
+    s.ch.set_state(1, slot_state::FREE);
+    s.ch.slot(1).switching.store(1, Ordering::Relaxed);
+    rest(&mut s.client, s.ch.id);
+    s.ch.slot(1).switching.store(0, Ordering::Relaxed);
+    assert!(!s.ch.listener_closed() && s.client.unasked.is_empty() && s.server.unasked.is_empty());
+
+    rest(&mut s.client, s.ch.id);
+    assert!(s.ch.listener_closed());
+    for p in [&mut s.client, &mut s.server] {
+        assert_eq!(p.wait_unasked().0, Msg { id: s.ch.id.into(), ..Msg::new(kind::CHANNEL_GONE) });
+    }
+    assert_ne!(s.client.connect(s.port).id, s.ch.id);
+}

@@ -120,10 +120,11 @@ impl Chan {
 /// way of the monitor, which somebody may have stopped: then the sleeper finds the marks itself.
 pub fn cut(limit: Option<u64>) -> Option<u64> {
     const LOOK_NS: u64 = 2_000_000_000;
-    match super::none() {
-        true => limit,
-        false => Some(limit.map_or(LOOK_NS, |l| l.min(LOOK_NS))),
+    if super::none() {
+        return limit;
     }
+    super::rest::look_if_due();
+    Some(limit.map_or(LOOK_NS, |l| l.min(LOOK_NS)))
 }
 
 /// Tell the other side that something changed on `slot`: `mask` came from

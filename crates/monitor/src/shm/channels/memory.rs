@@ -228,6 +228,15 @@ impl ChannelMem {
         waiting > self.queued_all() as usize
     }
 
+    /// Is nothing in it, and has nothing become the kernel's under a port of its that may be in use there?
+    pub fn is_at_rest(&self) -> bool {
+        let stays = |slot: &Slot| slot.switching.load(Ordering::Relaxed) == 0;
+        self.queued_all() == 0
+            && self.slots_in_use() == 0
+            && !self.is_being_claimed()
+            && self.touched_slots().all(|i| stays(self.slot(i)))
+    }
+
     /// Bytes of memory behind the channel.
     pub fn resident(&self) -> u64 {
         rustix::fs::fstat(&*self.fd).map_or(0, |st| st.st_blocks as u64 * 512)

@@ -1,0 +1,52 @@
+//! Channels in which this process has had no connection for a while are given back: their memory, a descriptor and the
+//! ports. The next connection to that listener has another one.
+//!
+//! The monitor decides: it closes the channel to new connections, and looks whether there is one. A connection that is
+//! being made finds the channel closed, as at the end of a listener. Memory goes under the lock under which connections
+//! are made.
+
+use super::{all, Chan};
+use crate::ctl;
+use core::sync::atomic::{AtomicU64, Ordering};
+use fsocket_abi::channel::CLIENT;
+use fsocket_proto::{kind, Msg};
+use fsocket_sys::cpu;
+
+const LOOK_US: u64 = 5_000_000;
+const REST_US: u64 = 20_000_000;
+
+/// When all are looked at next, ticks.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Before a sleep. (A process that shares memory with others wakes every two seconds.)
+#[inline]
+pub fn look_if_due() {
+    let (now, next) = (cpu::ticks(), NEXT.load(Ordering::Relaxed));
+    if now >= next {
+        look(now, next);
+    }
+}
+
+#[cold]
+fn look(now: u64, next: u64) {
+    let then = now + LOOK_US * cpu::ticks_per_us();
+    let mine = NEXT.compare_exchange(next, then, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    if mine && !ctl::dead() {
+        all()
+            .filter(|c| c.my_side() == CLIENT && !c.retired.load(Ordering::Relaxed))
+            .for_each(|c| c.offer_if_at_rest(now));
+    }
+}
+
+impl Chan {
+    fn offer_if_at_rest(&self, now: u64) {
+        let Some(opened) = self.client.try_lock().map(|c| c.next_worker) else { return };
+        let rests = self.opened.swap(opened, Ordering::Relaxed) == opened && !self.is_used() && !self.is_half();
+        if !rests {
+            self.rests_since.store(now, Ordering::Relaxed);
+        } else if now.wrapping_sub(self.rests_since.load(Ordering::Relaxed)) > REST_US * cpu::ticks_per_us() {
+            self.rests_since.store(now, Ordering::Relaxed);
+            let _ = ctl::tell(Msg { id: self.id.load(Ordering::Relaxed).into(), ..Msg::new(kind::REST) }, None);
+        }
+    }
+}
