@@ -1,5 +1,5 @@
 //! The TCP connections between two agents: what they agree on about connections, and the way by which one finds
-//! the other. Both are made anew after either has failed.
+//! the other. Both are made again after either has failed.
 
 use crate::stand_in::{connect, listen};
 use fsocket_proto::agent::Ends;
@@ -138,13 +138,13 @@ pub enum Made {
 /// Tells the loop of what the threads here have made.
 pub struct Out {
     pub made: Sender<Made>,
-    pub bell: Arc<OwnedFd>,
+    pub waker: Arc<OwnedFd>,
 }
 
 impl Out {
     fn give(&self, made: Made) -> bool {
         let given = self.made.send(made).is_ok();
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.waker, &1u64.to_ne_bytes());
         given
     }
 }

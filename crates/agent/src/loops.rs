@@ -1,101 +1,18 @@
 //! The event loop: programs' stand-ins, other agents, the monitor.
 
 use crate::carriers;
-use crate::hooked::Poll;
-use crate::line::{Line, Links};
-use crate::link::{self, what, Control, Frame, Made, Out};
-use crate::mirror::{After, Mirror, BUFFER};
-use crate::peer::Peer;
-use crate::stand_in::{Maker, StandIn};
+use crate::link::{what, Control, Frame, Made};
+use crate::mirror::{After, Mirror};
+use crate::opening::never_here;
+use crate::state::*;
 use anyhow::Context as _;
 use fsocket_proto::{agent, Msg};
-use fsocket_rdma::agree::{self, Key, Role};
-use rustix::event::{eventfd, EventfdFlags};
-use rustix::fd::{AsFd, OwnedFd};
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use fsocket_rdma::agree::Role;
+use rustix::fd::AsFd;
 use std::net::IpAddr;
-use std::path::Path;
-use std::sync::mpsc::{channel, Receiver};
-use std::sync::Arc;
 use std::time::Instant;
 
-/// In what is looked at: what an event is about, and which one.
-const LINE: u64 = 1 << 32;
-const BELL: u64 = 2 << 32;
-const STRANGERS: u64 = 3 << 32;
-const CONTROL: u64 = 4 << 32;
-const CARRIER: u64 = 5 << 32;
-const MIRROR: u64 = 6 << 32;
-
-pub struct Agent {
-    line: Line,
-    maker: Maker,
-    poll: Poll,
-    bell: Arc<OwnedFd>,
-    made: Receiver<Made>,
-    peers: Vec<Peer>,
-    /// In numbers of this agent's, from 1.
-    mirrors: BTreeMap<u32, Mirror>,
-    last: u32,
-    /// Of those that have not gone over here, the last.
-    never: VecDeque<u32>,
-    /// Of this host.
-    own: IpAddr,
-    key: Arc<Key>,
-    /// Which agent this is.
-    instance: u64,
-    /// The counts of the next wish.
-    counts: [u64; 2],
-    /// To be served before the next sleep.
-    due: HashSet<u32>,
-    buffer: Vec<u8>,
-}
-
 impl Agent {
-    pub fn new(socket: &Path) -> anyhow::Result<Agent> {
-        carriers::check()?;
-        let (line, links) = Line::new(socket)?;
-        let Links { address, peers, key } = links;
-        let secret = std::fs::read(&key).with_context(|| key.display().to_string())?;
-        let key = Arc::new(Key::new(&secret)?);
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (give, made) = channel();
-        let out = || Out { made: give.clone(), bell: bell.clone() };
-        link::accept(address, &peers, &key, out).with_context(|| address.to_string())?;
-        let connecting = |(number, at): (usize, &std::net::SocketAddr)| {
-            let (again, asked) = channel();
-            let connects = link::connects(address.ip(), at.ip());
-            if connects {
-                link::keep_connected(number, *at, key.clone(), out(), asked);
-            }
-            Peer::new(*at, connects.then_some(again))
-        };
-        let peers = peers.iter().enumerate().map(connecting).collect();
-        let mut instance = [0; 8];
-        agree::random(&mut instance)?;
-        let agent = Agent {
-            line,
-            maker: Maker::new(address.ip()).with_context(|| address.to_string())?,
-            poll: Poll::new()?,
-            bell,
-            made,
-            peers,
-            mirrors: BTreeMap::new(),
-            last: 0,
-            never: VecDeque::new(),
-            own: address.ip(),
-            key,
-            instance: u64::from_le_bytes(instance) | 1,
-            counts: [0; 2],
-            due: HashSet::new(),
-            buffer: vec![0; BUFFER],
-        };
-        agent.poll.add(agent.line.fd.as_fd(), libc::EPOLLIN, LINE)?;
-        agent.poll.add(agent.bell.as_fd(), libc::EPOLLIN, BELL)?;
-        agent.poll.add(agent.maker.listener().as_fd(), libc::EPOLLIN, STRANGERS)?;
-        Ok(agent)
-    }
-
     /// Until the monitor ends.
     pub fn run(mut self) -> anyhow::Result<()> {
         // Of looks at what programs have read, milliseconds: seldom while they read nothing.
@@ -136,8 +53,8 @@ impl Agent {
                     self.told(&msg)?;
                 }
             }
-            BELL => {
-                let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+            WAKER => {
+                let _ = rustix::io::read(&*self.waker, &mut [0; 8]);
                 while let Ok(made) = self.made.try_recv() {
                     self.made(made)?;
                 }
@@ -224,7 +141,7 @@ impl Agent {
             if self.peers[number].is_lost() {
                 self.reset_all(number);
             }
-            // Both connections are made anew.
+            // Both connections are made again.
             let idle = !self.mirrors.values().any(|m| m.peer == number);
             if idle && self.peers[number].has_no_carrier() {
                 self.lose(number)?;
@@ -387,99 +304,5 @@ impl Agent {
             _ => {}
         }
         Ok(())
-    }
-
-    fn add(&mut self, make: impl FnOnce(u32) -> Mirror) -> u32 {
-        self.last = self.last.wrapping_add(1).max(1);
-        self.mirrors.insert(self.last, make(self.last));
-        self.last
-    }
-
-    fn watch(&mut self, id: u32, stand_in: &StandIn) -> anyhow::Result<()> {
-        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-        self.poll.add(stand_in.near.as_fd(), events, MIRROR | u64::from(id))?;
-        self.due.insert(id);
-        Ok(())
-    }
-
-    /// A program on the other host has opened a connection; has this host's end of it gone over?
-    fn open(&mut self, number: usize, frame: &Frame) -> anyhow::Result<()> {
-        let answer = |what, from: u32| Frame { what, to: frame.from, from: from.into(), ..Frame::default() };
-        // The ends as this host sees them; and only what is the other host's own.
-        let ends = [frame.ends[1], frame.ends[0]];
-        let theirs = IpAddr::V6(ends[1].0.into()).to_canonical() == self.peers[number].at.ip();
-        let made = if theirs && self.peers[number].is_up() { self.goes_over(ends, [frame.a, frame.b])? } else { None };
-        let Some(stand_in) = made else {
-            self.peers[number].say(answer(what::REFUSED, 0));
-            return Ok(());
-        };
-        let id = self.add(|id| Mirror::new(id, number, frame.from, None, None));
-        self.watch(id, &stand_in)?;
-        if let Some(m) = self.mirrors.get_mut(&id) {
-            m.stand_in = Some(stand_in);
-        }
-        self.peers[number].say(answer(what::OPENED, id));
-        Ok(())
-    }
-
-    fn goes_over(&mut self, ends: agent::Ends, [sent, received]: [u64; 2]) -> anyhow::Result<Option<StandIn>> {
-        let Ok(stand_in) = self.maker.opening() else { return Ok(None) };
-        let named = |kind| Msg { id: stand_in.cookie, ..Msg::new(kind) };
-        self.line.tell(&Msg { arg0: sent, arg1: received, ..named(agent::COUNTS) })?;
-        let granted = self.line.request(agent::with_ends(named(agent::PAIR), ends))?;
-        let over = granted && stand_in.open().is_some();
-        tracing::debug!(granted, over, "a connection from another host");
-        Ok(over.then_some(stand_in))
-    }
-
-    /// It has gone over there; and here?
-    fn opened(&mut self, id: u32, from: u64) -> anyhow::Result<()> {
-        let Some(m) = self.mirrors.get_mut(&id) else { return Ok(()) };
-        let (Some(wish), number) = (m.wish.take(), m.peer) else { return Ok(()) };
-        let stand_in = self.maker.accepting().ok().filter(|_| self.peers[number].is_up());
-        let taken = match &stand_in {
-            Some(s) => {
-                self.line.tell(&Msg { id: wish, arg0: s.cookie, ..Msg::new(agent::TAKE) })?;
-                s.taken().is_some()
-            }
-            None => false,
-        };
-        tracing::debug!(taken, "a connection to another host");
-        let Some(stand_in) = stand_in.filter(|_| taken) else {
-            never_here(&mut self.peers[number], from);
-            self.drop_half(id);
-            self.line.tell(&Msg { id: wish, ..Msg::new(agent::REFUSE) })?;
-            return Ok(());
-        };
-        self.watch(id, &stand_in)?;
-        if let Some(m) = self.mirrors.get_mut(&id) {
-            (m.remote, m.stand_in) = (from, Some(stand_in));
-        }
-        let _ = self.maker.prepare();
-        Ok(())
-    }
-
-    fn drop_half(&mut self, id: u32) -> Option<u64> {
-        const KNOWN: usize = 4096;
-        if self.never.len() == KNOWN {
-            self.never.pop_front();
-        }
-        self.never.push_back(id);
-        self.mirrors.remove(&id).and_then(|m| m.wish)
-    }
-
-    /// It has not gone over there.
-    fn refuse(&mut self, id: u32) -> anyhow::Result<()> {
-        if let Some(wish) = self.drop_half(id) {
-            self.line.tell(&Msg { id: wish, ..Msg::new(agent::REFUSE) })?;
-        }
-        Ok(())
-    }
-}
-
-/// A connection has gone over there alone: it goes back, and nothing was read.
-fn never_here(peer: &mut Peer, to: u64) {
-    for what in [what::BACK, what::CONFIRM] {
-        peer.say(Frame { what, to, ..Frame::default() });
     }
 }

@@ -1,4 +1,4 @@
-//! `fastsocket-agent`: carries connections between programs of this host and of others (ADR 59).
+//! `fastsocket-agent`: carries connections between programs of this host and of others (ADR 60).
 //!
 //! To the programs it is their peer: for each connection it has a stand-in, which goes over to shared memory with the
 //! program's end. What the program writes into its ring the agent sends to the other host's agent, which writes it
@@ -11,8 +11,10 @@ mod line;
 mod link;
 mod loops;
 mod mirror;
+mod opening;
 mod peer;
 mod stand_in;
+mod state;
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -52,5 +54,5 @@ fn main() -> anyhow::Result<()> {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let most = getrlimit(Resource::Nofile).maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
-    loops::Agent::new(&options.socket)?.run()
+    state::Agent::new(&options.socket)?.run()
 }

@@ -81,7 +81,7 @@ impl Maker {
         Ok(Maker { accepting: accepting(ip)?, plain, plain_at, spare: Vec::new() })
     }
 
-    /// The listener that the library knows, anew.
+    /// The listener that the library knows, again.
     pub fn renew(&mut self) -> io::Result<()> {
         self.spare.clear();
         self.accepting = accepting(self.plain_at.ip())?;

@@ -112,12 +112,17 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     }
     let result = monitor.run(stop.as_fd(), || signals.end(stop.as_fd(), true));
     if let Some(directory) = scratch {
-        let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(&socket));
-        let _ = std::fs::remove_file(fsocket_proto::report::last(&socket));
-        let _ = std::fs::remove_dir(directory);
+        remove(directory, &socket);
     }
     result?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes the folder that was made for this socket alone.
+fn remove(directory: &Path, socket: &Path) {
+    let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(socket));
+    let _ = std::fs::remove_file(fsocket_proto::report::last(socket));
+    let _ = std::fs::remove_dir(directory);
 }
 
 /// Capabilities that the monitor has a use for, by number.

@@ -1,5 +1,7 @@
 //! `accept`: from the SYN queues, else from the kernel.
 
+mod parts;
+
 use crate::claim::claim;
 use crate::establish::{establish, End};
 use crate::kept;
@@ -7,12 +9,13 @@ use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{brief, chan::Chan, ctl, listen::Listener, name, opts, pool, socks, stats, table, upgrade, waker, Outcome};
+use crate::{brief, chan::Chan, ctl, listen::Listener, name, opts, pool, stats, table, upgrade, waker, Outcome};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{Counter, Reason, Sock};
+use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::SERVER;
 use fsocket_proto::Addr;
 use fsocket_sys::{self as sys, Errno, Result};
+use parts::Parts;
 
 /// While our queues have connections, the kernel's is looked at this often.
 const KERNEL_EVERY: u32 = 8;
@@ -154,43 +157,6 @@ unsafe fn from_queue(
     }
     parts.give_back();
     None
-}
-
-/// What an accepted connection needs on our side.
-struct Parts {
-    fd: i32,
-    desc: &'static Desc,
-    sock: &'static Sock,
-}
-
-impl Parts {
-    fn get(family: u32, flags: i32) -> Result<Parts> {
-        let fd = pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0)?;
-        // A number that the kernel gives out again although we think it open
-        // was closed below us.
-        crate::close::overwritten(fd);
-        match (table::alloc(kind::FRESH), socks::alloc_sock()) {
-            (Some(desc), Some(sock)) => {
-                desc.kernel_family.store(family, Ordering::Relaxed);
-                Ok(Parts { fd, desc, sock })
-            }
-            (desc, sock) => {
-                if let Some(d) = desc {
-                    table::release(d);
-                }
-                if let Some(s) = sock {
-                    socks::free_sock(s);
-                }
-                let _ = sys::close(fd);
-                Err(Errno::ENOMEM)
-            }
-        }
-    }
-    fn give_back(self) {
-        let _ = pool::recycle(self.fd, self.desc);
-        table::release(self.desc);
-        socks::free_sock(self.sock);
-    }
 }
 
 /// One connection out of a queue. None: the entry was nonsense.

@@ -239,13 +239,11 @@ pub unsafe fn get(
 ) -> Outcome<Result<()>> {
     // SAFETY: the caller's.
     let room = unsafe { user::get(len) };
-    if (level, name) == (T, TCP_ZEROCOPY_RECEIVE)
-        && room.is_ok_and(|n| n >= 12)
-        && d.is_conn()
-        && crate::conn::ring_has(d)
-    {
+    if (level, name) == (T, TCP_ZEROCOPY_RECEIVE) && room.is_ok_and(|n| n >= 12) {
         // It gives pages of what has arrived, which only the kernel's have.
-        extra::leave(d);
+        if d.is_conn() && crate::conn::ring_has(d) {
+            extra::leave(d);
+        }
     }
     if !crate::path::still_ours(d) {
         return Outcome::Kernel;
@@ -270,9 +268,6 @@ pub unsafe fn get(
         b[8..].copy_from_slice(&us.to_ne_bytes());
         put(&b)
     };
-    if (level, name) == fsocket_proto::agent::SOCKOPT {
-        return put(&answer::place(d));
-    }
     // SAFETY: the caller's.
     if let Some(a) = answer::of(fd, d, level, name, room) {
         return match a {
@@ -282,6 +277,7 @@ pub unsafe fn get(
         };
     }
     match (level, name) {
+        fsocket_proto::agent::SOCKOPT => put(&answer::place(d)),
         (S, libc::SO_ERROR) => int(ready::take_error(d)),
         (S, libc::SO_DOMAIN) => int(s.family.load(Ordering::Relaxed) as i32),
         (S, libc::SO_ACCEPTCONN) => int(0),

@@ -28,6 +28,7 @@ pub mod report;
 pub mod steer;
 pub mod switch;
 pub mod unpublish;
+pub mod waiter;
 
 pub const VERSION: u16 = 1;
 
@@ -347,18 +348,6 @@ pub mod counted {
     pub fn unpack(word: u64) -> Option<(usize, u64)> {
         let counter = ((word >> BITS) as usize).checked_sub(1)?;
         (counter < fsocket_abi::arena::COUNTERS.len()).then_some((counter, word & ((1 << BITS) - 1)))
-    }
-}
-
-/// A waiter of a channel in one word: side and number.
-pub mod waiter {
-    pub const fn pack(side: usize, number: usize) -> u64 {
-        (side as u64) << 8 | number as u64
-    }
-    /// Side and number; `None`: there is no such waiter.
-    pub fn unpack(word: u64) -> Option<(usize, usize)> {
-        let (side, number) = ((word >> 8) as usize, word as usize & 0xff);
-        (side < 2 && number < fsocket_abi::channel::WAITERS).then_some((side, number))
     }
 }
 

@@ -68,7 +68,7 @@ fn readable(d: &Desc, r: ring::Mapped, rx: &Dir, h: &Half) -> bool {
     crate::conn::ring_has(d) && (d.sock().flags.load(Ordering::Relaxed) & flag::LOWAT == 0 || enough(d, r, rx, h))
 }
 
-/// Would the kernel say that there is something, asked anew?
+/// Would the kernel say that there is something, asked again?
 pub fn wanted(d: &Desc) -> bool {
     let (r, rx, h) = d.rx();
     readable(d, r, rx, h) || state(d).fin

@@ -1,5 +1,7 @@
 //! System calls by name. Descriptors are plain numbers: they belong to the
 //! application as often as to us.
+//!
+//! Long: a list of system calls.
 
 use crate::arch::syscall6;
 use crate::errno::{Errno, Result};

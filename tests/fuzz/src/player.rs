@@ -46,6 +46,7 @@ fn monitor() -> &'static PathBuf {
             memory: u64::MAX,
             programs: Vec::new(),
             hosts: None,
+            links: None,
             balance: Default::default(),
             rules: fsocket_monitor::policy::rules::Rules::allowing(),
         };

@@ -40,7 +40,7 @@ pub fn syn(data: &[u8]) {
                 let chosen = choose(workers, input.u32(), of, |want| want & asleep != 0);
                 assert!(chosen.is_none_or(|w| workers.all >> w & 1 == 1));
                 if let (8, Some(w)) = (kind, chosen) {
-                    wake(w, workers, of, |want| want & asleep != 0);
+                    wake(w, workers, of, |want| want.armed() & asleep != 0);
                 }
             }
         }

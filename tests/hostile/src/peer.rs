@@ -153,8 +153,8 @@ impl Channel {
             d.prod.status.store(0, Ordering::Relaxed);
             d.prod.rewind_from.store(0, Ordering::Relaxed);
             d.cons.head.store(channel::POS_START, Ordering::Relaxed);
-            d.want_data.reset();
-            d.want_space.reset();
+            d.want_data.renew();
+            d.want_space.renew();
             self.record(slot, dir, 0).store(0, Ordering::Relaxed);
         }
         s.state.store(slot_state::SYN, Ordering::Release);

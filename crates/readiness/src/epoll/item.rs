@@ -355,7 +355,7 @@ impl Inner {
             self.tail(k).rotate_left(1);
         }
     }
-    /// Look at an item on every call from now on, until it is armed anew: what
+    /// Look at an item on every call from now on, until it is armed again: what
     /// it was armed for may not be all that it waits for now.
     pub(super) fn activate(&mut self, it: &Item) {
         it.was_marked();

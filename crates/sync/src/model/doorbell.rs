@@ -1,5 +1,7 @@
 //! Doorbells: nobody sleeps on what has been published. A lost wake-up is a
 //! thread that sleeps for ever, which loom reports as a deadlock.
+//!
+//! Long: one protocol, and a small model for each way to go wrong.
 
 use super::{every_way, is_light, membarrier, with_light, without, Futex};
 use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};

@@ -1,0 +1,106 @@
+//! A connection goes over at both hosts, or at none.
+
+use crate::link::{what, Frame};
+use crate::mirror::Mirror;
+use crate::peer::Peer;
+use crate::stand_in::StandIn;
+use crate::state::{Agent, MIRROR};
+use fsocket_proto::{agent, Msg};
+use rustix::fd::AsFd;
+use std::net::IpAddr;
+
+impl Agent {
+    pub fn add(&mut self, make: impl FnOnce(u32) -> Mirror) -> u32 {
+        self.last = self.last.wrapping_add(1).max(1);
+        self.mirrors.insert(self.last, make(self.last));
+        self.last
+    }
+
+    pub fn watch(&mut self, id: u32, stand_in: &StandIn) -> anyhow::Result<()> {
+        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        self.poll.add(stand_in.near.as_fd(), events, MIRROR | u64::from(id))?;
+        self.due.insert(id);
+        Ok(())
+    }
+
+    /// A program on the other host has opened a connection; has this host's end of it gone over?
+    pub fn open(&mut self, number: usize, frame: &Frame) -> anyhow::Result<()> {
+        let answer = |what, from: u32| Frame { what, to: frame.from, from: from.into(), ..Frame::default() };
+        // The ends as this host sees them; and only what is the other host's own.
+        let ends = [frame.ends[1], frame.ends[0]];
+        let theirs = IpAddr::V6(ends[1].0.into()).to_canonical() == self.peers[number].at.ip();
+        let made = if theirs && self.peers[number].is_up() { self.goes_over(ends, [frame.a, frame.b])? } else { None };
+        let Some(stand_in) = made else {
+            self.peers[number].say(answer(what::REFUSED, 0));
+            return Ok(());
+        };
+        let id = self.add(|id| Mirror::new(id, number, frame.from, None, None));
+        self.watch(id, &stand_in)?;
+        if let Some(m) = self.mirrors.get_mut(&id) {
+            m.stand_in = Some(stand_in);
+        }
+        self.peers[number].say(answer(what::OPENED, id));
+        Ok(())
+    }
+
+    fn goes_over(&mut self, ends: agent::Ends, [sent, received]: [u64; 2]) -> anyhow::Result<Option<StandIn>> {
+        let Ok(stand_in) = self.maker.opening() else { return Ok(None) };
+        let named = |kind| Msg { id: stand_in.cookie, ..Msg::new(kind) };
+        self.line.tell(&Msg { arg0: sent, arg1: received, ..named(agent::COUNTS) })?;
+        let granted = self.line.request(agent::with_ends(named(agent::PAIR), ends))?;
+        let over = granted && stand_in.open().is_some();
+        tracing::debug!(granted, over, "a connection from another host");
+        Ok(over.then_some(stand_in))
+    }
+
+    /// It has gone over there; and here?
+    pub fn opened(&mut self, id: u32, from: u64) -> anyhow::Result<()> {
+        let Some(m) = self.mirrors.get_mut(&id) else { return Ok(()) };
+        let (Some(wish), number) = (m.wish.take(), m.peer) else { return Ok(()) };
+        let stand_in = self.maker.accepting().ok().filter(|_| self.peers[number].is_up());
+        let taken = match &stand_in {
+            Some(s) => {
+                self.line.tell(&Msg { id: wish, arg0: s.cookie, ..Msg::new(agent::TAKE) })?;
+                s.taken().is_some()
+            }
+            None => false,
+        };
+        tracing::debug!(taken, "a connection to another host");
+        let Some(stand_in) = stand_in.filter(|_| taken) else {
+            never_here(&mut self.peers[number], from);
+            self.drop_half(id);
+            self.line.tell(&Msg { id: wish, ..Msg::new(agent::REFUSE) })?;
+            return Ok(());
+        };
+        self.watch(id, &stand_in)?;
+        if let Some(m) = self.mirrors.get_mut(&id) {
+            (m.remote, m.stand_in) = (from, Some(stand_in));
+        }
+        let _ = self.maker.prepare();
+        Ok(())
+    }
+
+    pub fn drop_half(&mut self, id: u32) -> Option<u64> {
+        const KNOWN: usize = 4096;
+        if self.never.len() == KNOWN {
+            self.never.pop_front();
+        }
+        self.never.push_back(id);
+        self.mirrors.remove(&id).and_then(|m| m.wish)
+    }
+
+    /// It has not gone over there.
+    pub fn refuse(&mut self, id: u32) -> anyhow::Result<()> {
+        if let Some(wish) = self.drop_half(id) {
+            self.line.tell(&Msg { id: wish, ..Msg::new(agent::REFUSE) })?;
+        }
+        Ok(())
+    }
+}
+
+/// A connection has gone over there alone: it goes back, and nothing was read.
+pub fn never_here(peer: &mut Peer, to: u64) {
+    for what in [what::BACK, what::CONFIRM] {
+        peer.say(Frame { what, to, ..Frame::default() });
+    }
+}

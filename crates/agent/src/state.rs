@@ -1,0 +1,96 @@
+//! What an agent has: the line to its monitor, the other agents, the connections.
+
+use crate::carriers;
+use crate::hooked::Poll;
+use crate::line::{Line, Links};
+use crate::link::{self, Made, Out};
+use crate::mirror::{Mirror, BUFFER};
+use crate::peer::Peer;
+use crate::stand_in::Maker;
+use anyhow::Context as _;
+use fsocket_rdma::agree::{self, Key};
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::Arc;
+
+/// In what is looked at: what an event is about, and which one.
+pub const LINE: u64 = 1 << 32;
+pub const WAKER: u64 = 2 << 32;
+pub const STRANGERS: u64 = 3 << 32;
+pub const CONTROL: u64 = 4 << 32;
+pub const CARRIER: u64 = 5 << 32;
+pub const MIRROR: u64 = 6 << 32;
+
+pub struct Agent {
+    pub line: Line,
+    pub maker: Maker,
+    pub poll: Poll,
+    pub waker: Arc<OwnedFd>,
+    pub made: Receiver<Made>,
+    pub peers: Vec<Peer>,
+    /// In numbers of this agent's, from 1.
+    pub mirrors: BTreeMap<u32, Mirror>,
+    pub last: u32,
+    /// Of those that have not gone over here, the last.
+    pub never: VecDeque<u32>,
+    /// Of this host.
+    pub own: IpAddr,
+    pub key: Arc<Key>,
+    /// Which agent this is.
+    pub instance: u64,
+    /// The counts of the next wish.
+    pub counts: [u64; 2],
+    /// To be served before the next sleep.
+    pub due: HashSet<u32>,
+    pub buffer: Vec<u8>,
+}
+
+impl Agent {
+    pub fn new(socket: &Path) -> anyhow::Result<Agent> {
+        carriers::check()?;
+        let (line, links) = Line::new(socket)?;
+        let Links { address, peers, key } = links;
+        let secret = std::fs::read(&key).with_context(|| key.display().to_string())?;
+        let key = Arc::new(Key::new(&secret)?);
+        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (give, made) = channel();
+        let out = || Out { made: give.clone(), waker: waker.clone() };
+        link::accept(address, &peers, &key, out).with_context(|| address.to_string())?;
+        let connecting = |(number, at): (usize, &std::net::SocketAddr)| {
+            let (again, asked) = channel();
+            let connects = link::connects(address.ip(), at.ip());
+            if connects {
+                link::keep_connected(number, *at, key.clone(), out(), asked);
+            }
+            Peer::new(*at, connects.then_some(again))
+        };
+        let peers = peers.iter().enumerate().map(connecting).collect();
+        let mut instance = [0; 8];
+        agree::random(&mut instance)?;
+        let agent = Agent {
+            line,
+            maker: Maker::new(address.ip()).with_context(|| address.to_string())?,
+            poll: Poll::new()?,
+            waker,
+            made,
+            peers,
+            mirrors: BTreeMap::new(),
+            last: 0,
+            never: VecDeque::new(),
+            own: address.ip(),
+            key,
+            instance: u64::from_le_bytes(instance) | 1,
+            counts: [0; 2],
+            due: HashSet::new(),
+            buffer: vec![0; BUFFER],
+        };
+        agent.poll.add(agent.line.fd.as_fd(), libc::EPOLLIN, LINE)?;
+        agent.poll.add(agent.waker.as_fd(), libc::EPOLLIN, WAKER)?;
+        agent.poll.add(agent.maker.listener().as_fd(), libc::EPOLLIN, STRANGERS)?;
+        Ok(agent)
+    }
+}

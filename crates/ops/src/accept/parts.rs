@@ -1,0 +1,44 @@
+//! What an accepted connection is made of, before it is one.
+
+use crate::table::{self, kind, Desc};
+use crate::{pool, socks};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Sock;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// What an accepted connection needs on our side.
+pub(super) struct Parts {
+    pub(super) fd: i32,
+    pub(super) desc: &'static Desc,
+    pub(super) sock: &'static Sock,
+}
+
+impl Parts {
+    pub(super) fn get(family: u32, flags: i32) -> Result<Parts> {
+        let fd = pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0)?;
+        // A number that the kernel gives out again although we think it open
+        // was closed below us.
+        crate::close::overwritten(fd);
+        match (table::alloc(kind::FRESH), socks::alloc_sock()) {
+            (Some(desc), Some(sock)) => {
+                desc.kernel_family.store(family, Ordering::Relaxed);
+                Ok(Parts { fd, desc, sock })
+            }
+            (desc, sock) => {
+                if let Some(d) = desc {
+                    table::release(d);
+                }
+                if let Some(s) = sock {
+                    socks::free_sock(s);
+                }
+                let _ = sys::close(fd);
+                Err(Errno::ENOMEM)
+            }
+        }
+    }
+    pub(super) fn give_back(self) {
+        let _ = pool::recycle(self.fd, self.desc);
+        table::release(self.desc);
+        socks::free_sock(self.sock);
+    }
+}
