@@ -29,7 +29,7 @@ port, control = int(sys.argv[1]), sys.argv[2]
 
 def as_stdin():
     said = []
-    for make in (lambda: os.dup2(sock.fileno(), 0), lambda: (os.close(0), os.dup(sock.fileno()))):
+    for make in (lambda: os.dup2(sock.fileno(), 0), lambda: (os.closerange(0, 1), os.dup(sock.fileno()))):
         try:
             make()
         except OSError as error:

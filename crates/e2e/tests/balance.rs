@@ -230,6 +230,7 @@ for turn in range(40):
     def watch():
         epoll = select.epoll()
         epoll.register(listener, select.EPOLLIN)
+        epoll.poll(0)
         watched.wait()
         over.wait()
         epoll.close()

@@ -45,6 +45,11 @@ pub fn header() -> Option<&'static Header> {
     (!p.is_null()).then(|| unsafe { &*(p as *const Header) })
 }
 
+/// Does the kernel say that the monitor of this memory has died, and has no other one been found since?
+pub fn monitor_has_died() -> bool {
+    header().is_some_and(|h| h.monitor.load(Ordering::Acquire) & fsocket_abi::arena::FUTEX_OWNER_DIED != 0)
+}
+
 /// The counters of a zone, if there is an arena.
 pub fn zone(cpu: u32) -> Option<&'static Zone> {
     let p = ARENA.load(Ordering::Acquire);

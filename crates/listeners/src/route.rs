@@ -91,6 +91,10 @@ pub fn find(dst: &Addr, fd: i32, what: For) -> Result<&'static Chan, Reason> {
     if !process::enabled() {
         return Err(if ctl::mismatch() { Reason::Version } else { Reason::Disabled });
     }
+    if crate::arena::monitor_has_died() {
+        // The listener may have found the next one already, which does not know our ports yet.
+        ctl::died();
+    }
     ctl::wanted();
     let reg = ctl::registry().ok_or_else(ctl::why_none)?;
     if ctl::dead() {

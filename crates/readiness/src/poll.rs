@@ -161,7 +161,8 @@ unsafe fn run(
         if spin(fds, &mut kept) {
             continue;
         }
-        let one = kept.alone(fds).filter(|_| mask.is_null() && held.is_none() && kernel_n + beside.n == 0);
+        let alone = mask.is_null() && held.is_none() && kernel_n + beside.n == 0 && !crate::peers::is_unwatched();
+        let one = kept.alone(fds).filter(|_| alone);
         if one.is_none() && held.is_none() && (!mask.is_null() || kept.any()) {
             held = Some(Held::all());
             // From here on a signal ends the sleep; who has put something else into a number's place

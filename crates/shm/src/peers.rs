@@ -113,7 +113,7 @@ pub fn look_at_all() {
 }
 
 /// Does nobody say of some peer that it has died?
-fn is_unwatched() -> bool {
+pub fn is_unwatched() -> bool {
     ctl::dead() || ctl::any_half()
 }
 

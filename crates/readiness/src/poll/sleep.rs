@@ -61,7 +61,10 @@ pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u
         }
         ctl::poll();
         ctl::notice();
-        crate::peers::look(d);
+        if crate::peers::is_unwatched() {
+            // A waker sees another monitor come, and peers end.
+            return Ok(());
+        }
         // Behind the look at `seq`, which changes when the number is something else. A sleep that has begun stays
         // with the connection.
         if any(fds, kept) || !slept && kept.lost(fds).next().is_some() {
