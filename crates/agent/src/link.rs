@@ -7,6 +7,7 @@ use fsocket_rdma::agree::{self, Endpoint, Key, Role};
 use rustix::fd::OwnedFd;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +70,36 @@ impl Frame {
     }
 }
 
+/// Writes what there is room for; how much that was.
+pub fn write_some(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match stream.write(&bytes[sent..]) {
+            Ok(n) => sent += n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(sent)
+}
+
+/// Reads once; None: nothing is there now.
+///
+/// # Errors
+/// It has ended, or failed.
+pub fn read_some(stream: &mut TcpStream, to: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        return match stream.read(to) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => Ok(Some(n)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => Err(e),
+        };
+    }
+}
+
 /// The connection for frames.
 pub struct Control {
     pub stream: TcpStream,
@@ -96,15 +127,7 @@ impl Control {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let mut sent = 0;
-        while sent < self.out.len() {
-            match self.stream.write(&self.out[sent..]) {
-                Ok(n) => sent += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
+        let sent = write_some(&mut self.stream, &self.out)?;
         self.out.drain(..sent);
         Ok(())
     }
@@ -112,14 +135,8 @@ impl Control {
     pub fn poll(&mut self) -> io::Result<Vec<Frame>> {
         self.flush()?;
         let mut chunk = [0u8; 16 * FRAME];
-        loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => self.input.extend(&chunk[..n]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+        while let Some(n) = read_some(&mut self.stream, &mut chunk)? {
+            self.input.extend(&chunk[..n]);
         }
         let whole = self.input.len() / FRAME * FRAME;
         let frames = self.input[..whole].as_chunks::<FRAME>().0.iter().map(Frame::decode).collect();
@@ -171,6 +188,9 @@ pub fn connects(own: IpAddr, peer: IpAddr) -> bool {
     own < peer
 }
 
+/// So many connections may prove themselves at once: an exchange waits up to ten seconds.
+const PROVING: usize = 64;
+
 /// Accepts from the other agents, each connection on a thread of its own until that has proved itself.
 pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl Fn() -> Out) -> io::Result<()> {
     type Make = fn(usize, TcpStream) -> Made;
@@ -178,7 +198,7 @@ pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl F
     for (at, make) in makes {
         let listener = listen(at)?;
         let (peers, key, out) = (peers.to_vec(), key.clone(), out());
-        let out = Arc::new(out);
+        let (out, proving) = (Arc::new(out), Arc::new(AtomicUsize::new(0)));
         std::thread::spawn(move || loop {
             let flags = rustix::net::SocketFlags::CLOEXEC;
             let Ok((fd, Some(peer))) = rustix::net::acceptfrom_with(&listener, flags) else {
@@ -187,10 +207,17 @@ pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl F
             };
             let ip = SocketAddr::try_from(peer).map(|p| p.ip().to_canonical()).ok();
             let Some(peer) = peers.iter().position(|p| Some(p.ip()) == ip) else { continue };
-            let (key, out) = (key.clone(), out.clone());
+            // (Any program of the other host gets this far.)
+            if proving.fetch_add(1, Ordering::Relaxed) >= PROVING {
+                proving.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let (key, out, proving) = (key.clone(), out.clone(), proving.clone());
             std::thread::spawn(move || {
                 let stream = TcpStream::from(fd);
-                if prove(&stream, Role::Accepting, &key) {
+                let has_key = prove(&stream, Role::Accepting, &key);
+                proving.fetch_sub(1, Ordering::Relaxed);
+                if has_key {
                     out.give(make(peer, stream));
                 }
             });

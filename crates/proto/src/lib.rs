@@ -305,7 +305,7 @@ pub mod kind {
     pub const AGENT: u32 = 84;
     /// The requester, the client of channel `id`, has had no connection in it for a while. If it has none, the channel
     /// ends ([`CHANNEL_GONE`], to it as well). No answer.
-    pub const REST: u32 = 85;
+    pub const REST: u32 = 91;
     /// From the monitor: channel `id` of listener `arg0`, `arg1` size, fd
     /// memfd: somebody connects to a listener this process works for.
     pub const CHANNEL_SRV: u32 = 32;

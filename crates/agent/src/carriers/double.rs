@@ -1,8 +1,9 @@
 //! In place of RDMA in tests: a TCP connection, which fails as a link does.
 
 use crate::carrier::{Carrier, Head, CHUNK};
+use crate::link::{read_some, write_some};
 use rustix::fd::AsFd;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 
@@ -28,16 +29,11 @@ impl Double {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        while self.sent < self.out.len() {
-            match self.stream.write(&self.out[self.sent..]) {
-                Ok(n) => self.sent += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+        self.sent += write_some(&mut self.stream, &self.out[self.sent..])?;
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.sent = 0;
         }
-        self.out.clear();
-        self.sent = 0;
         Ok(())
     }
 }
@@ -66,14 +62,8 @@ impl Carrier for Double {
     fn poll(&mut self, got: &mut dyn FnMut(Head, &[u8])) -> io::Result<bool> {
         self.flush()?;
         let mut chunk = [0u8; 65536];
-        loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => self.input.extend(&chunk[..n]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+        while let Some(n) = read_some(&mut self.stream, &mut chunk)? {
+            self.input.extend(&chunk[..n]);
             let mut at = 0;
             while let Some((head, rest)) = self.input[at..].split_at_checked(HEAD) {
                 let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| head[8 * i + k]));

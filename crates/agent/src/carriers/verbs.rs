@@ -71,9 +71,12 @@ impl Verbs {
     fn post(&mut self, head: &Head, bytes: &[u8]) -> io::Result<bool> {
         let Some(theirs) = self.theirs else { return Ok(false) };
         let Some(link) = self.agent.get(self.link) else { return Err(io::ErrorKind::NotConnected.into()) };
+        if bytes.len() > CHUNK {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let place = (self.used % PLACES) as usize * CHUNK;
         let transfer = (!bytes.is_empty()).then(|| {
-            // SAFETY: CHUNK bytes of the region, which nothing is sent from: the other agent has emptied its place.
+            // SAFETY: CHUNK bytes of the region at most, which nothing is sent from: the other agent has emptied its place.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.out.start().add(place), bytes.len()) };
             Transfer { region: &self.out, from: place..place + bytes.len(), to: theirs, at: place }
         });

@@ -1,4 +1,4 @@
-//! Connections to other hosts that go over to shared memory with this host's agent, which carries them (ADR 59).
+//! Connections to other hosts that go over to shared memory with this host's agent, which carries them (ADR 60).
 //!
 //! As between network namespaces ([`super::crossing`]), but the other end is on another host. A stand-in of the agent's
 //! goes over in its place: where the program has opened the connection, the stand-in accepts; where the program has
@@ -8,6 +8,7 @@
 use crate::answer::{answer_json, reply, Answer, Misbehaved};
 use crate::clients::Outgoing;
 use crate::context::Context;
+use crate::descriptor;
 use crate::shm::offers::End;
 use crate::shm::stand_ins::{Accepted, Agent, Remote, Wish};
 use crate::shm::state::Shm;
@@ -16,7 +17,7 @@ use crate::{ChannelId, ConnId};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{agent, Msg};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::thread::futex;
@@ -45,7 +46,9 @@ impl Shm {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let (pid, uid) = (client.pid, client.uid);
         let is_own = ctx.config.private && uid == rustix::process::geteuid().as_raw();
-        if uid != 0 && !is_own {
+        // (The root of a container has the number 0, too.)
+        let is_here = descriptor::netns_cookie(client.fd.as_fd()).is_ok_and(|netns| netns == ctx.netns);
+        if uid != 0 && !is_own || !is_here {
             return Err(Errno::PERM);
         }
         let links = ctx.config.links.as_ref().ok_or(Errno::OPNOTSUPP)?;

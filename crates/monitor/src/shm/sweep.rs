@@ -155,6 +155,9 @@ impl Shm {
         let Ok(channel) = ChannelId::try_from(msg.id) else { return };
         let own = |ch: &&Channel| ch.client == id && ch.is_whole() && !ch.client_ended && !ch.listener_gone;
         let Some(ch) = self.channels.get(channel).filter(own) else { return };
+        if !ch.mem.is_at_rest() {
+            return; // without the fence, which costs everybody
+        }
         let closed = ch.mem.listener_closed();
         if closed.swap(1, Ordering::SeqCst) != 0 {
             return;
