@@ -2,6 +2,7 @@
 //! that speak the protocol by hand. A client that drops its control socket is a
 //! process that died.
 
+mod agents;
 mod broker;
 mod connecting;
 mod daemon;

@@ -1,0 +1,41 @@
+//! Who may be the agent of this host, which is asked to carry other users' connections.
+
+use super::rights::{as_user, for_users};
+use super::support::*;
+use fsocket_monitor::links::Links;
+use fsocket_proto::{kind, Msg};
+use rustix::io::Errno;
+use rustix::thread::UnshareFlags;
+
+/// What the monitor says to a process that wants to be the agent.
+fn asked(d: &Daemon) -> i32 {
+    d.stranger().request(Msg::new(kind::AGENT), None).0.result
+}
+
+#[test]
+fn an_agent_is_roots_and_of_this_network() {
+    let address = |port| ([127, 0, 0, 1], port).into();
+    let links = Links { address: address(1), peers: vec![address(2)], key: "/nowhere".into() };
+    let Some(d) = for_users("an_agent_is_roots_and_of_this_network", |config| config.links = Some(links)) else {
+        return;
+    };
+    let refused = Errno::PERM.raw_os_error();
+    assert_eq!(as_user(70_001, || asked(&d)), refused, "another user");
+    // The root of a container has the same number.
+    let elsewhere = std::thread::scope(|s| {
+        let ask = || {
+            // SAFETY: of this thread alone.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("a network namespace");
+            asked(&d)
+        };
+        s.spawn(ask).join().unwrap()
+    });
+    assert_eq!(elsewhere, refused, "root in another network namespace");
+    assert_eq!(asked(&d), 0, "root");
+}
+
+#[test]
+fn without_configuration_there_is_none() {
+    let Some(d) = for_users("without_configuration_there_is_none", |_| {}) else { return };
+    assert_eq!(asked(&d), Errno::OPNOTSUPP.raw_os_error());
+}
