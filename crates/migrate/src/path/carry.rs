@@ -83,7 +83,7 @@ fn pour(r: Mapped, dir: &Dir, h: &Half, to: i32) -> bool {
     let mut buf = core::mem::MaybeUninit::<[u8; STEP]>::uninit();
     let p = buf.as_mut_ptr() as *mut u8;
     loop {
-        // SAFETY: STEP bytes are there; the caller is the ring's only consumer.
+        // SAFETY: STEP bytes are there; the caller is the ring's only consumer, or `dir` and `h` are copies of its own.
         let n = match unsafe { ring::recv(r, dir, h, Some(p), STEP, true) } {
             Ok(0) => return true,
             Ok(n) => n,
