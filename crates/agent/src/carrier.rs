@@ -1,9 +1,9 @@
-//! What carries the bytes of all connections with one other host, in order, until it fails.
+//! A carrier takes the bytes of all connections to one other host, in order, until it fails.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// What goes before bytes: what it is, for which connection, and a number.
+/// Three words before the bytes: the kind ([`what`]), the receiver's number of the connection, and a position.
 pub type Head = [u64; 3];
 /// Bytes that go with one head, at most.
 pub const CHUNK: usize = 16 * 1024;
@@ -29,7 +29,7 @@ pub trait Carrier {
     /// # Errors
     /// It has failed.
     fn send(&mut self, head: &Head, bytes: &[u8]) -> io::Result<bool>;
-    /// What has come. True: there is room again for what was refused.
+    /// Gives all that has arrived to `got`. True: there is room again after a send was refused.
     ///
     /// # Errors
     /// It has failed.

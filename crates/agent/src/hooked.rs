@@ -53,7 +53,7 @@ pub fn leave(fd: BorrowedFd<'_>) {
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK | libc::O_ASYNC) };
 }
 
-/// What to look at together, connections over shared memory among it.
+/// An epoll instance by the library, so that connections over shared memory can be in it.
 pub struct Poll(std::os::fd::OwnedFd);
 
 impl Poll {

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What the configuration says.
+/// The agent's part of the configuration.
 #[derive(Debug, Deserialize)]
 pub struct Links {
     pub address: SocketAddr,
@@ -77,7 +77,7 @@ impl Line {
         Ok(self.ask(msg)?.0.result == 0)
     }
 
-    /// What the monitor has said, if anything.
+    /// The next message of the monitor, if there is one.
     ///
     /// # Errors
     /// The monitor is gone.

@@ -116,7 +116,7 @@ impl Agent {
         peer.drop_carrier();
         (peer.control, peer.control_failed, peer.greeted) = (None, false, false);
         peer.lost.get_or_insert_with(Instant::now);
-        // What was being agreed on never will be.
+        // The other agent will not answer the openings that are under way.
         let half: Vec<u32> =
             self.mirrors.iter().filter(|(_, m)| m.peer == number && m.remote == 0).map(|(id, _)| *id).collect();
         for id in half {

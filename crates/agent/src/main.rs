@@ -1,7 +1,7 @@
 //! `fastsocket-agent`: carries connections between programs of this host and of others (ADR 60).
 //!
 //! To the programs it is their peer: for each connection it has a stand-in, which goes over to shared memory with the
-//! program's end. What the program writes into its ring the agent sends to the other host's agent, which writes it
+//! program's end. The agent reads the program's ring and sends the bytes to the other host's agent, which writes them
 //! into the ring of the program there. It runs with the library, like any program.
 
 mod carrier;

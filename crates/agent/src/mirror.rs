@@ -1,6 +1,6 @@
 //! One connection: the ring of the program here, and its other half on the other host.
 //!
-//! What the program has written stays in its ring until the other host's program has read it (the agents look,
+//! The bytes that the program has written stay in its ring until the other host's program has read them (the agents look,
 //! MSG_PEEK, and take it out when the other one says so). So neither agent holds bytes that only it has, and
 //! whenever the connection goes back to its kernel connection, it is enough to agree on two numbers: the library sends
 //! again there what was not taken out of the ring.
@@ -168,9 +168,9 @@ impl Mirror {
         Gone
     }
 
-    /// What the carrier has brought.
+    /// A message by the carrier has arrived.
     pub fn came(&mut self, peer: &mut Peer, what: u64, number: u64, bytes: &[u8], buffer: &mut [u8]) -> After {
-        // What comes late was not delivered, as the other agent has been told.
+        // Late bytes are dropped: the other agent has been told that they were not delivered.
         if self.back.is_some() || self.left_here.is_some() {
             return Keep;
         }
@@ -283,7 +283,7 @@ impl Mirror {
     fn leaves_here(&mut self, peer: &mut Peer, buffer: &mut [u8]) -> After {
         let Some(stand_in) = self.stand_in.take() else { return Gone };
         let near: BorrowedFd<'_> = stand_in.near.as_fd();
-        // What is left of its stream; the first of it has been sent, but was not taken out.
+        // The rest of its stream; the first bytes of it have been sent, but were not taken out.
         let mut skip = (self.sent - self.read_there) as usize;
         let mut tail = VecDeque::new();
         while let Ok(n @ 1..) = hooked::recv(near, buffer, false) {

@@ -1,4 +1,4 @@
-//! What an agent has: the line to its monitor, the other agents, the connections.
+//! The agent's state: the line to its monitor, the other agents, the connections.
 
 use crate::carriers;
 use crate::hooked::Poll;

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::process::Command;
 use std::time::Duration;
 
-/// What a program asks the kernel for until it ends.
+/// The system calls of a program, as strace lists them.
 #[track_caller]
 fn calls(host: &Host, program: &[&str]) -> String {
     let strace = fsocket_testkit::find_program("strace").expect("strace (make deps)");

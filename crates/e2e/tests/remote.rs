@@ -47,7 +47,7 @@ impl End {
         Proc::spawn(self.host.logs(), args[0], command)
     }
 
-    /// What the agent has said.
+    /// Has the agent logged this?
     fn said(&self, what: &str) -> bool {
         self.agent.as_ref().is_none_or(|agent| agent.stderr().contains(what))
     }

@@ -46,7 +46,7 @@ fn the_queue_is_that_of_the_thread_that_waits() {
 /// A thread that only adds the listener to an epoll instance is no worker: it would have a queue that it never
 /// looks at, and the thread in `accept` would ask the monitor twice for each connection.
 #[test]
-fn who_adds_a_listener_and_never_waits_has_no_queue() {
+fn a_thread_that_only_adds_a_listener_has_no_queue() {
     need_two_cpus!();
     let host = Host::new();
     let server = Start { mode: "fork-block", options: &["pin", "never"], env: BALANCED, ..Start::default() }.run(&host);

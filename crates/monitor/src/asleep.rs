@@ -6,7 +6,7 @@ use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What is read of an environment, at most.
+/// Bytes of an environment that are read at most.
 const ENVIRONMENT: u64 = 1 << 20;
 
 /// A process that was started with the library and `socket` as its monitor's, if there is one. (Not of other users:

@@ -25,7 +25,7 @@ pub const REFUSE: u32 = 89;
 /// ENOENT: nobody here has offered this host's end.
 pub const PAIR: u32 = 90;
 
-/// What the library answers the agent about a connection: `getsockopt` with this level and name.
+/// Level and name of the `getsockopt` by which the agent asks the library about a connection ([`Place`]).
 pub const SOCKOPT: (i32, i32) = (0x4653, 1);
 /// A connection over shared memory; what it is not, `getsockopt` refuses (ENOPROTOOPT).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -209,7 +209,7 @@ pub fn unread(d: &Dir, h: &Half) -> u64 {
     }
 }
 
-/// What the consumer has not read.
+/// The bytes that the consumer has not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unread {
     /// The consumer's `pos`, `base` and `limit`.

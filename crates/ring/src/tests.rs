@@ -192,7 +192,7 @@ fn anything(p: &Pair, op: &Op, to: &mut [u8]) {
     let _ = (offset(&p.tx), unacknowledged(&p.dir, &p.tx), available(p.ring(), &p.dir, &p.rx, n));
 }
 
-/// What another reader finds, which begins where the sender says that the reader is.
+/// The bytes that another reader finds, which begins where the sender says that the reader is.
 fn again(p: &Pair, unread: &Unread) -> Vec<u8> {
     // SAFETY: all-zero bytes are valid for these plain atomics.
     let (dir, rx): (Dir, Half) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };

@@ -123,7 +123,7 @@ pub fn next_own(from: u32, to: u32) -> Option<u32> {
     OWN_LOW.next(from, to).or_else(|| OWN_HIGH.next(from, to))
 }
 
-/// What the entry of every hook looks at: [`CANCELS`] and [`ASLEEP`].
+/// The word that the entry of every hook looks at: [`CANCELS`] and [`ASLEEP`].
 #[link_section = ".data.fsocket_start"]
 static UNUSUAL: AtomicU8 = AtomicU8::new(ASLEEP);
 /// The program cancels threads.

@@ -75,7 +75,7 @@ pub fn is_empty() -> bool {
 /// All have to be looked at.
 pub struct Unsure;
 
-/// What `at` says of the place of the channel with this number.
+/// The result of `at` for the place of the channel with this number.
 pub fn find<T>(id: u32, at: impl Fn(u32) -> Option<T>) -> Result<Option<T>, Unsure> {
     for _ in 0..100 {
         let before = CHANGES.load(Ordering::Acquire);

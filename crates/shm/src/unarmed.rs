@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_cannot_be_rung_looks_ever_more_seldom() {
+    fn a_thread_without_a_waker_looks_ever_more_seldom() {
         let (mut at, mut looks) = (0, 0);
         while at < 10_000_000_000 {
             at += Unarmed::of(at);

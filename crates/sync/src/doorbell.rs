@@ -199,7 +199,7 @@ impl Want {
 
     /// For the next connection, while no other party uses the word; what that one's parties do is behind this.
     ///
-    /// What all senders know stays known: they find it, and fence. So connections that follow each other in one
+    /// A word that all senders know stays confirmed: they find it so, and fence. So connections that follow each other in one
     /// slot do not pay for a heavy fence each. A sender of the last connection that comes late clears the
     /// word as any other sender may, or is too early, and nobody has read what it wrote.
     pub fn renew(&self) {

@@ -16,7 +16,7 @@ use fsocket_sys::{self as sys};
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-/// Who waits in an epoll instance, as far as it is known.
+/// The threads that wait in an epoll instance, as far as they are known.
 #[derive(Clone, Copy)]
 pub enum Waits {
     /// Nobody has so far: who adds the listener need not be who will ([`belongs`]), and may never wait.

@@ -68,7 +68,7 @@ fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|c| matches!(c, b':' | b' ')).filter(|w| !w.is_empty())
 }
 
-/// What the environment at the start says of this program alone.
+/// Variables of the environment that are meant for this program and not for its children.
 #[derive(Default)]
 pub struct Once<'a> {
     pub successor: Option<&'a [u8]>,

@@ -13,7 +13,7 @@ use fsocket_sys::{self as sys, Errno};
 /// Bytes moved per step; stack memory.
 const STEP: usize = 16 * 1024;
 
-/// What the other side has not read comes first in its kernel socket. It goes on reading the ring until it follows, and
+/// The bytes that the other side has not read come first in its kernel socket. It goes on reading the ring until it follows, and
 /// then passes over what it has read ([`pass_over`]). Left in the ring it would keep the socket from whatever needs it whole:
 /// nothing can be put in front of what that has received. (Where it cannot be told what is unread, or the socket
 /// has no room for it, it stays: [`Path::Draining`].)

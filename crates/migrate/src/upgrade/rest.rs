@@ -60,8 +60,8 @@ pub(super) fn at_rest(fd: i32) -> Option<Counts> {
     (unread(fd) == Some(0) && plain && zero(libc::SO_ZEROCOPY)).then_some(counts)
 }
 
-/// What has passed, if it is connected and nothing is kept back. Enough of one that was [`at_rest`] and whose calls are
-/// kept out since: nobody has read, and what has come would be counted.
+/// The bytes that have passed, if it is connected and nothing is kept back. Enough for one that was [`at_rest`] and whose
+/// calls are kept out since: nobody has read, and bytes that have come would be counted.
 pub(super) fn has_passed(fd: i32) -> Option<Counts> {
     const ESTABLISHED: u8 = 1;
     /// Offsets into `struct tcp_info` (linux/tcp.h), complete since 4.19.

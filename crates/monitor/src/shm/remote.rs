@@ -61,7 +61,7 @@ impl Shm {
         answer_json(msg, links)
     }
 
-    /// What else the agent says.
+    /// The agent's other messages.
     pub fn agent_says(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Result<(), Misbehaved> {
         let done = match msg.kind {
             agent::LINK => self.link(ctx, IpAddr::V6(Ipv6Addr::from(msg.addr.ip)).to_canonical(), msg.arg0 == 1),

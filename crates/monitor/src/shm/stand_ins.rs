@@ -1,4 +1,4 @@
-//! What is known of other hosts' connections: the agent, its stand-ins, and what was asked of it.
+//! The monitor's state about other hosts' connections: the agent, its stand-ins, and the requests to it.
 
 use crate::context::Context;
 use crate::shm::offers::{End, Offers};

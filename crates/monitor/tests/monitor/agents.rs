@@ -1,4 +1,4 @@
-//! Who may be the agent of this host, which is asked to carry other users' connections.
+//! The agent of this host carries other users' connections: the monitor takes none but root's, of its own network namespace.
 
 use super::rights::{as_user, for_users};
 use super::support::*;
@@ -7,7 +7,7 @@ use fsocket_proto::{kind, Msg};
 use rustix::io::Errno;
 use rustix::thread::UnshareFlags;
 
-/// What the monitor says to a process that wants to be the agent.
+/// The monitor's answer to a process that wants to be the agent: 0 or an error number.
 fn asked(d: &Daemon) -> i32 {
     d.stranger().request(Msg::new(kind::AGENT), None).0.result
 }

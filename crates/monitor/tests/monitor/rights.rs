@@ -269,18 +269,21 @@ fn a_forged_port_is_not_used() {
     drop(other);
 }
 
+/// The lessee of a port, in the page that accepting processes look at.
+fn owner(registry: &OwnedFd, port: u16) -> u32 {
+    let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
+    let mut word = [0; 4];
+    assert_eq!(rustix::io::pread(registry, &mut word, at as u64), Ok(4));
+    u32::from_ne_bytes(word)
+}
+
 /// The page that accepting processes look at.
 #[test]
 fn ports_are_leased_to_a_channel() {
     let d = Daemon::start();
     let (mut s, mut c) = (d.process(), d.stranger());
     let registry = c.hello();
-    let owner = |port: u16| {
-        let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
-        let mut word = [0; 4];
-        assert_eq!(rustix::io::pread(&registry, &mut word, at as u64), Ok(4));
-        u32::from_ne_bytes(word)
-    };
+    let owner = |port| owner(&registry, port);
     let (l, port) = listener();
     let id = s.listen(&l);
     s.work(id);
@@ -356,12 +359,7 @@ fn channels_of_a_process_share_ports_where_it_has_many() {
         s.work(*id);
     }
     let registry = c.hello();
-    let owner = |port: u16| {
-        let at = std::mem::offset_of!(fsocket_proto::registry::Registry, owner) + usize::from(port) * 4;
-        let mut word = [0; 4];
-        assert_eq!(rustix::io::pread(&registry, &mut word, at as u64), Ok(4));
-        u32::from_ne_bytes(word)
-    };
+    let owner = |port| owner(&registry, port);
     let channels: Vec<_> = listeners.iter().map(|(_, port)| c.connect(*port)).collect();
     let ours = lessee(channels[0].id);
     assert!(channels.iter().all(|ch| ch.port != 0 && lessee(ch.id) == ours && owner(ch.port) == ours));

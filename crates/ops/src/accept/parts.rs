@@ -1,4 +1,4 @@
-//! What an accepted connection is made of, before it is one.
+//! The parts of a connection, before it is accepted.
 
 use crate::table::{self, kind, Desc};
 use crate::{pool, socks};
@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Sock;
 use fsocket_sys::{self as sys, Errno, Result};
 
-/// What an accepted connection needs on our side.
+/// A descriptor, a description and a shared state for a connection that is about to be accepted.
 pub(super) struct Parts {
     pub(super) fd: i32,
     pub(super) desc: &'static Desc,

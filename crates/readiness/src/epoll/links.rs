@@ -5,7 +5,7 @@
 //! that the instance sleeps, and are not looked at. So a peer that marks something there rings in any case, and the ring
 //! names the channel ([`Waker::rung`]), which is looked at from then on. A sleep costs what its few hot channels cost.
 //!
-//! What a peer can do by ringing, or not ringing, concerns its own channel. A ring that is lost (the monitor was to pass it
+//! A peer that rings, or does not, changes nothing in other channels. A ring that is lost (the monitor was to pass it
 //! on, and is stopped) is made up for by a look at all channels, now and then.
 
 use crate::chan::{self, Chan};

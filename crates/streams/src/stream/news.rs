@@ -8,7 +8,7 @@ use crate::table::Desc;
 /// many that switching to it and back costs little.
 pub(super) const SHARED_CPU: usize = 512 * 1024;
 
-/// What lies in the ring, and the peer was not told of. A receiver on this CPU that is woken for each
+/// Bytes in the ring of which the peer has not been told. A receiver on this CPU that is woken for each
 /// record takes the CPU each time, copies that record and sleeps again.
 pub(super) struct News {
     pub d: &'static Desc,

@@ -232,7 +232,7 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
     loop {
         let mut looked = false;
         if peek && stage::of(d) == Path::Pending {
-            // What it sees is in one place then, and it starts over.
+            // All that it can see is in one place then, and it starts over.
             hold.get_or_insert_with(|| Hold::on(d));
             let _ = path_taken(d, flags);
             done = 0;

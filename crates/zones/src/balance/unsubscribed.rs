@@ -137,7 +137,7 @@ impl Unsubscribed {
         watch::deputize(ep);
     }
 
-    /// Who has waited in the instance.
+    /// Threads that have waited in the instance.
     pub fn waits(&self) -> Waits {
         // Acquire: pairs with `other_thread`.
         match self.thread.load(Ordering::Acquire) {

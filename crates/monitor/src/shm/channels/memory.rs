@@ -13,7 +13,7 @@ use std::io;
 use std::mem::offset_of;
 use std::rc::Rc;
 
-/// What the memfd of a channel is called.
+/// Name of a channel's memfd.
 pub fn name_of(id: ChannelId) -> String {
     format!("fastsocket-channel-{id}")
 }

@@ -1,4 +1,4 @@
-//! What the kernel does after a call has returned, and a step waits for.
+//! Effects of a call that the kernel brings about after it has returned; a step waits for them.
 
 use crate::call::Call;
 use crate::shared::Slot;
@@ -29,7 +29,7 @@ pub(super) fn holds_back(call: Call, slot: &Slot) -> bool {
     flagged || (asked.is_ok() && on != [0; 4])
 }
 
-/// What was sent before a call that sends several messages is acknowledged, so that the first of them
+/// Earlier bytes are acknowledged before a call that sends several messages, so that the first of them
 /// is on its way at once, and the next meets what it has led to: a reset, where nobody receives any more.
 /// By system call: on shared memory the placeholder says 0 at once.
 pub(super) fn await_acks(fd: c_int) {
