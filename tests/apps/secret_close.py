@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """A listener that is closed behind the library's back, and a service that has its port next.
 
-secret_close.py PORT: connects three times while the first one listens and three times after the
+secret_close.py PORT: connects four times while the first one listens and three times after the
                       second one does; a line for each: who has answered, or the error's name.
 """
 import ctypes
@@ -30,13 +30,13 @@ def close_in_secret(fd):
     assert call(fd) == 0
 
 
-def serve(port, name):
+def serve(port, name, count):
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen()
     print("listens", flush=True)
-    for _ in range(3):
+    for _ in range(count):
         connection, _ = listener.accept()
         connection.sendall(name.encode())
         connection.close()
@@ -58,23 +58,23 @@ def attempt(port):
         return errno.errorcode.get(e.errno, str(e))
 
 
-def start(port, name, env):
-    command = [sys.executable, __file__, str(port), name]
+def start(port, name, count, env):
+    command = [sys.executable, __file__, str(port), name, str(count)]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
     assert server.stdout.readline() == "listens\n"
     return server
 
 
 def main(port):
-    first = start(port, "first", None)
-    for _ in range(3):
+    first = start(port, "first", 4, None)
+    for _ in range(4):
         print(attempt(port), flush=True)
     first.stdin.write("\n")
     first.stdin.flush()
     assert first.stdout.readline() == "closed\n"
     print(attempt(port), flush=True)
     stock = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    second = start(port, "second", stock)
+    second = start(port, "second", 3, stock)
     for _ in range(3):
         print(attempt(port), flush=True)
     for server in (first, second):
@@ -84,6 +84,6 @@ def main(port):
 
 
 if len(sys.argv) > 2:
-    serve(int(sys.argv[1]), sys.argv[2])
+    serve(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 else:
     main(int(sys.argv[1]))

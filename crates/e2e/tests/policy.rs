@@ -228,10 +228,12 @@ fn closed_in_secret(host: &Host, place: Option<&NetHost>) {
     }
     command.arg(script("apps/secret_close.py")).arg(port.to_string());
     let done = Proc::spawn(host.logs(), "secret", command).finish(Duration::from_secs(60)).success();
-    let want = ["first", "first", "first", "ECONNREFUSED", "second", "second", "second", "end"];
+    let want = ["first", "first", "first", "first", "ECONNREFUSED", "second", "second", "second", "end"];
     assert_eq!(done.stdout.lines().collect::<Vec<_>>(), want);
     if !stock_mode() {
-        assert_eq!(host.snapshot().since(&before).get("connect_shm"), 3);
+        let since = host.snapshot().since(&before);
+        // The first one may find a listener in which nobody has waited yet.
+        assert!((3..=4).contains(&since.get("connect_shm")), "{since}");
     }
 }
 

@@ -44,18 +44,22 @@ fn an_offer_is_of_the_socket_that_is_there() {
         let (mut server, mut client, l, ch) = d.acquainted();
         let accept = || l.socket.accept().unwrap().0;
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, l.port));
-        let (mut end, mut accepted) = (TcpStream::connect(to).unwrap(), accept());
+        // (An address of its own: beside this test others connect.)
+        let from = |own: SocketAddr| -> TcpStream {
+            let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+            rustix::net::bind(&socket, &own).unwrap();
+            rustix::net::connect(&socket, &to).unwrap();
+            socket.into()
+        };
+        let (mut end, mut accepted) = (from((Ipv4Addr::new(127, 0, 41, 1), 0).into()), accept());
         let offer = Msg { id: 5, ..Msg::new(kind::OFFER) };
         assert_eq!(server.request(offer, Some(accepted.as_fd())).0.result, 0);
         if !is_same {
             let own = end.local_addr().unwrap();
             sockopt::set_socket_linger(&end, Some(Duration::ZERO)).unwrap();
             drop((end, accepted));
-            let again = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-            sockopt::set_socket_reuseaddr(&again, true).unwrap();
-            rustix::net::bind(&again, &own).unwrap();
-            rustix::net::connect(&again, &to).unwrap();
-            (end, accepted) = (again.into(), accept());
+            (end, accepted) = (from(own), accept());
         }
         let upgrade = Msg { id: ch.id.into(), arg0: 3, arg1: 9, ..Msg::new(kind::UPGRADE) };
         assert_eq!(client.request(upgrade, Some(end.as_fd())).0.result, then);
