@@ -132,16 +132,21 @@ impl Control {
         Ok(())
     }
 
-    pub fn poll(&mut self) -> io::Result<Vec<Frame>> {
-        self.flush()?;
+    /// What has come, and whether it is still there: the last frames before an end count.
+    pub fn poll(&mut self) -> (Vec<Frame>, io::Result<()>) {
+        let flushed = self.flush();
         let mut chunk = [0u8; 16 * FRAME];
-        while let Some(n) = read_some(&mut self.stream, &mut chunk)? {
-            self.input.extend(&chunk[..n]);
-        }
+        let end = loop {
+            match read_some(&mut self.stream, &mut chunk) {
+                Ok(Some(n)) => self.input.extend(&chunk[..n]),
+                Ok(None) => break flushed,
+                Err(e) => break Err(e),
+            }
+        };
         let whole = self.input.len() / FRAME * FRAME;
         let frames = self.input[..whole].as_chunks::<FRAME>().0.iter().map(Frame::decode).collect();
         self.input.drain(..whole);
-        Ok(frames)
+        (frames, end)
     }
 }
 
@@ -258,5 +263,22 @@ mod tests {
         let ends = [([3; 16], 80), (std::array::from_fn(|i| i as u8), 65535)];
         let frame = Frame { what: what::OPEN, to: 1, from: u64::MAX, a: 3, b: 4, ends };
         assert_eq!(Frame::decode(&frame.encode()), frame);
+    }
+
+    #[test]
+    fn frames_before_an_end_are_heard() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let mut sender = TcpStream::connect(listener.local_addr().expect("its address")).expect("a connection");
+        let mut control = Control::new(listener.accept().expect("it").0).expect("control");
+        let frames = [1, 2].map(|from| Frame { what: what::CONFIRM, from, ..Frame::default() });
+        frames.iter().for_each(|f| sender.write_all(&f.encode()).expect("sent"));
+        drop(sender);
+        let (mut heard, mut end) = (Vec::new(), Ok(()));
+        while end.is_ok() {
+            let (more, e) = control.poll();
+            heard.extend(more);
+            end = e;
+        }
+        assert_eq!(heard, frames);
     }
 }

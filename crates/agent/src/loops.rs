@@ -226,17 +226,14 @@ impl Agent {
 
     fn heard(&mut self, number: usize) -> anyhow::Result<()> {
         let Some(control) = &mut self.peers[number].control else { return Ok(()) };
-        let frames = match control.poll() {
-            Ok(frames) => frames,
-            Err(e) => {
-                tracing::debug!(error = %e, "control");
-                self.peers[number].control_failed = true;
-                return Ok(());
-            }
-        };
+        let (frames, end) = control.poll();
         for frame in frames {
             tracing::trace!(?frame, "heard");
             self.hear(number, &frame)?;
+        }
+        if let Err(e) = end {
+            tracing::debug!(error = %e, "control");
+            self.peers[number].control_failed = true;
         }
         Ok(())
     }
