@@ -40,11 +40,10 @@ guest() {
 
 status=0
 if [ "${1:-}" = containers ]; then
-    # What bridges, and translated and balanced addresses need. Not containers_policy: it measures seconds, and makes
-    # user namespaces, which a process may not in the changed root of the guest.
+    # What bridges, and translated and balanced addresses need. Not containers_policy: it measures seconds.
     modules="veth bridge br_netfilter nf_nat nf_tables nft_chain_nat nft_masq nft_ct nft_hash nft_numgen nft_reject_inet nft_redir"
     export FASTSOCKET_TEST_STRICT=1
-    for test in containers "announce fsocket-bpf"; do
+    for test in "pairs fsocket-bpf" containers "announce fsocket-bpf"; do
         read -ra named <<<"$test"
         binary=$(program "${named[@]}")
         guest "${named[0]}, kernel of the guest" "uname -r; $binary" -c 2 -m 4G -t 900 -M "$modules"

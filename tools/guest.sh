@@ -94,7 +94,8 @@ $b mount -t bpf bpf /new/sys/fs/bpf; $b mount -t cgroup2 cgroup /new/sys/fs/cgro
 $b mount -t debugfs debug /new/sys/kernel/debug; $b mount -t tracefs trace /new/sys/kernel/tracing
 $b mount -t 9p -o rw,trans=virtio,version=9p2000.L,msize=262144 out /new/run/out
 $b mkdir -p /new/lib/modules; $b ln -sfn @TREE@/lib/modules/@VERSION@ /new/lib/modules/@VERSION@
-exec $b chroot /new /bin/bash /run/out/init
+# Not chroot: in a changed root the kernel makes no user namespaces.
+exec $b switch_root /new /bin/bash /run/out/init
 INIT
 chmod +x "$work/initrd/init"
 (cd "$work/initrd" && find . | cpio -o -H newc --quiet) >"$work/initrd.cpio"
