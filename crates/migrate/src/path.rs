@@ -192,7 +192,7 @@ fn move_out(d: &'static Desc, own: &pair::Own) {
         m.limit.store(rxh.limit.load(Ordering::Relaxed), Ordering::Release);
         pair::act(d, what);
     }
-    if own.0 >= 0 && theirs & (status::CLOSED | status::RST) == 0 {
+    if own.0 >= 0 && theirs & status::CLOSED == 0 {
         carry(d, own.0);
     }
     settle::apply_options(d, own.0);
