@@ -22,9 +22,9 @@ mod successor;
 mod waiting;
 mod wrapper;
 
-use crate::listen;
 use crate::lock::Guard;
 use crate::table::{self, kind, Desc};
+use crate::{listen, process};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_sys::{self as sys, Errno};
 use item::{Item, ITEMS};
@@ -156,7 +156,7 @@ pub fn migrated_to_kernel(d: &Desc, also: i32) {
             let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
         }
         let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
-        watch_in_kernel(ep, fd, &ev);
+        watch_in_kernel(ep, d, fd, &ev);
         if let Ok(mut g) = ep.lock.lock() {
             item::kill(ep, &mut g, it);
         };
@@ -164,8 +164,18 @@ pub fn migrated_to_kernel(d: &Desc, also: i32) {
 }
 
 /// A forked child that has followed the path before has added the same socket, with the events of when it was forked.
-fn watch_in_kernel(ep: &Ep, fd: i32, ev: &libc::epoll_event) {
+fn watch_in_kernel(ep: &Ep, d: &Desc, fd: i32, ev: &libc::epoll_event) {
     let kfd = ep.fd.load(Ordering::Relaxed);
+    if !table::lookup(fd).is_some_and(|now| core::ptr::eq(now, d)) {
+        // The program has closed this number and has the connection under another one. The kernel's item stays as
+        // long as the open file does, whatever becomes of the number under which it was added.
+        let copy = |other| sys::fcntl(other, libc::F_DUPFD_CLOEXEC, 0).map(process::high_fd);
+        if let Some(Ok(copy)) = table::fd_of(d).map(copy) {
+            let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, copy, Some(ev));
+            process::close_own(copy);
+        }
+        return;
+    }
     let added = sys::epoll_ctl(kfd, libc::EPOLL_CTL_ADD, fd, Some(ev));
     if added == Err(Errno::EEXIST) && !ep.inherited.load(Ordering::Relaxed) {
         let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_MOD, fd, Some(ev));
@@ -182,7 +192,7 @@ pub fn watched_in_kernel(d: &Desc, next: &Desc) {
             let _ = sys::epoll_ctl(kfd, libc::EPOLL_CTL_DEL, also, None);
         }
         let (ev, fd) = (it.event(), it.fd.load(Ordering::Relaxed));
-        watch_in_kernel(ep, fd, &ev);
+        watch_in_kernel(ep, d, fd, &ev);
         next.watched.store(true, Ordering::Relaxed);
         if let Ok(mut g) = ep.lock.lock() {
             item::kill(ep, &mut g, it);

@@ -4,7 +4,7 @@ use super::instance::{of, Ep, Inner};
 use super::{also, item, wake_for_events};
 use crate::lock::Guard;
 use crate::table::{self, kind, Desc};
-use crate::{listen, Outcome};
+use crate::{listen, path, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -14,6 +14,10 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// `ev` is null or valid; to delete, it may be anything.
 pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
     super::later::used(fd);
+    if let Some(d) = table::lookup(fd).filter(|d| op == libc::EPOLL_CTL_DEL && d.is_conn() && path::can_follow(d)) {
+        // A forked child that has followed the path before has added the kernel's socket to this very instance.
+        let _ = path::follow(d);
+    }
     // SAFETY: the caller's.
     let r = unsafe { ctl_one(ed, op, fd, ev) };
     let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };
