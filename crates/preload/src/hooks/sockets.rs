@@ -196,7 +196,8 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 
 pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::lookup(fd) {
-        Some(d) if d.is_conn() => Answer::answer(unsafe { names::peer(d, addr, len) }),
+        // (Once it is reset it has none; the kernel knows.)
+        Some(d) if path::still_ours(d) => Answer::answer(unsafe { names::peer(d, addr, len) }),
         None if gone(fd) => -1,
         _ => unsafe { real::getpeername(fd, addr, len) },
     }
