@@ -29,11 +29,14 @@ port, control = int(sys.argv[1]), sys.argv[2]
 
 def as_stdin():
     said = []
+    before = os.fstat(0)
     for make in (lambda: os.dup2(sock.fileno(), 0), lambda: (os.closerange(0, 1), os.dup(sock.fileno()))):
         try:
             make()
         except OSError as error:
             said.append(errno.errorcode[error.errno])
+            if error.errno == errno.EBUSY and not os.path.samestat(before, os.fstat(0)):
+                said.append("and 0 is another file")
     trip(sock, b"still here\n")
     return " ".join(said) or "stdin"
 

@@ -289,8 +289,16 @@ pub fn listener_shut(d: &Desc) {
     d.kind.store(kind::BOUND, Ordering::Release);
 }
 
-/// The kernel has duplicated `old` to `new`. False: that is one of the numbers 0 to 2, which libc and the next program use
-/// past the library, the path cannot be switched, and to them it would be an unconnected socket.
+/// Before `old` gets the number `new` as well. False: that is one of the numbers 0 to 2, which libc and the next program
+/// use past the library, the path cannot be switched, and to them it would be an unconnected socket.
+pub fn may_duplicate(old: i32, new: i32) -> bool {
+    let Some(d) = table::lookup(old).filter(|_| (0..=table::STDIO).contains(&new)) else { return true };
+    crate::upgrade::give_up(d);
+    crate::brief::at_end();
+    !d.is_conn() || path::materialize_one(d, Reason::Option)
+}
+
+/// The kernel has duplicated `old` to `new`. False: as [`may_duplicate`].
 pub fn duplicated(old: i32, new: i32) -> bool {
     if new != old {
         overwritten(new);
@@ -305,13 +313,8 @@ pub fn duplicated(old: i32, new: i32) -> bool {
         // Two numbers, one kernel socket: not a placeholder for anybody else.
         d.dirty.store(true, Ordering::Relaxed);
         d.exec_prepared.store(true, Ordering::Relaxed);
-        if new <= table::STDIO {
-            crate::upgrade::give_up(d);
-            crate::brief::at_end();
-            return !d.is_conn() || path::materialize_one(d, Reason::Option);
-        }
     }
-    true
+    may_duplicate(old, new)
 }
 
 /// `fd` now is something else in the kernel (dup2, or closed behind us).

@@ -182,7 +182,7 @@ limit_table! {
      with an epoll instance; that gets one of the numbers 0 to 2, or that is used by `MSG_OOB`, `splice`, `dprintf` or `aio_*`, \
      becomes a kernel connection at that moment and stays one (`path_switch`). Where the \
      monitor lacks `CAP_NET_ADMIN` it shows other port numbers from then on. To edge-triggered epoll that moment is an edge. A listener that is inherited together with \
-     an epoll instance gets its new connections in the kernel's queue, for all that hold it; \
+     an epoll instance has its connections, also those that wait, in the kernel's queue, for all that hold it; \
      one that a program without the library inherits does from the `exec` on, if it was \
      prepared for that (`dup2`, also as a file action of `posix_spawn`, no longer \
      close-on-exec) or its parent has not accepted on it; else as soon as no program with the \
@@ -217,8 +217,8 @@ limit_table! {
      come without a pause. `sendmsg` fails with ETOOMANYREFS then, and the connection goes on. A message that is sent by \
      io_uring goes all the same, and its receiver gets an unconnected socket."
         of sendmsg, sendmmsg;
-    Programs: "Such a connection does not get one of the numbers 0 to 2 either: `dup2` and `dup3` fail with EBUSY, `dup` \
-     with EMFILE, and the connection goes on. If `accept` gives one of these numbers to it, or a file action of \
+    Programs: "Such a connection does not get one of the numbers 0 to 2 either: `dup2` and `dup3` fail with EBUSY and \
+     leave the number what it was, `dup` fails with EMFILE, and the connection goes on. If `accept` gives one of these numbers to it, or a file action of \
      `posix_spawn`, it is an unconnected socket to stdio and to a program without the library."
         of dup2, dup3, dup, accept, posix_spawn;
     Programs: "A connection that waits to be accepted, and that its client has passed or taken to the kernel, is reset \

@@ -103,6 +103,16 @@ fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
     if gone(old) {
         return Some(-1);
     }
+    let may = || match ops::may_duplicate(old, new) {
+        true => 0,
+        false => {
+            fsocket_lifecycle::Errno::new(EBUSY).set();
+            -1
+        }
+    };
+    if old != new && guarded(may) < 0 {
+        return Some(-1);
+    }
     if ops::own(new) {
         // Give way: the application wants this very number.
         fsocket_lifecycle::lifecycle::make_way(new);
