@@ -525,7 +525,7 @@ fn has_timeout(step: &Step) -> bool {
         Call::Poll | Call::PPoll | Call::Select | Call::PSelect => step.args[0],
         Call::EpollWait | Call::EpollPwait | Call::EpollPwait2 => step.args[2],
         Call::Any => step.args[7],
-        Call::Sleep | Call::Fork | Call::Thread | Call::Exec => return true,
+        Call::Sleep | Call::Fork | Call::Thread | Call::Exec | Call::Child => return true,
         _ => return false,
     };
     (0..=SHORT_MS).contains(&ms)
