@@ -11,9 +11,12 @@ connections and prints "ok". MORE is
     greeted      the server has a name, which stays the same; print it for each connection
     nonblocking  connect, send and receive without blocking
     in-turn      one connection after the other, with questions of 12 bytes
+    small        no question of more than 100 bytes
+    late=PID     stop that process after two questions, for longer than anybody waits for it
 """
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -98,9 +101,16 @@ def main():
     conns = [socket.create_connection(where, timeout=timeout) for _ in range(number)]
     greeters = [exactly(c, 1).decode() for c in conns if "greeted" in more]
     names = [(c.getsockname(), c.getpeername()) for c in conns]
+    n_of = (lambda n: n // 3 * 5 + n % 3) if "small" in more else (lambda n: n)
+    late = [int(m[5:]) for m in more if m.startswith("late=")]
     for n in range(requests):
+        if late and n == 2:
+            os.kill(late[0], signal.SIGSTOP)
+            threading.Timer(1.5, os.kill, (late[0], signal.SIGCONT)).start()
+        if late and n == 10:
+            time.sleep(2)
         for c in conns:
-            data = n.to_bytes(4, "big") + payload(n)
+            data = n_of(n).to_bytes(4, "big") + payload(n_of(n))
             c.sendall(data)
             assert exactly(c, len(data)) == data, "answer"
     # A change of the path is no change of names.

@@ -1,5 +1,5 @@
 //! The TCP connections between two agents: what they agree on about connections, and the way by which one finds
-//! the other. Both are made again after either has failed.
+//! the other. The second is made when the first is there, and made again when it alone has failed.
 
 use crate::stand_in::{connect, listen};
 use fsocket_proto::agent::Ends;
@@ -8,7 +8,7 @@ use rustix::fd::OwnedFd;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +43,10 @@ pub mod what {
     /// The sender's program has left for its kernel connection, and read `a` bytes of the receiver's stream. Of its own
     /// stream `b` bytes come by way of the agents.
     pub const LEFT: u64 = 8;
+    /// The sender's program has gone back: the sender forgets the connection once the receiver has said so, too.
+    pub const DONE: u64 = 9;
+    /// The carrier has failed for the sender.
+    pub const DOWN: u64 = 10;
 }
 
 const FRAME: usize = 5 * 8 + 2 * 18;
@@ -155,6 +159,8 @@ pub enum Made {
     Control(usize, TcpStream),
     /// For the carrier.
     Data(usize, TcpStream),
+    /// None: the program is to end.
+    Stop,
 }
 
 /// Tells the loop of what the threads here have made.
@@ -164,6 +170,24 @@ pub struct Out {
 }
 
 impl Out {
+    /// Of SIGTERM and SIGINT. Before any thread is made.
+    pub fn hear_of_signals(self) {
+        let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: a set that is made here, and lives during the calls.
+        let signals = unsafe {
+            libc::sigemptyset(signals.as_mut_ptr());
+            libc::sigaddset(signals.as_mut_ptr(), libc::SIGTERM);
+            libc::sigaddset(signals.as_mut_ptr(), libc::SIGINT);
+            libc::pthread_sigmask(libc::SIG_BLOCK, signals.as_ptr(), std::ptr::null_mut());
+            signals.assume_init()
+        };
+        std::thread::spawn(move || {
+            let mut signal = 0;
+            // SAFETY: both live during the call.
+            while unsafe { libc::sigwait(&raw const signals, &raw mut signal) } == 0 && self.give(Made::Stop) {}
+        });
+    }
+
     fn give(&self, made: Made) -> bool {
         let given = self.made.send(made).is_ok();
         let _ = rustix::io::write(&*self.waker, &1u64.to_ne_bytes());
@@ -231,27 +255,58 @@ pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl F
     Ok(())
 }
 
-/// Connects to another agent, and again when `again` says so.
-pub fn keep_connected(number: usize, to: SocketAddr, key: Arc<Key>, out: Out, again: Receiver<()>) {
+/// Connects to another agent, each time that [`Dial`] asks.
+fn dialler(to: SocketAddr, key: Arc<Key>, out: Out, make: impl Fn(TcpStream) -> Made + Send + 'static) -> Sender<()> {
     const LIMIT: Duration = Duration::from_secs(3);
-    let one = move |at: SocketAddr| {
-        let stream = TcpStream::from(connect(at, LIMIT).ok()?);
+    const PAUSE: Duration = Duration::from_millis(500);
+    let (ask, asked) = channel();
+    let one = move || {
+        let stream = TcpStream::from(connect(to, LIMIT).ok()?);
         prove(&stream, Role::Connecting, &key).then_some(stream)
     };
-    std::thread::spawn(move || loop {
-        let Some((control, data)) = one(to).and_then(|c| Some((c, one(beside(to))?))) else {
-            std::thread::sleep(Duration::from_millis(500));
-            continue;
-        };
-        if !out.give(Made::Control(number, control)) || !out.give(Made::Data(number, data)) {
-            return;
+    std::thread::spawn(move || {
+        while asked.recv().is_ok() {
+            let stream = loop {
+                match one() {
+                    Some(stream) => break stream,
+                    None => std::thread::sleep(PAUSE),
+                }
+            };
+            if !out.give(make(stream)) {
+                return;
+            }
         }
-        if again.recv().is_err() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(200));
-        while again.try_recv().is_ok() {}
     });
+    ask
+}
+
+/// The two threads that connect to another agent.
+pub struct Dial {
+    control: Sender<()>,
+    data: Sender<()>,
+    /// Asked, and nothing has come yet.
+    pub awaits_data: bool,
+}
+
+impl Dial {
+    /// It connects for frames at once.
+    pub fn new(number: usize, to: SocketAddr, key: &Arc<Key>, out: impl Fn() -> Out) -> Dial {
+        let control = dialler(to, key.clone(), out(), move |stream| Made::Control(number, stream));
+        let data = dialler(beside(to), key.clone(), out(), move |stream| Made::Data(number, stream));
+        let dial = Dial { control, data, awaits_data: false };
+        dial.control();
+        dial
+    }
+
+    pub fn control(&self) {
+        let _ = self.control.send(());
+    }
+
+    pub fn data(&mut self) {
+        if !std::mem::replace(&mut self.awaits_data, true) {
+            let _ = self.data.send(());
+        }
+    }
 }
 
 #[cfg(test)]

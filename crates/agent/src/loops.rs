@@ -10,20 +10,21 @@ use fsocket_proto::{agent, Msg};
 use fsocket_rdma::agree::Role;
 use rustix::fd::AsFd;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// So long its connections may take to go back when the agent ends.
+const STOPPING: Duration = Duration::from_secs(5);
 
 impl Agent {
-    /// Until the monitor ends.
+    /// Until the monitor ends, or the agent is told to.
     pub fn run(mut self) -> anyhow::Result<()> {
         // Of looks at what programs have read, milliseconds: seldom while they read nothing.
         let mut pause = 1;
         loop {
             let looks = self.mirrors.values().any(Mirror::is_to_be_looked_at);
-            let full = self
-                .peers
-                .iter()
-                .any(|p| p.is_full() || p.is_up() && !p.shown || p.control.is_some() && p.carrier.is_none())
+            let full = self.peers.iter().any(|p| p.is_full() || p.is_up() && !p.shown || p.lacks_carrier())
                 || self.mirrors.values().any(|m| self.peers[m.peer].lost.is_some());
+            let full = full || self.stops.is_some();
             let limit = match (self.due.is_empty(), looks, full) {
                 (false, ..) => 0,
                 (_, true, _) => pause,
@@ -42,6 +43,9 @@ impl Agent {
                 self.serve(id);
             }
             self.look_after_peers()?;
+            if self.stops.is_some_and(|at| at.elapsed() > STOPPING || !self.mirrors.values().any(|m| m.remote != 0)) {
+                return Ok(());
+            }
         }
     }
 
@@ -74,9 +78,14 @@ impl Agent {
 
     fn made(&mut self, made: Made) -> anyhow::Result<()> {
         match made {
+            Made::Stop => {
+                tracing::info!("connections go back to TCP, and the agent ends");
+                self.stops.get_or_insert_with(Instant::now);
+                self.peers.iter_mut().for_each(|p| p.carrier_failed = true);
+            }
+            Made::Data(..) if self.stops.is_some() => {}
             Made::Control(number, stream) => {
-                // The one before may not have been found dead yet. (If it has, a carrier that is there is the new one: the
-                // two come by threads of their own.)
+                // The one before may not have been found dead yet.
                 if self.peers[number].control.is_some() {
                     self.lose(number)?;
                 }
@@ -87,21 +96,29 @@ impl Agent {
                     libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET,
                     CONTROL | number as u64,
                 )?;
-                (peer.control, peer.lost, peer.since) = (Some(control), None, Instant::now());
+                (peer.control, peer.lost) = (Some(control), None);
                 peer.say(Frame { what: what::HELLO, a: self.instance, ..Frame::default() });
             }
             Made::Data(number, stream) => {
                 let peer = &mut self.peers[number];
-                let role = if peer.again.is_some() { Role::Connecting } else { Role::Accepting };
+                if peer.carrier.is_some() {
+                    // The other agent has found it dead.
+                    peer.drop_carrier();
+                    self.all_go_back(number);
+                }
+                let peer = &mut self.peers[number];
+                let role = if peer.dial.is_some() { Role::Connecting } else { Role::Accepting };
+                if let Some(dial) = &mut peer.dial {
+                    dial.awaits_data = false;
+                }
                 let carrier = match carriers::make(self.own, stream, role, &self.key) {
                     Ok(carrier) => carrier,
                     Err(e) => {
                         tracing::warn!(peer = %peer.at, error = %e, "no carrier");
-                        peer.control_failed = true;
+                        peer.fail_carrier();
                         return Ok(());
                     }
                 };
-                peer.drop_carrier();
                 self.poll.add(carrier.fd(), libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET, CARRIER | number as u64)?;
                 peer.carrier = Some(carrier);
                 self.carried(number);
@@ -131,21 +148,23 @@ impl Agent {
             peer.look();
             if peer.carrier_failed && peer.control.is_some() {
                 tracing::warn!(peer = %peer.at, "the link has failed: connections go back to TCP");
-                peer.drop_carrier();
+                peer.fail_carrier();
                 self.all_go_back(number);
             }
             if self.peers[number].control_failed {
                 self.lose(number)?;
-                self.connect_again(number);
+                if let Some(dial) = &self.peers[number].dial {
+                    dial.control();
+                }
             }
             if self.peers[number].is_lost() {
                 self.reset_all(number);
             }
-            // Both connections are made again.
-            let idle = !self.mirrors.values().any(|m| m.peer == number);
-            if idle && self.peers[number].has_no_carrier() {
-                self.lose(number)?;
-                self.connect_again(number);
+            if self.stops.is_none()
+                && self.peers[number].lacks_carrier()
+                && !self.mirrors.values().any(|m| m.peer == number)
+            {
+                self.peers[number].make_carrier();
             }
             let peer = &mut self.peers[number];
             if peer.is_up() != peer.shown {
@@ -171,12 +190,6 @@ impl Agent {
             }
         }
         Ok(())
-    }
-
-    fn connect_again(&mut self, number: usize) {
-        if let Some(again) = &self.peers[number].again {
-            let _ = again.send(());
-        }
     }
 
     fn all_go_back(&mut self, number: usize) {
@@ -252,6 +265,10 @@ impl Agent {
                 return Ok(());
             }
             what::OPEN => return self.open(number, frame),
+            what::DOWN => {
+                peer.carrier_failed |= peer.carrier.is_some();
+                return Ok(());
+            }
             _ => {}
         }
         let id = u32::try_from(frame.to).unwrap_or_default();
@@ -271,7 +288,8 @@ impl Agent {
             what::CANCEL if m.has_ended() => After::Gone,
             what::CANCEL => m.reset(),
             what::BACK => m.comes_back(peer, frame.a, &mut self.buffer),
-            what::CONFIRM => m.confirmed(frame.a != 0),
+            what::CONFIRM => m.confirmed(peer, frame.a != 0),
+            what::DONE => m.done_there(),
             what::LEFT => m.leaves_there(peer, frame.a, frame.b),
             _ => After::Keep,
         };

@@ -50,6 +50,8 @@ pub struct Mirror {
     fin_done: bool,
     /// It goes back; whether the other agent's number has come.
     back: Option<bool>,
+    /// It has gone back: here, and there.
+    done: [bool; 2],
     /// The program there has left: what it has read, and all that it has sent by this way.
     left_there: Option<(u64, u64)>,
     /// The program here has left: how much it had read, and what is still to be sent of its stream.
@@ -74,6 +76,7 @@ impl Mirror {
             fin_came: false,
             fin_done: false,
             back: None,
+            done: [false; 2],
             left_there: None,
             left_here: None,
         }
@@ -210,7 +213,7 @@ impl Mirror {
 
     /// The way between the agents has failed, or the other agent has said so: back to the kernel connections.
     pub fn go_back(&mut self, peer: &mut Peer) {
-        if self.remote == 0 || self.stand_in.is_none() && self.left_here.is_none() {
+        if self.remote == 0 || self.stand_in.is_none() && self.left_here.is_none() && !self.done[0] {
             return;
         }
         self.held.clear();
@@ -228,10 +231,11 @@ impl Mirror {
             // (What it had sent is in no ring any more.)
             let lost = read != self.sent + self.tail();
             peer.say(self.frame(what::CONFIRM, lost.into(), 0));
+            peer.say(self.frame(what::DONE, 0, 0));
             return Gone;
         }
-        if self.back == Some(true) {
-            // It was said again.
+        if self.back == Some(true) || self.done[0] {
+            // It was said again: the connection between the agents has failed meanwhile.
             peer.say(self.frame(what::CONFIRM, 0, 0));
             return Keep;
         }
@@ -251,10 +255,30 @@ impl Mirror {
     }
 
     /// [`what::CONFIRM`].
-    pub fn confirmed(&mut self, lost: bool) -> After {
-        match (lost, self.back) {
-            (false, Some(true)) => self.leave(),
-            _ => self.reset(),
+    pub fn confirmed(&mut self, peer: &mut Peer, lost: bool) -> After {
+        if lost || self.back != Some(true) {
+            self.reset();
+        } else if !self.done[0] {
+            self.leave();
+            // (A connection that was reset has none.)
+            self.done[0] = self.stand_in.take().is_some();
+        }
+        peer.say(self.frame(what::DONE, 0, 0));
+        // Until the other side is done the other agent may have to hear all this once more.
+        if self.done == [true, false] {
+            Keep
+        } else {
+            Gone
+        }
+    }
+
+    /// [`what::DONE`].
+    pub fn done_there(&mut self) -> After {
+        self.done[1] = true;
+        if self.done[0] {
+            Gone
+        } else {
+            Keep
         }
     }
 

@@ -100,7 +100,7 @@ impl Agent {
 
 /// A connection has gone over there alone: it goes back, and nothing was read.
 pub fn never_here(peer: &mut Peer, to: u64) {
-    for what in [what::BACK, what::CONFIRM] {
+    for what in [what::BACK, what::CONFIRM, what::DONE] {
         peer.say(Frame { what, to, ..Frame::default() });
     }
 }

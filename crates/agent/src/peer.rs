@@ -1,13 +1,14 @@
 //! Another host: what there is to its agent.
 
 use crate::carrier::{Carrier, Head};
-use crate::link::{Control, Frame};
+use crate::link::{what, Control, Dial, Frame};
 use std::net::SocketAddr;
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// A carrier that has had no room for so long has failed: the other agent does not look.
 const STUCK: Duration = Duration::from_secs(5);
+/// Pause before a carrier is made again.
+const PAUSE: Duration = Duration::from_secs(2);
 /// How long connections wait for the other agent to come back, so that they can go back to TCP.
 const LOST: Duration = Duration::from_secs(60);
 
@@ -24,17 +25,17 @@ pub struct Peer {
     full_since: Option<Instant>,
     /// Since when there is no control connection.
     pub lost: Option<Instant>,
-    /// Since when there is this one.
-    pub since: Instant,
+    /// When the last carrier has failed.
+    failed_at: Option<Instant>,
     /// A call has failed; the loop sees to it.
     pub control_failed: bool,
     pub carrier_failed: bool,
-    /// To the thread that connects, where this side does.
-    pub again: Option<Sender<()>>,
+    /// Where this side connects.
+    pub dial: Option<Dial>,
 }
 
 impl Peer {
-    pub fn new(at: SocketAddr, again: Option<Sender<()>>) -> Peer {
+    pub fn new(at: SocketAddr, dial: Option<Dial>) -> Peer {
         Peer {
             at,
             control: None,
@@ -44,10 +45,10 @@ impl Peer {
             shown: false,
             full_since: None,
             lost: None,
-            since: Instant::now(),
+            failed_at: None,
             control_failed: false,
             carrier_failed: false,
-            again,
+            dial,
         }
     }
 
@@ -90,10 +91,18 @@ impl Peer {
         self.full_since.is_some()
     }
 
-    /// It should be there, and this side connects.
-    pub fn has_no_carrier(&self) -> bool {
-        let is_there = self.control.is_none() || self.carrier.is_some();
-        !is_there && self.again.is_some() && self.since.elapsed() > Duration::from_secs(2)
+    /// This side has to make a carrier, now or after a pause.
+    pub fn lacks_carrier(&self) -> bool {
+        let may = self.greeted && self.control.is_some() && self.carrier.is_none();
+        may && self.dial.as_ref().is_some_and(|d| !d.awaits_data)
+    }
+
+    /// Once no connection uses the one before.
+    pub fn make_carrier(&mut self) {
+        let has_waited = self.failed_at.is_none_or(|at| at.elapsed() > PAUSE);
+        if let Some(dial) = self.dial.as_mut().filter(|_| has_waited) {
+            dial.data();
+        }
     }
 
     pub fn is_lost(&self) -> bool {
@@ -102,6 +111,13 @@ impl Peer {
 
     pub fn look(&mut self) {
         self.carrier_failed |= self.full_since.is_some_and(|since| since.elapsed() > STUCK);
+    }
+
+    /// The other agent may not have noticed.
+    pub fn fail_carrier(&mut self) {
+        self.drop_carrier();
+        self.failed_at = Some(Instant::now());
+        self.say(Frame { what: what::DOWN, ..Frame::default() });
     }
 
     pub fn drop_carrier(&mut self) {

@@ -3,7 +3,7 @@
 use crate::carriers;
 use crate::hooked::Poll;
 use crate::line::{Line, Links};
-use crate::link::{self, Made, Out};
+use crate::link::{self, Dial, Made, Out};
 use crate::mirror::{Mirror, BUFFER};
 use crate::peer::Peer;
 use crate::stand_in::Maker;
@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// In what is looked at: what an event is about, and which one.
 pub const LINE: u64 = 1 << 32;
@@ -47,6 +48,8 @@ pub struct Agent {
     /// To be served before the next sleep.
     pub due: HashSet<u32>,
     pub buffer: Vec<u8>,
+    /// When it was told to end.
+    pub stops: Option<Instant>,
 }
 
 impl Agent {
@@ -59,14 +62,11 @@ impl Agent {
         let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (give, made) = channel();
         let out = || Out { made: give.clone(), waker: waker.clone() };
+        out().hear_of_signals();
         link::accept(address, &peers, &key, out).with_context(|| address.to_string())?;
         let connecting = |(number, at): (usize, &std::net::SocketAddr)| {
-            let (again, asked) = channel();
-            let connects = link::connects(address.ip(), at.ip());
-            if connects {
-                link::keep_connected(number, *at, key.clone(), out(), asked);
-            }
-            Peer::new(*at, connects.then_some(again))
+            let dial = link::connects(address.ip(), at.ip()).then(|| Dial::new(number, *at, &key, out));
+            Peer::new(*at, dial)
         };
         let peers = peers.iter().enumerate().map(connecting).collect();
         let mut instance = [0; 8];
@@ -87,6 +87,7 @@ impl Agent {
             counts: [0; 2],
             due: HashSet::new(),
             buffer: vec![0; BUFFER],
+            stops: None,
         };
         agent.poll.add(agent.line.fd.as_fd(), libc::EPOLLIN, LINE)?;
         agent.poll.add(agent.waker.as_fd(), libc::EPOLLIN, WAKER)?;

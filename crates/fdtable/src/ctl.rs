@@ -107,7 +107,7 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
 /// Can the program do what is asked for as if there were no monitor?
 fn has_another_way(what: u32) -> bool {
     use kind::{
-        BALANCE, CLONE, CONNECT, GROUP, IN_USE, LISTEN, LOCAL, OFFER, OPTIONS, PORTS, UPGRADE, WAITING, WORKER,
+        BALANCE, CLONE, CONNECT, GROUP, IN_USE, LISTEN, LOCAL, MEET, OFFER, OPTIONS, PORTS, UPGRADE, WAITING, WORKER,
     };
     matches!(
         what,
@@ -121,6 +121,7 @@ fn has_another_way(what: u32) -> bool {
             | LOCAL
             | BALANCE
             | WAITING
+            | MEET
             | OFFER
             | UPGRADE
             | OPTIONS

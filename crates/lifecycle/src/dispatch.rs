@@ -44,7 +44,7 @@ pub fn connect() {
 fn message(m: &Msg, got: Option<i32>) -> bool {
     match m.kind {
         // Too late for the connection that asked, but not for the next one.
-        kind::CONNECT if m.result == 0 && chan::by_id(m.id as u32, CLIENT).is_none() => {
+        kind::CONNECT | kind::MEET if m.result == 0 && chan::by_id(m.id as u32, CLIENT).is_none() => {
             if let Some(c) = got.and_then(|fd| chan::map(m.id as u32, m.arg0, CLIENT, fd)) {
                 c.first_ports(m.addr.port);
             }
