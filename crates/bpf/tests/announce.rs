@@ -347,3 +347,43 @@ fn another_program_keeps_it_out() {
     // Beside a program that lets others in there is room.
     Announcer::start(&group.path, 3).expect("a second one");
 }
+
+/// What it costs a connection: `cargo test --release -p fsocket-bpf --test announce -- --ignored --nocapture cost`.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_a_connection() {
+    need_hosts!();
+    const CONNECTIONS: u32 = 2000;
+    const ROUNDS: usize = 9;
+    let spent = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        now.tv_sec as f64 * 1e6 + now.tv_nsec as f64 / 1e3
+    };
+    let mut costs = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for (says, costs) in [false, true].into_iter().zip(&mut costs) {
+            let net = Net::new(says, says);
+            let listener = net.listen(plain, false, 0);
+            let to = net.address(&listener);
+            // Both ends and the network between them run in this thread.
+            let each = || {
+                let began = spent();
+                for _ in 0..CONNECTIONS {
+                    let fd = socket(false, 0);
+                    rustix::net::connect(&fd, &to).unwrap();
+                    let mut active = TcpStream::from(fd);
+                    active.write_all(b"request").unwrap();
+                    exchange(&mut active, &mut listener.accept().unwrap().0);
+                }
+                (spent() - began) / f64::from(CONNECTIONS)
+            };
+            costs.push(net.client.group.within(|| net.client.host.within(each)));
+        }
+    }
+    let [without, with] = costs.map(|mut c| {
+        c.sort_by(f64::total_cmp);
+        (c[0], c[c.len() / 2])
+    });
+    println!("us of CPU a connection with a request, both ends: least {:.2} and {:.2} with the option, medians {:.2} and {:.2}",
+        without.0, with.0, without.1, with.1);
+}
