@@ -12,7 +12,7 @@ use procfs::net::{TcpNetEntry, TcpState};
 use reason::Reason;
 use serde::Serialize;
 use sockets::{plain, Peer, Sockets};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 /// Nothing could be explained.
@@ -34,6 +34,8 @@ struct Explanation {
     shm_connections: usize,
     /// Those of them whose other end is in another network namespace.
     across_namespaces: usize,
+    /// Those of them whose other end is on another host.
+    by_agents: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -100,7 +102,12 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     }
     let mut peers = BTreeMap::new();
     let live = all.in_state(facts.pid, &TcpState::Established).into_iter().filter(wanted);
+    // Behind a connection that has gone over its kernel connection stays, idle.
+    let ends = |local: SocketAddr, peer: SocketAddr| (plain(local), plain(peer));
+    let over = facts.report.connections.iter().filter(|c| c.across_namespaces || c.by_agents);
+    let over: HashSet<_> = over.filter_map(|c| Some(ends(c.local.parse().ok()?, c.peer.parse().ok()?))).collect();
     let kernel_connections: Vec<Kernel> = live
+        .filter(|entry| !over.contains(&ends(entry.local_address, entry.remote_address)))
         .map(|entry| {
             let peer = all.peer(facts.pid, entry);
             let is_server = listeners.iter().any(|l| l.local.port() == entry.local_address.port());
@@ -116,6 +123,7 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     };
     let shm_connections = facts.report.connections.iter().filter(own).count();
     let across_namespaces = facts.report.connections.iter().filter(own).filter(|c| c.across_namespaces).count();
+    let by_agents = facts.report.connections.iter().filter(own).filter(|c| c.by_agents).count();
     let mut reasons = facts.obstacles.clone();
     if reasons.is_empty() {
         for l in listeners.iter().filter(|l| !l.registered) {
@@ -151,11 +159,16 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
         kernel_connections,
         shm_connections,
         across_namespaces,
+        by_agents,
     }
 }
 
 /// Of a host that announces itself (ADR 58).
 pub const ANOTHER_CAPABLE: &str = "another host, capable (kernel TCP: no RDMA)";
+/// Of a host that the agent is to link (ADR 60).
+pub const LINKED: &str = "another host, linked: connections go over to RDMA when they have carried some requests";
+pub const UNLINKED: &str =
+    "another host, with no link now (kernel TCP): one of the two agents does not run, or finds no RDMA device";
 
 /// Fallbacks that a process has counted, without those of zones, which are about the kernel's own sockets.
 fn path_fallbacks(facts: &Facts) -> impl Iterator<Item = (&str, u64)> {
@@ -175,6 +188,8 @@ fn why_kernel(
     let reason = |reason, text: String| Reason { reason, text };
     let Peer::Process { pid, netns } = *peer else {
         let why = match peer {
+            Peer::Remote if facts.report.link(address) == Some(true) => reason("remote_linked", LINKED.into()),
+            Peer::Remote if facts.report.link(address).is_some() => reason("remote_unlinked", UNLINKED.into()),
             Peer::Remote if facts.report.hosts.knows(address) => reason("remote_capable", ANOTHER_CAPABLE.into()),
             Peer::Remote => reason("remote", "another host: kernel TCP".into()),
             Peer::Translated => {
@@ -260,7 +275,11 @@ fn text(e: &Explanation) -> String {
         n => format!(" ({n} across network namespaces)"),
     };
     let kernel = e.kernel_connections.len();
-    line("now", format!("{} over shared memory{across}, {kernel} over kernel TCP", e.shm_connections));
+    let agents = match e.by_agents {
+        0 => String::new(),
+        n => format!(" ({n} with another host, by RDMA)"),
+    };
+    line("now", format!("{} over shared memory{across}{agents}, {kernel} over kernel TCP", e.shm_connections));
     line("so far", counted.join(", "));
     for c in &e.kernel_connections {
         line("kernel", format!("{} - {}: {}", c.local, c.remote, c.why.text));

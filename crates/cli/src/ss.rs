@@ -1,11 +1,11 @@
 //! `fastsocket ss`: listeners and connections over shared memory.
 
-use crate::explain::ANOTHER_CAPABLE;
+use crate::explain::{ANOTHER_CAPABLE, LINKED, UNLINKED};
 use crate::text::{print, table};
 use crate::{control, place};
 use anyhow::Result;
 use clap::Args;
-use fsocket_proto::report::{Connection, Listener, Process, Report};
+use fsocket_proto::report::{Connection, Host, Listener, Process, Report};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
@@ -112,6 +112,7 @@ fn json(report: &Report, places: &mut Places) -> Result<serde_json::Value> {
         "connections": with_peers(connections?),
         "channels": report.channels,
         "hosts": report.hosts,
+        "links": report.links,
         "off": off(report).map(|p| p.pid).collect::<Vec<_>>(),
     }))
 }
@@ -134,8 +135,12 @@ fn with_peers(mut connections: Vec<serde_json::Value>) -> Vec<serde_json::Value>
 
 /// Where a connection's bytes go.
 fn path(c: &Connection) -> String {
-    let netns = if c.across_namespaces { "/netns" } else { "" };
-    format!("{}{netns}", c.path)
+    let way = match (c.by_agents, c.across_namespaces) {
+        (true, _) => "/rdma",
+        (_, true) => "/netns",
+        _ => "",
+    };
+    format!("{}{way}", c.path)
 }
 
 const HEADER: [&str; 10] = [
@@ -172,7 +177,11 @@ fn text(report: &Report, places: &mut Places) -> String {
         row([&c.state, &recv, &send, &c.local, &c.peer, &path(c), &slot], &c.pids, &c.comm);
     }
     let mut text = table.to_string();
-    for host in &report.hosts.known {
+    for link in &report.links {
+        text.push_str(&format!("\n{}: {}", link.address, if link.up { LINKED } else { UNLINKED }));
+    }
+    let is_link = |host: &&Host| host.address.parse().is_ok_and(|address| report.link(address).is_some());
+    for host in report.hosts.known.iter().filter(|host| !is_link(host)) {
         text.push_str(&format!("\n{}: {ANOTHER_CAPABLE}, number {}", host.address, host.number));
     }
     for p in off(report) {
@@ -228,8 +237,22 @@ mod tests {
         report.hosts.known.push(host);
         assert!(report.hosts.knows("::ffff:10.9.1.2".parse().unwrap()));
         assert!(!report.hosts.knows("10.9.1.3".parse().unwrap()));
-        let text = text(&report, &mut Places::default());
-        assert!(text.ends_with("\n10.9.1.2: another host, capable (kernel TCP: no RDMA), number 7"), "{text}");
+        let said = text(&report, &mut Places::default());
+        assert!(said.ends_with("\n10.9.1.2: another host, capable (kernel TCP: no RDMA), number 7"), "{said}");
+        for (up, what) in [(true, LINKED), (false, UNLINKED)] {
+            report.links = vec![fsocket_proto::report::Link { address: "10.9.1.2".into(), up }];
+            assert_eq!(report.link("::ffff:10.9.1.2".parse().unwrap()), Some(up));
+            let said = text(&report, &mut Places::default());
+            assert!(said.ends_with(&format!("\n10.9.1.2: {what}")), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_path_names_what_is_between() {
+        let of = |by_agents, across_namespaces| {
+            path(&Connection { path: "shm".into(), by_agents, across_namespaces, ..Default::default() })
+        };
+        assert_eq!([of(false, false), of(false, true), of(true, false)], ["shm", "shm/netns", "shm/rdma"]);
     }
 
     #[test]

@@ -139,7 +139,23 @@ fn connections_between_hosts_go_over_to_their_agents() {
     need_hosts!();
     let two = Two::new();
     let (_server, port) = two.serve(Accel, "containers");
-    two.ask(Accel, "containers", &[&port, &two.address(), "300", "3"]).finish(LIMIT).success().says("ok");
+    let mut ask = two.ask(Accel, "containers", &[&port, &two.address(), "300", "3", "stay"]);
+    ask.wait_stdout("asked", LIMIT);
+    assert_paths(&two, 3, 0);
+    if !stock_mode() {
+        let ss = two.a.host.snapshot().report.expect("a report");
+        let by_agents =
+            ss.connections.iter().filter(|c| c.by_agents && c.pids.contains(&ask.pid()) && c.state == "ESTAB");
+        assert_eq!(by_agents.count(), 3, "{:#?}", ss.connections);
+        assert_eq!(ss.link(two.b.net.interfaces[0].v4.into()), Some(true));
+        let mut cli = two.a.host.command(Stock, artifacts::cli());
+        cli.args(["explain", &ask.pid().to_string()]);
+        let explain = Proc::spawn(two.a.host.logs(), "explain", cli).finish(LIMIT);
+        let explain =
+            explain.says("now         3 over shared memory (3 with another host, by RDMA), 0 over kernel TCP");
+        explain.says("accelerated");
+    }
+    ask.finish(LIMIT).success().says("ok");
     assert_paths(&two, 3, 0);
 }
 

@@ -10,7 +10,7 @@ use crate::zones::Zones;
 use crate::{ChannelId, ConnId};
 use fsocket_abi::arena::zone_accept::NAMES;
 use fsocket_abi::arena::{flag, Sock, COUNTERS};
-use fsocket_abi::channel::{slot_state, status, SLOTS};
+use fsocket_abi::channel::{slot_state, status, CLIENT, SLOTS};
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{AtomicU8, Ordering};
@@ -18,6 +18,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -129,6 +130,7 @@ impl Sources<'_> {
             listeners: self.report_listeners(&sees),
             connections: if wanted.is_brief { Vec::new() } else { self.report_connections(&sees) },
             hosts: self.ctx.hosts.report(self.ctx.config.hosts.as_ref(), sees(0)),
+            links: if sees(0) { self.report_links() } else { Vec::new() },
             groups: self.zones.report(&sees),
             zones: self.report_accepts(&sees),
             flow_groups: self.steered.iter().cloned().chain(self.zones.report_flow_groups(&sees)).collect(),
@@ -145,6 +147,22 @@ impl Sources<'_> {
                     resident: ch.mem.resident(),
                 })
                 .collect(),
+        }
+    }
+
+    fn report_links(&self) -> Vec<report::Link> {
+        let peers = self.ctx.config.links.iter().flat_map(|links| &links.peers);
+        let link = |ip: IpAddr| report::Link { address: ip.to_string(), up: self.shm.remote.linked.contains(&ip) };
+        peers.map(|peer| link(peer.ip().to_canonical())).collect()
+    }
+
+    /// Is an agent at the other end of a channel?
+    fn is_agents(&self, ch: &Channel, side: usize) -> bool {
+        let remote = &self.shm.remote;
+        let serves = |id: ConnId| self.ctx.clients.get(id).is_some_and(|c| remote.carries(c.family));
+        match side {
+            CLIENT => self.shm.listeners.get(ch.listener).is_some_and(|l| l.accepting().any(serves)),
+            _ => remote.carries(ch.client_family),
         }
     }
 
@@ -262,6 +280,7 @@ impl Sources<'_> {
         arena.mem.open_socks().filter_map(move |sock| {
             let end = End::read(sock)?;
             let channel = self.shm.channels.get(end.channel).filter(|ch| ch.is_party(end.side, arena.family));
+            let by_agents = channel.is_some_and(|ch| self.is_agents(ch, end.side));
             let peer = counted.get(&(end.channel, end.slot, 1 - end.side)).copied();
             let under_way = |from: u64, to: u64| from.saturating_sub(to);
             let (recv_q, send_q) = match peer {
@@ -284,7 +303,8 @@ impl Sources<'_> {
                 pids: sock.holders.iter().filter_map(|h| pids.get(&h.load(Ordering::Relaxed)).copied()).collect(),
                 comm: comm.clone(),
                 path: "shm".into(),
-                across_namespaces: sock.flags.load(Ordering::Relaxed) & flag::ACROSS != 0,
+                across_namespaces: !by_agents && sock.flags.load(Ordering::Relaxed) & flag::ACROSS != 0,
+                by_agents,
                 channel: end.channel,
                 slot: end.slot as u32,
                 tx_bytes: end.sent,

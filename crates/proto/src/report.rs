@@ -35,6 +35,9 @@ pub struct Report {
     /// Other hosts with Fastsocket.
     #[serde(default)]
     pub hosts: Hosts,
+    /// Other hosts that this one's agent is to link.
+    #[serde(default)]
+    pub links: Vec<Link>,
     /// Listeners with local listen sockets.
     #[serde(default)]
     pub groups: Vec<Group>,
@@ -71,6 +74,21 @@ impl Hosts {
 pub struct Host {
     pub address: String,
     pub number: u32,
+}
+
+/// Another host that the configuration names, and whether connections with it go over to the agents now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    pub address: String,
+    pub up: bool,
+}
+
+impl Report {
+    /// Is the host with this address linked? None: it is not to be.
+    pub fn link(&self, address: IpAddr) -> Option<bool> {
+        let address = address.to_canonical();
+        self.links.iter().find(|link| link.address.parse() == Ok(address)).map(|link| link.up)
+    }
 }
 
 /// The flow groups of a steered device, or of a listener.
@@ -197,6 +215,9 @@ pub struct Connection {
     /// The other end is in another network namespace; a kernel connection stays idle behind this one.
     #[serde(default)]
     pub across_namespaces: bool,
+    /// The other end is on another host: the agents of both carry the bytes, by RDMA.
+    #[serde(default)]
+    pub by_agents: bool,
     pub channel: u32,
     pub slot: u32,
     pub tx_bytes: u64,
