@@ -16,6 +16,9 @@ mount -t proc proc "$root/proc"
 trap 'umount -l "$root/proc" 2>/dev/null || true; rm -f "$root.before"' EXIT
 inside fastsocket --version
 inside fastsocketd --check
+# (Without rdma-core.)
+inside fastsocket-agent --version
+[ ! -e "$root/etc/systemd/system/multi-user.target.wants/fastsocket-agent.service" ] || { echo "packages: FAILED: the agent is on" >&2; exit 1; }
 inside fastsocket run --require -v -- /bin/echo ran | grep -x ran
 [ -L "$root/etc/systemd/system/multi-user.target.wants/fastsocketd.service" ] || echo "note: the unit is not enabled (no systemctl)"
 printf '[Service]\nExecStart=/bin/true\n' >"$root/etc/systemd/system/a.service"

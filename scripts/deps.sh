@@ -2,6 +2,7 @@
 # Installs what a fresh Debian 12 lacks: `deps.sh build` for building,
 # `deps.sh test` for building, tests and the demo, `deps.sh manycore` also for
 # emulated machines, `deps.sh rdma` also for RDMA in those,
+# `deps.sh agent` for building the agent with RDMA,
 # `deps.sh suites` also for the published suites, `deps.sh programs` also for the servers of tests/programs. Does nothing when all is there. Needs root (or sudo) only
 # when something is missing. Services that the packages bring are neither
 # started nor left running.
@@ -60,10 +61,14 @@ manycore_needs=(
     "xz xz-utils"
 )
 
+# For RDMA. (bindgen looks for libclang; clang-19 brings it.)
+agent_needs=(
+    "cmake cmake"
+)
+
 # Beyond those for emulated machines, for the tests of crates/rdma.
 rdma_needs=(
-    "cmake cmake"
-    # bindgen looks for libclang; clang-19 brings it.
+    "${agent_needs[@]}"
     "/usr/lib/x86_64-linux-gnu/libibverbs.so.1|/usr/lib/aarch64-linux-gnu/libibverbs.so.1 libibverbs1"
     "/etc/libibverbs.d/rxe.driver ibverbs-providers"
     "rdma iproute2"
@@ -189,9 +194,10 @@ case $what in
     test) needs=("${build_needs[@]}" "${test_needs[@]}") ;;
     manycore) needs=("${build_needs[@]}" "${test_needs[@]}" "${manycore_needs[@]}") ;;
     rdma) needs=("${build_needs[@]}" "${test_needs[@]}" "${manycore_needs[@]}" "${rdma_needs[@]}") ;;
+    agent) needs=("${build_needs[@]}" "${agent_needs[@]}") ;;
     suites) needs=("${build_needs[@]}" "${test_needs[@]}" "${suites_needs[@]}") ;;
     programs) needs=("${build_needs[@]}" "${test_needs[@]}" "${programs_needs[@]}") ;;
-    *) die "usage: deps.sh [build|test|manycore|rdma|suites|programs]" ;;
+    *) die "usage: deps.sh [build|test|manycore|rdma|agent|suites|programs]" ;;
 esac
 
 collect_missing "${needs[@]}"
