@@ -65,7 +65,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.exec_prepared.store(false, Ordering::Relaxed);
     d.held_elsewhere.store(false, Ordering::Relaxed);
     d.passed_as.store(0, Ordering::Relaxed);
-    d.moved.store(0, Ordering::Relaxed);
+    d.tried.store(0, Ordering::Relaxed);
     d.accepts.store(false, Ordering::Relaxed);
     d.rcvtimeo.store(0, Ordering::Relaxed);
     d.sndtimeo.store(0, Ordering::Relaxed);

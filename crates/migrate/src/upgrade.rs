@@ -68,6 +68,9 @@ pub fn connecting(d: &'static Desc, dst: &Addr) -> bool {
     }
     begin(d, CLIENT);
     d.across.store(across, Ordering::Relaxed);
+    if across {
+        worth::begins(d);
+    }
     if !across && lately::PASSED_ON.has(&dst.ip, dst.port) {
         at_once(d);
     }
@@ -114,6 +117,9 @@ pub unsafe fn accepted(fd: i32, addr: *const libc::sockaddr, len: *const u32) {
     d.kernel_family.store(peer.family as u32, Ordering::Relaxed);
     begin(d, SERVER);
     d.across.store(across, Ordering::Relaxed);
+    if across {
+        worth::begins(d);
+    }
     if !table::install(fd, d) {
         table::release(d);
     }
@@ -266,11 +272,19 @@ pub fn become_child() {
 
 /// Before a receive sleeps: in a way in which the connection can go over. True: a signal has ended the wait.
 fn wait(fd: i32, d: &Desc) -> bool {
+    // Seen once is enough: a receive that blocks later stays inside the kernel, as one that came before the first try.
+    if d.seen_nonblocking.load(Ordering::Relaxed) {
+        return false;
+    }
     let blocking = sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f & libc::O_NONBLOCK == 0);
+    if !blocking {
+        d.seen_nonblocking.store(true, Ordering::Relaxed);
+        return false;
+    }
     let mut t = [0u8; 16];
     let limited = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut t).is_err() || t != [0; 16];
     let limited = limited || d.rcvtimeo.load(Ordering::Relaxed) != 0;
-    if !blocking || limited {
+    if limited {
         return false;
     }
     loop {
@@ -333,9 +347,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if lingers(fd) {
         return;
     }
-    if early == Ok(true) {
-        worth::tried(opener);
-    }
+    worth::tried(fd, d, early == Ok(true));
     if !opener {
         let mut m = Msg::new(msg::OFFER);
         m.id = key(d);
@@ -345,7 +357,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         // of the program's would not end the connection.
         match ctl::request(m, Some(fd)) {
             // The monitor keeps it until the opener asks, or there are very many of this process's.
-            Ok(_) if m.arg0 == 0 => d.next_try.store(calls.saturating_mul(16).min(most), Ordering::Relaxed),
+            Ok(_) => d.next_try.store(calls.saturating_mul(16).min(most), Ordering::Relaxed),
             Err(Errno::EXDEV) => stranger(fd, d),
             _ => {}
         }
@@ -362,7 +374,7 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
 /// The other end of a connection that was accepted is on another host.
 fn stranger(fd: i32, d: &Desc) {
     let (Some(me), Some(peer)) = (own_of(fd), peer_of(fd)) else { return };
-    d.across.store(false, Ordering::Relaxed);
+    worth::is_stranger(d);
     if !usual(&peer, &me) {
         lately::STRANGERS.note(&peer.ip, 0);
         give_up(d);

@@ -99,7 +99,10 @@ pub fn last_reference(d: &'static Desc) {
             listen::closed(d);
         }
         kind::KLISTENER => zone::closed(d),
-        kind::KERNEL => crate::upgrade::let_go(d),
+        kind::KERNEL => {
+            crate::upgrade::ended(d);
+            crate::upgrade::let_go(d);
+        }
         kind::EPOLL => epoll::destroy(d),
         _ => {}
     }

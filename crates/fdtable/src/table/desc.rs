@@ -105,8 +105,10 @@ pub struct Desc {
     /// the last send.
     pub across: AtomicBool,
     pub heard: AtomicBool,
-    /// CONN that has gone over from there: early or late; see `upgrade::worth`.
-    pub moved: AtomicU8,
+    /// KERNEL, or CONN that has gone over from there: its last try; see `upgrade::worth`.
+    pub tried: AtomicU8,
+    /// KERNEL: it was, since a first try.
+    pub seen_nonblocking: AtomicBool,
     /// KERNEL: its number (SO_COOKIE) if it has come from, or gone to, another process, and the monitor counts who
     /// has it.
     pub passed_as: AtomicU64,

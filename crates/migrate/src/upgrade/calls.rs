@@ -52,6 +52,7 @@ pub(super) fn begin(d: &Desc, side: usize) {
     restart(d);
     d.across.store(false, Ordering::Relaxed);
     d.heard.store(false, Ordering::Relaxed);
+    d.seen_nonblocking.store(false, Ordering::Relaxed);
     d.comes_back.store(false, Ordering::Relaxed);
     d.dirty.store(true, Ordering::Relaxed);
     d.kind.store(kind::KERNEL, Ordering::Release);

@@ -130,7 +130,6 @@ fn offer(
     let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
     establish(d, sock, &End { chan, slot, side: CLIENT, family, src, dst, client_port, server_port, across });
     if across {
-        worth::moved(d);
         heartbeat::begin(fd);
     }
     went_over(d);
@@ -167,7 +166,7 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
         Ok(chan) => Ok(Whereto { chan, across: true, met: true }),
         Err(Errno::EXDEV) => {
             lately::STRANGERS.note(&dst.ip, dst.port);
-            d.across.store(false, Ordering::Relaxed);
+            worth::is_stranger(d);
             Err(if usual { Errno::EAGAIN } else { Errno::EXDEV })
         }
         Err(Errno::EPERM) => {
@@ -179,9 +178,12 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
             Err(Errno::EXDEV)
         }
         Err(e) => {
-            // Again, some requests later: it is not only late.
-            if e == Errno::ENOENT && d.tries.load(Ordering::Relaxed) == 2 {
-                stats::fall_back(Reason::Namespace);
+            if e == Errno::ENOENT {
+                worth::unmet(d);
+                // Again, some requests later: it is not only late.
+                if d.tries.load(Ordering::Relaxed) == 2 {
+                    stats::fall_back(Reason::Namespace);
+                }
             }
             Err(Errno::EAGAIN)
         }
@@ -301,6 +303,7 @@ fn take(a: &Asked) {
 /// The monitor has forgotten the offer, as it forgets each that it has told the opener's wish.
 fn offer_again(name: u64) {
     if let Some(d) = DESCS.get(name as u32).filter(|d| d.kind() == kind::KERNEL && key(d) == name) {
+        worth::asked(d);
         d.next_try.store(d.calls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }

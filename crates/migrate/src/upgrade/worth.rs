@@ -1,99 +1,294 @@
-//! When a connection between network namespaces tries to go over. That costs both ends and the monitor, and the opener,
-//! whose try decides, has seen whether it paid for earlier ones.
+//! When a connection between network namespaces tries to go over. That costs both ends and the monitor, so each side
+//! learns from how many requests connections have.
 
 use super::calls::CALLS;
+use super::rest::{own_of, peer_of};
 use crate::table::Desc;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use fsocket_abi::channel::SERVER;
 use fsocket_ring as ring;
 use fsocket_sys as sys;
 
 /// As how many calls a request behind an answer counts there.
 pub(super) const TURN: u32 = CALLS / 2;
-/// A try costs both processes and the monitor some 200 us of their time, as eight requests in the kernel do. The third
-/// request is worth it if few connections get there; where one follows the other some twentieth is.
-const LATER: u32 = 16 * TURN;
-/// So many requests in shared memory save what a change of path costs, or so many bytes.
-const PAYS: u64 = 14;
+/// After so many requests a connection may try: the least that can be seen, and ever more.
+const AFTER: [u32; 6] = [2, 16, 32, 64, 128, 256];
+/// In [`AFTER`], as long as nothing is known.
+const USUAL: usize = 1;
+/// The accepter is to have offered its end before the opener tries.
+const BEHIND: u32 = 2;
+/// So many requests in shared memory save what a change of path costs both processes and the monitor, some 200 us of their
+/// time, and a little more; or so many bytes.
+const PAYS: i32 = 20;
 const PAYS_BYTES: u64 = 1 << 20;
-/// [`Desc::moved`]
-const EARLY: u8 = 1;
-const LATE: u8 = 2;
-
-/// When the next early try of this process may be.
-static AGAIN: AtomicU64 = AtomicU64::new(0);
-/// A hundred times what it costs one side, nanoseconds.
+/// Requests above this number do not count: one connection outweighs so many short ones, and no more.
+const MOST: u32 = 256;
+/// What a score has to be above another one: about one connection.
+const MARGIN: i32 = 16;
+/// A hundred times what an early try costs one side, nanoseconds.
 const PAUSE_NS: u64 = 10_000_000;
-/// How often that is doubled, and [`LATER`].
-static PAUSE: Doubled = Doubled(AtomicU32::new(0), 8);
-static LONGER: Doubled = Doubled(AtomicU32::new(0), 4);
 
-/// Once more, up to so often, for each connection that has gone over and ended too soon; once less for each that has lasted.
+/// What a process has learned of connections that it has opened, or accepted.
+struct Learned {
+    /// What would have been saved lately, in requests, if each connection had tried after so many of them ([`AFTER`]).
+    saved: [AtomicI32; AFTER.len()],
+    /// In [`AFTER`], the least: one more for each try that did not find the other side.
+    unmet: Doubled,
+    /// When the next early try may be, and how often [`PAUSE_NS`] is doubled.
+    again: AtomicU64,
+    pause: Doubled,
+}
+
+static LEARNED: [Learned; 2] = [const { Learned::new() }; 2];
+
+fn learned(opener: bool) -> &'static Learned {
+    &LEARNED[usize::from(!opener)]
+}
+
+/// Once more, up to so often, for each try that was for nothing; once less for each that has paid.
 struct Doubled(AtomicU32, u32);
 
 impl Doubled {
+    const fn new(most: u32) -> Doubled {
+        Doubled(AtomicU32::new(0), most)
+    }
     fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
-    fn learn(&self, paid: bool) {
+    /// `then`: its value at the try. Many at once are for nothing once: they do not say what is so after the first.
+    fn learn(&self, paid: bool, then: u32) {
         let now = self.get();
-        let next = if paid { now.saturating_sub(1) } else { (now + 1).min(self.1) };
+        let next = match paid {
+            true => now.saturating_sub(1),
+            false if now == then => (now + 1).min(self.1),
+            false => return,
+        };
         self.0.store(next, Ordering::Relaxed);
     }
 }
 
-/// After how many calls a try is no early one. The accepter is to have offered its end before the opener tries.
-fn later(opener: bool) -> u32 {
-    if opener {
-        (LATER << LONGER.get()) + 2 * TURN
-    } else {
-        LATER
+impl Learned {
+    const fn new() -> Learned {
+        let saved = [const { AtomicI32::new(0) }; AFTER.len()];
+        Learned { saved, unmet: Doubled::new(AFTER.len() as u32 - 1), again: AtomicU64::new(0), pause: Doubled::new(8) }
     }
+
+    /// A connection with so many requests has ended, whatever its path was.
+    fn note(&self, requests: u32) {
+        for (i, saved) in self.saved.iter().enumerate() {
+            let at = AFTER[i] + if i == 0 { 0 } else { BEHIND };
+            let this = requests.min(MOST).checked_sub(at).map_or(0, |left| left as i32 - PAYS);
+            let before = saved.load(Ordering::Relaxed);
+            saved.store(before - before / 16 + this, Ordering::Relaxed);
+        }
+    }
+
+    /// After how many calls a try is no early one.
+    fn after(&self, opener: bool) -> u32 {
+        let saved = |i: usize| self.saved[i].load(Ordering::Relaxed);
+        let best = (USUAL..AFTER.len()).fold(USUAL, |best, i| if saved(i) > saved(best) + MARGIN { i } else { best });
+        let unmet = self.unmet.get() as usize;
+        if unmet == 0 && saved(0) > saved(best).max(0) + MARGIN {
+            return 0;
+        }
+        let requests = AFTER[best.max(unmet).min(AFTER.len() - 1)];
+        (requests + if opener { BEHIND } else { 0 }) * TURN
+    }
+}
+
+/// [`Desc::tried`]; 0: nothing is learned from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tried {
+    Not,
+    Early { pause: u32 },
+    Usually { unmet: u32 },
+}
+
+impl Tried {
+    fn to_u8(self) -> u8 {
+        match self {
+            Tried::Not => 1,
+            Tried::Early { pause } => 2 | (pause as u8) << 2,
+            Tried::Usually { unmet } => 3 | (unmet as u8) << 2,
+        }
+    }
+    fn of(kept: u8) -> Option<Tried> {
+        let then = u32::from(kept >> 2);
+        match kept & 3 {
+            1 => Some(Tried::Not),
+            2 => Some(Tried::Early { pause: then }),
+            3 => Some(Tried::Usually { unmet: then }),
+            _ => None,
+        }
+    }
+}
+
+fn is_opener(d: &Desc) -> bool {
+    d.side.load(Ordering::Relaxed) as usize != SERVER
+}
+
+/// A connection begins whose other end may be in another network namespace.
+pub(super) fn begins(d: &Desc) {
+    d.tried.store(Tried::Not.to_u8(), Ordering::Relaxed);
+}
+
+/// The accepter's end was asked for.
+pub(super) fn asked(d: &Desc) {
+    if d.tried.load(Ordering::Relaxed) != 0 {
+        begins(d);
+    }
+}
+
+/// The other end is on another host, which teaches nothing.
+pub(super) fn is_stranger(d: &Desc) {
+    d.across.store(false, Ordering::Relaxed);
+    d.tried.store(0, Ordering::Relaxed);
 }
 
 /// Whether a try after so many calls is an early one. Err: it is not worth it, but after so many calls.
 pub(super) fn first_try(d: &Desc, opener: bool, calls: u32) -> Result<bool, u32> {
-    let is_early = d.across.load(Ordering::Relaxed) && calls < later(opener);
-    if is_early && sys::now_ns() < AGAIN.load(Ordering::Relaxed) {
-        return Err(later(opener));
+    let side = learned(opener);
+    let after = side.after(opener);
+    if !d.across.load(Ordering::Relaxed) || calls >= after {
+        return Ok(false);
     }
-    Ok(is_early)
+    match sys::now_ns() < side.again.load(Ordering::Relaxed) {
+        true => Err(after),
+        false => Ok(true),
+    }
 }
 
-pub(super) fn tried(opener: bool) {
-    let often = if opener { PAUSE.get() } else { 0 };
-    AGAIN.store(sys::now_ns() + (PAUSE_NS << often), Ordering::Relaxed);
+/// It tries now: the opener to go over, the accepter by its offer.
+pub(super) fn tried(fd: i32, d: &Desc, is_early: bool) {
+    if d.tried.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    // One from the same address stays within this namespace. (An agent's stand-ins, which wait for the first offer.)
+    if own_of(fd).zip(peer_of(fd)).is_some_and(|(own, peer)| own.ip == peer.ip) {
+        return d.tried.store(0, Ordering::Relaxed);
+    }
+    let side = learned(is_opener(d));
+    let pause = side.pause.get();
+    let what = if is_early { Tried::Early { pause } } else { Tried::Usually { unmet: side.unmet.get() } };
+    d.tried.store(what.to_u8(), Ordering::Relaxed);
+    if is_early {
+        side.again.store(sys::now_ns() + (PAUSE_NS << pause), Ordering::Relaxed);
+    }
 }
 
-/// It has gone over; we have opened it.
-pub(super) fn moved(d: &Desc) {
-    let is_early = d.calls.load(Ordering::Relaxed) < later(true);
-    d.moved.store(if is_early { EARLY } else { LATE }, Ordering::Relaxed);
+/// The opener has tried, and its peer had offered nothing: it waits longer.
+pub(super) fn unmet(d: &Desc) {
+    if let Some(tried) = Tried::of(d.tried.load(Ordering::Relaxed)) {
+        begins(d);
+        learn(learned(true), tried, false, false);
+    }
+    d.next_try.fetch_max((AFTER[USUAL] + BEHIND) * TURN, Ordering::Relaxed);
 }
 
-/// It ends, over shared memory.
+fn learn(side: &Learned, tried: Tried, over: bool, paid: bool) {
+    match tried {
+        Tried::Not => {}
+        Tried::Early { pause } => {
+            side.pause.learn(paid, pause);
+            // (The two sides may have chosen different connections.)
+            if over {
+                side.unmet.learn(true, 0);
+            }
+        }
+        Tried::Usually { unmet } => side.unmet.learn(over, unmet),
+    }
+}
+
+/// It ends.
 pub fn ended(d: &Desc) {
-    let what = match d.moved.load(Ordering::Relaxed) {
-        EARLY => &PAUSE,
-        LATE => &LONGER,
-        _ => return,
-    };
-    d.moved.store(0, Ordering::Relaxed);
-    let s = d.sock();
-    let bytes = s.tx.bytes.load(Ordering::Relaxed).saturating_add(s.rx.bytes.load(Ordering::Relaxed));
-    what.learn(ring::records(&s.tx) >= PAYS || bytes >= PAYS_BYTES);
+    let Some(tried) = Tried::of(d.tried.load(Ordering::Relaxed)) else { return };
+    d.tried.store(0, Ordering::Relaxed);
+    if !d.is_conn() && d.using.never() {
+        return; // its calls were not counted
+    }
+    let mut requests = d.calls.load(Ordering::Relaxed) / (TURN + 2);
+    let mut since = 0;
+    if d.is_conn() {
+        let s = d.sock();
+        let bytes = s.tx.bytes.load(Ordering::Relaxed).saturating_add(s.rx.bytes.load(Ordering::Relaxed));
+        let many = if bytes >= PAYS_BYTES { MOST } else { 0 };
+        since = u32::try_from(ring::records(&s.tx)).unwrap_or(MOST).min(MOST).max(many);
+        requests += since;
+    }
+    let opener = is_opener(d);
+    let side = learned(opener);
+    side.note(requests);
+    match tried {
+        // It has met its peer, and one of the two was late.
+        Tried::Usually { .. } if opener && !d.is_conn() => {}
+        _ => learn(side, tried, d.is_conn(), since >= PAYS as u32),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// After connections with so many requests each, in turn: the request after which the next ones try.
+    fn after(of: &[u32]) -> (u32, u32) {
+        let side = Learned::new();
+        for _ in 0..100 {
+            of.iter().for_each(|requests| side.note(*requests));
+        }
+        (side.after(true) / TURN, side.after(false) / TURN)
+    }
+
+    #[test]
+    fn tries_where_it_pays() {
+        assert_eq!(after(&[]), (18, 16));
+        assert_eq!(after(&[1]), (18, 16));
+        assert_eq!(after(&[10]), (18, 16), "they do not get there");
+        assert_eq!(after(&[20]), (34, 32), "it would not pay at any time");
+        assert_eq!(after(&[25]), (0, 0), "from the beginning");
+        assert_eq!(after(&[1000]), (0, 0));
+        assert_eq!(after(&[10, 40, 40]), (0, 0), "those that last pay for the others");
+        assert_eq!(after(&[3, 3, 3, 100]), (18, 16), "the others are over by then");
+    }
+
+    #[test]
+    fn what_was_learned_is_forgotten() {
+        let side = Learned::new();
+        (0..1000).for_each(|_| side.note(20));
+        assert_eq!(side.after(false), 32 * TURN);
+        (0..20).for_each(|_| side.note(60));
+        assert_eq!(side.after(false), 0);
+        (0..40).for_each(|_| side.note(3));
+        assert_eq!(side.after(false), 16 * TURN);
+    }
+
+    #[test]
+    fn an_end_that_is_not_met_waits_longer() {
+        let side = Learned::new();
+        (0..9).for_each(|_| side.note(100));
+        let tries = [(false, 0), (false, 0), (false, 1), (false, 2), (false, 3), (false, 4), (true, 0)];
+        let waits = tries.map(|(over, unmet)| {
+            learn(&side, Tried::Usually { unmet }, over, over);
+            side.after(false) / TURN
+        });
+        assert_eq!(waits, [16, 16, 32, 64, 128, 256, 128], "many at once double once");
+    }
+
     #[test]
     fn doubled_within_bounds() {
         let often = Doubled(AtomicU32::new(1), 3);
         let seen = [false, false, false, false, true, true, true, true, true].map(|paid| {
-            often.learn(paid);
+            often.learn(paid, often.get());
             often.get()
         });
         assert_eq!(seen, [2, 3, 3, 3, 2, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_try_is_kept_in_eight_bits() {
+        let all = (0..=8).flat_map(|n| [Tried::Early { pause: n }, Tried::Usually { unmet: n }]);
+        for tried in all.chain([Tried::Not]) {
+            assert_eq!(Tried::of(tried.to_u8()), Some(tried));
+        }
+        assert_eq!(Tried::of(0), None);
     }
 }
