@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """limited.py PORT {nofile|as} VALUE: sets a resource limit on itself, then
 uses sockets. Under `nofile` it opens connections until EMFILE, closes them
-all, and goes on. Prints "ok"."""
+all, and goes on; under `as` it has 20 at once. Prints "ok"."""
 import errno
 import resource
 import socket

@@ -55,6 +55,28 @@ pub const fn ring_off(slot: usize, dir: usize) -> usize {
     RING_OFF + (slot * 2 + dir) * RING_STRIDE
 }
 
+/// Slots whose rings are in the first segment, with all that lies before the rings.
+pub const FIRST_SLOTS: usize = 4;
+/// Segments of a channel. A process maps each when it first uses a slot in it (ADR 64). From the second on each has the
+/// rings of as many slots as all before it: few mappings, and no more than twice the addresses that are needed.
+pub const SEGMENTS: usize = 1 + (SLOTS / FIRST_SLOTS).ilog2() as usize;
+/// Channels take that part of a limited address space (`RLIMIT_AS`) at most.
+pub const ADDRESS_SHARE: u64 = 4;
+
+/// The segment that has the rings of `slot`.
+#[inline]
+pub const fn segment_of(slot: usize) -> usize {
+    match slot / FIRST_SLOTS {
+        0 => 0,
+        n => 1 + n.ilog2() as usize,
+    }
+}
+/// Byte offsets of a segment's beginning and end.
+pub const fn segment(n: usize) -> (usize, usize) {
+    let from = if n == 0 { 0 } else { ring_off(FIRST_SLOTS << (n - 1), 0) };
+    (from, ring_off(FIRST_SLOTS << n, 0))
+}
+
 /// First page. Written by the monitor but for `busy` and `idle`; the sides only read it (either could
 /// scribble on it: that hurts this channel alone).
 #[repr(C)]
@@ -325,6 +347,7 @@ const _: () = {
     assert!(RING_CAP.is_power_of_two() && SYN_CAP.is_power_of_two());
     assert!(RING_CAP < 1 << 24);
     assert!(RING_OFF.is_multiple_of(4096));
+    assert!(segment(SEGMENTS - 1).1 == CHANNEL_SIZE);
 };
 
 #[cfg(all(test, not(loom)))]
@@ -343,6 +366,19 @@ mod tests {
                     assert_ne!(header >> 32, DATA);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn each_ring_lies_in_the_segment_of_its_slot() {
+        use super::*;
+        for slot in 0..SLOTS {
+            let (from, to) = segment(segment_of(slot));
+            assert!(from <= ring_off(slot, 0) && ring_off(slot, 1) + RING_STRIDE <= to, "{slot}");
+        }
+        for n in 1..SEGMENTS {
+            assert_eq!(segment(n).0, segment(n - 1).1);
+            assert!(segment(n).1 <= 2 * segment(n - 1).1, "no more than twice what is needed");
         }
     }
 

@@ -118,9 +118,12 @@ fn open_files(_: &Pieces) -> Result<String> {
 }
 
 fn address_space(_: &Pieces) -> Result<String> {
-    let need = (channel::CHANNEL_SIZE + arena::ARENA_SIZE) as u64;
+    let channel = channel::segment(0).1 as u64;
+    let need = channel * channel::ADDRESS_SHARE + arena::ARENA_SIZE as u64;
     match getrlimit(Resource::As).current {
-        Some(limit) if limit < need => bail!("limit {} MiB; a channel takes {} MiB", limit >> 20, need >> 20),
+        Some(limit) if limit < need => {
+            bail!("limit {} MiB; a channel takes {} MiB, all of them a quarter of it", limit >> 20, channel >> 20)
+        }
         Some(limit) => Ok(format!("limit {} MiB", limit >> 20)),
         None => Ok("no limit".to_owned()),
     }

@@ -1,9 +1,12 @@
 //! Things that are missing, broken, too small or misspelt: programs go on
 //! with stock sockets, and the command line says what is wrong.
 
+use fsocket_abi::channel::FIRST_SLOTS;
 use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::{Accel, Stock};
-use fsocket_testkit::{artifacts, find_program, script, stock_mode, Finished, Host, Proc, PYTHON};
+use fsocket_testkit::{
+    artifacts, find_program, net, script, stock_mode, Delta, Finished, Host, Proc, Snapshot, PYTHON,
+};
 use std::process::Command;
 use std::time::Duration;
 
@@ -161,6 +164,15 @@ fn library_with_a_monitor_socket_that_nobody_answers() {
 }
 
 #[track_caller]
+/// What has been counted since; None in stock mode.
+fn shown(host: &Host, before: &Snapshot) -> Option<Delta> {
+    if stock_mode() {
+        eprintln!("PATH NOT ASSERTED: stock mode");
+        return None;
+    }
+    Some(host.snapshot().since(before))
+}
+
 fn limited(what: &str, value: &str) {
     let host = Host::new();
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
@@ -176,9 +188,34 @@ fn few_descriptors() {
 
 #[test]
 fn little_address_space() {
-    // Too little for a channel; and enough for one, but not for much else.
-    limited("as", "300000000");
-    limited("as", "2600000000");
+    // Channels take a quarter: the rings of some connections, or those of all.
+    for (value, fewest, most) in [("240000000", FIRST_SLOTS, 19), ("600000000", 20, 20)] {
+        let host = Host::new();
+        let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+        let before = host.snapshot();
+        e2e::python(&host, Accel, 60, "limited.py", &[&port.to_string(), "as", value]);
+        let Some(delta) = shown(&host, &before) else { return };
+        let shm = delta.get("connect_shm");
+        assert!((fewest as i128..=most).contains(&shm), "{value}\n{delta}");
+        assert_eq!(shm + delta.get("fallback.resource"), 20, "{value}\n{delta}");
+    }
+}
+
+/// The client has rings for more connections than the server: those for which it has none become the kernel's.
+#[test]
+fn a_server_with_little_address_space() {
+    let host = Host::new();
+    let port = net::free_port();
+    let script = script("apps/echo_server.py");
+    let line = format!("ulimit -v 200000; exec {PYTHON} {} epoll {port} 127.0.0.1", script.display());
+    let _server = host.server(Accel, "echo-limited", port, "/bin/bash", &["-c", &line]);
+    let before = host.snapshot();
+    e2e::python(&host, Accel, 60, "limited.py", &[&port.to_string(), "as", "1000000000000"]);
+    let Some(delta) = shown(&host, &before) else { return };
+    let (shm, queued) = (delta.get("accept_shm"), delta.get("connect_shm") - delta.get("accept_shm"));
+    assert!((FIRST_SLOTS as i128..20).contains(&shm) && queued > 0, "{delta}");
+    assert!(delta.get("path_switch") == 2 * queued, "both ends of each that waited\n{delta}");
+    assert!(delta.get("fallback.resource") > 0 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
 #[test]

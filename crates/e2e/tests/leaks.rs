@@ -1,6 +1,7 @@
 //! Ten thousand connections opened and closed leave neither a descriptor nor
 //! a page behind.
 
+use fsocket_abi::channel::{segment, segment_of};
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::Accel;
 use fsocket_testkit::{net, Host};
@@ -12,8 +13,8 @@ const POOL: usize = 32;
 /// the same time touched.
 const RESIDENT: u64 = 64 << 20;
 /// Address space that may stay reserved, kB: 64 channels that have ended, and a
-/// few that live, of 2 GiB each.
-const KEPT_SPACE: i64 = (64 + 4) * 2 * 1024 * 1024;
+/// few that live, of one segment each.
+const KEPT_SPACE: i64 = (64 + 4) * (segment(0).1 / 1024) as i64;
 
 /// kB.
 fn address_space(pid: u32) -> i64 {
@@ -83,6 +84,23 @@ fn a_hundred_client_processes_leave_nothing() {
     assert!(grown <= KEPT_SPACE, "address space grew by {grown} kB");
     if let Some(report) = host.snapshot().report {
         assert!(report.channels.len() <= 4, "channels of ended clients remain: {:?}", report.channels);
+    }
+}
+
+/// A channel takes addresses for the connections in it, and for as many again at most.
+#[test]
+fn address_space_is_in_proportion_to_use() {
+    let host = Host::new();
+    let before = host.snapshot();
+    let counts = [1, 10, 100];
+    let output = e2e::python(&host, Accel, 60, "space.py", &counts.map(|n| n.to_string()).each_ref().map(|s| &**s));
+    host.snapshot().since(&before).assert_shm(111);
+    for n in counts {
+        let line = output.lines().find_map(|l| l.strip_prefix(&format!("space {n} "))).expect("a line");
+        let grown: usize = line.parse().expect("a number");
+        // Both ends are in this process. (The interpreter's own grows by some.)
+        let most = 2 * segment(segment_of(n - 1)).1 / 1024 + 4096;
+        assert!(grown <= most, "{grown} kB for {n} connections, {most} at most");
     }
 }
 

@@ -194,11 +194,12 @@ fn attach(s: &'static Sock, family: u32) -> Option<&'static Desc> {
         // when the monitor hands it over.
         c.inspect(|c| c.retired.store(true, Ordering::Relaxed))
     })?;
+    let rings = c.rings(slot).ok()?;
     let d = table::alloc(kind::FRESH)?;
     d.family.store(s.family.load(Ordering::Relaxed) as u32, Ordering::Relaxed);
     d.kernel_family.store(family, Ordering::Relaxed);
     d.dirty.store(true, Ordering::Relaxed);
-    let (tx, rx) = (c.ring(slot, side), c.ring(slot, 1 - side));
+    let (tx, rx) = (rings.get(side), rings.get(1 - side));
     // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
     unsafe { d.attach(s, c.slot(slot), side, tx, rx) };
     d.chan.store(c.index() + 1, Ordering::Relaxed);

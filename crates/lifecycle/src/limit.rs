@@ -36,7 +36,7 @@ pub fn limited(alone: bool) {
     if alone {
         space::give_back_all();
     }
-    if chan::all().next().is_none() {
+    if chan::mappable() || chan::all().next().is_none() {
         return;
     }
     process::disable();

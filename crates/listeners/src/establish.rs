@@ -1,6 +1,6 @@
 //! A new connection: what both sides find in its slot and in this process's socket.
 
-use crate::chan::Chan;
+use crate::chan::{Chan, Rings};
 use crate::table::{kind, Desc};
 use crate::values;
 use crate::{name, peers, process, token};
@@ -11,7 +11,7 @@ use fsocket_proto::Addr;
 use fsocket_ring::{init_dir, init_half, Mapped};
 
 /// The shared part of a new connection, before anybody else can see it.
-pub fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
+pub fn prepare_slot(chan: &Chan, slot: usize, rings: &Rings, dst: &Addr, port: u16) {
     let s = chan.slot(slot);
     s.state.store(slot_state::FREE, Ordering::Relaxed);
     s.generation.fetch_add(1, Ordering::Relaxed);
@@ -21,7 +21,7 @@ pub fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
     name::store(&s.dst, &dst.ip);
     for dir in [TO_SERVER, TO_CLIENT] {
         // SAFETY: the channel stays mapped; nobody else uses the slot yet.
-        init_dir(unsafe { Mapped::new(chan.ring(slot, dir)) }, &s.dir[dir]);
+        init_dir(unsafe { Mapped::new(rings.get(dir)) }, &s.dir[dir]);
     }
 }
 
@@ -29,6 +29,7 @@ pub fn prepare_slot(chan: &Chan, slot: usize, dst: &Addr, port: u16) {
 pub struct End<'a> {
     pub chan: &'a Chan,
     pub slot: usize,
+    pub rings: Rings,
     pub side: usize,
     pub family: u16,
     /// Addresses as this side has them; the client's and the server's.
@@ -42,10 +43,17 @@ pub struct End<'a> {
 
 impl<'a> End<'a> {
     /// Within a network namespace the client's address follows from the server's.
-    pub fn usual(chan: &'a Chan, slot: usize, side: usize, server: &Addr, client_port: u16) -> End<'a> {
+    pub fn usual(
+        chan: &'a Chan,
+        (slot, rings): (usize, Rings),
+        side: usize,
+        server: &Addr,
+        client_port: u16,
+    ) -> End<'a> {
         End {
             chan,
             slot,
+            rings,
             side,
             family: server.family,
             src: name::source_for(&server.ip),
@@ -90,7 +98,7 @@ pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
         init_half(h);
         token::reset(h);
     }
-    let (tx, rx) = (e.chan.ring(e.slot, e.side), e.chan.ring(e.slot, 1 - e.side));
+    let (tx, rx) = (e.rings.get(e.side), e.rings.get(1 - e.side));
     // SAFETY: channel and arena stay mapped; the rings are RING_CAP long.
     unsafe { d.attach(sock, e.chan.slot(e.slot), e.side, tx, rx) };
     d.chan.store(e.chan.index() + 1, Ordering::Relaxed);

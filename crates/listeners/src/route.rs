@@ -228,8 +228,8 @@ pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Reason
     for c in chan::all() {
         if c.listener.load(Ordering::Relaxed) == listener && usable(c) && !core::ptr::eq(c, full) {
             if let Some(mut cl) = c.client() {
-                if let Some((s, _)) = c.take_slot(&mut cl) {
-                    c.give_back(&mut cl, s);
+                if let Ok(taken) = c.take_slot(&mut cl) {
+                    c.give_back(&mut cl, taken.slot);
                     return Ok(c);
                 }
             }

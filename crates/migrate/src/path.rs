@@ -26,8 +26,8 @@ pub use crate::stage::{can_follow, events, is_moving, kernel_part, of, went_to, 
 use carry::{carry, pass_over, pour_all};
 use patience::{await_peer, patiently, PATIENCE_NS};
 pub use queue::{
-    abandon, answer, give_up, give_up_all, leave_to_kernel, pass_on, pass_on_exec_prepared, pass_on_used, requeue,
-    share,
+    abandon, answer, cannot_map, give_up, give_up_all, leave_to_kernel, pass_on, pass_on_exec_prepared, pass_on_used,
+    requeue, share,
 };
 pub use settle::{apply_options, close_draining, gone, Beside};
 

@@ -9,11 +9,12 @@ use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{brief, chan::Chan, ctl, listen::Listener, name, opts, pool, stats, table, upgrade, waker, Outcome};
+use crate::{brief, ctl, listen::Listener, name, opts, path, pool, stats, table, upgrade, waker, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::SERVER;
 use fsocket_proto::Addr;
+use fsocket_sync::segments::Missing;
 use fsocket_sys::{self as sys, Errno, Result};
 use parts::Parts;
 
@@ -132,7 +133,7 @@ fn kernel_ready(fd: i32) -> bool {
 /// # Safety
 /// As [`accept`].
 unsafe fn from_queue(
-    d: &Desc,
+    d: &'static Desc,
     l: &Listener,
     addr: *mut libc::sockaddr,
     len: *mut u32,
@@ -150,37 +151,44 @@ unsafe fn from_queue(
     for _ in 0..64 {
         let next = l.take_busy().or_else(|| l.take(false)).or_else(|| l.take(true));
         let Some((c, slot)) = next else { break };
-        // SAFETY: the caller's.
-        if let Some(r) = unsafe { take_slot(d, l, c, slot, addr, len, flags, &parts) } {
-            return Some(r);
+        let Some((dst, port)) = claim(l, c, slot) else { continue };
+        match c.rings(slot) {
+            Ok(rings) => {
+                let to = Addr { ip: dst, family: d.family.load(Ordering::Relaxed) as u16, ..l.addr() };
+                let end = End::usual(c, (slot, rings), SERVER, &to, port);
+                // SAFETY: the caller's.
+                return Some(unsafe { take(d, l, &end, addr, len, flags, &parts) });
+            }
+            Err(Missing::Closed) => {} // nobody uses the channel here any more
+            Err(Missing::Failed) => {
+                path::cannot_map(d, l, c, slot, dst, port);
+                break;
+            }
         }
     }
     parts.give_back();
     None
 }
 
-/// One connection out of a queue. None: the entry was nonsense.
+/// One connection out of a queue, which has been claimed.
 ///
 /// # Safety
 /// As [`accept`].
-#[allow(clippy::too_many_arguments)] // accept4's own, and what it works on
-unsafe fn take_slot(
+unsafe fn take(
     listener: &Desc,
     l: &Listener,
-    c: &'static Chan,
-    slot: usize,
+    e: &End,
     addr: *mut libc::sockaddr,
     len: *mut u32,
     flags: i32,
     parts: &Parts,
-) -> Option<Result<i32>> {
-    let (dst, port) = claim(l, c, slot)?;
+) -> Result<i32> {
     let bound = l.addr();
-    let family = listener.family.load(Ordering::Relaxed) as u16;
+    let family = e.family;
     let &Parts { fd, desc: d, sock } = parts;
     d.family.store(family as u32, Ordering::Relaxed);
     d.nonblock.store(flags & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
-    let options = opts::before::at(c.slot(slot).dir[SERVER].prod.options.swap(0, Ordering::Relaxed), listener);
+    let options = opts::before::at(e.chan.slot(e.slot).dir[SERVER].prod.options.swap(0, Ordering::Relaxed), listener);
     for (o, v) in d.opt.iter().zip(options.opt) {
         o.store(v, Ordering::Relaxed);
     }
@@ -194,35 +202,41 @@ unsafe fn take_slot(
     }
     d.rcvtimeo.store(options.rcvtimeo, Ordering::Relaxed);
     d.sndtimeo.store(options.sndtimeo, Ordering::Relaxed);
-    let e = End::usual(c, slot, SERVER, &Addr { ip: dst, family, port: bound.port, v6only: 0 }, port);
-    establish(d, sock, &e);
+    establish(d, sock, e);
     if !table::install(fd, d) {
         crate::close::last_reference(d);
         let _ = sys::close(fd);
-        return Some(Err(Errno::EMFILE));
+        return Err(Errno::EMFILE);
     }
     stats::count(Counter::AcceptShm);
     if fd <= table::STDIO {
-        crate::path::materialize_one(d, Reason::Option);
+        path::materialize_one(d, Reason::Option);
     }
     if !addr.is_null() {
         // SAFETY: the caller's.
-        if let Err(e) = unsafe { name::give(&name::source_for(&dst), port, family, addr, len) } {
+        if let Err(wrong) = unsafe { name::give(&e.src, e.client_port, family, addr, len) } {
             // As in the kernel the connection is lost.
             if let Outcome::Kernel = crate::close::close(fd) {
                 let _ = sys::close(fd);
             }
-            return Some(Err(e));
+            return Err(wrong);
         }
     }
-    Some(Ok(fd))
+    Ok(fd)
 }
 
 /// Blocking accept: sleep on the kernel's queue, the waker and the monitor.
 ///
 /// # Safety
 /// As [`accept`].
-unsafe fn wait(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+unsafe fn wait(
+    fd: i32,
+    d: &'static Desc,
+    l: &Listener,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+) -> Result<i32> {
     // SAFETY: the caller's.
     match unsafe { wait_any(fd, d, l, addr, len, flags) } {
         Waited::Ours(Ok(n)) => Ok(n),
@@ -243,7 +257,14 @@ enum Waited {
 
 /// # Safety
 /// As [`accept`].
-unsafe fn wait_any(fd: i32, d: &Desc, l: &Listener, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Waited {
+unsafe fn wait_any(
+    fd: i32,
+    d: &'static Desc,
+    l: &Listener,
+    addr: *mut libc::sockaddr,
+    len: *mut u32,
+    flags: i32,
+) -> Waited {
     let timeo = d.rcvtimeo.load(Ordering::Relaxed);
     let deadline = Deadline::of_option(timeo);
     // A signal that is handled while we spin would not end the sleep behind it, as it does in the

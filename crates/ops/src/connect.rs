@@ -1,5 +1,6 @@
 //! `connect`: a slot in a channel instead of a handshake.
 
+use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, End};
 use crate::table::{kind, Desc};
 use crate::{
@@ -181,23 +182,24 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             chan = route::find(dst, fd, route::For::New)?;
             continue;
         }
-        let Some((slot, port)) = chan.take_slot(&mut cl) else {
-            drop(cl);
-            if attempt == 2 {
-                return Err(Reason::Full);
+        let Taken { slot, port, rings } = match chan.take_slot(&mut cl) {
+            Ok(taken) => taken,
+            Err(Reason::Full) if attempt < 2 => {
+                drop(cl);
+                chan = route::another(dst, fd, chan)?;
+                continue;
             }
-            chan = route::another(dst, fd, chan)?;
-            continue;
+            Err(why) => return Err(why),
         };
         let port = own_port.unwrap_or(port);
         let Some(sock) = socks::alloc_sock() else {
             chan.give_back(&mut cl, slot);
             return Err(Reason::Resource);
         };
-        prepare_slot(chan, slot, dst, port);
+        prepare_slot(chan, slot, &rings, dst, port);
         // Release: all of the above; also ordered by the queue's tail.
         chan.slot(slot).state.store(slot_state::SYN, Ordering::Release);
-        let me = End::usual(chan, slot, CLIENT, dst, port);
+        let me = End::usual(chan, (slot, rings), CLIENT, dst, port);
         establish(d, sock, &me);
         let pushed = chan.push_syn(&mut cl, slot);
         if !pushed {

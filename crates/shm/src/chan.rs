@@ -5,24 +5,27 @@ use crate::lock::{Guard, Lock};
 use crate::memory_fd::Kept;
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
-use crate::{ctl, index, process, space, waker};
+use crate::{ctl, index, process, segment, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
-    self, ring_off, Header, SynQueue, Waiter, CHANNEL_SIZE, CLIENT, SLOTS, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF,
-    WORKERS,
+    self, Header, SynQueue, Waiter, CLIENT, SEGMENTS, SLOTS, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
 };
 use fsocket_proto::{kind, waiter, Msg};
 use fsocket_ring::dispatch::Busy;
 use fsocket_ring::{syn, Hostile};
+use fsocket_sync::segments::Segments;
 use fsocket_sys as sys;
 
+pub use crate::segment::{mappable, Rings};
 pub use fsocket_ring::syn::len as queue_len;
 
 mod client;
 mod distrust;
 mod half;
 mod rest;
+mod segments;
 mod waking;
+pub use client::Taken;
 pub use distrust::{broken_elsewhere, ANNOUNCED, ANY as ANY_BROKEN, ENDED, TO_BE_ENDED};
 pub use half::{halve_all, is_time_to_give_up, whole};
 pub use waking::{cut, wake, wake_side, wake_syn};
@@ -46,6 +49,7 @@ pub struct Chan {
     /// Monitor's number; 0: not in use.
     pub id: AtomicU32,
     base: AtomicPtr<u8>,
+    segments: Segments<SEGMENTS>,
     pub side: AtomicU32,
     /// Monitor's number of the listener.
     pub listener: AtomicU64,
@@ -104,23 +108,18 @@ unsafe impl Slot for Chan {
 /// Map a channel. The descriptor stays the caller's.
 pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan> {
     crate::faults::are_handled();
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-    let fresh = || sys::mmap(CHANNEL_SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0);
-    let base = fresh().or_else(|_| {
-        space::give_back_all();
-        fresh()
-    });
-    let base = base.ok()?;
+    let base = segment::map_first(fd)?;
     // SAFETY: a Header lies at the start of every channel; reading its plain
     // fields once.
     let (magic, version) = unsafe { ((*(base as *const Header)).magic, (*(base as *const Header)).version) };
     let slot = (magic == channel::MAGIC && version == fsocket_abi::VERSION).then(|| CHANS.alloc()).flatten();
     let Some((_, c)) = slot else {
         // SAFETY: just mapped, nobody knows it.
-        let _ = unsafe { sys::munmap(base, CHANNEL_SIZE) };
+        unsafe { segment::unmap_first(base) };
         return None;
     };
     c.base.store(base, Ordering::Relaxed);
+    c.segments.open(base as usize);
     c.side.store(side as u32, Ordering::Relaxed);
     c.listener.store(listener, Ordering::Relaxed);
     c.retired.store(false, Ordering::Relaxed);
@@ -150,16 +149,6 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     c.id.store(id, Ordering::Release);
     index::add(c.index(), id);
     Some(c)
-}
-
-/// Is there address space for a channel?
-pub fn mappable() -> bool {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    match sys::mmap(CHANNEL_SIZE, libc::PROT_NONE, flags, -1, 0) {
-        // SAFETY: just mapped, nobody knows it.
-        Ok(p) => unsafe { sys::munmap(p, CHANNEL_SIZE) }.is_ok(),
-        Err(_) => false,
-    }
 }
 
 /// Is there memory for one more channel's data?
@@ -245,10 +234,6 @@ impl Chan {
         // SAFETY: as `header`; i is in range.
         unsafe { &*(self.base().add(SLOT_OFF) as *const channel::Slot).add(i) }
     }
-    pub fn ring(&self, slot: usize, dir: usize) -> *mut u8 {
-        // SAFETY: both in range, so inside the mapping.
-        unsafe { self.base().add(ring_off(slot & (SLOTS - 1), dir & 1)) }
-    }
 
     pub fn set_desc(&self, slot: usize, d: Option<&Desc>) {
         self.desc_of[slot & (SLOTS - 1)].store(d.map_or(0, |d| d.index() + 1), Ordering::Release);
@@ -328,7 +313,7 @@ impl Chan {
     }
 
     /// Return the memory once nothing refers to it. The address range stays
-    /// reserved for a while (see [`space`]), so that a thread that still holds a
+    /// reserved for a while (see [`fsocket_fdtable::space`]), so that a thread that still holds a
     /// stale pointer cannot hit somebody else's mapping.
     pub fn unmap_if_unused(&self) {
         // A connection is made under it. (Who has it comes here afterwards.)
@@ -348,7 +333,7 @@ impl Chan {
         self.set_half(false);
         waker::channel_gone(id);
         // SAFETY: mapped by `map`, and its number is gone: nobody uses it any more.
-        unsafe { space::retire(self.base()) };
+        unsafe { self.unmap_all() };
         CHANS.free(self.index());
     }
 

@@ -4,7 +4,7 @@
 //! over and the sleep goes on without a limit.
 
 use crate::table::{Desc, DESCS};
-use crate::{chan, keeping, pool, token};
+use crate::{keeping, pool, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Half;
 use fsocket_abi::channel::RING_CAP;
@@ -38,8 +38,7 @@ pub fn populate(d: &Desc, h: &Half, len: usize) {
     }
     d.grown.store(true, Ordering::Relaxed);
     keeping::keeping();
-    let Some(c) = chan::of(d) else { return };
-    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
+    let base = d.tx_memory();
     let have = h.populated.load(Ordering::Relaxed);
     if at + CHUNK / 2 < have || have >= RING_CAP as u64 {
         return;
@@ -76,12 +75,11 @@ pub fn give_back() {
 /// Free all pages of our sending ring but the one the peer polls.
 fn shrink(d: &Desc) -> bool {
     let (_, tx, h) = d.tx();
-    let Some(c) = chan::of(d) else { return true };
     let Ok(_t) = token::enter(h) else { return false };
     if !d.is_conn() || ring::unread(tx, h) != 0 {
         return false;
     }
-    let base = c.ring(d.slot_index.load(Ordering::Relaxed) as usize, d.side.load(Ordering::Relaxed) as usize);
+    let base = d.tx_memory();
     let keep = ring::offset(h) as usize & !(PAGE - 1);
     for (from, to) in [(0, keep), (keep + PAGE, RING_CAP)] {
         if from < to {

@@ -10,6 +10,7 @@ pub mod idle;
 mod index;
 pub mod kept;
 pub mod peers;
+mod segment;
 pub mod stage;
 mod unarmed;
 pub mod values;

@@ -41,6 +41,8 @@ mod idle;
 #[cfg(test)]
 mod one;
 #[cfg(test)]
+mod segments;
+#[cfg(test)]
 mod steal;
 #[cfg(test)]
 mod token;

@@ -122,6 +122,11 @@ pub fn ftruncate(fd: i32, size: usize) -> Result<()> {
 pub fn mmap(len: usize, prot: i32, flags: i32, fd: i32, off: usize) -> Result<*mut u8> {
     sc!(SYS_mmap, 0, len, prot, flags & !libc::MAP_FIXED, fd, off).map(|v| v as *mut u8)
 }
+/// Another mapping, of `len` bytes, of the shared file that is mapped at `at`, from there on: also of what comes behind
+/// the end of that mapping. It needs no descriptor.
+pub fn mmap_again(at: *mut u8, len: usize) -> Result<*mut u8> {
+    sc!(SYS_mremap, at, 0, len, libc::MREMAP_MAYMOVE).map(|v| v as *mut u8)
+}
 /// Replaces what lies at `at`.
 ///
 /// # Safety

@@ -235,6 +235,10 @@ impl Desc {
         // SAFETY: CONN, see above.
         unsafe { &*self.tx_dir.load(Ordering::Relaxed) }
     }
+    /// The sending ring, [`fsocket_abi::channel::RING_CAP`] bytes.
+    pub fn tx_memory(&self) -> *mut u8 {
+        self.tx_ring.load(Ordering::Relaxed)
+    }
     #[inline(always)]
     pub fn tx_ring(&self) -> Mapped {
         // SAFETY: CONN, see above.

@@ -7,7 +7,7 @@
 //! ([`super`]): what the client has sent is sent again in it.
 
 use super::{move_out, pair, settle, start};
-use crate::chan::Chan;
+use crate::chan::{Chan, Rings};
 use crate::establish::{establish, End};
 use crate::listen::{self, Listener};
 use crate::table::{self, kind, Desc};
@@ -35,13 +35,30 @@ pub fn requeue(d: &'static Desc) {
     let mut raised = false;
     while let Some((c, slot)) = l.take(true) {
         if let Some((dst, port)) = claim::claim(l, c, slot) {
-            if one(d, l, c, slot, dst, port, &mut raised).is_none() {
-                claim::refuse(c, slot);
-            }
+            one_or_refuse(d, l, c, slot, dst, port, &mut raised);
         }
     }
+    lower(d, l, raised);
+}
+
+/// The same with a connection that this process has claimed, and whose rings it cannot map. So will the next one's be: the
+/// listener is the kernel's from now on.
+pub fn cannot_map(d: &'static Desc, l: &Listener, c: &'static Chan, slot: usize, dst: [u8; 16], port: u16) {
+    let mut raised = false;
+    one_or_refuse(d, l, c, slot, dst, port, &mut raised);
+    lower(d, l, raised);
+    give_up(l.id.load(Ordering::Relaxed));
+}
+
+fn one_or_refuse(d: &Desc, l: &Listener, c: &'static Chan, slot: usize, dst: [u8; 16], port: u16, raised: &mut bool) {
+    if one(d, l, c, slot, dst, port, raised).is_none() {
+        claim::refuse(c, slot);
+    }
+}
+
+/// The backlog is the program's again. (Of several that do this at once, the last one has the last word.)
+fn lower(d: &Desc, l: &Listener, raised: bool) {
     if raised {
-        // Of several that do this at once, the last one has the last word.
         let _ = l.backlog().map(|limit| sys::listen(table::fd_of(d).unwrap_or(-1), limit));
     }
 }
@@ -70,6 +87,8 @@ fn one(
     port: u16,
     raised: &mut bool,
 ) -> Option<()> {
+    // What the client has sent it sends again itself.
+    let rings = Rings::none()?;
     let server = l.addr().port;
     let client_family = c.slot(slot).family.load(Ordering::Relaxed);
     // Each time: another process of the fork group that does the same may have finished, and set it back. Also
@@ -99,7 +118,7 @@ fn one(
     };
     let family = listener.family.load(Ordering::Relaxed) as u16;
     d.family.store(family as u32, Ordering::Relaxed);
-    let e = End::usual(c, slot, SERVER, &Addr { ip: dst, family, port: server, v6only: 0 }, port);
+    let e = End::usual(c, (slot, rings), SERVER, &Addr { ip: dst, family, port: server, v6only: 0 }, port);
     establish(d, sock, &e);
     let started = hand_over(d) && start(d, |_| Some(pair::Own(-1))).is_some();
     pair::Own(other).close();

@@ -4,6 +4,7 @@ use super::calls::sooner;
 use super::passed::{is_passed, let_go};
 use super::rest::{at_rest, has_passed, own_of, peer_of, usual, Counts};
 use super::worth;
+use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, End};
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
@@ -79,14 +80,13 @@ fn offer(
     const NOT_NOW: core::result::Result<(), Told> = Err(Told::Not(Errno::EAGAIN));
     let Whereto { chan, across, met } = to;
     let Some(sock) = socks::alloc_sock() else { return NOT_NOW };
-    let slot =
-        chan.client().filter(|_| route::usable(chan)).and_then(|mut c| chan.take_slot(&mut c)).map(|(slot, _)| slot);
-    let Some(slot) = slot else {
+    let taken = chan.client().filter(|_| route::usable(chan)).and_then(|mut c| chan.take_slot(&mut c).ok());
+    let Some(Taken { slot, rings, .. }) = taken else {
         socks::free_sock(sock);
         return NOT_NOW;
     };
     let s = chan.slot(slot);
-    prepare_slot(chan, slot, dst, me.port);
+    prepare_slot(chan, slot, &rings, dst, me.port);
     // It has a new generation, which is read once: the other side may write it.
     let generation = s.generation.load(Ordering::Relaxed);
     let steps = steps(generation);
@@ -128,7 +128,7 @@ fn offer(
     learn(fd, d);
     let family = d.family.load(Ordering::Relaxed) as u16;
     let (src, dst, client_port, server_port) = (me.ip, dst.ip, me.port, dst.port);
-    establish(d, sock, &End { chan, slot, side: CLIENT, family, src, dst, client_port, server_port, across });
+    establish(d, sock, &End { chan, slot, rings, side: CLIENT, family, src, dst, client_port, server_port, across });
     if across {
         heartbeat::begin(fd);
     }
@@ -329,6 +329,7 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
     if !(across || usual(&peer, &me)) || c.desc(a.slot).is_some() || at_rest(fd) != Some(theirs()) {
         return false;
     }
+    let Ok(rings) = c.rings(a.slot) else { return false };
     let Some(sock) = socks::alloc_sock() else { return false };
     if !handover::take(&c.slot(a.slot).state, steps(a.generation), &Patience(Cell::new(ANSWER_NS))) {
         socks::free_sock(sock);
@@ -337,7 +338,7 @@ fn accept_at_rest(c: &'static chan::Chan, a: &Asked, fd: i32, d: &'static Desc) 
     learn(fd, d);
     let family = d.family.load(Ordering::Relaxed) as u16;
     let (src, dst, client_port, server_port) = (peer.ip, me.ip, peer.port, me.port);
-    let e = End { chan: c, slot: a.slot, side: SERVER, family, src, dst, client_port, server_port, across };
+    let e = End { chan: c, slot: a.slot, rings, side: SERVER, family, src, dst, client_port, server_port, across };
     establish(d, sock, &e);
     went_over(d);
     true

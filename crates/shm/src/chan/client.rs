@@ -1,11 +1,20 @@
 //! The client's side: which slots it may use, and under which ports.
 
-use super::{Chan, Client, PORT_BLOCK};
+use super::{Chan, Client, Rings, PORT_BLOCK};
 use crate::ctl;
 use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::{status, CLIENT, SLOTS};
 use fsocket_proto::{kind, Msg};
 use fsocket_sys as sys;
+
+/// A slot for a new connection.
+pub struct Taken {
+    pub slot: usize,
+    /// The client's port that belongs to it.
+    pub port: u16,
+    pub rings: Rings,
+}
 
 impl Chan {
     fn both_closed(&self, slot: usize) -> bool {
@@ -68,9 +77,23 @@ impl Chan {
         }
     }
 
-    /// A slot that neither side uses, with its client port; None: all in use,
-    /// or no port to be had.
-    pub fn take_slot(&self, c: &mut Client) -> Option<(usize, u16)> {
+    /// A slot that neither side uses.
+    ///
+    /// # Errors
+    /// `Full`: all are in use, or there is no port to be had. `Resource`: there is no address space for its rings.
+    pub fn take_slot(&self, c: &mut Client) -> Result<Taken, Reason> {
+        let slot = self.free_slot(c).ok_or(Reason::Full)?;
+        let usable = self.port_of(c, slot).ok_or(Reason::Full).and_then(|port| {
+            let rings = self.rings(slot).map_err(|_| Reason::Resource)?;
+            Ok(Taken { slot, port, rings })
+        });
+        if usable.is_err() {
+            self.give_back(c, slot);
+        }
+        usable
+    }
+
+    fn free_slot(&self, c: &mut Client) -> Option<usize> {
         for _ in 0..c.closing_n.min(if c.free_n == 0 { SLOTS } else { 4 }) {
             let s = c.closing[c.closing_at];
             c.closing_at = (c.closing_at + 1) % SLOTS;
@@ -87,15 +110,19 @@ impl Chan {
                 c.closing[at] = s;
             }
         }
-        let slot = if c.free_n > 0 {
+        if c.free_n > 0 {
             c.free_n -= 1;
-            c.free[c.free_n] as usize
+            Some(c.free[c.free_n] as usize)
         } else if c.unused < SLOTS {
             c.unused += 1;
-            c.unused - 1
+            Some(c.unused - 1)
         } else {
-            return None;
-        };
+            None
+        }
+    }
+
+    /// The client port of a slot, from a lease of the monitor's.
+    fn port_of(&self, c: &mut Client, slot: usize) -> Option<u16> {
         let block = slot / PORT_BLOCK;
         if c.ports[block] == 0 {
             let (m, _) =
@@ -105,7 +132,7 @@ impl Chan {
             }
             c.ports[block] = m.arg0 as u16;
         }
-        Some((slot, c.ports[block] + (slot % PORT_BLOCK) as u16))
+        Some(c.ports[block] + (slot % PORT_BLOCK) as u16)
     }
 
     /// The lease that came with a new channel.
