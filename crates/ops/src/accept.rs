@@ -1,5 +1,6 @@
 //! `accept`: from the SYN queues, else from the kernel.
 
+mod kernel;
 mod parts;
 
 use crate::claim::claim;
@@ -9,7 +10,7 @@ use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{brief, ctl, listen::Listener, name, opts, path, pool, stats, table, upgrade, waker, Outcome};
+use crate::{brief, ctl, listen::Listener, name, opts, path, pool, stats, table, waker, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::SERVER;
@@ -62,6 +63,12 @@ unsafe fn accept_any(
     ctl::poll();
     zone::follow_options(fd, d);
     let in_kernel = brief::is_in_kernel(l);
+    if in_kernel {
+        // SAFETY: the caller's.
+        if let Some(r) = unsafe { kernel::alone(fd, d, l, Peer { addr, len, flags }) } {
+            return Outcome::Done(r);
+        }
+    }
     if in_kernel || l.since_kernel.fetch_add(1, Ordering::Relaxed) >= KERNEL_EVERY {
         if !in_kernel {
             l.since_kernel.store(0, Ordering::Relaxed);
@@ -69,9 +76,9 @@ unsafe fn accept_any(
         if let Some(r) = zone::of(d).and_then(|z| z.take_own(fd, Peer { addr, len, flags })) {
             return Outcome::Done(r);
         }
-        if kernel_ready(fd) {
+        if kernel::is_ready(fd) {
             // SAFETY: the caller's.
-            return Outcome::Done(unsafe { from_kernel(fd, addr, len, flags) });
+            return Outcome::Done(unsafe { kernel::from_kernel(fd, addr, len, flags) });
         }
     }
     // SAFETY: the caller's.
@@ -92,7 +99,7 @@ unsafe fn accept_any(
         return Outcome::Done(match zoned {
             Some(z) => z.take_other(fd, nonblock, Peer { addr, len, flags }),
             // SAFETY: the caller's.
-            None => match (unsafe { from_kernel(fd, addr, len, flags) }, zone::of(d)) {
+            None => match (unsafe { kernel::from_kernel(fd, addr, len, flags) }, zone::of(d)) {
                 (Err(Errno::EAGAIN), Some(z)) => {
                     z.take_waiting(fd, false, Peer { addr, len, flags }).unwrap_or(Err(Errno::EAGAIN))
                 }
@@ -102,32 +109,6 @@ unsafe fn accept_any(
     }
     // SAFETY: the caller's.
     Outcome::Done(unsafe { wait(fd, d, l, addr, len, flags) })
-}
-
-/// # Safety
-/// As [`accept`].
-unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
-    let mut own = zone::accept::PeerAddress::new();
-    // SAFETY: the caller's.
-    let (addr, len) = unsafe { own.or(addr, len) };
-    // SAFETY: the caller's.
-    let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
-    if let Ok(n) = r {
-        if let Some(z) = table::lookup(fd).and_then(zone::of) {
-            z.returned();
-        }
-        stats::count(Counter::AcceptKernel);
-        pool::kernel_allocated(n);
-        // SAFETY: the caller's, as the kernel has filled it.
-        unsafe { upgrade::accepted(n, addr, len) };
-    }
-    r
-}
-
-fn kernel_ready(fd: i32) -> bool {
-    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd.
-    matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
 }
 
 /// # Safety
@@ -290,7 +271,7 @@ unsafe fn wait_any(
         if d.spin_rx.spin(0, || l.has_syn(true)) {
             continue;
         }
-        if let Some(z) = zone::of(d).filter(|z| z.is_non_worker() && !kernel_ready(fd)) {
+        if let Some(z) = zone::of(d).filter(|z| z.is_non_worker() && !kernel::is_ready(fd)) {
             if let Some(r) = z.take_waiting(fd, true, Peer { addr, len, flags }) {
                 return Waited::Other(r);
             }
@@ -316,7 +297,7 @@ unsafe fn wait_any(
             // Somebody else may take it first: do not block in there.
             held = None;
             // SAFETY: the caller's.
-            match unsafe { try_kernel(fd, addr, len, flags) } {
+            match unsafe { kernel::try_accept(fd, addr, len, flags) } {
                 Err(Errno::EAGAIN) => {}
                 r => return Waited::Other(r),
             }
@@ -382,19 +363,6 @@ unsafe fn restart_on_fd(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags
         Some(Outcome::Done(r)) => r,
         _ if pool::holds(fd) => Err(Errno::EBADF),
         // SAFETY: the caller's.
-        _ => unsafe { from_kernel(fd, addr, len, flags) },
+        _ => unsafe { kernel::from_kernel(fd, addr, len, flags) },
     }
-}
-
-/// Accept from the kernel without blocking although the socket would.
-///
-/// # Safety
-/// As [`accept`].
-unsafe fn try_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
-    if !kernel_ready(fd) {
-        return Err(Errno::EAGAIN);
-    }
-    // SAFETY: the caller's. (A rival that takes the connection in between makes
-    // this wait in the kernel for the next one, as any blocking accept may.)
-    unsafe { from_kernel(fd, addr, len, flags) }
 }

@@ -50,6 +50,11 @@ impl Zoned {
             && !ctl::dead()
     }
 
+    /// Is the program's listener all there is to accept from?
+    pub fn is_idle(&self) -> bool {
+        !self.is_active() && !self.is_shared() && !self.is_non_worker() && self.handoff_fd() < 0
+    }
+
     /// A worker's socket at which something waits, and its place. `sleeps`: else the caller
     /// goes to sleep, and the monitor tells it when something comes.
     fn waiting(&self, fd: i32, sleeps: bool) -> Option<(i32, u32)> {

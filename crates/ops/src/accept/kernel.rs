@@ -1,0 +1,96 @@
+//! `accept` from the kernel's queue.
+
+use crate::listen::Listener;
+use crate::table::{self, Desc};
+use crate::zone::{self, accept::Peer};
+use crate::{ctl, pool, process, stats, upgrade, wait};
+use core::sync::atomic::Ordering;
+use fsocket_abi::arena::Counter;
+use fsocket_sys::{self as sys, Errno, Result};
+
+/// How long [`alone`] waits before it looks at our queues, nanoseconds.
+const PIECE_NS: u64 = 10_000_000;
+
+/// From a listener whose connections begin in the kernel (ADR 53). Its process forks for each, and a page that it
+/// writes in between is copied, so this writes none for the wait: no waker, no place of a sleeping thread, nothing
+/// of the zone. A connection that came over shared memory all the same (its client looked before the listener was
+/// marked) is found between two of these, or by the usual way after [`PIECE_NS`]. None: that is to be taken.
+///
+/// # Safety
+/// As [`super::accept`].
+pub(super) unsafe fn alone(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Option<Result<i32>> {
+    let usual = l.has_syn(true)
+        || d.rcvtimeo.load(Ordering::Relaxed) != 0
+        || zone::of(d).is_some_and(|z| !z.is_idle())
+        || !process::is_single_threaded();
+    if usual {
+        return None;
+    }
+    if !is_ready(fd) {
+        if sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK != 0 {
+            return None;
+        }
+        let control = if ctl::dead() { -1 } else { ctl::fd() };
+        let mut p = [fd, control].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        stats::count(Counter::Sleeps);
+        // SAFETY: two pollfds, no mask.
+        let r = unsafe { sys::ppoll(p.as_mut_ptr(), p.len(), Some(PIECE_NS), core::ptr::null()) };
+        wait::heed(&p);
+        match r {
+            Err(Errno::EINTR) if !wait::restarts(false) => return Some(Err(Errno::EINTR)),
+            _ if p[0].revents == 0 => return None,
+            _ => {}
+        }
+    }
+    // SAFETY: the caller's.
+    Some(unsafe { accept_kernel(fd, peer.addr, peer.len, peer.flags) })
+}
+
+/// # Safety
+/// As [`super::accept`].
+pub(super) unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    // SAFETY: the caller's.
+    let r = unsafe { accept_kernel(fd, addr, len, flags) };
+    if r.is_ok() {
+        if let Some(z) = table::lookup(fd).and_then(zone::of) {
+            z.returned();
+        }
+    }
+    r
+}
+
+/// # Safety
+/// As [`super::accept`].
+unsafe fn accept_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    let mut own = zone::accept::PeerAddress::new();
+    // SAFETY: the caller's.
+    let (addr, len) = unsafe { own.or(addr, len) };
+    // SAFETY: the caller's.
+    let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
+    if let Ok(n) = r {
+        stats::count(Counter::AcceptKernel);
+        pool::kernel_allocated(n);
+        // SAFETY: the caller's, as the kernel has filled it.
+        unsafe { upgrade::accepted(n, addr, len) };
+    }
+    r
+}
+
+pub(super) fn is_ready(fd: i32) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    matches!(unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) }, Ok(1))
+}
+
+/// Accept from the kernel without blocking although the socket would.
+///
+/// # Safety
+/// As [`super::accept`].
+pub(super) unsafe fn try_accept(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
+    if !is_ready(fd) {
+        return Err(Errno::EAGAIN);
+    }
+    // SAFETY: the caller's. (A rival that takes the connection in between makes
+    // this wait in the kernel for the next one, as any blocking accept may.)
+    unsafe { from_kernel(fd, addr, len, flags) }
+}
