@@ -2,6 +2,7 @@
 
 use crate::arenas::{add, ArenaMem, Totals};
 use crate::leased::Leases;
+use crate::marks::Marks;
 use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::KEY_WAKER;
@@ -14,8 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Messages that may wait for one process; a process that lets more pile up is
-/// not reading, and is dropped.
+/// Messages that may wait for one process; a process that lets more pile up is not reading, and is dropped.
 const OUT_MAX: usize = 8192;
 /// While this many answers wait, no further requests of that process are read. (What it did not ask
 /// for does not count: who sleeps may have much of it, and asks for something when it wakes.)
@@ -29,8 +29,7 @@ pub struct Client {
     pub uid: u32,
     /// For display only.
     pub pid: u32,
-    /// Names the process in the `holders` of its family's sockets; 0: no HELLO
-    /// yet.
+    /// Names the process in the `holders` of its family's sockets; 0: no HELLO yet.
     pub nonce: u64,
     pub greeted: bool,
     /// Of its program, as it says.
@@ -42,6 +41,8 @@ pub struct Client {
     pub family: FamilyId,
     /// What its children know to join its family; 0: nothing.
     pub secret: u64,
+    /// How often it may yet mark a listener ([`fsocket_proto::kind::BRIEF`]).
+    pub marks: Marks,
     /// Its rights, in a number of the library's: what it can do and become. Of processes of one user
     /// only those with the same share memory with a client.
     pub class: u64,
@@ -62,8 +63,7 @@ pub struct Client {
     pub unclaimed: BTreeSet<ListenerId>,
     /// Read ends of pipes that it was sent, and has not confirmed.
     pub pipes_unready: usize,
-    /// Its wakers for which a WOKEN waits in `out`.
-    /// With the channel that WOKEN names.
+    /// Its wakers for which a WOKEN waits in `out`, with the channel that WOKEN names.
     woken: BTreeSet<(u8, u64)>,
     /// The channel that it has made last; 0: none.
     pub last_channel: ChannelId,
@@ -100,6 +100,7 @@ impl Client {
             has_closings: false,
             family,
             secret: 0,
+            marks: Marks::new(Instant::now()),
             class: 0,
             kernel: 0,
             holds: BTreeSet::new(),

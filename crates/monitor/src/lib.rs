@@ -36,6 +36,7 @@ pub mod lifeline;
 pub mod limits;
 pub mod links;
 pub mod maker;
+mod marks;
 pub mod membarrier;
 pub mod memory;
 pub mod metrics;

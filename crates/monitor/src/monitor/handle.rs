@@ -132,7 +132,10 @@ impl Monitor {
             kind::BRIEF => {
                 if let Some(client) = self.ctx.clients.get_mut(id).filter(|c| c.holds.contains(&msg.id)) {
                     client.secret = msg.arg1;
-                    self.shm.registry.set_brief(msg.id, msg.arg0 == 1);
+                    let (was, wanted) = (self.shm.registry.is_brief(msg.id), msg.arg0 == 1);
+                    if was != wanted && (was || client.marks.take(Instant::now())) {
+                        self.shm.registry.set_brief(msg.id, wanted);
+                    }
                 }
                 return Ok(());
             }

@@ -94,11 +94,18 @@ impl Registry {
         });
     }
 
-    /// New connections to a listener had better begin in the kernel, or no longer.
+    /// Where it says of a listener that new connections had better begin in the kernel.
+    fn brief_off(&self, listener: u64) -> Option<usize> {
+        let index = self.used.iter().position(|&l| l == listener)?;
+        Some(entry_off(index) + offset_of!(Entry, brief))
+    }
+
+    pub fn is_brief(&self, listener: u64) -> bool {
+        self.brief_off(listener).is_some_and(|at| self.map.at::<AtomicU64>(at).load(Ordering::Relaxed) != 0)
+    }
+
     pub fn set_brief(&mut self, listener: u64, is_brief: bool) {
-        let Some(index) = self.used.iter().position(|&l| l == listener) else { return };
-        let at = entry_off(index) + offset_of!(Entry, brief);
-        if self.map.at::<AtomicU64>(at).load(Ordering::Relaxed) != u64::from(is_brief) {
+        if let Some(at) = self.brief_off(listener) {
             self.change(|r| r.put(at, is_brief.into()));
         }
     }

@@ -68,6 +68,20 @@ fn holders_of_a_listener_have_its_connections_begin_in_the_kernel() {
     p.tell(Msg { id, ..Msg::new(kind::UNLISTEN) }, None);
     p.sync();
     assert_eq!(brief(), 0, "the next listener is none of that");
+    // All processes look through the registry at each change: there are not many.
+    let id = p.listen(&l);
+    let generation = || {
+        // SAFETY: as above.
+        unsafe { &*at.cast::<u8>().add(offset_of!(Registry, generation)).cast::<AtomicU64>() }.load(Ordering::Acquire)
+    };
+    let before = generation();
+    for wanted in (0..400).map(|i| 1 - i % 2) {
+        p.tell(Msg { id, arg0: wanted, ..Msg::new(kind::BRIEF) }, None);
+        p.sync();
+    }
+    let changes = (generation() - before) / 2;
+    assert!((2..100).contains(&changes), "{changes} of 400");
+    assert_eq!(brief(), 0);
 }
 
 #[test]
