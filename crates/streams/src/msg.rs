@@ -186,7 +186,7 @@ unsafe fn recv_each(
         if x.iov_len == 0 {
             continue;
         }
-        if done > 0 && stream::before_urgent(d) {
+        if done > 0 && (stream::before_urgent(d) || stream::has_failed_below(d)) {
             break;
         }
         // Only the first may wait, unless more is asked for.

@@ -9,7 +9,7 @@ mod turn;
 mod wait;
 
 pub use crate::conn::{end, is_nonsense, low_water, poison, publish_cpu, ring_has, Hold};
-pub use receive::{before_urgent, found_nothing, recv, recv_fast, recv_on_credit, recv_slow, rest};
+pub use receive::{before_urgent, found_nothing, has_failed_below, recv, recv_fast, recv_on_credit, recv_slow, rest};
 pub use refuse::{rather, refused};
 pub use transmit::{
     blocks, plain_send, send, send_fast, send_part, send_slow, send_small, send_tiny, sent_tiny, zerocopy, Tiny,

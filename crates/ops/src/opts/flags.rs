@@ -26,6 +26,10 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
     if cmd == libc::F_SETFD && arg as i32 & libc::FD_CLOEXEC == 0 {
         survives(d);
     }
+    if matches!(cmd, libc::F_GETFL | libc::F_SETFL) && d.is_conn() && !crate::path::still_ours(d) {
+        // They are the kernel's socket's, which another process of the fork group may have already.
+        return Outcome::Kernel;
+    }
     match (d.kind(), cmd) {
         (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
             let on = d.sock().flags.load(Ordering::Relaxed) & flag::NONBLOCK != 0;
@@ -105,6 +109,9 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                 Err(e) => return Outcome::Done(Err(e)),
             };
             if d.is_conn() {
+                if !crate::path::still_ours(d) {
+                    return Outcome::Kernel;
+                }
                 set_nonblock(d, on);
                 return Outcome::Done(Ok(0));
             }

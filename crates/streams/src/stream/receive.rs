@@ -80,6 +80,15 @@ fn something_behind(d: &Desc, fd: i32) -> bool {
     r == Ok(1) && !at_mark(fd)
 }
 
+/// Has the connection become the kernel's, with an error and nothing to read? That is the next call's.
+pub fn has_failed_below(d: &Desc) -> bool {
+    let Some(fd) = (!d.is_conn()).then(|| stage::went_to(d)).flatten() else { return false };
+    let mut p = libc::pollfd { fd, events: 0, revents: 0 };
+    // SAFETY: one pollfd.
+    let polled = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
+    polled == Ok(1) && p.revents & libc::POLLERR != 0 && ioctl(fd, libc::FIONREAD as usize) == 0
+}
+
 /// The int that an ioctl answers; 0 if it fails.
 fn ioctl(fd: i32, what: usize) -> i32 {
     let mut answer = 0i32;
