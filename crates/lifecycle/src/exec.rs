@@ -91,12 +91,11 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
         descs().filter(|d| hands_over_zones(d, to)).for_each(zone::pass_on);
     }
     let successor = loads && !ctl::dead() && crate::rights::kept_by_exec();
-    let with_epoll = descs().any(|d| watches(d, to));
-    if any && successor && !with_epoll {
+    if any && successor && !descs().any(|d| watches(d, to)) {
         next.successor = bequeath(to);
     }
     if any && next.successor.is_none() {
-        leave_all(to, successor && with_epoll);
+        leave_all(to);
     }
     next
 }
@@ -116,11 +115,10 @@ pub fn before_unknown() {
     }
 }
 
-/// The next program has the descriptors, and nothing of us. `by_kernel`: the library there accepts from the kernel's
-/// queue, for all that hold a listener, as it inherits an epoll instance; so what waits goes there.
-fn leave_all(to: &Actions, by_kernel: bool) {
+/// The next program has the descriptors, and nothing of us.
+fn leave_all(to: &Actions) {
     for d in descs().filter(|d| d.kind() == kind::LISTENER && inheritable(d, to)) {
-        if by_kernel || hands_over(d, to) {
+        if hands_over(d, to) {
             path::pass_on(d, Reason::Option);
         } else {
             path::leave_to_kernel(d);

@@ -182,7 +182,8 @@ limit_table! {
      with an epoll instance; that gets one of the numbers 0 to 2, or that is used by `MSG_OOB`, `splice`, `dprintf` or `aio_*`, \
      becomes a kernel connection at that moment and stays one (`path_switch`). Where the \
      monitor lacks `CAP_NET_ADMIN` it shows other port numbers from then on. To edge-triggered epoll that moment is an edge. A listener that is inherited together with \
-     an epoll instance has its connections, also those that wait, in the kernel's queue, for all that hold it; \
+     an epoll instance gets its new connections in the kernel's queue, for all that hold it, and what waited before stays with \
+     the others; \
      one that a program without the library inherits does from the `exec` on, if it was \
      prepared for that (`dup2`, also as a file action of `posix_spawn`, no longer \
      close-on-exec) or its parent has not accepted on it; else as soon as no program with the \
