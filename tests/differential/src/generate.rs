@@ -323,9 +323,10 @@ impl Gen {
                 self.m.process_ends(victim);
             }
             // (An end that exec closes is one that the model does not know of. A listener for which one waits that its
-            // client has taken to the kernel: docs/limits.md.)
+            // client has taken to the kernel, or that is inherited with an epoll instance: docs/limits.md.)
             _ if self.m.threads_of(actor) == 1
                 && !(0..self.m.ports.len()).any(|port| self.m.queued_has_moved(port))
+                && !self.m.exec_would_miss(actor)
                 && !self.switches.has("cork")
                 && (self.switches.has("exec_epoll") || !self.m.has_epoll(actor)) =>
             {

@@ -74,6 +74,8 @@ pub struct Model {
     queues: HashMap<usize, VecDeque<(usize, usize)>>,
     /// Several processes accept there.
     shared_ports: HashSet<usize>,
+    /// Processes that have inherited an epoll instance, though none is believed to use it.
+    inherited_epoll: HashSet<usize>,
     nonblock: HashSet<usize>,
     pub kernel_bytes: HashMap<What, usize>,
     /// What an epoll instance watches: instance, variable.
@@ -111,6 +113,11 @@ impl Model {
     }
     pub fn has_epoll(&self, actor: usize) -> bool {
         self.fds_of(actor).iter().any(|f| matches!(f.what, What::Epoll(_)))
+    }
+    /// The next program accepts from the kernel's queue alone, and something waits at a listener that it gets.
+    pub fn exec_would_miss(&self, actor: usize) -> bool {
+        let waits = |f: &Fd| matches!(f.what, What::Listener { port } if self.queued(port) > 0);
+        self.inherited_epoll.contains(&self.process(actor)) && self.fds_of(actor).iter().any(waits)
     }
     /// Does an instance watch what was closed, and has another number?
     pub fn watches_closed(&self, actor: usize) -> bool {
@@ -238,9 +245,13 @@ impl Model {
             What::Listener { port } => Some(port),
             _ => None,
         }));
+        let had_epoll = self.has_epoll(actor) || self.inherited_epoll.contains(&self.process(actor));
         copy.retain(|f| with_epoll || !matches!(f.what, What::Epoll(_)));
         self.fds.push(copy);
         let process = self.fds.len() - 1;
+        if had_epoll {
+            self.inherited_epoll.insert(process);
+        }
         self.actors.push(Actor { process, alive: true, sleeps_on: Vec::new(), consumes: false });
     }
     pub fn thread(&mut self, actor: usize) {

@@ -42,9 +42,10 @@ pub(super) fn await_acks(fd: c_int) {
     });
 }
 
-/// Until the number of bytes that `ask` gives is 0, or it fails; 60 ms at most.
+/// Until the number of bytes that `ask` gives is 0, or it fails; 400 ms at most. (What a socket that is closed owed, as
+/// it would have been delayed, it sends for the first retransmission only, after 200 ms.)
 fn none_left(ask: impl Fn(&mut c_int) -> bool) {
-    for _ in 0..120 {
+    for _ in 0..800 {
         let mut left: c_int = 0;
         if !ask(&mut left) || left == 0 {
             return;
