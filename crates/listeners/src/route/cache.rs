@@ -1,13 +1,15 @@
 //! What the monitor has said of destinations. Readers take no lock and wait for nobody: each entry has a
 //! sequence number that is odd while it changes, and a reader that meets a change finds nothing.
 
-use core::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_proto::Addr;
 
 /// Listeners that share one address (SO_REUSEPORT).
 pub const FAN: usize = 16;
-const SETS: usize = 128;
+/// Sets of each level. A destination whose set is full is in the next level; so few destinations take few pages.
+const LEVELS: [usize; 3] = [128, 512, 2048];
+const SETS: usize = LEVELS[0] + LEVELS[1] + LEVELS[2];
 const WAYS: usize = 4;
 const HEAD: usize = 8;
 const WORDS: usize = HEAD + FAN;
@@ -62,9 +64,9 @@ static ENTRIES: [[Entry; WAYS]; SETS] = [const {
     [const { Entry { seq: AtomicU32::new(0), turn: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; WORDS] } };
         WAYS]
 }; SETS];
-/// Was anything ever put there?
+/// Threads that are writing an entry.
 #[link_section = ".data.fsocket_start"]
-static ANY: AtomicBool = AtomicBool::new(false);
+static WRITING: AtomicU32 = AtomicU32::new(0);
 /// Entries of another epoch are forgotten.
 #[link_section = ".data.fsocket_start"]
 static EPOCH: AtomicU64 = AtomicU64::new(1);
@@ -78,17 +80,37 @@ pub fn clear() {
 /// In a forked child: whoever was writing is not here.
 pub fn reset_after_fork() {
     clear();
-    if ANY.load(Ordering::Relaxed) {
+    if WRITING.load(Ordering::Relaxed) != 0 {
+        WRITING.store(0, Ordering::Relaxed);
         for e in ENTRIES.iter().flatten().filter(|e| e.seq.load(Ordering::Relaxed) & 1 != 0) {
             e.seq.store(0, Ordering::Relaxed);
         }
     }
 }
 
-fn set_of(dst: &Addr) -> &'static [Entry; WAYS] {
+/// The set of a destination in each level.
+fn sets_of(dst: &Addr) -> impl Iterator<Item = &'static [Entry; WAYS]> + Clone {
     let [a, b] = halves(&dst.ip);
     let mixed = (a ^ b.rotate_left(17) ^ u64::from(dst.port) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    &ENTRIES[(mixed >> 57) as usize % SETS]
+    let mut first = 0;
+    LEVELS.iter().map(move |sets| {
+        let set = first + (mixed >> 53) as usize % sets;
+        first += sets;
+        &ENTRIES[set]
+    })
+}
+
+/// The entry of a destination. Entries are never empty again, so one in a later level has full sets before it.
+fn own(dst: &Addr) -> Option<&'static Entry> {
+    for set in sets_of(dst) {
+        if let Some(own) = set.iter().find(|e| e.is_of(dst)) {
+            return Some(own);
+        }
+        if set.iter().any(|e| e.seq.load(Ordering::Relaxed) == 0) {
+            break;
+        }
+    }
+    None
 }
 
 fn halves(ip: &[u8; 16]) -> [u64; 2] {
@@ -98,7 +120,7 @@ fn halves(ip: &[u8; 16]) -> [u64; 2] {
 
 /// What is known of `dst`, and a number that grows with each look.
 pub fn get(dst: &Addr) -> Option<(Route, u32)> {
-    let entry = set_of(dst).iter().find(|e| e.is_of(dst))?;
+    let entry = own(dst)?;
     let route = (0..LOOKS).find_map(|_| entry.read())?;
     let turn = if route.n > 1 { entry.turn.fetch_add(1, Ordering::Relaxed) } else { 0 };
     ((route.dst.0, route.dst.1) == (dst.ip, dst.port)).then_some((route, turn))
@@ -106,13 +128,14 @@ pub fn get(dst: &Addr) -> Option<(Route, u32)> {
 
 /// Where another thread is just writing it is left out: it is asked for once more.
 pub fn put(r: &Route) {
-    ANY.store(true, Ordering::Relaxed);
     let dst = Addr { ip: r.dst.0, port: r.dst.1, ..Addr::default() };
-    let set = set_of(&dst);
-    let own = set.iter().find(|e| e.is_of(&dst));
-    let free = || set.iter().find(|e| e.read().is_none());
-    let next = || &set[VICTIM.fetch_add(1, Ordering::Relaxed) as usize % WAYS];
-    own.or_else(free).unwrap_or_else(next).write(r);
+    let free = || sets_of(&dst).flatten().find(|e| e.read().is_none());
+    let next = || sets_of(&dst).last().map(|set| &set[VICTIM.fetch_add(1, Ordering::Relaxed) as usize % WAYS]);
+    if let Some(entry) = own(&dst).or_else(free).or_else(next) {
+        WRITING.fetch_add(1, Ordering::Relaxed);
+        entry.write(r);
+        WRITING.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Entry {
@@ -239,11 +262,11 @@ mod tests {
     }
 
     #[test]
-    fn three_hundred_destinations_are_kept() {
+    fn thousands_of_destinations_are_kept() {
         let _turn = TURN.lock();
-        (1..=300).for_each(|port| put(&route(port, u32::from(port))));
-        let kept = (1..=300).filter(|port| get(&at(*port)).is_some()).count();
-        assert!(kept > 250, "{kept}");
+        (1..=4000).for_each(|port| put(&route(port, u32::from(port))));
+        let kept = (1..=4000).filter(|port| get(&at(*port)).is_some()).count();
+        assert!(kept > 3950, "{kept}");
     }
 
     /// A reader sees one route or the other, and no mixture.
