@@ -6,7 +6,8 @@
 //! has, also if the scheduler would run it at once, for the other work there pays. And who
 //! sleeps is woken for a queue at which its worker does not look.
 //!
-//! While nothing comes in a channel it is not looked at: its client says when that is over.
+//! While nothing comes in a channel it is not looked at: its client says when that is over. Where one process alone
+//! accepts there is nothing to decide, and its client says nothing.
 
 use crate::context::Context;
 use crate::knobs::Knobs;
@@ -139,7 +140,8 @@ impl Dispatch {
                 // Nobody looks after it from now on.
                 ch.mem.set_avoid(0);
             }
-            !(quiet && idle::park(ch.mem.idle(), || Seen::now(&ch.mem) != *before))
+            let is_shared = listeners.get(ch.listener).is_some_and(|l| l.is_shared);
+            !(quiet && (!is_shared || idle::park(ch.mem.idle(), || Seen::now(&ch.mem) != *before)))
         });
         let active: BTreeSet<ListenerId> =
             awake.keys().filter_map(|id| channels.get(*id)).map(|ch| ch.listener).collect();

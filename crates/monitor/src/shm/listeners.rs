@@ -21,6 +21,8 @@ pub struct Listener {
     pub workers: [Option<ConnId>; WORKERS],
     /// Workers beyond [`WORKERS`]: they only steal.
     pub stealers: BTreeSet<ConnId>,
+    /// Two processes or more accept, or did: a connection may be in the queue of one that does not take it.
+    pub is_shared: bool,
     /// Families that have had a worker: they may be on the server side of
     /// connections.
     pub families: BTreeSet<FamilyId>,
@@ -66,6 +68,8 @@ impl Listener {
         if let Some(n) = self.number_of(conn) {
             return Some(n);
         }
+        let is_shared = self.accepting().any(|other| other != conn);
+        self.is_shared |= is_shared;
         let wish = wish.filter(|n| self.workers.get(*n).is_some_and(Option::is_none));
         let Some(n) = wish.or_else(|| self.workers.iter().position(Option::is_none)) else {
             self.stealers.insert(conn);
@@ -102,6 +106,8 @@ pub struct Listeners {
     all: BTreeMap<ListenerId, Listener>,
     by_address: HashMap<Key, Vec<ListenerId>>,
     turn: usize,
+    /// How many there are of each user's.
+    users: HashMap<u32, u64>,
 }
 
 impl Listeners {
@@ -128,11 +134,17 @@ impl Listeners {
     }
 
     pub fn owned_by(&self, uid: u32) -> usize {
-        self.all.values().filter(|l| l.uid == uid).count()
+        self.users.get(&uid).map_or(0, |n| *n as usize)
+    }
+
+    /// How many each user has.
+    pub fn by_user(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.users.iter().map(|(uid, n)| (*uid, *n))
     }
 
     pub fn add(&mut self, info: Listening, uid: u32) -> ListenerId {
         let id = info.cookie;
+        *self.users.entry(uid).or_default() += 1;
         self.by_address.entry(key(info.netns, &info.addr)).or_default().push(id);
         self.all.insert(
             id,
@@ -144,6 +156,7 @@ impl Listeners {
                 holders: BTreeSet::new(),
                 workers: [None; WORKERS],
                 stealers: BTreeSet::new(),
+                is_shared: false,
                 families: BTreeSet::new(),
                 channels: BTreeSet::new(),
                 opened: 0,
@@ -158,6 +171,12 @@ impl Listeners {
 
     pub fn remove(&mut self, id: ListenerId) -> Option<Listener> {
         let listener = self.all.remove(&id)?;
+        if let Some(n) = self.users.get_mut(&listener.uid) {
+            *n -= 1;
+            if *n == 0 {
+                self.users.remove(&listener.uid);
+            }
+        }
         let key = key(listener.info.netns, &listener.info.addr);
         if let Some(ids) = self.by_address.get_mut(&key) {
             ids.retain(|&i| i != id);

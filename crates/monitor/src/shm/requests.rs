@@ -218,10 +218,15 @@ impl Shm {
         client.works.insert(msg.id);
         let family = client.family;
         listener.families.insert(family);
+        let was_shared = listener.is_shared;
         let number = listener.join(id, msg.arg0.checked_sub(1).map(|n| n as usize));
         let mask = listener.worker_mask();
         let served = listener.shown == Shown::WhenServed && msg.arg1 == 0;
+        let is_looked_after = listener.is_shared && !was_shared;
         for channel in listener.channels.clone() {
+            if is_looked_after {
+                self.dispatch.arrives(channel, &ctx.config.balance);
+            }
             // First the channel, then the mask bit: nobody queues for a worker
             // that was not told.
             self.offer(ctx, channel, id);
@@ -344,6 +349,7 @@ impl Shm {
         }
         let fd = mem.fd();
         l.channels.insert(channel);
+        let is_shared = l.is_shared;
         self.registry.serves(addr.port);
         let workers: Vec<ConnId> = l.accepting().collect();
         self.channels.add(Channel {
@@ -377,7 +383,9 @@ impl Shm {
             self.offer(ctx, channel, worker);
         }
         tracing::debug!(channel, listener, process = %ctx.clients.name(id), "channel");
-        self.dispatch.arrives(channel, &ctx.config.balance);
+        if is_shared {
+            self.dispatch.arrives(channel, &ctx.config.balance);
+        }
         Ok((channel, fd))
     }
 
@@ -424,7 +432,7 @@ impl Shm {
         // Inherited from processes that have ended, or that we do not know.
         let inherited = ctx.arenas.iter().filter(|a| ctx.clients.get(a.creator).is_none());
         let arenas = inherited.map(|a| (a.uid, shares::ARENA));
-        let listeners = self.listeners.iter().map(|l| (l.uid, shares::LISTENER));
+        let listeners = self.listeners.by_user().map(|(uid, n)| (uid, n * shares::LISTENER));
         let channels = self.channels.by_user().map(|(uid, n)| (uid, n * shares::CHANNEL));
         let alone = uid == 0 || ctx.config.private;
         let (mut own, mut all) = (0, 0);
