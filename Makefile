@@ -52,7 +52,7 @@ test-manycore: build ## 8 and 24 emulated CPUs, and emulated cards: right, not f
 test-rdma: ## agents of two hosts over soft-RoCE in an emulated machine (a minute; downloads Debian's kernel once)
 	@scripts/rdma.sh
 
-test-rdma-hosts: ## agents on two hosts, programs' connections over soft-RoCE, in two emulated machines (five minutes)
+test-rdma-hosts: ## agents on two hosts, programs' connections over soft-RoCE, in two emulated machines (ten minutes)
 	@scripts/rdma.sh hosts
 
 test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (about 10 minutes; downloads the kernel once)

@@ -19,7 +19,7 @@ if [ "${1:-}" = hosts ]; then
     trap 'rm -rf "$logs"' EXIT
     # host WHAT NETWORK NUMBER: starts it, in the background.
     host() {
-        tools/guest.sh -c 1 -m 1G -t 1200 -M "e1000 rdma_rxe rdma_ucm ib_uverbs nf_tables" \
+        tools/guest.sh -c 1 -m 2G -t 1800 -M "e1000 rdma_rxe rdma_ucm ib_uverbs nf_tables" \
             -x "-netdev socket,id=n0,$2=127.0.0.1:$port -device e1000,netdev=n0,mac=52:54:00:00:07:$3" -- \
             tests/rdma/host.sh "$1" >"$logs/$1" 2>&1 &
     }
