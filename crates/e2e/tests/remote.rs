@@ -237,6 +237,22 @@ fn a_link_that_fails_leaves_tcp() {
     assert_paths(&two, 6, 3);
 }
 
+/// All that is between the hosts is away for longer than the agents wait for each other: as on stock, the connections go on
+/// behind that.
+#[test]
+fn a_network_that_is_away_for_a_while() {
+    need_hosts!();
+    let two = Two::new();
+    let (_server, port) = two.serve(Accel, "containers");
+    let ask = two.over(&port);
+    let rule = "table inet away { chain in { type filter hook input priority 0; iifname != lo drop; }; }";
+    two.b.net.inside("nft", &[rule]).expect("rules");
+    std::thread::sleep(Duration::from_secs(8));
+    two.b.net.inside("nft", &["delete table inet away"]).expect("no rules");
+    ask.finish(LIMIT).success().says("ok");
+    assert_paths(&two, 3, 3);
+}
+
 /// An agent ends as a service does: its connections go on over TCP, and the next one carries new ones.
 #[test]
 fn an_agent_that_is_stopped_leaves_tcp() {

@@ -14,7 +14,8 @@ mod wire;
 
 pub use find::{adopt_fd, open, remember, same_path, wanted};
 pub use state::{
-    alive, any_half, dead, detach, died, fd, halves, may_come, mismatch, never, progress, unmet, unwatched, why_none,
+    alive, any_half, dead, detach, died, fd, halves, is_slow, may_come, mismatch, never, progress, unmet, unwatched,
+    why_none,
 };
 pub use wire::{show, tell};
 

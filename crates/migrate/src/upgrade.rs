@@ -318,6 +318,10 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if making::later().is_some() {
         return; // the instance that may watch it does not know of it yet
     }
+    // No try: one late answer would use up all of a busy connection.
+    if ctl::is_slow() {
+        return d.next_try.store(calls.saturating_add(CALLS), Ordering::Relaxed);
+    }
     let opener = d.side.load(Ordering::Relaxed) as usize != SERVER;
     let early = worth::first_try(d, opener, calls);
     if let Err(later) = early {

@@ -74,6 +74,13 @@ pub fn mismatch() -> bool {
     MISMATCH.load(Ordering::Relaxed)
 }
 
+/// Is nothing asked for a while that the program can do without, because the last answer took too long?
+pub fn is_slow() -> bool {
+    let now = sys::now_ns();
+    let silent = SILENT.load(Ordering::Relaxed);
+    now < SLOW_UNTIL.load(Ordering::Relaxed) || silent != 0 && now.saturating_sub(silent) < SILENCE
+}
+
 /// Why there is no monitor.
 pub fn why_none() -> Reason {
     match (MISMATCH.load(Ordering::Relaxed), DEAD.load(Ordering::Relaxed)) {
