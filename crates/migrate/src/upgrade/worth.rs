@@ -27,13 +27,17 @@ const MOST: u32 = 256;
 const MARGIN: i32 = 16;
 /// A hundred times what an early try costs one side, nanoseconds.
 const PAUSE_NS: u64 = 10_000_000;
+/// After so many connections a side that has met nobody waits less again.
+const PROBE_EVERY: u32 = 64;
 
 /// What a process has learned of connections that it has opened, or accepted.
 struct Learned {
     /// What would have been saved lately, in requests, if each connection had tried after so many of them ([`AFTER`]).
     saved: [AtomicI32; AFTER.len()],
-    /// In [`AFTER`], the least: one more for each try that did not find the other side.
+    /// In [`AFTER`], the least: one more for each try that did not find the other side, 0 for each that has. One less now
+    /// and then, so that two sides find each other again that both wait.
     unmet: Doubled,
+    seen: AtomicU32,
     /// When the next early try may be, and how often [`PAUSE_NS`] is doubled.
     again: AtomicU64,
     pause: Doubled,
@@ -70,7 +74,8 @@ impl Doubled {
 impl Learned {
     const fn new() -> Learned {
         let saved = [const { AtomicI32::new(0) }; AFTER.len()];
-        Learned { saved, unmet: Doubled::new(AFTER.len() as u32 - 1), again: AtomicU64::new(0), pause: Doubled::new(8) }
+        let (again, seen) = (AtomicU64::new(0), AtomicU32::new(1));
+        Learned { saved, unmet: Doubled::new(AFTER.len() as u32 - 1), seen, again, pause: Doubled::new(8) }
     }
 
     /// A connection with so many requests has ended, whatever its path was.
@@ -81,6 +86,14 @@ impl Learned {
             let before = saved.load(Ordering::Relaxed);
             saved.store(before - before / 16 + this, Ordering::Relaxed);
         }
+        if self.unmet.get() != 0 && self.seen.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROBE_EVERY) {
+            self.unmet.learn(true, 0);
+        }
+    }
+
+    /// A try has found the other side.
+    fn met(&self) {
+        self.unmet.0.store(0, Ordering::Relaxed);
     }
 
     /// After how many calls a try is no early one.
@@ -192,10 +205,11 @@ fn learn(side: &Learned, tried: Tried, over: bool, paid: bool) {
             side.pause.learn(paid, pause);
             // (The two sides may have chosen different connections.)
             if over {
-                side.unmet.learn(true, 0);
+                side.met();
             }
         }
-        Tried::Usually { unmet } => side.unmet.learn(over, unmet),
+        Tried::Usually { .. } if over => side.met(),
+        Tried::Usually { unmet } => side.unmet.learn(false, unmet),
     }
 }
 
@@ -270,7 +284,10 @@ mod tests {
             learn(&side, Tried::Usually { unmet }, over, over);
             side.after(false) / TURN
         });
-        assert_eq!(waits, [16, 16, 32, 64, 128, 256, 128], "many at once double once");
+        assert_eq!(waits, [16, 16, 32, 64, 128, 256, 0], "many at once double once");
+        (0..5).for_each(|unmet| learn(&side, Tried::Usually { unmet }, false, false));
+        (0..3 * PROBE_EVERY).for_each(|_| side.note(100));
+        assert_eq!(side.after(false) / TURN, 32, "less and less");
     }
 
     #[test]
