@@ -67,9 +67,8 @@ pub fn woken(m: &Msg) {
     let Some(b) = waker::at(m.id as usize) else { return };
     b.note_rung(m.arg0 as u32);
     b.ring_self();
-    let (Some((side, w)), true) = (waiter::unpack(m.arg1), m.arg2 != 0) else { return };
-    let Some(c) = by_id(m.arg0 as u32, side) else { return };
-    if c.is_rung_often(w) {
+    let Some((side, _)) = waiter::unpack(m.arg1).filter(|_| m.arg2 != 0) else { return };
+    if by_id(m.arg0 as u32, side).is_some() && b.wants_pipe(m.arg2) {
         let _ = ctl::tell(Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER) }, None);
     }
 }

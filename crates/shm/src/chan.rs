@@ -5,8 +5,8 @@ use crate::lock::{Guard, Lock};
 use crate::memory_fd::Kept;
 use crate::slab::{Slab, Slot};
 use crate::table::{self, Desc};
-use crate::{ctl, index, process, segment, waker};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
+use crate::{ctl, index, pipes, process, segment, waker};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::{
     self, Header, SynQueue, Waiter, CLIENT, SEGMENTS, SLOTS, SLOT_OFF, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
 };
@@ -70,13 +70,10 @@ pub struct Chan {
     pub desc_of: [AtomicU32; SLOTS],
     /// Own waker to waiter number + 1.
     waiter_of: [AtomicU8; waker::MAX],
-    /// By peer's waiter: the key of its thread, and the pipe by which that is woken.
-    peer_key: [AtomicU64; WAITERS],
-    peer_fd: [AtomicI32; WAITERS],
+    /// By peer's waiter: the pipe by which its thread is woken.
+    peer_pipe: [pipes::Place; WAITERS],
     /// The key of the thread that the monitor wakes for us.
     peer_rung: [AtomicU64; WAITERS],
-    /// By own waiter: how often peers have rung it by way of the monitor.
-    rung: [AtomicU32; WAITERS],
     client: Lock<Client>,
     /// See [`rest`]: connections opened at the last look, and since when there is none.
     opened: AtomicU32,
@@ -131,11 +128,8 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
         d.store(0, Ordering::Relaxed);
     }
     c.forget_wakers();
-    for k in c.peer_key.iter().chain(&c.peer_rung) {
+    for k in &c.peer_rung {
         k.store(0, Ordering::Relaxed);
-    }
-    for n in &c.rung {
-        n.store(0, Ordering::Relaxed);
     }
     if let Ok(mut cl) = c.client.lock() {
         cl.free_n = 0;
@@ -174,13 +168,7 @@ pub fn none() -> bool {
 
 /// A descriptor of a channel got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
-    all().any(|c| {
-        let pipe = (0..WAITERS).any(|w| {
-            c.peer_key[w].load(Ordering::Relaxed) != 0
-                && c.peer_fd[w].compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        });
-        pipe || c.kept.renumbered(old, new)
-    })
+    pipes::renumbered(old, new) || all().any(|c| c.kept.renumbered(old, new))
 }
 
 /// The monitor hands us a pipe to a peer's thread. True: `fd` is ours.
@@ -296,20 +284,12 @@ impl Chan {
             let _ = w.waker.compare_exchange(b.key(), 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    /// In a forked child: the wakers were the parent's, and so were the pipes to peers. (A process that
-    /// shares a description could make it blocking.)
+    /// In a forked child: the wakers were the parent's, and so were the pipes to peers.
     pub fn forget_wakers(&self) {
         for w in &self.waiter_of {
             w.put(0);
         }
-        self.close_pipes();
-    }
-    fn close_pipes(&self) {
-        for (k, f) in self.peer_key.iter().zip(&self.peer_fd) {
-            if k.load(Ordering::Relaxed) != 0 && k.swap(0, Ordering::AcqRel) != 0 {
-                process::close_own(f.load(Ordering::Relaxed));
-            }
-        }
+        self.peer_pipe.iter().for_each(pipes::Place::forget);
     }
 
     /// Return the memory once nothing refers to it. The address range stays
@@ -326,12 +306,12 @@ impl Chan {
             return;
         }
         index::remove(self.index(), id);
-        self.close_pipes();
+        self.peer_pipe.iter().for_each(pipes::Place::leave);
         if let Some(fd) = self.kept.take() {
             process::close_own(fd);
         }
         self.set_half(false);
-        waker::channel_gone(id);
+        waker::channel_gone();
         // SAFETY: mapped by `map`, and its number is gone: nobody uses it any more.
         unsafe { self.unmap_all() };
         CHANS.free(self.index());
@@ -367,6 +347,7 @@ impl Chan {
 /// In a forked child: the parent hands out its slots; what is open stays usable.
 pub fn become_child() {
     index::become_child();
+    pipes::become_child();
     for c in all() {
         c.forget_wakers();
         c.reset_lock_after_fork();

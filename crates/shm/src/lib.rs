@@ -10,6 +10,7 @@ pub mod idle;
 mod index;
 pub mod kept;
 pub mod peers;
+mod pipes;
 mod segment;
 pub mod stage;
 mod unarmed;

@@ -3,6 +3,11 @@
 //! A waker is an epoll instance that only this process has. In it lie, by their edges, an eventfd
 //! for the process's own threads and the read ends of the pipes by which peers wake it, one for
 //! each peer process ([`hear`], ADR 38). No peer can block, drain or fill what another one uses.
+//!
+//! A ring says in which channel there is something. It is read where the waker's user wants to know that; else a ring
+//! is an edge, and what was written is thrown away now and then.
+//!
+//! Long: a waker and its pipes' read ends use each other.
 
 use crate::cow::Sparing;
 use crate::slab::{Slab, Slot};
@@ -35,11 +40,13 @@ pub struct Waker {
     names: AtomicBool,
     /// Numbers of channels whose peers have rung since [`Waker::rung`] was last asked; 0: none.
     rung: [AtomicU32; NAMED],
+    /// There may be some.
+    any_rung: AtomicBool,
     /// And in more than are named there.
     crowded: AtomicBool,
 }
 
-const NAMED: usize = 16;
+const NAMED: usize = 64;
 
 static WAKERS: [Waker; MAX] = [const {
     Waker {
@@ -51,6 +58,7 @@ static WAKERS: [Waker; MAX] = [const {
         rings: AtomicU32::new(0),
         names: AtomicBool::new(false),
         rung: [const { AtomicU32::new(0) }; NAMED],
+        any_rung: AtomicBool::new(false),
         crowded: AtomicBool::new(false),
     }
 }; MAX];
@@ -116,15 +124,19 @@ impl Waker {
         if channel == 0 || !self.rung.iter().any(put) {
             self.crowded.store(true, Ordering::Release);
         }
+        // Behind them; `rung` does the reverse.
+        self.any_rung.store(true, Ordering::Release);
     }
     /// Has [`Waker::rung`] something to say?
     #[inline]
     pub fn has_rung(&self) -> bool {
-        self.names.load(Ordering::Relaxed)
-            && (self.crowded.load(Ordering::Relaxed) || self.rung.iter().any(|r| r.load(Ordering::Relaxed) != 0))
+        self.any_rung.load(Ordering::Relaxed) && self.names.load(Ordering::Relaxed)
     }
     /// Calls `f` with each channel in which peers have rung since. True: there are others.
     pub fn rung(&self, mut f: impl FnMut(u32)) -> bool {
+        if !self.any_rung.load(Ordering::Relaxed) || !self.any_rung.swap(false, Ordering::AcqRel) {
+            return false;
+        }
         for r in self.rung.iter().filter(|r| r.load(Ordering::Relaxed) != 0) {
             f(r.swap(0, Ordering::Acquire));
         }
@@ -139,14 +151,14 @@ impl Waker {
         const AT_ONCE: usize = 16;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
         // As many rounds as there can be peers; who rings all the time does not keep us here.
-        for _ in 0..PEERS_MAX as usize / AT_ONCE {
+        for _ in 0..MOST as usize / AT_ONCE {
             // SAFETY: room for AT_ONCE events.
             let n =
                 unsafe { sys::epoll_wait(self.fd(), events.as_mut_ptr(), AT_ONCE as i32, Some(0), core::ptr::null()) };
             let n = n.unwrap_or(0);
             for e in &events[..n.min(AT_ONCE)] {
                 if e.u64 < OTHER_MARKS {
-                    heard(self, e.u64 as u32, e.events, empty);
+                    listen_to(self, e.u64 as u32, e.events, empty);
                 }
             }
             if n < AT_ONCE {
@@ -227,96 +239,155 @@ fn put(instance: i32, fd: i32, mark: u64) -> bool {
     sys::epoll_ctl(instance, libc::EPOLL_CTL_ADD, fd, Some(&ev)).is_ok()
 }
 
-/// The read end of the pipe by which one peer process wakes a waker. Zero is valid.
+/// Zero is valid.
 #[repr(C)]
-struct Peer {
+struct Heard {
+    /// Plus one; 0: not in use.
     fd: AtomicI32,
     waker: AtomicU32,
-    /// The channel for which it was asked; 0: not in use.
-    channel: AtomicU32,
+    /// The process that rings, as the monitor calls it; 0: a monitor before this one did.
+    ringer: AtomicU64,
     /// How often it was heard.
-    heard: AtomicU32,
+    times: AtomicU32,
     link: AtomicU32,
 }
 
 // SAFETY: zero is valid for all fields; `link` is the slab's.
-unsafe impl Slot for Peer {
+unsafe impl Slot for Heard {
     fn link(&self) -> &AtomicU32 {
         &self.link
     }
 }
 
 /// Peers that wake wakers of this process by pipes; others do by way of the monitor.
-const PEERS_MAX: u32 = 1 << 14;
-static PEERS: Slab<Peer> = Slab::new(PEERS_MAX);
-/// Peers of one channel: a client process has one with each worker that it waits for.
-const OF_CHANNEL: usize = 128;
-/// After so many rings a pipe is emptied. It holds 4,096 at least, a byte each, and an honest peer
+const MOST: u32 = 1 << 14;
+static HEARD: Slab<Heard> = Slab::new(MOST);
+/// After so many rings a pipe is emptied. It holds 4,096 bytes at least, a ring has four, and an honest peer
 /// writes once for each sleep; a full one is rung by way of the monitor.
 const EMPTIED: u32 = 256;
 
-fn peers() -> impl Iterator<Item = &'static Peer> {
-    (0..PEERS.len()).filter_map(|i| PEERS.get(i)).filter(|p| p.channel.load(Ordering::Acquire) != 0)
+/// Channels that have ended since all ends were last looked at.
+static GONE: AtomicU32 = AtomicU32::new(0);
+/// Rings by way of the monitor: the process that rings, and how many there were in the low byte. (Two processes with
+/// one place begin anew in turns.)
+static BY_MONITOR: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+const PLACES: usize = 1 << 13;
+
+impl Heard {
+    fn fd(&self) -> Option<i32> {
+        self.fd.load(Ordering::Acquire).checked_sub(1).filter(|fd| *fd >= 0)
+    }
+
+    /// Has the other end been closed? Its process has ended, or has no channel with us any more.
+    fn has_ended(&self) -> bool {
+        let Some(fd) = self.fd() else { return true };
+        let mut p = libc::pollfd { fd, events: 0, revents: 0 };
+        // SAFETY: one pollfd.
+        let r = unsafe { sys::ppoll(&mut p, 1, Some(0), core::ptr::null()) };
+        r == Ok(1) && p.revents & (libc::POLLHUP | libc::POLLERR) != 0
+    }
+
+    fn forget(&self) {
+        let Some(fd) = self.fd.swap(0, Ordering::AcqRel).checked_sub(1).filter(|fd| *fd >= 0) else { return };
+        if let Some(b) = at(self.waker.load(Ordering::Relaxed) as usize) {
+            let _ = sys::epoll_ctl(b.fd(), libc::EPOLL_CTL_DEL, fd, None);
+        }
+        process::close_own(fd);
+        HEARD.free(HEARD.index(self));
+    }
+}
+
+fn heard() -> impl Iterator<Item = &'static Heard> {
+    (0..HEARD.len()).filter_map(|i| HEARD.get(i)).filter(|p| p.fd().is_some())
+}
+
+impl Waker {
+    /// A process has rung by way of the monitor. Is it time for a pipe?
+    pub fn wants_pipe(&self, ringer: u64) -> bool {
+        const OFTEN: u64 = 3;
+        let key = ringer.wrapping_mul(31).wrapping_add(self.index() as u64);
+        let place = &BY_MONITOR[key as usize % PLACES];
+        let before = place.load(Ordering::Relaxed);
+        let times = if before >> 8 == key & u64::MAX >> 8 { before & 0xff } else { 0 } + 1;
+        place.store((key << 8) | (times % OFTEN), Ordering::Relaxed);
+        if times < OFTEN {
+            return false;
+        }
+        let index = self.index() as u32;
+        let mut have =
+            heard().filter(|p| p.waker.load(Ordering::Relaxed) == index && p.ringer.load(Ordering::Relaxed) == ringer);
+        have.all(|p| {
+            let ended = p.has_ended();
+            if ended {
+                p.forget();
+            }
+            ended
+        })
+    }
 }
 
 /// The pipe that was asked for, to be watched from now on. True: `fd` is ours.
 pub fn hear(m: &Msg, fd: i32) -> bool {
     let Some(b) = at(m.id as usize).filter(|b| b.fd() >= 0) else { return false };
-    let channel = m.arg0 as u32;
-    if channel == 0 || peers().filter(|p| p.channel.load(Ordering::Relaxed) == channel).count() >= OF_CHANNEL {
-        return false;
-    }
-    let Some((i, p)) = PEERS.alloc() else { return false };
+    let Some((i, p)) = HEARD.alloc() else { return false };
     let Some(fd) = process::spare_fd(fd) else {
-        PEERS.free(i);
+        HEARD.free(i);
         return false;
     };
-    p.fd.store(fd, Ordering::Relaxed);
     p.waker.store(b.index() as u32, Ordering::Relaxed);
-    p.heard.store(0, Ordering::Relaxed);
-    p.channel.store(channel, Ordering::Release);
+    p.ringer.store(m.arg2, Ordering::Relaxed);
+    p.times.store(0, Ordering::Relaxed);
+    p.fd.store(fd + 1, Ordering::Release);
     let ready = Msg { id: m.id, arg0: m.arg0, arg1: m.arg1, arg2: m.arg2, ..Msg::new(kind::WAKER_READY) };
     if !put(b.fd(), fd, i as u64) || !ctl::tell(ready, None) {
-        forget(p);
+        p.forget();
     }
     true
 }
 
-/// A peer's pipe has something; `i` is its index in `PEERS`. `empty`: it may have had for long.
+/// A peer's pipe has something; `i` is its index. `empty`: it may have had for long.
 #[cold]
-fn heard(b: &Waker, i: u32, events: u32, empty: bool) {
-    let Some(p) = PEERS.get(i).filter(|p| p.channel.load(Ordering::Acquire) != 0) else { return };
-    b.note_rung(p.channel.load(Ordering::Relaxed));
-    if events & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
-        // Its process has ended.
-        return forget(p);
+fn listen_to(b: &Waker, i: u32, events: u32, empty: bool) {
+    let Some((p, fd)) = HEARD.get(i).and_then(|p| Some((p, p.fd()?))) else { return };
+    let full = p.times.fetch_add(1, Ordering::Relaxed) % EMPTIED == EMPTIED - 1 || empty;
+    if full || b.names() {
+        read_rings(b, fd);
     }
-    if p.heard.fetch_add(1, Ordering::Relaxed) % EMPTIED == EMPTIED - 1 || empty {
-        let mut bytes = [0u8; 4096];
-        for _ in 0..16 {
-            // SAFETY: within `bytes`. (The end is non-blocking, and nobody else has it.)
-            let n = unsafe { sys::read(p.fd.load(Ordering::Relaxed), bytes.as_mut_ptr(), bytes.len()) };
-            if n.map_or(true, |n| n < bytes.len()) {
-                break;
+    if events & (libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0 {
+        p.forget();
+    }
+}
+
+/// What a peer has written: it may be anything.
+fn read_rings(b: &Waker, fd: i32) {
+    let mut bytes = [0u8; 4096];
+    for _ in 0..16 {
+        // SAFETY: within `bytes`. (The end is non-blocking, and nobody else has it.)
+        let n = unsafe { sys::read(fd, bytes.as_mut_ptr(), bytes.len()) }.unwrap_or(0).min(bytes.len());
+        let mut last = 0;
+        for channel in bytes[..n].chunks_exact(4).map(|c| u32::from_ne_bytes([c[0], c[1], c[2], c[3]])) {
+            if core::mem::replace(&mut last, channel) != channel {
+                b.note_rung(channel);
             }
         }
-    }
-}
-
-fn forget(p: &Peer) {
-    if p.channel.swap(0, Ordering::AcqRel) != 0 {
-        let fd = p.fd.load(Ordering::Relaxed);
-        if let Some(b) = at(p.waker.load(Ordering::Relaxed) as usize) {
-            let _ = sys::epoll_ctl(b.fd(), libc::EPOLL_CTL_DEL, fd, None);
+        if n < bytes.len() {
+            break;
         }
-        process::close_own(fd);
-        PEERS.free(PEERS.index(p));
     }
 }
 
-/// A channel is unmapped: nobody rings for it any more.
-pub fn channel_gone(channel: u32) {
-    peers().filter(|p| p.channel.load(Ordering::Relaxed) == channel).for_each(forget);
+/// A channel is unmapped here, and so it is at its other side, perhaps with the last pipe. (To look at all ends each
+/// time would take long where there are many.)
+pub fn channel_gone() {
+    if GONE.fetch_add(1, Ordering::Relaxed) >= HEARD.len() / 4 {
+        GONE.store(0, Ordering::Relaxed);
+        heard().filter(|p| p.has_ended()).for_each(Heard::forget);
+    }
+}
+
+/// The next one gives processes other numbers.
+pub fn monitor_died() {
+    heard().for_each(|p| p.ringer.store(0, Ordering::Relaxed));
 }
 
 /// The waker with this index.
@@ -370,11 +441,10 @@ pub fn become_child() {
         b.names.put(false);
     }
     SLEEPERS.put(0);
-    for p in peers() {
+    for p in heard() {
         // Not taken out of the instance, which is the parent's as well.
-        process::close_own(p.fd.load(Ordering::Relaxed));
-        p.channel.store(0, Ordering::Relaxed);
-        PEERS.free(PEERS.index(p));
+        process::close_own(p.fd.swap(0, Ordering::Relaxed) - 1);
+        HEARD.free(HEARD.index(p));
     }
 }
 
@@ -382,7 +452,10 @@ pub fn become_child() {
 /// itself.)
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    WAKERS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || peers().any(|p| swap(&p.fd))
+    WAKERS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || {
+        let swap = |p: &Heard| p.fd.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        heard().any(swap)
+    }
 }
 
 /// The waker that has this name in channels.

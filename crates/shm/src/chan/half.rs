@@ -2,7 +2,7 @@
 //! knows both sides, to which each side shows it (`again` in core).
 
 use super::{all, by_id, Chan};
-use crate::ctl;
+use crate::{ctl, waker};
 use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::channel::{CLIENT, SERVER, WORKERS};
 use fsocket_sys as sys;
@@ -39,6 +39,7 @@ impl Chan {
 pub fn halve_all() {
     SINCE.store(sys::now_ns(), Ordering::Relaxed);
     all().for_each(|c| c.set_half(true));
+    waker::monitor_died();
 }
 
 /// The monitor knows both sides of the channel with this number.

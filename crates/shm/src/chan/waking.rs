@@ -2,7 +2,7 @@
 
 use super::{all, queue_len, Chan, Client};
 use crate::waker::{self, Waker};
-use crate::{ctl, process, stats};
+use crate::{ctl, pipes, process, stats};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::{sleeping, Waiter, SUMMARY_SYN, WAITERS};
@@ -36,10 +36,7 @@ impl Chan {
     /// a pipe costs more than that. False: nobody can wake it.
     pub fn ring_peer(&self, w: usize, key: u64) -> bool {
         let w = w.min(WAITERS - 1);
-        // A full pipe is rung by way of the monitor: what is in it may have been heard.
-        if self.peer_key[w].load(Ordering::Acquire) == key
-            && sys::write(self.peer_fd[w].load(Ordering::Relaxed), &[1]).is_ok()
-        {
+        if self.peer_pipe[w].to(key).is_some_and(|fd| pipes::ring(fd, self.id.load(Ordering::Relaxed))) {
             return true;
         }
         self.peer_rung[w].store(key, Ordering::Relaxed);
@@ -47,19 +44,12 @@ impl Chan {
     }
 
     fn has_pipe(&self, w: usize) -> bool {
-        let key = self.peer_key[w].load(Ordering::Relaxed);
-        key != 0 && key == self.waiter(1 - self.my_side(), w).waker.load(Ordering::Relaxed)
+        self.peer_pipe[w].to(self.waiter(1 - self.my_side(), w).waker.load(Ordering::Relaxed)).is_some()
     }
 
     pub fn ring_by_monitor(&self, side: usize, w: usize, key: u64) -> bool {
         let arg0 = self.id.load(Ordering::Relaxed) as u64;
         ctl::tell(Msg { id: key, arg0, arg1: waiter::pack(side, w), ..Msg::new(kind::RING) }, None)
-    }
-
-    /// A peer has rung own waiter `w` by way of the monitor. Is it time for a pipe?
-    pub fn is_rung_often(&self, w: usize) -> bool {
-        const OFTEN: u32 = 3;
-        self.rung[w.min(WAITERS - 1)].fetch_add(1, Ordering::Relaxed) % OFTEN == OFTEN - 1
     }
 
     /// A pipe to the thread with `key`, as waiter `w` of the other side. True: `fd` is ours; else
@@ -68,12 +58,9 @@ impl Chan {
         if key == 0 || self.peer_rung[w].load(Ordering::Relaxed) != key {
             return false;
         }
-        let Some(fd) = process::spare_fd(fd) else { return false };
-        let had = self.peer_key[w].swap(0, Ordering::AcqRel);
-        let old = self.peer_fd[w].swap(fd, Ordering::AcqRel);
-        self.peer_key[w].store(key, Ordering::Release);
-        if had != 0 {
-            process::close_own(old);
+        let Some(own) = process::spare_fd(fd) else { return false };
+        if !self.peer_pipe[w].put(key, own) {
+            process::close_own(own);
         }
         true
     }
