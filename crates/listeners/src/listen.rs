@@ -37,8 +37,7 @@ pub struct Listener {
     inherited: AtomicBool,
     /// The description that listens.
     desc: AtomicU32,
-    /// Channel index + 1.
-    chans: [AtomicU16; CHANS],
+    /// Entries of [`Listener::places`].
     n: AtomicU32,
     /// Where the next look at the queues starts.
     next: AtomicU32,
@@ -61,7 +60,6 @@ static LISTENERS: [Listener; MAX] = [const {
         joins: AtomicBool::new(false),
         inherited: AtomicBool::new(false),
         desc: AtomicU32::new(0),
-        chans: [const { AtomicU16::new(0) }; CHANS],
         n: AtomicU32::new(0),
         next: AtomicU32::new(0),
         since_kernel: AtomicU32::new(0),
@@ -72,6 +70,9 @@ static LISTENERS: [Listener; MAX] = [const {
         addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
     }
 }; MAX];
+
+/// Channel index + 1, by listener. (Not among the rest of it: all listeners are looked through for one with a number.)
+static PLACES: [[AtomicU16; CHANS]; MAX] = [const { [const { AtomicU16::new(0) }; CHANS] }; MAX];
 
 /// Entries that were ever used: a fork must not touch all of them.
 #[link_section = ".data.fsocket_start"]
@@ -222,14 +223,14 @@ pub fn add_channel(id: u64, c: &'static Chan) {
     let Some(l) = used().iter().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
     let v = c.index() as u16 + 1;
     let n = l.n.load(Ordering::Relaxed) as usize;
-    if l.chans[..n.min(CHANS)].iter().any(|x| x.load(Ordering::Relaxed) == v) {
+    if l.places()[..n.min(CHANS)].iter().any(|x| x.load(Ordering::Relaxed) == v) {
         return;
     }
-    let free = l.chans[..n.min(CHANS)].iter().find(|x| x.load(Ordering::Relaxed) == 0);
+    let free = l.places()[..n.min(CHANS)].iter().find(|x| x.load(Ordering::Relaxed) == 0);
     match free {
         Some(x) => x.store(v, Ordering::Release),
         None if n < CHANS => {
-            l.chans[n].store(v, Ordering::Relaxed);
+            l.places()[n].store(v, Ordering::Relaxed);
             l.n.store(n as u32 + 1, Ordering::Release);
         }
         None => {}
@@ -243,7 +244,7 @@ pub fn drop_channel(c: &Chan) {
     let v = c.index() as u16 + 1;
     for l in used() {
         if l.id.load(Ordering::Acquire) == c.listener.load(Ordering::Relaxed) {
-            for x in l.chans.iter().take(l.n.load(Ordering::Relaxed) as usize) {
+            for x in l.places().iter().take(l.n.load(Ordering::Relaxed) as usize) {
                 if x.load(Ordering::Relaxed) == v {
                     x.store(0, Ordering::Release);
                 }
@@ -285,7 +286,7 @@ fn ended(d: &Desc, for_all: bool) {
             chan::retire_of(id);
         }
         l.n.store(0, Ordering::Relaxed);
-        for x in &l.chans {
+        for x in l.places() {
             x.store(0, Ordering::Relaxed);
         }
         l.id.store(0, Ordering::Release);
@@ -404,7 +405,7 @@ pub fn leave_channels() -> Those {
     for (i, l) in used().iter().enumerate() {
         those.set(i as i32, l.worker.swap(0, Ordering::AcqRel) != 0);
         l.n.store(0, Ordering::Release);
-        for c in &l.chans {
+        for c in l.places() {
             c.store(0, Ordering::Relaxed);
         }
     }
@@ -544,9 +545,13 @@ impl Listener {
         crate::table::DESCS.get(self.desc.load(Ordering::Relaxed)).filter(is_it)
     }
 
+    fn places(&self) -> &'static [AtomicU16; CHANS] {
+        &PLACES[place_of(self)]
+    }
+
     pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {
         let n = (self.n.load(Ordering::Acquire) as usize).min(CHANS);
-        self.chans[..n].iter().filter_map(|x| match x.load(Ordering::Acquire) {
+        self.places()[..n].iter().filter_map(|x| match x.load(Ordering::Acquire) {
             0 => None,
             i => chan::CHANS.get(i as u32 - 1).filter(|c| c.id.load(Ordering::Relaxed) != 0 && !c.is_broken()),
         })

@@ -23,7 +23,7 @@ mod waiting;
 mod wrapper;
 
 use crate::lock::Guard;
-use crate::table::{self, kind, Desc};
+use crate::table::{self, Desc};
 use crate::{listen, process};
 use core::sync::atomic::{fence, Ordering};
 use fsocket_sys::{self as sys, Errno};
@@ -255,12 +255,8 @@ pub fn fd_closed(fd: i32, d: &Desc, last: bool) {
 pub fn listener_changed(id: u64) {
     // As `waker::arming` says.
     fence(Ordering::SeqCst);
-    for i in 0..table::DESCS.len() {
-        let Some(d) = table::DESCS.get(i) else { continue };
-        if d.kind() == kind::LISTENER && listen::of(d).is_some_and(|l| l.id.load(Ordering::Relaxed) == id) {
-            look_again(d, false);
-        }
-    }
+    let those = listen::used().iter().filter(|l| l.id.load(Ordering::Relaxed) == id);
+    those.filter_map(listen::Listener::desc).for_each(|d| look_again(d, false));
 }
 
 /// The kernel wakes threads that watch a listener when it is shut down for writing, though nothing changes

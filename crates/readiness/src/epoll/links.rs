@@ -37,8 +37,10 @@ impl Link {
 }
 
 const MAX: usize = chan::MAX as usize;
-/// So many are looked at in any case.
+/// So many are looked at, if something happens in them.
 const HOT: usize = 128;
+/// And so many in any case.
+const LEAST: usize = 8;
 /// All are looked at after so long.
 const ALL_US: u64 = 100_000;
 
@@ -160,19 +162,35 @@ impl Links {
             if self.hot <= HOT {
                 return;
             }
-            let k = self.hand % self.hot;
-            self.hand = k + 1;
-            let Some(link) = self.at(k) else { return };
-            if link.used {
-                self.set(k, Link { used: false, ..link });
-                continue;
-            }
-            link.waiter.sleeping.store(1, Ordering::Relaxed);
-            // Before the look for marks; whoever marks does the reverse, and rings if this comes first.
-            fence(Ordering::SeqCst);
-            if link.waiter.summary.load(Ordering::Relaxed) == 0 {
-                self.hot -= 1;
-                self.swap(k, self.hot);
+            self.park_next();
+        }
+    }
+
+    /// Parks the next hot one if nothing has happened in it since it was last looked at here.
+    fn park_next(&mut self) {
+        let k = self.hand % self.hot;
+        self.hand = k + 1;
+        let Some(link) = self.at(k) else { return };
+        if link.used {
+            return self.set(k, Link { used: false, ..link });
+        }
+        link.waiter.sleeping.store(1, Ordering::Relaxed);
+        // Before the look for marks; whoever marks does the reverse, and rings if this comes first.
+        fence(Ordering::SeqCst);
+        if link.waiter.summary.load(Ordering::Relaxed) == 0 {
+            self.hot -= 1;
+            self.swap(k, self.hot);
+        }
+    }
+
+    /// Before a sleep, which costs what the hot ones cost. Where some are parked anyway, so are those in which nothing
+    /// happens between sleeps: two of them for each that a ring makes hot.
+    #[inline]
+    pub fn before_sleep(&mut self) {
+        const LOOKS: usize = 4;
+        if self.parks() {
+            for _ in 0..LOOKS.min(self.hot.saturating_sub(LEAST)) {
+                self.park_next();
             }
         }
     }

@@ -348,6 +348,7 @@ unsafe fn sleep(
             limit = Some(limit.map_or(piece, |l| l.min(piece)));
         }
         g.sleepers += 1;
+        g.links.before_sleep();
         set_sleeping(&g, true);
     }
     if let Some(ns) = ctl::unwatched() {
