@@ -171,6 +171,13 @@ pub fn renumbered(old: i32, new: i32) -> bool {
     pipes::renumbered(old, new) || all().any(|c| c.kept.renumbered(old, new))
 }
 
+/// The program lacks descriptors: some of those that are kept for another monitor are closed. It will not know their
+/// channels. False: there are none.
+pub fn spare_descriptors() -> bool {
+    const SOME: usize = 64;
+    all().filter_map(|c| c.kept.take()).take(SOME).map(process::close_own).count() > 0
+}
+
 /// The monitor hands us a pipe to a peer's thread. True: `fd` is ours.
 pub fn pipe(m: &Msg, fd: i32) -> bool {
     let Some((side, w)) = waiter::unpack(m.arg1) else { return false };

@@ -1,7 +1,7 @@
 //! The parts of a connection, before it is accepted.
 
 use crate::table::{self, kind, Desc};
-use crate::{pool, socks};
+use crate::{chan, pool, socks};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Sock;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -15,7 +15,11 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn get(family: u32, flags: i32) -> Result<Parts> {
-        let fd = pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0)?;
+        let placeholder = || pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0);
+        let fd = placeholder().or_else(|e| match e == Errno::EMFILE && chan::spare_descriptors() {
+            true => placeholder(),
+            false => Err(e),
+        })?;
         // A number that the kernel gives out again although we think it open
         // was closed below us.
         crate::close::overwritten(fd);

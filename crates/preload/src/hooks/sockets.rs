@@ -5,7 +5,7 @@ use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_lifecycle::table::{self, kind, Desc};
 use fsocket_lifecycle::{
-    accept as ops_accept, close, connect as ops_connect, in_use, listen as ops_listen, names, opts, path, pool,
+    accept as ops_accept, chan, close, connect as ops_connect, in_use, listen as ops_listen, names, opts, path, pool,
     process, route, slice, upgrade, user, zone,
 };
 use libc::*;
@@ -21,7 +21,7 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
         Some(fd) => fd,
         None => {
             let mut fd = unsafe { real::socket(domain, ty, protocol) };
-            if fd < 0 && unsafe { *__errno_location() } == EMFILE && pool::drain() {
+            if fd < 0 && unsafe { *__errno_location() } == EMFILE && (pool::drain() || chan::spare_descriptors()) {
                 fd = unsafe { real::socket(domain, ty, protocol) };
             }
             if fd < 0 {
