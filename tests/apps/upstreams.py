@@ -1,10 +1,11 @@
 """A client with many upstreams, as a proxy has them: one process, one epoll instance, many listeners.
 
-usage: upstreams.py SERVERS UPSTREAMS CONNECTIONS MESSAGES
+usage: upstreams.py SERVERS UPSTREAMS CONNECTIONS MESSAGES [DESCRIPTORS]
 
 SERVERS processes have UPSTREAMS listeners between them; the client has CONNECTIONS to them in turn, all open at once,
 and asks on one after the other, at random, and checks each answer and the names of both ends. What it
-measures goes to stderr, a line of words and numbers.
+measures goes to stderr, a line of words and numbers: time, and the CPU time of all these processes and of MONITOR, a process
+in the environment, which is what can be compared on a machine with other load. DESCRIPTORS is the client's limit.
 """
 
 import os
@@ -65,7 +66,16 @@ def ask(instance, c, n):
     assert got == want
 
 
-def main(servers, upstreams, connections, messages):
+def cpu(processes):
+    """CPU time of these in nanoseconds."""
+    total = 0
+    for pid in processes:
+        with open(f"/proc/{pid}/schedstat") as f:
+            total += int(f.read().split()[0])
+    return total
+
+
+def main(servers, upstreams, connections, messages, descriptors=0):
     share = [upstreams // servers + (i < upstreams % servers) for i in range(servers)]
     command = [sys.executable, __file__, "serve"]
     processes = [subprocess.Popen(command + [str(n)], stdout=subprocess.PIPE, text=True) for n in share]
@@ -73,7 +83,10 @@ def main(servers, upstreams, connections, messages):
         ports = [int(p) for s in processes for p in s.stdout.readline().split()]
         assert len(ports) == upstreams
         instance, opened = select.epoll(), []
-        levels, times = [resident()], [time.monotonic()]
+        if descriptors:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        everybody = ["self", *(s.pid for s in processes), *os.environ.get("MONITOR", "").split()]
+        levels, times, work = [resident()], [time.monotonic()], [cpu(everybody)]
         for total in (min(upstreams, connections), connections):
             while len(opened) < total:
                 c = socket.create_connection(("127.0.0.1", ports[len(opened) % upstreams]), timeout=20)
@@ -82,14 +95,15 @@ def main(servers, upstreams, connections, messages):
                 ask(instance, c, 64)
             levels.append(resident())
             times.append(time.monotonic())
+            work.append(cpu(everybody))
         names = {(c.getsockname(), c.getpeername()) for c in opened}
         assert len(names) == connections, f"{len(names)} names of {connections} connections"
-        began, worst = time.monotonic(), 0
+        began, worst, before = time.monotonic(), 0, cpu(everybody)
         for _ in range(messages):
             one = time.monotonic()
             ask(instance, random.choice(opened), random.choice((16, 200, 2000)))
             worst = max(worst, time.monotonic() - one)
-        asked = time.monotonic() - began
+        asked, asking = time.monotonic() - began, cpu(everybody) - before
         files = len(os.listdir("/proc/self/fd")) - connections
         for c in opened:
             c.close()
@@ -97,15 +111,17 @@ def main(servers, upstreams, connections, messages):
         for s in processes:
             s.kill()
             s.wait()
-    first = min(upstreams, connections)
+    first, later = min(upstreams, connections), max(1, connections - upstreams)
+    cpus = [(work[1] - work[0]) / first, (work[2] - work[1]) / later, asking / max(1, messages)]
     print(
         "bytes-an-upstream", (levels[1] - levels[0]) // first,
-        "bytes-a-connection", (levels[2] - levels[1]) // max(1, connections - first),
+        "bytes-a-connection", (levels[2] - levels[1]) // later,
         "us-a-connect", int((times[1] - times[0]) * 1e6 / first),
-        "us-a-later-connect", int((times[2] - times[1]) * 1e6 / max(1, connections - first)),
+        "us-a-later-connect", int((times[2] - times[1]) * 1e6 / later),
         "us-a-message", int(asked * 1e6 / max(1, messages)),
         "us-the-longest", int(worst * 1e6),
         "other-descriptors", files,
+        "cpu-us", *(f"{ns / 1000:.1f}" for ns in cpus),
         file=sys.stderr,
     )
     print("ok", len(ports), connections)

@@ -27,7 +27,7 @@ if [ "$1" ]; then
     while [ ! -e "$FASTSOCKET_SOCKET" ]; do sleep 0.01; done
     library=$1/libfsocket.so
 fi
-LD_PRELOAD=$library "$2" "$3" $4
+LD_PRELOAD=$library MONITOR=$! "$2" "$3" $4
 [ ! "$1" ] || "$1/fastsocket" stat --json > "$5"
 """
 

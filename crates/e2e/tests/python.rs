@@ -141,6 +141,15 @@ fn a_client_with_many_upstreams() {
     assert_eq!(counted, (700, 700), "{delta}");
 }
 
+/// The library keeps a descriptor of each channel for another monitor: not where the program needs it.
+#[test]
+fn a_client_with_many_upstreams_and_few_descriptors() {
+    let args = ["1", "200", "1400", "100", "1500"];
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "upstreams.py", &args) else { return };
+    let counted = (delta.get("connect_shm"), delta.get("accept_shm"));
+    assert_eq!(counted, (1400, 1400), "{delta}");
+}
+
 /// A channel in which there is no connection is given back; the next connection to that server has another one.
 #[test]
 fn channels_at_rest_are_given_back() {
