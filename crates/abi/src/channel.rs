@@ -15,8 +15,10 @@ use fsocket_sync::doorbell::Want;
 /// Connections per channel.
 pub const SLOTS: usize = 1024;
 /// Bytes of one ring; a power of two. Sparse: untouched pages cost nothing.
+/// Twice what the cache of one core holds (L2, 1 MiB as a rule): a sender that is so far ahead has its bytes
+/// fetched from the cache that all cores share, at more than twice the speed (docs/performance.md).
 /// Under loom so few that a model rewinds and wraps within some messages.
-pub const RING_CAP: usize = if cfg!(loom) { 128 } else { 1 << 20 };
+pub const RING_CAP: usize = if cfg!(loom) { 128 } else { 2 << 20 };
 /// Bytes behind each ring that no record uses: a record whose place was computed from positions that
 /// a hostile process of the fork group keeps changing begins inside the ring and ends here at the latest. So
 /// the data path has no positions to check, and no other connection is touched.

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketFlags, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Bytes that a kernel end takes before anybody reads: a whole ring, and what
+/// Bytes that a kernel end takes before anybody reads, half of what it says: a whole ring, and what
 /// the kernel needs to keep them.
 const BUFFER: i32 = 3 << 20;
 /// Segment size on the loopback interface, for either IP version.

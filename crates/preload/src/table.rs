@@ -214,7 +214,7 @@ limit_table! {
      it was passed by a process without the library, or while there was another monitor, or its sender has forked meanwhile."
         of recvmsg, sendmsg, pidfd_getfd;
     Programs: "A connection cannot be passed where its path cannot be switched (`fallback.switch`): while there is no \
-     monitor, or while it has something to read that came before its peer left shared memory, and a whole ring (1 MiB) had \
+     monitor, or while it has something to read that came before its peer left shared memory, and a whole ring (2 MiB) had \
      come without a pause. `sendmsg` fails with ETOOMANYREFS then, and the connection goes on. A message that is sent by \
      io_uring goes all the same, and its receiver gets an unconnected socket."
         of sendmsg, sendmmsg;
@@ -258,7 +258,7 @@ limit_table! {
      `TCP_REPAIR`, `TCP_ULP` or a filter; when it sends with `MSG_ZEROCOPY` on a socket with \
      `SO_ZEROCOPY`; and through `splice` and the like (above)."
         of fcntl, ioctl, setsockopt, send;
-    Sockets: "Buffers: a ring holds 1 MiB per direction; the kernel's default buffers take up to 4 \
+    Sockets: "Buffers: a ring holds 2 MiB per direction; the kernel's default buffers take up to 4 \
      MiB. A program that sets `SO_SNDBUF` is bounded by it and by the receiver's \
      `SO_RCVBUF`, within a factor of two of what the kernel takes; `SO_RCVBUF` alone bounds \
      nothing, as on loopback the default send buffer is larger than a ring."

@@ -143,7 +143,7 @@ unsafe impl Bytes for Mapped {
     unsafe fn read(&self, off: usize, dst: *mut u8, n: usize) -> bool {
         debug_assert!(off + n <= RING_CAP + RING_SLACK);
         // SAFETY: as in `write`.
-        unsafe { uaccess::copy(self.0.add(off), dst, n) }
+        unsafe { uaccess::fetch(self.0.add(off), dst, n) }
     }
 }
 

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of one direction; a power of two.
-const CAP: usize = 1 << 20;
+const CAP: usize = 2 << 20;
 /// Longest record: the consumer copies one while the producer writes the next.
 const RECORD: usize = 32 * 1024;
 /// Bytes after which a batch is published.

@@ -3,7 +3,7 @@
 use crate::rights::{as_user, for_users};
 use crate::support::*;
 use fsocket_abi::arena::ARENA_SIZE;
-use fsocket_abi::channel::{ring_off, CLIENT};
+use fsocket_abi::channel::{ring_off, CLIENT, RING_CAP};
 use fsocket_monitor::memory::{memfd, memfd_of};
 use fsocket_proto::operate::{Answer, Request, Target};
 use fsocket_proto::{kind, Msg};
@@ -113,7 +113,7 @@ fn memory_of_channels_is_shared_out() {
     let mut greedy = as_user(70_001, || d.process());
     let ch = as_user(70_001, || greedy.connect(of_greedy[0].1));
     for page in (0..MEMORY as usize * 5 / 8).step_by(4096) {
-        ch.map.at::<AtomicU64>(ring_off(page >> 20, CLIENT) + page % (1 << 20)).store(1, Ordering::Relaxed);
+        ch.map.at::<AtomicU64>(ring_off(page / RING_CAP, CLIENT) + page % RING_CAP).store(1, Ordering::Relaxed);
     }
     // (What is held is looked up seldom.)
     std::thread::sleep(Duration::from_millis(100));
