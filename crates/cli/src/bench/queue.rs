@@ -171,7 +171,11 @@ impl Link for Queue {
                 }
                 let len = header as u32 as usize;
                 match header & !0xffff_ffff {
-                    FIN => return Ok(got),
+                    FIN => {
+                        // What answers to the end waits for nobody.
+                        self.flush();
+                        return Ok(got);
+                    }
                     PAD => {
                         self.next = self.head + 8 + len as u64;
                         continue;
@@ -230,5 +234,9 @@ mod tests {
         }
         client.finish().unwrap();
         assert_eq!(server.recv(&mut buffer).unwrap(), 0);
+        // An answer to the end arrives, also if its sender only waits for more.
+        server.send(b"total").unwrap();
+        assert_eq!(server.recv(&mut buffer).unwrap(), 0);
+        assert_eq!(client.recv(&mut buffer).unwrap(), 5);
     }
 }
