@@ -136,7 +136,7 @@ impl Control {
         Ok(())
     }
 
-    /// What has come, and whether it is still there: the last frames before an end count.
+    /// Bytes that have come, and whether the peer is still there: the last frames before an end count.
     pub fn poll(&mut self) -> (Vec<Frame>, io::Result<()>) {
         let flushed = self.flush();
         let mut chunk = [0u8; 16 * FRAME];

@@ -348,7 +348,7 @@ fn another_program_keeps_it_out() {
     Announcer::start(&group.path, 3).expect("a second one");
 }
 
-/// What it costs a connection: `cargo test --release -p fsocket-bpf --test announce -- --ignored --nocapture cost`.
+/// The cost for a connection: `cargo test --release -p fsocket-bpf --test announce -- --ignored --nocapture cost`.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_connection() {

@@ -164,7 +164,7 @@ fn library_with_a_monitor_socket_that_nobody_answers() {
 }
 
 #[track_caller]
-/// What has been counted since; None in stock mode.
+/// Counters since then; None in stock mode.
 fn shown(host: &Host, before: &Snapshot) -> Option<Delta> {
     if stock_mode() {
         eprintln!("PATH NOT ASSERTED: stock mode");

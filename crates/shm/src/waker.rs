@@ -358,7 +358,7 @@ fn listen_to(b: &Waker, i: u32, events: u32, empty: bool) {
     }
 }
 
-/// What a peer has written: it may be anything.
+/// Reads the rings of a peer, which may have written anything.
 fn read_rings(b: &Waker, fd: i32) {
     let mut bytes = [0u8; 4096];
     for _ in 0..16 {

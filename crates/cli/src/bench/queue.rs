@@ -172,7 +172,7 @@ impl Link for Queue {
                 let len = header as u32 as usize;
                 match header & !0xffff_ffff {
                     FIN => {
-                        // What answers to the end waits for nobody.
+                        // An answer to the end waits for nobody.
                         self.flush();
                         return Ok(got);
                     }

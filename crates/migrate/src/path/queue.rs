@@ -87,7 +87,7 @@ fn one(
     port: u16,
     raised: &mut bool,
 ) -> Option<()> {
-    // What the client has sent it sends again itself.
+    // The client itself sends its bytes again.
     let rings = Rings::none()?;
     let server = l.addr().port;
     let client_family = c.slot(slot).family.load(Ordering::Relaxed);

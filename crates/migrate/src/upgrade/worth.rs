@@ -23,16 +23,16 @@ const PAYS: i32 = 20;
 const PAYS_BYTES: u64 = 1 << 20;
 /// Requests above this number do not count: one connection outweighs so many short ones, and no more.
 const MOST: u32 = 256;
-/// What a score has to be above another one: about one connection.
+/// A score counts as better by more than this: about one connection.
 const MARGIN: i32 = 16;
 /// A hundred times what an early try costs one side, nanoseconds.
 const PAUSE_NS: u64 = 10_000_000;
 /// After so many connections a side that has met nobody waits less again.
 const PROBE_EVERY: u32 = 64;
 
-/// What a process has learned of connections that it has opened, or accepted.
+/// A process has learned this of connections that it has opened, or accepted.
 struct Learned {
-    /// What would have been saved lately, in requests, if each connection had tried after so many of them ([`AFTER`]).
+    /// Requests that would have been saved lately if each connection had tried after so many of them ([`AFTER`]).
     saved: [AtomicI32; AFTER.len()],
     /// In [`AFTER`], the least: one more for each try that did not find the other side, 0 for each that has. One less now
     /// and then, so that two sides find each other again that both wait.
