@@ -218,6 +218,14 @@ fn a_server_with_little_address_space() {
     assert!(delta.get("fallback.resource") > 0 && delta.get("hostile_peer") == 0, "{delta}");
 }
 
+/// The limit comes when there are connections: they become the kernel's, with what was under way.
+#[test]
+fn address_space_is_limited_later() {
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 60, "limited_later.py", &[]) else { return };
+    assert_eq!((delta.get("connect_shm"), delta.get("accept_shm")), (20, 20), "{delta}");
+    assert!(delta.get("path_switch") >= 40 && delta.get("fallback.switch") == 0, "both ends of each\n{delta}");
+}
+
 #[test]
 fn watched_in_little_address_space() {
     let host = Host::new();
