@@ -19,6 +19,15 @@ use libc::{c_char, c_int};
 #[link_section = ".init_array"]
 static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = init;
 
+// What the C library's start files would define: by its address libc knows whose a destructor of a thread is.
+core::arch::global_asm!(
+    ".pushsection .rodata.fsocket_dso_handle, \"a\"",
+    ".hidden __dso_handle",
+    ".globl __dso_handle",
+    "__dso_handle: .quad 0",
+    ".popsection"
+);
+
 // The last of the code (layout.ld).
 core::arch::global_asm!(".pushsection .fsocket_end, \"ax\"", ".byte 0", ".popsection");
 

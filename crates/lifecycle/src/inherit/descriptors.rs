@@ -37,25 +37,39 @@ fn each_listed(mut f: impl FnMut(i32)) {
 }
 
 /// Is one among them that concerns the library: a socket of the internet, or an epoll instance (those have no place in
-/// a file system)? Numbers from [`MANY`] on are not looked at: a program of ours that has left something says so by
-/// other means, and others hand down small ones.
+/// a file system)? Numbers from [`MANY`] on are not looked at, nor those from [`USUAL`] on if half as many before them
+/// are free: a program of ours that has left something says so by other means, and others hand down small ones.
 #[link_section = ".text.fsocket_start"]
 pub fn any_of_concern() -> bool {
     let is_one = |fd: i32| sys::mode(fd).is_ok_and(|mode| is_of_concern(fd, mode));
     // One call says which are open; a look into /proc makes the kernel build this process's directory.
-    let mut all: [libc::pollfd; MANY] =
-        core::array::from_fn(|fd| libc::pollfd { fd: fd as i32, events: 0, revents: 0 });
-    // SAFETY: that many; no mask.
-    if unsafe { sys::ppoll(all.as_mut_ptr(), MANY, Some(0), core::ptr::null()) }.is_ok() {
-        return all.iter().filter(|p| p.revents & libc::POLLNVAL == 0).any(|p| is_one(p.fd));
+    match open::<USUAL>(0, is_one) {
+        Some((false, last)) if last >= USUAL / 2 => open::<{ MANY - USUAL }>(USUAL, is_one).map(|(any, _)| any),
+        usual => usual.map(|(any, _)| any),
     }
-    // (A process that may not have so many.)
-    let mut any = false;
-    each_listed(|fd| any |= is_one(fd));
-    any
+    .unwrap_or_else(|| {
+        // (A process that may not have so many.)
+        let mut any = false;
+        each_listed(|fd| any |= is_one(fd));
+        any
+    })
 }
 
 const MANY: usize = 256;
+const USUAL: usize = 64;
+
+/// Is one of the `N` numbers from `first` on open and such a one? And the last that is open, or 0. None: the kernel
+/// does not say.
+#[inline(always)]
+fn open<const N: usize>(first: usize, is_one: impl Fn(i32) -> bool) -> Option<(bool, usize)> {
+    let mut all: [libc::pollfd; N] =
+        core::array::from_fn(|n| libc::pollfd { fd: (first + n) as i32, events: 0, revents: 0 });
+    // SAFETY: that many; no mask.
+    unsafe { sys::ppoll(all.as_mut_ptr(), N, Some(0), core::ptr::null()) }.ok()?;
+    let mut open = all.iter().filter(|p| p.revents & libc::POLLNVAL == 0);
+    let last = open.clone().next_back().map_or(0, |p| p.fd as usize);
+    Some((open.any(|p| is_one(p.fd)), last))
+}
 
 #[inline]
 fn is_of_concern(fd: i32, mode: u32) -> bool {
