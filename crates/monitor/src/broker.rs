@@ -254,9 +254,10 @@ impl Broker {
         self.plain(op::TABLES, 0).map(|g| g.number != 0)
     }
 
-    /// How many programs of this type are in force for a cgroup; `None`: not known.
-    pub fn programs(&self, cgroup: BorrowedFd<'_>, kind: u32) -> Option<u64> {
-        self.ask(Ask { number: kind.into(), ..Ask::new(op::PROGRAMS) }, &[cgroup]).ok().map(|g| g.number)
+    /// Whether programs of one of these types (below 64) are in force for a cgroup; `None`: not known.
+    pub fn has_programs(&self, cgroup: BorrowedFd<'_>, kinds: &[u32]) -> Option<bool> {
+        let number = kinds.iter().fold(0, |kinds, kind| kinds | 1 << kind);
+        self.ask(Ask { number, ..Ask::new(op::PROGRAMS) }, &[cgroup]).ok().map(|g| g.number != 0)
     }
 
     /// Does what the client of a control socket asks for about steering.

@@ -13,7 +13,7 @@
 use fsocket_abi::arena::{Header, FUTEX_OWNER_DIED, FUTEX_WAITERS};
 use fsocket_sync::atomic::{AtomicU32, Ordering};
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::mm::{mmap, mmap_anonymous, MapFlags, ProtFlags};
+use rustix::mm::{mmap, mmap_anonymous, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::futex;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -65,6 +65,9 @@ impl Lifelines {
         // SAFETY: a fresh range at an address of the kernel's choice.
         let range = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * MOST * PAGE, prot, flags) }.ok()?;
         let range = range.cast::<u8>();
+        // (A page of it that was used once is kept: most arenas live for a moment.)
+        // SAFETY: the first half of that range.
+        unsafe { rustix::mm::mprotect(range.cast(), MOST * PAGE, MprotectFlags::READ | MprotectFlags::WRITE) }.ok()?;
         let offset = (MOST * PAGE + offset_of!(Header, monitor)) as isize;
         let mut head = Box::new(Head { first: Node(std::ptr::null_mut()), offset, pending: std::ptr::null_mut() });
         head.first = Node(&raw mut head.first);
@@ -129,11 +132,8 @@ impl List {
     fn add(&mut self, arena: BorrowedFd<'_>) -> Option<usize> {
         let at = (0..MOST).find(|i| !self.used.contains(i))?;
         let (both, fixed) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::FIXED);
-        // SAFETY: two pages of our own range, which nobody uses.
-        unsafe {
-            mmap_anonymous(self.node(at).cast(), PAGE, both, fixed | MapFlags::PRIVATE).ok()?;
-            mmap(self.word_page(at), PAGE, both, fixed | MapFlags::SHARED, arena.as_fd(), 0).ok()?;
-        }
+        // SAFETY: a page of our own range, which nobody uses.
+        unsafe { mmap(self.word_page(at), PAGE, both, fixed | MapFlags::SHARED, arena.as_fd(), 0) }.ok()?;
         let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         self.word(at).store(me | FUTEX_WAITERS, Ordering::Release);
         let before = self.pointer_to(at);
@@ -160,13 +160,11 @@ impl List {
             return;
         }
         let before = self.pointer_to(at);
-        // SAFETY: as in `add`; then two pages of our own range that nobody refers to any more.
+        // SAFETY: as in `add`; then a page of our own range that nobody refers to any more.
         unsafe {
             before.write_volatile(*self.node(at));
             let flags = MapFlags::FIXED | MapFlags::PRIVATE | MapFlags::NORESERVE;
-            for page in [self.node(at).cast(), self.word_page(at)] {
-                let _ = mmap_anonymous(page, PAGE, ProtFlags::empty(), flags);
-            }
+            let _ = mmap_anonymous(self.word_page(at), PAGE, ProtFlags::empty(), flags);
         }
     }
 }

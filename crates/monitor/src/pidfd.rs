@@ -11,6 +11,24 @@ pub fn pid_of(fd: BorrowedFd<'_>) -> Option<u32> {
     pid.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
+/// The number of its process's cgroup in version 2. `None`: it has ended, or the kernel does not say (before 6.13).
+pub fn cgroup_number(pidfd: BorrowedFd<'_>) -> Option<u64> {
+    /// From linux/pidfd.h.
+    const PIDFD_INFO_CGROUPID: u64 = 1 << 2;
+    const PIDFD_GET_INFO: u64 = 0xc040_ff0b;
+    /// struct pidfd_info, as it was first: a mask, the cgroup, and twelve numbers.
+    #[repr(C)]
+    struct Info {
+        mask: u64,
+        cgroup: u64,
+        numbers: [u32; 12],
+    }
+    let mut info = Info { mask: PIDFD_INFO_CGROUPID, cgroup: 0, numbers: [0; 12] };
+    // SAFETY: the structure lives during the call, and is as long as the request says.
+    let rc = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) };
+    (rc == 0 && info.mask & PIDFD_INFO_CGROUPID != 0 && info.cgroup != 0).then_some(info.cgroup)
+}
+
 /// Whether the process of a pidfd has not ended.
 pub fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];

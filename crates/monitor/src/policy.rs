@@ -7,6 +7,7 @@
 //! nothing here has to understand a policy; it is enough to see that there may be one ([`kernel`],
 //! [`process`]). ADR 36.
 
+pub mod cgroups;
 pub mod file;
 pub mod kernel;
 pub mod process;
@@ -41,7 +42,8 @@ impl Context {
                 || programs.iter().any(|p| p.unit.is_some() || p.cgroup.is_some()),
         };
         // Without credentials (sent before the socket asked for them) it is nobody.
-        let party = self.policy.sender.as_ref().ok_or(Errno::NOENT)?.party(wanted, &self.broker);
+        let policy = &mut self.policy;
+        let party = policy.sender.as_ref().ok_or(Errno::NOENT)?.party(wanted, &self.broker, &mut policy.cgroups);
         self.policy.parties.insert(id, party.clone());
         Ok(party)
     }
@@ -125,7 +127,7 @@ impl Context {
         listener_netns: u64,
     ) -> Option<&'static str> {
         let policy = &mut self.policy;
-        let restraint = policy.sender.as_ref().map(Sender::restraint);
+        let restraint = policy.sender.as_ref().map(|s: &Sender| s.restraint(policy.labels));
         let why = if restraint.is_none_or(|r| r.is_more_than(&policy.own)) {
             Some("the process may be restricted")
         } else if actions.contains(&Some(Action::KernelFirst)) {

@@ -145,6 +145,16 @@ impl SockDiag {
         self.lookup(ip, info.addr.port, is_it) != Some(false)
     }
 
+    /// Both at once: whether a SYN to `ip` from this host would reach this very socket. No: there is more to ask.
+    pub fn leads_to(&mut self, ip: [u8; 16], info: &Listening) -> bool {
+        let bound = raw(&info.addr);
+        let is_it = |a: &Answer| {
+            let same = u16::from(a.family) == info.addr.family && a.id.src == bound && a.id.interface == 0;
+            same && cookie(&a.id) == info.cookie
+        };
+        self.lookup(ip, info.addr.port, is_it) == Some(true)
+    }
+
     /// Asks the kernel for the listener that it would choose itself: device, address, family, group.
     fn lookup(&mut self, ip: [u8; 16], port: u16, is_it: impl FnMut(&Answer) -> bool) -> Option<bool> {
         let family = if is_v4(&ip) { libc::AF_INET } else { libc::AF_INET6 };
@@ -324,9 +334,12 @@ mod tests {
             let Ok(l) = TcpListener::bind(bind) else { continue };
             let info = descriptor::listening(l.as_fd()).unwrap();
             assert!(diag.listens(&info), "{bind}");
+            let (to, other) =
+                (crate::address::destination(info.addr.ip), Listening { cookie: info.cookie ^ 1, ..info });
+            assert!(diag.leads_to(to, &info) && !diag.leads_to(to, &other), "{bind}");
             assert!(diag.lookup(info.addr.ip, info.addr.port, |_| true).is_some());
             drop(l);
-            assert!(!diag.listens(&info), "{bind}");
+            assert!(!diag.listens(&info) && !diag.leads_to(to, &info), "{bind}");
             let again = TcpListener::bind(std::net::SocketAddr::new(
                 std::net::IpAddr::V6(Ipv6Addr::from(info.addr.ip)).to_canonical(),
                 info.addr.port,

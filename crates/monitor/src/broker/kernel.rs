@@ -1,9 +1,8 @@
 //! What the kernel says of its policy to a privileged process only.
 
 use crate::netlink::{self, kinds, Netlink};
-use crate::pidfd::read;
-use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{openat, Mode, OFlags, CWD};
 
 /// From linux/netfilter/nfnetlink.h and nf_tables.h.
 const NFNLGRP_NFTABLES: u32 = 7;
@@ -26,10 +25,37 @@ pub fn has_chains(netlink: &mut Netlink) -> Result<bool, rustix::io::Errno> {
     Ok(found)
 }
 
-/// iptables of old: tables that exist are registered, and nothing tells of changes.
-pub fn has_tables() -> bool {
-    let names = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-    names.into_iter().any(|name| read(Path::new(name)).is_some_and(|t| !t.is_empty()))
+/// iptables of old: tables that exist are registered, and nothing tells of changes. They are those of the network namespace of the
+/// thread that asks first.
+#[derive(Default)]
+pub struct Tables {
+    /// The thread's /proc/net, and the lists in it that have been there.
+    proc: Option<OwnedFd>,
+    lists: [Option<OwnedFd>; 2],
+}
+
+impl Tables {
+    pub fn any(&mut self) -> bool {
+        if self.proc.is_none() {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            self.proc = openat(CWD, "/proc/thread-self/net", flags, Mode::empty()).ok();
+        }
+        let Some(proc) = &self.proc else { return false };
+        let names = ["ip_tables_names", "ip6_tables_names"];
+        names.into_iter().zip(&mut self.lists).any(|(name, list)| {
+            // (A list from before its module was unloaded cannot be read any more.)
+            let known = list.as_ref().and_then(|list| is_empty(list.as_fd()));
+            let is_empty = known.or_else(|| {
+                *list = openat(proc, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+                is_empty(list.as_ref()?.as_fd())
+            });
+            is_empty == Some(false)
+        })
+    }
+}
+
+fn is_empty(list: BorrowedFd<'_>) -> Option<bool> {
+    rustix::io::retry_on_intr(|| rustix::io::pread(list, &mut [0u8; 64], 0)).ok().map(|n| n == 0)
 }
 
 /// A socket that tells when nf_tables changes.

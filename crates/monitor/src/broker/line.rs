@@ -55,7 +55,7 @@ pub mod op {
     pub const RULES: u32 = 16;
     /// Whether nf_tables has chains that local packets pass.
     pub const CHAINS: u32 = 17;
-    /// How many programs of a type are in force for a cgroup.
+    /// Whether programs of some types (a bit each) are in force for a cgroup.
     pub const PROGRAMS: u32 = 18;
     /// What `fastsocket steer` asks for: the request, the control socket of who asks.
     pub const STEER: u32 = 19;

@@ -75,6 +75,7 @@ pub struct Rights {
     pub(super) announces: Option<Announce>,
     announcer: Option<Announcer>,
     nf_tables: Option<Netlink>,
+    tables: kernel::Tables,
     steers: Steers,
     /// Where steering is kept, and whether it begins again.
     steer_file: Option<(PathBuf, bool)>,
@@ -100,6 +101,7 @@ impl Rights {
             announces: None,
             announcer: None,
             nf_tables: None,
+            tables: kernel::Tables::default(),
             steers: Steers::default(),
             steer_file: keep.or(beside).map(|dir| (dir.to_owned(), keep.is_some())),
         }
@@ -210,10 +212,13 @@ impl Rights {
                 let found = kernel::has_chains(self.nf_tables.as_mut().ok_or(Errno::IO)?)?;
                 Ok(Given::number(found.into()))
             }
-            op::TABLES => Ok(Given::number(kernel::has_tables().into())),
+            op::TABLES => Ok(Given::number(self.tables.any().into())),
             op::PROGRAMS => {
-                let kind = u32::try_from(ask.number).map_err(|_| Errno::INVAL)?;
-                kernel::programs(fd()?, kind).map(|n| Given::number(n.into())).ok_or(Errno::PERM)
+                let cgroup = fd()?;
+                let mut kinds = (0..u64::BITS).filter(|kind| ask.number >> kind & 1 != 0);
+                let found = kinds
+                    .try_fold(0, |found: u32, kind| kernel::programs(cgroup, kind).map(|n| found.saturating_add(n)));
+                found.map(|n| Given::number(n.into())).ok_or(Errno::PERM)
             }
             op::STEER => {
                 let control = *fds.get(1).ok_or(Errno::BADF)?;

@@ -20,6 +20,7 @@ pub type Reason = &'static str;
 pub struct HostPolicy {
     netfilter: Option<Netfilter>,
     routes: Option<Netlink>,
+    rules: Option<RoutingRules>,
     sockets: Option<Netlink>,
     /// Where the cgroup v2 hierarchy is mounted; looked up once.
     cgroups: Option<Option<PathBuf>>,
@@ -30,6 +31,37 @@ struct Netfilter {
     events: OwnedFd,
     /// `None`: it has changed.
     chains: Option<bool>,
+}
+
+/// Routing rules: what they were at the last look, and the socket that tells of changes.
+struct RoutingRules {
+    events: OwnedFd,
+    /// Of [`local_first`]; `None`: not looked yet.
+    plain: Option<bool>,
+}
+
+impl RoutingRules {
+    fn new() -> Option<RoutingRules> {
+        let groups = 1 << (libc::RTNLGRP_IPV4_RULE - 1) | 1 << (libc::RTNLGRP_IPV6_RULE - 1);
+        netlink::socket(None, groups).ok().map(|events| RoutingRules { events, plain: None })
+    }
+
+    /// As they are now. The kernel has put an event here before the call returns that changes a rule, so one that
+    /// is there when this begins counts.
+    fn local_first(&mut self, routes: &mut Netlink) -> Result<bool, rustix::io::Errno> {
+        let mut scratch = [0u8; 1024];
+        // (Nor does it matter that events are lost: ENOBUFS says so.)
+        while !matches!(
+            rustix::net::recv(&self.events, &mut scratch[..], RecvFlags::DONTWAIT),
+            Err(rustix::io::Errno::AGAIN)
+        ) {
+            self.plain = None;
+        }
+        match self.plain {
+            Some(plain) => Ok(plain),
+            None => Ok(*self.plain.insert(local_first(routes)?)),
+        }
+    }
 }
 
 /// The connection in question. Both ends are in the monitor's network namespace.
@@ -103,7 +135,14 @@ impl HostPolicy {
             self.routes = Some(Netlink::new(None).map_err(|_| "routes cannot be asked for")?);
         }
         let Some(routes) = &mut self.routes else { return Ok(false) };
-        if !local_first(routes).map_err(|_| "rules of routing cannot be asked for")? {
+        if self.rules.is_none() {
+            self.rules = RoutingRules::new();
+        }
+        let plain = match &mut self.rules {
+            Some(rules) => rules.local_first(routes),
+            None => local_first(routes),
+        };
+        if !plain.map_err(|_| "rules of routing cannot be asked for")? {
             return Ok(false);
         }
         let v4 = is_v4(&q.ip);
@@ -168,10 +207,8 @@ impl HostPolicy {
             // (One outside our own cgroup namespace begins with "/..".)
             let path = path.filter(|p| !p.starts_with("/..")).ok_or(UNKNOWN)?;
             let dir = std::fs::File::open(mount.join(path.trim_start_matches('/'))).map_err(|_| UNKNOWN)?;
-            for kind in types {
-                if broker.programs(dir.as_fd(), *kind).ok_or(UNKNOWN)? > 0 {
-                    return Ok(Some("BPF programs are attached to the cgroup"));
-                }
+            if broker.has_programs(dir.as_fd(), types).ok_or(UNKNOWN)? {
+                return Ok(Some("BPF programs are attached to the cgroup"));
             }
         }
         Ok(None)
@@ -240,9 +277,8 @@ mod tests {
         })
     }
 
-    fn look(ip: [u8; 4]) -> Result<bool, Reason> {
+    fn look_by(host: &mut HostPolicy, ip: [u8; 4]) -> Result<bool, Reason> {
         let ip = Ipv4Addr::from(ip).to_ipv6_mapped().octets();
-        let mut host = HostPolicy { cgroups: Some(None), ..HostPolicy::default() };
         let question = Question { ip, port: 80, uid: 1000, client_cgroup: None, server_cgroups: vec![] };
         let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         host.look(&question, &Broker::here(nobody.as_fd(), None, None)).map(|why| why.is_some())
@@ -254,7 +290,10 @@ mod tests {
             let status = std::process::Command::new("ip").args(args.split(' ')).status();
             assert!(status.is_ok_and(|s| s.success()), "ip {args}");
         };
+        // One that remembers what it has seen.
         let seen = in_namespace(|| {
+            let mut host = HostPolicy { cgroups: Some(None), ..HostPolicy::default() };
+            let mut look = |ip| look_by(&mut host, ip);
             let mut all = vec![look([127, 0, 0, 1]), look([192, 0, 2, 1])];
             ip("route add prohibit 127.0.0.9 table local");
             all.extend([look([127, 0, 0, 9]), look([127, 0, 0, 1])]);

@@ -1,5 +1,6 @@
 //! What the kernel says of a process that asks us for something.
 
+use super::cgroups::Cgroups;
 use super::rules::Party;
 use crate::broker::Broker;
 use crate::pidfd::{is_alive, read};
@@ -17,7 +18,7 @@ pub struct Wanted {
 
 impl Sender {
     /// Calls `read` with the process's directory in /proc; `None` if it ended before that was done.
-    fn of_live<T>(&self, read: impl FnOnce(PathBuf) -> Option<T>) -> Option<T> {
+    pub(super) fn of_live<T>(&self, read: impl FnOnce(PathBuf) -> Option<T>) -> Option<T> {
         if self.pid == 0 {
             return None;
         }
@@ -29,15 +30,14 @@ impl Sender {
     /// What rules ask of it. The executable changes only by `exec`, but it is no proof: its user may
     /// run the same file with other code preloaded, or trace it. A process leaves its cgroup only
     /// with the right to write to both.
-    pub fn party(&self, wanted: Wanted, broker: &Broker) -> Party {
+    pub fn party(&self, wanted: Wanted, broker: &Broker, cgroups: &mut Cgroups) -> Party {
         // (Another user's takes a privilege.)
         let exe = || self.of_live(|_| broker.exe(self.pid, self.pidfd.as_ref().map(AsFd::as_fd)));
-        let cgroup = || self.of_live(|proc| cgroup(&read(&proc.join("cgroup"))?));
         Party {
             uid: self.uid,
             gid: self.gid,
             exe: wanted.exe.then(exe).flatten(),
-            cgroup: wanted.cgroup.then(cgroup).flatten(),
+            cgroup: if wanted.cgroup { cgroups.of(self) } else { None },
         }
     }
 
@@ -47,12 +47,11 @@ impl Sender {
         self.of_live(|proc| Some(rights(&read(&proc.join("status"))?))).unwrap_or(0)
     }
 
-    /// How the kernel may keep it from more than us. Unreadable is very much.
-    pub fn restraint(&self) -> Restraint {
+    /// How the kernel may keep it from more than us. Unreadable is very much. `labels`: of [`labels`].
+    pub fn restraint(&self, labels: bool) -> Restraint {
         self.of_live(|proc| {
             let status = read(&proc.join("status"))?;
-            // Absent (EINVAL): no security module has labels here.
-            let label = read(&proc.join("attr/current")).unwrap_or_default();
+            let label = if labels { read(&proc.join("attr/current")).unwrap_or_default() } else { String::new() };
             Some(Restraint::read(&status, &label))
         })
         .unwrap_or(Restraint { no_new_privs: true, filters: u32::MAX, confined: true })
@@ -88,7 +87,7 @@ impl Restraint {
 
     /// Of this process.
     pub fn own() -> Restraint {
-        Sender { pid: std::process::id(), uid: 0, gid: 0, pidfd: None }.restraint()
+        Sender { pid: std::process::id(), uid: 0, gid: 0, pidfd: None }.restraint(true)
     }
 
     /// Whether the kernel may refuse the process what it does not refuse this monitor. Filters are
@@ -97,6 +96,14 @@ impl Restraint {
     pub fn is_more_than(&self, own: &Restraint) -> bool {
         self.no_new_privs || self.filters > own.filters || self.confined && !own.confined
     }
+}
+
+/// Whether a security module gives processes labels. The kernel has all its modules from its start on; without such a one
+/// it answers EINVAL for each process.
+pub fn labels() -> bool {
+    let label = std::fs::File::open("/proc/self/attr/current");
+    let read = label.and_then(|file| Ok(rustix::io::read(file, &mut [0u8; 1])?));
+    !read.is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL))
 }
 
 fn rights(status: &str) -> u64 {
@@ -130,14 +137,14 @@ mod tests {
     #[test]
     fn our_own_is_read() {
         let me = Sender { pid: std::process::id(), uid: 1, gid: 2, pidfd: None };
-        let p = me.party(Wanted { exe: true, cgroup: true }, &broker());
+        let p = me.party(Wanted { exe: true, cgroup: true }, &broker(), &mut Cgroups::default());
         assert_eq!(p.exe, std::env::current_exe().ok());
         assert_eq!((p.uid, p.gid), (1, 2));
-        let none = me.party(Wanted::default(), &broker());
+        let none = me.party(Wanted::default(), &broker(), &mut Cgroups::default());
         assert_eq!((none.exe, none.cgroup), (None, None));
         let gone = Sender { pid: 0, ..me };
-        assert_eq!(gone.party(Wanted { exe: true, cgroup: true }, &broker()).exe, None);
-        assert!(gone.restraint().is_more_than(&Restraint::own()));
+        assert_eq!(gone.party(Wanted { exe: true, cgroup: true }, &broker(), &mut Cgroups::default()).exe, None);
+        assert!(gone.restraint(true).is_more_than(&Restraint::own()));
     }
 
     #[test]
@@ -146,10 +153,10 @@ mod tests {
         let pid = rustix::process::Pid::from_child(&child);
         let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         let s = Sender { pid: child.id(), uid: 0, gid: 0, pidfd: Some(pidfd) };
-        assert!(s.party(Wanted { exe: true, cgroup: false }, &broker()).exe.is_some());
+        assert!(s.party(Wanted { exe: true, cgroup: false }, &broker(), &mut Cgroups::default()).exe.is_some());
         child.kill().unwrap();
         rustix::event::poll(&mut [PollFd::new(s.pidfd.as_ref().unwrap(), PollFlags::IN)], None).unwrap();
-        assert!(s.party(Wanted { exe: true, cgroup: true }, &broker()).cgroup.is_none());
+        assert!(s.party(Wanted { exe: true, cgroup: true }, &broker(), &mut Cgroups::default()).cgroup.is_none());
         child.wait().unwrap();
     }
 

@@ -1,7 +1,8 @@
 //! What is known of processes, and what they have shown.
 
+use super::cgroups::Cgroups;
 use super::kernel::HostPolicy;
-use super::process::Restraint;
+use super::process::{labels, Restraint};
 use super::rules::Party;
 use crate::wire::Sender;
 use crate::ConnId;
@@ -41,6 +42,9 @@ impl Proofs {
 pub struct Policy {
     pub host: HostPolicy,
     pub own: Restraint,
+    /// Do processes have labels here?
+    pub labels: bool,
+    pub cgroups: Cgroups,
     /// Of the message that is being handled.
     pub sender: Option<Sender>,
     pub parties: HashMap<ConnId, Party>,
@@ -53,6 +57,8 @@ impl Policy {
         Policy {
             host: HostPolicy::default(),
             own: Restraint::own(),
+            labels: labels(),
+            cgroups: Cgroups::default(),
             sender: None,
             parties: HashMap::new(),
             proofs: HashMap::new(),

@@ -270,13 +270,15 @@ impl Shm {
         let closings = self.closings.count_for(ctx, id, msg.addr.port);
         loop {
             let listener = self.listeners.find(netns, ip, msg.addr.port).ok_or(Errno::NOENT)?;
-            if !self.still_listens(ctx, listener, Some(fd.as_fd())) {
-                // Its socket was closed in secret: see who is next.
-                self.end_listener(ctx, listener);
-                continue;
-            }
-            if !self.is_reached(ctx, listener, ip, fd.as_fd()) {
-                return Err(Errno::NOENT);
+            if !self.leads_to(ctx, listener, ip, fd.as_fd()) {
+                if !self.still_listens(ctx, listener, Some(fd.as_fd())) {
+                    // Its socket was closed in secret: see who is next.
+                    self.end_listener(ctx, listener);
+                    continue;
+                }
+                if !self.is_reached(ctx, listener, ip, fd.as_fd()) {
+                    return Err(Errno::NOENT);
+                }
             }
             if self.distrust.refuses(listener, ctx.clients.get(id).ok_or(Errno::BADF)?.uid, id) {
                 return Err(Errno::ACCESS);

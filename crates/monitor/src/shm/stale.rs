@@ -21,6 +21,12 @@ impl Shm {
         self.closings.diag(ctx, info.netns, Some(place)).is_none_or(|diag| diag.is_reached(ip, &info))
     }
 
+    /// Whether both hold, as one question says; else they are to be asked one by one.
+    pub fn leads_to(&mut self, ctx: &Context, listener: ListenerId, ip: [u8; 16], place: BorrowedFd<'_>) -> bool {
+        let Some(info) = self.listeners.get(listener).map(|l| l.info) else { return false };
+        self.closings.diag(ctx, info.netns, Some(place)).is_some_and(|diag| diag.leads_to(ip, &info))
+    }
+
     /// Ends listeners at this address whose socket is gone.
     pub fn drop_stale(&mut self, ctx: &mut Context, netns: u64, addr: &Addr) {
         for listener in self.listeners.siblings(netns, addr) {
