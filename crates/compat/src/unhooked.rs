@@ -165,8 +165,12 @@ fn may_be_ring(fd: i32) -> bool {
     !rings::known(fd) && INHERITED_NO_RING.load(Ordering::Relaxed) & bit(fd) == 0
 }
 
-/// Asked of /proc: a system-call filter may end a program that makes a call of io_uring.
+/// Asked of /proc: a system-call filter may end a program that makes a call of io_uring. That makes the kernel build a
+/// directory for the process, some 10 us, so only of what has no type, as all that only the kernel makes.
 fn is_ring(fd: i32) -> bool {
+    if sys::mode(fd).is_ok_and(|mode| mode & libc::S_IFMT != 0) {
+        return false;
+    }
     let mut path = [0u8; 40];
     let prefix = b"/proc/self/fd/";
     path[..prefix.len()].copy_from_slice(prefix);
