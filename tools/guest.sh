@@ -100,6 +100,10 @@ INIT
 chmod +x "$work/initrd/init"
 (cd "$work/initrd" && find . | cpio -o -H newc --quiet) >"$work/initrd.cpio"
 
+# A clock that counts instructions (icount): while the kernel boots its tick is periodic, and QEMU then gives all
+# instructions between two ticks to the first CPU, which waits for the second one for ever. Later the tick is one-shot.
+case ${extra[*]} in *icount*) append="maxcpus=1 $append" ;; esac
+
 {
     echo "export PATH=$(printf %q "$PATH") HOME=$(printf %q "$HOME") LC_ALL=C"
     # The environment that our own tests read, and cargo's, which names files.
@@ -107,6 +111,7 @@ chmod +x "$work/initrd/init"
         echo "export $name=$(printf %q "$value")"
     done
     echo 'ip link set lo up'
+    echo 'for c in /sys/devices/system/cpu/cpu*/online; do [ "$(cat $c)" = 1 ] || echo 1 >$c; done'
     echo "cd $(printf %q "$PWD") || exit 98"
     printf '%s\n' "$*"
 } >"$work/out/command"

@@ -30,7 +30,17 @@ fn over_bridges_without_blocking_greeted_and_steered() {
     for host in [&pair.net.host, &pair.net.client, &pair.net.server] {
         host.inside("sh", &["-c", all]).expect("rps_cpus");
     }
+    let before = steered();
     all_over(&ask(pair.port, &["nonblocking"]));
+    let moved = steered() - before;
+    eprintln!("{moved} times another CPU was told of packets");
+    assert!(moved > 0 || std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1), "nothing was steered");
+}
+
+/// How often CPUs were told by others that packets are there for them (`received_rps`), on this machine.
+fn steered() -> u64 {
+    let all = std::fs::read_to_string("/proc/net/softnet_stat").expect("softnet_stat");
+    all.lines().map(|line| u64::from_str_radix(line.split(' ').nth(9).expect("a number"), 16).expect("a number")).sum()
 }
 
 /// A change of path costs as much as some requests: connections that end soon stay in the kernel, and those
