@@ -7,6 +7,7 @@ connections and prints "ok". MORE is
 
     wait         then wait for the end of the first connection; print how long that took and what it was
     stay         then say "asked", and five seconds later ask again, and say "stayed"
+    unread       then ask, say "asked", and read the answers five seconds later
     pass         then pass each through a Unix socket while answers wait to be read; go on with what comes out
     greeted      the server has a name, which stays the same; print it for each connection
     nonblocking  connect, send and receive without blocking
@@ -136,6 +137,16 @@ def main():
                 s.sendall(data)
                 assert exactly(other, len(data)) == data, "answer in the kernel"
             other.close()
+    if "unread" in more:
+        data = (4).to_bytes(4, "big") + payload(4)
+        for c in conns:
+            c.sendall(data)
+        print("asked", flush=True)
+        time.sleep(5)
+        for c in conns:
+            assert exactly(c, len(data)) == data, "answer"
+            c.sendall(data)
+            assert exactly(c, len(data)) == data, "answer behind that"
     if "stay" in more:
         print("asked", flush=True)
         poll = select.poll()

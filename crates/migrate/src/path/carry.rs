@@ -1,5 +1,6 @@
 //! Bytes that change over from a ring to the kernel connection.
 
+use super::pair::is_across;
 use super::patience::PATIENCE_NS;
 use crate::stage::peer_status;
 use crate::table::Desc;
@@ -16,8 +17,12 @@ const STEP: usize = 16 * 1024;
 /// The bytes that the other side has not read come first in its kernel socket. It goes on reading the ring until it follows, and
 /// then passes over what it has read ([`pass_over`]). Left in the ring it would keep the socket from whatever needs it whole:
 /// nothing can be put in front of what that has received. (Where it cannot be told what is unread, or the socket
-/// has no room for it, it stays: [`Path::Draining`].)
+/// has no room for it, it stays: [`Path::Draining`]. So it does where the connection has been another one in the kernel at each
+/// side, as those to other hosts have, with an agent's stand-in: what is sent in the one does not come out of the other.)
 pub(super) fn carry(d: &'static Desc, own: i32) {
+    if is_across(d) {
+        return;
+    }
     let (r, tx, h) = d.tx();
     let Some(unread) = ring::unread_records(r, tx, h).filter(|u| u.bytes > 0) else { return };
     let mut room = [0u8; 4];

@@ -42,7 +42,7 @@ fn switch(m: Msg, family: i32) -> Result<Option<i32>> {
 
 /// Between network namespaces the kernel connection is still there, idle, behind the descriptors. What
 /// was not read the other side sends again.
-fn is_across(d: &Desc) -> bool {
+pub(super) fn is_across(d: &Desc) -> bool {
     d.sock().flags.load(Ordering::Relaxed) & flag::ACROSS != 0
 }
 
