@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A message between two agents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,11 +159,14 @@ pub enum Made {
     Control(usize, TcpStream),
     /// For the carrier.
     Data(usize, TcpStream),
+    /// None: the other host is there, and has no agent.
+    Nobody(usize),
     /// None: the program is to end.
     Stop,
 }
 
 /// Tells the loop of what the threads here have made.
+#[derive(Clone)]
 pub struct Out {
     pub made: Sender<Made>,
     pub waker: Arc<OwnedFd>,
@@ -255,10 +258,12 @@ pub fn accept(own: SocketAddr, peers: &[SocketAddr], key: &Arc<Key>, out: impl F
     Ok(())
 }
 
+/// So long a connection may take, and between two tries.
+const LIMIT: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Connects to another agent, each time that [`Dial`] asks.
 fn dialler(to: SocketAddr, key: Arc<Key>, out: Out, make: impl Fn(TcpStream) -> Made + Send + 'static) -> Sender<()> {
-    const LIMIT: Duration = Duration::from_secs(3);
-    const PAUSE: Duration = Duration::from_millis(500);
     let (ask, asked) = channel();
     let one = move || {
         let stream = TcpStream::from(connect(to, LIMIT).ok()?);
@@ -278,6 +283,21 @@ fn dialler(to: SocketAddr, key: Arc<Key>, out: Out, make: impl Fn(TcpStream) -> 
         }
     });
     ask
+}
+
+/// Whether there is still an agent at `to`, for as long as that is of use: a host that refuses the connection has none.
+pub fn ask_after(number: usize, to: SocketAddr, out: Out, limit: Duration) {
+    let until = Instant::now() + limit;
+    std::thread::spawn(move || loop {
+        match connect(to, LIMIT) {
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                out.give(Made::Nobody(number));
+                return;
+            }
+            Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            _ => return,
+        }
+    });
 }
 
 /// The two threads that connect to another agent.

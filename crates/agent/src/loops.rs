@@ -1,9 +1,10 @@
 //! The event loop: programs' stand-ins, other agents, the monitor.
 
 use crate::carriers;
-use crate::link::{what, Control, Frame, Made};
+use crate::link::{self, what, Control, Frame, Made};
 use crate::mirror::{After, Mirror};
 use crate::opening::never_here;
+use crate::peer::LOST;
 use crate::state::*;
 use anyhow::Context as _;
 use fsocket_proto::{agent, Msg};
@@ -58,7 +59,7 @@ impl Agent {
                 }
             }
             WAKER => {
-                let _ = rustix::io::read(&*self.waker, &mut [0; 8]);
+                let _ = rustix::io::read(&*self.out.waker, &mut [0; 8]);
                 while let Ok(made) = self.made.try_recv() {
                     self.made(made)?;
                 }
@@ -83,6 +84,12 @@ impl Agent {
                 self.stops.get_or_insert_with(Instant::now);
                 self.peers.iter_mut().for_each(|p| p.carrier_failed = true);
             }
+            // Since then another one may have come.
+            Made::Nobody(number) if self.peers[number].control.is_none() => {
+                tracing::info!(peer = %self.peers[number].at, "no agent any more");
+                self.reset_all(number);
+            }
+            Made::Nobody(_) => {}
             Made::Data(..) if self.stops.is_some() => {}
             Made::Control(number, stream) => {
                 // The one before may not have been found dead yet.
@@ -138,6 +145,10 @@ impl Agent {
             self.mirrors.iter().filter(|(_, m)| m.peer == number && m.remote == 0).map(|(id, _)| *id).collect();
         for id in half {
             self.refuse(id)?;
+        }
+        // (What only the network has done to that connection is made good.)
+        if self.mirrors.values().any(|m| m.peer == number) {
+            link::ask_after(number, self.peers[number].at, self.out.clone(), LOST);
         }
         Ok(())
     }

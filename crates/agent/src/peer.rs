@@ -10,7 +10,7 @@ const STUCK: Duration = Duration::from_secs(5);
 /// Pause before a carrier is made again.
 const PAUSE: Duration = Duration::from_secs(2);
 /// How long connections wait for the other agent to come back, so that they can go back to TCP.
-const LOST: Duration = Duration::from_secs(60);
+pub const LOST: Duration = Duration::from_secs(60);
 
 pub struct Peer {
     pub at: SocketAddr,

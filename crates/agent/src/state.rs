@@ -10,7 +10,7 @@ use crate::stand_in::Maker;
 use anyhow::Context as _;
 use fsocket_rdma::agree::{self, Key};
 use rustix::event::{eventfd, EventfdFlags};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::path::Path;
@@ -30,8 +30,8 @@ pub struct Agent {
     pub line: Line,
     pub maker: Maker,
     pub poll: Poll,
-    pub waker: Arc<OwnedFd>,
     pub made: Receiver<Made>,
+    pub out: Out,
     pub peers: Vec<Peer>,
     /// In numbers of this agent's, from 1.
     pub mirrors: BTreeMap<u32, Mirror>,
@@ -75,8 +75,8 @@ impl Agent {
             line,
             maker: Maker::new(address.ip()).with_context(|| address.to_string())?,
             poll: Poll::new()?,
-            waker,
             made,
+            out: out(),
             peers,
             mirrors: BTreeMap::new(),
             last: 0,
@@ -90,7 +90,7 @@ impl Agent {
             stops: None,
         };
         agent.poll.add(agent.line.fd.as_fd(), libc::EPOLLIN, LINE)?;
-        agent.poll.add(agent.waker.as_fd(), libc::EPOLLIN, WAKER)?;
+        agent.poll.add(agent.out.waker.as_fd(), libc::EPOLLIN, WAKER)?;
         agent.poll.add(agent.maker.listener().as_fd(), libc::EPOLLIN, STRANGERS)?;
         Ok(agent)
     }

@@ -94,6 +94,17 @@ impl Two {
         ask
     }
 
+    /// The carrier fails.
+    fn cut(&self) {
+        let rule = format!(
+            "table inet cut {{ chain out {{ type filter hook output priority 0; tcp dport {} reject with tcp reset; \
+                            tcp sport {} reject with tcp reset; }}; }}",
+            PORT + 1,
+            PORT + 1
+        );
+        self.b.net.inside("nft", &[&rule]).expect("rules");
+    }
+
     fn story(&self) -> String {
         let [a, b] = self.since();
         format!("{a}\n{b}\n{}\n{}", self.a.log(), self.b.log())
@@ -222,19 +233,27 @@ fn a_link_that_fails_leaves_tcp() {
     let two = Two::new();
     let (_server, port) = two.serve(Accel, "containers");
     let ask = two.over(&port);
-    let rule = format!(
-        "table inet cut {{ chain out {{ type filter hook output priority 0; tcp dport {} reject with tcp reset; \
-                        tcp sport {} reject with tcp reset; }}; }}",
-        PORT + 1,
-        PORT + 1
-    );
-    two.b.net.inside("nft", &[&rule]).expect("rules");
+    two.cut();
     ask.finish(LIMIT).success().says("ok");
     assert_paths(&two, 3, 3);
     two.b.net.inside("nft", &["delete table inet cut"]).expect("no rules");
     net::wait_until(LIMIT, || two.a.is_up(2) && two.b.is_up(2)).expect("the link is there again");
     two.ask(Accel, "containers", &[&port, &two.address(), "300", "3"]).finish(LIMIT).success().says("ok");
     assert_paths(&two, 6, 3);
+}
+
+/// The carrier fails while answers wait to be read: they are not lost, and not sent twice.
+#[test]
+fn a_link_that_fails_leaves_what_is_not_read() {
+    need_hosts!();
+    let two = Two::new();
+    let (_server, port) = two.serve(Accel, "containers");
+    let mut ask = two.ask(Accel, "containers", &[&port, &two.address(), "300", "3", "unread"]);
+    ask.wait_stdout("asked", LIMIT);
+    std::thread::sleep(Duration::from_secs(1));
+    two.cut();
+    ask.finish(LIMIT).success().says("ok");
+    assert_paths(&two, 3, 3);
 }
 
 /// All that is between the hosts is away for longer than the agents wait for each other: as on stock, the connections go on
@@ -275,9 +294,7 @@ fn an_agent_that_is_stopped_leaves_tcp() {
 }
 
 /// An agent is killed: its connections are reset at both hosts, and the next one carries new ones.
-#[test]
-fn an_agent_that_is_killed_resets_its_connections() {
-    need_hosts!();
+fn an_agent_is_killed(next_at_once: bool) {
     if stock_mode() {
         return eprintln!("SKIPPED: there is no agent in stock mode");
     }
@@ -288,9 +305,28 @@ fn an_agent_that_is_killed_resets_its_connections() {
     ask.wait_stdout("asked", LIMIT);
     assert_paths(&two, 3, 0);
     two.b.agent = None;
-    two.b.start_agent();
-    ask.finish(LIMIT).success().says("Connection reset by peer");
+    if next_at_once {
+        two.b.start_agent();
+    }
+    // (Much sooner than the agents wait for each other when they cannot know.)
+    ask.finish(LIMIT / 3).success().says("Connection reset by peer");
+    if !next_at_once {
+        two.b.start_agent();
+    }
     net::wait_until(LIMIT, || two.b.is_up(1)).expect("the next agent is there");
     two.ask(Accel, "containers", &[&port, &to, "300", "3"]).finish(LIMIT).success().says("ok");
     assert_paths(&two, 6, 0);
+}
+
+#[test]
+fn an_agent_that_is_killed_resets_its_connections() {
+    need_hosts!();
+    an_agent_is_killed(true);
+}
+
+/// The other host notices that there is none any more.
+#[test]
+fn an_agent_that_is_killed_for_good() {
+    need_hosts!();
+    an_agent_is_killed(false);
 }
