@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One of two hosts with a soft-RoCE device each, in an emulated machine (scripts/rdma.sh): host.sh serve | ask.
-# A monitor, an agent, and a program with the library; `ask` says what it has seen of the paths.
+# A monitor, an agent, and a program with the library; `ask` says what it has seen of the paths. FASTSOCKET_MANY: how many
+# connections at once (1,000).
 set -euo pipefail
 what=$1
 ulimit -n 65536
@@ -56,6 +57,13 @@ http {
 }
 CONF
     "${ours[@]}" nginx -p $dir -c $dir/nginx.conf &
+    servers="$servers $!"
+    # The other host sees the counters.
+    FASTSOCKET_SOCKET=$socket /usr/bin/python3 -c 'import socket, subprocess, sys
+listener = socket.create_server(("0.0.0.0", 7998))
+while True:
+    with listener.accept()[0] as conn: conn.sendall(subprocess.run(sys.argv[1:], stdout=subprocess.PIPE).stdout)
+' "$artifacts/fastsocket" stat --json &
     servers="$servers $!"
     # Until the other one says that it is done.
     /usr/bin/python3 -c 'import socket; l = socket.create_server(("0.0.0.0", 7999)); l.settimeout(1700); l.accept()'
@@ -115,13 +123,64 @@ went "haproxy to nginx" 1 proxied
 expect "by haproxy" "$(cat $dir/said)" "$direct"
 kill $proxy
 
-# The link is cut in the middle, TCP is not.
-before=$(count path_upgrade) switched=$(count path_switch)
+# A thousand connections to redis, held together: all go over. The link is cut in the middle of them, TCP is not.
+many=${FASTSOCKET_MANY:-1000} stop=$dir/stop
+counted() { /usr/bin/python3 -c 'import json, sys; totals = json.load(sys.stdin)["totals"]; print(*[totals.get(n, 0) for n in sys.argv[1:]])' "$@"; }
+there() { /usr/bin/python3 -c 'import socket, sys; sys.stdout.write(socket.create_connection((sys.argv[1], 7998), 60).makefile().read())' $other; }
+# Here and on the other host: how many have gone over, how many have come back, and who was hostile.
+counts() { echo "$(stat | counted path_upgrade path_switch hostile_peer) $(there | counted path_upgrade path_switch hostile_peer)"; }
+packets() { cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts; }
+# until_are WHAT UPGRADES SWITCHES: here, and as many or more on the other host (an end that the other one was late for goes
+# over alone, and comes back), since `from`; as long as some of the numbers grow.
+until_are() {
+    local now='' before='' same=0 a=() b=()
+    while [ $same -lt 15 ]; do
+        now=$(counts)
+        read -ra a <<<"$from"; read -ra b <<<"$now"
+        for i in "${!a[@]}"; do b[i]=$((b[i] - a[i])); done
+        if [ "${b[*]:0:3}" = "$2 $3 0" ] && [ "${b[3]}" -ge "$2" ] && [ "${b[4]}" -ge "$3" ] && [ "${b[5]}" = 0 ]; then
+            echo "ok: $1: ${b[*]}"
+            return
+        fi
+        if [ "$now" = "$before" ]; then same=$((same + 1)); else same=0; echo "$(date +%T) ${b[*]}"; fi
+        before=$now
+        if ! kill -0 $asks 2>/dev/null; then break; fi
+        sleep 0.5
+    done
+    echo "FAILED: $1: ${b[*]}, not $2 $3 0 at both hosts"
+    exit 1
+}
+date +%T
+touch $stop
+stock=$(/usr/bin/python3 tests/rdma/programs.py many 7010 $other "$many" $stop)
+rm $stop
+date +%T
+from=$(counts) packets=$(packets)
+"${ours[@]}" /usr/bin/python3 tests/rdma/programs.py many 7010 $other "$many" $stop >$dir/said &
+asks=$!
+until_are "$many connections over" $((2 * many)) 0
+date +%T
+packets=$(($(packets) - packets))
+least "RDMA packets for them" $packets $((2 * many))
+nft 'table inet cut { chain in { type filter hook input priority 0; udp dport 4791 drop; }; }'
+# Once the program, twice the stand-in.
+until_are "$many connections back" $((2 * many)) $((3 * many))
+date +%T
+kill -0 $asks
+touch $stop
+wait $asks
+date +%T
+expect "of $many connections, stock" "$stock" "$(cat $dir/said)"
+
+# When the link is there again, new connections go over. It is cut once more, in the middle of long messages.
+is_up() { grep -c "up=true known=true" $dir/agent.log; }
+ups=$(is_up)
+nft delete table inet cut
+for _ in $(seq 600); do [ "$(is_up)" -gt "$ups" ] && break; sleep 0.2; done
+from=$(counts)
 "${ours[@]}" /usr/bin/python3 tests/apps/containers.py ask 7000 $other 1200 3 &
 asks=$!
-for _ in $(seq 300); do [ "$(count path_upgrade)" -ge $((before + 6)) ] && break; sleep 0.2; done
-expect "path_upgrade before the cut" "$(count path_upgrade)" $((before + 6))
-kill -0 $asks
+until_are "three connections over" 6 0
 nft 'table inet cut { chain in { type filter hook input priority 0; udp dport 4791 drop; }; }'
 wait $asks
-least "path_switch after the cut" $(($(count path_switch) - switched)) 9
+until_are "three connections back" 6 9

@@ -1,9 +1,16 @@
 """A client of a real server, with one connection that it keeps: programs.py redis|http PORT HOST N. Prints the sum of all
-answers, which does not depend on the path."""
+answers, which does not depend on the path. programs.py many PORT HOST N STOP keeps N connections to redis, asks on all of
+them time and again until the file STOP is there, and once more behind that."""
 import hashlib
 import http.client
+import os
+import signal
 import socket
 import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../apps"))
+from streams import exactly
 
 what, port, host, n = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 sha = hashlib.sha256()
@@ -14,6 +21,35 @@ if what == "http":
         answer = client.getresponse()
         sha.update(b"%d" % answer.status + answer.read())
     assert client.sock, "it was closed"
+elif what == "many":
+    SIZES = [1, 20, 100, 300, 100, 1000, 50, 8000]
+    PATTERN = bytes(range(256)) * 33
+    conns = [socket.create_connection((host, port)) for _ in range(n)]
+
+    def turn():
+        """All connections at once: each sets a value of its own and reads it back. The sum of what was answered."""
+        sha = hashlib.sha256()
+        for i in range(len(SIZES)):
+            expected = []
+            for k, conn in enumerate(conns):
+                begin, size, key = (k * 31 + i * 7) & 255, SIZES[(k + i) % len(SIZES)], b"%04d" % k
+                value = b"$%d\r\n%s\r\n" % (size, PATTERN[begin:begin + size])
+                conn.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\n%s\r\n%s*2\r\n$3\r\nGET\r\n$4\r\n%s\r\n" % (key, value, key))
+                expected.append(b"+OK\r\n" + value)
+            for conn, answer in zip(conns, expected):
+                # A connection that hears nothing any more ends all this.
+                signal.alarm(120)
+                got = exactly(conn, len(answer))
+                assert got == answer, (conn, got, answer)
+                sha.update(got)
+        print(time.strftime("%T"), "asked", file=sys.stderr, flush=True)
+        return sha
+
+    first, last = turn(), False
+    while not last:
+        last = os.path.exists(sys.argv[5])
+        sha = turn()
+        assert sha.digest() == first.digest(), "other answers"
 else:
     sock = socket.create_connection((host, port))
     answers = sock.makefile("rb")
