@@ -205,13 +205,19 @@ unsafe extern "C" fn before() {
 }
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_parent() {
-    let _errno = sys::errno::Saved::errno();
+    let _errno = unless_asleep();
     after_fork();
 }
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_child() {
-    let _errno = sys::errno::Saved::errno();
+    let _errno = unless_asleep();
     born();
+}
+
+/// Nothing changes errno while the library is asleep, and libc's way to it is a page fault for the child of a shell.
+#[inline(always)]
+fn unless_asleep() -> Option<sys::errno::Saved> {
+    (!is_asleep()).then(sys::errno::Saved::errno)
 }
 
 /// Has this process never had a second thread?
