@@ -55,7 +55,7 @@ test-rdma: ## agents of two hosts over soft-RoCE in an emulated machine (a minut
 test-rdma-hosts: ## agents on two hosts, programs' connections over soft-RoCE, in two emulated machines (ten minutes)
 	@scripts/rdma.sh hosts
 
-test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (about 10 minutes; downloads the kernel once)
+test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated machine (13 minutes of CPU time, on one to four CPUs; downloads the kernel once)
 	@scripts/manycore.sh containers
 
 loom: ## model checking of rings, doorbells and tokens
