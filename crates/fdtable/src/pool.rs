@@ -24,7 +24,6 @@ struct Pool {
     e: [Entry; MAX],
     n: usize,
 }
-#[link_section = ".data.fsocket_start"]
 static POOL: Lock<Pool> =
     Lock::new(Pool { e: [Entry { fd: -1, family: 0, nonblock: false, cloexec: false }; MAX], n: 0 });
 

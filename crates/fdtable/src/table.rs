@@ -15,6 +15,8 @@ pub const STDIO: i32 = 2;
 /// Descriptors from here on are left to the kernel.
 pub use crate::process::MAX_FD;
 
+// (The first lie beside what a fork writes; the zeros behind need no memory. layout.ld.)
+#[link_section = ".bss.fsocket_numbers"]
 static FDS: [AtomicPtr<Desc>; MAX_FD] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_FD];
 
 /// One more than the highest number ever entered.

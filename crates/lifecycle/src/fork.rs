@@ -9,7 +9,7 @@ use crate::exec::nothing_to_keep;
 use crate::lifecycle::{CHILD_AFTER, CHILD_BEFORE, LOCKS};
 use crate::lock::Lock;
 use crate::table::{kind, DESCS};
-use crate::{brief, ctl, epoll, listen, peers, process, route, table, upgrade, zone};
+use crate::{brief, ctl, epoll, listen, peers, process, route, table, upgrade, waker, zone};
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
 
@@ -138,6 +138,11 @@ fn child_of_all() {
     unlock(locked);
     ctl::unlock_after_fork();
     process::become_another(nonce);
+    // (Not for a silent one, which calls nothing that could change it: where libc has it is code to be mapped.)
+    let _errno = (!silent).then(sys::errno::Saved::errno);
+    if silent {
+        waker::keep_inherited();
+    }
     CHILD_BEFORE.iter().for_each(|step| step());
     ctl::become_child((fd >= 0).then_some(fd));
     CHILD_AFTER.iter().for_each(|step| step());

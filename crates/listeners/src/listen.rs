@@ -72,7 +72,13 @@ static LISTENERS: [Listener; MAX] = [const {
 }; MAX];
 
 /// Channel index + 1, by listener. (Not among the rest of it: all listeners are looked through for one with a number.)
-static PLACES: [[AtomicU16; CHANS]; MAX] = [const { [const { AtomicU16::new(0) }; CHANS] }; MAX];
+static PLACES: [Places; MAX - NEAR] = [NO_PLACES; MAX - NEAR];
+/// Of the first listeners. (Not in a table of MiB: a fork would copy a page table for its beginning.)
+static NEAR_PLACES: [Places; NEAR] = [NO_PLACES; NEAR];
+const NEAR: usize = 4;
+type Places = [AtomicU16; CHANS];
+#[allow(clippy::declare_interior_mutable_const)] // a table's beginning
+const NO_PLACES: Places = [const { AtomicU16::new(0) }; CHANS];
 
 /// Entries that were ever used: a fork must not touch all of them.
 #[link_section = ".data.fsocket_start"]
@@ -545,8 +551,9 @@ impl Listener {
         crate::table::DESCS.get(self.desc.load(Ordering::Relaxed)).filter(is_it)
     }
 
-    fn places(&self) -> &'static [AtomicU16; CHANS] {
-        &PLACES[place_of(self)]
+    fn places(&self) -> &'static Places {
+        let place = place_of(self);
+        NEAR_PLACES.get(place).unwrap_or_else(|| &PLACES[place - NEAR])
     }
 
     pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {

@@ -210,7 +210,6 @@ unsafe extern "C" fn in_parent() {
 }
 #[link_section = ".text.fsocket_start"]
 unsafe extern "C" fn in_child() {
-    let _errno = unless_asleep();
     born();
 }
 

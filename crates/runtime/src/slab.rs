@@ -6,7 +6,8 @@
 //! counts in full, touched or not.
 
 use crate::process;
-use core::marker::PhantomData;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use fsocket_sys::Errno;
 
@@ -24,30 +25,43 @@ pub unsafe trait Slot: Sync {
     fn link(&self) -> &AtomicU32;
 }
 
+/// At most `MOST` objects. A static: what it hands out lives as long as it does.
+///
+/// The first `NEAR` lie in it: a process that needs no more has no mapping for them, which a fork would copy.
 // (Lines of its own: what lies beside it is read all the time.)
 #[repr(align(64))]
-pub struct Slab<T: Slot> {
+pub struct Slab<T: Slot, const MOST: u32, const NEAR: usize = 0> {
+    /// Where the object behind those in `near` lies.
     base: AtomicPtr<T>,
-    /// Objects that fit; under a limit to the address space fewer than in `new`.
-    capacity: AtomicU32,
+    /// Objects fewer than `MOST` that fit under a limit to the address space. (So all is zero at first.)
+    fewer: AtomicU32,
     fresh: AtomicU32,
-    /// Objects whose memory may be touched; never below `fresh`.
+    /// Behind those in `near`: objects below this have memory that may be touched.
     usable: AtomicU32,
     /// Low half: index + 1 of the first free object; high half: a counter that
     /// defeats ABA.
     free: AtomicU64,
-    _t: PhantomData<T>,
+    near: [UnsafeCell<MaybeUninit<T>>; NEAR],
 }
 
-impl<T: Slot + 'static> Slab<T> {
-    pub const fn new(capacity: u32) -> Self {
+// SAFETY: objects are `Sync`, and reached by shared references only.
+unsafe impl<T: Slot, const MOST: u32, const NEAR: usize> Sync for Slab<T, MOST, NEAR> {}
+
+impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Default for Slab<T, MOST, NEAR> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> {
+    pub const fn new() -> Self {
         Slab {
             base: AtomicPtr::new(core::ptr::null_mut()),
-            capacity: AtomicU32::new(capacity),
+            fewer: AtomicU32::new(0),
             fresh: AtomicU32::new(0),
             usable: AtomicU32::new(0),
             free: AtomicU64::new(0),
-            _t: PhantomData,
+            near: [const { UnsafeCell::new(MaybeUninit::zeroed()) }; NEAR],
         }
     }
 
@@ -61,7 +75,7 @@ impl<T: Slot + 'static> Slab<T> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let new = fsocket_sys::mmap(len, libc::PROT_NONE, flags, -1, 0).ok()? as *mut T;
         // Before anybody can see a mapping: never more than the one that is seen holds.
-        self.capacity.fetch_min(capacity, Ordering::Relaxed);
+        self.fewer.fetch_max(MOST - capacity, Ordering::Relaxed);
         match self.base.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(new),
             Err(other) => {
@@ -85,7 +99,16 @@ impl<T: Slot + 'static> Slab<T> {
     }
 
     fn capacity(&self) -> u32 {
-        self.capacity.load(Ordering::Relaxed)
+        MOST - self.fewer.load(Ordering::Relaxed)
+    }
+
+    /// Where object `i` lies, if it is in use or was.
+    #[inline]
+    fn at(&self, base: *mut T, i: u32) -> *mut T {
+        match self.near.get(i as usize) {
+            Some(near) => near.get().cast(),
+            None => base.wrapping_add(i as usize - NEAR),
+        }
     }
 
     fn bytes(&self, objects: u32) -> usize {
@@ -94,13 +117,14 @@ impl<T: Slot + 'static> Slab<T> {
 
     /// Makes memory of more of the mapping, at least of object `i`; false: there is none.
     #[cold]
-    fn grow(&self, base: *mut T, i: u32) -> bool {
+    fn grow(&self, i: u32) -> bool {
+        let Some(base) = self.base() else { return false };
         let least = (PIECE / core::mem::size_of::<T>()) as u32 + 1;
         let wanted = i.saturating_mul(2).max(i + least).min(self.capacity());
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the mapping is ours, and this long. Threads that come here at once make the
         // same pages writable; nothing is ever taken back.
-        let done = unsafe { fsocket_sys::mprotect(base as *mut u8, self.bytes(wanted), writable) };
+        let done = unsafe { fsocket_sys::mprotect(base as *mut u8, self.bytes(wanted - NEAR as u32), writable) };
         if done.is_ok() {
             // Release: whoever sees the number may touch the memory.
             self.usable.fetch_max(wanted, Ordering::Release);
@@ -110,11 +134,13 @@ impl<T: Slot + 'static> Slab<T> {
 
     /// Makes sure that the next object needs no memory; false: there is none.
     pub fn reserve(&self) -> bool {
-        let Some(base) = self.base() else { return false };
         let i = self.fresh.load(Ordering::Relaxed);
-        self.free.load(Ordering::Relaxed) as u32 != 0
-            || i < self.usable.load(Ordering::Acquire)
-            || i < self.capacity() && self.grow(base, i)
+        self.free.load(Ordering::Relaxed) as u32 != 0 || self.is_usable(i)
+    }
+
+    /// Is there memory for object `i`, now at least?
+    fn is_usable(&self, i: u32) -> bool {
+        (i as usize) < NEAR || i < self.usable.load(Ordering::Acquire) || i < self.capacity() && self.grow(i)
     }
 
     /// Are as many in use, or were, as there can be?
@@ -124,7 +150,6 @@ impl<T: Slot + 'static> Slab<T> {
 
     /// A free object and its index; its content is whatever was left there.
     pub fn alloc(&self) -> Option<(u32, &'static T)> {
-        let base = self.base()?;
         loop {
             let f = self.free.load(Ordering::Acquire);
             let i = f as u32;
@@ -132,7 +157,7 @@ impl<T: Slot + 'static> Slab<T> {
                 break;
             }
             // SAFETY: indices on the free list are below `fresh`.
-            let t = unsafe { &*base.add(i as usize - 1) };
+            let t = unsafe { &*self.at(self.base.load(Ordering::Acquire), i - 1) };
             let next = t.link().load(Ordering::Relaxed) as u64;
             let new = ((f >> 32).wrapping_add(1) << 32) | next;
             if self.free.compare_exchange(f, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -141,12 +166,12 @@ impl<T: Slot + 'static> Slab<T> {
         }
         let mut i = self.fresh.load(Ordering::Relaxed);
         loop {
-            if i >= self.capacity() || (i >= self.usable.load(Ordering::Acquire) && !self.grow(base, i)) {
+            if !self.is_usable(i) {
                 return None;
             }
             match self.fresh.compare_exchange_weak(i, i + 1, Ordering::Release, Ordering::Relaxed) {
                 // SAFETY: `i` is usable; zero bytes are a valid T.
-                Ok(_) => return Some((i, unsafe { &*base.add(i as usize) })),
+                Ok(_) => return Some((i, unsafe { &*self.at(self.base.load(Ordering::Acquire), i) })),
                 Err(now) => i = now,
             }
         }
@@ -167,20 +192,22 @@ impl<T: Slot + 'static> Slab<T> {
 
     #[inline]
     pub fn get(&self, i: u32) -> Option<&'static T> {
-        let base = self.base.load(Ordering::Acquire);
-        if base.is_null() || i >= self.fresh.load(Ordering::Relaxed) {
+        if i >= self.fresh.load(Ordering::Acquire) {
             return None;
         }
-        // SAFETY: below `fresh`, so inside the mapping, usable and initialized.
-        Some(unsafe { &*base.add(i as usize) })
+        // SAFETY: below `fresh`, so usable and initialized.
+        Some(unsafe { &*self.at(self.base.load(Ordering::Acquire), i) })
     }
 
     /// Index of an object of this slab.
     #[inline]
     pub fn index(&self, t: &T) -> u32 {
-        let base = self.base.load(Ordering::Relaxed);
-        // An address difference; both lie in the mapping.
-        ((t as *const T as usize - base as usize) / core::mem::size_of::<T>()) as u32
+        // Address differences; both lie in the table, or in the mapping.
+        let beyond = |from: usize| (core::ptr::from_ref(t) as usize).wrapping_sub(from) / core::mem::size_of::<T>();
+        match beyond(self.near.as_ptr() as usize) {
+            i if i < NEAR => i as u32,
+            _ => (NEAR + beyond(self.base.load(Ordering::Relaxed) as usize)) as u32,
+        }
     }
 
     /// Number of objects ever used; for scans.
@@ -190,5 +217,60 @@ impl<T: Slot + 'static> Slab<T> {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Thing {
+        link: AtomicU32,
+        own: AtomicU32,
+    }
+    // SAFETY: zero is valid; `link` is the slab's.
+    unsafe impl Slot for Thing {
+        fn link(&self) -> &AtomicU32 {
+            &self.link
+        }
+    }
+
+    fn is_a_table<const NEAR: usize>(slab: &'static Slab<Thing, 20, NEAR>) {
+        assert!(slab.is_empty() && slab.get(0).is_none() && slab.reserve());
+        for i in 0..20 {
+            let (n, thing) = slab.alloc().unwrap();
+            assert_eq!((n, slab.index(thing), thing.own.load(Ordering::Relaxed)), (i, i, 0));
+            thing.own.store(i + 1, Ordering::Relaxed);
+        }
+        assert!(slab.alloc().is_none() && slab.is_full() && !slab.reserve());
+        for i in 0..20 {
+            assert_eq!(slab.get(i).unwrap().own.load(Ordering::Relaxed), i + 1, "no two in one place");
+        }
+        assert!(slab.get(20).is_none());
+        // The last that was freed is the next.
+        [1, 19, 0].into_iter().for_each(|i| slab.free(i));
+        let again = [(); 3].map(|()| slab.alloc().unwrap()).map(|(i, t)| (i, t.own.load(Ordering::Relaxed)));
+        assert_eq!(again, [(0, 1), (19, 20), (1, 2)]);
+        assert!(slab.alloc().is_none());
+    }
+
+    #[test]
+    fn all_in_a_mapping() {
+        static SLAB: Slab<Thing, 20> = Slab::new();
+        is_a_table(&SLAB);
+        assert!(!SLAB.base.load(Ordering::Relaxed).is_null());
+    }
+
+    #[test]
+    fn the_first_near() {
+        static SLAB: Slab<Thing, 20, 3> = Slab::new();
+        let first = [(); 3].map(|()| SLAB.alloc().unwrap().0);
+        assert_eq!(first, [0, 1, 2]);
+        assert!(SLAB.base.load(Ordering::Relaxed).is_null(), "no mapping");
+        static OTHER: Slab<Thing, 20, 3> = Slab::new();
+        is_a_table(&OTHER);
+        static ALL: Slab<Thing, 20, 20> = Slab::new();
+        is_a_table(&ALL);
+        assert!(ALL.base.load(Ordering::Relaxed).is_null(), "no mapping");
     }
 }

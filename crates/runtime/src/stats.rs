@@ -6,11 +6,10 @@ use fsocket_proto::{counted, kind, Msg};
 use fsocket_sys as sys;
 use zerocopy::IntoBytes;
 
-// Zero bytes are valid counters. (Beside the words that each fork writes: it looks at all counters.)
-#[link_section = ".data.fsocket_start"]
-static PRIVATE: Page = Page(core::cell::UnsafeCell::new([0; 64 + 64 + 8]));
+// Zero bytes are valid counters.
+static PRIVATE: Page = Page(core::cell::UnsafeCell::new([0; size_of::<Stats>() / 8]));
 #[repr(C, align(64))]
-struct Page(core::cell::UnsafeCell<[u64; 64 + 64 + 8]>);
+struct Page(core::cell::UnsafeCell<[u64; size_of::<Stats>() / 8]>);
 // SAFETY: reached only as `Stats`, whose fields are atomics.
 unsafe impl Sync for Page {}
 
@@ -69,7 +68,6 @@ pub fn name() -> [u8; 16] {
 const PAUSE: u64 = 1_000_000_000;
 static TOLD_AT: AtomicU64 = AtomicU64::new(0);
 /// What the monitor was told, by counter.
-#[link_section = ".data.fsocket_start"]
 static TOLD: [AtomicU64; COUNTERS.len()] = [const { AtomicU64::new(0) }; COUNTERS.len()];
 /// Was it ever told of any?
 #[link_section = ".data.fsocket_start"]
@@ -149,7 +147,8 @@ pub fn detach() {
         return; // (What was private before is in the arena since; not even read: a page less to map.)
     }
     // (Not written: a page less to copy.)
-    for c in stats().counter.iter().chain(&TOLD).filter(|c| c.load(Ordering::Relaxed) != 0) {
+    let told = if HAS_TOLD.load(Ordering::Relaxed) { &TOLD[..] } else { &[] };
+    for c in stats().counter.iter().chain(told).filter(|c| c.load(Ordering::Relaxed) != 0) {
         c.store(0, Ordering::Relaxed);
     }
 }

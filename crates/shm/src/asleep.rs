@@ -106,6 +106,13 @@ fn of(thread: u64) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)>
     near(thread).filter(move |(owner, _)| owner.load(Ordering::SeqCst) == thread)
 }
 
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn me() -> u64 {
+    // What `pthread_self` says in glibc and musl. (Not called: in a forked child its code is a page fault.)
+    sys::cpu::thread_id()
+}
+#[cfg(not(target_arch = "x86_64"))]
 fn me() -> u64 {
     // SAFETY: no argument.
     unsafe { libc::pthread_self() as u64 }
@@ -349,5 +356,14 @@ pub fn cancelled(thread: libc::pthread_t, tid: u32) {
         }
         sys::nanosleep(pause);
         pause = (pause * 2).min(PAUSE_NS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_thread_is_what_libc_calls_it() {
+        // SAFETY: no argument.
+        assert_eq!(super::me(), unsafe { libc::pthread_self() } as u64);
     }
 }

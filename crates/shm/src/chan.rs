@@ -32,7 +32,9 @@ pub use waking::{cut, wake, wake_side, wake_syn};
 
 /// Channels per process: bounded by what else they take, descriptors and memory. (Tables name one in 16 bits.)
 pub const MAX: u32 = index::MAX;
-pub static CHANS: Slab<Chan> = Slab::new(MAX);
+pub static CHANS: Slab<Chan, MAX, NEAR> = Slab::new();
+/// Of a server that forks: for its first clients.
+const NEAR: usize = 4;
 
 /// The channel in which the connection `d` is.
 #[inline]

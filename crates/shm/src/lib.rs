@@ -18,4 +18,6 @@ pub mod values;
 pub mod waker;
 
 use fsocket_fdtable::{ctl, pool, space, table, upcalls};
-use fsocket_runtime::{cow, faults, keeping, lock, making, memory_fd, options, process, slab, stats, token};
+use fsocket_runtime::{
+    cow, faults, keeping, lock, making, memory_fd, number, options, process, signals, slab, stats, token,
+};

@@ -26,7 +26,8 @@ unsafe impl Slot for Pipe {
     }
 }
 
-static PIPES: Slab<Pipe> = Slab::new(1 << 14);
+static PIPES: Slab<Pipe, { 1 << 14 }, NEAR> = Slab::new();
+const NEAR: usize = 16;
 const HEADS: usize = 256;
 static HEAD: [AtomicU32; HEADS] = [const { AtomicU32::new(0) }; HEADS];
 /// Held by whoever changes which pipes there are, or how many users they have.
@@ -152,6 +153,9 @@ fn all() -> impl Iterator<Item = &'static Pipe> {
 pub fn become_child() {
     use crate::cow::Sparing;
     CHANGING.reset_after_fork();
+    if PIPES.is_empty() {
+        return; // (Nothing is read: a page less to map.)
+    }
     for p in all() {
         process::close_own(p.fd.load(Ordering::Relaxed));
         p.key.store(0, Ordering::Relaxed);

@@ -10,9 +10,11 @@
 //! Long: a waker and its pipes' read ends use each other.
 
 use crate::cow::Sparing;
+use crate::number::Number;
+use crate::signals::Held;
 use crate::slab::{Slab, Slot};
 use crate::{ctl, process};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicU8, Ordering};
 use fsocket_abi::channel::waker_key;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::{fence, AtomicU32};
@@ -26,9 +28,9 @@ pub const MAX: usize = 255;
 
 pub struct Waker {
     /// The epoll instance.
-    fd: AtomicI32,
+    fd: Number,
     /// The eventfd in it.
-    own: AtomicI32,
+    own: Number,
     used: AtomicBool,
     /// In the hands of one sleeping thread, not of an epoll instance.
     transient: AtomicBool,
@@ -50,8 +52,8 @@ const NAMED: usize = 64;
 
 static WAKERS: [Waker; MAX] = [const {
     Waker {
-        fd: AtomicI32::new(-1),
-        own: AtomicI32::new(-1),
+        fd: Number::none(),
+        own: Number::none(),
         used: AtomicBool::new(false),
         transient: AtomicBool::new(false),
         only: AtomicU64::new(0),
@@ -184,6 +186,7 @@ pub fn ring_sleepers() {
 
 /// A waker for one user.
 pub fn get() -> Option<&'static Waker> {
+    look_at_inherited();
     let b = WAKERS.iter().find(|b| {
         !b.used.load(Ordering::Relaxed)
             && b.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -261,7 +264,8 @@ unsafe impl Slot for Heard {
 
 /// Peers that wake wakers of this process by pipes; others do by way of the monitor.
 const MOST: u32 = 1 << 14;
-static HEARD: Slab<Heard> = Slab::new(MOST);
+static HEARD: Slab<Heard, MOST, NEAR> = Slab::new();
+const NEAR: usize = 16;
 /// After so many rings a pipe is emptied. It holds 4,096 bytes at least, a ring has four, and an honest peer
 /// writes once for each sleep; a full one is rung by way of the monitor.
 const EMPTIED: u32 = 256;
@@ -392,11 +396,17 @@ pub fn monitor_died() {
 
 /// The waker with this index.
 pub fn at(i: usize) -> Option<&'static Waker> {
+    look_at_inherited();
     WAKERS.get(i)
 }
 
 /// Wakers are made in order of their index.
 fn made() -> usize {
+    look_at_inherited();
+    made_so_far()
+}
+
+fn made_so_far() -> usize {
     WAKERS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
 }
 
@@ -427,10 +437,57 @@ pub fn ring_everybody() {
     }
 }
 
+/// Are those of the parent's still here? See below.
+#[link_section = ".data.fsocket_start"]
+static INHERITED: AtomicU8 = AtomicU8::new(0);
+const SOME: u8 = 1;
+const BEING_CLOSED: u8 = 2;
+
+/// In a forked child that most likely ends without a waker: those of the parent's are closed when it
+/// wants one, for that writes a page and more.
+#[link_section = ".text.fsocket_start"]
+pub fn keep_inherited() {
+    INHERITED.store(SOME, Ordering::Relaxed);
+}
+
+#[inline]
+fn look_at_inherited() {
+    if INHERITED.load(Ordering::Acquire) != 0 {
+        close_inherited();
+    }
+}
+
+#[cold]
+fn close_inherited() {
+    // (A handler must not wait for the thread that it has interrupted.)
+    let _held = Held::all();
+    match INHERITED.compare_exchange(SOME, BEING_CLOSED, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {
+            close_parents();
+            INHERITED.store(0, Ordering::Release);
+        }
+        Err(_) => {
+            while INHERITED.load(Ordering::Acquire) != 0 {
+                sys::sched_yield();
+            }
+        }
+    }
+}
+
 /// In a forked child: what rings is the parent's.
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
-    for b in WAKERS.iter().take(made()) {
+    SLEEPERS.put(0);
+    match INHERITED.load(Ordering::Relaxed) {
+        0 => close_parents(),
+        // By a thread that is not here.
+        BEING_CLOSED => INHERITED.store(SOME, Ordering::Relaxed),
+        _ => {}
+    }
+}
+
+fn close_parents() {
+    for b in WAKERS.iter().take(made_so_far()) {
         for fd in [&b.fd, &b.own] {
             if fd.load(Ordering::Relaxed) >= 0 {
                 process::close_own(fd.swap(-1, Ordering::AcqRel));
@@ -440,7 +497,6 @@ pub fn become_child() {
         b.transient.put(false);
         b.names.put(false);
     }
-    SLEEPERS.put(0);
     for p in heard() {
         // Not taken out of the instance, which is the parent's as well.
         process::close_own(p.fd.swap(0, Ordering::Relaxed) - 1);
@@ -451,7 +507,7 @@ pub fn become_child() {
 /// A descriptor of a waker got another number. (Instances that watch it go on watching the file
 /// itself.)
 pub fn renumbered(old: i32, new: i32) -> bool {
-    let swap = |fd: &AtomicI32| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let swap = |fd: &Number| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     WAKERS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || {
         let swap = |p: &Heard| p.fd.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         heard().any(swap)

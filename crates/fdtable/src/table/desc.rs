@@ -8,7 +8,10 @@ use fsocket_abi::channel::{Dir, Slot as ChanSlot};
 use fsocket_ring::Mapped;
 
 #[link_section = ".data.fsocket_start"]
-pub static DESCS: Slab<Desc> = Slab::new(1 << 18);
+pub static DESCS: Slab<Desc, { 1 << 18 }, NEAR> = Slab::new();
+/// The first lie beside what a fork writes: a server that forks for each connection has its listener and the
+/// connection there, as a rule.
+const NEAR: usize = 2;
 
 /// What a descriptor is, [`Desc::kind`].
 pub mod kind {

@@ -5,11 +5,11 @@
 //! what they are is kept here under that mark. Another process of the fork group that is forked later has it,
 //! too; one that lives already takes the listener's options as they are.
 
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock};
 use crate::options::COUNT;
 use crate::table::Desc;
 use crate::{ctl, listen, zone};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
@@ -31,6 +31,14 @@ struct Kept {
 
 const NONE: (u32, Options) = (0, Options { opt: [0; COUNT], rcvtimeo: 0, sndtimeo: 0 });
 static KEPT: Lock<Kept> = Lock::new(Kept { change: [NONE; CHANGES], next: 0 });
+/// Was it ever locked? (Each fork asks: else it would map another page.)
+#[link_section = ".data.fsocket_start"]
+static USED: AtomicBool = AtomicBool::new(false);
+
+fn kept() -> Option<Guard<'static, Kept>> {
+    USED.store(true, Ordering::Relaxed);
+    KEPT.lock().ok()
+}
 
 /// An option of a listener is about to be set.
 pub fn changes(fd: i32, d: &Desc) {
@@ -43,7 +51,7 @@ pub fn changes(fd: i32, d: &Desc) {
     }
     // Processes of the fork group may have set some.
     zone::follow_options(fd, d);
-    let Ok(mut k) = KEPT.lock() else { return };
+    let Some(mut k) = kept() else { return };
     let i = k.next % CHANGES;
     k.next += 1;
     k.change[i] = (mark, of(d));
@@ -60,11 +68,13 @@ pub fn of(d: &Desc) -> Options {
 
 /// Those for a connection with this mark, of a listener of this process.
 pub fn at(mark: u32, d: &Desc) -> Options {
-    let kept = || KEPT.lock().ok()?.change.iter().find(|(m, _)| *m == mark).map(|(_, o)| *o);
+    let kept = || kept()?.change.iter().find(|(m, _)| *m == mark).map(|(_, o)| *o);
     (mark != 0).then(kept).flatten().unwrap_or_else(|| of(d))
 }
 
 /// In a forked child.
 pub fn become_child() {
-    KEPT.reset_after_fork();
+    if USED.load(Ordering::Relaxed) {
+        KEPT.reset_after_fork();
+    }
 }

@@ -11,6 +11,12 @@ use fsocket_sys::{self as sys, Result};
 const F_SETSIG: i32 = 10;
 const F_SETOWN_EX: i32 = 15;
 
+/// Is it a call that [`fcntl`] would leave to the kernel, of a child that serves a connection of the kernel's?
+#[inline]
+pub fn is_kernels(d: &Desc, cmd: i32, arg: usize) -> bool {
+    d.kind() == kind::KERNEL && (cmd == libc::F_GETFL || cmd == libc::F_SETFL && arg as i32 & libc::O_ASYNC == 0)
+}
+
 /// `fcntl` on a descriptor of ours, for the commands we decide.
 pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<i32>> {
     let nb = libc::O_NONBLOCK;

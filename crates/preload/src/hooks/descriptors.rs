@@ -141,6 +141,7 @@ unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int,
         return new;
     }
     match table::lookup(fd) {
+        Some(d) if opts::is_kernels(d, cmd, arg as usize) => unsafe { real(fd, cmd, arg) },
         Some(d) => either(guarded(|| opts::fcntl(fd, d, cmd, arg as usize)), || unsafe { real(fd, cmd, arg) }),
         None => unsafe { real(fd, cmd, arg) },
     }

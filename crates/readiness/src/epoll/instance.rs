@@ -11,7 +11,7 @@ use fsocket_sys::{self as sys, Errno};
 
 /// Epoll instances per process.
 #[link_section = ".data.fsocket_start"]
-pub(super) static EPS: Slab<Ep> = Slab::new(4096);
+pub(super) static EPS: Slab<Ep, 4096> = Slab::new();
 
 /// Active items per instance at most.
 pub(super) const MAX_ACTIVE: usize = 1 << 19;

@@ -16,7 +16,7 @@ use fsocket_sys::{cpu, Errno, Result};
 mod arm;
 mod edges;
 
-pub static ITEMS: Slab<Item> = Slab::new(1 << 19);
+pub static ITEMS: Slab<Item, { 1 << 19 }> = Slab::new();
 /// Guards the per-descriptor lists against concurrent change.
 static LISTS: Lock<()> = Lock::new(());
 
