@@ -80,7 +80,8 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     let mut monitor = if config.private && !options.split || !split::is_due() {
         let is_private = config.private;
         let broker = Broker::here(endpoint.fd.as_fd(), config.keep.as_deref(), config.socket.parent());
-        let monitor = Monitor::on(config, endpoint, broker)?;
+        // (A front is confined, and begins no thread.)
+        let monitor = Monitor::on(config, endpoint, broker)?.asks_for_ports_beside();
         if !is_private {
             announce(&socket);
         }

@@ -109,6 +109,12 @@ impl Monitor {
         Ok(monitor)
     }
 
+    /// Another thread asks the kernel for the ports in use, before a client needs to know.
+    pub fn asks_for_ports_beside(mut self) -> Monitor {
+        self.shm.ports.ask_beside();
+        self
+    }
+
     /// Serves metrics until this monitor ends.
     /// # Errors
     /// Of the calls.

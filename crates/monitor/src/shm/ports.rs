@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Ports of one lease.
@@ -71,24 +72,31 @@ impl Ports {
         blocks().any(|block| block == first) && self.leased.insert(first)
     }
 
+    /// A thread asks the kernel for the ports in use. Its tables take 10 ms each where memory is large, and much longer
+    /// on a busy machine; the first client would wait for that.
+    pub fn ask_beside(&mut self) {
+        self.kernel.asked = std::thread::Builder::new().name("ports".into()).spawn(ports_in_use).ok();
+    }
+
     pub fn give_back(&mut self, first: u16) {
         self.leased.remove(&first);
     }
 }
 
 /// The kernel's own ephemeral range, the ports that the administrator reserved, and those of the
-/// connections that there were when the first was leased.
+/// connections that there were when it was asked for them: then, or when the first was leased.
 pub struct KernelPorts {
     ephemeral: RangeInclusive<u16>,
     reserved: Vec<RangeInclusive<u16>>,
-    /// None: not asked yet.
+    /// None: not asked yet, or the answer is still to come.
     used: Option<BTreeSet<u16>>,
+    asked: Option<JoinHandle<BTreeSet<u16>>>,
     since: Instant,
 }
 
 /// How long a port may be in TIME_WAIT.
 const REST: Duration = Duration::from_secs(60);
-/// Connections that are looked at, at most: the first client waits for it.
+/// Connections that are looked at, at most: the first client may wait for it.
 const LOOKED_AT: usize = 1 << 14;
 
 impl KernelPorts {
@@ -100,18 +108,11 @@ impl KernelPorts {
 
     /// Asks the kernel for `used`, once, and only while anything of before can still rest.
     fn look(&mut self) {
-        if self.since.elapsed() >= REST {
+        if self.since.elapsed() >= REST || self.used.is_some() {
             return;
         }
-        self.used.get_or_insert_with(|| {
-            let mut used = BTreeSet::new();
-            for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-                let Ok(table) = std::fs::File::open(table) else { continue };
-                let lines = BufReader::new(table).lines().skip(1).take(LOOKED_AT).map_while(Result::ok);
-                used.extend(lines.filter_map(|l| local_port(&l)));
-            }
-            used
-        });
+        let asked = self.asked.take().and_then(|thread| thread.join().ok());
+        self.used = Some(asked.unwrap_or_else(ports_in_use));
     }
 
     /// Was this one in use at the start, and may still be in TIME_WAIT?
@@ -130,12 +131,23 @@ impl KernelPorts {
                 Some(first.parse().ok()?..=last.parse().ok()?)
             })
             .collect();
-        KernelPorts { ephemeral, reserved, used: Some(BTreeSet::new()), since: Instant::now() }
+        KernelPorts { ephemeral, reserved, used: Some(BTreeSet::new()), asked: None, since: Instant::now() }
     }
 
     pub fn reserved(&self, port: u16) -> bool {
         self.reserved.iter().any(|r| r.contains(&port))
     }
+}
+
+/// Local ports of the kernel's connections.
+fn ports_in_use() -> BTreeSet<u16> {
+    let mut used = BTreeSet::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let Ok(table) = std::fs::File::open(table) else { continue };
+        let lines = BufReader::new(table).lines().skip(1).take(LOOKED_AT).map_while(Result::ok);
+        used.extend(lines.filter_map(|l| local_port(&l)));
+    }
+    used
 }
 
 /// Of a line of /proc/net/tcp: "  0: 0100007F:1F90 00000000:0000 0A ...".
@@ -201,6 +213,16 @@ mod tests {
         ports.give_back(all[rested]);
         ports.kernel.since -= REST;
         assert_eq!(ports.lease(|_| false), Some(all[rested]));
+    }
+
+    #[test]
+    fn the_kernel_is_asked_beside() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ports = Ports::new(KernelPorts::read());
+        ports.ask_beside();
+        assert!(ports.kernel.asked.is_some());
+        ports.lease(|_| false).unwrap();
+        assert!(ports.kernel.rests(listener.local_addr().unwrap().port()));
     }
 
     #[test]
