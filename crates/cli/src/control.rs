@@ -3,6 +3,7 @@
 use anyhow::{anyhow, bail, Context, Result};
 use fsocket_proto::report::Report;
 use fsocket_proto::{kind, operate, paths, steer, Msg, MSG_SIZE};
+use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs;
 use rustix::io::Errno;
@@ -27,6 +28,15 @@ pub fn probe(path: &Path) -> std::result::Result<Option<u32>, Errno> {
         Ok(fd) => Ok(net::sockopt::socket_peercred(&fd).ok().map(|c| c.uid.as_raw())),
         Err(Errno::AGAIN) => Ok(None),
         Err(e) => Err(e),
+    }
+}
+
+/// Waits until a monitor answers, at most so long: one that has just started listens before it can serve.
+pub fn await_answer(path: &Path, limit: Duration) {
+    let Ok(socket) = connect(path, SocketFlags::NONBLOCK) else { return };
+    let ask = Msg { seq: 1, arg2: 1, ..Msg::new(kind::REPORT) };
+    if let (Ok(_), Ok(limit)) = (net::send(&socket, ask.as_bytes(), SendFlags::NOSIGNAL), limit.try_into()) {
+        let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit));
     }
 }
 

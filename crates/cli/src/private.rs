@@ -45,7 +45,7 @@ pub fn directory(socket: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts `monitor` and returns once `socket` accepts. `scratch`: the directory goes with it.
+/// Starts `monitor` and returns once it answers at `socket`. `scratch`: the directory goes with it.
 pub fn start(monitor: &Path, socket: &Path, scratch: bool) -> Result<(), String> {
     directory(socket)?;
     let image = Image::new(monitor, socket, scratch)?;
@@ -54,7 +54,11 @@ pub fn start(monitor: &Path, socket: &Path, scratch: bool) -> Result<(), String>
     let mut ended = None;
     loop {
         match control::probe(socket) {
-            Ok(_) => return Ok(()),
+            Ok(_) => {
+                // (A program that greets it earlier may give up before, and use kernel sockets for a second.)
+                control::await_answer(socket, START_LIMIT.saturating_sub(started.elapsed()));
+                return Ok(());
+            }
             Err(e) if control::is_absent(e) => {}
             Err(e) => return Err(format!("{}: {e}", socket.display())),
         }

@@ -79,3 +79,47 @@ fn signals_and_closed_descriptors_pass_through() {
         assert!(with.contains("SigIgn"));
     }
 }
+
+/// Says that it has its name, and answers later: so is a monitor that has just started, on a busy machine.
+const LATE: &str = r#"#!/usr/bin/python3
+import os, socket, sys, time
+path = sys.argv[sys.argv.index("--socket") + 1]
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.bind(path)
+s.listen()
+s.settimeout(10)
+time.sleep(1)
+try:
+    while True:
+        c, _ = s.accept()
+        if asked := c.recv(1000):
+            open(os.path.dirname(path) + "/answered", "w")
+            c.send(asked)
+            break
+finally:
+    os.remove(path)
+"#;
+
+#[test]
+fn a_private_monitor_answers_before_the_program_begins() {
+    use std::os::unix::fs::PermissionsExt;
+    if std::path::Path::new(fsocket_proto::paths::SYSTEM_SOCKET).exists() {
+        return eprintln!("SKIPPED: a system monitor runs here");
+    }
+    let runtime = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &[u8], mode| {
+        let path = runtime.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        path
+    };
+    std::fs::set_permissions(runtime.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    // (What ld.so cannot load it leaves out.)
+    let head = std::fs::read("/proc/self/exe").unwrap();
+    let (library, monitor) = (file("libfsocket.so", &head[..64], 0o644), file("monitor", LATE.as_bytes(), 0o755));
+    let answered = runtime.path().join("fastsocket/answered");
+    let mut command = bare(&["run", "test", "-e", answered.to_str().unwrap()]);
+    command.env("FASTSOCKET_LIBRARY", library).env("FASTSOCKET_MONITOR", monitor);
+    let result = command.env("XDG_RUNTIME_DIR", runtime.path()).output().unwrap();
+    assert_eq!(result.status.code(), Some(0), "{result:?}");
+}

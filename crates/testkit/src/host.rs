@@ -196,6 +196,9 @@ impl Host {
         });
         assert!(up.is_ok() && monitor.running(), "the monitor did not start: {}", monitor.stderr());
         self.monitor = Some(monitor);
+        // It listens before it can serve, and a program does not wait for its answer for long
+        // (`fallback.no_monitor`).
+        self.ask("stat");
     }
 
     pub fn monitor(&mut self) -> Option<&mut Proc> {
