@@ -1,34 +1,46 @@
 #!/usr/bin/python3
 """Two processes that wake each other again and again, and then look who has what.
 
-wakers.py serve PORT         an echo server that sleeps in epoll
+wakers.py serve PORT [N]     an echo server that sleeps in epoll; with N further listeners, each with an idle connection
 wakers.py talk PORT N WHERE  N round trips, with pauses so that both sides sleep; this side in
-                             WHERE: epoll or poll. Prints "ok", then sleeps until it is killed.
+                             WHERE: epoll or poll. Prints "ok" and the longest in seconds, then sleeps until it is killed.
+wakers.py misuse PID         does everything with the pipes of that process that should not be done, until it is killed.
+                             Prints "misuses" when it begins. (Without the library, which would keep its descriptors from it.)
 wakers.py shared PID PID     open files that two processes have in common, one a line; "ok".
 """
 import ctypes
+import fcntl
 import os
+import random
 import select
 import socket
+import subprocess
 import sys
 import time
 
 KCMP, KCMP_FILE = 312, 0
+PIDFD_GETFD = 438
 
 
-def serve(port):
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen()
-    listener.setblocking(False)
+def serve(port, more):
+    listeners = {}
     poll = select.epoll()
-    poll.register(listener, select.EPOLLIN)
+    for at in [port] + [0] * more:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", at))
+        listener.listen()
+        listener.setblocking(False)
+        listeners[listener.fileno()] = listener
+        poll.register(listener, select.EPOLLIN)
+    if more:
+        ports = [str(listener.getsockname()[1]) for listener in listeners.values()]
+        subprocess.Popen([sys.executable, __file__, "hold", *ports[1:]])
     conns = {}
     while True:
         for fd, _ in poll.poll():
-            if fd == listener.fileno():
-                conn, _ = listener.accept()
+            if fd in listeners:
+                conn, _ = listeners[fd].accept()
                 conn.setblocking(False)
                 conns[conn.fileno()] = conn
                 poll.register(conn, select.EPOLLIN)
@@ -41,20 +53,77 @@ def serve(port):
                     conns.pop(fd).close()
 
 
+def hold(ports):
+    held = [socket.create_connection(("127.0.0.1", port), timeout=20) for port in ports]
+    for conn in held:
+        conn.send(b"x")
+        assert conn.recv(10) == b"x"
+    time.sleep(600)
+
+
 def talk(port, rounds, where):
     conn = socket.create_connection(("127.0.0.1", port), timeout=20)
     conn.setblocking(False)
     poll = select.epoll() if where == "epoll" else select.poll()
     poll.register(conn, select.EPOLLIN if where == "epoll" else select.POLLIN)
+    worst = 0.0
     for i in range(rounds):
+        began = time.monotonic()
         conn.send(b"%d" % i)
         if not poll.poll(10 if where == "epoll" else 10_000):
             raise SystemExit(f"no answer to {i}")
         if conn.recv(100) != b"%d" % i:
             raise SystemExit("other bytes")
+        worst = max(worst, time.monotonic() - began)
         time.sleep(0.002)
-    print("ok", flush=True)
-    time.sleep(60)
+    print(f"ok {worst:.3f}", flush=True)
+    return conn
+
+
+def attempt(call, *args):
+    try:
+        return call(*args)
+    except OSError:
+        return None
+
+
+def until_refused(call, *args):
+    for _ in range(100_000):
+        if not attempt(call, *args):
+            return
+
+
+def pipes(pid):
+    """The open files behind descriptors of pipes, to which nobody but the library has any there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    at = [int(fd) for fd in os.listdir(f"/proc/{pid}/fd")]
+    at = [fd for fd in at if (attempt(os.readlink, f"/proc/{pid}/fd/{fd}") or "").startswith("pipe:")]
+    process = os.pidfd_open(pid)
+    return [fd for fd in (libc.syscall(PIDFD_GETFD, process, fd, 0) for fd in at) if fd >= 0]
+
+
+def misuse(pid):
+    """No call of this blocks: flags are put back before bytes are moved."""
+    while not (ends := pipes(pid)):
+        time.sleep(0.01)
+    for fd in list(ends):
+        for how in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+            again = attempt(os.open, f"/proc/self/fd/{fd}", how | os.O_NONBLOCK)
+            ends += [again] if again else []
+    print("misuses", flush=True)
+    chance = random.Random(1)
+    while True:
+        for fd in ends:
+            number = chance.choice([0, 1, 2, 3, 5, 8, chance.getrandbits(32), 2**32 - 1]).to_bytes(4, "little")
+            odd = chance.choice([number, b"x", number * 700])
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
+            until_refused(os.write, fd, odd)
+            if chance.random() < 0.7:
+                until_refused(os.read, fd, 65536)
+            for flags in (os.O_APPEND | os.O_ASYNC, os.O_DIRECT, 0):
+                attempt(fcntl.fcntl, fd, fcntl.F_SETFL, flags)
+            attempt(fcntl.fcntl, fd, fcntl.F_SETPIPE_SZ, chance.choice([4096, 65536]))
+        time.sleep(0.001)
 
 
 def shared(one, other):
@@ -77,8 +146,13 @@ def shared(one, other):
 
 
 if sys.argv[1] == "serve":
-    serve(int(sys.argv[2]))
+    serve(int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+elif sys.argv[1] == "hold":
+    hold([int(port) for port in sys.argv[2:]])
 elif sys.argv[1] == "talk":
-    talk(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    held = talk(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    time.sleep(60)
+elif sys.argv[1] == "misuse":
+    misuse(int(sys.argv[2]))
 else:
     shared(int(sys.argv[2]), int(sys.argv[3]))

@@ -2,7 +2,7 @@
 //! or make blocking for the other.
 
 use fsocket_e2e as e2e;
-use fsocket_testkit::host::Accel;
+use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{net, script, stock_mode, Host, Proc, PYTHON};
 use std::time::Duration;
 
@@ -53,6 +53,41 @@ fn peers_share_no_descriptor() {
         for pid in [server.pid(), client.pid()] {
             assert!(files(pid).iter().any(|f| f.starts_with("pipe:")), "{place}: {:?}", files(pid));
         }
+    }
+}
+
+/// What one process does with the pipes that it shares with a server (ADR 38) delays nobody else: not where the server
+/// takes a ring as an edge, and not where it has many channels and reads in which one it was (ADR 61).
+#[test]
+fn a_third_process_is_not_harmed_by_misuse_of_a_pipe() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is nothing of ours to misuse in stock mode");
+    }
+    for more in [0, 40] {
+        let host = Host::new();
+        let port = net::free_port();
+        let (path, number) = (script("apps/wakers.py").display().to_string(), port.to_string());
+        let before = host.snapshot();
+        let _server = host.server(Accel, "serve", port, PYTHON, &[&path, "serve", &number, &more.to_string()]);
+        // (On a busy machine some of them may be the kernel's.)
+        let idle = || host.snapshot().since(&before).get("accept_shm") >= more * 3 / 4;
+        net::wait_until(LIMIT, idle).unwrap_or_else(|e| panic!("{more} idle connections: {e}"));
+        // It goes on meanwhile, and may well wait for its answers in vain.
+        let hostile = app(&host, "hostile", &["talk", &number, "100000", "epoll"]);
+        let pid = hostile.pid().to_string();
+        let mut misuse = host.start(Stock, "misuse", PYTHON, &[&path, "misuse", &pid]);
+        misuse.wait_stdout("misuses", LIMIT);
+        for place in ["epoll", "poll"] {
+            let before = host.snapshot();
+            let mut honest = app(&host, "talk", &["talk", &number, "300", place]);
+            honest.wait_stdout("ok", LIMIT);
+            let said = honest.stdout();
+            let worst: f64 = said.trim().trim_start_matches("ok ").parse().expect("seconds");
+            // A wake-up that is lost is made up for after 2 s.
+            assert!(worst < 1.5, "{more}, {place}: an answer took {worst} s");
+            host.snapshot().since(&before).assert_shm(1);
+        }
+        assert!(misuse.running(), "{}", misuse.stderr());
     }
 }
 
