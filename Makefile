@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -133,7 +133,13 @@ pages: ## manual pages and completions, in target/pages
 	@rm -rf target/pages && target/release/fastsocket pages target/pages
 	@$(RUN) cargo run -q --release --locked -p fsocket-monitor --example manpage > target/pages/fastsocketd.8
 
-install: ## what `make` and `make pages` left: DESTDIR= PREFIX=/usr/local
+agent: ## target/agent/fastsocket-agent, with RDMA: rdma-core is loaded when it runs, if it is there
+	@scripts/deps.sh agent
+	@$(RUN) cargo build --release --locked -p fsocket-agent --features verbs --target-dir target/verbs
+	@mkdir -p target/agent
+	@strip --strip-unneeded -o target/agent/fastsocket-agent target/verbs/release/fastsocket-agent
+
+install: ## what `make`, `make pages` and, if it was run, `make agent` left: DESTDIR= PREFIX=/usr/local
 	@packaging/install.sh install
 
 uninstall: ## the same, removed

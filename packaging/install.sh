@@ -1,5 +1,6 @@
 #!/bin/sh
-# install.sh install|uninstall: what `make` built, below $DESTDIR$PREFIX. `uninstall` also removes what the monitor
+# install.sh install|uninstall: what `make` and `make pages` left, and the agent of `make agent` if it is there, below
+# $DESTDIR$PREFIX. (The agent that `make` builds has no RDMA: it is for tests.) `uninstall` also removes what the monitor
 # left in /run and /sys/fs/bpf, unless there is a DESTDIR; the configuration stays.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -8,7 +9,9 @@ root=${DESTDIR:-}$prefix
 etc=${DESTDIR:-}/etc/fastsocket
 built=${ARTIFACTS:-$here/target/release}
 pages=${PAGES:-$here/target/pages}
+agent=${AGENT:-$here/target/agent/fastsocket-agent}
 unit=$root/lib/systemd/system/fastsocketd.service
+agent_unit=$root/lib/systemd/system/fastsocket-agent.service
 
 put() { # MODE FILE DIRECTORY [NAME]
     mkdir -p "$3"
@@ -39,17 +42,26 @@ do_install() {
     put 644 "$pages/fastsocket.fish" "$root/share/fish/vendor_completions.d"
     put 644 "$here/packaging/fastsocketd.service" "$(dirname "$unit")"
     put 644 "$here/packaging/fastsocketd.socket" "$(dirname "$unit")"
-    sed -i "s,/usr/sbin/,$prefix/sbin/," "$unit"
+    if [ -e "$agent" ]; then
+        put 755 "$agent" "$root/sbin"
+        put 644 "$here/packaging/fastsocket-agent.service" "$(dirname "$unit")"
+    fi
+    for file in "$unit" "$agent_unit"; do
+        [ ! -e "$file" ] || sed -i "s,/usr/\(sbin\|lib/fastsocket\)/,$prefix/\1/," "$file"
+    done
     [ -e "$etc/fastsocketd.toml" ] || put 644 "$here/packaging/fastsocketd.toml" "$etc"
 }
 
 do_uninstall() {
     if [ -z "${DESTDIR:-}" ] && [ -d /run/systemd/system ]; then
-        systemctl disable --now fastsocketd.socket fastsocketd.service 2>/dev/null || true
+        for name in fastsocket-agent.service fastsocketd.socket fastsocketd.service; do
+            systemctl disable --now $name 2>/dev/null || true
+        done
     fi
     # They would name a library that is gone.
     [ ! -x "$root/bin/fastsocket" ] || "$root/bin/fastsocket" disable --all --root "${DESTDIR:-/}" || true
     rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$unit" "${unit%.service}.socket" \
+        "$root/sbin/fastsocket-agent" "$agent_unit" \
         "$root/share/man/man1/fastsocket.1" "$root"/share/man/man1/fastsocket-*.1 \
         "$root/share/man/man8/fastsocketd.8" "$root/share/man/man5/fastsocketd.toml.5" "$root/share/bash-completion/completions/fastsocket" \
         "$root/share/zsh/site-functions/_fastsocket" "$root/share/fish/vendor_completions.d/fastsocket.fish"

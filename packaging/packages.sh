@@ -7,11 +7,7 @@ cd "$(dirname "$0")/.."
 . scripts/env.sh
 PATH="$PWD/target/tools/bin:$PATH"
 
-# The agent with RDMA; rdma-core is loaded when it runs, if it is there.
-scripts/deps.sh agent
-cargo build --release --locked -p fsocket-agent --features verbs --target-dir target/verbs
-mkdir -p target/agent
-strip --strip-unneeded -o target/agent/fastsocket-agent target/verbs/release/fastsocket-agent
+make --no-print-directory agent
 
 command -v cargo-deb >/dev/null || cargo install cargo-deb --locked --root target/tools
 rm -f target/debian/fastsocket*.deb target/debian/fastsocket*.ddeb

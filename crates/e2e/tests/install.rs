@@ -32,11 +32,11 @@ fn run(host: &Host, name: &str, command: Command) -> Finished {
 
 /// `install.sh` with a root of this host's.
 #[track_caller]
-fn make(host: &Host, what: &str, pages: &Path) -> PathBuf {
+fn make(host: &Host, what: &str, pages: &Path, agent: &Path) -> PathBuf {
     let root = host.path().join("root");
     let mut command = Command::new(workspace().join("packaging/install.sh"));
     command.arg(what).env("DESTDIR", &root).env("PREFIX", "/opt/fs");
-    command.env("ARTIFACTS", artifacts::dir()).env("PAGES", pages).env("NO_STRIP", "1");
+    command.env("ARTIFACTS", artifacts::dir()).env("PAGES", pages).env("AGENT", agent).env("NO_STRIP", "1");
     run(host, what, command).success();
     root
 }
@@ -67,7 +67,17 @@ fn what_is_installed_works_and_goes_again() {
     assert!(page.contains("Exit status") && page.contains("FASTSOCKET_SOCKET"), "{page}");
     host.file("pages/fastsocketd.8", "");
 
-    let root = make(&host, "install", &pages);
+    // One with RDMA is there only if somebody has built it.
+    let root = make(&host, "install", &pages, Path::new("/nonexistent"));
+    let agent =
+        [root.join("opt/fs/sbin/fastsocket-agent"), root.join("opt/fs/lib/systemd/system/fastsocket-agent.service")];
+    assert!(!agent[0].exists() && !agent[1].exists());
+    make(&host, "install", &pages, &artifacts::agent());
+    let text = std::fs::read_to_string(&agent[1]).expect("unit");
+    let there =
+        |named: &str| Some(root.join(text.lines().find_map(|l| l.strip_prefix(named))?.trim_start_matches('/')));
+    assert_eq!(there("ExecStart="), Some(agent[0].clone()), "{text}");
+    assert!(there("Environment=LD_PRELOAD=").is_some_and(|library| library.exists()), "{text}");
     let installed = root.join("opt/fs/bin/fastsocket");
     let mut command = Command::new(&installed);
     command.args(["run", "-v", "--require", "--", "/bin/echo", "ran"]).env("FASTSOCKET_SOCKET", host.socket());
@@ -88,7 +98,7 @@ fn what_is_installed_works_and_goes_again() {
     let drop_in = root.join("etc/systemd/system/nginx.service.d/fastsocket.conf");
     let text = std::fs::read_to_string(&drop_in).expect("a drop-in");
     assert!(text.contains("/opt/fs/lib/fastsocket/libfsocket.so"), "{text}");
-    make(&host, "uninstall", &pages);
+    make(&host, "uninstall", &pages, &artifacts::agent());
     assert_eq!(files(&root), [nginx]);
 }
 
