@@ -71,7 +71,9 @@ class Postgres(Program):
 
     def argv(self):
         as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
-        settings = [f"listen_addresses=127.0.0.1", f"port={self.port}", f"unix_socket_directories={self.data}", "fsync=off"]
+        settings = [f"listen_addresses=127.0.0.1", f"port={self.port}", f"unix_socket_directories={self.data}", "fsync=off",
+                    # Killed, it would leave files in /dev/shm.
+                    "dynamic_shared_memory_type=mmap"]  # fmt: skip
         return [*as_user, f"{self.BIN}/postgres", "-D", self.data, *[w for s in settings for w in ("-c", s)]]
 
     def psql(self, query):
