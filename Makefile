@@ -21,7 +21,7 @@ demo: deps build ## nginx, redis and haproxy, stock and ours in turn
 	@demo/demo.sh
 
 test: deps build ## every test; ends with one line that says how it went
-	@scripts/test.sh unit loom e2e differential
+	@scripts/test.sh loom unit e2e differential
 
 unit: ## unit and integration tests only
 	@scripts/test.sh unit
