@@ -5,7 +5,7 @@
 use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::pidfd::read;
-use crate::policy::process::cgroup;
+use crate::policy::cgroups::cgroup;
 use crate::policy::programs::{self, Program};
 use crate::policy::rules::{is_in_unit, Party};
 use crate::ConnId;

@@ -4,7 +4,6 @@
 //! gives to another one, and a cgroup of version 2 keeps its path for life. So a path that was once read for a number
 //! holds. It is kept only if the directory of that path has the number: a process may have moved while it was read.
 
-use super::process::cgroup;
 use crate::pidfd::{cgroup_number, read};
 use crate::wire::Sender;
 use rustix::fd::AsFd;
@@ -44,6 +43,11 @@ impl Cgroups {
         let place = mount.as_ref().filter(|_| path.starts_with('/') && !path.starts_with("/.."));
         place.is_some_and(|mount| mount.join(path.trim_start_matches('/')).metadata().is_ok_and(|m| m.ino() == number))
     }
+}
+
+/// The v2 path in the text of /proc/PID/cgroup.
+pub fn cgroup(text: &str) -> Option<String> {
+    text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)
 }
 
 #[cfg(test)]

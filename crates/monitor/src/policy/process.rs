@@ -120,11 +120,6 @@ fn rights(status: &str) -> u64 {
     hash.finish().max(1)
 }
 
-/// The v2 path in the text of /proc/PID/cgroup.
-pub fn cgroup(text: &str) -> Option<String> {
-    text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +192,6 @@ mod tests {
         assert!(!of(0, 0, "unconfined\n").is_more_than(&free));
         assert!(!of(0, 0, "unconfined_u:unconfined_r:unconfined_t:s0\0").is_more_than(&free));
         assert!(Restraint::read("", "").is_more_than(&free));
-        assert_eq!(cgroup("1:cpu:/x\n0::/a/b\n").as_deref(), Some("/a/b"));
+        assert_eq!(crate::policy::cgroups::cgroup("1:cpu:/x\n0::/a/b\n").as_deref(), Some("/a/b"));
     }
 }
