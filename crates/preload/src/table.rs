@@ -215,8 +215,9 @@ limit_table! {
         of recvmsg, sendmsg, pidfd_getfd;
     Programs: "A connection cannot be passed where its path cannot be switched (`fallback.switch`): while there is no \
      monitor, or while it has something to read that came before its peer left shared memory, and a whole ring (2 MiB) had \
-     come without a pause. `sendmsg` fails with ETOOMANYREFS then, and the connection goes on. A message that is sent by \
-     io_uring goes all the same, and its receiver gets an unconnected socket."
+     come without a pause, or the connection was to another network namespace or host. `sendmsg` fails with ETOOMANYREFS \
+     then, and the connection goes on. A message that is sent by io_uring goes all the same, and its receiver gets an \
+     unconnected socket."
         of sendmsg, sendmmsg;
     Programs: "Such a connection does not get one of the numbers 0 to 2 either: `dup2` and `dup3` fail with EBUSY and \
      leave the number what it was, `dup` fails with EMFILE, and the connection goes on. If `accept` gives one of these numbers to it, or a file action of \
