@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build quick deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -13,6 +13,10 @@ build: ## target/release/{libfsocket.so,fastsocketd,fastsocket,fastsocket-demo,f
 	@scripts/deps.sh build
 	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo -p fsocket-agent
 	@ls -l $(ARTIFACTS) | awk '{print "built:", $$NF, "(" $$5 " bytes)"}'
+
+quick: ## the same in target/quick, built without link-time optimisation: FASTSOCKET_ARTIFACTS=$$PWD/target/quick for tests
+	@scripts/deps.sh build
+	@$(RUN) cargo build --profile quick --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo -p fsocket-agent
 
 deps: ## install what building, tests and the demo need
 	@scripts/deps.sh test
