@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build quick deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build quick deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -94,6 +94,10 @@ programs: build ## real programs, stock and ours: served, reloaded, restarted, s
 	@scripts/deps.sh programs
 	@$(RUN) python3 tests/programs/run.py $(PROGRAMS)
 
+reports: build ## small programs after public reports of other socket layers, stock beside ours (a minute): REPORTS="lengths recycled"
+	@scripts/deps.sh test
+	@$(RUN) python3 tests/reports/run.py $(REPORTS)
+
 short: build ## N (3000) short programs, none of which may hang; BUSY=20 processes that only compute beside them
 	@$(RUN) python3 tests/soak/short.py target/release/libfsocket.so target/release/fastsocketd $(or $(N),3000) 10 $(or $(BUSY),0)
 
@@ -162,8 +166,8 @@ fmt:
 
 lint:
 	@$(RUN) cargo clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/container/*.sh packaging/debian/* packaging/rpm/* scripts/*.sh tools/*.sh demo/*.sh .ci/run; fi
-	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
+	@if command -v shellcheck >/dev/null; then shellcheck -x fuzz/*.sh packaging/*.sh packaging/container/*.sh packaging/debian/* packaging/rpm/* scripts/*.sh tools/*.sh demo/*.sh tests/reports/cases/*.sh .ci/run; fi
+	@python3 -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' tests/apps/*.py tests/apps/*/*.py tests/conformance/*.py tests/conformance/*/*.py tests/reports/*.py tests/reports/cases/*.py tests/suites/*.py tests/suites/suites/*.py tests/programs/*.py tests/programs/*/*.py tests/soak/*.py
 
 clean:
 	@$(RUN) cargo clean
