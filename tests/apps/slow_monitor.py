@@ -7,6 +7,9 @@ slow_monitor.py stopped PID KNOWN NEW: the monitor, process PID, is stopped for 
                                      servers, one known before and one not, and listens.
 slow_monitor.py joins PID:           begins to accept, in each way, while the monitor is stopped. It goes on, and a
                                      child connects.
+slow_monitor.py fill PATH:           connects to PATH until the queue there is full, and stays.
+slow_monitor.py begins PORT:         a program that begins while the monitor is stopped connects to a server, says
+                                     "began", and after SIGUSR1 does so again.
 
 Prints the longest call in milliseconds, and "end".
 """
@@ -128,6 +131,32 @@ def joins(pid):
             time.sleep(1.1)
 
 
-{"children": children, "stopped": stopped, "joins": joins}[sys.argv[1]](*map(int, sys.argv[2:]))
+def fill(path):
+    kept = []
+    while True:
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            s.connect(path)
+        except BlockingIOError:
+            break
+        kept.append(s)
+    print("full after", len(kept), flush=True)
+    signal.pause()
+
+
+def begins(port):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    for _ in range(20):
+        echo(port)
+    print("began", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    for _ in range(40):
+        echo(port)
+        time.sleep(0.1)
+
+
+if sys.argv[1] == "fill":
+    fill(sys.argv[2])
+{"begins": begins, "children": children, "stopped": stopped, "joins": joins}[sys.argv[1]](*map(int, sys.argv[2:]))
 print(int(LONGEST * 1000))
 print("end")

@@ -201,6 +201,9 @@ counters! {
     /// Fallback: the server forks for each connection, and they end after a few requests: they begin in the kernel.
     FbShortLived = "fallback.short_lived" reason ShortLived
         when "a server that forks for each connection, of which most ended after fewer than some 16 requests: new ones begin in the kernel, where they cost less, and go over when they last (`path_upgrade`)",
+    /// Fallback: a monitor is there, but takes longer than a program waits for it.
+    FbMonitorBusy = "fallback.monitor_busy" reason MonitorBusy
+        when "a monitor is there, but did not take the connection to it or answer within 250 ms in all: it is stopped, or has too much to do",
 }
 
 #[repr(C, align(64))]

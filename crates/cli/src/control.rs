@@ -15,9 +15,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Connects to a monitor. EAGAIN means: one listens, but its queue is full.
+/// Connects to a monitor. EAGAIN means: one listens, but its queue is full, all the time for which it is waited for.
 pub fn connect(path: &Path, flags: SocketFlags) -> std::result::Result<OwnedFd, Errno> {
     let fd = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)?;
+    for wait in [net::sockopt::Timeout::Send, net::sockopt::Timeout::Recv] {
+        net::sockopt::set_socket_timeout(&fd, wait, Some(ANSWER_LIMIT))?;
+    }
     net::connect(&fd, &SocketAddrUnix::new(path)?)?;
     Ok(fd)
 }
@@ -66,7 +69,6 @@ pub fn private_path() -> Option<PathBuf> {
 /// Does the monitor speak our version of the protocol? EPROTO: another one.
 pub fn greet(path: &Path) -> std::result::Result<(), Errno> {
     let socket = connect(path, SocketFlags::empty())?;
-    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(ANSWER_LIMIT))?;
     let pid = u64::from(std::process::id());
     // (The monitor wants a name, which no other process of this family has: there is none.)
     let hello = Msg { id: pid, seq: 1, arg0: pid, arg1: fsocket_abi::VERSION.into(), ..Msg::new(kind::HELLO) };
@@ -163,7 +165,6 @@ fn ask_json<A: serde::de::DeserializeOwned>(path: &Path, what: u32, request: &im
 /// A request that is answered by a memfd; what is in it.
 fn ask(path: &Path, mut request: Msg, attach: Option<&OwnedFd>) -> Result<Vec<u8>> {
     let socket = connect(path, SocketFlags::empty()).with_context(|| format!("monitor {}", path.display()))?;
-    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(ANSWER_LIMIT))?;
     request.seq = 1;
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = net::SendAncillaryBuffer::new(&mut space);

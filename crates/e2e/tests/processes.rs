@@ -136,6 +136,40 @@ fn nobody_waits_long_for_a_monitor_that_does_not_answer() {
     assert!(shm >= 4, "{shm}");
 }
 
+/// A program begins while the monitor takes no connection, or answers nothing: it is the kernel's at once, counts why, and
+/// is over shared memory when the monitor goes on. Others may have filled the monitor's queue.
+#[test]
+fn a_program_that_begins_does_not_wait_for_the_monitor() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no monitor");
+    }
+    for is_full in [true, false] {
+        let mut host = Host::new();
+        let [echo, slow] = ["apps/echo_server.py", "apps/slow_monitor.py"].map(|s| script(s).display().to_string());
+        let port = net::free_port();
+        let number = port.to_string();
+        let _server = host.server(Accel, "echo", port, PYTHON, &[&echo, "threaded", &number, "127.0.0.1"]);
+        let before = host.snapshot();
+        let monitor = |host: &mut Host, signal| host.monitor().expect("running").signal(signal);
+        monitor(&mut host, libc::SIGSTOP);
+        let socket = host.socket().display().to_string();
+        let flood = is_full.then(|| {
+            let mut flood = host.start(Stock, "fill", PYTHON, &[&slow, "fill", &socket]);
+            flood.wait_stdout("full after", Duration::from_secs(20));
+            flood
+        });
+        let mut begins = host.start(Accel, "begins", PYTHON, &[&slow, "begins", &number]);
+        begins.wait_stdout("began", Duration::from_secs(20));
+        monitor(&mut host, libc::SIGCONT);
+        drop(flood);
+        begins.signal(libc::SIGUSR1);
+        begins.finish(Duration::from_secs(60)).success().says("end");
+        let delta = host.snapshot().since(&before);
+        assert!(delta.get("fallback.monitor_busy") >= 1, "full: {is_full}\n{delta}");
+        assert!(delta.get("connect_shm") >= 1, "full: {is_full}\n{delta}");
+    }
+}
+
 /// `bind` and `connect` are refused what a connection over shared memory has, as in the kernel.
 #[test]
 fn addresses_of_live_connections_are_in_use() {

@@ -21,8 +21,7 @@ pub use wire::{show, tell};
 
 use find::PATH;
 use state::{
-    is_late, DEAD, FD, FIRST_PATIENCE, FOUND_AT, LATER, LOCK, LOOKING, PATIENCE, SHORT_PATIENCE, SILENCE, SILENT,
-    SLOW_UNTIL,
+    in_time, is_late, patience, waited, DEAD, FD, FOUND_AT, LATER, LOCK, LOOKING, PATIENCE, SILENCE, SILENT, SLOW_UNTIL,
 };
 use wire::{close_opt, passes, ready_before, receive, send, unasked};
 
@@ -66,7 +65,7 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     if short && now < SLOW_UNTIL.load(Ordering::Relaxed) {
         return Err(Errno::EIO);
     }
-    let limit = now + if short { SHORT_PATIENCE } else { PATIENCE };
+    let limit = now + if short { patience() } else { PATIENCE };
     *seq = seq.wrapping_add(1);
     m.seq = *seq | 1 << 31;
     if let Err(e) = send(&m, attach, limit) {
@@ -78,6 +77,7 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     loop {
         match receive(0) {
             Ok((a, got)) if a.seq == m.seq && a.kind == m.kind => {
+                in_time();
                 if a.result != 0 {
                     close_opt(got);
                     return Err(Errno::new(a.result));
@@ -214,8 +214,9 @@ pub fn registry() -> Option<&'static Registry> {
         return None;
     }
     let l = LOCK.lock().ok()?;
+    let limit = now + patience();
     while registry::mapped().is_none() && !dead() {
-        if !ready_before(fd(), libc::POLLIN, now + FIRST_PATIENCE) {
+        if !ready_before(fd(), libc::POLLIN, limit) {
             is_late(true);
             break;
         }
@@ -227,6 +228,9 @@ pub fn registry() -> Option<&'static Registry> {
                 break;
             }
         }
+    }
+    if registry::mapped().is_some() {
+        waited(now);
     }
     drop(l);
     registry::mapped()

@@ -1,8 +1,8 @@
 //! The way to the monitor: the first one, that of a forked child, and one after a monitor that has died.
 
 use super::state::{
-    dead, fd, never, DEAD, DIED_PAUSE, FD, FOUND_AT, LATER, LATER_AT, LOCK, LOOKING, NEVER, SHORT_PATIENCE, SILENT,
-    SLOW_UNTIL,
+    dead, fd, in_time, never, patience, waited, DEAD, DIED_PAUSE, FD, FOUND_AT, FULL, LATER, LATER_AT, LOCK, LOOKING,
+    NEVER, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
 };
 use super::wire::{close_opt, receive, send_on, unasked};
 use crate::lock::Lock;
@@ -32,17 +32,17 @@ const PATH_MAX: usize = 108;
 /// Connect and say hello, without waiting for the answer.
 pub fn open(path: Option<&[u8]>) -> bool {
     let path = path.unwrap_or(fsocket_proto::paths::SYSTEM_SOCKET.as_bytes());
-    match connect(path) {
+    match connect(path, patience()) {
         Ok(fd) => {
             remember(path);
             adopt_fd(process::high_fd(fd))
         }
-        Err(Errno::ENOENT | Errno::ECONNREFUSED) => await_first(path),
+        Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => await_first(path),
         Err(_) => false,
     }
 }
 
-/// No monitor is there yet. The process is as one whose monitor has died, down to a control socket with nobody at
+/// No monitor is there yet, or none that takes a connection in time. The process is as one whose monitor has died, down to a control socket with nobody at
 /// the other end: it finds the first one as others find the next one.
 #[cold]
 fn await_first(path: &[u8]) -> bool {
@@ -109,7 +109,7 @@ fn find_it(now: u64) {
     let died = DEAD.load(Ordering::Relaxed);
     let found = match died {
         true => meet(),
-        false => dial().is_ok_and(|fd| adopt_fd(process::high_fd(fd))),
+        false => dial(patience()).is_ok_and(|fd| adopt_fd(process::high_fd(fd))),
     };
     if !found {
         let pause = match (died, never()) {
@@ -122,10 +122,10 @@ fn find_it(now: u64) {
     }
 }
 
-/// Connects to where the monitor is.
-fn dial() -> Result<i32> {
+/// Connects to where the monitor is, within so many nanoseconds.
+fn dial(within: u64) -> Result<i32> {
     let (len, path) = PATH.lock().map(|p| *p).map_err(|_| Errno::EAGAIN)?;
-    connect(&path[..len.min(PATH_MAX)])
+    connect(&path[..len.min(PATH_MAX)], within)
 }
 
 /// Looks for a monitor after the one that has died. False: there is none yet.
@@ -141,7 +141,7 @@ fn meet() -> bool {
 fn greet_another() -> bool {
     let Ok(_l) = LOCK.lock() else { return false };
     if !MEETING.swap(false, Ordering::AcqRel) {
-        let Ok(fd) = dial().map(process::high_fd) else { return false };
+        let Ok(fd) = dial(MEETING_FOR).map(process::high_fd) else { return false };
         let old = FD.swap(fd, Ordering::AcqRel);
         if old >= 0 {
             process::close_own(old);
@@ -170,6 +170,7 @@ fn greet_another() -> bool {
     if hello.result != 0 {
         return true;
     }
+    in_time();
     for word in [&SILENT, &SLOW_UNTIL] {
         word.store(0, Ordering::Relaxed);
     }
@@ -207,10 +208,7 @@ pub fn adopt_fd(fd: i32) -> bool {
 
 #[link_section = ".text.fsocket_start"]
 fn greet(fd: i32) -> bool {
-    let t = libc::timeval { tv_sec: 0, tv_usec: (SHORT_PATIENCE / 1000) as i64 };
-    // SAFETY: a timeval is plain bytes.
-    let bytes = unsafe { core::slice::from_raw_parts(&t as *const _ as *const u8, core::mem::size_of_val(&t)) };
-    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, bytes);
+    limit_waits(fd, libc::SO_RCVTIMEO, SHORT_PATIENCE);
     let mut m = Msg::new(kind::HELLO);
     m.id = process::nonce();
     m.arg0 = sys::getpid() as u64;
@@ -221,8 +219,37 @@ fn greet(fd: i32) -> bool {
     send_on(fd, &m, None, sys::now_ns() + SHORT_PATIENCE).is_ok()
 }
 
+/// A call that waits on the socket does so for at most that many nanoseconds. `option`: SO_RCVTIMEO or SO_SNDTIMEO.
 #[link_section = ".text.fsocket_start"]
-fn connect(path: &[u8]) -> Result<i32> {
+fn limit_waits(fd: i32, option: i32, ns: u64) {
+    // (0 would be no limit.)
+    let t = libc::timeval { tv_sec: 0, tv_usec: (ns / 1000).clamp(1, 999_999) as i64 };
+    // SAFETY: a timeval is plain bytes.
+    let bytes = unsafe { core::slice::from_raw_parts(&t as *const _ as *const u8, core::mem::size_of_val(&t)) };
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, option, bytes);
+}
+
+/// Errors: EAGAIN: so many others wait to be accepted, for all of `within` nanoseconds.
+#[link_section = ".text.fsocket_start"]
+fn connect_within(fd: i32, addr: &[u8], within: u64) -> Result<()> {
+    let began = sys::now_ns();
+    loop {
+        let left = within.saturating_sub(sys::now_ns() - began);
+        // In `connect`, too, where the queue of those that wait to be accepted is full.
+        limit_waits(fd, libc::SO_SNDTIMEO, left);
+        let r = sys::connect(fd, addr);
+        if r == Err(Errno::EINTR) && left != 0 {
+            continue;
+        }
+        FULL.store(r == Err(Errno::EAGAIN), Ordering::Relaxed);
+        waited(began);
+        return r;
+    }
+}
+
+/// Connects to a monitor. Errors: those of [`connect_within`]; EPERM: it is neither root's nor this user's.
+#[link_section = ".text.fsocket_start"]
+fn connect(path: &[u8], within: u64) -> Result<i32> {
     let mut addr = [0u8; core::mem::size_of::<libc::sockaddr_un>()];
     if path.is_empty() || path.len() + 3 > addr.len() {
         return Err(Errno::EINVAL);
@@ -230,7 +257,7 @@ fn connect(path: &[u8]) -> Result<i32> {
     addr[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
     addr[2..2 + path.len()].copy_from_slice(path);
     let fd = sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)?;
-    let r = sys::connect(fd, &addr[..path.len() + 3]).and_then(|()| {
+    let r = connect_within(fd, &addr[..path.len() + 3], within).and_then(|()| {
         // Only root's or our own monitor may tell us what to map.
         let mut cred = [0u8; 12];
         sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred)?;

@@ -40,11 +40,20 @@ pub(super) static SILENT: AtomicU64 = AtomicU64::new(0);
 /// How long an answer may take that the program can do without: the kernel does it then. Also one look
 /// for an answer.
 pub(super) const SHORT_PATIENCE: u64 = 250_000_000;
-/// The same for its first one: programs greet it right before they need it.
-pub(super) const FIRST_PATIENCE: u64 = 750_000_000;
+/// How much of that is left, nanoseconds: the connection to the monitor, its first answer and the first request
+/// share it. An answer in time gives it back.
+#[link_section = ".data.fsocket_start"]
+static LEFT: AtomicU64 = AtomicU64::new(SHORT_PATIENCE);
 /// Until when nothing of that kind is asked, nanoseconds, after an answer that took longer.
 pub(super) static SLOW_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// How long that is, nanoseconds: the first time, doubled with each time in a row up to the longest.
 const SLOW_PAUSE: u64 = 1_000_000_000;
+const LONGEST_PAUSE: u32 = 5;
+/// Times in a row.
+static LATE: AtomicU32 = AtomicU32::new(0);
+/// A monitor is there, and its queue of new connections was full when this process looked for it.
+#[link_section = ".data.fsocket_start"]
+pub(super) static FULL: AtomicBool = AtomicBool::new(false);
 /// How long nothing is asked of a silent one, nanoseconds.
 pub(super) const SILENCE: u64 = 10_000_000_000;
 /// When one was found after another had died, or after this process began; nanoseconds.
@@ -81,12 +90,32 @@ pub fn is_slow() -> bool {
     now < SLOW_UNTIL.load(Ordering::Relaxed) || silent != 0 && now.saturating_sub(silent) < SILENCE
 }
 
-/// Why there is no monitor.
+/// Why there is no monitor, or none that answers.
 pub fn why_none() -> Reason {
     match (MISMATCH.load(Ordering::Relaxed), DEAD.load(Ordering::Relaxed)) {
         (true, _) => Reason::Version,
         (_, true) if !never() => Reason::MonitorGone,
+        _ if FULL.load(Ordering::Relaxed) || alive().is_some() => Reason::MonitorBusy,
         _ => Reason::NoMonitor,
+    }
+}
+
+/// How long this process may wait now for what it can do without, nanoseconds.
+pub(super) fn patience() -> u64 {
+    LEFT.load(Ordering::Relaxed)
+}
+
+/// It has waited since then.
+pub(super) fn waited(since: u64) {
+    let spent = sys::now_ns().saturating_sub(since);
+    LEFT.store(patience().saturating_sub(spent), Ordering::Relaxed);
+}
+
+/// The monitor has answered in time.
+pub(super) fn in_time() {
+    LEFT.store(SHORT_PATIENCE, Ordering::Relaxed);
+    if LATE.load(Ordering::Relaxed) != 0 {
+        LATE.store(0, Ordering::Relaxed);
     }
 }
 
@@ -163,7 +192,11 @@ pub fn died() {
 pub(super) fn is_late(short: bool) {
     let now = sys::now_ns();
     match short {
-        true => SLOW_UNTIL.store(now + SLOW_PAUSE, Ordering::Relaxed),
+        true => {
+            let times = LATE.fetch_add(1, Ordering::Relaxed).min(LONGEST_PAUSE);
+            SLOW_UNTIL.store(now + (SLOW_PAUSE << times), Ordering::Relaxed);
+            LEFT.store(SHORT_PATIENCE, Ordering::Relaxed);
+        }
         false => SILENT.store(now, Ordering::Relaxed),
     }
 }
