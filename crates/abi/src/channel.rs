@@ -79,7 +79,7 @@ pub const fn segment(n: usize) -> (usize, usize) {
     (from, ring_off(FIRST_SLOTS << n, 0))
 }
 
-/// First page. Written by the monitor but for `busy` and `idle`; the sides only read it (either could
+/// First page. Written by the monitor but for `busy`, `idle` and `arrived`; the sides only read it (either could
 /// scribble on it: that hurts this channel alone).
 #[repr(C)]
 pub struct Header {
@@ -103,6 +103,13 @@ pub struct Header {
     pub idle: AtomicU32,
     /// Not 0: no balance. Each connection to the next worker, who alone takes it.
     pub turns: AtomicU32,
+    /// Workers that have left connections behind in their queue, which are news to others. It wraps.
+    pub left_behind: AtomicU32,
+    _pad: [u64; 8],
+    /// Connections that the client has put into any of the queues, before each is there. It wraps. A line of its own:
+    /// those above are read at each connection, and seldom written.
+    pub arrived: AtomicU32,
+    _pad1: [u64; 8],
 }
 
 /// SYN queue: the client process produces (under its own lock), any worker of

@@ -84,6 +84,22 @@ fn an_epoll_instance_of_the_parents() {
     host.snapshot().since(&before).assert_shm(4 * 60);
 }
 
+/// Client processes come and go while servers are busy or sleep: every instance that watches the listener, by edges or
+/// not, says what it says of the kernel's.
+#[test]
+fn a_listener_whose_clients_come_and_go() {
+    let path = script("apps/listener_edges.py").display().to_string();
+    for (seed, workers) in [("1", "1"), ("2", "1"), ("6", "1"), ("1", "3")] {
+        let host = Host::new();
+        let run = |side| host.run(side, "listener_edges", 120, PYTHON, &[&path, seed, workers, "150"]).success().stdout;
+        let stock = run(Stock);
+        let before = host.snapshot();
+        assert_eq!(run(Accel), stock, "seed {seed}, {workers} workers");
+        let delta = host.snapshot().since(&before);
+        assert!(stock_mode() || delta.get("accept_shm") >= 20 && delta.get("connect_kernel") == 0, "{delta}");
+    }
+}
+
 /// Runs `slow_monitor.py`; the longest call, milliseconds.
 #[track_caller]
 fn longest_call(host: &Host, args: &[&str]) -> u64 {

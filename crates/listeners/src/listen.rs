@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::WORKERS;
 use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_sync::arrivals::Arrivals;
 use fsocket_sys::{self as sys, Errno};
 
 mod crowd;
@@ -50,6 +51,8 @@ pub struct Listener {
     wanted_by_others: AtomicBool,
     /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
     backlog: AtomicU32,
+    /// Connections that have come. Never reset, also for another listener in this place.
+    arrivals: Arrivals,
     addr: Lock<Addr>,
 }
 
@@ -67,6 +70,7 @@ static LISTENERS: [Listener; MAX] = [const {
         any: AtomicBool::new(false),
         wanted_by_others: AtomicBool::new(false),
         backlog: AtomicU32::new(0),
+        arrivals: Arrivals::new(),
         addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
     }
 }; MAX];
@@ -250,11 +254,7 @@ pub fn drop_channel(c: &Chan) {
     let v = c.index() as u16 + 1;
     for l in used() {
         if l.id.load(Ordering::Acquire) == c.listener.load(Ordering::Relaxed) {
-            for x in l.places().iter().take(l.n.load(Ordering::Relaxed) as usize) {
-                if x.load(Ordering::Relaxed) == v {
-                    x.store(0, Ordering::Release);
-                }
-            }
+            l.drop_places(|place| place == v);
         }
     }
 }
@@ -291,10 +291,8 @@ fn ended(d: &Desc, for_all: bool) {
             // The port may be another listener's before the monitor knows.
             chan::retire_of(id);
         }
+        l.drop_places(|_| true);
         l.n.store(0, Ordering::Relaxed);
-        for x in l.places() {
-            x.store(0, Ordering::Relaxed);
-        }
         l.id.store(0, Ordering::Release);
     }
 }
@@ -332,6 +330,7 @@ pub fn become_child() {
         l.worker.store(0, Ordering::Relaxed);
         l.joins.store(false, Ordering::Relaxed);
         l.inherited.store(true, Ordering::Relaxed);
+        l.arrivals.become_child();
         l.addr.reset_after_fork();
     }
 }
@@ -350,6 +349,7 @@ fn settle_all() {
     let held = Those::new();
     crate::table::all().filter_map(of).for_each(|l| held.set(place_of(l) as i32, true));
     for l in used().iter().filter(|l| !held.has(place_of(l) as i32)) {
+        l.drop_places(|_| true);
         l.n.store(0, Ordering::Relaxed);
         l.id.store(0, Ordering::Release);
     }
@@ -410,10 +410,8 @@ pub fn leave_channels() -> Those {
     let those = Those::new();
     for (i, l) in used().iter().enumerate() {
         those.set(i as i32, l.worker.swap(0, Ordering::AcqRel) != 0);
+        l.drop_places(|_| true);
         l.n.store(0, Ordering::Release);
-        for c in l.places() {
-            c.store(0, Ordering::Relaxed);
-        }
     }
     those
 }
@@ -510,6 +508,7 @@ impl Listener {
             Err(Errno::EOPNOTSUPP) => {
                 // What is mapped here is not this process's any more.
                 stats::fall_back(Reason::Option);
+                self.drop_places(|_| true);
                 self.n.store(0, Ordering::Release);
                 WORKERS as u32 + 1
             }
@@ -557,10 +556,27 @@ impl Listener {
     }
 
     pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {
+        self.placed().filter(|c| c.id.load(Ordering::Relaxed) != 0 && !c.is_broken())
+    }
+
+    fn placed(&self) -> impl Iterator<Item = &'static Chan> + '_ {
         let n = (self.n.load(Ordering::Acquire) as usize).min(CHANS);
         self.places()[..n].iter().filter_map(|x| match x.load(Ordering::Acquire) {
             0 => None,
-            i => chan::CHANS.get(i as u32 - 1).filter(|c| c.id.load(Ordering::Relaxed) != 0 && !c.is_broken()),
+            i => chan::CHANS.get(i as u32 - 1),
         })
+    }
+
+    /// Channels go, and what has come through them stays counted. Before their memory goes.
+    fn drop_places(&self, which: impl Fn(u16) -> bool) {
+        let n = (self.n.load(Ordering::Relaxed) as usize).min(CHANS);
+        let out = |x: &AtomicU16| match x.load(Ordering::Relaxed) {
+            v if v != 0 && which(v) => {
+                x.store(0, Ordering::Release);
+                chan::CHANS.get(u32::from(v) - 1).map_or(0, Chan::arrivals)
+            }
+            _ => 0,
+        };
+        self.arrivals.leave(|| self.places()[..n].iter().map(out).sum());
     }
 }

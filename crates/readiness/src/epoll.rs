@@ -140,6 +140,8 @@ pub fn became_conn(d: &Desc) {
             let _ =
                 sys::epoll_ctl(ep.fd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, it.fd.load(Ordering::Relaxed), None);
         }
+        // What was reported was another connection's, or none's.
+        it.forget_edges();
         g.activate(it);
         wake_for_events(ep, g);
     });
@@ -292,6 +294,7 @@ pub fn became_listener(d: &Desc) {
     }
     for_items(d, |ep, g, it| {
         ep.watch_ctl();
+        it.forget_edges();
         g.activate(it);
         wake_for_events(ep, g);
     });

@@ -7,10 +7,15 @@ use crate::Hostile;
 use fsocket_abi::channel::{SynQueue, SLOTS, SYN_CAP};
 use fsocket_sync::atomic::Ordering;
 
+/// Can the caller, the only one that pushes, put something in?
+pub fn has_room(q: &SynQueue) -> bool {
+    len(q) < SYN_CAP as u32
+}
+
 /// Put `slot` at the end; false: the queue is full. The caller is the only one
 /// that pushes, and looks at [`SynQueue::want`] next.
 pub fn push(q: &SynQueue, slot: usize) -> bool {
-    if len(q) >= SYN_CAP as u32 {
+    if !has_room(q) {
         return false;
     }
     let t = q.tail.load(Ordering::Relaxed);

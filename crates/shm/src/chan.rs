@@ -13,6 +13,7 @@ use fsocket_abi::channel::{
 use fsocket_proto::{kind, waiter, Msg};
 use fsocket_ring::dispatch::Busy;
 use fsocket_ring::{syn, Hostile};
+use fsocket_sync::arrivals::Source;
 use fsocket_sync::segments::Segments;
 use fsocket_sys as sys;
 
@@ -80,6 +81,9 @@ pub struct Chan {
     /// See [`rest`]: connections opened at the last look, and since when there is none.
     opened: AtomicU32,
     rests_since: AtomicU64,
+    /// Of the listener's side: connections that have come, and workers that have left some behind.
+    arrived: Source,
+    left_behind: Source,
 }
 
 /// What the client side keeps: which slots it may use.
@@ -125,6 +129,8 @@ pub fn map(id: u32, listener: u64, side: usize, fd: i32) -> Option<&'static Chan
     c.trust();
     c.half.store(false, Ordering::Relaxed);
     c.rests_since.store(sys::cpu::ticks(), Ordering::Relaxed);
+    c.arrived.reset();
+    c.left_behind.reset();
     c.kept.keep(process::high(), || process::high_copy(fd));
     for d in &c.desc_of {
         d.store(0, Ordering::Relaxed);
@@ -213,6 +219,14 @@ impl Chan {
         let q = q.min(WORKERS);
         // SAFETY: as `header`; q is in range.
         unsafe { &*(self.base().add(SYN_OFF) as *const SynQueue).add(q) }
+    }
+    /// How often a connection that waits here was news to a worker: it never falls while the channel is mapped.
+    pub fn arrivals(&self) -> u64 {
+        let word = |word: fn(&Header) -> &fsocket_sync::atomic::AtomicU32| match self.id.load(Ordering::Relaxed) {
+            0 => 0, // no longer mapped
+            _ => word(self.header()).load(Ordering::Acquire),
+        };
+        self.arrived.total(word(|h| &h.arrived)).wrapping_add(self.left_behind.total(word(|h| &h.left_behind)))
     }
     /// Takes a connection out of queue `q`.
     pub fn pop_syn(&self, q: usize) -> Option<usize> {

@@ -1,10 +1,11 @@
 //! Atomics facade (`core` or `loom`), the asymmetric fence, and the protocols that are built on
-//! them: doorbells, tokens, the handover of a connection, idle watchers, subscriptions, memory
+//! them: counts of arrivals, doorbells, tokens, the handover of a connection, idle watchers, subscriptions, memory
 //! that is mapped in segments. Nothing here makes a system call:
 //! the expensive half of the fence is handed in by the caller, so that loom can stand in for the
 //! kernel.
 #![cfg_attr(not(loom), no_std)]
 
+pub mod arrivals;
 pub mod atomic;
 pub mod doorbell;
 pub mod handover;

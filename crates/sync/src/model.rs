@@ -33,6 +33,8 @@
 //! an acquire (the sender's look at the receiver's position).
 
 #[cfg(test)]
+mod arrivals;
+#[cfg(test)]
 mod doorbell;
 #[cfg(test)]
 mod handover;

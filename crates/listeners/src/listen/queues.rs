@@ -28,14 +28,12 @@ impl Listener {
         })
     }
 
-    /// Sum of all queue positions: changes whenever a connection arrives, also for another
-    /// worker. That one may be busy, and then the arrival is an edge for any worker that looks.
-    pub fn arrivals(&self) -> u64 {
-        let tail = |c: &Chan, q| c.queue(q).tail.load(Ordering::Acquire) as u64;
-        let own = self.own_queue();
-        let mine =
-            |c| own.map_or(0, |q| tail(c, q)) + others(c).filter(|q| Some(*q) != own).map(|q| tail(c, q)).sum::<u64>();
-        self.chans().map(|c| tail(c, 0) + mine(c)).sum()
+    /// How many connections have ever come: it never falls, and grows whenever one comes, also for another
+    /// worker. That one may be busy, and then the arrival is an edge for any worker that looks. None: channels are going
+    /// just now, and it cannot be told.
+    pub fn arrivals(&self) -> Option<u64> {
+        // (Also of channels that have been broken: what they brought has been seen.)
+        self.arrivals.sum(|| self.placed().map(Chan::arrivals).sum())
     }
 
     /// Its turn: a connection of a busy worker, one for `FAIR` of our own. Busy workers

@@ -198,6 +198,7 @@ impl Shm {
             ch.mem.set_workers(mask);
             // Its queue is left for the others to steal from.
             if number.is_some_and(|n| ch.mem.queued(1 + n) > 0) {
+                ch.mem.note_left_behind();
                 wake_stealers(ch, &ctx.clients);
             }
         }

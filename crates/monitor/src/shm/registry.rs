@@ -48,6 +48,7 @@ impl Registry {
         registry.put(offset_of!(Layout, cpus), online_cpus());
         // Even, and no number of a monitor before this one: a reader may change from one to the other in between.
         registry.put(offset_of!(Layout, generation), RandomState::new().build_hasher().finish() & !1);
+        registry.put(offset_of!(Layout, touched), RandomState::new().build_hasher().finish());
         registry.put(offset_of!(Layout, magic), MAGIC);
         Ok(registry)
     }
@@ -194,7 +195,7 @@ impl Registry {
 
     fn count_touch(&mut self) {
         let touched = self.map.at::<AtomicU64>(offset_of!(Layout, touched)).load(Ordering::Relaxed);
-        self.put(offset_of!(Layout, touched), touched + 1);
+        self.put(offset_of!(Layout, touched), touched.wrapping_add(1));
     }
 
     fn change(&mut self, f: impl FnOnce(&mut Self)) {

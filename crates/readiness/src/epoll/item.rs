@@ -32,6 +32,13 @@ struct Reported {
     fresh: AtomicBool,
 }
 
+impl Reported {
+    /// Is a count that never falls another one than at the last report? None: that cannot be told just now.
+    fn has_grown(&self, count: Option<u64>) -> bool {
+        count != Some(self.seen.load(Ordering::Relaxed))
+    }
+}
+
 /// Zero is valid.
 #[repr(C)]
 pub struct Item {

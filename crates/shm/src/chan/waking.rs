@@ -82,6 +82,11 @@ impl Chan {
             Some(w) => q(w),
             None => self.queue(0),
         };
+        if !syn::has_room(queue) {
+            return false;
+        }
+        // Before the entry: a worker that finds the connection has seen the count change.
+        h.arrived.store(c.next_worker, Ordering::Relaxed);
         if !syn::push(queue, slot) {
             return false;
         }

@@ -55,6 +55,11 @@ impl ChannelMem {
         self.map.at::<AtomicU64>(offset_of!(Header, avoid)).store(mask, Ordering::Relaxed);
     }
 
+    /// A worker has left connections in its queue.
+    pub fn note_left_behind(&self) {
+        self.map.at::<AtomicU32>(offset_of!(Header, left_behind)).fetch_add(1, Ordering::Release);
+    }
+
     /// Each connection to the next worker.
     pub fn set_turns(&self) {
         self.map.at::<AtomicU32>(offset_of!(Header, turns)).store(1, Ordering::Relaxed);

@@ -106,20 +106,22 @@ impl Item {
                 data || state || space
             }
             kind::LISTENER => {
-                let now = listen::of(d).map_or(0, |l| l.arrivals());
-                let e = now != last.seen.load(Ordering::Relaxed);
-                if note {
+                let Some(l) = listen::of(d) else { return false };
+                let now = l.arrivals();
+                // What this process cannot take has not been reported: it may be left to it later.
+                let news = last.has_grown(now) && l.has_syn(true);
+                if let Some(now) = now.filter(|_| news && note) {
                     last.seen.store(now, Ordering::Relaxed);
                 }
-                e
+                news
             }
             kind::EPOLL => {
                 let now = of(d).map_or(0, Ep::pulses_so_far) as u64;
-                let e = now != last.seen.load(Ordering::Relaxed);
+                let grown = last.has_grown(Some(now));
                 if note {
                     last.seen.store(now, Ordering::Relaxed);
                 }
-                e
+                grown
             }
             _ => false,
         }
