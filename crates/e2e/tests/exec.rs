@@ -55,3 +55,12 @@ fn services_of_another_environment_accept_where_there_are_zones() {
     assert!(delta.get("zone_joins") >= 4, "a zone\n{delta}");
     assert!(delta.get("fallback.zone_shared") >= 4, "which has ended\n{delta}");
 }
+
+/// In another root, under another mount: the loader has nothing to complain of.
+#[test]
+fn programs_that_cannot_open_the_library() {
+    let host = Host::new();
+    let Some(delta) = e2e::same_transcripts(&host, 120, "hidden.py", &[]) else { return };
+    assert!(delta.get("connect_shm") == 1 && delta.get("path_switch") >= 1, "one, for a program without\n{delta}");
+    assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
+}

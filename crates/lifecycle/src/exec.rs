@@ -7,6 +7,7 @@
 
 pub mod actions;
 pub mod environment;
+mod hidden;
 mod program;
 
 use crate::lock::Lock;
@@ -14,15 +15,24 @@ use crate::path;
 use crate::stage;
 use crate::stage::Path;
 use crate::table::{self, kind, Desc, DESCS};
-use crate::{ctl, epoll, listen, pool, process, successor, zone};
+use crate::{ctl, epoll, listen, pool, probe, process, successor, zone};
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys as sys;
 
 pub use actions::{as_we_know_them, fd_survives, Actions};
+use environment::Changes;
 use program::Fate;
 pub use program::Start;
+
+/// Call `f` with the environment for the next program, where this process has nothing else to prepare for it.
+#[link_section = ".text.fsocket_start"]
+pub fn with_environment<R>(env: *const *const libc::c_char, f: impl FnOnce(*const *const libc::c_char) -> R) -> R {
+    // (A child of a shell looks at no arguments otherwise.)
+    let hidden = hidden::is_hidden() && probe::are_strings(env);
+    environment::extended(env, Changes { hidden, ..Changes::default() }, f)
+}
 
 /// What the next program is to find; ended by [`Next::failed`] or
 /// [`Next::spawned`].
@@ -36,6 +46,8 @@ pub struct Next {
     inject: bool,
     /// Guards of zoned listeners go along.
     reservations: bool,
+    /// It could not open the library.
+    hidden: bool,
 }
 
 /// The successor of a `posix_spawn` under way in another thread: a child forked just
@@ -47,26 +59,28 @@ static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
+    let hidden = hidden::is_hidden();
     if !is_concerned() {
-        return Next { successor: None, inject: false, reservations: false };
+        return Next { successor: None, inject: false, reservations: false, hidden };
     }
-    prepare_all(start, spawn)
+    prepare_all(start, spawn, hidden)
 }
 
 #[inline(never)]
-fn prepare_all(start: &Start, spawn: Option<&Actions>) -> Next {
-    let mut next = Next { successor: None, inject: false, reservations: false };
+fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
+    let mut next = Next { successor: None, inject: false, reservations: false, hidden };
     epoll::later::settle();
     crate::listen::settle();
     crate::upgrade::give_up_all();
     let to = spawn.unwrap_or(&Actions::NONE);
-    let carried = environment::carries_us(start.env);
+    let carried = !hidden && environment::carries_us(start.env);
     next.inject = !carried
+        && !hidden
         && spawn.is_none()
         && environment::lost_us(start.env)
         && (descs().any(|d| inheritable(d, to)) || zone::successor::any(|fd| fd_survives(fd, &Actions::NONE)))
         && program::is_this_one(start);
-    if environment::carries_zones(start.env) || next.inject {
+    if !hidden && environment::carries_zones(start.env) || next.inject {
         next.reservations = true;
         zone::successor::before_exec(|fd| fd_survives(fd, to));
     }
@@ -233,7 +247,8 @@ impl Next {
         env: *const *const libc::c_char,
         f: impl FnOnce(*const *const libc::c_char) -> R,
     ) -> R {
-        environment::extended(env, self.successor, self.inject, f)
+        let changes = Changes { successor: self.successor, inject: self.inject, hidden: self.hidden };
+        environment::extended(env, changes, f)
     }
 
     /// There is no next program: `exec` has returned.

@@ -24,6 +24,7 @@ pub mod name;
 pub mod number;
 pub mod options;
 mod outcome;
+pub mod probe;
 pub mod process;
 pub mod registry;
 pub mod rights;

@@ -1,5 +1,6 @@
 //! The environment that the next program gets.
 
+use super::hidden;
 use crate::ctl;
 use crate::lock::Lock;
 use core::ffi::{c_char, CStr};
@@ -64,7 +65,7 @@ pub fn value<'a>(env: Env, name: &[u8]) -> Option<&'a [u8]> {
     entries(env).find_map(|e| bytes(e).strip_prefix(name))
 }
 
-fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(super) fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|c| matches!(c, b':' | b' ')).filter(|w| !w.is_empty())
 }
 
@@ -167,10 +168,32 @@ pub fn lost_us(env: Env) -> bool {
     START.lock().is_ok_and(|s| s.entry.1 != 0) && value(env, PRELOAD).is_none()
 }
 
-/// Call `f` with `env`, and with what `successor` (control socket and nonce) and
-/// `inject` add to it.
-pub fn extended<R>(env: Env, successor: Option<(i32, u64)>, inject: bool, f: impl FnOnce(Env) -> R) -> R {
-    if successor.is_none() && !inject {
+/// `LD_PRELOAD` as it was at the start.
+#[link_section = ".text.fsocket_start"]
+pub(super) fn preload_at_start() -> Option<&'static [u8]> {
+    extern "C" {
+        static environ: Env;
+    }
+    // SAFETY: libc's variable; a copy of the pointer.
+    let now = unsafe { environ };
+    entry_at_start(0, now)?.strip_prefix(PRELOAD)
+}
+
+/// Differences between the environment of the next program and the one that the caller passed.
+#[derive(Clone, Copy, Default)]
+pub struct Changes {
+    /// Its control socket and nonce.
+    pub successor: Option<(i32, u64)>,
+    /// The variables of [`KEPT`] are added.
+    pub inject: bool,
+    /// This library is left out of `LD_PRELOAD`: [`hidden`].
+    pub hidden: bool,
+}
+
+/// Call `f` with `env` and the changes.
+pub fn extended<R>(env: Env, changes: Changes, f: impl FnOnce(Env) -> R) -> R {
+    let Changes { successor, inject, hidden } = changes;
+    if successor.is_none() && !inject && !hidden {
         return f(env);
     }
     let mut variable = Text { buf: [0; 64], len: 0 };
@@ -178,33 +201,47 @@ pub fn extended<R>(env: Env, successor: Option<(i32, u64)>, inject: bool, f: imp
         let _ = variable.write_str(core::str::from_utf8(SUCCESSOR).unwrap_or_default());
         let _ = write!(variable, "{fd}:{nonce:x}");
     }
+    let variable = successor.is_some().then_some(&variable);
     let needed = entries(env).count() + KEPT.len() + 2;
-    let mut stack = [core::ptr::null::<c_char>(); ENTRIES];
-    if needed <= ENTRIES {
-        fill(&mut stack, env, successor.is_some().then_some(&variable), inject);
-        return f(stack.as_ptr());
+    let text = if hidden { value(env, PRELOAD).map_or(0, |v| PRELOAD.len() + v.len() + 1) } else { 0 };
+    if needed <= ENTRIES && text <= LEN {
+        let mut stack = ([core::ptr::null::<c_char>(); ENTRIES], [0; LEN]);
+        fill(&mut stack.0, &mut stack.1[..text], env, variable, inject);
+        return f(stack.0.as_ptr());
     }
-    let size = needed * core::mem::size_of::<*const c_char>();
+    let pointers = needed * core::mem::size_of::<*const c_char>();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let Ok(memory) = sys::mmap(size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else { return f(env) };
-    // SAFETY: `size` bytes of zeros, aligned to a page.
-    let list = unsafe { core::slice::from_raw_parts_mut(memory as *mut *const c_char, needed) };
-    fill(list, env, successor.is_some().then_some(&variable), inject);
+    let Ok(memory) = sys::mmap(pointers + text, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
+        return f(env);
+    };
+    // SAFETY: zeros, aligned to a page: so many pointers, and the text behind them.
+    let (list, text_at) = unsafe {
+        let list = core::slice::from_raw_parts_mut(memory as *mut *const c_char, needed);
+        (list, core::slice::from_raw_parts_mut(memory.add(pointers), text))
+    };
+    fill(list, text_at, env, variable, inject);
     let r = f(memory as Env);
     // SAFETY: mapped above, nobody refers to it any more.
-    let _ = unsafe { sys::munmap(memory, size) };
+    let _ = unsafe { sys::munmap(memory, pointers + text) };
     r
 }
 
-/// `list` is long enough and ends with null.
-fn fill(list: &mut [*const c_char], env: Env, successor: Option<&Text>, inject: bool) {
+/// `list` is long enough and ends with null. `text`, if not empty, has room for `LD_PRELOAD`.
+fn fill(list: &mut [*const c_char], text: &mut [u8], env: Env, successor: Option<&Text>, inject: bool) {
     let mut n = 0;
     let mut add = |entry: *const c_char| {
         list[n] = entry;
         n += 1;
     };
-    for e in entries(env).filter(|e| !bytes(*e).starts_with(SUCCESSOR)) {
+    let is_replaced = |e: &[u8]| e.starts_with(SUCCESSOR) || !text.is_empty() && e.starts_with(PRELOAD);
+    for e in entries(env).filter(|e| !is_replaced(bytes(*e))) {
         add(e);
+    }
+    if let (false, Some(list)) = (text.is_empty(), value(env, PRELOAD)) {
+        text[..PRELOAD.len()].copy_from_slice(PRELOAD);
+        if hidden::rest(list, &mut text[PRELOAD.len()..]) > 0 {
+            add(text.as_ptr() as *const c_char);
+        }
     }
     if inject {
         if let Ok(s) = START.lock() {

@@ -79,9 +79,17 @@ pub const fn wakes(who: Who) -> bool {
         )
 }
 
+/// It starts another program.
+const fn starts(who: Who) -> bool {
+    const STARTERS: [&str; 8] =
+        ["execve", "execv", "execvp", "execvpe", "fexecve", "execveat", "posix_spawn", "posix_spawnp"];
+    among(who.1, &STARTERS)
+}
+
 /// It is libc's alone while the library has not begun.
 pub const fn passes(who: Who) -> bool {
     !wakes(who)
+        && !starts(who)
         && !among(who.0, &["threads"])
         && !among(who.1, &["_Fork", "clone", "prctl", "syscall", "_exit", "_Exit"])
 }

@@ -223,7 +223,7 @@ fn program<'a>(dir: c_int, file: *const c_char, search: bool, argv: Strings, env
 
 /// `f` replaces this program, with the environment that it is given.
 fn replaced_by(start: Option<exec::Start>, env: Strings, f: impl FnOnce(Strings) -> c_int) -> c_int {
-    let Some(start) = start else { return f(env) };
+    let Some(start) = start else { return exec::with_environment(env, f) };
     let next = exec::prepare(&start, None);
     let r = next.with_environment(start.env, f);
     let _errno = fsocket_sys::errno::Saved::errno();
@@ -238,7 +238,7 @@ unsafe fn started(
     env: Strings,
     f: impl FnOnce(Strings) -> c_int,
 ) -> c_int {
-    let Some(start) = start else { return exec::one_at_a_time(|| f(env)) };
+    let Some(start) = start else { return exec::with_environment(env, |env| exec::one_at_a_time(|| f(env))) };
     let actions = match actions.is_null() || actions_are_known() {
         // SAFETY: the program's, as libc has made them.
         true => unsafe { exec::Actions::of(actions) },

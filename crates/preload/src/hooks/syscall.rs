@@ -50,7 +50,7 @@ pub unsafe fn syscall(
             | SYS_capset
             | SYS_landlock_restrict_self => init::wake(),
             SYS_clone3 | SYS_clone => init::lends_memory(),
-            SYS_prctl | SYS_seccomp => {}
+            SYS_prctl | SYS_seccomp | SYS_execve | SYS_execveat => {}
             #[cfg(target_arch = "x86_64")]
             SYS_fork | SYS_epoll_create => {}
             _ => return unsafe { real::syscall(number, a, b, c, d, e, f) },
