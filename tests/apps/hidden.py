@@ -100,7 +100,7 @@ def main():
     every_start(root, "asleep")
     c, s = pair()
     every_start(root, "awake")
-    # What the program in the other root has for its standard input is a connection.
+    # The standard input of the program in the other root is a connection.
     c.sendall(b"bytes of a connection\n")
     c.shutdown(socket.SHUT_WR)
     say("inherited", args=["/bin/cat"], preexec_fn=lambda: in_root(root), stdin=s)

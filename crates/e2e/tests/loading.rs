@@ -108,3 +108,29 @@ fn programs_with_musl_run_as_without_the_library() {
     Proc::spawn(host.logs(), "ask", command).finish(Duration::from_secs(30)).success().says("ok");
     host.snapshot().since(&before).assert_kernel_only();
 }
+
+/// The output of `secure.py` with these arguments, in a mount namespace.
+fn secure(host: &Host, args: &[&str]) -> String {
+    let mut command = host.command(Stock, "unshare");
+    command.args(["-m", fsocket_testkit::PYTHON]).arg(fsocket_testkit::script("apps/secure.py")).args(args);
+    let library = artifacts::library();
+    command.arg(library);
+    Proc::spawn(host.logs(), "secure", command).finish(Duration::from_secs(60)).success().says("ok").stdout
+}
+
+/// /etc/ld.so.preload loads the library into programs with more rights than whoever starts them.
+#[test]
+fn a_set_user_id_program_greets_nobody() {
+    let said = secure(&Host::new(), &[]);
+    let lines: Vec<_> = said.lines().take(2).collect();
+    let silent = ["FASTSOCKET_SUCCESSOR socket as 0 False False", "FASTSOCKET_SOCKET socket as 0 False False"];
+    assert_eq!(lines, silent, "the user's own monitor was greeted");
+}
+
+/// A user namespace without a number for the monitor's user shows that user as nobody. A namespace with a number for
+/// nobody does not show others so.
+#[test]
+fn nobody_is_not_the_monitor_of_root_in_a_user_namespace() {
+    let said = secure(&Host::new(), &["nobody"]);
+    assert!(said.contains("a number False") && said.contains("none True"), "{said}");
+}

@@ -43,6 +43,10 @@ const SETTLED: u64 = 2;
 #[link_section = ".text.fsocket_start"]
 extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let _errno = sys::errno::Saved::errno();
+    if is_secure() {
+        // (Nothing of the environment is believed: a set-user-ID program was started by somebody else.)
+        return STATE.store(SETTLED, Ordering::Release);
+    }
     if !musl::at_fork(before, in_parent, in_child) {
         return;
     }
@@ -57,6 +61,13 @@ extern "C" fn init(_argc: c_int, _argv: *const *const c_char, envp: *const *cons
     if once.successor.is_some() {
         forget(envp, environment::SUCCESSOR);
     }
+}
+
+/// Has the kernel given this program more rights than its caller's? (/etc/ld.so.preload loads the library there, too.)
+#[link_section = ".text.fsocket_start"]
+fn is_secure() -> bool {
+    // SAFETY: a number.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 extern "C" {

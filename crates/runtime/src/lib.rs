@@ -35,6 +35,7 @@ pub mod spin;
 pub mod stats;
 pub mod successor;
 pub mod token;
+pub mod uid_map;
 pub mod user;
 
 pub use outcome::Outcome;

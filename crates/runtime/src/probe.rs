@@ -6,7 +6,7 @@
 use core::ffi::c_char;
 use fsocket_sys::{self as sys, Errno};
 
-/// Bytes that one question is about; a page is a multiple of it.
+/// Bytes that the kernel is asked about at a time; a page is a multiple.
 const WORD: usize = 8;
 const PAGE: usize = 4096;
 

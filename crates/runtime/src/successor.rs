@@ -24,18 +24,40 @@ pub fn cookie(fd: i32) -> Option<u64> {
     Some(u64::from_ne_bytes(b))
 }
 
+/// Was the socket pair made by root, or by this process's user? A program makes it right before `exec`.
+fn is_from_this_user(fd: i32) -> bool {
+    let mut cred = [0u8; 12];
+    let of = |c: &[u8; 12]| u32::from_ne_bytes([c[4], c[5], c[6], c[7]]);
+    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred).is_ok_and(|n| n == cred.len())
+        && [0, sys::getuid(), sys::geteuid()].contains(&of(&cred))
+}
+
 /// The value of FASTSOCKET_SUCCESSOR: control socket and nonce, if it is still true.
 pub fn of(value: &[u8]) -> Option<(i32, u64)> {
     let text = core::str::from_utf8(value).ok()?;
     let (fd, nonce) = text.split_once(':')?;
     let (fd, nonce) = (fd.parse().ok()?, u64::from_str_radix(nonce, 16).ok()?);
     let mut name = [0u8; 28];
-    (sys::getsockname(fd, &mut name).ok()? == name.len() && name == name_of(nonce)).then_some((fd, nonce))
+    let is_named = sys::getsockname(fd, &mut name).ok()? == name.len() && name == name_of(nonce);
+    (is_named && is_from_this_user(fd)).then_some((fd, nonce))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A pair made while this thread is another user.
+    fn made_by(uid: u32) -> [i32; 2] {
+        let be = |uid: u32| {
+            let args = [u32::MAX as usize, uid as usize, u32::MAX as usize, 0, 0, 0];
+            // SAFETY: numbers only; the kernel's call is for this thread.
+            unsafe { sys::raw(libc::SYS_setresuid, args) }.expect("root")
+        };
+        be(uid);
+        let pair = sys::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
+        be(0);
+        pair.unwrap()
+    }
 
     #[test]
     fn a_successor_is_known_by_its_name() {
@@ -60,8 +82,16 @@ mod tests {
         assert_eq!(of(&text[..n]), Some((a, 0x1234_5678_9abc_def1)));
         let n = said(b, &mut text);
         assert_eq!(of(&text[..n]), None, "another socket under that number");
+        let _ = sys::close(a);
+        if sys::getuid() == 0 {
+            let [c, d] = made_by(65533);
+            assert!(mark(c, 0x1234_5678_9abc_def1));
+            let n = said(c, &mut text);
+            assert_eq!(of(&text[..n]), None, "another user has made it");
+            let _ = (sys::close(c), sys::close(d));
+        }
         assert_eq!(of(b"900"), None);
         assert_eq!(of(b"-1:1"), None);
-        let _ = (sys::close(a), sys::close(b));
+        let _ = sys::close(b);
     }
 }

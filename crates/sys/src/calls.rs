@@ -264,6 +264,9 @@ pub fn gettid() -> i32 {
 pub fn getuid() -> u32 {
     sc!(SYS_getuid).map_or(0, |v| v as u32)
 }
+pub fn geteuid() -> u32 {
+    sc!(SYS_geteuid).map_or(0, |v| v as u32)
+}
 pub fn tgkill(pid: i32, tid: i32, sig: i32) -> Result<()> {
     sc!(SYS_tgkill, pid, tid, sig).map(drop)
 }

@@ -10,6 +10,7 @@ use crate::upcalls::upcalls;
 use crate::{process, rights, stats};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_proto::{kind, Msg};
+use fsocket_runtime::uid_map;
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Where the monitor was found; a length and the path.
@@ -262,7 +263,7 @@ fn connect(path: &[u8], within: u64) -> Result<i32> {
         let mut cred = [0u8; 12];
         sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut cred)?;
         let uid = u32::from_ne_bytes([cred[4], cred[5], cred[6], cred[7]]);
-        if uid == 0 || uid == sys::getuid() || uid == OVERFLOW && was_mounted(path) {
+        if uid == 0 || uid == sys::getuid() || uid == uid_map::OVERFLOW && was_mounted(path) {
             Ok(())
         } else {
             Err(Errno::EPERM)
@@ -275,20 +276,15 @@ fn connect(path: &[u8], within: u64) -> Result<i32> {
     Ok(fd)
 }
 
-/// How users appear that a user namespace has no number for (the default of /proc/sys/kernel/overflowuid).
-const OVERFLOW: u32 = 65534;
-
 /// In a user namespace that has no number for the monitor's user, as root of the host: the mount of the directory of
 /// its socket vouches for the monitor, if no process in this namespace could have put a socket there.
 #[cold]
 fn was_mounted(path: &[u8]) -> bool {
-    /// The first user namespace's inode (PROC_USER_INIT_INO): there 65534 is a user as any other.
-    const FIRST: u64 = 0xefff_fffd;
     let mut directory = [0u8; PATH_MAX];
     let end = path.iter().rposition(|c| *c == b'/').unwrap_or(0);
     let Some(name) = directory.get_mut(..end).filter(|d| !d.is_empty()) else { return false };
     name.copy_from_slice(&path[..end]);
     let Ok(directory) = core::ffi::CStr::from_bytes_until_nul(&directory) else { return false };
-    let is_closed = |(owner, mode): (u32, u32)| [0, OVERFLOW].contains(&owner) && mode & 0o022 == 0;
-    sys::inode(c"/proc/self/ns/user").is_ok_and(|ns| ns != FIRST) && sys::owner_and_mode(directory).is_ok_and(is_closed)
+    let is_closed = |(owner, mode): (u32, u32)| [0, uid_map::OVERFLOW].contains(&owner) && mode & 0o022 == 0;
+    uid_map::overflow_is_nobody() && sys::owner_and_mode(directory).is_ok_and(is_closed)
 }
