@@ -27,6 +27,17 @@ fn bad_pointers_without_a_monitor() {
 }
 
 #[test]
+fn lengths_at_every_edge() {
+    need!("cc");
+    let host = Host::new();
+    let program = host.path().join("lengths");
+    compile("apps/lengths.c", &program, &["-w", "-O1", "-lpthread"]);
+    let run = |side| host.run(side, "lengths", 240, &program, &[]).success().says("ok").stdout.clone();
+    let Some(delta) = e2e::same_output(&host, run) else { return };
+    assert!(delta.get("connect_shm") >= 10_000 && delta.get("path_switch") == 0, "not over shared memory\n{delta}");
+}
+
+#[test]
 fn handlers_of_the_program() {
     need!("cc");
     let host = Host::new();

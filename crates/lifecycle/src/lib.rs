@@ -31,8 +31,8 @@ pub use fsocket_migrate::{path, upgrade};
 pub use fsocket_ops::{accept, brief, close, connect, names, opts, slice};
 pub use fsocket_readiness::{epoll, poll, ready};
 pub use fsocket_runtime::{
-    bits, cow, faults, heartbeat, inspect, keeping, lock, mailbox, making, memory_fd, name, options, probe, process,
-    registry, rights, sealed, signals, slab, spin, stats, successor, token, user, Outcome,
+    bits, cow, faults, heartbeat, inspect, keeping, lengths, lock, mailbox, making, memory_fd, name, options, probe,
+    process, registry, rights, sealed, signals, slab, spin, stats, successor, token, user, Outcome,
 };
 pub use fsocket_shm::{asleep, cancel, chan, conn, idle, kept, peers, stage, values, waker};
 pub use fsocket_streams::{msg, sendfile, stream};

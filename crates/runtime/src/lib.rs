@@ -16,6 +16,7 @@ pub mod heartbeat;
 pub mod inspect;
 pub mod keeping;
 pub mod lately;
+pub mod lengths;
 pub mod lock;
 pub mod mailbox;
 pub mod making;

@@ -82,12 +82,6 @@ pub fn readable<T>(p: *const T, n: usize) -> bool {
     n.checked_mul(size_of::<T>()).is_some_and(|n| unsafe { uaccess::readable(p as *const u8, n) })
 }
 
-/// Is it an address of the kernel's half, or none at all? It refuses those before anything else.
-#[inline]
-pub fn is_beyond<T>(p: *const T) -> bool {
-    (p as isize) < 0
-}
-
 /// Is there a string that ends?
 pub fn is_string(p: *const c_char) -> bool {
     const PAGE: usize = 4096;

@@ -9,6 +9,6 @@ use fsocket_compat::unhooked;
 use fsocket_fdtable::{ctl, pool, table, upcalls};
 use fsocket_migrate::path;
 use fsocket_readiness::ready;
-use fsocket_runtime::{options, spin, stats, token, user};
+use fsocket_runtime::{lengths, options, spin, stats, token, user};
 use fsocket_shm::{asleep, conn, idle, peers, stage, values};
 use fsocket_wait as wait;

@@ -1,5 +1,6 @@
 //! Vectored sends and receives.
 
+use crate::lengths::Vectors;
 use crate::stream::{self, Midway};
 use crate::table::Desc;
 use crate::user;
@@ -7,71 +8,59 @@ use fsocket_sys::{self as sys, Errno, Result};
 
 /// Messages up to this size are gathered and sent as one record, bytes.
 const GATHER: usize = 2048;
+/// Bytes of a page fragment, of which the kernel fills one with each step of a send.
+const PIECE: usize = 32 << 10;
 /// Bytes of a peek into several buffers that go over the stack, and at most: more than
 /// either path keeps for a receiver (the kernel: net.ipv4.tcp_rmem).
 const PEEK: usize = 16 << 10;
 const PEEK_MOST: usize = 8 << 20;
-/// IOV_MAX
-const MAX_IOV: usize = 1024;
-
-/// `too_many`: what the call says of more than [`MAX_IOV`] vectors.
-///
-/// # Safety
-/// `iov` points to `n` vectors of the program's, or to nothing.
-unsafe fn checked<'a>(iov: *const libc::iovec, n: usize, too_many: Errno) -> Result<(&'a [libc::iovec], usize)> {
-    if n > MAX_IOV {
-        return Err(too_many);
-    }
-    if n == 0 {
-        return Ok((&[], 0));
-    }
-    if !user::readable(iov, n) {
-        return Err(Errno::EFAULT);
-    }
-    // SAFETY: they are there.
-    let v = unsafe { core::slice::from_raw_parts(iov, n) };
-    let mut total = 0usize;
-    for x in v {
-        if x.iov_len > isize::MAX as usize {
-            return Err(Errno::EINVAL);
-        }
-        if user::is_beyond(x.iov_base) {
-            return Err(Errno::EFAULT);
-        }
-        total = total.saturating_add(x.iov_len);
-    }
-    Ok((v, total))
-}
 
 /// # Safety
 /// `iov` points to `n` valid vectors.
 pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    let (v, total) = unsafe { checked(iov, n, Errno::new(libc::EMSGSIZE)) }?;
-    if let [one] = v {
+    let v = unsafe { Vectors::of(iov, n, Errno::new(libc::EMSGSIZE)) }?;
+    // SAFETY: the caller's.
+    unsafe { send_vectors(d, &v, flags) }
+}
+
+/// # Safety
+/// The vectors are valid.
+unsafe fn send_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
+    if let Some((base, len)) = v.single() {
         // SAFETY: the caller's.
-        return unsafe { stream::send(d, one.iov_base as *const u8, one.iov_len, flags) };
+        return unsafe { stream::send(d, base, len, flags) };
     }
-    if total <= GATHER {
+    if v.total() <= GATHER {
         let mut buf = core::mem::MaybeUninit::<[u8; GATHER]>::uninit();
         let p = buf.as_mut_ptr() as *mut u8;
         let mut at = 0;
-        for x in v {
-            // SAFETY: the sum of all lengths fits; sources are the caller's.
-            if let Err(e) = unsafe { user::read(x.iov_base as *const u8, p.add(at), x.iov_len) } {
+        for (base, len) in v.pieces() {
+            // SAFETY: all together are no longer than the buffer; sources are the caller's.
+            if let Err(e) = unsafe { user::read(base, p.add(at), len) } {
                 return Err(stream::rather(d, flags, e));
             }
-            at += x.iov_len;
+            at += len;
         }
-        // SAFETY: `total` bytes were written.
-        return unsafe { stream::send(d, p, total, flags) };
+        // SAFETY: `at` bytes were written.
+        return unsafe { stream::send(d, p, at, flags) };
     }
     // In one: what has been sent of it may be answered with a reset before the next part.
     // SAFETY: the caller's vectors.
-    if let Some(r) = stream::whole(d, flags, |fd| unsafe { sys::send_vectors(fd, iov, n, flags) }) {
+    if let Some(r) = stream::whole(d, flags, |fd| unsafe { sys::send_vectors(fd, v.at(), v.count(), flags) }) {
         return r;
     }
-    if let Some(r) = (!stream::left_rings(d)).then(|| stream::refused(d, total, 0, flags)).flatten() {
+    // Nothing is sent if memory ends within the first of the pieces that the kernel takes whole or not at all.
+    let mut first = PIECE;
+    let is_there = |(base, len): (*mut u8, usize)| {
+        let n = len.min(first);
+        first -= n;
+        user::readable(base, n)
+    };
+    if !v.pieces().all(is_there) {
+        return Err(stream::rather(d, flags, Errno::EFAULT));
+    }
+    if let Some(r) = (!stream::left_rings(d)).then(|| stream::refused(d, v.total(), 0, flags)).flatten() {
         return r;
     }
     // SAFETY: the caller's.
@@ -80,21 +69,17 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 
 /// # Safety
 /// The vectors are valid.
-unsafe fn send_each(d: &'static Desc, v: &[libc::iovec], flags: i32, call: &Midway) -> Result<usize> {
+unsafe fn send_each(d: &'static Desc, v: &Vectors, flags: i32, call: &Midway) -> Result<usize> {
     let (mut done, block) = (0, stream::blocks(d, flags));
-    let last = v.iter().rposition(|x| x.iov_len != 0);
-    for (i, x) in v.iter().enumerate() {
-        if x.iov_len == 0 {
-            continue;
-        }
+    for (base, len) in v.pieces() {
         // Of all of them together the last byte is urgent.
-        let flags = if Some(i) == last { flags } else { flags & !libc::MSG_OOB };
+        let flags = if done + len >= v.total() { flags } else { flags & !libc::MSG_OOB };
         // SAFETY: the caller's.
-        match unsafe { stream::send_part(d, x.iov_base as *const u8, x.iov_len, flags, block) } {
+        match unsafe { stream::send_part(d, base, len, flags, block) } {
             Ok(k) => {
                 call.begun();
                 done += k;
-                if k < x.iov_len {
+                if k < len {
                     break;
                 }
             }
@@ -105,34 +90,36 @@ unsafe fn send_each(d: &'static Desc, v: &[libc::iovec], flags: i32, call: &Midw
     Ok(done)
 }
 
-/// `writev`: as [`sendv`], but nothing to write is no error on any socket.
+/// `writev`, `pwritev2`: as [`sendv`], but nothing to write is no error on any socket. `flags`: as of `pwritev2`.
 ///
 /// # Safety
 /// As [`sendv`].
 pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    match unsafe { checked(iov, n, Errno::EINVAL) }?.1 {
+    let v = unsafe { Vectors::of(iov, n, Errno::EINVAL) }?;
+    match v.total() {
         0 => Ok(0),
         // SAFETY: the caller's.
-        _ => unsafe { sendv(d, iov, n, flags) },
+        _ => unsafe { send_vectors(d, &v, vector_flags(flags)?) },
     }
 }
 
-/// `readv`: as [`recvv`], but room for nothing is filled at once.
+/// `readv`, `preadv2`: as [`recvv`], but room for nothing is filled at once. `flags`: as of `preadv2`.
 ///
 /// # Safety
 /// As [`recvv`].
 pub unsafe fn readv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    match unsafe { checked(iov, n, Errno::EINVAL) }?.1 {
+    let v = unsafe { Vectors::of(iov, n, Errno::EINVAL) }?;
+    match v.total() {
         0 => Ok(0),
         // SAFETY: the caller's.
-        _ => unsafe { recvv(d, iov, n, flags) },
+        _ => unsafe { recv_vectors(d, &v, vector_flags(flags)?) },
     }
 }
 
 /// Flags of `preadv2` and `pwritev2` as those of `recvmsg` and `sendmsg`.
-pub fn vector_flags(flags: i32) -> Result<i32> {
+fn vector_flags(flags: i32) -> Result<i32> {
     // Up to RWF_NOAPPEND they mean nothing to a socket, but for one; later ones it
     // does not support (include/uapi/linux/fs.h).
     const KNOWN: i32 = 0x3F;
@@ -147,12 +134,19 @@ pub fn vector_flags(flags: i32) -> Result<i32> {
 /// `iov` points to `n` valid vectors.
 pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
-    let (v, total) = unsafe { checked(iov, n, Errno::new(libc::EMSGSIZE)) }?;
-    if let [one] = v {
+    let v = unsafe { Vectors::of(iov, n, Errno::new(libc::EMSGSIZE)) }?;
+    // SAFETY: the caller's.
+    unsafe { recv_vectors(d, &v, flags) }
+}
+
+/// # Safety
+/// The vectors are valid.
+unsafe fn recv_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
+    if let Some((base, len)) = v.single() {
         // SAFETY: the caller's.
-        return unsafe { stream::recv(d, one.iov_base as *mut u8, one.iov_len, flags) };
+        return unsafe { stream::recv(d, base, len, flags) };
     }
-    if total == 0 {
+    if v.total() == 0 {
         // SAFETY: zero bytes.
         return unsafe { stream::recv(d, core::ptr::null_mut(), 0, flags) };
     }
@@ -160,7 +154,7 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
         // SAFETY: the caller's.
         return unsafe { peekv(d, v, flags) };
     }
-    let target = stream::low_water(d).min(total);
+    let target = stream::low_water(d).min(v.total());
     let sleeps = flags & libc::MSG_WAITALL != 0 || target > 1 || !crate::ready::can_recv(d);
     if sleeps && flags & libc::MSG_DONTWAIT == 0 {
         // SAFETY: the caller's.
@@ -174,18 +168,9 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 ///
 /// # Safety
 /// The vectors are valid.
-unsafe fn recv_each(
-    d: &'static Desc,
-    v: &[libc::iovec],
-    flags: i32,
-    target: usize,
-    call: Option<&Midway>,
-) -> Result<usize> {
+unsafe fn recv_each(d: &'static Desc, v: &Vectors, flags: i32, target: usize, call: Option<&Midway>) -> Result<usize> {
     let mut done = 0;
-    for x in v {
-        if x.iov_len == 0 {
-            continue;
-        }
+    for (base, len) in v.pieces() {
         if done > 0 && (stream::before_urgent(d) || stream::has_failed_below(d)) {
             break;
         }
@@ -193,11 +178,11 @@ unsafe fn recv_each(
         let enough = done >= target && flags & libc::MSG_WAITALL == 0;
         let f = if done > 0 && enough { flags | libc::MSG_DONTWAIT } else { flags };
         // SAFETY: the caller's.
-        match unsafe { stream::recv(d, x.iov_base as *mut u8, x.iov_len, f) } {
+        match unsafe { stream::recv(d, base, len, f) } {
             Ok(k) => {
                 call.inspect(|call| call.begun());
                 done += k;
-                if k < x.iov_len {
+                if k < len {
                     break;
                 }
             }
@@ -217,8 +202,8 @@ unsafe fn recv_each(
 ///
 /// # Safety
 /// The vectors are valid.
-unsafe fn peekv(d: &'static Desc, v: &[libc::iovec], flags: i32) -> Result<usize> {
-    let total = v.iter().fold(0usize, |n, x| n.saturating_add(x.iov_len));
+unsafe fn peekv(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
+    let total = v.total();
     let mut small = core::mem::MaybeUninit::<[u8; PEEK]>::uninit();
     if total > PEEK {
         let room = total.min(PEEK_MOST);
@@ -238,7 +223,7 @@ unsafe fn peekv(d: &'static Desc, v: &[libc::iovec], flags: i32) -> Result<usize
 ///
 /// # Safety
 /// They are there, and the vectors are valid.
-unsafe fn peek_by(d: &'static Desc, v: &[libc::iovec], buf: *mut u8, room: usize, flags: i32) -> Result<usize> {
+unsafe fn peek_by(d: &'static Desc, v: &Vectors, buf: *mut u8, room: usize, flags: i32) -> Result<usize> {
     // SAFETY: the caller's.
     let got = unsafe { stream::recv(d, buf, room, flags) }?;
     if flags & libc::MSG_TRUNC != 0 {
@@ -246,10 +231,10 @@ unsafe fn peek_by(d: &'static Desc, v: &[libc::iovec], buf: *mut u8, room: usize
         return Ok(got);
     }
     let mut at = 0;
-    for x in v {
-        let k = x.iov_len.min(got - at);
+    for (base, len) in v.pieces() {
+        let k = len.min(got - at);
         // SAFETY: `got` bytes are initialized; the vector is the caller's.
-        if let Err(e) = unsafe { user::write(buf.add(at), x.iov_base as *mut u8, k) } {
+        if let Err(e) = unsafe { user::write(buf.add(at), base, k) } {
             return if at > 0 { Ok(at) } else { Err(e) };
         }
         at += k;

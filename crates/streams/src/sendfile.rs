@@ -2,7 +2,7 @@
 
 use crate::stream::{self, Midway};
 use crate::table::Desc;
-use crate::user;
+use crate::{lengths, user};
 use fsocket_sys::{self as sys, Errno, Result};
 
 /// Bytes per step. Stack memory, also in small threads.
@@ -18,18 +18,18 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
         Some(o) => {
             if count == 0 {
                 // As reading says otherwise.
-                seek(input, 0, libc::SEEK_CUR)?;
-                // SAFETY: no byte is read.
-                unsafe { sys::pread(input, core::ptr::NonNull::dangling().as_ptr(), 0, o) }?;
+                readable(input, false)?;
             }
             (false, o)
         }
         // The kernel wants an input in which it can go back (`splice_direct_to_actor`).
         None => (true, seek(input, 0, libc::SEEK_CUR).map_err(without_place)?),
     };
-    if pos < 0 {
-        return Err(Errno::EINVAL);
+    // (`rw_verify_area`.)
+    if pos < 0 || (count as isize) < 0 || pos.checked_add(count as i64).is_none() {
+        return readable(input, own).and(Err(Errno::EINVAL));
     }
+    let count = count.min(lengths::MOST);
     let (done, err) = stream::throughout(out, |call| pieces(out, input, pos, count, call));
     pos += done as i64;
     // (Some, as epoll instances, have a position that one may set, and nothing at it.)
@@ -69,6 +69,15 @@ fn pieces(out: &'static Desc, input: i32, pos: i64, count: usize, call: &Midway)
         }
     }
     (done, None)
+}
+
+/// Can it be read, at a place or (`own`) at its own?
+fn readable(input: i32, own: bool) -> Result<()> {
+    let may = seek(input, 0, libc::SEEK_CUR).and_then(|_| {
+        // SAFETY: no byte is read.
+        unsafe { sys::pread(input, core::ptr::NonNull::dangling().as_ptr(), 0, 0) }
+    });
+    may.map(drop).map_err(|e| if own { without_place(e) } else { e })
 }
 
 /// The kernel's word for an input that has no positions, where the caller gives none.

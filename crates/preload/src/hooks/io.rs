@@ -4,7 +4,7 @@ use super::answer::{failed, gone, guarded, interrupted, Answer};
 use crate::real;
 use fsocket_lifecycle::table::{self, kind, Desc};
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
-use fsocket_lifecycle::{msg as ops_msg, pool, sendfile as ops_sendfile, stream, user, Errno};
+use fsocket_lifecycle::{lengths, msg as ops_msg, pool, sendfile as ops_sendfile, stream, user, Errno};
 use libc::*;
 
 mod to_kernel;
@@ -87,7 +87,7 @@ fn candidate(fd: c_int) -> bool {
 /// left to functions whose result is this one's, so that it is a jump. `$spare`: see
 /// [`stream::send_tiny`].
 macro_rules! transmit {
-    ($fd:expr, $buf:expr, $n:expr, $flags:expr, $spare:literal, else $kernel:expr) => {{
+    ($fd:expr, $buf:expr, $n:expr, $flags:expr, $spare:literal, $more:ident, else $kernel:expr) => {{
         if let Some(d) = table::lookup($fd) {
             if stream::plain_send($flags) {
                 match unsafe { stream::send_tiny::<$spare>(d, $buf as *const u8, $n) } {
@@ -98,7 +98,7 @@ macro_rules! transmit {
                 }
             }
             if d.is_conn() {
-                return unsafe { transmit_more(d, $buf as *const u8, $n, $flags) };
+                return unsafe { $more(d, $buf as *const u8, $n, $flags) };
             }
         }
         $kernel
@@ -131,6 +131,15 @@ unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_in
         }
     }
     unsafe { transmit_most(d, buf, n, flags) }
+}
+
+/// [`transmit_more`] of `write`, which checks a length before it cuts it.
+#[inline(never)]
+unsafe fn write_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+    match n > lengths::MOST {
+        true if lengths::whole(buf, n).is_err() => fault(),
+        _ => unsafe { transmit_more(d, buf, n, flags) },
+    }
 }
 
 #[inline(never)]
@@ -188,16 +197,26 @@ unsafe fn receive_rest(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int, 
 
 #[inline(always)]
 pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
-    // read() of nothing is 0 at once, unlike recv().
-    if n == 0 && conn(fd).is_some() {
-        return if user::is_beyond(buf) { failed(Errno::EFAULT) } else { 0 };
+    // read() of nothing is 0 at once, unlike recv(); of more than a call takes it is checked as it is.
+    if n.wrapping_sub(1) >= lengths::MOST && conn(fd).is_some() {
+        return unsafe { read_oddly(fd, buf, n) };
     }
     receive!(fd, buf, n, 0, else in_kernel!(read(fd: c_int, buf: *mut c_void, n: size_t), receives(n, 0)))
 }
 
+#[cold]
+#[inline(never)]
+unsafe fn read_oddly(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+    match lengths::whole(buf, n) {
+        Ok(0) => 0,
+        Ok(n) => unsafe { recv(fd, buf, n, 0) },
+        Err(e) => failed(e),
+    }
+}
+
 #[inline(always)]
 pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
-    transmit!(fd, buf, n, 0, true, else in_kernel!(write(fd: c_int, buf: *const c_void, n: size_t), Call::Send))
+    transmit!(fd, buf, n, 0, true, write_more, else in_kernel!(write(fd: c_int, buf: *const c_void, n: size_t), Call::Send))
 }
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
@@ -225,7 +244,7 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
 
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
-    transmit!(fd, buf, n, flags, false, else in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send))
+    transmit!(fd, buf, n, flags, false, transmit_more, else in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send))
 }
 
 pub unsafe fn recvfrom(
@@ -261,11 +280,11 @@ pub unsafe fn sendto(
 ) -> ssize_t {
     if !addr.is_null() && conn(fd).is_some() {
         // Not used, but looked at.
-        if let Err(e) = named(addr.cast(), len) {
+        if let Err(e) = lengths::buffer(buf, n).and_then(|_| named(addr.cast(), len)) {
             return failed(e);
         }
     }
-    transmit!(fd, buf, n, flags, false, else {
+    transmit!(fd, buf, n, flags, false, transmit_more, else {
         in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
     })
 }
@@ -319,9 +338,7 @@ macro_rules! vectors_at {
         pub unsafe fn $name(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
             upgrade::give_up_fd(fd);
             match conn(fd) {
-                Some(d) if off == -1 => guarded(|| {
-                    ops_msg::vector_flags(flags).and_then(|f| unsafe { ops_msg::$ours(d, iov, n as usize, f) }).answer()
-                }),
+                Some(d) if off == -1 => guarded(|| unsafe { ops_msg::$ours(d, iov, n as usize, flags) }.answer()),
                 // The placeholder has the right error.
                 None if gone(fd) => -1,
                 _ => unsafe { real::$name(fd, iov, n, off, flags) },

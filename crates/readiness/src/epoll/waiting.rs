@@ -8,7 +8,7 @@ use crate::signals::Held;
 use crate::table::Desc;
 use crate::waker;
 use crate::zone::{balance, watch};
-use crate::{chan, ctl, stats, user, Outcome};
+use crate::{chan, ctl, lengths, stats, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -33,14 +33,15 @@ pub unsafe fn wait(
 ) -> Outcome<Result<usize>> {
     let Some(ep) = of(d) else { return Outcome::Kernel };
     if max > 0 && ep.array.load(Ordering::Relaxed) != array(evs, max as usize) {
+        if !lengths::is_users(evs, (max as usize).saturating_mul(size_of::<libc::epoll_event>())) {
+            ep.leave();
+            return Outcome::Done(Err(Errno::EFAULT));
+        }
         // SAFETY: the caller's.
         match unsafe { room(ep, evs, max as usize) } {
             0 => {
-                let r = match user::is_beyond(evs) {
-                    true => Outcome::Done(Err(Errno::EFAULT)),
-                    // SAFETY: the caller's mask.
-                    false => unsafe { nowhere(ep, timeout_ns, mask) },
-                };
+                // SAFETY: the caller's mask.
+                let r = unsafe { nowhere(ep, timeout_ns, mask) };
                 ep.leave();
                 return r;
             }

@@ -7,7 +7,7 @@ use crate::asleep::{self, On};
 use crate::stage::{self, Path};
 use crate::table::Desc;
 use crate::values;
-use crate::{ready, token, user};
+use crate::{lengths, ready, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::Dir;
@@ -121,7 +121,7 @@ unsafe fn peek_rest(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> u
 /// As [`recv`].
 #[inline(always)]
 pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
-    if flags & !PLAIN != 0 {
+    if flags & !PLAIN != 0 || !lengths::is_plain(buf, len) {
         return 0;
     }
     let (r, rx, h) = d.rx();
@@ -150,7 +150,7 @@ pub unsafe fn recv_fast(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
 /// As [`recv`].
 #[inline(always)]
 pub unsafe fn recv_on_credit(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> usize {
-    if flags & !PLAIN != 0 || !token::is_here(d.receiver()) {
+    if flags & !PLAIN != 0 || !lengths::is_plain(buf, len) || !token::is_here(d.receiver()) {
         return 0;
     }
     let (r, rx, h) = d.rx();
@@ -208,9 +208,7 @@ fn freed(d: &'static Desc, rx: &Dir, h: &Half) {
 #[cold]
 #[inline(never)]
 pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) -> Result<usize> {
-    if user::is_beyond(buf) {
-        return Err(Errno::EFAULT);
-    }
+    let len = lengths::buffer(buf, len)?;
     if flags & libc::MSG_OOB != 0 {
         return match path_taken(d, flags) {
             // SAFETY: the caller's.

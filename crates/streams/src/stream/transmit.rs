@@ -10,7 +10,7 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::Desc;
 use crate::upcalls::watcher;
-use crate::{idle, ready, table, token, user};
+use crate::{idle, lengths, ready, table, token, user, values};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half, Reason};
 use fsocket_abi::channel::{status, POS_START};
@@ -245,9 +245,7 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
 // Long: as `recv_slow`, one loop whose order of looks matters.
 #[cold]
 unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
-    if user::is_beyond(buf) {
-        return Err(Errno::EFAULT);
-    }
+    let len = lengths::buffer(buf, len)?;
     // Of nothing there is no urgent byte.
     let urgent = flags & libc::MSG_OOB != 0 && len > 0;
     if urgent {
@@ -286,7 +284,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
         if urgent {
             return Err(Errno::EOPNOTSUPP);
         }
-        if done == 0 && ready::state(d).closed && !user::readable(buf, len) {
+        if done == 0 && ready::state(d).closed && !user::readable(buf, len.min(values::send_buffer(d))) {
             return Err(rather(d, flags, Errno::EFAULT)); // what nobody receives is read, too
         }
         if let Some(r) = refused(d, len, done, flags) {

@@ -5,7 +5,7 @@ use super::{conn, gathers, named};
 use crate::real;
 use fsocket_lifecycle::table::Desc;
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
-use fsocket_lifecycle::{msg as ops_msg, passing, path, ready, stream, user, Errno};
+use fsocket_lifecycle::{lengths, msg as ops_msg, passing, path, ready, stream, user, Errno};
 use libc::*;
 
 unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
@@ -39,9 +39,18 @@ fn came_with(msg: *const msghdr, flags: c_int) {
     guarded(|| unsafe { passing::arriving(msg, flags & MSG_PEEK != 0) });
 }
 
+/// A message's header, as far as the kernel checks that before all else.
+unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
+    let m = unsafe { user::get(msg) }?;
+    match m.msg_name.is_null() || m.msg_namelen as c_int >= 0 {
+        true => Ok(m),
+        false => Err(Errno::EINVAL),
+    }
+}
+
 unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
     let receive = || unsafe {
-        let m = user::get(msg)?;
+        let m = header(msg)?;
         let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC)?;
         if !m.msg_name.is_null() {
             user::put(&raw mut (*msg).msg_namelen, 0)?;
@@ -55,12 +64,19 @@ unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> s
 
 unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ssize_t {
     let send = || unsafe {
-        let m = user::get(msg)?;
+        let m = header(msg)?;
         if !m.msg_name.is_null() && m.msg_namelen != 0 {
             named(m.msg_name.cast(), (m.msg_namelen as usize).min(size_of::<sockaddr_storage>()) as socklen_t)?;
         }
-        if m.msg_iovlen <= UIO_MAXIOV as usize && !user::readable(m.msg_control as *const u8, m.msg_controllen) {
-            return Err(Errno::EFAULT);
+        if m.msg_controllen != 0 {
+            // The vectors come first; `sendv` looks at them again.
+            lengths::Vectors::of(m.msg_iov, m.msg_iovlen, Errno::new(EMSGSIZE))?;
+            if m.msg_controllen > c_int::MAX as size_t {
+                return Err(Errno::new(ENOBUFS));
+            }
+            if !user::readable(m.msg_control as *const u8, m.msg_controllen) {
+                return Err(Errno::EFAULT);
+            }
         }
         if m.msg_controllen >= size_of::<cmsghdr>() as size_t {
             let first = user::get(m.msg_control as *const cmsghdr)?.cmsg_len;
