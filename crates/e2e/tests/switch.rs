@@ -4,6 +4,9 @@
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{artifacts, script, stock_mode, Host, PYTHON};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
 
 #[test]
 fn exec_passing_and_urgent_data() {
@@ -84,6 +87,34 @@ fn from_the_kernel_to_shared_memory() {
     assert!(began >= 30 && delta.get("connect_shm") == 0, "they were to begin in the kernel\n{delta}");
     assert!(over >= 2 * began - 6, "{over} ends of {began} connections went over\n{delta}");
     assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
+}
+
+/// A connection that might go over, and whose client has no library: waiting for it is one call of the kernel's `epoll_wait`,
+/// and nothing of what shared memory needs.
+#[test]
+fn a_kernel_connection_is_waited_for_in_the_kernel_alone() {
+    if stock_mode() {
+        eprintln!("SKIPPED: stock mode has no library");
+        return;
+    }
+    for trigger in ["level", "edge"] {
+        let (host, port) = (Host::new(), fsocket_testkit::net::free_port());
+        let before = host.snapshot();
+        let path = script("apps/kernel_epoll.py").display().to_string();
+        let server = host.server(Accel, "kernel-epoll", port, PYTHON, &[&path, &port.to_string(), trigger]);
+        let mut client = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+        client.set_nodelay(true).expect("TCP_NODELAY");
+        for _ in 0..2000 {
+            let mut byte = [0];
+            client.write_all(b"x").and_then(|()| client.read_exact(&mut byte)).expect("an echo");
+        }
+        drop(client);
+        server.finish(Duration::from_secs(60)).success().says("ok");
+        let counters = host.snapshot().since(&before);
+        assert!(counters.get("accept_kernel") == 1 && counters.get("accept_shm") == 0, "{counters}");
+        // (A few at first, and while an end is offered to the monitor.)
+        assert!(counters.get("sleeps") <= 40, "{trigger}: threads slept for shared memory as well\n{counters}");
+    }
 }
 
 /// While the monitor is shown an end it has a copy of it. The program's close ends the connection

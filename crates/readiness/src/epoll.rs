@@ -131,10 +131,13 @@ pub fn changed(d: &Desc) {
 
 /// A descriptor that instances already watched in the kernel became ours.
 pub fn became_conn(d: &Desc) {
+    // As in `item::add`.
+    fence(Ordering::SeqCst);
     if d.items.load(Ordering::Relaxed) == 0 {
         return;
     }
     for_items(d, |ep, g, it| {
+        it.is_ours_now(ep);
         if it.kernel.swap(false, Ordering::Relaxed) {
             d.watched.store(false, Ordering::Relaxed);
             let _ =

@@ -19,6 +19,7 @@ pub(super) fn track(fd: i32) -> bool {
     ep.fd.store(fd, Ordering::Relaxed);
     ep.waker.store(0, Ordering::Relaxed);
     ep.items.store(0, Ordering::Relaxed);
+    ep.looked_at.store(0, Ordering::Relaxed);
     ep.plain.store(0, Ordering::Relaxed);
     ep.left_in.store(0, Ordering::Relaxed);
     ep.kernel.store(false, Ordering::Relaxed);

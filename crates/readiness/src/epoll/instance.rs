@@ -24,6 +24,8 @@ pub struct Ep {
     pub(super) waker: AtomicU32,
     /// Items of ours; 0: nothing here concerns us.
     pub(super) items: AtomicU32,
+    /// Those of them that the kernel's instance alone does not report: all but kernel connections that may go over.
+    pub(super) looked_at: AtomicU32,
     /// Kernel descriptors were added.
     pub(super) kernel: AtomicBool,
     pub(super) ctl_added: AtomicBool,
@@ -40,7 +42,7 @@ pub struct Ep {
     pub(super) shared: AtomicBool,
     /// Another instance that watches this one has slept.
     pub(super) nested: AtomicBool,
-    /// Threads in the kernel's epoll_wait while no item was ours.
+    /// Threads in the kernel's epoll_wait while it reported everything ([`Ep::is_plain`]).
     pub(super) plain: AtomicU32,
     /// Closed while so many threads slept in it: the last of them to leave ends it.
     pub(super) left_in: AtomicU32,
@@ -85,6 +87,13 @@ pub(super) fn of(d: &Desc) -> Option<&'static Ep> {
 impl Ep {
     pub(super) fn index(&self) -> u32 {
         EPS.index(self)
+    }
+    /// The kernel's instance reports everything that is in this one.
+    ///
+    /// SeqCst, as where an item is counted: a thread that is about to sleep in the kernel announces itself in `plain`
+    /// before it looks here.
+    pub(super) fn is_plain(&self) -> bool {
+        self.looked_at.load(Ordering::SeqCst) == 0
     }
     pub(super) fn waker(&self) -> Option<&'static Waker> {
         match self.waker.load(Ordering::Acquire) {

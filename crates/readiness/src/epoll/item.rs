@@ -7,7 +7,7 @@ use crate::ready::{self};
 use crate::slab::{Slab, Slot};
 use crate::stage;
 use crate::table::{self, kind, Desc};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::channel::{record, status};
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::Want;
@@ -59,6 +59,8 @@ pub struct Item {
     disabled: AtomicBool,
     /// Also registered in the kernel's instance.
     pub kernel: AtomicBool,
+    /// A kernel connection that may go over. Until then nothing but the kernel's instance reports it.
+    watched_only: AtomicBool,
     pub recheck: AtomicBool,
     /// Looked at and not ready in the current pass.
     pub idle: AtomicBool,
@@ -129,8 +131,17 @@ pub fn add(ep: &Ep, g: &mut Inner, d: &Desc, fd: i32, ev: &libc::epoll_event, ke
         it.next.store(d.items.load(Ordering::Relaxed), Ordering::Relaxed);
         d.items.store(i + 1, Ordering::Release);
     }
-    // SeqCst: against a thread that is about to sleep, see `wait`.
+    if kernel {
+        // The item is in the list before the look at what the descriptor is; `became_conn` does the reverse.
+        fence(Ordering::SeqCst);
+    }
+    let watched_only = kernel && d.kind() == kind::KERNEL;
+    it.watched_only.store(watched_only, Ordering::Relaxed);
     ep.items.fetch_add(1, Ordering::SeqCst);
+    if !watched_only {
+        // SeqCst: against a thread that is about to sleep, see `wait`.
+        ep.looked_at.fetch_add(1, Ordering::SeqCst);
+    }
     if kernel {
         ep.kernel.store(true, Ordering::Relaxed);
     }
@@ -176,6 +187,9 @@ pub fn pop(d: &Desc) -> Option<&'static Item> {
 pub fn kill(ep: &Ep, _locked: &mut Inner, it: &Item) {
     it.live.store(false, Ordering::Release);
     ep.items.fetch_sub(1, Ordering::Relaxed);
+    if !it.watched_only.load(Ordering::Relaxed) {
+        ep.looked_at.fetch_sub(1, Ordering::Relaxed);
+    }
     if !it.active.load(Ordering::Relaxed) {
         ITEMS.free(it.index());
     }
@@ -207,6 +221,13 @@ impl Item {
         self.live.load(Ordering::Acquire)
             && self.ep.load(Ordering::Relaxed) == ep
             && self.desc.load(Ordering::Relaxed) == d.index()
+    }
+
+    /// From here on the instance has to be looked at, and not only the kernel's.
+    pub(super) fn is_ours_now(&self, ep: &Ep) {
+        if self.watched_only.swap(false, Ordering::Relaxed) {
+            ep.looked_at.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// What `epoll_ctl` said.

@@ -90,12 +90,12 @@ unsafe fn wait_in(
     }
     let mut out = Out { evs, max: max as usize, n: 0, from_kernel: 0 };
     let mut left = timeout_ns;
-    if ep.items.load(Ordering::Relaxed) == 0 && !balance::pending() {
-        // Nothing of ours in it (yet). Another thread may add something while
-        // we sleep; it then rings the waker.
+    if ep.is_plain() && !balance::pending() {
+        // Nothing in it is over shared memory (yet). If another thread changes that while this one sleeps, that thread
+        // rings the waker.
         let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
         ep.plain.fetch_add(1, Ordering::SeqCst);
-        let r = if ep.items.load(Ordering::SeqCst) == 0 {
+        let r = if ep.is_plain() {
             // SAFETY: the caller's.
             unsafe { out.plain(ep, timeout_ns, start, mask) }
         } else {
