@@ -1,6 +1,6 @@
 //! Arenas: counters and sockets of process families.
 
-use crate::descriptor::Attached;
+use crate::foreign::{ForeignFd, ForeignMap};
 use crate::lifeline::Lifeline;
 use crate::memory::{FileId, Mapping};
 use crate::{ConnId, FamilyId, Rights};
@@ -9,7 +9,6 @@ use fsocket_abi::arena::{
     ZONE_OFF,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::OwnedFd;
 use rustix::fs::{SealFlags, SeekFrom};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,9 +26,9 @@ pub type Totals = [u64; COUNTERS.len()];
 pub type ZoneTotals = BTreeMap<u32, [u64; 4]>;
 
 pub struct ArenaMem {
-    map: Mapping,
+    map: ForeignMap,
     /// Also for a process that gets it through `exec`.
-    pub fd: Rc<OwnedFd>,
+    pub fd: Rc<ForeignFd>,
     file: FileId,
 }
 
@@ -39,7 +38,7 @@ impl ArenaMem {
     /// # Errors
     /// EINVAL: not a memfd of the right size with the right seals (it could
     /// shrink under us) or without our magic; EPROTO: another version.
-    pub fn open(fd: Attached) -> Result<ArenaMem, Errno> {
+    pub fn open(fd: ForeignFd) -> Result<ArenaMem, Errno> {
         let of = fd.as_fd();
         let needed = SealFlags::SHRINK | SealFlags::GROW;
         if !rustix::fs::fcntl_get_seals(of)?.contains(needed) || rustix::fs::fstat(of)?.st_size != ARENA_SIZE as i64 {
@@ -51,13 +50,14 @@ impl ArenaMem {
         }
         let map = Mapping::new(of, ARENA_SIZE)
             .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
+        let map = ForeignMap::new(map, fd.uid());
         if map.at::<AtomicU64>(offset_of!(Header, magic)).load(Ordering::Acquire) != MAGIC {
             return Err(Errno::INVAL);
         }
         if map.at::<AtomicU32>(offset_of!(Header, version)).load(Ordering::Acquire) != fsocket_abi::VERSION {
             return Err(Errno::PROTO);
         }
-        Ok(ArenaMem { map, file: FileId::of(of)?, fd: Rc::new(fd.keep()) })
+        Ok(ArenaMem { map, file: FileId::of(of)?, fd: Rc::new(fd) })
     }
 
     /// Tells the library that there is something to read.
@@ -77,8 +77,8 @@ impl ArenaMem {
         }
         let at = |i: usize| (SOCK_OFF + i * size_of::<Sock>()) as u64;
         let number = |off: u64| off.saturating_sub(SOCK_OFF as u64) as usize / size_of::<Sock>();
-        let data = rustix::fs::seek(&*self.fd, SeekFrom::Data(at(from))).ok()?;
-        let end = rustix::fs::seek(&*self.fd, SeekFrom::Hole(data)).ok()?;
+        let data = rustix::fs::seek(self.fd.as_fd(), SeekFrom::Data(at(from))).ok()?;
+        let end = rustix::fs::seek(self.fd.as_fd(), SeekFrom::Hole(data)).ok()?;
         // (A page has whole sockets.)
         let run = number(data).max(from)..number(end).min(high);
         (!run.is_empty()).then_some(run)
@@ -100,7 +100,7 @@ impl ArenaMem {
 
     /// Bytes of memory behind it.
     pub fn resident(&self) -> u64 {
-        rustix::fs::fstat(&*self.fd).map_or(0, |st| st.st_blocks as u64 * 512)
+        rustix::fs::fstat(self.fd.as_fd()).map_or(0, |st| st.st_blocks as u64 * 512)
     }
 
     pub fn stats(&self) -> &Stats {
@@ -275,7 +275,7 @@ mod tests {
         map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
         map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
         map.at::<AtomicU32>(offset_of!(Header, high_water)).store(u32::MAX, Ordering::Relaxed);
-        let mem = ArenaMem::open(Attached::new(fd)).unwrap();
+        let mem = ArenaMem::open(ForeignFd::new(fd, 0)).unwrap();
         for i in [3, 4, 40_000, SOCKS - 1] {
             mem.sock(i).state.store(sock_state::OPEN, Ordering::Relaxed);
         }

@@ -23,7 +23,6 @@ pub mod rights;
 pub mod split;
 
 use crate::cpus::possible_cpus;
-use crate::descriptor::Attached;
 use crate::hosts::Announce;
 use crate::maker::Order;
 use crate::sockdiag::SockDiag;
@@ -78,7 +77,7 @@ impl Broker {
             Broker::There(line) => {
                 line::send(line.as_fd(), &ask, fds).unwrap_or_else(|_| gone());
                 let Ok(Some((told, fds))) = line::receive::<Told>(line.as_fd()) else { gone() };
-                let fds = fds?.into_iter().map(Attached::keep).collect();
+                let fds = fds?;
                 match told.error {
                     0 => Ok(Given { number: told.number, fds }),
                     e => Err(Errno::from_raw_os_error(e as i32)),

@@ -1,14 +1,15 @@
 //! Connected processes and what waits to be sent to them.
 
 use crate::arenas::{add, ArenaMem, Totals};
+use crate::foreign::{ForeignFd, Reserved};
 use crate::leased::Leases;
 use crate::marks::Marks;
-use crate::{wire, ChannelId, ConnId, FamilyId, ListenerId, Rights};
+use crate::{shares, wire, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::KEY_WAKER;
 use fsocket_proto::{kind, Msg};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -24,7 +25,7 @@ const OUT_PAUSE: usize = 64;
 const SEND_AGAIN: Duration = Duration::from_millis(10);
 
 pub struct Client {
-    pub fd: OwnedFd,
+    pub fd: ForeignFd,
     /// From SO_PEERCRED; of an adopted process, its parent's.
     pub uid: u32,
     /// For display only.
@@ -76,21 +77,24 @@ pub struct Client {
     interest: EventFlags,
     /// The arena that it made.
     pub arena: Option<Rc<ArenaMem>>,
+    /// For the arena that it may yet make.
+    pub reserved: Option<Reserved>,
     /// Something unasked was sent before it had an arena.
     pub missed_pending: bool,
 }
 
 pub struct Outgoing {
     pub msg: Msg,
-    pub fd: Option<Rc<OwnedFd>>,
+    pub fd: Option<Rc<ForeignFd>>,
     /// Not an answer: bump `pending` once it is sent.
     pub unasked: bool,
 }
 
 impl Client {
-    pub fn new(fd: OwnedFd, uid: u32, pid: u32, family: FamilyId) -> Client {
+    /// `fd`: its control socket, which is the monitor's to read.
+    pub fn new(fd: ForeignFd, uid: u32, pid: u32, family: FamilyId) -> Client {
         Client {
-            fd,
+            fd: fd.control(),
             uid,
             pid,
             nonce: 0,
@@ -119,6 +123,7 @@ impl Client {
             hung_up: false,
             interest: EventFlags::IN,
             arena: None,
+            reserved: Some(Reserved::new(uid, shares::ARENA)),
             missed_pending: false,
         }
     }
@@ -249,7 +254,7 @@ impl Clients {
     /// Of `epoll_ctl`; the client is then not added.
     pub fn add(&mut self, client: Client) -> Result<ConnId, Errno> {
         self.last_id += 1;
-        epoll::add(&*self.epoll, &client.fd, EventData::new_u64(self.last_id), EventFlags::IN)?;
+        epoll::add(&*self.epoll, client.fd.as_fd(), EventData::new_u64(self.last_id), EventFlags::IN)?;
         let nonce = client.nonce;
         self.all.insert(self.last_id, client);
         self.named(self.last_id, nonce);
@@ -260,7 +265,7 @@ impl Clients {
         let client = self.all.remove(&id)?;
         // Explicitly: somebody else may have a duplicate of an adopted socket,
         // and closing ours would leave it in the set.
-        let _ = epoll::delete(&*self.epoll, &client.fd);
+        let _ = epoll::delete(&*self.epoll, client.fd.as_fd());
         if let Some(owners) = self.by_key.get_mut(&(client.nonce & !KEY_WAKER)) {
             owners.retain(|o| *o != id);
             if owners.is_empty() {
@@ -349,7 +354,7 @@ impl Clients {
         interest.set(EventFlags::OUT, !client.out.is_empty() && !no_room);
         if interest != client.interest {
             client.interest = interest;
-            failed |= epoll::modify(&*self.epoll, &client.fd, EventData::new_u64(id), interest).is_err();
+            failed |= epoll::modify(&*self.epoll, client.fd.as_fd(), EventData::new_u64(id), interest).is_err();
         }
         if failed {
             self.doom(id, "sending failed");

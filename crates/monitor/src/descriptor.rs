@@ -1,63 +1,10 @@
-//! Descriptors that clients hand us: what they are, and how to get rid of them
-//! without being held up.
+//! Descriptors that clients hand us: what they are.
 
 use fsocket_proto::Addr;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::FileType;
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketType};
 use std::net::SocketAddr;
-use std::time::Duration;
-
-/// A descriptor that came with a message and is not trusted yet. Closing some
-/// kinds of descriptor can take as long as their maker likes (a FUSE file, a
-/// socket with SO_LINGER); those are closed on a thread of their own.
-#[derive(Debug)]
-pub struct Attached(Option<OwnedFd>);
-
-impl Attached {
-    pub fn new(fd: OwnedFd) -> Attached {
-        Attached(Some(fd))
-    }
-
-    /// Keeps a descriptor whose kind has been checked.
-    pub fn keep(mut self) -> OwnedFd {
-        self.0.take().expect("taken only here and in drop")
-    }
-
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_ref().expect("taken only here and in drop").as_fd()
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        let Some(fd) = self.0.take() else { return };
-        if closes_at_once(fd.as_fd()) {
-            return;
-        }
-        let raw = std::sync::Arc::new(std::sync::Mutex::new(Some(fd)));
-        let theirs = raw.clone();
-        let spawned = std::thread::Builder::new()
-            .name("close".into())
-            .stack_size(64 * 1024)
-            .spawn(move || drop(theirs.lock().map(|mut fd| fd.take())));
-        if spawned.is_err() {
-            // Rather a leaked descriptor than a monitor that hangs.
-            if let Ok(mut fd) = raw.lock() {
-                std::mem::forget(fd.take());
-            };
-        }
-    }
-}
-
-fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
-    match rustix::fs::fstat(fd).map(|st| FileType::from_raw_mode(st.st_mode)) {
-        // (A time of zero means a reset, and no wait.)
-        Ok(FileType::Socket) => matches!(sockopt::socket_linger(fd), Ok(None | Some(Duration::ZERO))),
-        _ => rustix::fs::fcntl_get_seals(fd).is_ok() || is_eventfd(fd),
-    }
-}
 
 /// Whether `fd` is an eventfd.
 pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
@@ -235,6 +182,29 @@ fn tcp_state(fd: BorrowedFd<'_>) -> Result<u8, Errno> {
     Ok(state)
 }
 
+/// How many connections wait for `accept` at a listening socket.
+///
+/// # Errors
+/// Of `getsockopt`.
+pub fn backlog(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let counts = fsocket_reuseport::listener::backlog(fd.as_raw_fd());
+    counts.map(|(_, waiting)| waiting).map_err(|e| Errno::from_raw_os_error(e.raw()))
+}
+
+/// Sets a socket option, as bytes.
+///
+/// # Errors
+/// Of `setsockopt`.
+pub fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
+    // SAFETY: pointer and length are those of `value`.
+    let rc =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t) };
+    if rc != 0 {
+        return Err(std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error));
+    }
+    Ok(())
+}
+
 /// Inode number of a socket's network namespace; `None`: we may not know.
 pub fn netns_inode(fd: BorrowedFd<'_>) -> Option<u64> {
     /// From linux/sockios.h.
@@ -301,6 +271,8 @@ fn bound_to_device(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::AsFd;
+    use std::time::Duration;
 
     #[test]
     fn a_listening_socket_is_told_from_others() {
@@ -376,12 +348,5 @@ mod tests {
         let end = client_end(c.as_fd(), &v4, port).unwrap();
         assert_eq!(end.state, Use::Connected { own: c.local_addr().unwrap(), peer: l.local_addr().unwrap() });
         assert!(client_end(c.as_fd(), &v4, port ^ 1).is_err());
-    }
-
-    #[test]
-    fn a_descriptor_of_any_kind_can_be_dropped() {
-        for path in ["/dev/null", "/proc/self/stat", "/"] {
-            drop(Attached::new(std::fs::File::open(path).unwrap().into()));
-        }
     }
 }

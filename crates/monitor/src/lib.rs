@@ -6,11 +6,11 @@
 //!
 //! | layer | modules |
 //! | --- | --- |
-//! | loop | [`monitor`]: receives, asks the part that is concerned, sends; [`turns`], [`watchdog`], [`endpoint`], [`report`] |
+//! | loop | [`monitor`]: receives, asks the part that is concerned, sends; [`turns`], `pace`, [`watchdog`], [`endpoint`], [`report`] |
 //! | parts | [`shm`]: connections over shared memory; [`zones`]: local listen sockets; [`steer`]: devices; [`policy`] |
 //! | what the parts use | `context`, `off`, [`hosts`]: [`clients`], [`arenas`], configuration, the way to the broker |
 //! | privileges | [`broker`] |
-//! | mechanism | [`wire`], [`memory`], [`descriptor`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`], [`metrics`] |
+//! | mechanism | [`wire`], [`memory`], [`descriptor`], [`foreign`], [`closer`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`], [`metrics`] |
 //!
 //! A part has its own state; what it needs of others it gets as arguments. Imports point
 //! downwards in this table; `crates/hooktable/tests/circles.rs` fails where files import each other.
@@ -19,16 +19,19 @@
 //! what lies in memory that they share with us.
 
 pub mod address;
+pub mod ancillary;
 mod answer;
 pub mod arenas;
 mod asleep;
 pub mod broker;
 pub mod clients;
+pub mod closer;
 mod context;
 mod cpus;
 pub mod descriptor;
 pub mod endpoint;
 mod event;
+pub mod foreign;
 pub mod hosts;
 pub mod knobs;
 mod leased;
@@ -43,6 +46,7 @@ pub mod metrics;
 pub mod monitor;
 mod netlink;
 mod off;
+mod pace;
 mod pidfd;
 pub mod policy;
 pub mod report;

@@ -227,7 +227,7 @@ fn repaired(order: &Order) -> Result<[OwnedFd; 2], Errno> {
     half_open(c.as_fd(), server.addr_for(client.v6), seq[0], seq[1])?;
     half_open(s.as_fd(), client.addr_for(server.v6), seq[1], seq[0])?;
     for fd in [&c, &s] {
-        set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER.to_ne_bytes())?;
+        descriptor::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER.to_ne_bytes())?;
         repair(fd, false)?;
     }
     finished(&c, client, server)?;
@@ -256,7 +256,7 @@ fn take_port(fd: &OwnedFd, own: &End, holder: Option<u64>) -> Result<(), Errno> 
 }
 
 fn repair(fd: &OwnedFd, on: bool) -> Result<(), Errno> {
-    set(fd.as_fd(), libc::IPPROTO_TCP, TCP_REPAIR, &i32::from(on).to_ne_bytes())
+    descriptor::set(fd.as_fd(), libc::IPPROTO_TCP, TCP_REPAIR, &i32::from(on).to_ne_bytes())
 }
 
 /// Looks at a socket once more, before anybody gets it.
@@ -275,7 +275,7 @@ fn finished(fd: &OwnedFd, own: &End, peer: &End) -> Result<(), Errno> {
 /// One end of an established connection, without a handshake: sequence numbers
 /// are those that the other end is given the other way round.
 fn half_open(fd: BorrowedFd<'_>, peer: SocketAddr, send_seq: u32, recv_seq: u32) -> Result<(), Errno> {
-    let tcp = |name, value: &[u8]| set(fd, libc::IPPROTO_TCP, name, value);
+    let tcp = |name, value: &[u8]| descriptor::set(fd, libc::IPPROTO_TCP, name, value);
     for (queue, seq) in [(SEND_QUEUE, send_seq), (RECV_QUEUE, recv_seq)] {
         tcp(TCP_REPAIR_QUEUE, &queue.to_ne_bytes())?;
         tcp(TCP_QUEUE_SEQ, &seq.to_ne_bytes())?;
@@ -314,7 +314,7 @@ fn plain(order: &Order) -> Result<[OwnedFd; 2], Errno> {
             rustix::io::ioctl_fionbio(&c, false)?;
             for fd in [&c, &s] {
                 // As large as the privilege allows.
-                let _ = set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER.to_ne_bytes());
+                let _ = descriptor::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER.to_ne_bytes());
             }
             return Ok([c, s]);
         }
@@ -370,20 +370,6 @@ fn random() -> u32 {
     let mut seq = [0u8; 4];
     let _ = rustix::rand::getrandom(&mut seq, rustix::rand::GetRandomFlags::empty());
     u32::from_ne_bytes(seq)
-}
-
-/// A socket option, as bytes.
-///
-/// # Errors
-/// Of `setsockopt`.
-pub fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
-    // SAFETY: pointer and length are those of `value`.
-    let rc =
-        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t) };
-    if rc != 0 {
-        return Err(last_error());
-    }
-    Ok(())
 }
 
 fn last_error() -> Errno {

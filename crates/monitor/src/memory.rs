@@ -89,6 +89,9 @@ impl Mapping {
     }
 }
 
+// SAFETY: it owns its range of addresses, and what is there is atomics that other processes write, too.
+unsafe impl Send for Mapping {}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: our own mapping, and no reference outlives `self`.

@@ -9,6 +9,7 @@ mod http;
 use crate::clients::Client;
 use crate::context::Context;
 use crate::endpoint::StartError;
+use crate::foreign::ForeignFd;
 use crate::wire::{self, Received};
 use fsocket_proto::report::Report;
 use fsocket_proto::{kind, Msg};
@@ -47,7 +48,7 @@ pub(crate) fn serve(ctx: &mut Context, listener: TcpListener) -> std::io::Result
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let family = ctx.new_family();
     // As root: whoever may scrape sees the sums of all users, and no process.
-    ctx.clients.add(Client::new(ours, 0, std::process::id(), family))?;
+    ctx.clients.add(Client::new(ForeignFd::new(ours, 0), 0, std::process::id(), family))?;
     let server = Server { listener, line: theirs, seq: 0, connections: Vec::new(), last: None, accepts_at: None };
     std::thread::Builder::new().name("metrics".into()).spawn(move || server.run())?;
     Ok(())
@@ -158,7 +159,7 @@ impl Server {
             match wire::receive(self.line.as_fd()) {
                 Received::Message(msg, fd) if msg.seq == self.seq && msg.result == 0 => {
                     let mut text = vec![0; usize::try_from(msg.arg0).ok()?];
-                    let file = std::fs::File::from(fd?.keep());
+                    let file = std::fs::File::from(fd?);
                     std::os::unix::fs::FileExt::read_exact_at(&file, &mut text, 0).ok()?;
                     return serde_json::from_slice(&text).ok();
                 }

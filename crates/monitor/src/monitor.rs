@@ -8,6 +8,8 @@ use crate::clients::Client;
 use crate::context::Context;
 use crate::endpoint::{self, Config, Endpoint, StartError};
 use crate::event::{ADDRESSES, ASLEEP, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
+use crate::foreign::{self, closer, ForeignFd};
+use crate::pace::Pace;
 use crate::shm::closings::Closings;
 use crate::shm::ports::{KernelPorts, Ports};
 use crate::shm::registry::Registry;
@@ -27,6 +29,8 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+/// Descriptors that the loop itself closes for one message.
+const CLOSES: u32 = 4;
 /// A private monitor gives its first client this much longer.
 const START_GRACE: Duration = Duration::from_secs(10);
 
@@ -41,6 +45,7 @@ pub struct Monitor {
     spare: Option<OwnedFd>,
     own_uid: u32,
     turns: Turns,
+    pace: Pace,
     /// Reports that took long to make.
     reports: crate::report::Kept,
     /// Private: when to exit unless somebody comes.
@@ -93,6 +98,7 @@ impl Monitor {
             spare: endpoint::spare(),
             own_uid: rustix::process::geteuid().as_raw(),
             turns: Turns::default(),
+            pace: Pace::default(),
             reports: crate::report::Kept::default(),
             deadline,
             asleep: None,
@@ -132,6 +138,8 @@ impl Monitor {
         if let Some(lifelines) = self.ctx.lifelines.take() {
             lifelines.end();
         }
+        drop(self);
+        closer().end();
         r
     }
 
@@ -162,6 +170,7 @@ impl Monitor {
             if !watchdog.after_sleep(woken)? {
                 continue;
             }
+            self.pace.begin();
             for event in &events {
                 let (what, flags) = (event.data.u64(), event.flags);
                 match what {
@@ -182,6 +191,7 @@ impl Monitor {
                     client => self.client_event(client, flags),
                 }
                 self.settle();
+                self.pace.lap();
             }
             self.take_turns();
             self.end_some();
@@ -191,6 +201,7 @@ impl Monitor {
             self.balance();
             self.dispatch();
             self.settle();
+            self.pace.lap();
             if self.is_unneeded() {
                 self.zones.leave_nothing();
                 self.ctx.broker.leave_nothing();
@@ -231,7 +242,9 @@ impl Monitor {
         if !client.wants_input() && !client.hung_up {
             return false;
         }
-        let (received, sender) = wire::receive_from(client.fd.as_fd());
+        let uid = client.uid;
+        let (received, sender) = wire::receive_from(client.fd.as_fd(), uid);
+        foreign::may_close(CLOSES);
         self.ctx.policy.sender = sender;
         let handled = match received {
             Received::Message(msg, fd) => {
@@ -244,6 +257,8 @@ impl Monitor {
             Received::Malformed => Err(Misbehaved("not a message of ours")),
         };
         self.ctx.policy.sender = None;
+        foreign::may_close(0);
+        let handled = if closer().is_full(uid) { Err(Misbehaved("what it sends cannot be closed")) } else { handled };
         if let Err(why) = handled {
             self.ctx.clients.doom(id, why.0);
             return false;
@@ -271,6 +286,10 @@ impl Monitor {
 
     fn admit(&mut self, fd: OwnedFd) {
         let Ok((pid, uid)) = descriptor::peer(fd.as_fd()) else { return };
+        let fd = ForeignFd::new(fd, uid).control();
+        if closer().is_full(uid) {
+            return;
+        }
         if self.ctx.config.private && uid != self.own_uid && uid != 0 {
             tracing::warn!(uid, "not this user's monitor");
             return;

@@ -15,12 +15,12 @@ pub mod programs;
 pub mod rules;
 pub mod state;
 
+use crate::ancillary::Sender;
 use crate::context::Context;
 use crate::descriptor::{ClientEnd, Use};
 use crate::event::POLICY;
 use crate::shm::channels::Channels;
 use crate::shm::listeners::Listener;
-use crate::wire::Sender;
 use crate::ConnId;
 use kernel::Question;
 use process::Wanted;

@@ -3,6 +3,7 @@
 use crate::address;
 use crate::arenas::{add, add_all, Arena, Totals, ZoneTotals};
 use crate::context::Context;
+use crate::foreign::ForeignFd;
 use crate::shm::channels::Channel;
 use crate::shm::listeners::Listener;
 use crate::shm::Shm;
@@ -14,7 +15,7 @@ use fsocket_abi::channel::{slot_state, status, CLIENT, SLOTS};
 use fsocket_proto::report::{self, Connection, Counters, Process, Report};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{AtomicU8, Ordering};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
 use std::io::Write;
@@ -37,7 +38,7 @@ const KEPT_FOR: u32 = 20;
 
 /// Reports that were long in the making: length in bytes, file, and until when they hold.
 #[derive(Default)]
-pub struct Kept(HashMap<Wanted, (u64, Rc<OwnedFd>, Instant)>);
+pub struct Kept(HashMap<Wanted, (u64, Rc<ForeignFd>, Instant)>);
 
 /// What a report is to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,17 +52,17 @@ pub struct Wanted {
 
 impl Kept {
     /// The report and its length, if it still holds. A descriptor with a position of its own.
-    pub fn get(&mut self, wanted: Wanted) -> Option<(u64, OwnedFd)> {
+    pub fn get(&mut self, wanted: Wanted) -> Option<(u64, ForeignFd)> {
         let now = Instant::now();
         self.0.retain(|_, (_, _, until)| *until > now);
         let (length, fd, _) = self.0.get(&wanted)?;
-        let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let own = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
         let again = rustix::fs::open(own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        Some((*length, again))
+        Some((*length, ForeignFd::new(again, wanted.viewer)))
     }
 
     /// It was begun then, and is made now.
-    pub fn keep(&mut self, wanted: Wanted, length: u64, fd: &Rc<OwnedFd>, began: Instant) {
+    pub fn keep(&mut self, wanted: Wanted, length: u64, fd: &Rc<ForeignFd>, began: Instant) {
         let took = began.elapsed();
         if took > LONG {
             self.0.insert(wanted, (length, fd.clone(), Instant::now() + took * KEPT_FOR));
@@ -114,6 +115,7 @@ pub struct Sources<'a> {
     pub zones: &'a Zones,
     /// Flow groups of devices.
     pub steered: Vec<report::FlowGroups>,
+    pub event_loop: report::Loop,
 }
 
 impl Sources<'_> {
@@ -133,6 +135,8 @@ impl Sources<'_> {
             links: if sees(0) { self.report_links() } else { Vec::new() },
             groups: self.zones.report(&sees),
             zones: self.report_accepts(&sees),
+            event_loop: self.event_loop.clone(),
+            held: self.report_held(&sees),
             flow_groups: self.steered.iter().cloned().chain(self.zones.report_flow_groups(&sees)).collect(),
             channels: self
                 .shm
@@ -148,6 +152,11 @@ impl Sources<'_> {
                 })
                 .collect(),
         }
+    }
+
+    fn report_held(&self, sees: &dyn Fn(u32) -> bool) -> Vec<report::Held> {
+        let all = crate::foreign::closer().by_user().into_iter().filter(|(uid, _)| sees(*uid));
+        all.map(|(uid, descriptors)| report::Held { uid, descriptors }).collect()
     }
 
     fn report_links(&self) -> Vec<report::Link> {

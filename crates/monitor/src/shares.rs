@@ -3,11 +3,13 @@
 //! A user may hold as much as is left for all others. One alone gets half, the next one half of the rest:
 //! one that comes after ten that took all they could still finds a thousandth, and a user that holds little
 //! is served as long as there is anything. So it is with the memory of channels and arenas: a user
-//! whose share is used up gets no further channel. Descriptors are not counted one by one but by what
-//! holds them; a request beyond the share is refused with EMFILE, and no process is dropped.
+//! whose share is used up gets no further channel. Each descriptor counts for a user until it is closed
+//! ([`crate::foreign`]); a request beyond the share is refused with EMFILE, and no process is dropped.
 
 /// What the monitor itself has open: streams, sockets, epoll, registry, policy, BPF maps.
 const OWN: u64 = 96;
+/// What can come with one message. Descriptors for which there is no room the kernel closes, in the loop.
+const MESSAGE: u64 = 253;
 /// A control socket, its arena, and what tells of its end.
 pub const CLIENT: u64 = 3;
 /// Without a live process that has made it: its memory, and what tells of our end.
@@ -15,6 +17,8 @@ pub const ARENA: u64 = 2;
 pub const LISTENER: u64 = 2;
 /// Its memory, and the mapping of it.
 pub const CHANNEL: u64 = 2;
+/// Both ends of a connection that has become the kernel's.
+pub const SWITCHED: u64 = 2;
 /// Both ends of a pipe.
 pub const PIPE: u64 = 2;
 /// `vm.max_map_count` is 65,530 by default.
@@ -36,7 +40,8 @@ pub fn memory() -> u64 {
 
 /// How much there is for all users, in descriptors. `open`: RLIMIT_NOFILE.
 pub fn total(open: u64) -> u64 {
-    open.min(MAPPINGS).saturating_sub(OWN)
+    let open = open.min(MAPPINGS);
+    open.saturating_sub(OWN + MESSAGE.min(open / 8))
 }
 
 /// Whether a user that holds `own`, of `all` that are held, gets `more` out of `total`.

@@ -13,12 +13,14 @@
 
 use std::cell::Cell;
 use std::io;
+use std::time::Duration;
 
 /// Between two signals; a call blocks no longer.
-const PATIENCE_NS: libc::c_long = 50_000_000;
+const PATIENCE: Duration = Duration::from_millis(50);
 
 pub struct Watchdog {
     timer: libc::timer_t,
+    period: Duration,
     is_running: Cell<bool>,
 }
 
@@ -27,6 +29,14 @@ extern "C" fn nothing(_: libc::c_int) {}
 impl Watchdog {
     /// A watchdog for the calling thread.
     pub fn new() -> io::Result<Watchdog> {
+        Watchdog::every(PATIENCE)
+    }
+
+    /// A watchdog for the calling thread, with so much time between two signals.
+    ///
+    /// # Errors
+    /// Of the calls.
+    pub fn every(period: Duration) -> io::Result<Watchdog> {
         // SAFETY: zero is a valid value of these plain C structs.
         let (mut action, mut event): (libc::sigaction, libc::sigevent) = unsafe { std::mem::zeroed() };
         // No SA_RESTART: the point is to interrupt.
@@ -51,7 +61,7 @@ impl Watchdog {
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Watchdog { timer, is_running: Cell::new(false) })
+        Ok(Watchdog { timer, period, is_running: Cell::new(false) })
     }
 
     /// What the loop's wait has returned. False: only the timer's signal has ended it.
@@ -73,19 +83,19 @@ impl Watchdog {
     /// From here on a blocking call is interrupted.
     pub fn arm(&self) {
         if !self.is_running.replace(true) {
-            self.set(PATIENCE_NS);
+            self.set(self.period);
         }
     }
 
     /// The loop slept when the signal came: nothing is to be interrupted.
     pub fn disarm(&self) {
         if self.is_running.replace(false) {
-            self.set(0);
+            self.set(Duration::ZERO);
         }
     }
 
-    fn set(&self, ns: libc::c_long) {
-        let each = libc::timespec { tv_sec: 0, tv_nsec: ns };
+    fn set(&self, period: Duration) {
+        let each = libc::timespec { tv_sec: period.as_secs() as _, tv_nsec: period.subsec_nanos().into() };
         let spec = libc::itimerspec { it_interval: each, it_value: each };
         // SAFETY: our own timer; `spec` is valid for the call.
         unsafe { libc::timer_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };

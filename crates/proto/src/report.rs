@@ -48,6 +48,28 @@ pub struct Report {
     /// new connections are.
     #[serde(default)]
     pub flow_groups: Vec<FlowGroups>,
+    /// The monitor's event loop.
+    #[serde(default)]
+    pub event_loop: Loop,
+    /// What the monitor has open for users.
+    #[serde(default)]
+    pub held: Vec<Held>,
+}
+
+/// How long the monitor is with one thing (a user's turn, say) before it looks at the next.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Loop {
+    /// The longest turn, microseconds.
+    pub longest_us: u64,
+    /// Turns by how long they took: up to 1 µs, 2, 4 and so on; the last one has all that were longer.
+    pub turns: Vec<u64>,
+}
+
+/// Descriptors of a user's, and mappings of its memory, that the monitor has.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    pub uid: u32,
+    pub descriptors: u64,
 }
 
 /// What hosts say of themselves in the handshake of TCP.

@@ -104,7 +104,7 @@ impl Client {
                 self.ids.extend([msg.id, msg.arg0]);
             }
             if let (kind::CONNECT | kind::CHANNEL_SRV | kind::CHANNEL_HANDLE, Some(fd)) = (msg.kind, fd) {
-                self.channel = Some(fd.keep());
+                self.channel = Some(fd);
             }
         }
     }
@@ -123,7 +123,7 @@ impl Client {
             }
             match wire::receive(self.fd.as_fd()) {
                 Received::Message(answer, fd) if answer.kind == msg.kind && answer.seq == self.seq => {
-                    return Some((answer, fd.map(|fd| fd.keep())))
+                    return Some((answer, fd))
                 }
                 Received::Message(..) | Received::Cut(_) | Received::Nothing => {}
                 Received::End | Received::Malformed => return None,

@@ -1,7 +1,6 @@
 //! Messages between the two halves: a structure of fixed size and a few descriptors each way.
 //! A longer text (a file, a request about steering) comes as JSON or text in a sealed memfd.
 
-use crate::descriptor::Attached;
 use crate::maker::{End, Order};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
@@ -196,7 +195,7 @@ impl IntoRaw for Ask {}
 impl IntoRaw for Told {}
 
 /// Descriptors of a message. EMFILE: there was no room for them.
-pub type Shown = Result<Vec<Attached>, Errno>;
+pub type Shown = Result<Vec<OwnedFd>, Errno>;
 
 /// Receives. None: the other half is gone.
 ///
@@ -212,7 +211,7 @@ pub fn receive<T: FromBytes>(line: BorrowedFd<'_>) -> Result<Option<(T, Shown)>,
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights.map(Attached::new));
+            fds.extend(rights);
         }
     }
     if got.bytes == 0 {

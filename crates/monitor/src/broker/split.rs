@@ -7,8 +7,8 @@
 use super::line::{self, Ask, Given, Told};
 use super::rights::Rights;
 use super::Broker;
-use crate::descriptor::Attached;
 use crate::endpoint::{Config, Endpoint};
+use crate::foreign::ForeignFd;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -90,8 +90,9 @@ impl Broker {
 /// Answers one request. False: nobody asks any more.
 fn serve(rights: &mut Rights, line: BorrowedFd<'_>) -> bool {
     let Ok(Some((ask, fds))) = line::receive::<Ask>(line) else { return false };
+    // The front has each of them until it is answered: to close them here is never the last close.
     let done = fds.and_then(|fds| {
-        let shown: Vec<BorrowedFd<'_>> = fds.iter().map(Attached::as_fd).collect();
+        let shown: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         rights.handle(&ask, &shown)
     });
     if let Err(e) = &done {
@@ -99,7 +100,9 @@ fn serve(rights: &mut Rights, line: BorrowedFd<'_>) -> bool {
     }
     let error = done.as_ref().map_or_else(|e| e.raw_os_error() as u32, |_| 0);
     let Given { number, fds } = done.unwrap_or_default();
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    // A client may have its end, and have closed it, before this function ends.
+    let fds: Vec<ForeignFd> = fds.into_iter().map(|fd| ForeignFd::new(fd, 0)).collect();
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(ForeignFd::as_fd).collect();
     line::send(line, &Told { error, number, ..Told::default() }, &fds).is_ok()
 }
 

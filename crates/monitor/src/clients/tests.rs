@@ -5,7 +5,8 @@ fn only_with_the_secret_and_the_same_rights_is_it_one_of_the_family() {
     let mut all = Clients::new(Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap()), 0);
     let mut add = |uid, (class, kernel), family, secret| {
         let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        let client = Client { greeted: true, class, kernel, secret, ..Client::new(fd, uid, 0, family) };
+        let client =
+            Client { greeted: true, class, kernel, secret, ..Client::new(ForeignFd::new(fd, uid), uid, 0, family) };
         all.add(client).unwrap()
     };
     let _parent = add(7, (1, 5), 70, 0xabcd);
@@ -28,7 +29,14 @@ fn only_with_the_secret_and_the_same_rights_is_it_one_of_the_family() {
     leased.add(1, 64);
     for (holds, leases) in [(BTreeSet::from([5]), Leases::default()), (BTreeSet::new(), leased)] {
         let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        let has = Client { greeted: true, class: 1, kernel: 5, holds, leases, ..Client::new(fd, 7, 0, 80) };
+        let has = Client {
+            greeted: true,
+            class: 1,
+            kernel: 5,
+            holds,
+            leases,
+            ..Client::new(ForeignFd::new(fd, 7), 7, 0, 80)
+        };
         let id = all.add(has).unwrap();
         all.join_family(id, 0xabcd);
         assert_eq!(all.get(id).unwrap().family, 80);

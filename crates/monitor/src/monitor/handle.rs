@@ -4,7 +4,8 @@ use super::Monitor;
 use crate::answer::{answer_json, reply, Answer, Misbehaved};
 use crate::arenas::ZoneTotals;
 use crate::clients::Outgoing;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::ForeignFd;
 use crate::report::{self, Sources, Wanted};
 use crate::shm::ending::Ending;
 use crate::steer::Also;
@@ -12,7 +13,6 @@ use crate::turns::TURN;
 use crate::{limits, ConnId};
 use fsocket_proto::report::Report;
 use fsocket_proto::{kind, Msg};
-use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const REQUESTS: usize = 1024;
 impl Monitor {
     /// Handles one request.
     // Long: one arm for each kind of message: the table of who answers what.
-    pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<ForeignFd>) -> Result<(), Misbehaved> {
         let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
         const ALONE: [u32; 5] = [kind::HELLO, kind::REPORT, kind::STEER, kind::OPERATE, kind::AGENT];
         if self.shm.remote.is_line(id) {
@@ -188,7 +188,8 @@ impl Monitor {
     pub(super) fn report(&self, wanted: Wanted) -> Report {
         let steered =
             if self.steers.is_empty() { Vec::new() } else { self.ctx.broker.steer_also(&Also::Report).groups };
-        Sources { ctx: &self.ctx, shm: &self.shm, zones: &self.zones, steered }.report(wanted)
+        Sources { ctx: &self.ctx, shm: &self.shm, zones: &self.zones, steered, event_loop: self.pace.report() }
+            .report(wanted)
     }
 
     /// A private monitor leaves a last report.
@@ -211,7 +212,7 @@ impl Monitor {
             let private = self.ctx.config.private;
             self.reset_zones(&|uid| viewer == 0 || private || viewer == uid);
         }
-        let (answer, fd) = answer_json(msg, &report)?;
+        let (answer, fd) = answer_json(msg, viewer, &report)?;
         if let Some(fd) = fd.as_ref() {
             self.reports.keep(wanted, answer.arg0, fd, began);
         }
@@ -224,20 +225,24 @@ impl Monitor {
             arena.mem.fold_zones(&mut ZoneTotals::new());
         }
         self.ctx.ended.zones.retain(|uid, _| !sees(*uid));
+        if sees(0) {
+            self.pace.reset();
+        }
         self.zones.reset(sees);
     }
 
-    fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let text = request_text(msg, fd)?;
         let client = self.ctx.clients.get(id).ok_or(Errno::BADF)?;
         let done = self.ctx.broker.steer(&text, client.fd.as_fd())?;
         self.steered(&done);
-        answer_json(msg, &done.answer)
+        answer_json(msg, 0, &done.answer)
     }
 
-    fn operate(&mut self, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    fn operate(&mut self, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let request = serde_json::from_slice(&request_text(msg, fd)?).map_err(|_| Errno::INVAL)?;
-        answer_json(msg, &self.shm.operate(&mut self.ctx, id, &request)?)
+        let uid = self.ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
+        answer_json(msg, uid, &self.shm.operate(&mut self.ctx, id, &request)?)
     }
 
     /// A process is gone (or is treated as if): everything it held goes.
@@ -267,6 +272,7 @@ impl Monitor {
                     break;
                 }
             }
+            self.pace.lap();
         }
     }
 
@@ -280,6 +286,7 @@ impl Monitor {
                     self.shm.endings.put_back(rest);
                 }
             }
+            self.pace.lap();
         }
     }
 
@@ -329,7 +336,7 @@ impl Monitor {
 }
 
 /// A request that is too long for a message.
-fn request_text(msg: &Msg, fd: Option<Attached>) -> Result<Vec<u8>, Errno> {
+fn request_text(msg: &Msg, fd: Option<ForeignFd>) -> Result<Vec<u8>, Errno> {
     let fd = fd.ok_or(Errno::BADF)?;
     // Sealed, so that reading it cannot block.
     let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;

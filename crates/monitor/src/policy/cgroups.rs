@@ -4,8 +4,8 @@
 //! gives to another one, and a cgroup of version 2 keeps its path for life. So a path that was once read for a number
 //! holds. It is kept only if the directory of that path has the number: a process may have moved while it was read.
 
+use crate::ancillary::Sender;
 use crate::pidfd::{cgroup_number, read};
-use crate::wire::Sender;
 use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;

@@ -2,9 +2,9 @@
 
 use super::cgroups::Cgroups;
 use super::rules::Party;
+use crate::ancillary::Sender;
 use crate::broker::Broker;
 use crate::pidfd::{is_alive, read};
-use crate::wire::Sender;
 use rustix::fd::AsFd;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use super::cgroups::Cgroups;
 use super::kernel::HostPolicy;
 use super::process::{labels, Restraint};
 use super::rules::Party;
-use crate::wire::Sender;
+use crate::ancillary::Sender;
 use crate::ConnId;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

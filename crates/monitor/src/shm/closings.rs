@@ -11,11 +11,12 @@
 use crate::broker::Broker;
 use crate::clients::Outgoing;
 use crate::context::Context;
+use crate::foreign::ForeignFd;
 use crate::sockdiag::SockDiag;
 use crate::ConnId;
 use fsocket_bpf::closings::Counts;
 use fsocket_proto::{kind, Msg};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -25,7 +26,7 @@ const PLACES: usize = 256;
 
 #[derive(Default)]
 pub struct Closings {
-    counts: Option<(Counts, Rc<OwnedFd>)>,
+    counts: Option<(Counts, Rc<ForeignFd>)>,
     /// In the monitor's own network namespace.
     own: Option<SockDiag>,
     /// By network namespace; `None`: we may not enter it.
@@ -39,7 +40,7 @@ impl Closings {
     }
 }
 
-fn counts(broker: &Broker) -> Option<(Counts, Rc<OwnedFd>)> {
+fn counts(broker: &Broker) -> Option<(Counts, Rc<ForeignFd>)> {
     // Where everybody may load programs, one of them could write to a map that it was shown.
     let everybody = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled");
     if everybody.is_ok_and(|v| v.trim() == "0") {
@@ -48,7 +49,7 @@ fn counts(broker: &Broker) -> Option<(Counts, Rc<OwnedFd>)> {
     }
     let page = broker.closings().ok()?;
     let counts = Counts::of(page.as_fd()).ok()?;
-    Some((counts, Rc::new(page)))
+    Some((counts, Rc::new(ForeignFd::new(page, 0))))
 }
 
 impl Closings {

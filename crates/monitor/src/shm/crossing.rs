@@ -9,7 +9,8 @@
 
 use crate::answer::{reply, Answer};
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::ForeignFd;
 use crate::policy::rules::Destination;
 use crate::shm::offers::End;
 use crate::shm::state::Shm;
@@ -126,7 +127,7 @@ impl Shm {
     }
 
     /// [`fsocket_proto::kind::MEET`].
-    pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn meet(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         if let Some(answer) = self.meet_remote(ctx, id, msg, fd.as_fd()).filter(|_| msg.arg1 == 0) {
             return answer;

@@ -2,7 +2,8 @@
 //! socket.
 
 use crate::answer::{reply, Answer};
-use crate::descriptor::{self, Attached, Reuse};
+use crate::descriptor::{self, Reuse};
+use crate::foreign::ForeignFd;
 use crate::shm::channels::Channel;
 use crate::shm::Shm;
 use fsocket_abi::channel::{slot_state, status, Slot, CLIENT, SERVER};
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 
 impl Shm {
     /// [`fsocket_proto::kind::IN_USE`].
-    pub fn in_use(&mut self, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn in_use(&mut self, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let netns = descriptor::netns_cookie(fd.as_fd())?;
         let mut here = self.channels.iter().filter(|ch| ch.netns == netns);

@@ -5,7 +5,8 @@ use super::ports::BLOCK;
 use super::state::Shm;
 use crate::answer::{reply, Answer};
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::ForeignFd;
 use crate::{limits, ChannelId, ConnId, FamilyId};
 use fsocket_abi::channel::{CLIENT, SLOTS};
 use fsocket_proto::registry::lessee;
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 
 impl Shm {
-    pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn ports(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         if msg.arg2 != 0 {
             return self.lease_again(ctx, id, msg);
         }
@@ -108,7 +109,7 @@ impl Shm {
 
     /// The port that a client has bound its socket to is the channel's. The kernel lets one socket
     /// have it, so the socket that is shown last has the better right.
-    fn bound_port(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &Attached) -> Result<u16, Errno> {
+    fn bound_port(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &ForeignFd) -> Result<u16, Errno> {
         let (port, netns) = (descriptor::bound_port(fd.as_fd())?, descriptor::netns_cookie(fd.as_fd())?);
         let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
         let ch = self.channels.get(channel).filter(|ch| ch.client == id).ok_or(Errno::NOENT)?;

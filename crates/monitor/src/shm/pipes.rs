@@ -1,7 +1,8 @@
 //! The pipes by which the processes of one channel wake each other. ADR 38.
 
+use crate::foreign::ForeignFd;
 use crate::ConnId;
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ pub type Pair = (ConnId, u8, u64, ConnId);
 
 /// The pipes of one channel. With a descriptor: the sleeper has not confirmed its end.
 #[derive(Default)]
-pub struct Pipes(pub HashMap<Pair, Option<OwnedFd>>);
+pub struct Pipes(pub HashMap<Pair, Option<ForeignFd>>);
 
 impl Pipes {
     /// A process is gone. Returns the sleepers that had not confirmed their ends.
@@ -25,12 +26,12 @@ impl Pipes {
     }
 }
 
-/// The sleeper's end, and that of the process that wakes it.
-pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+/// The sleeper's end, and that of the process that wakes it. They count for this user.
+pub fn pipe(uid: u32) -> Result<(ForeignFd, ForeignFd), Errno> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
     let path = format!("/proc/self/fd/{}", write.as_raw_fd());
     let write = rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
-    Ok((read, write))
+    Ok((ForeignFd::new(read, uid), ForeignFd::new(write, uid)))
 }
 
 #[cfg(test)]
@@ -39,18 +40,18 @@ mod tests {
 
     #[test]
     fn neither_end_blocks_or_breaks_the_other() {
-        let (read, write) = pipe().unwrap();
+        let (read, write) = pipe(0).unwrap();
         // Full: the process that wakes is told so, at once.
         let chunk = [0u8; 4096];
-        while rustix::io::write(&write, &chunk).is_ok() {}
-        assert_eq!(rustix::io::write(&write, &[1]), Err(Errno::AGAIN));
+        while rustix::io::write(write.as_fd(), &chunk).is_ok() {}
+        assert_eq!(rustix::io::write(write.as_fd(), &[1]), Err(Errno::AGAIN));
         // It makes its own end blocking, and takes everything out: the sleeper's is as it was.
-        rustix::fs::fcntl_setfl(&write, OFlags::RDWR).unwrap();
+        rustix::fs::fcntl_setfl(write.as_fd(), OFlags::RDWR).unwrap();
         let mut all = vec![0u8; 1 << 17];
-        assert!(rustix::io::read(&write, &mut all).unwrap() > 0);
-        assert_eq!(rustix::io::read(&read, &mut all), Err(Errno::AGAIN));
+        assert!(rustix::io::read(write.as_fd(), &mut all).unwrap() > 0);
+        assert_eq!(rustix::io::read(read.as_fd(), &mut all), Err(Errno::AGAIN));
         // The sleeper's end: no SIGPIPE, which would end this process.
         drop(read);
-        assert_eq!(rustix::io::write(&write, &[1]), Ok(1));
+        assert_eq!(rustix::io::write(write.as_fd(), &[1]), Ok(1));
     }
 }

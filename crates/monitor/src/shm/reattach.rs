@@ -8,7 +8,8 @@
 use crate::answer::{reply, Answer, Misbehaved};
 use crate::clients::Outgoing;
 use crate::context::Context;
-use crate::descriptor::{Attached, Reuse};
+use crate::descriptor::Reuse;
+use crate::foreign::ForeignFd;
 use crate::memory::FileId;
 use crate::shm::channels::{self, Channel, ChannelMem};
 use crate::shm::ports::BLOCK;
@@ -19,7 +20,7 @@ use fsocket_abi::channel::{CHANNEL_SIZE, CLIENT, SERVER};
 use fsocket_proto::registry::lessee;
 use fsocket_proto::{kind, Addr, Msg};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -28,7 +29,7 @@ use std::io;
 use std::rc::Rc;
 
 /// A process with a library of another version. It is told so, and gets nothing else.
-pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<Rc<OwnedFd>>) {
+pub fn other_version(ctx: &mut Context, id: ConnId, msg: &Msg) -> (Msg, Option<Rc<ForeignFd>>) {
     let (ours, theirs) = (fsocket_abi::VERSION, msg.arg1);
     if let Some(client) = ctx.clients.get(id) {
         ctx.ended.counters.entry(client.uid).or_insert([0; COUNTERS.len()])[Counter::FbVersion as usize] += 1;
@@ -57,6 +58,7 @@ pub fn arena_again(ctx: &mut Context, id: ConnId, fd: BorrowedFd<'_>, inherited:
     if !inherited && arena.creator == NOBODY {
         arena.creator = id;
         client.arena = Some(arena.mem.clone());
+        client.reserved = None;
     }
     true
 }
@@ -107,7 +109,13 @@ impl Shm {
     }
 
     /// A process shows a channel of which it is at one side.
-    pub fn attach(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    pub fn attach(
+        &mut self,
+        ctx: &mut Context,
+        id: ConnId,
+        msg: &Msg,
+        fd: Option<ForeignFd>,
+    ) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ATTACH without a descriptor"))?;
         let channel =
             ChannelId::try_from(msg.id).ok().filter(|c| lessee(*c) != 0).ok_or(Misbehaved("ATTACH of no channel"))?;
@@ -120,13 +128,13 @@ impl Shm {
             if !self.has_share(ctx, uid, shares::CHANNEL) {
                 return Ok(());
             }
-            match channel_memory(fd.keep(), channel) {
+            match channel_memory(fd, channel) {
                 Ok(mem) => self.channels.add(from_before(channel, mem, uid)),
                 Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Err(Misbehaved("not a channel")),
                 Err(_) => return Ok(()),
             }
         } else if !self.channels.get(channel).is_some_and(|ch| {
-            ch.is_from_before && FileId::of(fd.as_fd()).is_ok_and(|file| FileId::of(&*ch.mem.fd()) == Ok(file))
+            ch.is_from_before && FileId::of(fd.as_fd()).is_ok_and(|file| FileId::of(ch.mem.fd().as_fd()) == Ok(file))
         }) {
             return Ok(());
         }
@@ -221,14 +229,14 @@ impl Shm {
 /// owner of the memfd and its name, which nobody can change. (What is in it anybody can write.)
 /// # Errors
 /// EINVAL: it is none, or could shrink under us. EPERM: no monitor of this user has made it for that number.
-fn channel_memory(fd: OwnedFd, id: ChannelId) -> io::Result<ChannelMem> {
-    let sealed = rustix::fs::fcntl_get_seals(&fd)?;
-    let stat = rustix::fs::fstat(&fd)?;
+fn channel_memory(fd: ForeignFd, id: ChannelId) -> io::Result<ChannelMem> {
+    let sealed = rustix::fs::fcntl_get_seals(fd.as_fd())?;
+    let stat = rustix::fs::fstat(fd.as_fd())?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if !sealed.contains(seals) || stat.st_size != CHANNEL_SIZE as i64 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let named = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    let named = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))?;
     let own = named.as_os_str() == format!("/memfd:{} (deleted)", channels::name_of(id)).as_str();
     if !own || stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());

@@ -3,13 +3,13 @@
 //! Written with atomics word by word under a sequence lock; see
 //! [`fsocket_proto::registry`].
 
+use crate::foreign::ForeignFd;
 use crate::memory::Mapping;
 use crate::ChannelId;
 use fsocket_proto::registry::lessee;
 use fsocket_proto::registry::{Entry, Registry as Layout, Slices, ENTRIES, LOCALS, MAGIC, SIZE, SLICED, SLICE_CPUS};
 use fsocket_proto::Addr;
 use fsocket_sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
-use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -22,7 +22,7 @@ const _: () = assert!(size_of::<Slices>().is_multiple_of(8) && offset_of!(Slices
 const _: () = assert!(size_of::<Entry>() == 48 && offset_of!(Entry, addr) == 16 && size_of::<Addr>() == 24);
 
 pub struct Registry {
-    fd: Rc<OwnedFd>,
+    fd: Rc<ForeignFd>,
     map: Mapping,
     /// Listener number of each entry in use, in order.
     used: Vec<u64>,
@@ -42,7 +42,7 @@ impl Registry {
             &fd,
             SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
         )?;
-        let registry = Registry { fd: Rc::new(fd), map, used: Vec::new() };
+        let registry = Registry { fd: Rc::new(ForeignFd::new(fd, 0)), map, used: Vec::new() };
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         registry.put(offset_of!(Layout, started), now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000);
         registry.put(offset_of!(Layout, cpus), online_cpus());
@@ -54,7 +54,7 @@ impl Registry {
     }
 
     /// The descriptor to hand out.
-    pub fn fd(&self) -> Rc<OwnedFd> {
+    pub fn fd(&self) -> Rc<ForeignFd> {
         self.fd.clone()
     }
 
@@ -262,8 +262,8 @@ mod tests {
     #[test]
     fn nobody_else_can_write() {
         let r = Registry::new().unwrap();
-        assert!(Mapping::new(&*r.fd, SIZE).is_err());
-        assert!(rustix::io::write(&*r.fd, &[1]).is_err());
+        assert!(Mapping::new(r.fd.as_fd(), SIZE).is_err());
+        assert!(rustix::io::write(r.fd.as_fd(), &[1]).is_err());
     }
 
     #[test]

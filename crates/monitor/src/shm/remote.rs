@@ -17,7 +17,7 @@ use crate::{ChannelId, ConnId};
 use fsocket_abi::channel::{slot_state, CLIENT, SERVER, SLOTS};
 use fsocket_proto::{agent, Msg};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::thread::futex;
@@ -58,7 +58,7 @@ impl Shm {
         }
         let (known, families) = (std::mem::take(&mut self.remote.known), std::mem::take(&mut self.remote.families));
         self.remote = Remote { agent: Some(Agent { line: id, pid }), known, families, ..Remote::default() };
-        answer_json(msg, links)
+        answer_json(msg, uid, links)
     }
 
     /// The agent's other messages.

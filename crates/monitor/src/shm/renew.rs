@@ -9,7 +9,8 @@
 use crate::answer::Misbehaved;
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::ForeignFd;
 use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::shm::wake::end_listening;
@@ -19,7 +20,7 @@ use fsocket_proto::{kind, Msg};
 impl Shm {
     /// A process has other credentials from now on, and talks to us over a socket made with
     /// those. It keeps its listeners. The process of before is then at its end.
-    pub fn renew(&mut self, ctx: &mut Context, id: ConnId, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    pub fn renew(&mut self, ctx: &mut Context, id: ConnId, fd: Option<ForeignFd>) -> Result<(), Misbehaved> {
         let fd =
             fd.filter(|fd| descriptor::is_control_socket(fd.as_fd())).ok_or(Misbehaved("RENEW of something else"))?;
         let Some(old) = ctx.clients.get(id) else { return Ok(()) };
@@ -33,7 +34,7 @@ impl Shm {
             ctx.vouch(uid, fd.as_fd());
             let family = ctx.new_family();
             self.passed.leave(was, id, true);
-            let mut new = Client::new(fd.keep(), uid, pid, family);
+            let mut new = Client::new(fd, uid, pid, family);
             new.nonce = nonce;
             (new.off, new.program) = (off, program);
             new.holds = holds.clone();

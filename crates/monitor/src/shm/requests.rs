@@ -3,21 +3,21 @@
 //! Long: one handler for each message about shared memory.
 
 use crate::address::{destination, is_loopback};
+use crate::ancillary::Sender;
 use crate::answer::{reply, Answer, Misbehaved};
 use crate::arenas::{printable, Arena, ArenaMem};
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::{closer, ForeignFd};
 use crate::policy::programs::Program;
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
-use crate::wire::Sender;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
 use fsocket_proto::{kind, Addr, Msg, CHANNELS_OF_LISTENER};
 use fsocket_sync::atomic::Ordering;
-use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -69,7 +69,7 @@ impl Shm {
         ctx: &mut Context,
         parent: ConnId,
         msg: &Msg,
-        fd: Option<Attached>,
+        fd: Option<ForeignFd>,
     ) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ADOPT without a socket"))?;
         let Some(p) = ctx.clients.get(parent) else { return Ok(()) };
@@ -81,7 +81,7 @@ impl Shm {
         // The credentials of the pair are the parent's; the child may have
         // become somebody with fewer rights, never with more.
         crate::wire::ask_for_senders(fd.as_fd());
-        let mut child = Client::new(fd.keep(), p.uid, 0, p.family);
+        let mut child = Client::new(fd, p.uid, 0, p.family);
         child.nonce = msg.id;
         (child.class, child.kernel) = (p.class, p.kernel);
         (child.off, child.program) = (p.off, p.program);
@@ -112,7 +112,7 @@ impl Shm {
         Ok(())
     }
 
-    pub fn arena(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Result<(), Misbehaved> {
+    pub fn arena(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Result<(), Misbehaved> {
         let fd = fd.ok_or(Misbehaved("ARENA without a descriptor"))?;
         let inherited = msg.arg1 == 1;
         if crate::shm::reattach::arena_again(ctx, id, fd.as_fd(), inherited) {
@@ -134,6 +134,7 @@ impl Shm {
         let Some(client) = ctx.clients.get_mut(id) else { return Ok(()) };
         if !inherited {
             client.arena = Some(mem.clone());
+            client.reserved = None;
             if std::mem::take(&mut client.missed_pending) {
                 mem.bump_pending();
             }
@@ -151,7 +152,7 @@ impl Shm {
         Ok(())
     }
 
-    pub fn listen(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn listen(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let info = descriptor::listening(fd.as_fd())?;
         let reuse = descriptor::reuse(fd.as_fd())?;
@@ -255,7 +256,7 @@ impl Shm {
         ctx.clients.send(worker, Outgoing { msg, fd, unasked: true });
     }
 
-    pub fn connect(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn connect(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let ip = destination(msg.addr.ip);
         let end = descriptor::client_end(fd.as_fd(), &ip, msg.addr.port)?;
@@ -327,7 +328,7 @@ impl Shm {
         ctx: &mut Context,
         id: ConnId,
         listener: ListenerId,
-    ) -> Result<(ChannelId, Rc<OwnedFd>), Errno> {
+    ) -> Result<(ChannelId, Rc<ForeignFd>), Errno> {
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let has = || self.channels.iter().filter(|ch| ch.client == id).count();
         if ctx.program(id).and_then(|p| p.channels).is_some_and(|most| has() >= most)
@@ -343,8 +344,8 @@ impl Shm {
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
         let (addr, netns, reuse, server_uid) = (l.info.addr, l.info.netns, l.reuse, l.uid);
         let channel = self.channels.next_id(client.last_channel);
-        let mem =
-            ChannelMem::new(channel).map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
+        let mem = ChannelMem::new(channel, client_uid)
+            .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
         mem.set_workers(l.worker_mask());
         if ctx.config.balance.off {
             mem.set_turns();
@@ -430,18 +431,13 @@ impl Shm {
     /// Whether so many `more` descriptors are within a user's share. Root, and the only user of a private
     /// monitor, get what is there.
     pub fn has_share(&self, ctx: &Context, uid: u32, more: u64) -> bool {
-        let clients = ctx.clients.iter().map(|(_, c)| (c.uid, shares::CLIENT + c.pipes_unready as u64));
-        // Inherited from processes that have ended, or that we do not know.
-        let inherited = ctx.arenas.iter().filter(|a| ctx.clients.get(a.creator).is_none());
-        let arenas = inherited.map(|a| (a.uid, shares::ARENA));
-        let listeners = self.listeners.by_user().map(|(uid, n)| (uid, n * shares::LISTENER));
-        let channels = self.channels.by_user().map(|(uid, n)| (uid, n * shares::CHANNEL));
-        let alone = uid == 0 || ctx.config.private;
-        let (mut own, mut all) = (0, 0);
-        for (holder, n) in clients.chain(arenas).chain(listeners).chain(channels) {
-            all += n;
-            own += if holder == uid && !alone { n } else { 0 };
+        let (mut own, mut all) = closer().held(uid);
+        for (holder, n) in self.listeners.by_user() {
+            all += n * shares::LISTENER;
+            own += if holder == uid { n * shares::LISTENER } else { 0 };
         }
+        let alone = uid == 0 || ctx.config.private;
+        let own = if alone { 0 } else { own };
         shares::admits(own, all, more, ctx.descriptors)
     }
 }

@@ -9,12 +9,13 @@
 use crate::address::{destination, is_loopback, is_v4};
 use crate::answer::{reply, Answer};
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::ForeignFd;
 use crate::maker::{self, End, Order};
 use crate::shm::channels::Channel;
 use crate::shm::state::Shm;
-use crate::shm::switched::{reset_on_close, Named, Release, Switched};
-use crate::{ChannelId, ConnId};
+use crate::shm::switched::{Named, Release, Switched};
+use crate::{shares, ChannelId, ConnId};
 use fsocket_abi::arena::Half;
 use fsocket_abi::channel::{slot_state, CLIENT, RING_CAP, SERVER};
 use fsocket_proto::registry::lessee;
@@ -23,9 +24,8 @@ use fsocket_proto::{switch, Msg};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::atomic::Ordering;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown};
+use rustix::net::Shutdown;
 use std::net::Ipv4Addr;
 
 /// Bytes moved per step.
@@ -52,8 +52,9 @@ impl Shm {
         Ok(ch)
     }
 
-    pub fn switch(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn switch(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let named = Named::parse(msg)?;
+        let uid = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let ch = self.own_side(ctx, id, &named)?;
         let slot = ch.mem.slot(named.slot);
         let in_use = slot.state.load(Ordering::Acquire) != slot_state::FREE
@@ -67,10 +68,13 @@ impl Shm {
                 if all.of(&named).is_some() {
                     return Err(Errno::ALREADY);
                 }
+                if !self.has_share(ctx, uid, shares::SWITCHED) {
+                    return Err(Errno::MFILE);
+                }
                 let order = self.order(ctx, ch, &named);
-                let made = ctx.broker.connection(&order, ch.netns, fd.as_ref().map(Attached::as_fd));
+                let made = ctx.broker.connection(&order, ch.netns, fd.as_ref().map(ForeignFd::as_fd));
                 let ends = made.inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
-                all.keep(&named, ends.map(Some), true);
+                all.keep(&named, ends.map(|end| Some(ForeignFd::new(end, uid))), true);
                 tracing::debug!(channel = named.channel, slot = named.slot, "switched to the kernel");
                 Ok((reply(msg), all.end(&named, named.side)))
             }
@@ -82,7 +86,7 @@ impl Shm {
                 if all.of(&named).is_some_and(|ends| ends.poured[other]) {
                     what &= !act::POUR;
                 }
-                act(ch, &named, end.as_fd(), what)?;
+                act(ch, &named, &end, what)?;
                 Ok((reply(msg), None))
             }
             switch::ALONE => {
@@ -92,7 +96,7 @@ impl Shm {
                     return Err(Errno::ALREADY);
                 }
                 let mut end = [None, None];
-                end[named.side] = Some(fd.keep());
+                end[named.side] = Some(fd);
                 all.keep(&named, end, true);
                 Ok((reply(msg), None))
             }
@@ -111,7 +115,7 @@ impl Shm {
                 Ok((reply(msg), None))
             }
             switch::DIAL if named.side == SERVER => {
-                self.dial(ctx, ch, &named, &mut all, fd.as_ref())?;
+                self.dial(ctx, (ch, uid), &named, &mut all, fd.as_ref())?;
                 Ok((reply(msg), None))
             }
             _ => Err(Errno::INVAL),
@@ -141,10 +145,10 @@ impl Shm {
     fn dial(
         &self,
         ctx: &Context,
-        ch: &Channel,
+        (ch, uid): (&Channel, u32),
         named: &Named,
         all: &mut Switched,
-        fd: Option<&Attached>,
+        fd: Option<&ForeignFd>,
     ) -> Result<(), Errno> {
         if all.of(named).is_some() {
             return Err(Errno::ALREADY);
@@ -155,12 +159,15 @@ impl Shm {
             if ch.listener_gone {
                 return Err(Errno::NOENT);
             }
+            if !self.has_share(ctx, uid, shares::SWITCHED) {
+                return Err(Errno::MFILE);
+            }
             let order = self.order(ctx, ch, named);
             let begun = ctx
                 .broker
-                .dial(&order, ch.netns, fd.map(Attached::as_fd))
+                .dial(&order, ch.netns, fd.map(ForeignFd::as_fd))
                 .inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
-            all.dialling.insert(named.slot, (named.generation, begun));
+            all.dialling.insert(named.slot, (named.generation, ForeignFd::new(begun, uid)));
         }
         let (_, fd) = all.dialling.get(&named.slot).ok_or(Errno::NOENT)?;
         match maker::dialled(fd.as_fd()) {
@@ -206,23 +213,23 @@ impl Shm {
 }
 
 /// At the other side's end, in that side's name. None of it blocks.
-fn act(ch: &Channel, named: &Named, end: BorrowedFd<'_>, what: u32) -> Result<(), Errno> {
+fn act(ch: &Channel, named: &Named, end: &ForeignFd, what: u32) -> Result<(), Errno> {
     if what & act::POUR != 0 {
         pour(ch, named, end)?;
     }
     if what & act::FIN != 0 {
-        let _ = rustix::net::shutdown(end, Shutdown::Write);
+        end.shutdown(Shutdown::Write);
     }
     if what & act::RESET != 0 {
-        reset_on_close(end);
+        end.reset_on_close();
     }
     if what & act::SHUT_BOTH != 0 {
-        let _ = rustix::net::shutdown(end, Shutdown::Both);
+        end.shutdown(Shutdown::Both);
     }
     if what & act::SPEAK != 0 {
-        let mut fds = [PollFd::new(&end, PollFlags::empty())];
+        let mut fds = [PollFd::from_borrowed_fd(end.as_fd(), PollFlags::empty())];
         if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0) {
-            let _ = rustix::net::send(end, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let _ = end.send(&[0]);
         }
     }
     Ok(())
@@ -230,7 +237,7 @@ fn act(ch: &Channel, named: &Named, end: BorrowedFd<'_>, what: u32) -> Result<()
 
 /// Sends what `named.side` has not read. What does not fit stays for the other side to send again.
 /// Everything in the ring and beside it is written by others: read once and checked.
-fn pour(ch: &Channel, named: &Named, end: BorrowedFd<'_>) -> Result<(), Errno> {
+fn pour(ch: &Channel, named: &Named, end: &ForeignFd) -> Result<(), Errno> {
     let from = 1 - named.side;
     let mem = ch.mem.ring(named.slot, from).map_err(|_| Errno::NOMEM)?;
     let control = ch.mem.slot(named.slot);
@@ -256,7 +263,7 @@ fn pour(ch: &Channel, named: &Named, end: BorrowedFd<'_>) -> Result<(), Errno> {
             Ok(n @ 1..) => n,
             _ => break,
         };
-        match rustix::net::send(end, &buf[..n], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        match end.send(&buf[..n]) {
             Ok(k) => {
                 // SAFETY: nothing is written.
                 let _ = unsafe { ring::recv(r, dir, &h, None, k, false) };

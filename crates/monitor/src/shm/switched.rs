@@ -1,14 +1,11 @@
 //! Kernel ends of the connections of one channel that have been switched, until each process that
 //! needs one has taken its copy.
 
-use crate::descriptor::Attached;
-use crate::maker;
+use crate::foreign::ForeignFd;
 use crate::ChannelId;
 use fsocket_abi::channel::{CLIENT, SLOTS};
 use fsocket_proto::Msg;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -38,7 +35,7 @@ impl Named {
 #[derive(Default)]
 pub struct Ends {
     generation: u32,
-    pub end: [Option<Rc<OwnedFd>>; 2],
+    pub end: [Option<Rc<ForeignFd>>; 2],
     pub ready: bool,
     /// By side: it has come for its end, and sends itself what the other one has not read.
     pub poured: [bool; 2],
@@ -51,7 +48,7 @@ pub struct Ends {
 pub struct Switched {
     ends: HashMap<usize, Ends>,
     /// Client's ends that are being connected to the listener, with their slots' generations.
-    pub dialling: HashMap<usize, (u32, OwnedFd)>,
+    pub dialling: HashMap<usize, (u32, ForeignFd)>,
     /// The monitor has found that it cannot make sockets where this channel is.
     pub elsewhere: bool,
 }
@@ -71,14 +68,23 @@ impl Switched {
             let end = ends.end[side & 1].take();
             let claimed = ends.claimed[side & 1];
             match (how, end.filter(|_| ends.ready)) {
-                (Release::Reset, Some(end)) => reset_on_close(end.as_fd()),
-                (Release::ReadAll(n), Some(end)) if !claimed => discard(end.as_fd(), n),
+                (Release::Reset, Some(end)) => end.reset_on_close(),
+                (Release::ReadAll(n), Some(end)) if !claimed => discard(&end, n),
                 _ => {}
             }
             // Half-made by a requester that died, or done with.
             if !ends.ready || ends.end.iter().all(Option::is_none) {
                 self.ends.remove(&slot);
             }
+        }
+    }
+
+    /// Nobody is left on a side: it needs none of its ends, whatever its slots say.
+    pub fn leave(&mut self, side: usize) {
+        let dialling = self.dialling.iter().map(|(slot, (generation, _))| (*slot, *generation));
+        let all: Vec<_> = self.ends.iter().map(|(slot, ends)| (*slot, ends.generation)).chain(dialling).collect();
+        for (slot, generation) in all {
+            self.release(slot, side, generation, Release::Copied);
         }
     }
 
@@ -90,30 +96,30 @@ impl Switched {
         self.ends.get_mut(&named.slot).filter(|e| e.generation == named.generation)
     }
 
-    pub fn end(&self, named: &Named, side: usize) -> Option<Rc<OwnedFd>> {
+    pub fn end(&self, named: &Named, side: usize) -> Option<Rc<ForeignFd>> {
         self.of(named).filter(|e| e.ready)?.end[side & 1].clone()
     }
 
-    pub fn keep(&mut self, named: &Named, end: [Option<OwnedFd>; 2], ready: bool) {
+    pub fn keep(&mut self, named: &Named, end: [Option<ForeignFd>; 2], ready: bool) {
         let end = end.map(|e| e.map(Rc::new));
         self.ends.insert(named.slot, Ends { generation: named.generation, end, ready, ..Ends::default() });
     }
 
     /// An end that the requester has made, in two steps.
-    pub fn ready_made(&mut self, named: &Named, own: bool, fd: Attached) -> Result<(), Errno> {
+    pub fn ready_made(&mut self, named: &Named, own: bool, fd: ForeignFd) -> Result<(), Errno> {
         let side = if own { named.side } else { 1 - named.side };
         if own {
             if self.of(named).is_some() {
                 return Err(Errno::ALREADY);
             }
             let mut end = [None, None];
-            end[side] = Some(fd.keep());
+            end[side] = Some(fd);
             self.keep(named, end, false);
             return Ok(());
         }
         let ends = self.ends.get_mut(&named.slot).filter(|e| e.generation == named.generation && !e.ready);
         let ends = ends.filter(|e| e.end[1 - side].is_some()).ok_or(Errno::INVAL)?;
-        ends.end[side] = Some(Rc::new(fd.keep()));
+        ends.end[side] = Some(Rc::new(fd));
         ends.ready = true;
         Ok(())
     }
@@ -131,18 +137,13 @@ pub enum Release {
 }
 
 /// They are there: what is sent over the loopback interface arrives at once.
-fn discard(end: BorrowedFd<'_>, mut n: usize) {
+fn discard(end: &ForeignFd, mut n: usize) {
     let mut bytes = [0; 4096];
     while n > 0 {
         let part = n.min(bytes.len());
-        match rustix::net::recv(end, &mut bytes[..part], RecvFlags::DONTWAIT) {
-            Ok((k @ 1.., _)) => n -= k,
+        match end.recv(&mut bytes[..part]) {
+            Ok(k @ 1..) => n -= k,
             _ => return,
         }
     }
-}
-
-pub fn reset_on_close(end: BorrowedFd<'_>) {
-    let linger: [i32; 2] = [1, 0];
-    let _ = maker::set(end, libc::SOL_SOCKET, libc::SO_LINGER, &linger.map(i32::to_ne_bytes).concat());
 }

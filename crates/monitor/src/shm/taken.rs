@@ -4,7 +4,7 @@
 use crate::answer::{reply, Answer};
 use crate::clients::Outgoing;
 use crate::context::Context;
-use crate::descriptor::Attached;
+use crate::foreign::ForeignFd;
 use crate::pidfd::pid_of;
 use crate::shm::state::Shm;
 use crate::shm::wake::wake_side;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 impl Shm {
     /// [`kind::TRANSFER`].
-    pub fn take(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn take(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let taker = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
         let pid = pid_of(fd.ok_or(Errno::BADF)?.as_fd()).ok_or(Errno::INVAL)?;
         // A child that was forked in a namespace of its own has told us what it is there.

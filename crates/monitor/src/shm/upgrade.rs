@@ -7,7 +7,8 @@ use crate::address::{canonical, V4_ANY, V6_ANY};
 use crate::answer::{reply, Answer};
 use crate::clients::{Client, Outgoing};
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::ForeignFd;
 use crate::policy::rules::Destination;
 use crate::shm::listeners::Listeners;
 use crate::shm::offers::{End, Here};
@@ -31,7 +32,7 @@ pub fn end_of(fd: BorrowedFd<'_>) -> Result<End, Errno> {
 }
 
 impl Shm {
-    pub fn offer_upgrade(&mut self, ctx: &Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn offer_upgrade(&mut self, ctx: &Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let end = end_of(fd.as_fd())?;
         let socket = socket_cookie(fd.as_fd())?;
@@ -60,7 +61,7 @@ impl Shm {
         Ok((by, here))
     }
 
-    pub fn upgrade(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn upgrade(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let channel = ChannelId::try_from(msg.id).map_err(|_| Errno::NOENT)?;
         let fd = fd.ok_or(Errno::BADF)?;
         if msg.arg2 == 1 {

@@ -69,6 +69,7 @@ pub fn close_all(ch: &Channel, side: usize, clients: &Clients) {
             close_side(ch, slot, side, status::RST | status::CLOSED, clients);
         }
     }
+    ch.switched.borrow_mut().leave(side);
 }
 
 /// Nobody accepts any more: refuses new connections and resets those that

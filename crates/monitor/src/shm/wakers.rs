@@ -59,7 +59,7 @@ impl Shm {
             return;
         }
         let (Some(ch), Some(client)) = (self.channels.get_mut(named.channel), ctx.clients.get_mut(id)) else { return };
-        let Ok((read, write)) = pipe() else { return };
+        let Ok((read, write)) = pipe(uid) else { return };
         client.pipes_unready += 1;
         ch.pipes.0.insert(named.pair, Some(write));
         let out = Msg { arg2: msg.arg2, ..place(kind::WAKER_READ, msg.id, named.channel, msg.arg1) };

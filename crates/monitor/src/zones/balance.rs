@@ -10,8 +10,9 @@ use crate::answer::{reply, Answer};
 use crate::broker::clone::listening;
 use crate::clients::Outgoing;
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
 use crate::event::FIRST_WAKER;
+use crate::foreign::ForeignFd;
 use crate::steer::front::Front;
 use crate::steer::{Also, Move};
 use crate::ConnId;
@@ -19,7 +20,7 @@ use fsocket_abi::balance::QUEUES;
 use fsocket_proto::{kind, Msg};
 use fsocket_reuseport::listener;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use std::rc::Rc;
 use std::time::Instant;
@@ -38,11 +39,11 @@ impl Zones {
             epoll::add(&*ctx.epoll, g.select.waker(), data, EventFlags::IN)?;
         }
         let map = rustix::io::fcntl_dupfd_cloexec(g.select.balance(), 0)?;
-        Ok((reply(msg), Some(Rc::new(map))))
+        Ok((reply(msg), Some(Rc::new(ForeignFd::new(map, 0)))))
     }
 
     /// [`kind::SHARE`].
-    pub fn share(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Option<()> {
+    pub fn share(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Option<()> {
         let fd = fd?;
         let (shape, _) = listening(fd.as_fd()).ok()?;
         let netns = descriptor::netns_cookie(fd.as_fd()).ok()?;
@@ -62,11 +63,11 @@ impl Zones {
         }
         let is_first = !others.contains(&id);
         let balance = g.balance.as_mut()?;
-        let socket = Rc::new(fd.keep());
+        let socket = Rc::new(fd);
         balance.enter(place, socket.clone());
         balance.set_limits(&ctx.config.balance, !g.guests.is_empty());
         balance.park();
-        let peer = |place: u32, cpu: u32, fd: &Rc<OwnedFd>| {
+        let peer = |place: u32, cpu: u32, fd: &Rc<ForeignFd>| {
             let msg = Msg { id: g.id, arg0: place.into(), arg1: cpu.into(), ..Msg::new(kind::PEER) };
             Outgoing { msg, fd: Some(fd.clone()), unasked: true }
         };
@@ -104,7 +105,7 @@ impl Zones {
         let off = ctx.config.balance.off;
         let known = self.all.get_mut(&msg.id).filter(|g| !off && g.own.is_none() && g.holders.contains(&id));
         let g = known.ok_or(Errno::NOENT)?;
-        let length = |s: &Shared| listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| n);
+        let length = |s: &Shared| listener::backlog(s.socket.as_fd().as_raw_fd()).map_or(0, |(_, n)| n);
         let waits =
             |b: &Balance| b.shared.iter().find(|(_, s)| length(s) > 0).map(|(place, s)| (*place, s.socket.clone()));
         let mut found = g.balance.as_ref().and_then(waits);
@@ -130,7 +131,7 @@ impl Zones {
             g.assign();
         }
         for s in g.balance.iter().flat_map(|b| b.shared.values()) {
-            let _ = rustix::net::shutdown(&*s.socket, rustix::net::Shutdown::Read);
+            s.socket.shutdown(rustix::net::Shutdown::Read);
         }
         self.call(msg.id);
         self.zones_look(ctx);

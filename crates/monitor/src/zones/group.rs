@@ -4,7 +4,7 @@ use super::flows::Flows;
 use super::own::{Own, LOOK, REST, SOON};
 use super::queues::{bit, Balance};
 use crate::cpus::allowed_cpus;
-use crate::descriptor::Attached;
+use crate::foreign::ForeignFd;
 use crate::steer::{Move, Spare};
 use crate::{ConnId, FamilyId};
 use fsocket_abi::balance::{self as abi, ONE};
@@ -115,7 +115,7 @@ impl Group {
 
     /// Takes a socket of the program's as local listen socket of `member`; its place and CPU,
     /// and as [`Group::settle`].
-    pub(super) fn add_own(&mut self, mut member: Member, fd: &Attached) -> Result<(u32, u32, bool), Errno> {
+    pub(super) fn add_own(&mut self, mut member: Member, fd: &ForeignFd) -> Result<(u32, u32, bool), Errno> {
         if member.cpu == u32::MAX {
             let on = |cpu: &u32| self.members.values().filter(|m| m.cpu == *cpu).count();
             member.cpu = allowed_cpus().into_iter().min_by_key(|cpu| (on(cpu), *cpu)).unwrap_or(0);
@@ -201,7 +201,7 @@ impl Group {
             report::Queue {
                 place: *place,
                 cpu: self.members.get(place).map_or(0, |m| m.cpu),
-                length: listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| n),
+                length: listener::backlog(s.socket.as_fd().as_raw_fd()).map_or(0, |(_, n)| n),
                 counted: q.length(),
                 average: f64::from(q.average.load(Ordering::Relaxed)) / f64::from(ONE),
                 busy: busy & bit(*place) != 0,

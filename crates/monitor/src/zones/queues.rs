@@ -3,13 +3,14 @@
 //! The counts lie in a BPF array that the workers map, too; here they are compared with
 //! what the kernel says of each listen socket.
 
+use crate::foreign::ForeignFd;
 use crate::knobs::Knobs;
 use crate::memory::Mapping;
 use fsocket_abi::balance::{self as abi, Queue, BALANCE_SIZE, ONE, QUEUES};
 use fsocket_reuseport::listener;
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use fsocket_sync::idle;
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd};
 use std::collections::BTreeMap;
 use std::mem::{offset_of, size_of};
 use std::rc::Rc;
@@ -29,7 +30,7 @@ const HANDSHAKE: Duration = Duration::from_secs(3);
 
 /// A worker's local listen socket, and what was seen of its queue last.
 pub struct Shared {
-    pub(super) socket: Rc<OwnedFd>,
+    pub(super) socket: Rc<ForeignFd>,
     pub(super) added: u64,
     pub(super) looked: u64,
     pub(super) length: u64,
@@ -120,7 +121,7 @@ impl Balance {
     pub(super) fn set_limits(&self, knobs: &Knobs, guests: bool) {
         let limit = match self.shared.values().next() {
             Some(first) if self.shared.len() > 1 || guests => {
-                let backlog = listener::backlog(first.socket.as_raw_fd()).map_or(0, |(limit, _)| limit);
+                let backlog = listener::backlog(first.socket.as_fd().as_raw_fd()).map_or(0, |(limit, _)| limit);
                 (backlog / self.shared.len() as u32).clamp(1, 0x7fff)
             }
             // Nobody to steal from, and nothing to count.
@@ -137,9 +138,9 @@ impl Balance {
     }
 
     /// A new worker has this place.
-    pub(super) fn enter(&mut self, place: u32, socket: Rc<OwnedFd>) {
+    pub(super) fn enter(&mut self, place: u32, socket: Rc<ForeignFd>) {
         let q = self.queue(place);
-        let waiting = listener::backlog(socket.as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
+        let waiting = listener::backlog(socket.as_fd().as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
         let added = q.added.load(Ordering::Relaxed);
         let open = added.wrapping_sub(q.taken.load(Ordering::Relaxed)).wrapping_sub(waiting);
         q.drift.store(open, Ordering::Relaxed);
@@ -185,7 +186,7 @@ impl Balance {
         for (&place, s) in &mut shared {
             let q = self.queue(place);
             let (added, taken) = (q.added.load(Ordering::Relaxed), q.taken.load(Ordering::Relaxed));
-            let length = listener::backlog(s.socket.as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
+            let length = listener::backlog(s.socket.as_fd().as_raw_fd()).map_or(0, |(_, n)| u64::from(n));
             let open = added.wrapping_sub(taken).wrapping_sub(length);
             q.drift.store(open, Ordering::Relaxed);
             if open != s.open {
@@ -265,7 +266,7 @@ mod tests {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let mem = memfd("balance", BALANCE_SIZE, SealFlags::SHRINK).unwrap();
             let mut balance = Balance::new(mem).unwrap();
-            balance.enter(1, Rc::new(listener.try_clone().unwrap().into()));
+            balance.enter(1, Rc::new(ForeignFd::new(listener.try_clone().unwrap().into(), 0)));
             balance.set_limits(&Knobs::default(), false);
             Watched { balance, listener, now: Instant::now() }
         }

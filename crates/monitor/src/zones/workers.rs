@@ -7,12 +7,12 @@ use crate::answer::{reply, Answer};
 use crate::broker::clone::listening;
 use crate::clients::Outgoing;
 use crate::context::Context;
-use crate::descriptor::{self, Attached};
+use crate::descriptor;
+use crate::foreign::ForeignFd;
 use crate::{ConnId, FamilyId};
 use fsocket_bpf::select::{GLOBAL, PLACES};
 use fsocket_proto::{kind, Msg};
 use fsocket_reuseport::listener::Shape;
-use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ fn cpu_of(msg: &Msg) -> Result<u32, Errno> {
 
 impl Zones {
     /// [`kind::GROUP`].
-    pub fn group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         if msg.arg0 == 1 {
             return self.own_group(ctx, id, msg, &fd);
@@ -49,13 +49,13 @@ impl Zones {
         g.holders.insert(id);
         g.families.insert(family);
         let program = rustix::io::fcntl_dupfd_cloexec(g.select.program(), 0)?;
-        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
+        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(ForeignFd::new(program, 0)))))
     }
 
     pub(super) fn new_group(
         &mut self,
         ctx: &mut Context,
-        fd: &Attached,
+        fd: &ForeignFd,
         shape: &Shape,
         own: Option<Own>,
         netns: u64,
@@ -117,7 +117,7 @@ impl Zones {
     }
 
     /// [`kind::LOCAL`].
-    pub fn local(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn local(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let (shape, cookie) = listening(fd.as_fd())?;
         let netns = descriptor::netns_cookie(fd.as_fd())?;
@@ -237,7 +237,7 @@ impl Zones {
     }
 
     /// [`kind::CLONE`].
-    pub fn clone_listener(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<Attached>) -> Answer {
+    pub fn clone_listener(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let fd = fd.ok_or(Errno::BADF)?;
         let client = ctx.clients.get(id).ok_or(Errno::BADF)?;
         let reservation = match msg.arg0 {
@@ -246,11 +246,11 @@ impl Zones {
             _ => return Err(Errno::INVAL),
         };
         let made = ctx.broker.clone_listener(fd.as_fd(), client.fd.as_fd(), reservation)?;
-        Ok((reply(msg), Some(Rc::new(made))))
+        Ok((reply(msg), Some(Rc::new(ForeignFd::new(made, client.uid)))))
     }
 
     /// [`GROUP`](fsocket_proto::kind::GROUP) of a program's own sockets.
-    pub(super) fn own_group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &Attached) -> Answer {
+    pub(super) fn own_group(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: &ForeignFd) -> Answer {
         let info = descriptor::listening(fd.as_fd())?;
         if self.all.values().any(|g| g.cookie == info.cookie) {
             // Not the program: we have made it share its address, for the program before.
@@ -290,6 +290,6 @@ impl Zones {
             self.call(group);
             self.zones_look(ctx);
         }
-        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(program))))
+        Ok((Msg { id: group, ..reply(msg) }, Some(Rc::new(ForeignFd::new(program, 0)))))
     }
 }

@@ -4,6 +4,7 @@
 
 mod agents;
 mod broker;
+mod closing;
 mod connecting;
 mod daemon;
 mod ending;

@@ -167,7 +167,7 @@ impl Proc {
     fn next(&mut self) -> Option<(Msg, Option<OwnedFd>)> {
         assert!(readable_within(self.fd.as_fd(), PATIENCE), "no answer");
         match wire::receive(self.fd.as_fd()) {
-            Received::Message(m, fd) => Some((m, fd.map(|fd| fd.keep()))),
+            Received::Message(m, fd) => Some((m, fd)),
             Received::End | Received::Nothing => None,
             other => panic!("{other:?}"),
         }

@@ -1,5 +1,6 @@
 //! The memory of a channel, as the monitor looks at it: its slots, queues and waiters.
 
+use crate::foreign::{ForeignFd, ForeignMap};
 use crate::memory::{memfd, Mapping};
 use crate::ChannelId;
 use fsocket_abi::channel::{
@@ -7,7 +8,6 @@ use fsocket_abi::channel::{
     SERVER, SLOTS, SLOT_OFF, SYN_CAP, SYN_OFF, WAITERS, WAITER_OFF, WORKERS,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use rustix::fd::OwnedFd;
 use rustix::fs::SealFlags;
 use std::io;
 use std::mem::offset_of;
@@ -20,16 +20,18 @@ pub fn name_of(id: ChannelId) -> String {
 
 /// The memory of a channel: everything but the rings is mapped.
 pub struct ChannelMem {
-    fd: Rc<OwnedFd>,
-    map: Mapping,
+    fd: Rc<ForeignFd>,
+    map: ForeignMap,
 }
 
 impl ChannelMem {
+    /// For a client of this user.
+    ///
     /// # Errors
     /// Out of descriptors, memory or address space.
-    pub fn new(id: ChannelId) -> io::Result<ChannelMem> {
+    pub fn new(id: ChannelId, uid: u32) -> io::Result<ChannelMem> {
         let fd = memfd(&name_of(id), CHANNEL_SIZE, SealFlags::SHRINK | SealFlags::GROW)?;
-        let mem = ChannelMem::of(fd)?;
+        let mem = ChannelMem::of(ForeignFd::new(fd, uid))?;
         mem.map.at::<AtomicU64>(offset_of!(Header, magic)).store(MAGIC, Ordering::Relaxed);
         mem.map.at::<AtomicU32>(offset_of!(Header, version)).store(fsocket_abi::VERSION, Ordering::Relaxed);
         mem.map.at::<AtomicU32>(offset_of!(Header, id)).store(id, Ordering::Relaxed);
@@ -38,12 +40,12 @@ impl ChannelMem {
 
     /// # Errors
     /// Out of memory or address space.
-    pub fn of(fd: OwnedFd) -> io::Result<ChannelMem> {
-        let map = Mapping::new(&fd, RING_OFF)?;
+    pub fn of(fd: ForeignFd) -> io::Result<ChannelMem> {
+        let map = ForeignMap::new(Mapping::new(fd.as_fd(), RING_OFF)?, fd.uid());
         Ok(ChannelMem { fd: Rc::new(fd), map })
     }
 
-    pub fn fd(&self) -> Rc<OwnedFd> {
+    pub fn fd(&self) -> Rc<ForeignFd> {
         self.fd.clone()
     }
 
@@ -145,8 +147,8 @@ impl ChannelMem {
         let mut at = off;
         // Each round skips at least a page, and there are few hundred.
         while at < end {
-            let Ok(data) = seek(&*self.fd, SeekFrom::Data(at as u64)).map(|at| at as usize) else { break };
-            let hole = seek(&*self.fd, SeekFrom::Hole(data as u64)).map_or(end, |at| at as usize);
+            let Ok(data) = seek(self.fd.as_fd(), SeekFrom::Data(at as u64)).map(|at| at as usize) else { break };
+            let hole = seek(self.fd.as_fd(), SeekFrom::Hole(data as u64)).map_or(end, |at| at as usize);
             if data >= end || hole <= data {
                 break;
             }
@@ -166,7 +168,7 @@ impl ChannelMem {
     /// Out of memory or address space.
     pub fn ring(&self, slot: usize, dir: usize) -> io::Result<Mapping> {
         assert!(slot < SLOTS && dir < 2);
-        Mapping::part(&*self.fd, ring_off(slot, dir), RING_CAP)
+        Mapping::part(self.fd.as_fd(), ring_off(slot, dir), RING_CAP)
     }
 
     /// The eight bytes at `off` of ring `dir` of `slot`. By pread: looking must
@@ -175,7 +177,9 @@ impl ChannelMem {
         assert!(slot < SLOTS && dir < 2);
         let off = off & (RING_CAP as u64 - 1) & !7;
         let mut word = [0u8; 8];
-        match rustix::io::retry_on_intr(|| rustix::io::pread(&*self.fd, &mut word, ring_off(slot, dir) as u64 + off)) {
+        match rustix::io::retry_on_intr(|| {
+            rustix::io::pread(self.fd.as_fd(), &mut word, ring_off(slot, dir) as u64 + off)
+        }) {
             Ok(8) => u64::from_ne_bytes(word),
             _ => 0,
         }
@@ -244,7 +248,7 @@ impl ChannelMem {
 
     /// Bytes of memory behind the channel.
     pub fn resident(&self) -> u64 {
-        rustix::fs::fstat(&*self.fd).map_or(0, |st| st.st_blocks as u64 * 512)
+        rustix::fs::fstat(self.fd.as_fd()).map_or(0, |st| st.st_blocks as u64 * 512)
     }
 }
 
@@ -254,22 +258,22 @@ mod tests {
 
     #[test]
     fn is_sealed_sparse_and_labelled() {
-        let mem = ChannelMem::new(7).unwrap();
-        assert_eq!(rustix::fs::fstat(&*mem.fd).unwrap().st_size as usize, CHANNEL_SIZE);
-        assert!(rustix::fs::ftruncate(&*mem.fd, 0).is_err());
+        let mem = ChannelMem::new(7, 0).unwrap();
+        assert_eq!(rustix::fs::fstat(mem.fd.as_fd()).unwrap().st_size as usize, CHANNEL_SIZE);
+        assert!(rustix::fs::ftruncate(mem.fd.as_fd(), 0).is_err());
         assert!(mem.resident() < 1 << 20);
         assert_eq!(mem.slots_in_use(), 0);
         assert_eq!(mem.queued_all(), 0);
         assert!(mem.resident() < 100_000, "looking allocated pages: {}", mem.resident());
         assert_eq!(mem.ring_word(SLOTS - 1, 1, u64::MAX), 0);
-        let header = Mapping::new(&*mem.fd, 4096).unwrap();
+        let header = Mapping::new(mem.fd.as_fd(), 4096).unwrap();
         assert_eq!(header.at::<AtomicU64>(0).load(Ordering::Relaxed), MAGIC);
         assert_eq!(header.at::<AtomicU32>(offset_of!(Header, id)).load(Ordering::Relaxed), 7);
     }
 
     #[test]
     fn items_with_memory_behind_them_are_found() {
-        let mem = ChannelMem::new(7).unwrap();
+        let mem = ChannelMem::new(7, 0).unwrap();
         for i in [0, 7, 500, 1023] {
             mem.slot(i).state.store(slot_state::ESTABLISHED, Ordering::Relaxed);
         }
@@ -286,7 +290,7 @@ mod tests {
     /// Between a worker's look into the queue and its look at the slot.
     #[test]
     fn what_was_taken_out_of_a_queue_is_being_claimed() {
-        let mem = ChannelMem::new(7).unwrap();
+        let mem = ChannelMem::new(7, 0).unwrap();
         assert!(!mem.is_being_claimed());
         mem.slot(3).state.store(slot_state::SYN, Ordering::Relaxed);
         mem.queue(0).tail.store(1, Ordering::Relaxed);
@@ -299,7 +303,7 @@ mod tests {
 
     #[test]
     fn what_nobody_can_accept_is_not_in_use() {
-        let mem = ChannelMem::new(1).unwrap();
+        let mem = ChannelMem::new(1, 0).unwrap();
         for i in [0, 7] {
             mem.slot(i).state.store(slot_state::SYN, Ordering::Relaxed);
         }

@@ -1,0 +1,239 @@
+//! Threads that close what clients have touched.
+//!
+//! To close a socket can take as long as its options say (SO_LINGER), to free memory as long as there is much of it, and
+//! to close a file as long as its file system likes (FUSE). The loop does none of that. Each lane has its own threads, so
+//! that what cannot be interrupted holds up nothing else, and within a lane users take turns.
+
+use crate::ancillary;
+use crate::memory::Mapping;
+use crate::watchdog::Watchdog;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::Shutdown;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A signal ends each wait in a lane after this time. (A close that is interrupted has closed.)
+const PATIENCE: Duration = Duration::from_micros(200);
+/// Threads of the last lane stay so long without work.
+const IDLE: Duration = Duration::from_secs(1);
+/// Descriptors of a user that wait to be closed: beyond it nothing more is taken from that user.
+const WAITING: usize = 4096;
+/// The same of [`Lane::Other`]. (The library sends no such files, but for a pidfd now and then.)
+const OTHERS: usize = 16;
+
+/// Where something is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Sockets of TCP, and control sockets: each wait ends with a signal.
+    Socket,
+    /// Memory: it takes time, and waits for nobody.
+    Memory,
+    /// Anything else, which may never end: a thread for each user, and few.
+    Other,
+}
+
+const LANES: usize = 3;
+
+impl Lane {
+    fn threads(self) -> usize {
+        if self == Lane::Other {
+            8
+        } else {
+            1
+        }
+    }
+}
+
+/// What is left to be closed.
+pub enum Remains {
+    Fd(OwnedFd),
+    /// A control socket: what was sent to it and not read is closed one by one.
+    Control(OwnedFd),
+    Memory(Mapping),
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: BTreeMap<u32, VecDeque<Remains>>,
+    /// Users for whom a thread is at work.
+    busy: BTreeSet<u32>,
+    /// The user who was served last.
+    last: u32,
+    threads: usize,
+    idle: usize,
+}
+
+impl Queue {
+    /// Of the user after the one before whom no thread serves.
+    fn take(&mut self) -> Option<(u32, Remains)> {
+        let after = self.last.checked_add(1).into_iter().flat_map(|next| self.waiting.range(next..));
+        let uid = after.chain(self.waiting.range(..)).map(|(uid, _)| *uid).find(|uid| !self.busy.contains(uid))?;
+        let waiting = self.waiting.get_mut(&uid)?;
+        let first = waiting.pop_front()?;
+        if waiting.is_empty() {
+            self.waiting.remove(&uid);
+        }
+        self.last = uid;
+        self.busy.insert(uid);
+        Some((uid, first))
+    }
+}
+
+#[derive(Default)]
+struct State {
+    lanes: [Queue; LANES],
+    /// Descriptors and mappings that there are for each user, with those that wait here.
+    held: BTreeMap<u32, u64>,
+    all: u64,
+    is_over: bool,
+}
+
+/// Closes for one loop, and counts what users have open there.
+#[derive(Default)]
+pub struct Closer {
+    state: Mutex<State>,
+    work: [Condvar; LANES],
+}
+
+impl Closer {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The user has so many more.
+    pub fn count(&self, uid: u32, more: i64) {
+        let mut state = self.lock();
+        let held = state.held.entry(uid).or_default();
+        *held = held.saturating_add_signed(more);
+        if *held == 0 {
+            state.held.remove(&uid);
+        }
+        state.all = state.all.saturating_add_signed(more);
+    }
+
+    /// What this user has, and all users have.
+    pub fn held(&self, uid: u32) -> (u64, u64) {
+        let state = self.lock();
+        (state.held.get(&uid).copied().unwrap_or_default(), state.all)
+    }
+
+    /// What each user has.
+    pub fn by_user(&self) -> Vec<(u32, u64)> {
+        self.lock().held.iter().map(|(uid, n)| (*uid, *n)).collect()
+    }
+
+    /// Whether so much of this user's waits to be closed that nothing more is taken from it.
+    pub fn is_full(&self, uid: u32) -> bool {
+        let state = self.lock();
+        let waits = |lane: Lane| state.lanes[lane as usize].waiting.get(&uid).map_or(0, VecDeque::len);
+        waits(Lane::Other) > OTHERS || waits(Lane::Socket) + waits(Lane::Memory) > WAITING
+    }
+
+    /// Threads that close, now.
+    pub fn threads(&self) -> usize {
+        self.lock().lanes.iter().map(|q| q.threads).sum()
+    }
+
+    /// Closes it some time. It stays counted until then.
+    pub fn put(self: &Arc<Closer>, lane: Lane, uid: u32, remains: Remains) {
+        let mut state = self.lock();
+        let queue = &mut state.lanes[lane as usize];
+        queue.waiting.entry(uid).or_default().push_back(remains);
+        if queue.idle > 0 {
+            self.work[lane as usize].notify_one();
+        } else if queue.threads < lane.threads() {
+            queue.threads += 1;
+            drop(state);
+            let this = self.clone();
+            let begun = std::thread::Builder::new().name("close".into()).stack_size(128 * 1024);
+            // (No thread: it waits for the next attempt, and counts for its user.)
+            if begun.spawn(move || this.work(lane)).is_err() {
+                self.lock().lanes[lane as usize].threads -= 1;
+            }
+        }
+    }
+
+    fn work(self: Arc<Closer>, lane: Lane) {
+        let watchdog = Watchdog::every(PATIENCE).ok();
+        while let Some((uid, remains)) = self.next(lane, watchdog.as_ref()) {
+            if let Some(dog) = &watchdog {
+                dog.arm();
+            }
+            match remains {
+                Remains::Control(fd) => self.drain(uid, &fd),
+                Remains::Fd(_) | Remains::Memory(_) => drop(remains),
+            }
+            self.lock().lanes[lane as usize].busy.remove(&uid);
+            self.count(uid, -1);
+        }
+    }
+
+    /// The next one; it waits for it. None: this thread is not needed any more.
+    fn next(&self, lane: Lane, watchdog: Option<&Watchdog>) -> Option<(u32, Remains)> {
+        let mut state = self.lock();
+        loop {
+            let queue = &mut state.lanes[lane as usize];
+            if let Some(next) = queue.take() {
+                return Some(next);
+            }
+            // (Users whose turn it cannot be are served by the thread that is at work for them.)
+            let is_kept = lane != Lane::Other && !state.is_over;
+            if let Some(dog) = watchdog {
+                dog.disarm();
+            }
+            state.lanes[lane as usize].idle += 1;
+            let limit = if is_kept { Duration::MAX } else { IDLE };
+            let (again, waited) = match limit {
+                Duration::MAX => (self.work[lane as usize].wait(state).unwrap_or_else(PoisonError::into_inner), false),
+                limit => {
+                    let (state, waited) =
+                        self.work[lane as usize].wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner);
+                    (state, waited.timed_out())
+                }
+            };
+            state = again;
+            let is_over = state.is_over;
+            let queue = &mut state.lanes[lane as usize];
+            queue.idle -= 1;
+            if (waited || is_over) && queue.waiting.is_empty() {
+                queue.threads -= 1;
+                return None;
+            }
+        }
+    }
+
+    /// Closes a control socket. What waits in it goes first, each descriptor to its lane: the end of the socket would
+    /// close them all here.
+    fn drain(self: &Arc<Closer>, uid: u32, fd: &OwnedFd) {
+        // Nobody sends from here on.
+        let _ = rustix::net::shutdown(fd, Shutdown::Both);
+        while let Ok(got) = ancillary::receive(fd.as_fd(), &mut [0; 1]) {
+            let (length, is_cut) = (got.length, got.is_cut);
+            for fd in got.fds {
+                self.count(uid, 1);
+                self.put(lane_of(fd.as_fd()), uid, Remains::Fd(fd));
+            }
+            if length == 0 && !is_cut {
+                break;
+            }
+        }
+    }
+
+    /// No loop needs it any more: its threads end when they have done what there is.
+    pub fn end(&self) {
+        self.lock().is_over = true;
+        self.work.iter().for_each(Condvar::notify_all);
+    }
+}
+
+/// Where a descriptor is closed, by its kind, which nobody changes.
+pub fn lane_of(fd: BorrowedFd<'_>) -> Lane {
+    if crate::descriptor::is_tcp(fd) {
+        Lane::Socket
+    } else if rustix::fs::fcntl_get_seals(fd).is_ok() {
+        Lane::Memory
+    } else {
+        Lane::Other
+    }
+}
