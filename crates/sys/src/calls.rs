@@ -361,10 +361,7 @@ pub fn clock_tick_ns() -> u64 {
 /// CLOCK_MONOTONIC, nanoseconds.
 #[inline]
 pub fn now_ns() -> u64 {
-    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `ts` is ours; glibc answers from the vDSO.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
-    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+    crate::vdso::clock_ns(libc::CLOCK_MONOTONIC)
 }
 
 /// Sends one packet, with at most one descriptor.

@@ -43,13 +43,7 @@ pub fn current() -> u32 {
 
 #[cold]
 fn slow_current() -> u32 {
-    // SAFETY: no memory is involved.
-    let c = unsafe { libc::sched_getcpu() };
-    if c < 0 {
-        0
-    } else {
-        c as u32 + 1
-    }
+    crate::vdso::cpu().map_or(0, |cpu| cpu + 1)
 }
 
 /// Changes when [`current`] does, and costs three instructions. Where nothing tells

@@ -7,6 +7,7 @@ pub mod beside;
 pub mod calls;
 pub mod cpu;
 pub mod errno;
+mod vdso;
 
 pub use calls::*;
 pub use errno::{Errno, Result};

@@ -1,0 +1,205 @@
+//! The clock and the CPU number that the kernel maps into every process, called without libc.
+//!
+//! A program or another preloaded library may define `clock_gettime` (libfaketime does). The library's own time limits
+//! must run by the kernel's clock, so it finds the vDSO's functions by itself. Without a vDSO it uses system calls.
+
+use crate::calls::{close, pread, raw};
+use core::mem::size_of;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// Addresses of the two functions; 0: not looked for yet, [`NONE`]: there is none.
+#[link_section = ".data.fsocket_start"]
+static CLOCK: AtomicUsize = AtomicUsize::new(0);
+#[link_section = ".data.fsocket_start"]
+static GETCPU: AtomicUsize = AtomicUsize::new(0);
+const NONE: usize = 1;
+
+#[cfg(target_arch = "x86_64")]
+const NAMES: [&[u8]; 2] = [b"__vdso_clock_gettime\0", b"__vdso_getcpu\0"];
+// (arm64 has no `getcpu` there.)
+#[cfg(not(target_arch = "x86_64"))]
+const NAMES: [&[u8]; 2] = [b"__kernel_clock_gettime\0", b"__kernel_getcpu\0"];
+
+type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> i32;
+type Getcpu = unsafe extern "C" fn(*mut u32, *mut u32, usize) -> i32;
+
+/// The time of `clock`, nanoseconds.
+#[inline]
+pub fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let at = match CLOCK.load(Ordering::Relaxed) {
+        0 => find(0),
+        at => at,
+    };
+    if at > NONE {
+        // SAFETY: the vDSO's function of that name, which is mapped as long as the process lives; `ts` is ours.
+        unsafe { core::mem::transmute::<usize, ClockGettime>(at)(clock, &mut ts) };
+    } else {
+        // SAFETY: `ts` is ours.
+        let _ = unsafe { raw(libc::SYS_clock_gettime, [clock as usize, &raw mut ts as usize, 0, 0, 0, 0]) };
+    }
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+/// The CPU that the calling thread runs on.
+pub fn cpu() -> Option<u32> {
+    let mut cpu = 0u32;
+    let at = match GETCPU.load(Ordering::Relaxed) {
+        0 => find(1),
+        at => at,
+    };
+    let done = match at {
+        // SAFETY: `cpu` is ours; the other two arguments may be null.
+        NONE => unsafe { raw(libc::SYS_getcpu, [&raw mut cpu as usize, 0, 0, 0, 0, 0]) }.is_ok(),
+        // SAFETY: as in `clock_ns`.
+        at => unsafe { core::mem::transmute::<usize, Getcpu>(at)(&mut cpu, core::ptr::null_mut(), 0) == 0 },
+    };
+    done.then_some(cpu)
+}
+
+/// Looks for both functions; returns the `i`-th.
+#[cold]
+#[inline(never)]
+fn find(i: usize) -> usize {
+    let base = base();
+    let found = NAMES.map(|name| match base {
+        // SAFETY: the kernel's vDSO lies there.
+        Some(base) => unsafe { symbol(base, name) }.unwrap_or(NONE),
+        None => NONE,
+    });
+    CLOCK.store(found[0], Ordering::Relaxed);
+    GETCPU.store(found[1], Ordering::Relaxed);
+    found[i]
+}
+
+/// Entries of the auxiliary vector; the kernel has some 25.
+const ENTRIES: usize = 64;
+
+/// The vDSO's address, by the auxiliary vector. (`getauxval` is libc's.)
+fn base() -> Option<usize> {
+    /// Since Linux 6.4.
+    const PR_GET_AUXV: usize = 0x4155_5856;
+    let mut vector = [[0usize; 2]; ENTRIES];
+    let size = size_of::<[[usize; 2]; ENTRIES]>();
+    let at = vector.as_mut_ptr() as usize;
+    // SAFETY: the kernel writes at most `size` bytes of ours.
+    if unsafe { raw(libc::SYS_prctl, [PR_GET_AUXV, at, size, 0, 0, 0]) }.is_err() {
+        let path = c"/proc/self/auxv".as_ptr() as usize;
+        let (here, how) = (libc::AT_FDCWD as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize);
+        // SAFETY: a NUL-terminated path.
+        let fd = unsafe { raw(libc::SYS_openat, [here, path, how, 0, 0, 0]) }.ok()? as i32;
+        // SAFETY: as above.
+        let read = unsafe { pread(fd, at as *mut u8, size, 0) };
+        let _ = close(fd);
+        read.ok()?;
+    }
+    vector.iter().find(|e| e[0] == libc::AT_SYSINFO_EHDR as usize).map(|e| e[1]).filter(|at| *at != 0)
+}
+
+const EHDR_PHOFF: usize = 32;
+const EHDR_PHNUM: usize = 56;
+const PHDR_SIZE: usize = 56;
+const DT_HASH: usize = 4;
+const DT_STRTAB: usize = 5;
+const DT_SYMTAB: usize = 6;
+const DT_GNU_HASH: usize = 0x6fff_fef5;
+const SYMBOL_SIZE: usize = 24;
+
+/// Reads a value of an ELF image.
+///
+/// # Safety
+/// The image has one at that address.
+unsafe fn at<T: Copy>(address: usize) -> T {
+    // SAFETY: the caller's.
+    unsafe { (address as *const T).read_unaligned() }
+}
+
+/// The address of a function in an ELF image (64-bit) that is mapped at `base`.
+///
+/// # Safety
+/// There is one, whole, for as long as the process lives.
+unsafe fn symbol(base: usize, name: &[u8]) -> Option<usize> {
+    // SAFETY: offsets below are those of the ELF-64 format, and what they lead to lies in the image.
+    unsafe {
+        let headers = base + at::<u64>(base + EHDR_PHOFF) as usize;
+        let n = at::<u16>(base + EHDR_PHNUM) as usize;
+        let header = |i: usize| headers + i * PHDR_SIZE;
+        let of_type = |t: u32| (0..n).map(header).find(|h| at::<u32>(*h) == t);
+        // What the image calls an address is relative to its first part's.
+        let load = of_type(libc::PT_LOAD)?;
+        let shift = base + at::<u64>(load + 8) as usize - at::<u64>(load + 16) as usize;
+        let mut dynamic = shift + at::<u64>(of_type(libc::PT_DYNAMIC)? + 16) as usize;
+        let (mut strings, mut symbols, mut count) = (0, 0, 0);
+        while at::<u64>(dynamic) != 0 {
+            let value = shift + at::<u64>(dynamic + 8) as usize;
+            match at::<u64>(dynamic) as usize {
+                DT_STRTAB => strings = value,
+                DT_SYMTAB => symbols = value,
+                DT_HASH => count = at::<u32>(value + 4) as usize,
+                DT_GNU_HASH if count == 0 => count = symbols_of_gnu_hash(value),
+                _ => {}
+            }
+            dynamic += 16;
+        }
+        let is_it = |s: &usize| {
+            let text = strings + at::<u32>(*s) as usize;
+            // Defined here, and of that name.
+            at::<u16>(s + 6) != 0 && name.iter().enumerate().all(|(i, c)| at::<u8>(text + i) == *c)
+        };
+        let found = (0..count).map(|i| symbols + i * SYMBOL_SIZE).find(is_it)?;
+        Some(shift + at::<u64>(found + 8) as usize)
+    }
+}
+
+/// How many symbols a GNU hash table covers: up to the end of its last chain.
+///
+/// # Safety
+/// The table is whole.
+unsafe fn symbols_of_gnu_hash(table: usize) -> usize {
+    // SAFETY: the caller's; the format's offsets.
+    unsafe {
+        let word = |i: usize| at::<u32>(table + i * 4) as usize;
+        let (buckets, first, bloom) = (word(0), word(1), word(2));
+        let list = 4 + bloom * 2;
+        let last = (0..buckets).map(|b| word(list + b)).max().unwrap_or(0);
+        if last < first {
+            return first;
+        }
+        let chain = list + buckets;
+        let end = (last..).find(|i| word(chain + i - first) & 1 != 0);
+        end.map_or(first, |i| i + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn the_kernels_clock_without_libc() {
+        let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `ts` is ours.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+        let before = ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64;
+        let now = clock_ns(libc::CLOCK_MONOTONIC);
+        assert!(now >= before && now - before < 60_000_000_000, "{before} {now}");
+        assert!(CLOCK.load(Ordering::Relaxed) > NONE, "the vDSO has it");
+        assert!(cpu().is_some());
+    }
+
+    #[test]
+    fn an_image_that_lacks_a_name() {
+        let base = base().unwrap();
+        // SAFETY: the vDSO's.
+        assert_eq!(unsafe { symbol(base, b"__vdso_clock\0") }, None);
+    }
+
+    #[test]
+    fn both_hash_tables_count_the_same() {
+        // One bucket whose chain begins at symbol 1 and ends at symbol 3.
+        let table: [u32; 10] = [1, 1, 1, 0, 0, 0, 1, 2, 4, 7];
+        // SAFETY: a table as in the format.
+        assert_eq!(unsafe { symbols_of_gnu_hash(table.as_ptr() as usize) }, 4);
+    }
+}
