@@ -71,7 +71,7 @@ unsafe fn poll_noting(
     }
     let len = room * core::mem::size_of::<libc::pollfd>();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let Ok(p) = sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
+    let Ok(p) = sys::mmap_briefly(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
         return Outcome::Done(Err(Errno::ENOMEM));
     };
     // SAFETY: a fresh zeroed mapping of that size.

@@ -37,5 +37,6 @@ pub fn seal() -> bool {
 
 /// Everything is the kernel's by now: the filter may be set.
 pub fn let_filter() {
+    fsocket_sys::stop_advising();
     FILTERED.store(true, Ordering::Relaxed);
 }

@@ -208,7 +208,7 @@ unsafe fn peekv(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
     if total > PEEK {
         let room = total.min(PEEK_MOST);
         let shape = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-        let large = sys::mmap(room, shape.0, shape.1, -1, 0)?;
+        let large = sys::mmap_briefly(room, shape.0, shape.1, -1, 0)?;
         // SAFETY: a mapping of `room` bytes; the caller's vectors.
         let r = unsafe { peek_by(d, v, large, room, flags) };
         // SAFETY: not used again.

@@ -1,6 +1,6 @@
 //! A futex and a descriptor in one sleep: the kernel has no other call for both than a ring of io_uring's.
 
-use crate::{close, mmap, munmap, raw, Errno, Result};
+use crate::{close, mmap_briefly, munmap, raw, Errno, Result};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 const OP_POLL_ADD: u8 = 6;
@@ -71,8 +71,8 @@ fn submit(ring: i32, p: &[u32; 30], requests: [Request; 2]) -> Result<()> {
     let len = (at(SQ_ARRAY) + at(SQ_ENTRIES) * 4).max(at(CQ_CQES) + at(CQ_ENTRIES) * CQE);
     let sqes = at(SQ_ENTRIES) * core::mem::size_of::<Request>();
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-    let queues = mmap(len, access, flags, ring, 0)?;
-    let r = mmap(sqes, access, flags, ring, SQES).and_then(|array| {
+    let queues = mmap_briefly(len, access, flags, ring, 0)?;
+    let r = mmap_briefly(sqes, access, flags, ring, SQES).and_then(|array| {
         // SAFETY: as large and laid out as the kernel has just said, for at least two requests; nobody
         // else has the ring.
         let r = unsafe {

@@ -5,7 +5,7 @@
 
 use crate::arch::syscall6;
 use crate::errno::{Errno, Result};
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 macro_rules! sc {
     ($n:ident) => { sc!($n, 0) };
@@ -118,21 +118,38 @@ pub fn memfd_create(name: &core::ffi::CStr, flags: u32) -> Result<i32> {
 pub fn ftruncate(fd: i32, size: usize) -> Result<()> {
     sc!(SYS_ftruncate, fd, size).map(drop)
 }
-/// A new mapping where the kernel likes.
+/// A new mapping where the kernel likes. It is not written into a core file: most are larger than what is used of them,
+/// and the kernel would make memory of all of it.
 pub fn mmap(len: usize, prot: i32, flags: i32, fd: i32, off: usize) -> Result<*mut u8> {
+    mmap_briefly(len, prot, flags, fd, off).inspect(|at| dont_dump(*at, len))
+}
+/// [`mmap`] for the length of one call.
+pub fn mmap_briefly(len: usize, prot: i32, flags: i32, fd: i32, off: usize) -> Result<*mut u8> {
     sc!(SYS_mmap, 0, len, prot, flags & !libc::MAP_FIXED, fd, off).map(|v| v as *mut u8)
 }
+static ADVISES: AtomicBool = AtomicBool::new(true);
+/// Mappings made from now on may be in a core file: a filter of system calls may forbid to say otherwise.
+pub fn stop_advising() {
+    ADVISES.store(false, Ordering::Relaxed);
+}
+fn dont_dump(at: *mut u8, len: usize) {
+    if !ADVISES.load(Ordering::Relaxed) {
+        return;
+    }
+    // (A failure costs room in a core file.)
+    let _ = sc!(SYS_madvise, at, len, libc::MADV_DONTDUMP);
+}
 /// Another mapping, of `len` bytes, of the shared file that is mapped at `at`, from there on: also of what comes behind
-/// the end of that mapping. It needs no descriptor.
+/// the end of that mapping. It needs no descriptor, and is in no core file if that one is in none.
 pub fn mmap_again(at: *mut u8, len: usize) -> Result<*mut u8> {
     sc!(SYS_mremap, at, 0, len, libc::MREMAP_MAYMOVE).map(|v| v as *mut u8)
 }
-/// Replaces what lies at `at`.
+/// Replaces what lies at `at`; as with [`mmap`], no core file has it.
 ///
 /// # Safety
 /// The range belongs to the caller and nobody relies on its content.
 pub unsafe fn mmap_over(at: *mut u8, len: usize, prot: i32, flags: i32, fd: i32) -> Result<*mut u8> {
-    sc!(SYS_mmap, at, len, prot, flags | libc::MAP_FIXED, fd, 0).map(|v| v as *mut u8)
+    sc!(SYS_mmap, at, len, prot, flags | libc::MAP_FIXED, fd, 0).map(|v| v as *mut u8).inspect(|at| dont_dump(*at, len))
 }
 /// # Safety
 /// The range belongs to the caller, and no reference to it breaks under the protection.

@@ -211,7 +211,7 @@ pub fn extended<R>(env: Env, changes: Changes, f: impl FnOnce(Env) -> R) -> R {
     }
     let pointers = needed * core::mem::size_of::<*const c_char>();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let Ok(memory) = sys::mmap(pointers + text, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
+    let Ok(memory) = sys::mmap_briefly(pointers + text, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) else {
         return f(env);
     };
     // SAFETY: zeros, aligned to a page: so many pointers, and the text behind them.

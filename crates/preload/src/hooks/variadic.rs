@@ -79,7 +79,7 @@ impl Arguments {
             return f(list.as_ptr(), n + 2);
         }
         let size = (n + 1) * size_of::<*const c_char>();
-        let Ok(memory) = sys::mmap(size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) else {
+        let Ok(memory) = sys::mmap_briefly(size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) else {
             sys::Errno::ENOMEM.set();
             return -1;
         };
