@@ -79,3 +79,19 @@ fn code_of_forked_children_lies_in_one_stretch() {
     assert!(code.0 % 0x10000 == 0 && code.0 < plt.0 && plt.1 <= code.0 + 0x10000, "{code:x?} and .plt {plt:x?}");
     assert!(code.1 - code.0 > 0x8000, "{code:x?}: names in layout.ld match nothing");
 }
+
+/// Data of the library counts for every program that loads it: for RLIMIT_DATA, for what `mlockall` locks, for its core
+/// files. Large tables are made when they are used (`fsocket_runtime::pieces`).
+#[test]
+fn data_is_small() {
+    let readelf = fsocket_testkit::need!("readelf");
+    let out = Command::new(&readelf).args(["-lW"]).arg(fsocket_testkit::artifacts::library()).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let writable = text.lines().filter(|l| l.trim_start().starts_with("LOAD") && l.contains("RW"));
+    let size = |line: &str| {
+        let number = line.split_whitespace().nth(5)?.strip_prefix("0x")?;
+        usize::from_str_radix(number, 16).ok()
+    };
+    let sizes: Vec<usize> = writable.filter_map(size).collect();
+    assert!(!sizes.is_empty() && sizes.iter().sum::<usize>() < 256 << 10, "{sizes:?}\n{text}");
+}

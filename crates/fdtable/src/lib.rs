@@ -11,5 +11,5 @@ pub mod table;
 pub mod upcalls;
 
 use fsocket_runtime::{
-    bits, cow, keeping, lock, memory_fd, options, process, registry, rights, sealed, slab, spin, stats,
+    bits, cow, keeping, lock, memory_fd, options, pieces, process, registry, rights, sealed, slab, spin, stats,
 };

@@ -7,6 +7,7 @@ mod desc;
 
 pub use desc::{kind, Desc, DESCS};
 
+use crate::pieces::Pieces;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Numbers up to here are the kernel's, also as connections: stdio has streams on
@@ -17,7 +18,10 @@ pub use crate::process::MAX_FD;
 
 // (The first lie beside what a fork writes; the zeros behind need no memory. layout.ld.)
 #[link_section = ".bss.fsocket_numbers"]
-static FDS: [AtomicPtr<Desc>; MAX_FD] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_FD];
+static FDS: [AtomicPtr<Desc>; LOW] = [const { AtomicPtr::new(core::ptr::null_mut()) }; LOW];
+const LOW: usize = 2048;
+/// From number `LOW` on.
+static HIGH: Pieces<AtomicPtr<Desc>, 4096, { (MAX_FD - LOW).div_ceil(4096) }> = Pieces::new();
 
 /// One more than the highest number ever entered.
 #[link_section = ".data.fsocket_start"]
@@ -25,9 +29,19 @@ static TOP: AtomicUsize = AtomicUsize::new(0);
 
 #[inline(always)]
 pub fn lookup(fd: i32) -> Option<&'static Desc> {
-    let p = FDS.get(fd as usize)?.load(Ordering::Acquire);
+    // (No call in here: hooks of small sends use no stack.)
+    let p = match FDS.get(fd as usize) {
+        Some(e) => e.load(Ordering::Acquire),
+        None => HIGH.get((fd as usize).wrapping_sub(LOW))?.load(Ordering::Acquire),
+    };
     // SAFETY: the table holds only pointers into the slab, which stays mapped.
     unsafe { p.as_ref() }
+}
+
+/// The place of a number; None: nothing was ever entered there.
+#[inline]
+fn entry(fd: i32) -> Option<&'static AtomicPtr<Desc>> {
+    FDS.get(fd as usize).or_else(|| HIGH.get((fd as usize).wrapping_sub(LOW)))
 }
 
 /// A new description with one reference, all fields at their start values.
@@ -191,9 +205,9 @@ pub fn become_child() {
     each_retired(close_end);
 }
 
-/// Enter a number. False: the number is too high for the table.
+/// Enter a number. False: the number is too high for the table, or there is no memory for it.
 pub fn install(fd: i32, d: &'static Desc) -> bool {
-    match FDS.get(fd as usize) {
+    match FDS.get(fd as usize).or_else(|| HIGH.make((fd as usize).wrapping_sub(LOW))) {
         Some(e) => {
             if fd as usize >= TOP.load(Ordering::Relaxed) {
                 TOP.fetch_max(fd as usize + 1, Ordering::Relaxed);
@@ -207,7 +221,7 @@ pub fn install(fd: i32, d: &'static Desc) -> bool {
 
 /// Take a number out and say what it was.
 pub fn remove(fd: i32) -> Option<&'static Desc> {
-    let e = FDS.get(fd as usize)?;
+    let e = entry(fd)?;
     // Most are the kernel's, and a swap would have the line for itself.
     if e.load(Ordering::Relaxed).is_null() {
         return None;
@@ -219,8 +233,11 @@ pub fn remove(fd: i32) -> Option<&'static Desc> {
 
 /// A number that refers to `d`.
 pub fn fd_of(d: &Desc) -> Option<i32> {
-    let me = d as *const Desc as *mut Desc;
-    FDS.iter().take(scan_limit()).position(|e| e.load(Ordering::Relaxed) == me).map(|fd| fd as i32)
+    let mut found = None;
+    each_entry(d, &mut |fd, _| {
+        found.get_or_insert(fd);
+    });
+    found
 }
 
 /// A number that the program has taken from a description.
@@ -282,7 +299,7 @@ pub fn forget(d: &Desc) {
 /// [`forget`], where `fd` is one of its numbers, and mostly the only one.
 pub fn forget_fd(fd: i32, d: &Desc) {
     let me = d as *const Desc as *mut Desc;
-    let entry = FDS.get(fd as usize).filter(|_| d.refs.load(Ordering::Acquire) == 1);
+    let entry = entry(fd).filter(|_| d.refs.load(Ordering::Acquire) == 1);
     // A table of many connections is long to look through.
     let only = entry
         .is_some_and(|e| e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok());
@@ -295,19 +312,21 @@ pub fn forget_fd(fd: i32, d: &Desc) {
 /// Every number that refers to `d` leaves the table.
 pub fn remove_fds(d: &Desc) {
     let me = d as *const Desc as *mut Desc;
-    each_entry(d, |_, e| {
+    each_entry(d, &mut |_, e| {
         let _ = e.compare_exchange(me, core::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     });
 }
 
 /// Do `f` for every number that refers to `d`.
 pub fn each_fd(d: &Desc, mut f: impl FnMut(i32)) {
-    each_entry(d, |fd, _| f(fd));
+    each_entry(d, &mut |fd, _| f(fd));
 }
 
-fn each_entry(d: &Desc, mut f: impl FnMut(i32, &AtomicPtr<Desc>)) {
+fn each_entry(d: &Desc, f: &mut dyn FnMut(i32, &AtomicPtr<Desc>)) {
     let me = d as *const Desc as *mut Desc;
-    for (fd, e) in FDS.iter().take(TOP.load(Ordering::Relaxed)).enumerate() {
+    let top = TOP.load(Ordering::Relaxed);
+    let high = HIGH.first(top.saturating_sub(LOW)).map(|(i, e)| (i + LOW, e));
+    for (fd, e) in FDS.iter().take(top).enumerate().chain(high) {
         if e.load(Ordering::Relaxed) == me {
             f(fd as i32, e);
         }

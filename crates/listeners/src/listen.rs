@@ -2,6 +2,7 @@
 
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
+use crate::pieces::{Pieces, Zero};
 use crate::table::{kind, Desc};
 use crate::upcalls::watcher;
 use crate::values;
@@ -56,49 +57,32 @@ pub struct Listener {
     addr: Lock<Addr>,
 }
 
-static LISTENERS: [Listener; MAX] = [const {
-    Listener {
-        id: AtomicU64::new(0),
-        worker: AtomicU32::new(0),
-        joins: AtomicBool::new(false),
-        inherited: AtomicBool::new(false),
-        desc: AtomicU32::new(0),
-        n: AtomicU32::new(0),
-        next: AtomicU32::new(0),
-        since_kernel: AtomicU32::new(0),
-        fair: AtomicU32::new(0),
-        any: AtomicBool::new(false),
-        wanted_by_others: AtomicBool::new(false),
-        backlog: AtomicU32::new(0),
-        arrivals: Arrivals::new(),
-        addr: Lock::new(Addr { ip: [0; 16], port: 0, family: 0, v6only: 0 }),
-    }
-}; MAX];
+static LISTENERS: Pieces<Listener, 51, { MAX.div_ceil(51) }> = Pieces::new();
+// SAFETY: atomics and a lock around plain numbers.
+unsafe impl Zero for Listener {}
 
 /// Channel index + 1, by listener. (Not among the rest of it: all listeners are looked through for one with a number.)
-static PLACES: [Places; MAX - NEAR] = [NO_PLACES; MAX - NEAR];
+static PLACES: Pieces<Places, 8, { MAX / 8 }> = Pieces::new();
 /// Of the first listeners. (Not in a table of MiB: a fork would copy a page table for its beginning.)
-static NEAR_PLACES: [Places; NEAR] = [NO_PLACES; NEAR];
+static NEAR_PLACES: [Places; NEAR] = [const { [const { AtomicU16::new(0) }; CHANS] }; NEAR];
 const NEAR: usize = 4;
 type Places = [AtomicU16; CHANS];
-#[allow(clippy::declare_interior_mutable_const)] // a table's beginning
-const NO_PLACES: Places = [const { AtomicU16::new(0) }; CHANS];
 
 /// Entries that were ever used: a fork must not touch all of them.
 #[link_section = ".data.fsocket_start"]
 static USED: AtomicU32 = AtomicU32::new(0);
 
-pub fn used() -> &'static [Listener] {
-    &LISTENERS[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
+pub fn used() -> impl Iterator<Item = &'static Listener> + Clone {
+    LISTENERS.first(USED.load(Ordering::Acquire) as usize).map(|(_, l)| l)
 }
 
 /// Where it lies in the table, the same in all processes of the fork group that have it by inheritance.
 pub fn place_of(l: &Listener) -> usize {
-    (core::ptr::from_ref(l) as usize - LISTENERS.as_ptr() as usize) / size_of::<Listener>()
+    LISTENERS.index(l).unwrap_or(MAX)
 }
 
 pub fn at(place: usize) -> Option<&'static Listener> {
-    used().get(place)
+    LISTENERS.get(place).filter(|_| place < USED.load(Ordering::Acquire) as usize)
 }
 
 /// The descriptor's listener, if it is one.
@@ -152,9 +136,8 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         Err(Errno::EIO) => return Err(ctl::why_none()),
         Err(_) => return Err(Reason::Resource),
     };
-    let (i, l) = LISTENERS
-        .iter()
-        .enumerate()
+    let (i, l) = (0..MAX)
+        .map_while(|i| Some((i, LISTENERS.make(i).filter(|_| i < NEAR || PLACES.make(i - NEAR).is_some())?)))
         .find(|(_, l)| l.id.compare_exchange(0, m.id, Ordering::AcqRel, Ordering::Relaxed).is_ok())
         .ok_or(Reason::Resource)?;
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
@@ -230,13 +213,13 @@ fn join_fork_group(fd: i32, d: &'static Desc) {
 
 /// A channel was handed to us for listener `id`.
 pub fn add_channel(id: u64, c: &'static Chan) {
-    let Some(l) = used().iter().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
+    let Some(l) = used().find(|l| l.id.load(Ordering::Acquire) == id) else { return };
     let v = c.index() as u16 + 1;
     let n = l.n.load(Ordering::Relaxed) as usize;
-    if l.places()[..n.min(CHANS)].iter().any(|x| x.load(Ordering::Relaxed) == v) {
+    if l.places().iter().take(n).any(|x| x.load(Ordering::Relaxed) == v) {
         return;
     }
-    let free = l.places()[..n.min(CHANS)].iter().find(|x| x.load(Ordering::Relaxed) == 0);
+    let free = l.places().iter().take(n).find(|x| x.load(Ordering::Relaxed) == 0);
     match free {
         Some(x) => x.store(v, Ordering::Release),
         None if n < CHANS => {
@@ -317,7 +300,7 @@ pub fn unpublish_id(id: u64, how: u64) -> bool {
 
 /// Does this process hold any listener?
 pub fn any() -> bool {
-    used().iter().any(|l| l.id.load(Ordering::Relaxed) != 0)
+    used().any(|l| l.id.load(Ordering::Relaxed) != 0)
 }
 
 /// In a forked child: registered nowhere yet.
@@ -348,7 +331,7 @@ fn settle_all() {
     become_child();
     let held = Those::new();
     crate::table::all().filter_map(of).for_each(|l| held.set(place_of(l) as i32, true));
-    for l in used().iter().filter(|l| !held.has(place_of(l) as i32)) {
+    for l in used().filter(|l| !held.has(place_of(l) as i32)) {
         l.drop_places(|_| true);
         l.n.store(0, Ordering::Relaxed);
         l.id.store(0, Ordering::Release);
@@ -380,7 +363,7 @@ static WANTED_BY_OTHERS: AtomicBool = AtomicBool::new(false);
 
 /// Workers with other rights want to accept on listener `id`.
 pub fn wanted_by_others(id: u64) {
-    for l in used().iter().filter(|l| l.id.load(Ordering::Acquire) == id) {
+    for l in used().filter(|l| l.id.load(Ordering::Acquire) == id) {
         l.wanted_by_others.store(true, Ordering::Relaxed);
         WANTED_BY_OTHERS.store(true, Ordering::Release);
         ctl::defer();
@@ -399,7 +382,7 @@ pub fn take_wanted_by_others() -> impl Iterator<Item = &'static Desc> {
 #[inline]
 pub fn join_again() {
     if unjoined::take() {
-        let those = used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0 && l.joins.load(Ordering::Relaxed));
+        let those = used().filter(|l| l.id.load(Ordering::Relaxed) != 0 && l.joins.load(Ordering::Relaxed));
         those.for_each(Listener::join);
     }
 }
@@ -408,7 +391,7 @@ pub fn join_again() {
 /// process was a worker.
 pub fn leave_channels() -> Those {
     let those = Those::new();
-    for (i, l) in used().iter().enumerate() {
+    for (i, l) in used().enumerate() {
         those.set(i as i32, l.worker.swap(0, Ordering::AcqRel) != 0);
         l.drop_places(|_| true);
         l.n.store(0, Ordering::Release);
@@ -418,7 +401,7 @@ pub fn leave_channels() -> Those {
 
 /// Become a worker of these again.
 pub fn join_those(those: &Those) {
-    for (i, l) in used().iter().enumerate() {
+    for (i, l) in used().enumerate() {
         if those.has(i as i32) && l.id.load(Ordering::Relaxed) != 0 {
             l.join();
         }
@@ -440,7 +423,7 @@ pub fn announce_again() {
 /// This process works for the listeners that it worked for, under another monitor. Where it can under the
 /// same numbers: there are queues for them.
 pub fn work_again() {
-    for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
+    for l in used().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
         let before = l.worker.swap(0, Ordering::AcqRel);
         if before != 0 || l.joins.load(Ordering::Relaxed) {
             l.join_as(if before as usize <= WORKERS { before } else { 0 }, false);
@@ -450,14 +433,14 @@ pub fn work_again() {
 
 /// Become a worker of every listener.
 pub fn join_all() {
-    for l in used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
+    for l in used().filter(|l| l.id.load(Ordering::Relaxed) != 0) {
         l.join();
     }
 }
 
 /// The answer to WORKER came when nobody waited for it any more: the monitor counts this process.
 pub fn joined_late(id: u64, number: u64) {
-    if let Some(l) = used().iter().find(|l| id != 0 && l.id.load(Ordering::Acquire) == id) {
+    if let Some(l) = used().find(|l| id != 0 && l.id.load(Ordering::Acquire) == id) {
         if (number as usize) < WORKERS {
             let _ = l.worker.compare_exchange(0, number as u32 + 1, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -550,9 +533,9 @@ impl Listener {
         crate::table::DESCS.get(self.desc.load(Ordering::Relaxed)).filter(is_it)
     }
 
-    fn places(&self) -> &'static Places {
+    fn places(&self) -> &'static [AtomicU16] {
         let place = place_of(self);
-        NEAR_PLACES.get(place).unwrap_or_else(|| &PLACES[place - NEAR])
+        NEAR_PLACES.get(place).or_else(|| PLACES.get(place - NEAR)).map_or(&[], |places| places)
     }
 
     pub fn chans(&self) -> impl Iterator<Item = &'static Chan> + '_ {
@@ -561,7 +544,7 @@ impl Listener {
 
     fn placed(&self) -> impl Iterator<Item = &'static Chan> + '_ {
         let n = (self.n.load(Ordering::Acquire) as usize).min(CHANS);
-        self.places()[..n].iter().filter_map(|x| match x.load(Ordering::Acquire) {
+        self.places().iter().take(n).filter_map(|x| match x.load(Ordering::Acquire) {
             0 => None,
             i => chan::CHANS.get(i as u32 - 1),
         })
@@ -577,6 +560,6 @@ impl Listener {
             }
             _ => 0,
         };
-        self.arrivals.leave(|| self.places()[..n].iter().map(out).sum());
+        self.arrivals.leave(|| self.places().iter().take(n).map(out).sum());
     }
 }

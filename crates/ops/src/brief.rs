@@ -76,6 +76,6 @@ pub fn is_in_kernel(l: &Listener) -> bool {
 /// Has this process nothing that a forked child would have to say to the monitor? Its listeners are the kernel's
 /// for now: a child that is to accept shows them itself ([`listen::show_inherited`]).
 pub fn is_silent() -> bool {
-    let mut listeners = listen::used().iter().filter(|l| l.id.load(Ordering::Relaxed) != 0);
+    let mut listeners = listen::used().filter(|l| l.id.load(Ordering::Relaxed) != 0);
     listeners.all(|l| is_in_kernel(l) && !l.has_syn(true))
 }

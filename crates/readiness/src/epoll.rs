@@ -260,7 +260,7 @@ pub fn fd_closed(fd: i32, d: &Desc, last: bool) {
 pub fn listener_changed(id: u64) {
     // As `waker::arming` says.
     fence(Ordering::SeqCst);
-    let those = listen::used().iter().filter(|l| l.id.load(Ordering::Relaxed) == id);
+    let those = listen::used().filter(|l| l.id.load(Ordering::Relaxed) == id);
     those.filter_map(listen::Listener::desc).for_each(|d| look_again(d, false));
 }
 

@@ -25,6 +25,7 @@ pub mod name;
 pub mod number;
 pub mod options;
 mod outcome;
+pub mod pieces;
 pub mod probe;
 pub mod process;
 pub mod registry;

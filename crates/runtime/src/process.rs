@@ -1,6 +1,7 @@
 //! This process: identity, switches, its own descriptors.
 
 use crate::bits::Bits;
+use crate::pieces::{Pieces, Zero};
 use crate::{registry, stats};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 use fsocket_sys as sys;
@@ -98,14 +99,24 @@ pub const MAX_FD: usize = 1 << 20;
 /// The library's own descriptors: most are among the first, whose bits lie with what a fork writes.
 #[link_section = ".data.fsocket_start"]
 static OWN_LOW: Bits<LOW_WORDS> = Bits::new();
-static OWN_HIGH: Bits<{ MAX_FD / 64 }> = Bits::new();
 const LOW_WORDS: usize = 20;
 const LOW: u32 = LOW_WORDS as u32 * 64;
+/// The others, a page for each [`OF_PAGE`] numbers. Where there is no memory for one, those numbers are not known.
+static OWN_HIGH: Pieces<Bits<512>, 1, { MAX_FD / OF_PAGE as usize }> = Pieces::new();
+const OF_PAGE: u32 = 512 * 64;
+// SAFETY: an empty set.
+unsafe impl Zero for Bits<512> {}
 
 fn set_own(fd: i32, on: bool) {
     match (fd as u32) < LOW {
         true => OWN_LOW.set(fd, on),
-        false => OWN_HIGH.set(fd, on),
+        false => {
+            let page = (fd as u32 / OF_PAGE) as usize;
+            let bits = if on { OWN_HIGH.make(page) } else { OWN_HIGH.get(page) };
+            if let Some(bits) = bits {
+                bits.set((fd as u32 % OF_PAGE) as i32, on);
+            }
+        }
     }
 }
 
@@ -114,13 +125,22 @@ fn set_own(fd: i32, on: bool) {
 pub fn owns(fd: i32) -> bool {
     match (fd as u32) < LOW {
         true => OWN_LOW.has(fd),
-        false => OWN_HIGH.has(fd),
+        false => {
+            let bits = OWN_HIGH.get((fd as u32 / OF_PAGE) as usize);
+            bits.is_some_and(|bits| bits.has((fd as u32 % OF_PAGE) as i32))
+        }
     }
 }
 
 /// The lowest own descriptor in `from..=to`.
 pub fn next_own(from: u32, to: u32) -> Option<u32> {
-    OWN_LOW.next(from, to).or_else(|| OWN_HIGH.next(from, to))
+    OWN_LOW.next(from, to).or_else(|| {
+        (from / OF_PAGE..=to.min(MAX_FD as u32 - 1) / OF_PAGE).find_map(|page| {
+            let first = page * OF_PAGE;
+            let found = OWN_HIGH.get(page as usize)?.next(from.saturating_sub(first), to - first);
+            found.map(|n| first + n)
+        })
+    })
 }
 
 /// The word that the entry of every hook looks at: [`CANCELS`] and [`ASLEEP`].

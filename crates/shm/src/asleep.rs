@@ -6,6 +6,7 @@
 //! again, and what the sleep held is given back when the thread next comes by.
 
 use crate::conn::Hold;
+use crate::pieces::{Pieces, Zero};
 use crate::upcalls::watcher;
 use crate::{cancel, peers, process, waker};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -53,26 +54,10 @@ struct Group {
     places: [Place; GROUP],
 }
 
-static SLEEPS: [Group; GROUPS] = [const {
-    Group {
-        owners: [const { AtomicU64::new(0) }; GROUP],
-        places: [const {
-            Place {
-                frame: AtomicUsize::new(0),
-                mark: AtomicU64::new(0),
-                word: AtomicUsize::new(0),
-                sleeps: AtomicBool::new(false),
-                hold: [const { AtomicU32::new(0) }; HOLDS],
-                waker: AtomicU32::new(0),
-                ep: AtomicU32::new(0),
-                plain: AtomicBool::new(false),
-                inside: AtomicBool::new(false),
-                beside: AtomicI32::new(0),
-                poked: AtomicBool::new(false),
-            }
-        }; GROUP],
-    }
-}; GROUPS];
+/// (A page has four groups.)
+static SLEEPS: Pieces<Group, 4, { GROUPS / 4 }> = Pieces::new();
+// SAFETY: atomics of integers.
+unsafe impl Zero for Group {}
 
 impl Group {
     fn pairs(&'static self) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)> {
@@ -97,8 +82,11 @@ pub struct On<'a> {
 
 /// The places of a thread's group, and whose they are.
 fn near(thread: u64) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)> {
-    let group = ((thread >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize % GROUPS;
-    SLEEPS[group].pairs()
+    SLEEPS.get(group(thread)).into_iter().flat_map(Group::pairs)
+}
+
+fn group(thread: u64) -> usize {
+    ((thread >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize % GROUPS
 }
 
 /// Those that are a thread's.
@@ -151,13 +139,13 @@ pub fn sleep<R>(on: &On, mut f: impl FnMut() -> Result<R>) -> Result<R> {
 /// A descriptor of a sleep got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |p: &Place| p.beside.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    SLEEPS.iter().flat_map(|g| &g.places).any(swap)
+    SLEEPS.all().flat_map(|g| &g.places).any(swap)
 }
 
 /// How many threads sleep in the epoll instance with this index.
 #[cold]
 pub fn threads_in(ep: u32) -> u32 {
-    let places = SLEEPS.iter().flat_map(Group::pairs);
+    let places = SLEEPS.all().flat_map(Group::pairs);
     let sleeps = |p: &Place| p.sleeps.load(Ordering::SeqCst) && p.ep.load(Ordering::Relaxed) == ep + 1;
     places.filter(|(owner, p)| owner.load(Ordering::SeqCst) > BEING_TAKEN && sleeps(p)).count() as u32
 }
@@ -199,7 +187,7 @@ fn enter(on: &On, Mark(mark): &Mark) -> Option<(&'static AtomicU64, &'static Pla
     let me = me();
     let frame = mark as *const AtomicU64 as usize;
     reap_of(me, frame);
-    let (owner, p) = near(me).find(|(owner, _)| {
+    let (owner, p) = SLEEPS.make(group(me))?.pairs().find(|(owner, _)| {
         owner.load(Ordering::Relaxed) == 0
             && owner.compare_exchange(0, BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     })?;
@@ -316,7 +304,7 @@ pub fn become_child() {
         return;
     }
     let me = me();
-    for (owner, p) in SLEEPS.iter().flat_map(Group::pairs) {
+    for (owner, p) in SLEEPS.all().flat_map(Group::pairs) {
         let whose = owner.load(Ordering::Relaxed);
         if whose == me || whose == 0 {
             continue;

@@ -35,7 +35,7 @@ pub use waking::{cut, wake, wake_side, wake_syn};
 pub const MAX: u32 = index::MAX;
 pub static CHANS: Slab<Chan, MAX, NEAR> = Slab::new();
 /// Of a server that forks: for its first clients.
-const NEAR: usize = 4;
+const NEAR: usize = 2;
 
 /// The channel in which the connection `d` is.
 #[inline]

@@ -2,6 +2,7 @@
 
 use crate::cow::Sparing;
 use crate::lock::Lock;
+use crate::pieces::Pieces;
 use core::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
 
 /// Places there are.
@@ -11,7 +12,7 @@ const HEADS: usize = 1024;
 
 /// Chains of channels whose numbers have the same head: place + 1; 0 ends one.
 static HEAD: [AtomicU32; HEADS] = [const { AtomicU32::new(0) }; HEADS];
-static NEXT: [AtomicU32; MAX as usize] = [const { AtomicU32::new(0) }; MAX as usize];
+static NEXT: Pieces<AtomicU32, 1024, { MAX as usize / 1024 }> = Pieces::new();
 /// Odd while they are changed.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 static CHANGING: Lock<()> = Lock::new(());
@@ -25,14 +26,14 @@ fn head(id: u32) -> &'static AtomicU32 {
     &HEAD[(id.wrapping_mul(0x9E37_79B9) >> 22) as usize % HEADS]
 }
 
-fn change(f: impl FnOnce()) -> bool {
+fn change(f: impl FnOnce() -> bool) -> bool {
     let Ok(_changing) = CHANGING.lock() else { return false };
     CHANGES.fetch_add(1, Ordering::Relaxed);
     // Before the change; `chained` does the reverse.
     fence(Ordering::Release);
-    f();
+    let done = f();
     CHANGES.fetch_add(1, Ordering::Release);
-    true
+    done
 }
 
 /// A channel has its number from now on.
@@ -40,8 +41,10 @@ pub fn add(place: u32, id: u32) {
     COUNT.fetch_add(1, Ordering::Relaxed);
     let put = change(|| {
         let head = head(id);
-        NEXT[place as usize].store(head.load(Ordering::Relaxed), Ordering::Relaxed);
+        let Some(next) = NEXT.make(place as usize) else { return false };
+        next.store(head.load(Ordering::Relaxed), Ordering::Relaxed);
         head.store(place + 1, Ordering::Relaxed);
+        true
     });
     if !put {
         OUTSIDE.store(true, Ordering::Release);
@@ -55,12 +58,14 @@ pub fn remove(place: u32, id: u32) {
     let taken = change(|| {
         let mut at = head(id);
         while at.load(Ordering::Relaxed) != 0 {
-            let next = &NEXT[at.load(Ordering::Relaxed) as usize - 1];
+            let Some(next) = NEXT.get(at.load(Ordering::Relaxed) as usize - 1) else { break };
             if at.load(Ordering::Relaxed) == me {
-                return at.store(next.load(Ordering::Relaxed), Ordering::Relaxed);
+                at.store(next.load(Ordering::Relaxed), Ordering::Relaxed);
+                break;
             }
             at = next;
         }
+        true
     });
     // (A chain that has a channel too much leads on to the others still.)
     if !taken {
@@ -93,7 +98,7 @@ pub fn find<T>(id: u32, at: impl Fn(u32) -> Option<T>) -> Result<Option<T>, Unsu
 /// While others change it, it may lead anywhere.
 fn chain(id: u32) -> impl Iterator<Item = u32> {
     let at = |word: &AtomicU32| word.load(Ordering::Acquire).checked_sub(1).filter(|i| *i < MAX);
-    core::iter::successors(at(head(id)), move |i| at(&NEXT[*i as usize])).take(MAX as usize)
+    core::iter::successors(at(head(id)), move |i| at(NEXT.get(*i as usize)?)).take(MAX as usize)
 }
 
 /// In a forked child: another thread may have been in the middle of a change.

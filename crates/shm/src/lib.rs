@@ -19,5 +19,5 @@ pub mod waker;
 
 use fsocket_fdtable::{ctl, pool, space, table, upcalls};
 use fsocket_runtime::{
-    cow, faults, keeping, lock, making, memory_fd, number, options, process, signals, slab, stats, token,
+    cow, faults, keeping, lock, making, memory_fd, number, options, pieces, process, signals, slab, stats, token,
 };

@@ -11,6 +11,7 @@
 
 use crate::cow::Sparing;
 use crate::number::Number;
+use crate::pieces::{Pieces, Zero};
 use crate::signals::Held;
 use crate::slab::{Slab, Slot};
 use crate::{ctl, process};
@@ -27,6 +28,8 @@ pub use crate::unarmed::Unarmed;
 pub const MAX: usize = 255;
 
 pub struct Waker {
+    /// Its index.
+    place: AtomicU32,
     /// The epoll instance.
     fd: Number,
     /// The eventfd in it.
@@ -50,24 +53,13 @@ pub struct Waker {
 
 const NAMED: usize = 64;
 
-static WAKERS: [Waker; MAX] = [const {
-    Waker {
-        fd: Number::none(),
-        own: Number::none(),
-        used: AtomicBool::new(false),
-        transient: AtomicBool::new(false),
-        only: AtomicU64::new(0),
-        rings: AtomicU32::new(0),
-        names: AtomicBool::new(false),
-        rung: [const { AtomicU32::new(0) }; NAMED],
-        any_rung: AtomicBool::new(false),
-        crowded: AtomicBool::new(false),
-    }
-}; MAX];
+static WAKERS: Pieces<Waker, 14, { MAX.div_ceil(14) }> = Pieces::new();
+// SAFETY: atomics, and numbers that begin as zeros, as `Number` says of itself.
+unsafe impl Zero for Waker {}
 
 impl Waker {
     pub fn index(&self) -> usize {
-        (self as *const Waker as usize - WAKERS.as_ptr() as usize) / core::mem::size_of::<Waker>()
+        self.place.load(Ordering::Relaxed) as usize
     }
     pub fn fd(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
@@ -176,7 +168,7 @@ static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 /// Wake threads of ours in `poll`, `select` and `accept`: they must look again.
 pub fn ring_sleepers() {
     if SLEEPERS.load(Ordering::SeqCst) != 0 {
-        for b in WAKERS.iter().take(made()) {
+        for b in first(made()) {
             if b.transient.load(Ordering::SeqCst) {
                 b.ring_self();
             }
@@ -187,10 +179,13 @@ pub fn ring_sleepers() {
 /// A waker for one user.
 pub fn get() -> Option<&'static Waker> {
     look_at_inherited();
-    let b = WAKERS.iter().find(|b| {
+    let (i, b) = (0..MAX).map_while(|i| Some((i, WAKERS.make(i)?))).find(|(_, b)| {
         !b.used.load(Ordering::Relaxed)
             && b.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     })?;
+    if b.index() != i {
+        b.place.store(i as u32, Ordering::Relaxed);
+    }
     if b.fd() < 0 && !make(b) {
         b.release();
         return None;
@@ -206,7 +201,7 @@ const OTHER_MARKS: u64 = ENDS_MARK;
 
 /// While no monitor lives, every waker hears when a peer's process ends.
 pub fn all_hear(ends: i32) {
-    for b in WAKERS.iter().take(made()).filter(|b| b.fd() >= 0) {
+    for b in first(made()).filter(|b| b.fd() >= 0) {
         put(b.fd(), ends, ENDS_MARK);
     }
 }
@@ -274,7 +269,7 @@ const EMPTIED: u32 = 256;
 static GONE: AtomicU32 = AtomicU32::new(0);
 /// Rings by way of the monitor: the process that rings, and how many there were in the low byte. (Two processes with
 /// one place begin anew in turns.)
-static BY_MONITOR: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+static BY_MONITOR: Pieces<AtomicU64, 512, { PLACES / 512 }> = Pieces::new();
 const PLACES: usize = 1 << 13;
 
 impl Heard {
@@ -310,7 +305,7 @@ impl Waker {
     pub fn wants_pipe(&self, ringer: u64) -> bool {
         const OFTEN: u64 = 3;
         let key = ringer.wrapping_mul(31).wrapping_add(self.index() as u64);
-        let place = &BY_MONITOR[key as usize % PLACES];
+        let Some(place) = BY_MONITOR.make(key as usize % PLACES) else { return false };
         let before = place.load(Ordering::Relaxed);
         let times = if before >> 8 == key & u64::MAX >> 8 { before & 0xff } else { 0 } + 1;
         place.store((key << 8) | (times % OFTEN), Ordering::Relaxed);
@@ -400,6 +395,10 @@ pub fn at(i: usize) -> Option<&'static Waker> {
     WAKERS.get(i)
 }
 
+fn first(n: usize) -> impl Iterator<Item = &'static Waker> {
+    WAKERS.first(n).map(|(_, b)| b)
+}
+
 /// Wakers are made in order of their index.
 fn made() -> usize {
     look_at_inherited();
@@ -407,7 +406,7 @@ fn made() -> usize {
 }
 
 fn made_so_far() -> usize {
-    WAKERS.iter().position(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed)).unwrap_or(MAX)
+    (0..MAX).find(|i| WAKERS.get(*i).is_none_or(|b| b.fd() < 0 && !b.used.load(Ordering::Relaxed))).unwrap_or(MAX)
 }
 
 /// For what is armed before a sleep on a waker. [`Batch::fence`] lies between arming and the last
@@ -422,7 +421,7 @@ pub fn arming() -> Batch<'static> {
 /// must arm for has appeared.
 pub fn ring_all(listener: u64) {
     fence(Ordering::SeqCst);
-    for b in WAKERS.iter().take(made()) {
+    for b in first(made()) {
         let only = b.only.load(Ordering::Relaxed);
         if b.used.load(Ordering::Relaxed) && (only == 0 || only == listener) {
             b.ring_self();
@@ -432,7 +431,7 @@ pub fn ring_all(listener: u64) {
 
 /// Wake every thread of this process that sleeps on a waker: what it has armed for is gone.
 pub fn ring_everybody() {
-    for b in WAKERS.iter().take(made()).filter(|b| b.used.load(Ordering::Relaxed)) {
+    for b in first(made()).filter(|b| b.used.load(Ordering::Relaxed)) {
         b.ring_self();
     }
 }
@@ -487,7 +486,7 @@ pub fn become_child() {
 }
 
 fn close_parents() {
-    for b in WAKERS.iter().take(made_so_far()) {
+    for b in first(made_so_far()) {
         for fd in [&b.fd, &b.own] {
             if fd.load(Ordering::Relaxed) >= 0 {
                 process::close_own(fd.swap(-1, Ordering::AcqRel));
@@ -508,7 +507,7 @@ fn close_parents() {
 /// itself.)
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |fd: &Number| fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    WAKERS.iter().any(|b| swap(&b.fd) || swap(&b.own)) || {
+    WAKERS.all().any(|b| swap(&b.fd) || swap(&b.own)) || {
         let swap = |p: &Heard| p.fd.compare_exchange(old + 1, new + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         heard().any(swap)
     }
@@ -516,7 +515,7 @@ pub fn renumbered(old: i32, new: i32) -> bool {
 
 /// The waker that has this name in channels.
 pub fn by_key(key: u64) -> Option<&'static Waker> {
-    WAKERS.iter().take(made()).find(|b| b.key() == key)
+    first(made()).find(|b| b.key() == key)
 }
 
 /// The epoll instance with the ends of peers, while no monitor lives; -1: none.

@@ -5,7 +5,7 @@
 use super::listener::Peer;
 use super::listener::{state, Asked, Zoned};
 use crate::{ctl, process};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use fsocket_abi::arena::zone_accept;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -17,10 +17,6 @@ const SELDOM: u64 = 10_000_000;
 const TRIES: usize = 4;
 
 impl Asked {
-    #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Asked {
-        Asked { in_vain: AtomicU32::new(0), at: AtomicU64::new(0), refused: AtomicBool::new(false) }
-    }
     fn may(&self, sleeps: bool) -> bool {
         sleeps && !self.refused.load(Ordering::Relaxed)
             || self.in_vain.load(Ordering::Relaxed) < OFTEN

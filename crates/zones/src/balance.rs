@@ -149,7 +149,7 @@ impl Zoned {
 
 /// [`msg::WAKE_HINT`]: connections of a worker wait, and it does not look.
 pub fn wake_hint(group: u64) {
-    for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
+    for z in used().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for l in z.workers() {
             l.look_at_once();
         }
@@ -204,7 +204,7 @@ fn own_pending() -> bool {
     if !any {
         PENDING.store(false, Ordering::Relaxed);
         // Somebody may have begun in between.
-        if used().iter().any(|z| z.workers().any(Local::is_waiting_for_peers)) {
+        if used().any(|z| z.workers().any(Local::is_waiting_for_peers)) {
             PENDING.store(true, Ordering::Relaxed);
         }
     }

@@ -33,8 +33,8 @@ pub enum Shown {
 }
 
 impl Dwell {
-    #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Dwell {
+    #[cfg(test)]
+    const fn new() -> Dwell {
         Dwell { accepted: AtomicU64::new(0), quick: AtomicU32::new(0) }
     }
 

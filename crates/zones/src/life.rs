@@ -2,7 +2,7 @@
 
 use crate::cow::Sparing;
 use crate::cpu::{self, Pin};
-use crate::listener::{close, count, enabled, of, state, used, Zoned, LOCALS, ON, USED, ZONED};
+use crate::listener::{close, count, enabled, of, state, used, Zoned, LOCALS, MAX, ON, USED, ZONED};
 use crate::number::Number;
 use crate::process;
 use crate::table::{self, kind, Desc};
@@ -40,7 +40,8 @@ pub(super) fn listened_with(fd: i32, reservation: Option<i32>) {
         return; // not TCP
     }
     let shared = reservation.is_none() && reservation::is_open_anyway(fd);
-    let Some((i, z)) = ZONED.iter().enumerate().find(|(_, z)| z.claim()) else {
+    let places = (0..MAX).map_while(|i| Some((i, ZONED.make(i)?)));
+    let Some((i, z)) = { places }.find(|(_, z)| z.claim()) else {
         return count(Reason::ZoneResource);
     };
     USED.fetch_max(i as u32 + 1, Ordering::AcqRel);
@@ -171,17 +172,17 @@ pub fn is_unused() -> bool {
 
 /// Is there a listener that a forked child could work for?
 pub fn any() -> bool {
-    used().iter().any(|z| z.state() == state::READY)
+    used().any(|z| z.state() == state::READY)
 }
 
 /// Is any thread of this process a worker?
 pub fn has_workers() -> bool {
-    used().iter().any(|z| z.is_active() || z.has_member())
+    used().any(|z| z.is_active() || z.has_member())
 }
 
 /// The program ends: what waits for this worker is not lost with it.
 pub fn at_exit() {
-    used().iter().for_each(Zoned::leave_all);
+    used().for_each(Zoned::leave_all);
 }
 
 /// In a forked child: the parent's local listen sockets are not ours.
@@ -214,7 +215,7 @@ pub fn become_child() {
 /// One of our descriptors got another number.
 pub fn renumbered(old: i32, new: i32) -> bool {
     let swap = |a: &Number| a.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    used().iter().any(|z| {
+    used().any(|z| {
         swap(&z.reservation)
             || z.handoff.iter().any(swap)
             || z.locals.iter().any(|l| swap(&l.fd) || swap(&l.inner))

@@ -5,6 +5,7 @@ use super::page::Page;
 use super::watches::List;
 use crate::lock::Lock;
 use crate::number::Number;
+use crate::pieces::{Pieces, Zero};
 use crate::table::Desc;
 use crate::{process, socks, stats};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -25,7 +26,9 @@ pub(super) static ON: AtomicBool = AtomicBool::new(false);
 #[link_section = ".data.fsocket_start"]
 pub(super) static USED: AtomicU32 = AtomicU32::new(0);
 
-pub(super) static ZONED: [Zoned; MAX] = [const { Zoned::new() }; MAX];
+pub(super) static ZONED: Pieces<Zoned, 1, MAX> = Pieces::new();
+// SAFETY: atomics, locks and numbers that begin as zeros, as `Number` says of itself.
+unsafe impl Zero for Zoned {}
 
 /// How far a listener has come.
 pub(super) mod state {
@@ -115,6 +118,7 @@ pub struct Local {
 }
 
 impl Local {
+    #[cfg(test)]
     pub(super) const fn new() -> Local {
         Local {
             thread: AtomicU64::new(0),
@@ -148,8 +152,8 @@ pub fn enabled() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-pub(super) fn used() -> &'static [Zoned] {
-    &ZONED[..(USED.load(Ordering::Acquire) as usize).min(MAX)]
+pub(super) fn used() -> impl Iterator<Item = &'static Zoned> {
+    ZONED.first(USED.load(Ordering::Acquire) as usize).map(|(_, z)| z)
 }
 
 /// The descriptor's zoned listener, if it is one.
@@ -162,31 +166,6 @@ pub fn of(d: &Desc) -> Option<&'static Zoned> {
 }
 
 impl Zoned {
-    pub(super) const fn new() -> Zoned {
-        Zoned {
-            state: AtomicU32::new(state::FREE),
-            fd: Number::none(),
-            reservation: Number::none(),
-            handoff: [const { Number::none() }; 2],
-            page: AtomicPtr::new(core::ptr::null_mut()),
-            group: AtomicU64::new(0),
-            inherited: AtomicBool::new(false),
-            first: AtomicU64::new(0),
-            unseen: AtomicBool::new(false),
-            left: AtomicU32::new(0),
-            left_at: AtomicU64::new(0),
-            dwell: dwell::Dwell::new(),
-            deaths: AtomicU32::new(0),
-            shared: Shared::new(),
-            n: AtomicU32::new(0),
-            locals: [const { Local::new() }; LOCALS],
-            watches: List::new(),
-            peers: Peers::new(),
-            asked: Asked::new(),
-            change: Lock::new(()),
-        }
-    }
-
     pub(super) fn claim(&self) -> bool {
         self.state.compare_exchange(state::FREE, state::PLAIN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

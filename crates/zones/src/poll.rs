@@ -36,7 +36,7 @@ pub struct Beside {
 impl Beside {
     pub fn of(fds: &[libc::pollfd], sleeps: bool) -> Beside {
         let mut b = Beside { n: 0, at: [(0, -1); EXTRA], sleeps, peers: [None; EXTRA] };
-        if !enabled() || used().is_empty() {
+        if !enabled() || used().next().is_none() {
             return b;
         }
         for (i, p) in fds.iter().enumerate() {

@@ -14,7 +14,7 @@ use super::listener::{count, state, used, Local, Shared, Zoned};
 use super::{cpu, watches::Who};
 use crate::cow::Sparing;
 use crate::{arena, ctl, pool, process, socks, stats};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter, Reason};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_reuseport::classic;
@@ -30,17 +30,6 @@ const REFUSED: u32 = u32::MAX;
 const UNANNOUNCED: u64 = u64::MAX;
 
 impl Shared {
-    #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Shared {
-        Shared {
-            address: AtomicU64::new(0),
-            place: AtomicU32::new(NONE),
-            cpu: AtomicU32::new(0),
-            waits: AtomicBool::new(false),
-            worker: Local::new(),
-        }
-    }
-
     pub fn reset(&self) {
         self.address.store(0, Ordering::Relaxed);
         self.place.store(NONE, Ordering::Relaxed);
@@ -79,7 +68,7 @@ pub fn is_selector(level: i32, name: i32) -> bool {
 #[cold]
 pub fn selects_itself() {
     if !OWN_SELECTOR.swap(true, Ordering::Relaxed) {
-        for z in used().iter().filter(|z| z.is_shared()) {
+        for z in used().filter(|z| z.is_shared()) {
             z.off(Reason::ZoneShared);
         }
     }
@@ -175,7 +164,7 @@ impl Zoned {
     /// Has this process, or had its parent, other sockets on the same address?
     fn has_siblings(&self) -> bool {
         let address = self.shared.address();
-        used().iter().filter(|z| z.shared.address() == address).nth(1).is_some()
+        used().filter(|z| z.shared.address() == address).nth(1).is_some()
     }
 
     #[cold]
@@ -281,7 +270,7 @@ impl Zoned {
     /// Those in this process that have other sockets of the same address.
     pub(super) fn sibling_members<'a>(&'a self, l: &'a Local) -> impl Iterator<Item = &'static Local> + 'a {
         let address = self.shared.address();
-        let siblings = used().iter().filter(move |z| address != 0 && z.shared.address() == address);
+        let siblings = used().filter(move |z| address != 0 && z.shared.address() == address);
         siblings.filter_map(Zoned::member).filter(move |o| !core::ptr::eq(*o, l))
     }
 

@@ -19,14 +19,14 @@ const LOOK: i32 = 256;
 /// The next program loads the library: reservations survive `exec` with their listeners.
 /// Without it they would keep the address from others. `survives`: does it inherit this descriptor?
 pub fn before_exec(survives: impl Fn(i32) -> bool) {
-    for z in used().iter().filter(|z| survives(z.fd.load(Ordering::Relaxed))) {
+    for z in used().filter(|z| survives(z.fd.load(Ordering::Relaxed))) {
         set_flags(z.reservation.load(Ordering::Relaxed), 0);
     }
 }
 
 /// Does the next program inherit a listener that has zones?
 pub fn any(survives: impl Fn(i32) -> bool) -> bool {
-    used().iter().any(|z| z.state() != state::FREE && survives(z.fd.load(Ordering::Relaxed)))
+    used().any(|z| z.state() != state::FREE && survives(z.fd.load(Ordering::Relaxed)))
 }
 
 /// They do not go further than that: `exec` has failed, or was a child's.

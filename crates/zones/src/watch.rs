@@ -246,13 +246,13 @@ fn give_up_unwatched() {
 
 fn announce_again() {
     if ANOTHER.swap(false, Ordering::AcqRel) {
-        used().iter().for_each(Zoned::announce_again);
+        used().for_each(Zoned::announce_again);
     }
 }
 
 /// Is this the data of a listener that can be ready twice?
 pub fn is_double(data: u64) -> bool {
-    used().iter().any(|z| z.is_active() && z.watches.iter().any(|w| w.data.load(Ordering::Relaxed) == data))
+    used().any(|z| z.is_active() && z.watches.iter().any(|w| w.data.load(Ordering::Relaxed) == data))
 }
 
 /// We were told to look, by whatever call read the message, and what follows from it is
@@ -292,7 +292,7 @@ fn catch_up(slept: bool) {
 /// Connections have moved between listen sockets, and the kernel wakes nobody
 /// for it: have every instance look again.
 pub fn look(group: u64) {
-    for z in used().iter().filter(|z| {
+    for z in used().filter(|z| {
         let g = z.group.load(Ordering::Relaxed);
         g == group || g == 0
     }) {
@@ -316,7 +316,7 @@ pub fn look(group: u64) {
 /// The monitor has died, and nobody says when a worker dies: look oneself, also for
 /// another monitor.
 pub fn alone() {
-    if used().iter().any(|z| z.page().is_some() || z.is_shared()) {
+    if used().any(|z| z.page().is_some() || z.is_shared()) {
         ctl::wanted();
     }
     announce_again();

@@ -66,22 +66,6 @@ impl Watch {
 }
 
 impl List {
-    #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> List {
-        List {
-            all: [const {
-                Watch {
-                    ep: Number::none(),
-                    fd: Number::none(),
-                    events: AtomicU32::new(0),
-                    data: AtomicU64::new(0),
-                    thread: AtomicU64::new(0),
-                    tid: AtomicI32::new(0),
-                }
-            }; WATCHES],
-            used: AtomicU32::new(0),
-        }
-    }
     pub fn clear(&self) {
         for w in &self.all {
             w.ep.put(NO_INSTANCE);

@@ -1,6 +1,7 @@
 //! What the monitor has said of destinations. Readers take no lock and wait for nobody: each entry has a
 //! sequence number that is odd while it changes, and a reader that meets a change finds nothing.
 
+use crate::pieces::{Pieces, Zero};
 use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_proto::Addr;
@@ -8,8 +9,10 @@ use fsocket_proto::Addr;
 /// Listeners that share one address (SO_REUSEPORT).
 pub const FAN: usize = 16;
 /// Sets of each level. A destination whose set is full is in the next level; so few destinations take few pages.
-const LEVELS: [usize; 3] = [128, 512, 2048];
-const SETS: usize = LEVELS[0] + LEVELS[1] + LEVELS[2];
+const LEVELS: [usize; 4] = [NEAR, 128, 512, 2048];
+const SETS: usize = LEVELS[1] + LEVELS[2] + LEVELS[3];
+/// Sets of the first level, which are always there.
+const NEAR: usize = 16;
 const WAYS: usize = 4;
 const HEAD: usize = 8;
 const WORDS: usize = HEAD + FAN;
@@ -60,10 +63,15 @@ struct Entry {
     words: [AtomicU64; WORDS],
 }
 
-static ENTRIES: [[Entry; WAYS]; SETS] = [const {
+type Set = [Entry; WAYS];
+static NEAREST: [Set; NEAR] = [const {
     [const { Entry { seq: AtomicU32::new(0), turn: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; WORDS] } };
         WAYS]
-}; SETS];
+}; NEAR];
+/// The sets of the other levels. (20 take four pages.)
+static FARTHER: Pieces<Set, 20, { SETS.div_ceil(20) }> = Pieces::new();
+// SAFETY: atomics of integers.
+unsafe impl Zero for Entry {}
 /// Threads that are writing an entry.
 #[link_section = ".data.fsocket_start"]
 static WRITING: AtomicU32 = AtomicU32::new(0);
@@ -82,27 +90,37 @@ pub fn reset_after_fork() {
     clear();
     if WRITING.load(Ordering::Relaxed) != 0 {
         WRITING.store(0, Ordering::Relaxed);
-        for e in ENTRIES.iter().flatten().filter(|e| e.seq.load(Ordering::Relaxed) & 1 != 0) {
+        for e in NEAREST.iter().chain(FARTHER.all()).flatten().filter(|e| e.seq.load(Ordering::Relaxed) & 1 != 0) {
             e.seq.store(0, Ordering::Relaxed);
         }
     }
 }
 
-/// The set of a destination in each level.
-fn sets_of(dst: &Addr) -> impl Iterator<Item = &'static [Entry; WAYS]> + Clone {
+/// The set of a destination in each level: its index.
+fn sets_of(dst: &Addr) -> impl Iterator<Item = usize> + Clone {
     let [a, b] = halves(&dst.ip);
     let mixed = (a ^ b.rotate_left(17) ^ u64::from(dst.port) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut first = 0;
     LEVELS.iter().map(move |sets| {
         let set = first + (mixed >> 53) as usize % sets;
         first += sets;
-        &ENTRIES[set]
+        set
     })
+}
+
+/// The set with that index; None: nothing was ever written there.
+fn known(set: usize) -> Option<&'static Set> {
+    NEAREST.get(set).or_else(|| FARTHER.get(set - NEAR))
+}
+
+/// The same, to be written; None: there is no memory for it.
+fn made(set: usize) -> Option<&'static Set> {
+    NEAREST.get(set).or_else(|| FARTHER.make(set - NEAR))
 }
 
 /// The entry of a destination. Entries are never empty again, so one in a later level has full sets before it.
 fn own(dst: &Addr) -> Option<&'static Entry> {
-    for set in sets_of(dst) {
+    for set in sets_of(dst).map_while(known) {
         if let Some(own) = set.iter().find(|e| e.is_of(dst)) {
             return Some(own);
         }
@@ -129,8 +147,10 @@ pub fn get(dst: &Addr) -> Option<(Route, u32)> {
 /// Where another thread is just writing it is left out: it is asked for once more.
 pub fn put(r: &Route) {
     let dst = Addr { ip: r.dst.0, port: r.dst.1, ..Addr::default() };
-    let free = || sets_of(&dst).flatten().find(|e| e.read().is_none());
-    let next = || sets_of(&dst).last().map(|set| &set[VICTIM.fetch_add(1, Ordering::Relaxed) as usize % WAYS]);
+    let free = || sets_of(&dst).map_while(made).flatten().find(|e| e.read().is_none());
+    let next = || {
+        sets_of(&dst).map_while(known).last().map(|set| &set[VICTIM.fetch_add(1, Ordering::Relaxed) as usize % WAYS])
+    };
     if let Some(entry) = own(&dst).or_else(free).or_else(next) {
         WRITING.fetch_add(1, Ordering::Relaxed);
         entry.write(r);

@@ -94,7 +94,7 @@ pub fn first(d: &Desc) -> Option<&'static Item> {
 /// The items of an instance that watch such listeners.
 pub fn of_listeners(ep: &Ep, such: impl Fn(&listen::Listener) -> bool) -> impl Iterator<Item = &'static Item> {
     let ep = ep.index();
-    let those = listen::used().iter().filter(move |l| such(l)).filter_map(listen::Listener::desc);
+    let those = listen::used().filter(move |l| such(l)).filter_map(listen::Listener::desc);
     those.flat_map(move |d| core::iter::successors(first(d), |i| i.next()).take(4096).filter(move |i| i.is(d, ep)))
 }
 

@@ -6,7 +6,7 @@ use crate::cow::Sparing;
 use crate::listener::{close, put, used, Local, Peers, Sock, Zoned, PEERS};
 use crate::number::Number;
 use crate::{ctl, process};
-use core::sync::atomic::{fence, AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{fence, Ordering};
 use fsocket_abi::balance::{BALANCE_SIZE, QUEUES};
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, cpu, Result};
@@ -17,17 +17,6 @@ const BESIDE_EXCLUSIVE: u32 =
     (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | libc::EPOLLET as u32;
 
 impl Peers {
-    #[allow(clippy::new_without_default)] // only ever in statics
-    pub const fn new() -> Peers {
-        Peers {
-            map: AtomicPtr::new(core::ptr::null_mut()),
-            n: AtomicU32::new(0),
-            all: [const { Sock { fd: Number::none(), place: AtomicU32::new(0), gone: AtomicBool::new(false) } }; PEERS],
-            last: AtomicU32::new(0),
-            orphans: AtomicBool::new(false),
-        }
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sock> {
         let n = (self.n.load(Ordering::Acquire) as usize).min(PEERS);
         self.all[..n].iter().filter(|s| s.place.load(Ordering::Acquire) != 0)
@@ -239,7 +228,7 @@ pub(super) fn tell_closed(group: u64) {
 
 /// True: until its worker has gone, or all of this process.
 fn keep(group: u64, place: u64, fd: i32) -> bool {
-    let Some(z) = used().iter().find(|z| z.group.load(Ordering::Relaxed) == group && z.balance().is_some()) else {
+    let Some(z) = used().find(|z| z.group.load(Ordering::Relaxed) == group && z.balance().is_some()) else {
         return false;
     };
     let Some(i) = z.peers.all.iter().position(|s| s.place.load(Ordering::Relaxed) == 0) else { return false };
@@ -265,7 +254,7 @@ fn keep(group: u64, place: u64, fd: i32) -> bool {
 
 /// [`msg::PEER_GONE`].
 pub fn went(group: u64, place: u64) {
-    for z in used().iter().filter(|z| z.group.load(Ordering::Relaxed) == group) {
+    for z in used().filter(|z| z.group.load(Ordering::Relaxed) == group) {
         for s in z.peers.iter().filter(|s| s.place.load(Ordering::Relaxed) as u64 == place) {
             s.gone.store(true, Ordering::SeqCst);
             z.peers.orphans.store(true, Ordering::SeqCst);

@@ -158,7 +158,7 @@ impl Unsubscribed {
     #[cold]
     fn decide(&self, ep: i32, now: u64) {
         self.looked.store(now, Ordering::Relaxed);
-        let peers = || used().iter().filter_map(|z| z.looked_after(ep, now));
+        let peers = || used().filter_map(|z| z.looked_after(ep, now));
         let alone = self.thread.load(Ordering::Relaxed) == process::thread();
         if self.soon.load(Ordering::Relaxed) >= self.least()
             && alone
@@ -181,11 +181,11 @@ impl Unsubscribed {
 }
 
 fn turn_from_peers(ep: i32) {
-    used().iter().for_each(|z| z.turn_from_peers(ep));
+    used().for_each(|z| z.turn_from_peers(ep));
 }
 
 fn turn_to_peers(ep: i32) {
-    used().iter().for_each(|z| z.turn_to_peers(ep));
+    used().for_each(|z| z.turn_to_peers(ep));
 }
 
 impl Zoned {
