@@ -12,6 +12,14 @@ fn run(cases: &[&str]) -> Option<Delta> {
     Some(delta)
 }
 
+/// A placeholder that was changed in any way is not the next socket; one that was not is.
+#[test]
+fn a_recycled_socket_is_as_new() {
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "recycled.py", &[]) else { return };
+    assert!(delta.get("connect_shm") >= 50 && delta.get("accept_shm") >= 50, "not over shared memory\n{delta}");
+    assert!(delta.get("pool_hits") >= 20, "no socket was recycled\n{delta}");
+}
+
 #[test]
 fn all_of_them() {
     let Some(delta) = run(&[]) else { return };

@@ -5,6 +5,7 @@
 pub mod arena;
 pub mod ctl;
 pub mod pool;
+pub mod pristine;
 pub mod socks;
 pub mod space;
 pub mod table;

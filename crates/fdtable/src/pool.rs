@@ -1,12 +1,13 @@
 //! Placeholders: pristine kernel sockets that stand behind the descriptor
 //! numbers of our connections. Closing a connection keeps its placeholder for
-//! the next one, so that neither costs a system call.
+//! the next one if the kernel says that it is still as new ([`pristine`]): asking costs a third of a new socket.
 
 use crate::bits::Bits;
 use crate::lock::Lock;
+use crate::pristine;
 use crate::stats;
 use crate::table::Desc;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Result};
 
@@ -90,24 +91,15 @@ pub fn socket(family: u32, nonblock: bool, cloexec: bool) -> Option<i32> {
     Some(e.fd)
 }
 
-/// The number `fd` is not in the table any more: keep its placeholder, or
-/// close it. Returns what `close` returns.
+/// The number `fd` of a connection is not in the table any more: keep its placeholder, if the kernel says that it is as
+/// new, or close it. Returns what `close` returns.
 pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
-    let clean = !d.dirty.load(Ordering::Relaxed) && !d.watched.load(Ordering::Relaxed);
-    let keep = clean && fd > 2 && fd < TOP;
-    if keep {
+    let cloexec = if fd > 2 && fd < TOP { pristine::close_on_exec_if_clean(fd, d) } else { None };
+    if let Some(cloexec) = cloexec {
         if let Ok(mut p) = POOL.lock() {
-            if p.n < MAX {
-                // What an accepted socket's placeholder is in the kernel is
-                // known; asking is one call, and only on the way in.
-                let fdflags = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0);
+            if p.n < most() {
                 let n = p.n;
-                p.e[n] = Entry {
-                    fd,
-                    family: d.placeholder_family(),
-                    nonblock: d.placeholder_nonblock(),
-                    cloexec: fdflags & libc::FD_CLOEXEC != 0,
-                };
+                p.e[n] = Entry { fd, family: d.placeholder_family(), nonblock: d.placeholder_nonblock(), cloexec };
                 p.n += 1;
                 HELD.set(fd, true);
                 crate::keeping::keeping();
@@ -118,6 +110,30 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
     let r = sys::close(fd);
     kernel_freed(fd);
     r
+}
+
+/// Placeholders that may be kept: few of all numbers that the process can have.
+fn most() -> usize {
+    /// One of so many numbers.
+    const SHARE: usize = 32;
+    match MOST.load(Ordering::Relaxed) {
+        0 => {
+            let most = (crate::table::descriptor_limit() / SHARE).min(MAX);
+            MOST.store(most + 1, Ordering::Relaxed);
+            most
+        }
+        known => known - 1,
+    }
+}
+
+/// What [`most`] says, plus one; 0: not asked yet.
+#[link_section = ".data.fsocket_start"]
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// The process may have another number of descriptors from now on.
+pub fn limited() {
+    MOST.store(0, Ordering::Relaxed);
+    drain();
 }
 
 /// Only numbers below are kept.

@@ -278,10 +278,15 @@ fn sole(d: &Desc, entry: i32) -> Option<Detached> {
 
 /// Highest number that a scan must look at.
 pub fn scan_limit() -> usize {
+    descriptor_limit().max(1024).min(MAX_FD)
+}
+
+/// How many descriptors the process may have.
+pub fn descriptor_limit() -> usize {
     let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `r` is ours.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) };
-    (r.rlim_cur.max(1024) as usize).min(MAX_FD)
+    usize::try_from(r.rlim_cur).unwrap_or(usize::MAX)
 }
 
 /// All descriptions in use.

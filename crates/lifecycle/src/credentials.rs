@@ -16,6 +16,7 @@
 
 use crate::table::{self, Desc};
 use crate::{channels, ctl, epoll, exec, listen, path, process, rights, sealed, socks, upgrade, waker, zone};
+use crate::{pool, pristine};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::status;
 use fsocket_sys as sys;
@@ -27,6 +28,9 @@ pub fn changing<R>(call: impl FnOnce() -> R) -> R {
     }
     let before = rights::class();
     let r = call();
+    // A placeholder that is kept belongs to who the process was.
+    pool::drain();
+    pristine::other_credentials();
     let _errno = sys::errno::Saved::errno();
     if rights::class() != before {
         lost();

@@ -8,6 +8,7 @@
 #![no_std]
 
 pub mod again;
+pub mod by_number;
 pub mod channels;
 pub mod credentials;
 pub mod dispatch;
@@ -25,7 +26,7 @@ pub mod start;
 pub mod uring;
 
 pub use fsocket_compat::{rings, unhooked};
-pub use fsocket_fdtable::{arena, ctl, pool, socks, space, table, upcalls};
+pub use fsocket_fdtable::{arena, ctl, pool, pristine, socks, space, table, upcalls};
 pub use fsocket_listeners::{claim, establish, in_use, listen, route};
 pub use fsocket_migrate::{path, upgrade};
 pub use fsocket_ops::{accept, brief, close, connect, names, opts, slice};

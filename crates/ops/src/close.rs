@@ -70,7 +70,7 @@ fn drop_fd(fd: i32, d: &'static Desc, really: bool) -> Result<()> {
     }
     last_reference(d);
     let r = match really {
-        true if conn || d.kind() == kind::FRESH => pool::recycle(fd, d),
+        true if conn => pool::recycle(fd, d),
         true => {
             pool::kernel_freed(fd);
             let r = sys::close(fd);
@@ -225,6 +225,9 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             listener_shut(d);
         } else if d.kind() == kind::LISTENER && how == libc::SHUT_WR {
             epoll::stirred(d);
+        } else if matches!(d.kind(), kind::FRESH | kind::BOUND) {
+            // It fails, and yet the kernel's socket remembers it.
+            d.kernel_only.store(true, Ordering::Relaxed);
         }
         return Outcome::Kernel;
     }

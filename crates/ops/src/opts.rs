@@ -20,6 +20,7 @@ use crate::options::*;
 pub use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, V6ONLY};
 pub use crate::values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
 use crate::values::{size_lowat, values};
+pub use extra::sends;
 pub use flags::{fcntl, ioctl, is_kernels, nonblock_from_below, survives};
 
 const S: i32 = libc::SOL_SOCKET;

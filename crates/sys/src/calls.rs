@@ -263,10 +263,15 @@ pub fn owner_and_mode(path: &core::ffi::CStr) -> Result<(u32, u32)> {
 }
 /// Type and permissions of what a descriptor refers to.
 pub fn mode(fd: i32) -> Result<u32> {
+    ownership(fd).map(|(mode, _, _)| mode)
+}
+/// Type and permissions of what a descriptor refers to, its user and its group.
+pub fn ownership(fd: i32) -> Result<(u32, u32, u32)> {
     let mut s = core::mem::MaybeUninit::<libc::stat>::uninit();
     sc!(SYS_fstat, fd, s.as_mut_ptr())?;
     // SAFETY: the kernel has filled it; its structure is libc's.
-    Ok(unsafe { s.assume_init() }.st_mode)
+    let s = unsafe { s.assume_init() };
+    Ok((s.st_mode, s.st_uid, s.st_gid))
 }
 /// What a file says of its size, bytes.
 pub fn size(path: &core::ffi::CStr) -> Result<u64> {
@@ -280,6 +285,9 @@ pub fn gettid() -> i32 {
 }
 pub fn getuid() -> u32 {
     sc!(SYS_getuid).map_or(0, |v| v as u32)
+}
+pub fn getegid() -> u32 {
+    sc!(SYS_getegid).map_or(0, |v| v as u32)
 }
 pub fn geteuid() -> u32 {
     sc!(SYS_geteuid).map_or(0, |v| v as u32)

@@ -2,7 +2,7 @@
 //! those that only a kernel connection can have.
 
 use crate::options::IPV6_ADDRFORM;
-use crate::table::{kind, Desc};
+use crate::table::{self, kind, Desc};
 use crate::{name, path};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
@@ -49,6 +49,16 @@ pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
         && ((level, name) != (libc::IPPROTO_IPV6, IPV6_ADDRFORM) || has_form())
     {
         leave(d);
+    }
+}
+
+/// Before a send with `flags`: with MSG_FASTOPEN it connects the socket, or fails as `connect` does. A socket without a path
+/// is then the kernel's.
+pub fn sends(fd: i32, flags: i32) {
+    if flags & libc::MSG_FASTOPEN != 0 {
+        if let Some(d) = table::lookup(fd).filter(|d| matches!(d.kind(), kind::FRESH | kind::BOUND)) {
+            leave(d);
+        }
     }
 }
 

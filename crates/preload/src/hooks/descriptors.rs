@@ -2,7 +2,7 @@
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use crate::real;
-use fsocket_lifecycle::{close as ops, epoll, opts, pidfd_transfer, table, Outcome, Result};
+use fsocket_lifecycle::{by_number, close as ops, epoll, opts, pidfd_transfer, table, Outcome, Result};
 use fsocket_sys as sys;
 use libc::*;
 
@@ -157,7 +157,10 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
             either(unsafe { opts::ioctl(fd, d, request, arg as *mut i32) }, || unsafe { real::ioctl(fd, request, arg) })
         }
         _ if gone(fd) => -1,
-        _ => unsafe { real::ioctl(fd, request, arg) },
+        _ => {
+            guarded(|| by_number::ioctl(request, arg));
+            unsafe { real::ioctl(fd, request, arg) }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::answer::{failed, gone, guarded, interrupted, Answer};
 use crate::real;
 use fsocket_lifecycle::table::{self, kind, Desc};
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
-use fsocket_lifecycle::{lengths, msg as ops_msg, pool, sendfile as ops_sendfile, stream, user, Errno};
+use fsocket_lifecycle::{lengths, msg as ops_msg, opts, pool, sendfile as ops_sendfile, stream, user, Errno};
 use libc::*;
 
 mod to_kernel;
@@ -244,7 +244,10 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
 
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
-    transmit!(fd, buf, n, flags, false, transmit_more, else in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send))
+    transmit!(fd, buf, n, flags, false, transmit_more, else {
+        opts::sends(fd, flags);
+        in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send)
+    })
 }
 
 pub unsafe fn recvfrom(
@@ -285,6 +288,7 @@ pub unsafe fn sendto(
         }
     }
     transmit!(fd, buf, n, flags, false, transmit_more, else {
+        opts::sends(fd, flags);
         in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
     })
 }

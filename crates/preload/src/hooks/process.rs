@@ -44,7 +44,7 @@ pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
 fn limited(r: c_int, resource: c_uint) -> c_int {
     if r == 0 && resource == RLIMIT_NOFILE as c_uint {
         let _errno = fsocket_sys::errno::Saved::errno();
-        pool::drain();
+        pool::limited();
     }
     if r == 0 && resource == RLIMIT_AS as c_uint {
         let _errno = fsocket_sys::errno::Saved::errno();

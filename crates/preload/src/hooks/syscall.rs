@@ -7,7 +7,7 @@ use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, uns
 use super::{descriptors as de, io, readiness as re, sockets as so};
 use crate::{init, real};
 use fsocket_lifecycle::process::is_asleep;
-use fsocket_lifecycle::{credentials, sealed, table, user};
+use fsocket_lifecycle::{by_number, credentials, sealed, table, user};
 use libc::*;
 
 /// System calls made by number (libuv closes descriptors like this). Those that
@@ -124,6 +124,11 @@ pub unsafe fn syscall(
                 real::syscall(number, a, b, c, d, e, f)
             }
             SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            SYS_bpf => {
+                guarded(|| by_number::bpf(a, b, c));
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            SYS_ioctl => guarded(|| de::ioctl(fd, b as _, c)) as c_long,
             _ if table::lookup(fd).is_some() => on_descriptor(number, [a, b, c, d, e, f]),
             _ => real::syscall(number, a, b, c, d, e, f),
         }
@@ -161,7 +166,6 @@ unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
             SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
             SYS_dup => guarded(|| de::dup(fd)) as c_long,
             SYS_fcntl => de::fcntl(fd, b as _, c) as c_long,
-            SYS_ioctl => guarded(|| de::ioctl(fd, b as _, c)) as c_long,
             SYS_epoll_ctl => guarded(|| re::epoll_ctl(fd, b as _, c as _, d as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,

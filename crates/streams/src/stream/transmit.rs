@@ -246,6 +246,9 @@ pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32
 #[cold]
 unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
     let len = lengths::buffer(buf, len)?;
+    if flags & libc::MSG_FASTOPEN != 0 && d.is_conn() && stage::of(d) == Path::Shm {
+        return Err(Errno::EISCONN); // it would connect
+    }
     // Of nothing there is no urgent byte.
     let urgent = flags & libc::MSG_OOB != 0 && len > 0;
     if urgent {

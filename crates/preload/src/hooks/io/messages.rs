@@ -5,7 +5,7 @@ use super::{conn, gathers, named};
 use crate::real;
 use fsocket_lifecycle::table::Desc;
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
-use fsocket_lifecycle::{lengths, msg as ops_msg, passing, path, ready, stream, user, Errno};
+use fsocket_lifecycle::{lengths, msg as ops_msg, opts, passing, path, ready, stream, user, Errno};
 use libc::*;
 
 unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
@@ -118,6 +118,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
         None => {
             let Some(with) = goes_with(msg) else { return -1 };
+            opts::sends(fd, flags);
             let r = in_kernel!(sendmsg(fd: c_int, msg: *const msghdr, flags: c_int), Call::Send);
             if with && r < 0 {
                 stays_with(msg);
@@ -244,6 +245,7 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
 pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     upgrade::give_up_fd(fd);
     let Some(d) = conn(fd) else {
+        opts::sends(fd, flags);
         if n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize) {
             let all = || (0..n as usize).map(|i| unsafe { &raw const (*vec.add(i)).msg_hdr });
             let mut with = false;

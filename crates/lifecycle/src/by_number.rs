@@ -1,0 +1,115 @@
+//! Calls that give the kernel a socket by its number, inside their arguments.
+//!
+//! The kernel looks up the file behind the number, and a connection over shared memory has a placeholder there. So it
+//! becomes a kernel connection before the call. Found in the kernel's sources (6.18) by `sockfd_lookup`, `sock_from_file`
+//! and `fget` of a number that user space supplies:
+//!
+//! | call | the number | here |
+//! | --- | --- | --- |
+//! | `bpf(BPF_MAP_UPDATE_ELEM)`, `BPF_MAP_UPDATE_BATCH` of a sock map, sock hash or array of listeners | in the value | [`bpf`] |
+//! | `ioctl(NBD_SET_SOCK)` | the argument | [`ioctl`] |
+//! | `ioctl(SIOCKCMATTACH)` | first member of the structure | [`ioctl`] |
+//! | `ioctl(VHOST_NET_SET_BACKEND)` | second member | [`ioctl`] |
+//! | SCM_RIGHTS, `pidfd_getfd`, io_uring, `sendfile`, `splice`, `epoll_ctl`, `poll`, `select` | | their own hooks |
+//! | `kcmp` | two numbers; placeholders compare as their connections do | – |
+//! | `mount` and `fsconfig` of 9p, netlink of iSCSI, sysfs of usbip, netlink of NVMe | as text, or in a message | docs/limits.md |
+
+use crate::{exec, pool, user};
+use core::ffi::{c_long, c_ulong};
+use fsocket_sys as sys;
+
+const BPF_MAP_UPDATE_ELEM: c_ulong = 2;
+const BPF_OBJ_GET_INFO_BY_FD: c_long = 15;
+const BPF_MAP_UPDATE_BATCH: c_ulong = 26;
+/// BPF_MAP_TYPE_SOCKMAP, BPF_MAP_TYPE_SOCKHASH, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY: their values are numbers of sockets.
+const MAPS_OF_SOCKETS: [u32; 3] = [15, 18, 20];
+/// Elements of a batch that are looked at. A map of sockets that is filled by more at once gets placeholders.
+const BATCH: u32 = 4096;
+
+const NBD_SET_SOCK: c_ulong = 0xab00;
+const SIOCKCMATTACH: c_ulong = 0x89e0;
+const VHOST_NET_SET_BACKEND: c_ulong = 0x4008_af30;
+
+/// The head of `union bpf_attr` for an update of one element.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Update {
+    map: u32,
+    _pad: u32,
+    _key: u64,
+    value: u64,
+}
+
+/// The head of `union bpf_attr` for a batch.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Batch {
+    _in: u64,
+    _out: u64,
+    _keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+}
+
+/// Before `bpf(command, attr, size)`.
+pub fn bpf(command: c_ulong, attr: c_ulong, size: c_ulong) {
+    let (map, values, count) = match command {
+        BPF_MAP_UPDATE_ELEM if size as usize >= size_of::<Update>() => {
+            // SAFETY: integers; the program's memory, or none.
+            let Ok(update) = (unsafe { user::get(attr as *const Update) }) else { return };
+            (update.map, update.value, 1)
+        }
+        BPF_MAP_UPDATE_BATCH if size as usize >= size_of::<Batch>() => {
+            // SAFETY: as above.
+            let Ok(batch) = (unsafe { user::get(attr as *const Batch) }) else { return };
+            (batch.map, batch.values, batch.count.min(BATCH))
+        }
+        _ => return,
+    };
+    let Some(stride) = size_of_sockets_value(map) else { return };
+    for i in 0..u64::from(count) {
+        // SAFETY: as above. Of eight bytes the kernel takes the number only if it fits into four.
+        if let Ok(fd) = unsafe { user::get(values.wrapping_add(i * stride) as *const i32) } {
+            hand_over(fd);
+        }
+    }
+}
+
+/// Bytes of a value of `map`, if its values are sockets.
+fn size_of_sockets_value(map: u32) -> Option<u64> {
+    // struct bpf_map_info: type, id, size of a key, size of a value, …
+    let mut info = [0u32; 4];
+    let attr = [u64::from(map) | (size_of_val(&info) as u64) << 32, info.as_mut_ptr() as u64];
+    let args = [BPF_OBJ_GET_INFO_BY_FD as usize, attr.as_ptr() as usize, size_of_val(&attr), 0, 0, 0];
+    // SAFETY: the kernel reads `attr`, and writes `info` and the length in `attr`, which are ours.
+    let asked = unsafe { sys::raw(libc::SYS_bpf, args) };
+    (asked.is_ok() && MAPS_OF_SOCKETS.contains(&info[0])).then_some(u64::from(info[3]))
+}
+
+/// Before `ioctl(_, request, arg)` of any descriptor.
+#[inline]
+pub fn ioctl(request: c_ulong, arg: c_ulong) {
+    if matches!(request, NBD_SET_SOCK | SIOCKCMATTACH | VHOST_NET_SET_BACKEND) {
+        named_by(request, arg);
+    }
+}
+
+#[cold]
+fn named_by(request: c_ulong, arg: c_ulong) {
+    let fd = match request {
+        NBD_SET_SOCK => Ok(arg as i32),
+        // SAFETY: an integer; the program's memory, or none.
+        SIOCKCMATTACH => unsafe { user::get(arg as *const i32) },
+        // SAFETY: as above.
+        _ => unsafe { user::get((arg as *const i32).wrapping_add(1)) },
+    };
+    if let Ok(fd) = fd {
+        hand_over(fd);
+    }
+}
+
+fn hand_over(fd: i32) {
+    pool::let_go(fd);
+    exec::hand_over(fd);
+}
