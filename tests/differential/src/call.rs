@@ -95,6 +95,12 @@ calls! {
     GetAny "getsockopt_any" [Var, Int, Int, Int] 0;
     // the other descriptor, the call, by `syscall`, which argument is bad, how, bytes, milliseconds
     Any "call" [Var, Var, One(crate::actor::ANY), Int, Int, One(sym::NOWHERE), Int, Int] 0;
+    // one attribute of the socket is changed
+    Touch "touch" [Var, One(sym::TOUCH)] 0;
+    // all of them
+    Attributes "attributes" [Var] 0;
+    // the socket goes into a BPF map of sockets, by its number
+    SockMap "sockmap" [Var] 0;
     TcpState "tcp_state" [Var] 0;
     GetFl "getfl" [Var] 0;
     SetFl "setfl" [Var, Bits(sym::FILE_FLAGS)] 0;

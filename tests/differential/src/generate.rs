@@ -9,6 +9,7 @@ mod io;
 mod model;
 mod odd;
 mod passing;
+mod recycled;
 mod shadow;
 mod stdio;
 mod waiting;
@@ -33,6 +34,7 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("odd", "mostly pointers that lead nowhere, odd values, lengths and options, forms of calls by `syscall`"),
     ("stdio", "many connections and listeners on the numbers 0 to 2, and programs that have one as standard input and output"),
     ("cork", "TCP_CORK, MSG_MORE, TCP_NODELAY: nobody looks between the first send and the release (ADR 55)"),
+    ("recycled", "sockets that are changed in every way and closed, and looks at the next; sockets in BPF maps"),
     ("listeners", "mostly listeners that shadow each other, and threads that connect to themselves"),
 ];
 
@@ -63,7 +65,7 @@ impl Switches {
         match () {
             () if self.has("listeners") => 20_000,
             // Some options make a connection the kernel's.
-            () if self.has("odd") => 5_000,
+            () if self.has("odd") || self.has("recycled") => 5_000,
             () if self.has("upgrade") => 3_000,
             () => 0,
         }
@@ -268,6 +270,9 @@ impl Gen {
         }
         if self.switches.has("odd") && self.rng.chance(50) {
             return self.odd(actor);
+        }
+        if self.switches.has("recycled") && self.rng.chance(40) {
+            return self.recycled(actor);
         }
         if self.switches.has("scm") && self.rng.chance(15) {
             return self.pass(actor);

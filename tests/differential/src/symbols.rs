@@ -45,6 +45,19 @@ pub const CLOEXEC: Names = &[("CLOEXEC", libc::O_CLOEXEC as i64)];
 pub const FD_FLAGS: Names = &[("CLOEXEC", libc::FD_CLOEXEC as i64)];
 pub const MASK: Names = &[("USR1", 1), ("USR2", 2)];
 pub const SIGNAL: Names = &[("USR1", libc::SIGUSR1 as i64), ("USR2", libc::SIGUSR2 as i64)];
+/// What is changed of a socket.
+pub const TOUCH: Names = &[
+    ("async", 0),
+    ("owner", 1),
+    ("signal", 2),
+    ("mode", 3),
+    ("port", 4),
+    ("shutdown", 5),
+    ("fastopen", 6),
+    ("append", 7),
+    ("mark", 8),
+    ("owner_by_ioctl", 9),
+];
 /// Where a pointer leads that is not fine: `edge` has a few bytes before the end of its page, `constant` can only be
 /// read, `exact` is fine but ends with its page.
 pub const NOWHERE: Names = &[

@@ -38,6 +38,12 @@ fn odd_arguments() {
     special("odd");
 }
 
+/// Sockets that are changed and closed, looks at the next one, and sockets that the kernel takes by number.
+#[test]
+fn recycled_sockets() {
+    special("recycled");
+}
+
 /// Sends that are held back (TCP_CORK, MSG_MORE, Nagle), and let go.
 #[test]
 fn held_back() {

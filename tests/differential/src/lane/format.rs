@@ -106,9 +106,8 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
                 text += " WROTE BEYOND THE END";
             }
         }
-        SendMmsg | SendFile | SendMore | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ | GetAny | Any => {
-            text += &format!(" {aux:?}")
-        }
+        SendMmsg | SendFile | SendMore | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ | GetAny | Any
+        | Attributes => text += &format!(" {aux:?}"),
         GetOpt => text += &format!(" {}", free::option(step.args[1], aux)),
         TcpState => text += &format!(" {}", free::tcp_state(aux[0])),
         Poll | PPoll => text += &listed(sym::POLL),

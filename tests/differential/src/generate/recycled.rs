@@ -1,0 +1,41 @@
+//! Sockets that are changed and closed. The next one is as new, whatever the library keeps for it.
+
+use super::model::What;
+use super::Gen;
+use crate::call::Call;
+use crate::program::VARS;
+use crate::symbols::TOUCH;
+
+impl Gen {
+    /// A socket is changed, closed, and another one is looked at; or one with a path goes into a map.
+    pub(super) fn recycled(&mut self, actor: usize) {
+        if self.next_var + 4 > VARS {
+            return;
+        }
+        if self.rng.chance(15) {
+            return self.into_map(actor);
+        }
+        let family = self.rng.pick(&[libc::AF_INET, libc::AF_INET, libc::AF_INET6]);
+        let first = self.vars(2);
+        self.push(actor, first, Call::Socket, &[family.into(), 0]);
+        for _ in 0..self.rng.pick(&[1, 1, 2]) {
+            let what = self.rng.below(TOUCH.len()) as i64;
+            self.push(actor, 0, Call::Touch, &[first as i64, what]);
+        }
+        self.push(actor, 0, Call::Close, &[first as i64]);
+        let second = first + 1;
+        self.push(actor, second, Call::Socket, &[family.into(), 0]);
+        self.push(actor, 0, Call::Attributes, &[second as i64]);
+        self.push(actor, 0, Call::Close, &[second as i64]);
+    }
+
+    /// An end on which nobody sleeps.
+    fn into_map(&mut self, actor: usize) {
+        let Some((fd, side)) = self.end_of(actor) else { return };
+        // What the kernel says of a connection that ends depends on when it is asked.
+        let live = self.m.conns[side.conn].fin == [false; 2];
+        if live && !self.m.is_slept_on(What::End(side)) {
+            self.push(actor, 0, Call::SockMap, &[fd.var as i64]);
+        }
+    }
+}
