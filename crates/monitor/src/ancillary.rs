@@ -40,6 +40,13 @@ pub struct Got {
     pub sender: Option<Sender>,
 }
 
+impl Got {
+    /// Nothing has come, and nothing will.
+    pub fn is_end(&self) -> bool {
+        self.length == 0 && !self.is_cut && self.fds.is_empty() && self.sender.is_none()
+    }
+}
+
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; ROOM]);
 

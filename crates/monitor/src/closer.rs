@@ -209,12 +209,12 @@ impl Closer {
         // Nobody sends from here on.
         let _ = rustix::net::shutdown(fd, Shutdown::Both);
         while let Ok(got) = ancillary::receive(fd.as_fd(), &mut [0; 1]) {
-            let (length, is_cut) = (got.length, got.is_cut);
+            let is_end = got.is_end();
             for fd in got.fds {
                 self.count(uid, 1);
                 self.put(lane_of(fd.as_fd()), uid, Remains::Fd(fd));
             }
-            if length == 0 && !is_cut {
+            if is_end {
                 break;
             }
         }

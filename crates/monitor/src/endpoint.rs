@@ -10,6 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Clients that wait to be accepted. (net.core.somaxconn allows as many by default.)
+const BACKLOG: i32 = 4096;
+
 /// How the monitor runs.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -101,7 +104,7 @@ impl Endpoint {
         std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(config.mode))
             .map_err(system("set the permissions of the socket"))?;
         crate::wire::ask_for_senders(fd.as_fd());
-        rustix::net::listen(&fd, 512).map_err(system("listen"))?;
+        rustix::net::listen(&fd, BACKLOG).map_err(system("listen"))?;
         let name = Some(Name { is_ours: true, path: path.clone(), aside, _lock: lock, published: false });
         let mut endpoint = Endpoint { fd, name };
         endpoint.show().map_err(system("rename the socket"))?;

@@ -3,6 +3,7 @@
 //! A client can send a descriptor of anything, and it can change what it shares: its mode, its options, what waits in
 //! it. So nothing here waits, and none of it is closed by the loop unless that is known to be short. ADR 72.
 
+use crate::ancillary;
 use crate::closer::{lane_of, Closer, Lane, Remains};
 use crate::descriptor;
 use crate::memory::Mapping;
@@ -109,10 +110,14 @@ impl ForeignFd {
 impl Drop for ForeignFd {
     fn drop(&mut self) {
         let Some(fd) = self.fd.take() else { return };
+        let credit = CREDIT.get();
         if self.is_control {
+            if credit > 0 && is_drained(fd.as_fd(), self.uid) {
+                drop(fd);
+                return self.closer.count(self.uid, -1);
+            }
             return self.closer.put(Lane::Socket, self.uid, Remains::Control(fd));
         }
-        let credit = CREDIT.get();
         if credit > 0 && closes_at_once(fd.as_fd()) {
             CREDIT.set(credit - 1);
             close_watched(fd);
@@ -120,6 +125,16 @@ impl Drop for ForeignFd {
         }
         self.closer.put(lane_of(fd.as_fd()), self.uid, Remains::Fd(fd));
     }
+}
+
+/// Nothing is in a control socket of this user, and nothing comes any more.
+fn is_drained(fd: BorrowedFd<'_>, uid: u32) -> bool {
+    let _ = rustix::net::shutdown(fd, Shutdown::Both);
+    let Ok(got) = ancillary::receive(fd, &mut [0; 1]) else { return false };
+    let is_end = got.is_end();
+    CREDIT.set(0);
+    got.fds.into_iter().for_each(|fd| drop(ForeignFd::new(fd, uid)));
+    is_end
 }
 
 /// The owner may have changed an option since the look at it. Then a signal ends the wait.

@@ -10,7 +10,7 @@
 //! | parts | [`shm`]: connections over shared memory; [`zones`]: local listen sockets; [`steer`]: devices; [`policy`] |
 //! | what the parts use | `context`, `off`, [`hosts`]: [`clients`], [`arenas`], configuration, the way to the broker |
 //! | privileges | [`broker`] |
-//! | mechanism | [`wire`], [`memory`], [`descriptor`], [`foreign`], [`closer`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`], [`metrics`] |
+//! | mechanism | [`wire`], [`memory`], [`descriptor`], [`foreign`], [`closer`], [`maker`], [`address`], [`membarrier`], [`sockdiag`], [`settings`], [`metrics`], [`logs`], `rates` |
 //!
 //! A part has its own state; what it needs of others it gets as arguments. Imports point
 //! downwards in this table; `crates/hooktable/tests/circles.rs` fails where files import each other.
@@ -38,6 +38,7 @@ mod leased;
 pub mod lifeline;
 pub mod limits;
 pub mod links;
+pub mod logs;
 pub mod maker;
 mod marks;
 pub mod membarrier;
@@ -49,6 +50,7 @@ mod off;
 mod pace;
 mod pidfd;
 pub mod policy;
+mod rates;
 pub mod report;
 pub mod settings;
 pub mod shares;

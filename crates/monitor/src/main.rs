@@ -164,7 +164,8 @@ fn log(verbose: u8, private: bool) {
         return;
     }
     let level = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
-    let all = tracing_subscriber::registry().with(named.unwrap_or_else(|| EnvFilter::new(level)));
+    let wanted = named.unwrap_or_else(|| EnvFilter::new(level));
+    let all = tracing_subscriber::registry().with(wanted).with(fsocket_monitor::logs::Limit::default());
     let journal = leads_to_journal(std::io::stderr().as_fd()).then(tracing_journald::layer);
     match journal {
         Some(Ok(journal)) => all.with(journal.with_syslog_identifier("fastsocketd".into())).init(),

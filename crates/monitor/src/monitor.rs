@@ -10,17 +10,18 @@ use crate::endpoint::{self, Config, Endpoint, StartError};
 use crate::event::{ADDRESSES, ASLEEP, ENDPOINT, FIRST_WAKER, PAIRS, POLICY, STOP};
 use crate::foreign::{self, closer, ForeignFd};
 use crate::pace::Pace;
+use crate::rates::Rates;
 use crate::shm::closings::Closings;
 use crate::shm::ports::{KernelPorts, Ports};
 use crate::shm::registry::Registry;
 use crate::shm::Shm;
 use crate::steer::front::Front;
 use crate::steer::{Also, Done};
-use crate::turns::Turns;
+use crate::turns::{Turns, TURN};
 use crate::watchdog::Watchdog;
 use crate::wire::{self, Received};
 use crate::zones::Zones;
-use crate::{address, descriptor, shares, ConnId};
+use crate::{address, descriptor, logs, shares, ConnId};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,6 +30,10 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+/// Processes of one user that may come in a second, for each CPU: more than can be started there.
+const ARRIVALS: u32 = 4000;
+/// While so many processes of a user wait for their turn no further ones are taken.
+const WAITING: usize = 256;
 /// Descriptors that the loop itself closes for one message.
 const CLOSES: u32 = 4;
 /// A private monitor gives its first client this much longer.
@@ -45,6 +50,10 @@ pub struct Monitor {
     spare: Option<OwnedFd>,
     own_uid: u32,
     turns: Turns,
+    /// Clients wait to be accepted.
+    arriving: bool,
+    /// How many processes each user may begin.
+    arrivals: Rates<u32>,
     pace: Pace,
     /// Reports that took long to make.
     reports: crate::report::Kept,
@@ -88,6 +97,7 @@ impl Monitor {
         let deadline = config.private.then(|| Instant::now() + config.linger + START_GRACE);
         let closings = Closings::start(config.private, &broker);
         let registry = Registry::new().map_err(fail("make the registry"))?;
+        let cpus = crate::cpus::possible_cpus() as u32;
         let mut monitor = Monitor {
             ctx: Context::new(config, broker, epoll, netns, descriptors),
             shm: Shm::new(registry, Ports::new(KernelPorts::read()), closings),
@@ -98,6 +108,8 @@ impl Monitor {
             spare: endpoint::spare(),
             own_uid: rustix::process::geteuid().as_raw(),
             turns: Turns::default(),
+            arriving: false,
+            arrivals: Rates::new(ARRIVALS * cpus, Duration::from_secs(1) / (ARRIVALS * cpus)),
             pace: Pace::default(),
             reports: crate::report::Kept::default(),
             deadline,
@@ -174,7 +186,7 @@ impl Monitor {
             for event in &events {
                 let (what, flags) = (event.data.u64(), event.flags);
                 match what {
-                    ENDPOINT => self.accept(),
+                    ENDPOINT => self.arriving = true,
                     ADDRESSES => self.addresses_changed(),
                     POLICY => self.policy_changed(),
                     PAIRS => self.shm.pairs_ended(&self.ctx),
@@ -193,6 +205,7 @@ impl Monitor {
                 self.settle();
                 self.pace.lap();
             }
+            self.accept_some();
             self.take_turns();
             self.end_some();
             self.ctx.clients.send_again_if_due();
@@ -245,6 +258,7 @@ impl Monitor {
         let uid = client.uid;
         let (received, sender) = wire::receive_from(client.fd.as_fd(), uid);
         foreign::may_close(CLOSES);
+        logs::for_user(Some(uid));
         self.ctx.policy.sender = sender;
         let handled = match received {
             Received::Message(msg, fd) => {
@@ -258,6 +272,7 @@ impl Monitor {
         };
         self.ctx.policy.sender = None;
         foreign::may_close(0);
+        logs::for_user(None);
         let handled = if closer().is_full(uid) { Err(Misbehaved("what it sends cannot be closed")) } else { handled };
         if let Err(why) = handled {
             self.ctx.clients.doom(id, why.0);
@@ -266,42 +281,69 @@ impl Monitor {
         true
     }
 
-    fn accept(&mut self) {
-        loop {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let fd = match rustix::net::accept_with(&self.endpoint.fd, flags) {
-                Ok(fd) => fd,
-                Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
-                    // Turn one away, or the loop would spin on it.
-                    drop(rustix::net::accept_with(&self.endpoint.fd, flags));
-                    self.spare = endpoint::spare();
-                    continue;
-                }
-                Err(_) => return,
-            };
-            self.admit(fd);
+    /// Takes clients that come, for a turn at most.
+    fn accept_some(&mut self) {
+        if !self.arriving {
+            return;
         }
+        let began = Instant::now();
+        self.arriving = false;
+        while self.accept() {
+            if began.elapsed() >= TURN {
+                self.arriving = true;
+                break;
+            }
+        }
+        self.pace.lap();
+    }
+
+    /// Takes one client that has come. False: nobody has.
+    fn accept(&mut self) -> bool {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.endpoint.fd, flags) {
+            Ok(fd) => self.admit(fd),
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
+                // Turn one away, or the loop would spin on it.
+                let turned_away = rustix::net::accept_with(&self.endpoint.fd, flags).map(|fd| ForeignFd::new(fd, 0));
+                foreign::may_close(1);
+                drop(turned_away.map(ForeignFd::control));
+                self.spare = endpoint::spare();
+            }
+            Err(_) => return false,
+        }
+        foreign::may_close(0);
+        true
     }
 
     fn admit(&mut self, fd: OwnedFd) {
+        foreign::may_close(1);
         let Ok((pid, uid)) = descriptor::peer(fd.as_fd()) else { return };
         let fd = ForeignFd::new(fd, uid).control();
-        if closer().is_full(uid) {
-            return;
+        logs::for_user(Some(uid));
+        let why = if self.ctx.config.private && uid != self.own_uid && uid != 0 {
+            Some("not this user's monitor")
+        } else if uid != 0 && !self.ctx.config.private && !self.arrivals.take(uid, Instant::now()) {
+            Some("too many processes a second")
+        } else if uid != 0 && self.turns.waiting(uid) > WAITING {
+            Some("too many of its processes wait")
+        } else if closer().is_full(uid) {
+            Some("too much of it waits to be closed")
+        } else if !self.shm.has_share(&self.ctx, uid, shares::CLIENT) {
+            Some("too many processes")
+        } else {
+            None
+        };
+        match why {
+            Some(why) => tracing::warn!(uid, "{why}"),
+            None => {
+                self.ctx.vouch(uid, fd.as_fd());
+                self.shm.came_from(&self.ctx, fd.as_fd());
+                let family = self.ctx.new_family();
+                let _ = self.ctx.clients.add(Client::new(fd, uid, pid, family));
+            }
         }
-        if self.ctx.config.private && uid != self.own_uid && uid != 0 {
-            tracing::warn!(uid, "not this user's monitor");
-            return;
-        }
-        if !self.shm.has_share(&self.ctx, uid, shares::CLIENT) {
-            tracing::warn!(uid, "too many processes");
-            return;
-        }
-        self.ctx.vouch(uid, fd.as_fd());
-        self.shm.came_from(&self.ctx, fd.as_fd());
-        let family = self.ctx.new_family();
-        let _ = self.ctx.clients.add(Client::new(fd, uid, pid, family));
+        logs::for_user(None);
     }
 
     fn addresses_changed(&mut self) {
@@ -409,7 +451,7 @@ impl Monitor {
             return true;
         }
         let before = self.ctx.clients.iter().count();
-        self.accept();
+        while self.accept() {}
         if self.ctx.clients.iter().count() == before {
             return true;
         }

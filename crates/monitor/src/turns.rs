@@ -33,6 +33,11 @@ impl Turns {
         self.waiting.keys().copied().collect()
     }
 
+    /// How many of this user's processes wait.
+    pub fn waiting(&self, uid: u32) -> usize {
+        self.waiting.get(&uid).map_or(0, VecDeque::len)
+    }
+
     pub fn take(&mut self, uid: u32) -> Option<ConnId> {
         let Some(id) = self.waiting.get_mut(&uid)?.pop_front() else {
             self.waiting.remove(&uid);

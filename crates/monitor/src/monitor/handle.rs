@@ -5,7 +5,7 @@ use crate::answer::{answer_json, reply, Answer, Misbehaved};
 use crate::arenas::ZoneTotals;
 use crate::clients::Outgoing;
 use crate::descriptor;
-use crate::foreign::ForeignFd;
+use crate::foreign::{self, ForeignFd};
 use crate::report::{self, Sources, Wanted};
 use crate::shm::ending::Ending;
 use crate::steer::Also;
@@ -273,6 +273,8 @@ impl Monitor {
                 }
             }
             self.pace.lap();
+            // A flood of clients that come and go must not fill the queue while users have their turns.
+            self.accept_some();
         }
     }
 
@@ -293,9 +295,15 @@ impl Monitor {
     fn begin_end(&mut self, id: ConnId) -> Option<Ending> {
         let client = self.ctx.clients.remove(id)?;
         self.ctx.policy.leave(id);
-        if client.is_process() {
-            tracing::debug!(pid = client.pid, name = client.name, "end");
+        if !client.is_process() {
+            // It has said nothing, and has nothing: there may be many of those.
+            self.shm.remote.leave(id);
+            foreign::may_close(1);
+            drop(client);
+            foreign::may_close(0);
+            return None;
         }
+        tracing::debug!(pid = client.pid, name = client.name, "end");
         Some(Ending::new(id, client, self.ctx.arenas.used_by(id)))
     }
 

@@ -8,6 +8,7 @@ mod closing;
 mod connecting;
 mod daemon;
 mod ending;
+mod flood;
 mod hostile;
 mod metrics;
 mod passing;
