@@ -3,6 +3,9 @@
 
 use crate::probe::Missing;
 use crate::{Error, Result};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -11,6 +14,8 @@ use std::{fs, mem};
 
 /// Where the BPF file system is, by convention.
 pub const MOUNT: &str = "/sys/fs/bpf";
+/// Name of [`ROOT`] there.
+const NAME: &str = "fastsocket";
 /// Where our pins are.
 pub const ROOT: &str = "/sys/fs/bpf/fastsocket";
 
@@ -21,32 +26,86 @@ const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 /// and the folder made if need be.
 ///
 /// # Errors
-/// [`Missing::Bpffs`] where it cannot be mounted; [`Error::File`].
+/// [`Missing::Bpffs`] where it cannot be mounted; [`Error::NotOurs`]: somebody else has made the folder, or could replace
+/// it; [`Error::File`].
 pub fn folder(concern: &str) -> Result<PathBuf> {
     mount()?;
-    let folder = Path::new(ROOT).join(concern);
-    fs::create_dir_all(&folder).map_err(|e| Error::file(&folder, e))?;
-    for path in [Path::new(ROOT), &folder] {
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        fs::set_permissions(path, mode).map_err(|e| Error::file(path, e))?;
-    }
+    folder_in(Path::new(MOUNT), concern)
+}
+
+fn folder_in(mount: &Path, concern: &str) -> Result<PathBuf> {
+    let (path, root) = root(mount, true)?;
+    let folder = path.join(concern);
+    own(root.as_fd(), &folder, true)?;
     Ok(folder)
+}
+
+/// The folder of all concerns. Nobody else can replace it, or has anything in it: what is below it can be named by paths.
+fn root(mount: &Path, make: bool) -> Result<(PathBuf, OwnedFd)> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(mount, flags, Mode::empty()).map_err(|e| Error::file(mount, e))?;
+    let st = rustix::fs::fstat(&fd).map_err(|e| Error::file(mount, e))?;
+    let others_write = st.st_mode & 0o022 != 0 && st.st_mode & libc::S_ISVTX == 0;
+    if st.st_uid != rustix::process::geteuid().as_raw() && st.st_uid != 0 || others_write {
+        return Err(not_ours(mount, "others can replace what is there"));
+    }
+    let path = mount.join(NAME);
+    let root = own(fd.as_fd(), &path, make)?;
+    Ok((path, root))
+}
+
+/// Opens a folder that this user has made, and makes it if need be. `path`: how it is called; its last part is looked up
+/// in `parent`, and is not followed if it is a link.
+fn own(parent: BorrowedFd<'_>, path: &Path, make: bool) -> Result<OwnedFd> {
+    let name = path.file_name().ok_or_else(|| not_ours(path, "it has no name"))?;
+    if make {
+        match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(Error::file(path, e)),
+        }
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::LOOP | Errno::NOTDIR) => return Err(not_ours(path, "it is a link or a file, and no folder")),
+        Err(e) => return Err(Error::file(path, e)),
+    };
+    let st = rustix::fs::fstat(&fd).map_err(|e| Error::file(path, e))?;
+    if st.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(not_ours(path, &format!("user {} has made it", st.st_uid)));
+    }
+    if st.st_mode & 0o022 != 0 {
+        return Err(not_ours(path, "others can write there"));
+    }
+    rustix::fs::fchmod(&fd, Mode::RWXU).map_err(|e| Error::file(path, e))?;
+    Ok(fd)
+}
+
+fn not_ours(path: &Path, why: &str) -> Error {
+    Error::NotOurs { path: path.to_owned(), why: why.to_owned() }
 }
 
 /// Removes a concern's folder with all its pins; nothing there is no error.
 /// Removes [`ROOT`] too once it is empty. Never unmounts: others may use it.
 ///
 /// # Errors
-/// [`Error::File`]: something could not be removed; the rest is.
+/// [`Error::NotOurs`]; [`Error::File`]: something could not be removed; the rest is.
 pub fn remove(concern: &str) -> Result<()> {
-    let folder = Path::new(ROOT).join(concern);
-    let entries = match fs::read_dir(&folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(Error::file(&folder, e)),
+    remove_in(Path::new(MOUNT), concern)
+}
+
+fn remove_in(mount: &Path, concern: &str) -> Result<()> {
+    let found = root(mount, false).and_then(|(path, root)| {
+        let folder = path.join(concern);
+        own(root.as_fd(), &folder, false).map(|_| (path, folder))
+    });
+    let (root, folder) = match found {
+        Ok(found) => found,
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
     };
     let mut failed = None;
-    for pin in entries.flatten() {
+    for pin in fs::read_dir(&folder).map_err(|e| Error::file(&folder, e))?.flatten() {
         if let Err(e) = fs::remove_file(pin.path()) {
             failed = Some(Error::file(pin.path(), e));
         }
@@ -56,7 +115,7 @@ pub fn remove(concern: &str) -> Result<()> {
     }
     fs::remove_dir(&folder).map_err(|e| Error::file(&folder, e))?;
     // Not empty: another concern's.
-    let _ = fs::remove_dir(ROOT);
+    let _ = fs::remove_dir(root);
     Ok(())
 }
 
@@ -89,6 +148,73 @@ fn is_bpffs(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{chown, symlink, MetadataExt, PermissionsExt};
+
+    /// A directory as bpffs is where anybody may write to it.
+    fn anybodys() -> Option<(PathBuf, PathBuf)> {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: not root");
+            return None;
+        }
+        let base = std::env::temp_dir().join(format!("bpffs-{}-{:?}", std::process::id(), std::thread::current().id()));
+        let (mount, theirs) = (base.join("bpf"), base.join("theirs"));
+        for (path, mode) in [(&mount, 0o1777), (&theirs, 0o755)] {
+            fs::create_dir_all(path).unwrap();
+            fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        Some((mount, theirs))
+    }
+
+    /// Both refuse, and what the link leads to is as it was.
+    fn is_refused(mount: &Path, theirs: &Path) {
+        for result in [folder_in(mount, "zone").map(drop), remove_in(mount, "zone")] {
+            assert!(matches!(result, Err(Error::NotOurs { .. })), "{result:?}");
+        }
+        assert_eq!(fs::metadata(theirs).unwrap().mode() & 0o7777, 0o755);
+        fs::remove_dir_all(mount.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_link_is_not_followed() {
+        let Some((mount, theirs)) = anybodys() else { return };
+        symlink(&theirs, mount.join(NAME)).unwrap();
+        is_refused(&mount, &theirs);
+    }
+
+    #[test]
+    fn nor_a_link_in_a_folder_of_somebody_else() {
+        let Some((mount, theirs)) = anybodys() else { return };
+        let root = mount.join(NAME);
+        fs::create_dir(&root).unwrap();
+        symlink(&theirs, root.join("zone")).unwrap();
+        fs::write(theirs.join("file"), b"").unwrap();
+        chown(&root, Some(65534), Some(65534)).unwrap();
+        is_refused(&mount, &theirs);
+    }
+
+    #[test]
+    fn nor_is_a_folder_used_that_others_can_replace_or_write_to() {
+        let Some((mount, theirs)) = anybodys() else { return };
+        fs::set_permissions(&mount, PermissionsExt::from_mode(0o777)).unwrap();
+        is_refused(&mount, &theirs);
+        let Some((mount, theirs)) = anybodys() else { return };
+        fs::create_dir(mount.join(NAME)).unwrap();
+        fs::set_permissions(mount.join(NAME), PermissionsExt::from_mode(0o777)).unwrap();
+        is_refused(&mount, &theirs);
+    }
+
+    #[test]
+    fn own_folders_are_made_and_removed() {
+        let Some((mount, _)) = anybodys() else { return };
+        let folder = folder_in(&mount, "zone").unwrap();
+        fs::write(folder.join("pin"), b"").unwrap();
+        assert_eq!(folder_in(&mount, "zone").unwrap(), folder);
+        assert_eq!(fs::metadata(mount.join(NAME)).unwrap().mode() & 0o7777, 0o700);
+        remove_in(&mount, "zone").unwrap();
+        assert!(!mount.join(NAME).exists());
+        remove_in(&mount, "zone").unwrap();
+        fs::remove_dir_all(mount.parent().unwrap()).unwrap();
+    }
 
     #[test]
     fn leaves_nothing() {

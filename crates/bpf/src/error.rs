@@ -44,6 +44,9 @@ pub enum Error {
     /// A policy that others can change.
     #[error("{file}: of user {uid}, mode {mode:o}; a policy must be a file that only root can write (chown root, chmod go-w)")]
     Untrusted { file: String, uid: u32, mode: u32 },
+    /// A folder for pins that others can change, or have made.
+    #[error("{}: {why}; nothing is pinned there", path.display())]
+    NotOurs { path: PathBuf, why: String },
     /// A policy that is none.
     #[error("{0}: has not exactly one program of type XDP (see docs/steering.md)")]
     NoPolicy(String),
