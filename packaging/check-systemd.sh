@@ -13,6 +13,8 @@ printf '[Service]\nEnvironment=FASTSOCKET_LOG=info\n' >/run/systemd/system/fasts
 systemctl daemon-reload
 systemctl start fastsocketd
 [ "$(systemctl show -p ActiveState --value fastsocketd)" = active ] || fail "the monitor is not active"
+[ "$(systemctl show -p TasksMax --value fastsocketd)" = 128 ] || fail "the monitor may have any number of threads"
+[ "$(systemctl show -p MemoryMax --value fastsocketd)" != infinity ] || fail "the monitor may have all memory"
 journalctl -q --no-pager -u fastsocketd | grep -o "fastsocketd .*capabilities.*" || true
 
 # Bad input changes nothing.
