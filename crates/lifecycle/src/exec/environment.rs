@@ -3,6 +3,7 @@
 use super::hidden;
 use crate::ctl;
 use crate::lock::Lock;
+use core::cell::UnsafeCell;
 use core::ffi::{c_char, CStr};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -27,15 +28,33 @@ const ENTRIES: usize = 256;
 #[link_section = ".data.fsocket_start"]
 static AT_START: [AtomicPtr<c_char>; KEPT.len()] = [const { AtomicPtr::new(core::ptr::null_mut()) }; KEPT.len()];
 
+/// Bytes of those entries that are copied at the start: the program may write its title over them before the library
+/// begins. Longer ones stay where they are, and may be lost.
+const POOL: usize = 512;
+struct Pool(UnsafeCell<[u8; POOL]>);
+// SAFETY: written by `note` alone, which runs once, before any other thread; read afterwards.
+unsafe impl Sync for Pool {}
+#[link_section = ".data.fsocket_start"]
+static COPIES: Pool = Pool(UnsafeCell::new([0; POOL]));
+
+/// How the loader has come to this library.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loaded {
+    /// By the word of `LD_PRELOAD` at this place and of this length.
+    By(usize, usize),
+    /// By a file that counts for every program here.
+    ForAll,
+    /// It is not known whether the next program will have it.
+    Unknown,
+}
+
 /// The program's own environment at its start. It may clear or overwrite it.
 struct Start {
-    /// Place and length of the entry of `LD_PRELOAD` that is this library; 0: it
-    /// was loaded by other means, as every program's here.
-    entry: (usize, usize),
+    loaded: Loaded,
     /// `NAME=value` with a NUL; empty: not set.
     kept: [[u8; LEN]; KEPT.len()],
 }
-static START: Lock<Start> = Lock::new(Start { entry: (0, 0), kept: [[0; LEN]; KEPT.len()] });
+static START: Lock<Start> = Lock::new(Start { loaded: Loaded::Unknown, kept: [[0; LEN]; KEPT.len()] });
 
 type Env = *const *const c_char;
 
@@ -82,12 +101,13 @@ pub struct Once<'a> {
 #[link_section = ".text.fsocket_start"]
 pub fn note(env: Env) -> Once<'static> {
     let mut once = Once::default();
+    let mut used = 0;
     // SAFETY: the first byte of a string.
     for entry in entries(env).filter(|e| matches!(unsafe { **e } as u8, b'F' | b'L')) {
         let text = bytes(entry);
         if let Some(i) = KEPT.iter().position(|name| text.starts_with(name)) {
             if AT_START[i].load(Ordering::Relaxed).is_null() {
-                AT_START[i].store(entry.cast_mut(), Ordering::Relaxed);
+                AT_START[i].store(copied(text, &mut used).unwrap_or(entry.cast_mut()), Ordering::Relaxed);
             }
         } else if let Some(value) = text.strip_prefix(SUCCESSOR) {
             once.successor = Some(value);
@@ -96,6 +116,17 @@ pub fn note(env: Env) -> Once<'static> {
         }
     }
     once
+}
+
+/// Puts a string behind the `used` bytes of [`COPIES`]. None: there is no room.
+fn copied(text: &[u8], used: &mut usize) -> Option<*mut c_char> {
+    let end = used.checked_add(text.len() + 1).filter(|end| *end <= POOL)?;
+    // SAFETY: inside the pool, which nobody else uses yet; a zero follows, as nothing was written there.
+    let to = unsafe { COPIES.0.get().cast::<u8>().add(*used) };
+    // SAFETY: `text` is a string of the environment, apart from the pool, in which so many bytes are left.
+    unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), to, text.len()) };
+    *used = end;
+    Some(to.cast())
 }
 
 /// Entry `i` of [`KEPT`] as it was at the start. A program that writes its title over the strings has copied them
@@ -136,10 +167,28 @@ pub fn remember(now: Env, library: &[u8]) {
             let list = &entry[PRELOAD.len()..];
             let same = |w: &&[u8]| *w == library || w[name(w)..] == library[name(library)..];
             if let Some(w) = words(list).find(same) {
-                s.entry = (w.as_ptr() as usize - entry.as_ptr() as usize, w.len());
+                s.loaded = Loaded::By(w.as_ptr() as usize - entry.as_ptr() as usize, w.len());
             }
         }
     }
+    if s.loaded == Loaded::Unknown && is_for_all(&library[name(library)..]) {
+        s.loaded = Loaded::ForAll;
+    }
+}
+
+/// Does the file name the library that the loader reads for every program?
+fn is_for_all(name: &[u8]) -> bool {
+    let args = [libc::AT_FDCWD as usize, c"/etc/ld.so.preload".as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
+    // SAFETY: a C string.
+    let Ok(fd) = (unsafe { sys::raw(libc::SYS_openat, args) }) else { return false };
+    let mut text = [0u8; 4096];
+    // SAFETY: so many bytes are there.
+    let n = unsafe { sys::pread(fd as i32, text.as_mut_ptr(), text.len(), 0) };
+    let _ = sys::close(fd as i32);
+    let text = &text[..n.unwrap_or(0).min(text.len())];
+    let lines = text.split(|c| *c == b'\n').filter_map(|line| line.split(|c| *c == b'#').next());
+    let mut words = lines.flat_map(|line| line.split(|c| matches!(c, b':' | b' ' | b'\t')));
+    words.any(|w| w.rsplit(|c| *c == b'/').next() == Some(name))
 }
 
 /// Will a dynamically linked program with this environment have the library, the
@@ -155,9 +204,11 @@ pub fn carries_zones(env: Env) -> bool {
 
 fn carries(env: Env, what: &[u8]) -> bool {
     let Ok(s) = START.lock() else { return false };
-    let (at, len) = s.entry;
-    let own = &s.kept[0][at..at + len];
-    let loaded = len == 0 || value(env, PRELOAD).is_some_and(|v| words(v).any(|w| w == own));
+    let loaded = match s.loaded {
+        Loaded::By(at, len) => value(env, PRELOAD).is_some_and(|v| words(v).any(|w| *w == s.kept[0][at..at + len])),
+        Loaded::ForAll => true,
+        Loaded::Unknown => false,
+    };
     let off = value(env, DISABLE).is_some_and(|v| v.split(|c| *c == b',').any(|w| w == what));
     loaded && !off && ctl::same_path(value(env, SOCKET))
 }
@@ -165,7 +216,7 @@ fn carries(env: Env, what: &[u8]) -> bool {
 /// Has the environment been cleared of us? (One with another `LD_PRELOAD` is left
 /// as it is.)
 pub fn lost_us(env: Env) -> bool {
-    START.lock().is_ok_and(|s| s.entry.1 != 0) && value(env, PRELOAD).is_none()
+    START.lock().is_ok_and(|s| matches!(s.loaded, Loaded::By(..))) && value(env, PRELOAD).is_none()
 }
 
 /// `LD_PRELOAD` as it was at the start.
