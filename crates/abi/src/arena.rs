@@ -198,6 +198,9 @@ counters! {
     /// Fallback: the other end is in another network namespace of this host, and does not take part.
     FbNamespace = "fallback.namespace" reason Namespace
         when "the other end of a connection that lasts is in another network namespace of this host, and has no library, or no listener that the monitor knows (docs/containers.md)",
+    /// Fallback: nobody with the library took the connection from the listener's queue for a second.
+    FbUntaken = "fallback.untaken" reason Untaken
+        when "no process with the library accepted the connection for a second, or its listener was handed to a program without the library: it went into the kernel's queue, as new ones do until a process with the library has emptied that",
     /// Fallback: the server forks for each connection, and they end after a few requests: they begin in the kernel.
     FbShortLived = "fallback.short_lived" reason ShortLived
         when "a server that forks for each connection, of which most ended after fewer than some 16 requests: new ones begin in the kernel, where they cost less, and go over when they last (`path_upgrade`)",

@@ -214,7 +214,9 @@ fn a_server_with_little_address_space() {
     let Some(delta) = shown(&host, &before) else { return };
     let (shm, queued) = (delta.get("accept_shm"), delta.get("connect_shm") - delta.get("accept_shm"));
     assert!((FIRST_SLOTS as i128..20).contains(&shm) && queued > 0, "{delta}");
-    assert!(delta.get("path_switch") == 2 * queued, "both ends of each that waited\n{delta}");
+    // (Of those that still waited when the server gave its listener up, the monitor has moved the server's end.)
+    let moved = delta.get("path_switch") + delta.get("fallback.untaken");
+    assert!(moved == 2 * queued, "both ends of each that waited\n{delta}");
     assert!(delta.get("fallback.resource") > 0 && delta.get("hostile_peer") == 0, "{delta}");
 }
 

@@ -1,8 +1,9 @@
 //! Programs that load the library inherit connections and listeners through
 //! `exec` and `posix_spawn` as they are: over shared memory before and after.
 
-use fsocket_e2e as e2e;
-use fsocket_testkit::{Host, Proc};
+use fsocket_e2e::{self as e2e, native};
+use fsocket_testkit::host::{Accel, Side, Stock};
+use fsocket_testkit::{net, script, stock_mode, Delta, Host, Proc, PYTHON};
 use std::time::Duration;
 
 #[test]
@@ -63,4 +64,96 @@ fn programs_that_cannot_open_the_library() {
     let Some(delta) = e2e::same_transcripts(&host, 120, "hidden.py", &[]) else { return };
     assert!(delta.get("connect_shm") == 1 && delta.get("path_switch") >= 1, "one, for a program without\n{delta}");
     assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
+}
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+#[track_caller]
+fn app(host: &Host, side: Side, args: &[&str], says: &str) -> Proc {
+    let path = script("apps/super_server.py").display().to_string();
+    let all: Vec<&str> = [path.as_str()].into_iter().chain(args.iter().copied()).collect();
+    let mut app = host.start(side, args[0], PYTHON, &all);
+    app.wait_stdout(says, LIMIT);
+    app
+}
+
+/// One after the other; what they counted.
+#[track_caller]
+fn clients(host: &Host, port: &str, n: &str) -> Delta {
+    let before = host.snapshot();
+    let said = e2e::python(host, Accel, 60, "super_server.py", &["ask", port, n]);
+    assert_eq!(said.matches("client served").count().to_string(), n, "{said}");
+    host.snapshot().since(&before)
+}
+
+/// The first connection was made over shared memory, and went into the kernel's queue; so did those after it.
+#[track_caller]
+fn assert_left(delta: &Delta, n: i128) {
+    if !stock_mode() {
+        let counted = ["connect_shm", "fallback.untaken", "connect_kernel"].map(|name| delta.get(name));
+        assert_eq!(counted, [1, 1, n - 1], "{delta}");
+        assert_eq!((delta.get("accept_shm"), delta.get("fallback.switch")), (0, 0), "{delta}");
+    }
+}
+
+/// As inetd and dovecot's master: it looks and never accepts; its child does, a program without the library.
+#[test]
+fn the_child_of_a_super_server_accepts() {
+    for way in ["epoll-id", "edge-late", "poll-root", "select-none"] {
+        for system in [false, true] {
+            let host = if system { Host::for_all_users("") } else { Host::new() };
+            let port = net::free_port().to_string();
+            let server = app(&host, Accel, &["wait", &port, way], "listens");
+            assert_left(&clients(&host, &port, "3"), 3);
+            server.finish(LIMIT).success().says("ended 0");
+        }
+    }
+}
+
+/// A program that has written its title over the environment before its first socket, as setproctitle does.
+#[test]
+fn the_child_of_a_super_server_with_a_title_accepts() {
+    for system in [false, true] {
+        let host = if system { Host::for_all_users("") } else { Host::new() };
+        let port = net::free_port().to_string();
+        let program = native::build(&host, "titled", &["titled_super.c"], &[]);
+        let helper = script("apps/super_server.py").display().to_string();
+        let mut server = host.start(Accel, "titled", program, &[&port, PYTHON, &helper, "helper", "3"]);
+        server.wait_stdout("listens", LIMIT);
+        assert_left(&clients(&host, &port, "3"), 3);
+        server.finish(LIMIT).success().says("ended 0");
+    }
+}
+
+/// A process with the library looks at a listener, and tells one without it to accept. No call hands it over.
+#[test]
+fn what_nobody_with_the_library_takes_goes_to_the_kernel() {
+    let host = Host::new();
+    let (port, path) = (net::free_port().to_string(), host.path().join("meeting").display().to_string());
+    let _owner = app(&host, Stock, &["own", &port, &path], "listens");
+    let _looks = app(&host, Accel, &["look", &path], "looks");
+    assert_left(&clients(&host, &port, "3"), 3);
+}
+
+/// A server that computes, or is stopped, for three seconds: its connections go to the kernel, are accepted in order,
+/// and later ones come over shared memory again.
+#[test]
+fn a_server_that_is_away_loses_nothing() {
+    for way in ["computes", "edge", "stopped"] {
+        let host = Host::new();
+        let port = net::free_port().to_string();
+        let before = host.snapshot();
+        let server = app(&host, Accel, &["busy", &port, way, "5"], "listens");
+        let said = e2e::python(&host, Accel, 60, "super_server.py", &["order", &port, "5"]);
+        let order = ["0", "0", "1", "2", "3", "4", "0", "1", "2", "3", "4"];
+        assert_eq!(said, format!("{}ok\n", order.map(|n| format!("client {n}\n")).concat()));
+        let served = server.finish(LIMIT).success().stdout;
+        assert_eq!(served, format!("listens\n{}ok\n", order.map(|n| format!("served {n}\n")).concat()), "{way}");
+        let delta = host.snapshot().since(&before);
+        if !stock_mode() {
+            // One before, three that wait, two that come when the kernel has those, and five afterwards.
+            let counted = ["connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "fallback.untaken"];
+            assert_eq!(counted.map(|name| delta.get(name)), [1 + 3 + 5, 2, 1 + 5, 3 + 2, 3], "{way}: {delta}");
+        }
+    }
 }

@@ -78,6 +78,7 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
         }
         kind::CHANNEL_GONE => channels::gone(m.id as u32, m.arg0 != 0),
         kind::OTHER_RIGHTS => listen::wanted_by_others(m.id),
+        kind::UNTAKEN => listen::untaken(m.id),
         kind::UPGRADE_SRV => return got.is_some_and(|fd| upgrade::asked(m, fd)),
         _ => {}
     }

@@ -10,7 +10,7 @@ use crate::{ctl, inspect, process, socks, stats, unhooked, unjoined};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::WORKERS;
-use fsocket_proto::{kind as msg, Addr, Msg};
+use fsocket_proto::{kind as msg, worker, Addr, Msg};
 use fsocket_sync::arrivals::Arrivals;
 use fsocket_sys::{self as sys, Errno};
 
@@ -50,6 +50,8 @@ pub struct Listener {
     pub any: AtomicBool,
     /// A process with other rights accepts there, too: what waits is to go to the kernel.
     wanted_by_others: AtomicBool,
+    /// Connections are in the kernel's queue that were in ours before, and new ones go there. See [`msg::UNTAKEN`].
+    untaken: AtomicBool,
     /// The program's own backlog, as the kernel has taken it, plus one; 0: not known.
     backlog: AtomicU32,
     /// Connections that have come. Never reset, also for another listener in this place.
@@ -146,6 +148,7 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
     l.inherited.store(false, Ordering::Relaxed);
     l.n.store(0, Ordering::Relaxed);
     l.wanted_by_others.store(false, Ordering::Relaxed);
+    l.untaken.store(false, Ordering::Relaxed);
     l.note_backlog(fd);
     if let Ok(mut a) = l.addr.lock() {
         *a = addr;
@@ -295,7 +298,15 @@ pub fn unpublish_id(id: u64, how: u64) -> bool {
     let mut m = Msg::new(msg::UNPUBLISH);
     m.id = id;
     m.arg0 = how;
-    id != 0 && ctl::request(m, None).is_ok()
+    let desc = used().find(|l| l.id.load(Ordering::Acquire) == id).and_then(Listener::desc);
+    id != 0 && ctl::request(m, desc.and_then(crate::table::fd_of)).is_ok()
+}
+
+/// Connections to listener `id` waited in its queues for too long ([`msg::UNTAKEN`]).
+pub fn untaken(id: u64) {
+    for l in used().filter(|l| l.id.load(Ordering::Acquire) == id) {
+        l.untaken.store(true, Ordering::Release);
+    }
 }
 
 /// Does this process hold any listener?
@@ -483,9 +494,12 @@ impl Listener {
         let mut m = Msg::new(msg::WORKER);
         m.id = self.id.load(Ordering::Relaxed);
         m.arg0 = before.into();
-        m.arg1 = leaves.into();
+        m.arg1 = if leaves { worker::LEAVES } else { worker::LOOKS };
         let w = match ctl::request(m, None) {
-            Ok((a, _)) if (a.arg0 as usize) < WORKERS => a.arg0 as u32 + 1,
+            Ok((a, _)) if (a.arg0 as usize) < WORKERS => {
+                self.untaken.store(a.arg1 != 0, Ordering::Relaxed);
+                a.arg0 as u32 + 1
+            }
             // EPERM, EACCES: it gets no channels, and has nothing to steal from.
             Ok(_) | Err(Errno::EAGAIN | Errno::EPERM | Errno::EACCES) => WORKERS as u32 + 1,
             Err(Errno::EOPNOTSUPP) => {
@@ -503,6 +517,27 @@ impl Listener {
         };
         self.joins.store(false, Ordering::Relaxed);
         self.worker.store(w, Ordering::Relaxed);
+    }
+
+    /// Must this process empty the queue of the kernel before it uses ours again?
+    #[inline]
+    pub fn is_untaken(&self) -> bool {
+        self.untaken.load(Ordering::Relaxed)
+    }
+
+    /// It is empty: new connections come over shared memory.
+    #[cold]
+    pub fn is_taken_again(&self) {
+        if !self.untaken.swap(false, Ordering::AcqRel) || ctl::dead() {
+            return;
+        }
+        // A connection that has come there meanwhile is older than those that come here.
+        self.since_kernel.store(u32::MAX, Ordering::Relaxed);
+        let (id, number) = (self.id.load(Ordering::Relaxed), self.worker.load(Ordering::Relaxed));
+        let answer =
+            ctl::request(Msg { id, arg0: number.into(), arg1: worker::ACCEPTS, ..Msg::new(msg::WORKER) }, None);
+        let still = answer.map_or(true, |(a, _)| a.arg1 != 0);
+        self.untaken.store(still && self.id.load(Ordering::Relaxed) == id, Ordering::Relaxed);
     }
 
     /// Clients may wait for this process already. It does not sleep for long until it has joined.

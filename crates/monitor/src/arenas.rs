@@ -189,6 +189,11 @@ impl Ended {
         add_all(self.counters.entry(uid).or_insert([0; COUNTERS.len()]), told);
     }
 
+    /// Something has happened to a connection of a process that has ended.
+    pub fn count(&mut self, uid: u32, counter: Counter) {
+        add(&mut self.counters.entry(uid).or_insert([0; COUNTERS.len()])[counter as usize], 1);
+    }
+
     /// Moves the counters of an arena here.
     pub fn fold(&mut self, mem: &ArenaMem, uid: u32) {
         mem.fold(self.counters.entry(uid).or_insert([0; COUNTERS.len()]));

@@ -5,7 +5,7 @@
 //! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`stand_ins`], [`passed`], [`ports`], [`registry`], [`switched`], [`pipes`] |
 //! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, `remote`, [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
 //! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
-//! | in turns | [`dispatch`] |
+//! | in turns | [`dispatch`], `waiting`, `untaken` |
 
 pub mod channels;
 pub mod closings;
@@ -38,7 +38,9 @@ pub mod switch;
 pub mod switched;
 pub mod taken;
 mod touches;
+mod untaken;
 pub mod upgrade;
+mod waiting;
 pub mod wake;
 pub mod wakers;
 

@@ -62,6 +62,12 @@ unsafe fn accept_any(
     l.join();
     ctl::poll();
     zone::follow_options(fd, d);
+    if l.is_untaken() {
+        // SAFETY: the caller's.
+        if let Some(r) = unsafe { kernel::first(fd, d, l, Peer { addr, len, flags }) } {
+            return Outcome::Done(r);
+        }
+    }
     let in_kernel = brief::is_in_kernel(l);
     if in_kernel {
         // SAFETY: the caller's.

@@ -29,6 +29,7 @@ pub mod steer;
 pub mod switch;
 pub mod unpublish;
 pub mod waiter;
+pub mod worker;
 
 pub const VERSION: u16 = 1;
 
@@ -96,7 +97,7 @@ pub mod kind {
     /// are more than 64 workers (it then only steals), EOPNOTSUPP when those that
     /// work for it have other rights (user, capabilities, groups): the kernel serves it. Later channels follow
     /// as they are made. `arg0` of the request: the number that it had under a monitor before this one, plus
-    /// one; 0: any. `arg1` 1: only for the channels, to empty its queues.
+    /// one; 0: any. `arg1`: of [`super::worker`]. In the answer `arg1` 1: see [`UNTAKEN`].
     pub const WORKER: u32 = 6;
     /// `addr` destination, fd: the socket to be connected (its network
     /// namespace counts): TCP, unused, of a family that reaches it; or, after ENOKEY, that very
@@ -162,7 +163,8 @@ pub mod kind {
     /// Listener `id` was handed to a process that may not have the library. *Sync*:
     /// when it is answered no connection comes to it over shared memory any more
     /// but those that wait in its queues; new ones use the kernel. `arg0`: of [`super::unpublish`]; where that
-    /// is not so, `result` EBUSY.
+    /// is not so, `result` EBUSY. fd: the listener, which says in which network namespace it is: the monitor moves what
+    /// waits in its queues into the kernel's.
     pub const UNPUBLISH: u32 = 18;
     /// *Sync*: steering of devices ([`crate::steer`]). fd: memfd with a request
     /// as JSON, `arg0` its length; answered by a memfd with the answer as JSON,
@@ -292,6 +294,9 @@ pub mod kind {
     /// From the monitor: a process with other rights wants to accept on listener `id`, and new
     /// connections use the kernel. What waits in its queues is to be put into the kernel's.
     pub const OTHER_RIGHTS: u32 = 71;
+    /// From the monitor: connections to listener `id` waited in its queues, and nobody took them. They go into the
+    /// kernel's queue, as new ones do until a process that has emptied it says so ([`super::worker::ACCEPTS`]).
+    pub const UNTAKEN: u32 = 92;
     /// A listener that is the kernel's alone has come to port `addr.port`. For some destinations it may
     /// be nearer than one of ours: everybody asks again. No answer.
     pub const NEARER: u32 = 72;

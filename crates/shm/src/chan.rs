@@ -14,6 +14,7 @@ use fsocket_proto::{kind, waiter, Msg};
 use fsocket_ring::dispatch::Busy;
 use fsocket_ring::{syn, Hostile};
 use fsocket_sync::arrivals::Source;
+use fsocket_sync::light_fence;
 use fsocket_sync::segments::Segments;
 use fsocket_sys as sys;
 
@@ -356,8 +357,10 @@ impl Chan {
     }
 
     /// Something was put into a queue: the monitor looks from now on, if it did not.
-    /// (Without a fence. An overlooked connection is the only one for a while; the next is not overlooked.)
     pub fn arrived(&self) {
+        // Pairs with the monitor's heavy one, between its word that it looks no more and its last look. (The balance
+        // runs none: a connection that it overlooks is the only one for a while.)
+        light_fence();
         let idle = &self.header().idle;
         if idle.load(Ordering::Relaxed) != 0 && idle.swap(0, Ordering::AcqRel) == 1 && !ctl::dead() {
             let mut m = Msg::new(kind::ARRIVES);

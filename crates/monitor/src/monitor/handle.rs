@@ -42,7 +42,7 @@ impl Monitor {
             kind::CONNECT => self.shm.connect(&mut self.ctx, id, &msg, fd),
             kind::PORTS => self.shm.ports(&mut self.ctx, id, &msg, fd),
             kind::IN_USE => self.shm.in_use(&msg, fd),
-            kind::UNPUBLISH => self.shm.unpublish(&mut self.ctx, id, &msg),
+            kind::UNPUBLISH => self.shm.unpublish(&mut self.ctx, id, &msg, fd),
             kind::OPTIONS => self.shm.mark_options(&mut self.ctx, id, &msg),
             kind::SWITCH => self.shm.switch(&mut self.ctx, id, &msg, fd),
             kind::CLAIM => self.shm.claim(&mut self.ctx, id, &msg),

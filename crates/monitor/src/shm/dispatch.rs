@@ -100,6 +100,10 @@ impl Dispatch {
         self.next.get_or_insert(at);
     }
 
+    pub fn looks_at(&self, channel: ChannelId) -> bool {
+        self.awake.contains_key(&channel)
+    }
+
     /// Looks at the channels if it is time. Those whose protocol is broken.
     pub fn look_if_due(
         &mut self,

@@ -36,6 +36,8 @@ pub struct Listener {
     /// Processes that we do not know may hold it: where nobody works for it the kernel serves it.
     pub held_elsewhere: bool,
     pub shown: Shown,
+    /// Its connections waited for too long at least once, which is in the log.
+    pub had_untaken: bool,
 }
 
 /// Whether clients find a listener.
@@ -44,6 +46,9 @@ pub enum Shown {
     Yes,
     /// Not until somebody works for it.
     WhenServed,
+    /// Not until somebody accepts: those that work for it may only look, and leave accepting to processes without
+    /// the library.
+    WhenAccepted,
     Never,
 }
 
@@ -164,6 +169,7 @@ impl Listeners {
                 is_mixed: false,
                 held_elsewhere: false,
                 shown: Shown::Yes,
+                had_untaken: false,
             },
         );
         id
@@ -198,6 +204,14 @@ impl Listeners {
             ids.retain(|other| *other != id);
         }
         self.by_address.retain(|_, ids| !ids.is_empty());
+    }
+
+    /// The same of one that has just been added.
+    pub fn hide_until_served(&mut self, id: ListenerId) {
+        self.hide(id);
+        if let Some(l) = self.all.get_mut(&id) {
+            l.shown = Shown::WhenServed;
+        }
     }
 
     /// After [`Listeners::hide`].

@@ -159,6 +159,7 @@ impl Shm {
             }
             if !told.is_empty() {
                 self.dispatch.arrives(channel, &ctx.config.balance);
+                self.waiting.arrives(channel);
             }
         }
         self.sweep(ctx);

@@ -75,7 +75,7 @@ impl Shm {
             let msg = Msg { id: listener, ..Msg::new(kind::OTHER_RIGHTS) };
             ctx.clients.send(*worker, Outgoing { msg, fd: None, unasked: true });
         }
-        if workers.is_empty() {
+        if !self.move_waiting(ctx, listener, None) && workers.is_empty() {
             // No process can take the connections that wait there.
             for ch in channels.into_iter().filter_map(|c| self.channels.get(c)) {
                 end_listening(ch, &ctx.clients);

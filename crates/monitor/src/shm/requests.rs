@@ -16,7 +16,7 @@ use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
 use crate::{limits, shares, ChannelId, ConnId, ListenerId, NOBODY};
 use fsocket_abi::channel::CHANNEL_SIZE;
-use fsocket_proto::{kind, Addr, Msg, CHANNELS_OF_LISTENER};
+use fsocket_proto::{kind, worker, Addr, Msg, CHANNELS_OF_LISTENER};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -172,7 +172,12 @@ impl Shm {
                 self.drop_stale(ctx, info.netns, &info.addr);
                 ctx.broker.listener(fd.as_fd());
                 let new = self.listeners.add(info, uid);
-                self.registry.add(new, info.netns, &info.addr);
+                if msg.arg0 == 0 {
+                    self.registry.add(new, info.netns, &info.addr);
+                } else {
+                    // A process without the library may accept there: the kernel serves it until one with the library looks.
+                    self.listeners.hide_until_served(new);
+                }
                 self.listeners_changed = true;
                 let process = ctx.clients.name(id);
                 tracing::info!(%process, address = crate::address::show(&info.addr), "listens");
@@ -222,7 +227,7 @@ impl Shm {
         let was_shared = listener.is_shared;
         let number = listener.join(id, msg.arg0.checked_sub(1).map(|n| n as usize));
         let mask = listener.worker_mask();
-        let served = listener.shown == Shown::WhenServed && msg.arg1 == 0;
+        let hidden_until = listener.shown;
         let is_looked_after = listener.is_shared && !was_shared;
         for channel in listener.channels.clone() {
             if is_looked_after {
@@ -235,11 +240,17 @@ impl Shm {
                 ch.mem.set_workers(mask);
             }
         }
-        if served {
+        let is_served = match hidden_until {
+            Shown::WhenServed => msg.arg1 != worker::LEAVES,
+            Shown::WhenAccepted => msg.arg1 == worker::ACCEPTS,
+            Shown::Yes | Shown::Never => false,
+        };
+        if is_served && !self.is_moving(msg.id) {
             self.show_listener(msg.id);
         }
+        let hidden = self.listeners.get(msg.id).is_some_and(|l| l.shown == Shown::WhenAccepted);
         match number {
-            Some(n) => Ok((Msg { id: msg.id, arg0: n as u64, ..reply(msg) }, None)),
+            Some(n) => Ok((Msg { id: msg.id, arg0: n as u64, arg1: hidden.into(), ..reply(msg) }, None)),
             None => Err(Errno::AGAIN),
         }
     }
@@ -386,6 +397,7 @@ impl Shm {
             self.offer(ctx, channel, worker);
         }
         tracing::debug!(channel, listener, process = %ctx.clients.name(id), "channel");
+        self.waiting.arrives(channel);
         if is_shared {
             self.dispatch.arrives(channel, &ctx.config.balance);
         }
@@ -405,6 +417,7 @@ impl Shm {
     pub fn arrives_in(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
         let channel = ChannelId::try_from(msg.id).unwrap_or_default();
         if self.channels.get(channel).is_some_and(|ch| ch.client == id) {
+            self.waiting.arrives(channel);
             self.dispatch.arrives(channel, &ctx.config.balance);
         }
     }

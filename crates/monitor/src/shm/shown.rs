@@ -2,7 +2,8 @@
 
 use crate::answer::{reply, Answer};
 use crate::context::Context;
-use crate::shm::listeners::Shown;
+use crate::foreign::ForeignFd;
+use crate::shm::listeners::{Listener, Shown};
 use crate::shm::state::Shm;
 use crate::{ConnId, ListenerId};
 use fsocket_proto::{unpublish, Msg};
@@ -10,8 +11,8 @@ use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 
 impl Shm {
-    /// [`fsocket_proto::kind::UNPUBLISH`].
-    pub fn unpublish(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) -> Answer {
+    /// [`fsocket_proto::kind::UNPUBLISH`]. `fd`: a socket of the listener's network namespace.
+    pub fn unpublish(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         if !ctx.clients.get(id).is_some_and(|c| c.holds.contains(&msg.id)) {
             return Err(Errno::NOENT);
         }
@@ -28,6 +29,8 @@ impl Shm {
         }
         let until = if l.held_elsewhere && msg.arg0 != unpublish::FOR_GOOD { Shown::WhenServed } else { Shown::Never };
         self.hide_listener(msg.id, until);
+        // Nothing is left behind, whatever rights the requester has to do that itself.
+        self.move_waiting(ctx, msg.id, fd.as_ref().map(ForeignFd::as_fd));
         Ok((reply(msg), None))
     }
 
@@ -45,9 +48,10 @@ impl Shm {
         crate::membarrier::heavy_fence();
     }
 
-    /// Somebody works for a listener that was hidden until then.
+    /// Clients find a listener again that was hidden until now.
     pub fn show_listener(&mut self, listener: ListenerId) {
-        let Some(l) = self.listeners.get_mut(listener).filter(|l| l.shown == Shown::WhenServed) else { return };
+        let hidden = |l: &&mut Listener| matches!(l.shown, Shown::WhenServed | Shown::WhenAccepted);
+        let Some(l) = self.listeners.get_mut(listener).filter(hidden) else { return };
         let info = l.info;
         if !self.registry.add(listener, info.netns, &info.addr) {
             return;

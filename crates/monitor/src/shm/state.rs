@@ -13,6 +13,8 @@ use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
 use crate::shm::stand_ins::Remote;
 use crate::shm::touches::Touches;
+use crate::shm::untaken::Untaken;
+use crate::shm::waiting::Waiting;
 use crate::FamilyId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -31,6 +33,8 @@ pub struct Shm {
     pub registry: Registry,
     pub closings: Closings,
     pub dispatch: Dispatch,
+    pub waiting: Waiting,
+    pub untaken: Untaken,
     pub distrust: Distrust,
     /// Port leases of ended processes whose fork group still use them.
     pub family_leases: HashMap<FamilyId, Vec<u16>>,
@@ -60,6 +64,8 @@ impl Shm {
             registry,
             closings,
             dispatch: Dispatch::default(),
+            waiting: Waiting::default(),
+            untaken: Untaken::default(),
             distrust: Distrust::default(),
             family_leases: HashMap::new(),
             look_again: None,

@@ -20,11 +20,13 @@ impl Shm {
     /// When something is to be looked at again.
     pub fn next(&self) -> Option<Instant> {
         let looks = [self.look_again.map(|(at, _)| at), self.dispatch.next, self.pairs.ask_at, self.touches.due()];
-        looks.into_iter().flatten().min()
+        let looks = looks.into_iter().chain([self.waiting.next, self.untaken.next.map(|(at, _)| at)]);
+        looks.flatten().min()
     }
 
     pub fn look_again_if_due(&mut self, ctx: &mut Context) {
         self.ask_for_pairs_if_due(ctx);
+        self.move_untaken_if_due(ctx);
         if self.touches.is_due(Instant::now()) {
             self.registry.touch();
         }

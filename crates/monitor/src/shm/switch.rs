@@ -24,6 +24,7 @@ use fsocket_proto::{switch, Msg};
 use fsocket_ring::{self as ring, Mapped};
 use fsocket_sync::atomic::Ordering;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 use std::net::Ipv4Addr;
@@ -115,7 +116,7 @@ impl Shm {
                 Ok((reply(msg), None))
             }
             switch::DIAL if named.side == SERVER => {
-                self.dial(ctx, (ch, uid), &named, &mut all, fd.as_ref())?;
+                self.dial(ctx, (ch, uid), &named, &mut all, fd.as_ref().map(ForeignFd::as_fd))?;
                 Ok((reply(msg), None))
             }
             _ => Err(Errno::INVAL),
@@ -142,13 +143,17 @@ impl Shm {
         }
     }
 
-    fn dial(
+    /// Connects the client's end to the listener, in the network namespace of `place`.
+    ///
+    /// # Errors
+    /// EINPROGRESS: it has begun, and the caller asks again.
+    pub(super) fn dial(
         &self,
         ctx: &Context,
         (ch, uid): (&Channel, u32),
         named: &Named,
         all: &mut Switched,
-        fd: Option<&ForeignFd>,
+        place: Option<BorrowedFd<'_>>,
     ) -> Result<(), Errno> {
         if all.of(named).is_some() {
             return Err(Errno::ALREADY);
@@ -163,10 +168,7 @@ impl Shm {
                 return Err(Errno::MFILE);
             }
             let order = self.order(ctx, ch, named);
-            let begun = ctx
-                .broker
-                .dial(&order, ch.netns, fd.map(ForeignFd::as_fd))
-                .inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
+            let begun = ctx.broker.dial(&order, ch.netns, place).inspect_err(|e| all.elsewhere |= *e == Errno::XDEV)?;
             all.dialling.insert(named.slot, (named.generation, ForeignFd::new(begun, uid)));
         }
         let (_, fd) = all.dialling.get(&named.slot).ok_or(Errno::NOENT)?;
@@ -209,6 +211,14 @@ impl Shm {
             }
             self.sweep(ctx);
         }
+    }
+}
+
+/// [`act`] of the monitor's own, of a side that no process has.
+pub(super) fn at_other_end(ch: &Channel, named: &Named, what: u32) {
+    let end = ch.switched.borrow().end(named, 1 - named.side);
+    if let Some(end) = end {
+        let _ = act(ch, named, &end, what);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Connections that go over to kernel TCP, and listeners that are given away.
 
 use super::support::*;
-use fsocket_abi::channel::{record, ring_off, slot_state, CLIENT, POS_START, RING_CAP, SERVER, SLOTS};
+use fsocket_abi::channel::{record, ring_off, slot_state, status, CLIENT, POS_START, RING_CAP, SERVER, SLOTS};
 use fsocket_monitor::memory::Mapping;
 use fsocket_proto::{kind, switch, Msg};
 use fsocket_sync::atomic::{AtomicU64, Ordering};
@@ -162,6 +162,30 @@ fn what_nobody_accepted_goes_to_the_kernels_listener() {
     let mut b = [0; 5];
     accepted.read_exact(&mut b).unwrap();
     assert_eq!(&b, b"there");
+}
+
+/// A process gives its listener away, and has not the right or the time to empty its queues.
+#[test]
+fn what_waits_goes_into_the_kernels_queue() {
+    let d = Daemon::start();
+    let (mut s, mut c, l, ch) = d.acquainted();
+    let msg = in_use(&ch);
+    ch.slot(3).state.store(slot_state::SYN, Ordering::Release);
+    send_in_ring(&ch, CLIENT, b"hello");
+    // Its client has sent that, and closed.
+    ch.slot(3).dir[CLIENT].prod.status.store(status::FIN | status::CLOSED, Ordering::Release);
+    ch.syn(2, 3);
+    let away = Msg { id: l.id, ..Msg::new(kind::UNPUBLISH) };
+    assert_eq!(s.request(away, None).0.result, 0);
+    let (mut accepted, from) = l.socket.accept().unwrap();
+    assert_eq!(from.port(), ch.port + 3);
+    let mut all = Vec::new();
+    accepted.read_to_end(&mut all).unwrap();
+    assert_eq!(all, b"hello");
+    assert_eq!(ch.status(3, SERVER), status::MIGRATING | status::MIGRATED | status::CLOSED);
+    assert_eq!((ch.queue(2).head.load(Ordering::Relaxed), ch.listener_closed()), (1, true));
+    // (Nothing is left for the client to come for.)
+    assert_eq!(c.request(of(msg, kind::CLAIM, CLIENT, 0), None).0.result, code(Errno::NOENT));
 }
 
 #[test]

@@ -46,6 +46,28 @@ pub(super) unsafe fn alone(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Optio
     Some(unsafe { accept_kernel(fd, peer.addr, peer.len, peer.flags) })
 }
 
+/// From a listener whose connections nobody took from our queues in time ([`Listener::is_untaken`]): they are before all
+/// others. None: there are no more.
+///
+/// # Safety
+/// As [`super::accept`].
+#[cold]
+pub(super) unsafe fn first(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Option<Result<i32>> {
+    let zone = || zone::of(d);
+    let own = zone().and_then(|z| z.take_own(fd, Peer { addr: peer.addr, len: peer.len, flags: peer.flags }));
+    let taken = match own {
+        None if is_ready(fd) => {
+            // SAFETY: the caller's.
+            Some(unsafe { from_kernel(fd, peer.addr, peer.len, peer.flags) })
+        }
+        own => own,
+    };
+    if !is_ready(fd) && !zone().and_then(|z| z.own_fd()).is_some_and(is_ready) {
+        l.is_taken_again();
+    }
+    taken
+}
+
 /// # Safety
 /// As [`super::accept`].
 pub(super) unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
