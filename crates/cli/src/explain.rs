@@ -43,6 +43,8 @@ struct Listening {
     local: SocketAddr,
     /// With the monitor.
     registered: bool,
+    /// Connections that nobody has accepted, in the kernel's queue and in those of shared memory.
+    waiting: u32,
 }
 
 /// A connection over kernel TCP.
@@ -90,14 +92,18 @@ pub fn run(args: &Explain) -> i32 {
 /// `port`: only what has to do with this one is asked for.
 fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     let wanted = |e: &&TcpNetEntry| port.is_none_or(|port| e.local_address.port() == port);
-    let known: Vec<SocketAddr> =
-        facts.report.listeners.iter().filter_map(|l| l.local.parse().ok()).map(plain).collect();
+    let address = |text: &str| text.parse().map(plain).ok();
+    let known = |local| facts.report.listeners.iter().filter(move |l| address(&l.local) == Some(plain(local)));
     let mut listeners: Vec<Listening> = Vec::new();
     for entry in all.in_state(facts.pid, &TcpState::Listen).into_iter().filter(wanted) {
         let local = entry.local_address;
         // (Workers have several sockets with one address.)
-        if !listeners.iter().any(|l| l.local == local) {
-            listeners.push(Listening { local, registered: known.contains(&plain(local)) });
+        match listeners.iter_mut().find(|l| l.local == local) {
+            Some(l) => l.waiting += entry.rx_queue,
+            None => {
+                let (registered, queued) = (known(local).next().is_some(), known(local).map(|l| l.queued).sum::<u32>());
+                listeners.push(Listening { local, registered, waiting: entry.rx_queue + queued });
+            }
         }
     }
     let mut peers = BTreeMap::new();
@@ -139,13 +145,20 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
                 .map(|(name, n)| Reason { reason: "fallback", text: format!("{name}: {n} times (docs/fallbacks.md)") }),
         );
     }
-    let shm = shm_connections as u64 + facts.counter("connect_shm") + facts.counter("accept_shm");
+    let begun = facts.counter("connect_shm") + facts.counter("accept_shm");
+    // Connections that stayed there: open ones, and those that were closed there.
+    let shm = shm_connections as u64 + facts.counter("close_shm") + facts.counter("path_upgrade");
+    let all_left = begun > 0 && shm == 0 && facts.counter("path_switch") > 0;
+    if all_left {
+        let text = format!("{begun} connections began over shared memory, and all have gone to the kernel since");
+        reasons.insert(0, Reason { reason: "left", text });
+    }
     let kernel = kernel_connections.len() as u64 + facts.counter("connect_kernel") + facts.counter("accept_kernel");
     let state = if !facts.obstacles.is_empty() || listeners.iter().any(|l| !l.registered) {
         "kernel"
-    } else if shm > 0 {
+    } else if shm > 0 || begun > 0 && !all_left {
         "accelerated"
-    } else if kernel > 0 {
+    } else if kernel > 0 || all_left {
         "kernel"
     } else {
         "ready"
@@ -206,6 +219,11 @@ fn why_kernel(
         Err(e) => return (Some(pid), reason("peer_unknown", e.clone())),
     };
     let name = format!("the {role}, process {pid} ({})", other.name);
+    if facts.monitor.as_ref().is_some_and(|m| i64::from(m.pid) == i64::from(pid)) || other.is_monitor() {
+        let text =
+            format!("it has left shared memory, and the {role} has not come for its end yet, which the monitor has");
+        return (None, reason("on_its_way", text));
+    }
     let sockets = |f: &Facts| f.monitor.as_ref().map(|m: &Monitor| (m.socket.clone(), m.pid));
     let why = if let Some(theirs) = other.obstacles.first() {
         reason("peer", format!("{name}: {}", theirs.text))
@@ -263,12 +281,14 @@ fn text(e: &Explanation) -> String {
     }
     line("namespaces", format!("network {}, user {}", f.network_namespace, f.user_namespace));
     for l in &e.listeners {
-        line(
-            "listens",
-            format!("{} ({})", l.local, if l.registered { "shared memory, kernel" } else { "kernel only" }),
-        );
+        let waiting = match l.waiting {
+            0 => String::new(),
+            n => format!(", {n} wait to be accepted"),
+        };
+        let paths = if l.registered { "shared memory, kernel" } else { "kernel only" };
+        line("listens", format!("{} ({paths}){waiting}", l.local));
     }
-    let counters = ["connect_shm", "accept_shm", "connect_kernel", "accept_kernel"];
+    let counters = ["connect_shm", "accept_shm", "connect_kernel", "accept_kernel", "path_switch", "path_upgrade"];
     let counted: Vec<String> = counters.iter().map(|c| format!("{c} {}", f.counter(c))).collect();
     let across = match e.across_namespaces {
         0 => String::new(),
@@ -286,7 +306,10 @@ fn text(e: &Explanation) -> String {
     }
     lines.push(match e.state {
         "accelerated" => "accelerated".into(),
-        "ready" => "ready: nothing has connected yet".into(),
+        "ready" => match e.listeners.iter().map(|l| l.waiting).sum() {
+            0u32 => "ready: nothing has connected yet".into(),
+            n => format!("ready: nothing has been accepted yet, and {n} connections wait"),
+        },
         _ => "not accelerated".to_owned(),
     });
     // (Those of connections have been said.)

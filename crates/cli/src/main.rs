@@ -10,6 +10,7 @@ mod capture;
 mod cmdline;
 mod control;
 mod doctor;
+mod drops;
 mod explain;
 mod glibc;
 mod locality;

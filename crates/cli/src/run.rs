@@ -4,7 +4,7 @@ use crate::cmdline::{Run, EXIT_OWN};
 use crate::locate::Pieces;
 use crate::preload_list::{preload_list, without_library};
 use crate::program::{self, Kind};
-use crate::{control, locate, private};
+use crate::{control, drops, locate, private};
 use fsocket_proto::paths;
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -28,14 +28,17 @@ pub fn run(args: &Run) -> i32 {
         };
     let program = args.program[0].to_string_lossy();
     // (What cannot be read is execvp's to complain of.)
-    let kind = program::in_path(&args.program[0]).and_then(|path| program::look(&path).ok());
-    let kind = kind.unwrap_or(Kind::Unknown);
+    let path = program::in_path(&args.program[0]);
+    let kind = path.as_deref().and_then(|path| program::look(path).ok()).unwrap_or(Kind::Unknown);
+    let dropped = drops::why(&args.program, path.as_deref());
     let refuses = kind.obstacle().filter(|_| kind.refuses_library());
     let outcome = match &refuses {
         Some(why) => Err(why.clone()),
         None => prepare(&args.pieces),
     };
-    if let (true, Some(why)) = (args.require, outcome.as_ref().err().cloned().or_else(|| kind.obstacle())) {
+    if let (true, Some(why)) =
+        (args.require, outcome.as_ref().err().cloned().or_else(|| kind.obstacle().or_else(|| dropped.clone())))
+    {
         eprintln!("fastsocket: {program} cannot be accelerated: {why}");
         return EXIT_OWN;
     }
@@ -45,6 +48,9 @@ pub fn run(args: &Run) -> i32 {
                 eprintln!(
                     "fastsocket: warning: {why}; {program} runs on stock sockets, programs that it starts do not"
                 );
+            }
+            if let Some(why) = dropped {
+                eprintln!("fastsocket: warning: {why}");
             }
             if args.verbose {
                 eprintln!("fastsocket: library {}", setup.library.display());

@@ -336,3 +336,19 @@ fn require_wants_library_and_monitor() {
     let Some(done) = fastsocket(&host, &["run", "--require", "--", "/bin/echo", "ran"], &[]) else { return };
     assert_eq!(done.success().stdout, "ran\n");
 }
+
+/// The program itself, or what it starts, has not got the library.
+#[test]
+fn what_drops_the_library_is_said() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: stock mode has no command line");
+    }
+    let host = Host::new();
+    for (program, says) in [(&["env", "-i", "/bin/true"][..], "env -i"), (&["env", "A=b", "/bin/true"], "")] {
+        let mut command = Command::new(artifacts::cli());
+        command.env("FASTSOCKET_SOCKET", host.socket()).args(["run", "--"]).args(program);
+        let done = Proc::spawn(host.logs(), "run", command).finish(Duration::from_secs(30)).success();
+        let warned = done.stderr.lines().count() == 1 && done.stderr.contains(says);
+        assert!(if says.is_empty() { done.stderr.is_empty() } else { warned }, "{program:?}: {}", done.stderr);
+    }
+}

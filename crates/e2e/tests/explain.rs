@@ -130,6 +130,44 @@ fn accelerated_and_ready() {
     }
 }
 
+/// Its connections began over shared memory, and none stayed there.
+#[test]
+fn what_leaves_at_once_is_not_accelerated() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let path = script("apps/held.py").display().to_string();
+    let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string(), "inq"]);
+    client.wait_stdout("ok", Duration::from_secs(20));
+    let said = state(&host, client.pid(), "kernel");
+    assert_eq!((&said["accelerated"], &said["reasons"][0]["reason"]), (&false.into(), &"left".into()), "{said:#}");
+    assert_eq!(said["counters"]["connect_shm"], 1, "{said:#}");
+}
+
+/// Connections that wait at a listener are counted in both of its queues.
+#[test]
+fn what_waits_at_a_listener_is_said() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let listens =
+        "import socket, sys, time; l = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)";
+    let port = net::free_port();
+    let server = host.server(Accel, "listens", port, PYTHON, &["-c", listens, &port.to_string()]);
+    let connects = "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print('ok', flush=True); time.sleep(600)";
+    let mut client = host.start(Accel, "connects", PYTHON, &["-c", connects, &port.to_string()]);
+    client.wait_stdout("ok", Duration::from_secs(20));
+    // In our queue, and a second later in the kernel's.
+    let before = host.snapshot();
+    for moved in [false, true] {
+        if moved {
+            let untaken = || host.snapshot().since(&before).get("fallback.untaken") == 1;
+            net::wait_until(Duration::from_secs(20), untaken).expect("moved");
+        }
+        let said = state(&host, server.pid(), "ready");
+        assert_eq!(said["listeners"][0]["waiting"], 1, "{said:#}");
+    }
+}
+
 #[test]
 fn what_is_not_there_is_2() {
     not_in_stock_mode!();

@@ -230,6 +230,11 @@ impl Facts {
         found
     }
 
+    /// It keeps ends of connections for processes that have not come for them.
+    pub fn is_monitor(&self) -> bool {
+        self.program.as_deref().and_then(Path::file_name) == Some(OsStr::new(locate::MONITOR))
+    }
+
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
