@@ -33,10 +33,15 @@ pub struct Beside {
     peers: [Option<&'static Zoned>; EXTRA],
 }
 
+/// Has this process local listen sockets, which are polled beside the global ones?
+pub fn is_used() -> bool {
+    enabled() && used().next().is_some()
+}
+
 impl Beside {
     pub fn of(fds: &[libc::pollfd], sleeps: bool) -> Beside {
         let mut b = Beside { n: 0, at: [(0, -1); EXTRA], sleeps, peers: [None; EXTRA] };
-        if !enabled() || used().next().is_none() {
+        if !is_used() {
             return b;
         }
         for (i, p) in fds.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! `select` by way of `poll`.
 
-use super::{concerns_us, poll_noting};
-use crate::zone::poll::Beside;
+use super::{ours, poll_noting};
+use crate::zone::{self, poll::Beside};
 use crate::{pool, user, Outcome};
 use fsocket_sys::{Errno, Result};
 
@@ -36,6 +36,20 @@ impl Set {
     }
 }
 
+/// The numbers below `n` that are in one of the sets, in order.
+fn numbers(n: usize, sets: [&Set; 3]) -> impl Iterator<Item = usize> + '_ {
+    (0..n.div_ceil(64)).flat_map(move |word| {
+        let below = match n - word * 64 {
+            left @ 0..64 => (1 << left) - 1,
+            _ => u64::MAX,
+        };
+        let all = sets.iter().fold(0, |all, set| all | set.bits[word]) & below;
+        core::iter::successors(Some(all), |bits| Some(bits & bits.wrapping_sub(1)))
+            .take_while(|bits| *bits != 0)
+            .map(move |bits| word * 64 + bits.trailing_zeros() as usize)
+    })
+}
+
 /// `select` by way of `poll`, with the kernel's mapping of events. Returns the
 /// number of bits set.
 ///
@@ -57,9 +71,17 @@ pub unsafe fn select(
     let [Ok(mut r), Ok(mut w), Ok(mut x)] = [read, write, except].map(|p| unsafe { Set::read(p, n) }) else {
         return Outcome::Kernel;
     };
+    let mut is_ours = false;
+    for fd in numbers(n, [&r, &w, &x]) {
+        pool::let_go(fd as i32);
+        is_ours |= ours(fd as i32).is_some();
+    }
+    if !is_ours && !zone::poll::is_used() {
+        return Outcome::Kernel;
+    }
     let mut fds = [libc::pollfd { fd: -1, events: 0, revents: 0 }; MAX];
     let mut m = 0;
-    for fd in 0..n {
+    for fd in numbers(n, [&r, &w, &x]) {
         let mut e = 0;
         if r.has(fd) {
             e |= libc::POLLIN | libc::POLLRDNORM;
@@ -70,13 +92,10 @@ pub unsafe fn select(
         if x.has(fd) {
             e |= libc::POLLPRI;
         }
-        if e != 0 {
-            fds[m] = libc::pollfd { fd: fd as i32, events: e, revents: 0 };
-            m += 1;
-        }
+        fds[m] = libc::pollfd { fd: fd as i32, events: e, revents: 0 };
+        m += 1;
     }
-    fds[..m].iter().for_each(|p| pool::let_go(p.fd));
-    if !concerns_us(&fds[..m]) && Beside::of(&fds[..m], timeout_ns != Some(0)).n == 0 {
+    if !is_ours && Beside::of(&fds[..m], timeout_ns != Some(0)).n == 0 {
         return Outcome::Kernel;
     }
     let mut slept = false;
