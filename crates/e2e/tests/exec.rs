@@ -157,3 +157,34 @@ fn a_server_that_is_away_loses_nothing() {
         }
     }
 }
+
+/// `vfork`: the child has its parent's memory, and descriptors of its own.
+#[test]
+fn children_in_their_parents_memory() {
+    let host = Host::new();
+    let vfork = native::build(&host, "vfork", &["vfork.c"], &["-lpthread"]);
+    let copies = native::build(&host, "copies", &["copies.c"], &["-static"]);
+    let before = host.snapshot();
+    let numbers = Proc::spawn(host.logs(), "numbers", {
+        let mut command = host.command(Accel, &vfork);
+        command.arg("numbers");
+        command
+    });
+    let said = numbers.finish(Duration::from_secs(60)).says("ok").stdout;
+    assert!(
+        stock_mode() || said.contains("by number 700 shared 3") && said.contains("SYS_clone3 700 shared 5"),
+        "{said}"
+    );
+    // One connection, which all those children close.
+    host.snapshot().since(&before).assert_shm(1);
+    let run = |side| {
+        let mut command = host.command(side, &vfork);
+        command.args(["100", "/bin/cat"]).arg(&copies);
+        Proc::spawn(host.logs(), "vfork", command).finish(Duration::from_secs(120)).success().stdout
+    };
+    let Some(delta) = e2e::same_output(&host, run) else { return };
+    assert!(delta.get("connect_shm") >= 8 && delta.get("connect_kernel") == 0, "not over shared memory\n{delta}");
+    // Those that a child uses, or that are a program's standard input and output: one and four.
+    assert!((5..=20).contains(&delta.get("path_switch")), "which were handed over?\n{delta}");
+    assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
+}

@@ -5,8 +5,8 @@
 use crate::bits::Bits;
 use crate::lock::Lock;
 use crate::pristine;
-use crate::stats;
 use crate::table::Desc;
+use crate::{process, stats};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Result};
@@ -94,7 +94,9 @@ pub fn socket(family: u32, nonblock: bool, cloexec: bool) -> Option<i32> {
 /// The number `fd` of a connection is not in the table any more: keep its placeholder, if the kernel says that it is as
 /// new, or close it. Returns what `close` returns.
 pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
-    let cloexec = if fd > 2 && fd < TOP { pristine::close_on_exec_if_clean(fd, d) } else { None };
+    // (A child in this process's memory has a copy of each.)
+    let may_keep = fd > 2 && fd < TOP && !process::is_lent();
+    let cloexec = if may_keep { pristine::close_on_exec_if_clean(fd, d) } else { None };
     if let Some(cloexec) = cloexec {
         if let Ok(mut p) = POOL.lock() {
             if p.n < most() {
@@ -186,6 +188,20 @@ pub fn drain() -> bool {
     }
     p.n = 0;
     n > 0
+}
+
+/// [`drain`], and nothing is kept before [`unlock_after_fork`]. False: the calling thread is in the middle of something
+/// here.
+pub fn drain_for_loan() -> bool {
+    let Ok(mut p) = POOL.lock() else { return false };
+    for e in &p.e[..p.n] {
+        HELD.set(e.fd, false);
+        let _ = sys::close(e.fd);
+        kernel_freed(e.fd);
+    }
+    p.n = 0;
+    core::mem::forget(p);
+    true
 }
 
 pub fn lock_for_fork() -> bool {

@@ -327,6 +327,15 @@ pub fn each_fd(d: &Desc, mut f: impl FnMut(i32)) {
     each_entry(d, &mut |fd, _| f(fd));
 }
 
+/// Do `f` for every number in the table.
+pub fn each(mut f: impl FnMut(i32, &'static Desc)) {
+    for fd in 0..TOP.load(Ordering::Relaxed) as i32 {
+        if let Some(d) = lookup(fd) {
+            f(fd, d);
+        }
+    }
+}
+
 fn each_entry(d: &Desc, f: &mut dyn FnMut(i32, &AtomicPtr<Desc>)) {
     let me = d as *const Desc as *mut Desc;
     let top = TOP.load(Ordering::Relaxed);

@@ -6,6 +6,7 @@
 //! kernel's first.
 
 pub mod actions;
+pub mod borrower;
 pub mod environment;
 mod hidden;
 mod program;
@@ -30,7 +31,7 @@ pub use program::Start;
 #[link_section = ".text.fsocket_start"]
 pub fn with_environment<R>(env: *const *const libc::c_char, f: impl FnOnce(*const *const libc::c_char) -> R) -> R {
     // (A child of a shell looks at no arguments otherwise.)
-    let hidden = hidden::is_hidden() && probe::are_strings(env);
+    let hidden = environment::hides_us() && probe::are_strings(env);
     environment::extended(env, Changes { hidden, ..Changes::default() }, f)
 }
 
@@ -59,29 +60,53 @@ static SPAWNING: Lock<()> = Lock::new(());
 
 /// The program is about to be replaced, or (`spawn`, after these actions) a child of it is.
 pub fn prepare(start: &Start, spawn: Option<&Actions>) -> Next {
-    let hidden = hidden::is_hidden();
+    let hidden = environment::hides_us();
     if !is_concerned() {
         return Next { successor: None, inject: false, reservations: false, hidden };
     }
     prepare_all(start, spawn, hidden)
 }
 
-#[inline(never)]
-fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
-    let mut next = Next { successor: None, inject: false, reservations: false, hidden };
+/// The parts of the library that the next program will have.
+struct Plan {
+    /// If the loader of glibc starts it: the library and shared memory.
+    loads: bool,
+    /// See [`Next::inject`].
+    inject: bool,
+    /// Zones.
+    zones: bool,
+}
+
+impl Plan {
+    /// `inherits`: is anything of the library's inherited? `replaces`: this program (else a child of it is started).
+    fn of(start: &Start, hidden: bool, inherits: impl FnOnce() -> bool, replaces: bool) -> Plan {
+        let carried = !hidden && environment::carries_us(start.env);
+        let inject = !carried
+            && !hidden
+            && replaces
+            && environment::lost_us(start.env)
+            && inherits()
+            && program::is_this_one(start);
+        let zones = !hidden && environment::carries_zones(start.env) || inject;
+        Plan { loads: carried || inject, inject, zones }
+    }
+}
+
+/// Finishes the operations that are under way.
+fn settle() {
     epoll::later::settle();
     crate::listen::settle();
     crate::upgrade::give_up_all();
+}
+
+#[inline(never)]
+fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
+    settle();
     let to = spawn.unwrap_or(&Actions::NONE);
-    let carried = !hidden && environment::carries_us(start.env);
-    next.inject = !carried
-        && !hidden
-        && spawn.is_none()
-        && environment::lost_us(start.env)
-        && (descs().any(|d| inheritable(d, to)) || zone::successor::any(|fd| fd_survives(fd, &Actions::NONE)))
-        && program::is_this_one(start);
-    if !hidden && environment::carries_zones(start.env) || next.inject {
-        next.reservations = true;
+    let inherits = || descs().any(|d| inheritable(d, to)) || zone::successor::any(|fd| fd_survives(fd, &Actions::NONE));
+    let plan = Plan::of(start, hidden, inherits, spawn.is_none());
+    let mut next = Next { successor: None, inject: plan.inject, reservations: plan.zones, hidden };
+    if next.reservations {
         zone::successor::before_exec(|fd| fd_survives(fd, to));
     }
     // Numbers of ours that wait for the next connection are nobody's there.
@@ -100,18 +125,34 @@ fn prepare_all(start: &Start, spawn: Option<&Actions>, hidden: bool) -> Next {
     if fate == Fate::Fails {
         return next;
     }
-    let loads = (carried || next.inject) && fate == Fate::Loads;
+    let loads = plan.loads && fate == Fate::Loads;
+    next.successor = pass_on(to, any, loads, crate::rights::kept_by_exec);
+    next
+}
+
+/// [`prepare`] for a child in this process's memory, which has found out what the program is.
+fn prepare_for_child(to: &Actions, loads: bool) -> Next {
+    settle();
+    let mut next = Next { successor: None, inject: false, reservations: false, hidden: false };
+    let any = descs().any(|d| inheritable(d, to));
+    if any || descs().any(|d| hands_over_zones(d, to)) {
+        next.successor = pass_on(to, any, loads, || true);
+    }
+    next
+}
+
+/// The next program gets what it inherits: from a successor's control socket if it loads the library, else as the
+/// kernel's. `any`: connections or listeners. `keeps_rights`: is asked if that matters.
+fn pass_on(to: &Actions, any: bool, loads: bool, keeps_rights: impl FnOnce() -> bool) -> Option<(i32, u64)> {
     if !loads {
         descs().filter(|d| hands_over_zones(d, to)).for_each(zone::pass_on);
     }
-    let successor = loads && !ctl::dead() && crate::rights::kept_by_exec();
-    if any && successor && !descs().any(|d| watches(d, to)) {
-        next.successor = bequeath(to);
-    }
-    if any && next.successor.is_none() {
+    let can = any && loads && !ctl::dead() && keeps_rights() && !descs().any(|d| watches(d, to));
+    let successor = can.then(|| bequeath(to)).flatten();
+    if any && successor.is_none() {
         leave_all(to);
     }
-    next
+    successor
 }
 
 /// All connections of this process become the kernel's.
@@ -165,6 +206,9 @@ fn inheritable(d: &Desc, to: &Actions) -> bool {
 }
 
 fn survives(d: &Desc, to: &Actions) -> bool {
+    if let Actions::Child(_) = to {
+        return to.kept(d).next().is_some();
+    }
     any_fd(d, |fd| fd_survives(fd, to))
 }
 
@@ -219,8 +263,11 @@ fn bequeath(to: &Actions) -> Option<(i32, u64)> {
     }
     // What has no place for another holder, or is about to leave the rings anyway.
     leave_to_kernel(|d| inheritable(d, to) && !left_to(d, nonce));
-    LOOSE.store(fd, Ordering::Release);
-    let _ = sys::fcntl(fd, libc::F_SETFD, 0);
+    // (A child that is there already is sent it.)
+    if !matches!(to, Actions::Child(_)) {
+        LOOSE.store(fd, Ordering::Release);
+        let _ = sys::fcntl(fd, libc::F_SETFD, 0);
+    }
     Some((fd, nonce))
 }
 
@@ -278,7 +325,7 @@ impl Next {
 }
 
 fn done_with(fd: i32) {
-    LOOSE.store(-1, Ordering::Release);
+    let _ = LOOSE.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
     process::close_own(fd);
 }
 

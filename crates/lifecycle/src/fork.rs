@@ -111,6 +111,7 @@ pub fn parent() {
 #[link_section = ".text.fsocket_start"]
 pub fn child() {
     crate::faults::become_child();
+    crate::lent::become_child();
     if process::nonce() != 0 && !crate::sealed::sealed() && at_rest() {
         // Each page that is written here is copied: as few as possible.
         process::become_another(sys::getrandom_u64() | 1);

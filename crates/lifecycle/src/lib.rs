@@ -16,6 +16,7 @@ pub mod exec;
 pub mod fork;
 pub mod inherit;
 pub mod leave;
+pub mod lend;
 pub mod lifecycle;
 pub mod limit;
 pub mod operator;
@@ -32,8 +33,8 @@ pub use fsocket_migrate::{path, upgrade};
 pub use fsocket_ops::{accept, brief, close, connect, names, opts, slice};
 pub use fsocket_readiness::{epoll, poll, ready};
 pub use fsocket_runtime::{
-    bits, cow, faults, heartbeat, inspect, keeping, lengths, lock, mailbox, making, memory_fd, name, options, probe,
-    process, registry, rights, sealed, signals, slab, spin, stats, successor, token, user, Outcome,
+    bits, cow, faults, heartbeat, inspect, keeping, lengths, lent, lock, mailbox, making, memory_fd, name, options,
+    probe, process, registry, rights, sealed, signals, slab, spin, stats, successor, token, user, Outcome,
 };
 pub use fsocket_shm::{asleep, cancel, chan, conn, idle, kept, peers, stage, values, waker};
 pub use fsocket_streams::{msg, sendfile, stream};

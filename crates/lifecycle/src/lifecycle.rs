@@ -1,12 +1,12 @@
 //! What each part of the library does at a turn of the process's life: one table for each.
 
 use crate::{
-    arena, asleep, cancel, chan, ctl, epoll, exec, making, operator, opts, peers, pidfd_transfer, pool, process, route,
-    table, unhooked, upgrade, uring, waker, zone,
+    arena, asleep, cancel, chan, ctl, epoll, exec, lent, making, operator, opts, peers, pidfd_transfer, pool, process,
+    route, table, unhooked, upgrade, uring, waker, zone,
 };
 
 /// A descriptor of ours got another number. The first that has it answers true.
-const RENUMBERED: [fn(i32, i32) -> bool; 8] = [
+const RENUMBERED: [fn(i32, i32) -> bool; 9] = [
     ctl::renumbered,
     arena::renumbered,
     waker::renumbered,
@@ -15,6 +15,7 @@ const RENUMBERED: [fn(i32, i32) -> bool; 8] = [
     epoll::renumbered,
     peers::renumbered,
     asleep::renumbered,
+    lent::renumbered,
 ];
 
 /// The application wants number `fd` for itself (dup2) and we use it: move.

@@ -1,6 +1,8 @@
 //! Exported functions, by family.
 
 mod answer;
+mod borrower;
+mod clone;
 mod descriptors;
 mod io;
 mod points;
@@ -13,10 +15,11 @@ mod syscall;
 mod threads;
 mod uring;
 mod variadic;
+mod vfork;
 
 use crate::real;
 use answer::guarded;
-use fsocket_lifecycle::{cancel, process as state};
+use fsocket_lifecycle::{cancel, lent, process as state};
 use libc::*;
 
 macro_rules! hook_table {
@@ -60,10 +63,20 @@ macro_rules! hook_table {
                             crate::init::wake();
                         }
                     }
+                    if lent::is_borrower() {
+                        return unsafe { borrowed($($arg),*) };
+                    }
                     match const { points::sets_type(WHO) } || !cancel::careful() {
                         true => unsafe { again($($arg),*) },
                         false => unsafe { carefully($($arg),*) },
                     }
+                }
+                // In a child that runs in its parent's memory.
+                #[cold]
+                #[inline(never)]
+                #[allow(clippy::unnecessary_cast)]
+                unsafe fn borrowed($($arg: $ty),*) -> $ret {
+                    unsafe { borrower::borrower_call!($name, WHO, $($arg),*) }
                 }
                 #[cold]
                 #[inline(never)]

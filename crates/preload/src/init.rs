@@ -9,7 +9,7 @@ use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::process::is_asleep;
 use fsocket_lifecycle::signals::Held;
 use fsocket_lifecycle::zone::{self, Pin};
-use fsocket_lifecycle::{brief, ctl, fork, inherit, listen, passing, process, start, stats};
+use fsocket_lifecycle::{brief, ctl, fork, inherit, lent, listen, passing, process, start, stats};
 use fsocket_sys as sys;
 use libc::{c_char, c_int};
 
@@ -178,6 +178,10 @@ static FINI: extern "C" fn() = fini;
 
 #[link_section = ".text.fsocket_start"]
 extern "C" fn fini() {
+    if lent::is_borrower() {
+        // (`exit` in the child of a `vfork`: the parent goes on.)
+        return;
+    }
     if is_asleep() {
         return summary::print();
     }
@@ -245,7 +249,7 @@ pub fn before_fork() {
         // (The child would have half of it.)
         await_beginning();
     }
-    if !is_asleep() {
+    if !is_asleep() && !lent::is_borrower() {
         fork::prepare();
     }
 }
@@ -253,7 +257,7 @@ pub fn before_fork() {
 /// In the parent.
 #[link_section = ".text.fsocket_start"]
 pub fn after_fork() {
-    if !is_asleep() {
+    if !is_asleep() && !lent::is_borrower() {
         fork::parent();
     }
 }
@@ -261,6 +265,10 @@ pub fn after_fork() {
 /// In the child. While the library has not begun nothing is written: each page would be copied.
 #[link_section = ".text.fsocket_start"]
 pub fn born() {
+    if lent::is_borrower() {
+        // A child of the child of a `vfork`: it goes on as that one, with memory of its own.
+        return lent::become_child();
+    }
     if !is_asleep() {
         return fork::child();
     }

@@ -84,11 +84,48 @@ pub fn find_for_children() {
           epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait signal sigaction);
 }
 
+/// libc's, of which ours is written in instructions.
+///
+/// # Safety
+/// As syscall(2).
+pub unsafe fn syscall(
+    number: c_long,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+    e: c_ulong,
+    f: c_ulong,
+) -> c_long {
+    type Syscall = unsafe extern "C" fn(c_long, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong) -> c_long;
+    #[link_section = ".data.fsocket_start"]
+    static CACHE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let mut p = CACHE.load(Ordering::Acquire);
+    if p.is_null() {
+        p = lookup(&CACHE, c"syscall");
+    }
+    // SAFETY: every libc has it, with this signature; the caller's arguments.
+    unsafe { core::mem::transmute::<*mut c_void, Syscall>(p)(number, a, b, c, d, e, f) }
+}
+
 /// Address of libc's function of that name; null: there is none.
 pub fn address(name: &core::ffi::CStr) -> *const c_void {
     // SAFETY: a NUL-terminated name.
     unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
 }
+extern "C" fn missing() -> c_int {
+    enosys();
+    -1
+}
+
+/// Where a hook jumps to that is libc's function.
+pub fn target(name: &core::ffi::CStr) -> *const c_void {
+    match address(name) {
+        p if p.is_null() => missing as *const c_void,
+        p => p,
+    }
+}
+
 /// Address of a variable of libc; null: there is none.
 pub fn object(name: &core::ffi::CStr) -> *const c_void {
     // SAFETY: a NUL-terminated name.

@@ -96,7 +96,6 @@ hook_table! {
     process: "as setrlimit" fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int;
     process: "as setrlimit" fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     process: "as setrlimit" fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
-    syscall: "the call of that number, as if made by its name" fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long;
     process: "a program that loads the library inherits connections as they are; for others they become the kernel's first" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     process: "as execve" fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     process: "as execve" fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
@@ -148,7 +147,8 @@ variadic_table! {
     process: "as execve" list_and_environment fn execle;
     io: "the connection becomes the kernel's first" hand_over fn dprintf;
     io: "as dprintf" hand_over fn __dprintf_chk;
-    process: "as fork, once the library has begun: a child that shares our memory would close the parent's connections" lend_memory fn vfork;
+    process: "the real one: the child's calls are the kernel's, and before its exec the parent does what it does before posix_spawn" own fn vfork;
+    syscall: "the call of that number, as if made by its name" own fn syscall;
     process: "what a library that is loaded with RTLD_DEEPBIND by its path has found in libc is set to ours" load fn dlopen;
 }
 

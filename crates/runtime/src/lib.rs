@@ -17,6 +17,7 @@ pub mod inspect;
 pub mod keeping;
 pub mod lately;
 pub mod lengths;
+pub mod lent;
 pub mod lock;
 pub mod mailbox;
 pub mod making;

@@ -143,15 +143,17 @@ pub fn next_own(from: u32, to: u32) -> Option<u32> {
     })
 }
 
-/// The word that the entry of every hook looks at: [`CANCELS`] and [`ASLEEP`].
+/// The word that the entry of every hook looks at: [`CANCELS`] and [`ASLEEP`], and [`LENT`] for each loan.
 #[link_section = ".data.fsocket_start"]
 static UNUSUAL: AtomicU8 = AtomicU8::new(ASLEEP);
 /// The program cancels threads.
 pub const CANCELS: u8 = 1;
 /// The library has not begun in this program, which has called nothing yet that concerns it.
 pub const ASLEEP: u8 = 2;
+/// This process's memory is lent to a child ([`crate::lent`]); as often as that is so.
+const LENT: u8 = 4;
 
-/// Which of [`CANCELS`] and [`ASLEEP`] are so.
+/// Which of [`CANCELS`], [`ASLEEP`] and [`LENT`] are so.
 #[inline(always)]
 pub fn unusual() -> u8 {
     UNUSUAL.load(Ordering::Relaxed)
@@ -159,6 +161,25 @@ pub fn unusual() -> u8 {
 
 pub fn is_asleep() -> bool {
     unusual() & ASLEEP != 0
+}
+
+/// Counts a child that runs in this process's memory, or its end.
+pub fn lends(more: bool) {
+    // (In one word with the others, so that it is never seen without a loan that there is.)
+    match more {
+        true => UNUSUAL.fetch_add(LENT, Ordering::SeqCst),
+        false => UNUSUAL.fetch_sub(LENT, Ordering::SeqCst),
+    };
+}
+
+/// In a forked child.
+pub fn lends_nothing() {
+    UNUSUAL.fetch_and(LENT - 1, Ordering::SeqCst);
+}
+
+#[inline]
+pub fn is_lent() -> bool {
+    unusual() >= LENT
 }
 
 pub fn cancels() {
@@ -286,6 +307,11 @@ static CHILDREN_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 /// The process has moved to other namespaces, or its children will.
 pub fn namespaces_changed() {
     CHILDREN_ELSEWHERE.store(true, Ordering::Relaxed);
+}
+
+/// May children be in another process namespace than this process?
+pub fn has_left_namespaces() -> bool {
+    CHILDREN_ELSEWHERE.load(Ordering::Relaxed)
 }
 
 #[inline]

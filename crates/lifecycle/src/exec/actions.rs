@@ -4,6 +4,8 @@
 //! glibc does not say what is in them, but has never changed it: `posix/spawn_int.h` has got new
 //! tags only. A libc that is different is noticed by [`as_we_know_them`].
 
+use crate::lent::Kept;
+use crate::table::{self, Desc};
 use core::ffi::c_void;
 use fsocket_sys as sys;
 
@@ -48,6 +50,8 @@ impl Action {
 /// What a child does before its `exec`.
 pub enum Actions<'a> {
     Known(&'a [Action]),
+    /// They have been done, by a child that runs in this process's memory: it has these.
+    Child(&'a [Kept]),
     /// It cannot be known: anything.
     Unknown,
 }
@@ -73,8 +77,18 @@ impl Actions<'_> {
         }
     }
 
+    /// The numbers of `d` that a child in this process's memory has.
+    pub fn kept<'b>(&'b self, d: &Desc) -> impl Iterator<Item = &'b Kept> {
+        let index = d.index();
+        let list = if let Actions::Child(list) = self { list } else { &[][..] };
+        list.iter().filter(move |k| k.parents >= 0 && k.desc == index)
+    }
+
     /// Does the next program get what is `fd` here by a `dup2`? Then close-on-exec does not count.
     pub fn take(&self, fd: i32) -> bool {
+        if let Actions::Child(_) = self {
+            return table::lookup(fd).is_some_and(|d| self.kept(d).any(|k| k.prepared));
+        }
         let Actions::Known(list) = self else { return true };
         let at = list.iter().position(|a| a.tag == DUP2 && a.fd == fd);
         at.is_some_and(|at| !list[..at].iter().any(|a| a.ends(fd)))
@@ -82,13 +96,16 @@ impl Actions<'_> {
 
     /// Is `fd` closed or replaced, although it is not close-on-exec?
     pub fn end(&self, fd: i32) -> bool {
+        if let Actions::Child(_) = self {
+            return false;
+        }
         let Actions::Known(list) = self else { return true };
         list.iter().any(|a| a.ends(fd))
     }
 
     /// Do relative names begin elsewhere?
     pub fn move_away(&self) -> bool {
-        let Actions::Known(list) = self else { return true };
+        let Actions::Known(list) = self else { return matches!(self, Actions::Unknown) };
         list.iter().any(|a| matches!(a.tag, CHDIR | FCHDIR))
     }
 }

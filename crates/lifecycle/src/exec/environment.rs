@@ -1,6 +1,6 @@
 //! The environment that the next program gets.
 
-use super::hidden;
+use super::hidden::{self, words};
 use crate::ctl;
 use crate::lock::Lock;
 use core::cell::UnsafeCell;
@@ -82,10 +82,6 @@ fn bytes<'a>(entry: *const c_char) -> &'a [u8] {
 /// Value of a variable; `name` ends with '='.
 pub fn value<'a>(env: Env, name: &[u8]) -> Option<&'a [u8]> {
     entries(env).find_map(|e| bytes(e).strip_prefix(name))
-}
-
-pub(super) fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
-    list.split(|c| matches!(c, b':' | b' ')).filter(|w| !w.is_empty())
 }
 
 /// Variables of the environment that are meant for this program and not for its children.
@@ -219,15 +215,15 @@ pub fn lost_us(env: Env) -> bool {
     START.lock().is_ok_and(|s| matches!(s.loaded, Loaded::By(..))) && value(env, PRELOAD).is_none()
 }
 
-/// `LD_PRELOAD` as it was at the start.
+/// Can the library that this program was started with not be opened any more ([`hidden`])?
 #[link_section = ".text.fsocket_start"]
-pub(super) fn preload_at_start() -> Option<&'static [u8]> {
+pub fn hides_us() -> bool {
     extern "C" {
         static environ: Env;
     }
     // SAFETY: libc's variable; a copy of the pointer.
     let now = unsafe { environ };
-    entry_at_start(0, now)?.strip_prefix(PRELOAD)
+    entry_at_start(0, now).is_some_and(|e| hidden::hides(&e[PRELOAD.len()..]))
 }
 
 /// Differences between the environment of the next program and the one that the caller passed.

@@ -1,7 +1,6 @@
 //! The entry of `LD_PRELOAD` that is this library, where the next program could not open it: in another root, under
 //! another mount, or as another user. The loader would complain on standard error, so the entry is left out.
 
-use super::environment;
 use core::ffi::CStr;
 use fsocket_sys as sys;
 
@@ -31,17 +30,21 @@ fn is_there(word: &[u8]) -> bool {
     !matches!(answer, Err(sys::Errno::ENOENT | sys::Errno::ENOTDIR | sys::Errno::EACCES))
 }
 
-/// Can the library that this program was started with not be opened any more? One system call, and none where
-/// `LD_PRELOAD` does not name it.
+/// The words of `LD_PRELOAD`.
+pub fn words(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|c| matches!(c, b':' | b' ')).filter(|w| !w.is_empty())
+}
+
+/// Can the library that this list names not be opened? One system call, and none where the list does not name it.
 #[link_section = ".text.fsocket_start"]
-pub fn is_hidden() -> bool {
-    environment::preload_at_start().is_some_and(|list| environment::words(list).any(|w| is_ours(w) && !is_there(w)))
+pub fn hides(list: &[u8]) -> bool {
+    words(list).any(|w| is_ours(w) && !is_there(w))
 }
 
 /// Writes the words of `list` that can be loaded to `to`, which has room for all. Returns their length.
 pub fn rest(list: &[u8], to: &mut [u8]) -> usize {
     let mut len = 0;
-    for word in environment::words(list).filter(|w| !is_ours(w) || is_there(w)) {
+    for word in words(list).filter(|w| !is_ours(w) || is_there(w)) {
         if len > 0 {
             to[len] = b':';
             len += 1;

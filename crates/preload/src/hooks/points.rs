@@ -94,6 +94,14 @@ pub const fn passes(who: Who) -> bool {
         && !among(who.1, &["_Fork", "clone", "prctl", "syscall", "_exit", "_Exit"])
 }
 
+/// Its first argument is a descriptor, through which it transfers bytes or asks about a connection.
+pub const fn uses(who: Who) -> bool {
+    among(who.0, &["io"])
+        && !among(who.1, &["aio_read", "aio_write", "aio_read64", "aio_write64", "lio_listio", "lio_listio64"])
+        || among(who.0, &["sockets"]) && !among(who.1, &["socket"])
+        || among(who.1, &["fdopen"])
+}
+
 /// It sets what the others have to find.
 pub const fn sets_type(who: Who) -> bool {
     among(who.0, &["threads"])

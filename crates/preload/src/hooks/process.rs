@@ -6,14 +6,8 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::table::{self, kind};
-use fsocket_lifecycle::{brief, credentials, epoll, exec, limit, pool, process, sandbox, upgrade, user};
+use fsocket_lifecycle::{brief, credentials, epoll, exec, lent, limit, pool, process, sandbox, upgrade, user};
 use libc::*;
-
-/// `vfork`, once the library has begun: the real one's child runs in our memory and would take the
-/// parent's connections down with each close().
-pub unsafe extern "C" fn forked_for_exec() -> pid_t {
-    unsafe { fork() }
-}
 
 /// The monitor's socket cannot be found any more afterwards: [`super::points::wakes`].
 pub unsafe fn chroot(path: *const c_char) -> c_int {
@@ -161,7 +155,14 @@ pub unsafe fn clone(
     child_tid: *mut c_void,
 ) -> c_int {
     if !forks(flags as c_ulong) || f.is_null() || stack.is_null() {
-        if flags & (CLONE_VM | CLONE_THREAD) == CLONE_VM {
+        if flags & (CLONE_VM | CLONE_THREAD) == CLONE_VM && !f.is_null() && !stack.is_null() {
+            let r = match process::is_asleep() {
+                true => None,
+                false => unsafe { super::clone::clone([f, stack, arg], flags, parent_tid, tls) },
+            };
+            if let Some(r) = r {
+                return r;
+            }
             init::lends_memory();
         }
         return unsafe { real::clone(f, stack, flags, arg, parent_tid, tls, child_tid) };
@@ -212,17 +213,29 @@ fn current() -> Strings {
 /// something is not there. Or there is nothing for us to do: a shell's child looks at nothing (to look at an
 /// argument takes a handler of faults, four system calls).
 fn program<'a>(dir: c_int, file: *const c_char, search: bool, argv: Strings, env: Strings) -> Option<exec::Start<'a>> {
+    if let Some(loan) = lent::borrowed() {
+        let there = loan.is_served() && exec::borrower::are_strings(file, [argv, env]);
+        return there.then(|| start(dir, file, search, env));
+    }
     if !exec::is_concerned() || !user::is_string(file) || !user::are_strings(argv) || !user::are_strings(env) {
         return None;
     }
+    Some(start(dir, file, search, env))
+}
+
+/// The program, of arguments that are there.
+fn start<'a>(dir: c_int, file: *const c_char, search: bool, env: Strings) -> exec::Start<'a> {
     // SAFETY: a C string of the caller's.
     let file = unsafe { CStr::from_ptr(file) };
     let path = search.then(|| environment::value(current(), b"PATH=").unwrap_or_default());
-    Some(exec::Start { dir, file, path, env })
+    exec::Start { dir, file, path, env }
 }
 
 /// `f` replaces this program, with the environment that it is given.
 fn replaced_by(start: Option<exec::Start>, env: Strings, f: impl FnOnce(Strings) -> c_int) -> c_int {
+    if let (Some(loan), Some(start)) = (lent::borrowed(), &start) {
+        return exec::borrower::execute(loan, start, env, f);
+    }
     let Some(start) = start else { return exec::with_environment(env, f) };
     let next = exec::prepare(&start, None);
     let r = next.with_environment(start.env, f);

@@ -4,17 +4,14 @@
 
 use super::answer::guarded;
 use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, unshare};
-use super::{descriptors as de, io, readiness as re, sockets as so};
+use super::{borrower, descriptors as de, io, readiness as re, sockets as so, threads};
 use crate::{init, real};
-use fsocket_lifecycle::process::is_asleep;
-use fsocket_lifecycle::{by_number, credentials, sealed, table, user};
+use fsocket_lifecycle::process::{self, is_asleep};
+use fsocket_lifecycle::{by_number, cancel, credentials, lent, sealed, table, user};
 use libc::*;
 
-/// System calls made by number (libuv closes descriptors like this). Those that
-/// concern a descriptor of ours are the hooks of the same name; the arguments
-/// lie in the same registers.
-// Long: a table.
-pub unsafe fn syscall(
+/// The entry of `syscall` (vfork.rs), for all that is not a `vfork`.
+pub unsafe extern "C-unwind" fn entry(
     number: c_long,
     a: c_ulong,
     b: c_ulong,
@@ -23,6 +20,36 @@ pub unsafe fn syscall(
     e: c_ulong,
     f: c_ulong,
 ) -> c_long {
+    if process::unusual() != 0 {
+        // SAFETY: the caller's.
+        return unsafe { unusual(number, [a, b, c, d, e, f]) };
+    }
+    // SAFETY: the caller's.
+    unsafe { syscall(number, a, b, c, d, e, f) }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn unusual(number: c_long, args: [c_ulong; 6]) -> c_long {
+    let [a, b, c, d, e, f] = args;
+    if lent::is_borrower() {
+        // SAFETY: the caller's.
+        return unsafe { borrower::by_number(number, args) };
+    }
+    let kind = if cancel::careful() { threads::enter(false) } else { None };
+    // SAFETY: the caller's.
+    let r = unsafe { syscall(number, a, b, c, d, e, f) };
+    if let Some(kind) = kind {
+        threads::leave(kind);
+    }
+    r
+}
+
+/// System calls made by number (libuv closes descriptors like this). Those that
+/// concern a descriptor of ours are the hooks of the same name; the arguments
+/// lie in the same registers.
+// Long: a table.
+unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong, f: c_ulong) -> c_long {
     let fd = a as c_int;
     if is_asleep() {
         match number {

@@ -6,30 +6,23 @@
 
 use super::answer::guarded;
 use super::process;
-use crate::{deep, real};
-use core::ffi::CStr;
-use fsocket_lifecycle::exec;
+use crate::deep;
+use fsocket_lifecycle::{exec, lent};
 use fsocket_sys as sys;
 use libc::*;
 
 /// The first argument is a descriptor that libc writes to itself.
 pub fn hand_over(fd: usize, _: usize) -> Option<*const c_void> {
-    guarded(|| exec::hand_over(fd as c_int));
+    match lent::is_borrower() {
+        true => exec::borrower::touch(fd as c_int),
+        false => guarded(|| exec::hand_over(fd as c_int)),
+    }
     None
 }
 
 /// `dlopen`, which looks at who calls it: ours is called only for libraries that would go past us.
 pub fn load(file: usize, flags: usize) -> Option<*const c_void> {
     deep::wanted(file as *const c_char, flags as c_int).then_some(deep::load as *const c_void)
-}
-
-/// `vfork`. A copy of the process would be much more than a shell wants, where there is nothing to keep.
-pub fn lend_memory(_: usize, _: usize) -> Option<*const c_void> {
-    if !fsocket_lifecycle::process::is_asleep() {
-        return Some(process::forked_for_exec as *const c_void);
-    }
-    crate::init::lends_memory();
-    None
 }
 
 /// Arguments as the caller has passed them: some in registers, then the stack.
@@ -123,19 +116,6 @@ pub unsafe fn collected(registers: *const usize, stack: *const usize, f: unsafe 
     guarded(|| unsafe { f(&Arguments { registers, stack }) })
 }
 
-extern "C" fn missing() -> c_int {
-    sys::Errno::ENOSYS.set();
-    -1
-}
-
-/// Where to jump to.
-pub fn target(name: &CStr) -> *const c_void {
-    match real::address(name) {
-        p if p.is_null() => missing as *const c_void,
-        p => p,
-    }
-}
-
 macro_rules! trampoline {
     (hand_over, $name:ident) => {
         variadic::trampoline!(before hand_over, $name);
@@ -143,9 +123,8 @@ macro_rules! trampoline {
     (load, $name:ident) => {
         variadic::trampoline!(before load, $name);
     };
-    (lend_memory, $name:ident) => {
-        variadic::trampoline!(before lend_memory, $name);
-    };
+    // (vfork.rs)
+    (own, $name:ident) => {};
     (before $what:ident, $name:ident) => {
         const _: () = {
             // Both arguments are as the caller has passed them.
@@ -155,7 +134,7 @@ macro_rules! trampoline {
                         Ok(n) => n,
                         Err(_) => panic!(),
                     };
-                variadic::$what(first, second).unwrap_or_else(|| variadic::target(NAME))
+                variadic::$what(first, second).unwrap_or_else(|| real::target(NAME))
             }
             #[cfg(target_arch = "x86_64")]
             #[unsafe(naked)]

@@ -1,0 +1,188 @@
+//! Hooks in a child that runs in its parent's memory (`vfork`): calls go to the kernel, which knows the child's
+//! descriptors. A connection over shared memory that the child uses itself becomes kernel TCP first.
+
+#![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
+
+use super::process;
+use crate::real;
+use fsocket_lifecycle::exec::borrower::{copied, touch};
+use fsocket_lifecycle::lent::{borrowed, Loan};
+use fsocket_sys as sys;
+use libc::*;
+
+/// The child's end of the socket pair by which it asks its parent; -1: none.
+fn end(loan: Option<&Loan>) -> c_int {
+    loan.map_or(-1, |l| l.end.get())
+}
+
+pub unsafe fn close(fd: c_int) -> c_int {
+    let loan = borrowed();
+    if fd >= 0 && fd == end(loan) {
+        // (The program never saw it.)
+        sys::Errno::EBADF.set();
+        return -1;
+    }
+    let r = unsafe { real::close(fd) };
+    if let Some(loan) = loan.filter(|_| r == 0) {
+        loan.note(fd, 0);
+    }
+    r
+}
+
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let own = end(borrowed());
+    if own < 0 || !(first..=last).contains(&(own as c_uint)) {
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    let own = own as c_uint;
+    let parts = [(own > first).then(|| (first, own - 1)), (own < last).then(|| (own + 1, last))];
+    for (first, last) in parts.into_iter().flatten() {
+        let r = unsafe { real::close_range(first, last, flags) };
+        if r != 0 {
+            return r;
+        }
+    }
+    0
+}
+
+pub unsafe fn closefrom(first: c_int) {
+    let _ = unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+/// `new` is about to be something else: what the library has there moves.
+fn make_way(new: c_int) {
+    let Some(loan) = borrowed().filter(|l| new >= 0 && l.end.get() == new) else { return };
+    let moved = sys::fcntl(new, F_DUPFD_CLOEXEC, new as usize + 1).unwrap_or(-1);
+    loan.end.set(moved);
+}
+
+fn duplicated(old: c_int, new: c_int) -> c_int {
+    if let Some(loan) = borrowed().filter(|_| new >= 0) {
+        copied(loan, old, new);
+    }
+    new
+}
+
+pub unsafe fn dup(old: c_int) -> c_int {
+    duplicated(old, unsafe { real::dup(old) })
+}
+
+pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
+    if old == new {
+        return unsafe { real::dup2(old, new) };
+    }
+    make_way(new);
+    duplicated(old, unsafe { real::dup2(old, new) })
+}
+
+pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    make_way(new);
+    duplicated(old, unsafe { real::dup3(old, new, flags) })
+}
+
+pub unsafe fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+    unsafe { fcntl_with(fd, command, arg, real::fcntl) }
+}
+
+pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+    unsafe { fcntl_with(fd, command, arg, real::fcntl64) }
+}
+
+unsafe fn fcntl_with(
+    fd: c_int,
+    command: c_int,
+    arg: c_ulong,
+    real: unsafe fn(c_int, c_int, c_ulong) -> c_int,
+) -> c_int {
+    if matches!(command, F_SETFL | F_GETFL) {
+        touch(fd);
+    }
+    let r = unsafe { real(fd, command, arg) };
+    match command {
+        F_DUPFD | F_DUPFD_CLOEXEC => duplicated(fd, r),
+        F_SETFD if r == 0 && arg as c_int & FD_CLOEXEC == 0 => {
+            duplicated(fd, fd);
+            r
+        }
+        _ => r,
+    }
+}
+
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
+    if request == FIONBIO {
+        touch(fd);
+    }
+    let r = unsafe { real::ioctl(fd, request, arg) };
+    if request == FIONCLEX && r == 0 {
+        duplicated(fd, fd);
+    }
+    r
+}
+
+pub unsafe fn exit(status: c_int) {
+    // (What the library does at the end of a process is its parent's to do.)
+    let _ = unsafe { sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    std::process::abort()
+}
+
+/// As `syscall`.
+pub unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_long {
+    let fd = a as c_int;
+    // SAFETY: each arm passes the arguments of the system call, which are those of the libc function.
+    unsafe {
+        match number {
+            SYS_close => close(fd) as c_long,
+            SYS_close_range => close_range(a as _, b as _, c as _) as c_long,
+            SYS_dup => dup(fd) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            SYS_dup2 => dup2(fd, b as _) as c_long,
+            SYS_dup3 => dup3(fd, b as _, c as _) as c_long,
+            SYS_fcntl => fcntl(fd, b as _, c) as c_long,
+            SYS_ioctl => ioctl(fd, b, c) as c_long,
+            SYS_execve => process::execve(a as _, b as _, c as _) as c_long,
+            SYS_execveat => process::execveat(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_read | SYS_write | SYS_readv | SYS_writev | SYS_recvfrom | SYS_sendto | SYS_recvmsg | SYS_sendmsg
+            | SYS_getpeername | SYS_getsockname | SYS_shutdown | SYS_setsockopt | SYS_getsockopt => {
+                touch(fd);
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// The call of a hook in such a child.
+macro_rules! borrower_call {
+    (close, $who:ident, $($arg:ident),*) => { borrower::close($($arg),*) };
+    (close_range, $who:ident, $($arg:ident),*) => { borrower::close_range($($arg),*) };
+    (closefrom, $who:ident, $($arg:ident),*) => { borrower::closefrom($($arg),*) };
+    (dup, $who:ident, $($arg:ident),*) => { borrower::dup($($arg),*) };
+    (dup2, $who:ident, $($arg:ident),*) => { borrower::dup2($($arg),*) };
+    (dup3, $who:ident, $($arg:ident),*) => { borrower::dup3($($arg),*) };
+    (fcntl, $who:ident, $($arg:ident),*) => { borrower::fcntl($($arg),*) };
+    (fcntl64, $who:ident, $($arg:ident),*) => { borrower::fcntl64($($arg),*) };
+    (ioctl, $who:ident, $($arg:ident),*) => { borrower::ioctl($($arg),*) };
+    (_exit, $who:ident, $($arg:ident),*) => { borrower::exit($($arg),*) };
+    (_Exit, $who:ident, $($arg:ident),*) => { borrower::exit($($arg),*) };
+    (execve, $who:ident, $($arg:ident),*) => { process::execve($($arg),*) };
+    (execv, $who:ident, $($arg:ident),*) => { process::execv($($arg),*) };
+    (execvp, $who:ident, $($arg:ident),*) => { process::execvp($($arg),*) };
+    (execvpe, $who:ident, $($arg:ident),*) => { process::execvpe($($arg),*) };
+    (fexecve, $who:ident, $($arg:ident),*) => { process::fexecve($($arg),*) };
+    (execveat, $who:ident, $($arg:ident),*) => { process::execveat($($arg),*) };
+    ($name:ident, $who:ident, $($arg:ident),*) => {{
+        if const { points::uses($who) } {
+            let arguments: &[usize] = &[$($arg as usize),*];
+            borrower::touched(arguments);
+        }
+        real::$name($($arg),*)
+    }};
+}
+pub(crate) use borrower_call;
+
+/// The first argument is a descriptor that the call uses.
+pub fn touched(arguments: &[usize]) {
+    if let Some(fd) = arguments.first() {
+        touch(*fd as c_int);
+    }
+}
