@@ -275,6 +275,8 @@ pub mod flag {
     /// The placeholder is the kernel connection that this was before, to another network namespace:
     /// it is idle, and the way back.
     pub const ACROSS: u32 = 8192;
+    /// TCP_USER_TIMEOUT is over.
+    pub const TIMED_OUT: u32 = 16384;
 }
 
 /// Places of SO_LINGER in [`Sock::opt`]: on, and seconds. The monitor closes for
@@ -361,6 +363,8 @@ pub struct Half {
     pub fence: AtomicU64,
     /// tx: ring offset up to which pages are known to exist.
     pub populated: AtomicU64,
+    /// tx: TCP_NOTSENT_LOWAT, bytes; 0: none.
+    pub lowat: AtomicU32,
 }
 
 impl fsocket_sync::token::Words for Half {

@@ -67,3 +67,15 @@ fn those_that_do() {
         assert!(delta.get("path_switch") >= connections, "{case}: not switched\n{delta}");
     }
 }
+
+/// Options do on stock sockets and on ours the same, whatever `getsockopt` answers.
+#[test]
+fn options_act() {
+    let act = |cases: &[&str]| e2e::same_transcripts(&Host::new(), 110, "acting.py", cases);
+    let Some(delta) = act(&["lowat", "user_timeout", "waiting"]) else { return };
+    assert!(delta.get("connect_shm") == 36 && delta.get("path_switch") == 0, "not over shared memory\n{delta}");
+    assert!(delta.get("hostile_peer") == 0, "{delta}");
+    // Four sockets with a rate, one with a range of ports, three listeners that defer.
+    let Some(delta) = act(&["pacing", "ports", "defer"]) else { return };
+    assert!(delta.get("fallback.option") >= 8 && delta.get("connect_shm") > 0, "{delta}");
+}

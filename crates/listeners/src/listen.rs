@@ -2,6 +2,7 @@
 
 use crate::chan::{self, Chan};
 use crate::lock::Lock;
+use crate::options::DEFER_ACCEPT;
 use crate::pieces::{Pieces, Zero};
 use crate::table::{kind, Desc};
 use crate::upcalls::watcher;
@@ -120,7 +121,8 @@ fn register(fd: i32, d: &'static Desc) -> core::result::Result<bool, Reason> {
         return Err(Reason::Disabled);
     }
     socks::arena().ok_or(Reason::Resource)?;
-    if d.kernel_only.load(Ordering::Relaxed) {
+    let defers = d.opt[DEFER_ACCEPT].load(Ordering::Relaxed) > 0;
+    if defers || d.kernel_only.load(Ordering::Relaxed) {
         return Err(Reason::Option);
     }
     // A client that opens a connection to us counts on our mapping its channel.

@@ -282,7 +282,9 @@ fn half_open(fd: BorrowedFd<'_>, peer: SocketAddr, send_seq: u32, recv_seq: u32)
     }
     rustix::net::connect(fd, &peer)?;
     let options = [OPT_MSS, MSS, OPT_WINDOW, 7 << 16 | 7, OPT_SACK, 0, OPT_TIMESTAMP, 0];
-    tcp(TCP_REPAIR_OPTIONS, &options.map(u32::to_ne_bytes).concat())
+    tcp(TCP_REPAIR_OPTIONS, &options.map(u32::to_ne_bytes).concat())?;
+    // As of a socket that was never in repair, which `TCP_QUEUE_SEQ` shows.
+    tcp(TCP_REPAIR_QUEUE, &NO_QUEUE.to_ne_bytes())
 }
 
 /// An ordinary connection over the loopback interface, under ports of the kernel's choice.
@@ -357,6 +359,7 @@ const TCP_REPAIR: i32 = 19;
 const TCP_REPAIR_QUEUE: i32 = 20;
 const TCP_QUEUE_SEQ: i32 = 21;
 const TCP_REPAIR_OPTIONS: i32 = 22;
+const NO_QUEUE: i32 = 0;
 const RECV_QUEUE: i32 = 1;
 const SEND_QUEUE: i32 = 2;
 const OPT_MSS: u32 = 2;

@@ -6,8 +6,11 @@
 
 mod answer;
 pub mod before;
+mod effect;
 pub mod extra;
 mod flags;
+mod info;
+mod nat;
 
 use crate::kept;
 use crate::stage;
@@ -20,6 +23,7 @@ use crate::options::*;
 pub use crate::options::{AT_ONCE, LINGER_ON, LINGER_SECS, V6ONLY};
 pub use crate::values::{adopt, apply, learn, lowat, send_buffer, size_buffers};
 use crate::values::{size_lowat, values};
+use effect::Effect;
 pub use extra::sends;
 pub use flags::{fcntl, ioctl, is_kernels, nonblock_from_below, survives};
 
@@ -58,6 +62,10 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     let conn = crate::path::still_ours(d);
     if !conn && d.is_gone() {
         return Outcome::Kernel;
+    }
+    if effect::of(level, name) == Effect::Unknown {
+        // SAFETY: the caller's.
+        return Outcome::Done(unsafe { extra::set_unknown(fd, d, (level, name), val, len) });
     }
     if !number(4) {
         d.dirty.store(true, Ordering::Relaxed);
@@ -223,6 +231,14 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
                 _ => v,
             };
             o[i].store(v, Ordering::Relaxed);
+            if i == USER_TIMEOUT && d.is_conn() {
+                crate::stuck::sent(d);
+            }
+            if matches!(i, NOTSENT_LOWAT | WINDOW_CLAMP) && d.is_conn() {
+                size_buffers(d);
+                // There may be room for a sender that waits.
+                crate::conn::wake_own(d);
+            }
             true
         }
     }
@@ -246,8 +262,16 @@ pub unsafe fn get(
             extra::leave(d);
         }
     }
+    if (level, name) == (T, libc::TCP_INFO) && d.kind() == kind::LISTENER {
+        // SAFETY: the caller's.
+        return Outcome::Done(unsafe { info::of_listener(fd, d, out, len) });
+    }
     if !crate::path::still_ours(d) {
         return Outcome::Kernel;
+    }
+    if extra::answers_below(level, name) {
+        // SAFETY: the caller's.
+        return unsafe { extra::get_below(fd, d, (level, name), out, len) };
     }
     let s = d.sock();
     // (Below zero: EINVAL, and an error that is pending stays.)
@@ -290,18 +314,16 @@ pub unsafe fn get(
             b[4..].copy_from_slice(&s.opt[LINGER_SECS].load(Ordering::Relaxed).to_ne_bytes());
             put(&b)
         }
-        (T, libc::TCP_INFO) => {
-            // It grows with the kernel: 280 bytes in 6.18.
-            let mut info = [0u8; 512];
-            // SAFETY: the caller's; the kernel takes at most what there is room for.
-            let n = match sys::getsockopt(fd, level, name, &mut info) {
-                Ok(n) => n,
-                Err(e) => return Outcome::Done(Err(e)),
-            };
-            info[0] = answer::tcp_state(d);
-            put(&info[..n])
-        }
-        // The address of the other side before NAT: there is none.
+        (T, libc::TCP_INFO) => match info::of_connection(fd, d) {
+            Ok((info, n)) => put(&info[..n]),
+            Err(e) => Outcome::Done(Err(e)),
+        },
+        (libc::IPPROTO_IP | libc::IPPROTO_IPV6, nat::SO_ORIGINAL_DST) => match nat::original(fd, d, level, room) {
+            // The kernel leaves the length as it was.
+            // SAFETY: the caller's.
+            Ok((a, n)) => Outcome::Done(unsafe { user::give(&a[..n], out, len, room) }),
+            Err(e) => Outcome::Done(Err(e)),
+        },
         _ => match find(level, name) {
             Some(V6ONLY) if s.family.load(Ordering::Relaxed) != libc::AF_INET6 as u16 => Outcome::Kernel,
             Some(i) => int(s.opt[i].load(Ordering::Relaxed)),

@@ -247,16 +247,19 @@ limit_table! {
      a call of libc's; a program that makes it afterwards and never calls libc again needs \
      `fastsocket run --no-shm`."
         of io_uring_submit, io_uring_enter, io_uring_setup, syscall;
-    Sockets: "`TCP_INFO` answers the connection's state; its counters, and those of `TCP_CC_INFO` and \
-     `SO_MEMINFO`, are those of a fresh socket. `SO_SNDBUF` does not grow by itself, \
+    Sockets: "`TCP_INFO` answers the connection's state, its bytes and an estimate of its times; other counters, and \
+     those of `TCP_CC_INFO` and `SO_MEMINFO`, are those of a fresh socket. Of a listener it says how many \
+     connections wait; the `Recv-Q` of `ss` has those of the kernel's queue alone (`fastsocket ss` has all). `SO_SNDBUF` does not grow by itself, \
      `TCP_MAXSEG` knows nothing of what the other side has set, `TCP_QUICKACK` is as it was \
      set. Every other number of `getsockopt` is compared with the kernel's \
      (`tests/apps/calls.py`)."
         of getsockopt;
     Sockets: "A connection becomes the kernel's (`path_switch`, `fallback.option`), a listener leaves \
      shared memory and a new socket does not use it, when the program sets `O_ASYNC`, an \
-     owner for signals, `SO_TIMESTAMP*`, `TCP_INQ`, `TCP_SAVE_SYN`, `SO_PEEK_OFF`, \
-     `TCP_REPAIR`, `TCP_ULP` or a filter; when it sends with `MSG_ZEROCOPY` on a socket with \
+     owner for signals, `SO_TIMESTAMP*`, `SO_TXTIME`, `SO_MAX_PACING_RATE`, `IP_LOCAL_PORT_RANGE`, `TCP_INQ`, \
+     `TCP_SAVE_SYN`, `TCP_TX_DELAY`, `SO_PEEK_OFF`, `TCP_REPAIR`, `TCP_ULP`, keys, options in packets, a filter, a \
+     selector of its own, or an option that the library does not know (`crates/ops/src/opts/effect.rs` has all \
+     others); when a listener has `TCP_DEFER_ACCEPT` (its connections may go over); when it sends with `MSG_ZEROCOPY` on a socket with \
      `SO_ZEROCOPY`; and through `splice` and the like (above)."
         of fcntl, ioctl, setsockopt, send;
     Sockets: "Buffers: a ring holds 2 MiB per direction; the kernel's default buffers take up to 4 \
@@ -314,7 +317,8 @@ limit_table! {
      disagree it returns `EINTR`."
         of accept, accept4;
     Sockets: "A connection that has ended cannot be bound again (after a reset the kernel allows \
-     that). A negative `TCP_LINGER2` is stored and has no effect."
+     that). `TCP_USER_TIMEOUT` shows the peer its reset at once, where the kernel waits until that reads, and holds for \
+     256 connections of a process that are behind at the same time. A negative `TCP_LINGER2` is stored and has no effect."
         of bind, setsockopt;
     Sockets: "A descriptor number just closed may still be a live (unconnected) kernel socket for a \
      moment, kept for the next connection: `/proc/self/fd` and system calls past libc see it. At \

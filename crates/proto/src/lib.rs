@@ -225,7 +225,7 @@ pub mod kind {
 
     /// This process is about to change options of listener `id`, which it holds: connections
     /// that wait in its queues are marked with `arg0` (`Prod::options`), but for those that
-    /// are already. *Sync*: `arg0` how many.
+    /// are already. *Sync*: `arg0` how many. With `arg0` 0 none is marked, and the answer is how many wait.
     pub const OPTIONS: u32 = 28;
 
     /// This process accepts without a local listen socket beside those of group `id`, of which

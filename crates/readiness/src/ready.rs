@@ -50,7 +50,10 @@ pub fn state(d: &Desc) -> State {
 pub fn over(d: &Desc) -> bool {
     let st = state(d);
     let f = d.sock().flags.load(Ordering::Relaxed);
-    st.reset || (st.fin && f & flag::SHUT_WR != 0) || (st.closed && f & flag::SENT_AFTER_CLOSE != 0)
+    st.reset
+        || (st.fin && f & flag::SHUT_WR != 0)
+        || (st.closed && f & flag::SENT_AFTER_CLOSE != 0)
+        || f & flag::TIMED_OUT != 0
 }
 
 /// What a reset is called: with the peer's FIN received before it, a broken pipe.
@@ -111,6 +114,7 @@ pub const PENDING: u32 = 1 << 27;
 
 /// Events of a connection, restricted to `wanted` (ERR and HUP always).
 pub fn conn_events(d: &Desc, wanted: u32) -> u32 {
+    crate::stuck::look();
     match stage::of(d) {
         Path::Shm => {}
         // It says when it has.

@@ -179,6 +179,7 @@ pub fn init_half(h: &Half) {
     put(&h.fence, 0);
     h.cpu.store(u32::MAX, Ordering::Relaxed);
     h.cap.store(0, Ordering::Relaxed);
+    h.lowat.store(0, Ordering::Relaxed);
 }
 
 /// About how many records this half has carried: each takes a header, and is filled up to 8 bytes.

@@ -98,9 +98,43 @@ pub fn look(d: &Dir, h: &Half, len: u64) -> Result<Space, Hostile> {
 /// that within the ring.
 #[inline]
 fn capacity(d: &Dir, h: &Half) -> u64 {
+    let all = buffers(d, h);
+    match h.lowat.load(Ordering::Relaxed) as u64 {
+        0 => all,
+        n => all.min(in_flight(d) + n.max(LEAST)),
+    }
+}
+
+/// [`capacity`] by the buffers of the two sides.
+#[inline]
+fn buffers(d: &Dir, h: &Half) -> u64 {
     match h.cap.load(Ordering::Relaxed) as u64 {
         0 => CAP,
         own => (own + d.cons.window.load(Ordering::Relaxed) as u64).min(CAP),
+    }
+}
+
+/// [`fsocket_abi::channel::Cons::window`] of a buffer of the usual size, for a connection that nobody has accepted.
+const USUAL: u64 = 131_072 / 4 * 5;
+
+/// Bytes that the kernel would have sent to a receiver that reads nothing: its buffer. Those beyond are unsent.
+fn in_flight(d: &Dir) -> u64 {
+    match d.cons.window.load(Ordering::Relaxed) as u64 {
+        0 => USUAL / 5 * 4,
+        window => window / 5 * 4,
+    }
+}
+
+/// Unsent bytes that the lowest mark (TCP_NOTSENT_LOWAT) allows: the kernel fills a segment that it has begun.
+const LEAST: u64 = 4096;
+
+/// As long as no more than that is under way, a program that waits for room is told. Room for a record is left above.
+#[inline]
+fn mark(d: &Dir, h: &Half) -> u64 {
+    let third = buffers(d, h) / 3 * 2;
+    match h.lowat.load(Ordering::Relaxed) as u64 {
+        0 => third,
+        n => third.min(in_flight(d) + (n - 1) / 2),
     }
 }
 
@@ -252,22 +286,21 @@ pub fn unread_records<B: Bytes>(b: B, d: &Dir, h: &Half) -> Option<Unread> {
     Some(found)
 }
 
-/// May a send make progress, as the kernel sees it: a third of the buffer free?
+/// May a send make progress, as the kernel sees it: a third of the buffer free, and half of what may be unsent?
 #[inline]
 pub fn writable(d: &Dir, h: &Half) -> bool {
-    get(&h.limit) > get(&h.pos).wrapping_add(SMALL as u64) || unread(d, h) <= capacity(d, h) / 3 * 2
+    let has_room = h.lowat.load(Ordering::Relaxed) == 0 && get(&h.limit) > get(&h.pos).wrapping_add(SMALL as u64);
+    has_room || unread(d, h) <= mark(d, h)
 }
 
 /// Position of the consumer at which a sleeping producer wants to be woken.
 pub fn space_target(d: &Dir, h: &Half) -> u64 {
-    get(&h.pos).saturating_sub(capacity(d, h) / 3 * 2)
+    get(&h.pos).saturating_sub(mark(d, h))
 }
 
 /// Of the bytes not yet consumed, those that the receiver's kernel would not
 /// have acknowledged: what exceeds its buffer. For SIOCOUTQ.
 pub fn unacknowledged(d: &Dir, h: &Half) -> u64 {
-    // Nobody has accepted it yet: a buffer of the usual size.
-    const USUAL: u64 = 131_072 / 4 * 5;
     let window = match d.cons.window.load(Ordering::Relaxed) {
         0 => USUAL,
         w => w as u64,

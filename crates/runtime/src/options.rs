@@ -28,7 +28,7 @@ pub const AT_ONCE: u64 = 1;
 
 /// Values outside of `min..=max` are the kernel's to refuse. A maximum of 1
 /// means "any non-zero is 1".
-pub static TABLE: [Opt; 15] = [
+pub static TABLE: [Opt; 17] = [
     o(S, libc::SO_REUSEADDR, 0, i32::MIN, 1),
     o(S, libc::SO_KEEPALIVE, 0, i32::MIN, 1),
     o(S, libc::SO_SNDBUF, 2_626_560, 0, ANY),
@@ -44,6 +44,8 @@ pub static TABLE: [Opt; 15] = [
     o(T, libc::TCP_USER_TIMEOUT, 0, 0, ANY),
     o(T, libc::TCP_DEFER_ACCEPT, 0, i32::MIN, ANY),
     o(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0, i32::MIN, 1),
+    o(T, libc::TCP_NOTSENT_LOWAT, 0, i32::MIN, ANY),
+    o(T, libc::TCP_WINDOW_CLAMP, 0, 1, ANY),
 ];
 
 pub const SNDBUF: usize = 2;
@@ -52,7 +54,15 @@ pub const RCVBUF: usize = 3;
 
 pub const RCVLOWAT: usize = 5;
 
+pub const USER_TIMEOUT: usize = 12;
+
+pub const DEFER_ACCEPT: usize = 13;
+
 pub const V6ONLY: usize = 14;
+
+pub const NOTSENT_LOWAT: usize = 15;
+
+pub const WINDOW_CLAMP: usize = 16;
 
 pub const DEFAULTS: [i32; COUNT] = {
     let mut d = [0; COUNT];

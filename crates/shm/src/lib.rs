@@ -13,6 +13,7 @@ pub mod peers;
 mod pipes;
 mod segment;
 pub mod stage;
+pub mod stuck;
 mod unarmed;
 pub mod values;
 pub mod waker;

@@ -2,7 +2,9 @@
 //! and back.
 
 use crate::kept;
-use crate::options::{AT_ONCE, COUNT, LINGER_ON, LINGER_SECS, RCVBUF, RCVLOWAT, SNDBUF, TABLE};
+use crate::options::{
+    AT_ONCE, COUNT, LINGER_ON, LINGER_SECS, NOTSENT_LOWAT, RCVBUF, RCVLOWAT, SNDBUF, TABLE, WINDOW_CLAMP,
+};
 use crate::table::Desc;
 use core::sync::atomic::{AtomicI32, Ordering};
 use fsocket_abi::arena::flag;
@@ -29,6 +31,9 @@ pub fn learn(d: &Desc, fd: i32, i: usize) -> bool {
     known
 }
 
+/// The least TCP_WINDOW_CLAMP: SOCK_MIN_RCVBUF / 2.
+pub const LEAST_CLAMP: i32 = 1152;
+
 /// Bound the bytes under way by the buffers that the program has chosen. The
 /// kernel counts memory, not bytes; on loopback three quarters of a send buffer
 /// are data, and the receiver takes its buffer and a quarter (measured: messages
@@ -42,8 +47,13 @@ pub fn size_buffers(d: &Desc) {
     let chosen = |i: usize| s.opt[i].load(Ordering::Relaxed) != TABLE[i].default;
     let (_, _, h) = d.tx();
     h.cap.store(if chosen(SNDBUF) { bytes(SNDBUF, 3) } else { 0 }, Ordering::Relaxed);
+    h.lowat.store(s.opt[NOTSENT_LOWAT].load(Ordering::Relaxed) as u32, Ordering::Relaxed);
+    let clamp = match s.opt[WINDOW_CLAMP].load(Ordering::Relaxed) {
+        0 => u32::MAX,
+        clamp => clamp.max(LEAST_CLAMP) as u32,
+    };
     // The rest of the step that was granted under the old size goes first.
-    d.rx().1.cons.window.store(bytes(RCVBUF, 5), Ordering::Relaxed);
+    d.rx().1.cons.window.store(bytes(RCVBUF, 5).min(clamp), Ordering::Relaxed);
     if s.opt[RCVLOWAT].load(Ordering::Relaxed) > 1 {
         size_lowat(d);
     }

@@ -10,5 +10,5 @@ use fsocket_fdtable::{ctl, pool, table, upcalls};
 use fsocket_migrate::path;
 use fsocket_readiness::ready;
 use fsocket_runtime::{lengths, options, spin, stats, token, user};
-use fsocket_shm::{asleep, conn, idle, peers, stage, values};
+use fsocket_shm::{asleep, conn, idle, peers, stage, stuck, values};
 use fsocket_wait as wait;

@@ -204,8 +204,11 @@ impl Shm {
             return Err(Errno::NOENT);
         }
         let of = self.listeners.get(msg.id).into_iter().flat_map(|l| &l.channels);
-        let marked: usize =
-            of.filter_map(|ch| self.channels.get(*ch)).map(|ch| ch.mem.mark_waiting(msg.arg0 as u32)).sum();
+        let mark = |ch: &Channel| match msg.arg0 as u32 {
+            0 => ch.mem.queued_all() as usize,
+            mark => ch.mem.mark_waiting(mark),
+        };
+        let marked: usize = of.filter_map(|ch| self.channels.get(*ch)).map(mark).sum();
         Ok((Msg { arg0: marked as u64, ..reply(msg) }, None))
     }
 

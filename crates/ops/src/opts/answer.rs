@@ -74,7 +74,12 @@ pub fn of(fd: i32, d: &Desc, level: i32, name: i32, room: u32) -> Option<Result<
         (I6, libc::IPV6_MULTICAST_HOPS) if accepted && v6 => below(1, 64),
         (I6, libc::IPV6_MULTICAST_IF) if accepted && v6 => below(0, loopback(fd).unwrap_or(0)),
         (T, libc::TCP_MAXSEG) => Some(from_below().map(|v| Int(if v == MSS_NONE { MSS } else { v - STAMPS }))),
-        (T, libc::TCP_WINDOW_CLAMP) => below(0, s.opt[crate::options::RCVBUF].load(Ordering::Relaxed) / 2),
+        (T, libc::TCP_WINDOW_CLAMP) => {
+            Some(Ok(Int(match s.opt[crate::options::WINDOW_CLAMP].load(Ordering::Relaxed) {
+                0 => s.opt[crate::options::RCVBUF].load(Ordering::Relaxed) / 2,
+                clamp => clamp.max(crate::values::LEAST_CLAMP),
+            })))
+        }
         _ => None,
     }
 }

@@ -1,38 +1,12 @@
 //! Options beyond the common ones: those that the kernel's placeholder keeps, and
 //! those that only a kernel connection can have.
 
-use crate::options::IPV6_ADDRFORM;
+use super::effect::{self, Effect, If};
 use crate::table::{self, kind, Desc};
-use crate::{name, path};
+use crate::{name, path, user, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
-
-const S: i32 = libc::SOL_SOCKET;
-const T: i32 = libc::IPPROTO_TCP;
-// Numbers that the libc crate lacks; include/uapi/asm-generic/socket.h and
-// include/uapi/linux/tcp.h.
-const SO_TIMESTAMP_NEW: i32 = 63;
-const SO_TIMESTAMPING_NEW: i32 = 65;
-const TCP_SAVE_SYN: i32 = 27;
-const TCP_INQ: i32 = 36;
-const IPV6_MINHOPCOUNT: i32 = 73;
-/// Does this option change what arrives with the bytes, or what becomes of the
-/// connection, in ways that only the kernel has?
-fn is_kernel_only(level: i32, name: i32, v: i32) -> bool {
-    match (level, name) {
-        (S, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING) => v != 0,
-        (S, SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW) => v != 0,
-        (S, libc::SO_PEEK_OFF) => v >= 0,
-        (S, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => true,
-        (T, TCP_INQ | TCP_SAVE_SYN) => v != 0,
-        (T, libc::TCP_REPAIR) => v > 0,
-        (T, libc::TCP_ULP) => true,
-        // What comes from farther away is dropped, and all of it if it is above what the other side sends with.
-        (libc::IPPROTO_IP, libc::IP_MINTTL) | (libc::IPPROTO_IPV6, IPV6_MINHOPCOUNT) => v != 0,
-        (libc::IPPROTO_IPV6, IPV6_ADDRFORM) => v == libc::AF_INET,
-        _ => false,
-    }
-}
+use fsocket_sys::{self as sys, Result};
 
 fn is_mapped(d: &Desc) -> bool {
     name::is_v4(&name::load(&d.sock().local))
@@ -40,15 +14,100 @@ fn is_mapped(d: &Desc) -> bool {
 
 /// Before the option is set on `d`. `v`: its value, if it is a number.
 pub fn before(d: &'static Desc, level: i32, name: i32, v: i32) {
-    // Refused but for a connection of IPv4 through a socket of IPv6.
-    let has_form = || d.is_conn() && d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 && is_mapped(d);
-    // What has a path already leaves it. (Before, what matters is known when it gets one.)
-    let has_path = d.is_conn() || d.kind() == kind::LISTENER;
-    let device = level == S && matches!(name, libc::SO_BINDTODEVICE | libc::SO_BINDTOIFINDEX) && has_path;
-    if (device || is_kernel_only(level, name, v))
-        && ((level, name) != (libc::IPPROTO_IPV6, IPV6_ADDRFORM) || has_form())
-    {
+    let moves = match effect::of(level, name) {
+        Effect::Moves(when) => holds(d, when, v),
+        // A socket that has a path leaves it. (Before, the device is looked at when the socket gets one.)
+        Effect::Policy => is_device(level, name) && (d.is_conn() || d.kind() == kind::LISTENER),
+        _ => false,
+    };
+    if moves {
         leave(d);
+    }
+}
+
+fn is_device(level: i32, name: i32) -> bool {
+    level == libc::SOL_SOCKET && matches!(name, libc::SO_BINDTODEVICE | libc::SO_BINDTOIFINDEX)
+}
+
+/// Is it a value that moves the connection?
+fn holds(d: &Desc, when: If, v: i32) -> bool {
+    match when {
+        If::Always => true,
+        If::NotZero => v != 0,
+        If::Positive => v > 0,
+        If::NotNegative => v >= 0,
+        If::Limited => v != -1,
+        If::Listening => v > 0 && d.kind() == kind::LISTENER,
+        If::Unconnected => v != 0 && matches!(d.kind(), kind::FRESH | kind::BOUND),
+        // Refused but for a connection of IPv4 through a socket of IPv6.
+        If::ToIpv4 => {
+            v == libc::AF_INET
+                && d.is_conn()
+                && d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32
+                && is_mapped(d)
+        }
+    }
+}
+
+/// An option that is not in the table: what the kernel takes is only the kernel's to do.
+///
+/// # Safety
+/// `val` is the program's for `len` bytes.
+pub unsafe fn set_unknown(
+    fd: i32,
+    d: &'static Desc,
+    (level, name): (i32, i32),
+    val: *const u8,
+    len: u32,
+) -> Result<()> {
+    let set = || {
+        let args = [fd as usize, level as usize, name as usize, val as usize, len as usize, 0];
+        // SAFETY: the caller's.
+        unsafe { sys::raw(libc::SYS_setsockopt, args) }.map(drop)
+    };
+    set()?;
+    d.dirty.store(true, Ordering::Relaxed);
+    let conn = d.is_conn();
+    leave(d);
+    if conn {
+        return set(); // another socket has the number now
+    }
+    Ok(())
+}
+
+/// Does the answer depend on the kernel connection?
+pub fn answers_below(level: i32, name: i32) -> bool {
+    (level, name) != fsocket_proto::agent::SOCKOPT
+        && matches!(effect::of(level, name), Effect::SaysBelow | Effect::Unknown)
+}
+
+/// Such an option of a connection. Where the placeholder has an answer, the connection moves, and has another one.
+///
+/// # Safety
+/// `out` and `len` are the program's, or nothing is there.
+pub unsafe fn get_below(
+    fd: i32,
+    d: &'static Desc,
+    (level, name): (i32, i32),
+    out: *mut u8,
+    len: *mut u32,
+) -> Outcome<Result<()>> {
+    // SAFETY: the caller's.
+    let before = unsafe { user::get(len) };
+    let args = [fd as usize, level as usize, name as usize, out as usize, len as usize, 0];
+    // SAFETY: the caller's.
+    if let Err(e) = unsafe { sys::raw(libc::SYS_getsockopt, args) } {
+        return Outcome::Done(Err(e));
+    }
+    // SAFETY: the caller's.
+    if unsafe { user::get(len) } == Ok(0) {
+        return Outcome::Done(Ok(())); // nothing, which is right
+    }
+    leave(d);
+    // SAFETY: the caller's.
+    match before.and_then(|n| unsafe { user::put(len, n) }) {
+        Ok(()) => Outcome::Kernel,
+        Err(e) => Outcome::Done(Err(e)),
     }
 }
 

@@ -4,7 +4,7 @@ use super::kept::{any, ours, Kept};
 use crate::table::{kind, Desc};
 use crate::wait::{self, word, Sleeper};
 use crate::waker::{self, Waker};
-use crate::{chan, ctl, epoll, listen, spin, stats, zone};
+use crate::{chan, ctl, epoll, listen, spin, stats, stuck, zone};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_abi::channel::sleeping;
@@ -78,7 +78,7 @@ pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u
         fsocket_runtime::brief::turn();
         zone::balance::before_sleep();
         // With a limit, as no futex sleep with one is restarted after a signal.
-        let cut = word::piece(long, true);
+        let cut = stuck::cut(word::piece(long, true));
         let (limit, idle) = crate::idle::cut(Some(cut.map_or(left, |c| c.min(left))));
         let r = word::sleep(want, seq, limit, cut, long);
         slept |= r != Err(Errno::EAGAIN);

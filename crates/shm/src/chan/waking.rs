@@ -115,6 +115,7 @@ pub fn cut(limit: Option<u64>) -> Option<u64> {
     if super::none() {
         return limit;
     }
+    let limit = crate::stuck::cut(limit);
     super::rest::look_if_due();
     Some(limit.map_or(LOOK_NS, |l| l.min(LOOK_NS)))
 }

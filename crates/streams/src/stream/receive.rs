@@ -7,7 +7,7 @@ use crate::asleep::{self, On};
 use crate::stage::{self, Path};
 use crate::table::Desc;
 use crate::values;
-use crate::{lengths, ready, token};
+use crate::{lengths, ready, stuck, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half};
 use fsocket_abi::channel::Dir;
@@ -330,6 +330,10 @@ pub unsafe fn recv_slow(d: &'static Desc, buf: *mut u8, len: usize, flags: i32) 
             }
         }
         if !block {
+            stuck::look();
+            if ended(d) {
+                continue;
+            }
             return restart::after(done, Err(Errno::EAGAIN));
         }
         hold.get_or_insert_with(|| Hold::on(d));

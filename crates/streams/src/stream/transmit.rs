@@ -10,7 +10,7 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::Desc;
 use crate::upcalls::watcher;
-use crate::{idle, lengths, ready, table, token, user, values};
+use crate::{idle, lengths, ready, stuck, table, token, user, values};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Half, Reason};
 use fsocket_abi::channel::{status, POS_START};
@@ -249,6 +249,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     if flags & libc::MSG_FASTOPEN != 0 && d.is_conn() && stage::of(d) == Path::Shm {
         return Err(Errno::EISCONN); // it would connect
     }
+    stuck::look();
     // Of nothing there is no urgent byte.
     let urgent = flags & libc::MSG_OOB != 0 && len > 0;
     if urgent {
@@ -311,6 +312,7 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
                     turn::back(d);
                 }
                 give_credit(d, h);
+                stuck::sent(d);
                 sent
             }
         };

@@ -3,7 +3,7 @@
 use crate::asleep;
 use crate::table::Desc;
 use crate::wait::word::{self, LONG};
-use crate::{ready, stats, table, token};
+use crate::{ready, stats, stuck, table, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter};
 use fsocket_ring as ring;
@@ -221,7 +221,7 @@ fn sleep_on(
             None => is_less_than_wanted(d, want).then_some(LONG),
             left => left,
         };
-        let cut = word::piece(long, left.is_some());
+        let cut = stuck::cut(word::piece(long, left.is_some()));
         let r = word::sleep(want, seq, left, cut, long);
         w.begun |= r != Err(Errno::EAGAIN);
         // What another thread is faster to take wakes this one in vain, too, but from a sleep.
