@@ -3,6 +3,7 @@
 //! that several processes can hold after a fork.
 
 use fsocket_sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8};
+use fsocket_sync::news::News;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"fsockAR1");
 /// Sockets per arena.
@@ -34,6 +35,15 @@ pub struct Header {
     /// monitor dies the kernel sets [`FUTEX_OWNER_DIED`] and wakes one of those that sleep here.
     /// 0: it does not hold it.
     pub monitor: AtomicU32,
+    /// The second word of a sleep on a word of a channel ([`news_of`]): no peer maps it. The monitor changes it when it
+    /// closes a connection in the name of a peer.
+    pub news: [News; NEWS],
+}
+/// Words that connections are spread over.
+pub const NEWS: usize = 512;
+/// Which of [`Header::news`] belongs to the connection in this slot of a channel.
+pub const fn news_of(channel: u32, slot: usize) -> usize {
+    (channel as usize).wrapping_mul(37).wrapping_add(slot) % NEWS
 }
 
 /// Bits of a robust futex (linux/futex.h).
@@ -393,6 +403,7 @@ impl fsocket_sync::token::Words for Half {
 #[cfg(not(loom))]
 const _: () = {
     use core::mem::{offset_of, size_of};
+    assert!(size_of::<Header>() <= STATS_OFF);
     assert!(size_of::<Half>() == 128);
     assert!(offset_of!(Sock, holders) == 64);
     assert!(offset_of!(Sock, tx) == 256 && offset_of!(Sock, rx) == 384);

@@ -111,3 +111,49 @@ fn a_long_message_on_one_cpu_wakes_the_peer_seldom() {
         }
     }
 }
+
+/// A peer can write the word that a thread sleeps on, and move the thread to another word. If it then dies, the thread
+/// learns it all the same, whatever call it sleeps in.
+#[test]
+fn a_sleeper_that_its_peer_has_moved_learns_of_the_peers_end() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is nothing of ours to write to in stock mode");
+    }
+    for how in ["recv", "send", "poll"] {
+        let host = Host::new();
+        let port = net::free_port();
+        let (path, number) = (script("apps/second_word.py").display().to_string(), port.to_string());
+        let before = host.snapshot();
+        let mut server = host.server(Accel, "serve", port, PYTHON, &[&path, "serve", &number, how]);
+        let pid = server.pid().to_string();
+        let hostile = host.start(Accel, "move", PYTHON, &[&path, "move", &number, &pid]);
+        let said = hostile.finish(LIMIT).stdout;
+        let moved: u32 = said.trim().trim_start_matches("moved ").parse().expect("a number");
+        assert!(moved > 0, "{how}: nobody slept there");
+        server.wait_stdout("ended", LIMIT);
+        host.snapshot().since(&before).assert_shm(1);
+    }
+}
+
+/// A peer that changes the words and wakes their sleepers, and sends nothing, keeps no server busy.
+#[test]
+fn a_peer_that_only_wakes_keeps_nobody_busy() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is nothing of ours to write to in stock mode");
+    }
+    for how in ["recv", "send", "poll"] {
+        let host = Host::new();
+        let port = net::free_port();
+        let (path, number) = (script("apps/second_word.py").display().to_string(), port.to_string());
+        let before = host.snapshot();
+        let server = host.server(Accel, "serve", port, PYTHON, &[&path, "serve", &number, how]);
+        let pid = server.pid().to_string();
+        let said = host.run(Accel, "tease", 60, PYTHON, &[&path, "tease", &number, &pid]).success().stdout;
+        let seconds: f64 = said.trim().trim_start_matches("seconds ").parse().expect("a number");
+        let delta = host.snapshot().since(&before);
+        delta.assert_shm(1);
+        // It looks 2,000 times a second. (It was as often as it had the CPU.)
+        let sleeps = delta.get("sleeps") as f64;
+        assert!(sleeps < 3000.0 * seconds + 1000.0, "{how}: {sleeps} sleeps in {seconds} s");
+    }
+}

@@ -5,12 +5,14 @@ use crate::lifeline::Lifeline;
 use crate::memory::{FileId, Mapping};
 use crate::{ConnId, FamilyId, Rights};
 use fsocket_abi::arena::{
-    sock_state, Counter, Header, Sock, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, SOCKS, SOCK_OFF, STATS_OFF, ZONES,
-    ZONE_OFF,
+    sock_state, Counter, Header, Sock, Stats, Zone, ARENA_SIZE, COUNTERS, MAGIC, NEWS, SOCKS, SOCK_OFF, STATS_OFF,
+    ZONES, ZONE_OFF,
 };
 use fsocket_sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use fsocket_sync::news::News;
 use rustix::fs::{SealFlags, SeekFrom};
 use rustix::io::Errno;
+use rustix::thread::futex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::ops::Range;
@@ -65,6 +67,14 @@ impl ArenaMem {
         // Release: after the message itself; the library's acquire load of
         // `pending` is followed by a receive.
         self.map.at::<AtomicU32>(offset_of!(Header, pending)).fetch_add(1, Ordering::Release);
+    }
+
+    /// Threads that sleep on a connection, and whose peer may have moved them to another word, look again.
+    pub fn tell_news(&self, index: usize) {
+        let news = self.map.at::<News>(offset_of!(Header, news) + index % NEWS * size_of::<News>());
+        if news.tell() {
+            let _ = futex::wake(news.word(), futex::Flags::empty(), i32::MAX as u32);
+        }
     }
 
     /// Numbers of the next sockets from `from` on that have memory; None: there are no more. To read a hole would

@@ -385,6 +385,13 @@ impl Clients {
         }
     }
 
+    /// Something has changed for those of these processes that sleep on a connection ([`fsocket_abi::arena::news_of`]) and `fit`:
+    /// also if their peer has taken them from the words that it can write.
+    pub fn tell_news(&self, processes: &BTreeSet<ConnId>, fits: impl Fn(FamilyId) -> bool, index: usize) {
+        let of = |id| self.all.get(id).filter(|c| fits(c.family)).and_then(|c| c.arena.as_ref());
+        processes.iter().filter_map(of).for_each(|arena| arena.tell_news(index));
+    }
+
     /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker and channel, and not many for
     /// each waker, however often it is rung while its process does not read.
     pub fn send_wakes(&mut self) {

@@ -6,6 +6,7 @@
 
 use fsocket_abi::{arena, balance, channel};
 use fsocket_sync::atomic::{AtomicU32, AtomicU64};
+use fsocket_sync::news::News;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -22,6 +23,8 @@ pub unsafe trait Shared {}
 unsafe impl Shared for AtomicU32 {}
 // SAFETY: plain atomics.
 unsafe impl Shared for AtomicU64 {}
+// SAFETY: an atomic.
+unsafe impl Shared for News {}
 // SAFETY: atomics and padding that nobody reads.
 unsafe impl Shared for arena::Sock {}
 // SAFETY: only atomics.

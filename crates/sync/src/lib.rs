@@ -1,6 +1,6 @@
 //! Atomics facade (`core` or `loom`), the asymmetric fence, and the protocols that are built on
-//! them: counts of arrivals, doorbells, tokens, the handover of a connection, idle watchers, subscriptions, memory
-//! that is mapped in segments. Nothing here makes a system call:
+//! them: counts of arrivals, doorbells, the second word of a sleep, tokens, the handover of a connection, idle
+//! watchers, subscriptions, memory that is mapped in segments. Nothing here makes a system call:
 //! the expensive half of the fence is handed in by the caller, so that loom can stand in for the
 //! kernel.
 #![cfg_attr(not(loom), no_std)]
@@ -10,6 +10,7 @@ pub mod atomic;
 pub mod doorbell;
 pub mod handover;
 pub mod idle;
+pub mod news;
 pub mod segments;
 mod step;
 pub mod token;

@@ -41,6 +41,8 @@ mod handover;
 #[cfg(test)]
 mod idle;
 #[cfg(test)]
+mod news;
+#[cfg(test)]
 mod one;
 #[cfg(test)]
 mod segments;

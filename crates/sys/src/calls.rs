@@ -194,9 +194,9 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) -> R
     let p = ts.as_ref().map_or(core::ptr::null(), |t| t as *const libc::timespec);
     sc!(SYS_futex, word as *const AtomicU32, libc::FUTEX_WAIT, expected, p, 0, 0).map(drop)
 }
-/// Sleep while both words are as expected; the kernel restarts it after a signal as it restarts [`futex_wait`]
+/// Sleep while all words are as expected; the kernel restarts it after a signal as it restarts [`futex_wait`]
 /// without a limit. Errors: EAGAIN, EINTR, ETIMEDOUT, ENOSYS before Linux 5.16.
-pub fn futex_wait_either(words: [(&AtomicU32, u32); 2], timeout_ns: Option<u64>) -> Result<()> {
+pub fn futex_wait_any<const N: usize>(words: [(&AtomicU32, u32); N], timeout_ns: Option<u64>) -> Result<()> {
     #[repr(C)]
     struct Waiter {
         value: u64,
@@ -207,12 +207,12 @@ pub fn futex_wait_either(words: [(&AtomicU32, u32); 2], timeout_ns: Option<u64>)
     const SYS_FUTEX_WAITV: usize = 449;
     const SIZE_U32: u32 = 2;
     let at = |w: &AtomicU32| w as *const AtomicU32 as u64;
-    let both = words.map(|(w, value)| Waiter { value: value.into(), at: at(w), flags: SIZE_U32, reserved: 0 });
+    let all = words.map(|(w, value)| Waiter { value: value.into(), at: at(w), flags: SIZE_U32, reserved: 0 });
     let until = timeout_ns.map(|ns| timespec(now_ns().saturating_add(ns)));
     let until = until.as_ref().map_or(0, |t| t as *const libc::timespec as usize);
     let clock = libc::CLOCK_MONOTONIC as usize;
-    // SAFETY: two waiters and a time, read by the kernel during the call.
-    unsafe { raw(SYS_FUTEX_WAITV as _, [both.as_ptr() as usize, 2, 0, until, clock, 0]) }.map(drop)
+    // SAFETY: N waiters and a time, read by the kernel during the call.
+    unsafe { raw(SYS_FUTEX_WAITV as _, [all.as_ptr() as usize, N, 0, until, clock, 0]) }.map(drop)
 }
 
 /// Wakes up to `n` sleepers of a futex that processes share.

@@ -3,6 +3,7 @@
 
 #![no_std]
 
+pub mod teased;
 pub mod unjoined;
 pub mod word;
 

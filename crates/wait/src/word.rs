@@ -1,10 +1,14 @@
 //! A sleep on the futex of one direction of a connection, and the monitor beside it.
+//!
+//! The peer can write that futex, and move its sleepers to another one. So each sleep has a limit, or a second word that
+//! the peer cannot touch ([`Second`]), by which the monitor says that the connection has ended.
 
-use fsocket_abi::arena::FUTEX_OWNER_DIED;
+use fsocket_abi::arena::{news_of, FUTEX_OWNER_DIED};
+use fsocket_fdtable::table::Desc;
 use fsocket_fdtable::{arena, ctl, socks};
 use fsocket_runtime::signals;
 use fsocket_shm::asleep::{self, On};
-use fsocket_shm::peers;
+use fsocket_shm::{chan, peers};
 use fsocket_sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use fsocket_sync::doorbell::Want;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -51,28 +55,58 @@ pub fn piece(long: bool, limited: bool) -> Option<u64> {
         None if !long && (limited || !mixed_handlers().load(Ordering::Relaxed)) => Some(SHORT_NS),
         // A signal ends this one, and the kernel would restart a sleep on two words.
         None if limited && !signals::none_restarts() => Some(LOOK_NS),
-        None => None,
+        None => (!has_second()).then_some(LOOK_NS),
+    }
+}
+
+/// The kernel has no sleep on several words.
+static NO_SECOND: AtomicBool = AtomicBool::new(false);
+
+fn has_second() -> bool {
+    let _ = socks::arena();
+    !NO_SECOND.load(Ordering::Relaxed) && arena::header().is_some()
+}
+
+/// What a sleep without a limit waits for beside the word of its connection: a word that the monitor changes, and its
+/// value until then. The caller looks once more before it sleeps.
+#[derive(Clone, Copy)]
+pub struct Second(&'static AtomicU32, u32);
+
+impl Second {
+    /// The one of this connection.
+    pub fn arm(d: &Desc) -> Option<Second> {
+        let channel = chan::of(d)?.id.load(Ordering::Relaxed);
+        let news = &arena::header()?.news[news_of(channel, d.slot_index.load(Ordering::Relaxed) as usize)];
+        Some(Second(news.word(), news.arm()))
     }
 }
 
 /// Sleeps while the word is `seq`, for as long as `left` and `cut` say; `long`: it has reached a limit of ours already.
-pub fn sleep(want: &Want, seq: u32, left: Option<u64>, cut: Option<u64>, long: bool) -> Result<()> {
+/// Without a `cut` there is a second word.
+pub fn sleep(
+    want: &Want,
+    seq: u32,
+    left: Option<u64>,
+    cut: Option<u64>,
+    long: bool,
+    second: Option<Second>,
+) -> Result<()> {
     let beside = if long && cut.is_some() { peers::beside(&want.seq, seq) } else { None };
     let at_most = |ns: u64| left.unwrap_or(ns).min(ns);
     asleep::sleep(&On { word: Some(&want.seq), beside, ..On::default() }, || match (beside, cut) {
         (Some(ring), _) => peers::sleep_beside(ring, at_most(LOOK_NS)),
         (None, Some(ns)) => sys::futex_wait(&want.seq, seq, Some(at_most(ns))),
-        (None, None) => sleep_watched(&want.seq, seq, left),
+        (None, None) => sleep_watched(&want.seq, seq, left, second),
     })
 }
 
 /// Sleeps on a futex word for as long as it takes, or up to `limit`, nanoseconds. Also the death of the monitor
 /// ends it, without the monitor: after that nobody would say that the peer has died (ADR 37).
-fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>) -> Result<()> {
-    let alone = || sys::futex_wait(word, expected, limit.map(|ns| ns.min(LOOK_NS)));
+fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>, second: Option<Second>) -> Result<()> {
+    let alone = || sys::futex_wait(word, expected, Some(limit.unwrap_or(LOOK_NS).min(LOOK_NS)));
     static NOTICED: AtomicBool = AtomicBool::new(false);
-    let _ = socks::arena();
-    let Some(monitor) = arena::header().map(|h| &h.monitor) else { return alone() };
+    let monitor = arena::header().map(|h| &h.monitor);
+    let (Some(monitor), Some(Second(news, armed))) = (monitor, second) else { return alone() };
     let has_died = |value: u32| value & FUTEX_OWNER_DIED != 0;
     let held = monitor.load(Ordering::Acquire);
     if NOTICED.load(Ordering::Relaxed) {
@@ -85,9 +119,12 @@ fn sleep_watched(word: &AtomicU32, expected: u32, limit: Option<u64>) -> Result<
     let r = if has_died(held) {
         Ok(())
     } else {
-        match sys::futex_wait_either([(word, expected), (monitor, held)], limit) {
-            // An older kernel.
-            Err(Errno::ENOSYS) => alone(),
+        match sys::futex_wait_any([(word, expected), (monitor, held), (news, armed)], limit) {
+            // An older kernel. (From here on each sleep has a limit.)
+            Err(Errno::ENOSYS) => {
+                NO_SECOND.store(true, Ordering::Relaxed);
+                Ok(())
+            }
             r => r,
         }
     };

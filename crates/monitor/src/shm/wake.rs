@@ -27,6 +27,12 @@ pub fn close_side(ch: &Channel, slot: usize, side: usize, bits: u32, clients: &C
     let other = 1 - side;
     wake_slot(ch, other, &control.dir[side].want_data, slot, clients);
     wake_slot(ch, other, &control.dir[other].want_space, slot, clients);
+    tell_news(ch, other, slot, clients);
+}
+
+/// A side whose peer can write all words of the connection that it sleeps on.
+fn tell_news(ch: &Channel, side: usize, slot: usize, clients: &Clients) {
+    clients.tell_news(&ch.known_to, |family| ch.is_party(side, family), arena::news_of(ch.id, slot));
 }
 
 /// Those on `side` who wait on a connection look again.
@@ -35,6 +41,7 @@ pub fn wake_side(ch: &Channel, slot: usize, side: usize, clients: &Clients) {
     fence(Ordering::SeqCst);
     wake_slot(ch, side, &control.dir[1 - side].want_data, slot, clients);
     wake_slot(ch, side, &control.dir[side].want_space, slot, clients);
+    tell_news(ch, side, slot, clients);
 }
 
 /// Status bits with which `side`, that crashed, leaves: as TCP, reset if it had

@@ -2,6 +2,7 @@
 
 use super::kept::{any, ours, Kept};
 use crate::table::{kind, Desc};
+use crate::wait::teased::{self, Teased};
 use crate::wait::{self, word, Sleeper};
 use crate::waker::{self, Waker};
 use crate::{chan, ctl, epoll, listen, spin, stats, stuck, zone};
@@ -52,6 +53,7 @@ pub(super) unsafe fn sleep_on(
 pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u64>, kept: &Kept) -> Result<()> {
     let want = &d.rx_dir().want_data;
     let (t0, mut slept, mut long) = (cpu::ticks(), false, false);
+    let mut teased = Teased::default();
     loop {
         let seq = want.seq.load(Ordering::Acquire);
         // `kept` holds `d`, so the word stays its own.
@@ -80,11 +82,19 @@ pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u
         // With a limit, as no futex sleep with one is restarted after a signal.
         let cut = stuck::cut(word::piece(long, true));
         let (limit, idle) = crate::idle::cut(Some(cut.map_or(left, |c| c.min(left))));
-        let r = word::sleep(want, seq, limit, cut, long);
+        let second = if cut.is_none() { word::Second::arm(d) } else { None };
+        if second.is_some() && any(fds, kept) {
+            break;
+        }
+        let r = match teased.is() {
+            true => teased::nap(limit),
+            false => word::sleep(want, seq, limit, cut, long, second),
+        };
         slept |= r != Err(Errno::EAGAIN);
         if any(fds, kept) || kept.woken() {
             break;
         }
+        teased.woken_for_nothing(d, want);
         match r {
             Err(Errno::EINTR) => return r,
             Err(Errno::ETIMEDOUT) => {

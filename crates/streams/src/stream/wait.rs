@@ -2,6 +2,7 @@
 
 use crate::asleep;
 use crate::table::Desc;
+use crate::wait::teased::{self, Teased, NAP_NS};
 use crate::wait::word::{self, LONG};
 use crate::{ready, stats, stuck, table, token};
 use core::sync::atomic::Ordering;
@@ -25,6 +26,7 @@ pub(super) struct Wait {
     pub(super) begun: bool,
     /// How often in a row it was told of what was not there, before it could sleep.
     in_vain: u32,
+    teased: Teased,
 }
 
 impl Wait {
@@ -221,15 +223,24 @@ fn sleep_on(
             None => is_less_than_wanted(d, want).then_some(LONG),
             left => left,
         };
-        let cut = stuck::cut(word::piece(long, left.is_some()));
-        let r = word::sleep(want, seq, left, cut, long);
+        let (teased, piece) = (w.teased.is(), stuck::cut(word::piece(long, left.is_some())));
+        let cut = if teased { Some(NAP_NS) } else { piece };
+        let second = if cut.is_none() { word::Second::arm(d) } else { None };
+        if second.is_some() && ready() {
+            break;
+        }
+        let r = match teased {
+            true => teased::nap(left),
+            false => word::sleep(want, seq, left, cut, long, second),
+        };
         w.begun |= r != Err(Errno::EAGAIN);
         // What another thread is faster to take wakes this one in vain, too, but from a sleep.
         w.was_not();
-        long |= cut.is_some() && r == Err(Errno::ETIMEDOUT);
+        long |= piece.is_some() && !teased && r == Err(Errno::ETIMEDOUT);
         if ready() {
             break;
         }
+        w.teased.woken_for_nothing(d, want);
         match r {
             // The limit is ours alone: without it the kernel would have gone on.
             Err(Errno::EINTR) if w.deadline.is_none() && cut.is_some() && restarts(d, want) => {}
