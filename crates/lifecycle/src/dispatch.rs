@@ -70,7 +70,7 @@ fn message(m: &Msg, got: Option<i32>) -> bool {
         kind::LOOK => zone::watch::look(m.id),
         kind::TRANSFER => pidfd_transfer::asked(m),
         kind::TO_KERNEL => operator::told(m.arg0 == 1),
-        kind::TRANSFERRED => pidfd_transfer::done(),
+        kind::TRANSFERRED => pidfd_transfer::done(m.id),
         kind::WATCHED => {
             chan::whole(m.id as u32);
             route::clear();

@@ -8,8 +8,8 @@
 
 use crate::mailbox::Mailbox;
 use crate::signals::Held;
-use crate::{close, ctl, inspect, passing, pool, process, stats};
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::{close, ctl, inspect, passing, pool, process, stats, successor};
+use core::sync::atomic::{AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_proto::{kind as msg, Msg};
 use fsocket_sys::{self as sys, Errno, Result};
@@ -46,19 +46,13 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
         let _ = close::duplicated(target, fd);
         return Ok(fd);
     }
-    let ask = || {
-        let mut m = Msg::new(msg::TRANSFER);
-        m.arg0 = target as u32 as u64;
-        m.arg1 = pid.unwrap_or(0).max(0) as u64;
-        ctl::wanted();
-        ctl::request(m, Some(pidfd)).is_ok()
-    };
+    let named = Msg { arg0: target as u32 as u64, arg1: pid.unwrap_or(0).max(0) as u64, ..Msg::new(msg::TRANSFER) };
     let deadline = sys::now_ns().saturating_add(PATIENCE_NS);
-    let before = DONE.load(Ordering::Relaxed);
+    let mut asking = Asking::default();
     let mut looks = 0;
     // A listener, too: new connections are to come where the taker finds them.
-    while (is_listening(fd) || !inspect::is_connected(fd)) && (looks % AGAIN != 0 || ask()) {
-        let done = DONE.load(Ordering::Relaxed) != before;
+    while (is_listening(fd) || !inspect::is_connected(fd)) && (looks % AGAIN != 0 || asking.ask(named, pidfd, fd)) {
+        let done = asking.is_done();
         if !done && sys::now_ns() >= deadline {
             stats::fall_back(Reason::Switch);
             break;
@@ -76,6 +70,50 @@ pub fn obtain(pidfd: i32, target: i32, flags: u32) -> Result<i32> {
     Ok(fd)
 }
 
+/// Numbers of what this process takes; 0: none.
+static TAKES: [AtomicU64; TAKERS] = [const { AtomicU64::new(0) }; TAKERS];
+/// The holder has looked.
+const DONE: u64 = u64::MAX;
+/// Threads that take something at once.
+const TAKERS: usize = 16;
+
+/// What one thread takes.
+#[derive(Default)]
+struct Asking(Option<&'static AtomicU64>);
+
+impl Asking {
+    /// Names the process to the monitor, and shows it what this one has got from there. False: it does not help.
+    fn ask(&mut self, named: Msg, pidfd: i32, got: i32) -> bool {
+        ctl::wanted();
+        let show =
+            |number: u64| ctl::request(Msg { id: number, arg2: 1, ..Msg::new(msg::TRANSFER) }, Some(got)).map(drop);
+        if let Some(place) = self.0 {
+            // (ENOENT: it has been answered, or there is another monitor.)
+            return match show(place.load(Ordering::Acquire)) {
+                Err(Errno::ENOENT) => self.is_done(),
+                r => r.is_ok(),
+            };
+        }
+        let Ok((answer, _)) = ctl::request(named, Some(pidfd)) else { return false };
+        let number = answer.id;
+        let free = |t: &&AtomicU64| t.compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        self.0 = TAKES.iter().find(free);
+        self.0.is_some() && show(number).is_ok()
+    }
+
+    fn is_done(&self) -> bool {
+        self.0.is_some_and(|place| place.load(Ordering::Acquire) == DONE)
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(place) = self.0 {
+            place.store(0, Ordering::Release);
+        }
+    }
+}
+
 fn is_tcp(fd: i32) -> bool {
     matches!(inspect::int_option(fd, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))
         && inspect::int_option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
@@ -85,34 +123,35 @@ fn is_listening(fd: i32) -> bool {
     inspect::int_option(fd, libc::SO_ACCEPTCONN) == Some(1)
 }
 
-/// Descriptors of this process that are taken, and by whom.
-static ASKED: Mailbox<(i32, u64), REQUESTS> = Mailbox::new();
-/// How often a holder has said that it has looked.
-static DONE: AtomicU32 = AtomicU32::new(0);
+/// A descriptor of this process that is taken: its number, the socket that the taker has got (SO_COOKIE), and which
+/// request that is.
+type Asked = (i32, u64, u64);
+static ASKED: Mailbox<Asked, REQUESTS> = Mailbox::new();
 
 /// Somebody takes a descriptor of this process. Done when nothing is locked.
 pub fn asked(m: &Msg) {
     // The taker asks again.
-    let _ = ASKED.note((m.arg0 as i32, m.id));
+    let _ = ASKED.note((m.arg0 as i32, m.arg1, m.id));
     ctl::defer();
 }
 
 /// The holder of one that we take has looked.
-pub fn done() {
-    DONE.fetch_add(1, Ordering::Relaxed);
+pub fn done(number: u64) {
+    let is =
+        |t: &&AtomicU64| number != 0 && t.compare_exchange(number, DONE, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let _ = TAKES.iter().find(is);
 }
 
 /// Where nothing is locked.
 #[inline]
 pub fn answer() {
-    ASKED.answer(|(fd, by)| {
-        {
+    ASKED.answer(|(fd, cookie, id)| {
+        // (The taker has shown that it may take it. What is not the same socket was never in its hands.)
+        if successor::cookie(fd) == Some(cookie) {
             let _held = Held::all();
             passing::passed(fd);
         }
-        let mut m = Msg::new(msg::TRANSFERRED);
-        m.id = by;
-        ctl::tell(m, None);
+        ctl::tell(Msg { id, ..Msg::new(msg::TRANSFERRED) }, None);
     });
 }
 
@@ -120,4 +159,9 @@ pub fn answer() {
 #[link_section = ".text.fsocket_start"]
 pub fn become_child() {
     ASKED.become_child(drop);
+    for place in &TAKES {
+        if place.load(Ordering::Relaxed) != 0 {
+            place.store(0, Ordering::Relaxed);
+        }
+    }
 }

@@ -8,16 +8,15 @@ use crate::{shares, wire, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::KEY_WAKER;
 use fsocket_proto::{kind, Msg};
+use queue::{By, Cause, Queue};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Messages that may wait for one process; a process that lets more pile up is not reading, and is dropped.
-const OUT_MAX: usize = 8192;
 /// While this many answers wait, no further requests of that process are read. (What it did not ask
 /// for does not count: who sleeps may have much of it, and asks for something when it wakes.)
 const OUT_PAUSE: usize = 64;
@@ -69,9 +68,7 @@ pub struct Client {
     /// The channel that it has made last; 0: none.
     pub last_channel: ChannelId,
     pub leases: Leases,
-    out: VecDeque<Outgoing>,
-    /// Of `out`: answers.
-    answers: usize,
+    out: Queue,
     /// Nobody is at the other end; what was sent before is still to be read.
     pub hung_up: bool,
     interest: EventFlags,
@@ -118,8 +115,7 @@ impl Client {
             woken: BTreeSet::new(),
             last_channel: 0,
             leases: Leases::default(),
-            out: VecDeque::new(),
-            answers: 0,
+            out: Queue::default(),
             hung_up: false,
             interest: EventFlags::IN,
             arena: None,
@@ -153,23 +149,9 @@ impl Client {
         self.nonce != 0
     }
 
-    /// Whether this says nothing to a process that has not read what was sent before: the same once
-    /// more, or the end of a channel of which it does not know yet, and then need not.
-    fn is_needless(&mut self, msg: &Msg) -> bool {
-        let channel_of = |o: &Outgoing| o.msg.kind == kind::CHANNEL_SRV && o.msg.id == msg.id;
-        match msg.kind {
-            kind::CHANNEL_GONE => match self.out.iter().position(channel_of) {
-                Some(at) => self.out.remove(at).is_some(),
-                None => false,
-            },
-            kind::WAKE_HINT | kind::LOOK | kind::TRANSFERRED => self.out.iter().any(|o| o.msg == *msg),
-            _ => false,
-        }
-    }
-
     /// Whether to read its next request now.
     pub fn wants_input(&self) -> bool {
-        self.answers < OUT_PAUSE
+        self.out.answers() < OUT_PAUSE
     }
 }
 
@@ -282,17 +264,43 @@ impl Clients {
         }
     }
 
-    /// Sends now or as soon as the process reads.
+    /// Sends an answer, or what the process itself has caused, now or as soon as it reads.
     pub fn send(&mut self, id: ConnId, out: Outgoing) {
-        let Some(client) = self.all.get_mut(&id) else { return };
-        if client.out.len() >= OUT_MAX {
+        if self.all.get(&id).is_some_and(|client| client.out.is_too_long()) {
             return self.doom(id, "it does not read");
         }
-        if out.unasked && out.fd.is_none() && client.is_needless(&out.msg) {
+        self.queue(id, out, Cause::Own);
+    }
+
+    /// Sends what says how things are: of each thing once, whoever has changed it, and however often.
+    pub fn notify(&mut self, id: ConnId, msg: Msg) {
+        self.queue(id, Outgoing { msg, fd: None, unasked: true }, Cause::State);
+    }
+
+    /// Sends what another process causes. False: that one has sent too much that this one has not read, and is refused.
+    pub fn send_for(&mut self, by: ConnId, id: ConnId, out: Outgoing) -> bool {
+        let has_room = self.has_room(by, id, 1);
+        if let Some(cause) = self.by(by).filter(|_| has_room) {
+            self.queue(id, out, Cause::Other(cause));
+        }
+        has_room
+    }
+
+    /// May process `by` cause so many messages to another one?
+    pub fn has_room(&self, by: ConnId, id: ConnId, more: u32) -> bool {
+        self.all.get(&id).zip(self.by(by)).is_some_and(|(client, by)| client.out.has_room(by, more))
+    }
+
+    fn by(&self, process: ConnId) -> Option<By> {
+        self.all.get(&process).map(|c| By { process, uid: c.uid })
+    }
+
+    fn queue(&mut self, id: ConnId, out: Outgoing, cause: Cause) {
+        let Some(client) = self.all.get_mut(&id) else { return };
+        if out.unasked && out.fd.is_none() && client.out.is_needless(&out.msg) {
             return;
         }
-        client.answers += usize::from(!out.unasked);
-        client.out.push_back(out);
+        client.out.push(out, cause);
         self.flush(id);
     }
 
@@ -312,15 +320,14 @@ impl Clients {
         let mut unasked = false;
         let mut failed = false;
         let mut no_room = false;
-        while let Some(next) = client.out.front() {
+        while let Some(next) = client.out.first() {
             match wire::send(client.fd.as_fd(), &next.msg, next.fd.as_ref().map(|fd| fd.as_fd())) {
                 Ok(()) => {
                     unasked |= next.unasked;
-                    client.answers -= usize::from(!next.unasked);
                     if next.msg.kind == kind::WOKEN {
                         client.woken.remove(&(next.msg.id as u8, next.msg.arg0));
                     }
-                    client.out.pop_front();
+                    client.out.pop();
                 }
                 Err(Errno::AGAIN) => break,
                 // The kernel lacks something; that is no fault of this process, whose connections
@@ -335,7 +342,6 @@ impl Clients {
                     // Gone; but what it sent before is still to be read (an
                     // ADOPT, say). The end comes when that is done.
                     client.out.clear();
-                    client.answers = 0;
                 }
                 Err(_) => {
                     failed = true;
@@ -392,21 +398,24 @@ impl Clients {
         processes.iter().filter_map(of).for_each(|arena| arena.tell_news(index));
     }
 
-    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker and channel, and not many for
-    /// each waker, however often it is rung while its process does not read.
+    /// Sends WOKEN to those that [`Self::wake`] has named. One message for each waker and channel, and not many with
+    /// the name of a channel, however often they are rung while their process does not read.
     pub fn send_wakes(&mut self) {
         const NAMED: usize = 16;
+        const NAMED_IN_ALL: usize = 128;
         for ((id, waker, channel), [arg1, arg2]) in std::mem::take(self.wakes.get_mut()) {
             let Some(client) = self.all.get_mut(&id) else { continue };
             let waits = client.woken.range((waker, 0)..=(waker, u64::MAX)).count();
-            let (arg0, arg1, arg2) = if waits < NAMED { (channel, arg1, arg2) } else { (0, 0, 0) };
+            let (arg0, arg1, arg2) =
+                if waits < NAMED && client.woken.len() < NAMED_IN_ALL { (channel, arg1, arg2) } else { (0, 0, 0) };
             if client.woken.insert((waker, arg0)) {
                 let msg = Msg { id: u64::from(waker), arg0, arg1, arg2, ..Msg::new(kind::WOKEN) };
-                self.send(id, Outgoing { msg, fd: None, unasked: true });
+                self.notify(id, msg);
             }
         }
     }
 }
 
+mod queue;
 #[cfg(test)]
 mod tests;

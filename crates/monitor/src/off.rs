@@ -2,7 +2,6 @@
 //! somebody wants it. New connections are refused wherever two processes are to meet; see `shm/operate` for those
 //! that there are.
 
-use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::pidfd::read;
 use crate::policy::cgroups::cgroup;
@@ -47,7 +46,7 @@ impl Context {
     /// Its library switches its connections, or lets them come back.
     pub fn tell_off(&mut self, id: ConnId, off: bool) {
         let msg = Msg { arg0: off.into(), ..Msg::new(kind::TO_KERNEL) };
-        self.clients.send(id, Outgoing { msg, fd: None, unasked: true });
+        self.clients.notify(id, msg);
     }
 }
 

@@ -274,11 +274,11 @@ pub mod kind {
     /// `arg0`, fd memfd. `addr.v6only` 1: after [`MEET`].
     pub const UPGRADE_SRV: u32 = 34;
     /// This process takes descriptor `arg0` of the process of which fd is a pidfd (`arg1` its
-    /// pid, as this one numbers it). *Sync*: it is told, by the same message with `id` the taker;
-    /// `result` ENOENT: it is none of ours, EPERM: it is another user's.
+    /// pid, as this one numbers it). *Sync*: `id` a number; `result` ENOENT: it is none of ours, EPERM: it is another
+    /// user's. `arg2` 1: fd is the socket that this process has got from there, `id` that number. *Sync*: the holder is
+    /// told, by the same message with `id`, `arg0`, and the socket's SO_COOKIE as `arg1`; `result` ENOENT: ask again.
     pub const TRANSFER: u32 = 56;
-    /// This process has looked after TRANSFER by `id`. No answer. The taker gets the same
-    /// message.
+    /// This process has looked after TRANSFER `id`. No answer. The taker gets the same message.
     pub const TRANSFERRED: u32 = 57;
     /// `fd` is a kernel connection that this process has opened, whose other end may be in another
     /// network namespace of this host. *Sync*: a channel to the listener that has accepted it, as in

@@ -52,7 +52,7 @@ impl Monitor {
             kind::AGENT => self.shm.agent_comes(&mut self.ctx, id, &msg),
             kind::TRANSFER => self.shm.take(&mut self.ctx, id, &msg, fd),
             kind::TRANSFERRED => {
-                self.shm.taken(&mut self.ctx, &msg);
+                self.shm.taken(&mut self.ctx, id, &msg);
                 return Ok(());
             }
             kind::RELEASE => {
@@ -303,6 +303,7 @@ impl Monitor {
             foreign::may_close(0);
             return None;
         }
+        self.shm.transfers.leave(id);
         tracing::debug!(pid = client.pid, name = client.name, "end");
         Some(Ending::new(id, client, self.ctx.arenas.used_by(id)))
     }

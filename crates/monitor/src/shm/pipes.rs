@@ -5,18 +5,33 @@ use crate::ConnId;
 use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// A sleeper (process, waker, waiter) and the process that wakes it.
 pub type Pair = (ConnId, u8, u64, ConnId);
 
 /// The pipes of one channel. With a descriptor: the sleeper has not confirmed its end.
 #[derive(Default)]
-pub struct Pipes(pub HashMap<Pair, Option<ForeignFd>>);
+pub struct Pipes(pub HashMap<Pair, Option<ForeignFd>>, BTreeSet<Rung>);
+
+/// A process has rung a waker of another one by way of the monitor: ringer, sleeper, waker.
+type Rung = (ConnId, ConnId, u8);
+/// Of one channel, at most: more rings are passed on, but make no pipes.
+const RUNG: usize = 1024;
 
 impl Pipes {
+    pub fn note_rung(&mut self, rung: Rung) {
+        if self.1.len() < RUNG {
+            self.1.insert(rung);
+        }
+    }
+    /// Whether the sleeper may ask for a pipe for that process, which gets an end of it.
+    pub fn was_rung(&self, rung: Rung) -> bool {
+        self.1.contains(&rung)
+    }
     /// A process is gone. Returns the sleepers that had not confirmed their ends.
     pub fn leave(&mut self, id: ConnId) -> Vec<ConnId> {
+        self.1.retain(|(ringer, sleeper, _)| *ringer != id && *sleeper != id);
         let gone = self.0.extract_if(|(sleeper, _, _, ringer), _| *sleeper == id || *ringer == id);
         gone.filter_map(|((sleeper, ..), end)| end.map(|_| sleeper)).collect()
     }

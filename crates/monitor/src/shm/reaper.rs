@@ -4,7 +4,7 @@
 //! close its sockets.
 
 use crate::arenas::ArenaMem;
-use crate::clients::{Client, Outgoing};
+use crate::clients::Client;
 use crate::context::Context;
 use crate::shm::ending::{Ending, Step};
 use crate::shm::listeners::Shown;
@@ -271,7 +271,7 @@ impl Shm {
         for member in known_to {
             if ctx.clients.get(member).is_some_and(|c| families.contains(&c.family)) {
                 let msg = Msg { id: u64::from(channel), arg0: broken.into(), ..Msg::new(kind::CHANNEL_GONE) };
-                ctx.clients.send(member, Outgoing { msg, fd: None, unasked: true });
+                ctx.clients.notify(member, msg);
             }
         }
     }

@@ -6,7 +6,6 @@
 //! channel to a listener holds that listener, and processes of one fork group show the same arena with the same rights.
 
 use crate::answer::{reply, Answer, Misbehaved};
-use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::descriptor::Reuse;
 use crate::foreign::ForeignFd;
@@ -247,7 +246,7 @@ fn channel_memory(fd: ForeignFd, id: ChannelId) -> io::Result<ChannelMem> {
 
 fn tell_watched_of(ctx: &mut Context, process: ConnId, channel: ChannelId) {
     let msg = Msg { id: u64::from(channel), ..Msg::new(kind::WATCHED) };
-    ctx.clients.send(process, Outgoing { msg, fd: None, unasked: true });
+    ctx.clients.notify(process, msg);
 }
 
 /// Of which neither side is known yet.

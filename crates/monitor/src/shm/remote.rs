@@ -213,17 +213,20 @@ impl Shm {
         if ctx.is_off(id) || self.remote.wishes.len() >= WISHES {
             return Err(Errno::BUSY);
         }
+        let line = self.remote.agent.as_ref().map(|a| a.line).ok_or(Errno::NOENT)?;
+        if !ctx.clients.has_room(id, line, 2) {
+            return Err(Errno::BUSY);
+        }
         let at = &ch.mem.slot(msg.arg0 as usize).migrated[0];
         let counts = [at.base.load(Ordering::Relaxed), at.limit.load(Ordering::Relaxed)];
         self.remote.last_wish += 1;
         let wish = self.remote.last_wish;
         self.remote.wishes.insert(wish, Wish { channel, asked: *msg });
-        let line = self.remote.agent.as_ref().map(|a| a.line).ok_or(Errno::NOENT)?;
         let named = |kind| Msg { id: wish, ..Msg::new(kind) };
         let said = Msg { arg0: counts[0], arg1: counts[1], ..named(agent::COUNTS) };
         let open = agent::with_ends(named(agent::OPEN), [wire(end.1), wire(end.2)]);
         for msg in [said, open] {
-            ctx.clients.send(line, Outgoing { msg, fd: None, unasked: true });
+            ctx.clients.send_for(id, line, Outgoing { msg, fd: None, unasked: true });
         }
         Ok((Msg { arg2: PATIENCE_MS, ..reply(msg) }, None))
     }

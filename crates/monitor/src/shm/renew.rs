@@ -7,7 +7,7 @@
 //! to one process.
 
 use crate::answer::Misbehaved;
-use crate::clients::{Client, Outgoing};
+use crate::clients::Client;
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
@@ -73,7 +73,7 @@ impl Shm {
         self.hide_listener(listener, Shown::Never);
         for worker in &workers {
             let msg = Msg { id: listener, ..Msg::new(kind::OTHER_RIGHTS) };
-            ctx.clients.send(*worker, Outgoing { msg, fd: None, unasked: true });
+            ctx.clients.notify(*worker, msg);
         }
         if !self.move_waiting(ctx, listener, None) && workers.is_empty() {
             // No process can take the connections that wait there.

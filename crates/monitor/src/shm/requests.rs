@@ -238,7 +238,7 @@ impl Shm {
             }
             // First the channel, then the mask bit: nobody queues for a worker
             // that was not told.
-            self.offer(ctx, channel, id);
+            self.offer(ctx, channel, id, id);
             if let Some(ch) = self.channels.get(channel) {
                 ch.mem.set_workers(mask);
             }
@@ -258,16 +258,19 @@ impl Shm {
         }
     }
 
-    /// Sends a channel to a worker of its listener.
-    fn offer(&mut self, ctx: &mut Context, channel: ChannelId, worker: ConnId) {
+    /// Sends a channel to a worker of its listener. `by`: the process that wants it to be sent.
+    fn offer(&mut self, ctx: &mut Context, channel: ChannelId, worker: ConnId, by: ConnId) {
         let Some(family) = ctx.clients.get(worker).map(|c| c.family) else { return };
         let Some(ch) = self.channels.get_mut(channel) else { return };
         ch.server_families.insert(family);
         ch.known_to.insert(worker);
         let msg =
             Msg { id: u64::from(channel), arg0: ch.listener, arg1: CHANNEL_SIZE as u64, ..Msg::new(kind::CHANNEL_SRV) };
-        let fd = Some(ch.mem.fd());
-        ctx.clients.send(worker, Outgoing { msg, fd, unasked: true });
+        let out = Outgoing { msg, fd: Some(ch.mem.fd()), unasked: true };
+        match by == worker {
+            true => ctx.clients.send(worker, out),
+            false => _ = ctx.clients.send_for(by, worker, out),
+        }
     }
 
     pub fn connect(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
@@ -357,6 +360,11 @@ impl Shm {
         let (client_pid, client_uid, client_family) = (client.pid, client.uid, client.family);
         let l = self.listeners.get_mut(listener).ok_or(Errno::NOENT)?;
         let (addr, netns, reuse, server_uid) = (l.info.addr, l.info.netns, l.reuse, l.uid);
+        // A worker that does not read has channels enough.
+        let workers: Vec<ConnId> = l.accepting().collect();
+        if workers.iter().any(|worker| *worker != id && !ctx.clients.has_room(id, *worker, 1)) {
+            return Err(Errno::MFILE);
+        }
         let channel = self.channels.next_id(client.last_channel);
         let mem = ChannelMem::new(channel, client_uid)
             .map_err(|e| e.raw_os_error().map_or(Errno::NOMEM, Errno::from_raw_os_error))?;
@@ -368,7 +376,6 @@ impl Shm {
         l.channels.insert(channel);
         let is_shared = l.is_shared;
         self.registry.serves(addr.port);
-        let workers: Vec<ConnId> = l.accepting().collect();
         self.channels.add(Channel {
             id: channel,
             listener,
@@ -397,7 +404,7 @@ impl Shm {
             client.last_channel = channel;
         }
         for worker in workers {
-            self.offer(ctx, channel, worker);
+            self.offer(ctx, channel, worker, id);
         }
         tracing::debug!(channel, listener, process = %ctx.clients.name(id), "channel");
         self.waiting.arrives(channel);

@@ -12,6 +12,7 @@ use crate::shm::passed::Passed;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
 use crate::shm::stand_ins::Remote;
+use crate::shm::taken::Transfers;
 use crate::shm::touches::Touches;
 use crate::shm::untaken::Untaken;
 use crate::shm::waiting::Waiting;
@@ -29,6 +30,7 @@ pub struct Shm {
     pub pairs: Pairs,
     pub remote: Remote,
     pub passed: Passed,
+    pub transfers: Transfers,
     pub ports: Ports,
     pub registry: Registry,
     pub closings: Closings,
@@ -60,6 +62,7 @@ impl Shm {
             pairs: Pairs::default(),
             remote: Remote::default(),
             passed: Passed::default(),
+            transfers: Transfers::default(),
             ports,
             registry,
             closings,

@@ -1,5 +1,9 @@
 //! Descriptors that a client takes from another one by `pidfd_getfd`: the holder is told to
 //! make what it has there the kernel's.
+//!
+//! The taker first names the process, by a pidfd, and then shows the socket that it has got from there: it has it only
+//! if the kernel lets it take descriptors of that process. The holder is told which socket that is, and does nothing
+//! where it has another one. Its answer is passed on to the taker once, and to nobody else.
 
 use crate::answer::{reply, Answer};
 use crate::clients::Outgoing;
@@ -13,31 +17,106 @@ use fsocket_abi::channel::SLOTS;
 use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use std::collections::BTreeMap;
+
+/// Of one taker.
+const ASKED: usize = 16;
+
+/// Who takes something from whom.
+#[derive(Default)]
+pub struct Transfers {
+    last: u64,
+    all: BTreeMap<u64, Transfer>,
+}
+
+struct Transfer {
+    taker: ConnId,
+    /// Processes that may be the one that is meant, and have not answered yet.
+    holders: Vec<ConnId>,
+    /// The number of the descriptor there.
+    number: u64,
+    /// They have been asked.
+    is_shown: bool,
+}
+
+impl Transfers {
+    /// Its number. Of those of one taker the oldest is forgotten.
+    fn begin(&mut self, transfer: Transfer) -> u64 {
+        let own: Vec<u64> = self.all.iter().filter(|(_, t)| t.taker == transfer.taker).map(|(n, _)| *n).collect();
+        if let [oldest, ..] = own[..] {
+            if own.len() >= ASKED {
+                self.all.remove(&oldest);
+            }
+        }
+        self.last += 1;
+        self.all.insert(self.last, transfer);
+        self.last
+    }
+
+    /// The taker, if this process is the last one that was to answer.
+    fn answered(&mut self, number: u64, by: ConnId) -> Option<ConnId> {
+        let t = self.all.get_mut(&number).filter(|t| t.is_shown && t.holders.contains(&by))?;
+        t.holders.retain(|holder| *holder != by);
+        if !t.holders.is_empty() {
+            return None;
+        }
+        self.all.remove(&number).map(|t| t.taker)
+    }
+
+    /// A process is gone.
+    pub fn leave(&mut self, id: ConnId) {
+        self.all.retain(|_, t| {
+            t.holders.retain(|holder| *holder != id);
+            t.taker != id && !t.holders.is_empty()
+        });
+    }
+}
 
 impl Shm {
     /// [`kind::TRANSFER`].
     pub fn take(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
+        let fd = fd.ok_or(Errno::BADF)?;
+        match msg.arg2 {
+            0 => self.name_holder(ctx, id, msg, &fd),
+            _ => self.ask_holder(ctx, id, msg, &fd),
+        }
+    }
+
+    fn name_holder(&mut self, ctx: &Context, id: ConnId, msg: &Msg, pidfd: &ForeignFd) -> Answer {
         let taker = ctx.clients.get(id).ok_or(Errno::BADF)?.uid;
-        let pid = pid_of(fd.ok_or(Errno::BADF)?.as_fd()).ok_or(Errno::INVAL)?;
+        let pid = pid_of(pidfd.as_fd()).ok_or(Errno::INVAL)?;
         // A child that was forked in a namespace of its own has told us what it is there.
         let pids = [u64::from(pid), msg.arg1];
-        let holders: Vec<(ConnId, u64, u64, u32)> = ctx
+        let is_meant = |c: &crate::clients::Client| c.is_process() && pids.contains(&u64::from(c.pid));
+        let (holders, uids): (Vec<ConnId>, Vec<u32>) = ctx
             .clients
             .iter()
-            .filter(|(other, c)| *other != id && c.is_process() && pids.contains(&u64::from(c.pid)))
-            .map(|(other, c)| (other, c.nonce, c.family, c.uid))
-            .collect();
+            .filter(|(other, c)| *other != id && is_meant(c))
+            .map(|(other, c)| (other, c.uid))
+            .unzip();
         if holders.is_empty() {
             return Err(Errno::NOENT);
         }
-        // Whom it may really take from the kernel says; it may not make others slow.
-        if taker != 0 && holders.iter().any(|h| h.3 != taker) {
+        // It may not make others slow.
+        if taker != 0 && uids.iter().any(|uid| *uid != taker) {
             return Err(Errno::PERM);
         }
-        for (holder, nonce, family, _) in holders {
-            let out = Msg { id, arg0: msg.arg0, ..Msg::new(kind::TRANSFER) };
-            ctx.clients.send(holder, Outgoing { msg: out, fd: None, unasked: true });
-            self.wake_holder(ctx, holder, nonce, family);
+        let number = self.transfers.begin(Transfer { taker: id, holders, number: msg.arg0, is_shown: false });
+        Ok((Msg { id: number, ..reply(msg) }, None))
+    }
+
+    fn ask_holder(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, socket: &ForeignFd) -> Answer {
+        let cookie = socket_cookie(socket.as_fd())?;
+        let transfer = self.transfers.all.get_mut(&msg.id).filter(|t| t.taker == id).ok_or(Errno::NOENT)?;
+        transfer.is_shown = true;
+        let (holders, number) = (transfer.holders.clone(), transfer.number);
+        for holder in holders {
+            let Some((nonce, family)) = ctx.clients.get(holder).map(|c| (c.nonce, c.family)) else { continue };
+            let out = Msg { id: msg.id, arg0: number, arg1: cookie, ..Msg::new(kind::TRANSFER) };
+            if ctx.clients.send_for(id, holder, Outgoing { msg: out, fd: None, unasked: true }) {
+                self.wake_holder(ctx, holder, nonce, family);
+            }
         }
         Ok((reply(msg), None))
     }
@@ -57,10 +136,10 @@ impl Shm {
     }
 
     /// [`kind::TRANSFERRED`].
-    pub fn taken(&mut self, ctx: &mut Context, msg: &Msg) {
-        if ctx.clients.get(msg.id).is_some_and(|c| c.is_process()) {
-            let out = Msg::new(kind::TRANSFERRED);
-            ctx.clients.send(msg.id, Outgoing { msg: out, fd: None, unasked: true });
+    pub fn taken(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
+        if let Some(taker) = self.transfers.answered(msg.id, id) {
+            let out = Msg { id: msg.id, ..Msg::new(kind::TRANSFERRED) };
+            ctx.clients.send_for(id, taker, Outgoing { msg: out, fd: None, unasked: true });
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::shm::pipes::{pipe, Pair};
 use crate::shm::state::Shm;
 use crate::{shares, ChannelId, ConnId};
-use fsocket_abi::channel::waker_key;
+use fsocket_abi::channel::{waker_key, KEY_WAKER};
 use fsocket_proto::{kind, waiter, Msg};
 use std::rc::Rc;
 
@@ -43,13 +43,23 @@ impl Shm {
     pub fn ring(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
         let Ok(channel) = ChannelId::try_from(msg.arg0) else { return };
         let (Some((side, _)), Ok(ch)) = (waiter::unpack(msg.arg1), self.party(ctx, id, channel)) else { return };
-        ctx.clients.wake(msg.id, |family| ch.is_party(side, family), [msg.arg0, msg.arg1, id]);
+        let fits = |family| ch.is_party(side, family);
+        ctx.clients.wake(msg.id, fits, [msg.arg0, msg.arg1, id]);
+        let waker = ((msg.id & KEY_WAKER) as u8).checked_sub(1);
+        let rung = waker.and_then(|waker| Some((id, ctx.clients.by_key(msg.id, fits)?, waker)));
+        if let (Some(rung), Some(ch)) = (rung, self.channels.get_mut(channel)) {
+            ch.pipes.note_rung(rung);
+        }
     }
 
     /// [`kind::WAKER`]: the sleeper's end of a pipe.
     pub fn waker(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg) {
         let Some(named) = self.named(ctx, id, msg) else { return };
         let (Some(ch), Some(client)) = (self.channels.get(named.channel), ctx.clients.get(id)) else { return };
+        // The process that is to get an end has rung, and reads what it is sent.
+        if !ch.pipes.was_rung((msg.arg2, id, named.pair.1)) || !ctx.clients.has_room(id, msg.arg2, 1) {
+            return;
+        }
         if client.pipes_unready >= UNREADY || ch.pipes.0.contains_key(&named.pair) || ch.pipes.0.len() >= PIPES {
             return;
         }
@@ -74,7 +84,10 @@ impl Shm {
         client.pipes_unready -= 1;
         let key = waker_key(client.nonce, usize::from(named.pair.1));
         let out = place(kind::WAKER_WRITE, key, named.channel, msg.arg1);
-        ctx.clients.send(msg.arg2, Outgoing { msg: out, fd: Some(Rc::new(write)), unasked: true });
+        if !ctx.clients.send_for(id, msg.arg2, Outgoing { msg: out, fd: Some(Rc::new(write)), unasked: true }) {
+            // The pipe ends, and messages go on waking the sleeper.
+            ch.pipes.0.remove(&named.pair);
+        }
     }
 }
 

@@ -72,7 +72,8 @@ impl Zones {
             Outgoing { msg, fd: Some(fd.clone()), unasked: true }
         };
         for other in others.iter().copied().filter(|other| *other != id) {
-            ctx.clients.send(other, peer(place, cpu, &socket));
+            // (One that does not read takes nothing from here.)
+            ctx.clients.send_for(id, other, peer(place, cpu, &socket));
         }
         if is_first {
             for (p, m) in g.members.iter().filter(|(_, m)| m.conn != id && others.contains(&m.conn)) {
@@ -96,7 +97,7 @@ impl Zones {
         balance.set_limits(&ctx.config.balance, !g.guests.is_empty());
         let msg = Msg { id: group, arg0: place.into(), ..Msg::new(kind::PEER_GONE) };
         for other in g.conns_that_share().into_iter().filter(|other| *other != owner) {
-            ctx.clients.send(other, Outgoing { msg, fd: None, unasked: true });
+            ctx.clients.notify(other, msg);
         }
     }
 
@@ -209,7 +210,7 @@ impl Zones {
     pub fn hint(&mut self, ctx: &mut Context, whom: Vec<(GroupId, ConnId)>) {
         for (group, conn) in whom {
             let msg = Msg { id: group, ..Msg::new(kind::WAKE_HINT) };
-            ctx.clients.send(conn, Outgoing { msg, fd: None, unasked: true });
+            ctx.clients.notify(conn, msg);
         }
     }
 }

@@ -5,7 +5,6 @@ use super::own::Own;
 use super::state::Zones;
 use crate::answer::{reply, Answer};
 use crate::broker::clone::listening;
-use crate::clients::Outgoing;
 use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::ForeignFd;
@@ -231,7 +230,7 @@ impl Zones {
                 ctx.clients.iter().filter(|(_, c)| g.families.contains(&c.family)).map(|(id, _)| id).collect();
             for id in to {
                 let msg = Msg { id: group, ..Msg::new(kind::LOOK) };
-                ctx.clients.send(id, Outgoing { msg, fd: None, unasked: true });
+                ctx.clients.notify(id, msg);
             }
         }
     }

@@ -13,6 +13,7 @@ mod hostile;
 mod metrics;
 mod passing;
 mod policy;
+mod queues;
 mod reattach;
 mod reporting;
 mod rights;

@@ -1,32 +1,105 @@
 //! A descriptor of one client is taken by another one.
 
+use crate::rights::{as_user, for_users};
 use crate::support::*;
 use fsocket_proto::{kind, Msg};
-use rustix::fd::AsFd;
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
+
+/// All processes here are this one.
+fn this() -> OwnedFd {
+    pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap()
+}
+
+fn name(p: &mut Proc, pidfd: Option<&OwnedFd>) -> Msg {
+    p.request(Msg { arg0: 7, ..Msg::new(kind::TRANSFER) }, pidfd.map(AsFd::as_fd)).0
+}
+
+fn show(p: &mut Proc, number: u64, socket: impl AsFd) -> i32 {
+    p.request(Msg { id: number, arg2: 1, ..Msg::new(kind::TRANSFER) }, Some(socket.as_fd())).0.result
+}
 
 #[test]
 fn the_holder_is_told_and_the_taker_hears_of_it() {
     let d = Daemon::start();
     let (mut taker, mut holder) = (d.process(), d.process());
-    let me = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
     let init = pidfd_open(Pid::INIT, PidfdFlags::empty()).unwrap();
-    let null = std::fs::File::open("/dev/null").unwrap();
-    let take = |p: &mut Proc, fd| p.request(Msg { arg0: 7, ..Msg::new(kind::TRANSFER) }, fd).0.result;
-    assert_eq!(take(&mut taker, None), Errno::BADF.raw_os_error());
-    assert_eq!(take(&mut taker, Some(null.as_fd())), Errno::INVAL.raw_os_error());
-    assert_eq!(take(&mut taker, Some(init.as_fd())), Errno::NOENT.raw_os_error(), "it is none of ours");
-    // All of these are this process.
-    assert_eq!(take(&mut taker, Some(me.as_fd())), 0);
-    let (told, _) = holder.wait_unasked();
-    assert_eq!((told.kind, told.arg0), (kind::TRANSFER, 7));
-    holder.tell(Msg { id: told.id, ..Msg::new(kind::TRANSFERRED) }, None);
-    assert_eq!(taker.wait_unasked().0.kind, kind::TRANSFERRED);
-    // Nobody, or one that has gone.
-    holder.tell(Msg { id: told.id + 100, ..Msg::new(kind::TRANSFERRED) }, None);
+    let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    assert_eq!(name(&mut taker, None).result, Errno::BADF.raw_os_error());
+    assert_eq!(name(&mut taker, Some(&null)).result, Errno::INVAL.raw_os_error());
+    assert_eq!(name(&mut taker, Some(&init)).result, Errno::NOENT.raw_os_error(), "it is none of ours");
+    let named = name(&mut taker, Some(&this()));
+    assert_eq!(named.result, 0);
+    // Nobody is told of what the taker has not got.
+    let (socket, _) = listener();
+    assert_eq!(show(&mut taker, named.id + 1, &socket), Errno::NOENT.raw_os_error());
+    let no_socket = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    assert_ne!(show(&mut taker, named.id, no_socket), 0);
     holder.sync();
-    drop(holder);
+    assert!(holder.unasked.is_empty());
+    assert_eq!(show(&mut taker, named.id, &socket), 0);
+    let (told, _) = holder.wait_unasked();
+    assert_eq!((told.kind, told.id, told.arg0), (kind::TRANSFER, named.id, 7));
+    assert_eq!(told.arg1, socket_cookie(&socket).unwrap());
+    holder.tell(Msg { id: told.id, ..Msg::new(kind::TRANSFERRED) }, None);
+    let (heard, _) = taker.wait_unasked();
+    assert_eq!((heard.kind, heard.id), (kind::TRANSFERRED, named.id));
+    // Once.
+    holder.tell(Msg { id: told.id, ..Msg::new(kind::TRANSFERRED) }, None);
+    holder.sync();
     taker.sync();
     assert!(taker.unasked.is_empty(), "{:?}", taker.unasked);
+    assert_eq!(show(&mut taker, named.id, &socket), Errno::NOENT.raw_os_error());
+    // A holder that has gone answers nothing.
+    drop(holder);
+    wait_until("it is gone", || name(&mut taker, Some(&this())).result == Errno::NOENT.raw_os_error());
+}
+
+/// An answer that nobody waits for, from this process or from one that was not asked, is passed on to nobody.
+#[test]
+fn nobody_hears_of_an_answer_to_another_one() {
+    let d = Daemon::start();
+    let (mut taker, mut holder) = (d.process(), d.process());
+    let named = name(&mut taker, Some(&this()));
+    // It comes later, so it is none of those that are meant.
+    let mut stranger = d.process();
+    let (socket, _) = listener();
+    let flood = |p: &mut Proc| {
+        for id in 0..2000 {
+            p.tell(Msg { id, ..Msg::new(kind::TRANSFERRED) }, None);
+            if id % 64 == 0 {
+                p.sync();
+            }
+        }
+        p.sync();
+    };
+    flood(&mut stranger);
+    // Nor an answer before the question.
+    flood(&mut holder);
+    assert_eq!(show(&mut taker, named.id, &socket), 0);
+    flood(&mut stranger);
+    for p in [&mut taker, &mut stranger] {
+        p.sync();
+        assert!(p.unasked.is_empty(), "{:?}", p.unasked);
+    }
+    flood(&mut holder);
+    assert_eq!(taker.wait_unasked().0.kind, kind::TRANSFERRED);
+}
+
+#[test]
+fn nothing_is_taken_of_another_user() {
+    let Some(d) = for_users("nothing_is_taken_of_another_user", |_| {}) else { return };
+    let [mut taker, mut same, mut other] = [70_001, 70_001, 70_002].map(|uid| as_user(uid, || d.process()));
+    assert_eq!(name(&mut taker, Some(&this())).result, Errno::PERM.raw_os_error());
+    let (socket, _) = listener();
+    for id in 0..50 {
+        show(&mut taker, id, &socket);
+    }
+    for p in [&mut same, &mut other] {
+        p.sync();
+        assert!(p.unasked.is_empty());
+    }
 }

@@ -1,0 +1,201 @@
+//! What waits to be sent to one process.
+//!
+//! A process that does not read must not cost more than a bounded amount of memory, and must not be dropped for what
+//! others send. So there are three kinds of messages:
+//!
+//! | what | bound |
+//! | --- | --- |
+//! | answers, and what the process itself has caused | its requests are not read while answers wait; then it is dropped |
+//! | what says how things are (a channel has ended, somebody rang) | once for each thing; the same again is not added |
+//! | what another process causes, each time | that process's share; beyond it that process is refused |
+
+use super::Outgoing;
+use crate::{shares, ConnId};
+use fsocket_proto::{kind, Msg};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Messages that a process may cause itself. One that lets more pile up is not reading, and is dropped.
+const OWN: usize = 8192;
+/// Messages of one other process. (One that has connections from all ports of an address has 64 channels.)
+const OF_ONE: u32 = 256;
+/// Messages of all other processes. A user may have as many as are left for all others.
+const OF_ALL: u64 = 4096;
+
+/// The process that causes a message, and its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct By {
+    pub process: ConnId,
+    pub uid: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    Own,
+    /// It says how things are.
+    State,
+    Other(By),
+}
+
+#[derive(Default)]
+pub struct Queue {
+    all: VecDeque<(Outgoing, Cause)>,
+    answers: usize,
+    own: usize,
+    of_process: BTreeMap<ConnId, u32>,
+    of_user: BTreeMap<u32, u64>,
+    of_others: u64,
+}
+
+impl Queue {
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Of these: answers.
+    pub fn answers(&self) -> usize {
+        self.answers
+    }
+
+    /// Has the process itself caused more than it reads?
+    pub fn is_too_long(&self) -> bool {
+        self.own >= OWN
+    }
+
+    /// Whether a process may cause so many `more` messages.
+    pub fn has_room(&self, by: By, more: u32) -> bool {
+        let (of_one, of_user) = (self.of_process.get(&by.process), self.of_user.get(&by.uid));
+        of_one.copied().unwrap_or(0) + more <= OF_ONE
+            && shares::admits(of_user.copied().unwrap_or(0), self.of_others, more.into(), OF_ALL)
+    }
+
+    pub fn push(&mut self, out: Outgoing, cause: Cause) {
+        self.answers += usize::from(!out.unasked);
+        match cause {
+            Cause::Own => self.own += 1,
+            Cause::State => {}
+            Cause::Other(by) => {
+                *self.of_process.entry(by.process).or_default() += 1;
+                *self.of_user.entry(by.uid).or_default() += 1;
+                self.of_others += 1;
+            }
+        }
+        self.all.push_back((out, cause));
+    }
+
+    pub fn first(&self) -> Option<&Outgoing> {
+        self.all.front().map(|(out, _)| out)
+    }
+
+    pub fn pop(&mut self) {
+        if let Some(gone) = self.all.pop_front() {
+            self.uncount(&gone);
+        }
+    }
+
+    fn uncount(&mut self, (out, cause): &(Outgoing, Cause)) {
+        self.answers -= usize::from(!out.unasked);
+        match cause {
+            Cause::Own => self.own -= 1,
+            Cause::State => {}
+            Cause::Other(by) => {
+                less(&mut self.of_process, by.process);
+                less(&mut self.of_user, by.uid);
+                self.of_others -= 1;
+            }
+        }
+    }
+
+    pub fn clear(&mut self) {
+        *self = Queue::default();
+    }
+
+    /// Takes out the first that `is`.
+    fn take(&mut self, is: impl Fn(&Msg) -> bool) -> bool {
+        let at = self.all.iter().position(|(out, _)| out.unasked && is(&out.msg));
+        let gone = at.and_then(|at| self.all.remove(at));
+        gone.inspect(|gone| self.uncount(gone)).is_some()
+    }
+
+    /// Whether this says nothing to a process that has not read what was sent before: the same once more, or the end of
+    /// something of which it does not know yet, and then need not.
+    pub fn is_needless(&mut self, msg: &Msg) -> bool {
+        match msg.kind {
+            kind::CHANNEL_GONE => self.take(|m| m.kind == kind::CHANNEL_SRV && m.id == msg.id),
+            kind::PEER_GONE => self.take(|m| m.kind == kind::PEER && (m.id, m.arg0) == (msg.id, msg.arg0)),
+            // The last one counts.
+            kind::TO_KERNEL => {
+                self.take(|m| m.kind == kind::TO_KERNEL);
+                false
+            }
+            kind::WAKE_HINT | kind::LOOK | kind::TRANSFER | kind::TRANSFERRED | kind::WATCHED | kind::OTHER_RIGHTS => {
+                self.all.iter().any(|(out, _)| out.msg == *msg)
+            }
+            _ => false,
+        }
+    }
+}
+
+fn less<K: Ord, N: Copy + PartialEq + From<u8> + std::ops::SubAssign>(counts: &mut BTreeMap<K, N>, key: K) {
+    if let Some(n) = counts.get_mut(&key) {
+        *n -= N::from(1);
+        if *n == N::from(0) {
+            counts.remove(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kind: u32, id: u64) -> Outgoing {
+        Outgoing { msg: Msg { id, ..Msg::new(kind) }, fd: None, unasked: true }
+    }
+
+    /// Sends until it is refused; how often it was not.
+    fn fill(q: &mut Queue, by: By) -> u32 {
+        let mut n = 0;
+        while q.has_room(by, 1) {
+            q.push(of(kind::WAKER_WRITE, n.into()), Cause::Other(by));
+            n += 1;
+        }
+        n
+    }
+
+    #[test]
+    fn a_sender_that_takes_all_it_can_leaves_room_for_others() {
+        let mut q = Queue::default();
+        for process in 0..1000 {
+            fill(&mut q, By { process, uid: 7 });
+        }
+        assert_eq!(fill(&mut q, By { process: 1000, uid: 7 }), 0, "its user has enough");
+        assert_eq!(fill(&mut q, By { process: 1001, uid: 8 }), OF_ONE);
+        assert!(!q.is_too_long(), "what others send is no fault of the receiver's");
+        while q.first().is_some() {
+            q.pop();
+        }
+        assert_eq!(fill(&mut q, By { process: 1000, uid: 7 }), OF_ONE, "it has been read");
+        q.clear();
+        assert!(q.is_empty() && q.has_room(By { process: 1000, uid: 7 }, OF_ONE));
+    }
+
+    #[test]
+    fn what_is_over_before_it_was_read_is_not_said() {
+        let mut q = Queue::default();
+        let by = By { process: 1, uid: 7 };
+        for n in 0..10 {
+            q.push(of(kind::CHANNEL_SRV, n), Cause::Other(by));
+            q.push(of(kind::PEER, n), Cause::Other(by));
+            assert!(q.is_needless(&of(kind::CHANNEL_GONE, n).msg) && q.is_needless(&of(kind::PEER_GONE, n).msg));
+        }
+        assert!(q.is_empty() && q.has_room(by, OF_ONE));
+        assert!(!q.is_needless(&of(kind::CHANNEL_GONE, 3).msg), "it knows of that one");
+        for off in [1, 0, 1] {
+            let out = Outgoing { msg: Msg { arg0: off, ..Msg::new(kind::TO_KERNEL) }, fd: None, unasked: true };
+            assert!(!q.is_needless(&out.msg));
+            q.push(out, Cause::State);
+        }
+        assert_eq!(q.all.len(), 1);
+        assert!(q.first().is_some_and(|out| out.msg.arg0 == 1));
+    }
+}

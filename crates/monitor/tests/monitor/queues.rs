@@ -1,0 +1,139 @@
+//! What one process sends never ends another one that does not read just now.
+
+use crate::support::*;
+use fsocket_abi::channel::{status, waker_key, CLIENT, SERVER};
+use fsocket_monitor::memory::memfd_of;
+use fsocket_proto::operate::{Request, Target};
+use fsocket_proto::{kind, waiter, Msg};
+use rustix::fd::AsFd;
+use rustix::process::{pidfd_open, PidfdFlags};
+
+/// A server that does not read, a peer of its that does what it can, and a third process that is connected to it. The
+/// server gets at most so many messages.
+#[track_caller]
+fn is_not_dropped(at_most: usize, attack: impl FnOnce(&Daemon, &mut Proc, &mut Proc, &[ChannelView])) {
+    let d = Daemon::start();
+    let (mut server, mut peer, mut third) = (d.process_with_arena(), d.process(), d.process());
+    // (As many channels as it needs for more pipes than a process may ever have messages waiting.)
+    let listeners: Vec<_> = (0..12)
+        .map(|_| {
+            let (socket, port) = listener();
+            let id = server.listen(&socket);
+            server.work(id);
+            (socket, port)
+        })
+        .collect();
+    let channels: Vec<_> = listeners.iter().map(|(_, port)| peer.connect(*port)).collect();
+    let its = third.connect(listeners[0].1);
+    its.set_state(0, fsocket_abi::channel::slot_state::ESTABLISHED);
+    server.sync();
+    server.unasked.clear();
+    attack(&d, &mut server, &mut peer, &channels);
+    peer.sync();
+    third.sync();
+    assert!(!its.client_gone() && !its.listener_closed());
+    assert_eq!(its.status(0, SERVER) & status::CLOSED, 0, "the third process has lost its connection");
+    server.sync();
+    assert!(server.unasked.len() <= at_most, "{} messages", server.unasked.len());
+    drop(listeners);
+}
+
+/// Asks for a pipe for each of its wakers, at each of its waiters.
+fn ask_for_pipes(peer: &mut Proc, ringer: u64, channels: &[ChannelView]) {
+    for ch in channels {
+        for i in 0..1024u64 {
+            let named = Msg {
+                id: i % 256,
+                arg0: u64::from(ch.id),
+                arg1: waiter::pack(CLIENT, i as usize / 256),
+                ..Msg::new(0)
+            };
+            for kind in [kind::WAKER, kind::WAKER_READY] {
+                peer.tell(Msg { kind, arg2: ringer, ..named }, None);
+            }
+            if i % 32 == 0 {
+                peer.sync();
+                peer.unasked.clear();
+            }
+        }
+    }
+}
+
+/// The number of the server, as WOKEN has it.
+fn number_of(server: &mut Proc, peer: &mut Proc, ch: &ChannelView) -> u64 {
+    let key = waker_key(peer.nonce, 0);
+    server.tell(Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 0), ..Msg::new(kind::RING) }, None);
+    peer.wait_unasked().0.arg2
+}
+
+#[test]
+fn by_pipes_that_it_has_no_use_for() {
+    is_not_dropped(4, |_, server, peer, channels| {
+        let number = number_of(server, peer, &channels[0]);
+        ask_for_pipes(peer, number, channels);
+    });
+}
+
+/// The server has rung each of the wakers.
+#[test]
+fn by_pipes_that_it_may_get() {
+    // What its socket holds, and the peer's share.
+    is_not_dropped(2000, |_, server, peer, channels| {
+        let number = number_of(server, peer, &channels[0]);
+        for ch in channels {
+            for waker in 0..255 {
+                let key = waker_key(peer.nonce, waker);
+                let ring =
+                    Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(CLIENT, 0), ..Msg::new(kind::RING) };
+                server.tell(ring, None);
+            }
+            server.sync();
+            peer.sync();
+            peer.unasked.clear();
+        }
+        ask_for_pipes(peer, number, channels);
+    });
+}
+
+/// Rings for each of the server's wakers, with the names of all channels.
+#[test]
+fn by_rings() {
+    is_not_dropped(2000, |_, server, peer, channels| {
+        for i in 0..20_000usize {
+            let (key, ch) = (waker_key(server.nonce, i % 255), &channels[i / 255 % channels.len()]);
+            let ring = Msg { id: key, arg0: u64::from(ch.id), arg1: waiter::pack(SERVER, 0), ..Msg::new(kind::RING) };
+            peer.tell(ring, None);
+            if i % 64 == 0 {
+                peer.sync();
+            }
+        }
+    });
+}
+
+/// Descriptors of the server that are taken again and again.
+#[test]
+fn by_descriptors_that_are_taken() {
+    is_not_dropped(2000, |_, _, peer, _| {
+        let me = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+        let (socket, _) = listener();
+        for i in 0..10_000 {
+            let named = Msg { arg0: i, ..Msg::new(kind::TRANSFER) };
+            let number = peer.request(named, Some(me.as_fd())).0.id;
+            peer.request(Msg { id: number, arg2: 1, ..Msg::new(kind::TRANSFER) }, Some(socket.as_fd()));
+        }
+    });
+}
+
+/// An operator, any process of the same user, switches the server off and on.
+#[test]
+fn by_an_operator() {
+    is_not_dropped(2000, |_, _, peer, _| {
+        for i in 0..12_000 {
+            let request = Request { off: i % 2 == 0, target: Target::Process(std::process::id()) };
+            let text = serde_json::to_vec(&request).unwrap();
+            let fd = memfd_of("request", &text).unwrap();
+            peer.request(Msg { arg0: text.len() as u64, ..Msg::new(kind::OPERATE) }, Some(fd.as_fd()));
+            peer.unasked.clear();
+        }
+    });
+}
