@@ -1,11 +1,11 @@
 //! A connection of ours, below sending and receiving: waking its sides, ending it, keeping it.
 
-use crate::chan;
 use crate::table::{self, Desc};
 use crate::upcalls::{upcalls, watcher};
 use crate::values;
+use crate::{arena, chan};
 use core::sync::atomic::Ordering;
-use fsocket_abi::arena::{flag, Half};
+use fsocket_abi::arena::{flag, news_of, Half};
 use fsocket_abi::channel::status;
 use fsocket_ring as ring;
 use fsocket_sync::doorbell::Want;
@@ -122,6 +122,12 @@ pub fn wake_own(d: &'static Desc) {
     }
     if let Some(c) = chan::of(d) {
         let slot = d.slot_index.load(Ordering::Relaxed) as usize;
+        // The peer may have taken sleepers from the words.
+        if let Some(news) = arena::header().map(|h| &h.news[news_of(c.id.load(Ordering::Relaxed), slot)]) {
+            if news.tell() {
+                sys::futex_wake(news.word(), i32::MAX);
+            }
+        }
         for w in wants {
             let mask = w.take();
             if mask != 0 {

@@ -4,8 +4,8 @@
 //! (`FUTEX_CMP_REQUEUE`) and die. So a sleep without a limit also waits for a word that only its own process and the
 //! monitor map. The monitor changes that one when it closes a connection in the name of a peer.
 //!
-//! An odd word has sleepers. Each side writes one thing, and then reads the other's (Dekker), with a fence in
-//! between: the sleeper its word and then the state of the connection, the monitor that state and then the word.
+//! An odd word has sleepers. The sleeper makes the word odd, and then looks at the connection; the monitor changes the
+//! connection, and then looks at the word. Each has a fence in between, so at least one sees the other (Dekker).
 
 use crate::atomic::{fence, AtomicU32, Ordering};
 
@@ -37,7 +37,7 @@ impl News {
         false
     }
 
-    /// What the kernel compares.
+    /// The futex.
     pub fn word(&self) -> &AtomicU32 {
         &self.0
     }

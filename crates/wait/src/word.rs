@@ -67,8 +67,8 @@ fn has_second() -> bool {
     !NO_SECOND.load(Ordering::Relaxed) && arena::header().is_some()
 }
 
-/// What a sleep without a limit waits for beside the word of its connection: a word that the monitor changes, and its
-/// value until then. The caller looks once more before it sleeps.
+/// A word that the monitor changes, and its value until then. A sleep without a limit waits for it beside the word of
+/// its connection. The caller looks once more before it sleeps.
 #[derive(Clone, Copy)]
 pub struct Second(&'static AtomicU32, u32);
 
@@ -93,7 +93,9 @@ pub fn sleep(
 ) -> Result<()> {
     let beside = if long && cut.is_some() { peers::beside(&want.seq, seq) } else { None };
     let at_most = |ns: u64| left.unwrap_or(ns).min(ns);
-    asleep::sleep(&On { word: Some(&want.seq), beside, ..On::default() }, || match (beside, cut) {
+    // By this word a cancelled thread is woken.
+    let word = second.map_or(&want.seq, |Second(news, _)| news);
+    asleep::sleep(&On { word: Some(word), beside, ..On::default() }, || match (beside, cut) {
         (Some(ring), _) => peers::sleep_beside(ring, at_most(LOOK_NS)),
         (None, Some(ns)) => sys::futex_wait(&want.seq, seq, Some(at_most(ns))),
         (None, None) => sleep_watched(&want.seq, seq, left, second),

@@ -3,6 +3,7 @@
 use crate::support::*;
 use fsocket_abi::channel::{status, waker_key, CLIENT, SERVER};
 use fsocket_monitor::memory::memfd_of;
+use fsocket_monitor::wire;
 use fsocket_proto::operate::{Request, Target};
 use fsocket_proto::{kind, waiter, Msg};
 use rustix::fd::AsFd;
@@ -29,7 +30,6 @@ fn is_not_dropped(at_most: usize, attack: impl FnOnce(&Daemon, &mut Proc, &mut P
     server.sync();
     server.unasked.clear();
     attack(&d, &mut server, &mut peer, &channels);
-    peer.sync();
     third.sync();
     assert!(!its.client_gone() && !its.listener_closed());
     assert_eq!(its.status(0, SERVER) & status::CLOSED, 0, "the third process has lost its connection");
@@ -38,21 +38,20 @@ fn is_not_dropped(at_most: usize, attack: impl FnOnce(&Daemon, &mut Proc, &mut P
     drop(listeners);
 }
 
-/// Asks for a pipe for each of its wakers, at each of its waiters.
+/// Asks for a pipe for each of its wakers, at each of its waiters. (It may be thrown out itself for what it does.)
 fn ask_for_pipes(peer: &mut Proc, ringer: u64, channels: &[ChannelView]) {
     for ch in channels {
         for i in 0..1024u64 {
-            let named = Msg {
-                id: i % 256,
-                arg0: u64::from(ch.id),
-                arg1: waiter::pack(CLIENT, i as usize / 256),
-                ..Msg::new(0)
-            };
+            let waiter = waiter::pack(CLIENT, i as usize / 256);
+            let named = Msg { id: i % 256, arg0: u64::from(ch.id), arg1: waiter, arg2: ringer, ..Msg::new(0) };
             for kind in [kind::WAKER, kind::WAKER_READY] {
-                peer.tell(Msg { kind, arg2: ringer, ..named }, None);
+                let _ = wire::send(peer.fd.as_fd(), &Msg { kind, ..named }, None);
             }
             if i % 32 == 0 {
-                peer.sync();
+                let ask = Msg { id: u64::MAX, ..Msg::new(kind::CHANNEL_HANDLE) };
+                if peer.try_request(ask, None).is_none() {
+                    return;
+                }
                 peer.unasked.clear();
             }
         }

@@ -9,7 +9,7 @@ use loom::sync::Arc;
 struct Connection {
     closed: AtomicU32,
     news: News,
-    /// Of the second word. (The peer has taken the sleeper from the first one.)
+    /// The second word's. (The peer has taken the sleeper from the first one.)
     futex: Futex,
 }
 
