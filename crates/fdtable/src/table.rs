@@ -278,7 +278,7 @@ fn sole(d: &Desc, entry: i32) -> Option<Detached> {
 
 /// Highest number that a scan must look at.
 pub fn scan_limit() -> usize {
-    descriptor_limit().max(1024).min(MAX_FD)
+    descriptor_limit().clamp(1024, MAX_FD)
 }
 
 /// How many descriptors the process may have.

@@ -171,7 +171,7 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
             Call::Any => any::any(s),
             Call::Touch => touch::touch(fd(0), a(1)),
             Call::Attributes => touch::attributes(s, fd(0)),
-            Call::SockMap => touch::into_map(fd(0)),
+            Call::SockMap => touch::put_into_map(fd(0)),
             Call::TcpState => {
                 let mut info = [0u8; 256];
                 let r = get(fd(0), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info);

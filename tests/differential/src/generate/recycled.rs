@@ -13,7 +13,7 @@ impl Gen {
             return;
         }
         if self.rng.chance(15) {
-            return self.into_map(actor);
+            return self.put_into_map(actor);
         }
         let family = self.rng.pick(&[libc::AF_INET, libc::AF_INET, libc::AF_INET6]);
         let first = self.vars(2);
@@ -30,7 +30,7 @@ impl Gen {
     }
 
     /// An end on which nobody sleeps.
-    fn into_map(&mut self, actor: usize) {
+    fn put_into_map(&mut self, actor: usize) {
         let Some((fd, side)) = self.end_of(actor) else { return };
         // What the kernel says of a connection that ends depends on when it is asked.
         let live = self.m.conns[side.conn].fin == [false; 2];

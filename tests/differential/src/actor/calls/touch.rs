@@ -103,7 +103,7 @@ pub(super) unsafe fn attributes(s: &Slot, fd: c_int) -> i64 {
 }
 
 /// `bpf(BPF_MAP_UPDATE_ELEM)` of a new map of sockets.
-pub(super) unsafe fn into_map(fd: c_int) -> i64 {
+pub(super) unsafe fn put_into_map(fd: c_int) -> i64 {
     // SAFETY: `union bpf_attr` begins with these members; all pointers are ours.
     unsafe {
         let create = [BPF_MAP_TYPE_SOCKMAP, 4, 4, 4, 0, 0, 0, 0];
