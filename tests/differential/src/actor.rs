@@ -6,6 +6,7 @@ mod calls;
 
 pub use calls::any::{form, INNER, NAMES as ANY};
 pub use calls::child::main as child;
+pub use calls::long::NAMES as LONG;
 
 use crate::shared::{self, state, Shared, Slot, REAP, SPAWN};
 use fsocket_sys as sys;

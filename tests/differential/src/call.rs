@@ -101,6 +101,8 @@ calls! {
     Attributes "attributes" [Var] 0;
     // the socket goes into a BPF map of sockets, by its number
     SockMap "sockmap" [Var] 0;
+    // the call, a power of two, and what is added to it: how long
+    Long "long" [Var, One(crate::actor::LONG), Int, Int] 0;
     TcpState "tcp_state" [Var] 0;
     GetFl "getfl" [Var] 0;
     SetFl "setfl" [Var, Bits(sym::FILE_FLAGS)] 0;
@@ -175,7 +177,7 @@ impl Call {
         use Call::*;
         matches!(
             self,
-            Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore | Any | Child
+            Send | SendTo | Write | WriteV | SendMsg | SendMmsg | PwriteV2 | SendFile | SendMore | Any | Long | Child
         )
     }
 }

@@ -6,6 +6,7 @@
 
 mod cork;
 mod io;
+mod long;
 mod model;
 mod odd;
 mod passing;
@@ -32,6 +33,7 @@ pub const SWITCHES: &[(&str, &str)] = &[
     ("upgrade", "more clients whose connections begin in the kernel, and go over to shared memory at once (FASTSOCKET_UPGRADE=1)"),
     ("unspec", "connect to AF_UNSPEC on a connection (docs/limits.md)"),
     ("odd", "mostly pointers that lead nowhere, odd values, lengths and options, forms of calls by `syscall`"),
+    ("long", "mostly calls with lengths at every power of two, and below zero"),
     ("stdio", "many connections and listeners on the numbers 0 to 2, and programs that have one as standard input and output"),
     ("cork", "TCP_CORK, MSG_MORE, TCP_NODELAY: nobody looks between the first send and the release (ADR 55)"),
     ("recycled", "sockets that are changed in every way and closed, and looks at the next; sockets in BPF maps"),
@@ -270,6 +272,9 @@ impl Gen {
         }
         if self.switches.has("odd") && self.rng.chance(50) {
             return self.odd(actor);
+        }
+        if self.switches.has("long") && self.rng.chance(50) {
+            return self.long(actor);
         }
         if self.switches.has("recycled") && self.rng.chance(40) {
             return self.recycled(actor);

@@ -36,7 +36,7 @@ impl Step {
         use Call::*;
         let flag = |i: usize| self.args[i] & i64::from(libc::MSG_DONTWAIT) != 0;
         match self.call {
-            Accept | AcceptNull | Accept4 | Read | ReadV | PreadV2 | RecvFd | Any | Child => Some(true),
+            Accept | AcceptNull | Accept4 | Read | ReadV | PreadV2 | RecvFd | Any | Long | Child => Some(true),
             Recv | RecvFrom => (!flag(2)).then_some(true),
             RecvMsg | RecvMmsg => (!flag(3)).then_some(true),
             EpollWait | EpollPwait | EpollPwait2 => (self.args[2] != 0).then_some(true),
@@ -47,7 +47,7 @@ impl Step {
 
     /// Several calls, one after the other.
     fn sends_in_pieces(&self) -> bool {
-        matches!(self.call, Call::SendMore | Call::SendMmsg | Call::Any)
+        matches!(self.call, Call::SendMore | Call::SendMmsg | Call::Any | Call::Long)
     }
 
     /// Holds back, or lets go, what is sent.

@@ -3,6 +3,7 @@
 pub mod any;
 mod bytes;
 pub mod child;
+pub mod long;
 mod names;
 mod ready;
 mod settle;
@@ -169,6 +170,7 @@ unsafe fn dispatch(call: Call, s: &Slot) -> i64 {
                 r.into()
             }
             Call::Any => any::any(s),
+            Call::Long => long::long(s),
             Call::Touch => touch::touch(fd(0), a(1)),
             Call::Attributes => touch::attributes(s, fd(0)),
             Call::SockMap => touch::put_into_map(fd(0)),

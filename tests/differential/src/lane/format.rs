@@ -107,7 +107,7 @@ pub fn answer(step: &Step, slot: &Slot, ports: &mut Ports) -> String {
             }
         }
         SendMmsg | SendFile | SendMore | GetLinger | GetRcvTimeo | GetSndTimeo | FionRead | OutQ | GetAny | Any
-        | Attributes => text += &format!(" {aux:?}"),
+        | Long | Attributes => text += &format!(" {aux:?}"),
         GetOpt => text += &format!(" {}", free::option(step.args[1], aux)),
         TcpState => text += &format!(" {}", free::tcp_state(aux[0])),
         Poll | PPoll => text += &listed(sym::POLL),
