@@ -3,7 +3,7 @@
 //!
 //! The kernel has a timer. Here a sender notes the connection when it is behind, and whoever sleeps next sleeps no
 //! longer than until the first of them is over: each sleep asks [`cut`]. A program that does not sleep asks
-//! [`look`] by its calls. Nobody else could tell the difference, and a program without the option pays one load.
+//! [`look`] by its calls. A program without the option pays one load.
 
 use crate::conn;
 use crate::options::USER_TIMEOUT;
@@ -14,7 +14,7 @@ use fsocket_abi::channel::status;
 use fsocket_ring as ring;
 use fsocket_sys as sys;
 
-/// Connections that are behind. (One that finds no place is noted when it sends next.)
+/// Connections that are behind. (A connection that finds no place is noted at its next send.)
 const PLACES: usize = 256;
 /// The kernel's first probe of a window that is closed comes so late, and from then on it counts, nanoseconds.
 const FIRST_PROBE_NS: u64 = 200_000_000;

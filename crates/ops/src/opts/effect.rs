@@ -2,7 +2,7 @@
 //! [`super::get`] do what this table says; an option that is not here moves the connection to the kernel, so that none
 //! is stored, answered and without effect.
 
-/// What becomes of an option.
+/// The effect of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The library does what the option says.
@@ -16,7 +16,7 @@ pub enum Effect {
     SaysBelow,
     /// The administrator's rules may depend on it: see `docs/policy.md`. Otherwise as [`Effect::Inert`].
     Policy,
-    /// Only a kernel connection has it, if its value is one of these.
+    /// Only a kernel connection has the option, if the value is one of these.
     Moves(If),
     /// Another kernel's.
     Unknown,
@@ -72,7 +72,7 @@ fn socket(name: i32) -> Effect {
         26 | 50 | 61 | 51 | 52 => Moves(If::Always),
         // MAX_PACING_RATE
         47 => Moves(If::Limited),
-        // DETACH_FILTER, LOCK_FILTER, DETACH_REUSEPORT_BPF: of what is attached, which is the kernel's then.
+        // DETACH_FILTER, LOCK_FILTER, DETACH_REUSEPORT_BPF: for filters, which only kernel sockets have.
         27 | 44 | 68 => Inert,
         // How packets travel, of which there are none: DEBUG, DONTROUTE, BROADCAST, NO_CHECK, BSDCOMPAT, WIFI_STATUS,
         // NOFCS, CNX_ADVICE, TXREHASH.
@@ -82,9 +82,9 @@ fn socket(name: i32) -> Effect {
         46 | 69 | 70 | 49 => Inert,
         // Memory of the kernel's: BUF_LOCK, RESERVE_MEM.
         72 | 73 => Inert,
-        // What datagrams have: RXQ_OVFL, RCVMARK, RCVPRIORITY. SELECT_ERR_QUEUE: only kernel connections fill that queue.
+        // For datagrams: RXQ_OVFL, RCVMARK, RCVPRIORITY. SELECT_ERR_QUEUE: only kernel connections fill that queue.
         40 | 75 | 82 | 45 => Inert,
-        // What Unix sockets have: PASSCRED, PEERCRED, PASSSEC, PEERGROUPS, PASSPIDFD, PEERPIDFD, PASSRIGHTS, INQ.
+        // For Unix sockets: PASSCRED, PEERCRED, PASSSEC, PEERGROUPS, PASSPIDFD, PEERPIDFD, PASSRIGHTS, INQ.
         16 | 17 | 34 | 59 | 76 | 77 | 83 | 84 => Inert,
         // SNDLOWAT and SECURITY_*, which no kernel sets.
         19 | 22..=24 => Inert,
@@ -113,7 +113,7 @@ fn ip(name: i32) -> Effect {
         // How packets travel: ROUTER_ALERT, MTU_DISCOVER, RECVERR (no error comes over a network), NODEFRAG, CHECKSUM,
         // RECVERR_RFC4884, UNICAST_IF.
         5 | 10 | 11 | 22 | 23 | 26 | 50 => Inert,
-        // What a stream does not show: HDRINCL, RECVOPTS, RETOPTS, PKTINFO, RECVTTL, RECVTOS, PASSSEC, RECVORIGDSTADDR,
+        // Control messages that a stream does not have: HDRINCL, RECVOPTS, RETOPTS, PKTINFO, RECVTTL, RECVTOS, PASSSEC, RECVORIGDSTADDR,
         // RECVFRAGSIZE.
         3 | 6 | 7 | 8 | 12 | 13 | 18 | 20 | 25 => Inert,
         // Multicast, which no stream is.
@@ -143,7 +143,7 @@ fn ipv6(name: i32) -> Effect {
         // How packets travel: CHECKSUM, ROUTER_ALERT, MTU_DISCOVER, RECVERR, ROUTER_ALERT_ISOLATE, RECVERR_RFC4884,
         // FLOWLABEL_MGR, FLOWINFO_SEND, HDRINCL, DONTFRAG, AUTOFLOWLABEL, UNICAST_IF, FLOWINFO, HOPLIMIT.
         7 | 22 | 23 | 25 | 30..=33 | 36 | 62 | 70 | 76 | 11 | 52 => Inert,
-        // What a stream does not show (but for 2292PKTOPTIONS): 2292PKTINFO to 2292RTHDR, 2292HOPLIMIT, RECVPKTINFO,
+        // Control messages, which a stream only has in 2292PKTOPTIONS: 2292PKTINFO to 2292RTHDR, 2292HOPLIMIT, RECVPKTINFO,
         // RECVHOPLIMIT, RECVHOPOPTS, RECVRTHDR, RECVDSTOPTS, RECVPATHMTU, RECVTCLASS, RECVORIGDSTADDR, RECVFRAGSIZE.
         2..=5 | 8 | 49 | 51 | 53 | 56 | 58 | 60 | 66 | 74 | 77 => Inert,
         // Multicast and anycast.
@@ -167,7 +167,7 @@ fn tcp(name: i32) -> Effect {
         27 | 36 | 37 => Moves(If::NotZero),
         // REPAIR
         19 => Moves(If::Positive),
-        // Of a socket in repair, which is the kernel's; else refused: REPAIR_QUEUE, REPAIR_OPTIONS, TIMESTAMP,
+        // For a socket in repair, which is a kernel socket; else refused: REPAIR_QUEUE, REPAIR_OPTIONS, TIMESTAMP,
         // REPAIR_WINDOW.
         20 | 22 | 24 | 29 => Inert,
         // When a segment goes, which may always be at once: NODELAY, CORK, QUICKACK, THIN_LINEAR, THIN_DUPACK,
