@@ -1,6 +1,7 @@
 //! Programs that have the library and have not called it for anything yet: they have not greeted anybody, and want
 //! their private monitor all the same.
 
+use crate::endpoint::File;
 use rustix::fd::OwnedFd;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use std::os::unix::ffi::OsStrExt;
@@ -9,15 +10,16 @@ use std::path::Path;
 /// Bytes of an environment that are read at most.
 const ENVIRONMENT: u64 = 1 << 20;
 
-/// A process that was started with the library and `socket` as its monitor's, if there is one. (Not of other users:
-/// what they were started with cannot be read.)
-pub fn any(socket: &Path) -> Option<OwnedFd> {
+/// A process that was started with the library and `socket` as its monitor's, and finds `file` under that name. In
+/// another mount namespace or root the name may be another file's, or nobody's. (Not of other users: their environment cannot be
+/// read.)
+pub fn any(socket: &Path, file: File) -> Option<OwnedFd> {
     let wanted = [fsocket_proto::paths::ENV_SOCKET.as_bytes(), b"=", socket.as_os_str().as_bytes()].concat();
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     processes.filter_map(|p| p.file_name().to_str()?.parse().ok()).find_map(|pid: i32| {
         let pid = Pid::from_raw(pid).filter(|p| *p != rustix::process::getpid())?;
         let fd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        (is_told(pid, &wanted) && has_library(pid)).then_some(fd)
+        (is_told(pid, &wanted) && has_library(pid) && sees(pid, socket, file)).then_some(fd)
     })
 }
 
@@ -27,6 +29,12 @@ fn is_told(pid: Pid, wanted: &[u8]) -> bool {
     let read = |file: std::fs::File| file.take(ENVIRONMENT).read_to_end(&mut all);
     let path = format!("/proc/{}/environ", pid.as_raw_nonzero());
     std::fs::File::open(path).and_then(read).is_ok() && all.split(|b| *b == 0).any(|entry| entry == wanted)
+}
+
+/// Is `socket` that file in the root of the process?
+fn sees(pid: Pid, socket: &Path, file: File) -> bool {
+    let Ok(relative) = socket.strip_prefix("/") else { return true };
+    File::at(&Path::new(&format!("/proc/{}/root", pid.as_raw_nonzero())).join(relative)) == Some(file)
 }
 
 fn has_library(pid: Pid) -> bool {
@@ -50,7 +58,9 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!is_told(pid, &wanted[..wanted.len() - 1]));
-        assert!(!has_library(pid) && any(socket).is_none());
+        let file = File::at(Path::new("/")).unwrap();
+        assert!(!has_library(pid) && any(socket, file).is_none());
+        assert!(sees(pid, Path::new("/"), file) && !sees(pid, Path::new("/proc"), file));
         told.kill().unwrap();
         told.wait().unwrap();
     }

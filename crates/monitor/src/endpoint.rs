@@ -73,6 +73,19 @@ struct Name {
     aside: PathBuf,
     _lock: OwnedFd,
     published: bool,
+    /// The socket's file, as long as it is this process's.
+    file: Option<File>,
+}
+
+/// A file, whatever it is called: device and inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct File(u64, u64);
+
+impl File {
+    /// The file that has this name now.
+    pub fn at(path: &Path) -> Option<File> {
+        std::fs::symlink_metadata(path).ok().map(|m| File(m.dev(), m.ino()))
+    }
 }
 
 impl Endpoint {
@@ -105,7 +118,8 @@ impl Endpoint {
             .map_err(system("set the permissions of the socket"))?;
         crate::wire::ask_for_senders(fd.as_fd());
         rustix::net::listen(&fd, BACKLOG).map_err(system("listen"))?;
-        let name = Some(Name { is_ours: true, path: path.clone(), aside, _lock: lock, published: false });
+        let file = File::at(&aside);
+        let name = Some(Name { is_ours: true, path: path.clone(), aside, _lock: lock, published: false, file });
         let mut endpoint = Endpoint { fd, name };
         endpoint.show().map_err(system("rename the socket"))?;
         Ok(endpoint)
@@ -129,11 +143,19 @@ impl Endpoint {
         let name = match own {
             true => {
                 let (path, aside, lock) = (path.to_owned(), beside(path, ".new"), lock(path)?);
-                Some(Name { is_ours: true, path, aside, _lock: lock, published: true })
+                let file = File::at(&path);
+                Some(Name { is_ours: true, path, aside, _lock: lock, published: true, file })
             }
             false => None,
         };
         Ok(Endpoint { fd, name })
+    }
+
+    /// The socket's file, if clients still find it under its name. The file or its directory may have been removed,
+    /// replaced or mounted over.
+    pub fn file(&self) -> Option<File> {
+        let name = self.name.as_ref()?;
+        name.file.filter(|file| File::at(name.current()) == Some(*file))
     }
 
     /// Does its name belong to this process?
@@ -169,12 +191,22 @@ impl Endpoint {
     }
 }
 
+impl Name {
+    fn current(&self) -> &Path {
+        if self.published {
+            &self.path
+        } else {
+            &self.aside
+        }
+    }
+}
+
 impl Drop for Name {
     fn drop(&mut self) {
-        if !self.is_ours {
-            return;
+        // (Another monitor may have the name by now.)
+        if self.is_ours && (self.file.is_none() || File::at(self.current()) == self.file) {
+            let _ = std::fs::remove_file(self.current());
         }
-        let _ = std::fs::remove_file(if self.published { &self.path } else { &self.aside });
     }
 }
 

@@ -438,7 +438,12 @@ impl Monitor {
         if now < deadline {
             return false;
         }
-        self.asleep = crate::asleep::any(&self.ctx.config.socket);
+        let Some(file) = self.endpoint.file() else {
+            // (Programs with that name in their environment look for another file.)
+            tracing::info!("the socket is not at its address any more");
+            return true;
+        };
+        self.asleep = crate::asleep::any(&self.ctx.config.socket, file);
         let watched = |fd| epoll::add(&*self.ctx.epoll, fd, EventData::new_u64(ASLEEP), EventFlags::IN).is_ok();
         if self.asleep.as_ref().is_some_and(watched) {
             self.deadline = None;
