@@ -105,8 +105,8 @@ impl Image {
         Ok(Image { path, args, env })
     }
 
-    /// Forks twice, so that the monitor never is a child of the program that
-    /// this process becomes. Gives back the monitor's pidfd.
+    /// Forks twice, so that the monitor never is a child that the program sees
+    /// which this process becomes. Gives back the monitor's pidfd.
     fn spawn(&self) -> std::io::Result<Option<OwnedFd>> {
         let pointers = |v: &[CString]| -> Vec<*const libc::c_char> {
             v.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
@@ -114,9 +114,16 @@ impl Image {
         let (args, env) = (pointers(&self.args), pointers(&self.env));
         // Both ends close on exec: its end without a byte is the success of exec.
         let (rx, tx) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        // SAFETY: `fork` in a process with one thread; the children below only
+        let adopts = adopts_orphans();
+        // SAFETY: a process with one thread, of which this is a copy; the children below only
         // call async-signal-safe functions on memory prepared above.
-        let first = unsafe { libc::fork() };
+        let first = unsafe {
+            if adopts {
+                hidden_child()
+            } else {
+                libc::fork()
+            }
+        };
         if first < 0 {
             return Err(std::io::Error::last_os_error());
         }
@@ -124,7 +131,16 @@ impl Image {
             // SAFETY: as above; `_exit` and `execve` are the only ways out.
             unsafe {
                 libc::setsid();
+                if adopts {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                }
                 let second = libc::fork();
+                if adopts && second > 0 {
+                    keep(second);
+                }
+                if adopts && second == 0 {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                }
                 if second != 0 {
                     libc::_exit(if second < 0 { 1 } else { 0 });
                 }
@@ -134,7 +150,8 @@ impl Image {
         drop(tx);
         let mut status = 0;
         // SAFETY: `status` is ours; `first` is our child.
-        while unsafe { libc::waitpid(first, &mut status, 0) } < 0
+        while !adopts
+            && unsafe { libc::waitpid(first, &mut status, 0) } < 0
             && std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted
         {}
         if status != 0 {
@@ -151,6 +168,44 @@ impl Image {
         }
         let pid = int(0).and_then(Pid::from_raw).ok_or_else(|| std::io::Error::other("cannot start"))?;
         Ok(pidfd_open(pid, PidfdFlags::empty()).ok())
+    }
+}
+
+/// Is this process, and so the program that it becomes, the parent of all orphans below it?
+fn adopts_orphans() -> bool {
+    let mut subreaper: libc::c_int = 0;
+    // SAFETY: the call writes one `int`.
+    let asked = unsafe { libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut subreaper) };
+    std::process::id() == 1 || asked == 0 && subreaper != 0
+}
+
+/// As `fork`, but the child says nothing at its end, and a parent that waits for children does not see it (unless by
+/// `__WALL` or `__WCLONE`): it has no exit signal. It would lose that by `exec`, or with another parent.
+///
+/// # Safety
+/// As `fork`.
+unsafe fn hidden_child() -> libc::pid_t {
+    // SAFETY: no stack, so a copy of this one; no memory that the kernel would write to.
+    unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) as libc::pid_t }
+}
+
+/// The hidden child: the monitor's parent, as long as the program lives. It holds nothing.
+///
+/// # Safety
+/// In a process of its own; async-signal-safe.
+unsafe fn keep(monitor: libc::pid_t) -> ! {
+    // SAFETY: numbers and null only.
+    unsafe {
+        libc::chdir(c"/".as_ptr());
+        libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, 0u32);
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGQUIT] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        while libc::waitpid(monitor, std::ptr::null_mut(), 0) < 0 && *libc::__errno_location() == libc::EINTR {}
+        // (An end of this one would be announced to the program.)
+        loop {
+            libc::pause();
+        }
     }
 }
 
