@@ -194,3 +194,50 @@ fn addresses_of_live_connections_are_in_use() {
     // One for each case, that of the client's port, and those of one port for two.
     assert!(delta.get("connect_shm") > 3 * 2 * 3 && delta.get("path_switch") == 0, "{delta}");
 }
+
+/// Its `close` is not one of the other threads' descriptors: the process uses the kernel before.
+#[test]
+fn a_thread_with_descriptors_of_its_own() {
+    let host = Host::new();
+    let unshared = fsocket_e2e::native::build(&host, "unshared", &["unshared.c"], &[]);
+    for way in ["unshare", "close_range", "number", "cloexec"] {
+        let run = |side| {
+            let mut command = host.command(side, &unshared);
+            command.arg(way);
+            fsocket_testkit::Proc::spawn(host.logs(), way, command).finish(Duration::from_secs(60)).success().stdout
+        };
+        let Some(delta) = e2e::same_output(&host, run) else { return };
+        assert_eq!(delta.get("connect_shm"), 1, "before\n{delta}");
+        assert!(delta.get("path_switch") >= 1, "and after\n{delta}");
+    }
+}
+
+/// The private monitor is no child that a program sees that waits for all of them, as process 1 or as the parent of all
+/// orphans. It ends with that program.
+#[test]
+fn a_program_that_waits_for_all_its_children() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no monitor");
+    }
+    let script = script("apps/waits_for_all.py").display().to_string();
+    let cli = fsocket_testkit::artifacts::cli().display().to_string();
+    let run = [cli.as_str(), "run", "--summary", "--", PYTHON, &script];
+    let ways = [
+        ("as 1", [&["unshare", "-p", "-f", "--mount-proc", "--"][..], &run].concat()),
+        ("as another", [&[PYTHON, &script, "subreaper"][..], &run].concat()),
+    ];
+    for (who, words) in ways {
+        let host = Host::stopped();
+        let runtime = host.path().join("runtime");
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&runtime).expect("made");
+        let mut command = host.command(Stock, words[0]);
+        command.args(&words[1..]).env("XDG_RUNTIME_DIR", &runtime).env_remove("FASTSOCKET_SOCKET");
+        let done =
+            fsocket_testkit::Proc::spawn(host.logs(), "waits", command).finish(Duration::from_secs(60)).success();
+        assert_eq!(done.stdout, format!("reaped 3 {who}\n"), "{}", done.stderr);
+        assert!(done.stderr.contains("2 connections over shared memory"), "not accelerated: {}", done.stderr);
+        let socket = runtime.join("fastsocket/monitor.sock");
+        let answers = || std::os::unix::net::UnixStream::connect(&socket).is_ok();
+        assert!(!answers(), "its monitor goes on");
+    }
+}

@@ -24,6 +24,7 @@ pub mod passing;
 pub mod pidfd_transfer;
 pub mod sandbox;
 pub mod start;
+pub mod unshared;
 pub mod uring;
 
 pub use fsocket_compat::{rings, unhooked};

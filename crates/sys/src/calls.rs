@@ -257,6 +257,10 @@ fn stat(path: &core::ffi::CStr) -> Result<libc::stat> {
 pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
     stat(path).map(|s| s.st_ino)
 }
+/// Names of a file; of a directory, mostly two and one for each directory in it.
+pub fn links(path: &core::ffi::CStr) -> Result<u64> {
+    stat(path).map(|s| s.st_nlink as u64)
+}
 /// The owner of a file, and its type and permissions.
 pub fn owner_and_mode(path: &core::ffi::CStr) -> Result<(u32, u32)> {
     stat(path).map(|s| (s.st_uid, s.st_mode))

@@ -2,7 +2,7 @@
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use crate::real;
-use fsocket_lifecycle::{by_number, close as ops, epoll, opts, pidfd_transfer, table, Outcome, Result};
+use fsocket_lifecycle::{by_number, close as ops, epoll, opts, pidfd_transfer, table, unshared, Outcome, Result};
 use fsocket_sys as sys;
 use libc::*;
 
@@ -166,6 +166,10 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
 
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if first <= last && flags & !CLOSE_RANGE_CLOEXEC == CLOSE_RANGE_UNSHARE {
+        unshared::begin();
+    }
     if first > last || flags & !CLOSE_RANGE_UNSHARE != 0 {
         // With CLOEXEC nothing is closed now; malformed calls are the kernel's.
         return unsafe { real::close_range(first, last, flags) };

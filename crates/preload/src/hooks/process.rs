@@ -6,7 +6,9 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::table::{self, kind};
-use fsocket_lifecycle::{brief, credentials, epoll, exec, lent, limit, pool, process, sandbox, upgrade, user};
+use fsocket_lifecycle::{
+    brief, credentials, epoll, exec, lent, limit, pool, process, sandbox, unshared, upgrade, user,
+};
 use libc::*;
 
 /// The monitor's socket cannot be found any more afterwards: [`super::points::wakes`].
@@ -15,6 +17,9 @@ pub unsafe fn chroot(path: *const c_char) -> c_int {
 }
 
 pub unsafe fn unshare(flags: c_int) -> c_int {
+    if flags & CLONE_FILES != 0 {
+        unshared::begin();
+    }
     // (In a new user namespace it has other credentials.)
     let r = credentials::changing(|| unsafe { real::unshare(flags) });
     process::namespaces_changed();
@@ -164,6 +169,9 @@ pub unsafe fn clone(
                 return r;
             }
             init::lends_memory();
+        }
+        if flags & (CLONE_VM | CLONE_FILES) == CLONE_VM && !process::is_asleep() {
+            guarded(unshared::begin_beside);
         }
         return unsafe { real::clone(f, stack, flags, arg, parent_tid, tls, child_tid) };
     }
