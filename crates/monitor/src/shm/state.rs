@@ -14,8 +14,7 @@ use crate::shm::registry::Registry;
 use crate::shm::stand_ins::Remote;
 use crate::shm::taken::Transfers;
 use crate::shm::touches::Touches;
-use crate::shm::untaken::Untaken;
-use crate::shm::waiting::Waiting;
+use crate::shm::waiting::{Moving, Waiting};
 use crate::FamilyId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -36,7 +35,7 @@ pub struct Shm {
     pub closings: Closings,
     pub dispatch: Dispatch,
     pub waiting: Waiting,
-    pub untaken: Untaken,
+    pub moving: Moving,
     pub distrust: Distrust,
     /// Port leases of ended processes whose fork group still use them.
     pub family_leases: HashMap<FamilyId, Vec<u16>>,
@@ -68,7 +67,7 @@ impl Shm {
             closings,
             dispatch: Dispatch::default(),
             waiting: Waiting::default(),
-            untaken: Untaken::default(),
+            moving: Moving::default(),
             distrust: Distrust::default(),
             family_leases: HashMap::new(),
             look_again: None,

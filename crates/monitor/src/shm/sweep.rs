@@ -20,7 +20,7 @@ impl Shm {
     /// When something is to be looked at again.
     pub fn next(&self) -> Option<Instant> {
         let looks = [self.look_again.map(|(at, _)| at), self.dispatch.next, self.pairs.ask_at, self.touches.due()];
-        let looks = looks.into_iter().chain([self.waiting.next, self.untaken.next.map(|(at, _)| at)]);
+        let looks = looks.into_iter().chain([self.waiting.next, self.moving.next.map(|(at, _)| at)]);
         looks.flatten().min()
     }
 

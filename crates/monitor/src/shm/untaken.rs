@@ -23,7 +23,6 @@ use fsocket_sync::atomic::{fence, Ordering};
 use fsocket_sync::doorbell::FUTEX_BIT;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Connections of one listener that are moved in one turn of the loop.
@@ -32,31 +31,20 @@ const TURN: usize = 32;
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// What is on its way into kernel queues.
-#[derive(Default)]
-pub struct Untaken {
-    /// Listeners whose queues are to be emptied.
-    listeners: BTreeSet<ListenerId>,
-    /// Connections that have been taken, and whose socket is not connected yet.
-    begun: Vec<Named>,
-    /// When to go on, and how long that was.
-    pub(super) next: Option<(Instant, Duration)>,
-}
-
 impl Shm {
     /// Moves what has waited for too long, and goes on with what has begun.
     pub fn move_untaken_if_due(&mut self, ctx: &mut Context) {
-        for listener in self.listeners_with_untaken() {
+        for listener in self.waiting.look_if_due(&self.channels, &self.dispatch) {
             self.leave_to_kernel(ctx, listener);
         }
-        let Some((_, pause)) = self.untaken.next.take_if(|(at, _)| *at <= Instant::now()) else { return };
-        for named in std::mem::take(&mut self.untaken.begun) {
+        let Some((_, pause)) = self.moving.next.take_if(|(at, _)| *at <= Instant::now()) else { return };
+        for named in std::mem::take(&mut self.moving.begun) {
             self.go_on(ctx, named, None);
         }
-        for listener in self.untaken.listeners.clone() {
+        for listener in self.moving.listeners.clone() {
             self.empty_queues(ctx, listener, None);
         }
-        self.untaken.next = self.untaken.next.map(|_| (pause * 2).min(LONGEST_PAUSE)).map(|p| (Instant::now() + p, p));
+        self.moving.next = self.moving.next.map(|_| (pause * 2).min(LONGEST_PAUSE)).map(|p| (Instant::now() + p, p));
     }
 
     /// Nobody takes connections from the queues of a listener: new ones are the kernel's until somebody does.
@@ -86,7 +74,7 @@ impl Shm {
         if place.is_none() && l.info.netns != ctx.netns {
             return false;
         }
-        self.untaken.listeners.insert(listener);
+        self.moving.listeners.insert(listener);
         self.empty_queues(ctx, listener, place);
         true
     }
@@ -94,7 +82,7 @@ impl Shm {
     /// Is something on its way into the kernel's queue of this listener?
     pub fn is_moving(&self, listener: ListenerId) -> bool {
         let of = |named: &Named| self.channels.get(named.channel).is_some_and(|ch| ch.listener == listener);
-        self.untaken.listeners.contains(&listener) || self.untaken.begun.iter().any(of)
+        self.moving.listeners.contains(&listener) || self.moving.begun.iter().any(of)
     }
 
     fn empty_queues(&mut self, ctx: &mut Context, listener: ListenerId, place: Option<BorrowedFd<'_>>) {
@@ -107,15 +95,15 @@ impl Shm {
             let Some(named) = channels.iter().find_map(|channel| self.take_one(ctx, *channel)) else { break };
             self.go_on(ctx, named, place);
         }
-        self.untaken.listeners.remove(&listener);
+        self.moving.listeners.remove(&listener);
     }
 
     fn begins_somewhere(&self, listener: ListenerId) -> bool {
-        self.untaken.begun.iter().any(|n| self.channels.get(n.channel).is_some_and(|ch| ch.listener == listener))
+        self.moving.begun.iter().any(|n| self.channels.get(n.channel).is_some_and(|ch| ch.listener == listener))
     }
 
     fn goes_on(&mut self, pause: Duration) {
-        self.untaken.next.get_or_insert_with(|| (Instant::now() + pause, pause));
+        self.moving.next.get_or_insert_with(|| (Instant::now() + pause, pause));
     }
 
     /// Takes a connection out of a queue, as a worker.
@@ -159,7 +147,7 @@ impl Shm {
             }
             // (Its user may have too much on its way just now.)
             Err(Errno::INPROGRESS | Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN) => {
-                self.untaken.begun.push(named);
+                self.moving.begun.push(named);
                 self.goes_on(PAUSE);
             }
             Err(error) => {

@@ -5,11 +5,13 @@
 //! ([`super::untaken`]), whoever listens. A server that was busy for so long accepts it there. New connections are
 //! the kernel's until a process with the library has emptied that queue.
 //!
-//! A channel is looked at from when it is made or its client says that something comes, until its queues are empty.
+//! A channel is looked at from when it is made or its client says that something comes, until its queues are empty
+//! and nothing has come since the last look. So a client that connects all the time says nothing.
 
 use crate::membarrier::heavy_fence;
-use crate::shm::channels::{Channel, ChannelMem};
-use crate::shm::state::Shm;
+use crate::shm::channels::{Channel, ChannelMem, Channels};
+use crate::shm::dispatch::Dispatch;
+use crate::shm::switched::Named;
 use crate::{ChannelId, ListenerId};
 use fsocket_sync::atomic::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,8 +25,16 @@ const LOOKS: u32 = 3;
 /// Channels in which something may wait.
 #[derive(Default)]
 pub struct Waiting {
-    watched: BTreeMap<ChannelId, Heads>,
-    pub(super) next: Option<Instant>,
+    watched: BTreeMap<ChannelId, Watched>,
+    pub next: Option<Instant>,
+}
+
+/// What the last look at a channel has found.
+#[derive(Default)]
+struct Watched {
+    heads: Heads,
+    /// Connections that had come.
+    opened: u64,
 }
 
 /// Of each queue that was not empty: its head, and how many looks have found that.
@@ -49,52 +59,61 @@ fn look(mem: &ChannelMem, before: &Heads) -> Heads {
     mem.touched_queues().filter(waits).map(found).collect()
 }
 
-impl Shm {
+impl Waiting {
     /// Looks, if it is time: listeners at which a connection has waited for too long.
-    pub(super) fn listeners_with_untaken(&mut self) -> BTreeSet<ListenerId> {
+    pub fn look_if_due(&mut self, channels: &Channels, dispatch: &Dispatch) -> BTreeSet<ListenerId> {
         let now = Instant::now();
         let mut untaken = BTreeSet::new();
-        if self.waiting.next.is_none_or(|at| at > now) {
+        if self.next.is_none_or(|at| at > now) {
             return untaken;
         }
         let mut quiet = Vec::new();
-        let channels = &self.channels;
-        self.waiting.watched.retain(|id, heads| {
+        self.watched.retain(|id, watched| {
             let Some(ch) = channels.get(*id).filter(|ch| !ch.listener_gone) else { return false };
-            *heads = look(&ch.mem, heads);
-            if heads.values().any(|(_, looks)| *looks >= LOOKS) {
+            let before = std::mem::replace(&mut watched.opened, ch.mem.opened());
+            watched.heads = look(&ch.mem, &watched.heads);
+            if watched.heads.values().any(|(_, looks)| *looks >= LOOKS) {
                 untaken.insert(ch.listener);
             }
-            if heads.is_empty() {
-                quiet.push(*id);
+            // (Those that the balance looks at, too, are told by it when it looks no more.)
+            if watched.heads.is_empty() && watched.opened == before && !dispatch.looks_at(*id) {
+                quiet.push(ch);
             }
             true
         });
-        self.stop_watching(&quiet);
-        self.waiting.next = (!self.waiting.watched.is_empty()).then(|| now + LOOK);
+        self.stop(&quiet);
+        self.next = (!self.watched.is_empty()).then(|| now + LOOK);
         untaken
     }
 
-    /// Channels in which nothing waits: their clients say when something comes. (Those that the balance looks at, too,
-    /// are told by it.)
-    fn stop_watching(&mut self, quiet: &[ChannelId]) {
-        let at_rest: Vec<&Channel> =
-            quiet.iter().filter(|id| !self.dispatch.looks_at(**id)).filter_map(|id| self.channels.get(*id)).collect();
-        if at_rest.is_empty() {
+    /// Channels in which nothing waits: their clients say when something comes.
+    fn stop(&mut self, quiet: &[&Channel]) {
+        if quiet.is_empty() {
             return;
         }
-        let was: Vec<u32> = at_rest.iter().map(|ch| ch.mem.idle().swap(1, Ordering::SeqCst)).collect();
+        let was: Vec<u32> = quiet.iter().map(|ch| ch.mem.idle().swap(1, Ordering::SeqCst)).collect();
         // A client puts a connection into a queue, and then looks at that word: it has seen it, or the connection is
         // seen here.
         heavy_fence();
-        for (ch, was) in at_rest.into_iter().zip(was) {
+        for (ch, was) in quiet.iter().zip(was) {
             match look(&ch.mem, &Heads::new()).is_empty() {
-                true => _ = self.waiting.watched.remove(&ch.id),
+                true => _ = self.watched.remove(&ch.id),
                 // (Where the balance waits to be told it still is.)
                 false => _ = ch.mem.idle().compare_exchange(1, was, Ordering::SeqCst, Ordering::SeqCst),
             }
         }
     }
+}
+
+/// Connections on their way into kernel queues ([`super::untaken`]).
+#[derive(Default)]
+pub struct Moving {
+    /// Listeners whose queues are to be emptied.
+    pub listeners: BTreeSet<ListenerId>,
+    /// Connections that have been taken, and whose socket is not connected yet.
+    pub begun: Vec<Named>,
+    /// When to go on, and how long that was.
+    pub next: Option<(Instant, Duration)>,
 }
 
 #[cfg(test)]
