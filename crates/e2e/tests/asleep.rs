@@ -83,3 +83,35 @@ fn a_private_monitor_stays_for_a_program_that_sleeps() {
     let _ = late.finish(Duration::from_secs(30));
     assert!(net::wait_until(Duration::from_secs(20), || !monitor.running()).is_ok(), "the monitor stays for nobody");
 }
+
+/// A program in another mount namespace, where the name of the socket is nobody's, wants another monitor.
+#[test]
+fn a_private_monitor_does_not_stay_for_another_namespace() {
+    if stock_mode() {
+        return eprintln!("SKIPPED: there is no library");
+    }
+    let host = Host::stopped();
+    let socket = host.path().join("own").join("socket");
+    std::fs::DirBuilder::new().mode(0o700).create(socket.parent().expect("a directory")).expect("made");
+    let with = |mut command: Command| {
+        command.env("LD_PRELOAD", artifacts::library()).env("FASTSOCKET_SOCKET", &socket);
+        command
+    };
+    let mut elsewhere = host.command(Stock, "unshare");
+    let hide = "mount -t tmpfs none \"${FASTSOCKET_SOCKET%/*}\" && echo hidden && exec sleep 60";
+    elsewhere.args(["-m", "sh", "-c", hide]);
+    let mut elsewhere = Proc::spawn(host.logs(), "elsewhere", with(elsewhere));
+    elsewhere.wait_stdout("hidden", Duration::from_secs(20));
+    let mut command = Command::new(artifacts::monitor());
+    command.args(["--private", "--linger", "0.3", "--socket"]).arg(&socket);
+    let mut monitor = Proc::spawn(host.logs(), "fastsocketd", command);
+    net::wait_until(Duration::from_secs(20), || socket.exists()).expect("it begins");
+    let mut first = host.command(Stock, fsocket_testkit::PYTHON);
+    first.args(["-c", "import socket; socket.socket()"]);
+    Proc::spawn(host.logs(), "first", with(first)).finish(Duration::from_secs(30)).success();
+    assert!(
+        net::wait_until(Duration::from_secs(20), || !monitor.running()).is_ok(),
+        "the monitor stays for a stranger"
+    );
+    assert!(elsewhere.running(), "that program has ended");
+}
