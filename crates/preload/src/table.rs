@@ -90,7 +90,7 @@ hook_table! {
     rights: "as setuid" fn initgroups(user: *const c_char, gid: gid_t) -> c_int;
     rights: "as setuid" fn capset(header: *mut c_void, data: *const c_void) -> c_int;
     process: "the monitor is greeted before" fn chroot(path: *const c_char) -> c_int;
-    process: "shared memory off when the network namespace changes" fn unshare(flags: c_int) -> c_int;
+    process: "shared memory off when the network namespace changes; with CLONE_FILES everything becomes the kernel's before" fn unshare(flags: c_int) -> c_int;
     process: "shared memory off when the network namespace changes" fn setns(fd: c_int, kind: c_int) -> c_int;
     process: "a lower limit counts for the descriptors that we keep, too" fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int;
     process: "as setrlimit" fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int;
@@ -177,6 +177,13 @@ limit_table! {
      it has (`path_switch`), listeners and new connections (`fallback.disabled`), because \
      the filter knows nothing of the system calls of the library."
         of prctl, syscall;
+    Programs: "A process in which a thread gets descriptors of its own (`CLONE_FILES` of `unshare`, `CLOSE_RANGE_UNSHARE`, \
+     `clone` with `CLONE_VM` alone) uses the kernel from then on (`path_switch`). If it has one thread nothing changes."
+        of unshare, close_range, clone, syscall;
+    Programs: "The child of a `vfork` that uses a connection itself, before `exec`, takes it to the kernel (`path_switch`); \
+     `poll`, `select` and epoll there see the kernel's sockets only. If another thread of the parent closes a connection between \
+     `vfork` and `exec`, the next program inherits an unconnected socket."
+        of vfork;
     Programs: "A connection that is inherited through `exec` or `posix_spawn` by a program that does \
      not load the library (or may not: ADR 9), through `system` or `popen`, or together \
      with an epoll instance; that gets one of the numbers 0 to 2, or that is used by `MSG_OOB`, `splice`, `dprintf` or `aio_*`, \
