@@ -289,6 +289,8 @@ pub struct Cons {
     /// Bytes the receiver's buffer adds to what a sender with a buffer of its own
     /// choice may have under way ([`crate::arena::Half::cap`]).
     pub window: AtomicU32,
+    /// How many processes of the sender's side free memory of the ring ([`fsocket_sync::trim`]). Written by them.
+    pub trims: AtomicU32,
 }
 
 /// Record header, never zero. Low 32 bits length in bytes, high 32 bits kind; that is all, unless the

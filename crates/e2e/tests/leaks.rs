@@ -4,7 +4,7 @@
 use fsocket_abi::channel::{segment, segment_of};
 use fsocket_e2e as e2e;
 use fsocket_testkit::host::Accel;
-use fsocket_testkit::{net, Host};
+use fsocket_testkit::{net, script, stock_mode, Host, PYTHON};
 use std::time::Duration;
 
 /// Descriptors the library may keep for reuse.
@@ -111,4 +111,41 @@ fn a_thousand_listeners_one_after_the_other() {
     let before = host.snapshot();
     e2e::python(&host, Accel, 60, "listeners.py", &["1000"]);
     host.snapshot().since(&before).assert_shm(1000);
+}
+
+/// Connections with much data whose descriptors the other side keeps: the side that has closed frees what it has touched.
+/// What was not read at the close is there until it is read.
+#[test]
+fn a_side_that_closes_keeps_no_memory() {
+    // What a process may keep for the next connections, on each side, and one that is open.
+    const KEPT: u64 = 24 << 20;
+    const N: &str = "40";
+    for way in ["down", "up", "both", "half"] {
+        let host = Host::new();
+        let (path, port) = (script("apps/rings.py").display().to_string(), net::free_port());
+        let number = port.to_string();
+        let before = host.snapshot();
+        let mut server = host.server(Accel, "serve", port, PYTHON, &[&path, "serve", &number, N, way]);
+        let mut client = host.start(Accel, "hold", PYTHON, &[&path, "hold", &number, N, way]);
+        client.wait_stdout("holds", Duration::from_secs(60));
+        server.wait_stdout("served", Duration::from_secs(60));
+        let freed = net::wait_until(Duration::from_secs(20), || stock_mode() || host.snapshot().resident() <= KEPT);
+        let resident = host.snapshot().resident() >> 20;
+        assert!(freed.is_ok(), "{way}: {resident} MiB of connections that one side has closed");
+        host.snapshot().since(&before).assert_shm(40);
+    }
+}
+
+/// Slots are used again while the other side frees what was in them. No byte of the next connection is lost.
+#[test]
+fn memory_that_is_freed_is_not_the_next_connections() {
+    let host = Host::new();
+    let (path, port) = (script("apps/rings.py").display().to_string(), net::free_port());
+    let number = port.to_string();
+    let before = host.snapshot();
+    let _server = host.server(Accel, "serve", port, PYTHON, &[&path, "serve", &number, "1000", "down"]);
+    for _ in 0..2 {
+        host.run(Accel, "short", 60, PYTHON, &[&path, "short", &number, "100"]).success().says("ok");
+    }
+    host.snapshot().since(&before).assert_shm(200);
 }

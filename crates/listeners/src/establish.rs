@@ -105,6 +105,7 @@ pub fn establish(d: &'static Desc, sock: &'static Sock, e: &End) {
     d.slot_index.store(e.slot as u32, Ordering::Relaxed);
     peers::enter(d);
     values::size_buffers(d);
+    e.chan.kept_memory.reuse(e.slot);
     e.chan.set_desc(e.slot, Some(d));
     d.kind.store(kind::CONN, Ordering::Release);
 }

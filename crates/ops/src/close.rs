@@ -5,7 +5,7 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::{self, kind, Desc};
 use crate::{
-    asleep, chan, conn, epoll, listen, peers, pool, process, socks, stats, stream, token, unhooked, zone, Outcome,
+    asleep, chan, conn, epoll, listen, peers, pool, process, socks, stats, stream, token, trim, unhooked, zone, Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter, Reason};
@@ -145,7 +145,7 @@ fn release_conn(d: &'static Desc) {
         true if stage::of(d) == Path::Pending && s.flags.load(Ordering::Acquire) & flag::MIGRATED != 0 => path::gone(d),
         true => {
             let beside = path::Beside::of(d);
-            let unread = finish(d);
+            let unread = finish(d, tokens.0.is_ok() && tokens.1.is_ok());
             beside.closed(d, !unread);
         }
         false => path::close_draining(d, false, false),
@@ -189,8 +189,8 @@ pub fn dissolve(d: &'static Desc) {
 }
 
 /// The protocol part: FIN, or RST if data was not read or the application
-/// asked for it. True: it was that.
-fn finish(d: &'static Desc) -> bool {
+/// asked for it. True: it was that. `alone`: no other thread is inside an operation on it.
+fn finish(d: &'static Desc, alone: bool) -> bool {
     let s = d.sock();
     let (r, rx, h) = d.rx();
     let linger0 = s.opt[crate::opts::LINGER_ON].load(Ordering::Relaxed) != 0
@@ -208,6 +208,9 @@ fn finish(d: &'static Desc) -> bool {
         stats::count(Counter::ResetShm);
     }
     stats::count(Counter::CloseShm);
+    if alone && stage::of(d) == Path::Shm {
+        trim::closing(d);
+    }
     stats::add(Counter::TxBytes, s.tx.bytes.swap(0, Ordering::Relaxed));
     stats::add(Counter::RxBytes, s.rx.bytes.swap(0, Ordering::Relaxed));
     stream::end(d, st | status::CLOSED);

@@ -1,6 +1,7 @@
 //! Channels as this process has them mapped.
 
 use crate::cow::Sparing;
+use crate::left::{self, Lefts};
 use crate::lock::{Guard, Lock};
 use crate::memory_fd::Kept;
 use crate::slab::{Slab, Slot};
@@ -79,6 +80,9 @@ pub struct Chan {
     /// The key of the thread that the monitor wakes for us.
     peer_rung: [AtomicU64; WAITERS],
     client: Lock<Client>,
+    /// Memory of rings of closed connections: see [`crate::left`].
+    left: Lock<Lefts>,
+    pub kept_memory: left::Kept,
     /// See [`rest`]: connections opened at the last look, and since when there is none.
     opened: AtomicU32,
     rests_since: AtomicU64,
@@ -336,6 +340,10 @@ impl Chan {
         }
         self.set_half(false);
         waker::channel_gone();
+        self.kept_memory.forget();
+        if let Ok(mut left) = self.left.lock() {
+            left.retain(|_| false);
+        }
         // SAFETY: mapped by `map`, and its number is gone: nobody uses it any more.
         unsafe { self.unmap_all() };
         CHANS.free(self.index());
@@ -344,8 +352,16 @@ impl Chan {
     pub fn client(&self) -> Option<Guard<'_, Client>> {
         self.client.lock().ok()
     }
+    /// The memory stays mapped while somebody has it, who calls [`Chan::unmap_if_unused`] afterwards.
+    pub fn try_client(&self) -> Option<Guard<'_, Client>> {
+        self.client.try_lock()
+    }
+    pub fn left(&self) -> Option<Guard<'_, Lefts>> {
+        self.left.lock().ok()
+    }
     pub fn reset_lock_after_fork(&self) {
         self.client.reset_after_fork();
+        self.left.reset_after_fork();
     }
     pub fn lock_for_fork(&self) -> bool {
         self.client.lock().map(core::mem::forget).is_ok()

@@ -1,6 +1,6 @@
 //! Atomics facade (`core` or `loom`), the asymmetric fence, and the protocols that are built on
 //! them: counts of arrivals, doorbells, the second word of a sleep, tokens, the handover of a connection, idle
-//! watchers, subscriptions, memory that is mapped in segments. Nothing here makes a system call:
+//! watchers, subscriptions, memory that is mapped in segments, or freed. Nothing here makes a system call:
 //! the expensive half of the fence is handed in by the caller, so that loom can stand in for the
 //! kernel.
 #![cfg_attr(not(loom), no_std)]
@@ -14,6 +14,7 @@ pub mod news;
 pub mod segments;
 mod step;
 pub mod token;
+pub mod trim;
 pub mod unsubscribed;
 
 #[cfg(loom)]

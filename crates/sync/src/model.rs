@@ -51,6 +51,8 @@ mod steal;
 #[cfg(test)]
 mod token;
 #[cfg(test)]
+mod trim;
+#[cfg(test)]
 mod unsubscribed;
 
 use crate::atomic::{fence, AtomicU32, Ordering};

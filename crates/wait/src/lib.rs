@@ -11,7 +11,7 @@ use fsocket_fdtable::ctl;
 use fsocket_runtime::signals;
 use fsocket_shm::asleep::{self, On};
 use fsocket_shm::waker::{self, Waker};
-use fsocket_shm::{cancel, chan};
+use fsocket_shm::{cancel, chan, trim};
 use fsocket_sync::doorbell::Batch;
 use fsocket_sys::{self as sys, Result};
 
@@ -110,6 +110,7 @@ pub unsafe fn sleep(
     for (p, fd) in p[at..].iter_mut().zip([sleeper.as_ref().map_or(-1, |s| s.waker.fd()), control]) {
         *p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
+    trim::look_if_due();
     let left = unjoined::cut(if sleeper.is_some() { chan::cut(left) } else { left });
     let on = On { waker: sleeper.as_ref().map(|s| s.waker), ..On::default() };
     // SAFETY: `p` is a slice; the caller's mask.

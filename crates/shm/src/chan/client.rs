@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::{status, CLIENT, SLOTS};
 use fsocket_proto::{kind, Msg};
+use fsocket_sync::trim;
 use fsocket_sys as sys;
 
 /// A slot for a new connection.
@@ -21,6 +22,7 @@ impl Chan {
         let s = self.slot(slot);
         // Acquire: the server's last accesses are before its CLOSED.
         s.dir.iter().all(|d| d.prod.status.load(Ordering::Acquire) & status::CLOSED != 0)
+            && trim::is_quiet([0, 1].map(|dir| &s.dir[dir].cons.trims))
     }
 
     /// Has the last connection in this slot become a kernel connection, under the
