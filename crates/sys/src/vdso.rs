@@ -3,7 +3,8 @@
 //! A program or another preloaded library may define `clock_gettime` (libfaketime does). The library's own time limits
 //! must run by the kernel's clock, so it finds the vDSO's functions by itself. Without a vDSO it uses system calls.
 
-use crate::calls::{close, pread, raw};
+use crate::arch::syscall6;
+use crate::errno::{Errno, Result};
 use core::mem::size_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,6 +23,15 @@ const NAMES: [&[u8]; 2] = [b"__kernel_clock_gettime\0", b"__kernel_getcpu\0"];
 
 type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> i32;
 type Getcpu = unsafe extern "C" fn(*mut u32, *mut u32, usize) -> i32;
+
+/// As `calls::raw`; that file takes the time from here.
+///
+/// # Safety
+/// As the call demands of its arguments.
+unsafe fn raw(n: libc::c_long, args: [usize; 6]) -> Result<usize> {
+    // SAFETY: the caller's arguments are good for the call.
+    Errno::decode(unsafe { syscall6(n as usize, args) })
+}
 
 /// The time of `clock`, nanoseconds.
 #[inline]
@@ -89,8 +99,9 @@ fn base() -> Option<usize> {
         // SAFETY: a NUL-terminated path.
         let fd = unsafe { raw(libc::SYS_openat, [here, path, how, 0, 0, 0]) }.ok()? as i32;
         // SAFETY: as above.
-        let read = unsafe { pread(fd, at as *mut u8, size, 0) };
-        let _ = close(fd);
+        let read = unsafe { raw(libc::SYS_pread64, [fd as usize, at, size, 0, 0, 0]) };
+        // SAFETY: the file that was opened above.
+        let _ = unsafe { raw(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
         read.ok()?;
     }
     vector.iter().find(|e| e[0] == libc::AT_SYSINFO_EHDR as usize).map(|e| e[1]).filter(|at| *at != 0)
