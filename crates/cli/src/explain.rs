@@ -91,36 +91,8 @@ pub fn run(args: &Explain) -> i32 {
 
 /// `port`: only what has to do with this one is asked for.
 fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
-    let wanted = |e: &&TcpNetEntry| port.is_none_or(|port| e.local_address.port() == port);
-    let address = |text: &str| text.parse().map(plain).ok();
-    let known = |local| facts.report.listeners.iter().filter(move |l| address(&l.local) == Some(plain(local)));
-    let mut listeners: Vec<Listening> = Vec::new();
-    for entry in all.in_state(facts.pid, &TcpState::Listen).into_iter().filter(wanted) {
-        let local = entry.local_address;
-        // (Workers have several sockets with one address.)
-        match listeners.iter_mut().find(|l| l.local == local) {
-            Some(l) => l.waiting += entry.rx_queue,
-            None => {
-                let (registered, queued) = (known(local).next().is_some(), known(local).map(|l| l.queued).sum::<u32>());
-                listeners.push(Listening { local, registered, waiting: entry.rx_queue + queued });
-            }
-        }
-    }
-    let mut peers = BTreeMap::new();
-    let live = all.in_state(facts.pid, &TcpState::Established).into_iter().filter(wanted);
-    // Behind a connection that has gone over its kernel connection stays, idle.
-    let ends = |local: SocketAddr, peer: SocketAddr| (plain(local), plain(peer));
-    let over = facts.report.connections.iter().filter(|c| c.across_namespaces || c.by_agents);
-    let over: HashSet<_> = over.filter_map(|c| Some(ends(c.local.parse().ok()?, c.peer.parse().ok()?))).collect();
-    let kernel_connections: Vec<Kernel> = live
-        .filter(|entry| !over.contains(&ends(entry.local_address, entry.remote_address)))
-        .map(|entry| {
-            let peer = all.peer(facts.pid, entry);
-            let is_server = listeners.iter().any(|l| l.local.port() == entry.local_address.port());
-            let (peer, why) = why_kernel(&facts, &peer, entry.remote_address.ip(), is_server, &mut peers);
-            Kernel { local: entry.local_address, remote: entry.remote_address, peer, why }
-        })
-        .collect();
+    let listeners = listening(&facts, all, port);
+    let kernel_connections = in_kernel(&facts, all, port, &listeners);
     let own = |c: &&fsocket_proto::report::Connection| {
         let local = c.local.parse().map(|a: SocketAddr| a.port());
         c.path == "shm"
@@ -130,21 +102,7 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     let shm_connections = facts.report.connections.iter().filter(own).count();
     let across_namespaces = facts.report.connections.iter().filter(own).filter(|c| c.across_namespaces).count();
     let by_agents = facts.report.connections.iter().filter(own).filter(|c| c.by_agents).count();
-    let mut reasons = facts.obstacles.clone();
-    if reasons.is_empty() {
-        for l in listeners.iter().filter(|l| !l.registered) {
-            reasons.push(Reason { reason: "listener_unknown", text: format!("the monitor does not know {}", l.local) });
-        }
-        for c in &kernel_connections {
-            if !reasons.contains(&c.why) {
-                reasons.push(c.why.clone());
-            }
-        }
-        reasons.extend(
-            path_fallbacks(&facts)
-                .map(|(name, n)| Reason { reason: "fallback", text: format!("{name}: {n} times (docs/fallbacks.md)") }),
-        );
-    }
+    let mut reasons = reasons(&facts, &listeners, &kernel_connections);
     let begun = facts.counter("connect_shm") + facts.counter("accept_shm");
     // Connections that stayed there: open ones, and those that were closed there.
     let shm = shm_connections as u64 + facts.counter("close_shm") + facts.counter("path_upgrade");
@@ -174,6 +132,67 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
         across_namespaces,
         by_agents,
     }
+}
+
+/// Is this socket one that was asked for?
+fn is_wanted(entry: &TcpNetEntry, port: Option<u16>) -> bool {
+    port.is_none_or(|port| entry.local_address.port() == port)
+}
+
+/// What the process listens at, and how many connections wait there, in the kernel and over shared memory.
+fn listening(facts: &Facts, all: &Sockets, port: Option<u16>) -> Vec<Listening> {
+    let address = |text: &str| text.parse().map(plain).ok();
+    let known = |local| facts.report.listeners.iter().filter(move |l| address(&l.local) == Some(plain(local)));
+    let mut listeners: Vec<Listening> = Vec::new();
+    for entry in all.in_state(facts.pid, &TcpState::Listen).into_iter().filter(|entry| is_wanted(entry, port)) {
+        let local = entry.local_address;
+        // (Workers have several sockets with one address.)
+        match listeners.iter_mut().find(|l| l.local == local) {
+            Some(l) => l.waiting += entry.rx_queue,
+            None => {
+                let (registered, queued) = (known(local).next().is_some(), known(local).map(|l| l.queued).sum::<u32>());
+                listeners.push(Listening { local, registered, waiting: entry.rx_queue + queued });
+            }
+        }
+    }
+    listeners
+}
+
+/// The process's connections of the kernel's, each with the reason why it is one.
+fn in_kernel(facts: &Facts, all: &Sockets, port: Option<u16>, listeners: &[Listening]) -> Vec<Kernel> {
+    let mut peers = BTreeMap::new();
+    // Behind a connection that has gone over its kernel connection stays, idle.
+    let ends = |local: SocketAddr, peer: SocketAddr| (plain(local), plain(peer));
+    let over = facts.report.connections.iter().filter(|c| c.across_namespaces || c.by_agents);
+    let over: HashSet<_> = over.filter_map(|c| Some(ends(c.local.parse().ok()?, c.peer.parse().ok()?))).collect();
+    let live = all.in_state(facts.pid, &TcpState::Established).into_iter().filter(|entry| is_wanted(entry, port));
+    live.filter(|entry| !over.contains(&ends(entry.local_address, entry.remote_address)))
+        .map(|entry| {
+            let peer = all.peer(facts.pid, entry);
+            let is_server = listeners.iter().any(|l| l.local.port() == entry.local_address.port());
+            let (peer, why) = why_kernel(facts, &peer, entry.remote_address.ip(), is_server, &mut peers);
+            Kernel { local: entry.local_address, remote: entry.remote_address, peer, why }
+        })
+        .collect()
+}
+
+/// Why not everything goes over shared memory.
+fn reasons(facts: &Facts, listeners: &[Listening], kernel_connections: &[Kernel]) -> Vec<Reason> {
+    if !facts.obstacles.is_empty() {
+        return facts.obstacles.clone();
+    }
+    let mut reasons = Vec::new();
+    for l in listeners.iter().filter(|l| !l.registered) {
+        reasons.push(Reason { reason: "listener_unknown", text: format!("the monitor does not know {}", l.local) });
+    }
+    for c in kernel_connections {
+        if !reasons.contains(&c.why) {
+            reasons.push(c.why.clone());
+        }
+    }
+    let fallback = |(name, n)| Reason { reason: "fallback", text: format!("{name}: {n} times (docs/fallbacks.md)") };
+    reasons.extend(path_fallbacks(facts).map(fallback));
+    reasons
 }
 
 /// Of a host that announces itself (ADR 58).
