@@ -95,3 +95,75 @@ fn data_is_small() {
     let sizes: Vec<usize> = writable.filter_map(size).collect();
     assert!(!sizes.is_empty() && sizes.iter().sum::<usize>() < 256 << 10, "{sizes:?}\n{text}");
 }
+
+/// Names that the library takes from others, and why a program or another preloaded library may well define them.
+/// For itself it makes system calls, and has copies, comparisons and the clock of its own (`memory.rs`, `vdso.rs`).
+const TAKEN: &[(&str, &[&str])] = &[
+    (
+        "the standard library, only when the library has panicked",
+        &[
+            "__cxa_thread_atexit_impl",
+            "abort",
+            "calloc",
+            "close",
+            "free",
+            "fstat64",
+            "getcwd",
+            "getenv",
+            "lseek64",
+            "malloc",
+            "mmap64",
+            "munmap",
+            "open64",
+            "posix_memalign",
+            "pthread_mutex_lock",
+            "pthread_mutex_unlock",
+            "read",
+            "readlink",
+            "realloc",
+            "realpath",
+            "statx",
+            "syscall",
+            "write",
+            "writev",
+            "clock_gettime",
+            "nanosleep",
+            "sched_yield",
+        ],
+    ),
+    ("where the program looks for its errors", &["__errno_location"]),
+    ("the program's environment, which the next program gets", &["environ"]),
+    ("what stands behind a hook is found by the loader", &["dlsym", "dlopen", "__libc_dlsym", "__libc_dlopen_mode"]),
+    ("which library an address lies in: the loader's list", &["dl_iterate_phdr"]),
+    ("what the kernel says to the process at its start", &["getauxval"]),
+    ("the program's fork, with all handlers", &["fork", "__register_atfork"]),
+    ("the program's FILE, whose layout is libc's", &["fopencookie"]),
+    ("the state of the program's thread, which is libc's", &["pthread_setcancelstate"]),
+    (
+        "a layout of libc's is learned from a sample",
+        &[
+            "posix_spawn_file_actions_addclose",
+            "posix_spawn_file_actions_adddup2",
+            "posix_spawn_file_actions_destroy",
+            "posix_spawn_file_actions_init",
+        ],
+    ),
+];
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn nothing_that_others_may_replace_is_called() {
+    let readelf = fsocket_testkit::need!("readelf");
+    let out = Command::new(&readelf).args(["-rW"]).arg(fsocket_testkit::artifacts::library()).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let by_name = |l: &str| {
+        let [_, _, kind, _, name, ..] = l.split_whitespace().collect::<Vec<_>>()[..] else { return None };
+        let is_symbol = ["GLOB_DAT", "JUMP_SLO", "R_X86_64_64"].iter().any(|k| kind.contains(k));
+        is_symbol.then(|| name.split('@').next().unwrap_or_default().to_owned())
+    };
+    let needed: BTreeSet<String> = text.lines().filter_map(by_name).collect();
+    assert!(needed.contains("dlsym"), "{text}");
+    let known: BTreeSet<&str> = TAKEN.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+    let new: Vec<_> = needed.iter().filter(|name| !known.contains(name.as_str())).collect();
+    assert!(new.is_empty(), "without a reason in this test: {new:?}");
+}

@@ -283,10 +283,7 @@ pub fn scan_limit() -> usize {
 
 /// How many descriptors the process may have.
 pub fn descriptor_limit() -> usize {
-    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `r` is ours.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) };
-    usize::try_from(r.rlim_cur).unwrap_or(usize::MAX)
+    usize::try_from(fsocket_sys::limit(libc::RLIMIT_NOFILE as u32)).unwrap_or(usize::MAX)
 }
 
 /// All descriptions in use.

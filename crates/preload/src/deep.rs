@@ -242,15 +242,15 @@ impl Library {
     unsafe fn write(&self, slot: &AtomicUsize, to: usize) {
         // SAFETY: of the page that the word lies on, nothing changes but whether it can be written.
         unsafe {
-            let size = sysconf(_SC_PAGESIZE) as usize;
+            let size = fsocket_sys::page_size();
             let page = (slot as *const AtomicUsize as usize) & !(size - 1);
             let sealed = page >= self.sealed[0] & !(size - 1) && page < self.sealed[1] & !(size - 1);
-            if sealed && mprotect(page as *mut c_void, size, PROT_READ | PROT_WRITE) != 0 {
+            if sealed && fsocket_sys::mprotect(page as *mut u8, size, PROT_READ | PROT_WRITE).is_err() {
                 return;
             }
             slot.store(to, Ordering::Release);
             if sealed {
-                mprotect(page as *mut c_void, size, PROT_READ);
+                let _ = fsocket_sys::mprotect(page as *mut u8, size, PROT_READ);
             }
         }
     }

@@ -124,7 +124,10 @@ fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
             Some(*p)
         }
     };
-    past_thread_sanitizer();
+    // (A program's own one may be one that watches: ThreadSanitizer's would call the order of a ring's words a race.)
+    if let Some(memcpy) = crate::memory::libcs_memcpy() {
+        fsocket_lifecycle::copy_by(memcpy);
+    }
     start::init(&start::Config {
         socket,
         disabled: off(b"shm"),
@@ -279,37 +282,6 @@ pub fn born() {
         // The thread that was beginning is not here.
         STATE.store(SETTLED, Ordering::Relaxed);
     }
-}
-
-/// ThreadSanitizer takes the place of `memcpy`, for us too: rings are copied by libc's own.
-fn past_thread_sanitizer() {
-    if !copies_and_locks() {
-        return;
-    }
-    // SAFETY: NUL-terminated names; a library that is there already, of which nothing is closed;
-    // libc's memcpy has that type.
-    unsafe {
-        let own = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-        if own.is_null() {
-            return;
-        }
-        let memcpy = libc::dlsym(own, c"memcpy".as_ptr());
-        if !memcpy.is_null() {
-            fsocket_lifecycle::copy_by(core::mem::transmute::<*mut libc::c_void, fsocket_lifecycle::Memcpy>(memcpy));
-        }
-    }
-}
-
-/// Does something else than libc give the program its `memcpy` and its locks? ThreadSanitizer does, and
-/// nothing else need be known of it (the loader knows little more if its runtime lies in the program);
-/// AddressSanitizer, which is to see what we copy, leaves those of readers and writers alone.
-fn copies_and_locks() -> bool {
-    // SAFETY: NUL-terminated names. (All are there: one that is not would cost as much as all else here.)
-    let find = |handle, name: &core::ffi::CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
-    let copies = find(libc::RTLD_DEFAULT, c"memcpy");
-    copies != find(libc::RTLD_NEXT, c"memcpy")
-        && home::of(copies) != home::of(find(libc::RTLD_NEXT, c"memcpy"))
-        && home::of(copies) == home::of(find(libc::RTLD_DEFAULT, c"pthread_rwlock_rdlock"))
 }
 
 /// The path under which the loader knows this library.

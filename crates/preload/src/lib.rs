@@ -13,6 +13,7 @@ mod deep;
 mod home;
 mod hooks;
 mod init;
+mod memory;
 mod musl;
 mod old_glibc;
 mod real;

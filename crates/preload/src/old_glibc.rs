@@ -178,6 +178,13 @@ unsafe extern "C" fn gettid() -> pid_t {
 
 /// Since 2.33; before, an inline function that calls `__xstat64`.
 unsafe extern "C" fn stat(path: *const c_char, status: *mut c_void) -> c_int {
+    let args = [libc::AT_FDCWD as usize, path as usize, status as usize, 0, 0, 0];
     // SAFETY: the caller's; the kernel's structure is glibc's.
-    unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, status, 0) as c_int }
+    match unsafe { fsocket_sys::raw(libc::SYS_newfstatat, args) } {
+        Ok(_) => 0,
+        Err(e) => {
+            e.set();
+            -1
+        }
+    }
 }

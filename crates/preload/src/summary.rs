@@ -27,7 +27,10 @@ pub fn begin(pid: &[u8]) {
 fn stderr() -> Option<[u64; 2]> {
     let mut st = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the call fills the structure, or fails.
-    let st = unsafe { (libc::fstat(STDERR, st.as_mut_ptr()) == 0).then(|| st.assume_init())? };
+    let st = unsafe {
+        fsocket_sys::raw(libc::SYS_fstat, [STDERR as usize, st.as_mut_ptr() as usize, 0, 0, 0, 0]).ok()?;
+        st.assume_init()
+    };
     (st.st_mode & libc::S_IFMT != libc::S_IFSOCK).then_some([st.st_dev, st.st_ino])
 }
 

@@ -48,8 +48,6 @@ impl Kept {
 }
 
 fn has_room(high: i32) -> bool {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is ours.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    u64::from(COUNT.load(Ordering::Relaxed)) < limit.rlim_cur.saturating_sub(high as u64) / 2
+    let limit = fsocket_sys::limit(libc::RLIMIT_NOFILE as u32);
+    u64::from(COUNT.load(Ordering::Relaxed)) < limit.saturating_sub(high as u64) / 2
 }

@@ -32,10 +32,7 @@ static SINGLE_THREADED: AtomicPtr<AtomicU8> = AtomicPtr::new(core::ptr::null_mut
 /// Own descriptors lie above what programs usually hold, but not so high that
 /// the kernel must grow the descriptor table much.
 fn choose_high_fd() {
-    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `r` is ours.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) };
-    let lim = r.rlim_cur.min(1 << 30) as i32;
+    let lim = sys::limit(libc::RLIMIT_NOFILE as u32).min(1 << 30) as i32;
     HIGH_FD.store(if lim > 1000 { 900 } else { (lim - 48).max(lim / 2) }, Ordering::Relaxed);
 }
 
@@ -70,11 +67,9 @@ pub fn high_copy(fd: i32) -> Option<i32> {
 /// that are needed: there is one for each peer.
 pub fn spare_fd(fd: i32) -> Option<i32> {
     let copy = high_copy(fd)?;
-    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `r` is ours.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) };
-    let above = r.rlim_cur.saturating_sub(high() as u64);
-    if copy as u64 >= r.rlim_cur - above / 4 {
+    let limit = sys::limit(libc::RLIMIT_NOFILE as u32);
+    let above = limit.saturating_sub(high() as u64);
+    if copy as u64 >= limit - above / 4 {
         close_own(copy);
         return None;
     }
@@ -283,14 +278,26 @@ pub fn cpus() -> u32 {
 
 #[cold]
 fn count_cpus() -> u32 {
-    // The monitor has counted them; sysconf would open a file.
+    // The monitor has counted them.
     let n = match registry::mapped() {
         Some(r) if r.cpus > 0 => r.cpus.min(65536) as u32,
-        // SAFETY: plain sysconf.
-        _ => unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.clamp(1, 65536) as u32,
+        _ => online_cpus().unwrap_or(1).clamp(1, 65536),
     };
     CPUS.store(n, Ordering::Relaxed);
     n
+}
+
+/// What the kernel says of them: ranges of numbers, as `0-3,8-11`.
+fn online_cpus() -> Option<u32> {
+    let mut text = [0; 256];
+    let text = sys::read_file(c"/sys/devices/system/cpu/online", &mut text).ok()?;
+    let ranges = core::str::from_utf8(text).ok()?.trim().split(',');
+    ranges
+        .map(|range| {
+            let (from, to) = range.split_once('-').unwrap_or((range, range));
+            Some(to.parse::<u32>().ok()?.checked_sub(from.parse().ok()?)? + 1)
+        })
+        .sum()
 }
 
 /// Number of this process; 0: not asked yet.

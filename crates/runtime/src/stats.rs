@@ -59,8 +59,9 @@ pub unsafe fn attach(to: *const Stats) {
 /// Name of the program, NUL padded.
 pub fn name() -> [u8; 16] {
     let mut name = [0u8; 16];
+    let args = [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0];
     // SAFETY: PR_GET_NAME fills 16 bytes.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let _ = unsafe { fsocket_sys::raw(libc::SYS_prctl, args) };
     name
 }
 

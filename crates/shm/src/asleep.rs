@@ -5,6 +5,7 @@
 //! (old time limits around `read` and `connect`): then nothing of our frames runs
 //! again, and what the sleep held is given back when the thread next comes by.
 
+use crate::cancel::me;
 use crate::conn::Hold;
 use crate::pieces::{Pieces, Zero};
 use crate::upcalls::watcher;
@@ -92,18 +93,6 @@ fn group(thread: u64) -> usize {
 /// Those that are a thread's.
 fn of(thread: u64) -> impl Iterator<Item = (&'static AtomicU64, &'static Place)> {
     near(thread).filter(move |(owner, _)| owner.load(Ordering::SeqCst) == thread)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-fn me() -> u64 {
-    // What `pthread_self` says in glibc and musl. (Not called: in a forked child its code is a page fault.)
-    sys::cpu::thread_id()
-}
-#[cfg(not(target_arch = "x86_64"))]
-fn me() -> u64 {
-    // SAFETY: no argument.
-    unsafe { libc::pthread_self() as u64 }
 }
 
 /// Sleep by `f`, a system call that a signal interrupts or a futex that is woken.
@@ -344,14 +333,5 @@ pub fn cancelled(thread: libc::pthread_t, tid: u32) {
         }
         sys::nanosleep(pause);
         pause = (pause * 2).min(PAUSE_NS);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_thread_is_what_libc_calls_it() {
-        // SAFETY: no argument.
-        assert_eq!(super::me(), unsafe { libc::pthread_self() } as u64);
     }
 }

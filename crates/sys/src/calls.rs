@@ -44,11 +44,33 @@ pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
 }
 /// RLIMIT_AS of this process, soft and hard, before it is `new`.
 pub fn address_space_limit(new: Option<(u64, u64)>) -> Result<(u64, u64)> {
+    prlimit(libc::RLIMIT_AS as u32, new)
+}
+fn prlimit(resource: u32, new: Option<(u64, u64)>) -> Result<(u64, u64)> {
     let new = new.map(|(soft, hard)| [soft, hard]);
     let set = new.as_ref().map_or(core::ptr::null(), |n| n.as_ptr());
     let mut old = [0u64; 2];
-    sc!(SYS_prlimit64, 0, libc::RLIMIT_AS, set, old.as_mut_ptr())?;
+    sc!(SYS_prlimit64, 0, resource, set, old.as_mut_ptr())?;
     Ok((old[0], old[1]))
+}
+/// The soft limit of a resource; none where it may not be asked.
+pub fn limit(resource: u32) -> u64 {
+    prlimit(resource, None).map_or(libc::RLIM64_INFINITY, |(soft, _)| soft)
+}
+/// Bytes of a page.
+pub fn page_size() -> usize {
+    crate::vdso::auxiliary(libc::AT_PAGESZ).unwrap_or(4096)
+}
+/// The beginning of a file, as far as `buf` has room.
+pub fn read_file<'a>(path: &core::ffi::CStr, buf: &'a mut [u8]) -> Result<&'a [u8]> {
+    let fd = sc!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)? as i32;
+    let n = sc!(SYS_pread64, fd, buf.as_mut_ptr(), buf.len(), 0);
+    let _ = close(fd);
+    Ok(&buf[..n?])
+}
+/// Nothing in the range is kept in memory on the program's behalf (`mlockall`).
+pub fn munlock(at: *mut u8, len: usize) {
+    let _ = sc!(SYS_munlock, at, len);
 }
 /// `addr` is a complete socket address.
 pub fn bind(fd: i32, addr: &[u8]) -> Result<()> {

@@ -11,3 +11,4 @@ mod vdso;
 
 pub use calls::*;
 pub use errno::{Errno, Result};
+pub use vdso::auxiliary;

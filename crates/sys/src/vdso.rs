@@ -5,7 +5,6 @@
 
 use crate::arch::syscall6;
 use crate::errno::{Errno, Result};
-use core::mem::size_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Addresses of the two functions; 0: not looked for yet, [`NONE`]: there is none.
@@ -21,17 +20,15 @@ const NAMES: [&[u8]; 2] = [b"__vdso_clock_gettime\0", b"__vdso_getcpu\0"];
 #[cfg(not(target_arch = "x86_64"))]
 const NAMES: [&[u8]; 2] = [b"__kernel_clock_gettime\0", b"__kernel_getcpu\0"];
 
-type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> i32;
-type Getcpu = unsafe extern "C" fn(*mut u32, *mut u32, usize) -> i32;
-
-/// As `calls::raw`; that file takes the time from here.
-///
 /// # Safety
 /// As the call demands of its arguments.
 unsafe fn raw(n: libc::c_long, args: [usize; 6]) -> Result<usize> {
-    // SAFETY: the caller's arguments are good for the call.
+    // SAFETY: the caller's.
     Errno::decode(unsafe { syscall6(n as usize, args) })
 }
+
+type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> i32;
+type Getcpu = unsafe extern "C" fn(*mut u32, *mut u32, usize) -> i32;
 
 /// The time of `clock`, nanoseconds.
 #[inline]
@@ -82,29 +79,19 @@ fn find(i: usize) -> usize {
     found[i]
 }
 
-/// Entries of the auxiliary vector; the kernel has some 25.
-const ENTRIES: usize = 64;
-
-/// The vDSO's address, by the auxiliary vector. (`getauxval` is libc's.)
+/// The vDSO's address.
 fn base() -> Option<usize> {
-    /// Since Linux 6.4.
-    const PR_GET_AUXV: usize = 0x4155_5856;
-    let mut vector = [[0usize; 2]; ENTRIES];
-    let size = size_of::<[[usize; 2]; ENTRIES]>();
-    let at = vector.as_mut_ptr() as usize;
-    // SAFETY: the kernel writes at most `size` bytes of ours.
-    if unsafe { raw(libc::SYS_prctl, [PR_GET_AUXV, at, size, 0, 0, 0]) }.is_err() {
-        let path = c"/proc/self/auxv".as_ptr() as usize;
-        let (here, how) = (libc::AT_FDCWD as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize);
-        // SAFETY: a NUL-terminated path.
-        let fd = unsafe { raw(libc::SYS_openat, [here, path, how, 0, 0, 0]) }.ok()? as i32;
-        // SAFETY: as above.
-        let read = unsafe { raw(libc::SYS_pread64, [fd as usize, at, size, 0, 0, 0]) };
-        // SAFETY: the file that was opened above.
-        let _ = unsafe { raw(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
-        read.ok()?;
+    auxiliary(libc::AT_SYSINFO_EHDR)
+}
+
+/// An entry of the auxiliary vector; None: there is none, or it is 0. libc's function is asked: where something else has
+/// taken the kernel's place (valgrind), libc has the vector that counts.
+pub fn auxiliary(key: libc::c_ulong) -> Option<usize> {
+    // SAFETY: a number.
+    match unsafe { libc::getauxval(key) } {
+        0 => None,
+        value => Some(value as usize),
     }
-    vector.iter().find(|e| e[0] == libc::AT_SYSINFO_EHDR as usize).map(|e| e[1]).filter(|at| *at != 0)
 }
 
 const EHDR_PHOFF: usize = 32;
