@@ -140,9 +140,9 @@ counters! {
     /// Fallback: called from a signal handler that interrupted us.
     FbReentry = "fallback.reentry" reason Reentry
         when "called from a signal handler that interrupted the library",
-    /// Fallback: switched off (--no-shm, unshare, setns, seccomp, Landlock, RLIMIT_AS).
+    /// Fallback: switched off (--no-shm, unshare, setns, seccomp, Landlock, RLIMIT_AS, RLIMIT_DATA, mlockall).
     FbDisabled = "fallback.disabled" reason Disabled
-        when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, Landlock, `RLIMIT_AS`",
+        when "`--no-shm`, `FASTSOCKET_DISABLE=shm`, `unshare`, `setns`, seccomp, Landlock, `RLIMIT_AS` or `RLIMIT_DATA` that leave less than 64 MiB, `mlockall`",
     /// Connections accepted from the worker's own local listen socket.
     AcceptLocal = "accept_local",
     /// Connections accepted from the global listen socket of a zoned listener.

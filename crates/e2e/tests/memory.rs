@@ -1,8 +1,9 @@
 //! What the library's memory costs the program that loads it: core files, locked memory, limits.
 
-use fsocket_e2e as e2e;
+use fsocket_e2e::{self as e2e, native};
 use fsocket_testkit::host::{Accel, Side, Stock};
-use fsocket_testkit::{stock_mode, Host};
+use fsocket_testkit::{stock_mode, Host, Proc};
+use std::time::Duration;
 
 /// Numbers that `memory.py` has printed.
 fn numbers(text: &str) -> impl Fn(&str) -> i64 + '_ {
@@ -26,5 +27,107 @@ fn a_core_file_holds_what_is_the_programs() {
         if !stock_mode() {
             host.snapshot().since(&before).assert_shm(clients);
         }
+    }
+}
+
+const CURRENT: i32 = 1;
+const FUTURE: i32 = 2;
+
+/// `mlockall` returns what it returns on stock sockets, and locks little more: connections that are there become the
+/// kernel's, and a process that locks what comes begins there.
+#[test]
+fn locked_memory_is_the_programs() {
+    const MORE: i64 = 3 << 10;
+    for (flags, when, who) in [
+        (CURRENT, "after", "main"),
+        (CURRENT | FUTURE, "after", "thread"),
+        (CURRENT | FUTURE, "after", "child"),
+        (FUTURE, "before", "main"),
+        (CURRENT | FUTURE, "before", "thread"),
+    ] {
+        let host = Host::new();
+        let run = |side| e2e::python(&host, side, 90, "locked.py", &["12", &flags.to_string(), when, who]);
+        let (stock, before) = (run(Stock), host.snapshot());
+        let ours = run(Accel);
+        let what = format!("{flags} {when} {who}; stock: {stock}; ours: {ours}");
+        assert_eq!(stock.lines().nth(1), ours.lines().nth(1), "{what}");
+        assert!(numbers(&ours)("locked") <= numbers(&stock)("locked") + MORE, "{what}");
+        if stock_mode() {
+            continue;
+        }
+        let delta = host.snapshot().since(&before);
+        match when {
+            // The late one is the kernel's.
+            "after" => assert!(delta.get("connect_shm") == 12 && delta.get("path_switch") >= 12, "{what}\n{delta}"),
+            _ => assert!(delta.get("connect_shm") == 0 && delta.get("fallback.disabled") > 0, "{what}\n{delta}"),
+        }
+        assert_eq!(delta.get("fallback.switch"), 0, "{what}\n{delta}");
+    }
+}
+
+/// A process without the right to lock more than its limit: it needs little more of that than on stock sockets.
+#[test]
+fn locked_memory_counts_for_the_limit() {
+    let host = Host::new();
+    let program = native::build(&host, "locked", &["locked.c"], &[]);
+    let run = |side| {
+        let mut command = host.command(side, "setpriv");
+        command.args(["--bounding-set=-ipc_lock", "prlimit", "--memlock=8388608:8388608"]).arg(&program).arg("10");
+        Proc::spawn(host.logs(), "locked", command).finish(Duration::from_secs(60)).success().says("ok").stdout
+    };
+    let (stock, before) = (run(Stock), host.snapshot());
+    let ours = run(Accel);
+    let of = |name| [&stock, &ours].map(|text| numbers(text)(name));
+    assert_eq!(of("mlockall"), [0, 0]);
+    assert!(of("locked")[1] <= of("locked")[0] + (5 << 10), "stock: {stock}; ours: {ours}");
+    if !stock_mode() {
+        let delta = host.snapshot().since(&before);
+        assert!(delta.get("connect_shm") == 10 && delta.get("path_switch") >= 10, "{delta}");
+    }
+}
+
+/// Programs start and talk under limits that leave little: over the kernel, counted.
+#[test]
+fn little_memory_is_left_to_the_program() {
+    let host = Host::new();
+    let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
+    let client = native::build(&host, "client", &["client.c"], &[]);
+    for limit in ["-v 16000", "-d 4000", "-l 64", "-s 256"] {
+        let before = host.snapshot();
+        let line = format!("ulimit {limit}; exec {} {port}", client.display());
+        let done = host.run(Accel, "limited", 30, "/bin/sh", &["-c", &line]).success();
+        done.says("ok");
+        if stock_mode() {
+            continue;
+        }
+        let delta = host.snapshot().since(&before);
+        match &limit[..2] {
+            "-v" | "-d" => {
+                assert!(delta.get("connect_shm") == 0 && delta.get("fallback.disabled") == 1, "{limit}\n{delta}")
+            }
+            _ => assert_eq!(delta.get("connect_shm"), 1, "{limit}\n{delta}"),
+        }
+    }
+}
+
+/// Another library in front of ours, or behind it, has a clock that stands still, and functions that must not be called
+/// by ours (`native/interposer.c`): waits end as on stock sockets.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn functions_of_other_libraries_are_the_programs() {
+    let host = Host::new();
+    let other = native::build(&host, "interposer.so", &["interposer.c"], &["-shared", "-fPIC", "-fno-builtin", "-ldl"]);
+    let program = native::build(&host, "timeouts", &["timeouts.c"], &[]);
+    let run = |side, list: &str| {
+        let mut command = host.command(side, &program);
+        command.env("LD_PRELOAD", list);
+        Proc::spawn(host.logs(), "timeouts", command).finish(Duration::from_secs(30)).success().stdout
+    };
+    let stock = run(Stock, &other.display().to_string());
+    assert!(stock.contains("bytes: 100000"), "{stock}");
+    for list in [native::preload(&[&other], &[]), native::preload(&[], &[&other])] {
+        let before = host.snapshot();
+        assert_eq!(run(Accel, &list), stock, "{list}");
+        host.snapshot().since(&before).assert_shm(1);
     }
 }

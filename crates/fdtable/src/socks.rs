@@ -90,7 +90,7 @@ pub fn forget() {
         if !base.is_null() {
             // SAFETY: an arena's mapping, out of the list of those in use; a thread that comes late finds empty
             // memory.
-            unsafe { space::blank(base, ARENA_SIZE) };
+            unsafe { space::retire_other(base, ARENA_SIZE) };
         }
         if let Some(fd) = kept.take() {
             process::close_own(fd);

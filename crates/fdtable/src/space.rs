@@ -94,6 +94,32 @@ pub unsafe fn retire(range: *mut u8, len: usize) {
     give_back(RANGES[i].swap(packed(range, len), Ordering::AcqRel));
 }
 
+/// [`retire`], of a range that was mapped by other means.
+///
+/// # Safety
+/// As [`retire`].
+pub unsafe fn retire_other(range: *mut u8, len: usize) {
+    TAKEN.fetch_add(len, Ordering::Relaxed);
+    // SAFETY: the caller's.
+    unsafe { retire(range, len) };
+}
+
+/// The program has locked its memory: what waits is none of it.
+pub fn munlock_waiting() {
+    for r in &RANGES {
+        let range = r.swap(0, Ordering::AcqRel);
+        if range != 0 {
+            let (at, len) = unpacked(range);
+            sys::munlock(at, len);
+            // SAFETY: a range of ours, in which there is nothing: the swap has made it this call's alone.
+            let _ = unsafe { sys::madvise(at, len, libc::MADV_REMOVE) };
+            if r.compare_exchange(0, range, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                give_back(range);
+            }
+        }
+    }
+}
+
 /// Memory of nobody's, none until it is touched. Of a file, because private memory counts
 /// in full where `vm.overcommit_memory` is 2; in private memory where a filter of system calls may be set.
 ///

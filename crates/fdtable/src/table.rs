@@ -283,7 +283,7 @@ pub fn scan_limit() -> usize {
 
 /// How many descriptors the process may have.
 pub fn descriptor_limit() -> usize {
-    usize::try_from(fsocket_sys::limit(libc::RLIMIT_NOFILE as u32)).unwrap_or(usize::MAX)
+    usize::try_from(fsocket_sys::limit(libc::RLIMIT_NOFILE)).unwrap_or(usize::MAX)
 }
 
 /// All descriptions in use.

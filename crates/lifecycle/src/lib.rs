@@ -19,6 +19,7 @@ pub mod leave;
 pub mod lend;
 pub mod lifecycle;
 pub mod limit;
+pub mod locked;
 pub mod operator;
 pub mod passing;
 pub mod pidfd_transfer;
@@ -35,7 +36,7 @@ pub use fsocket_ops::{accept, brief, close, connect, names, opts, slice};
 pub use fsocket_readiness::{epoll, poll, ready};
 pub use fsocket_runtime::{
     bits, cow, faults, heartbeat, inspect, keeping, lengths, lent, lock, mailbox, making, memory_fd, name, options,
-    probe, process, registry, rights, sealed, signals, slab, spin, stats, successor, token, user, Outcome,
+    probe, process, registry, rights, room, sealed, signals, slab, spin, stats, successor, token, user, Outcome,
 };
 pub use fsocket_shm::{asleep, cancel, chan, conn, idle, kept, peers, stage, values, waker};
 pub use fsocket_streams::{msg, sendfile, stream};

@@ -1,6 +1,6 @@
 //! The program limits its address space: what we have reserved must leave room below the limit.
 
-use crate::{chan, exec, listen, path, process, space};
+use crate::{chan, epoll, exec, listen, path, process, room, space, table, waker};
 use core::sync::atomic::Ordering;
 use fsocket_sys as sys;
 
@@ -26,17 +26,17 @@ pub unsafe fn limiting(new: *const libc::rlimit64) {
     }
 }
 
-/// The program has set a limit to its address space. If what we have reserved
+/// The program has set a limit to its address space or its data. If what we have reserved
 /// leaves no room below it, it gets everything back and uses the kernel.
 /// `alone`: there is no second thread.
 pub fn limited(alone: bool) {
-    if process::nonce() == 0 || chan::mappable() {
+    if process::nonce() == 0 || chan::mappable() && !room::is_narrow() {
         return;
     }
     if alone {
         space::give_back_all();
     }
-    if chan::mappable() || chan::all().next().is_none() {
+    if !room::is_narrow() && (chan::mappable() || chan::all().next().is_none()) {
         return;
     }
     process::disable();
@@ -51,4 +51,14 @@ pub fn limited(alone: bool) {
         }
         space::give_back_all();
     }
+    trim_all();
+}
+
+/// Tables become no longer than they are.
+pub fn trim_all() {
+    table::DESCS.trim();
+    chan::CHANS.trim();
+    waker::trim();
+    fsocket_shm::pipes::trim();
+    epoll::trim();
 }

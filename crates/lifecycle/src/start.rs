@@ -1,7 +1,8 @@
 //! The start of the library in a program.
 
-use crate::{ctl, dispatch, inherit, process, successor, upgrade, zone};
+use crate::{ctl, dispatch, inherit, process, room, stats, successor, upgrade, zone};
 use core::sync::atomic::AtomicU8;
+use fsocket_abi::arena::Reason;
 use fsocket_sys as sys;
 
 /// Settings from the environment.
@@ -36,7 +37,8 @@ pub fn init(c: &Config) {
     upgrade::init(c.upgrade);
     zone::init(!c.no_zones, c.pin);
     process::set_balance(!c.no_zones && !c.no_balance);
-    let shm = !c.disabled && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
+    let has_room = !room::is_narrow() && !room::is_locked();
+    let shm = !c.disabled && has_room && sys::membarrier(sys::MEMBARRIER_REGISTER_GLOBAL_EXPEDITED).is_ok();
     if !shm && c.no_zones {
         if let Some((fd, _)) = successor {
             let _ = sys::close(fd);
@@ -52,6 +54,8 @@ pub fn init(c: &Config) {
     };
     if open && shm {
         process::enable();
+    } else if !c.disabled && !has_room {
+        stats::fall_back(Reason::Disabled);
     }
     if !c.inherits {
         return;

@@ -96,6 +96,8 @@ hook_table! {
     process: "as setrlimit" fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int;
     process: "as setrlimit" fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
     process: "as setrlimit" fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int;
+    process: "shared memory is left before: locked, all that is mapped would be memory" fn mlockall(flags: c_int) -> c_int;
+    process: "shared memory may be used again" fn munlockall() -> c_int;
     process: "a program that loads the library inherits connections as they are; for others they become the kernel's first" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     process: "as execve" fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     process: "as execve" fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;

@@ -39,6 +39,12 @@ pub use waiting::wait;
 pub use wrapper::{is_polled, renumbered, wrapper_of};
 
 /// Is anything of ours in this instance?
+/// Tables become no longer than they are.
+pub fn trim() {
+    instance::EPS.trim();
+    item::ITEMS.trim();
+}
+
 pub fn has_items(d: &Desc) -> bool {
     of(d).is_some_and(|ep| ep.items.load(Ordering::Relaxed) > 0)
 }

@@ -31,6 +31,7 @@ pub mod probe;
 pub mod process;
 pub mod registry;
 pub mod rights;
+pub mod room;
 pub mod sealed;
 pub mod signals;
 pub mod slab;

@@ -48,6 +48,6 @@ impl Kept {
 }
 
 fn has_room(high: i32) -> bool {
-    let limit = fsocket_sys::limit(libc::RLIMIT_NOFILE as u32);
+    let limit = fsocket_sys::limit(libc::RLIMIT_NOFILE);
     u64::from(COUNT.load(Ordering::Relaxed)) < limit.saturating_sub(high as u64) / 2
 }

@@ -32,7 +32,7 @@ static SINGLE_THREADED: AtomicPtr<AtomicU8> = AtomicPtr::new(core::ptr::null_mut
 /// Own descriptors lie above what programs usually hold, but not so high that
 /// the kernel must grow the descriptor table much.
 fn choose_high_fd() {
-    let lim = sys::limit(libc::RLIMIT_NOFILE as u32).min(1 << 30) as i32;
+    let lim = sys::limit(libc::RLIMIT_NOFILE).min(1 << 30) as i32;
     HIGH_FD.store(if lim > 1000 { 900 } else { (lim - 48).max(lim / 2) }, Ordering::Relaxed);
 }
 
@@ -67,7 +67,7 @@ pub fn high_copy(fd: i32) -> Option<i32> {
 /// that are needed: there is one for each peer.
 pub fn spare_fd(fd: i32) -> Option<i32> {
     let copy = high_copy(fd)?;
-    let limit = sys::limit(libc::RLIMIT_NOFILE as u32);
+    let limit = sys::limit(libc::RLIMIT_NOFILE);
     let above = limit.saturating_sub(high() as u64);
     if copy as u64 >= limit - above / 4 {
         close_own(copy);

@@ -1,5 +1,6 @@
 //! The monitor's registry and its counts of listeners that ended, as this process has them mapped.
 
+use crate::room;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use fsocket_proto::registry::{lessee, Registry, SIZE};
 use fsocket_sys as sys;
@@ -42,8 +43,32 @@ pub fn is_leased(port: u16, channel: u32) -> bool {
 /// Returns the memory of the one before, or null.
 pub fn map(fd: i32) -> *mut u8 {
     match sys::mmap(SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
-        Ok(p) => REGISTRY.swap(p as *mut Registry, Ordering::AcqRel).cast(),
+        Ok(p) => {
+            let before = REGISTRY.swap(p as *mut Registry, Ordering::AcqRel).cast();
+            if room::is_locked() {
+                munlock();
+            }
+            before
+        }
         Err(_) => core::ptr::null_mut(),
+    }
+}
+
+/// The program has locked its memory: the monitor's is none of it.
+pub fn munlock() {
+    sys::munlock(REGISTRY.load(Ordering::Acquire).cast(), SIZE);
+    sys::munlock(CLOSINGS.load(Ordering::Acquire).cast(), fsocket_proto::CLOSINGS_SIZE);
+}
+
+/// Neither is mapped any more. There is no other thread, and no use of shared memory.
+pub fn forget() {
+    let registry = REGISTRY.swap(core::ptr::null_mut(), Ordering::AcqRel);
+    let closings = CLOSINGS.swap(core::ptr::null_mut(), Ordering::AcqRel);
+    for (at, len) in [(registry.cast::<u8>(), SIZE), (closings.cast(), fsocket_proto::CLOSINGS_SIZE)] {
+        if !at.is_null() {
+            // SAFETY: mapped by `map` or `map_closings`; nobody can be looking at it.
+            let _ = unsafe { sys::munmap(at, len) };
+        }
     }
 }
 
@@ -56,5 +81,8 @@ pub fn forget_closings() -> *mut u8 {
 pub fn map_closings(fd: i32) {
     if let Ok(p) = sys::mmap(fsocket_proto::CLOSINGS_SIZE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) {
         CLOSINGS.store(p.cast(), Ordering::Release);
+        if room::is_locked() {
+            munlock();
+        }
     }
 }

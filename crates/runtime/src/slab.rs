@@ -5,16 +5,15 @@
 //! kernel promises no more than it has (`vm.overcommit_memory=2`), writable memory
 //! counts in full, touched or not.
 
-use crate::process;
+use crate::{process, room};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use fsocket_sys::Errno;
 
 /// Bytes of a slab that become memory at once, at first; later as many as there are.
 const PIECE: usize = 64 << 10;
 /// A slab takes this part of a limited address space at most.
-const SHARE: u64 = 32;
+const SHARE: u64 = 128;
 
 /// An object that can lie on the free list.
 ///
@@ -41,6 +40,8 @@ pub struct Slab<T: Slot, const MOST: u32, const NEAR: usize = 0> {
     /// Low half: index + 1 of the first free object; high half: a counter that
     /// defeats ABA.
     free: AtomicU64,
+    /// The thread that changes how long the mapping is; see [`Slab::alone`].
+    changes: AtomicU64,
     near: [UnsafeCell<MaybeUninit<T>>; NEAR],
 }
 
@@ -61,6 +62,7 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
             fresh: AtomicU32::new(0),
             usable: AtomicU32::new(0),
             free: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             near: [const { UnsafeCell::new(MaybeUninit::zeroed()) }; NEAR],
         }
     }
@@ -92,8 +94,11 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
     fn affordable(&self) -> u32 {
         let capacity = self.capacity();
         // A filter of system calls may forbid to ask.
-        let limit = if process::enabled() { fsocket_sys::address_space_limit(None) } else { Err(Errno::EPERM) };
-        let Ok((limit, _)) = limit else { return capacity };
+        let limit = match crate::sealed::filtered() {
+            true => libc::RLIM64_INFINITY,
+            false if room::is_locked() => 0,
+            false => fsocket_sys::limit(libc::RLIMIT_AS),
+        };
         let room = (limit / SHARE).max(PIECE as u64) / core::mem::size_of::<T>() as u64;
         room.min(capacity as u64) as u32
     }
@@ -120,16 +125,49 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
     fn grow(&self, i: u32) -> bool {
         let Some(base) = self.base() else { return false };
         let least = (PIECE / core::mem::size_of::<T>()) as u32 + 1;
-        let wanted = i.saturating_mul(2).max(i + least).min(self.capacity());
-        let writable = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the mapping is ours, and this long. Threads that come here at once make the
-        // same pages writable; nothing is ever taken back.
-        let done = unsafe { fsocket_sys::mprotect(base as *mut u8, self.bytes(wanted - NEAR as u32), writable) };
-        if done.is_ok() {
-            // Release: whoever sees the number may touch the memory.
-            self.usable.fetch_max(wanted, Ordering::Release);
+        self.alone(|| {
+            let wanted = i.saturating_mul(2).max(i + least).min(self.capacity());
+            let writable = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: the mapping is ours, and this long: it is not cut meanwhile. What was writable stays so.
+            let done = unsafe { fsocket_sys::mprotect(base as *mut u8, self.bytes(wanted - NEAR as u32), writable) };
+            if done.is_ok() {
+                // Release: whoever sees the number may touch the memory.
+                self.usable.fetch_max(wanted, Ordering::Release);
+            }
+            done.is_ok() && i < wanted
+        })
+    }
+
+    /// Gives back the address space that no object has needed yet: there will be no more than now.
+    pub fn trim(&self) {
+        self.alone(|| {
+            let base = self.base.load(Ordering::Acquire);
+            let (usable, capacity) = (self.usable.load(Ordering::Acquire).max(NEAR as u32), self.capacity());
+            let page = fsocket_sys::page_size();
+            let (from, to) = (self.bytes(usable - NEAR as u32).next_multiple_of(page), self.bytes(capacity));
+            if base.is_null() || from >= to {
+                return false;
+            }
+            self.fewer.store(MOST - usable, Ordering::Release);
+            // SAFETY: behind all objects that there will be; `grow` does not run meanwhile.
+            unsafe { fsocket_sys::munmap((base as *mut u8).add(from), to - from) }.is_ok()
+        });
+    }
+
+    /// `f`, by no other thread at the same time; false also if one does not come to its end: a signal handler has come
+    /// on top of it, or it was not copied by a fork.
+    fn alone(&self, f: impl FnOnce() -> bool) -> bool {
+        const TRIES: u32 = 1000;
+        let me = process::thread();
+        for _ in 0..TRIES {
+            if self.changes.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                let done = f();
+                self.changes.store(0, Ordering::Release);
+                return done;
+            }
+            fsocket_sys::sched_yield();
         }
-        done.is_ok()
+        false
     }
 
     /// Makes sure that the next object needs no memory; false: there is none.
@@ -259,6 +297,23 @@ mod tests {
         static SLAB: Slab<Thing, 20> = Slab::new();
         is_a_table(&SLAB);
         assert!(!SLAB.base.load(Ordering::Relaxed).is_null());
+    }
+
+    #[test]
+    fn what_is_cut_off_is_nobodys() {
+        static SLAB: Slab<Thing, { 1 << 20 }, 2> = Slab::new();
+        let last = (0..1000).map(|_| SLAB.alloc().unwrap().0).last();
+        SLAB.trim();
+        let end = SLAB.usable.load(Ordering::Relaxed);
+        let (last, end) = (last.unwrap(), end.max(1000));
+        assert!((last + 1..end).all(|i| SLAB.alloc().is_some_and(|(n, _)| n == i)), "{last} {end}");
+        assert!(SLAB.alloc().is_none() && SLAB.is_full());
+        let base = SLAB.base.load(Ordering::Relaxed) as usize;
+        let behind = (base + SLAB.bytes(end)).next_multiple_of(4096);
+        let mut core = 0u8;
+        // SAFETY: asked about an address.
+        let there = unsafe { libc::mincore(behind as *mut libc::c_void, 1, &mut core) };
+        assert!(there != 0 || behind < base, "mapped behind the end");
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod index;
 pub mod kept;
 mod left;
 pub mod peers;
-mod pipes;
+pub mod pipes;
 mod segment;
 pub mod stage;
 pub mod stuck;

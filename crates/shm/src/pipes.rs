@@ -26,6 +26,11 @@ unsafe impl Slot for Pipe {
     }
 }
 
+/// There will be no more than now.
+pub fn trim() {
+    PIPES.trim();
+}
+
 static PIPES: Slab<Pipe, { 1 << 14 }, NEAR> = Slab::new();
 const NEAR: usize = 16;
 const HEADS: usize = 256;

@@ -259,6 +259,10 @@ unsafe impl Slot for Heard {
 
 /// Peers that wake wakers of this process by pipes; others do by way of the monitor.
 const MOST: u32 = 1 << 14;
+/// There will be no more than now.
+pub fn trim() {
+    HEARD.trim();
+}
 static HEARD: Slab<Heard, MOST, NEAR> = Slab::new();
 const NEAR: usize = 16;
 /// After so many rings a pipe is emptied. It holds 4,096 bytes at least, a ring has four, and an honest peer

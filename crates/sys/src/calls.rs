@@ -44,7 +44,7 @@ pub fn socketpair(domain: i32, ty: i32) -> Result<[i32; 2]> {
 }
 /// RLIMIT_AS of this process, soft and hard, before it is `new`.
 pub fn address_space_limit(new: Option<(u64, u64)>) -> Result<(u64, u64)> {
-    prlimit(libc::RLIMIT_AS as u32, new)
+    prlimit(libc::RLIMIT_AS, new)
 }
 fn prlimit(resource: u32, new: Option<(u64, u64)>) -> Result<(u64, u64)> {
     let new = new.map(|(soft, hard)| [soft, hard]);

@@ -91,7 +91,7 @@ pub const fn passes(who: Who) -> bool {
     !wakes(who)
         && !starts(who)
         && !among(who.0, &["threads"])
-        && !among(who.1, &["_Fork", "clone", "prctl", "syscall", "_exit", "_Exit"])
+        && !among(who.1, &["_Fork", "clone", "prctl", "syscall", "mlockall", "munlockall", "_exit", "_Exit"])
 }
 
 /// Its first argument is a descriptor, through which it transfers bytes or asks about a connection.

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use fsocket_lifecycle::exec::environment;
 use fsocket_lifecycle::table::{self, kind};
 use fsocket_lifecycle::{
-    brief, credentials, epoll, exec, lent, limit, pool, process, sandbox, unshared, upgrade, user,
+    brief, credentials, epoll, exec, lent, limit, locked, pool, process, sandbox, unshared, upgrade, user,
 };
 use libc::*;
 
@@ -45,9 +45,21 @@ fn limited(r: c_int, resource: c_uint) -> c_int {
         let _errno = fsocket_sys::errno::Saved::errno();
         pool::limited();
     }
-    if r == 0 && resource == RLIMIT_AS as c_uint {
+    if r == 0 && [RLIMIT_AS, RLIMIT_DATA].map(|limit| limit as c_uint).contains(&resource) {
         let _errno = fsocket_sys::errno::Saved::errno();
         limit::limited(single_threaded());
+    }
+    r
+}
+
+pub unsafe fn mlockall(flags: c_int) -> c_int {
+    locked::locking(flags, single_threaded(), || unsafe { real::mlockall(flags) })
+}
+
+pub unsafe fn munlockall() -> c_int {
+    let r = unsafe { real::munlockall() };
+    if r == 0 {
+        locked::unlocked();
     }
     r
 }

@@ -3,7 +3,7 @@
 #![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
 
 use super::answer::guarded;
-use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, unshare};
+use super::process::{execve, execveat, forked, forks, mlockall, munlockall, prctl, seccomp, setns, unshare};
 use super::{borrower, descriptors as de, io, readiness as re, sockets as so, threads};
 use crate::{init, real};
 use fsocket_lifecycle::process::{self, is_asleep};
@@ -77,7 +77,7 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             | SYS_capset
             | SYS_landlock_restrict_self => init::wake(),
             SYS_clone3 | SYS_clone => init::lends_memory(),
-            SYS_prctl | SYS_seccomp | SYS_execve | SYS_execveat => {}
+            SYS_prctl | SYS_seccomp | SYS_execve | SYS_execveat | SYS_mlockall | SYS_munlockall => {}
             #[cfg(target_arch = "x86_64")]
             SYS_fork | SYS_epoll_create => {}
             _ => return unsafe { real::syscall(number, a, b, c, d, e, f) },
@@ -99,6 +99,8 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             // (All of them by the kernel's numbers: libc's would change every thread.)
             SYS_setuid | SYS_setreuid | SYS_setresuid | SYS_setgid | SYS_setregid | SYS_setresgid | SYS_setgroups
             | SYS_capset => guarded(|| credentials::changing(|| real::syscall(number, a, b, c, d, e, f))),
+            SYS_mlockall => guarded(|| mlockall(fd)) as c_long,
+            SYS_munlockall => guarded(|| munlockall()) as c_long,
             SYS_landlock_restrict_self => guarded(|| {
                 let r = real::syscall(number, a, b, c, d, e, f);
                 if r == 0 {
