@@ -275,13 +275,14 @@ fn stat(path: &core::ffi::CStr) -> Result<libc::stat> {
     // SAFETY: zeroed, and filled in by the kernel.
     Ok(unsafe { st.assume_init() })
 }
+/// Names of a file; of a directory, mostly two and one for each directory in it.
+#[allow(clippy::unnecessary_cast)] // 32 bits on arm64
+pub fn links(path: &core::ffi::CStr) -> Result<u64> {
+    stat(path).map(|s| s.st_nlink as u64)
+}
 /// Inode number of a file.
 pub fn inode(path: &core::ffi::CStr) -> Result<u64> {
     stat(path).map(|s| s.st_ino)
-}
-/// Names of a file; of a directory, mostly two and one for each directory in it.
-pub fn links(path: &core::ffi::CStr) -> Result<u64> {
-    stat(path).map(|s| s.st_nlink as u64)
 }
 /// The owner of a file, and its type and permissions.
 pub fn owner_and_mode(path: &core::ffi::CStr) -> Result<(u32, u32)> {

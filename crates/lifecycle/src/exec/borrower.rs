@@ -92,6 +92,7 @@ fn write_down(loan: &Loan, which: impl Fn(i32, &Desc) -> bool) -> bool {
 }
 
 /// The numbers that were written down.
+#[allow(clippy::mut_from_ref)] // the memory is a mapping of the loan's, not the loan
 fn kept(loan: &Loan) -> &mut [Kept] {
     let (list, _, len) = loan.kept.get();
     match list.is_null() {
