@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """A client under a policy: what the kernel refuses it, it must not get.
 
-policy.py client PORT N: N connections to 127.0.0.1, one after the other, each with an
-                         echo; a line for each: "ok" or the error's name.
+policy.py client PORT N: N connections to 127.0.0.1 (or $POLICY_HOST), one after the other, each
+                         with an echo; a line for each: "ok" or the error's name.
 policy.py watch PORT S:  connects for S seconds, a line each time the outcome changes.
 policy.py landlock PORT N [ALLOWED]: as client, after giving up TCP connects by Landlock,
                          but for one port.
@@ -23,13 +23,14 @@ import time
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 NO_NEW_PRIVS = 38
+HOST = os.environ.get("POLICY_HOST", "127.0.0.1")
 
 
 def attempt(port):
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+        with socket.socket(socket.AF_INET6 if ":" in HOST else socket.AF_INET, socket.SOCK_STREAM) as s:
             s.settimeout(5)
-            s.connect(("127.0.0.1", port))
+            s.connect((HOST, port))
             s.sendall(b"hello")
             got = s.recv(64)
             return "ok" if got == b"hello" else "other bytes"

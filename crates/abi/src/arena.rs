@@ -198,7 +198,7 @@ counters! {
         when "a `[[rule]]` denies it, a `[[program]]` or `fastsocket off` has switched an end off, or the kernel redirects the connection (docs/policy.md)",
     /// Fallback: the kernel comes first, as its policy may be against the connection.
     FbKernelFirst = "fallback.kernel_first" reason KernelFirst
-        when "the kernel's policy may be against it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 5 s is the kernel's (docs/policy.md)",
+        when "the kernel's policy may be against it (netfilter, `ip rule`, cgroup programs, a sandboxed process), or a rule says so: one connection to each destination in 2 s is the kernel's (docs/policy.md)",
     /// Fallback: the monitor has died or is being restarted, and no other one has come yet.
     FbMonitorGone = "fallback.monitor_restarted" reason MonitorGone
         when "the monitor has died or is being restarted: until the next one knows both sides again",

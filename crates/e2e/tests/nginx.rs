@@ -131,7 +131,7 @@ fn haproxy_in_front_of_nginx() {
     let url = format!("http://127.0.0.1:{port}/1000");
     e2e::ab_anew_and_kept(&host, Accel, &ab, &url, 1000);
     // Both legs: from the clients to haproxy, and from haproxy to nginx. It gives up the right to new
-    // privileges, so that of its connections one in 5 s is the kernel's, of each of its threads at most.
+    // privileges, so that of its connections one in 2 s is the kernel's, of each of its threads at most.
     let most = 2 * (1 + began.elapsed().as_secs() as i128 / 5);
     host.snapshot().since(&before).assert_shm_but_first(2014 + 4, most);
 }

@@ -16,6 +16,7 @@ const BOB: u32 = 54322;
 /// An echo server on a host; who and with what.
 struct Server<'a> {
     host: &'a Host,
+    address: &'static str,
     port: u16,
     _process: Proc,
 }
@@ -23,17 +24,22 @@ struct Server<'a> {
 impl<'a> Server<'a> {
     #[track_caller]
     fn of(host: &'a Host, user: u32, place: Option<&NetHost>) -> Server<'a> {
+        Server::at(host, user, place, "127.0.0.1")
+    }
+
+    #[track_caller]
+    fn at(host: &'a Host, user: u32, place: Option<&NetHost>, address: &'static str) -> Server<'a> {
         let port = match place {
             Some(place) => place.within(net::free_port),
             None => net::free_port(),
         };
         let path = script("apps/echo_server.py").display().to_string();
         let mut command = command(host, Accel, user);
-        command.args([path.as_str(), "threaded", &port.to_string(), "127.0.0.1"]);
+        command.args([path.as_str(), "threaded", &port.to_string(), address]);
         let process = Proc::spawn(host.logs(), "server", command);
         let up = net::wait_until(Duration::from_secs(10), || host.kernel_sockets(port, "0A") > 0);
         assert!(up.is_ok(), "the server does not listen: {}", process.stderr());
-        let server = Server { host, port, _process: process };
+        let server = Server { host, address, port, _process: process };
         // Its thread is in `accept` by the time that it has answered.
         assert_eq!(server.client_as(Stock, user, &["client"], 1).0, ["ok"]);
         server
@@ -44,6 +50,7 @@ impl<'a> Server<'a> {
     fn client_as(&self, side: Side, user: u32, what: &[&str], n: u32) -> (Vec<String>, Delta) {
         let before = self.host.snapshot();
         let mut command = command(self.host, side, user);
+        command.env("POLICY_HOST", self.address);
         command.arg(script("apps/policy.py")).args([what[0], &self.port.to_string(), &n.to_string()]).args(&what[1..]);
         let done =
             Proc::spawn(self.host.logs(), what[0], command).finish(Duration::from_secs(60)).success().says("end");
@@ -134,12 +141,18 @@ fn sh(place: &NetHost, script: &str) {
 /// running when it comes, too.
 #[track_caller]
 fn refused_by(policy: &str, undo: &str, error: &str) {
+    refused_at("127.0.0.1", policy, undo, error);
+}
+
+#[track_caller]
+fn refused_at(address: &'static str, policy: &str, undo: &str, error: &str) {
     let mut hosts = Hosts::new().expect("hosts");
     let place = hosts.add("policy").expect("a host");
     let host = Host::under_policy(&place);
-    let server = Server::of(&host, root(), Some(&place));
+    let server = Server::at(&host, root(), Some(&place), address);
     server.as_stock(root(), &["client"], 4, "", 0);
     let mut watch = command(&host, Accel, root());
+    watch.env("POLICY_HOST", address);
     watch.arg(script("apps/policy.py")).args(["watch", &server.port.to_string(), "10"]);
     let mut watch = Proc::spawn(host.logs(), "watch", watch);
     watch.wait_stdout("ok\n", Duration::from_secs(10));
@@ -175,6 +188,92 @@ fn a_rule_of_routing_that_prohibits() {
     let local = "ip rule add pref 100 lookup local; ip rule del pref 0";
     let prohibit = format!("{local}; ip rule add pref 50 ipproto tcp dport PORT prohibit");
     refused_by(&prohibit, "ip rule del pref 50", "EACCES");
+}
+
+#[test]
+fn a_policy_of_ipsec_that_blocks() {
+    need_hosts!();
+    refused_at(
+        "::1",
+        "ip xfrm policy add dir out dst ::1 proto tcp dport PORT action block",
+        "ip xfrm policy flush",
+        "EPERM",
+    );
+}
+
+#[test]
+fn a_loopback_device_that_is_down() {
+    need_hosts!();
+    refused_at("::1", "ip link set lo down", "ip link set lo up", "EADDRNOTAVAIL");
+}
+
+/// A discipline or a program that lets everything pass costs one connection in two seconds.
+#[test]
+fn disciplines_and_programs_of_the_loopback_device_are_noticed() {
+    need_hosts!();
+    need!("tc");
+    let mut hosts = Hosts::new().expect("hosts");
+    let place = hosts.add("policy").expect("a host");
+    let host = Host::under_policy(&place);
+    let server = Server::of(&host, root(), Some(&place));
+    server.as_stock(root(), &["client"], 4, "", 0);
+    for kind in ["clsact", "ingress", "root pfifo"] {
+        sh(&place, &format!("tc qdisc add dev lo {kind}"));
+        server.as_stock(root(), &["client"], 3, FIRST, 1);
+        sh(&place, &format!("tc qdisc del dev lo {}", kind.split(' ').next().expect("a word")));
+    }
+    for kind in ["xdp", "tcx", "netfilter"] {
+        match bpf(&server, kind) {
+            Some(_attached) => server.as_stock(root(), &["client"], 3, FIRST, 1),
+            None => eprintln!("SKIPPED: {kind}: this kernel has no such programs"),
+        }
+    }
+    server.as_stock(root(), &["client"], 4, "", 0);
+}
+
+/// A BPF program where a policy sits, until it is dropped.
+fn bpf(server: &Server<'_>, kind: &str) -> Option<Proc> {
+    let mut command = command(server.host, Stock, root());
+    command.arg(script("apps/bpf_policy.py")).args([kind, &server.port.to_string()]);
+    let mut process = Proc::spawn(server.host.logs(), kind, command);
+    process.wait_stdout("\n", Duration::from_secs(10));
+    process.stdout().contains("attached").then_some(process)
+}
+
+/// A handshake does not say which listener such a program has chosen: nothing goes over shared memory.
+#[test]
+fn a_program_that_chooses_the_listener() {
+    need_hosts!();
+    let mut hosts = Hosts::new().expect("hosts");
+    let place = hosts.add("policy").expect("a host");
+    let host = Host::under_policy(&place);
+    let server = Server::of(&host, root(), Some(&place));
+    let other = Server::of(&host, root(), Some(&place));
+    server.as_stock(root(), &["client"], 4, "", 0);
+    let _attached = bpf(&server, "sk_lookup").expect("sk_lookup");
+    let (stock, _) = server.client(Stock, &["client"], 3);
+    let (ours, delta) = server.client(Accel, &["client"], 3);
+    assert_eq!((&stock, &ours), (&vec!["ECONNREFUSED".to_owned(); 3], &stock));
+    // (The kernel's answer to the question which listener would be chosen counts, too.)
+    let left = delta.get("fallback.policy") + delta.get("fallback.no_listener");
+    assert!(stock_mode() || left == 3 && delta.get("connect_shm") == 0, "{delta}");
+    // The program lets others pass; only the kernel can know.
+    other.as_stock(root(), &["client"], 0, "fallback.policy", 3);
+}
+
+/// A plain connection that the kernel has allowed proves nothing for a socket with a mark, of another user, …
+#[test]
+fn rules_tell_sockets_by_what_they_are_and_who_has_made_them() {
+    need_hosts!();
+    need!("nft");
+    let mut hosts = Hosts::new().expect("hosts");
+    let place = hosts.add("policy").expect("a host");
+    let host = Host::under_policy(&place);
+    let port = place.within(net::free_port).to_string();
+    let Some(delta) = fsocket_e2e::same_transcripts(&host, 60, "policy_attributes.py", &[&port]) else { return };
+    // Each of 13 kinds has four plain connections, of which the first is the kernel's, three that are meant, and one more.
+    let (shm, kernel) = (delta.get("connect_shm"), delta.get("connect_kernel"));
+    assert!(shm >= 13 * 2 && kernel >= 13 * 4 && shm + kernel == 4 + 13 * 8, "{delta}");
 }
 
 /// The server behind a redirection is not the listener of that address; rules that do not concern a

@@ -12,5 +12,6 @@ pub mod table;
 pub mod upcalls;
 
 use fsocket_runtime::{
-    bits, cow, keeping, lock, memory_fd, options, pieces, process, registry, rights, sealed, slab, spin, stats,
+    bits, cow, identity, keeping, lock, memory_fd, options, pieces, process, registry, rights, sealed, slab, spin,
+    stats,
 };

@@ -3,6 +3,7 @@
 //! the next one if the kernel says that it is still as new ([`pristine`]): asking costs a third of a new socket.
 
 use crate::bits::Bits;
+use crate::identity;
 use crate::lock::Lock;
 use crate::pristine;
 use crate::table::Desc;
@@ -20,13 +21,15 @@ struct Entry {
     family: u32,
     nonblock: bool,
     cloexec: bool,
+    /// The identity of the thread that has made it ([`identity`]).
+    identity: u64,
 }
 struct Pool {
     e: [Entry; MAX],
     n: usize,
 }
-static POOL: Lock<Pool> =
-    Lock::new(Pool { e: [Entry { fd: -1, family: 0, nonblock: false, cloexec: false }; MAX], n: 0 });
+const NONE: Entry = Entry { fd: -1, family: 0, nonblock: false, cloexec: false, identity: identity::UNKNOWN };
+static POOL: Lock<Pool> = Lock::new(Pool { e: [NONE; MAX], n: 0 });
 
 /// No descriptor number below this is free in the kernel, as far as we saw.
 /// The pool hands out a number only if the kernel would have chosen it too.
@@ -80,8 +83,15 @@ pub fn placeholder(family: u32, cloexec: bool) -> Result<i32> {
 }
 
 /// A kernel socket as `socket()` would return it.
-pub fn socket(family: u32, nonblock: bool, cloexec: bool) -> Option<i32> {
+/// `identity`: of this thread, if there is a policy that may tell sockets by it.
+pub fn socket(family: u32, nonblock: bool, cloexec: bool, identity: u64) -> Option<i32> {
     let e = take(family)?;
+    if identity != identity::UNKNOWN && e.identity != identity {
+        // The kernel gives its number to the next one.
+        let _ = sys::close(e.fd);
+        kernel_freed(e.fd);
+        return None;
+    }
     if e.cloexec != cloexec {
         set_cloexec(e.fd, cloexec);
     }
@@ -101,7 +111,13 @@ pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
         if let Ok(mut p) = POOL.lock() {
             if p.n < most() {
                 let n = p.n;
-                p.e[n] = Entry { fd, family: d.placeholder_family(), nonblock: d.placeholder_nonblock(), cloexec };
+                p.e[n] = Entry {
+                    fd,
+                    family: d.placeholder_family(),
+                    nonblock: d.placeholder_nonblock(),
+                    cloexec,
+                    identity: d.identity.load(Ordering::Relaxed),
+                };
                 p.n += 1;
                 HELD.set(fd, true);
                 crate::keeping::keeping();

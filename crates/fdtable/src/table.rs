@@ -77,6 +77,7 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
         e.store(0, Ordering::Relaxed);
     }
     d.kernel_only.store(false, Ordering::Relaxed);
+    d.identity.store(crate::identity::UNKNOWN, Ordering::Relaxed);
     d.forked.store(false, Ordering::Relaxed);
     d.exec_prepared.store(false, Ordering::Relaxed);
     d.held_elsewhere.store(false, Ordering::Relaxed);

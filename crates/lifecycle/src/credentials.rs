@@ -15,7 +15,7 @@
 //! changes its effective user for each request, and back, has given up nothing.
 
 use crate::table::{self, Desc};
-use crate::{channels, ctl, epoll, exec, listen, path, process, rights, sealed, socks, upgrade, waker, zone};
+use crate::{channels, ctl, epoll, exec, identity, listen, path, process, rights, sealed, socks, upgrade, waker, zone};
 use crate::{pool, pristine};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::status;
@@ -36,6 +36,19 @@ pub fn changing<R>(call: impl FnOnce() -> R) -> R {
         lost();
     }
     r
+}
+
+/// The same for a call that changes groups, which are not asked for at each socket.
+pub fn changing_groups<R>(call: impl FnOnce() -> R) -> R {
+    let r = changing(call);
+    identity::regrouped();
+    r
+}
+
+/// The same for a call that changes one thread only, or what its files belong to.
+pub fn changing_thread<R>(call: impl FnOnce() -> R) -> R {
+    identity::set_apart();
+    changing(call)
 }
 
 /// This process has entered a Landlock domain: what it may no longer do is not in its credentials.

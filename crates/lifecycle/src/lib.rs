@@ -34,6 +34,7 @@ pub use fsocket_listeners::{claim, establish, in_use, listen, route};
 pub use fsocket_migrate::{path, upgrade};
 pub use fsocket_ops::{accept, brief, close, connect, names, opts, slice};
 pub use fsocket_readiness::{epoll, poll, ready};
+pub use fsocket_runtime::identity;
 pub use fsocket_runtime::{
     bits, cow, faults, heartbeat, inspect, keeping, lengths, lent, lock, mailbox, making, memory_fd, name, options,
     probe, process, registry, rights, room, sealed, signals, slab, spin, stats, successor, token, user, Outcome,

@@ -1,12 +1,12 @@
 //! What each part of the library does at a turn of the process's life: one table for each.
 
 use crate::{
-    arena, asleep, cancel, chan, ctl, epoll, exec, lent, making, operator, opts, peers, pidfd_transfer, pool, process,
-    route, table, unhooked, upgrade, uring, waker, zone,
+    arena, asleep, cancel, chan, ctl, epoll, exec, identity, lent, making, operator, opts, peers, pidfd_transfer, pool,
+    process, route, table, unhooked, upgrade, uring, waker, zone,
 };
 
 /// A descriptor of ours got another number. The first that has it answers true.
-const RENUMBERED: [fn(i32, i32) -> bool; 9] = [
+const RENUMBERED: [fn(i32, i32) -> bool; 10] = [
     ctl::renumbered,
     arena::renumbered,
     waker::renumbered,
@@ -16,6 +16,7 @@ const RENUMBERED: [fn(i32, i32) -> bool; 9] = [
     peers::renumbered,
     asleep::renumbered,
     lent::renumbered,
+    identity::renumbered,
 ];
 
 /// The application wants number `fd` for itself (dup2) and we use it: move.
@@ -47,7 +48,8 @@ pub const CHILD_BEFORE: [fn(); 5] =
     [arena::become_child, exec::become_child, uring::become_child, cancel::become_child, peers::become_child];
 
 /// After that, from the bottom to the top.
-pub const CHILD_AFTER: [fn(); 13] = [
+pub const CHILD_AFTER: [fn(); 14] = [
+    identity::become_child,
     route::reset_after_fork,
     waker::become_child,
     chan::become_child,

@@ -9,10 +9,10 @@ pub mod listen;
 pub mod route;
 
 use fsocket_compat::unhooked;
-use fsocket_fdtable::{arena, ctl, socks, table, upcalls};
+use fsocket_fdtable::{arena, ctl, pool, socks, table, upcalls};
 use fsocket_runtime::{
-    bits, cow, inspect, lock, name, options, pieces, process, registry, sealed, stats, successor, token,
+    bits, cow, identity, inspect, lock, name, options, pieces, process, registry, sealed, stats, successor, token,
 };
-use fsocket_shm::{chan, peers, values, waker};
+use fsocket_shm::{chan, kept, peers, values, waker};
 use fsocket_wait::unjoined;
 use fsocket_zones as zone;

@@ -3,12 +3,12 @@
 use crate::chan::{self, Chan};
 use crate::cow::Sparing;
 use crate::lock::Lock;
-use crate::{ctl, name, process, registry, socks};
+use crate::{ctl, identity, kept, name, pool, process, registry, socks, table};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use fsocket_abi::arena::Reason;
 use fsocket_abi::channel::CLIENT;
 use fsocket_proto::registry::Registry;
-use fsocket_proto::{kind, Addr, Msg, ROUTE_SECS};
+use fsocket_proto::{kind, Addr, Msg, ODD, ROUTE_SECS};
 use fsocket_sys as sys;
 
 mod best;
@@ -30,9 +30,14 @@ static ASKED: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
 /// SO_NETNS_COOKIE of this process; 0: not asked yet.
 static NETNS: AtomicU64 = AtomicU64::new(0);
 
-/// Descriptors (plus one) that the kernel connects first, because the monitor wants to see that it
-/// does; by number. One that is overwritten has its next connection looked at.
-static FIRST: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
+/// A socket that the kernel connects first, because the monitor wants to see that it does.
+struct First {
+    /// Plus one.
+    fd: AtomicI32,
+    identity: AtomicU64,
+}
+/// By number. One that is overwritten has its next connection looked at.
+static FIRST: [First; 16] = [const { First { fd: AtomicI32::new(0), identity: AtomicU64::new(0) } }; 16];
 
 /// Forget all routes (there is another monitor, or we are a forked child).
 pub fn clear() {
@@ -79,6 +84,36 @@ pub enum For {
     New,
     /// One of the kernel's that has lasted.
     Upgrade,
+    /// The next ones like one that the kernel has just made. Its identity.
+    Next(u64),
+}
+
+impl For {
+    /// The identity of socket `fd`, by which the kernel's policy may tell it from others; `None`: its options are unusual.
+    fn identity(self, fd: i32) -> Option<u64> {
+        match self {
+            For::Next(identity) => Some(identity),
+            _ => identity_of(fd),
+        }
+    }
+}
+
+fn identity_of(fd: i32) -> Option<u64> {
+    let d = table::lookup(fd)?;
+    // (One that the program has bound shows addresses of its choice, and another process may set what it likes.)
+    let bound = d.kind() == table::kind::BOUND || d.forked.load(Ordering::Relaxed);
+    if bound || !kept::is_plain(d) {
+        return None;
+    }
+    match d.identity.load(Ordering::Relaxed) {
+        identity::RECYCLED => None,
+        identity::UNKNOWN => {
+            let made = identity::has_made(fd).then(identity::now)?;
+            d.identity.store(made, Ordering::Relaxed);
+            Some(made)
+        }
+        known => Some(known),
+    }
 }
 
 /// The channel for a connection to `dst`, or why the kernel must do it.
@@ -136,10 +171,17 @@ fn known(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Option<Result<&'stat
         (r.basis.generation, r.basis.is_brief) = (now.generation, now.is_brief);
         cache::put(&r);
     }
-    if r.basis.is_brief && what == For::New {
+    if r.basis.is_brief && what != For::Upgrade {
         return Some(Err(Reason::ShortLived));
     }
+    if let (For::New, Some(proved_for)) = (what, r.basis.proved_for) {
+        if identity_of(fd) != Some(proved_for) {
+            return Some(Err(Reason::KernelFirst));
+        }
+    }
     match r.refused {
+        // To a socket that cannot prove anything; another one may.
+        Some(Reason::KernelFirst) if what != For::New || identity_of(fd).is_some() => None,
         Some(why) => Some(Err(why)),
         None => (0..r.n).find_map(|i| channel(&r.chans[(turn as usize + i) % r.n])).map(Ok),
     }
@@ -160,24 +202,32 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Result<Route, Rea
         refused: None,
         basis: Basis { asked: sys::cpu::ticks(), ..basis },
     };
-    if basis.is_brief && what == For::New {
+    if basis.is_brief && what != For::Upgrade {
         // Nobody is asked for a channel that may never be used.
         r.basis.closings = registry::closings(dst.port);
         return Ok(r);
     }
+    let identity = what.identity(fd);
     // SO_REUSEPORT siblings: the monitor hands them out in turn.
     for _ in 0..count.min(FAN) * 2 {
-        let (c, closings) = match ask(dst, fd, 0) {
+        let Granted { chan: c, closings, proved } = match ask(dst, fd, 0, identity) {
             Ok(answer) => answer,
             // As long as it holds for channels.
             Err(why @ (Reason::OtherUser | Reason::Policy)) => {
                 r.refused = Some(why);
                 break;
             }
+            Err(Reason::KernelFirst) if identity.is_none() => {
+                r.refused = Some(Reason::KernelFirst);
+                break;
+            }
             Err(why) => return Err(why),
         };
         if r.n == 0 {
             r.basis.closings = closings;
+        }
+        if proved {
+            r.basis.proved_for = identity;
         }
         let c = Known { place: c.index(), id: c.id.load(Ordering::Relaxed) };
         if r.chans[..r.n].contains(&c) {
@@ -196,12 +246,12 @@ fn discover(reg: &Registry, dst: &Addr, fd: i32, what: For) -> Result<Route, Rea
 /// has, as a rule, also where the caller does not wait), the monitor is shown that, and the next
 /// connections are over shared memory.
 #[cold]
-fn show(fd: i32, dst: &Addr) {
+fn show(fd: i32, dst: &Addr, identity: u64) {
     const TCP_ESTABLISHED: u8 = 1;
     let mut state = [0u8; 1];
     let known = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut state).is_ok();
     if known && state[0] == TCP_ESTABLISHED {
-        let _ = find(dst, fd, For::New);
+        let _ = find(dst, fd, For::Next(identity));
     }
 }
 
@@ -211,11 +261,12 @@ fn show(fd: i32, dst: &Addr) {
 /// `addr` is readable for `len` bytes.
 #[inline]
 pub unsafe fn connected(fd: i32, addr: *const libc::sockaddr, len: u32) {
-    if fd >= 0 && FIRST[fd as usize % FIRST.len()].load(Ordering::Relaxed) == fd + 1 {
-        FIRST[fd as usize % FIRST.len()].store(0, Ordering::Relaxed);
+    let first = &FIRST[fd.max(0) as usize % FIRST.len()];
+    if fd >= 0 && first.fd.load(Ordering::Relaxed) == fd + 1 {
+        first.fd.store(0, Ordering::Relaxed);
         // SAFETY: the caller's.
         if let Some(dst) = unsafe { name::parse(addr, len) } {
-            show(fd, &Addr { ip: name::destination(dst.ip), ..dst });
+            show(fd, &Addr { ip: name::destination(dst.ip), ..dst }, first.identity.load(Ordering::Relaxed));
         }
     }
 }
@@ -237,7 +288,8 @@ pub fn another(dst: &Addr, fd: i32, full: &Chan) -> Result<&'static Chan, Reason
         }
     }
     let _asking = ASKING.lock().map_err(|_| Reason::Reentry)?;
-    ask(dst, fd, last).map(|(c, _)| c)
+    // (`find` has let the socket pass.)
+    ask(dst, fd, last, identity_of(fd)).map(|granted| granted.chan)
 }
 
 /// May connections begin in it?
@@ -249,11 +301,19 @@ pub fn usable(c: &Chan) -> bool {
         && c.header().listener_closed.load(Ordering::Acquire) == 0
 }
 
-/// Also what the answer is valid for: see [`Basis::closings`]. Under the lock.
-fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Reason> {
+/// A channel, and what the answer is valid for: see [`Basis`].
+struct Granted {
+    chan: &'static Chan,
+    closings: u32,
+    proved: bool,
+}
+
+/// Under the lock. `identity`: as of [`For::identity`].
+fn ask(dst: &Addr, fd: i32, full: u32, identity: Option<u64>) -> Result<Granted, Reason> {
     let mut m = Msg::new(kind::CONNECT);
     m.addr = *dst;
     m.arg0 = full as u64;
+    m.arg1 = identity.unwrap_or(ODD);
     // The monitor wants an unused socket, or one that is connected; one that the program has bound
     // is neither.
     let bound = crate::inspect::bound_address(fd).is_some_and(|a| a.port != 0 || !name::is_any(&a.ip));
@@ -278,17 +338,33 @@ fn ask(dst: &Addr, fd: i32, full: u32) -> Result<(&'static Chan, u32), Reason> {
             if e != sys::Errno::ENOKEY {
                 return Err(if e == sys::Errno::EPERM { Reason::OtherUser } else { Reason::Policy });
             }
-            FIRST[fd as usize % FIRST.len()].store(fd + 1, Ordering::Relaxed);
+            met_policy();
+            if let Some(identity) = identity {
+                let first = &FIRST[fd as usize % FIRST.len()];
+                first.identity.store(identity, Ordering::Relaxed);
+                first.fd.store(fd + 1, Ordering::Relaxed);
+            }
             return Err(Reason::KernelFirst);
         }
         Err(sys::Errno::ENOENT) => return Err(Reason::NoListener),
         Err(sys::Errno::EIO) => return Err(ctl::why_none()),
         Err(_) => return Err(Reason::Resource),
     };
+    let proved = a.addr.family != 0;
+    if proved {
+        met_policy();
+    }
     match channel_of(&a, memfd) {
-        Some(c) if usable(c) => Ok((c, a.addr.v6only)),
+        Some(c) if usable(c) => Ok(Granted { chan: c, closings: a.addr.v6only, proved }),
         Some(_) => Err(Reason::NoListener),
         None => Err(Reason::Resource),
+    }
+}
+
+/// From now on each new socket has an identity.
+fn met_policy() {
+    if identity::meet_policy() {
+        pool::drain();
     }
 }
 

@@ -92,7 +92,7 @@ pub fn local_addresses() -> BTreeSet<[u8; 16]> {
     found
 }
 
-/// A netlink socket that becomes readable when an address or a rule of routing comes or goes.
+/// A netlink socket that becomes readable when an address comes or goes.
 pub fn watch_addresses() -> std::io::Result<rustix::fd::OwnedFd> {
     use rustix::net::{netlink, AddressFamily, SocketFlags, SocketType};
     let fd = rustix::net::socket_with(
@@ -102,16 +102,9 @@ pub fn watch_addresses() -> std::io::Result<rustix::fd::OwnedFd> {
         // NETLINK_ROUTE is protocol 0, the default.
         None,
     )?;
-    let rules = 1 << (libc::RTNLGRP_IPV4_RULE - 1) | 1 << (libc::RTNLGRP_IPV6_RULE - 1);
-    let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32 | rules;
+    let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
     rustix::net::bind(&fd, &netlink::SocketAddrNetlink::new(0, groups))?;
     Ok(fd)
-}
-
-/// Whether what [`watch_addresses`] brought is about addresses.
-pub fn are_addresses(message: &[u8]) -> bool {
-    let kind = message.get(4..6).map(|k| u16::from_ne_bytes([k[0], k[1]]));
-    matches!(kind, Some(libc::RTM_NEWADDR | libc::RTM_DELADDR))
 }
 
 #[cfg(test)]

@@ -12,10 +12,11 @@
 //! | [`rights`] | the broker's side: checks, and does |
 //! | [`split`] | makes the two processes, and ends them together |
 //! | [`confine`] | what the front gives up |
-//! | [`clone`], [`keep`], `kernel` | what the broker does: listen sockets, files and pins, questions |
+//! | [`clone`], [`keep`], `kernel`, `host` | what the broker does: listen sockets, files and pins, questions |
 
 pub mod clone;
 pub mod confine;
+mod host;
 pub mod keep;
 mod kernel;
 pub mod line;
@@ -30,6 +31,7 @@ use crate::steer;
 use fsocket_bpf::announce::{self, Hosts};
 use fsocket_bpf::pairs::{self, Pairs};
 use fsocket_bpf::select::{Parts, Select};
+pub use host::found;
 pub use line::op;
 use line::{Ask, Given, Told};
 use rights::Rights;
@@ -245,12 +247,20 @@ impl Broker {
         self.plain(op::CHAINS, 0).map(|g| g.number != 0)
     }
 
-    /// Whether there are tables of iptables of old.
+    /// A socket that is readable when policies of IPsec change.
     ///
     /// # Errors
-    /// None that the broker gives.
-    pub fn has_tables(&self) -> Result<bool, Errno> {
-        self.plain(op::TABLES, 0).map(|g| g.number != 0)
+    /// Of the calls.
+    pub fn xfrm_events(&self) -> Result<OwnedFd, Errno> {
+        self.plain(op::RULES, 1)?.fd()
+    }
+
+    /// Which kinds of policy ([`found`]) this host has, and the network namespace of a TCP socket.
+    ///
+    /// # Errors
+    /// We may not know.
+    pub fn has(&self, socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+        self.ask(Ask::new(op::HOST), &[socket]).map(|g| g.number)
     }
 
     /// Whether programs of one of these types (below 64) are in force for a cgroup; `None`: not known.

@@ -205,19 +205,20 @@ pub fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> Result<()
     Ok(())
 }
 
-/// Inode number of a socket's network namespace; `None`: we may not know.
-pub fn netns_inode(fd: BorrowedFd<'_>) -> Option<u64> {
+/// A socket's network namespace; `None`: we may not know.
+pub fn netns_of(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
     /// From linux/sockios.h.
     const SIOCGSKNS: libc::c_ulong = 0x894C;
-    // SAFETY: the call takes no argument; the descriptor that it returns is ours alone.
-    let ns = unsafe {
+    // SAFETY: the call takes no argument; nobody else has the descriptor that it returns.
+    unsafe {
         let ns = libc::ioctl(fd.as_raw_fd(), SIOCGSKNS as _);
-        if ns < 0 {
-            return None;
-        }
-        <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ns)
-    };
-    rustix::fs::fstat(ns).ok().map(|st| st.st_ino)
+        (ns >= 0).then(|| <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ns))
+    }
+}
+
+/// Inode number of a socket's network namespace; `None`: we may not know.
+pub fn netns_inode(fd: BorrowedFd<'_>) -> Option<u64> {
+    rustix::fs::fstat(netns_of(fd)?).ok().map(|st| st.st_ino)
 }
 
 /// Checks that `fd` is a TCP socket: connected, or one of which nothing is

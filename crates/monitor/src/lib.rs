@@ -44,6 +44,7 @@ mod marks;
 pub mod membarrier;
 pub mod memory;
 pub mod metrics;
+pub mod modules;
 pub mod monitor;
 mod netlink;
 mod off;

@@ -351,17 +351,8 @@ impl Monitor {
         let mut scratch = [0u8; 8192];
         // Of addresses the content does not matter, nor that some of it was lost
         // (ENOBUFS): everything is read again.
-        let mut rules = false;
-        loop {
-            match rustix::net::recv(fd, &mut scratch[..], RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN) => break,
-                got => rules |= !got.is_ok_and(|(n, _)| address::are_addresses(&scratch[..n])),
-            }
-        }
+        while !matches!(rustix::net::recv(fd, &mut scratch[..], RecvFlags::DONTWAIT), Err(Errno::AGAIN)) {}
         self.refresh_addresses();
-        if rules {
-            self.policy_changed();
-        }
         // A device that went has taken its addresses with it.
         self.steer_also(&Also::Forget);
     }
@@ -396,10 +387,11 @@ impl Monitor {
         }
     }
 
-    /// A policy has changed: libraries ask again before their next connection.
+    /// A policy may have changed: libraries ask again before their next connection.
     fn policy_changed(&mut self) {
-        self.ctx.policy_changed();
-        self.shm.registry.touch();
+        if self.ctx.policy_changed() {
+            self.shm.registry.touch();
+        }
     }
 
     /// Tells clients what has changed.

@@ -94,15 +94,33 @@ pub fn put(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// Kinds of the attributes at this level.
-pub fn kinds(mut rest: &[u8]) -> impl Iterator<Item = u16> + '_ {
+pub fn kinds(rest: &[u8]) -> impl Iterator<Item = u16> + '_ {
+    attributes(rest).map(|(kind, _)| kind)
+}
+
+/// The attributes at this level: kind and value.
+pub fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = (rest.len() >= 4).then(|| usize::from(u16_at(rest, 0)))?;
         if len < 4 || len > rest.len() {
             return None;
         }
         // Without the bits that say how its value is coded.
-        let kind = u16_at(rest, 2) & 0x3fff;
+        let attribute = (u16_at(rest, 2) & 0x3fff, &rest[4..len]);
         rest = &rest[len.next_multiple_of(4).min(rest.len())..];
-        Some(kind)
+        Some(attribute)
+    })
+}
+
+/// The messages of one datagram: kind, and what follows its header.
+pub fn messages(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let len = (rest.len() >= HEAD).then(|| u32_at(rest, 0) as usize)?;
+        if len < HEAD || len > rest.len() {
+            return None;
+        }
+        let message = (u16_at(rest, 4), &rest[HEAD..len]);
+        rest = &rest[len.next_multiple_of(4).min(rest.len())..];
+        Some(message)
     })
 }

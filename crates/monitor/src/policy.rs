@@ -12,6 +12,7 @@ pub mod file;
 pub mod kernel;
 pub mod process;
 pub mod programs;
+pub mod routing;
 pub mod rules;
 pub mod state;
 
@@ -22,13 +23,24 @@ use crate::event::POLICY;
 use crate::shm::channels::Channels;
 use crate::shm::listeners::Listener;
 use crate::ConnId;
-use kernel::Question;
+use kernel::{HostPolicy, Question, Seen};
 use process::Wanted;
 use rules::{Action, Destination, Party};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use state::Place;
+use state::{Path, Place, Policy};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::AsRawFd;
 use std::time::Instant;
+
+/// Why a process may have a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granted {
+    /// There is no policy.
+    AtOnce,
+    /// The kernel has allowed such a connection; for sockets like that one.
+    Proved,
+}
 
 impl Context {
     /// Notes what the kernel says of the sender. Later messages of others look it up.
@@ -90,8 +102,8 @@ impl Context {
         l: &Listener,
         place: Place,
         end: &ClientEnd,
-        fd: BorrowedFd<'_>,
-    ) -> Result<(), Errno> {
+        (fd, identity): (BorrowedFd<'_>, u64),
+    ) -> Result<Granted, Errno> {
         let party = self.note_party(id, true)?;
         if self.is_off(id) || l.holders.iter().any(|holder| self.is_off(*holder)) {
             return Err(Errno::ACCESS);
@@ -111,61 +123,72 @@ impl Context {
         for server in &servers {
             actions.push(self.may_pair(&party, *server, &to)?);
         }
-        if self.why_kernel_first(&actions, &party, &servers, &to, listener_netns).is_none() {
-            return Ok(());
+        match self.verdict(&actions, &party, &servers, &to, listener_netns, fd) {
+            Seen::Nothing => Ok(Granted::AtOnce),
+            Seen::MayRefuse(_) if identity == fsocket_proto::ODD => Err(Errno::NOKEY),
+            Seen::MayRefuse(_) => {
+                // The cgroup by what the kernel says; the rest is the process's word, and concerns its own sockets.
+                let mut hash = DefaultHasher::new();
+                (identity, &party.cgroup).hash(&mut hash);
+                self.proof(id, (place, hash.finish()), end).map(|()| Granted::Proved)
+            }
+            Seen::MayLeadElsewhere(_) => Err(Errno::ACCESS),
         }
-        self.proof(id, place, end)
     }
 
-    /// Why the kernel is to be asked first, if it is.
-    fn why_kernel_first(
+    /// Whether the kernel is to be asked first, and why.
+    fn verdict(
         &mut self,
         actions: &[Option<Action>],
         client: &Party,
         servers: &[ConnId],
         to: &Destination,
         listener_netns: u64,
-    ) -> Option<&'static str> {
+        socket: BorrowedFd<'_>,
+    ) -> Seen {
         let policy = &mut self.policy;
+        let cgroup = |id| policy.parties.get(id).and_then(|p| p.cgroup.as_deref());
+        let question = Question {
+            ip: to.ip,
+            port: to.port,
+            uid: client.uid,
+            socket,
+            client_cgroup: client.cgroup.as_deref(),
+            server_cgroups: servers.iter().map(cgroup).collect(),
+        };
+        let allowed = actions.iter().all(|a| *a == Some(Action::Allow));
+        let seen = match listener_netns == self.netns {
+            _ if allowed => Ok(Seen::Nothing),
+            true => policy.host.look(&question, &self.broker),
+            false => HostPolicy::look_elsewhere(socket, &self.broker),
+        };
+        // Programs under a private monitor could share memory without it.
+        let cannot = |why| if self.config.private { Seen::Nothing } else { Seen::MayRefuse(why) };
         let restraint = policy.sender.as_ref().map(|s: &Sender| s.restraint(policy.labels));
-        let why = if restraint.is_none_or(|r| r.is_more_than(&policy.own)) {
-            Some("the process may be restricted")
-        } else if actions.contains(&Some(Action::KernelFirst)) {
-            Some("a rule")
-        } else if actions.iter().all(|a| *a == Some(Action::Allow)) {
-            None
-        } else {
-            let cgroup = |id| policy.parties.get(id).and_then(|p| p.cgroup.as_deref());
-            let question = Question {
-                ip: to.ip,
-                port: to.port,
-                uid: client.uid,
-                client_cgroup: client.cgroup.as_deref(),
-                server_cgroups: servers.iter().map(cgroup).collect(),
-            };
-            let seen = match listener_netns == self.netns {
-                true => policy.host.look(&question, &self.broker),
-                false => Err("another network namespace"),
-            };
-            // Programs under a private monitor could share memory without it.
-            seen.unwrap_or_else(|cannot| (!self.config.private).then_some(cannot))
+        let seen = match seen.unwrap_or_else(cannot) {
+            Seen::MayLeadElsewhere(why) => Seen::MayLeadElsewhere(why),
+            _ if restraint.is_none_or(|r| r.is_more_than(&policy.own)) => {
+                Seen::MayRefuse("the process may be restricted")
+            }
+            _ if actions.contains(&Some(Action::KernelFirst)) => Seen::MayRefuse("a rule"),
+            seen => seen,
         };
         self.watch_policy();
-        if let Some(why) = why {
+        if let Seen::MayRefuse(why) | Seen::MayLeadElsewhere(why) = seen {
             tracing::debug!(why, addr = crate::address::show_ip(&to.ip, to.port), "kernel first");
         }
-        why
+        seen
     }
 
     /// Whether the kernel has let this process reach the place lately.
-    fn proof(&mut self, id: ConnId, place: Place, end: &ClientEnd) -> Result<(), Errno> {
+    fn proof(&mut self, id: ConnId, place: Path, end: &ClientEnd) -> Result<(), Errno> {
         let now = Instant::now();
         let proofs = self.policy.proofs.entry(id).or_default();
         proofs.forget_old(now);
         if proofs.reached.iter().any(|(_, p)| *p == place) {
             return Ok(());
         }
-        let shown = |(_, p, cookie): &(Instant, Place, u64)| *p == place && *cookie == end.cookie;
+        let shown = |(_, p, cookie): &(Instant, Path, u64)| *p == place && *cookie == end.cookie;
         match end.state {
             Use::Unused => {
                 proofs.unused.retain(|s| !shown(s));
@@ -189,16 +212,23 @@ impl Context {
 
     /// From the first look on the kernel tells us when its rules change.
     fn watch_policy(&mut self) {
-        if let Some(events) = self.policy.host.events().filter(|_| !self.policy.is_watched) {
+        let Policy { host, watched, .. } = &mut self.policy;
+        for events in host.events() {
             use rustix::event::epoll::{add, EventData, EventFlags};
             let data = EventData::new_u64(POLICY);
-            self.policy.is_watched = add(&*self.epoll, events, data, EventFlags::IN).is_ok();
+            if !watched.contains(&events.as_raw_fd()) && add(&*self.epoll, events, data, EventFlags::IN).is_ok() {
+                watched.insert(events.as_raw_fd());
+            }
         }
     }
 
-    /// A policy has changed: libraries ask again before their next connection.
-    pub fn policy_changed(&mut self) {
-        self.policy.host.changed();
-        self.policy.proofs.clear();
+    /// The kernel tells of a change. Whether a policy may have changed: then libraries ask again before their next
+    /// connection.
+    pub fn policy_changed(&mut self) -> bool {
+        let changed = self.policy.host.changed();
+        if changed {
+            self.policy.proofs.clear();
+        }
+        changed
     }
 }

@@ -4,7 +4,7 @@ use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, End};
 use crate::table::{kind, Desc};
 use crate::{
-    ctl, epoll, inspect, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
+    ctl, epoll, inspect, kept, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Reason};
@@ -87,6 +87,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
             Outcome::Done(Ok(()))
         }
         Err(why) => {
+            if why == Reason::KernelFirst {
+                kept::renew(d, fd);
+            }
             slice::choose(fd, d, &dst);
             over_kernel(fd, d, &dst, why)
         }

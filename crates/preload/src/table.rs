@@ -88,6 +88,8 @@ hook_table! {
     rights: "as setuid" fn setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int;
     rights: "as setuid" fn setgroups(n: size_t, groups: *const gid_t) -> c_int;
     rights: "as setuid" fn initgroups(user: *const c_char, gid: gid_t) -> c_int;
+    rights: "new sockets are this user's from then on, for the kernel's policy" fn setfsuid(uid: uid_t) -> c_int;
+    rights: "as setfsuid" fn setfsgid(gid: gid_t) -> c_int;
     rights: "as setuid" fn capset(header: *mut c_void, data: *const c_void) -> c_int;
     process: "the monitor is greeted before" fn chroot(path: *const c_char) -> c_int;
     process: "shared memory off when the network namespace changes; with CLONE_FILES everything becomes the kernel's before" fn unshare(flags: c_int) -> c_int;
@@ -297,7 +299,7 @@ limit_table! {
         of bind, connect;
     Sockets: "Which listener of a port a connection reaches is the kernel's choice (address, family, device). \
      A nearer listener of a process without the library that comes while there are connections to \
-     another one is noticed at once by a system monitor, within 5 s by a private one. Of several sockets at one address (`SO_REUSEPORT`), some of \
+     another one is noticed at once by a system monitor, within 2 s by a private one. Of several sockets at one address (`SO_REUSEPORT`), some of \
      them of processes without the library, those with it get all connections over shared memory. In \
      a network namespace that the monitor may not enter, listeners without the library are not seen."
         of connect, listen;
@@ -352,7 +354,7 @@ limit_table! {
     Sockets: "Of a vector or a long message with a bad address in it, what lies before that may be sent or \
      received; the kernel takes it or leaves it by pieces of other sizes."
         of readv, writev, recvmsg, sendmsg, send, recv;
-    Sockets: "Firewall rules count by the kernel's handshake: where they may concern a connection, one in 5 s to each \
+    Sockets: "Firewall rules count by the kernel's handshake: where they may concern a connection, one in 2 s to each \
      destination is the kernel's (`fallback.kernel_first`). A connection that they redirect (DNAT) stays there (docs/policy.md)."
         of connect;
 }

@@ -38,7 +38,10 @@ pub const VERSION: u16 = 1;
 pub const REATTACH: u64 = 1;
 
 /// How long an answer to [`kind::CONNECT`] may be used, seconds.
-pub const ROUTE_SECS: u64 = 5;
+pub const ROUTE_SECS: u64 = 2;
+
+/// In [`kind::CONNECT`]: the socket differs from others in what a policy may tell it by.
+pub const ODD: u64 = u64::MAX;
 
 /// Channels of one listener, at most: a worker's table has room for so many.
 pub const CHANNELS_OF_LISTENER: usize = 1024;
@@ -109,7 +112,10 @@ pub mod kind {
     /// answered holds for [`ROUTE_SECS`](crate::ROUTE_SECS), or until the registry changes. One process gets
     /// the same channel number back while it has it and does not call it full (without a descriptor attached:
     /// `arg2` = 1). A new channel comes with a first lease of ports, as by [`PORTS`]: `addr.port` is the
-    /// first of 64 (0: all are out). With `addr.v6only` begins what the answer holds for: it is the word of
+    /// first of 64 (0: all are out). `arg1`: what the kernel's policy may tell the socket by, as a number: a connection
+    /// that the kernel has let through proves nothing for those with another one; [`ODD`](crate::ODD): none like it is
+    /// expected. `addr.family` 1 in the answer: such a proof was needed, so the channel is for sockets with this number
+    /// only. With `addr.v6only` begins what the answer holds for: it is the word of
     /// the port in [`CLOSINGS`] (0: there are none) before the listener was looked at.
     pub const CONNECT: u32 = 7;
     /// Of a monitor before this one: channel `id` is mapped on side `arg0` of it, fd its memfd. `arg1` its

@@ -13,6 +13,7 @@ pub mod cow;
 pub mod faults;
 mod fnv;
 pub mod heartbeat;
+pub mod identity;
 pub mod inspect;
 pub mod keeping;
 pub mod lately;

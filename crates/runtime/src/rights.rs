@@ -72,16 +72,35 @@ pub fn class() -> u64 {
     }
     if caps >> CAP_SETGID & 1 == 0 {
         h.add_all(&mut three(libc::SYS_getresgid));
-        let mut groups = [0u32; GROUPS];
-        let args = [GROUPS, groups.as_mut_ptr() as usize, 0, 0, 0, 0];
-        // SAFETY: as many numbers are there.
-        match unsafe { sys::raw(libc::SYS_getgroups, args) } {
-            Ok(n) => h.add_all(&mut groups[..n.min(GROUPS)]),
-            // SAFETY: none are asked for.
-            Err(_) => h.add(unsafe { sys::raw(libc::SYS_getgroups, [0; 6]) }.unwrap_or(0) as u64),
-        }
+        add_groups(&mut h);
     }
     h.0.value()
+}
+
+#[link_section = ".text.fsocket_start"]
+fn add_groups(h: &mut Hash) {
+    let mut groups = [0u32; GROUPS];
+    let args = [GROUPS, groups.as_mut_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: as many numbers are there.
+    match unsafe { sys::raw(libc::SYS_getgroups, args) } {
+        Ok(n) => h.add_all(&mut groups[..n.min(GROUPS)]),
+        // SAFETY: none are asked for.
+        Err(_) => h.add(unsafe { sys::raw(libc::SYS_getgroups, [0; 6]) }.unwrap_or(0) as u64),
+    }
+}
+
+/// Supplementary groups of this thread, as a number.
+pub fn groups() -> u64 {
+    let mut h = Hash(Fnv::new());
+    add_groups(&mut h);
+    h.0.value()
+}
+
+/// User and group of this thread where it makes files and sockets.
+pub fn for_files() -> u64 {
+    // SAFETY: numbers only. A number that nobody can have changes nothing, and the call says what there is.
+    let ask = |call| unsafe { sys::raw(call, [usize::MAX, 0, 0, 0, 0, 0]) }.unwrap_or(usize::MAX) as u32;
+    u64::from(ask(libc::SYS_setfsuid)) << 32 | u64::from(ask(libc::SYS_setfsgid))
 }
 
 /// Does `exec` leave this process all its capabilities? (What it loses there it loses without

@@ -1,5 +1,6 @@
 //! Options that the kernel's placeholder keeps, by name.
 
+use crate::identity;
 use crate::options::KEPT;
 use crate::table::{self, Desc};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -44,6 +45,52 @@ pub fn merge(to: &List, from: &List) {
 #[inline]
 pub fn any(d: &Desc) -> bool {
     d.extra[0].load(Ordering::Relaxed) != 0
+}
+
+/// Kept options that no policy can see. (The recorded options do not matter either.)
+const HARMLESS: [(i32, i32); 13] = [
+    (S, libc::SO_BROADCAST),
+    (S, libc::SO_REUSEPORT),
+    (S, libc::SO_BUSY_POLL),
+    (S, libc::SO_INCOMING_CPU),
+    (S, libc::SO_ZEROCOPY),
+    (S, SO_PREFER_BUSY_POLL),
+    (S, SO_BUSY_POLL_BUDGET),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+    (libc::IPPROTO_IP, libc::IP_RECVERR),
+    (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+];
+/// include/uapi/asm-generic/socket.h
+const SO_PREFER_BUSY_POLL: i32 = 69;
+const SO_BUSY_POLL_BUDGET: i32 = 70;
+
+/// Whether a policy cannot tell this socket from one without options. A mark, a priority, a type of service, a time to
+/// live and a device differ; then a proof by one socket does not hold for the other.
+pub fn is_plain(d: &Desc) -> bool {
+    let harmless = |e: u32| HARMLESS.iter().any(|(level, name)| e == entry(*level, *name));
+    d.extra.iter().map(|e| e.load(Ordering::Relaxed)).take_while(|e| *e != 0).all(harmless)
+}
+
+/// Puts a new socket behind a number that a recycled one has: the kernel's policy would take it for that of the
+/// thread that made it.
+pub fn renew(d: &Desc, fd: i32) {
+    let sole = d.refs.load(Ordering::Relaxed) == 1 && !d.watched.load(Ordering::Relaxed);
+    if !sole || d.identity.load(Ordering::Relaxed) != identity::RECYCLED {
+        return;
+    }
+    let family = d.family.load(Ordering::Relaxed) as i32;
+    let nonblock = if d.nonblock.load(Ordering::Relaxed) { libc::SOCK_NONBLOCK } else { 0 };
+    let Ok(new) = sys::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | nonblock, 0) else { return };
+    let untouched = !d.dirty.load(Ordering::Relaxed);
+    if untouched || fsocket_reuseport::copy::options(fd, new, family == libc::AF_INET6).is_ok() {
+        let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC != 0);
+        let _ = sys::dup3(new, fd, if cloexec { libc::O_CLOEXEC } else { 0 });
+        d.identity.store(identity::now(), Ordering::Relaxed);
+    }
+    let _ = sys::close(new);
 }
 
 /// Set on socket `to` what the program has set on `from`, a number of `d`.

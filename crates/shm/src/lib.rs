@@ -21,6 +21,7 @@ pub mod values;
 pub mod waker;
 
 use fsocket_fdtable::{arena, ctl, pool, space, table, upcalls};
+use fsocket_runtime::identity;
 use fsocket_runtime::{
     cow, faults, keeping, lock, making, memory_fd, number, options, pieces, process, signals, slab, stats, token,
 };

@@ -26,7 +26,7 @@ fn programs_that_differed_once() {
 }
 
 /// Listeners that shadow each other, some of them the kernel's alone. (Not with a process without the
-/// library: one that comes there later is noticed after 5 s only.)
+/// library: one that comes there later is noticed after 2 s only.)
 #[test]
 fn listeners_that_shadow_each_other() {
     special("listeners");

@@ -66,7 +66,7 @@ impl Accel {
                 let value = |c: &Counters| c.get(name).copied().unwrap_or(0);
                 value(&after).saturating_sub(value(before))
             };
-            // (One in 5 s of a program that gives up the right to new privileges, such as haproxy; those that
+            // (One in 2 s of a program that gives up the right to new privileges, such as haproxy; those that
             // do not pay.)
             let meant = grown("fallback.kernel_first") + grown("fallback.short_lived");
             let kernel = grown("connect_kernel").saturating_sub(meant);

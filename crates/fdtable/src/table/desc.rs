@@ -126,6 +126,8 @@ pub struct Desc {
     pub sndtimeo: AtomicU64,
     /// Options that the placeholder keeps; see `opts::extra`.
     pub extra: [AtomicU32; crate::options::KEPT],
+    /// FRESH, CONN: the identity of the thread that has made the socket ([`crate::identity`]).
+    pub identity: AtomicU64,
     /// FRESH, BOUND: something was asked for that only the kernel's can do.
     pub kernel_only: AtomicBool,
     /// BOUND: the process has forked meanwhile; see `listen::keep_for_fork_group`.

@@ -14,7 +14,7 @@ const SETS: usize = LEVELS[1] + LEVELS[2] + LEVELS[3];
 /// Sets of the first level, which are always there.
 const NEAR: usize = 16;
 const WAYS: usize = 4;
-const HEAD: usize = 8;
+const HEAD: usize = 9;
 const WORDS: usize = HEAD + FAN;
 
 /// Looks at an entry that others change.
@@ -41,6 +41,8 @@ pub struct Basis {
     pub closings: u32,
     /// When the monitor said so, in ticks.
     pub asked: u64,
+    /// A connection of the kernel's has proved that its policy allows this, for sockets with this identity.
+    pub proved_for: Option<u64>,
     /// They had rather have new connections begin in the kernel.
     pub is_brief: bool,
 }
@@ -193,6 +195,7 @@ fn encode(r: &Route) -> [u64; WORDS] {
     let refused = match r.refused {
         None => 0,
         Some(Reason::OtherUser) => 1,
+        Some(Reason::KernelFirst) => 3,
         Some(_) => 2,
     };
     let [a, b] = halves(&r.dst.0);
@@ -211,6 +214,8 @@ fn encode(r: &Route) -> [u64; WORDS] {
         v.listeners,
         v.asked,
         EPOCH.load(Ordering::Relaxed),
+        // (An identity is never 0.)
+        v.proved_for.unwrap_or(0),
     ]);
     for (word, c) in words[HEAD..].iter_mut().zip(&r.chans[..n]) {
         *word = u64::from(c.place) << 32 | u64::from(c.id);
@@ -220,7 +225,7 @@ fn encode(r: &Route) -> [u64; WORDS] {
 
 /// None: it is forgotten.
 fn decode(words: &[u64; WORDS]) -> Option<Route> {
-    let &[a, b, rest, generation, touched, listeners, asked, epoch, ..] = words;
+    let &[a, b, rest, generation, touched, listeners, asked, epoch, proved_for, ..] = words;
     if epoch != EPOCH.load(Ordering::Acquire) {
         return None;
     }
@@ -234,6 +239,7 @@ fn decode(words: &[u64; WORDS]) -> Option<Route> {
         refused: match (rest >> 24) as u8 & 0x7f {
             0 => None,
             1 => Some(Reason::OtherUser),
+            3 => Some(Reason::KernelFirst),
             _ => Some(Reason::Policy),
         },
         basis: Basis {
@@ -242,6 +248,7 @@ fn decode(words: &[u64; WORDS]) -> Option<Route> {
             listeners,
             closings: (rest >> 32) as u32,
             asked,
+            proved_for: (proved_for != 0).then_some(proved_for),
             is_brief: rest >> 31 & 1 != 0,
         },
     })
@@ -255,7 +262,8 @@ mod tests {
     fn route(port: u16, id: u32) -> Route {
         let mut chans = [Known { place: 0, id: 0 }; FAN];
         chans[0] = Known { place: id + 1, id };
-        let basis = Basis { generation: u64::from(id), closings: id, asked: u64::from(id), ..Basis::default() };
+        let of = u64::from(id);
+        let basis = Basis { generation: of, closings: id, asked: of, proved_for: Some(of + 2), ..Basis::default() };
         Route { dst: ([7; 16], port), chans, n: 1, refused: None, basis }
     }
 

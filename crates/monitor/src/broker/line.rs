@@ -50,7 +50,7 @@ pub mod op {
     pub const INODE: u32 = 14;
     /// The executable of a process: its pidfd, or else its number.
     pub const EXE: u32 = 15;
-    /// A socket that tells when nf_tables changes.
+    /// A socket that tells when nf_tables changes, or (number 1) policies of IPsec.
     pub const RULES: u32 = 16;
     /// Whether nf_tables has chains that local packets pass.
     pub const CHAINS: u32 = 17;
@@ -60,8 +60,8 @@ pub mod op {
     pub const STEER: u32 = 19;
     /// The rest of steering ([`crate::steer::Also`]).
     pub const STEER_ALSO: u32 = 20;
-    /// Whether there are tables of iptables of old.
-    pub const TABLES: u32 = 21;
+    /// Which kinds of policy there are ([`super::super::found`]); fd: a socket of the network namespace in question.
+    pub const HOST: u32 = 21;
     /// The record of which sockets are the ends of one connection.
     pub const PAIRS: u32 = 22;
     /// Announces this host; its maps, or (number 1) the reason why not.

@@ -2,6 +2,7 @@
 //! with it and before it, then done.
 
 use super::clone::{clone_as_owner, is_alone, listening};
+use super::host::{self, Host};
 use super::keep::Keep;
 use super::kernel;
 use super::line::{self, errno_of, op, Ask, Given};
@@ -49,6 +50,9 @@ impl<K: Ord + Clone, V> Shown<K, V> {
     }
 }
 
+/// enum bpf_attach_type: programs of a socket's life.
+const SOCK_OPS: u32 = 3;
+
 /// A network namespace, a port there, and an address.
 type Address = (u64, u16, [u8; 16]);
 
@@ -75,7 +79,7 @@ pub struct Rights {
     pub(super) announces: Option<Announce>,
     announcer: Option<Announcer>,
     nf_tables: Option<Netlink>,
-    tables: kernel::Tables,
+    host: Host,
     steers: Steers,
     /// Where steering is kept, and whether it begins again.
     steer_file: Option<(PathBuf, bool)>,
@@ -101,7 +105,7 @@ impl Rights {
             announces: None,
             announcer: None,
             nf_tables: None,
-            tables: kernel::Tables::default(),
+            host: Host::default(),
             steers: Steers::default(),
             steer_file: keep.or(beside).map(|dir| (dir.to_owned(), keep.is_some())),
         }
@@ -204,6 +208,7 @@ impl Rights {
                 }
                 line::text(exe.as_os_str().as_bytes()).map(Given::one)
             }
+            op::RULES if ask.number == 1 => host::xfrm_events().map(Given::one),
             op::RULES => kernel::rules().map(Given::one),
             op::CHAINS => {
                 if self.nf_tables.is_none() {
@@ -212,10 +217,12 @@ impl Rights {
                 let found = kernel::has_chains(self.nf_tables.as_mut().ok_or(Errno::IO)?)?;
                 Ok(Given::number(found.into()))
             }
-            op::TABLES => Ok(Given::number(self.tables.any().into())),
+            op::HOST => self.host.has(fd()?).map(Given::number),
             op::PROGRAMS => {
                 let cgroup = fd()?;
-                let mut kinds = (0..u64::BITS).filter(|kind| ask.number >> kind & 1 != 0);
+                // (The program that announces this host is the broker's own.)
+                let ours = |kind: &u32| *kind == SOCK_OPS && self.announcer.is_some();
+                let mut kinds = (0..u64::BITS).filter(|kind| ask.number >> kind & 1 != 0 && !ours(kind));
                 let found = kinds
                     .try_fold(0, |found: u32, kind| kernel::programs(cgroup, kind).map(|n| found.saturating_add(n)));
                 found.map(|n| Given::number(n.into())).ok_or(Errno::PERM)

@@ -1,17 +1,16 @@
 //! Whether the host has a policy that could refuse a connection between two of its processes.
 //!
 //! Not what the policy says: only the kernel can tell that, and its handshake does
-//! ([`super`]). Four questions, of which each has the answer "no" on most hosts: are there
-//! chains of netfilter that local packets pass, does the route lead anywhere but here, are there
-//! programs on the cgroups, can we look at all?
+//! ([`super`]). Each question has the answer "no" on most hosts. docs/policy.md lists all of them.
 
-use crate::address::is_v4;
-use crate::broker::Broker;
-use crate::netlink::{self, kinds, put, Netlink};
-use rustix::fd::{AsFd, OwnedFd};
+use super::routing::Routing;
+use crate::broker::{found, Broker};
+use crate::modules;
+use crate::netlink::Netlink;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::RecvFlags;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What the kernel may refuse a connection by; in words, for the log.
 pub type Reason = &'static str;
@@ -19,8 +18,9 @@ pub type Reason = &'static str;
 #[derive(Default)]
 pub struct HostPolicy {
     netfilter: Option<Netfilter>,
-    routes: Option<Netlink>,
-    rules: Option<RoutingRules>,
+    routing: Option<Routing>,
+    /// Tells of changes of IPsec policies; `None` in it: it does not.
+    xfrm: Option<Option<OwnedFd>>,
     sockets: Option<Netlink>,
     /// Where the cgroup v2 hierarchy is mounted; looked up once.
     cgroups: Option<Option<PathBuf>>,
@@ -33,85 +33,97 @@ struct Netfilter {
     chains: Option<bool>,
 }
 
-/// Routing rules: what they were at the last look, and the socket that tells of changes.
-struct RoutingRules {
-    events: OwnedFd,
-    /// Of [`local_first`]; `None`: not looked yet.
-    plain: Option<bool>,
-}
-
-impl RoutingRules {
-    fn new() -> Option<RoutingRules> {
-        let groups = 1 << (libc::RTNLGRP_IPV4_RULE - 1) | 1 << (libc::RTNLGRP_IPV6_RULE - 1);
-        netlink::socket(None, groups).ok().map(|events| RoutingRules { events, plain: None })
-    }
-
-    /// As they are now. The kernel has put an event here before the call returns that changes a rule, so one that
-    /// is there when this begins counts.
-    fn local_first(&mut self, routes: &mut Netlink) -> Result<bool, rustix::io::Errno> {
-        let mut scratch = [0u8; 1024];
-        // (Nor does it matter that events are lost: ENOBUFS says so.)
-        while !matches!(
-            rustix::net::recv(&self.events, &mut scratch[..], RecvFlags::DONTWAIT),
-            Err(rustix::io::Errno::AGAIN)
-        ) {
-            self.plain = None;
-        }
-        match self.plain {
-            Some(plain) => Ok(plain),
-            None => Ok(*self.plain.insert(local_first(routes)?)),
-        }
-    }
-}
-
 /// The connection in question. Both ends are in the monitor's network namespace.
 pub struct Question<'a> {
     pub ip: [u8; 16],
     pub port: u16,
     pub uid: u32,
+    /// The client's socket.
+    pub socket: BorrowedFd<'a>,
     /// `None`: not known.
     pub client_cgroup: Option<&'a str>,
     pub server_cgroups: Vec<Option<&'a str>>,
 }
+
+/// The result of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    Nothing,
+    /// The kernel may refuse the connection, and its handshake shows whether it does.
+    MayRefuse(Reason),
+    /// A handshake does not show which listener has answered.
+    MayLeadElsewhere(Reason),
+}
+
+const REDIRECTED: Seen = Seen::MayLeadElsewhere("BPF programs (sk_lookup) choose the listener");
 
 impl HostPolicy {
     /// Why the kernel may refuse this connection. `Err`: we cannot look.
     ///
     /// # Errors
     /// Why not.
-    pub fn look(&mut self, q: &Question<'_>, broker: &Broker) -> Result<Option<Reason>, Reason> {
+    pub fn look(&mut self, q: &Question<'_>, broker: &Broker) -> Result<Seen, Reason> {
+        let unannounced = broker.has(q.socket);
+        if unannounced.is_ok_and(|kinds| kinds & found::SK_LOOKUP != 0) {
+            return Ok(REDIRECTED);
+        }
+        if let Some(why) = self.routes(q)? {
+            return Ok(Seen::MayRefuse(why));
+        }
+        let kinds = unannounced.map_err(|_| "the host's policies cannot be asked for")?;
+        let named = [
+            (found::TABLES, "iptables has tables"),
+            (found::XFRM, "there are IPsec policies"),
+            (found::TCX, "the loopback device has BPF programs (tcx)"),
+            (found::NETFILTER_LINK, "netfilter has BPF programs"),
+        ];
+        if let Some((_, why)) = named.into_iter().find(|(bit, _)| kinds & bit != 0) {
+            return Ok(Seen::MayRefuse(why));
+        }
         if self.netfilter(broker)? {
-            return Ok(Some("netfilter has chains that local packets pass"));
+            return Ok(Seen::MayRefuse("netfilter has chains that local packets pass"));
         }
-        if !self.leads_here(q)? {
-            return Ok(Some("the route of the destination does not lead to this host"));
-        }
-        self.cgroup_programs(q, broker)
+        Ok(self.cgroup_programs(q, broker)?.map_or(Seen::Nothing, Seen::MayRefuse))
     }
 
-    /// The socket to be watched, once there is one.
-    pub fn events(&self) -> Option<&OwnedFd> {
-        self.netfilter.as_ref().map(|n| &n.events)
+    /// The same for a connection of another network namespace, where only the handshake tells.
+    pub fn look_elsewhere(socket: BorrowedFd<'_>, broker: &Broker) -> Result<Seen, Reason> {
+        match broker.has(socket) {
+            Ok(kinds) if kinds & found::SK_LOOKUP != 0 => Ok(REDIRECTED),
+            _ => Err("another network namespace"),
+        }
     }
 
-    /// It was readable: the rules have changed.
-    pub fn changed(&mut self) {
-        let Some(n) = &mut self.netfilter else { return };
-        let mut scratch = [0u8; 8192];
-        // The text of the events does not matter, nor that some are lost (ENOBUFS).
-        while !matches!(
-            rustix::net::recv(&n.events, &mut scratch[..], RecvFlags::DONTWAIT),
-            Err(rustix::io::Errno::AGAIN)
-        ) {}
-        n.chains = None;
+    /// The sockets to be watched, as far as there are any.
+    pub fn events(&self) -> impl Iterator<Item = &OwnedFd> {
+        let netfilter = self.netfilter.as_ref().map(|n| &n.events);
+        let xfrm = self.xfrm.iter().flatten();
+        netfilter.into_iter().chain(self.routing.as_ref().map(Routing::events)).chain(xfrm)
+    }
+
+    /// One of them was readable. Whether something has changed.
+    pub fn changed(&mut self) -> bool {
+        let mut changed = self.routing.as_mut().is_some_and(Routing::changed);
+        if let Some(n) = self.netfilter.as_mut().filter(|n| drain(&n.events)) {
+            n.chains = None;
+            changed = true;
+        }
+        changed | self.xfrm.iter().flatten().any(drain)
+    }
+
+    fn routes(&mut self, q: &Question<'_>) -> Result<Option<Reason>, Reason> {
+        if self.routing.is_none() {
+            self.routing = Some(Routing::new().map_err(|_| "routes cannot be asked for")?);
+        }
+        let Some(routing) = &mut self.routing else { return Ok(None) };
+        routing.look(&q.ip, q.port, q.uid).map_err(|_| "routes cannot be asked for")
     }
 
     fn netfilter(&mut self, broker: &Broker) -> Result<bool, Reason> {
-        if broker.has_tables().map_err(|_| "iptables cannot be asked")? {
-            return Ok(true);
-        }
+        // (What is asked for each time needs no event to be right, but clients keep the answer.)
+        self.xfrm.get_or_insert_with(|| broker.xfrm_events().ok());
         if self.netfilter.is_none() {
-            if !has_nf_tables() {
+            if !modules::is_there("nf_tables") {
                 return Ok(false);
             }
             const CANNOT: Reason = "nf_tables cannot be asked";
@@ -126,38 +138,6 @@ impl HostPolicy {
             n.chains = Some(broker.has_chains().map_err(|_| "nf_tables does not answer")?);
         }
         Ok(n.chains == Some(true))
-    }
-
-    /// Whether a socket of this user gets to the destination by a route of type "local" that no
-    /// rule (`ip rule`) comes before: those may ask for more than we know of the connection.
-    fn leads_here(&mut self, q: &Question<'_>) -> Result<bool, Reason> {
-        if self.routes.is_none() {
-            self.routes = Some(Netlink::new(None).map_err(|_| "routes cannot be asked for")?);
-        }
-        let Some(routes) = &mut self.routes else { return Ok(false) };
-        if self.rules.is_none() {
-            self.rules = RoutingRules::new();
-        }
-        let plain = match &mut self.rules {
-            Some(rules) => rules.local_first(routes),
-            None => local_first(routes),
-        };
-        if !plain.map_err(|_| "rules of routing cannot be asked for")? {
-            return Ok(false);
-        }
-        let v4 = is_v4(&q.ip);
-        let (family, to) = if v4 { (libc::AF_INET, &q.ip[12..]) } else { (libc::AF_INET6, &q.ip[..]) };
-        // struct rtmsg: family, lengths of destination and source, and what the kernel fills in.
-        let mut body = vec![family as u8, to.len() as u8 * 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        put(&mut body, libc::RTA_DST, to);
-        put(&mut body, RTA_UID, &q.uid.to_ne_bytes());
-        put(&mut body, RTA_IP_PROTO, &[libc::IPPROTO_TCP as u8]);
-        put(&mut body, RTA_DPORT, &q.port.to_be_bytes());
-        let mut local = false;
-        let answer = routes.ask(libc::RTM_GETROUTE, false, &body, |kind, body| {
-            local = kind == libc::RTM_NEWROUTE && body.get(7) == Some(&libc::RTN_LOCAL);
-        });
-        Ok(answer.is_ok() && local)
     }
 
     /// Whether there is a socket at the other end of the connection between these two, on this
@@ -215,47 +195,20 @@ impl HostPolicy {
     }
 }
 
-/// From linux/rtnetlink.h.
-const RTA_UID: u16 = 25;
-const RTA_IP_PROTO: u16 = 27;
-const RTA_DPORT: u16 = 29;
-/// From linux/fib_rules.h; priority, suppressed prefixes (none), table, origin.
-const FR_ACT_TO_TBL: u8 = 1;
-const FIB_RULE_INVERT: u32 = 2;
-const FRA_USUAL: [u16; 4] = [6, 14, 15, 21];
-/// enum bpf_attach_type: ingress and egress of packets; connect of IPv4 and IPv6.
-const SERVING: [u32; 2] = [0, 1];
-const CONNECTING: [u32; 4] = [0, 1, 10, 11];
+/// enum bpf_attach_type: ingress and egress of packets, programs of the socket's life (`sock_ops`).
+const SERVING: [u32; 3] = [0, 1, 3];
+/// The same, and: making a socket; connect of IPv4 and IPv6.
+const CONNECTING: [u32; 6] = [0, 1, 2, 3, 10, 11];
 
-/// Whether the first of the routing rules, of IPv4 and of IPv6, is the one that finds local
-/// addresses, for everything.
-fn local_first(routes: &mut Netlink) -> Result<bool, rustix::io::Errno> {
-    let (mut seen, mut plain) = (Vec::new(), true);
-    // struct fib_rule_hdr: all families.
-    routes.ask(libc::RTM_GETRULE, true, &[0; 12], |kind, body| {
-        if kind != libc::RTM_NEWRULE || body.len() < 12 || seen.contains(&body[0]) {
-            return;
-        }
-        if matches!(i32::from(body[0]), libc::AF_INET | libc::AF_INET6) {
-            seen.push(body[0]);
-            // No destination, source, type of service; table "local", looked up, not inverted.
-            let local = body[1..8] == [0, 0, 0, libc::RT_TABLE_LOCAL, 0, 0, FR_ACT_TO_TBL];
-            let inverted = netlink::u32_at(body, 8) & FIB_RULE_INVERT != 0;
-            plain &= local && !inverted && kinds(&body[12..]).all(|k| FRA_USUAL.contains(&k));
-        }
-    })?;
-    Ok(plain)
-}
-
-/// Whether nf_tables is there. To ask it would load it where it is a module.
-fn has_nf_tables() -> bool {
-    let release = rustix::system::uname();
-    let builtin = Path::new("/lib/modules").join(release.release().to_string_lossy().as_ref()).join("modules.builtin");
-    match std::fs::read_to_string(builtin) {
-        Ok(list) => Path::new("/sys/module/nf_tables").exists() || list.contains("/nf_tables.ko"),
-        // No modules here: asking loads nothing.
-        Err(_) => true,
-    }
+/// Reads what is there; the text does not matter, nor that some is lost (ENOBUFS). Whether there was anything.
+fn drain(events: &OwnedFd) -> bool {
+    const DATAGRAMS: usize = 64;
+    let mut scratch = [0u8; 8192];
+    let read = |_: &usize| {
+        let got = rustix::net::recv(events, &mut scratch[..], RecvFlags::DONTWAIT);
+        !matches!(got, Err(rustix::io::Errno::AGAIN))
+    };
+    (0..DATAGRAMS).take_while(read).count() > 0
 }
 
 #[cfg(test)]
@@ -279,9 +232,11 @@ mod tests {
 
     fn look_by(host: &mut HostPolicy, ip: [u8; 4]) -> Result<bool, Reason> {
         let ip = Ipv4Addr::from(ip).to_ipv6_mapped().octets();
-        let question = Question { ip, port: 80, uid: 1000, client_cgroup: None, server_cgroups: vec![] };
-        let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        host.look(&question, &Broker::here(nobody.as_fd(), None, None)).map(|why| why.is_some())
+        let socket = std::net::TcpListener::bind("127.0.0.1:0");
+        let other = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let socket = socket.as_ref().map_or(other.as_fd(), |s| s.as_fd());
+        let question = Question { ip, port: 80, uid: 1000, socket, client_cgroup: None, server_cgroups: vec![] };
+        host.look(&question, &Broker::here(other.as_fd(), None, None)).map(|seen| seen != Seen::Nothing)
     }
 
     #[test]
@@ -309,6 +264,54 @@ mod tests {
         });
         let Some(seen) = seen else { return eprintln!("SKIPPED: no network namespace") };
         assert_eq!(seen, [false, true, true, false, false, true, false].map(Ok));
+    }
+
+    /// Changes of the loopback device and of IPsec are seen, and told by events. Changes of other devices are no event.
+    #[test]
+    fn changes_of_the_loopback_device_are_seen() {
+        let run = |line: &str| {
+            let mut words = line.split(' ');
+            let status = std::process::Command::new(words.next().unwrap()).args(words).status();
+            assert!(status.is_ok_and(|s| s.success()), "{line}");
+        };
+        let there = [
+            ("ip link set lo down", "ip link set lo up"),
+            ("tc qdisc add dev lo clsact", "tc qdisc del dev lo clsact"),
+            ("tc qdisc add dev lo ingress", "tc qdisc del dev lo ingress"),
+            ("tc qdisc add dev lo root pfifo", "tc qdisc del dev lo root"),
+            ("ip xfrm policy add dir out dst ::1 action block", "ip xfrm policy flush"),
+            ("ip xfrm policy setdefault in block", "ip xfrm policy setdefault in accept"),
+        ];
+        let elsewhere = [
+            "ip link add v0 type veth peer name v1",
+            "tc qdisc add dev v0 root pfifo",
+            "ip link set v0 up",
+            "ip route add 203.0.113.0/24 dev v0",
+        ];
+        let seen = in_namespace(|| {
+            let mut host = HostPolicy { cgroups: Some(None), ..HostPolicy::default() };
+            let mut all = vec![("", look_by(&mut host, [127, 0, 0, 1]), true)];
+            for (policy, undo) in there {
+                for command in [policy, undo] {
+                    host.changed();
+                    run(command);
+                    // (Of the default nobody tells.)
+                    let told = host.changed() || command.contains("setdefault");
+                    all.push((command, look_by(&mut host, [127, 0, 0, 1]), told));
+                }
+            }
+            host.changed();
+            for command in elsewhere {
+                run(command);
+                all.push((command, look_by(&mut host, [127, 0, 0, 1]), !host.changed()));
+            }
+            all
+        });
+        let Some(seen) = seen else { return eprintln!("SKIPPED: no network namespace") };
+        for (command, outcome, told) in seen {
+            let policy = there.iter().any(|(policy, _)| *policy == command);
+            assert_eq!((outcome, told), (Ok(policy), true), "{command}");
+        }
     }
 
     #[test]

@@ -6,7 +6,8 @@ use super::process::{labels, Restraint};
 use super::rules::Party;
 use crate::ancillary::Sender;
 use crate::ConnId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 /// How long a handshake of the kernel's counts. Libraries ask again as often
@@ -18,13 +19,16 @@ const PROOFS: usize = 64;
 
 pub type Place = ([u8; 16], u16);
 
+/// A destination, and what the kernel's policy may tell the client's socket by, as a number.
+pub type Path = (Place, u64);
+
 /// What one process has shown.
 #[derive(Default)]
 pub struct Proofs {
     /// Sockets that were unused when they were shown: where to, the socket's cookie.
-    pub unused: VecDeque<(Instant, Place, u64)>,
+    pub unused: VecDeque<(Instant, Path, u64)>,
     /// Destinations that the kernel has let it reach.
-    pub reached: VecDeque<(Instant, Place)>,
+    pub reached: VecDeque<(Instant, Path)>,
 }
 
 impl Proofs {
@@ -49,7 +53,8 @@ pub struct Policy {
     pub sender: Option<Sender>,
     pub parties: HashMap<ConnId, Party>,
     pub proofs: HashMap<ConnId, Proofs>,
-    pub is_watched: bool,
+    /// Sockets that tell of changes, in the event loop.
+    pub watched: BTreeSet<RawFd>,
 }
 
 impl Policy {
@@ -62,7 +67,7 @@ impl Policy {
             sender: None,
             parties: HashMap::new(),
             proofs: HashMap::new(),
-            is_watched: false,
+            watched: BTreeSet::new(),
         }
     }
 

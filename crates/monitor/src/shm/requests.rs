@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::descriptor;
 use crate::foreign::{closer, ForeignFd};
 use crate::policy::programs::Program;
+use crate::policy::Granted;
 use crate::shm::channels::{Channel, ChannelMem};
 use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
@@ -302,8 +303,11 @@ impl Shm {
                 return Err(Errno::ACCESS);
             }
             let l = self.listeners.get(listener).ok_or(Errno::NOENT)?;
-            ctx.judge(id, l, (ip, msg.addr.port), &end, fd.as_fd())?;
-            return self.channel_to(ctx, id, listener, msg, closings);
+            let granted = ctx.judge(id, l, (ip, msg.addr.port), &end, (fd.as_fd(), msg.arg1))?;
+            return self.channel_to(ctx, id, listener, msg, closings).map(|(mut answer, fd)| {
+                answer.addr.family = (granted == Granted::Proved).into();
+                (answer, fd)
+            });
         }
     }
 

@@ -1,7 +1,7 @@
 //! What changes what the process may do.
 
 use crate::real;
-use fsocket_lifecycle::credentials::changing;
+use fsocket_lifecycle::credentials::{changing, changing_groups, changing_thread};
 use libc::*;
 
 pub unsafe fn setuid(uid: uid_t) -> c_int {
@@ -37,11 +37,19 @@ pub unsafe fn setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int {
 }
 
 pub unsafe fn setgroups(n: size_t, groups: *const gid_t) -> c_int {
-    changing(|| unsafe { real::setgroups(n, groups) })
+    changing_groups(|| unsafe { real::setgroups(n, groups) })
 }
 
 pub unsafe fn initgroups(user: *const c_char, gid: gid_t) -> c_int {
-    changing(|| unsafe { real::initgroups(user, gid) })
+    changing_groups(|| unsafe { real::initgroups(user, gid) })
+}
+
+pub unsafe fn setfsuid(uid: uid_t) -> c_int {
+    changing_thread(|| unsafe { real::setfsuid(uid) })
+}
+
+pub unsafe fn setfsgid(gid: gid_t) -> c_int {
+    changing_thread(|| unsafe { real::setfsgid(gid) })
 }
 
 pub unsafe fn capset(header: *mut c_void, data: *const c_void) -> c_int {

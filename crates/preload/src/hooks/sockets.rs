@@ -5,8 +5,8 @@ use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_lifecycle::table::{self, kind, Desc};
 use fsocket_lifecycle::{
-    accept as ops_accept, chan, close, connect as ops_connect, in_use, listen as ops_listen, names, opts, path, pool,
-    process, route, slice, upgrade, user, zone,
+    accept as ops_accept, chan, close, connect as ops_connect, identity, in_use, listen as ops_listen, names, opts,
+    path, pool, process, route, slice, upgrade, user, zone,
 };
 use libc::*;
 
@@ -16,7 +16,8 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
         && matches!(protocol, 0 | IPPROTO_TCP)
         && process::enabled();
     let (nonblock, cloexec) = (ty & SOCK_NONBLOCK != 0, ty & SOCK_CLOEXEC != 0);
-    let pooled = if tcp { pool::socket(domain as u32, nonblock, cloexec) } else { None };
+    let identity = if tcp && identity::is_policed() { identity::now() } else { identity::UNKNOWN };
+    let pooled = if tcp { pool::socket(domain as u32, nonblock, cloexec, identity) } else { None };
     let fd = match pooled {
         Some(fd) => fd,
         None => {
@@ -38,6 +39,8 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
             d.kernel_family.store(domain as u32, Ordering::Relaxed);
             d.nonblock.store(nonblock, Ordering::Relaxed);
             d.kernel_nonblock.store(nonblock, Ordering::Relaxed);
+            let unknown = identity == identity::UNKNOWN && pooled.is_some();
+            d.identity.store(if unknown { identity::RECYCLED } else { identity }, Ordering::Relaxed);
             if !table::install(fd, d) {
                 table::release(d);
             }

@@ -74,6 +74,8 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             | SYS_setregid
             | SYS_setresgid
             | SYS_setgroups
+            | SYS_setfsuid
+            | SYS_setfsgid
             | SYS_capset
             | SYS_landlock_restrict_self => init::wake(),
             SYS_clone3 | SYS_clone => init::lends_memory(),
@@ -98,7 +100,10 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             SYS_prctl => guarded(|| prctl(fd, b, c, d, e)) as c_long,
             // (All of them by the kernel's numbers: libc's would change every thread.)
             SYS_setuid | SYS_setreuid | SYS_setresuid | SYS_setgid | SYS_setregid | SYS_setresgid | SYS_setgroups
-            | SYS_capset => guarded(|| credentials::changing(|| real::syscall(number, a, b, c, d, e, f))),
+            | SYS_setfsuid | SYS_setfsgid => {
+                guarded(|| credentials::changing_thread(|| real::syscall(number, a, b, c, d, e, f)))
+            }
+            SYS_capset => guarded(|| credentials::changing(|| real::syscall(number, a, b, c, d, e, f))),
             SYS_mlockall => guarded(|| mlockall(fd)) as c_long,
             SYS_munlockall => guarded(|| munlockall()) as c_long,
             SYS_landlock_restrict_self => guarded(|| {

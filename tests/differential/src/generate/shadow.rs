@@ -16,7 +16,7 @@ impl Gen {
         if port >= PORTS || self.next_var + 18 > VARS {
             return;
         }
-        // (A private monitor learns within 5 s of a nearer listener whose process lacks the library: docs/limits.md.)
+        // (A private monitor learns within 2 s of a nearer listener whose process lacks the library: docs/limits.md.)
         self.mixable = false;
         let awake = self.m.awake();
         let mut listeners: Vec<(usize, usize)> = Vec::new();
