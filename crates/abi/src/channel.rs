@@ -185,6 +185,18 @@ pub mod slot_state {
     }
 }
 
+/// [`Slot::sharing`]: options of the sockets of both ends.
+pub mod sharing {
+    /// The client's SO_REUSEADDR, SO_REUSEPORT, IPV6_V6ONLY.
+    pub const ADDRESS: u8 = 1;
+    pub const PORT: u8 = 2;
+    pub const V6ONLY: u8 = 4;
+    /// The server's, if they have changed since it was accepted: how far the bits of what they are now lie above, and the
+    /// bits that say so.
+    pub const SERVER_SHIFT: u8 = 3;
+    pub const CHANGED_SHIFT: u8 = 5;
+}
+
 /// Control block of one connection.
 #[repr(C, align(64))]
 pub struct Slot {
@@ -194,7 +206,9 @@ pub struct Slot {
     /// Counts uses of the slot.
     pub generation: AtomicU32,
     /// AF_INET or AF_INET6 as the client's socket has it.
-    pub family: AtomicU16,
+    pub family: AtomicU8,
+    /// With which other sockets the two ends share their addresses: [`sharing`].
+    pub sharing: AtomicU8,
     /// Client's port, host order.
     pub client_port: AtomicU16,
     /// 1: one side switches the path, and the other one follows. Of two that want to, compare-and-swap from 0 decides.

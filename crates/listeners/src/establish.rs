@@ -1,28 +1,56 @@
 //! A new connection: what both sides find in its slot and in this process's socket.
 
 use crate::chan::{Chan, Rings};
+use crate::options::{REUSEADDR, V6ONLY};
 use crate::table::{kind, Desc};
 use crate::values;
-use crate::{name, peers, process, token};
+use crate::{kept, name, peers, process, token};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Sock};
-use fsocket_abi::channel::{slot_state, CLIENT, TO_CLIENT, TO_SERVER};
+use fsocket_abi::channel::{sharing, slot_state, CLIENT, TO_CLIENT, TO_SERVER};
 use fsocket_proto::Addr;
 use fsocket_ring::{init_dir, init_half, Mapped};
 
 /// The shared part of a new connection, before anybody else can see it.
-pub fn prepare_slot(chan: &Chan, slot: usize, rings: &Rings, dst: &Addr, port: u16) {
+/// `sharing`: of [`sharing_of`].
+pub fn prepare_slot(chan: &Chan, slot: usize, rings: &Rings, dst: &Addr, port: u16, sharing: u8) {
     let s = chan.slot(slot);
     s.state.store(slot_state::FREE, Ordering::Relaxed);
     s.generation.fetch_add(1, Ordering::Relaxed);
     s.switching.store(0, Ordering::Relaxed);
-    s.family.store(dst.family, Ordering::Relaxed);
+    s.family.store(dst.family as u8, Ordering::Relaxed);
+    s.sharing.store(sharing, Ordering::Relaxed);
     s.client_port.store(port, Ordering::Relaxed);
     name::store(&s.dst, &dst.ip);
     for dir in [TO_SERVER, TO_CLIENT] {
         // SAFETY: the channel stays mapped; nobody else uses the slot yet.
         init_dir(unsafe { Mapped::new(rings.get(dir)) }, &s.dir[dir]);
     }
+}
+
+/// With which others a client's socket shares its address, by its options.
+pub fn sharing_of(d: &Desc, fd: i32) -> u8 {
+    let is_on = |i: usize| d.opt[i].load(Ordering::Relaxed) != 0;
+    let port = || {
+        let mut v = [0u8; 4];
+        fsocket_sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &mut v).is_ok() && v != [0; 4]
+    };
+    (if is_on(REUSEADDR) { sharing::ADDRESS } else { 0 })
+        | (if is_on(V6ONLY) { sharing::V6ONLY } else { 0 })
+        | (if kept::any(d) && port() { sharing::PORT } else { 0 })
+}
+
+/// An option of [`sharing`] has changed at a connection's socket.
+pub fn share(d: &Desc, what: u8, on: bool) {
+    let (bit, changed) = match d.side.load(Ordering::Relaxed) as usize {
+        CLIENT => (what, 0),
+        _ => (what << sharing::SERVER_SHIFT, what << sharing::CHANGED_SHIFT),
+    };
+    let of = &d.slot().sharing;
+    match on {
+        true => of.fetch_or(bit | changed, Ordering::Relaxed),
+        false => of.fetch_and(!bit, Ordering::Relaxed) & of.fetch_or(changed, Ordering::Relaxed),
+    };
 }
 
 /// One end of a new connection.

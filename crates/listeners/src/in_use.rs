@@ -1,7 +1,7 @@
 //! Addresses that connections over shared memory have. The kernel does not know of them, and would give them
 //! away.
 
-use crate::ctl;
+use crate::{ctl, inspect, name};
 use core::sync::atomic::Ordering;
 use fsocket_proto::registry::Registry;
 use fsocket_proto::{kind as msg, Addr, Msg};
@@ -26,11 +26,11 @@ pub fn before_bind(fd: i32, addr: &Addr) -> Result<()> {
 /// # Errors
 /// EADDRNOTAVAIL: there is a connection with both its addresses.
 pub fn before_connect(fd: i32, dst: &Addr) -> Result<()> {
-    let mut here = [0u8; 28];
-    if fsocket_sys::getsockname(fd, &mut here).is_err() {
+    // (Of another version of IP the kernel says EAFNOSUPPORT or ENETUNREACH first.)
+    let Some(here) = inspect::bound_address(fd).filter(|here| name::same_version(&here.ip, &dst.ip)) else {
         return Ok(());
-    }
-    ask(fd, *dst, u16::from_be_bytes([here[2], here[3]]), 1, |reg, port| reg.owner[port].load(Ordering::Relaxed) != 0)
+    };
+    ask(fd, *dst, here.port, 1, |reg, port| reg.owner[port].load(Ordering::Relaxed) != 0)
 }
 
 fn ask(fd: i32, addr: Addr, port: u16, how: u64, may_be: impl Fn(&Registry, usize) -> bool) -> Result<()> {

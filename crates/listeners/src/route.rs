@@ -381,6 +381,13 @@ fn channel_of(a: &Msg, memfd: Option<i32>) -> Option<&'static Chan> {
     c
 }
 
+/// The address of a listener, by its number.
+pub fn address_of(listener: u64) -> Option<Addr> {
+    let reg = ctl::registry()?;
+    let there = reg.entry.iter().find(|e| listener != 0 && volatile(&e.listener) == listener)?;
+    Some(volatile(&there.addr))
+}
+
 /// Does a listener in shared memory have this address?
 pub fn has_listener(addr: &Addr, fd: i32) -> bool {
     ctl::registry().is_some_and(|reg| matching(reg, addr, fd).is_ok())

@@ -5,11 +5,13 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::{self, kind, Desc};
 use crate::{
-    asleep, chan, conn, epoll, listen, peers, pool, process, socks, stats, stream, token, trim, unhooked, zone, Outcome,
+    asleep, chan, conn, epoll, listen, name, peers, pool, process, route, socks, stats, stream, token, trim, unhooked,
+    zone, Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter, Reason};
-use fsocket_abi::channel::status;
+use fsocket_abi::channel::{status, SERVER};
+use fsocket_proto::Addr;
 use fsocket_ring as ring;
 use fsocket_sync::token::Words as _;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -166,10 +168,49 @@ fn release_conn(d: &'static Desc) {
 /// The program goes on with the socket as an unconnected one: the connection
 /// ends, and the placeholder is all that is left.
 pub fn dissolve(d: &'static Desc) {
-    let s = d.sock();
-    if stage::of(d) != Path::Shm {
-        return;
+    if stage::of(d) == Path::Shm {
+        part(d, false);
     }
+}
+
+/// The program disconnects the socket (`connect` to AF_UNSPEC): the other side is reset. False: only the kernel can
+/// do that, once the connection is its.
+pub fn disconnect(d: &'static Desc) -> bool {
+    let alone = stage::of(d) == Path::Shm && !socks::is_shared(d.sock());
+    let Some(fd) = table::fd_of(d).filter(|_| alone) else { return false };
+    let bound_to = listener_of(d).filter(|l| !name::is_any(&l.ip));
+    let over = crate::ready::over(d);
+    part(d, !over);
+    as_disconnected(fd, bound_to);
+    true
+}
+
+/// The address of the listener that has accepted a connection, if it is still there.
+fn listener_of(d: &Desc) -> Option<Addr> {
+    let chan = chan::CHANS.get(d.chan.load(Ordering::Relaxed).wrapping_sub(1))?;
+    let accepted = d.side.load(Ordering::Relaxed) as usize == SERVER;
+    route::address_of(chan.listener.load(Ordering::Relaxed)).filter(|_| accepted)
+}
+
+/// Gives an unused socket the addresses of one that was connected. Such a socket still names a port, without having it.
+/// An accepted one keeps the address of its listener.
+fn as_disconnected(fd: i32, bound_to: Option<Addr>) {
+    let mut here = [0u8; 28];
+    let Ok(n) = sys::getsockname(fd, &mut here) else { return };
+    let is_bound = n >= 4 && here[2..4] != [0; 2];
+    if let Some(addr) = bound_to.filter(|_| !is_bound) {
+        const NO_PORT: i32 = libc::IP_BIND_ADDRESS_NO_PORT;
+        let (name, len) = name::sockaddr(u16::from_ne_bytes([here[0], here[1]]).into(), &addr.ip, 0);
+        let _ = sys::setsockopt(fd, libc::IPPROTO_IP, NO_PORT, &1i32.to_ne_bytes());
+        let _ = sys::bind(fd, &name[..len]);
+        let _ = sys::setsockopt(fd, libc::IPPROTO_IP, NO_PORT, &0i32.to_ne_bytes());
+    }
+    // The `connect` that follows ends it, and gives back a port that the kernel has chosen.
+    let _ = sys::listen(fd, 0);
+}
+
+fn part(d: &'static Desc, reset: bool) {
+    let s = d.sock();
     let _hold = stream::Hold::on(d);
     if socks::is_shared(s) {
         return path::restart(d);
@@ -179,6 +220,10 @@ pub fn dissolve(d: &'static Desc) {
         if s.flags.load(Ordering::Relaxed) & flag::NONBLOCK == 0 {
             let _ = sys::fcntl(fd, libc::F_SETFL, 0);
         }
+    }
+    if reset {
+        s.opt[crate::opts::LINGER_ON].store(1, Ordering::Relaxed);
+        s.opt[crate::opts::LINGER_SECS].store(0, Ordering::Relaxed);
     }
     release_conn(d);
     epoll::migrated_to_kernel(d, -1);

@@ -1,7 +1,7 @@
 //! `connect`: a slot in a channel instead of a handshake.
 
 use crate::chan::Taken;
-use crate::establish::{establish, prepare_slot, End};
+use crate::establish::{establish, prepare_slot, sharing_of, End};
 use crate::table::{kind, Desc};
 use crate::{
     ctl, epoll, inspect, kept, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
@@ -24,7 +24,9 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         // what is left of a socket after that.
         match d.kind() {
             kind::CONN => {
-                crate::path::materialize_one(d, Reason::Option);
+                if !crate::close::disconnect(d) {
+                    crate::path::materialize_one(d, Reason::Option);
+                }
             }
             kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
             _ => return to_kernel(fd, d, Reason::Option),
@@ -61,6 +63,15 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     if dst.port == 0 || name::is_any(&dst.ip) {
         return to_kernel(fd, d, Reason::Option);
     }
+    if family as i32 == libc::AF_INET6 {
+        if bound {
+            // `bind` to an address makes a socket IPv6-only.
+            opts::learn(d, fd, opts::V6ONLY);
+        }
+        if d.opt[opts::V6ONLY].load(Ordering::Relaxed) != 0 && name::is_v4(&dst.ip) {
+            return to_kernel(fd, d, Reason::Option); // ENETUNREACH
+        }
+    }
     let own_port = match bound.then(|| bound_port(fd, d, &dst)) {
         Some(None) => {
             if let Err(e) = crate::in_use::before_connect(fd, &dst) {
@@ -71,10 +82,6 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         }
         port => port.flatten(),
     };
-    if bound && family as i32 == libc::AF_INET6 {
-        // An address of its own may have made it an IPv6-only one.
-        opts::learn(d, fd, opts::V6ONLY);
-    }
     match open(fd, d, &dst, own_port) {
         Ok(()) => {
             stats::count(Counter::ConnectShm);
@@ -158,7 +165,7 @@ fn bound_port(fd: i32, d: &Desc, dst: &Addr) -> Option<u16> {
         let mut v = [0u8; 4];
         sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut v).is_err() || v != [0; 4]
     };
-    let usual = name::is_any(&here.ip) || here.ip == name::source_for(&dst.ip);
+    let usual = name::is_any(&here.ip) && name::same_version(&here.ip, &dst.ip) || here.ip == name::source_for(&dst.ip);
     let sole = d.any_port.load(Ordering::Relaxed) || !set(libc::SO_REUSEADDR);
     // (It may be a listener that is the kernel's alone.)
     let free = usual && here.port >= 1024 && sole && !set(libc::SO_REUSEPORT) && !set(libc::SO_ACCEPTCONN);
@@ -199,7 +206,7 @@ fn open(fd: i32, d: &'static Desc, dst: &Addr, own_port: Option<u16>) -> core::r
             chan.give_back(&mut cl, slot);
             return Err(Reason::Resource);
         };
-        prepare_slot(chan, slot, &rings, dst, port);
+        prepare_slot(chan, slot, &rings, dst, port, sharing_of(d, fd));
         // Release: all of the above; also ordered by the queue's tail.
         chan.slot(slot).state.store(slot_state::SYN, Ordering::Release);
         let me = End::usual(chan, (slot, rings), CLIENT, dst, port);

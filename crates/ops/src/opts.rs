@@ -17,6 +17,7 @@ use crate::stage;
 use crate::table::{kind, Desc};
 use crate::{ready, user, Outcome};
 use core::sync::atomic::Ordering;
+use fsocket_abi::channel::sharing;
 use fsocket_sys::{self as sys, Errno, Result};
 
 use crate::options::*;
@@ -95,6 +96,9 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         return Outcome::Done(Ok(()));
     }
     kept::kept(d, level, name);
+    if (level, name) == (S, libc::SO_REUSEPORT) {
+        crate::establish::share(d, sharing::PORT, v != 0);
+    }
     // Something rare: the placeholder keeps it and says whether it is legal.
     d.dirty.store(true, Ordering::Relaxed);
     Outcome::Kernel
@@ -218,6 +222,9 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
             let t = &TABLE[i];
             if t.max == 1 {
                 o[i].store((v != 0) as i32, Ordering::Relaxed);
+                if i == REUSEADDR && d.is_conn() {
+                    crate::establish::share(d, sharing::ADDRESS, v != 0);
+                }
                 return true;
             }
             if v < t.min || v > t.max {

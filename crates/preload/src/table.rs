@@ -342,8 +342,9 @@ limit_table! {
     Sockets: "A non-blocking `connect` that is asked again says `EISCONN` the first time, too, if the connection has \
      become the kernel's meanwhile; the kernel says 0 once."
         of connect;
-    Sockets: "After `connect` with `AF_UNSPEC` the socket keeps its local address; after a non-blocking \
-     `connect` that was reset it names no port, where the kernel still names the one it had."
+    Sockets: "A connection that has become the kernel's before keeps its local address after `connect` with `AF_UNSPEC`, and \
+     cannot be bound again; after a non-blocking `connect` that was reset the socket names no port, where the kernel still names \
+     the one it had."
         of connect;
     Programs: "From its first connection over shared memory on, or its first call with an argument that is looked at, \
      a process has a handler of SIGSEGV and SIGBUS, by which calls with bad addresses return `EFAULT`. The \

@@ -66,6 +66,11 @@ pub fn destination(ip: [u8; 16]) -> [u8; 16] {
     }
 }
 
+/// Can a socket that is bound to `own` reach `dst`, by the IP version of both? (`::` is for both.)
+pub fn same_version(own: &[u8; 16], dst: &[u8; 16]) -> bool {
+    *own == [0; 16] || is_v4(own) == is_v4(dst)
+}
+
 /// Address that the kernel would give the client of a connection to `dst` on
 /// the same host: 127.0.0.1 for all of 127/8, else the destination itself.
 pub fn source_for(dst: &[u8; 16]) -> [u8; 16] {

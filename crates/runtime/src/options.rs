@@ -48,6 +48,8 @@ pub static TABLE: [Opt; 17] = [
     o(T, libc::TCP_WINDOW_CLAMP, 0, 1, ANY),
 ];
 
+pub const REUSEADDR: usize = 0;
+
 pub const SNDBUF: usize = 2;
 
 pub const RCVBUF: usize = 3;

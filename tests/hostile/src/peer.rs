@@ -142,7 +142,7 @@ impl Channel {
     pub fn open(&self, peer: &Peer, slot: usize) {
         let s = self.slot(slot);
         s.generation.fetch_add(1, Ordering::Relaxed);
-        s.family.store(libc::AF_INET as u16, Ordering::Relaxed);
+        s.family.store(libc::AF_INET as u8, Ordering::Relaxed);
         s.client_port.store(self.port + (slot % 64) as u16, Ordering::Relaxed);
         let to = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         for (d, b) in s.dst.iter().zip(to) {

@@ -98,7 +98,7 @@ fn one(
         if failed > 0 || is_full(listener) {
             *raised |= raise(listener, l);
         }
-        match pair::dial(c, slot, client_family as i32, PATIENCE_NS) {
+        match pair::dial(c, slot, i32::from(client_family), PATIENCE_NS) {
             Err(Errno::EXDEV) => dial(client_family as i32, &name::source_for(&dst), port, &dst, server).ok(),
             r => r.ok().map(|()| -1),
         }

@@ -86,7 +86,8 @@ fn offer(
         return NOT_NOW;
     };
     let s = chan.slot(slot);
-    prepare_slot(chan, slot, &rings, dst, me.port);
+    // (The kernel's connection has its address, too.)
+    prepare_slot(chan, slot, &rings, dst, me.port, 0);
     // It has a new generation, which is read once: the other side may write it.
     let generation = s.generation.load(Ordering::Relaxed);
     let steps = steps(generation);

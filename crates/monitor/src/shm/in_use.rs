@@ -1,15 +1,17 @@
 //! Whether a connection over shared memory has an address, so that the kernel would refuse it to another
 //! socket.
 
+use crate::address::{V4_ANY, V6_ANY};
 use crate::answer::{reply, Answer};
 use crate::descriptor::{self, Reuse};
 use crate::foreign::ForeignFd;
 use crate::shm::channels::Channel;
 use crate::shm::Shm;
-use fsocket_abi::channel::{slot_state, status, Slot, CLIENT, SERVER};
+use fsocket_abi::channel::{sharing, slot_state, status, Slot, CLIENT, SERVER};
 use fsocket_proto::{Addr, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
+use rustix::net::sockopt;
 
 impl Shm {
     /// [`fsocket_proto::kind::IN_USE`].
@@ -26,13 +28,17 @@ impl Shm {
             };
             return if here.any(same) { Err(Errno::ADDRNOTAVAIL) } else { Ok((reply(msg), None)) };
         }
-        let reuse = descriptor::reuse(fd.as_fd())?;
+        let asked = Asked {
+            addr: msg.addr,
+            v6only: i32::from(msg.addr.family) == libc::AF_INET6 && sockopt::ipv6_v6only(fd.as_fd())?,
+            reuse: descriptor::reuse(fd.as_fd())?,
+        };
+        let port = msg.addr.port;
         let held = here.any(|ch| {
-            let port = msg.addr.port;
-            let served = ch.addr.port == port && !reuse.is_shared_with(&ch.reuse);
-            served && ch.open_ends(SERVER).any(|s| accepts_at(&ch.addr, &s.dst) && overlap(&msg.addr, &s.dst))
-                || self.has_port(ch, port)
-                    && ch.open_ends(CLIENT).any(|s| s.client_port == port && overlap(&msg.addr, &s.src()))
+            let served = |s: &Open| accepts_at(&ch.addr, &s.dst) && asked.meets(&s.server(ch));
+            let opened = |s: &Open| s.client_port == port && asked.meets(&s.client(ch));
+            ch.addr.port == port && ch.open_ends(SERVER).any(|s| served(&s))
+                || self.has_port(ch, port) && ch.open_ends(CLIENT).any(|s| opened(&s))
         });
         if held {
             return Err(Errno::ADDRINUSE);
@@ -46,11 +52,43 @@ impl Shm {
 struct Open {
     client_port: u16,
     dst: [u8; 16],
+    /// [`sharing`].
+    sharing: u8,
+}
+
+/// A socket that has an address.
+struct Has {
+    ip: [u8; 16],
+    v6only: bool,
+    reuse: Reuse,
+}
+
+/// A socket that asks for an address.
+struct Asked {
+    addr: Addr,
+    v6only: bool,
+    reuse: Reuse,
 }
 
 impl Open {
     fn is(&self, client_port: u16, dst: &Addr) -> bool {
         self.client_port == client_port && self.dst == dst.ip
+    }
+
+    fn client(&self, ch: &Channel) -> Has {
+        let is_on = |bit| self.sharing & bit != 0;
+        let reuse = Reuse { address: is_on(sharing::ADDRESS), port: is_on(sharing::PORT), uid: ch.client_uid };
+        Has { ip: self.src(), v6only: is_on(sharing::V6ONLY), reuse }
+    }
+
+    /// An accepted socket has the options of its listener, unless it has changed them.
+    fn server(&self, ch: &Channel) -> Has {
+        let now = |what: u8, then: bool| match self.sharing & what << sharing::CHANGED_SHIFT {
+            0 => then,
+            _ => self.sharing & what << sharing::SERVER_SHIFT != 0,
+        };
+        let (address, port) = (now(sharing::ADDRESS, ch.reuse.address), now(sharing::PORT, ch.reuse.port));
+        Has { ip: self.dst, v6only: ch.addr.v6only != 0, reuse: Reuse { address, port, ..ch.reuse } }
     }
 
     /// The client's address, which follows from the destination.
@@ -67,6 +105,7 @@ impl Channel {
         self.mem.touched_slots().map(|i| self.mem.slot(i)).filter(move |slot| is_open(slot, side)).map(|slot| Open {
             client_port: slot.client_port.load(Ordering::Relaxed),
             dst: std::array::from_fn(|i| slot.dst[i].load(Ordering::Relaxed)),
+            sharing: slot.sharing.load(Ordering::Relaxed),
         })
     }
 }
@@ -81,14 +120,28 @@ fn accepts_at(own: &Addr, to: &[u8; 16]) -> bool {
     own.ip == *to || own.ip == crate::address::V6_ANY && own.v6only == 0 || overlap(own, to)
 }
 
-/// Can a socket bound to `asked` not be beside one with the address `has`?
+/// Do two addresses overlap, where the first may be the one for all?
 fn overlap(asked: &Addr, has: &[u8; 16]) -> bool {
     let v4 = crate::address::is_v4(has);
     match asked.ip {
         crate::address::V4_ANY => v4,
-        // (A dual-stack one; what IPV6_V6ONLY says is not asked.)
         crate::address::V6_ANY => !v4,
         ip => ip == *has,
+    }
+}
+
+impl Asked {
+    /// Does the kernel refuse the address because of a connection's socket (`inet_csk_bind_conflict`)?
+    fn meets(&self, has: &Has) -> bool {
+        let v4 = crate::address::is_v4(&has.ip);
+        let same = match self.addr.ip {
+            // A socket of IPv6 has an address of IPv4, too, unless it is for IPv6 only.
+            V4_ANY if i32::from(self.addr.family) == libc::AF_INET => !has.v6only,
+            V4_ANY => v4 && !has.v6only,
+            V6_ANY => !(v4 && self.v6only),
+            ip => ip == has.ip && !(v4 && has.v6only),
+        };
+        same && !self.reuse.is_shared_with(&has.reuse)
     }
 }
 

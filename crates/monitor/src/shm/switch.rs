@@ -136,7 +136,7 @@ impl Shm {
         let src = if is_v4(&dst) && is_loopback(&dst) { Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets() } else { dst };
         let v6 = |family: u16| i32::from(family) == libc::AF_INET6;
         Order {
-            client: End { v6: v6(control.family.load(Ordering::Relaxed)), ip: src, port, uid: ch.client_uid },
+            client: End { v6: v6(control.family.load(Ordering::Relaxed).into()), ip: src, port, uid: ch.client_uid },
             server: End { v6: v6(ch.addr.family), ip: dst, port: ch.addr.port, uid: ch.server_uid },
             named: here && port >= 1024 && self.registry.owner(port) == lessee(ch.id),
             holder: ch.bound.get(&port).copied(),

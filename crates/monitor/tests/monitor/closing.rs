@@ -67,7 +67,7 @@ fn is_served_while(d: &Daemon, waits: usize, attack: impl FnOnce()) {
 fn switched(s: &mut Proc, c: &mut Proc, ch: &ChannelView, i: usize) -> (OwnedFd, TcpStream) {
     let slot = ch.slot(i);
     slot.client_port.store(ch.port + i as u16, Ordering::Relaxed);
-    slot.family.store(libc::AF_INET as u16, Ordering::Relaxed);
+    slot.family.store(libc::AF_INET as u8, Ordering::Relaxed);
     for (to, byte) in slot.dst.iter().zip(Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets()) {
         to.store(byte, Ordering::Relaxed);
     }

@@ -102,7 +102,7 @@ fn cannot_have(fd: BorrowedFd<'_>, port: u16) {
 }
 
 fn names(slot: &fsocket_abi::channel::Slot, family: i32, dst: [u8; 16], port: u16) {
-    slot.family.store(family as u16, Ordering::Relaxed);
+    slot.family.store(family as u8, Ordering::Relaxed);
     for (to, byte) in slot.dst.iter().zip(dst) {
         to.store(byte, Ordering::Relaxed);
     }

@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, TcpStream};
 pub fn in_use(ch: &ChannelView) -> Msg {
     let slot = ch.slot(3);
     slot.client_port.store(ch.port + 3, Ordering::Relaxed);
-    slot.family.store(libc::AF_INET as u16, Ordering::Relaxed);
+    slot.family.store(libc::AF_INET as u8, Ordering::Relaxed);
     for (to, byte) in slot.dst.iter().zip(Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets()) {
         to.store(byte, Ordering::Relaxed);
     }
