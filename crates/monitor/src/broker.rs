@@ -23,7 +23,9 @@ pub mod line;
 pub mod rights;
 pub mod split;
 
+use crate::ancillary::Sender;
 use crate::cpus::possible_cpus;
+use crate::descriptor;
 use crate::hosts::Announce;
 use crate::maker::Order;
 use crate::sockdiag::SockDiag;
@@ -269,12 +271,18 @@ impl Broker {
         self.ask(Ask { number, ..Ask::new(op::PROGRAMS) }, &[cgroup]).ok().map(|g| g.number != 0)
     }
 
-    /// Does what the client of a control socket asks for about steering.
+    /// Does what the client of a control socket asks for about steering. `sender`: of the request.
     ///
     /// # Errors
     /// EPERM: it has not the right to.
-    pub fn steer(&self, request: &[u8], control: BorrowedFd<'_>) -> Result<steer::Done, Errno> {
-        self.ask(Ask::new(op::STEER), &[line::text(request)?.as_fd(), control])?.read()
+    pub fn steer(&self, request: &[u8], control: BorrowedFd<'_>, sender: &Sender) -> Result<steer::Done, Errno> {
+        let (text, peer) = (line::text(request)?, descriptor::peer(control)?);
+        match &sender.pidfd {
+            Some(pidfd) => self.ask(Ask::new(op::STEER), &[text.as_fd(), control, pidfd.as_fd()])?.read(),
+            // A process that sends now has not given its number to another one yet.
+            None if sender.pid == peer.0 => self.ask(Ask::new(op::STEER), &[text.as_fd(), control])?.read(),
+            None => Err(Errno::PERM),
+        }
     }
 
     /// The rest of steering; a failure changes nothing.

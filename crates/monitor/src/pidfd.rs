@@ -1,7 +1,8 @@
 //! Processes by their pidfds, and what /proc says of them.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
 use std::path::Path;
 
 /// The process of a pidfd, in our namespace.
@@ -34,6 +35,32 @@ pub fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
     // Also a poll that does not wait ends with EINTR (the watchdog's signal).
     rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))) == Ok(0)
+}
+
+/// The process that has connected a Unix socket (SO_PEERPIDFD, Linux 6.5), also after its number has been given to
+/// another one.
+///
+/// # Errors
+/// NOPROTOOPT: an older kernel. Else the process has ended.
+pub fn of_peer(control: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `fd` and `len` are valid for writes of the size given.
+    let rc = unsafe {
+        libc::getsockopt(control.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len)
+    };
+    if rc != 0 || fd < 0 {
+        return Err(std::io::Error::last_os_error().raw_os_error().map_or(Errno::SRCH, Errno::from_raw_os_error));
+    }
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether the process of a pidfd may administer the network ([`crate::descriptor::may_administer`]).
+pub fn may_administer(pidfd: BorrowedFd<'_>) -> bool {
+    // In this order: a process that lives afterwards has had its number all the time.
+    pid_of(pidfd).is_some_and(crate::descriptor::may_administer) && is_alive(pidfd)
 }
 
 /// A file of the kernel's that is read at once, in few system calls.

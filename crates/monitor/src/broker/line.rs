@@ -56,7 +56,7 @@ pub mod op {
     pub const CHAINS: u32 = 17;
     /// Whether programs of some types (a bit each) are in force for a cgroup.
     pub const PROGRAMS: u32 = 18;
-    /// What `fastsocket steer` asks for: the request, the control socket of who asks.
+    /// The request of `fastsocket steer`; fds: its text, the control socket, and (from Linux 6.5 on) the sender's pidfd.
     pub const STEER: u32 = 19;
     /// The rest of steering ([`crate::steer::Also`]).
     pub const STEER_ALSO: u32 = 20;

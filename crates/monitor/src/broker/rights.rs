@@ -230,7 +230,9 @@ impl Rights {
             op::STEER => {
                 let control = *fds.get(1).ok_or(Errno::BADF)?;
                 let request = serde_json::from_slice(&line::read(fd()?)?).map_err(|_| Errno::INVAL)?;
-                if self.user_of(control)? != 0 || !descriptor::may_administer(descriptor::peer(control)?.0) {
+                // The sender of the request, and the process that has connected.
+                let sends = fds.get(2).is_none_or(|sender| pidfd::may_administer(*sender));
+                if self.user_of(control)? != 0 || !sends || !has_administrator(control)? {
                     return Err(Errno::PERM);
                 }
                 Given::json(&self.steers.steer(request, control))
@@ -359,6 +361,16 @@ fn record_pairs() -> Arc<OnceLock<Option<pairs::Parts>>> {
         let _ = loaded.set(None);
     }
     loaded
+}
+
+/// Whether the process that has connected this socket may administer the network.
+fn has_administrator(control: BorrowedFd<'_>) -> Result<bool, Errno> {
+    match pidfd::of_peer(control) {
+        Ok(peer) => Ok(pidfd::may_administer(peer.as_fd())),
+        // Before Linux 6.5. (The front has checked that this process has sent the request.)
+        Err(Errno::NOPROTOOPT) => Ok(descriptor::may_administer(descriptor::peer(control)?.0)),
+        Err(_) => Ok(false),
+    }
 }
 
 fn is_unnamed(name: &SocketAddrAny) -> bool {

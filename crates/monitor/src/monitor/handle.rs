@@ -234,7 +234,8 @@ impl Monitor {
     fn steer_request(&mut self, id: ConnId, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
         let text = request_text(msg, fd)?;
         let client = self.ctx.clients.get(id).ok_or(Errno::BADF)?;
-        let done = self.ctx.broker.steer(&text, client.fd.as_fd())?;
+        let sender = self.ctx.policy.sender.as_ref().ok_or(Errno::PERM)?;
+        let done = self.ctx.broker.steer(&text, client.fd.as_fd(), sender)?;
         self.steered(&done);
         answer_json(msg, 0, &done.answer)
     }

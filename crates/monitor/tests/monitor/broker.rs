@@ -1,12 +1,14 @@
 //! What the broker refuses, asked directly: by a front that somebody has taken over.
 
 use super::support::*;
+use fsocket_monitor::ancillary::Sender;
 use fsocket_monitor::broker::line::Ask;
 use fsocket_monitor::broker::{op, Broker};
 use fsocket_monitor::maker::{in_repair, End, Order};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{sockopt, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{pidfd_open, PidfdFlags};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 /// A broker in whose endpoint a client of this user has come.
@@ -224,4 +226,65 @@ fn nonsense_is_refused() {
     stage.broker.user(control.as_fd());
     let l = listener().0;
     stage.broker.listener(l.as_fd());
+}
+
+/// A process with this number, which waits to be killed; `None`: the number cannot be had.
+fn with_number(pid: u32) -> Option<u32> {
+    let wanted = [pid as libc::pid_t];
+    // SAFETY: plain C data for which zero is valid.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.exit_signal = libc::SIGCHLD as u64;
+    args.set_tid = wanted.as_ptr() as u64;
+    args.set_tid_size = 1;
+    // SAFETY: without CLONE_VM it is a fork; the child makes system calls only.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
+        0 => loop {
+            // SAFETY: as above.
+            unsafe { libc::pause() };
+        },
+        made => u32::try_from(made).ok().filter(|made| *made == pid),
+    }
+}
+
+/// Steering takes a right. The process that had connected has ended, and one with that right has got its number.
+#[test]
+fn another_process_with_the_number_of_the_one_that_connected_lends_it_no_right() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: not root");
+    }
+    let stage = Stage::new();
+    let path = stage.dir.path().join("monitor");
+    let connect = format!(
+        "import socket,sys; s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect({path:?}); print('there',flush=True); sys.stdin.read()"
+    );
+    let mut child = std::process::Command::new("python3")
+        .args(["-c", &connect])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
+    let control = rustix::net::accept(&stage.endpoint).unwrap();
+    let pidfd = |pid: u32| {
+        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+        Sender {
+            pid: pid.as_raw_nonzero().get() as u32,
+            pidfd: pidfd_open(pid, PidfdFlags::empty()).ok(),
+            ..Sender::default()
+        }
+    };
+    let ask = |sender: &Sender| stage.broker.steer(br#"{"do":"status"}"#, control.as_fd(), sender).map(drop);
+    assert_eq!(ask(&pidfd(child.id())), Ok(()), "it has the right itself");
+    let number = child.id();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    let Some(other) = with_number(number) else { return eprintln!("SKIPPED: no process with a number of choice") };
+    let asked = ask(&pidfd(other));
+    // SAFETY: our own child, which is waited for.
+    unsafe {
+        libc::kill(other as i32, libc::SIGKILL);
+        libc::waitpid(other as i32, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(asked, Err(Errno::PERM));
 }
