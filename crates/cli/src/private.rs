@@ -149,8 +149,8 @@ impl Image {
         }
         drop(tx);
         let mut status = 0;
-        // SAFETY: `status` is ours; `first` is our child.
         while !adopts
+            // SAFETY: `status` is ours; `first` is our child.
             && unsafe { libc::waitpid(first, &mut status, 0) } < 0
             && std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted
         {}

@@ -278,6 +278,8 @@ fn stat(path: &core::ffi::CStr) -> Result<libc::stat> {
 /// Names of a file; of a directory, mostly two and one for each directory in it.
 #[allow(clippy::unnecessary_cast)] // 32 bits on arm64
 pub fn links(path: &core::ffi::CStr) -> Result<u64> {
+    // (32 bits wide on aarch64.)
+    #[allow(clippy::unnecessary_cast)]
     stat(path).map(|s| s.st_nlink as u64)
 }
 /// Inode number of a file.
