@@ -8,6 +8,7 @@ use crate::{shares, wire, ChannelId, ConnId, FamilyId, ListenerId, Rights};
 use fsocket_abi::arena::COUNTERS;
 use fsocket_abi::channel::KEY_WAKER;
 use fsocket_proto::{kind, Msg};
+pub use queue::Outgoing;
 use queue::{By, Cause, Queue};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::OwnedFd;
@@ -78,13 +79,6 @@ pub struct Client {
     pub reserved: Option<Reserved>,
     /// Something unasked was sent before it had an arena.
     pub missed_pending: bool,
-}
-
-pub struct Outgoing {
-    pub msg: Msg,
-    pub fd: Option<Rc<ForeignFd>>,
-    /// Not an answer: bump `pending` once it is sent.
-    pub unasked: bool,
 }
 
 impl Client {

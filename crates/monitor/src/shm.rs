@@ -38,6 +38,7 @@ pub mod switch;
 pub mod switched;
 pub mod taken;
 mod touches;
+pub mod transfers;
 mod untaken;
 pub mod upgrade;
 mod waiting;

@@ -9,10 +9,11 @@
 //! | what says how things are (a channel has ended, somebody rang) | once for each thing; the same again is not added |
 //! | what another process causes, each time | that process's share; beyond it that process is refused |
 
-use super::Outgoing;
+use crate::foreign::ForeignFd;
 use crate::{shares, ConnId};
 use fsocket_proto::{kind, Msg};
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 /// Messages that a process may cause itself. One that lets more pile up is not reading, and is dropped.
 const OWN: usize = 8192;
@@ -20,6 +21,13 @@ const OWN: usize = 8192;
 const OF_ONE: u32 = 256;
 /// Messages of all other processes. A user may have as many as are left for all others.
 const OF_ALL: u64 = 4096;
+
+pub struct Outgoing {
+    pub msg: Msg,
+    pub fd: Option<Rc<ForeignFd>>,
+    /// Not an answer: bump `pending` once it is sent.
+    pub unasked: bool,
+}
 
 /// The process that causes a message, and its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

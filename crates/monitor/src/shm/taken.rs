@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::foreign::ForeignFd;
 use crate::pidfd::pid_of;
 use crate::shm::state::Shm;
+use crate::shm::transfers::Transfer;
 use crate::shm::wake::wake_side;
 use crate::ConnId;
 use fsocket_abi::channel::SLOTS;
@@ -18,60 +19,6 @@ use fsocket_proto::{kind, Msg};
 use fsocket_sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use std::collections::BTreeMap;
-
-/// Of one taker.
-const ASKED: usize = 16;
-
-/// Who takes something from whom.
-#[derive(Default)]
-pub struct Transfers {
-    last: u64,
-    all: BTreeMap<u64, Transfer>,
-}
-
-struct Transfer {
-    taker: ConnId,
-    /// Processes that may be the one that is meant, and have not answered yet.
-    holders: Vec<ConnId>,
-    /// The number of the descriptor there.
-    number: u64,
-    /// They have been asked.
-    is_shown: bool,
-}
-
-impl Transfers {
-    /// Its number. Of those of one taker the oldest is forgotten.
-    fn begin(&mut self, transfer: Transfer) -> u64 {
-        let own: Vec<u64> = self.all.iter().filter(|(_, t)| t.taker == transfer.taker).map(|(n, _)| *n).collect();
-        if let [oldest, ..] = own[..] {
-            if own.len() >= ASKED {
-                self.all.remove(&oldest);
-            }
-        }
-        self.last += 1;
-        self.all.insert(self.last, transfer);
-        self.last
-    }
-
-    /// The taker, if this process is the last one that was to answer.
-    fn answered(&mut self, number: u64, by: ConnId) -> Option<ConnId> {
-        let t = self.all.get_mut(&number).filter(|t| t.is_shown && t.holders.contains(&by))?;
-        t.holders.retain(|holder| *holder != by);
-        if !t.holders.is_empty() {
-            return None;
-        }
-        self.all.remove(&number).map(|t| t.taker)
-    }
-
-    /// A process is gone.
-    pub fn leave(&mut self, id: ConnId) {
-        self.all.retain(|_, t| {
-            t.holders.retain(|holder| *holder != id);
-            t.taker != id && !t.holders.is_empty()
-        });
-    }
-}
 
 impl Shm {
     /// [`kind::TRANSFER`].
@@ -108,7 +55,7 @@ impl Shm {
 
     fn ask_holder(&mut self, ctx: &mut Context, id: ConnId, msg: &Msg, socket: &ForeignFd) -> Answer {
         let cookie = socket_cookie(socket.as_fd())?;
-        let transfer = self.transfers.all.get_mut(&msg.id).filter(|t| t.taker == id).ok_or(Errno::NOENT)?;
+        let transfer = self.transfers.of(msg.id, id).ok_or(Errno::NOENT)?;
         transfer.is_shown = true;
         let (holders, number) = (transfer.holders.clone(), transfer.number);
         for holder in holders {
