@@ -70,6 +70,8 @@ pub struct Client {
     pub last_channel: ChannelId,
     pub leases: Leases,
     out: Queue,
+    /// A request that has taken a turn: it goes on at this channel in the next one.
+    pub unfinished: Option<(Msg, ForeignFd, ChannelId)>,
     /// Nobody is at the other end; what was sent before is still to be read.
     pub hung_up: bool,
     interest: EventFlags,
@@ -111,6 +113,7 @@ impl Client {
             leases: Leases::default(),
             out: Queue::default(),
             hung_up: false,
+            unfinished: None,
             interest: EventFlags::IN,
             arena: None,
             reserved: Some(Reserved::new(uid, shares::ARENA)),

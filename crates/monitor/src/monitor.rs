@@ -172,7 +172,9 @@ impl Monitor {
                 .chain(self.shm.next())
                 .chain(self.zones.next())
                 .chain(self.ctx.clients.send_again)
-                .chain((!self.turns.is_empty() || !self.shm.endings.is_empty()).then(Instant::now))
+                .chain(
+                    (!self.turns.is_empty() || !self.shm.endings.is_empty() || self.shm.has_steps()).then(Instant::now),
+                )
                 .min();
             let timeout = next.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
@@ -208,6 +210,8 @@ impl Monitor {
             self.accept_some();
             self.take_turns();
             self.end_some();
+            self.shm.go_on_stepping(&mut self.ctx);
+            self.pace.lap();
             self.ctx.clients.send_again_if_due();
             self.shm.look_again_if_due(&mut self.ctx);
             self.zones.zones_look(&mut self.ctx);
@@ -256,14 +260,22 @@ impl Monitor {
             return false;
         }
         let uid = client.uid;
-        let (received, sender) = wire::receive_from(client.fd.as_fd(), uid);
+        let unfinished = self.ctx.clients.get_mut(id).and_then(|c| c.unfinished.take());
+        let (received, sender, from) = match (unfinished, self.ctx.clients.get(id)) {
+            (Some((msg, fd, from)), _) => (Received::Message(msg, Some(fd)), None, from),
+            (None, Some(client)) => {
+                let (received, sender) = wire::receive_from(client.fd.as_fd(), uid);
+                (received, sender, 0)
+            }
+            (None, None) => return false,
+        };
         foreign::may_close(CLOSES);
         logs::for_user(Some(uid));
         self.ctx.policy.sender = sender;
         let handled = match received {
             Received::Message(msg, fd) => {
                 tracing::trace!(process = %self.ctx.clients.name(id), kind = msg.kind, seq = msg.seq, "request");
-                self.handle(id, msg, fd)
+                self.handle(id, msg, fd, from)
             }
             Received::Cut(msg) => self.refuse_cut(id, &msg),
             Received::Nothing => return false,

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | state | `state`, [`listeners`], [`channels`], `offers`, `pairs`, [`stand_ins`], [`passed`], [`ports`], [`registry`], [`switched`], [`pipes`] |
 //! | requests | `requests`, `leases`, `reattach`, [`switch`], [`upgrade`], `crossing`, `remote`, [`shown`], [`wakers`], [`taken`], `operate`, [`successor`], [`renew`] |
-//! | ends | [`reaper`], `sweep`, [`wake`], `stale`, `closings`, [`distrust`] |
+//! | ends | [`reaper`], `sweep`, `sweeping`, `steps`, [`wake`], `stale`, `closings`, [`distrust`] |
 //! | in turns | [`dispatch`], `waiting`, `untaken` |
 
 pub mod channels;
@@ -13,7 +13,7 @@ mod crossing;
 pub mod dispatch;
 pub mod distrust;
 pub mod ending;
-mod in_use;
+pub mod in_use;
 mod leases;
 pub mod listeners;
 mod offers;
@@ -32,8 +32,10 @@ pub mod shown;
 mod stale;
 pub mod stand_ins;
 mod state;
+mod steps;
 pub mod successor;
 mod sweep;
+mod sweeping;
 pub mod switch;
 pub mod switched;
 pub mod taken;

@@ -8,9 +8,10 @@ use crate::descriptor;
 use crate::foreign::{self, ForeignFd};
 use crate::report::{self, Sources, Wanted};
 use crate::shm::ending::Ending;
+use crate::shm::in_use::Looked;
 use crate::steer::Also;
 use crate::turns::TURN;
-use crate::{limits, ConnId};
+use crate::{limits, ChannelId, ConnId};
 use fsocket_proto::report::Report;
 use fsocket_proto::{kind, Msg};
 use rustix::io::Errno;
@@ -21,9 +22,9 @@ use std::time::{Duration, Instant};
 const REQUESTS: usize = 1024;
 
 impl Monitor {
-    /// Handles one request.
+    /// Handles one request. `from`: the channel at which one goes on that has taken a turn already.
     // Long: one arm for each kind of message: the table of who answers what.
-    pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<ForeignFd>) -> Result<(), Misbehaved> {
+    pub fn handle(&mut self, id: ConnId, msg: Msg, fd: Option<ForeignFd>, from: ChannelId) -> Result<(), Misbehaved> {
         let Some(client) = self.ctx.clients.get(id) else { return Ok(()) };
         const ALONE: [u32; 5] = [kind::HELLO, kind::REPORT, kind::STEER, kind::OPERATE, kind::AGENT];
         if self.shm.remote.is_line(id) {
@@ -41,7 +42,15 @@ impl Monitor {
             kind::WORKER => self.shm.worker(&mut self.ctx, id, &msg),
             kind::CONNECT => self.shm.connect(&mut self.ctx, id, &msg, fd),
             kind::PORTS => self.shm.ports(&mut self.ctx, id, &msg, fd),
-            kind::IN_USE => self.shm.in_use(&msg, fd),
+            kind::IN_USE => match self.shm.in_use(&msg, fd, from) {
+                Looked::Done(answer) => answer,
+                Looked::Later(fd, next) => {
+                    if let Some(client) = self.ctx.clients.get_mut(id) {
+                        client.unfinished = Some((msg, fd, next));
+                    }
+                    return Ok(());
+                }
+            },
             kind::UNPUBLISH => self.shm.unpublish(&mut self.ctx, id, &msg, fd),
             kind::OPTIONS => self.shm.mark_options(&mut self.ctx, id, &msg),
             kind::SWITCH => self.shm.switch(&mut self.ctx, id, &msg, fd),
@@ -312,20 +321,36 @@ impl Monitor {
     /// For `budget` at most; returns what is left.
     fn go_on(&mut self, mut ending: Ending, budget: Duration) -> Option<Ending> {
         let began = Instant::now();
-        while self.shm.leave_some_sockets(&mut self.ctx, &mut ending) {
+        while self.go_on_once(&mut ending) {
             if began.elapsed() >= budget {
                 return Some(ending);
             }
         }
-        let Ending { id, client, .. } = ending;
-        self.shm.leave_channels(&mut self.ctx, id, &client);
+        self.shm.sweep(&mut self.ctx);
+        self.refresh_steering();
+        // (Its control socket, which is read to the end.)
+        foreign::may_close(1);
+        drop(ending);
+        foreign::may_close(0);
+        None
+    }
+
+    /// One piece of what is left to do. False: there is nothing more.
+    fn go_on_once(&mut self, ending: &mut Ending) -> bool {
+        if self.shm.leave_some_sockets(&mut self.ctx, ending) || self.shm.leave_some_channels(&mut self.ctx, ending) {
+            return true;
+        }
+        if std::mem::replace(&mut ending.has_stopped, true) {
+            return self.shm.leave_a_listener(&mut self.ctx, ending);
+        }
+        let (id, client) = (ending.id, &mut ending.client);
+        self.shm.leave_offers(&mut self.ctx, id, client);
         if let Some(told) = &client.told {
             self.ctx.ended.add(told, client.uid);
         }
         self.zones.leave_zones(&mut self.ctx, id);
         self.shm.leave_listeners(&mut self.ctx, id, client);
-        self.refresh_steering();
-        None
+        true
     }
 
     /// Connections that only the replaced program had are closed before the new one goes on,

@@ -51,6 +51,8 @@ pub struct Channel {
     /// When only such connections were found in it as a worker may be about to claim.
     pub claimed_from: Cell<Option<Instant>>,
     pub listener_gone: bool,
+    /// Its listener has ended, and those that wait in it are not told yet.
+    pub is_ending: bool,
 }
 
 impl Channel {
@@ -105,6 +107,11 @@ impl Channels {
 
     pub fn iter(&self) -> impl Iterator<Item = &Channel> {
         self.all.values()
+    }
+
+    /// From this number on, in order.
+    pub fn from(&self, id: ChannelId) -> impl Iterator<Item = &Channel> {
+        self.all.range(id..).map(|(_, ch)| ch)
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Channel> {

@@ -5,7 +5,7 @@
 
 use crate::arenas::{Arena, ArenaMem};
 use crate::clients::Client;
-use crate::ConnId;
+use crate::{ChannelId, ConnId};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,10 @@ pub struct Ending {
     pub at: usize,
     /// Those arenas are among the steps that nobody has any more.
     pub has_left: bool,
+    /// The first of the channels that it has not left yet.
+    pub channel: ChannelId,
+    /// Nobody offers it anything, and it works for no listener.
+    pub has_stopped: bool,
     /// Ends of connections that open sockets of such an arena name, and that nobody holds.
     pub loose: HashSet<[u32; 3]>,
 }
@@ -47,7 +51,7 @@ impl Step {
 impl Ending {
     pub fn new(id: ConnId, client: Client, mapped: Vec<Rc<ArenaMem>>) -> Ending {
         let steps = mapped.into_iter().map(Step::Leave).collect();
-        Ending { id, client, steps, at: 0, has_left: false, loose: HashSet::new() }
+        Ending { id, client, steps, at: 0, has_left: false, channel: 0, has_stopped: false, loose: HashSet::new() }
     }
 }
 

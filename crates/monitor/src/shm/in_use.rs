@@ -7,43 +7,67 @@ use crate::descriptor::{self, Reuse};
 use crate::foreign::ForeignFd;
 use crate::shm::channels::Channel;
 use crate::shm::Shm;
+use crate::turns::TURN;
+use crate::ChannelId;
 use fsocket_abi::channel::{sharing, slot_state, status, Slot, CLIENT, SERVER};
 use fsocket_proto::{Addr, Msg};
 use fsocket_sync::atomic::Ordering;
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use std::time::Instant;
+
+/// An answer to IN_USE, or where the look goes on in the user's next turn.
+pub enum Looked {
+    Done(Answer),
+    Later(ForeignFd, ChannelId),
+}
 
 impl Shm {
-    /// [`fsocket_proto::kind::IN_USE`].
-    pub fn in_use(&mut self, msg: &Msg, fd: Option<ForeignFd>) -> Answer {
-        let fd = fd.ok_or(Errno::BADF)?;
-        let netns = descriptor::netns_cookie(fd.as_fd())?;
-        let mut here = self.channels.iter().filter(|ch| ch.netns == netns);
-        if msg.arg0 != 0 {
-            let port = descriptor::bound_port(fd.as_fd())?;
-            let same = |ch: &Channel| {
-                ch.addr.port == msg.addr.port
-                    && self.has_port(ch, port)
-                    && ch.open_ends(CLIENT).any(|s| s.is(port, &msg.addr))
-            };
-            return if here.any(same) { Err(Errno::ADDRNOTAVAIL) } else { Ok((reply(msg), None)) };
+    /// [`fsocket_proto::kind::IN_USE`]. `from`: the first channel that has not been looked at.
+    pub fn in_use(&mut self, msg: &Msg, fd: Option<ForeignFd>, from: ChannelId) -> Looked {
+        let Some(fd) = fd else { return Looked::Done(Err(Errno::BADF)) };
+        match self.look(msg, fd.as_fd(), from) {
+            Ok(Some(next)) => Looked::Later(fd, next),
+            Ok(None) => Looked::Done(Ok((reply(msg), None))),
+            Err(e) => Looked::Done(Err(e)),
         }
+    }
+
+    /// For a turn. The channel at which it goes on; none: the address is free.
+    fn look(&self, msg: &Msg, fd: BorrowedFd<'_>, from: ChannelId) -> Result<Option<ChannelId>, Errno> {
+        let began = Instant::now();
+        let netns = descriptor::netns_cookie(fd)?;
+        let bound = if msg.arg0 != 0 { Some(descriptor::bound_port(fd)?) } else { None };
         let asked = Asked {
             addr: msg.addr,
-            v6only: i32::from(msg.addr.family) == libc::AF_INET6 && sockopt::ipv6_v6only(fd.as_fd())?,
-            reuse: descriptor::reuse(fd.as_fd())?,
+            v6only: i32::from(msg.addr.family) == libc::AF_INET6 && sockopt::ipv6_v6only(fd)?,
+            reuse: descriptor::reuse(fd)?,
         };
-        let port = msg.addr.port;
-        let held = here.any(|ch| {
+        let has_from = |ch: &Channel, port: u16| {
+            ch.addr.port == msg.addr.port
+                && self.has_port(ch, port)
+                && ch.open_ends(CLIENT).any(|s| s.is(port, &msg.addr))
+        };
+        let held = |ch: &Channel| {
+            let port = msg.addr.port;
             let served = |s: &Open| accepts_at(&ch.addr, &s.dst) && asked.meets(&s.server(ch));
             let opened = |s: &Open| s.client_port == port && asked.meets(&s.client(ch));
             ch.addr.port == port && ch.open_ends(SERVER).any(|s| served(&s))
                 || self.has_port(ch, port) && ch.open_ends(CLIENT).any(|s| opened(&s))
-        });
-        if held {
-            return Err(Errno::ADDRINUSE);
+        };
+        for (n, ch) in self.channels.from(from).enumerate() {
+            if n > 0 && began.elapsed() >= TURN {
+                return Ok(Some(ch.id));
+            }
+            match bound {
+                _ if ch.netns != netns => {}
+                Some(port) if has_from(ch, port) => return Err(Errno::ADDRNOTAVAIL),
+                None if held(ch) => return Err(Errno::ADDRINUSE),
+                _ => {}
+            }
         }
-        Ok((reply(msg), None))
+        Ok(None)
     }
 }
 

@@ -6,10 +6,11 @@
 use crate::arenas::ArenaMem;
 use crate::clients::Client;
 use crate::context::Context;
+use crate::membarrier::heavy_fence;
 use crate::shm::ending::{Ending, Step};
 use crate::shm::listeners::Shown;
 use crate::shm::state::Shm;
-use crate::shm::wake::{close_side, closing_bits, end_listening, free_waiters, has_unread, wake_side, wake_stealers};
+use crate::shm::wake::{close_side, closing_bits, free_waiters, has_unread, wake_side, wake_stealers};
 use crate::{ChannelId, ConnId, FamilyId, ListenerId};
 use fsocket_abi::arena::{flag, sock_state, Counter, Sock};
 use fsocket_abi::channel::{status, CLIENT, KEY_WAKER, SERVER, SLOTS};
@@ -53,18 +54,19 @@ impl Shm {
         true
     }
 
-    /// All its sockets are closed: nobody wakes it, or is woken by it.
-    pub fn leave_channels(&mut self, ctx: &mut Context, id: ConnId, client: &Client) {
-        self.fold_after(ctx, id, client.uid);
-        for ch in self.channels.iter() {
-            for side in [CLIENT, SERVER] {
-                if ch.is_party(side, client.family) {
-                    let own = |key: u64| key & !KEY_WAKER == client.nonce & !KEY_WAKER;
-                    free_waiters(ch, side, |key| own(key) && ctx.clients.by_key(key, |f| f == client.family).is_none());
-                }
+    /// All its sockets are closed: nobody wakes it, or is woken by it. In some channels; false: there are no more.
+    pub fn leave_some_channels(&mut self, ctx: &mut Context, ending: &mut Ending) -> bool {
+        const CHANNELS: usize = 16;
+        let (id, client) = (ending.id, &ending.client);
+        let some: Vec<ChannelId> = self.channels.from(ending.channel).take(CHANNELS).map(|ch| ch.id).collect();
+        for ch in some.iter().filter_map(|ch| self.channels.get(*ch)) {
+            for side in [CLIENT, SERVER].into_iter().filter(|side| ch.is_party(*side, client.family)) {
+                let own = |key: u64| key & !KEY_WAKER == client.nonce & !KEY_WAKER;
+                free_waiters(ch, side, |key| own(key) && ctx.clients.by_key(key, |f| f == client.family).is_none());
             }
         }
-        for ch in self.channels.iter_mut() {
+        for channel in &some {
+            let Some(ch) = self.channels.get_mut(*channel) else { continue };
             ch.known_to.remove(&id);
             for sleeper in ch.pipes.leave(id) {
                 if let Some(c) = ctx.clients.get_mut(sleeper) {
@@ -72,6 +74,14 @@ impl Shm {
                 }
             }
         }
+        let Some(last) = some.last() else { return false };
+        ending.channel = last.saturating_add(1);
+        true
+    }
+
+    /// Others offer it nothing any more.
+    pub fn leave_offers(&mut self, ctx: &mut Context, id: ConnId, client: &Client) {
+        self.fold_after(ctx, id, client.uid);
         self.offers.leave(id);
         self.pairs.leave(id);
         self.remote.leave(id);
@@ -82,29 +92,32 @@ impl Shm {
     }
 
     /// And its listeners and channels end, unless others have them.
-    pub fn leave_listeners(&mut self, ctx: &mut Context, id: ConnId, client: Client) {
+    pub fn leave_listeners(&mut self, ctx: &mut Context, id: ConnId, client: &mut Client) {
         let number = |l: &ListenerId| Some((*l, self.listeners.get(*l)?.number_of(id)?));
         let numbers: Vec<_> = client.works.iter().filter_map(number).collect();
-        for listener in client.works {
+        for listener in std::mem::take(&mut client.works) {
             self.stop_working(ctx, id, listener);
         }
         self.take_places(ctx, id, &numbers);
-        for listener in client.holds {
-            self.drop_holder(ctx, id, listener);
-        }
         for ch in self.channels.iter_mut().filter(|ch| ch.client == id) {
             ch.client_ended = true;
         }
         // Connections that the client has left in a queue are still to be accepted, under its port.
         let mut free = Vec::new();
-        for (channel, first) in client.leases.into_all() {
+        for (channel, first) in std::mem::take(&mut client.leases).into_all() {
             match self.channels.get_mut(channel) {
                 Some(ch) => ch.leases.push(first),
                 None => free.push(first),
             }
         }
         self.return_ports(ctx, client.family, free);
-        self.sweep(ctx);
+    }
+
+    /// One of its listeners ends, unless others have it. False: there is none.
+    pub fn leave_a_listener(&mut self, ctx: &mut Context, ending: &mut Ending) -> bool {
+        let Some(listener) = ending.client.holds.pop_first() else { return false };
+        self.drop_holder(ctx, ending.id, listener);
+        true
     }
 
     /// Takes a process out of a socket, which is closed if nobody else holds it.
@@ -248,14 +261,15 @@ impl Shm {
                 client.works.remove(&listener);
             }
         }
-        for channel in l.channels {
-            let Some(ch) = self.channels.get_mut(channel) else { continue };
-            ch.listener_gone = true;
-            let (client_family, families) = (ch.client_family, ch.server_families.clone());
-            if let Some(ch) = self.channels.get(channel) {
-                end_listening(ch, &ctx.clients);
-            }
-            self.tell_gone(ctx, channel, families.into_iter().chain([client_family]), false);
+        for channel in &l.channels {
+            let Some(ch) = self.channels.get_mut(*channel) else { continue };
+            (ch.listener_gone, ch.is_ending) = (true, true);
+            ch.mem.listener_closed().store(1, Ordering::SeqCst);
+        }
+        if !l.channels.is_empty() {
+            // A client that publishes a SYN and then finds `listener_closed` unset has published before this fence.
+            heavy_fence();
+            self.end_channels(ctx, l.uid, l.channels.into_iter());
         }
     }
 

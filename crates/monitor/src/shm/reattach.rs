@@ -275,5 +275,6 @@ fn from_before(id: ChannelId, mem: ChannelMem, uid: u32) -> Channel {
         client_ended: true,
         client_gone: false,
         listener_gone: false,
+        is_ending: false,
     }
 }

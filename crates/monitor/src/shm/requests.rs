@@ -402,6 +402,7 @@ impl Shm {
             client_gone: false,
             claimed_from: Cell::new(None),
             listener_gone: false,
+            is_ending: false,
             is_from_before: false,
         });
         if let Some(client) = ctx.clients.get_mut(id) {

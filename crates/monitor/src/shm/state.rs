@@ -12,11 +12,12 @@ use crate::shm::passed::Passed;
 use crate::shm::ports::Ports;
 use crate::shm::registry::Registry;
 use crate::shm::stand_ins::Remote;
+use crate::shm::sweeping::Sweep;
 use crate::shm::touches::Touches;
 use crate::shm::transfers::Transfers;
 use crate::shm::waiting::{Moving, Waiting};
-use crate::FamilyId;
-use std::collections::HashMap;
+use crate::{ChannelId, FamilyId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub struct Shm {
@@ -46,6 +47,10 @@ pub struct Shm {
     pub endings: Endings,
     /// Of looks that took long.
     pub sweeps: Seldom,
+    /// The look that is under way.
+    pub sweeping: Option<Box<Sweep>>,
+    /// Channels whose listener has ended, by its user: it is still to be said to those that wait there.
+    pub ended: BTreeMap<u32, VecDeque<ChannelId>>,
     /// Bytes in shared memory by user, and since when that is so.
     pub memory: Option<(Instant, HashMap<u32, u64>)>,
 }
@@ -73,6 +78,8 @@ impl Shm {
             look_again: None,
             endings: Endings::default(),
             sweeps: Seldom::default(),
+            sweeping: None,
+            ended: BTreeMap::new(),
             memory: None,
         }
     }

@@ -6,11 +6,10 @@ use super::wake::close_all;
 use crate::context::Context;
 use crate::membarrier::heavy_fence;
 use crate::shm::channels::Channel;
-use crate::{limits, ChannelId, ConnId, FamilyId};
+use crate::{ChannelId, ConnId};
 use fsocket_abi::channel::{CLIENT, SERVER};
 use fsocket_proto::Msg;
 use fsocket_sync::atomic::Ordering;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 /// A connection that no queue has any more may wait so long for its worker.
@@ -44,39 +43,8 @@ impl Shm {
         }
     }
 
-    /// Looks which channels have lost a side for good. It reads all sockets of the clients' fork groups, and they may
-    /// have many.
-    pub fn sweep(&mut self, ctx: &mut Context) {
-        if let Some(at) = self.sweeps.not_before() {
-            if self.look_again.is_none_or(|(then, _)| then > at) {
-                self.look_again = Some((at, at.saturating_duration_since(Instant::now())));
-            }
-            return;
-        }
-        let began = Instant::now();
-        let forgotten = |ch: &&Channel| !ch.is_whole() && ch.known_to.is_empty();
-        for id in self.channels.iter().filter(forgotten).map(|ch| ch.id).collect::<Vec<_>>() {
-            self.remove_channel(ctx, id);
-        }
-        let ends = self.channels.iter().filter(|ch| ch.is_whole() && (ch.client_ended || ch.listener_gone));
-        let candidates: BTreeMap<ChannelId, FamilyId> = ends.map(|ch| (ch.id, ch.client_family)).collect();
-        let families: BTreeSet<FamilyId> = candidates.values().copied().collect();
-        let mut used = HashSet::new();
-        for family in families {
-            let socks = ctx.arenas.in_family(family).flat_map(|a| a.mem.open_socks());
-            let of_client = socks.filter(|s| s.side.load(Ordering::Relaxed) as usize == CLIENT);
-            let channels = of_client.map(|s| s.channel.load(Ordering::Relaxed));
-            used.extend(channels.filter(|id| candidates.get(id) == Some(&family)));
-        }
-        let crowded = self.channels.iter().filter(|ch| ch.client_gone).count() > limits::LINGERING_CHANNELS;
-        for id in candidates.into_keys() {
-            self.sweep_one(ctx, id, crowded, used.contains(&id));
-        }
-        self.sweeps.was_done(began);
-    }
-
     /// `used`: the client's family has sockets in it.
-    fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool, used: bool) {
+    pub(super) fn sweep_one(&mut self, ctx: &mut Context, id: ChannelId, crowded: bool, used: bool) {
         let Some(ch) = self.channels.get(id) else { return };
         if ch.client_ended && !ch.client_gone && !used {
             close_all(ch, CLIENT, &ctx.clients);

@@ -86,6 +86,11 @@ pub fn end_listening(ch: &Channel, clients: &Clients) {
     // A client that publishes a SYN and then finds `listener_closed` unset has
     // published before this fence, so the loop sees it.
     heavy_fence();
+    refuse_waiting(ch, clients);
+}
+
+/// Resets connections that nobody took. After a fence, behind which `listener_closed` is set.
+pub fn refuse_waiting(ch: &Channel, clients: &Clients) {
     for slot in ch.mem.touched_slots() {
         // The first to change the state from SYN decides: a worker that accepts, or the monitor.
         let state = &ch.mem.slot(slot).state;

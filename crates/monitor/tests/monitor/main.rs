@@ -18,6 +18,7 @@ mod reattach;
 mod reporting;
 mod rights;
 mod shares;
+mod steps;
 mod support;
 mod switching;
 mod taken;
