@@ -75,6 +75,8 @@ fn once(args: &Stat) -> Result<i32> {
                 "ended_seconds_ago": ended,
                 "uptime": report.uptime,
                 "totals": report.totals,
+                "loop": report.event_loop,
+                "held": report.held,
                 "processes": report.processes,
             }),
             // What has no monitor is to be named all the same.

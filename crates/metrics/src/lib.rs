@@ -120,8 +120,15 @@ fn state(report: &Report) -> Vec<Metric> {
     build.add([("version", &report.monitor_version), ("abi", &fsocket_abi::VERSION.to_string())], 1);
     let open = report.channels.iter().map(|c| u64::from(c.connections)).sum();
     let resident = report.channels.iter().fold(0u64, |sum, c| sum.saturating_add(c.resident));
+    let mut turns = lines(Kind::Counter, "fastsocket_loop_turns", "Turns of the monitor's event loop, by their length");
+    for (power, n) in report.event_loop.turns.iter().enumerate() {
+        turns.add([("microseconds", &(1u64 << power.min(63)).to_string())], *n);
+    }
+    let longest = report.event_loop.longest_us;
     vec![
         build.0,
+        turns.0,
+        gauge("fastsocket_loop_longest_microseconds", "Longest turn of the monitor's event loop", longest),
         gauge("fastsocket_uptime_seconds", "Since the monitor started", report.uptime as u64),
         gauge("fastsocket_processes", "Processes that are known to the monitor", report.processes.len() as u64),
         gauge("fastsocket_listeners", "Listening sockets that are known to the monitor", report.listeners.len() as u64),

@@ -200,10 +200,13 @@ impl Listeners {
 
     /// Nobody finds it by its address any more.
     pub fn hide(&mut self, id: ListenerId) {
-        for ids in self.by_address.values_mut() {
+        let Some(key) = self.all.get(&id).map(|l| key(l.info.netns, &l.info.addr)) else { return };
+        if let Some(ids) = self.by_address.get_mut(&key) {
             ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.by_address.remove(&key);
+            }
         }
-        self.by_address.retain(|_, ids| !ids.is_empty());
     }
 
     /// The same of one that has just been added.
