@@ -1,5 +1,7 @@
 //! What the kernel refuses, and what the administrator does not want, is not had over shared
 //! memory either. Outcomes are those of stock sockets; paths are asserted from counters.
+//!
+//! Long: tests of one subject on one fixture.
 
 use fsocket_testkit::host::{Accel, Side, Stock};
 use fsocket_testkit::netns::{Hosts, NetHost};

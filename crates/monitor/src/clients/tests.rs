@@ -1,4 +1,6 @@
 use super::*;
+use crate::foreign::ForeignFd;
+use crate::leased::Leases;
 
 #[test]
 fn only_with_the_secret_and_the_same_rights_is_it_one_of_the_family() {

@@ -1,0 +1,81 @@
+//! Clients that come: taken in turns, counted by user, and turned away early.
+
+use super::Monitor;
+use crate::clients::Client;
+use crate::foreign::{self, closer, ForeignFd};
+use crate::turns::TURN;
+use crate::{descriptor, endpoint, logs, shares};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use std::time::Instant;
+
+/// While so many processes of a user wait for their turn no further ones are taken.
+const WAITING: usize = 256;
+
+impl Monitor {
+    /// Takes clients that come, for a turn at most.
+    pub(super) fn accept_some(&mut self) {
+        if !self.arriving {
+            return;
+        }
+        let began = Instant::now();
+        self.arriving = false;
+        while self.accept() {
+            if began.elapsed() >= TURN {
+                self.arriving = true;
+                break;
+            }
+        }
+        self.pace.lap();
+    }
+
+    /// Takes one client that has come. False: nobody has.
+    pub(super) fn accept(&mut self) -> bool {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.endpoint.fd, flags) {
+            Ok(fd) => self.admit(fd),
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
+                // Turn one away, or the loop would spin on it.
+                let turned_away = rustix::net::accept_with(&self.endpoint.fd, flags).map(|fd| ForeignFd::new(fd, 0));
+                foreign::may_close(1);
+                drop(turned_away.map(ForeignFd::control));
+                self.spare = endpoint::spare();
+            }
+            Err(_) => return false,
+        }
+        foreign::may_close(0);
+        true
+    }
+
+    fn admit(&mut self, fd: OwnedFd) {
+        foreign::may_close(1);
+        let Ok((pid, uid)) = descriptor::peer(fd.as_fd()) else { return };
+        let fd = ForeignFd::new(fd, uid).control();
+        logs::for_user(Some(uid));
+        let why = if self.ctx.config.private && uid != self.own_uid && uid != 0 {
+            Some("not this user's monitor")
+        } else if uid != 0 && !self.ctx.config.private && !self.arrivals.take(uid, Instant::now()) {
+            Some("too many processes a second")
+        } else if uid != 0 && self.turns.waiting(uid) > WAITING {
+            Some("too many of its processes wait")
+        } else if closer().is_full(uid) {
+            Some("too much of it waits to be closed")
+        } else if !self.shm.has_share(&self.ctx, uid, shares::CLIENT) {
+            Some("too many processes")
+        } else {
+            None
+        };
+        match why {
+            Some(why) => tracing::warn!(uid, "{why}"),
+            None => {
+                self.ctx.vouch(uid, fd.as_fd());
+                self.shm.came_from(&self.ctx, fd.as_fd());
+                let family = self.ctx.new_family();
+                let _ = self.ctx.clients.add(Client::new(fd, uid, pid, family));
+            }
+        }
+        logs::for_user(None);
+    }
+}
