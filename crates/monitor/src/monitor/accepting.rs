@@ -2,9 +2,11 @@
 
 use super::Monitor;
 use crate::clients::Client;
+use crate::event::ASLEEP;
 use crate::foreign::{self, closer, ForeignFd};
 use crate::turns::TURN;
 use crate::{descriptor, endpoint, logs, shares};
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -77,5 +79,51 @@ impl Monitor {
             }
         }
         logs::for_user(None);
+    }
+
+    /// A client is here: the grace of the start is over, also if it ends in this very turn.
+    pub(super) fn has_come(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Private: keeps the deadline, and says when to go.
+    pub(super) fn is_unneeded(&mut self) -> bool {
+        if !self.ctx.config.private {
+            return false;
+        }
+        let any = || self.ctx.clients.iter().any(|(_, c)| c.is_process());
+        if self.asleep.is_some() || any() || !self.steers.is_empty() {
+            self.deadline = None;
+            return false;
+        }
+        let now = Instant::now();
+        let deadline = *self.deadline.get_or_insert(now + self.ctx.config.linger);
+        if now < deadline {
+            return false;
+        }
+        let Some(file) = self.endpoint.file() else {
+            // (Programs with that name in their environment look for another file.)
+            tracing::info!("the socket is not at its address any more");
+            return true;
+        };
+        self.asleep = crate::asleep::any(&self.ctx.config.socket, file);
+        let watched = |fd| epoll::add(&*self.ctx.epoll, fd, EventData::new_u64(ASLEEP), EventFlags::IN).is_ok();
+        if self.asleep.as_ref().is_some_and(watched) {
+            self.deadline = None;
+            return false;
+        }
+        self.asleep = None;
+        // Somebody may be connecting just now. After `hide` nobody can find us;
+        // whoever did before is in the backlog, and is served.
+        if self.endpoint.hide().is_err() {
+            return true;
+        }
+        let before = self.ctx.clients.iter().count();
+        while self.accept() {}
+        if self.ctx.clients.iter().count() == before {
+            return true;
+        }
+        self.deadline = Some(now + self.ctx.config.linger);
+        self.endpoint.show().is_err()
     }
 }
