@@ -1,6 +1,8 @@
 //! The arena: one per process, made by the library, sealed, shared with its
 //! forked children and with the monitor. Counters, and the state of sockets
 //! that several processes can hold after a fork.
+//!
+//! Long: one layout, and the list of all counters.
 
 use fsocket_sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicU8};
 use fsocket_sync::news::News;

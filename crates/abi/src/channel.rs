@@ -8,6 +8,8 @@
 //! SLOT_OFF         1024 slot controls
 //! RING_OFF         1024 x 2 rings of RING_CAP bytes, RING_SLACK behind each, sparse
 //! ```
+//!
+//! Long: one layout, with its assertions.
 
 use fsocket_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8};
 use fsocket_sync::doorbell::Want;

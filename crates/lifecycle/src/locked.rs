@@ -55,7 +55,7 @@ fn leave(alone: bool) {
         registry::forget();
     }
     limit::trim_all();
-    // (Behind what begins the counters anew.)
+    // (Behind what begins the counters again.)
     if was_enabled {
         stats::fall_back(Reason::Disabled);
     }

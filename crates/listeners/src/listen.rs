@@ -1,4 +1,6 @@
 //! Listeners: the kernel's, with SYN queues beside it.
+//!
+//! Long: the state of a listener and its transitions; it wants a type of its own for each state.
 
 use crate::chan::{self, Chan};
 use crate::lock::Lock;

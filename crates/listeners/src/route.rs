@@ -1,4 +1,6 @@
 //! Where a destination leads: which channel, or the kernel.
+//!
+//! Long: one table of destinations, and everything that decides where one leads.
 
 use crate::chan::{self, Chan};
 use crate::cow::Sparing;

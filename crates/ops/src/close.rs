@@ -1,4 +1,6 @@
 //! `close`, `shutdown`, `dup`: ends of descriptors and of connections.
+//!
+//! Long: the ends of a connection share most of their steps.
 
 use crate::path;
 use crate::stage;

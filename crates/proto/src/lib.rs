@@ -12,6 +12,8 @@
 //! sockets gets its own control socket: the *parent*, before the fork, makes a
 //! socket pair and sends one end with [`kind::ADOPT`] over its own control
 //! socket, so that the order of what parent and child do later cannot matter.
+//!
+//! Long: the list of all messages.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

@@ -4,7 +4,7 @@
 //! | kernel | calls | order |
 //! | --- | --- | --- |
 //! | `vfs_read`, `vfs_write` | `read`, `write` | [`whole`]: checked, then cut |
-//! | `import_ubuf` | `send`, `recv` and their relatives; one vector | [`buffer`]: cut, then checked |
+//! | `import_ubuf` | `send`, `recv` and the like; one vector | [`buffer`]: cut, then checked |
 //! | `import_iovec` | several vectors | [`Vectors`]: each checked, the sum cut |
 
 use crate::user;

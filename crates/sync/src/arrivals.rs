@@ -14,7 +14,7 @@
 //! | generation and `touched` of the registry | cached routes | each monitor begins at a number of its own, at random |
 //! | closings of a port | cached routes | they only grow; those of another monitor come with another generation |
 //! | heads and tails of queues | the monitor's looks | they only grow; a hostile client hides its own connections |
-//! | `added` of a zone's queue | the monitor's looks | it only grows; who takes a place is looked at anew |
+//! | `added` of a zone's queue | the monitor's looks | it only grows; who takes a place is looked at again |
 //! | sequence of a want word, `pending` of an arena | threads that sleep | they only grow, for as long as the memory is mapped |
 
 use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};

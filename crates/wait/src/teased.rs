@@ -37,7 +37,7 @@ impl Teased {
 }
 
 /// A sleep that no peer can end. Errors: EINTR.
-pub fn nap(left: Option<u64>) -> Result<()> {
+pub fn pause(left: Option<u64>) -> Result<()> {
     static NOBODY_WAKES: AtomicU32 = AtomicU32::new(0);
     let ns = left.unwrap_or(NAP_NS).min(NAP_NS);
     let on = On { word: Some(&NOBODY_WAKES), ..On::default() };

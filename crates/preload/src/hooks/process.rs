@@ -1,4 +1,6 @@
 //! What changes the process under the sockets.
+//!
+//! Long: one hook after the other.
 
 use super::answer::guarded;
 use crate::{init, real};

@@ -87,7 +87,7 @@ pub(super) fn on_word(d: &'static Desc, fds: &[libc::pollfd], deadline: Option<u
             break;
         }
         let r = match teased.is() {
-            true => teased::nap(limit),
+            true => teased::pause(limit),
             false => word::sleep(want, seq, limit, cut, long, second),
         };
         slept |= r != Err(Errno::EAGAIN);

@@ -230,7 +230,7 @@ fn sleep_on(
             break;
         }
         let r = match teased {
-            true => teased::nap(left),
+            true => teased::pause(left),
             false => word::sleep(want, seq, left, cut, long, second),
         };
         w.begun |= r != Err(Errno::EAGAIN);
