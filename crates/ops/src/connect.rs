@@ -20,18 +20,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     }
     // SAFETY: the caller's.
     if len >= 2 && unsafe { user::get(addr as *const u16) } == Ok(libc::AF_UNSPEC as u16) {
-        // The connection is reset, the listener listens no more; the kernel knows
-        // what is left of a socket after that.
-        match d.kind() {
-            kind::CONN => {
-                if !crate::close::disconnect(d) {
-                    crate::path::materialize_one(d, Reason::Option);
-                }
-            }
-            kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
-            _ => return to_kernel(fd, d, Reason::Option),
-        }
-        return Outcome::Kernel;
+        return disconnect(fd, d);
     }
     let bound = match d.kind() {
         kind::CONN if !(2..=size_of::<libc::sockaddr_storage>() as u32).contains(&len) => {
@@ -101,6 +90,21 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
             over_kernel(fd, d, &dst, why)
         }
     }
+}
+
+/// `connect` to AF_UNSPEC: the connection is reset, the listener listens no more; the kernel knows what is left of a
+/// socket after that.
+fn disconnect(fd: i32, d: &'static Desc) -> Outcome<Result<()>> {
+    match d.kind() {
+        kind::CONN => {
+            if !crate::close::disconnect(d) {
+                crate::path::materialize_one(d, Reason::Option);
+            }
+        }
+        kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
+        _ => return to_kernel(fd, d, Reason::Option),
+    }
+    Outcome::Kernel
 }
 
 /// To an address that the socket is not made for. The kernel refuses, and the socket is what it was.

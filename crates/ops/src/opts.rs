@@ -251,6 +251,14 @@ unsafe fn remember(d: &'static Desc, level: i32, name: i32, v: i32, val: *const 
     }
 }
 
+/// The bytes of a `struct timeval`.
+fn pair(seconds: i64, microseconds: i64) -> [u8; 16] {
+    let mut bytes = [0u8; 16];
+    bytes[..8].copy_from_slice(&seconds.to_ne_bytes());
+    bytes[8..].copy_from_slice(&microseconds.to_ne_bytes());
+    bytes
+}
+
 /// # Safety
 /// Both pointers are the program's, or nothing is there.
 pub unsafe fn get(
@@ -293,13 +301,7 @@ pub unsafe fn get(
         Ok(byte) if level == libc::IPPROTO_IP && (1..4).contains(&room) => put(&[byte]),
         _ => put(&v.to_ne_bytes()),
     };
-    let time = |ns: u64| {
-        let (sec, us) = ((ns / 1_000_000_000) as i64, (ns / 1000 % 1_000_000) as i64);
-        let mut b = [0u8; 16];
-        b[..8].copy_from_slice(&sec.to_ne_bytes());
-        b[8..].copy_from_slice(&us.to_ne_bytes());
-        put(&b)
-    };
+    let time = |ns: u64| put(&pair((ns / 1_000_000_000) as i64, (ns / 1000 % 1_000_000) as i64));
     // SAFETY: the caller's.
     if let Some(a) = answer::of(fd, d, level, name, room) {
         return match a {
