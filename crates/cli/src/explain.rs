@@ -106,7 +106,7 @@ fn explain(facts: Facts, all: &Sockets, port: Option<u16>) -> Explanation {
     let begun = facts.counter("connect_shm") + facts.counter("accept_shm");
     // Connections that stayed there: open ones, and those that were closed there.
     let shm = shm_connections as u64 + facts.counter("close_shm") + facts.counter("path_upgrade");
-    let all_left = begun > 0 && shm == 0 && facts.counter("path_switch") > 0;
+    let all_left = facts.obstacles.is_empty() && begun > 0 && shm == 0 && facts.counter("path_switch") > 0;
     if all_left {
         let text = format!("{begun} connections began over shared memory, and all have gone to the kernel since");
         reasons.insert(0, Reason { reason: "left", text });

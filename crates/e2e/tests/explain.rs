@@ -229,8 +229,8 @@ fn an_older_glibc() {
     not_in_stock_mode!();
     let host = Host::new();
     let mut library = std::fs::read(artifacts::library()).expect("the library");
-    let old = b"GLIBC_2.14\0";
-    let at = library.windows(old.len()).position(|w| w == old).expect("memcpy has that version");
+    let old = b"GLIBC_2.16\0";
+    let at = library.windows(old.len()).position(|w| w == old).expect("getauxval has that version");
     library[at..at + old.len()].copy_from_slice(b"GLIBC_2.99\0");
     let library = host.file("newer/libfsocket.so", library);
     let mut command = host.command(Stock, sleeper(&host, "old", &[]));

@@ -244,10 +244,17 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
 
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
-    transmit!(fd, buf, n, flags, false, transmit_more, else {
-        opts::sends(fd, flags);
-        in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send)
-    })
+    transmit!(fd, buf, n, flags, false, transmit_more, else unsafe { send_in_kernel(fd, buf, n, flags) })
+}
+
+/// [`send`] of what is no connection of ours. In a frame of its own: [`send`] saves no register.
+///
+/// # Safety
+/// As [`send`].
+#[inline(never)]
+unsafe fn send_in_kernel(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
+    opts::sends(fd, flags);
+    in_kernel!(send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int), Call::Send)
 }
 
 pub unsafe fn recvfrom(
@@ -287,10 +294,24 @@ pub unsafe fn sendto(
             return failed(e);
         }
     }
-    transmit!(fd, buf, n, flags, false, transmit_more, else {
-        opts::sends(fd, flags);
-        in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
-    })
+    transmit!(fd, buf, n, flags, false, transmit_more, else unsafe { sendto_in_kernel(fd, buf, n, flags, addr, len) })
+}
+
+/// As [`send_in_kernel`].
+///
+/// # Safety
+/// As [`sendto`].
+#[inline(never)]
+unsafe fn sendto_in_kernel(
+    fd: c_int,
+    buf: *const c_void,
+    n: size_t,
+    flags: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> ssize_t {
+    opts::sends(fd, flags);
+    in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
 }
 
 /// Would the kernel take this for an address?
