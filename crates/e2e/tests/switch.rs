@@ -16,7 +16,9 @@ fn exec_passing_and_urgent_data() {
     // one case shows it with one connection. Everything else begins in shared
     // memory.
     assert!(delta.get("connect_shm") >= 20 && delta.get("accept_shm") >= 20, "not over shared memory\n{delta}");
-    assert!(delta.get("connect_kernel") <= 1 && delta.get("accept_kernel") <= 1, "over kernel TCP\n{delta}");
+    // Those that wait at a listener when that is handed over are accepted from the kernel's queue (ADR 70).
+    let moved = delta.get("fallback.untaken");
+    assert!(delta.get("connect_kernel") <= 1 && delta.get("accept_kernel") <= 1 + moved, "over kernel TCP\n{delta}");
     assert!(delta.get("hostile_peer") == 0, "a peer was called hostile\n{delta}");
     assert!(delta.get("path_switch") >= 60, "too few connections were switched\n{delta}");
     assert!(delta.get("fallback.switch") == 0, "a path could not be switched\n{delta}");

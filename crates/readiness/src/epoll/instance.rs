@@ -95,6 +95,17 @@ impl Ep {
     pub(super) fn is_plain(&self) -> bool {
         self.looked_at.load(Ordering::SeqCst) == 0
     }
+    /// Before a wait in the kernel alone: a connection that may go over does so when it is at rest, which is now. The monitor
+    /// may have asked for that already, or asks while the thread sleeps.
+    #[inline]
+    pub(super) fn hear_of_offers(&self) {
+        if self.items.load(Ordering::Relaxed) > 0 {
+            ctl::poll();
+            if !self.ctl_added.load(Ordering::Relaxed) {
+                self.watch_ctl();
+            }
+        }
+    }
     pub(super) fn waker(&self) -> Option<&'static Waker> {
         match self.waker.load(Ordering::Acquire) {
             0 => None,

@@ -94,6 +94,7 @@ unsafe fn wait_in(
         // Nothing in it is over shared memory (yet). If another thread changes that while this one sleeps, that thread
         // rings the waker.
         let start = if timeout_ns.is_some_and(|t| t > 0) { sys::now_ns() } else { 0 };
+        ep.hear_of_offers();
         ep.plain.fetch_add(1, Ordering::SeqCst);
         let r = if ep.is_plain() {
             // SAFETY: the caller's.
@@ -105,10 +106,13 @@ unsafe fn wait_in(
         match r {
             Err(e) => return Outcome::Done(Err(e)),
             Ok(Spoke::Nobody) => return Outcome::Done(Ok(out.n)),
-            Ok(_) if out.n > 0 => return Outcome::Done(Ok(out.n)),
             Ok(s) => {
+                // Also with events: where there always are some, nobody would hear of the monitor.
                 if s == Spoke::Control {
                     control(ep);
+                }
+                if out.n > 0 {
+                    return Outcome::Done(Ok(out.n));
                 }
                 left = timeout_ns.map(|t| t.saturating_sub(sys::now_ns().saturating_sub(start)));
             }
