@@ -125,7 +125,9 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
     fn grow(&self, i: u32) -> bool {
         let Some(base) = self.base() else { return false };
         let least = (PIECE / core::mem::size_of::<T>()) as u32 + 1;
-        self.alone(|| {
+        // Another thread may make it meanwhile, for many.
+        let is_there = || i < self.usable.load(Ordering::Acquire);
+        self.alone(is_there, || {
             let wanted = i.saturating_mul(2).max(i + least).min(self.capacity());
             let writable = libc::PROT_READ | libc::PROT_WRITE;
             // SAFETY: the mapping is ours, and this long: it is not cut meanwhile. What was writable stays so.
@@ -140,32 +142,45 @@ impl<T: Slot + 'static, const MOST: u32, const NEAR: usize> Slab<T, MOST, NEAR> 
 
     /// Gives back the address space that no object has needed yet: there will be no more than now.
     pub fn trim(&self) {
-        self.alone(|| {
-            let base = self.base.load(Ordering::Acquire);
-            let (usable, capacity) = (self.usable.load(Ordering::Acquire).max(NEAR as u32), self.capacity());
-            let page = fsocket_sys::page_size();
-            let (from, to) = (self.bytes(usable - NEAR as u32).next_multiple_of(page), self.bytes(capacity));
-            if base.is_null() || from >= to {
-                return false;
-            }
-            self.fewer.store(MOST - usable, Ordering::Release);
-            // SAFETY: behind all objects that there will be; `grow` does not run meanwhile.
-            unsafe { fsocket_sys::munmap((base as *mut u8).add(from), to - from) }.is_ok()
-        });
+        self.alone(
+            || false,
+            || {
+                let base = self.base.load(Ordering::Acquire);
+                let (usable, capacity) = (self.usable.load(Ordering::Acquire).max(NEAR as u32), self.capacity());
+                let page = fsocket_sys::page_size();
+                let (from, to) = (self.bytes(usable - NEAR as u32).next_multiple_of(page), self.bytes(capacity));
+                if base.is_null() || from >= to {
+                    return false;
+                }
+                self.fewer.store(MOST - usable, Ordering::Release);
+                // SAFETY: behind all objects that there will be; `grow` does not run meanwhile.
+                unsafe { fsocket_sys::munmap((base as *mut u8).add(from), to - from) }.is_ok()
+            },
+        );
     }
 
-    /// `f`, by no other thread at the same time; false also if one does not come to its end: a signal handler has come
-    /// on top of it, or it was not copied by a fork.
-    fn alone(&self, f: impl FnOnce() -> bool) -> bool {
-        const TRIES: u32 = 1000;
+    /// `f`, by no other thread at the same time, or true as soon as there is `enough`. False also if another thread does
+    /// not come to its end: a signal handler has come on top of it, or it was not copied by a fork.
+    fn alone(&self, enough: impl Fn() -> bool, f: impl FnOnce() -> bool) -> bool {
+        /// Looks before a thread sleeps between them: with many threads on a CPU the one that is at it waits for its turn.
+        const AWAKE: u32 = 100;
+        const TRIES: u32 = AWAKE + 300;
+        const PAUSE_NS: u64 = 100_000;
         let me = process::thread();
-        for _ in 0..TRIES {
-            if self.changes.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                let done = f();
-                self.changes.store(0, Ordering::Release);
-                return done;
+        for n in 0..TRIES {
+            if enough() {
+                return true;
             }
-            fsocket_sys::sched_yield();
+            match self.changes.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => {
+                    let done = f();
+                    self.changes.store(0, Ordering::Release);
+                    return done;
+                }
+                Err(holder) if holder == me => return false,
+                Err(_) if n < AWAKE => fsocket_sys::sched_yield(),
+                Err(_) => fsocket_sys::nanosleep(PAUSE_NS),
+            }
         }
         false
     }
