@@ -3,7 +3,6 @@ report: a firewall rule about the socket's mark, priority, TOS or TTL is passed 
 kind: policy by socket
 stock: mark: plain ok ok ok; matched ECONNREFUSED ECONNREFUSED ECONNREFUSED
 path: shm
-monitor: system
 needs: nft
 """
 import errno

@@ -3,7 +3,6 @@ report: a firewall rule about the socket's user is passed by a root program that
 kind: policy by socket
 stock: seteuid: ECONNREFUSED ECONNREFUSED
 path: shm
-monitor: system
 needs: nft
 """
 import ctypes
