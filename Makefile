@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build quick deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -14,23 +14,26 @@ build: ## target/release/{libfsocket.so,fastsocketd,fastsocket,fastsocket-demo,f
 	@$(RUN) cargo build --release --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo -p fsocket-agent
 	@ls -l $(ARTIFACTS) | awk '{print "built:", $$NF, "(" $$5 " bytes)"}'
 
-quick: ## the same in target/quick, built without link-time optimisation: FASTSOCKET_ARTIFACTS=$$PWD/target/quick for tests
+benchmark: build ## target/release/fastsocket-bench, to which `fastsocket bench` hands over
+	@$(RUN) cargo build --release --locked -p fsocket-bench
+
+quick: ## these and the benchmark in target/quick, built without link-time optimisation: FASTSOCKET_ARTIFACTS=$$PWD/target/quick for tests
 	@scripts/deps.sh build
-	@$(RUN) cargo build --profile quick --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo -p fsocket-agent
+	@$(RUN) cargo build --profile quick --locked -p fsocket-preload -p fsocket-monitor -p fsocket-cli -p fsocket-demo -p fsocket-agent -p fsocket-bench
 
 deps: ## install what building, tests and the demo need
 	@scripts/deps.sh test
 
-demo: deps build ## nginx, redis and haproxy, stock and ours in turn
+demo: deps benchmark ## nginx, redis and haproxy, stock and ours in turn
 	@demo/demo.sh
 
-test: deps build ## every test; ends with one line that says how it went
+test: deps benchmark ## every test; ends with one line that says how it went
 	@scripts/test.sh loom unit e2e differential
 
 unit: ## unit and integration tests only
 	@scripts/test.sh unit
 
-e2e: deps build ## end-to-end tests with real programs only
+e2e: deps benchmark ## end-to-end tests with real programs only
 	@scripts/test.sh e2e
 
 differential: build ## random programs on both paths, and those that differed once
@@ -65,11 +68,11 @@ test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated
 loom: ## model checking of rings, doorbells and tokens
 	@scripts/test.sh loom
 
-bench: deps build ## the whole benchmark; JSON and a picture in bench/out
+bench: deps benchmark ## the whole benchmark; JSON and a picture in bench/out
 	@mkdir -p bench/out
 	@$(RUN) target/release/fastsocket bench --json bench/out/bench.json --report bench/out/bench.html
 
-bench-shapes: build ## servers and clients of many kinds with work in each request, stock and ours: SHAPES="--quick" (else about 90 minutes); fails where ours is below stock by more than the spread
+bench-shapes: benchmark ## servers and clients of many kinds with work in each request, stock and ours: SHAPES="--quick" (else about 90 minutes); fails where ours is below stock by more than the spread
 	@mkdir -p bench/out
 	@$(RUN) target/release/fastsocket bench shapes --strict --json bench/out/shapes.json --report bench/out/shapes.html $(SHAPES)
 
@@ -147,13 +150,13 @@ agent: ## target/agent/fastsocket-agent, with RDMA: rdma-core is loaded when it 
 	@mkdir -p target/agent
 	@strip --strip-unneeded -o target/agent/fastsocket-agent target/verbs/release/fastsocket-agent
 
-install: ## what `make`, `make pages` and, if it was run, `make agent` left: DESTDIR= PREFIX=/usr/local
+install: ## what `make`, `make pages` and, if they were run, `make benchmark` and `make agent` left: DESTDIR= PREFIX=/usr/local
 	@packaging/install.sh install
 
 uninstall: ## the same, removed
 	@packaging/install.sh uninstall
 
-packages: build pages ## .deb (with its debug symbols) and .rpm, in target/debian and target/rpm; installed and removed as a test
+packages: benchmark pages ## .deb (with its debug symbols) and .rpm, in target/debian and target/rpm; installed and removed as a test
 	@packaging/packages.sh
 
 test-systemd: build pages ## enabled redis, nginx and clients under a systemd of its own (systemd-nspawn; needs root)

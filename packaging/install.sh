@@ -1,5 +1,5 @@
 #!/bin/sh
-# install.sh install|uninstall: what `make` and `make pages` left, and the agent of `make agent` if it is there, below
+# install.sh install|uninstall: what `make` and `make pages` left, and of `make benchmark` and `make agent` what is there, below
 # $DESTDIR$PREFIX. (The agent that `make` builds has no RDMA: it is for tests.) `uninstall` also removes what the monitor
 # left in /run and /sys/fs/bpf, unless there is a DESTDIR; the configuration stays.
 set -eu
@@ -27,8 +27,10 @@ do_install() {
     put 755 "$built/fastsocket" "$root/bin"
     put 755 "$built/fastsocketd" "$root/sbin"
     put 644 "$built/libfsocket.so" "$root/lib/fastsocket"
+    [ ! -e "$built/fastsocket-bench" ] || put 755 "$built/fastsocket-bench" "$root/lib/fastsocket"
     if [ -z "${NO_STRIP:-}" ]; then
-        for file in bin/fastsocket sbin/fastsocketd lib/fastsocket/libfsocket.so; do
+        for file in bin/fastsocket sbin/fastsocketd lib/fastsocket/libfsocket.so lib/fastsocket/fastsocket-bench; do
+            [ -e "$root/$file" ] || continue
             strip --strip-unneeded -o "$root/$file.new" "$root/$file"
             chmod --reference="$root/$file" "$root/$file.new"
             mv -f "$root/$file.new" "$root/$file"
@@ -60,7 +62,7 @@ do_uninstall() {
     fi
     # They would name a library that is gone.
     [ ! -x "$root/bin/fastsocket" ] || "$root/bin/fastsocket" disable --all --root "${DESTDIR:-/}" || true
-    rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$unit" "${unit%.service}.socket" \
+    rm -f "$root/bin/fastsocket" "$root/sbin/fastsocketd" "$root/lib/fastsocket/libfsocket.so" "$root/lib/fastsocket/fastsocket-bench" "$unit" "${unit%.service}.socket" \
         "$root/sbin/fastsocket-agent" "$agent_unit" \
         "$root/share/man/man1/fastsocket.1" "$root"/share/man/man1/fastsocket-*.1 \
         "$root/share/man/man8/fastsocketd.8" "$root/share/man/man5/fastsocketd.toml.5" "$root/share/bash-completion/completions/fastsocket" \

@@ -21,7 +21,7 @@ command -v cargo-generate-rpm >/dev/null ||
     CARGO_PROFILE_RELEASE_OPT_LEVEL=1 cargo install cargo-generate-rpm --locked --root target/tools
 rm -rf target/rpm
 mkdir -p target/rpm/bin
-for file in fastsocket fastsocketd libfsocket.so; do
+for file in fastsocket fastsocketd libfsocket.so fastsocket-bench; do
     strip --strip-unneeded -o "target/rpm/bin/$file" "target/release/$file"
 done
 cargo generate-rpm -p crates/cli --output target/rpm/

@@ -16,6 +16,7 @@ mount -t proc proc "$root/proc"
 trap 'umount -l "$root/proc" 2>/dev/null || true; rm -f "$root.before"' EXIT
 inside fastsocket --version
 inside fastsocketd --check
+inside fastsocket bench --list | grep -q rtt-8
 # (Without rdma-core.)
 inside fastsocket-agent --version
 [ ! -e "$root/etc/systemd/system/multi-user.target.wants/fastsocket-agent.service" ] || { echo "packages: FAILED: the agent is on" >&2; exit 1; }

@@ -26,6 +26,7 @@ rpm --root "$root" --nodeps -i "$package"
 mount -t proc proc "$root/proc"
 inside fastsocket --version
 inside fastsocketd --check
+inside fastsocket bench --list | grep -q rtt-8
 inside fastsocket run --require -v -- /bin/echo ran | grep -x ran
 printf '[Service]\nExecStart=/bin/true\n' >"$root/etc/systemd/system/a.service"
 inside fastsocket enable a

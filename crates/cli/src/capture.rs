@@ -7,10 +7,11 @@ mod filter;
 mod pcapng;
 mod socket;
 
-use crate::{control, operate, place};
+use crate::{operate, place};
 use anyhow::{bail, Context, Result};
 use clap::Args;
 use filter::Filter;
+use fsocket_client::control;
 use fsocket_proto::operate::Target;
 use pcapng::Writer;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};

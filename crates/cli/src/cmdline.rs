@@ -1,15 +1,11 @@
 //! Arguments of the commands.
 
-use crate::locate::Pieces;
 use clap::Args;
+use fsocket_client::locate::Pieces;
 use fsocket_tune::CpuSet;
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-
-/// Exit status for everything that is our own failure, as `env`, `nice` and
-/// other exec wrappers have it.
-pub const EXIT_OWN: i32 = 125;
 
 /// What library and commands read, as [`fsocket_proto::paths`] has it.
 pub const ENVIRONMENT: &str = "\

@@ -1,10 +1,11 @@
 //! `fastsocket doctor`: is what we need there?
 
 use crate::cmdline::Doctor;
-use crate::locate::Pieces;
-use crate::{control, locate, program};
+use crate::program;
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use fsocket_abi::{arena, channel};
+use fsocket_client::locate::Pieces;
+use fsocket_client::{control, locate};
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
 use rustix::process::{getrlimit, Resource};
 use std::fs;

@@ -5,23 +5,20 @@
 //! hand over to its program exactly what it was given itself.
 #![cfg_attr(not(test), no_main)]
 
-mod bench;
 mod capture;
 mod cmdline;
-mod control;
 mod doctor;
 mod drops;
 mod explain;
 mod glibc;
+mod handover;
 mod locality;
-mod locate;
 mod locks;
 mod measure;
 mod metrics;
 mod operate;
 mod pages;
 mod place;
-mod preload_list;
 mod private;
 mod program;
 mod run;
@@ -35,7 +32,8 @@ mod units;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use cmdline::{Disable, Doctor, Enable, Explain, Pages, Run, Stat, Steer, EXIT_OWN};
+use cmdline::{Disable, Doctor, Enable, Explain, Pages, Run, Stat, Steer};
+use fsocket_client::EXIT_OWN;
 
 /// Shared memory instead of loopback TCP, for programs as they are.
 #[derive(Debug, Parser)]
@@ -64,13 +62,9 @@ enum Command {
     /// Prepare a network device and the kernel for short connections, and undo it
     Tune(tune::Tune),
     /// Compare kernel TCP, fastsocket, Unix sockets and a reference queue
-    Bench(bench::Bench),
+    Bench(fsocket_bench_args::Bench),
     #[command(hide = true)]
     Pages(Pages),
-    #[command(hide = true)]
-    BenchWorker(bench::worker::Worker),
-    #[command(hide = true)]
-    BenchShape(bench::shapes::ends::End),
 }
 
 #[cfg(not(test))]
@@ -109,9 +103,7 @@ fn entry() -> i32 {
         Command::Pages(args) => report_errors(pages::run(&args, Cli::command())),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
-        Command::Bench(args) => report_errors(bench::run(&args)),
-        Command::BenchWorker(args) => bench::worker::run(&args),
-        Command::BenchShape(args) => bench::shapes::ends::run(&args),
+        Command::Bench(_) => handover::to(fsocket_bench_args::PROGRAM),
     }
 }
 

@@ -1,8 +1,8 @@
 //! `fastsocket metrics`: what the monitor counts, for Prometheus.
 
-use crate::control;
 use anyhow::{Context, Result};
 use clap::Args;
+use fsocket_client::control;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! `fastsocket off` and `on`: the connections of running programs go to the kernel, and come back.
 
 use crate::text::print;
-use crate::{control, units};
+use crate::units;
 use clap::Args;
+use fsocket_client::control;
 use fsocket_proto::operate::{Request, Target};
 use fsocket_proto::paths;
 use serde::Serialize;

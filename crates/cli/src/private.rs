@@ -1,7 +1,7 @@
 //! Starts a private monitor: detached, belonging to nobody's session, holding
 //! nothing of the program that happened to need it first.
 
-use crate::control;
+use fsocket_client::control;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};

@@ -1,10 +1,12 @@
 //! `fastsocket run`: sets up the environment and becomes the program.
 
-use crate::cmdline::{Run, EXIT_OWN};
-use crate::locate::Pieces;
-use crate::preload_list::{preload_list, without_library};
+use crate::cmdline::Run;
 use crate::program::{self, Kind};
-use crate::{control, drops, locate, private};
+use crate::{drops, private};
+use fsocket_client::locate::Pieces;
+use fsocket_client::preload_list::{preload_list, without_library};
+use fsocket_client::EXIT_OWN;
+use fsocket_client::{control, locate};
 use fsocket_proto::paths;
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -1,10 +1,11 @@
 //! `fastsocket ss`: listeners and connections over shared memory.
 
 use crate::explain::{ANOTHER_CAPABLE, LINKED, UNLINKED};
+use crate::place;
 use crate::text::{print, table};
-use crate::{control, place};
 use anyhow::Result;
 use clap::Args;
+use fsocket_client::control;
 use fsocket_proto::report::{Connection, Host, Listener, Process, Report};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;

@@ -4,12 +4,12 @@ mod timeline;
 mod zones;
 
 use crate::cmdline::Stat;
-use crate::control;
 use crate::explain::overview;
 use crate::locality::Filter;
 use crate::text::{print, table};
 use anyhow::{anyhow, Result};
 use fsocket_abi::arena::COUNTERS;
+use fsocket_client::control;
 use fsocket_proto::paths;
 use fsocket_proto::report::{Counters, Process, Report};
 use std::io::IsTerminal;

@@ -1,9 +1,9 @@
 //! `fastsocket steer`.
 
 use crate::cmdline::Steer;
-use crate::control;
 use crate::text::{print, table};
 use anyhow::{bail, Context, Result};
+use fsocket_client::control;
 use fsocket_proto::steer::{Answer, Attach, Device, Request, POLICIES};
 
 pub fn steer(args: Steer) -> Result<i32> {

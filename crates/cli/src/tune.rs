@@ -5,7 +5,7 @@ mod show;
 
 pub use args::Tune;
 
-use crate::cmdline::EXIT_OWN;
+use fsocket_client::EXIT_OWN;
 use fsocket_tune::{Device, Error, Machine, Root, Store};
 
 /// The exit status.

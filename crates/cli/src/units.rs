@@ -1,8 +1,8 @@
 //! `fastsocket enable` and `disable`: drop-ins of systemd units.
 
 use crate::cmdline::{Disable, Enable};
-use crate::locate;
 use anyhow::{anyhow, bail, ensure, Context, Result};
+use fsocket_client::locate;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;

@@ -39,6 +39,39 @@ fn own_failures_are_125() {
     assert_eq!(output(&["--version"]).status.code(), Some(0));
 }
 
+/// `fastsocket bench` becomes `fastsocket-bench`: that beside it, where the library is installed, or in PATH.
+#[test]
+fn the_benchmark_is_a_program_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str, what: &str| {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, format!("#!/bin/sh\necho {what} \"$@\"; exit 7\n")).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    let own = dir.path().join("bin/fastsocket");
+    std::fs::create_dir(own.parent().unwrap()).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_fastsocket"), &own).unwrap();
+    let ask = |args: &[&str]| {
+        let asked = Command::new(&own).arg("bench").args(args).env("PATH", dir.path().join("path")).output().unwrap();
+        (asked.status.code(), String::from_utf8_lossy(&asked.stdout).into_owned(), stderr(&asked))
+    };
+    let (status, _, said) = ask(&["--list"]);
+    assert!(status == Some(125) && said.contains("fastsocket-bench not found"), "{said}");
+    for (path, what) in [
+        ("path/fastsocket-bench", "path"),
+        ("lib/fastsocket/fastsocket-bench", "library"),
+        ("bin/fastsocket-bench", "own"),
+    ] {
+        place(path, what);
+        let (status, said, _) = ask(&["shapes", "--only", "a b"]);
+        assert_eq!((status, said), (Some(7), format!("{what} shapes --only a b\n")));
+    }
+    // Its help is the command line's, and needs no program.
+    let (status, said, _) = ask(&["shapes", "--help"]);
+    assert!(status == Some(0) && said.contains("--before"), "{said}");
+}
+
 #[test]
 fn not_executable_is_126_and_not_found_127() {
     assert_eq!(output(&["run", "/etc/passwd"]).status.code(), Some(126));

@@ -11,6 +11,8 @@ fn shapes() {
         return eprintln!("SKIPPED: it measures stock and ours itself");
     }
     let host = Host::new();
+    // (`fastsocket` hands over to it.)
+    artifacts::bench();
     let json = host.file("shapes.json", "");
     let mut command = host.command(Stock, artifacts::cli());
     command.args(["bench", "shapes", "--reps", "1", "--secs", "0.1", "--json"]).arg(&json);

@@ -92,8 +92,8 @@ fn a_fork_for_a_connection_writes_few_pages() {
     let host = Host::new();
     const N: u64 = 100;
     let [stock, ours] = [Stock, Accel].map(|side| {
-        let mut command = host.command(side, artifacts::cli());
-        command.args(["bench-shape", "--server", "process", "--request", "64", "--answer", "64"]);
+        let mut command = host.command(side, artifacts::bench());
+        command.args(["end", "--server", "process", "--request", "64", "--answer", "64"]);
         let server = Proc::spawn(host.logs(), "forking", command);
         let said = || server.stdout().trim().parse::<u16>().ok();
         assert!(net::wait_until(Duration::from_secs(10), || said().is_some()).is_ok(), "{}", server.stderr());

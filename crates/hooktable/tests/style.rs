@@ -13,7 +13,7 @@ const LIBRARY_FILES: usize = 1;
 /// Everything else that is ours; a crate that is not named here is the library's.
 const FOLDERS: &[&str] = &["bench", "demo", "tests", "fuzz"];
 const OTHERS: &[&str] =
-    &["agent", "bpf", "cli", "e2e", "hooktable", "measure", "metrics", "monitor", "testkit", "tune"];
+    &["agent", "bpf", "cli", "client", "e2e", "hooktable", "measure", "metrics", "monitor", "testkit", "tune"];
 
 /// Words that an engineer of this field does not know, and those that are used instead
 /// (`told`, `part`, `away` and the like are words of everyday English, too, and not looked for).

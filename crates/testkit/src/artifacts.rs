@@ -32,6 +32,11 @@ pub fn cli() -> PathBuf {
     artefact("fastsocket")
 }
 
+/// The benchmark.
+pub fn bench() -> PathBuf {
+    artefact("fastsocket-bench")
+}
+
 /// The demo server.
 pub fn demo() -> PathBuf {
     artefact("fastsocket-demo")

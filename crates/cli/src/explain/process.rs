@@ -2,7 +2,8 @@
 
 use super::reason::Reason;
 use crate::program::{self, Kind};
-use crate::{control, glibc, locate, place};
+use crate::{glibc, place};
+use fsocket_client::{control, locate};
 use fsocket_proto::paths;
 use fsocket_proto::report::{Counters, Report};
 use procfs::process::{MMapPath, Process};

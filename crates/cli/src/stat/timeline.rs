@@ -1,18 +1,16 @@
 //! `fastsocket stat --zones --timeline FILE.json`: how queues, steals and flow groups go
 //! over time, as JSON and as a picture.
 
-use crate::control;
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
+use fsocket_client::control;
 use fsocket_proto::report::{Balance, FlowGroups, Report};
-use plotters::coord::Shift;
-use plotters::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_millis(100);
-const SIZE: (u32, u32) = (900, 720);
 
 /// One look.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -72,7 +70,7 @@ pub fn record(file: &Path, seconds: f64) -> Result<i32> {
     let timeline = Timeline { version: 1, every_ms: EVERY.as_millis() as u64, samples };
     let text = serde_json::to_string(&timeline)? + "\n";
     std::fs::write(file, text).with_context(|| file.display().to_string())?;
-    std::fs::write(&svg, draw(&timeline.samples)?).with_context(|| svg.display().to_string())?;
+    std::fs::write(&svg, draw(&timeline.samples)).with_context(|| svg.display().to_string())?;
     anstream::println!("{} samples: {} and {}", timeline.samples.len(), file.display(), svg.display());
     Ok(0)
 }
@@ -106,45 +104,57 @@ fn lines(samples: &[Sample]) -> [(&'static str, Lines); 3] {
     [("Accept queues, connections", lengths), ("Stolen, connections in 100 ms", steals), ("Flow groups", groups)]
 }
 
-fn draw(samples: &[Sample]) -> Result<String> {
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        root.fill(&WHITE).map_err(|e| anyhow!("{e}"))?;
-        let end = samples.last().map_or(0.0, |s| s.t).max(0.1);
-        for ((title, lines), area) in lines(samples).iter().zip(root.split_evenly((3, 1))) {
-            panel(&area, title, lines, end).map_err(|e| anyhow!("{e}"))?;
-        }
-        root.present().map_err(|e| anyhow!("{e}"))?;
+/// What is drawn in each third: room for numbers at the left, for names at the right.
+const PANEL: (f64, f64) = (900.0, 240.0);
+const LEFT: f64 = 60.0;
+const RIGHT: f64 = 700.0;
+const TOP: f64 = 30.0;
+const BOTTOM: f64 = 205.0;
+const COLORS: [&str; 8] = ["#d75a1e", "#5a96d2", "#3c8c3c", "#8c50b4", "#646464", "#c8a000", "#00a0a0", "#c83264"];
+
+fn draw(samples: &[Sample]) -> String {
+    let end = samples.last().map_or(0.0, |s| s.t).max(0.1);
+    let (width, height) = (PANEL.0, PANEL.1 * 3.0);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    );
+    for (n, (title, lines)) in lines(samples).iter().enumerate() {
+        let _ = writeln!(svg, "<g transform=\"translate(0 {})\">", n as f64 * PANEL.1);
+        panel(&mut svg, title, lines, end);
+        svg += "</g>\n";
     }
-    Ok(svg)
+    svg + "</svg>\n"
 }
 
-fn panel<B: DrawingBackend>(
-    area: &DrawingArea<B, Shift>,
-    title: &str,
-    lines: &Lines,
-    end: f64,
-) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+/// One third: axes with five numbers each, a line and its name for each of `lines`.
+fn panel(svg: &mut String, title: &str, lines: &Lines, end: f64) {
     let high = lines.values().flatten().map(|p| p.1).fold(1.0, f64::max) * 1.05;
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, ("sans-serif", 16))
-        .margin(8)
-        .x_label_area_size(28)
-        .y_label_area_size(60)
-        .build_cartesian_2d(0.0..end, 0.0..high)?;
-    chart.configure_mesh().light_line_style(WHITE).x_desc("seconds").draw()?;
-    for (n, (name, points)) in lines.iter().enumerate() {
-        let color = Palette99::pick(n).to_rgba();
-        chart
-            .draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color.stroke_width(2)));
+    let at = |(t, v): (f64, f64)| (LEFT + t / end * (RIGHT - LEFT), BOTTOM - v / high * (BOTTOM - TOP));
+    let mut text = |(x, y): (f64, f64), anchor: &str, words: &str| {
+        let words = words.replace('&', "&amp;").replace('<', "&lt;");
+        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>");
+    };
+    text((LEFT, TOP - 12.0), "start", title);
+    for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
+        let ((x, _), (_, y)) = (at((end * part, 0.0)), at((0.0, high * part)));
+        text((x, BOTTOM + 16.0), "middle", &format!("{:.1} s", end * part));
+        text((LEFT - 6.0, y + 4.0), "end", &format!("{:.1}", high * part));
     }
-    if !lines.is_empty() {
-        chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw()?;
+    for (n, name) in lines.keys().enumerate() {
+        text((RIGHT + 30.0, TOP + 16.0 * n as f64), "start", name);
     }
-    Ok(())
+    let mut line = |points: &mut dyn Iterator<Item = (f64, f64)>, color: &str| {
+        let points: Vec<String> = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let points = points.join(" ");
+        let _ = writeln!(svg, "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"2\" points=\"{points}\"/>");
+    };
+    line(&mut [(LEFT, TOP), (LEFT, BOTTOM), (RIGHT, BOTTOM)].into_iter(), "#ccc");
+    for ((n, points), color) in lines.values().enumerate().zip(COLORS.iter().cycle()) {
+        line(&mut points.iter().copied().map(at), color);
+        let y = TOP + 16.0 * n as f64 - 4.0;
+        line(&mut [(RIGHT + 10.0, y), (RIGHT + 24.0, y)].into_iter(), color);
+    }
 }
 
 #[cfg(test)]
@@ -176,8 +186,8 @@ mod tests {
         assert_eq!(lengths["CPU 0 of 0.0.0.0:80"], [(0.0, 5.0), (0.1, 7.0)]);
         assert_eq!(steals["CPU 0 from 2, 0.0.0.0:80"], [(0.0, 0.0), (0.1, 30.0)]);
         assert_eq!(groups["CPU 1, eth0"], [(0.0, 2048.0), (0.1, 2096.0)]);
-        let svg = draw(&samples).unwrap();
+        let svg = draw(&samples);
         assert!(svg.contains("Flow groups") && svg.contains("CPU 1, eth0") && svg.contains("polyline"), "{svg}");
-        assert!(draw(&[]).unwrap().contains("Accept queues"));
+        assert!(draw(&[]).contains("Accept queues"));
     }
 }

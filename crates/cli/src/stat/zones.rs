@@ -1,10 +1,10 @@
 //! `fastsocket stat --zones`: what the original's `/proc/net/fastsocket` files
 //! had, by CPU.
 
-use crate::control;
 use crate::text::{print, table};
 use anyhow::Result;
 use fsocket_abi::arena::zone_accept::NAMES;
+use fsocket_client::control;
 use fsocket_proto::report::{Balance, Group, Report};
 
 /// Kinds of selections, in the order shown; `select.bpf.c` says what they are.

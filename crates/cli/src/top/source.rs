@@ -1,8 +1,8 @@
 //! Looks at the monitor.
 
 use super::view::View;
-use crate::control;
 use anyhow::Result;
+use fsocket_client::control;
 use fsocket_proto::report::Report;
 use std::time::{Duration, Instant};
 

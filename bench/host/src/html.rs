@@ -1,8 +1,9 @@
 //! The picture: one HTML file with everything in it.
 
-use super::report::{factor_text, value_text, Row};
-use super::scenario::{Layout, Path, Unit};
+use crate::report::{factor_text, value_text, Row};
+use crate::scenario::{Layout, Unit};
 use anyhow::{anyhow, Result};
+use fsocket_bench_args::Path;
 use fsocket_measure::Machine;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};

@@ -1,102 +1,25 @@
-//! `fastsocket bench`: stock and ours in turn, in one run, on the same CPUs,
-//! with the raw limit beside them.
+//! Stock and ours in turn, in one run, on the same CPUs, with the raw limit beside them.
 
-mod accel;
-mod apps;
-pub mod child;
-mod hogs;
-mod html;
-mod idle;
-mod queue;
-mod report;
-mod runner;
-mod scenario;
-pub mod shapes;
-mod step;
-pub mod worker;
-
-use crate::cmdline::EXIT_OWN;
-use crate::locate::Pieces;
+use crate::report::{self, Row};
+use crate::scenario::{self, Layout, Scenario};
+use crate::step::{NotAccelerated, Setting};
+use crate::{accel, apps, hogs, html, runner};
 use anyhow::{bail, Context, Result};
-use clap::{Args, Subcommand, ValueEnum};
+use fsocket_bench_args::{Bench, Layouts, Path};
+use fsocket_client::EXIT_OWN;
 use fsocket_measure::Progress;
-use report::Row;
-use scenario::{Layout, Path, Scenario};
-use std::path::PathBuf;
-use step::{NotAccelerated, Setting};
 
-/// Measure stock sockets and ours in turn, and say what must show.
-///
-/// Exit status: 1 if a measurement failed or was not accelerated, or (with
-/// --strict) missed what it must show; else 0.
-#[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub struct Bench {
-    #[command(subcommand)]
-    other: Option<Other>,
-    /// Shorter measurements, three repetitions
-    #[arg(long)]
-    quick: bool,
-    /// Only these, by name or by the beginning of it up to a dash
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    only: Vec<String>,
-    /// Only these ways
-    #[arg(long, value_delimiter = ',')]
-    paths: Vec<Path>,
-    /// Repetitions; the median counts [default: 5, with --quick 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    reps: Option<u32>,
-    /// Client and server on two CPUs, on the same one, or one after the other
-    #[arg(long, value_enum, default_value_t = Layouts::Both)]
-    layout: Layouts,
-    /// Write machine, command, every value
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a picture: one HTML file
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
-    /// Loops that keep each of the CPUs busy meanwhile, as other programs would; the bars are
-    /// for CPUs that are free
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "strict")]
-    hogs: u32,
-    /// Fail also if a bar is missed
-    #[arg(long)]
-    strict: bool,
-    /// Say what there is to measure
-    #[arg(long)]
-    list: bool,
-    #[command(flatten)]
-    pieces: Pieces,
-}
-
-#[derive(Debug, Subcommand)]
-enum Other {
-    Shapes(shapes::Shapes),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Layouts {
-    TwoCpus,
-    SameCpu,
-    Both,
-}
-
-impl Layouts {
-    fn has(self, layout: Layout) -> bool {
-        match self {
-            Layouts::Both => true,
-            Layouts::TwoCpus => layout == Layout::TwoCpus,
-            Layouts::SameCpu => layout == Layout::SameCpu,
-        }
+fn has(layouts: Layouts, layout: Layout) -> bool {
+    match layouts {
+        Layouts::Both => true,
+        Layouts::TwoCpus => layout == Layout::TwoCpus,
+        Layouts::SameCpu => layout == Layout::SameCpu,
     }
 }
 
 /// The exit status, or why nothing was measured.
 // Long: what is measured, in the order in which it is decided.
 pub fn run(args: &Bench) -> Result<i32> {
-    if let Some(Other::Shapes(args)) = &args.other {
-        return shapes::run(args);
-    }
     let mut scenarios = scenario::all();
     if args.list {
         report::list(&scenarios);
@@ -145,7 +68,7 @@ pub fn run(args: &Bench) -> Result<i32> {
 
     let mut plan = Vec::new();
     for scenario in &scenarios {
-        for layout in scenario.layouts.iter().copied().filter(|l| args.layout.has(*l)) {
+        for layout in scenario.layouts.iter().copied().filter(|l| has(args.layout, *l)) {
             if layout == Layout::TwoCpus && cpus.len() < 2 {
                 eprintln!("fastsocket bench: SKIPPED {} on two CPUs: only one is allowed", scenario.name);
                 continue;

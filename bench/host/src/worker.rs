@@ -1,4 +1,4 @@
-//! `fastsocket bench-worker`: one end of a measurement. Uses plain blocking
+//! `fastsocket-bench worker`: one end of a measurement. Uses plain blocking
 //! libc calls, as the programs do that it stands for; whether they end in the
 //! kernel or in the library is decided by `LD_PRELOAD` alone.
 
@@ -17,7 +17,7 @@ pub fn run(args: &Worker) -> i32 {
     match work(args) {
         Ok(()) => 0,
         Err(e) => {
-            eprintln!("bench-worker ({:?} {:?} {:?}): {e}", args.role, args.transport, args.op);
+            eprintln!("fastsocket-bench worker ({:?} {:?} {:?}): {e}", args.role, args.transport, args.op);
             1
         }
     }
@@ -25,18 +25,18 @@ pub fn run(args: &Worker) -> i32 {
 
 fn work(args: &Worker) -> std::io::Result<()> {
     if let Some(cpu) = args.cpu {
-        super::child::pin_self(cpu)?;
+        crate::child::pin_self(cpu)?;
     }
     raise_descriptor_limit();
     let path = PathBuf::from(&args.addr);
     match (args.role, args.transport) {
         (Role::Server, Transport::Queue) => {
-            let mut queue = super::queue::Queue::open(&path, true)?;
+            let mut queue = crate::queue::Queue::open(&path, true)?;
             println!("{READY}{}", args.addr);
             ops::serve(&mut queue, args)
         }
         (Role::Client, Transport::Queue) => {
-            let outcome = ops::measure(&mut super::queue::Queue::open(&path, false)?, args)?;
+            let outcome = ops::measure(&mut crate::queue::Queue::open(&path, false)?, args)?;
             print_outcome(&outcome)
         }
         (Role::Server, transport) => {

@@ -1,60 +1,25 @@
 //! `fastsocket bench shapes`: the shapes in which servers live. Processes and threads of several
 //! kinds, more of them than CPUs, with some work in each request; stock and ours in turn.
 
-pub mod ends;
 mod map;
 mod plan;
 mod row;
 mod verdict;
 
-use super::accel::{clean_environment, Accel};
-use super::child::Child;
-use super::hogs::Hogs;
-use super::step::READY_LIMIT;
-use crate::locate::Pieces;
+use crate::accel::{clean_environment, Accel};
+use crate::child::Child;
+use crate::ends::{self, Clients, Done};
+use crate::hogs::Hogs;
+use crate::step::READY_LIMIT;
 use anyhow::{bail, Context, Result};
-use clap::{Args, ValueEnum};
-use ends::{Clients, Done};
+use clap::ValueEnum;
+use fsocket_bench_args::Shapes;
+use fsocket_client::locate::Pieces;
 use plan::{Extra, Shape};
 use row::{spread, Row, Sample};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Servers and clients of many kinds, with work in each request: requests a second and CPU time a
-/// request, stock and ours in turn.
-#[derive(Debug, Args)]
-pub struct Shapes {
-    /// A few shapes, shortly: under a minute
-    #[arg(long)]
-    quick: bool,
-    /// Only shapes whose name contains one of these
-    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
-    only: Vec<String>,
-    /// Repetitions; the median counts [default: 5, with --quick 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    reps: Option<u32>,
-    /// Length of a measurement [default: 1, with --quick 0.3]
-    #[arg(long, value_name = "SECONDS")]
-    secs: Option<f64>,
-    /// Measure also what lies in this directory (library and monitor), as "before"
-    #[arg(long, value_name = "DIR")]
-    before: Option<PathBuf>,
-    /// Write machine, command, every value
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a picture: one HTML file
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
-    /// Fail also if a shape is slower than stock, takes more CPU time, or has a longer tail
-    #[arg(long)]
-    strict: bool,
-    /// Say what there is to measure
-    #[arg(long)]
-    list: bool,
-    #[command(flatten)]
-    pieces: Pieces,
-}
 
 /// One way to carry the bytes.
 struct Way {
@@ -168,7 +133,7 @@ fn measure(own: &Path, shape: &Shape, way: &Way, setting: &Setting) -> Result<Sa
             a.environment(&mut c);
         }
         let number = |n: usize| n.to_string();
-        c.args(["bench-shape", role, kind.as_ref().map_or("", |k| k.get_name())]);
+        c.args(["end", role, kind.as_ref().map_or("", |k| k.get_name())]);
         c.args(["--work", &((work as f64 * setting.per_us) as u64).to_string(), "--secs", &secs.to_string()]);
         c.args(["--request", &number(shape.request()), "--answer", &number(shape.size)]);
         match shape.extra {

@@ -1,7 +1,7 @@
 //! The picture of `bench shapes`: a table in which colours say how ours compares to stock.
 
 use super::row::Row;
-use crate::bench::html::escape;
+use crate::html::escape;
 use fsocket_measure::Machine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

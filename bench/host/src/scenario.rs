@@ -1,34 +1,8 @@
 //! What is measured, and what it must show.
 
-use super::worker::Op;
+use crate::worker::Op;
+use fsocket_bench_args::Path;
 use serde::Serialize;
-
-/// What carries the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Path {
-    /// Loopback TCP, without the library
-    Stock,
-    /// Unix stream sockets
-    Unix,
-    /// TCP sockets with the library
-    Ours,
-    /// A bare queue in shared memory
-    Queue,
-}
-
-impl Path {
-    pub const ALL: [Path; 4] = [Path::Stock, Path::Unix, Path::Ours, Path::Queue];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Path::Stock => "stock",
-            Path::Unix => "unix",
-            Path::Ours => "ours",
-            Path::Queue => "queue",
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -1,4 +1,4 @@
-//! Finds the library and the monitor.
+//! Finds the library, the monitor, and the programs that commands hand over to.
 
 use clap::Args;
 use std::fs::File;
@@ -28,7 +28,16 @@ pub fn library(named: Option<&Path>) -> Result<PathBuf, String> {
 
 /// The monitor, absolute.
 pub fn monitor(named: Option<&Path>) -> Result<PathBuf, String> {
-    find(named, MONITOR, &["", "../sbin"], &["/usr/sbin", "/usr/local/sbin", "/usr/bin"])
+    find(named, MONITOR, &["", "../sbin", "../../sbin"], &["/usr/sbin", "/usr/local/sbin", "/usr/bin"])
+}
+
+/// The program that a command hands over to: beside this one, where the library is installed, or in PATH.
+pub fn program(name: &str) -> Result<PathBuf, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    find(None, name, &["", "../lib/fastsocket"], &["/usr/lib/fastsocket"]).or_else(|e| {
+        let mut named = std::env::split_paths(&path).map(|dir| dir.join(name));
+        named.find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok()).ok_or(e)
+    })
 }
 
 /// `beside`: directories relative to that of this program.

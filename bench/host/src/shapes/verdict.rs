@@ -72,7 +72,7 @@ pub fn means(all: &[Measured], cpus: usize) -> Vec<Mean> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::shapes::plan;
+    use crate::shapes::plan;
 
     fn ratio(median: f64, best: f64) -> Ratio {
         Ratio { median, best }

@@ -1,7 +1,8 @@
 //! Rows, medians, verdicts; the table and the JSON.
 
-use super::scenario::{Bar, Better, Layout, Metric, Path, Scenario, Unit};
+use crate::scenario::{Bar, Better, Layout, Metric, Scenario, Unit};
 use comfy_table::{presets, Attribute, Cell, CellAlignment, Color, Table};
+use fsocket_bench_args::Path;
 use fsocket_measure::Machine;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;

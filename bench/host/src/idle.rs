@@ -1,11 +1,11 @@
 //! What it costs when nothing happens.
 
-use super::apps;
-use super::child::Child;
-use super::scenario::Path;
-use super::step::{worker, NotAccelerated, Step, Values, READY_LIMIT};
-use super::worker::{Op, OPEN, READY};
+use crate::apps;
+use crate::child::Child;
+use crate::step::{worker, NotAccelerated, Step, Values, READY_LIMIT};
+use crate::worker::{Op, OPEN, READY};
 use anyhow::{Context, Result};
+use fsocket_bench_args::Path;
 use std::fs;
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Our side of the comparison: library, a monitor of the bench's own, and the
 //! proof that a run went through them.
 
-use crate::locate::Pieces;
-use crate::{control, locate, preload_list};
 use anyhow::{anyhow, bail, Result};
+use fsocket_client::locate::Pieces;
+use fsocket_client::{control, locate, preload_list};
 use fsocket_proto::paths;
 use fsocket_proto::report::{Counters, Report};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 pub struct Accel {
     pub library: PathBuf,
     pub socket: PathBuf,
-    monitor: super::child::Child,
+    monitor: crate::child::Child,
 }
 
 impl Accel {
@@ -31,7 +31,7 @@ impl Accel {
         clean_environment(&mut command);
         // It stays through runs of stock, however long; it ends with the bench.
         command.args(["--private", "--linger", "86400", "--socket"]).arg(&socket).stdin(Stdio::null());
-        let accel = Accel { library, monitor: super::child::Child::spawn(command, None)?, socket };
+        let accel = Accel { library, monitor: crate::child::Child::spawn(command, None)?, socket };
         let started = Instant::now();
         while control::probe(&accel.socket).is_err() {
             if started.elapsed() > Duration::from_secs(2) {

@@ -1,8 +1,9 @@
 //! One step of the bench: its surroundings and the commands that it starts.
 
-use super::accel::{clean_environment, Accel};
-use super::scenario::{Layout, Path};
-use super::worker::Op;
+use crate::accel::{clean_environment, Accel};
+use crate::scenario::Layout;
+use crate::worker::Op;
+use fsocket_bench_args::Path;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -81,7 +82,7 @@ pub fn worker(step: &Step, role: &str, op: Op, addr: &str) -> Command {
     };
     let op = clap::ValueEnum::to_possible_value(&op).expect("no operation is skipped");
     let cpu = if role == "server" { step.server_cpu() } else { step.client_cpu() };
-    command.args(["bench-worker", "--role", role, "--transport", transport, "--op", op.get_name()]);
+    command.args(["worker", "--role", role, "--transport", transport, "--op", op.get_name()]);
     command.args(["--addr", addr, "--cpu", &cpu.to_string()]);
     command
 }

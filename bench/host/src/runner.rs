@@ -1,11 +1,12 @@
 //! Runs one step: one scenario on one path.
 
-use super::child::Child;
-use super::scenario::{Job, Layout, Path, Scenario};
-use super::step::{worker, NotAccelerated, Setting, Step, Values, READY_LIMIT};
-use super::worker::{Op, Outcome, READY};
-use super::{apps, idle, queue};
+use crate::child::Child;
+use crate::scenario::{Job, Layout, Scenario};
+use crate::step::{worker, NotAccelerated, Setting, Step, Values, READY_LIMIT};
+use crate::worker::{Op, Outcome, READY};
+use crate::{apps, idle, queue};
 use anyhow::{Context, Result};
+use fsocket_bench_args::Path;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 

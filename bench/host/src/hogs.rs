@@ -1,6 +1,6 @@
 //! Loops that keep CPUs busy beside what is measured.
 
-use super::child::pin_self;
+use crate::child::pin_self;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -1,9 +1,10 @@
 //! Real programs as they come from the distribution.
 
-use super::child::Child;
-use super::scenario::{Job, Path};
-use super::step::{Step, Values, READY_LIMIT};
+use crate::child::Child;
+use crate::scenario::Job;
+use crate::step::{Step, Values, READY_LIMIT};
 use anyhow::{bail, Context, Result};
+use fsocket_bench_args::Path;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Which shapes there are.
 
-use super::ends::{Clients, Server};
-use crate::bench::scenario::size_name;
+use crate::ends::{Clients, Server};
+use crate::scenario::size_name;
 use clap::ValueEnum;
 use serde::Serialize;
 

@@ -76,7 +76,7 @@ impl Quick for Socket {
         self.no_delay();
     }
 }
-impl Quick for crate::bench::queue::Queue {}
+impl Quick for crate::queue::Queue {}
 
 fn round_trips<L: Link + Quick>(link: &mut L, args: &Worker) -> io::Result<Outcome> {
     link.quick();

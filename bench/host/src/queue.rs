@@ -13,7 +13,7 @@
 //! side that turns to receiving publishes what it holds back, so that a round
 //! trip waits for nothing.
 
-use super::worker::link::Link;
+use crate::worker::link::Link;
 use rustix::mm::{mmap, MapFlags, ProtFlags};
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! `fastsocket bench-shape`: a server or a client process of `bench shapes`. Plain libc calls, as in
+//! `fastsocket-bench end`: a server or a client process of `bench shapes`. Plain libc calls, as in
 //! programs; `LD_PRELOAD` alone decides where they end.
 //!
 //! Long: both ends of a measurement, which change together.
@@ -129,7 +129,7 @@ pub fn run(args: &End) -> i32 {
     match r {
         Ok(()) => 0,
         Err(e) => {
-            eprintln!("bench-shape: {e}");
+            eprintln!("fastsocket-bench end: {e}");
             1
         }
     }
