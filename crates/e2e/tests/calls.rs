@@ -20,6 +20,16 @@ fn a_recycled_socket_is_as_new() {
     assert!(delta.get("pool_hits") >= 20, "no socket was recycled\n{delta}");
 }
 
+/// A system call made by number is the hook of that name, and a number that was just closed is closed.
+#[test]
+fn system_calls_by_number() {
+    let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "by_number.py", &[]) else { return };
+    assert!(delta.get("connect_shm") >= 100 && delta.get("accept_shm") >= 100, "not over shared memory\n{delta}");
+    assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
+    // Two are carried, one is read by io_submit, one teed: each end of a connection has a path of its own.
+    assert!(delta.get("path_switch") >= 4, "not switched\n{delta}");
+}
+
 #[test]
 fn all_of_them() {
     let Some(delta) = run(&[]) else { return };

@@ -38,6 +38,15 @@ pub fn lookup(fd: i32) -> Option<&'static Desc> {
     unsafe { p.as_ref() }
 }
 
+/// The program has asked the kernel for what tells the placeholder behind `fd` from others, or may have changed it by
+/// something that the library does not follow: it is not recycled.
+#[inline]
+pub fn reached_kernel(fd: i32) {
+    if let Some(d) = lookup(fd) {
+        d.dirty.store(true, Ordering::Relaxed);
+    }
+}
+
 /// The place of a number; None: nothing was ever entered there.
 #[inline]
 fn entry(fd: i32) -> Option<&'static AtomicPtr<Desc>> {

@@ -31,7 +31,13 @@ pub const HARMLESS: &[Unhooked] = &[
 ];
 
 /// A program that uses these on a connection of ours notices.
-pub const VISIBLE: &[Unhooked] = &[u(
-    &["clone (sharing memory)"],
-    "With `CLONE_VM` and without `CLONE_THREAD`, a `close` in the child closes the parent's connection.",
-)];
+pub const VISIBLE: &[Unhooked] = &[
+    u(
+        &["clone (sharing memory)"],
+        "With `CLONE_VM` and without `CLONE_THREAD`, a `close` in the child closes the parent's connection.",
+    ),
+    u(
+        &["io_submit"],
+        "libaio makes the system call itself: reads and writes fail with `ENOTCONN`. By `syscall` they work.",
+    ),
+];

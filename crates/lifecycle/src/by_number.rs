@@ -10,11 +10,16 @@
 //! | `ioctl(NBD_SET_SOCK)` | the argument | [`ioctl`] |
 //! | `ioctl(SIOCKCMATTACH)` | first member of the structure | [`ioctl`] |
 //! | `ioctl(VHOST_NET_SET_BACKEND)` | second member | [`ioctl`] |
+//! | `io_submit` | in each `iocb` | [`io_submit`] |
+//! | `ioctl(SECCOMP_IOCTL_NOTIF_ADDFD)` | `srcfd` | [`ioctl`] |
+//! | `ioctl(BTRFS_IOC_SEND)` | first member of the structure | [`ioctl`] |
 //! | SCM_RIGHTS, `pidfd_getfd`, io_uring, `sendfile`, `splice`, `epoll_ctl`, `poll`, `select` | | their own hooks |
 //! | `kcmp` | two numbers; placeholders compare as their connections do | – |
 //! | `mount` and `fsconfig` of 9p, netlink of iSCSI, sysfs of usbip, netlink of NVMe | as text, or in a message | docs/limits.md |
 
-use crate::{exec, pool, user};
+mod descriptors;
+
+use crate::{exec, pool, process, user};
 use core::ffi::{c_long, c_ulong};
 use fsocket_sys as sys;
 
@@ -29,6 +34,24 @@ const BATCH: u32 = 4096;
 const NBD_SET_SOCK: c_ulong = 0xab00;
 const SIOCKCMATTACH: c_ulong = 0x89e0;
 const VHOST_NET_SET_BACKEND: c_ulong = 0x4008_af30;
+const SECCOMP_IOCTL_NOTIF_ADDFD: c_ulong = 0x4018_2103;
+const BTRFS_IOC_SEND: c_ulong = 0x4048_9426;
+
+/// Before a system call that is made by number. False: it names a descriptor of the library's, which the program never
+/// had. A number that the program believes closed is closed now.
+#[inline]
+pub fn may_have(number: c_long, args: &[c_ulong; 6]) -> bool {
+    let mut bits = descriptors::of(number);
+    while bits != 0 {
+        let fd = args[bits.trailing_zeros() as usize] as i32;
+        pool::let_go(fd);
+        if process::owns(fd) {
+            return false;
+        }
+        bits &= bits - 1;
+    }
+    true
+}
 
 /// The head of `union bpf_attr` for an update of one element.
 #[derive(Clone, Copy)]
@@ -90,7 +113,9 @@ fn size_of_sockets_value(map: u32) -> Option<u64> {
 /// Before `ioctl(_, request, arg)` of any descriptor.
 #[inline]
 pub fn ioctl(request: c_ulong, arg: c_ulong) {
-    if matches!(request, NBD_SET_SOCK | SIOCKCMATTACH | VHOST_NET_SET_BACKEND) {
+    const ALL: [c_ulong; 5] =
+        [NBD_SET_SOCK, SIOCKCMATTACH, VHOST_NET_SET_BACKEND, SECCOMP_IOCTL_NOTIF_ADDFD, BTRFS_IOC_SEND];
+    if ALL.contains(&request) {
         named_by(request, arg);
     }
 }
@@ -100,12 +125,36 @@ fn named_by(request: c_ulong, arg: c_ulong) {
     let fd = match request {
         NBD_SET_SOCK => Ok(arg as i32),
         // SAFETY: an integer; the program's memory, or none.
-        SIOCKCMATTACH => unsafe { user::get(arg as *const i32) },
+        SIOCKCMATTACH | BTRFS_IOC_SEND => unsafe { user::get(arg as *const i32) },
+        // SAFETY: as above. Behind eight bytes of an identity and four of flags.
+        SECCOMP_IOCTL_NOTIF_ADDFD => unsafe { user::get((arg as *const i32).wrapping_add(3)) },
         // SAFETY: as above.
         _ => unsafe { user::get((arg as *const i32).wrapping_add(1)) },
     };
     if let Ok(fd) = fd {
         hand_over(fd);
+    }
+}
+
+/// The head of `struct iocb`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Iocb {
+    _data: u64,
+    _key: u64,
+    _opcode: u32,
+    fd: i32,
+}
+
+/// Before `io_submit(_, n, list)`.
+pub fn io_submit(n: c_ulong, list: c_ulong) {
+    for i in 0..n.min(c_ulong::from(BATCH)) {
+        // SAFETY: pointers, then integers; the program's memory, or none.
+        let Ok(iocb) = (unsafe { user::get((list as *const *const Iocb).wrapping_add(i as usize)) }) else { return };
+        // SAFETY: as above.
+        if let Ok(iocb) = unsafe { user::get(iocb) } {
+            hand_over(iocb.fd);
+        }
     }
 }
 

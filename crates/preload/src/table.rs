@@ -50,6 +50,8 @@ hook_table! {
     descriptors: "FIN or RST, placeholder back to the pool" fn close(fd: c_int) -> c_int;
     descriptors: "another number for the same connection" fn dup(fd: c_int) -> c_int;
     descriptors: "EBADF for a number just closed, or the library's own; the rest by the placeholder" fn fstat(fd: c_int, buf: *mut c_void) -> c_int;
+    descriptors: "EBADF as fstat; the placeholder is changed, and not recycled" fn fchmod(fd: c_int, mode: mode_t) -> c_int;
+    descriptors: "as fchmod" fn fchown(fd: c_int, user: uid_t, group: gid_t) -> c_int;
     descriptors: "as fstat" fn fstat64(fd: c_int, buf: *mut c_void) -> c_int;
     descriptors: "as fstat; programs built before glibc 2.33" fn __fxstat(version: c_int, fd: c_int, buf: *mut c_void) -> c_int;
     descriptors: "as __fxstat" fn __fxstat64(version: c_int, fd: c_int, buf: *mut c_void) -> c_int;

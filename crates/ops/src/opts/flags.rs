@@ -10,6 +10,8 @@ use fsocket_sys::{self as sys, Result};
 
 const F_SETSIG: i32 = 10;
 const F_SETOWN_EX: i32 = 15;
+/// Flags that F_SETFL changes beside O_NONBLOCK and O_ASYNC.
+const OTHERS: i32 = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME;
 
 /// Is it a call that [`fcntl`] would leave to the kernel, of a child that serves a connection of the kernel's?
 #[inline]
@@ -46,6 +48,15 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
             }
         })),
         (kind::CONN, libc::F_SETFL) => {
+            // The placeholder keeps the others, and says which of them a socket can have.
+            let others = arg as i32 & OTHERS;
+            if others != 0 || d.dirty.load(Ordering::Relaxed) {
+                d.dirty.store(true, Ordering::Relaxed);
+                let below = others | if d.placeholder_nonblock() { nb } else { 0 };
+                if let Err(e) = sys::fcntl(fd, cmd, below as usize) {
+                    return Outcome::Done(Err(e));
+                }
+            }
             set_nonblock(d, arg as i32 & nb != 0);
             Outcome::Done(Ok(0))
         }

@@ -39,30 +39,50 @@ fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
     new
 }
 
+/// Before the kernel says which file is behind `fd`, or changes it: the next socket must not be the same file.
+fn gone_or_shown(fd: c_int) -> bool {
+    table::reached_kernel(fd);
+    gone(fd)
+}
+
+pub unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
+    if gone_or_shown(fd) {
+        return -1;
+    }
+    unsafe { real::fchmod(fd, mode) }
+}
+
+pub unsafe fn fchown(fd: c_int, user: uid_t, group: gid_t) -> c_int {
+    if gone_or_shown(fd) {
+        return -1;
+    }
+    unsafe { real::fchown(fd, user, group) }
+}
+
 /// Programs ask so whether a number is still open.
 pub unsafe fn fstat(fd: c_int, buf: *mut c_void) -> c_int {
-    if gone(fd) {
+    if gone_or_shown(fd) {
         return -1;
     }
     unsafe { real::fstat(fd, buf) }
 }
 
 pub unsafe fn fstat64(fd: c_int, buf: *mut c_void) -> c_int {
-    if gone(fd) {
+    if gone_or_shown(fd) {
         return -1;
     }
     unsafe { real::fstat64(fd, buf) }
 }
 
 pub unsafe fn __fxstat(version: c_int, fd: c_int, buf: *mut c_void) -> c_int {
-    if gone(fd) {
+    if gone_or_shown(fd) {
         return -1;
     }
     unsafe { real::__fxstat(version, fd, buf) }
 }
 
 pub unsafe fn __fxstat64(version: c_int, fd: c_int, buf: *mut c_void) -> c_int {
-    if gone(fd) {
+    if gone_or_shown(fd) {
         return -1;
     }
     unsafe { real::__fxstat64(version, fd, buf) }

@@ -290,7 +290,7 @@ pub unsafe fn sendto(
 ) -> ssize_t {
     if !addr.is_null() && conn(fd).is_some() {
         // Not used, but looked at.
-        if let Err(e) = lengths::buffer(buf, n).and_then(|_| named(addr.cast(), len)) {
+        if let Err(e) = lengths::buffer(buf, n).and_then(|_| named(addr.cast(), len, flags)) {
             return failed(e);
         }
     }
@@ -314,13 +314,17 @@ unsafe fn sendto_in_kernel(
     in_kernel!(sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t), Call::Send)
 }
 
-/// Would the kernel take this for an address?
+/// Would the kernel take this for an address? With MSG_FASTOPEN it looks at the family before it says EISCONN.
 #[cold]
 #[inline(never)]
-fn named(addr: *const u8, len: socklen_t) -> Result<(), Errno> {
+fn named(addr: *const u8, len: socklen_t, flags: c_int) -> Result<(), Errno> {
+    let connects = flags & MSG_FASTOPEN != 0;
+    let family = || unsafe { user::get(addr as *const sa_family_t) };
     match len as usize {
         n if n > size_of::<sockaddr_storage>() => Err(Errno::EINVAL),
         n if !user::readable(addr, n) => Err(Errno::EFAULT),
+        n if connects && n < size_of::<sa_family_t>() => Err(Errno::EINVAL),
+        _ if connects && family() == Ok(AF_UNSPEC as sa_family_t) => Err(Errno::new(EOPNOTSUPP)),
         _ => Ok(()),
     }
 }

@@ -244,6 +244,10 @@ unsafe fn set_known(
 }
 
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int {
+    if (level, name) == (SOL_SOCKET, SO_COOKIE) {
+        // The next socket has another one.
+        table::reached_kernel(fd);
+    }
     match table::lookup(fd) {
         Some(d) => {
             let r = either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {

@@ -85,6 +85,9 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             _ => return unsafe { real::syscall(number, a, b, c, d, e, f) },
         }
     }
+    if !by_number::may_have(number, &[a, b, c, d, e, f]) {
+        return super::answer::failed(fsocket_sys::Errno::EBADF);
+    }
     // Each arm passes the arguments of the system call, which are those of the
     // libc function, in order.
     unsafe {
@@ -163,6 +166,17 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
                 real::syscall(number, a, b, c, d, e, f)
             }
             SYS_ioctl => guarded(|| de::ioctl(fd, b as _, c)) as c_long,
+            SYS_tee => io::tee(fd, b as _, c as _, d as _) as c_long,
+            // A message may carry descriptors, an instance may be the kernel's: whatever `fd` is.
+            SYS_sendmsg => io::sendmsg(fd, b as _, c as _) as c_long,
+            SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
+            SYS_recvmsg => io::recvmsg(fd, b as _, c as _) as c_long,
+            SYS_recvmmsg => io::recvmmsg(fd, b as _, c as _, d as _, e as _) as c_long,
+            SYS_epoll_ctl => guarded(|| re::epoll_ctl(fd, b as _, c as _, d as _)) as c_long,
+            SYS_io_submit => {
+                guarded(|| by_number::io_submit(b, c));
+                real::syscall(number, a, b, c, d, e, f)
+            }
             _ if table::lookup(fd).is_some() => on_descriptor(number, [a, b, c, d, e, f]),
             _ => real::syscall(number, a, b, c, d, e, f),
         }
@@ -194,13 +208,8 @@ unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
             SYS_writev => io::writev(fd, b as _, c as _) as c_long,
             SYS_recvfrom => io::recvfrom(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             SYS_sendto => io::sendto(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
-            SYS_recvmsg => io::recvmsg(fd, b as _, c as _) as c_long,
-            SYS_sendmsg => io::sendmsg(fd, b as _, c as _) as c_long,
-            SYS_recvmmsg => io::recvmmsg(fd, b as _, c as _, d as _, e as _) as c_long,
-            SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
             SYS_dup => guarded(|| de::dup(fd)) as c_long,
             SYS_fcntl => de::fcntl(fd, b as _, c) as c_long,
-            SYS_epoll_ctl => guarded(|| re::epoll_ctl(fd, b as _, c as _, d as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,
             SYS_epoll_pwait if re::whole_mask(e as _, f) => {
@@ -212,7 +221,11 @@ unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
             // (The offset in two halves, the upper of which means nothing with 64 bits.)
             SYS_preadv2 => io::preadv2(fd, b as _, c as _, d as _, f as _) as c_long,
             SYS_pwritev2 => io::pwritev2(fd, b as _, c as _, d as _, f as _) as c_long,
-            _ => real::syscall(number, a, b, c, d, e, f),
+            _ => {
+                // The kernel may change the placeholder, or say which it is.
+                table::reached_kernel(fd);
+                real::syscall(number, a, b, c, d, e, f)
+            }
         }
     }
 }

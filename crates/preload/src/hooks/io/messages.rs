@@ -66,7 +66,8 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
     let send = || unsafe {
         let m = header(msg)?;
         if !m.msg_name.is_null() && m.msg_namelen != 0 {
-            named(m.msg_name.cast(), (m.msg_namelen as usize).min(size_of::<sockaddr_storage>()) as socklen_t)?;
+            let len = (m.msg_namelen as usize).min(size_of::<sockaddr_storage>()) as socklen_t;
+            named(m.msg_name.cast(), len, flags)?;
         }
         if m.msg_controllen != 0 {
             // The vectors come first; `sendv` looks at them again.
