@@ -250,7 +250,10 @@ fn why_kernel(
         let whose = "is in a network namespace of another user namespace (rootless): kernel TCP";
         reason("other_userns", format!("{name}, {whose}"))
     } else if sockets(facts) != sockets(other) {
-        reason("other_monitor", format!("{name}, has another monitor"))
+        let theirs = other.monitor.as_ref().map_or("system", |m| m.kind);
+        let another = if theirs == "private" { "another private monitor" } else { "the system's monitor" };
+        let own = if facts.user == other.user { "" } else { ": one of the system's would serve both" };
+        reason("other_monitor", format!("{name}, has {another}{own}"))
     } else {
         let client = if is_server { other } else { facts };
         let counted: Vec<&str> = path_fallbacks(client).map(|(name, _)| name).collect();

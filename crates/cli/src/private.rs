@@ -8,7 +8,7 @@ use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a starting monitor may take before the program runs without it.
@@ -16,18 +16,6 @@ const START_LIMIT: Duration = Duration::from_secs(2);
 /// A monitor that ended at once may have lost a race against another one that
 /// was started at the same moment; how long that one may take.
 const RACE_LIMIT: Duration = Duration::from_millis(300);
-
-/// A socket's path in a new directory with a name that nobody can know beforehand.
-pub fn scratch() -> Result<PathBuf, String> {
-    let mut template = std::env::temp_dir().join("fastsocket-XXXXXX").into_os_string().into_encoded_bytes();
-    template.push(0);
-    // SAFETY: a string with its end, which the call writes to in place.
-    if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
-        return Err(format!("{}: {}", std::env::temp_dir().display(), std::io::Error::last_os_error()));
-    }
-    template.pop();
-    Ok(PathBuf::from(OsStr::from_bytes(&template)).join("monitor.sock"))
-}
 
 /// The private monitor's directory, made if need be. A directory that is not ours, or open to
 /// others, is not used.
@@ -45,10 +33,9 @@ pub fn directory(socket: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts `monitor` and returns once it answers at `socket`. `scratch`: the directory goes with it.
-pub fn start(monitor: &Path, socket: &Path, scratch: bool) -> Result<(), String> {
-    directory(socket)?;
-    let image = Image::new(monitor, socket, scratch)?;
+/// Starts `monitor` and returns once it answers at `socket`, in a [`directory`] of this user's.
+pub fn start(monitor: &Path, socket: &Path) -> Result<(), String> {
+    let image = Image::new(monitor, socket)?;
     let pidfd = image.spawn().map_err(|e| format!("{}: {e}", monitor.display()))?;
     let started = Instant::now();
     let mut ended = None;
@@ -91,14 +78,10 @@ struct Image {
 }
 
 impl Image {
-    fn new(monitor: &Path, socket: &Path, scratch: bool) -> Result<Self, String> {
+    fn new(monitor: &Path, socket: &Path) -> Result<Self, String> {
         let c = |s: &OsStr| CString::new(s.as_bytes()).map_err(|_| "path with a zero byte".to_owned());
         let path = c(monitor.as_os_str())?;
-        let mut args =
-            vec![path.clone(), c(OsStr::new("--private"))?, c(OsStr::new("--socket"))?, c(socket.as_os_str())?];
-        if scratch {
-            args.push(c(OsStr::new("--scratch"))?);
-        }
+        let args = vec![path.clone(), c(OsStr::new("--private"))?, c(OsStr::new("--socket"))?, c(socket.as_os_str())?];
         // The monitor itself must not load the library.
         let env = std::env::vars_os().filter(|(k, _)| k != "LD_PRELOAD" && k != fsocket_proto::paths::ENV_SOCKET);
         let env = env.filter_map(|(k, v)| CString::new([k.as_bytes(), b"=", v.as_bytes()].concat()).ok()).collect();

@@ -119,27 +119,17 @@ fn monitor(pieces: &Pieces) -> Result<(PathBuf, String), String> {
         Err(e) if control::is_absent(e) => {}
         Err(e) => return Err(failed(&system, e)),
     }
-    let Some(socket) = control::private_path() else {
-        let monitor = locate::monitor(pieces.monitor.as_deref())?;
-        let socket = private::scratch()?;
-        eprintln!(
-            "fastsocket: this user has no runtime directory (XDG_RUNTIME_DIR): the monitor is in {}, and only \
-             programs that this one starts meet there",
-            socket.parent().unwrap_or(&socket).display()
-        );
-        private::start(&monitor, &socket, true)?;
-        return Ok((socket, "private, of this program".to_owned()));
-    };
+    let socket = control::private_path();
+    private::directory(&socket)?;
     match control::probe(&socket) {
         Ok(uid) => {
-            private::directory(&socket)?;
             if uid.is_some_and(|uid| uid != rustix::process::geteuid().as_raw()) {
                 return Err(format!("monitor {}: runs as another user", socket.display()));
             }
             Ok((socket, "private".to_owned()))
         }
         Err(e) if control::is_absent(e) => {
-            private::start(&locate::monitor(pieces.monitor.as_deref())?, &socket, false)?;
+            private::start(&locate::monitor(pieces.monitor.as_deref())?, &socket)?;
             Ok((socket, "private, started".to_owned()))
         }
         Err(e) => Err(failed(&socket, e)),

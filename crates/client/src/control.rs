@@ -53,17 +53,20 @@ pub fn from_env() -> Option<PathBuf> {
     std::env::var_os(paths::ENV_SOCKET).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from)
 }
 
-/// Where this user's private monitor is, for all shells of the user: in the runtime directory. `None`:
-/// there is no such directory, and a name that others can guess is one that they can take.
-pub fn private_path() -> Option<PathBuf> {
+/// Where this user's private monitor is, for all programs of the user: in the runtime directory, else in a directory that
+/// others can make before. It is used only if it belongs to this user ([`crate::private::directory`]).
+pub fn private_path() -> PathBuf {
     let uid = rustix::process::geteuid().as_raw();
     let is_ours =
         |dir: &PathBuf| std::fs::metadata(dir).is_ok_and(|m| m.is_dir() && m.uid() == uid && m.mode() & 0o077 == 0);
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
     let usual = PathBuf::from(format!("/run/user/{uid}"));
     let runtime = named.into_iter().chain([usual]).find(is_ours).map(|dir| dir.join("fastsocket"));
-    let directory = runtime.or_else(|| (uid == 0).then(|| paths::ROOT_DIRECTORY.into()))?;
-    Some(directory.join("monitor.sock"))
+    let directory = runtime.unwrap_or_else(|| match uid {
+        0 => paths::ROOT_DIRECTORY.into(),
+        _ => format!("{}{uid}", paths::USER_DIRECTORY).into(),
+    });
+    directory.join("monitor.sock")
 }
 
 /// Does the monitor speak our version of the protocol? EPROTO: another one.
@@ -95,9 +98,12 @@ pub fn find() -> Result<PathBuf> {
     if let Some(path) = from_env() {
         return Ok(path);
     }
-    let candidates: Vec<_> = std::iter::once(PathBuf::from(paths::SYSTEM_SOCKET)).chain(private_path()).collect();
+    let candidates = [PathBuf::from(paths::SYSTEM_SOCKET), private_path()];
     for path in &candidates {
         match probe(path) {
+            Ok(uid) if uid.is_some_and(|uid| uid != 0 && uid != rustix::process::geteuid().as_raw()) => {
+                bail!("monitor {}: runs as another user", path.display())
+            }
             Ok(_) => return Ok(path.clone()),
             Err(e) if is_absent(e) => {}
             Err(e) => bail!("monitor {}: {e}", path.display()),
@@ -118,8 +124,10 @@ pub fn report(path: &Path) -> Result<Report> {
 
 /// What this user's private monitor said when it ended, and how long ago that was.
 pub fn last_report() -> Result<(Duration, Report)> {
-    let socket = private_path().filter(|_| from_env().is_none()).context("no private monitor")?;
-    let file = fsocket_proto::report::last(&socket);
+    if from_env().is_some() {
+        bail!("no private monitor");
+    }
+    let file = fsocket_proto::report::last(&private_path());
     let meta = std::fs::symlink_metadata(&file)?;
     if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() || meta.len() > REPORT_LIMIT {
         bail!("{}: no file of ours", file.display());

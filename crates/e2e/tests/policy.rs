@@ -393,50 +393,72 @@ fn a_configuration_that_cannot_be_understood_starts_nothing() {
     assert_eq!(check(&bad.replace("no-such-user", "root"), &["--check"]), (Some(0), String::new()));
 }
 
-/// Somebody has made the directory that was once the private monitor's.
+/// A user of no other test, without a name: the directory in /tmp has the number in its name.
+const CAROL: u32 = 54399;
+
+/// Without a runtime directory all programs of a user meet in one of /tmp. Somebody who has made that before costs the
+/// acceleration, and one line says so.
 #[test]
-fn a_private_monitor_is_where_nobody_can_be_before() {
+fn programs_of_a_user_without_a_runtime_directory_meet() {
     need_hosts!();
-    need!("setpriv");
-    let host = Host::new();
-    let trap = std::path::PathBuf::from(format!("/tmp/fastsocket-{ALICE}"));
-    let _ = std::fs::create_dir(&trap);
-    let _trap = RemovedAtEnd(&trap);
-    let runtime = host.path().join("runtime");
-    std::fs::create_dir(&runtime).expect("directory");
-    let run = |set_up: &dyn Fn(&mut Command)| {
+    let host = Host::stopped();
+    let usual = std::path::PathBuf::from(format!("/tmp/fastsocket-{CAROL}"));
+    let _ = std::fs::remove_dir_all(&usual);
+    let _usual = RemovedAtEnd(&usual);
+    let own = |words: &[&str], set_up: &dyn Fn(&mut Command)| {
         let mut command = Command::new(artifacts::cli());
-        command.args(["run", "sh", "-c", "echo $FASTSOCKET_SOCKET; ls -ld $(dirname $FASTSOCKET_SOCKET)"]);
-        command.env_clear().env("PATH", "/usr/bin:/bin").uid(ALICE).gid(ALICE);
+        command.args(words).env_clear().env("PATH", "/usr/bin:/bin").uid(CAROL).gid(CAROL).current_dir("/");
         command.env("FASTSOCKET_LIBRARY", artifacts::library()).env("FASTSOCKET_MONITOR", artifacts::monitor());
         set_up(&mut command);
-        let done = Proc::spawn(host.logs(), "run", command).finish(Duration::from_secs(20)).success();
+        Proc::spawn(host.logs(), "run", command)
+    };
+    let nothing = |_: &mut Command| ();
+    let where_is = ["run", "sh", "-c", "echo $FASTSOCKET_SOCKET; ls -ld ${FASTSOCKET_SOCKET%/*}"];
+    let run = |set_up: &dyn Fn(&mut Command)| {
+        let done = own(&where_is, set_up).finish(Duration::from_secs(60)).success();
         (done.stdout, done.stderr)
     };
-    // Not ours, or open to others: not used.
+    // A directory of somebody else's.
+    std::fs::create_dir(&usual).expect("a trap");
+    let (out, err) = run(&nothing);
+    assert!(out.starts_with('\n') && err.contains("that belongs to us; sh runs on stock sockets"), "{out}{err}");
+    assert_eq!(err.lines().count(), 1, "{out}{err}");
+    std::fs::remove_dir(&usual).expect("removed");
+    // Two programs that nobody has introduced to each other.
+    let server =
+        "import socket, sys; l = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('ok', flush=True)\n\
+                  c, _ = l.accept(); c.sendall(c.recv(9)); c.recv(1)";
+    let client =
+        "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); s.sendall(b'ok')\n\
+                  print(s.recv(9).decode())";
+    let port = net::free_port().to_string();
+    let mut server = own(&["run", "--", PYTHON, "-c", server, &port], &nothing);
+    server.wait_stdout("ok", Duration::from_secs(60));
+    let client = own(&["run", "--summary", "--", PYTHON, "-c", client, &port], &nothing);
+    let client = client.finish(Duration::from_secs(60)).success();
+    assert_eq!(client.stdout, "ok\n");
+    assert!(client.stderr.contains("1 connections over shared memory"), "they have not met: {}", client.stderr);
+    server.finish(Duration::from_secs(60)).success();
+    let (out, err) = run(&nothing);
+    let there = format!("{}/monitor.sock\n", usual.display());
+    assert!(out.starts_with(&there) && out.contains("drwx------") && err.is_empty(), "{out}{err}");
+    // A runtime directory is used if it is his own.
+    let runtime = host.path().join("runtime");
+    std::fs::create_dir(&runtime).expect("directory");
     let named = |c: &mut Command| {
         c.env("XDG_RUNTIME_DIR", &runtime);
     };
-    let (out, err) = run(&named);
-    assert!(out.starts_with("/tmp/fastsocket-") && out.contains("drwx------"), "{out}{err}");
-    assert!(!out.starts_with(&trap.display().to_string()) && err.contains("no runtime directory"), "{out}{err}");
-    let first = Path::new(out.lines().next().expect("a path")).to_owned();
-    // A directory of his own is used, by all of his shells.
-    std::os::unix::fs::chown(&runtime, Some(ALICE), Some(ALICE)).expect("chown");
+    assert!(run(&named).0.starts_with(&there));
+    std::os::unix::fs::chown(&runtime, Some(CAROL), Some(CAROL)).expect("chown");
     std::fs::set_permissions(&runtime, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("mode");
-    let (one, err) = run(&named);
-    let (two, _) = run(&named);
-    assert!(one.starts_with(&runtime.join("fastsocket/monitor.sock").display().to_string()), "{one}{err}");
-    assert_eq!((one.lines().next(), err.as_str()), (two.lines().next(), ""));
-    // The one that was for one program ends after it, with its directory.
-    let gone = net::wait_until(Duration::from_secs(20), || !first.parent().expect("directory").exists());
-    assert!(gone.is_ok(), "{} is still there", first.display());
+    let (out, err) = run(&named);
+    assert!(out.starts_with(&runtime.join("fastsocket/monitor.sock").display().to_string()), "{out}{err}");
 }
 
 struct RemovedAtEnd<'a>(&'a Path);
 
 impl Drop for RemovedAtEnd<'_> {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir(self.0);
+        let _ = std::fs::remove_dir_all(self.0);
     }
 }

@@ -48,7 +48,6 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     let beside = || options.socket.parent().map(PathBuf::from);
     let keep = options.keep.or_else(|| if options.private { None } else { beside() });
     let socket = options.socket.clone();
-    let scratch = socket.parent().filter(|_| options.scratch);
     let config = Config {
         keep,
         socket: options.socket,
@@ -111,19 +110,8 @@ fn serve(options: Options) -> anyhow::Result<ExitCode> {
     if let Some(listener) = metrics {
         monitor.serve_metrics(listener)?;
     }
-    let result = monitor.run(stop.as_fd(), || signals.end(stop.as_fd(), true));
-    if let Some(directory) = scratch {
-        remove(directory, &socket);
-    }
-    result?;
+    monitor.run(stop.as_fd(), || signals.end(stop.as_fd(), true))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Removes the folder that was made for this socket alone.
-fn remove(directory: &Path, socket: &Path) {
-    let _ = std::fs::remove_file(fsocket_monitor::endpoint::lock_file(socket));
-    let _ = std::fs::remove_file(fsocket_proto::report::last(socket));
-    let _ = std::fs::remove_dir(directory);
 }
 
 /// Capabilities that the monitor has a use for, by number.

@@ -16,9 +16,6 @@ pub struct Options {
     /// With --private: exit this long after the last process went
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     pub linger: f64,
-    /// Remove the directory of the socket at exit
-    #[arg(long, hide = true)]
-    pub scratch: bool,
     /// Two processes with --private, too
     #[arg(long, hide = true)]
     pub split: bool,

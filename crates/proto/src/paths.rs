@@ -17,3 +17,5 @@ pub const SYSTEM_SOCKET: &str = "/run/fastsocket/monitor.sock";
 
 /// Directory of root's private monitor where root has no runtime directory.
 pub const ROOT_DIRECTORY: &str = "/run/fastsocket-private";
+/// The same of another user, whose number follows.
+pub const USER_DIRECTORY: &str = "/tmp/fastsocket-";
