@@ -51,6 +51,41 @@ fn a_process_that_only_uses_the_kernel() {
     assert_eq!((ended["connect_kernel"], ended["fallback.no_listener"], ended["connect_shm"]), (8, 8, 0));
 }
 
+/// The client of connections that stay open: so many more whenever a file appears.
+const MORE: &str = "import os, socket, sys, time\n\
+    kept = []\n\
+    for turn, n in enumerate(map(int, sys.argv[3].split(','))):\n    \
+        while not os.path.exists(f'{sys.argv[2]}/{turn}'): time.sleep(0.002)\n    \
+        kept += [socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=60) for _ in range(n)]\n    \
+        open(f'{sys.argv[2]}/done{turn}', 'w')\n\
+    time.sleep(600)";
+
+/// At any moment, of a live process: whether it says what it counts or the monitor sees it.
+#[test]
+fn all_connections_of_a_live_process_are_counted() {
+    not_in_stock_mode!();
+    let host = Host::new();
+    let turns = [1, 1, 1, 2, 1, 4, 1, 9, 30];
+    let (_server, port) = e2e::echo_server(&host, Stock, "threaded", "127.0.0.1");
+    let flags = host.path().join("flags");
+    std::fs::create_dir(&flags).expect("directory");
+    let list = turns.map(|n| n.to_string()).join(",");
+    let args = [port.to_string(), flags.display().to_string(), list];
+    let client = host.start(Accel, "more", PYTHON, &["-c", MORE, &args[0], &args[1], &args[2]]);
+    let mut so_far = 0;
+    for (turn, n) in turns.into_iter().enumerate() {
+        std::fs::write(flags.join(turn.to_string()), "").expect("file");
+        let done = flags.join(format!("done{turn}"));
+        net::wait_until(Duration::from_secs(60), || done.exists()).expect("connected");
+        so_far += n;
+        // (`top` and the metrics read the same totals.)
+        let now = report(&host);
+        let process = now.processes.iter().find(|p| i64::from(p.pid) == i64::from(client.pid())).expect("it is named");
+        assert_eq!((process.counters["connect_kernel"], now.totals["connect_kernel"]), (so_far, so_far), "turn {turn}");
+        assert_eq!(process.counters["fallback.no_listener"], so_far, "turn {turn}");
+    }
+}
+
 /// Counters that were told before there was an arena count once.
 #[test]
 fn first_the_kernel_and_then_shared_memory() {

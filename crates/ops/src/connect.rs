@@ -132,7 +132,7 @@ fn to_kernel<T>(fd: i32, d: &'static Desc, why: Reason) -> Outcome<T> {
 
 fn left<T>(why: Reason) -> Outcome<T> {
     stats::fall_back(why);
-    stats::kernel_connection(ctl::alive());
+    stats::kernel_connection(Counter::ConnectKernel, ctl::alive(), || socks::arena().is_some());
     Outcome::Kernel
 }
 

@@ -65,9 +65,6 @@ pub fn name() -> [u8; 16] {
     name
 }
 
-/// At least so long between two messages, nanoseconds.
-const PAUSE: u64 = 1_000_000_000;
-static TOLD_AT: AtomicU64 = AtomicU64::new(0);
 /// What the monitor was told, by counter.
 static TOLD: [AtomicU64; COUNTERS.len()] = [const { AtomicU64::new(0) }; COUNTERS.len()];
 /// Was it ever told of any?
@@ -77,18 +74,19 @@ static HAS_TOLD: AtomicBool = AtomicBool::new(false);
 #[link_section = ".data.fsocket_start"]
 static OF_KERNEL: AtomicU64 = AtomicU64::new(0);
 
-/// A connection is the kernel's. A process that only ever uses the kernel makes no arena, which would be a
-/// memory file, a mapping, and forks that cost more. It says instead what it has counted: at the first
-/// connections, then once a second at most, when there is another one, and at its end. `monitor`: the
-/// control socket.
-pub fn kernel_connection(monitor: Option<i32>) {
-    count(Counter::ConnectKernel);
-    let Some(monitor) = monitor.filter(|_| is_private()) else { return };
-    let n = OF_KERNEL.fetch_add(1, Ordering::Relaxed) + 1;
-    let now = sys::now_ns();
-    if n.is_power_of_two() || now.saturating_sub(TOLD_AT.load(Ordering::Relaxed)) > PAUSE {
-        TOLD_AT.store(now, Ordering::Relaxed);
-        tell(monitor);
+/// A process with so many has an arena.
+const MANY: u64 = 8;
+
+/// A connection is the kernel's: counted by `c`. A process with few of them, and of no other kind, makes no arena, which would
+/// be a memory file, a mapping, and forks that cost more: it says at each what it has counted, and at its end. One with many
+/// counts where the monitor looks. `monitor`: the control socket. `arena`: makes one; false: there is none.
+#[inline]
+pub fn kernel_connection(c: Counter, monitor: Option<i32>, arena: impl FnOnce() -> bool) {
+    count(c);
+    if let Some(monitor) = monitor.filter(|_| is_private()) {
+        if OF_KERNEL.fetch_add(1, Ordering::Relaxed) + 1 < MANY || !arena() {
+            tell(monitor);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::listen::Listener;
 use crate::table::{self, Desc};
 use crate::zone::{self, accept::Peer};
-use crate::{ctl, pool, process, stats, upgrade, wait};
+use crate::{ctl, pool, process, socks, stats, upgrade, wait};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -90,7 +90,7 @@ unsafe fn accept_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags
     // SAFETY: the caller's.
     let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
     if let Ok(n) = r {
-        stats::count(Counter::AcceptKernel);
+        stats::kernel_connection(Counter::AcceptKernel, ctl::alive(), || socks::arena().is_some());
         pool::kernel_allocated(n);
         // SAFETY: the caller's, as the kernel has filled it.
         unsafe { upgrade::accepted(n, addr, len) };
