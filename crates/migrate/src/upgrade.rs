@@ -43,13 +43,12 @@ pub use offer::{answer, asked, epoch};
 pub use passed::{let_go, received, sent, tell};
 pub use worth::ended;
 
-use calls::{at_once, begin, is_on, wanted, CALLS};
+use calls::{at_once, begin, is_on, is_too_often, missed, wanted, CALLS, OFFERED};
 use handed::is_mine_alone;
 use offer::{key, open};
 use passed::{forbid, is_passed};
 use rest::{at_rest, is_here, lingers, own_of, peer_of, usual};
 
-const TRIES: u32 = 8;
 /// Calls between two tries of a connection that comes back when an operator lets its peer.
 const PATIENT: u32 = 1024;
 
@@ -180,17 +179,19 @@ pub fn is_candidate(fd: i32) -> bool {
 #[inline(always)]
 pub fn enter(fd: i32, call: Call) -> Entered {
     match table::lookup(fd) {
-        Some(d) if d.kind() == kind::KERNEL => enter_counted(fd, d, call),
+        Some(d) if d.kind() == kind::KERNEL => {
+            brief::turn();
+            if d.using.never() {
+                return Entered::Kernel(None);
+            }
+            enter_counted(fd, d, call)
+        }
         _ => Entered::Kernel(None),
     }
 }
 
 #[cold]
 fn enter_counted(fd: i32, d: &'static Desc, call: Call) -> Entered {
-    brief::turn();
-    if d.using.never() {
-        return Entered::Kernel(None);
-    }
     let weight = weight(d, call);
     let calls = d.calls.fetch_add(weight, Ordering::Relaxed) + weight;
     if calls >= d.next_try.load(Ordering::Relaxed) {
@@ -345,7 +346,8 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
     if ctl::dead() || !is_mine_alone(d) {
         return; // it may come
     }
-    if d.tries.fetch_add(1, Ordering::Relaxed) >= TRIES && !comes_back || !process::enabled() {
+    let tries = d.tries.fetch_add(1, Ordering::Relaxed);
+    if is_too_often(tries, calls) && !comes_back || !process::enabled() {
         return give_up(d);
     }
     if lingers(fd) {
@@ -361,7 +363,11 @@ fn consider(fd: i32, d: &'static Desc, call: Call, calls: u32) {
         // of the program's would not end the connection.
         match ctl::request(m, Some(fd)) {
             // The monitor keeps it until the opener asks, or there are very many of this process's.
-            Ok(_) => d.next_try.store(calls.saturating_mul(16).min(most), Ordering::Relaxed),
+            Ok(_) => {
+                d.next_try
+                    .store(calls.saturating_mul(if tries == 0 { 16 } else { longer }).min(most), Ordering::Relaxed);
+                missed(d, OFFERED);
+            }
             Err(Errno::EXDEV) => stranger(fd, d),
             _ => {}
         }

@@ -6,6 +6,14 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Calls before the first try; each further one waits four times as long, or [`sooner`].
 pub(super) const CALLS: u32 = 32;
+/// A connection with so many tries is given up. One that finds nobody at the other end counts as several ([`MISS`]).
+const TRIES: u32 = 8;
+/// The opener has found that the monitor knows nothing of the other end; or the accepter has offered its own, for which the
+/// opener has time until the next try.
+pub(super) const MISS: u32 = 2;
+pub(super) const OFFERED: u32 = 4;
+/// Nor is it given up before so many calls.
+const LEAST: u32 = 256;
 #[link_section = ".data.fsocket_start"]
 static FIRST: AtomicU32 = AtomicU32::new(CALLS);
 
@@ -56,4 +64,16 @@ pub(super) fn begin(d: &Desc, side: usize) {
     d.comes_back.store(false, Ordering::Relaxed);
     d.dirty.store(true, Ordering::Relaxed);
     d.kind.store(kind::KERNEL, Ordering::Release);
+}
+
+/// Its partner does not show up: a call on it is to cost nothing from now on. `tries`: before this one.
+pub(super) fn is_too_often(tries: u32, calls: u32) -> bool {
+    tries >= TRIES && calls >= LEAST
+}
+
+/// A try that counts as several. (Between network namespaces both ends learn when they try.)
+pub(super) fn missed(d: &Desc, as_many: u32) {
+    if !d.across.load(Ordering::Relaxed) {
+        d.tries.fetch_add(as_many - 1, Ordering::Relaxed);
+    }
 }

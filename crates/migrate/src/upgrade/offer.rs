@@ -1,6 +1,6 @@
 //! The two sides of a connection agree on the moment: the opener offers a slot, the accepter takes it.
 
-use super::calls::sooner;
+use super::calls::{missed, sooner, MISS};
 use super::passed::{is_passed, let_go};
 use super::rest::{at_rest, has_passed, own_of, peer_of, usual, Counts};
 use super::worth;
@@ -56,7 +56,10 @@ pub(super) fn open(fd: i32, d: &'static Desc) -> Result<()> {
     }
     let to = whereto(fd, d, &me, &dst)?;
     offer(fd, d, (&me, &dst), counts, to).map_err(|why| match why {
-        Told::Not(e) => e,
+        Told::Not(e) => {
+            missed(d, MISS);
+            e
+        }
         Told::Late => Errno::EAGAIN,
     })
 }
@@ -161,6 +164,7 @@ fn whereto(fd: i32, d: &Desc, me: &Addr, dst: &Addr) -> Result<Whereto> {
         return route::meet(fd, dst, true).map(met).map_err(|_| {
             // It may be on its way to another process still.
             sooner(d);
+            missed(d, MISS);
             Errno::EAGAIN
         });
     }
@@ -306,6 +310,7 @@ fn take(a: &Asked) {
 fn offer_again(name: u64) {
     if let Some(d) = DESCS.get(name as u32).filter(|d| d.kind() == kind::KERNEL && key(d) == name) {
         worth::asked(d);
+        d.tries.store(0, Ordering::Relaxed);
         d.next_try.store(d.calls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
