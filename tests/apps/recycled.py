@@ -3,6 +3,7 @@ closed. The next socket has to be as new. Says what it is: the same on stock."""
 
 import ctypes
 import fcntl
+import mmap
 import os
 import select
 import signal
@@ -52,6 +53,19 @@ def attempt(call, *arguments):
         pass
 
 
+# rax, rdi, rsi, rdx, r10 from the first five arguments; syscall; ret
+CODE = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+CODE.write(bytes.fromhex("4889f8 4889f7 4889d6 4889ca 4d89c2 0f05 c3"))
+below = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 5)(ctypes.addressof(ctypes.c_char.from_buffer(CODE)))
+HERE = ctypes.create_string_buffer(struct.pack("=H2s4s8x", 2, struct.pack(">H", ADDRESS[1]), b"\x7f\0\0\1"))
+ANY = ctypes.create_string_buffer(struct.pack("=H14x", 2))
+
+
+def raw(number, *arguments):
+    """By an instruction of the program's own, which no library sees."""
+    return lambda s: below(number, s.fileno(), *arguments, *[0] * (3 - len(arguments)))
+
+
 def in_child(change):
     """By another process, which has the socket as well."""
 
@@ -90,6 +104,15 @@ CHANGES = {
     "port": lambda s: s.bind(("127.0.0.1", 0)),
     "shutdown": lambda s: attempt(s.shutdown, socket.SHUT_RDWR),
     "shutdown by number": lambda s: libc.syscall(SYS_SHUTDOWN, s.fileno(), 2),
+    "connect by a raw call": raw(42, ctypes.addressof(HERE), 16),
+    "bind by a raw call": raw(49, ctypes.addressof(ANY), 16),
+    "listen by a raw call": raw(50, 5),
+    "shutdown by a raw call": raw(48, 0),
+    "O_NONBLOCK by a raw call": raw(72, fcntl.F_SETFL, os.O_NONBLOCK),
+    "O_ASYNC by a raw call": raw(72, fcntl.F_SETFL, os.O_ASYNC),
+    "owner by a raw call": raw(72, fcntl.F_SETOWN, os.getpid()),
+    "mode by a raw call": raw(91, 0o600),
+    "user by a raw call": raw(93, 65534, 65534),
     "fast open": lambda s: s.sendto(b"x", MSG_FASTOPEN, ADDRESS),
     "fast open by sendmsg": lambda s: s.sendmsg([b"x"], [], MSG_FASTOPEN, ADDRESS),
     "fast open refused": lambda s: attempt(s.sendto, b"x", MSG_FASTOPEN, ("127.0.0.1", 1)),

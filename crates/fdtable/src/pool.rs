@@ -1,6 +1,6 @@
 //! Placeholders: pristine kernel sockets that stand behind the descriptor
 //! numbers of our connections. Closing a connection keeps its placeholder for
-//! the next one if the kernel says that it is still as new ([`pristine`]): asking costs a third of a new socket.
+//! the next one if nothing has changed it; the kernel is asked when the answer matters ([`pristine`]).
 
 use crate::bits::Bits;
 use crate::identity;
@@ -47,7 +47,24 @@ pub fn kernel_freed(fd: i32) {
     }
 }
 
+/// A placeholder whose flags are as the library believes.
 fn take(family: u32) -> Option<Entry> {
+    let e = pop(family)?;
+    if pristine::has_flags(e.fd, e.nonblock) {
+        stats::count(Counter::PoolHits);
+        return Some(e);
+    }
+    give_up(&e);
+    None
+}
+
+/// The kernel gives the number to the next one.
+fn give_up(e: &Entry) {
+    let _ = sys::close(e.fd);
+    kernel_freed(e.fd);
+}
+
+fn pop(family: u32) -> Option<Entry> {
     let mut p = POOL.lock().ok()?;
     let floor = FLOOR.load(Ordering::Relaxed);
     let n = p.n;
@@ -59,7 +76,6 @@ fn take(family: u32) -> Option<Entry> {
     p.e[i] = p.e[n - 1];
     p.n -= 1;
     HELD.set(e.fd, false);
-    stats::count(Counter::PoolHits);
     Some(e)
 }
 
@@ -68,18 +84,18 @@ fn set_cloexec(fd: i32, on: bool) {
 }
 
 /// A placeholder for an accepted connection, of the listener's family: it
-/// answers for options that we do not know.
-pub fn placeholder(family: u32, cloexec: bool) -> Result<i32> {
+/// answers for options that we do not know. And whether it is recycled.
+pub fn placeholder(family: u32, cloexec: bool) -> Result<(i32, bool)> {
     if let Some(e) = take(family) {
         if e.cloexec != cloexec {
             set_cloexec(e.fd, cloexec);
         }
-        return Ok(e.fd);
+        return Ok((e.fd, true));
     }
     let open = || sys::socket(family as i32, libc::SOCK_STREAM | if cloexec { libc::SOCK_CLOEXEC } else { 0 }, 0);
     let fd = open().or_else(|e| if drain() { open() } else { Err(e) })?;
     kernel_allocated(fd);
-    Ok(fd)
+    Ok((fd, false))
 }
 
 /// A kernel socket as `socket()` would return it.
@@ -87,9 +103,7 @@ pub fn placeholder(family: u32, cloexec: bool) -> Result<i32> {
 pub fn socket(family: u32, nonblock: bool, cloexec: bool, identity: u64) -> Option<i32> {
     let e = take(family)?;
     if identity != identity::UNKNOWN && e.identity != identity {
-        // The kernel gives its number to the next one.
-        let _ = sys::close(e.fd);
-        kernel_freed(e.fd);
+        give_up(&e);
         return None;
     }
     if e.cloexec != cloexec {
@@ -101,12 +115,12 @@ pub fn socket(family: u32, nonblock: bool, cloexec: bool, identity: u64) -> Opti
     Some(e.fd)
 }
 
-/// The number `fd` of a connection is not in the table any more: keep its placeholder, if the kernel says that it is as
-/// new, or close it. Returns what `close` returns.
+/// The number `fd` of a connection is not in the table any more: keep its placeholder, if nothing has changed it, or
+/// close it. Returns what `close` returns.
 pub fn recycle(fd: i32, d: &Desc) -> Result<()> {
     // (A child in this process's memory has a copy of each.)
     let may_keep = fd > 2 && fd < TOP && !process::is_lent();
-    let cloexec = if may_keep { pristine::close_on_exec_if_clean(fd, d) } else { None };
+    let cloexec = if may_keep { pristine::close_on_exec_if_unchanged(fd, d) } else { None };
     if let Some(cloexec) = cloexec {
         if let Ok(mut p) = POOL.lock() {
             if p.n < most() {

@@ -1,10 +1,16 @@
 //! Is a placeholder still as `socket` returns a new one?
 //!
-//! The library sees what libc's functions do to a socket, and remembers the options that were set, the duplicates, the
-//! processes and epoll instances that have it (`dirty`, `watched`). It does not see raw system calls, nor calls by the name
-//! in /proc. So the kernel is asked for everything that can be asked and that would do harm in the next connection:
-//! whether the socket is bound or connected, the flags of the open file, its owner and its mode. A socket that differs in
-//! one of them is closed; so is one about which the kernel does not answer.
+//! The library sees what libc's functions do to a socket, and remembers it: the options that were set, the duplicates,
+//! the processes and epoll instances that have it (`dirty`, `watched`), whether it is close-on-exec. It does not see raw
+//! system calls, nor calls by the name in /proc. So the kernel is asked for the rest, when the answer matters:
+//!
+//! | question | when |
+//! | --- | --- |
+//! | flags of the open file | the placeholder is used again |
+//! | address, end of receiving, owner, signal, mode | the program does something with the next socket for which the kernel looks at the placeholder ([`settle`]) |
+//!
+//! A connection over shared memory uses nothing of its placeholder, so that most are never asked the second question. A
+//! placeholder that differs in one answer is closed; so is one about which the kernel does not answer.
 
 use crate::table::Desc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +20,12 @@ use fsocket_sys as sys;
 #[link_section = ".data.fsocket_start"]
 static CREATOR: AtomicU64 = AtomicU64::new(UNKNOWN);
 const UNKNOWN: u64 = u64::MAX;
+const F_GETSIG: i32 = 11;
 
-/// The process may have other credentials now, and new sockets another owner.
+/// The process may have other credentials now, and new sockets another owner than those that are there.
 pub fn other_credentials() {
     CREATOR.store(UNKNOWN, Ordering::Relaxed);
+    crate::table::all().for_each(|d| d.dirty.store(true, Ordering::Relaxed));
 }
 
 /// User and group of a socket that this process makes now.
@@ -36,25 +44,70 @@ fn pack(uid: u32, gid: u32) -> u64 {
     u64::from(uid) << 32 | u64::from(gid)
 }
 
-/// Whether the socket behind `fd`, the placeholder of `d`, is as new. Some: and whether it is close-on-exec.
-pub(crate) fn close_on_exec_if_clean(fd: i32, d: &Desc) -> Option<bool> {
-    let known = [&d.dirty, &d.watched, &d.kernel_only].iter().all(|flag| !flag.load(Ordering::Relaxed));
-    let clean = known && is_unbound(fd) && has_flags(fd, d.placeholder_nonblock()) && is_as_created(fd);
-    let flags = if clean { sys::fcntl(fd, libc::F_GETFD, 0).ok()? } else { return None };
-    Some(flags & libc::FD_CLOEXEC != 0)
+/// Nothing that the library has seen makes the placeholder of `d` another than a new socket. Some: and whether it is
+/// close-on-exec.
+pub(crate) fn close_on_exec_if_unchanged(fd: i32, d: &Desc) -> Option<bool> {
+    let unchanged = [&d.dirty, &d.watched, &d.kernel_only].iter().all(|flag| !flag.load(Ordering::Relaxed));
+    if !unchanged {
+        return None;
+    }
+    match d.close_on_exec() {
+        Some(known) => Some(known),
+        None => Some(sys::fcntl(fd, libc::F_GETFD, 0).ok()? & libc::FD_CLOEXEC != 0),
+    }
 }
 
-/// It has no address and no port, so that it neither is connected nor was.
+/// No O_ASYNC, O_APPEND, O_DIRECT, …; O_NONBLOCK as the library believes.
+pub(crate) fn has_flags(fd: i32, nonblock: bool) -> bool {
+    let expected = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
+    sys::fcntl(fd, libc::F_GETFL, 0) == Ok(expected)
+}
+
+/// Before the kernel looks at the placeholder of `d`, at number `fd`, on the program's behalf. A recycled one that is not as new is
+/// replaced.
+#[inline]
+pub fn settle(fd: i32, d: &Desc) {
+    if d.recycled.load(Ordering::Relaxed) {
+        ask(fd, d);
+    }
+}
+
+#[cold]
+fn ask(fd: i32, d: &Desc) {
+    d.recycled.store(false, Ordering::Relaxed);
+    if is_unbound(fd) && is_open(fd) && has_no_owner(fd) && is_as_created(fd) {
+        return;
+    }
+    d.dirty.store(true, Ordering::Relaxed);
+    let nonblock = if d.placeholder_nonblock() { libc::SOCK_NONBLOCK } else { 0 };
+    let Ok(new) = sys::socket(d.placeholder_family() as i32, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | nonblock, 0)
+    else {
+        return;
+    };
+    let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC != 0);
+    let _ = sys::dup3(new, fd, if cloexec { libc::O_CLOEXEC } else { 0 });
+    let _ = sys::close(new);
+}
+
+/// It has no address and no port, so that it neither is connected nor listens nor was.
 fn is_unbound(fd: i32) -> bool {
     let mut name = [0u8; size_of::<libc::sockaddr_in6>()];
     // Behind the family everything is zero.
     sys::getsockname(fd, &mut name).is_ok_and(|len| len <= name.len()) && name[2..].iter().all(|byte| *byte == 0)
 }
 
-/// No O_ASYNC, O_APPEND, O_DIRECT, …; O_NONBLOCK as the library believes.
-fn has_flags(fd: i32, nonblock: bool) -> bool {
-    let expected = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
-    sys::fcntl(fd, libc::F_GETFL, 0) == Ok(expected)
+/// Nobody has shut its receiving side down.
+fn is_open(fd: i32) -> bool {
+    let mut p = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one entry, which is ours; a time-out of nothing.
+    let asked = unsafe { sys::raw(libc::SYS_ppoll, [&raw mut p as usize, 1, &raw const NOW as usize, 0, 0, 0]) };
+    asked.is_ok() && p.revents & libc::POLLRDHUP == 0
+}
+
+static NOW: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+
+fn has_no_owner(fd: i32) -> bool {
+    [libc::F_GETOWN, F_GETSIG].iter().all(|question| sys::fcntl(fd, *question, 0) == Ok(0))
 }
 
 fn is_as_created(fd: i32) -> bool {

@@ -70,6 +70,8 @@ pub fn alloc(kind: u32) -> Option<&'static Desc> {
     d.settling.store(false, Ordering::Relaxed);
     d.comes_back.store(false, Ordering::Relaxed);
     d.dirty.store(false, Ordering::Relaxed);
+    d.recycled.store(false, Ordering::Relaxed);
+    d.set_close_on_exec(None);
     d.watched.store(false, Ordering::Relaxed);
     d.any_port.store(false, Ordering::Relaxed);
     d.grown.store(false, Ordering::Relaxed);

@@ -337,6 +337,9 @@ limit_table! {
      moment, kept for the next connection: `/proc/self/fd` and system calls past libc see it. At \
      most 16 are kept, and none after the first sleep of 0.2 s in a call that waits for sockets."
         of close;
+    Sockets: "An option that a program has set past libc on a connection over shared memory, one of its next sockets \
+     may have. Address, end of receiving, flags, owner, signal and mode are looked at."
+        of setsockopt;
     Sockets: "An option that is set on a listener counts for connections that come after it, as in the \
      kernel; for those that wait already, too, if it is not one of the common ones or a \
      process of its fork group that was there before it has set it."

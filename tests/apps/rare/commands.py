@@ -24,9 +24,10 @@ def commands_that_get_a_connection():
     libc.popen.restype = ctypes.c_void_p
     d, t = pair()
     os.dup2(d.fileno(), 8)
+    os.set_inheritable(8, True)  # dup2 of a number to itself leaves it close-on-exec
     f = libc.popen(b"echo by popen >&8", b"r")
     print(libc.pclose(ctypes.c_void_p(f)), t.recv(100))
-    for fd in 8, 9:
+    for fd in {8, 9} - {s.fileno() for s in (c, s, d, t)}:
         os.close(fd)
 
 

@@ -58,6 +58,10 @@ pub struct Desc {
     pub family: AtomicU32,
     /// The placeholder carries state and cannot be used again.
     pub dirty: AtomicBool,
+    /// The placeholder was another connection's before, and the kernel was not asked everything ([`crate::pristine`]).
+    pub recycled: AtomicBool,
+    /// See [`Desc::close_on_exec`].
+    cloexec: AtomicU32,
     /// An epoll instance of the kernel's watches it, and would go on.
     pub watched: AtomicBool,
     /// The kernel chose the port that it is bound to.
@@ -171,6 +175,13 @@ impl Desc {
             0 => libc::AF_INET as u32,
             f => f,
         }
+    }
+    /// Whether the placeholder's number, the only one, is close-on-exec; None: not known.
+    pub fn close_on_exec(&self) -> Option<bool> {
+        self.cloexec.load(Ordering::Relaxed).checked_sub(1).map(|on| on != 0)
+    }
+    pub fn set_close_on_exec(&self, on: Option<bool>) {
+        self.cloexec.store(on.map_or(0, |on| 1 + u32::from(on)), Ordering::Relaxed);
     }
     pub fn placeholder_nonblock(&self) -> bool {
         self.kernel_nonblock.load(Ordering::Relaxed)

@@ -16,7 +16,7 @@ pub(super) struct Parts {
 impl Parts {
     pub(super) fn get(family: u32, flags: i32) -> Result<Parts> {
         let placeholder = || pool::placeholder(family, flags & libc::SOCK_CLOEXEC != 0);
-        let fd = placeholder().or_else(|e| match e == Errno::EMFILE && chan::spare_descriptors() {
+        let (fd, recycled) = placeholder().or_else(|e| match e == Errno::EMFILE && chan::spare_descriptors() {
             true => placeholder(),
             false => Err(e),
         })?;
@@ -26,6 +26,8 @@ impl Parts {
         match (table::alloc(kind::FRESH), socks::alloc_sock()) {
             (Some(desc), Some(sock)) => {
                 desc.kernel_family.store(family, Ordering::Relaxed);
+                desc.recycled.store(recycled, Ordering::Relaxed);
+                desc.set_close_on_exec(Some(flags & libc::SOCK_CLOEXEC != 0));
                 Ok(Parts { fd, desc, sock })
             }
             (desc, sock) => {

@@ -116,6 +116,7 @@ pub unsafe fn get_below(
 pub fn sends(fd: i32, flags: i32) {
     if flags & libc::MSG_FASTOPEN != 0 {
         if let Some(d) = table::lookup(fd).filter(|d| matches!(d.kind(), kind::FRESH | kind::BOUND)) {
+            fsocket_fdtable::pristine::settle(fd, d);
             leave(d);
         }
     }

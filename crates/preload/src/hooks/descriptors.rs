@@ -2,7 +2,9 @@
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use crate::real;
-use fsocket_lifecycle::{by_number, close as ops, epoll, opts, pidfd_transfer, table, unshared, Outcome, Result};
+use fsocket_lifecycle::{
+    by_number, close as ops, epoll, opts, pidfd_transfer, pristine, table, unshared, Outcome, Result,
+};
 use fsocket_sys as sys;
 use libc::*;
 
@@ -41,6 +43,9 @@ fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
 
 /// Before the kernel says which file is behind `fd`, or changes it: the next socket must not be the same file.
 fn gone_or_shown(fd: c_int) -> bool {
+    if let Some(d) = table::lookup(fd) {
+        pristine::settle(fd, d);
+    }
     table::reached_kernel(fd);
     gone(fd)
 }
@@ -160,6 +165,9 @@ unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int,
         }
         return new;
     }
+    if let Some(d) = table::lookup(fd).filter(|_| cmd == F_SETFD) {
+        d.set_close_on_exec(None);
+    }
     match table::lookup(fd) {
         Some(d) if opts::is_kernels(d, cmd, arg as usize) => unsafe { real(fd, cmd, arg) },
         Some(d) => either(guarded(|| opts::fcntl(fd, d, cmd, arg as usize)), || unsafe { real(fd, cmd, arg) }),
@@ -169,8 +177,11 @@ unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int,
 
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     match table::lookup(fd) {
-        Some(d) if request == FIONCLEX => {
-            opts::survives(d);
+        Some(d) if matches!(request, FIONCLEX | FIOCLEX) => {
+            d.set_close_on_exec(None);
+            if request == FIONCLEX {
+                opts::survives(d);
+            }
             unsafe { real::ioctl(fd, request, arg) }
         }
         Some(d) if arg != 0 => {
@@ -192,6 +203,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     }
     if first > last || flags & !CLOSE_RANGE_UNSHARE != 0 {
         // With CLOEXEC nothing is closed now; malformed calls are the kernel's.
+        table::each(|_, d| d.set_close_on_exec(None));
         return unsafe { real::close_range(first, last, flags) };
     }
     ops::range(first, last, |a, b| sys::close_range(a, b, flags as u32)).answer()

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fsocket_lifecycle::table::{self, kind, Desc};
 use fsocket_lifecycle::{
     accept as ops_accept, chan, close, connect as ops_connect, identity, in_use, listen as ops_listen, names, opts,
-    path, pool, process, route, slice, upgrade, user, zone,
+    path, pool, pristine, process, route, slice, upgrade, user, zone,
 };
 use libc::*;
 
@@ -37,6 +37,8 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
         if let Some(d) = table::alloc(kind::FRESH) {
             d.family.store(domain as u32, Ordering::Relaxed);
             d.kernel_family.store(domain as u32, Ordering::Relaxed);
+            d.recycled.store(pooled.is_some(), Ordering::Relaxed);
+            d.set_close_on_exec(Some(cloexec));
             d.nonblock.store(nonblock, Ordering::Relaxed);
             d.kernel_nonblock.store(nonblock, Ordering::Relaxed);
             let unknown = identity == identity::UNKNOWN && pooled.is_some();
@@ -49,6 +51,13 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
     fd
 }
 
+/// The kernel is about to look at a socket that has no path yet.
+fn settle_fresh(fd: c_int) {
+    if let Some(d) = table::lookup(fd).filter(|d| d.kind() == kind::FRESH) {
+        pristine::settle(fd, d);
+    }
+}
+
 pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     if let Some(r) = connected(fd).filter(|_| user::readable(addr as *const u8, len as usize)) {
         return r;
@@ -56,6 +65,7 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     if gone(fd) {
         return -1;
     }
+    settle_fresh(fd);
     let fresh = table::lookup(fd).filter(|d| d.kind() == kind::FRESH);
     let asked = if fresh.is_some() { unsafe { fsocket_lifecycle::name::parse(addr, len) } } else { None };
     let family = fresh.map_or(0, |d| d.family.load(Ordering::Relaxed));
@@ -81,6 +91,7 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     if gone(fd) {
         return -1;
     }
+    settle_fresh(fd);
     let r = unsafe { real::listen(fd, backlog) };
     if r == 0 {
         if let Some(d) = table::lookup(fd) {
@@ -145,6 +156,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         Some(d) => {
             let was_fresh = d.kind() == kind::FRESH;
             either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || {
+                pristine::settle(fd, d);
                 let result = unsafe { kernel_connect(fd, addr, len) };
                 let errno = fsocket_sys::errno::Saved::errno();
                 if result == 0 || errno.is(fsocket_sys::Errno::EINPROGRESS) {
@@ -183,13 +195,17 @@ pub unsafe fn sockatmark(fd: c_int) -> c_int {
 
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::lookup(fd) {
-        Some(d) => either(guarded(|| close::shutdown(d, how)), || unsafe { real::shutdown(fd, how) }),
+        Some(d) => either(guarded(|| close::shutdown(d, how)), || {
+            settle_fresh(fd);
+            unsafe { real::shutdown(fd, how) }
+        }),
         None if gone(fd) => -1,
         None => unsafe { real::shutdown(fd, how) },
     }
 }
 
 pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    settle_fresh(fd);
     match table::lookup(fd) {
         Some(d) if d.is_conn() => Answer::answer(unsafe { names::local(d, addr, len) }),
         None if gone(fd) => -1,
@@ -198,6 +214,7 @@ pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 }
 
 pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    settle_fresh(fd);
     match table::lookup(fd) {
         // (Once it is reset it has none; the kernel knows.)
         Some(d) if path::still_ours(d) => Answer::answer(unsafe { names::peer(d, addr, len) }),
@@ -207,6 +224,7 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
 }
 
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
+    settle_fresh(fd);
     match table::lookup(fd) {
         Some(d) => guarded(|| unsafe { set_known(fd, d, level, name, val, len) }),
         None if gone(fd) => -1,
@@ -244,6 +262,7 @@ unsafe fn set_known(
 }
 
 pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void, len: *mut socklen_t) -> c_int {
+    settle_fresh(fd);
     if (level, name) == (SOL_SOCKET, SO_COOKIE) {
         // The next socket has another one.
         table::reached_kernel(fd);
