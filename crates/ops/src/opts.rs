@@ -55,8 +55,9 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         return Outcome::Kernel; // EINVAL, whatever it is
     }
     let number = |n: u32| len >= n && user::readable(val, n as usize);
-    // (Of a socket's own none has a shorter value: EINVAL.)
-    if level != S || len >= 4 || name == libc::SO_BINDTODEVICE {
+    // (Of a socket's own none has a shorter value, nor have TCP's but for names: EINVAL.)
+    let names = [(S, libc::SO_BINDTODEVICE), (T, libc::TCP_CONGESTION), (T, libc::TCP_ULP)];
+    if len >= 4 || !matches!(level, S | T) || names.contains(&(level, name)) {
         // SAFETY: that many bytes are there.
         extra::before(d, level, name, if number(4) { unsafe { (val as *const i32).read_unaligned() } } else { 1 });
     }

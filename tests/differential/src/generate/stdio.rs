@@ -73,7 +73,7 @@ impl Gen {
 
     /// Do connections go to the kernel that have begun in shared memory?
     pub(super) fn moves(&self) -> bool {
-        self.switches.has("stdio") || self.switches.has("scm")
+        ["stdio", "scm", "recycled"].iter().any(|name| self.switches.has(name))
     }
 
     /// Before a side takes a connection to the kernel, or a listener is passed.
