@@ -47,24 +47,7 @@ pub fn kernel_freed(fd: i32) {
     }
 }
 
-/// A placeholder whose flags are as the library believes.
 fn take(family: u32) -> Option<Entry> {
-    let e = pop(family)?;
-    if pristine::has_flags(e.fd, e.nonblock) {
-        stats::count(Counter::PoolHits);
-        return Some(e);
-    }
-    give_up(&e);
-    None
-}
-
-/// The kernel gives the number to the next one.
-fn give_up(e: &Entry) {
-    let _ = sys::close(e.fd);
-    kernel_freed(e.fd);
-}
-
-fn pop(family: u32) -> Option<Entry> {
     let mut p = POOL.lock().ok()?;
     let floor = FLOOR.load(Ordering::Relaxed);
     let n = p.n;
@@ -76,6 +59,7 @@ fn pop(family: u32) -> Option<Entry> {
     p.e[i] = p.e[n - 1];
     p.n -= 1;
     HELD.set(e.fd, false);
+    stats::count(Counter::PoolHits);
     Some(e)
 }
 
@@ -103,7 +87,9 @@ pub fn placeholder(family: u32, cloexec: bool) -> Result<(i32, bool)> {
 pub fn socket(family: u32, nonblock: bool, cloexec: bool, identity: u64) -> Option<i32> {
     let e = take(family)?;
     if identity != identity::UNKNOWN && e.identity != identity {
-        give_up(&e);
+        // The kernel gives its number to the next one.
+        let _ = sys::close(e.fd);
+        kernel_freed(e.fd);
         return None;
     }
     if e.cloexec != cloexec {

@@ -6,7 +6,7 @@
 //!
 //! | question | when |
 //! | --- | --- |
-//! | flags of the open file | the placeholder is used again |
+//! | flags of the open file | the placeholder is kept |
 //! | address, end of receiving, owner, signal, mode | the program does something with the next socket for which the kernel looks at the placeholder ([`settle`]) |
 //!
 //! A connection over shared memory uses nothing of its placeholder, so that most are never asked the second question. A
@@ -44,11 +44,11 @@ fn pack(uid: u32, gid: u32) -> u64 {
     u64::from(uid) << 32 | u64::from(gid)
 }
 
-/// Nothing that the library has seen makes the placeholder of `d` another than a new socket. Some: and whether it is
+/// Nothing that the library has seen, and none of its flags, makes the placeholder of `d` another than a new socket. Some: and whether it is
 /// close-on-exec.
 pub(crate) fn close_on_exec_if_unchanged(fd: i32, d: &Desc) -> Option<bool> {
     let unchanged = [&d.dirty, &d.watched, &d.kernel_only].iter().all(|flag| !flag.load(Ordering::Relaxed));
-    if !unchanged {
+    if !unchanged || !has_flags(fd, d.placeholder_nonblock()) {
         return None;
     }
     match d.close_on_exec() {
@@ -58,7 +58,7 @@ pub(crate) fn close_on_exec_if_unchanged(fd: i32, d: &Desc) -> Option<bool> {
 }
 
 /// No O_ASYNC, O_APPEND, O_DIRECT, …; O_NONBLOCK as the library believes.
-pub(crate) fn has_flags(fd: i32, nonblock: bool) -> bool {
+fn has_flags(fd: i32, nonblock: bool) -> bool {
     let expected = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
     sys::fcntl(fd, libc::F_GETFL, 0) == Ok(expected)
 }
