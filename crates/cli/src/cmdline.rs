@@ -14,6 +14,7 @@ Environment:
   FASTSOCKET_DISABLE  parts that are off, as --no-shm, --no-zones, --no-balance: shm,zones,balance
   FASTSOCKET_PIN      as --pin
   FASTSOCKET_UPGRADE  calls on a kernel connection before it may go over to shared memory; 0: never
+  FASTSOCKET_PATIENCE milliseconds that a program waits for a busy monitor before it uses the kernel [default: 250]
   FASTSOCKET_SUMMARY  as --summary: the number of the process that prints in any case
   FASTSOCKET_LIBRARY, FASTSOCKET_MONITOR  as --library, --monitor
   FASTSOCKET_CONFIG, FASTSOCKET_LOG  the monitor's: see fastsocketd(8)";

@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub fn connect(path: &Path, flags: SocketFlags) -> std::result::Result<OwnedFd, Errno> {
     let fd = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)?;
     for wait in [net::sockopt::Timeout::Send, net::sockopt::Timeout::Recv] {
-        net::sockopt::set_socket_timeout(&fd, wait, Some(ANSWER_LIMIT))?;
+        net::sockopt::set_socket_timeout(&fd, wait, Some(answer_limit()))?;
     }
     net::connect(&fd, &SocketAddrUnix::new(path)?)?;
     Ok(fd)
@@ -88,8 +88,13 @@ pub fn greet(path: &Path) -> std::result::Result<(), Errno> {
     }
 }
 
-/// How long a monitor may take to answer.
+/// How long a monitor may take to answer, unless `FASTSOCKET_PATIENCE` says more.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+fn answer_limit() -> Duration {
+    let said = std::env::var(paths::ENV_PATIENCE).ok().and_then(|ms| ms.parse().ok());
+    said.map_or(ANSWER_LIMIT, |ms| ANSWER_LIMIT.max(Duration::from_millis(ms)))
+}
 /// Longest report that is read; a monitor that says more is broken.
 const REPORT_LIMIT: u64 = 1 << 30;
 

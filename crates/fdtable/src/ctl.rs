@@ -13,6 +13,7 @@ mod state;
 mod wire;
 
 pub use find::{adopt_fd, open, remember, same_path, wanted};
+pub use state::init;
 pub use state::{
     alive, any_half, dead, detach, died, fd, halves, is_slow, may_come, mismatch, never, progress, unmet, unwatched,
     why_none,
@@ -21,7 +22,8 @@ pub use wire::{show, tell};
 
 use find::PATH;
 use state::{
-    in_time, is_late, patience, waited, DEAD, FD, FOUND_AT, LATER, LOCK, LOOKING, PATIENCE, SILENCE, SILENT, SLOW_UNTIL,
+    in_time, is_late, long_patience, patience, waited, DEAD, FD, FOUND_AT, LATER, LOCK, LOOKING, PATIENCE, SILENCE,
+    SILENT, SLOW_UNTIL,
 };
 use wire::{close_opt, passes, ready_before, receive, send, unasked};
 
@@ -65,7 +67,7 @@ pub fn request(mut m: Msg, attach: Option<i32>) -> Result<(Msg, Option<i32>)> {
     if short && now < SLOW_UNTIL.load(Ordering::Relaxed) {
         return Err(Errno::EIO);
     }
-    let limit = now + if short { patience() } else { PATIENCE };
+    let limit = now + if short { patience() } else { long_patience() };
     *seq = seq.wrapping_add(1);
     m.seq = *seq | 1 << 31;
     if let Err(e) = send(&m, attach, limit) {

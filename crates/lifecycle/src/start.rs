@@ -17,6 +17,8 @@ pub struct Config<'a> {
     pub pin: zone::Pin,
     /// Calls on a kernel connection before it may go over; 0: never.
     pub upgrade: Option<u32>,
+    /// FASTSOCKET_PATIENCE, milliseconds.
+    pub patience: Option<u32>,
     pub rseq_offset: Option<isize>,
     /// glibc's `__libc_single_threaded`, of 2.32 and later: not 0 while no second thread was ever made.
     pub single_threaded: Option<&'static AtomicU8>,
@@ -35,6 +37,7 @@ pub fn init(c: &Config) {
     sys::cpu::init(c.rseq_offset);
     process::begin(c.single_threaded);
     upgrade::init(c.upgrade);
+    ctl::init(c.patience);
     zone::init(!c.no_zones, c.pin);
     process::set_balance(!c.no_zones && !c.no_balance);
     let has_room = !room::is_narrow() && !room::is_locked();

@@ -135,6 +135,7 @@ fn set_up(successor: Option<&'static [u8]>, inherits: bool) {
         no_balance: off(b"balance"),
         pin: Pin::parse(environment::at_start(environment::PIN, now).unwrap_or(b"")),
         upgrade: environment::at_start(environment::UPGRADE, now).and_then(number),
+        patience: environment::at_start(environment::PATIENCE, now).and_then(number),
         rseq_offset,
         single_threaded: single_threaded(),
         successor,

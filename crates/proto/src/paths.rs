@@ -6,6 +6,9 @@ pub const ENV_SOCKET: &str = "FASTSOCKET_SOCKET";
 /// Environment variable that switches parts off: a comma-separated list of
 /// `shm`, `zones`.
 pub const ENV_DISABLE: &str = "FASTSOCKET_DISABLE";
+/// Environment variable: milliseconds that a program waits for a busy monitor before it uses the kernel. Commands wait at
+/// least as long for an answer.
+pub const ENV_PATIENCE: &str = "FASTSOCKET_PATIENCE";
 /// Environment variable: whether workers are pinned to the CPU of their zone:
 /// `auto`, `never`, `require`.
 pub const ENV_PIN: &str = "FASTSOCKET_PIN";

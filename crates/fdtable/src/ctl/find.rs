@@ -1,8 +1,8 @@
 //! The way to the monitor: the first one, that of a forked child, and one after a monitor that has died.
 
 use super::state::{
-    dead, fd, in_time, never, patience, waited, DEAD, DIED_PAUSE, FD, FOUND_AT, FULL, LATER, LATER_AT, LOCK, LOOKING,
-    NEVER, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
+    dead, fd, given, in_time, never, patience, waited, DEAD, DIED_PAUSE, FD, FOUND_AT, FULL, LATER, LATER_AT, LOCK,
+    LOOKING, NEVER, SHORT_PATIENCE, SILENT, SLOW_UNTIL,
 };
 use super::wire::{close_opt, receive, send_on, unasked};
 use crate::lock::Lock;
@@ -217,7 +217,7 @@ fn greet(fd: i32) -> bool {
     m.arg2 = rights::class();
     m.addr.ip = stats::name();
     m.addr.port = process::is_off().into();
-    send_on(fd, &m, None, sys::now_ns() + SHORT_PATIENCE).is_ok()
+    send_on(fd, &m, None, sys::now_ns() + given()).is_ok()
 }
 
 /// A call that waits on the socket does so for at most that many nanoseconds. `option`: SO_RCVTIMEO or SO_SNDTIMEO.

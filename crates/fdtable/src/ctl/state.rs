@@ -44,6 +44,9 @@ pub(super) const SHORT_PATIENCE: u64 = 250_000_000;
 /// share it. An answer in time gives it back.
 #[link_section = ".data.fsocket_start"]
 static LEFT: AtomicU64 = AtomicU64::new(SHORT_PATIENCE);
+/// How long that is for this program, nanoseconds.
+#[link_section = ".data.fsocket_start"]
+static GIVEN: AtomicU64 = AtomicU64::new(SHORT_PATIENCE);
 /// Until when nothing of that kind is asked, nanoseconds, after an answer that took longer.
 pub(super) static SLOW_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// How long that is, nanoseconds: the first time, doubled with each time in a row up to the longest.
@@ -100,6 +103,23 @@ pub fn why_none() -> Reason {
     }
 }
 
+/// FASTSOCKET_PATIENCE: milliseconds that the program waits for the monitor where the kernel would do.
+pub fn init(patience_ms: Option<u32>) {
+    if let Some(ms) = patience_ms {
+        GIVEN.store(u64::from(ms) * 1_000_000, Ordering::Relaxed);
+        LEFT.store(given(), Ordering::Relaxed);
+    }
+}
+
+pub(super) fn given() -> u64 {
+    GIVEN.load(Ordering::Relaxed)
+}
+
+/// How long an answer may take that the program needs, nanoseconds.
+pub(super) fn long_patience() -> u64 {
+    given().max(PATIENCE)
+}
+
 /// How long this process may wait now for what it can do without, nanoseconds.
 pub(super) fn patience() -> u64 {
     LEFT.load(Ordering::Relaxed)
@@ -113,7 +133,7 @@ pub(super) fn waited(since: u64) {
 
 /// The monitor has answered in time.
 pub(super) fn in_time() {
-    LEFT.store(SHORT_PATIENCE, Ordering::Relaxed);
+    LEFT.store(given(), Ordering::Relaxed);
     if LATE.load(Ordering::Relaxed) != 0 {
         LATE.store(0, Ordering::Relaxed);
     }
@@ -195,7 +215,7 @@ pub(super) fn is_late(short: bool) {
         true => {
             let times = LATE.fetch_add(1, Ordering::Relaxed).min(LONGEST_PAUSE);
             SLOW_UNTIL.store(now + (SLOW_PAUSE << times), Ordering::Relaxed);
-            LEFT.store(SHORT_PATIENCE, Ordering::Relaxed);
+            LEFT.store(given(), Ordering::Relaxed);
         }
         false => SILENT.store(now, Ordering::Relaxed),
     }

@@ -1,6 +1,6 @@
 //! Single packets to and from the monitor, and what follows from one that nobody has asked for.
 
-use super::state::{dead, died, fd, is_late, patience, unmet, LATER, MISMATCH, PATIENCE, SILENT, SLOW_UNTIL};
+use super::state::{dead, died, fd, is_late, long_patience, patience, unmet, LATER, MISMATCH, SILENT, SLOW_UNTIL};
 use crate::upcalls::upcalls;
 use crate::{process, registry};
 use core::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ const ROOM_PAUSE: u64 = 32_000_000;
 
 /// One message before another monitor is this process's.
 pub fn show(m: &Msg, attach: i32) -> bool {
-    send(m, Some(attach), sys::now_ns() + PATIENCE).is_ok()
+    send(m, Some(attach), sys::now_ns() + long_patience()).is_ok()
 }
 
 /// A message without an answer.
@@ -34,7 +34,7 @@ pub fn tell(m: Msg, attach: Option<i32>) -> bool {
     let limit = match short {
         true if now < SLOW_UNTIL.load(Ordering::Relaxed) => now,
         true => now + patience(),
-        false => now + PATIENCE,
+        false => now + long_patience(),
     };
     let sent = send(&m, attach, limit);
     if sent == Err(Errno::EAGAIN) && SILENT.load(Ordering::Relaxed) == 0 && now < limit {

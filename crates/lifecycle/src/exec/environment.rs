@@ -16,11 +16,12 @@ pub const SOCKET: &[u8] = b"FASTSOCKET_SOCKET=";
 pub const DISABLE: &[u8] = b"FASTSOCKET_DISABLE=";
 pub const PIN: &[u8] = b"FASTSOCKET_PIN=";
 pub const UPGRADE: &[u8] = b"FASTSOCKET_UPGRADE=";
+pub const PATIENCE: &[u8] = b"FASTSOCKET_PATIENCE=";
 
 /// Bytes of one variable that is kept.
 const LEN: usize = 1024;
 /// Variables that are given again to the same binary in a cleared environment.
-const KEPT: [&[u8]; 5] = [PRELOAD, SOCKET, DISABLE, PIN, UPGRADE];
+const KEPT: [&[u8]; 6] = [PRELOAD, SOCKET, DISABLE, PIN, UPGRADE, PATIENCE];
 /// Entries on the stack; a longer environment gets memory of its own.
 const ENTRIES: usize = 256;
 
