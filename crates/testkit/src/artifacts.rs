@@ -1,6 +1,6 @@
 //! The files that a build leaves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Directory with the built artefacts: `FASTSOCKET_ARTIFACTS`, else
 /// `target/release` of the workspace.
@@ -14,7 +14,41 @@ pub fn dir() -> PathBuf {
 fn artefact(name: &str) -> PathBuf {
     let path = dir().join(name);
     assert!(path.is_file(), "{} is not built: run `make` first", path.display());
+    if let Some(newer) = newer_source(&path) {
+        panic!("{} is stale: {} has changed since; build again", path.display(), newer.display());
+    }
     path
+}
+
+/// A source of a built file that is younger than the file. (Cargo lists the sources beside it. What was installed has no
+/// list, and is not looked at.)
+fn newer_source(built: &Path) -> Option<PathBuf> {
+    let time = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();
+    let list = std::fs::read_to_string(built.with_extension("d")).ok()?;
+    let sources = list.split_once(": ")?.1.split_whitespace().map(PathBuf::from);
+    let when = time(built)?;
+    sources.into_iter().find(|source| time(source).is_some_and(|changed| changed > when))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_changed_source_makes_a_build_stale() {
+        let dir = tempfile::tempdir().unwrap();
+        let [source, built, list] = ["source.rs", "library.so", "library.d"].map(|name| dir.path().join(name));
+        let write = |path: &std::path::Path, text: &str, time: u64| {
+            std::fs::write(path, text).unwrap();
+            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(time);
+            std::fs::File::open(path).unwrap().set_modified(time).unwrap();
+        };
+        write(&source, "", 1_000);
+        write(&built, "", 2_000);
+        assert_eq!(super::newer_source(&built), None, "installed, without a list");
+        write(&list, &format!("{}: {}\n", built.display(), source.display()), 2_000);
+        assert_eq!(super::newer_source(&built), None);
+        write(&source, "", 3_000);
+        assert_eq!(super::newer_source(&built), Some(source));
+    }
 }
 
 /// The preloaded library.
