@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Longer than any program here takes, and than the library waits for its monitor (5 s).
-pub const LIMIT: Duration = Duration::from_secs(12);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(12);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The faults, from a run without.
 pub fn plan(extent: Extent) -> Result<Vec<Fault>> {

@@ -22,7 +22,7 @@ pub struct Kills {
 }
 
 /// A client without an answer by then hangs.
-const LIMIT: Duration = Duration::from_secs(8);
+const LIMIT: Duration = Duration::from_secs(60);
 /// A monitor is killed once in so many.
 const MONITOR: usize = 20;
 const CONNECTIONS: u64 = 3;

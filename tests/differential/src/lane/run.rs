@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
 /// A step with a time-out of its own, or one that runs on and on, has this long.
-const LIMIT: Duration = Duration::from_secs(6);
+const LIMIT: Duration = Duration::from_secs(30);
 /// Who has not come to rest by then is named.
-const RESTLESS: Duration = Duration::from_secs(2);
+const RESTLESS: Duration = Duration::from_secs(10);
 /// Time-outs up to this many milliseconds are waited for; longer ones are never
 /// meant to end.
 pub const SHORT_MS: i64 = 200;
