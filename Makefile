@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -27,17 +27,24 @@ deps: ## install what building, tests and the demo need
 demo: deps benchmark ## nginx, redis and haproxy, stock and ours in turn
 	@demo/demo.sh
 
-test: deps benchmark ## every test; ends with one line that says how it went
-	@scripts/test.sh loom unit e2e differential
+# Of the tests: T=REGEX for those whose name matches, N=TIMES each, BUSY=N beside busy processes, PROFILE=release.
+TESTS = scripts/test.py $(if $(T),--only '$(T)') $(if $(N),--repeat $(N)) $(if $(BUSY),--busy $(BUSY)) $(if $(PROFILE),--profile $(PROFILE))
+
+test: deps ## unit, end-to-end and differential tests; ends with one line that says how it went (tests/README.md)
+	@$(RUN) $(TESTS) unit e2e differential
+
+test-all: deps ## what `make test` leaves out: models in full, end-to-end and differential tests on a release build, reports
+	@$(RUN) $(TESTS) --profile release loom e2e differential
+	@tests/reports/run.py --bin $(CURDIR)/target/release --jobs 4
 
 unit: ## unit and integration tests only
-	@scripts/test.sh unit
+	@$(RUN) $(TESTS) unit
 
-e2e: deps benchmark ## end-to-end tests with real programs only
-	@scripts/test.sh e2e
+e2e: deps ## end-to-end tests with real programs only
+	@$(RUN) $(TESTS) e2e
 
-differential: build ## random programs on both paths, and those that differed once
-	@scripts/test.sh differential
+differential: ## random programs on both paths, and those that differed once
+	@$(RUN) $(TESTS) differential
 
 fuzz-differential: build ## random programs for TIME seconds, from SEED on
 	@$(RUN) cargo run -q --release --locked -p fsocket-differential -- run --time $(or $(TIME),600) \
@@ -51,7 +58,7 @@ fuzz: ## each fuzzer for TIME seconds (60); needs a C++ compiler, and root for t
 	@TIME=$(TIME) fuzz/run.sh $(FUZZERS)
 
 stock: deps ## the end-to-end tests on kernel sockets: a check of the tests
-	@FASTSOCKET_TEST_MODE=stock scripts/test.sh e2e
+	@$(RUN) FASTSOCKET_TEST_MODE=stock $(TESTS) e2e
 
 test-manycore: build ## 8 and 24 emulated CPUs, and emulated cards: right, not fast (minutes; downloads Debian's kernel once)
 	@scripts/manycore.sh
@@ -66,7 +73,7 @@ test-6.1: build ## the tests of containers on Debian's kernel 6.1 in an emulated
 	@scripts/manycore.sh containers
 
 loom: ## model checking of rings, doorbells and tokens
-	@scripts/test.sh loom
+	@$(RUN) $(TESTS) loom
 
 bench: deps benchmark ## the whole benchmark; JSON and a picture in bench/out
 	@mkdir -p bench/out
@@ -127,7 +134,7 @@ handover: build ## haproxy, a node cluster, nginx (binary upgrade) and an activa
 
 restarts: build ## the monitor killed, stopped and reloaded once a second for TIME seconds (60) each, under load
 	@scripts/deps.sh test
-	@$(RUN) env FASTSOCKET_RESTARTS=$(or $(TIME),60) cargo test -q --release --locked -p fsocket-e2e --test restarts -- --nocapture --test-threads 1
+	@$(RUN) env FASTSOCKET_RESTARTS=$(or $(TIME),60) cargo test -q --release --locked -p fsocket-e2e --test e2e restarts:: -- --nocapture --test-threads 1
 
 hostile: build ## a scripted hostile peer beside servers and honest users for TIME seconds (600): UIDS=4 SEED=1
 	@scripts/deps.sh test

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests in emulated machines: many CPUs (crates/e2e/tests/manycore.rs), by
+# Tests in emulated machines: many CPUs (crates/e2e/tests/e2e/manycore.rs), by
 # default 8 and 24, and cards (cards.rs): manycore.sh [CPUS...]. With `containers`
 # instead: the tests of containers on the kernel of the guest (6.1). A guest that dies
 # or hangs (that is the emulator's, see tools/guest.sh) is started once more, and
@@ -52,9 +52,14 @@ if [ "${1:-}" = containers ]; then
     guests=()
     for test in "pairs 1 fsocket-bpf" "announce 1 fsocket-bpf" "containers 2" "containers_policy 1"; do
         read -r name cpus package <<<"$test"
-        binary=$(program "$name" "$package")
+        # (The end-to-end tests are modules of one program.)
+        if [ -n "$package" ]; then
+            run=$(program "$name" "$package")
+        else
+            run="$(program e2e) ${name}::"
+        fi
         (
-            guest "$name, kernel of the guest" "uname -r; $binary" -c "$cpus" -m 4G -t 3600 -M "$modules" -x "-icount shift=1"
+            guest "$name, kernel of the guest" "uname -r; $run" -c "$cpus" -m 4G -t 3600 -M "$modules" -x "-icount shift=1"
             exit $status
         ) >"$logs/$name" 2>&1 &
         guests+=("$! $name")
@@ -67,12 +72,11 @@ if [ "${1:-}" = containers ]; then
     printf '\n=== kernel of the guest: %s tests passed, %s s\n' "$passed" $((SECONDS - began))
     exit $status
 fi
-manycore=$(program manycore)
-cards=$(program cards)
+e2e=$(program e2e)
 [ $# -gt 0 ] || set -- 8 24
 for cpus in "$@"; do
-    guest "$cpus emulated CPUs" "$manycore --ignored" -c "$cpus" -m 4G -t 600 -M veth
+    guest "$cpus emulated CPUs" "$e2e manycore:: --ignored" -c "$cpus" -m 4G -t 600 -M veth
 done
 devices=(vmxnet3 e1000 e1000e rtl8139 pcnet tulip virtio-net-pci)
-guest "emulated cards" "$cards --ignored" -c 4 -M "vmxnet3 e1000 e1000e 8139cp pcnet32 tulip virtio_net" -x "${devices[*]/#/-device }"
+guest "emulated cards" "$e2e cards:: --ignored" -c 4 -M "vmxnet3 e1000 e1000e 8139cp pcnet32 tulip virtio_net" -x "${devices[*]/#/-device }"
 exit $status

@@ -2,7 +2,7 @@
 //! changes takes effect, and undone it is exactly as before. Run by
 //! `make test-manycore` (scripts/manycore.sh has the list of cards).
 
-#[path = "../../tune/tests/common/settings.rs"]
+#[path = "../../../tune/tests/common/settings.rs"]
 mod settings;
 
 use fsocket_testkit::{artifacts, find_program, Host, Proc, Side};

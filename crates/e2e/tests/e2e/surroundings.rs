@@ -117,52 +117,57 @@ fn committed() -> i64 {
     line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
 }
 
-/// With `vm.overcommit_memory=2` address space that is never touched may not count: neither
-/// that of channels, of which a server sees one with each client, nor our tables.
-#[test]
-fn no_overcommit() {
-    // SAFETY: a plain system call.
-    if unsafe { libc::geteuid() } != 0 {
-        return eprintln!("SKIPPED: vm.overcommit_memory needs root");
-    }
-    const KEYS: [&str; 3] = ["overcommit_memory", "overcommit_kbytes", "overcommit_ratio"];
-    let read = |key: &str| std::fs::read_to_string(format!("/proc/sys/vm/{key}")).expect("vm").trim().to_owned();
-    let mut cleanup = Cleanup::new().expect("guard");
-    for key in KEYS {
-        // The one of the last two that is 0 is not in force; writing it would take the other out.
-        if read(key) != "0" || key == "overcommit_memory" {
-            cleanup.push(&format!("echo {} > /proc/sys/vm/{key}", read(key))).expect("push");
-        }
-    }
-    // Enough for whatever else runs on this machine.
-    std::fs::write("/proc/sys/vm/overcommit_kbytes", (committed() + (8 << 20)).to_string()).expect("limit");
-    std::fs::write("/proc/sys/vm/overcommit_memory", "2").expect("mode");
+/// A setting of the whole machine: others would have no memory meanwhile.
+mod alone {
+    use super::*;
 
-    let host = Host::new();
-    let echo = native::build(&host, "echo", &["echo.c"], &[]);
-    const CLIENTS: usize = 20;
-    let way = Echo::default();
-    let before = host.snapshot();
-    let (server, port) = way.serve(&host, Accel, &echo, CLIENTS + 1);
-    let own = |pid: u32| accountable(&format!("/proc/{pid}/smaps"));
-    let (first, all) = (own(server.pid()), committed());
-    for _ in 0..CLIENTS {
-        let mut ask = host.command(Accel, &echo);
-        ask.args(["ask", &port, "1", "20"]);
-        Proc::spawn(host.logs(), "ask", ask).finish(Duration::from_secs(30)).success().says("ok");
+    /// With `vm.overcommit_memory=2` address space that is never touched may not count: neither
+    /// that of channels, of which a server sees one with each client, nor our tables.
+    #[test]
+    fn no_overcommit() {
+        // SAFETY: a plain system call.
+        if unsafe { libc::geteuid() } != 0 {
+            return eprintln!("SKIPPED: vm.overcommit_memory needs root");
+        }
+        const KEYS: [&str; 3] = ["overcommit_memory", "overcommit_kbytes", "overcommit_ratio"];
+        let read = |key: &str| std::fs::read_to_string(format!("/proc/sys/vm/{key}")).expect("vm").trim().to_owned();
+        let mut cleanup = Cleanup::new().expect("guard");
+        for key in KEYS {
+            // The one of the last two that is 0 is not in force; writing it would take the other out.
+            if read(key) != "0" || key == "overcommit_memory" {
+                cleanup.push(&format!("echo {} > /proc/sys/vm/{key}", read(key))).expect("push");
+            }
+        }
+        // Enough for whatever else runs on this machine.
+        std::fs::write("/proc/sys/vm/overcommit_kbytes", (committed() + (8 << 20)).to_string()).expect("limit");
+        std::fs::write("/proc/sys/vm/overcommit_memory", "2").expect("mode");
+
+        let host = Host::new();
+        let echo = native::build(&host, "echo", &["echo.c"], &[]);
+        const CLIENTS: usize = 20;
+        let way = Echo::default();
+        let before = host.snapshot();
+        let (server, port) = way.serve(&host, Accel, &echo, CLIENTS + 1);
+        let own = |pid: u32| accountable(&format!("/proc/{pid}/smaps"));
+        let (first, all) = (own(server.pid()), committed());
+        for _ in 0..CLIENTS {
+            let mut ask = host.command(Accel, &echo);
+            ask.args(["ask", &port, "1", "20"]);
+            Proc::spawn(host.logs(), "ask", ask).finish(Duration::from_secs(30)).success().says("ok");
+        }
+        let grown = own(server.pid()) - first;
+        // Threads of glibc: a stack of 8 MiB and the beginnings of a heap, each kept for the next.
+        assert!(grown < 100 << 10, "the server holds {grown} KiB more after {CLIENTS} clients");
+        assert!(first < 64 << 10, "a server that has just begun holds {first} KiB");
+        let grown = committed() - all;
+        assert!(grown < 2 << 20, "{grown} KiB promised: a channel that has ended counts");
+        let mut last = host.command(Accel, &echo);
+        last.args(["ask", &port, "1", "20"]);
+        Proc::spawn(host.logs(), "ask", last).finish(Duration::from_secs(30)).success().says("ok");
+        server.finish(Duration::from_secs(20)).success().says("ok");
+        host.snapshot().since(&before).assert_shm(CLIENTS as i128 + 1);
+        way.check(&echo, &host, 6, 40);
     }
-    let grown = own(server.pid()) - first;
-    // Threads of glibc: a stack of 8 MiB and the beginnings of a heap, each kept for the next.
-    assert!(grown < 100 << 10, "the server holds {grown} KiB more after {CLIENTS} clients");
-    assert!(first < 64 << 10, "a server that has just begun holds {first} KiB");
-    let grown = committed() - all;
-    assert!(grown < 2 << 20, "{grown} KiB promised: a channel that has ended counts");
-    let mut last = host.command(Accel, &echo);
-    last.args(["ask", &port, "1", "20"]);
-    Proc::spawn(host.logs(), "ask", last).finish(Duration::from_secs(30)).success().says("ok");
-    server.finish(Duration::from_secs(20)).success().says("ok");
-    host.snapshot().since(&before).assert_shm(CLIENTS as i128 + 1);
-    way.check(&echo, &host, 6, 40);
 }
 
 /// KiB of a process that count against the limit: mappings with the flag "ac".

@@ -357,58 +357,66 @@ impl Drop for FlowTable {
     }
 }
 
-#[test]
-fn without_xdp_the_kernel_follows_the_application() {
-    need_steering!();
-    let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
-    let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
-    let mut host = Host::on(&chain.middle);
-    let _backend = backend(&host, &chain, nginx);
-    let device = chain.middle.interfaces[1].device.clone();
-    let before = rps(&host, &chain, &device);
-    // Somebody else's program is there, and the device has no filters.
-    let other = Host::on(&chain.middle);
-    steer(&other, &[&device]).success().says("by XDP native").says("the device has no filters");
-    steer(&host, &[&device])
-        .success()
-        .says("rfd by RPS")
-        .says("rules in the card")
-        .says("another XDP program is attached already");
-    assert_ne!(rps(&host, &chain, &device), before);
-    steer(&host, &[&device, "--off"]).success();
-    steer(&other, &[&device, "--off"]).success();
-    assert_eq!(rps(&host, &chain, &device), before);
+/// The flow table is one for the whole machine, and can be set from the first network namespace only.
+mod alone {
+    use super::*;
 
-    let proxy = haproxy(Accel, &host, &chain, program, &format!("{}:80", chain.backend_address()));
-    let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
-    println!("not steered: {local} packets local, {remote} elsewhere");
-    steer(&host, &[&device, "--mode", "rps"]).success().says("by RPS");
-    let _table = FlowTable::set();
-    let (local_rps, remote_rps) = load(&host, &chain, &ab, "haproxy", "active");
-    println!("RPS: {local_rps} packets local, {remote_rps} elsewhere");
-    // It is a table of hashes that is written when the application reads or writes.
-    assert!(remote_rps * 20 < local_rps, "{local_rps} local, {remote_rps} elsewhere");
-    drop(proxy);
+    #[test]
+    fn without_xdp_the_kernel_follows_the_application() {
+        need_steering!();
+        let (nginx, program, ab) = (need!("nginx"), need!("haproxy"), need!("ab"));
+        let chain = Chain::new(2, &Receive::Threads(vec![0, 1])).expect("hosts");
+        let mut host = Host::on(&chain.middle);
+        let _backend = backend(&host, &chain, nginx);
+        let device = chain.middle.interfaces[1].device.clone();
+        let before = rps(&host, &chain, &device);
+        // Somebody else's program is there, and the device has no filters.
+        let other = Host::on(&chain.middle);
+        steer(&other, &[&device]).success().says("by XDP native").says("the device has no filters");
+        steer(&host, &[&device])
+            .success()
+            .says("rfd by RPS")
+            .says("rules in the card")
+            .says("another XDP program is attached already");
+        assert_ne!(rps(&host, &chain, &device), before);
+        steer(&host, &[&device, "--off"]).success();
+        steer(&other, &[&device, "--off"]).success();
+        assert_eq!(rps(&host, &chain, &device), before);
 
-    // A killed monitor leaves the masks, and the next one undoes them.
-    host.kill_monitor();
-    assert_ne!(rps(&host, &chain, &device), before);
-    host.start_monitor();
-    assert_eq!(rps(&host, &chain, &device), before);
-    steer(&host, &[]).success().says("no device of this network namespace is steered");
-    for (args, why) in [
-        (&["--mode", "ntuple"][..], "the device has no filters"),
-        (&["--mode", "ntuple", "--policy", "recv-cpu"], "cannot do policy recv-cpu"),
-        (&["--mode", "rps", "--policy", "/etc/hostname"], "cannot do policy /etc/hostname"),
-    ] {
-        let done = steer(&host, &[&[device.as_str()], args].concat());
-        assert!(done.code != Some(0) && done.stderr.contains(why), "{args:?}: {}", done.stderr);
+        let proxy = haproxy(Accel, &host, &chain, program, &format!("{}:80", chain.backend_address()));
+        let (local, remote) = load(&host, &chain, &ab, "haproxy", "active");
+        println!("not steered: {local} packets local, {remote} elsewhere");
+        steer(&host, &[&device, "--mode", "rps"]).success().says("by RPS");
+        let _table = FlowTable::set();
+        let (local_rps, remote_rps) = load(&host, &chain, &ab, "haproxy", "active");
+        println!("RPS: {local_rps} packets local, {remote_rps} elsewhere");
+        // It is a table of hashes that is written when the application reads or writes.
+        assert!(remote_rps * 20 < local_rps, "{local_rps} local, {remote_rps} elsewhere");
+        drop(proxy);
+
+        // A killed monitor leaves the masks, and the next one undoes them.
+        host.kill_monitor();
+        assert_ne!(rps(&host, &chain, &device), before);
+        host.start_monitor();
+        assert_eq!(rps(&host, &chain, &device), before);
+        steer(&host, &[]).success().says("no device of this network namespace is steered");
+        for (args, why) in [
+            (&["--mode", "ntuple"][..], "the device has no filters"),
+            (&["--mode", "ntuple", "--policy", "recv-cpu"], "cannot do policy recv-cpu"),
+            (&["--mode", "rps", "--policy", "/etc/hostname"], "cannot do policy /etc/hostname"),
+        ] {
+            let done = steer(&host, &[&[device.as_str()], args].concat());
+            assert!(done.code != Some(0) && done.stderr.contains(why), "{args:?}: {}", done.stderr);
+        }
+        // A device that goes.
+        steer(&host, &[&device, "--mode", "rps"]).success();
+        chain.middle.inside("ip", &["link", "del", &device]).expect("ip link del");
+        let status = steer(&host, &[]).success().stdout;
+        assert!(
+            status.contains("GONE") || status.contains("no device of this network namespace is steered"),
+            "{status}"
+        );
     }
-    // A device that goes.
-    steer(&host, &[&device, "--mode", "rps"]).success();
-    chain.middle.inside("ip", &["link", "del", &device]).expect("ip link del");
-    let status = steer(&host, &[]).success().stdout;
-    assert!(status.contains("GONE") || status.contains("no device of this network namespace is steered"), "{status}");
 }
 
 #[test]

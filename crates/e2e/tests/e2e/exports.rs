@@ -28,6 +28,9 @@ fn exported_symbols_are_the_table_of_hooks() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn small_sends_save_no_register() {
+    if fsocket_testkit::artifacts::dir().ends_with("quick") {
+        return eprintln!("of a release build alone (make test-all): less optimised code saves registers");
+    }
     let objdump = fsocket_testkit::need!("objdump");
     for call in ["send", "write"] {
         let out = Command::new(&objdump)
