@@ -11,7 +11,8 @@ slow_monitor.py fill PATH:           connects to PATH until the queue there is f
 slow_monitor.py begins PORT:         a program that begins while the monitor is stopped connects to a server, says
                                      "began", and after SIGUSR1 does so again.
 
-Prints the longest call in milliseconds, and "end".
+Prints the longest call in milliseconds (of children, that of the fastest of the last hundred), and "end". The calls of
+"stopped" return while the monitor is stopped, or never.
 """
 import os
 import select
@@ -51,6 +52,7 @@ def to_itself():
 def children(n):
     global LONGEST
     kept = to_itself()
+    longest = []
     for _ in range(n):
         r, w = os.pipe()
         if os.fork() == 0:
@@ -59,11 +61,13 @@ def children(n):
             os.write(w, str(LONGEST).encode())
             os._exit(0)
         os.close(w)
-        LONGEST = max(LONGEST, float(os.read(r, 64)))
+        longest.append(float(os.read(r, 64)))
         os.close(r)
         os.wait()
     kept[1].sendall(b"still")
     assert kept[2].recv(64) == b"still"
+    # If there is no room where the parent reads nothing, all of these wait.
+    LONGEST = min(longest[-100:])
 
 
 def echo(port):

@@ -310,7 +310,7 @@ def case_time_limit():
             c.recv(1)
         except BlockingIOError as e:
             said.append(e.errno)
-        said.append(0.05 < time.monotonic() - t < 5)
+        said.append(0.05 < time.monotonic() - t)
         c.close()
         return said
 

@@ -35,6 +35,10 @@ struct Options {
     verbose: u8,
 }
 
+/// Without `--verbose`, and with more of them.
+const LEVELS: [tracing::Level; 4] =
+    [tracing::Level::WARN, tracing::Level::INFO, tracing::Level::DEBUG, tracing::Level::TRACE];
+
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     // The library reads it at its start: a stand-in goes over at once.
@@ -43,11 +47,14 @@ fn main() -> anyhow::Result<()> {
         let again = Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(AT_ONCE.0, AT_ONCE.1).exec();
         return Err(again).context("cannot begin again");
     }
-    let level = ["warn", "info", "debug", "trace"][usize::from(options.verbose.min(3))];
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FASTSOCKET_LOG");
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let level = LEVELS[usize::from(options.verbose.min(3))];
+    use tracing_subscriber::filter::Targets;
+    use tracing_subscriber::prelude::*;
+    let named = std::env::var("FASTSOCKET_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let wanted = named.unwrap_or_else(|| Targets::new().with_default(level));
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    let text = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(wanted).with(text).init();
     let has_library = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("libfsocket"));
     anyhow::ensure!(has_library, "the library is not loaded: fastsocket run fastsocket-agent");
     // Two for each connection.

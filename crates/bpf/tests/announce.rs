@@ -13,7 +13,6 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 const SERVER: u32 = 0x00_0a11;
 const CLIENT: u32 = 0x0f_fb22;
@@ -333,9 +332,7 @@ fn devices_that_strip_or_drop_the_option() {
     net.server.host.inside("nft", &["delete table inet strip"]).unwrap();
     // A firewall that drops what it does not know: once.
     rules("tcp option 254 exists drop");
-    let began = Instant::now();
     let ends = net.talk(&listener, 0, plain);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     net.knows(&ends, false, false);
     assert_eq!(net.retransmitted(), 1);
 }

@@ -28,7 +28,7 @@ impl Server {
         let own = mode.contains("own-");
         let least = if own { 2 } else { 1 };
         let listens = || net::kernel_sockets(port, "0A") >= least;
-        let up = net::wait_until(Duration::from_secs(10), || !process.running() || listens());
+        let up = net::wait_until(Duration::from_secs(60), || !process.running() || listens());
         assert!(up.is_ok() && process.running(), "{mode}: {}", process.stderr());
         let server = Server { process, port };
         // Who waits in a call must first show that he comes back at once.

@@ -43,14 +43,14 @@ impl Pair {
         let server = start(&host, server_side, &net.server, "serve", &["serve", &port.to_string(), address]);
         let known = || server_side == Stock || stock_mode() || host.knows(port);
         let listens = || net.server.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
-        net::wait_until(Duration::from_secs(10), listens).expect("the server listens, and the monitor knows it");
+        net::wait_until(Duration::from_secs(60), listens).expect("the server listens, and the monitor knows it");
         let pair = Pair { _server: server, host, net, port, named: net::free_port() };
         if server_side == Accel && !stock_mode() {
             // The first process of a container made the monitor load its program.
             let to = pair.net.server.interfaces[0].v6;
             let to = if address == "::" { to.into() } else { pair.net.server4() };
             let over = || pair.ask(Accel, &pair.net.neighbour, to, pair.port).get("path_upgrade") != 0;
-            net::wait_until(Duration::from_secs(30), over).expect("a connection goes over");
+            net::wait_until(Duration::from_secs(60), over).expect("a connection goes over");
         }
         pair
     }
@@ -81,7 +81,7 @@ impl Pair {
         // The servers have closed them all.
         let open = || [self.port, self.named].iter().map(|port| net::kernel_sockets(*port, "01")).sum::<usize>();
         let closed = || [&self.net.server, &self.net.neighbour].iter().all(|server| server.within(open) == 0);
-        net::wait_until(Duration::from_secs(10), closed).expect("connections are closed");
+        net::wait_until(Duration::from_secs(60), closed).expect("connections are closed");
         (self.host.snapshot().since(&before), said)
     }
 
@@ -94,7 +94,7 @@ impl Pair {
     pub fn accepts(&self, side: Side, place: &NetHost, port: u16, server: Proc) -> Proc {
         let known = || side == Stock || stock_mode() || self.host.knows(port);
         let listens = || place.within(|| net::kernel_sockets(port, "0A")) > 0 && known();
-        net::wait_until(Duration::from_secs(10), listens).expect("it listens, and the monitor knows it");
+        net::wait_until(Duration::from_secs(60), listens).expect("it listens, and the monitor knows it");
         server
     }
 }

@@ -62,7 +62,7 @@ pub fn nginx_reload(host: &Host) {
     let dir = host.path().join("nginx").display().to_string();
     let config = host.path().join("nginx/nginx.conf").display().to_string();
     let program = fsocket_testkit::find_program("nginx").expect("nginx");
-    host.run(Side::Stock, "nginx-reload", 20, program, &["-p", &dir, "-c", &config, "-s", "reload"]).success();
+    host.run(Side::Stock, "nginx-reload", 60, program, &["-p", &dir, "-c", &config, "-s", "reload"]).success();
 }
 
 /// Fetches `url` with curl and compares the bytes with `expected`.
@@ -72,7 +72,7 @@ pub fn curl_compare(host: &Host, side: Side, url: &str, expected: &Path, extra: 
     let target_text = target.display().to_string();
     let mut args = vec!["-sS", "--fail", "--max-time", "30", "-o", &target_text, url];
     args.extend_from_slice(extra);
-    host.run(side, "curl", 40, "/usr/bin/curl", &args).success();
+    host.run(side, "curl", 60, "/usr/bin/curl", &args).success();
     let (got, want) = (std::fs::read(&target).expect("download"), std::fs::read(expected).expect("original"));
     assert!(got == want, "{url}: {} bytes instead of {}, or other bytes", got.len(), want.len());
 }

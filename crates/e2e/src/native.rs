@@ -69,7 +69,7 @@ impl Echo<'_> {
         let command = self.command(host, side, program, &["serve", &text, &connections.to_string()]);
         let mut server = Proc::spawn(host.logs(), "serve", command);
         let known = || stock_mode() || side != Accel || host.snapshot().report.is_some_and(|r| !r.listeners.is_empty());
-        let up = net::wait_until(Duration::from_secs(20), || {
+        let up = net::wait_until(Duration::from_secs(60), || {
             !server.running() || (net::kernel_sockets(port, "0A") > 0 && known())
         });
         assert!(up.is_ok() && server.running(), "it does not listen:\n{}", server.stderr());

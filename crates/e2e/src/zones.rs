@@ -59,7 +59,7 @@ impl Start<'_> {
         let mut command = host.command(self.side, words[0]);
         command.args(&words[1..]).envs(self.env.iter().copied());
         let mut process = Proc::spawn(host.logs(), self.mode, command);
-        let up = net::wait_until(Duration::from_secs(10), || !process.running() || net::kernel_sockets(port, "0A") > 0);
+        let up = net::wait_until(Duration::from_secs(60), || !process.running() || net::kernel_sockets(port, "0A") > 0);
         assert!(up.is_ok() && process.running(), "{} does not listen: {}", self.mode, process.stderr());
         Server { process, port }
     }
@@ -73,7 +73,7 @@ impl Server {
         // SAFETY: a signal to a process of this test.
         unsafe { libc::kill(worker, libc::SIGSTOP) };
         // Of several threads one may still accept for a moment.
-        let stopped = net::wait_until(Duration::from_secs(10), || threads(worker).all(|state| state == 'T'));
+        let stopped = net::wait_until(Duration::from_secs(60), || threads(worker).all(|state| state == 'T'));
         assert!(stopped.is_ok(), "{worker} does not stop");
         let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
         let waiting = std::thread::scope(|s| {
@@ -106,7 +106,7 @@ impl Server {
         if stock_mode() {
             return;
         }
-        let found = net::wait_until(Duration::from_secs(10), || net::kernel_sockets(self.port, "0A") == n);
+        let found = net::wait_until(Duration::from_secs(60), || net::kernel_sockets(self.port, "0A") == n);
         assert!(found.is_ok(), "{} sockets listen instead of {n}", net::kernel_sockets(self.port, "0A"));
     }
 

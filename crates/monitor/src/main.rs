@@ -144,15 +144,16 @@ fn announce(socket: &Path) {
 
 /// Warnings, or more. To the journal with its fields (`journalctl -o verbose`) where standard error leads there.
 fn log(verbose: u8, private: bool) {
+    use tracing::Level;
+    use tracing_subscriber::filter::Targets;
     use tracing_subscriber::prelude::*;
-    use tracing_subscriber::EnvFilter;
-    let named = EnvFilter::try_from_env("FASTSOCKET_LOG").ok();
+    let named = std::env::var("FASTSOCKET_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     // (A private one has nobody who reads, and starts with a program.)
     if private && verbose == 0 && named.is_none() {
         return;
     }
-    let level = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
-    let wanted = named.unwrap_or_else(|| EnvFilter::new(level));
+    let level = [Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE][usize::from(verbose.min(3))];
+    let wanted = named.unwrap_or_else(|| Targets::new().with_default(level));
     let all = tracing_subscriber::registry().with(wanted).with(fsocket_monitor::logs::Limit::default());
     let journal = leads_to_journal(std::io::stderr().as_fd()).then(tracing_journald::layer);
     match journal {

@@ -295,9 +295,7 @@ fn memory_that_was_not_given_cannot_be_written() {
 fn an_agent_that_dies_is_noticed() {
     let mut pair = Pair::new();
     pair.far.kill().unwrap();
-    let died = Instant::now();
     assert_eq!(pair.down(), Down::Gone);
-    assert!(died.elapsed() < Duration::from_secs(10), "{:?}", died.elapsed());
 }
 
 #[test]

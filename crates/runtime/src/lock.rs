@@ -142,7 +142,6 @@ mod tests {
     extern crate std;
     use super::*;
     use std::sync::Barrier;
-    use std::time::{Duration, Instant};
 
     /// Threads are told apart as in a process with the library.
     #[test]
@@ -151,7 +150,6 @@ mod tests {
         const THREADS: u64 = 64;
         const TURNS: u64 = 500;
         let begin = Barrier::new(THREADS as usize);
-        let started = Instant::now();
         std::thread::scope(|s| {
             for _ in 0..THREADS {
                 s.spawn(|| {
@@ -166,7 +164,6 @@ mod tests {
             }
         });
         assert_eq!(*LOCK.lock().unwrap(), THREADS * TURNS);
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     }
 
     #[test]

@@ -124,9 +124,9 @@ pub fn wait(ring: i32, timeout_ns: u64) -> Result<()> {
 mod tests {
     extern crate std;
     use super::*;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
-    const LONG: u64 = 5_000_000_000;
+    const LONG: u64 = 60_000_000_000;
 
     /// None: this kernel has none (before 6.7).
     fn ring_of(word: &AtomicU32, expected: u32, fd: i32) -> Option<i32> {
@@ -155,13 +155,11 @@ mod tests {
 
         let r = ring_of(&WORD, 7, quiet).unwrap();
         assert_eq!(wait(r, 1_000_000), Err(Errno::ETIMEDOUT), "neither");
-        let began = Instant::now();
         let wake = std::thread::spawn(|| {
             std::thread::sleep(Duration::from_millis(50));
             crate::futex_wake(&WORD, 1);
         });
         assert_eq!(wait(r, LONG), Ok(()), "woken");
-        assert!(began.elapsed() < Duration::from_secs(4));
         wake.join().unwrap();
         close(r).unwrap();
 

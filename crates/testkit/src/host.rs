@@ -16,7 +16,7 @@ pub enum Side {
 pub use Side::{Accel, Stock};
 
 /// How long a server may take to listen.
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(60);
 /// The monitor's configuration file, in the host's directory.
 const SETTINGS: &str = "fastsocketd.toml";
 
@@ -352,7 +352,7 @@ impl Host {
     fn ask_with(&self, verb: &str, more: &[&str]) -> serde_json::Value {
         let mut command = Command::new(artifacts::cli());
         command.env(ENV_SOCKET, self.socket()).env_remove("LD_PRELOAD").args([verb, "--json"]).args(more);
-        let output = Proc::spawn(&self.logs, verb, command).finish(Duration::from_secs(10)).success().stdout;
+        let output = Proc::spawn(&self.logs, verb, command).finish(Duration::from_secs(60)).success().stdout;
         serde_json::from_str(&output).unwrap_or_else(|e| panic!("{verb} --json: {e}\n{output}"))
     }
 }

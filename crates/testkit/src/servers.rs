@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(60);
 
 /// How a server is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -36,20 +36,20 @@ impl Killed {
         // A busy parent may not have reaped the last one yet.
         let living = || children(parent).into_iter().find(|pid| !matches!(state(*pid), None | Some('Z' | 'X')));
         let mut found = None;
-        let _ = net::wait_until(Duration::from_secs(5), || {
+        let _ = net::wait_until(Duration::from_secs(60), || {
             found = living();
             found.is_some()
         });
         let victim = found.expect("a living worker");
         signal(victim, libc::SIGSTOP);
         std::thread::sleep(HOLD);
-        net::wait_until(Duration::from_secs(5), || state(victim) == Some('T')).expect("a stopped worker");
+        net::wait_until(Duration::from_secs(60), || state(victim) == Some('T')).expect("a stopped worker");
         let held = sockets_of(victim);
         let (accepted, queued) = connections(Some(place), port, &held);
         signal(victim, libc::SIGKILL);
         // Even that takes its time on a busy machine; the next victim is another.
         let dead = || matches!(state(victim), None | Some('Z' | 'X'));
-        net::wait_until(Duration::from_secs(10), dead).expect("a dead worker");
+        net::wait_until(Duration::from_secs(60), dead).expect("a dead worker");
         self.accepted += accepted;
         self.queued += queued;
     }

@@ -151,7 +151,7 @@ fn nothing_is_left_behind_however_it_ends() {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "leave", "--ignored", "--nocapture"]).env("FASTSOCKET_NETNS_LEAVE", how);
         let mut child = Proc::spawn(dir.path(), how, command);
-        child.wait_stdout(" made\n", Duration::from_secs(20));
+        child.wait_stdout(" made\n", Duration::from_secs(60));
         let said = child.stdout();
         let sleeper =
             said.split("sleeper ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its number").to_owned();
@@ -160,8 +160,8 @@ fn nothing_is_left_behind_however_it_ends() {
             assert_eq!(made.len(), 3 + 2 * 2 * 2, "{how}: three hosts, four devices of two threads: {made:?}");
             child.signal(signal);
         }
-        assert!(net::wait_until(Duration::from_secs(15), || !child.running()).is_ok(), "{how}: it does not end");
-        let gone = net::wait_until(Duration::from_secs(15), || {
+        assert!(net::wait_until(Duration::from_secs(60), || !child.running()).is_ok(), "{how}: it does not end");
+        let gone = net::wait_until(Duration::from_secs(60), || {
             leftovers(child.pid()).is_empty() && !Path::new("/proc").join(&sleeper).exists()
         });
         assert!(gone.is_ok(), "{how}: left behind: {:?}, sleeper {sleeper}", leftovers(child.pid()));

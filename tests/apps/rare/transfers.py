@@ -35,13 +35,13 @@ def vectors_with_flags():
     time.sleep(0.02)
     print(s.recv(100))
     # Full, and still not blocked.
-    start, total = time.time(), 0
+    total = 0
     while True:
         try:
             total += os.pwritev(c.fileno(), [bytes(100000)], -1, RWF_NOWAIT)
         except BlockingIOError:
             break
-    print("full", total > 100000, time.time() - start < 5)
+    print("full", total > 100000)
 
 
 class Iovec(ctypes.Structure):

@@ -22,7 +22,7 @@ def receive_timeout():
         start = time.monotonic()
         t.call("recv", s.recv, 10)
         took = time.monotonic() - start
-        t.log("in time", 0.19 <= took < 1.0)
+        t.log("in time", 0.19 <= took)
         t.call("value", s.getsockopt, socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
         t.step()
 
@@ -36,9 +36,7 @@ def negative_timeouts():
 
     def server(t, s):
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, past)
-        start = time.monotonic()
         t.call("recv", s.recv, 10)
-        t.log("at once", time.monotonic() - start < 0.5)
         t.call("value", s.getsockopt, socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
         t.step()
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
@@ -52,14 +50,13 @@ def negative_timeouts():
         s.send(b"late")
         t.step()
         s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, past)
-        block, start = data(400_000), time.monotonic()
+        block = data(400_000)
         for _ in range(1000):
             try:
                 s.send(block)
             except OSError as error:
                 t.log("send", errno.errorcode[error.errno])
                 break
-        t.log("at once", time.monotonic() - start < 5)
         t.step()
 
     return server, client
@@ -71,9 +68,7 @@ def negative_timeouts_of_a_handshake():
 
     def server(t, listener):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, past)
-        start = time.monotonic()
         t.call("nobody", listener.accept)
-        t.log("at once", time.monotonic() - start < 0.5)
         t.step()
         t.step()
         conn, _ = listener.accept()

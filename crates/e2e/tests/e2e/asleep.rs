@@ -64,7 +64,7 @@ fn a_private_monitor_stays_for_a_program_that_sleeps() {
     let mut command = Command::new(artifacts::monitor());
     command.args(["--private", "--linger", "0.3", "--socket"]).arg(&socket);
     let mut monitor = Proc::spawn(host.logs(), "fastsocketd", command);
-    net::wait_until(Duration::from_secs(20), || socket.exists()).expect("it begins");
+    net::wait_until(Duration::from_secs(60), || socket.exists()).expect("it begins");
     let with = |mut command: Command| {
         command.env("LD_PRELOAD", artifacts::library()).env("FASTSOCKET_SOCKET", &socket);
         command
@@ -76,12 +76,12 @@ fn a_private_monitor_stays_for_a_program_that_sleeps() {
     let port = net::free_port();
     late.args([&port.to_string(), "3000000"]);
     let late = Proc::spawn(host.logs(), "asleep", with(late));
-    Proc::spawn(host.logs(), "first", with(first)).finish(Duration::from_secs(30)).success();
+    Proc::spawn(host.logs(), "first", with(first)).finish(Duration::from_secs(60)).success();
     std::thread::sleep(Duration::from_millis(1500));
     assert!(monitor.running(), "the monitor has ended before the program: {}", monitor.stderr());
     // (There is no server: it fails.)
-    let _ = late.finish(Duration::from_secs(30));
-    assert!(net::wait_until(Duration::from_secs(20), || !monitor.running()).is_ok(), "the monitor stays for nobody");
+    let _ = late.finish(Duration::from_secs(60));
+    assert!(net::wait_until(Duration::from_secs(60), || !monitor.running()).is_ok(), "the monitor stays for nobody");
 }
 
 /// A program in another mount namespace, where the name of the socket is nobody's, wants another monitor.
@@ -101,16 +101,16 @@ fn a_private_monitor_does_not_stay_for_another_namespace() {
     let hide = "mount -t tmpfs none \"${FASTSOCKET_SOCKET%/*}\" && echo hidden && exec sleep 60";
     elsewhere.args(["-m", "sh", "-c", hide]);
     let mut elsewhere = Proc::spawn(host.logs(), "elsewhere", with(elsewhere));
-    elsewhere.wait_stdout("hidden", Duration::from_secs(20));
+    elsewhere.wait_stdout("hidden", Duration::from_secs(60));
     let mut command = Command::new(artifacts::monitor());
     command.args(["--private", "--linger", "0.3", "--socket"]).arg(&socket);
     let mut monitor = Proc::spawn(host.logs(), "fastsocketd", command);
-    net::wait_until(Duration::from_secs(20), || socket.exists()).expect("it begins");
+    net::wait_until(Duration::from_secs(60), || socket.exists()).expect("it begins");
     let mut first = host.command(Stock, fsocket_testkit::PYTHON);
     first.args(["-c", "import socket; socket.socket()"]);
-    Proc::spawn(host.logs(), "first", with(first)).finish(Duration::from_secs(30)).success();
+    Proc::spawn(host.logs(), "first", with(first)).finish(Duration::from_secs(60)).success();
     assert!(
-        net::wait_until(Duration::from_secs(20), || !monitor.running()).is_ok(),
+        net::wait_until(Duration::from_secs(60), || !monitor.running()).is_ok(),
         "the monitor stays for a stranger"
     );
     assert!(elsewhere.running(), "that program has ended");

@@ -23,7 +23,7 @@ fn fastsocket(host: &Host, args: &[&str], environment: &[(&str, &str)]) -> Optio
     for (key, value) in environment {
         command.env(key, value);
     }
-    Some(Proc::spawn(host.logs(), "fastsocket", command).finish(Duration::from_secs(30)))
+    Some(Proc::spawn(host.logs(), "fastsocket", command).finish(Duration::from_secs(60)))
 }
 
 /// A program that talks to an echo server on `port`, as arguments.
@@ -156,11 +156,11 @@ fn library_with_a_monitor_socket_that_nobody_answers() {
          print('silent', flush=True); time.sleep(60)"
     );
     let mut listener = host.start(Stock, "silent", PYTHON, &["-c", &program]);
-    listener.wait_stdout("silent", Duration::from_secs(10));
+    listener.wait_stdout("silent", Duration::from_secs(60));
     let client = client(port);
     let mut command = host.command(Accel, PYTHON);
     command.env("FASTSOCKET_SOCKET", &silent).args(&client[1..]);
-    Proc::spawn(host.logs(), "client", command).finish(Duration::from_secs(30)).success().says("ok 5");
+    Proc::spawn(host.logs(), "client", command).finish(Duration::from_secs(60)).success().says("ok 5");
 }
 
 #[track_caller]
@@ -347,7 +347,7 @@ fn what_drops_the_library_is_said() {
     for (program, says) in [(&["env", "-i", "/bin/true"][..], "env -i"), (&["env", "A=b", "/bin/true"], "")] {
         let mut command = Command::new(artifacts::cli());
         command.env("FASTSOCKET_SOCKET", host.socket()).args(["run", "--"]).args(program);
-        let done = Proc::spawn(host.logs(), "run", command).finish(Duration::from_secs(30)).success();
+        let done = Proc::spawn(host.logs(), "run", command).finish(Duration::from_secs(60)).success();
         let warned = done.stderr.lines().count() == 1 && done.stderr.contains(says);
         assert!(if says.is_empty() { done.stderr.is_empty() } else { warned }, "{program:?}: {}", done.stderr);
     }

@@ -48,7 +48,7 @@ fn a_full_queue_is_busy_and_its_killed_workers_connections_are_served() {
     for cpu in 0..2 {
         assert_eq!(server.worker(cpu).0, other);
     }
-    net::wait_until(Duration::from_secs(5), || net::kernel_sockets(server.port, "0A") == 2)
+    net::wait_until(Duration::from_secs(60), || net::kernel_sockets(server.port, "0A") == 2)
         .expect("the dead one's socket is closed");
     let zones = host.zones();
     assert!(counter(&zones, "accept_stolen") + selected(&zones, "migrated") >= 40, "{zones:#}");
@@ -82,7 +82,7 @@ fn who_waits_at_a_dead_worker_takes_turns_with_who_waits_at_a_living_one() {
     let Stopped { workers: [victim, other], waiting: [orphans, own] } = server.stopped([15, 60]);
     signal(victim, libc::SIGKILL);
     let queues = || host.zones()["groups"][0]["balance"]["queues"].as_array().map_or(0, Vec::len);
-    net::wait_until(Duration::from_secs(5), || queues() == 1).expect("the monitor knows");
+    net::wait_until(Duration::from_secs(60), || queues() == 1).expect("the monitor knows");
     signal(other, libc::SIGCONT);
     let (between, order) = beside(&server, &own, &orphans);
     assert!(between >= 14, "{between} of 15 in between: {order:?}");
@@ -108,5 +108,5 @@ fn busy_is_over_when_the_queue_has_been_short_for_a_while() {
     assert!(busy(&host));
     workers.iter().for_each(|pid| signal(*pid, libc::SIGCONT));
     waiting.iter().for_each(|c| _ = server.told(c));
-    net::wait_until(Duration::from_secs(3), || !busy(&host)).expect("not busy any more");
+    net::wait_until(Duration::from_secs(60), || !busy(&host)).expect("not busy any more");
 }

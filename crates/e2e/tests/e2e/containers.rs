@@ -154,7 +154,7 @@ fn strangers_stay_in_the_kernel() {
         let client = || pair.ask(client, &pair.net.client, pair.net.server4(), pair.port);
         let told = || client().get("fallback.namespace") == CONNECTIONS;
         if server == Stock && !stock_mode() {
-            net::wait_until(Duration::from_secs(30), told).expect("why they stay in the kernel is counted");
+            net::wait_until(Duration::from_secs(60), told).expect("why they stay in the kernel is counted");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(15);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// `tests/apps/hold.py` and the file that tells it what to do.
 struct Held {
@@ -84,7 +84,7 @@ fn killed_monitor_leaves_connections_and_new_ones_use_the_kernel() {
     client.expect("new", "new ok");
     // A program that starts now finds no monitor at all.
     let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "100000"];
-    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    e2e::python(&host, Accel, 60, "echo_client.py", &args);
     client.expect("exit", "bye");
 }
 
@@ -259,7 +259,7 @@ fn a_server_started_without_a_monitor_works() {
     let _server = host.start(Accel, "echo", PYTHON, &[&path, "epoll", &port.to_string()]);
     net::wait_for_port(port, LIMIT).expect("server");
     let args = ["asyncio", &port.to_string(), "--connections", "5", "--bytes", "100000"];
-    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    e2e::python(&host, Accel, 60, "echo_client.py", &args);
 }
 
 #[test]

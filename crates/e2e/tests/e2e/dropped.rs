@@ -61,7 +61,7 @@ fn memory_of_sockets_that_a_relative_writes_into() {
         let before = host.snapshot();
         let served = host.server(Accel, "suffer", port.parse().expect("a port"), &program, &["suffer", &port]);
         let poke = host.start(Accel, "poke", &program, &["poke", &port]);
-        let finish = |p: Proc| p.finish(Duration::from_secs(30)).success().says("ok");
+        let finish = |p: Proc| p.finish(Duration::from_secs(60)).success().says("ok");
         finish(poke);
         finish(served);
         let delta = host.snapshot().since(&before);

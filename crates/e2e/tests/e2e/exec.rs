@@ -66,7 +66,7 @@ fn programs_that_cannot_open_the_library() {
     assert!(delta.get("hostile_peer") == 0 && delta.get("fallback.switch") == 0, "{delta}");
 }
 
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[track_caller]
 fn app(host: &Host, side: Side, args: &[&str], says: &str) -> Proc {

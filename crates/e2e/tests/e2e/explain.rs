@@ -19,7 +19,7 @@ fn explain(host: &Host, target: impl ToString) -> (Option<i32>, Value) {
     let mut command = Command::new(artifacts::cli());
     // It must ask the monitor of the process, not one of its own.
     command.env_remove("FASTSOCKET_SOCKET").args(["explain", "--json", &target.to_string()]);
-    let done = Proc::spawn(host.logs(), "explain", command).finish(Duration::from_secs(30));
+    let done = Proc::spawn(host.logs(), "explain", command).finish(Duration::from_secs(60));
     let said: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"));
     (done.code, said[0].clone())
 }
@@ -32,7 +32,7 @@ fn stat(host: &Host, process: &Proc) -> Vec<Value> {
     let socket = named.map_or(host.socket(), |path| String::from_utf8_lossy(path).into_owned().into());
     let mut command = Command::new(artifacts::cli());
     command.env("FASTSOCKET_SOCKET", socket).args(["stat", "--json", "--kernel"]);
-    let done = Proc::spawn(host.logs(), "stat", command).finish(Duration::from_secs(30));
+    let done = Proc::spawn(host.logs(), "stat", command).finish(Duration::from_secs(60));
     let said: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"));
     said["kernel"].as_array().unwrap_or_else(|| panic!("{said:#}")).clone()
 }
@@ -79,7 +79,7 @@ fn held(host: &Host, mut command: Command, address: &str, port: u16) -> Proc {
     let path = script("apps/held.py");
     command.arg(path).args([address, &port.to_string()]);
     let mut client = Proc::spawn(host.logs(), "held", command);
-    client.wait_stdout("ok", Duration::from_secs(20));
+    client.wait_stdout("ok", Duration::from_secs(60));
     client
 }
 
@@ -101,7 +101,7 @@ fn sleeper(host: &Host, name: &str, flags: &[&str]) -> std::path::PathBuf {
 fn started(host: &Host, name: &str, mut command: Command) -> Proc {
     command.env_remove("PYTHONUNBUFFERED");
     let mut process = Proc::spawn(host.logs(), name, command);
-    process.wait_stdout("ok", Duration::from_secs(10));
+    process.wait_stdout("ok", Duration::from_secs(60));
     process
 }
 
@@ -138,7 +138,7 @@ fn what_leaves_at_once_is_not_accelerated() {
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
     let path = script("apps/held.py").display().to_string();
     let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string(), "inq"]);
-    client.wait_stdout("ok", Duration::from_secs(20));
+    client.wait_stdout("ok", Duration::from_secs(60));
     let said = state(&host, client.pid(), "kernel");
     assert_eq!((&said["accelerated"], &said["reasons"][0]["reason"]), (&false.into(), &"left".into()), "{said:#}");
     assert_eq!(said["counters"]["connect_shm"], 1, "{said:#}");
@@ -155,13 +155,13 @@ fn what_waits_at_a_listener_is_said() {
     let server = host.server(Accel, "listens", port, PYTHON, &["-c", listens, &port.to_string()]);
     let connects = "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print('ok', flush=True); time.sleep(600)";
     let mut client = host.start(Accel, "connects", PYTHON, &["-c", connects, &port.to_string()]);
-    client.wait_stdout("ok", Duration::from_secs(20));
+    client.wait_stdout("ok", Duration::from_secs(60));
     // In our queue, and a second later in the kernel's.
     let before = host.snapshot();
     for moved in [false, true] {
         if moved {
             let untaken = || host.snapshot().since(&before).get("fallback.untaken") == 1;
-            net::wait_until(Duration::from_secs(20), untaken).expect("moved");
+            net::wait_until(Duration::from_secs(60), untaken).expect("moved");
         }
         let said = state(&host, server.pid(), "ready");
         assert_eq!(said["listeners"][0]["waiting"], 1, "{said:#}");
@@ -176,7 +176,7 @@ fn what_is_not_there_is_2() {
     for target in [pid_max.trim().to_owned(), format!("127.0.0.1:{}", net::free_port())] {
         let mut command = Command::new(artifacts::cli());
         command.args(["explain", &target]);
-        let done = Proc::spawn(host.logs(), "explain", command).finish(Duration::from_secs(30));
+        let done = Proc::spawn(host.logs(), "explain", command).finish(Duration::from_secs(60));
         assert_eq!((done.code, done.stdout.as_str()), (Some(2), ""), "{done:?}");
         assert_eq!(done.stderr.lines().count(), 1, "{done:?}");
     }
@@ -239,7 +239,7 @@ fn an_older_glibc() {
     let ask = |args: &[&str]| {
         let mut command = Command::new(artifacts::cli());
         command.env("FASTSOCKET_LIBRARY", &library).env("FASTSOCKET_SOCKET", host.socket()).args(args);
-        let done = Proc::spawn(host.logs(), "ask", command).finish(Duration::from_secs(30));
+        let done = Proc::spawn(host.logs(), "ask", command).finish(Duration::from_secs(60));
         serde_json::from_str::<Value>(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done:?}"))
     };
     let said = ask(&["explain", "--json", &process.pid().to_string()]);
@@ -262,7 +262,7 @@ fn go() {
     let mut command = host.command(Accel, "/bin/sh");
     command.args(["-ec", "mkfifo wait; echo ok; exec \"$0\" 0<>wait"]).arg(gofmt);
     let process = started(&host, "gofmt", command);
-    net::wait_until(Duration::from_secs(10), || {
+    net::wait_until(Duration::from_secs(60), || {
         std::fs::read_to_string(format!("/proc/{}/comm", process.pid())).is_ok_and(|c| c == "gofmt\n")
     })
     .expect("it runs");
@@ -298,7 +298,7 @@ fn no_monitor_another_version_and_switched_off() {
     let socket = host.path().join("other.sock").display().to_string();
     let other = script("apps/other_version.py").display().to_string();
     let mut other = host.start(Stock, "other", PYTHON, &[&other, &socket]);
-    other.wait_stdout("ok", Duration::from_secs(10));
+    other.wait_stdout("ok", Duration::from_secs(60));
     because(&host, &with("FASTSOCKET_SOCKET", &socket), "mismatch", "another version");
 }
 

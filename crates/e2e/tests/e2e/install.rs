@@ -167,21 +167,21 @@ fn the_capabilities_of_the_unit_are_enough() {
     let known = |port: u16| {
         host.snapshot().report.is_some_and(|r| r.listeners.iter().any(|l| l.local.ends_with(&format!(":{port}"))))
     };
-    fsocket_testkit::net::wait_until(Duration::from_secs(10), || known(port)).expect("it listens");
+    fsocket_testkit::net::wait_until(Duration::from_secs(60), || known(port)).expect("it listens");
     as_user(BOB, "ask", port).finish(Duration::from_secs(60)).success().says("ok");
-    server.wait_stdout("ok", Duration::from_secs(10));
+    server.wait_stdout("ok", Duration::from_secs(60));
     let delta = host.snapshot().since(&before);
     assert!(delta.get("connect_shm") > 0 && delta.get("path_switch") > 0, "{delta}");
     assert_eq!(delta.get("fallback.switch"), 0, "{delta}");
 
     // Local listen sockets of workers take a BPF program.
     let (_server, port) = e2e::echo_server(&host, Accel, "threaded", "127.0.0.1");
-    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3"]);
+    e2e::python(&host, Accel, 60, "echo_client.py", &["seq", &port.to_string(), "--connections", "3"]);
 
     // The broker may end its front, which is another user's process by then.
     let monitor = host.monitor().expect("running");
     // SAFETY: a plain system call on a child of ours.
     unsafe { libc::kill(monitor.pid() as libc::pid_t, libc::SIGTERM) };
-    fsocket_testkit::net::wait_until(Duration::from_secs(10), || !monitor.running()).expect("it ends");
+    fsocket_testkit::net::wait_until(Duration::from_secs(60), || !monitor.running()).expect("it ends");
     assert_eq!(monitor.stderr().lines().count(), 1, "{}", monitor.stderr());
 }

@@ -41,7 +41,7 @@ fn churn(kind: &str, count: usize, concurrent: usize) {
         .map(|word| word.parse().expect("number"))
         .collect();
     assert!(numbers[1] <= numbers[0] + POOL, "client descriptors {} -> {}", numbers[0], numbers[1]);
-    let settled = net::wait_until(Duration::from_secs(5), || server.descriptors() <= server_before + POOL);
+    let settled = net::wait_until(Duration::from_secs(60), || server.descriptors() <= server_before + POOL);
     assert!(settled.is_ok(), "server descriptors {server_before} -> {}", server.descriptors());
     let after = host.snapshot();
     after.since(&warm).assert_shm(count as i128);
@@ -69,16 +69,16 @@ fn a_hundred_client_processes_leave_nothing() {
     let (server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
     let port = port.to_string();
     let args = ["seq", &port, "--connections", "2", "--bytes", "1000"];
-    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    e2e::python(&host, Accel, 60, "echo_client.py", &args);
     let descriptors = server.descriptors();
     let space = address_space(server.pid());
     let before = host.snapshot();
     for _ in 0..100 {
-        e2e::python(&host, Accel, 30, "echo_client.py", &args);
+        e2e::python(&host, Accel, 60, "echo_client.py", &args);
     }
     let after = host.snapshot();
     after.since(&before).assert_shm(200);
-    let settled = net::wait_until(Duration::from_secs(5), || server.descriptors() <= descriptors + POOL);
+    let settled = net::wait_until(Duration::from_secs(60), || server.descriptors() <= descriptors + POOL);
     assert!(settled.is_ok(), "server descriptors {descriptors} -> {}", server.descriptors());
     let grown = address_space(server.pid()) - space;
     assert!(grown <= KEPT_SPACE, "address space grew by {grown} kB");
@@ -129,7 +129,7 @@ fn a_side_that_closes_keeps_no_memory() {
         let mut client = host.start(Accel, "hold", PYTHON, &[&path, "hold", &number, N, way]);
         client.wait_stdout("holds", Duration::from_secs(60));
         server.wait_stdout("served", Duration::from_secs(60));
-        let freed = net::wait_until(Duration::from_secs(20), || stock_mode() || host.snapshot().resident() <= KEPT);
+        let freed = net::wait_until(Duration::from_secs(60), || stock_mode() || host.snapshot().resident() <= KEPT);
         let resident = host.snapshot().resident() >> 20;
         assert!(freed.is_ok(), "{way}: {resident} MiB of connections that one side has closed");
         host.snapshot().since(&before).assert_shm(40);

@@ -95,7 +95,7 @@ fn programs_with_musl_run_as_without_the_library() {
     for how in [&[][..], &["-static"]] {
         let program = native::build_with(&musl, &host, "musl", &["musl.c"], how);
         let command = host.command(Accel, &program);
-        let done = Proc::spawn(host.logs(), "musl", command).finish(Duration::from_secs(30)).success();
+        let done = Proc::spawn(host.logs(), "musl", command).finish(Duration::from_secs(60)).success();
         assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("ok\n", ""), "{how:?}");
     }
     // A server with musl, a client with glibc.
@@ -106,7 +106,7 @@ fn programs_with_musl_run_as_without_the_library() {
     let (_server, port) = preloaded.serve(&host, Stock, &with_musl, MANY);
     let mut command = host.command(Accel, native::build(&host, "ask", &["echo.c"], &[]));
     command.args(["ask", &port, "3", "7"]);
-    Proc::spawn(host.logs(), "ask", command).finish(Duration::from_secs(30)).success().says("ok");
+    Proc::spawn(host.logs(), "ask", command).finish(Duration::from_secs(60)).success().says("ok");
     host.snapshot().since(&before).assert_kernel_only();
 }
 

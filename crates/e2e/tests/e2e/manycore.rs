@@ -108,7 +108,7 @@ fn steering_brings_every_connection_to_the_cpu_that_opened_it() {
     chain.backend.place(&mut command);
     let _backend = Proc::spawn(host.logs(), "backend", command);
     let listens = || chain.backend.within(|| net::kernel_sockets(80, "0A")) > 0;
-    net::wait_until(Duration::from_secs(30), listens).expect("the backend listens");
+    net::wait_until(Duration::from_secs(60), listens).expect("the backend listens");
     let serve = |policy: &str| {
         let counted = serve_on(&chain, &host, Way::Ours, cpus, &["--proxy", &address]);
         for (cpu, worker) in counted["workers"].as_array().expect("workers").iter().enumerate() {

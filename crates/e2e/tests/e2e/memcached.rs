@@ -19,6 +19,6 @@ fn memcached_threads() {
         assert!(output.contains(&format!("ok {}", 48 * 40 * 2)), "{output}");
     }
     host.snapshot().since(&before).assert_shm(96);
-    let grown = net::wait_until(std::time::Duration::from_secs(5), || server.descriptors() <= descriptors + 48);
+    let grown = net::wait_until(std::time::Duration::from_secs(60), || server.descriptors() <= descriptors + 48);
     assert!(grown.is_ok(), "descriptors grew from {descriptors} to {}", server.descriptors());
 }

@@ -95,7 +95,7 @@ fn little_memory_is_left_to_the_program() {
     for limit in ["-v 16000", "-d 4000", "-l 64", "-s 256"] {
         let before = host.snapshot();
         let line = format!("ulimit {limit}; exec {} {port}", client.display());
-        let done = host.run(Accel, "limited", 30, "/bin/sh", &["-c", &line]).success();
+        let done = host.run(Accel, "limited", 60, "/bin/sh", &["-c", &line]).success();
         done.says("ok");
         if stock_mode() {
             continue;
@@ -121,7 +121,7 @@ fn functions_of_other_libraries_are_the_programs() {
     let run = |side, list: &str| {
         let mut command = host.command(side, &program);
         command.env("LD_PRELOAD", list);
-        Proc::spawn(host.logs(), "timeouts", command).finish(Duration::from_secs(30)).success().stdout
+        Proc::spawn(host.logs(), "timeouts", command).finish(Duration::from_secs(60)).success().stdout
     };
     let stock = run(Stock, &other.display().to_string());
     assert!(stock.contains("bytes: 100000"), "{stock}");

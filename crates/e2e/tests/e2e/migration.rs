@@ -27,7 +27,7 @@ fn groups(host: &Host) -> Seen {
 /// Once there are any.
 fn first_groups(host: &Host) -> Seen {
     let there = || host.zones()["flow_groups"][0]["by_cpu"]["0"].is_u64();
-    net::wait_until(Duration::from_secs(5), there).expect("flow groups");
+    net::wait_until(Duration::from_secs(60), there).expect("flow groups");
     groups(host)
 }
 
@@ -78,7 +78,7 @@ fn move_and_come_back(receive: &Receive, steered: bool) {
         let mut steer = host.command(Stock, artifacts::cli());
         steer.args(["steer", &chain.middle.interfaces[0].device, "--policy", "flow-groups"]);
         steer.env("FASTSOCKET_SOCKET", host.socket());
-        Proc::spawn(host.logs(), "steer", steer).finish(Duration::from_secs(20)).success();
+        Proc::spawn(host.logs(), "steer", steer).finish(Duration::from_secs(60)).success();
     }
     assert_eq!(first_groups(&host), (2048, 0, 0, 0));
 
@@ -104,7 +104,7 @@ fn move_and_come_back(receive: &Receive, steered: bool) {
     // SAFETY: a signal to a process of this test.
     unsafe { libc::kill(victim, libc::SIGSTOP) };
     let mut last = (0, 0, 0, 0);
-    let away = net::wait_until(Duration::from_secs(15), || {
+    let away = net::wait_until(Duration::from_secs(60), || {
         last = groups(&host);
         last.0 == 0
     });

@@ -74,7 +74,7 @@ fn wrk_threads() {
     let (_nginx, port) = e2e::nginx(&host, Accel);
     let before = host.snapshot();
     let url = format!("http://127.0.0.1:{port}/4096");
-    let done = host.run(Accel, "wrk", 30, wrk, &["-t", "2", "-c", "40", "-d", "2", &url]).success();
+    let done = host.run(Accel, "wrk", 60, wrk, &["-t", "2", "-c", "40", "-d", "2", &url]).success();
     e2e::wrk_clean(&done.stdout);
     host.snapshot().since(&before).assert_shm(40);
 }
@@ -98,7 +98,7 @@ fn reload_under_load_fails_no_request() {
     let done = load.finish(Duration::from_secs(60)).success();
     e2e::ab_clean(&done.stdout);
     host.snapshot().since(&before).assert_shm(1000);
-    net::wait_until(Duration::from_secs(10), || {
+    net::wait_until(Duration::from_secs(60), || {
         let now = children(nginx.pid());
         now.len() == 2 && now.iter().all(|pid| !first_workers.contains(pid))
     })

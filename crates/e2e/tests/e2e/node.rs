@@ -15,7 +15,7 @@ fn server(host: &Host, side: Side) -> (Proc, u16) {
     let node = fsocket_testkit::find_program("node").expect("node");
     let path = script("apps/echo_server.js").display().to_string();
     let mut server = host.server(side, "node-server", port, node, &[&path, &port.to_string()]);
-    server.wait_stdout("listening", std::time::Duration::from_secs(10));
+    server.wait_stdout("listening", std::time::Duration::from_secs(60));
     (server, port)
 }
 

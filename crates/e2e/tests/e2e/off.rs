@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(15);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn cli(host: &Host, args: &[&str]) -> Finished {
     let mut command = Command::new(artifacts::cli());
@@ -66,7 +66,7 @@ fn redis_under_load_loses_nothing() {
         net::wait_until(LIMIT, || all() == 0).expect("all are the kernel's");
         // A new connection, at the side that is off and at the other one.
         let ping = host.snapshot();
-        e2e::python(&host, Accel, 30, "redis_mixed.py", &[&port.to_string()]);
+        e2e::python(&host, Accel, 60, "redis_mixed.py", &[&port.to_string()]);
         let ping = host.snapshot().since(&ping);
         if std::ptr::eq(end, &redis) {
             assert!(ping.get("connect_shm") == 0 && ping.get("fallback.policy") > 0, "{ping}");
@@ -84,7 +84,7 @@ fn redis_under_load_loses_nothing() {
         let back = net::wait_until(LIMIT, || over_shm(&host, redis.pid()) == expected);
         assert!(back.is_ok(), "{}", host.snapshot().since(&before));
         let ping = host.snapshot();
-        e2e::python(&host, Accel, 30, "redis_mixed.py", &[&port.to_string()]);
+        e2e::python(&host, Accel, 60, "redis_mixed.py", &[&port.to_string()]);
         host.snapshot().since(&ping).assert_shm(1);
         assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
     }
@@ -106,7 +106,7 @@ fn sleepers_are_woken_and_who_does_not_look_is_counted() {
         let (server, port) = e2e::echo_server(&host, Accel, kind, "127.0.0.1");
         // (The monitor reads the host's policy for the first: on a busy machine that one is the kernel's.)
         let args = ["seq", &port.to_string(), "--connections", "1", "--bytes", "9"];
-        e2e::python(&host, Accel, 30, "echo_client.py", &args);
+        e2e::python(&host, Accel, 60, "echo_client.py", &args);
         let path = script("apps/held.py").display().to_string();
         let mut client = host.start(Accel, "held", PYTHON, &[&path, "127.0.0.1", &port.to_string()]);
         client.wait_stdout("ok", LIMIT);
@@ -115,7 +115,7 @@ fn sleepers_are_woken_and_who_does_not_look_is_counted() {
         let (code, said) = json(&host, &["off", &server.pid().to_string()]);
         assert_eq!((code, &said["moved"]), (Some(0), &1.into()), "{kind}: {said:#}");
         let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "100"];
-        e2e::python(&host, Accel, 30, "echo_client.py", &args);
+        e2e::python(&host, Accel, 60, "echo_client.py", &args);
         let delta = host.snapshot().since(&before);
         assert!(delta.get("connect_shm") == 0 && delta.get("fallback.policy") == 3, "{kind}: {delta}");
         assert_eq!(json(&host, &["on", &server.pid().to_string()]).0, Some(0));
@@ -144,7 +144,7 @@ fn bad_targets() {
     }
     assert_eq!(cli(&host, &["off", "0"]).code, Some(125));
     let before = host.snapshot();
-    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3", "--bytes", "9"]);
+    e2e::python(&host, Accel, 60, "echo_client.py", &["seq", &port.to_string(), "--connections", "3", "--bytes", "9"]);
     host.snapshot().since(&before).assert_shm(3);
 }
 
@@ -165,7 +165,7 @@ fn programs_are_configured() {
     let rule = |pid: u32| json(&host, &["explain", &pid.to_string()]).1[0].clone();
 
     let (redis, port) = e2e::redis(&host, Accel);
-    let ask = || e2e::python(&host, Accel, 30, "redis_mixed.py", &[&port.to_string()]);
+    let ask = || e2e::python(&host, Accel, 60, "redis_mixed.py", &[&port.to_string()]);
     let before = host.snapshot();
     ask();
     let delta = host.snapshot().since(&before);
@@ -188,7 +188,7 @@ fn programs_are_configured() {
 
     let (_server, port) = e2e::echo_server(&host, Accel, "epoll", "127.0.0.1");
     let before = host.snapshot();
-    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--connections", "3", "--bytes", "99"]);
+    e2e::python(&host, Accel, 60, "echo_client.py", &["seq", &port.to_string(), "--connections", "3", "--bytes", "99"]);
     let delta = host.snapshot().since(&before);
     delta.assert_shm(3);
     assert!(delta.get("spin_hits") == 0 && delta.get("spin_misses") == 0, "{delta}");
@@ -299,7 +299,7 @@ fn a_unit_is_switched_off() {
     let shm = || {
         let before = host.snapshot();
         let args = ["seq", &port.to_string(), "--connections", "2", "--bytes", "9"];
-        e2e::python(&host, Accel, 30, "echo_client.py", &args);
+        e2e::python(&host, Accel, 60, "echo_client.py", &args);
         let delta = host.snapshot().since(&before);
         delta.get("connect_shm")
     };
@@ -348,8 +348,8 @@ fn another_users_program_is_not_switched() {
     }
     assert_eq!(json(&host, &["ss"]).1["off"], serde_json::json!([]));
     let args = ["seq", &port.to_string(), "--connections", "3", "--bytes", "9"];
-    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    e2e::python(&host, Accel, 60, "echo_client.py", &args);
     let before = host.snapshot();
-    e2e::python(&host, Accel, 30, "echo_client.py", &args);
+    e2e::python(&host, Accel, 60, "echo_client.py", &args);
     host.snapshot().since(&before).assert_shm(3);
 }

@@ -5,7 +5,7 @@ use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{need, net, script, stock_mode, Host, Proc, Side, PYTHON};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The process that listens, the one that takes the listener, and the port.
 fn hand_over(host: &Host, serves: &str, end: &str, to: Side, n: &str, late: bool) -> (Proc, Proc, u16) {
@@ -24,7 +24,7 @@ fn hand_over(host: &Host, serves: &str, end: &str, to: Side, n: &str, late: bool
 }
 
 fn ask(host: &Host, port: u16, n: u32) {
-    let said = e2e::python(host, Accel, 30, "passing.py", &["ask", &port.to_string(), &n.to_string()]);
+    let said = e2e::python(host, Accel, 60, "passing.py", &["ask", &port.to_string(), &n.to_string()]);
     assert!(said.ends_with(&format!("ok {n}\n")), "{said}");
 }
 
@@ -146,7 +146,7 @@ fn haproxy_reloaded_goes_on_over_shared_memory() {
         e2e::ab_clean(&load.finish(LIMIT).success().stdout);
     }
     let before = host.snapshot();
-    let done = host.run(Accel, "ab", 30, &ab, &["-q", "-n", "1000", "-c", "8", &url]).success();
+    let done = host.run(Accel, "ab", 60, &ab, &["-q", "-n", "1000", "-c", "8", &url]).success();
     e2e::ab_clean(&done.stdout);
     host.snapshot().since(&before).assert_shm(1000);
 }

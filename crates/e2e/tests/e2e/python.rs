@@ -80,7 +80,7 @@ fn wildcard_listener() {
     let before = host.snapshot();
     clients(&host, Accel, port, "127.0.0.1");
     // Any address of 127/8 is this host, too.
-    e2e::python(&host, Accel, 30, "echo_client.py", &["seq", &port.to_string(), "--host", "127.7.8.9"]);
+    e2e::python(&host, Accel, 60, "echo_client.py", &["seq", &port.to_string(), "--host", "127.7.8.9"]);
     host.snapshot().since(&before).assert_shm(86);
 }
 
@@ -103,7 +103,7 @@ fn epoll_reports_in_order() {
     for side in [Stock, Accel] {
         let before = host.snapshot();
         let port = fsocket_testkit::net::free_port().to_string();
-        said.push(e2e::python(&host, side, 30, "epoll_order.py", &[&port]));
+        said.push(e2e::python(&host, side, 60, "epoll_order.py", &[&port]));
         if side == Accel {
             host.snapshot().since(&before).assert_shm(5);
         }
@@ -121,7 +121,7 @@ fn epoll_reports_in_order_whatever_it_looked_at_before() {
             let before = host.snapshot();
             let port = fsocket_testkit::net::free_port().to_string();
             let args = [&port, &*seed.to_string(), "200"];
-            said.push(e2e::python(&host, side, 30, "epoll_order_random.py", &args));
+            said.push(e2e::python(&host, side, 60, "epoll_order_random.py", &args));
             if side == Accel {
                 host.snapshot().since(&before).assert_shm(6);
             }

@@ -83,8 +83,8 @@ fn redis_cli_one_shot_and_mixed_pairs() {
         let (_redis, port) = e2e::redis(&host, server);
         let before = host.snapshot();
         let port = port.to_string();
-        host.run(client, "redis-cli", 20, &cli, &["-p", &port, "SET", "key", "value"]).success().says("OK");
-        host.run(client, "redis-cli", 20, &cli, &["-p", &port, "GET", "key"]).success().says("value");
+        host.run(client, "redis-cli", 60, &cli, &["-p", &port, "SET", "key", "value"]).success().says("OK");
+        host.run(client, "redis-cli", 60, &cli, &["-p", &port, "GET", "key"]).success().says("value");
         let delta = host.snapshot().since(&before);
         if shm {
             delta.assert_shm(2);

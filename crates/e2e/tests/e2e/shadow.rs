@@ -19,7 +19,7 @@ fn who(listeners: &[Listener], side: Option<Side>, addresses: &[&str]) -> (Strin
         let name = i.to_string();
         let args = [&[app.as_str(), "serve", &name, &port, address], *options].concat();
         let mut server = host.start(side.unwrap_or(*of), "server", PYTHON, &args);
-        server.wait_stdout("listens", Duration::from_secs(20));
+        server.wait_stdout("listens", Duration::from_secs(60));
         server
     };
     let _servers: Vec<Proc> = listeners.iter().enumerate().map(start).collect();

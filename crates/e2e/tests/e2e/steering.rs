@@ -22,7 +22,7 @@ fn cli(host: &Host, name: &str, args: &[&str]) -> Proc {
 }
 
 fn steer(host: &Host, args: &[&str]) -> Finished {
-    cli(host, "steer", &[&["steer"], args].concat()).finish(Duration::from_secs(20))
+    cli(host, "steer", &[&["steer"], args].concat()).finish(Duration::from_secs(60))
 }
 
 /// nginx, stock, in the backend host, at port 80 over IPv4 and 8080 over IPv6.
@@ -45,7 +45,7 @@ fn backend(host: &Host, chain: &Chain, nginx: PathBuf) -> Proc {
     command.arg("-p").arg(&dir).arg("-c").arg(config).env_remove("LD_PRELOAD");
     chain.backend.place(&mut command);
     let proc = Proc::spawn(host.logs(), "backend", command);
-    net::wait_until(Duration::from_secs(10), || chain.backend.within(|| net::kernel_sockets(80, "0A")) > 0)
+    net::wait_until(Duration::from_secs(60), || chain.backend.within(|| net::kernel_sockets(80, "0A")) > 0)
         .expect("nginx listens in the backend host");
     proc
 }
@@ -69,7 +69,7 @@ fn haproxy(side: Side, host: &Host, chain: &Chain, program: PathBuf, server: &st
 /// `kind`, handled where it uses them, and elsewhere.
 fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> (u64, u64) {
     let measuring = cli(host, "locality", &["stat", "--locality", "60", "--json"]);
-    net::wait_until(Duration::from_secs(20), || measuring.stderr().contains("measuring")).expect("it measures");
+    net::wait_until(Duration::from_secs(60), || measuring.stderr().contains("measuring")).expect("it measures");
     let mut command = std::process::Command::new(ab);
     let url = format!("http://{}:8000/1000", chain.middle_front());
     command.args(["-q", "-n", &REQUESTS.to_string(), "-c", "8", &url]);
@@ -78,7 +78,7 @@ fn load(host: &Host, chain: &Chain, ab: &PathBuf, program: &str, kind: &str) -> 
     e2e::ab_clean(&done.stdout);
     assert_eq!(e2e::ab_number(&done.stdout, "HTML transferred:"), REQUESTS as u64 * 1000);
     measuring.signal(libc::SIGINT);
-    let report = measuring.finish(Duration::from_secs(20)).success().stdout;
+    let report = measuring.finish(Duration::from_secs(60)).success().stdout;
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     let processes = report["processes"].as_array().expect("processes");
     // The backend's nginx is another program of the same name.
@@ -246,7 +246,7 @@ fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
         // What comes first takes three of the slice; then it is emptied, and four
         // more are taken from wherever there are some.
         let count = free - 3 + 4;
-        let done = host.run(Accel, "slices", 20, &python, &[&app, cpu, &address, to, &count.to_string()]).success();
+        let done = host.run(Accel, "slices", 60, &python, &[&app, cpu, &address, to, &count.to_string()]).success();
         let ports: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
         let port = |name: &str| ports[name].as_u64().expect(name);
         assert_eq!(port("bound"), 29999, "{ports}");
@@ -271,7 +271,7 @@ fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
     let before = host.snapshot();
     let mut command = host.command(Accel, &python);
     command.args([&app, "1", &address, "82", "5"]).env("FASTSOCKET_DISABLE", "shm");
-    let done = Proc::spawn(host.logs(), "slices", command).finish(Duration::from_secs(20)).success();
+    let done = Proc::spawn(host.logs(), "slices", command).finish(Duration::from_secs(60)).success();
     let ports: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
     let own = |port: &serde_json::Value| (40032..=40063).contains(&port.as_u64().expect("a port"));
     assert!(ports["plain"].as_array().expect("ports").iter().all(own), "{ports}");
@@ -280,7 +280,7 @@ fn ports_come_from_the_cpus_slice_unless_the_application_says_otherwise() {
     // Without steering: no slices.
     steer(&host, &[&chain.middle.interfaces[1].device, "--off"]).success();
     let before = host.snapshot();
-    host.run(Accel, "slices", 20, &python, &[&app, "0", &address, "80", "1"]).success();
+    host.run(Accel, "slices", 60, &python, &[&app, "0", &address, "80", "1"]).success();
     assert_eq!(host.snapshot().since(&before).get("connect_slice"), 0);
 }
 
@@ -327,7 +327,7 @@ fn bad_input_is_told_and_leaves_nothing() {
     steer(&host, &[&device]).success();
     assert!(shown(&chain, &device).contains("xdp"));
     host.kill_monitor();
-    net::wait_until(Duration::from_secs(5), || !shown(&chain, &device).contains("xdp")).expect("nothing is left");
+    net::wait_until(Duration::from_secs(60), || !shown(&chain, &device).contains("xdp")).expect("nothing is left");
     let done = steer(&host, &[&device]);
     assert!(done.code != Some(0) && done.stderr.contains("monitor"), "{}", done.stderr);
 }

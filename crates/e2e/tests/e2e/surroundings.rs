@@ -40,7 +40,7 @@ fn with_allocator(library: &Path) {
         };
         let mut server = python("ways-serve", &[&path("apps/process_ways.py"), "serve", &port]);
         let listens = || stock_mode() || host.snapshot().report.is_some_and(|r| !r.listeners.is_empty());
-        net::wait_until(Duration::from_secs(20), || {
+        net::wait_until(Duration::from_secs(60), || {
             listens() && net::kernel_sockets(port.parse().expect("port"), "0A") > 0
         })
         .expect("it listens");
@@ -48,7 +48,7 @@ fn with_allocator(library: &Path) {
             .finish(Duration::from_secs(60))
             .success()
             .says("ok");
-        server.wait_stdout("ok", Duration::from_secs(10));
+        server.wait_stdout("ok", Duration::from_secs(60));
         host.snapshot().since(&before).assert_shm(6);
     }
 }

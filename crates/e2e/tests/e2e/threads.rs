@@ -117,7 +117,7 @@ fn two_hundred_that_connect_to_themselves() {
     let program = host.path().join("convoy");
     compile("apps/convoy.c", &program, &[]);
     let before = host.snapshot();
-    host.run(Accel, "convoy", 45, &program, &["own", "200", "20"]).success().says("ok");
+    host.run(Accel, "convoy", 60, &program, &["own", "200", "20"]).success().says("ok");
     let delta = host.snapshot().since(&before);
     assert!(stock_mode() || delta.get("fallback.resource") >= 1000, "they waited for the monitor\n{delta}");
 }
@@ -131,7 +131,7 @@ fn two_hundred_that_connect_to_one_listener() {
     compile("apps/convoy.c", &program, &[]);
     for how in ["alike", "one", "epoll"] {
         let before = host.snapshot();
-        host.run(Accel, "convoy", 45, &program, &[how, "200", "20"]).success().says("ok");
+        host.run(Accel, "convoy", 60, &program, &[how, "200", "20"]).success().says("ok");
         let delta = host.snapshot().since(&before);
         assert!(stock_mode() || delta.get("connect_shm") == 4000, "{how}: not over shared memory\n{delta}");
     }

@@ -35,7 +35,7 @@ fn a_process_that_only_uses_the_kernel() {
     let mut command = host.command(Accel, PYTHON);
     command.arg(script("apps/held.py")).args(["127.0.0.1", &port.to_string()]);
     let mut client = Proc::spawn(host.logs(), "held", command);
-    client.wait_stdout("ok", Duration::from_secs(20));
+    client.wait_stdout("ok", Duration::from_secs(60));
     let now = report(&host);
     let process = now.processes.iter().find(|p| i64::from(p.pid) == i64::from(client.pid())).expect("it is named");
     assert!(process.comm.starts_with("python3"), "{process:?}");
@@ -45,8 +45,8 @@ fn a_process_that_only_uses_the_kernel() {
     // What it has not said before it says at its end.
     let mut command = host.command(Accel, PYTHON);
     command.args(["-c", CONNECT, &port.to_string(), "7"]);
-    Proc::spawn(host.logs(), "connect", command).finish(Duration::from_secs(30)).success();
-    net::wait_until(Duration::from_secs(10), || report(&host).processes.is_empty()).expect("they have ended");
+    Proc::spawn(host.logs(), "connect", command).finish(Duration::from_secs(60)).success();
+    net::wait_until(Duration::from_secs(60), || report(&host).processes.is_empty()).expect("they have ended");
     let ended = report(&host).totals;
     assert_eq!((ended["connect_kernel"], ended["fallback.no_listener"], ended["connect_shm"]), (8, 8, 0));
 }
@@ -97,8 +97,8 @@ fn first_the_kernel_and_then_shared_memory() {
     let mut command = host.command(Accel, PYTHON);
     command.args(["-c", &both, &kernel.to_string(), "3", &shm.to_string()]);
     let before = report(&host).totals;
-    Proc::spawn(host.logs(), "both", command).finish(Duration::from_secs(30)).success();
-    net::wait_until(Duration::from_secs(10), || report(&host).processes.len() == 1).expect("it has ended");
+    Proc::spawn(host.logs(), "both", command).finish(Duration::from_secs(60)).success();
+    net::wait_until(Duration::from_secs(60), || report(&host).processes.len() == 1).expect("it has ended");
     let after = report(&host).totals;
     let counted = |name: &str| after[name] - before[name];
     assert_eq!((counted("connect_kernel"), counted("connect_shm"), counted("accept_shm")), (3, 3, 3));
@@ -114,7 +114,7 @@ fn one_line_at_the_end() {
         command.env("FASTSOCKET_SOCKET", host.socket()).args(["run", "--summary", "--"]).args(program);
         let process = Proc::spawn(host.logs(), "summary", command);
         let pid = process.pid();
-        (pid, process.finish(Duration::from_secs(30)).success().stderr)
+        (pid, process.finish(Duration::from_secs(60)).success().stderr)
     };
     let (pid, said) = run(&[PYTHON, "-c", CONNECT, &port.to_string(), "2"]);
     let line = format!("({pid}): 0 connections over shared memory, 2 over kernel TCP; no_listener 2\n");
@@ -151,11 +151,11 @@ fn a_monitor_of_another_version() {
     let socket = host.path().join("other.sock").display().to_string();
     let other = fsocket_testkit::script("apps/other_version.py").display().to_string();
     let mut other = host.start(Stock, "other", PYTHON, &[&other, &socket]);
-    other.wait_stdout("ok", Duration::from_secs(10));
+    other.wait_stdout("ok", Duration::from_secs(60));
     let mut command = host.command(Stock, artifacts::cli());
     command.env("FASTSOCKET_SOCKET", &socket).args(["run", "--summary", "--", PYTHON, "-c", CONNECT]);
     command.args([port.to_string().as_str(), "1"]);
-    let said = Proc::spawn(host.logs(), "version", command).finish(Duration::from_secs(30)).success().stderr;
+    let said = Proc::spawn(host.logs(), "version", command).finish(Duration::from_secs(60)).success().stderr;
     assert!(said.ends_with("0 connections over shared memory, 1 over kernel TCP; version 1\n"), "{said}");
 }
 
@@ -176,7 +176,7 @@ fn what_a_private_monitor_said_last() {
     };
     cli(&["run", "--", PYTHON, "-c", CONNECT, &port.to_string(), "5"]).success();
     let last = runtime.join("fastsocket/monitor.sock.last");
-    net::wait_until(Duration::from_secs(30), || last.exists()).expect("the monitor ends");
+    net::wait_until(Duration::from_secs(60), || last.exists()).expect("the monitor ends");
     assert_eq!(last.metadata().expect("file").permissions().mode() & 0o777, 0o600);
     let said = cli(&["stat", "--json"]).success().stdout;
     let said: Value = serde_json::from_str(&said).expect("JSON");

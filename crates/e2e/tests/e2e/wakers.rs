@@ -6,7 +6,7 @@ use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{net, script, stock_mode, Host, Proc, PYTHON};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[track_caller]
 fn app(host: &Host, name: &str, args: &[&str]) -> Proc {

@@ -170,7 +170,7 @@ fn stranger(host: &Host, ip: &str, port: u16) -> String {
          try:\n    s.bind(('{ip}', {port})); s.listen(5); print('bound')\nexcept OSError as e:\n    print(e.strerror)\n",
         if ip.contains(':') { "socket.AF_INET6" } else { "" }
     );
-    host.run(Stock, "stranger", 10, fsocket_testkit::PYTHON, &["-c", &code]).success().stdout.trim().to_owned()
+    host.run(Stock, "stranger", 60, fsocket_testkit::PYTHON, &["-c", &code]).success().stdout.trim().to_owned()
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn the_port_is_as_closed_to_others_as_stock() {
         assert_eq!(stranger(&host, bind, server.port), "Address already in use", "{bind}");
         // And as free as stock once it is closed.
         drop(server.process);
-        net::wait_until(Duration::from_secs(5), || net::kernel_sockets(server.port, "0A") == 0).expect("all closed");
+        net::wait_until(Duration::from_secs(60), || net::kernel_sockets(server.port, "0A") == 0).expect("all closed");
         assert_eq!(stranger(&host, bind, server.port), "bound", "{bind}");
     }
 }
@@ -264,7 +264,7 @@ fn switched_off() {
     let server = Start { env: &[("FASTSOCKET_DISABLE", "shm,zones")], ..Start::default() }.run(&host);
     server.ask("127.0.0.1", 0, 20);
     server.wait_for_sockets(1);
-    let taken = host.run(Accel, "second", 10, fsocket_testkit::PYTHON, &["-c", &format!(
+    let taken = host.run(Accel, "second", 60, fsocket_testkit::PYTHON, &["-c", &format!(
         "import socket,errno\ntry:\n    socket.create_server(('127.0.0.1', {}))\nexcept OSError as e:\n    assert e.errno == errno.EADDRINUSE\n    print('ok')", server.port)]);
     taken.success().says("ok");
 }
@@ -410,12 +410,12 @@ fn a_program_that_is_started_does_not_keep_the_port() {
     // A zoned server starts a program that outlives it; Python's sockets are close-on-exec.
     let code = "import os, socket, sys, time\ns = socket.socket()\ns.bind(('127.0.0.1', int(sys.argv[1])))\n\
         s.listen(8)\nif os.fork() == 0:\n    time.sleep(0.3)\n    os._exit(0)\nos.wait()\n\
-        (os.fork() or os.execv('/bin/sleep', ['sleep', '4']))\nprint('started', flush=True)\n";
+        (os.fork() or os.execv('/bin/sleep', ['sleep', '100']))\nprint('started', flush=True)\n";
     let port = net::free_port();
     let mut command = host.command(fsocket_testkit::host::Accel, fsocket_testkit::PYTHON);
     command.args(["-c", code, &port.to_string()]).env("FASTSOCKET_DISABLE", "shm");
     let mut server = fsocket_testkit::Proc::spawn(host.logs(), "starter", command);
-    server.wait_stdout("started", Duration::from_secs(10));
-    net::wait_until(Duration::from_secs(3), || !server.running()).expect("it ends");
+    server.wait_stdout("started", Duration::from_secs(60));
+    net::wait_until(Duration::from_secs(60), || !server.running()).expect("it ends");
     assert_eq!(stranger(&host, "127.0.0.1", port), "bound");
 }

@@ -38,7 +38,7 @@ fn nginx_listening(host: &Host, main: &str, events: &str, how: &str, env: &[(&st
     let mut command = host.command(Accel, fsocket_testkit::find_program("nginx").expect("nginx"));
     command.args(["-p", &prefix, "-c", &config]).envs(env.iter().copied());
     let server = Proc::spawn(host.logs(), "nginx", command);
-    let up = net::wait_until(Duration::from_secs(10), || net::kernel_sockets(port, "0A") > 0);
+    let up = net::wait_until(Duration::from_secs(60), || net::kernel_sockets(port, "0A") > 0);
     assert!(up.is_ok() && net::kernel_sockets(port, "0A") > 0, "nginx does not listen: {}", server.stderr());
     (server, port)
 }
@@ -107,10 +107,10 @@ fn nginx_serves_each_cpu_from_its_own_queue() {
     for env in [&[NO_SHM][..], &[]] {
         let host = strict();
         let (_nginx, port) = nginx(&host, "daemon off;", "", env);
-        net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == 3)
+        net::wait_until(Duration::from_secs(60), || stock_mode() || net::kernel_sockets(port, "0A") == 3)
             .expect("zones");
         let workers = || host.zones()["groups"][0]["workers"].as_array().map_or(0, Vec::len);
-        net::wait_until(Duration::from_secs(5), || stock_mode() || workers() == 2).expect("workers");
+        net::wait_until(Duration::from_secs(60), || stock_mode() || workers() == 2).expect("workers");
         ab_from_both(&host, port, 2000);
         assert_local(&host, 2000);
     }
@@ -163,23 +163,23 @@ fn nginx_binary_upgrade_fails_no_request() {
         let (_starter, port) = nginx_listening(&host, "daemon on;", "", listen, env);
         let pid_file = host.path().join("nginx/pid");
         let master = || std::fs::read_to_string(&pid_file).ok().and_then(|t| t.trim().parse::<i32>().ok());
-        net::wait_until(Duration::from_secs(5), || master().is_some()).expect("it runs");
+        net::wait_until(Duration::from_secs(60), || master().is_some()).expect("it runs");
         let old = master().expect("pid");
         let _end = End(pid_file.clone());
         let listening =
-            |n| net::wait_until(Duration::from_secs(5), || stock_mode() || net::kernel_sockets(port, "0A") == n);
+            |n| net::wait_until(Duration::from_secs(60), || stock_mode() || net::kernel_sockets(port, "0A") == n);
         listening(sockets).expect("zones");
         let url = format!("http://127.0.0.1:{port}/64");
         let load = host.start(Stock, "ab", &ab, &["-q", "-t", "3", "-n", "1000000", "-c", "16", &url]);
         std::thread::sleep(Duration::from_millis(700));
         signal(old, libc::SIGUSR2);
-        net::wait_until(Duration::from_secs(5), || master().is_some_and(|m| m != old)).expect("the new binary runs");
+        net::wait_until(Duration::from_secs(60), || master().is_some_and(|m| m != old)).expect("the new binary runs");
         std::thread::sleep(Duration::from_millis(500));
         signal(old, libc::SIGQUIT);
         let done = load.finish(Duration::from_secs(60)).success();
         e2e::ab_clean(&done.stdout);
         let gone = || !std::path::Path::new(&format!("/proc/{old}")).exists();
-        net::wait_until(Duration::from_secs(5), gone).expect("gone");
+        net::wait_until(Duration::from_secs(60), gone).expect("gone");
         listening(sockets).expect("zones of the new one");
         if stock_mode() {
             continue;
@@ -206,7 +206,7 @@ impl Drop for End {
             if let Ok(pid @ 2..) = text.trim().parse() {
                 signal(pid, libc::SIGTERM);
                 let gone = || !std::path::Path::new(&format!("/proc/{pid}")).exists();
-                let _ = net::wait_until(Duration::from_secs(5), gone);
+                let _ = net::wait_until(Duration::from_secs(60), gone);
             }
         }
     }
@@ -232,7 +232,7 @@ fn haproxy_threads() {
     let mut command = host.command(Accel, &haproxy);
     command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
     let mut server = Proc::spawn(host.logs(), "haproxy", command);
-    net::wait_until(Duration::from_secs(10), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
+    net::wait_until(Duration::from_secs(60), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
     assert!(server.running(), "{}", server.stderr());
     ab_from_both(&host, port, 1000);
     assert_local(&host, 800);
@@ -261,7 +261,7 @@ fn each_thread_of_haproxy_has_a_queue_at_every_start() {
         command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
         let server = Proc::spawn(host.logs(), "haproxy", command);
         let sockets = || net::kernel_sockets(port, "0A");
-        let both = net::wait_until(Duration::from_secs(3), || sockets() == 3);
+        let both = net::wait_until(Duration::from_secs(60), || sockets() == 3);
         assert!(both.is_ok(), "start {start}: {} listen sockets: {}", sockets(), server.stderr());
     }
 }
@@ -287,7 +287,7 @@ fn haproxy_by_default() {
         command.args(["-db", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1);
         let mut server = Proc::spawn(host.logs(), "haproxy", command);
         let up = || !server.running() || net::kernel_sockets(port, "0A") > 0;
-        net::wait_until(Duration::from_secs(10), up).expect("up");
+        net::wait_until(Duration::from_secs(60), up).expect("up");
         assert!(server.running(), "{}", server.stderr());
         // A thread joins when it first has to wait.
         for _ in 0..10 {
@@ -334,7 +334,7 @@ fn nginx_reuseport() {
     e2e::ab_clean(&done.stdout);
     check("after reloads");
     signal(children(nginx.pid())[0], libc::SIGKILL);
-    net::wait_until(Duration::from_secs(5), || children(nginx.pid()).len() == 2).expect("a new worker");
+    net::wait_until(Duration::from_secs(60), || children(nginx.pid()).len() == 2).expect("a new worker");
     ab_from_both(&host, port, 200);
     check("after a kill");
 }
@@ -358,7 +358,7 @@ fn lighttpd_workers() {
     let mut command = host.command(Accel, &lighttpd);
     command.args(["-D", "-f", &config.display().to_string()]).env(NO_SHM.0, NO_SHM.1).env("FASTSOCKET_PIN", "auto");
     let mut server = Proc::spawn(host.logs(), "lighttpd", command);
-    net::wait_until(Duration::from_secs(10), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
+    net::wait_until(Duration::from_secs(60), || !server.running() || net::kernel_sockets(port, "0A") > 0).expect("up");
     assert!(server.running(), "{}", server.stderr());
     ab_from_both(&host, port, 1000);
     assert_local(&host, 900);
@@ -384,7 +384,7 @@ fn a_taken_port_is_refused_as_stock() {
         format!("daemon off;\nerror_log stderr;\nevents {{}}\nhttp {{ server {{ listen 127.0.0.1:{port}; }} }}\n"),
     );
     let args = ["-c", &config.display().to_string(), "-g", &format!("pid {}/pid;", host.path().display())];
-    let done = host.run(Accel, "nginx", 20, nginx, &args);
+    let done = host.run(Accel, "nginx", 60, nginx, &args);
     assert_eq!(done.code, Some(1), "{}", done.stderr);
     assert!(done.stderr.contains("98: Address already in use"), "{}", done.stderr);
 }

@@ -65,7 +65,7 @@ fn run(options: &[&str]) {
     }
     let mut host = Host::keeping();
     let server = Start { options, ..Start::default() }.run(&host);
-    net::wait_until(Duration::from_secs(10), || places(&host) == 2).expect("both workers");
+    net::wait_until(Duration::from_secs(60), || places(&host) == 2).expect("both workers");
     assert_local(&server, 0, "at first");
     host.kill_monitor();
     // Without a monitor: the program selects, and moves what waits.
@@ -77,20 +77,20 @@ fn run(options: &[&str]) {
     assert_local(&server, 1, "a worker without the monitor");
     host.start_monitor();
     // The other one was there before it.
-    net::wait_until(Duration::from_secs(5), || places(&host) >= 1).expect("the old worker is known");
+    net::wait_until(Duration::from_secs(60), || places(&host) >= 1).expect("the old worker is known");
     // The new one asks again when it accepts.
     let joined = || {
         server.ask("127.0.0.1", 0, 20);
         places(&host) == 2
     };
-    let done = net::wait_until(Duration::from_secs(15), joined);
+    let done = net::wait_until(Duration::from_secs(60), joined);
     assert!(done.is_ok(), "the new worker is not taken in: {:#}", host.zones());
     for cpu in 0..2 {
         assert_local(&server, cpu, "taken over");
     }
     for round in 0..2 {
         kill_the_worker(&server, &format!("taken over, round {round}"));
-        net::wait_until(Duration::from_secs(10), || places(&host) == 2).expect("a new worker");
+        net::wait_until(Duration::from_secs(60), || places(&host) == 2).expect("a new worker");
         assert_local(&server, 0, "a worker of the new monitor");
     }
     let zones = host.zones();
@@ -118,10 +118,10 @@ fn nothing_is_left() {
     let host = Host::keeping();
     let server = Start::default().run(&host);
     if is_root() {
-        net::wait_until(Duration::from_secs(10), || pins() == before + 1).expect("a folder of pins");
+        net::wait_until(Duration::from_secs(60), || pins() == before + 1).expect("a folder of pins");
     }
     drop(server);
-    net::wait_until(Duration::from_secs(10), || pins() == before).expect("gone with the listener's last process");
+    net::wait_until(Duration::from_secs(60), || pins() == before).expect("gone with the listener's last process");
     drop(host);
     assert_eq!(pins(), before);
 }

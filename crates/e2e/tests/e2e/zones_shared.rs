@@ -63,7 +63,7 @@ fn wait_for_places(host: &Host, n: usize) {
         let groups = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
         groups.iter().map(|g| g["workers"].as_array().map_or(0, Vec::len)).sum::<usize>() == n
     };
-    let found = net::wait_until(Duration::from_secs(10), there);
+    let found = net::wait_until(Duration::from_secs(60), there);
     assert!(found.is_ok(), "{:#}", host.zones());
 }
 
@@ -153,7 +153,7 @@ fn shares(host: &Host, first: &Server, side: Side, port: u16) -> (Server, usize)
     command.env("FASTSOCKET_DISABLE", "shm");
     let before = net::kernel_sockets(port, "0A");
     let process = fsocket_testkit::Proc::spawn(host.logs(), "second", command);
-    net::wait_until(Duration::from_secs(10), || net::kernel_sockets(port, "0A") == before + 2).expect("it listens");
+    net::wait_until(Duration::from_secs(60), || net::kernel_sockets(port, "0A") == before + 2).expect("it listens");
     let pids = children(first.process.pid());
     let second = Server { process, port };
     // Strangers are looked for once a second while connections come.
@@ -191,7 +191,7 @@ fn a_stranger_on_the_address_gets_its_share() {
     }
     // It has gone: the zones are back.
     let all_local = || server.ask("127.0.0.1", 1, 50).iter().all(|t| t.cpu == 1);
-    net::wait_until(Duration::from_secs(20), all_local).expect("zones again");
+    net::wait_until(Duration::from_secs(60), all_local).expect("zones again");
     // One of ours shares them: by CPU for both.
     let (second, n) = shares(&host, &server, Accel, port);
     assert!((50..150).contains(&n), "the other one got {n} of 200");
@@ -220,7 +220,7 @@ fn a_selector_of_the_programs_own_is_left_alone() {
     let mut command = host.command(Accel, fsocket_testkit::PYTHON);
     command.args(["-c", code, &port.to_string()]).env("FASTSOCKET_DISABLE", "shm");
     let process = fsocket_testkit::Proc::spawn(host.logs(), "selector", command);
-    net::wait_until(Duration::from_secs(10), || net::kernel_sockets(port, "0A") == 2).expect("it listens");
+    net::wait_until(Duration::from_secs(60), || net::kernel_sockets(port, "0A") == 2).expect("it listens");
     std::thread::sleep(Duration::from_millis(200));
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
     for _ in 0..40 {

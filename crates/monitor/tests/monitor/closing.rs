@@ -50,8 +50,8 @@ fn is_open(at: std::net::SocketAddr) -> bool {
     })
 }
 
-/// Does it, and then another user asks for something. In less than a quarter of what it took when the loop waited for
-/// the end of each.
+/// Does it, and then another user asks for something. A loop that waits for the end of each takes at least that long for
+/// all, however fast the machine.
 #[track_caller]
 fn is_served_while(d: &Daemon, waits: usize, attack: impl FnOnce()) {
     let mut other = as_user(70_009, || d.process());
@@ -60,7 +60,7 @@ fn is_served_while(d: &Daemon, waits: usize, attack: impl FnOnce()) {
     let begin = Instant::now();
     other.sync();
     let took = begin.elapsed();
-    assert!(took < ONCE * waits as u32 / 4, "{took:?}");
+    assert!(took < ONCE * waits as u32, "{took:?}"); // bound: what a loop that waits takes at least
 }
 
 /// Slot `i` becomes the kernel's; its client's end, of which this process has no copy after.

@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicU64 as Nonces;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Daemon {
     pub socket: PathBuf,

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 #[track_caller]
 fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
     let address: SocketAddr = ([127, 0, 0, 1], server.port).into();
-    let stop = AtomicBool::new(false);
+    let (stop, dropped) = (AtomicBool::new(false), dropped_syns());
     let client = || {
         let (mut n, mut slowest) = (0, Duration::ZERO);
         while !stop.load(Ordering::Relaxed) {
@@ -31,7 +31,7 @@ fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
         }
         (n as u64, slowest)
     };
-    std::thread::scope(|s| {
+    let served = std::thread::scope(|s| {
         let clients: Vec<_> = (0..4).map(|_| s.spawn(client)).collect();
         std::thread::sleep(Duration::from_millis(300));
         // Also where it panics the clients must end.
@@ -43,14 +43,25 @@ fn under_load(server: &Server, happens: impl FnOnce()) -> (u64, Duration) {
         }
         let all = all.into_iter().map(|c| c.expect("every connection is answered"));
         all.fold((0, Duration::ZERO), |(n, slowest), (m, s)| (n + m, slowest.max(s)))
-    })
+    });
+    // (It would come again after a second.)
+    assert_eq!(dropped_syns(), dropped, "a SYN was dropped");
+    served
+}
+
+/// SYNs that found a full queue, in this network namespace.
+fn dropped_syns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").expect("counters");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: ")).map(str::split_whitespace);
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let wanted = names.zip(values).filter(|(name, _)| matches!(*name, "ListenDrops" | "TCPReqQFullDrop"));
+    wanted.map(|(_, value)| value.parse::<u64>().expect("a number")).sum()
 }
 
 #[track_caller]
 fn served(what: &str, host: &Host, server: &Server, (n, slowest): (u64, Duration)) {
     println!("{what}: {n} connections, the slowest took {slowest:?}");
-    // A SYN that is dropped comes again after a second.
-    assert!(n > 500 && slowest < Duration::from_millis(900), "{what}: {n} connections, slowest {slowest:?}");
+    assert!(n > 100, "{what}: {n} connections");
     // And afterwards, from each CPU.
     for cpu in 0..2 {
         assert_eq!(server.ask("127.0.0.1", cpu, 30).len(), 30);
