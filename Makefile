@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
-.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
+.PHONY: build benchmark quick deps demo test test-all test-manycore test-rdma test-rdma-hosts test-6.1 unit e2e differential fuzz-differential faults fuzz stock loom bench bench-shapes bench-zones bench-balance bench-containers bench-programs suites programs reports soak short starts convoy upstreams handover restarts hostile lives kills docs pages agent install uninstall packages test-systemd check fmt lint clean help
 
 export DESTDIR PREFIX
 RUN = . scripts/env.sh;
@@ -136,7 +136,11 @@ restarts: build ## the monitor killed, stopped and reloaded once a second for TI
 	@scripts/deps.sh test
 	@$(RUN) env FASTSOCKET_RESTARTS=$(or $(TIME),60) cargo test -q --release --locked -p fsocket-e2e --test e2e restarts:: -- --nocapture --test-threads 1
 
-hostile: build ## a scripted hostile peer beside servers and honest users for TIME seconds (600): UIDS=4 SEED=1
+hostile: build ## each attack that was found once, its variants, all at once, and the same by kernel TCP: TIME=6 seconds each, ROWS="--row 2,7"
+	@scripts/deps.sh test
+	@$(RUN) cargo run -q --release --locked -p fsocket-hostile -- rows --strict --time $(or $(TIME),6) $(ROWS)
+
+lives: build ## a scripted hostile peer beside servers and honest users for TIME seconds (600): UIDS=4 SEED=1
 	@scripts/deps.sh test
 	@$(RUN) cargo run -q --release --locked -p fsocket-hostile -- run --strict --control --time $(or $(TIME),600) --turns 10 --uids $(or $(UIDS),4) --seed $(or $(SEED),1)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """A BPF program where policies sit, until it is killed.
 
-bpf_policy.py KIND PORT: xdp, tcx, netfilter (all let everything pass) or sk_lookup, which drops what is for the port.
+bpf_policy.py KIND PORT: xdp, tcx, netfilter (all let everything pass), xdp-drop (nothing passes), or sk_lookup, which
+drops what is for the port.
 Prints "attached" or "unsupported".
 """
 import ctypes
@@ -36,6 +37,7 @@ drops = [insn(0x61, 2, 1, 60), insn(0x55, 2, off=2, imm=port), *returns(0), *ret
 # Type of the program, of its place, the place, the program; what netfilter wants to know: inet is IPv4 here, output.
 KINDS = {
     "xdp": (6, 37, LOOPBACK, returns(2), b""),
+    "xdp-drop": (6, 37, LOOPBACK, returns(1), b""),
     "tcx": (3, 47, LOOPBACK, returns(0), b""),
     "netfilter": (32, 45, 0, returns(1), struct.pack("IIiI", 2, 3, 5, 0)),
     "sk_lookup": (30, 36, None, drops, b""),

@@ -14,5 +14,6 @@ pub mod lives;
 pub mod party;
 pub mod peer;
 pub mod random;
+pub mod rows;
 pub mod run;
 pub mod victims;

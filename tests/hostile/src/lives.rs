@@ -75,12 +75,12 @@ enum Break {
 }
 
 impl Life<'_> {
-    fn peer(&mut self) -> Option<Peer> {
+    pub fn peer(&mut self) -> Option<Peer> {
         let mut peer = Peer::connect(self.socket).ok()?;
         peer.hello(&mut self.random).then_some(peer)
     }
 
-    fn introduced(&mut self) -> Option<(Peer, Channel)> {
+    pub fn introduced(&mut self) -> Option<(Peer, Channel)> {
         let mut peer = self.peer()?;
         let port = *self.random.one(self.ports);
         let channel = peer.channel(port).ok()?;

@@ -86,6 +86,21 @@ impl Peer {
         })
     }
 
+    /// One more channel, of which it keeps nothing; `full`: the one before.
+    pub fn another(&mut self, port: u16, full: u64) -> Option<u32> {
+        self.another_at(std::net::Ipv4Addr::LOCALHOST, port, full)
+    }
+
+    pub fn another_at(&mut self, ip: std::net::Ipv4Addr, port: u16, full: u64) -> Option<u32> {
+        let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
+        let addr = Addr { ip: ip.to_ipv6_mapped().octets(), port, family: libc::AF_INET as u16, v6only: 0 };
+        let answer = self.request(Msg { addr, arg0: full, ..Msg::new(kind::CONNECT) }, Some(socket));
+        let _ = sys::close(socket);
+        let (answer, memory) = answer?;
+        memory.map(sys::close);
+        (answer.result == 0).then_some(answer.id as u32)
+    }
+
     /// A channel to who listens on this port of 127.0.0.1, or the errno.
     pub fn channel(&mut self, port: u16) -> Result<Channel, i32> {
         let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).map_err(|e| e.raw())?;

@@ -16,6 +16,13 @@ fn run(args: &[&str]) {
     assert!(out.status.success(), "{said}{errors}");
 }
 
+/// The attacks that were found once, each with variants and the same by kernel TCP. What is judged are states: nobody
+/// honest fails, and of the user nothing is left.
+#[test]
+fn attacks_that_were_found_once_are_held() {
+    run(&["rows", "--time", "1", "--together", "3"]);
+}
+
 /// Every script, each life as another user.
 #[test]
 fn honest_users_beside_hostile_ones_see_nothing_wrong() {

@@ -1,0 +1,155 @@
+//! Clients without end, and messages that others get (rows 2, 3 and 8).
+
+use super::means::{drain, own};
+use crate::lives::Life;
+use crate::peer::Peer;
+use fsocket_abi::channel::{waker_key, CLIENT, SERVER};
+use fsocket_proto::{kind, waiter, Msg};
+use fsocket_sync::atomic::Ordering;
+use fsocket_sys as sys;
+
+/// Connects and closes.
+pub fn comes_and_goes(l: &mut Life) -> Option<()> {
+    loop {
+        if let Ok(p) = Peer::connect(l.socket) {
+            let _ = sys::close(p.fd);
+        }
+    }
+}
+
+/// Connects, says hello and closes.
+pub fn greets_and_goes(l: &mut Life) -> Option<()> {
+    loop {
+        if let Ok(p) = Peer::connect(l.socket) {
+            let hello = Msg {
+                id: l.random.next() << 16 | 1,
+                arg0: 1,
+                arg1: u64::from(fsocket_abi::VERSION),
+                ..Msg::new(kind::HELLO)
+            };
+            p.tell(hello, None);
+            let _ = sys::close(p.fd);
+        }
+    }
+}
+
+/// Connects and stays, and closes all at once.
+pub fn comes_and_stays(l: &mut Life) -> Option<()> {
+    loop {
+        let all: Vec<_> = (0..900).map_while(|_| Peer::connect(l.socket).ok()).collect();
+        for p in all {
+            let _ = sys::close(p.fd);
+        }
+    }
+}
+
+/// Asks for pipes with whoever may be the server, at every waiter of several channels.
+pub fn pipes(l: &mut Life) -> Option<()> {
+    let (mut peer, first) = l.introduced()?;
+    let mut channels = vec![first.id];
+    for _ in 0..11 {
+        let full = u64::from(*channels.last()?);
+        channels.push(peer.another(*l.random.one(l.ports), full)?);
+    }
+    loop {
+        for ch in &channels {
+            for i in 0..1024u64 {
+                let at = waiter::pack(CLIENT, i as usize / 256);
+                let named = Msg { id: i % 256, arg0: u64::from(*ch), arg1: at, arg2: i % 40, ..Msg::new(kind::WAKER) };
+                peer.tell(named, None);
+                peer.tell(Msg { kind: kind::WAKER_READY, ..named }, None);
+                drain(&peer);
+            }
+        }
+    }
+}
+
+/// Rings for all wakers of the server that it finds in the channel.
+pub fn rings(l: &mut Life) -> Option<()> {
+    let (peer, c) = l.introduced()?;
+    (0..8).for_each(|slot| c.open(&peer, slot));
+    loop {
+        for w in 0..fsocket_abi::channel::WAITERS {
+            let key = c.waiter(SERVER, w).waker.load(Ordering::Relaxed);
+            for waker in (key != 0).then_some(0..255).into_iter().flatten() {
+                let at = waiter::pack(SERVER, w);
+                let ring = Msg { id: waker_key(key, waker), arg0: c.id.into(), arg1: at, ..Msg::new(kind::RING) };
+                peer.tell(ring, None);
+            }
+        }
+        drain(&peer);
+    }
+}
+
+/// Channels that come and go: the server hears of each.
+pub fn channels(l: &mut Life) -> Option<()> {
+    loop {
+        let mut peer = l.peer()?;
+        let port = *l.random.one(l.ports);
+        let mut full = 0;
+        while let Some(id) = peer.another(port, full).map(u64::from) {
+            peer.tell(Msg { id: full, ..Msg::new(kind::REST) }, None);
+            full = id;
+        }
+        let _ = sys::close(peer.fd);
+    }
+}
+
+/// Answers that nobody has asked for.
+pub fn transferred(l: &mut Life) -> Option<()> {
+    let peer = l.peer()?;
+    loop {
+        for id in 0..4096 {
+            if !peer.tell(Msg { id, arg0: id, ..Msg::new(kind::TRANSFERRED) }, None) {
+                sys::nanosleep(100_000);
+            }
+        }
+    }
+}
+
+/// Names every process that there is, and shows a socket of its own as if it came from there.
+pub fn takes(l: &mut Life) -> Option<()> {
+    let mut peer = l.peer()?;
+    let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
+    loop {
+        let pids = std::fs::read_dir("/proc").ok()?.flatten();
+        for pid in pids.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok()) {
+            // SAFETY: a plain system call.
+            let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
+            for number in 0..8 {
+                let named = Msg { arg0: number, ..Msg::new(kind::TRANSFER) };
+                let (answer, _) = peer.request(named, (pidfd >= 0).then_some(pidfd))?;
+                for id in [answer.id, number] {
+                    peer.request(Msg { id, arg2: 1, ..Msg::new(kind::TRANSFER) }, Some(socket))?;
+                }
+            }
+            let _ = sys::close(pidfd);
+        }
+    }
+}
+
+/// Names channels, waiters and processes of others in everything that is passed on.
+pub fn others_names(l: &mut Life) -> Option<()> {
+    let own = own(l)?;
+    let peer = own.client;
+    loop {
+        let what = *l.random.one(&[
+            kind::RING,
+            kind::WAKER,
+            kind::WAKER_READY,
+            kind::UPGRADE,
+            kind::ARRIVES,
+            kind::BROKEN,
+            kind::REST,
+            kind::NEARER,
+            kind::PEER_CLOSED,
+            kind::RELEASE,
+        ]);
+        let mut small = || l.random.below(256) as u64;
+        let (id, arg0, arg1, arg2) = (small(), small(), (small() % 8) | ((small() & 1) << 8), small());
+        if !peer.tell(Msg { id, arg0, arg1, arg2, ..Msg::new(what) }, None) {
+            sys::nanosleep(100_000);
+        }
+        drain(&peer);
+    }
+}

@@ -1,0 +1,127 @@
+//! What attackers have in common: both sides of a channel of their own, sockets whose close waits, and floods.
+
+use crate::lives::Life;
+use crate::peer::{Channel, Peer};
+use fsocket_abi::channel::{slot_state, CLIENT, SERVER};
+use fsocket_proto::{kind, switch, Msg};
+use fsocket_sync::atomic::Ordering;
+use fsocket_sys as sys;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+/// A listener of its own, and a channel to it.
+pub struct Own {
+    pub server: Peer,
+    pub client: Peer,
+    _listener: TcpListener,
+    /// The monitor's number of it.
+    pub id: u64,
+    pub channel: Channel,
+}
+
+pub fn own(l: &mut Life) -> Option<Own> {
+    let (mut server, mut client) = (l.peer()?, l.peer()?);
+    let listener = TcpListener::bind("127.0.0.1:0").ok()?;
+    let id = published(&mut server, &listener)?;
+    let channel = client.channel(listener.local_addr().ok()?.port()).ok()?;
+    Some(Own { server, client, _listener: listener, id, channel })
+}
+
+/// The server accepts there.
+pub fn published(server: &mut Peer, listener: &TcpListener) -> Option<u64> {
+    let (answer, _) = server.request(Msg::new(kind::LISTEN), Some(listener.as_raw_fd()))?;
+    server.request(Msg { id: answer.id, ..Msg::new(kind::WORKER) }, None)?;
+    Some(answer.id)
+}
+
+/// Throws away what has come.
+pub fn drain(peer: &Peer) {
+    while let Some((_, fd)) = peer.receive() {
+        fd.map(sys::close);
+    }
+}
+
+impl Own {
+    /// Connection `slot` becomes the kernel's: both ends.
+    pub fn switched(&mut self, slot: usize) -> Option<[i32; 2]> {
+        let s = self.channel.slot(slot);
+        s.client_port.store(self.channel.port + slot as u16 % 64, Ordering::Relaxed);
+        s.family.store(libc::AF_INET as u8, Ordering::Relaxed);
+        for (to, byte) in s.dst.iter().zip(Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets()) {
+            to.store(byte, Ordering::Relaxed);
+        }
+        s.generation.store(9, Ordering::Relaxed);
+        s.state.store(slot_state::ESTABLISHED, Ordering::Release);
+        let of = |kind, side: usize, what| Msg {
+            id: self.channel.id.into(),
+            arg0: slot as u64 | (side as u64) << 32,
+            arg1: 9,
+            arg2: what,
+            ..Msg::new(kind)
+        };
+        let (_, server) = self.server.request(of(kind::SWITCH, SERVER, switch::MAKE), None)?;
+        let (_, client) = self.client.request(of(kind::CLAIM, CLIENT, 0), None)?;
+        Some([client?, server?])
+    }
+
+    /// As many as it gets, whose close waits. `marked`: the slots are said to be free.
+    pub fn lingering_ends(&mut self, n: usize, marked: bool) {
+        for slot in 0..n {
+            let Some([client, server]) = self.switched(slot) else { return };
+            linger(client);
+            if marked {
+                self.channel.slot(slot).state.store(slot_state::FREE, Ordering::Release);
+            }
+            let _ = (sys::close(server), sys::close(client));
+        }
+    }
+}
+
+/// Its close waits for an hour: for bytes that nobody reads.
+pub fn linger(fd: i32) {
+    let value = [1i32, 3600].map(i32::to_ne_bytes).concat();
+    let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &value);
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
+    let _ = sys::fcntl(fd, libc::F_SETFL, (flags | libc::O_NONBLOCK) as usize);
+    while sys::write(fd, &[0; 1 << 16]).is_ok() {}
+}
+
+/// Kernel connections whose close waits, and their other ends.
+pub fn lingering(n: usize) -> Vec<[i32; 2]> {
+    let Ok(listener) = TcpListener::bind("127.0.0.1:0") else { return Vec::new() };
+    let Ok(at) = listener.local_addr() else { return Vec::new() };
+    let one = |_| {
+        let c = TcpStream::connect(at).ok()?;
+        let (s, _) = listener.accept().ok()?;
+        linger(c.as_raw_fd());
+        Some([c.into_raw_fd(), s.into_raw_fd()])
+    };
+    (0..n).map_while(one).collect()
+}
+
+/// Connects by kernel TCP to a listener of its own, and closes, as fast as it can.
+pub fn kernel_flood(hold: usize) -> Option<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").ok()?;
+    listener.set_nonblocking(true).ok()?;
+    let at = listener.local_addr().ok()?;
+    let mut held = Vec::new();
+    loop {
+        if let Ok(c) = TcpStream::connect(at) {
+            held.push(c);
+        }
+        held.extend(listener.accept().ok().map(|(s, _)| s));
+        if held.len() > hold {
+            held.clear();
+        }
+    }
+}
+
+/// Calls that cost the kernel something, and nobody else.
+pub fn kernel_calls() -> Option<()> {
+    let (a, b) = std::os::unix::net::UnixDatagram::pair().ok()?;
+    let mut buf = [0; 72];
+    loop {
+        let _ = a.send(&buf);
+        let _ = b.recv(&mut buf);
+    }
+}
