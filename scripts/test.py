@@ -225,7 +225,7 @@ def main():
     options = parser.parse_args()
     began = time.monotonic()
     # On a busy machine the monitor answers late. What is tested is not which programs then do without it.
-    environment = dict(os.environ, RUST_BACKTRACE="1", FASTSOCKET_PATIENCE="20000")
+    environment = dict(os.environ, RUST_BACKTRACE="1", FASTSOCKET_PATIENCE="20000", FASTSOCKET_TEST_FRESH="1")
     environment.setdefault("FASTSOCKET_ARTIFACTS", str(target() / options.profile))
     try:
         tests, ignored = build(set(options.groups), options.profile)

@@ -20,9 +20,13 @@ const STRIDE: u64 = 4 * STEP;
 /// `src` is the program's for `len` bytes; the caller holds the token of `h`.
 #[inline(always)]
 pub unsafe fn send_small<B: Bytes>(b: B, d: &Dir, h: &Half, src: *const u8, len: usize, when: u64) -> bool {
+    // (First: a length may be anything, and is not added to before.)
+    if !small(len) {
+        return false;
+    }
     let pos = get(&h.pos);
     let need = record::HDR + align8(len as u64);
-    if !small(len) || pos.wrapping_add(need + record::HDR) > get(&h.limit) {
+    if pos.wrapping_add(need + record::HDR) > get(&h.limit) {
         return false;
     }
     // SAFETY: a small record; the limit ends before the ring does, if nobody else has written it.
