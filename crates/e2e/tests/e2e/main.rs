@@ -30,7 +30,6 @@ mod loading;
 mod manycore;
 mod memcached;
 mod memory;
-mod migration;
 mod moving;
 mod namespaces;
 mod nginx;
