@@ -32,27 +32,6 @@ fn newer_source(built: &Path) -> Option<PathBuf> {
     sources.into_iter().find(|source| time(source).is_some_and(|changed| changed > when))
 }
 
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_changed_source_makes_a_build_stale() {
-        let dir = tempfile::tempdir().unwrap();
-        let [source, built, list] = ["source.rs", "library.so", "library.d"].map(|name| dir.path().join(name));
-        let write = |path: &std::path::Path, text: &str, time: u64| {
-            std::fs::write(path, text).unwrap();
-            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(time);
-            std::fs::File::open(path).unwrap().set_modified(time).unwrap();
-        };
-        write(&source, "", 1_000);
-        write(&built, "", 2_000);
-        assert_eq!(super::newer_source(&built), None, "installed, without a list");
-        write(&list, &format!("{}: {}\n", built.display(), source.display()), 2_000);
-        assert_eq!(super::newer_source(&built), None);
-        write(&source, "", 3_000);
-        assert_eq!(super::newer_source(&built), Some(source));
-    }
-}
-
 /// The preloaded library.
 pub fn library() -> PathBuf {
     artefact("libfsocket.so")
@@ -81,4 +60,25 @@ pub fn demo() -> PathBuf {
 /// The agent.
 pub fn agent() -> PathBuf {
     artefact("fastsocket-agent")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_changed_source_makes_a_build_stale() {
+        let dir = tempfile::tempdir().unwrap();
+        let [source, built, list] = ["source.rs", "library.so", "library.d"].map(|name| dir.path().join(name));
+        let write = |path: &std::path::Path, text: &str, time: u64| {
+            std::fs::write(path, text).unwrap();
+            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(time);
+            std::fs::File::open(path).unwrap().set_modified(time).unwrap();
+        };
+        write(&source, "", 1_000);
+        write(&built, "", 2_000);
+        assert_eq!(super::newer_source(&built), None, "installed, without a list");
+        write(&list, &format!("{}: {}\n", built.display(), source.display()), 2_000);
+        assert_eq!(super::newer_source(&built), None);
+        write(&source, "", 3_000);
+        assert_eq!(super::newer_source(&built), Some(source));
+    }
 }

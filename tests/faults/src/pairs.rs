@@ -156,6 +156,8 @@ fn nginx(host: &Host, port: u16) -> (Vec<String>, PathBuf) {
 impl Pair {
     fn command(host: &Host, words: &[String]) -> Command {
         let mut command = host.command(Accel, &words[0]);
+        // (An answer that a fault has lost is not waited for.)
+        command.env_remove(fsocket_proto::paths::ENV_PATIENCE);
         command.args(&words[1..]);
         command
     }

@@ -151,9 +151,13 @@ fn a_server_that_is_away_loses_nothing() {
         assert_eq!(served, format!("listens\n{}ok\n", order.map(|n| format!("served {n}\n")).concat()), "{way}");
         let delta = host.snapshot().since(&before);
         if !stock_mode() {
-            // One before, three that wait, two that come when the kernel has those, and five afterwards.
-            let counted = ["connect_shm", "connect_kernel", "accept_shm", "accept_kernel", "fallback.untaken"];
-            assert_eq!(counted.map(|name| delta.get(name)), [1 + 3 + 5, 2, 1 + 5, 3 + 2, 3], "{way}: {delta}");
+            // One before, three that wait, two that come when the kernel has those, and five afterwards. (On a busy
+            // machine the two come before it has them, and then wait, too.)
+            let [shm, kernel, untaken] =
+                ["connect_shm", "connect_kernel", "fallback.untaken"].map(|name| delta.get(name));
+            assert_eq!([shm + kernel, untaken + kernel], [11, 5], "{way}: {delta}");
+            assert!(kernel <= 2, "{way}: {delta}");
+            assert_eq!(["accept_shm", "accept_kernel"].map(|name| delta.get(name)), [1 + 5, 3 + 2], "{way}: {delta}");
         }
     }
 }

@@ -8,7 +8,7 @@ use fsocket_sys as sys;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args, Debug)]
@@ -124,7 +124,7 @@ fn greeted(at: &std::path::Path, random: &mut Random) -> Result<Peer, String> {
     Err("HELLO is refused".into())
 }
 
-fn ours(at: &PathBuf, port: u16, known: &mut Option<Peer>, random: &mut Random, f: &mut Figures) -> Result<(), String> {
+fn ours(at: &Path, port: u16, known: &mut Option<Peer>, random: &mut Random, f: &mut Figures) -> Result<(), String> {
     let known = known.as_mut().ok_or("the monitor has not greeted it")?;
     let ask = Msg { id: u64::MAX, ..Msg::new(kind::CLAIM) };
     timed(&mut f.asked, || known.request(ask, None).ok_or("the monitor does not answer"))?;

@@ -11,7 +11,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn run(r: &Rows, dir: &Path) -> Vec<Line> {
-    let all: [(u8, fn(&Rows, &Path) -> Result<Vec<Line>>); 7] =
+    type Row = fn(&Rows, &Path) -> Result<Vec<Line>>;
+    let all: [(u8, Row); 7] =
         [(4, moved), (5, kept), (6, bpffs), (9, attributes), (10, loopback), (11, secure), (13, teased)];
     let mut lines = Vec::new();
     for (row, what) in all.into_iter().filter(|(row, _)| r.wants(*row)) {
