@@ -95,6 +95,8 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
 /// `connect` to AF_UNSPEC: the connection is reset, the listener listens no more; the kernel knows what is left of a
 /// socket after that.
 fn disconnect(fd: i32, d: &'static Desc) -> Outcome<Result<()>> {
+    // (Now: it gets an address here, and would not be taken for a new one afterwards.)
+    fsocket_fdtable::pristine::settle(fd, d);
     match d.kind() {
         kind::CONN => {
             if !crate::close::disconnect(d) {
