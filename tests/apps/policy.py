@@ -3,7 +3,8 @@
 
 policy.py client PORT N: N connections to 127.0.0.1 (or $POLICY_HOST), one after the other, each
                          with an echo; a line for each: "ok" or the error's name.
-policy.py watch PORT S:  connects for S seconds, a line each time the outcome changes.
+policy.py watch PORT S:  connects for S seconds at most, a line each time the outcome changes; ends when it has changed
+                         twice.
 policy.py landlock PORT N [ALLOWED]: as client, after giving up TCP connects by Landlock,
                          but for one port.
 policy.py landlock-exec ...: the same in a new program.
@@ -46,12 +47,12 @@ def client(port, n):
 
 
 def watch(port, seconds):
-    end, before = time.monotonic() + seconds, None
-    while time.monotonic() < end:
+    end, outcomes = time.monotonic() + seconds, []
+    while time.monotonic() < end and len(outcomes) < 3:
         now = attempt(port)
-        if now != before:
+        if [now] != outcomes[-1:]:
             print(now, flush=True)
-            before = now
+            outcomes.append(now)
         time.sleep(0.01)
 
 

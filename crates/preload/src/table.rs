@@ -338,7 +338,8 @@ limit_table! {
      most 16 are kept, and none after the first sleep of 0.2 s in a call that waits for sockets."
         of close;
     Sockets: "An option that a program has set past libc on a connection over shared memory, one of its next sockets \
-     may have. Address, end of receiving, flags, owner, signal and mode are looked at."
+     may have. Flags are looked at; address, end of receiving, owner, signal and mode are when the program binds, \
+     connects or asks that socket, but not if it only waits on it."
         of setsockopt;
     Sockets: "An option that is set on a listener counts for connections that come after it, as in the \
      kernel; for those that wait already, too, if it is not one of the common ones or a \
