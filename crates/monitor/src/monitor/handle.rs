@@ -303,8 +303,12 @@ impl Monitor {
     }
 
     fn begin_end(&mut self, id: ConnId) -> Option<Ending> {
-        let client = self.ctx.clients.remove(id)?;
+        let mut client = self.ctx.clients.remove(id)?;
         self.ctx.policy.leave(id);
+        // (At once: a report that is asked for before it has ended has all that was counted.)
+        if let Some(told) = client.told.take() {
+            self.ctx.ended.add(&told, client.uid);
+        }
         if !client.is_process() {
             // It has said nothing, and has nothing: there may be many of those.
             self.shm.remote.leave(id);
@@ -345,9 +349,6 @@ impl Monitor {
         }
         let (id, client) = (ending.id, &mut ending.client);
         self.shm.leave_offers(&mut self.ctx, id, client);
-        if let Some(told) = &client.told {
-            self.ctx.ended.add(told, client.uid);
-        }
         self.zones.leave_zones(&mut self.ctx, id);
         self.shm.leave_listeners(&mut self.ctx, id, client);
         true

@@ -27,6 +27,8 @@ impl Shm {
         let Some(step) = ending.steps.pop_front() else {
             if !std::mem::replace(&mut ending.has_left, true) {
                 let orphans = ctx.arenas.leave(ending.id);
+                // (At once: a report that is asked for before the next step has all that was counted.)
+                orphans.iter().for_each(|a| ctx.ended.fold(&a.mem, a.uid));
                 ending.steps.extend(orphans.into_iter().map(|a| Step::Close(Rc::new(a))));
             }
             return !ending.steps.is_empty();
