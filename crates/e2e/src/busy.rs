@@ -84,10 +84,20 @@ impl Server {
         self.told(&self.say(cpu, "who"))
     }
 
+    /// The workers of both CPUs, once each has its own: one that begins late serves nobody yet.
+    #[track_caller]
+    pub fn workers(&self) -> [(i32, i32); 2] {
+        let both = || [0, 1].map(|cpu| self.worker(cpu));
+        let differ = || both()[0] != both()[1];
+        let found = fsocket_testkit::net::wait_until(std::time::Duration::from_secs(60), differ);
+        assert!(found.is_ok() || fsocket_testkit::stock_mode(), "one worker has both CPUs");
+        both()
+    }
+
     /// Stops both workers and lets so many connections wait at each; theirs are the CPUs.
     #[track_caller]
     pub fn stopped(&self, waiting: [usize; 2]) -> Stopped {
-        let workers = [0, 1].map(|cpu| self.worker(cpu).0);
+        let workers = self.workers().map(|(pid, _)| pid);
         assert_ne!(workers[0], workers[1], "one process has both CPUs");
         workers.iter().for_each(|pid| signal(*pid, libc::SIGSTOP));
         let waiting = [0, 1].map(|cpu| (0..waiting[cpu]).map(|_| self.say(cpu, "who")).collect());

@@ -326,7 +326,7 @@ fn workers_are_balanced_again_after_the_monitor_was_killed() {
     for mode in ["epoll", "thread-epoll", "own-epoll"] {
         let mut host = Host::keeping();
         let server = Server::start(&host, mode, 512, &[]);
-        let workers = [0, 1].map(|cpu| server.worker(cpu));
+        let workers = server.workers();
         let queues = |host: &Host| {
             let zones = host.zones();
             zones["groups"][0]["balance"]["queues"].as_array().map_or(0, Vec::len)
