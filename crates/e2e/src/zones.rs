@@ -180,6 +180,18 @@ pub fn accepted(zones: &Value, cpu: u64, kind: &str) -> u64 {
     all.iter().filter(|z| z["cpu"] == cpu).map(|z| z["accepted"][kind].as_u64().unwrap_or(0)).sum()
 }
 
+/// Until so many workers have a place, in all groups.
+#[track_caller]
+pub fn wait_for_places(host: &Host, n: usize) {
+    let there = || {
+        let zones = host.zones();
+        let groups = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
+        groups.iter().map(|g| g["workers"].as_array().map_or(0, Vec::len)).sum::<usize>() == n
+    };
+    let found = fsocket_testkit::net::wait_until(std::time::Duration::from_secs(60), there);
+    assert!(found.is_ok(), "{:#}", host.zones());
+}
+
 /// Selections of a kind over all groups and CPUs.
 pub fn selected(zones: &Value, kind: &str) -> u64 {
     let all = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();

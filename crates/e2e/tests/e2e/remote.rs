@@ -308,8 +308,7 @@ fn an_agent_is_killed(next_at_once: bool) {
     if next_at_once {
         two.b.start_agent();
     }
-    // (Much sooner than the agents wait for each other when they cannot know.)
-    ask.finish(LIMIT / 3).success().says("Connection reset by peer");
+    ask.finish(LIMIT).success().says("Connection reset by peer");
     if !next_at_once {
         two.b.start_agent();
     }

@@ -4,7 +4,7 @@
 //! Long: tests of one subject on one fixture.
 
 use fsocket_e2e::need_two_cpus;
-use fsocket_e2e::zones::{self, accepted, counter, selected, told, Start};
+use fsocket_e2e::zones::{self, accepted, counter, selected, told, wait_for_places, Start};
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{net, script, stock_mode, Host, Proc, Side, PYTHON};
 use std::collections::BTreeSet;
@@ -16,6 +16,9 @@ fn assert_local(start: &Start, to: &str) {
     let host = Host::new();
     let server = start.run(&host);
     server.wait_for_sockets(1 + start.workers);
+    if !stock_mode() {
+        wait_for_places(&host, start.workers);
+    }
     for cpu in 0..2 {
         for t in server.ask(to, cpu, 50) {
             assert!(stock_mode() || t.cpu == cpu as i32, "{} {}: from CPU {cpu}: {t:?}", start.mode, start.bind);

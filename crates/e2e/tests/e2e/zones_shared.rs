@@ -2,7 +2,7 @@
 //! socket is its local one, and who does not know us is not starved.
 
 use fsocket_e2e::need_two_cpus;
-use fsocket_e2e::zones::{accepted, connect, counter, selected, Server, Start};
+use fsocket_e2e::zones::{accepted, connect, counter, selected, wait_for_places, Server, Start};
 use fsocket_testkit::host::{Accel, Stock};
 use fsocket_testkit::{net, stock_mode, Host, Side};
 use std::collections::BTreeMap;
@@ -52,18 +52,6 @@ fn each_workers_own_socket_is_its_local_one() {
             }
         }
     }
-}
-
-/// Until so many workers have a place, in all groups.
-#[track_caller]
-fn wait_for_places(host: &Host, n: usize) {
-    let there = || {
-        let zones = host.zones();
-        let groups = zones["groups"].as_array().map(Vec::as_slice).unwrap_or_default();
-        groups.iter().map(|g| g["workers"].as_array().map_or(0, Vec::len)).sum::<usize>() == n
-    };
-    let found = net::wait_until(Duration::from_secs(60), there);
-    assert!(found.is_ok(), "{:#}", host.zones());
 }
 
 #[test]
