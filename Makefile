@@ -33,10 +33,9 @@ TESTS = scripts/test.py $(if $(T),--only '$(T)') $(if $(N),--repeat $(N)) $(if $
 test: deps ## unit, end-to-end and differential tests; ends with one line that says how it went (tests/README.md)
 	@$(RUN) $(TESTS) unit e2e differential
 
-test-all: deps ## what `make test` leaves out: models in full, and on a release build random programs, reports, and what the compiler makes of the hooks
+test-all: deps ## what `make test` leaves out: models in full, and on a release build random programs, and what the compiler makes of the hooks
 	@$(RUN) $(TESTS) --profile release loom differential
 	@$(RUN) $(TESTS) --profile release --only exports e2e
-	@tests/reports/run.py --bin $(CURDIR)/target/release --jobs 4
 
 unit: ## unit and integration tests only
 	@$(RUN) $(TESTS) unit

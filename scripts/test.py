@@ -130,7 +130,8 @@ def build(groups, profile):
     if groups & {"e2e", "differential", "unit"}:
         cargo("build", "--locked", "--profile", profile, *(f"--package={name}" for name in ARTEFACTS))
         # (All packages at once: for a part of them dependencies have other features, and are built again.)
-        arguments = ("--workspace", "--profile", profile)
+        # The test programs themselves are always quick ones.
+        arguments = ("--workspace", "--profile", "quick")
         messages = cargo("test", "--locked", "--no-run", "--message-format=json-render-diagnostics", *arguments,
                          stdout=subprocess.PIPE, text=True).stdout
         for folder, kind, program in built(messages):
@@ -218,7 +219,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="+", choices=GROUPS, metavar="GROUP")
     parser.add_argument("--only", default="", metavar="REGEX", help="only tests whose name matches")
-    parser.add_argument("--profile", default="quick", help="what is tested: quick (default) or release")
+    parser.add_argument("--profile", default="quick", help="how library, monitor and commands are built: quick (default) or release")
     parser.add_argument("--jobs", type=int, default=1 + len(os.sched_getaffinity(0)), help="how many run at once")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside so many busy processes")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="each test so many times")
@@ -246,7 +247,7 @@ def main():
             process.wait()
     examples = 0
     if "unit" in options.groups and not options.only:
-        said = subprocess.run(["cargo", "test", "--workspace", "--profile", options.profile, "--locked", "--no-fail-fast", "--doc", "-q"],
+        said = subprocess.run(["cargo", "test", "--workspace", "--profile", "quick", "--locked", "--no-fail-fast", "--doc", "-q"],
                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         examples = sum(int(n) for n in re.findall(r"(\d+) passed", said.stdout))
         if said.returncode != 0:
