@@ -12,6 +12,7 @@ The last line adds up what happened. Exit status 0: everything passed, and nothi
 """
 
 import argparse
+import copy
 import json
 import os
 import pathlib
@@ -232,7 +233,7 @@ def main():
         tests, ignored = build(set(options.groups), options.profile)
     except subprocess.CalledProcessError as error:
         sys.exit(f"fastsocket test result: FAILED. not built: {error}")
-    tests = [t for t in tests if re.search(options.only, t.title())] * options.repeat
+    tests = [copy.copy(t) for t in tests if re.search(options.only, t.title()) for _ in range(options.repeat)]
     isolated = os.geteuid() == 0
     if not isolated:
         print("not root: one test at a time, in no namespace of its own")

@@ -1,3 +1,4 @@
+#include <errno.h>
 // What a program does that has another libc: "musl" prints "ok" if processes, threads and connections work.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,13 +23,23 @@ static void need(int ok, const char *what)
 	}
 }
 
+/* A signal of somebody else's may interrupt it. */
+static int ready(int ep, struct epoll_event *e)
+{
+	int n;
+	do
+		n = epoll_wait(ep, e, 1, 60000);
+	while (n < 0 && errno == EINTR);
+	return n;
+}
+
 static void *serve(void *listener)
 {
 	char buf[100];
 	int c = accept(*(int *)listener, NULL, NULL), ep = epoll_create1(0);
 	struct epoll_event e = { .events = EPOLLIN };
 	need(c >= 0 && ep >= 0 && !epoll_ctl(ep, EPOLL_CTL_ADD, c, &e), "accept");
-	for (ssize_t n; need(epoll_wait(ep, &e, 1, 5000) == 1, "epoll"), (n = read(c, buf, sizeof buf)) > 0;)
+	for (ssize_t n; need(ready(ep, &e) == 1, "epoll"), (n = read(c, buf, sizeof buf)) > 0;)
 		need(send(c, buf, n, 0) == n, "send");
 	return close(c), NULL;
 }
