@@ -1,8 +1,8 @@
 //! Is a placeholder still as `socket` returns a new one?
 //!
-//! The library sees what libc's functions do to a socket, and remembers it: the options that were set, the duplicates,
-//! the processes and epoll instances that have it (`dirty`, `watched`), whether it is close-on-exec. It does not see raw
-//! system calls, nor calls by the name in /proc. So the kernel is asked for the rest, when the answer matters:
+//! The library remembers what libc's functions do to a socket: options and duplicates (`dirty`), epoll instances and
+//! processes that have the socket (`watched`), and the close-on-exec flag. The library does not see raw system calls, nor
+//! calls by the name in /proc. So the library asks the kernel for the rest, when the answer matters:
 //!
 //! | question | when |
 //! | --- | --- |

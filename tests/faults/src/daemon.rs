@@ -66,7 +66,7 @@ fn steps(host: &mut Host, trap: &Trap) -> Result<(), String> {
     report(host);
     a.expect("echo", "echoed")?;
     trap.disarm();
-    // (A call that has just failed may still cost one program its connection.)
+    // (The last fault may still break the connection of one program. This report takes that place.)
     report(host);
     if !host.monitor().is_some_and(|m| m.running()) {
         return Err("the monitor has died".into());

@@ -1,4 +1,4 @@
-//! One message, or one end, that concerns much (row 12).
+//! Row 12: a single message, or the end of a single process, makes the monitor look at thousands of channels.
 
 use super::means::{drain, published};
 use crate::lives::Life;

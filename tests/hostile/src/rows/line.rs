@@ -1,4 +1,4 @@
-//! What is asked for, and a line of the table that comes out.
+//! The arguments of a run, and a line of its table.
 
 #[derive(clap::Args, Debug)]
 pub struct Rows {
