@@ -5,6 +5,14 @@ pub mod limits;
 pub mod pages;
 pub mod unhooked;
 
+#[path = "../../preload/src/hook.rs"]
+pub mod hook;
+#[path = "../../preload/src/table.rs"]
+mod table;
+
+use hook::AfterSignal;
+use table::{hooks as of_table, variadic_hooks};
+
 /// One exported function.
 #[derive(Debug, Clone, Copy)]
 pub struct Hook {
@@ -14,51 +22,46 @@ pub struct Hook {
     pub name: &'static str,
     /// Arguments and result, in Rust's notation.
     pub signature: &'static str,
+    /// Of those without variable arguments.
+    pub properties: Option<hook::Hook>,
 }
 
-macro_rules! hook_table {
-    ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+macro_rules! data {
+    ($($family:ident($($property:ident),*) $what:literal
+        fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $(, lent $lent:ident)?
+        $(= $how:ident($($code:tt)*))?;)*) => {
         /// All hooks, in the table's order.
         pub const HOOKS: &[Hook] = &[$(Hook {
             family: stringify!($family),
             what: $what,
             name: stringify!($name),
             signature: concat!("(", stringify!($($arg: $ty),*), ") -> ", stringify!($ret)),
+            properties: Some(hook::Hook::$family()$(.$property())*),
         }),*];
     };
 }
-macro_rules! variadic_table {
-    ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {
+of_table!(data);
+
+macro_rules! variadic_data {
+    ($($family:ident $what:literal $first:ident fn $name:ident;)*) => {
         /// Those with variable arguments.
         pub const VARIADIC: &[Hook] = &[$(Hook {
             family: stringify!($family),
             what: $what,
             name: stringify!($name),
             signature: "(...)",
+            properties: None,
         }),*];
     };
 }
-/// What a program may notice of some functions.
-#[derive(Debug, Clone, Copy)]
-pub struct Limit {
-    /// Of docs/limits.md; one of [`limits::SECTIONS`].
-    pub section: &'static str,
-    pub what: &'static str,
-    /// Names of hooks.
-    pub functions: &'static [&'static str],
-}
+variadic_hooks!(variadic_data);
 
-macro_rules! limit_table {
-    ($($section:ident: $what:literal of $($name:ident),+;)*) => {
-        /// The limits that belong to hooks, in the table's order.
-        pub const LIMITS: &[Limit] = &[$(Limit {
-            section: stringify!($section),
-            what: $what,
-            functions: &[$(stringify!($name)),+],
-        }),*];
-    };
+impl Hook {
+    /// The rule for a call that a signal interrupts.
+    pub fn after_signal(&self) -> AfterSignal {
+        self.properties.map_or(AfterSignal::NoSleep, |p| p.after_signal)
+    }
 }
-include!("../../preload/src/table.rs");
 
 /// All hooks.
 pub fn hooks() -> impl Iterator<Item = &'static Hook> {

@@ -1,5 +1,4 @@
-//! Limits that belong to no single function: `limits.toml`, beside this crate's manifest. Those that do stand
-//! with it, in the library's table of hooks; cases that a counter counts stand with the counter, in
+//! Limits: `limits.toml`, beside this crate's manifest. Cases that a counter counts stand with the counter, in
 //! `fsocket_abi::arena`.
 
 use serde::Deserialize;
@@ -11,6 +10,18 @@ use std::sync::LazyLock;
 pub struct Limits {
     pub notice: Vec<Notice>,
     pub section: Vec<Section>,
+    pub hook: Vec<Limit>,
+}
+
+/// What a program may notice of some functions.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// Names of hooks.
+    pub of: Vec<String>,
+    /// The name of a section.
+    pub section: String,
+    pub what: String,
 }
 
 /// What somebody notices who uses fastsocket.
@@ -28,7 +39,7 @@ pub struct Notice {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Section {
-    /// Its title; also the word in the table of hooks.
+    /// Its title.
     pub name: String,
     /// Beginnings of the names of the counters of its table.
     pub counters: Vec<String>,

@@ -2,7 +2,8 @@
 
 use crate::limits::limits as all_limits;
 use crate::unhooked::{HARMLESS, VISIBLE};
-use crate::{families, LIMITS};
+use crate::families;
+use crate::hook::{AfterSignal, Asleep};
 use fsocket_abi::arena::{COUNTERS, COUNTER_CASES, COUNTER_HELP};
 use std::fmt::Write;
 
@@ -28,8 +29,8 @@ fn cell(s: &str) -> String {
     s.trim().replace('|', "\\|")
 }
 
-fn names(all: &[&str]) -> String {
-    all.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+fn names(all: &[impl AsRef<str>]) -> String {
+    all.iter().map(|n| format!("`{}`", n.as_ref())).collect::<Vec<_>>().join(", ")
 }
 
 /// Columns of prose.
@@ -50,25 +51,40 @@ fn entry(s: &mut String, text: &str) {
     s.push('\n');
 }
 
+/// The last column of a hook.
+fn properties(h: &crate::Hook) -> String {
+    let Some(p) = h.properties else { return String::new() };
+    let signal = match p.after_signal {
+        AfterSignal::NoSleep => None,
+        AfterSignal::GoesOn => Some("restarts"),
+        AfterSignal::Fails => Some("EINTR"),
+    };
+    let all = [p.point.then_some("cancelled"), signal, (p.asleep == Asleep::Wakes).then_some("begins")];
+    all.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
 fn hooks() -> String {
     let mut s = format!("# Hooks\n\n{NOTE}");
     let _ = writeln!(
         s,
         "`libfsocket.so` exports these {} functions and nothing else. Each asks whether the descriptor is\n\
-         one of ours; if not, libc's function of that name is called with the same arguments.\n",
+         one of ours; if not, libc's function of that name is called with the same arguments.\n\n\
+         *Cancelled*: a cancellation point, as in glibc. *Restarts*: with `SA_RESTART` a call that sleeps goes on after a\n\
+         signal, unless the socket has a time-out; *EINTR*: it fails in any case. *Begins*: the library begins at the first\n\
+         such call of a program (ADR 62).\n",
         crate::hooks().count()
     );
     for family in families() {
-        let _ = writeln!(s, "## {family}\n\n| function | on our path |\n| --- | --- |");
+        let _ = writeln!(s, "## {family}\n\n| function | on our path | |\n| --- | --- | --- |");
         for h in crate::hooks().filter(|h| h.family == family) {
-            let _ = writeln!(s, "| `{}` | {} |", h.name, cell(h.what));
+            let _ = writeln!(s, "| `{}` | {} | {} |", h.name, cell(h.what), properties(h));
         }
         s.push('\n');
         // A limit stands with the first of its functions.
         let mine = |name: &str| crate::hooks().any(|h| h.family == family && h.name == name);
         let mut any = false;
-        for l in LIMITS.iter().filter(|l| mine(l.functions[0])) {
-            entry(&mut s, &format!("{}: {}", names(l.functions), l.what));
+        for l in all_limits().hook.iter().filter(|l| mine(&l.of[0])) {
+            entry(&mut s, &format!("{}: {}", names(&l.of), l.what));
             any = true;
         }
         if any {
@@ -129,8 +145,8 @@ fn limits() -> String {
         for what in &section.limits {
             entry(&mut s, what);
         }
-        for l in LIMITS.iter().filter(|l| l.section == section.name) {
-            entry(&mut s, l.what);
+        for l in all.hook.iter().filter(|l| l.section == section.name) {
+            entry(&mut s, &l.what);
         }
         s.push('\n');
     }

@@ -1,7 +1,7 @@
 //! The pages say what the tables say.
 
 use fsocket_hooktable::limits::limits;
-use fsocket_hooktable::{hooks, pages, unhooked, LIMITS};
+use fsocket_hooktable::{hooks, pages, unhooked};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -46,16 +46,13 @@ fn limits_name_every_fallback() {
 #[test]
 fn limits_stand_with_functions_and_in_sections() {
     let names: BTreeSet<_> = hooks().map(|h| h.name).collect();
-    for l in LIMITS {
+    for l in &limits().hook {
         assert!(limits().section.iter().any(|s| s.name == l.section), "no section {}: {}", l.section, l.what);
-        for f in l.functions {
-            assert!(names.contains(f), "{f} is not hooked: {}", l.what);
+        for f in &l.of {
+            assert!(names.contains(f.as_str()), "{f} is not hooked: {}", l.what);
         }
     }
-    let all: Vec<_> = LIMITS
-        .iter()
-        .map(|l| l.what)
-        .chain(limits().section.iter().flat_map(|s| s.limits.iter().map(String::as_str)))
-        .collect();
+    let of_hooks = limits().hook.iter().map(|l| &l.what);
+    let all: Vec<_> = of_hooks.chain(limits().section.iter().flat_map(|s| &s.limits)).collect();
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "a limit is there twice");
 }

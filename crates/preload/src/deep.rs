@@ -2,6 +2,7 @@
 //! dependencies before they look where ours are, and would call libc past us, also for connections
 //! that the program has made through us. What they have found in libc is set to ours.
 
+use crate::table::{hooks, variadic_hooks};
 use crate::{home, real};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -48,20 +49,20 @@ struct Kinds {
     others: [u32; 2],
 }
 
-macro_rules! hook_table {
-    ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+macro_rules! names {
+    ($($family:ident($($property:ident),*) $what:literal
+        fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $(, lent $lent:ident)?
+        $(= $how:ident($($code:tt)*))?;)*) => {
         const NAMES: &[&str] = &[$(concat!(stringify!($name), "\0")),*];
     };
 }
-macro_rules! variadic_table {
-    ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {
+hooks!(names);
+macro_rules! more_names {
+    ($($family:ident $what:literal $first:ident fn $name:ident;)*) => {
         const MORE: &[&str] = &[$(concat!(stringify!($name), "\0")),*];
     };
 }
-macro_rules! limit_table {
-    ($($rest:tt)*) => {};
-}
-include!("table.rs");
+variadic_hooks!(more_names);
 
 /// One function: where it is found by everybody, and what that calls.
 #[derive(Clone, Copy)]

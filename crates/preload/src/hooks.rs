@@ -5,10 +5,9 @@ mod borrower;
 mod clone;
 mod descriptors;
 mod io;
-mod points;
+mod passed;
 mod process;
 mod readiness;
-mod rights;
 mod signals;
 mod sockets;
 mod syscall;
@@ -17,33 +16,58 @@ mod uring;
 mod variadic;
 mod vfork;
 
+use crate::hook::{Asleep, Hook};
 use crate::real;
+use crate::table::{hooks, variadic_hooks};
 use answer::guarded;
 use fsocket_lifecycle::{cancel, lent, process as state};
 use libc::*;
 
-macro_rules! hook_table {
-    ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+/// The body of a hook: written by hand, or made of what the table says.
+macro_rules! body {
+    ($family:ident $name:ident($($arg:ident),*)) => { $family::$name($($arg),*) };
+    ($family:ident $name:ident($($arg:ident),*) $how:ident) => { passed::$name($($arg),*) };
+}
+
+/// The call of a hook in a child that runs in its parent's memory.
+macro_rules! lent {
+    ($hook:ident $family:ident $name:ident($($arg:ident),*) [own] $($how:ident)?) => { borrower::$name($($arg),*) };
+    ($hook:ident $family:ident $name:ident($($arg:ident),*) [same] $($how:ident)?) => {
+        body!($family $name($($arg),*) $($how)?)
+    };
+    ($hook:ident $family:ident $name:ident($($arg:ident),*) [] $($how:ident)?) => {{
+        if const { $hook.names_one } {
+            let arguments: &[usize] = &[$($arg as usize),*];
+            borrower::touched(arguments);
+        }
+        real::$name($($arg),*)
+    }};
+}
+
+macro_rules! export {
+    ($($family:ident($($property:ident),*) $what:literal
+        fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $(, lent $lent:ident)?
+        $(= $how:ident($($code:tt)*))?;)*) => {
         $(
             #[no_mangle]
             pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
                 // A cancelled thread is unwound out of libc's function through this
                 // frame, or from here: nothing is to be cleaned up in it.
-                const WHO: (&str, &str) = (stringify!($family), stringify!($name));
+                const HOOK: Hook = Hook::$family()$(.$property())*;
                 // SAFETY: the contract is libc's, and the caller keeps it.
                 // No panic crosses the boundary: a bug in us fails one call.
                 #[inline(always)]
                 unsafe fn call($($arg: $ty),*) -> $ret {
-                    match const { points::guards_itself(WHO) } {
-                        true => unsafe { $family::$name($($arg),*) },
-                        false => guarded(|| unsafe { $family::$name($($arg),*) }),
+                    match const { HOOK.catches } {
+                        true => unsafe { body!($family $name($($arg),*) $($how)?) },
+                        false => guarded(|| unsafe { body!($family $name($($arg),*) $($how)?) }),
                     }
                 }
                 // In a program that cancels threads.
                 #[cold]
                 #[inline(never)]
                 unsafe fn carefully($($arg: $ty),*) -> $ret {
-                    let kind = threads::enter(const { points::is_point(WHO) });
+                    let kind = threads::enter(const { HOOK.point });
                     let r = unsafe { call($($arg),*) };
                     if let Some(kind) = kind {
                         threads::leave(kind);
@@ -56,17 +80,16 @@ macro_rules! hook_table {
                 #[inline(never)]
                 unsafe fn unusual($($arg: $ty),*) -> $ret {
                     if state::is_asleep() {
-                        if const { points::passes(WHO) } {
-                            return unsafe { real::$name($($arg),*) };
-                        }
-                        if const { points::wakes(WHO) } {
-                            crate::init::wake();
+                        match const { HOOK.asleep } {
+                            Asleep::Passes => return unsafe { real::$name($($arg),*) },
+                            Asleep::Wakes => crate::init::wake(),
+                            Asleep::Runs => {}
                         }
                     }
                     if lent::is_borrower() {
                         return unsafe { borrowed($($arg),*) };
                     }
-                    match const { points::sets_type(WHO) } || !cancel::careful() {
+                    match const { HOOK.sets_type } || !cancel::careful() {
                         true => unsafe { again($($arg),*) },
                         false => unsafe { carefully($($arg),*) },
                     }
@@ -76,7 +99,7 @@ macro_rules! hook_table {
                 #[inline(never)]
                 #[allow(clippy::unnecessary_cast)]
                 unsafe fn borrowed($($arg: $ty),*) -> $ret {
-                    unsafe { borrower::borrower_call!($name, WHO, $($arg),*) }
+                    unsafe { lent!(HOOK $family $name($($arg),*) [$($lent)?] $($how)?) }
                 }
                 #[cold]
                 #[inline(never)]
@@ -91,12 +114,11 @@ macro_rules! hook_table {
         )*
     };
 }
-macro_rules! variadic_table {
-    ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {
+hooks!(export);
+
+macro_rules! export_variadic {
+    ($($family:ident $what:literal $first:ident fn $name:ident;)*) => {
         $(variadic::trampoline!($first, $name);)*
     };
 }
-macro_rules! limit_table {
-    ($($rest:tt)*) => {};
-}
-include!("table.rs");
+variadic_hooks!(export_variadic);

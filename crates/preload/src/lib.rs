@@ -11,6 +11,7 @@
 
 mod deep;
 mod home;
+mod hook;
 mod hooks;
 mod init;
 mod memory;
@@ -18,3 +19,4 @@ mod musl;
 mod old_glibc;
 mod real;
 mod summary;
+mod table;

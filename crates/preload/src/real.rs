@@ -1,5 +1,7 @@
 //! The functions we stand in front of, looked up on first use.
 
+use crate::hook::Hook;
+use crate::table::hooks;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::*;
 
@@ -22,10 +24,25 @@ fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
     p
 }
 
-macro_rules! hook_table {
-    ($($family:ident: $what:literal fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+/// The name of a function, for the loader.
+macro_rules! c_name {
+    ($name:ident) => {
+        const {
+            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!(),
+            }
+        }
+    };
+}
+pub(crate) use c_name;
+
+macro_rules! real {
+    ($($family:ident($($property:ident),*) $what:literal
+        fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $(, lent $lent:ident)?
+        $(= $how:ident($($code:tt)*))?;)*) => {
         /// Places of the addresses.
-        #[allow(non_camel_case_types, dead_code, clippy::upper_case_acronyms)]
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
         #[derive(Clone, Copy)]
         enum Place { $($name,)* Count }
         #[link_section = ".data.fsocket_start"]
@@ -38,50 +55,41 @@ macro_rules! hook_table {
                 let cache = &CACHES[Place::$name as usize];
                 let mut p = cache.load(Ordering::Acquire);
                 if p.is_null() {
-                    const NAME: &core::ffi::CStr =
-                        match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                            Ok(n) => n,
-                            Err(_) => panic!(),
-                        };
-                    p = lookup(cache, NAME);
+                    p = lookup(cache, c_name!($name));
                     if p.is_null() {
                         return Missing::missing();
                     }
                 }
-                // SAFETY: libc's function of this name has this signature.
+                // SAFETY: libc's function of this name has this signature; the caller vouches for the arguments.
                 unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(p)($($arg),*) }
             }
         )*
+
+        /// Looks up what a shell's child calls, as [`find_for_children`] does.
+        #[cold]
+        pub fn find_for_exec() {
+            $(if const { Hook::$family()$(.$property())*.shell } {
+                find(Place::$name, c_name!($name));
+            })*
+        }
+
+        /// Looks up what a child calls that serves a connection. Each child would do so itself else: that
+        /// touches the symbol tables of all libraries, a dozen pages.
+        #[cold]
+        pub fn find_for_children() {
+            $(if const { Hook::$family()$(.$property())*.child } {
+                find(Place::$name, c_name!($name));
+            })*
+        }
     };
 }
-macro_rules! variadic_table {
-    ($($family:ident: $what:literal $first:ident fn $name:ident;)*) => {};
-}
-macro_rules! find {
-    ($($name:ident)*) => {$(
-        let cache = &CACHES[Place::$name as usize];
-        if cache.load(Ordering::Relaxed).is_null() {
-            const NAME: &[u8] = concat!(stringify!($name), "\0").as_bytes();
-            if let Ok(name) = core::ffi::CStr::from_bytes_with_nul(NAME) {
-                lookup(cache, name);
-            }
-        }
-    )*};
-}
+hooks!(real);
 
-/// Looks up what the child of a shell calls, as [`find_for_children`] does.
-#[cold]
-pub fn find_for_exec() {
-    find!(sigaction execve);
-}
-
-/// Looks up what a child calls that serves a connection. Each child would do so itself else: that
-/// touches the symbol tables of all libraries, a dozen pages.
-#[cold]
-pub fn find_for_children() {
-    find!(close dup dup2 dup3 fcntl ioctl read write readv writev recv send recvfrom sendto recvmsg sendmsg sendfile
-          shutdown getsockname getpeername setsockopt getsockopt poll ppoll select
-          epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait signal sigaction);
+fn find(place: Place, name: &core::ffi::CStr) {
+    let cache = &CACHES[place as usize];
+    if cache.load(Ordering::Relaxed).is_null() {
+        lookup(cache, name);
+    }
 }
 
 /// libc's, of which ours is written in instructions.
@@ -131,10 +139,6 @@ pub fn object(name: &core::ffi::CStr) -> *const c_void {
     // SAFETY: a NUL-terminated name.
     unsafe { dlsym(RTLD_DEFAULT, name.as_ptr()) }
 }
-macro_rules! limit_table {
-    ($($rest:tt)*) => {};
-}
-include!("table.rs");
 
 /// The libc here is too old to have the function.
 trait Missing {

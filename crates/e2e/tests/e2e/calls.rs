@@ -2,7 +2,10 @@
 //! kernel sockets, and what only the kernel can do makes it a kernel connection.
 
 use fsocket_e2e as e2e;
-use fsocket_testkit::{Delta, Host};
+use fsocket_hooktable::hook::AfterSignal;
+use fsocket_hooktable::Hook;
+use fsocket_testkit::host::{Accel, Stock};
+use fsocket_testkit::{stock_mode, Delta, Host};
 
 /// Runs `cases` (none: all) and returns what was counted; None in stock mode.
 #[track_caller]
@@ -18,6 +21,28 @@ fn a_recycled_socket_is_as_new() {
     let Some(delta) = e2e::same_transcripts(&Host::new(), 120, "recycled.py", &[]) else { return };
     assert!(delta.get("connect_shm") >= 50 && delta.get("accept_shm") >= 50, "not over shared memory\n{delta}");
     assert!(delta.get("pool_hits") >= 20, "no socket was recycled\n{delta}");
+}
+
+/// What a handler with SA_RESTART does to a call that sleeps is what the table of hooks says.
+#[test]
+fn interrupted_calls_go_on_or_fail_as_the_table_says() {
+    // (`connect` sleeps in the kernel alone.)
+    let asleep = |h: &&Hook| h.after_signal() != AfterSignal::NoSleep && h.name != "connect";
+    let hooks: Vec<&Hook> = fsocket_hooktable::hooks().filter(asleep).collect();
+    let names: Vec<&str> = hooks.iter().map(|h| h.name).collect();
+    let rule = |h: &&Hook| match h.after_signal() {
+        AfterSignal::Fails => format!("{} EINTR", h.name),
+        _ => format!("{} restarts", h.name),
+    };
+    let expected: Vec<String> = hooks.iter().map(rule).chain(["ok".into()]).collect();
+    let host = Host::new();
+    let says =
+        |side| e2e::python(&host, side, 120, "interrupted.py", &names).lines().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(says(Stock), expected);
+    let before = host.snapshot();
+    assert_eq!(says(Accel), expected);
+    let delta = host.snapshot().since(&before);
+    assert!(stock_mode() || delta.get("connect_shm") >= names.len() as i128, "not over shared memory\n{delta}");
 }
 
 /// A system call made by number is the hook of that name, and a number that was just closed is closed.

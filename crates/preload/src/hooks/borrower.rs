@@ -119,11 +119,13 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     r
 }
 
-pub unsafe fn exit(status: c_int) {
+pub unsafe fn _exit(status: c_int) {
     // (What the library does at the end of a process is its parent's to do.)
     let _ = unsafe { sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     std::process::abort()
 }
+
+pub use _exit as _Exit;
 
 /// As `syscall`.
 pub unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_long {
@@ -150,35 +152,6 @@ pub unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
         }
     }
 }
-
-/// The call of a hook in such a child.
-macro_rules! borrower_call {
-    (close, $who:ident, $($arg:ident),*) => { borrower::close($($arg),*) };
-    (close_range, $who:ident, $($arg:ident),*) => { borrower::close_range($($arg),*) };
-    (closefrom, $who:ident, $($arg:ident),*) => { borrower::closefrom($($arg),*) };
-    (dup, $who:ident, $($arg:ident),*) => { borrower::dup($($arg),*) };
-    (dup2, $who:ident, $($arg:ident),*) => { borrower::dup2($($arg),*) };
-    (dup3, $who:ident, $($arg:ident),*) => { borrower::dup3($($arg),*) };
-    (fcntl, $who:ident, $($arg:ident),*) => { borrower::fcntl($($arg),*) };
-    (fcntl64, $who:ident, $($arg:ident),*) => { borrower::fcntl64($($arg),*) };
-    (ioctl, $who:ident, $($arg:ident),*) => { borrower::ioctl($($arg),*) };
-    (_exit, $who:ident, $($arg:ident),*) => { borrower::exit($($arg),*) };
-    (_Exit, $who:ident, $($arg:ident),*) => { borrower::exit($($arg),*) };
-    (execve, $who:ident, $($arg:ident),*) => { process::execve($($arg),*) };
-    (execv, $who:ident, $($arg:ident),*) => { process::execv($($arg),*) };
-    (execvp, $who:ident, $($arg:ident),*) => { process::execvp($($arg),*) };
-    (execvpe, $who:ident, $($arg:ident),*) => { process::execvpe($($arg),*) };
-    (fexecve, $who:ident, $($arg:ident),*) => { process::fexecve($($arg),*) };
-    (execveat, $who:ident, $($arg:ident),*) => { process::execveat($($arg),*) };
-    ($name:ident, $who:ident, $($arg:ident),*) => {{
-        if const { points::uses($who) } {
-            let arguments: &[usize] = &[$($arg as usize),*];
-            borrower::touched(arguments);
-        }
-        real::$name($($arg),*)
-    }};
-}
-pub(crate) use borrower_call;
 
 /// The first argument is a descriptor that the call uses.
 pub fn touched(arguments: &[usize]) {

@@ -3,7 +3,7 @@
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use crate::real;
 use fsocket_lifecycle::{
-    by_number, close as ops, epoll, opts, pidfd_transfer, pristine, table, unshared, Outcome, Result,
+    by_number, close as ops, epoll, opts, pristine, table, unshared, Outcome, Result,
 };
 use fsocket_sys as sys;
 use libc::*;
@@ -41,61 +41,14 @@ fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
     new
 }
 
-/// Before the kernel says which file is behind `fd`, or changes it: the next socket must not be the same file.
-fn gone_or_shown(fd: c_int) -> bool {
+/// Before the kernel says which file is behind `fd` (programs ask so whether a number is open), or changes it: the next
+/// socket must not be the same file. Some: it fails.
+pub fn gone_or_shown(fd: c_int) -> Option<c_int> {
     if let Some(d) = table::lookup(fd) {
         pristine::settle(fd, d);
     }
     table::reached_kernel(fd);
-    gone(fd)
-}
-
-pub unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
-    if gone_or_shown(fd) {
-        return -1;
-    }
-    unsafe { real::fchmod(fd, mode) }
-}
-
-pub unsafe fn fchown(fd: c_int, user: uid_t, group: gid_t) -> c_int {
-    if gone_or_shown(fd) {
-        return -1;
-    }
-    unsafe { real::fchown(fd, user, group) }
-}
-
-/// Programs ask so whether a number is still open.
-pub unsafe fn fstat(fd: c_int, buf: *mut c_void) -> c_int {
-    if gone_or_shown(fd) {
-        return -1;
-    }
-    unsafe { real::fstat(fd, buf) }
-}
-
-pub unsafe fn fstat64(fd: c_int, buf: *mut c_void) -> c_int {
-    if gone_or_shown(fd) {
-        return -1;
-    }
-    unsafe { real::fstat64(fd, buf) }
-}
-
-pub unsafe fn __fxstat(version: c_int, fd: c_int, buf: *mut c_void) -> c_int {
-    if gone_or_shown(fd) {
-        return -1;
-    }
-    unsafe { real::__fxstat(version, fd, buf) }
-}
-
-pub unsafe fn __fxstat64(version: c_int, fd: c_int, buf: *mut c_void) -> c_int {
-    if gone_or_shown(fd) {
-        return -1;
-    }
-    unsafe { real::__fxstat64(version, fd, buf) }
-}
-
-pub unsafe fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
-    // Not by libc's function, which older ones have not.
-    pidfd_transfer::obtain(pidfd, target, flags).answer()
+    gone(fd).then_some(-1)
 }
 
 pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
@@ -145,15 +98,8 @@ fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
     None
 }
 
-pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
-    unsafe { fcntl_with(fd, cmd, arg, real::fcntl) }
-}
-
-pub unsafe fn fcntl64(fd: c_int, cmd: c_int, arg: c_ulong) -> c_int {
-    unsafe { fcntl_with(fd, cmd, arg, real::fcntl64) }
-}
-
-unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int, c_int, c_ulong) -> c_int) -> c_int {
+/// `fcntl`, with libc's function of either name.
+pub unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int, c_int, c_ulong) -> c_int) -> c_int {
     if gone(fd) {
         return -1;
     }

@@ -10,9 +10,7 @@ use libc::*;
 mod to_kernel;
 
 pub use messages::{recvmmsg, recvmsg, sendmmsg, sendmsg};
-pub use to_kernel::{
-    __vdprintf_chk, aio_read, aio_read64, aio_write, aio_write64, lio_listio, lio_listio64, splice, tee, vdprintf,
-};
+pub use to_kernel::{aio_to_kernel, to_kernel};
 
 #[inline(always)]
 fn conn(fd: c_int) -> Option<&'static Desc> {

@@ -13,11 +13,6 @@ use fsocket_lifecycle::{
 };
 use libc::*;
 
-/// The monitor's socket cannot be found any more afterwards: [`super::points::wakes`].
-pub unsafe fn chroot(path: *const c_char) -> c_int {
-    unsafe { real::chroot(path) }
-}
-
 pub unsafe fn unshare(flags: c_int) -> c_int {
     if flags & CLONE_FILES != 0 {
         unshared::begin();
@@ -40,26 +35,30 @@ pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
     r
 }
 
-/// A number that we keep for the next socket may lie above the new limit; the
-/// kernel would not give it out any more.
-fn limited(r: c_int, resource: c_uint) -> c_int {
-    if r == 0 && resource == RLIMIT_NOFILE as c_uint {
+/// `f` sets the limit of a resource, of this process if `pid` is 0. A number that we keep for the next socket may lie above the new
+/// limit; the kernel would not give it out any more.
+///
+/// # Safety
+/// `new` is null (nothing is set), or the program's.
+pub unsafe fn limiting(pid: pid_t, resource: c_uint, new: *const rlimit64, f: impl FnOnce() -> c_int) -> c_int {
+    if pid == 0 && resource == RLIMIT_AS as c_uint {
         let _errno = fsocket_sys::errno::Saved::errno();
-        pool::limited();
+        guarded(|| unsafe { limit::limiting(new) });
     }
-    if r == 0 && [RLIMIT_AS, RLIMIT_DATA].map(|limit| limit as c_uint).contains(&resource) {
+    let r = f();
+    if r == 0 && !new.is_null() {
         let _errno = fsocket_sys::errno::Saved::errno();
-        limit::limited(single_threaded());
+        if resource == RLIMIT_NOFILE as c_uint {
+            pool::limited();
+        } else if [RLIMIT_AS, RLIMIT_DATA].map(|limit| limit as c_uint).contains(&resource) {
+            limit::limited(single_threaded());
+        }
     }
     r
 }
 
-pub unsafe fn mlockall(flags: c_int) -> c_int {
-    locked::locking(flags, single_threaded(), || unsafe { real::mlockall(flags) })
-}
-
-pub unsafe fn munlockall() -> c_int {
-    let r = unsafe { real::munlockall() };
+/// `munlockall` has returned `r`.
+pub fn unlocked(r: c_int) -> c_int {
     if r == 0 {
         locked::unlocked();
     }
@@ -67,42 +66,10 @@ pub unsafe fn munlockall() -> c_int {
 }
 
 /// What libc says; an old one says nothing.
-fn single_threaded() -> bool {
+pub fn single_threaded() -> bool {
     let p = real::object(c"__libc_single_threaded") as *const c_char;
     // SAFETY: glibc's symbol is a `char`.
     !p.is_null() && unsafe { p.read_volatile() } != 0
-}
-
-/// [`limit::limiting`] for this process.
-unsafe fn limiting(resource: c_uint, new: *const rlimit64) {
-    if resource == RLIMIT_AS as c_uint {
-        let _errno = fsocket_sys::errno::Saved::errno();
-        guarded(|| unsafe { limit::limiting(new) });
-    }
-}
-
-pub unsafe fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
-    unsafe { limiting(resource, limit.cast()) };
-    limited(unsafe { real::setrlimit(resource, limit) }, resource)
-}
-
-pub unsafe fn setrlimit64(resource: c_uint, limit: *const rlimit) -> c_int {
-    unsafe { limiting(resource, limit.cast()) };
-    limited(unsafe { real::setrlimit64(resource, limit) }, resource)
-}
-
-pub unsafe fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
-    if pid == 0 {
-        unsafe { limiting(resource, new.cast()) };
-    }
-    limited(unsafe { real::prlimit(pid, resource, new, old) }, if new.is_null() { c_uint::MAX } else { resource })
-}
-
-pub unsafe fn prlimit64(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
-    if pid == 0 {
-        unsafe { limiting(resource, new.cast()) };
-    }
-    limited(unsafe { real::prlimit64(pid, resource, new, old) }, if new.is_null() { c_uint::MAX } else { resource })
 }
 
 /// Does clone(2) with these flags make a process with memory of its own?
@@ -129,11 +96,6 @@ fn born(flags: c_ulong) {
     }
 }
 
-#[allow(non_snake_case)] // libc's name
-pub unsafe fn _Fork() -> pid_t {
-    forked(0, || unsafe { real::_Fork() } as c_long) as pid_t
-}
-
 pub unsafe fn _exit(status: c_int) {
     brief::at_end();
     if crate::summary::is_wanted() {
@@ -143,11 +105,6 @@ pub unsafe fn _exit(status: c_int) {
     let _ = unsafe { fsocket_sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     // A filter (seccomp) has refused it. The caller has no code behind this call.
     std::process::abort()
-}
-
-#[allow(non_snake_case)] // as libc spells it
-pub unsafe fn _Exit(status: c_int) {
-    unsafe { _exit(status) }
 }
 
 /// What a child made by [`clone`] does first.
@@ -226,7 +183,7 @@ extern "C" {
 }
 
 /// The environment of the program as it is now.
-fn current() -> Strings {
+pub fn current() -> Strings {
     // SAFETY: libc's variable; a copy of the pointer.
     unsafe { environ }
 }
@@ -316,16 +273,8 @@ pub unsafe fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int
     replaced_by(program(AT_FDCWD, path, false, argv, envp), envp, |env| unsafe { real::execve(path, argv, env) })
 }
 
-pub unsafe fn execv(path: *const c_char, argv: Strings) -> c_int {
-    unsafe { execve(path, argv, current()) }
-}
-
 pub unsafe fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
     replaced_by(program(AT_FDCWD, file, true, argv, envp), envp, |env| unsafe { real::execvpe(file, argv, env) })
-}
-
-pub unsafe fn execvp(file: *const c_char, argv: Strings) -> c_int {
-    unsafe { execvpe(file, argv, current()) }
 }
 
 pub unsafe fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
@@ -362,17 +311,9 @@ pub unsafe fn posix_spawnp(
     unsafe { started(program(AT_FDCWD, file, true, argv, envp), actions, envp, call) }
 }
 
-// The shell of these two is started inside libc, with an environment that we do
-// not see.
-
-pub unsafe fn system(command: *const c_char) -> c_int {
+/// libc starts a shell, with an environment that we do not see.
+pub fn before_shell() {
     guarded(exec::before_unknown);
-    unsafe { real::system(command) }
-}
-
-pub unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
-    exec::before_unknown();
-    unsafe { real::popen(command, mode) }
 }
 
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {

@@ -157,15 +157,8 @@ unsafe fn telling(timeout: *mut timespec, wait: impl FnOnce() -> c_int) -> c_int
     r
 }
 
-pub unsafe fn epoll_create(size: c_int) -> c_int {
-    made(|| unsafe { real::epoll_create(size) })
-}
-
-pub unsafe fn epoll_create1(flags: c_int) -> c_int {
-    made(|| unsafe { real::epoll_create1(flags) })
-}
-
-fn made(make: impl FnOnce() -> c_int) -> c_int {
+/// An epoll instance is made.
+pub fn made(make: impl FnOnce() -> c_int) -> c_int {
     making::making(|| {
         let fd = make();
         if fd >= 0 && completed(created(fd)) == 0 {

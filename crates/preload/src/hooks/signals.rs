@@ -1,7 +1,6 @@
 //! What the program does about faults; see [`fsocket_lifecycle::faults`].
 
 use super::answer::{failed, Answer};
-use crate::real;
 use fsocket_lifecycle::signals::Action;
 use fsocket_lifecycle::{faults, user, Errno, Result};
 use libc::*;
@@ -13,7 +12,8 @@ fn is_fault(signal: c_int) -> bool {
     matches!(signal, SIGSEGV | SIGBUS)
 }
 
-unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> Option<c_int> {
+/// sigaction(3); None: libc's function is to do it.
+pub unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> Option<c_int> {
     if !is_fault(signal) {
         return None;
     }
@@ -33,14 +33,6 @@ unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> Opti
         }
     });
     Some(r.answer())
-}
-
-pub unsafe fn sigaction(signal: c_int, new: *const sigaction, old: *mut sigaction) -> c_int {
-    unsafe { act(signal, new, old).unwrap_or_else(|| real::sigaction(signal, new, old)) }
-}
-
-pub unsafe fn __sigaction(signal: c_int, new: *const sigaction, old: *mut sigaction) -> c_int {
-    unsafe { act(signal, new, old).unwrap_or_else(|| real::__sigaction(signal, new, old)) }
 }
 
 /// rt_sigaction(2); None: it is none of the two.
@@ -63,7 +55,7 @@ pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: siz
 }
 
 /// signal(3), with the flags that it sets, and whether the signal itself is blocked.
-unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int, blocks: bool) -> Option<sighandler_t> {
+pub unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int, blocks: bool) -> Option<sighandler_t> {
     if !is_fault(signal) {
         return None;
     }
@@ -73,26 +65,4 @@ unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int, blocks: boo
     let mask = if blocks { 1 << (signal - 1) } else { 0 };
     let new = Action { handler, flags: flags as u32 as u64 | RESTORER, restorer: 0, mask };
     Some(faults::action(signal, Some(&new))?.map_or_else(failed, |was| was.handler))
-}
-
-pub unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    unsafe { simple(signal, handler, SA_RESTART, true).unwrap_or_else(|| real::signal(signal, handler)) }
-}
-
-pub unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    unsafe { simple(signal, handler, SA_RESTART, true).unwrap_or_else(|| real::ssignal(signal, handler)) }
-}
-
-pub unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    unsafe { simple(signal, handler, SA_RESTART, true).unwrap_or_else(|| real::bsd_signal(signal, handler)) }
-}
-
-pub unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    const FLAGS: c_int = SA_RESETHAND | SA_NODEFER;
-    unsafe { simple(signal, handler, FLAGS, false).unwrap_or_else(|| real::sysv_signal(signal, handler)) }
-}
-
-pub unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    const FLAGS: c_int = SA_RESETHAND | SA_NODEFER;
-    unsafe { simple(signal, handler, FLAGS, false).unwrap_or_else(|| real::__sysv_signal(signal, handler)) }
 }

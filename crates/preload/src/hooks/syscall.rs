@@ -3,8 +3,9 @@
 #![allow(non_upper_case_globals)] // system call numbers, as the kernel spells them
 
 use super::answer::guarded;
-use super::process::{execve, execveat, forked, forks, mlockall, munlockall, prctl, seccomp, setns, unshare};
-use super::{borrower, descriptors as de, io, readiness as re, sockets as so, threads};
+use super::passed::{mlockall, munlockall};
+use super::process::{execve, execveat, forked, forks, prctl, seccomp, setns, unshare};
+use super::{borrower, descriptors as de, io, passed, readiness as re, sockets as so, threads};
 use crate::{init, real};
 use fsocket_lifecycle::process::{self, is_asleep};
 use fsocket_lifecycle::{by_number, cancel, credentials, lent, sealed, table, user};
@@ -93,7 +94,7 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
     unsafe {
         match number {
             SYS_socket => guarded(|| so::socket(fd, b as _, c as _)) as c_long,
-            SYS_epoll_create1 => guarded(|| re::epoll_create1(fd)) as c_long,
+            SYS_epoll_create1 => guarded(|| passed::epoll_create1(fd)) as c_long,
             SYS_close => de::close(fd) as c_long,
             SYS_close_range => guarded(|| de::close_range(a as _, b as _, c as _)) as c_long,
             SYS_unshare => guarded(|| unshare(fd)) as c_long,
@@ -128,7 +129,7 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
                 Some(flags) => guarded(|| forked(flags, || real::syscall(number, a, b, c, d, e, f))),
                 None => real::syscall(number, a, b, c, d, e, f),
             },
-            SYS_pidfd_getfd => guarded(|| de::pidfd_getfd(fd, b as _, c as _)) as c_long,
+            SYS_pidfd_getfd => guarded(|| passed::pidfd_getfd(fd, b as _, c as _)) as c_long,
             SYS_dup3 => guarded(|| de::dup3(fd, b as _, c as _)) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_dup2 => guarded(|| de::dup2(fd, b as _)) as c_long,
@@ -160,13 +161,13 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
                 guarded(|| super::uring::register(b as _, c as _, d as _));
                 real::syscall(number, a, b, c, d, e, f)
             }
-            SYS_splice => io::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
+            SYS_splice => passed::splice(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             SYS_bpf => {
                 guarded(|| by_number::bpf(a, b, c));
                 real::syscall(number, a, b, c, d, e, f)
             }
             SYS_ioctl => guarded(|| de::ioctl(fd, b as _, c)) as c_long,
-            SYS_tee => io::tee(fd, b as _, c as _, d as _) as c_long,
+            SYS_tee => passed::tee(fd, b as _, c as _, d as _) as c_long,
             // A message may carry descriptors, an instance may be the kernel's: whatever `fd` is.
             SYS_sendmsg => io::sendmsg(fd, b as _, c as _) as c_long,
             SYS_sendmmsg => io::sendmmsg(fd, b as _, c as _, d as _) as c_long,
@@ -209,7 +210,7 @@ unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_l
             SYS_recvfrom => io::recvfrom(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             SYS_sendto => io::sendto(fd, b as _, c as _, d as _, e as _, f as _) as c_long,
             SYS_dup => guarded(|| de::dup(fd)) as c_long,
-            SYS_fcntl => de::fcntl(fd, b as _, c) as c_long,
+            SYS_fcntl => passed::fcntl(fd, b as _, c) as c_long,
             #[cfg(target_arch = "x86_64")]
             SYS_epoll_wait => re::epoll_wait(fd, b as _, c as _, d as _) as c_long,
             SYS_epoll_pwait if re::whole_mask(e as _, f) => {

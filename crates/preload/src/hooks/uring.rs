@@ -49,7 +49,7 @@ unsafe fn queue(r: &Ring) -> Option<Queue> {
 }
 
 /// A function of liburing has returned `r` for this ring.
-unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
+pub unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
     if let Some(ring) = unsafe { (ring as *const Ring).as_ref() }.filter(|_| r >= 0) {
         if let Some(q) = unsafe { queue(ring) } {
             uring::made_by_liburing(ring.fd, q);
@@ -59,7 +59,7 @@ unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
 }
 
 /// Entries that the program has filled are about to be submitted.
-unsafe fn submitting(ring: *const c_void) {
+pub unsafe fn submitting(ring: *const c_void) {
     if let Some(ring) = unsafe { (ring as *const Ring).as_ref() } {
         if let Some(q) = unsafe { queue(ring) } {
             uring::submitting(&q, ring.sq.sqe_tail);
@@ -86,26 +86,9 @@ pub unsafe fn register(op: c_uint, arg: *const u8, n: c_uint) {
     unsafe { uring::registering(op, arg, n) };
 }
 
-pub unsafe fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
-    unsafe { made(ring, real::io_uring_queue_init(entries, ring, flags)) }
-}
-
-pub unsafe fn io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, params: *mut c_void) -> c_int {
-    unsafe { made(ring, real::io_uring_queue_init_params(entries, ring, params)) }
-}
-
-pub unsafe fn io_uring_queue_init_mem(
-    entries: c_uint,
-    ring: *mut c_void,
-    params: *mut c_void,
-    memory: *mut c_void,
-    size: size_t,
-) -> c_int {
-    unsafe { made(ring, real::io_uring_queue_init_mem(entries, ring, params, memory, size)) }
-}
-
-pub unsafe fn io_uring_queue_mmap(fd: c_int, params: *mut c_void, ring: *mut c_void) -> c_int {
-    unsafe { made(ring, real::io_uring_queue_mmap(fd, params, ring)) }
+/// Before descriptors are registered.
+pub unsafe fn named(files: *const c_int, n: c_uint) {
+    unsafe { uring::named(files, n) };
 }
 
 pub unsafe fn io_uring_queue_exit(ring: *mut c_void) {
@@ -118,127 +101,5 @@ pub unsafe fn io_uring_queue_exit(ring: *mut c_void) {
         if let Some(fd) = fd {
             fsocket_lifecycle::pool::kernel_freed(fd);
         }
-    }
-}
-
-pub unsafe fn io_uring_submit(ring: *mut c_void) -> c_int {
-    unsafe {
-        submitting(ring);
-        real::io_uring_submit(ring)
-    }
-}
-
-pub unsafe fn io_uring_submit_and_wait(ring: *mut c_void, n: c_uint) -> c_int {
-    unsafe {
-        submitting(ring);
-        real::io_uring_submit_and_wait(ring, n)
-    }
-}
-
-pub unsafe fn io_uring_submit_and_wait_timeout(
-    ring: *mut c_void,
-    cqe: *mut c_void,
-    n: c_uint,
-    timeout: *mut c_void,
-    mask: *mut c_void,
-) -> c_int {
-    unsafe {
-        submitting(ring);
-        real::io_uring_submit_and_wait_timeout(ring, cqe, n, timeout, mask)
-    }
-}
-
-pub unsafe fn io_uring_submit_and_wait_min_timeout(
-    ring: *mut c_void,
-    cqe: *mut c_void,
-    n: c_uint,
-    timeout: *mut c_void,
-    least: c_uint,
-    mask: *mut c_void,
-) -> c_int {
-    unsafe {
-        submitting(ring);
-        real::io_uring_submit_and_wait_min_timeout(ring, cqe, n, timeout, least, mask)
-    }
-}
-
-pub unsafe fn io_uring_submit_and_wait_reg(ring: *mut c_void, cqe: *mut c_void, n: c_uint, index: c_int) -> c_int {
-    unsafe {
-        submitting(ring);
-        real::io_uring_submit_and_wait_reg(ring, cqe, n, index)
-    }
-}
-
-pub unsafe fn io_uring_submit_and_get_events(ring: *mut c_void) -> c_int {
-    unsafe {
-        submitting(ring);
-        real::io_uring_submit_and_get_events(ring)
-    }
-}
-
-pub unsafe fn io_uring_setup(entries: c_uint, params: *mut c_void) -> c_int {
-    unsafe { setup(params as c_ulong, real::io_uring_setup(entries, params).into()) as c_int }
-}
-
-pub unsafe fn io_uring_enter(fd: c_uint, submit: c_uint, n: c_uint, flags: c_uint, mask: *mut c_void) -> c_int {
-    enter(fd as c_int, submit, flags);
-    unsafe { real::io_uring_enter(fd, submit, n, flags, mask) }
-}
-
-pub unsafe fn io_uring_enter2(
-    fd: c_uint,
-    submit: c_uint,
-    n: c_uint,
-    flags: c_uint,
-    arg: *mut c_void,
-    size: size_t,
-) -> c_int {
-    enter(fd as c_int, submit, flags);
-    unsafe { real::io_uring_enter2(fd, submit, n, flags, arg, size) }
-}
-
-pub unsafe fn io_uring_register(fd: c_uint, op: c_uint, arg: *const c_void, n: c_uint) -> c_int {
-    unsafe {
-        register(op, arg as *const u8, n);
-        real::io_uring_register(fd, op, arg, n)
-    }
-}
-
-pub unsafe fn io_uring_register_files(ring: *mut c_void, files: *const c_int, n: c_uint) -> c_int {
-    unsafe {
-        uring::named(files, n);
-        real::io_uring_register_files(ring, files, n)
-    }
-}
-
-pub unsafe fn io_uring_register_files_tags(
-    ring: *mut c_void,
-    files: *const c_int,
-    tags: *const c_void,
-    n: c_uint,
-) -> c_int {
-    unsafe {
-        uring::named(files, n);
-        real::io_uring_register_files_tags(ring, files, tags, n)
-    }
-}
-
-pub unsafe fn io_uring_register_files_update(ring: *mut c_void, off: c_uint, files: *const c_int, n: c_uint) -> c_int {
-    unsafe {
-        uring::named(files, n);
-        real::io_uring_register_files_update(ring, off, files, n)
-    }
-}
-
-pub unsafe fn io_uring_register_files_update_tag(
-    ring: *mut c_void,
-    off: c_uint,
-    files: *const c_int,
-    tags: *const c_void,
-    n: c_uint,
-) -> c_int {
-    unsafe {
-        uring::named(files, n);
-        real::io_uring_register_files_update_tag(ring, off, files, tags, n)
     }
 }

@@ -5,7 +5,7 @@
 //! And `dlopen`, which must be left by a jump, too: it looks at who has called it.
 
 use super::answer::guarded;
-use super::process;
+use super::{passed, process};
 use crate::deep;
 use fsocket_lifecycle::{exec, lent};
 use fsocket_sys as sys;
@@ -90,14 +90,14 @@ impl Arguments {
 /// As `execl(3)`.
 pub unsafe fn list(a: &Arguments) -> c_int {
     // SAFETY: the caller's.
-    unsafe { a.with_list(|argv, _| process::execv(a.get(0), argv)) }
+    unsafe { a.with_list(|argv, _| passed::execv(a.get(0), argv)) }
 }
 
 /// # Safety
 /// As `execlp(3)`.
 pub unsafe fn list_by_path(a: &Arguments) -> c_int {
     // SAFETY: the caller's.
-    unsafe { a.with_list(|argv, _| process::execvp(a.get(0), argv)) }
+    unsafe { a.with_list(|argv, _| passed::execvp(a.get(0), argv)) }
 }
 
 /// # Safety
@@ -129,12 +129,7 @@ macro_rules! trampoline {
         const _: () = {
             // Both arguments are as the caller has passed them.
             extern "C" fn before(first: usize, second: usize) -> *const c_void {
-                const NAME: &core::ffi::CStr =
-                    match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(n) => n,
-                        Err(_) => panic!(),
-                    };
-                variadic::$what(first, second).unwrap_or_else(|| real::target(NAME))
+                variadic::$what(first, second).unwrap_or_else(|| real::target(real::c_name!($name)))
             }
             #[cfg(target_arch = "x86_64")]
             #[unsafe(naked)]
