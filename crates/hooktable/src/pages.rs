@@ -1,9 +1,9 @@
 //! The generated pages.
 
-use crate::limits::limits as all_limits;
-use crate::unhooked::{HARMLESS, VISIBLE};
 use crate::families;
 use crate::hook::{AfterSignal, Asleep};
+use crate::limits::limits as all_limits;
+use crate::unhooked::{HARMLESS, VISIBLE};
 use fsocket_abi::arena::{COUNTERS, COUNTER_CASES, COUNTER_HELP};
 use std::fmt::Write;
 

@@ -37,7 +37,7 @@ pub use fsocket_readiness::{epoll, poll, ready};
 pub use fsocket_runtime::identity;
 pub use fsocket_runtime::{
     bits, cow, faults, heartbeat, inspect, keeping, lengths, lent, lock, mailbox, making, memory_fd, name, options,
-    probe, process, registry, rights, room, sealed, signals, slab, spin, stats, successor, token, user, Outcome,
+    probe, process, registry, rights, room, sealed, signals, slab, spin, stats, successor, token, user, Cause, Outcome,
 };
 pub use fsocket_shm::{asleep, cancel, chan, conn, idle, kept, peers, stage, values, waker};
 pub use fsocket_streams::{msg, sendfile, stream};

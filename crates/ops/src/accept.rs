@@ -10,7 +10,7 @@ use crate::signals::Held;
 use crate::table::{kind, Desc};
 use crate::wait::{self, Deadline, Sleeper};
 use crate::zone::{self, accept::Peer};
-use crate::{brief, ctl, listen::Listener, name, opts, path, pool, stats, table, waker, Outcome};
+use crate::{brief, ctl, listen::Listener, name, opts, path, pool, stats, table, waker, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{Counter, Reason};
 use fsocket_abi::channel::SERVER;
@@ -49,7 +49,7 @@ unsafe fn accept_any(
     flags: i32,
 ) -> Outcome<Result<i32>> {
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::Invalid);
     }
     crate::listen::look_at_fork_group(fd, d);
     if !d.accepts.load(Ordering::Relaxed) {
@@ -203,9 +203,7 @@ unsafe fn take(
         // SAFETY: the caller's.
         if let Err(wrong) = unsafe { name::give(&e.src, e.client_port, family, addr, len) } {
             // As in the kernel the connection is lost.
-            if let Outcome::Kernel = crate::close::close(fd) {
-                let _ = sys::close(fd);
-            }
+            let _ = crate::close::close(fd).or_kernel(|r| r, || sys::close(fd));
             return Err(wrong);
         }
     }

@@ -8,7 +8,7 @@ use crate::stage::Path;
 use crate::table::{self, kind, Desc};
 use crate::{
     asleep, chan, conn, epoll, listen, name, peers, pool, process, route, socks, stats, stream, token, trim, unhooked,
-    zone, Outcome,
+    zone, Cause, Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, sock_state, Counter, Reason};
@@ -29,7 +29,7 @@ pub fn close(fd: i32) -> Outcome<Result<()>> {
                 return Outcome::Done(Err(Errno::EBADF));
             }
             frees(fd);
-            Outcome::Kernel
+            Outcome::Kernel(Cause::NotOurs)
         }
         Some(d) => Outcome::Done(drop_fd(fd, d, true)),
     }
@@ -279,7 +279,7 @@ pub fn shutdown(d: &'static Desc, how: i32) -> Outcome<Result<()>> {
             // It fails, and yet the kernel's socket remembers it.
             d.kernel_only.store(true, Ordering::Relaxed);
         }
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     match stage::of(d) {
         Path::Shm => {}

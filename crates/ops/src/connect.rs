@@ -4,7 +4,8 @@ use crate::chan::Taken;
 use crate::establish::{establish, prepare_slot, sharing_of, End};
 use crate::table::{kind, Desc};
 use crate::{
-    ctl, epoll, inspect, kept, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Outcome,
+    ctl, epoll, inspect, kept, name, opts, ready, route, slice, socks, stats, table, unhooked, upgrade, user, Cause,
+    Outcome,
 };
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::{flag, Counter, Reason};
@@ -16,7 +17,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// `addr` is the program's for `len` bytes.
 pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, len: u32) -> Outcome<Result<()>> {
     if len as usize <= size_of::<libc::sockaddr_storage>() && !user::readable(addr as *const u8, len as usize) {
-        return Outcome::Kernel; // EFAULT, whatever the socket is
+        return Outcome::Kernel(Cause::Invalid); // EFAULT
     }
     // SAFETY: the caller's.
     if len >= 2 && unsafe { user::get(addr as *const u16) } == Ok(libc::AF_UNSPEC as u16) {
@@ -30,7 +31,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         kind::FRESH => false,
         kind::BOUND if d.forked.load(Ordering::Relaxed) => return to_kernel(fd, d, Reason::Option),
         kind::BOUND => true,
-        _ => return Outcome::Kernel,
+        _ => return Outcome::Kernel(Cause::NotOurs),
     };
     // SAFETY: the caller's.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Reason::Option) };
@@ -106,14 +107,14 @@ fn disconnect(fd: i32, d: &'static Desc) -> Outcome<Result<()>> {
         kind::LISTENER | kind::KLISTENER => crate::close::listener_shut(d),
         _ => return to_kernel(fd, d, Reason::Option),
     }
-    Outcome::Kernel
+    Outcome::Kernel(Cause::NotOurs)
 }
 
 /// To an address that the socket is not made for. The kernel refuses, and the socket is what it was.
 fn other_family(fd: i32, d: &'static Desc, there: &[u8]) -> Result<()> {
     let r = sys::connect(fd, there);
     if !matches!(r, Err(e) if matches!(e.raw(), libc::EAFNOSUPPORT | libc::EINVAL)) {
-        let _ = to_kernel::<()>(fd, d, Reason::Option);
+        to_kernel::<()>(fd, d, Reason::Option).or_kernel(drop, || ());
     }
     r
 }
@@ -133,9 +134,8 @@ fn to_kernel<T>(fd: i32, d: &'static Desc, why: Reason) -> Outcome<T> {
 }
 
 fn left<T>(why: Reason) -> Outcome<T> {
-    stats::fall_back(why);
     stats::kernel_connection(Counter::ConnectKernel, ctl::alive(), || socks::arena().is_some());
-    Outcome::Kernel
+    Outcome::Kernel(Cause::Fallback(why))
 }
 
 /// `connect` on a socket that is connected: 0 once after EINPROGRESS, as the

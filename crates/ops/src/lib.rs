@@ -14,7 +14,7 @@ use fsocket_fdtable::{arena, ctl, pool, socks, table};
 use fsocket_listeners::{claim, establish, in_use, listen, route};
 use fsocket_migrate::{path, upgrade};
 use fsocket_readiness::{epoll, ready};
-use fsocket_runtime::{inspect, lock, name, options, process, registry, signals, stats, token, user, Outcome};
+use fsocket_runtime::{inspect, lock, name, options, process, registry, signals, stats, token, user, Cause, Outcome};
 use fsocket_shm::{asleep, chan, conn, kept, peers, stage, stuck, trim, values, waker};
 use fsocket_streams::stream;
 use fsocket_wait as wait;

@@ -15,7 +15,7 @@ mod nat;
 use crate::kept;
 use crate::stage;
 use crate::table::{kind, Desc};
-use crate::{ready, user, Outcome};
+use crate::{ready, user, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::channel::sharing;
 use fsocket_sys::{self as sys, Errno, Result};
@@ -52,7 +52,7 @@ fn find(level: i32, name: i32) -> Option<usize> {
 /// `val` is the program's for `len` bytes.
 pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const u8, len: u32) -> Outcome<Result<()>> {
     if (len as i32) < 0 {
-        return Outcome::Kernel; // EINVAL, whatever it is
+        return Outcome::Kernel(Cause::Invalid); // EINVAL
     }
     let number = |n: u32| len >= n && user::readable(val, n as usize);
     // (Of a socket's own none has a shorter value, nor have TCP's but for names: EINVAL.)
@@ -63,7 +63,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     }
     let conn = crate::path::still_ours(d);
     if !conn && d.is_gone() {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     if effect::of(level, name) == Effect::Unknown {
         // SAFETY: the caller's.
@@ -74,7 +74,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         if number(1) {
             kept::kept(d, level, name);
         }
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::Below);
     }
     // SAFETY: the caller's.
     let there = unsafe { core::slice::from_raw_parts(val, len as usize) };
@@ -102,7 +102,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     }
     // Something rare: the placeholder keeps it and says whether it is legal.
     d.dirty.store(true, Ordering::Relaxed);
-    Outcome::Kernel
+    Outcome::Kernel(Cause::Below)
 }
 
 /// Of a socket that is no connection of ours: the kernel decides; what it takes is remembered.
@@ -149,7 +149,7 @@ fn refused(d: &Desc, level: i32, name: i32, v: i32) -> Option<Outcome<Result<()>
         match d.family.load(Ordering::Relaxed) == libc::AF_INET6 as u32 {
             true if ready::over(d) => {}
             true => return Some(Outcome::Done(Err(Errno::EINVAL))),
-            false => return Some(Outcome::Kernel),
+            false => return Some(Outcome::Kernel(Cause::Below)),
         }
     }
     if (level, name) == (T, libc::TCP_MAXSEG) {
@@ -283,7 +283,7 @@ pub unsafe fn get(
         return Outcome::Done(unsafe { info::of_listener(fd, d, out, len) });
     }
     if !crate::path::still_ours(d) {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     if extra::answers_below(level, name) {
         // SAFETY: the caller's.
@@ -291,7 +291,7 @@ pub unsafe fn get(
     }
     let s = d.sock();
     // (Below zero: EINVAL, and an error that is pending stays.)
-    let Some(room) = room.ok().filter(|n| *n as i32 >= 0) else { return Outcome::Kernel };
+    let Some(room) = room.ok().filter(|n| *n as i32 >= 0) else { return Outcome::Kernel(Cause::Invalid) };
     let put = |b: &[u8]| {
         let n = b.len().min(room as usize);
         // SAFETY: the caller's.
@@ -335,9 +335,9 @@ pub unsafe fn get(
             Err(e) => Outcome::Done(Err(e)),
         },
         _ => match find(level, name) {
-            Some(V6ONLY) if s.family.load(Ordering::Relaxed) != libc::AF_INET6 as u16 => Outcome::Kernel,
+            Some(V6ONLY) if s.family.load(Ordering::Relaxed) != libc::AF_INET6 as u16 => Outcome::Kernel(Cause::Below),
             Some(i) => int(s.opt[i].load(Ordering::Relaxed)),
-            None => Outcome::Kernel,
+            None => Outcome::Kernel(Cause::Below),
         },
     }
 }

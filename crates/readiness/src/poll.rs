@@ -12,7 +12,7 @@ use crate::stage;
 use crate::stage::Path;
 use crate::table::{self, kind};
 use crate::zone::{self, poll::Beside};
-use crate::{cancel, ctl, epoll, listen, pool, upgrade, user, waker, Outcome};
+use crate::{cancel, ctl, epoll, listen, pool, upgrade, user, waker, Cause, Outcome};
 use fsocket_sys::{self as sys, Errno, Result};
 use kept::{any, events, ours, pending, Kept};
 pub use sets::select;
@@ -50,17 +50,18 @@ unsafe fn poll_noting(
     slept: &mut bool,
 ) -> Outcome<Result<usize>> {
     if n == 0 || n > table::MAX_FD || !user::readable(fds, n) {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     // SAFETY: they are there.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n) };
     fds.iter().for_each(|p| pool::let_go(p.fd));
     if !writable(fds) {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::Invalid);
     }
     if !concerns_us(fds) {
         // SAFETY: the caller's mask.
-        return unsafe { zone::poll::poll(fds, timeout_ns, mask) }.map_or(Outcome::Kernel, Outcome::Done);
+        return unsafe { zone::poll::poll(fds, timeout_ns, mask) }
+            .map_or(Outcome::Kernel(Cause::NotOurs), Outcome::Done);
     }
     let blank = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let mut small = [blank; STACK];

@@ -43,4 +43,4 @@ pub mod token;
 pub mod uid_map;
 pub mod user;
 
-pub use outcome::Outcome;
+pub use outcome::{Cause, Outcome};

@@ -6,7 +6,7 @@ pub use super::listener::Peer;
 use super::listener::{is_nonblocking, of, state, Local, Zoned};
 use crate::table::Desc;
 use crate::wait::{self, Deadline};
-use crate::{arena, ctl, pool, process, stats, Outcome};
+use crate::{arena, ctl, pool, process, stats, Cause, Outcome};
 use core::sync::atomic::{AtomicBool, Ordering};
 use fsocket_abi::arena::{zone_accept, Counter, Reason};
 use fsocket_reuseport::listener::{self, Shape};
@@ -80,7 +80,9 @@ impl Peer {
 /// # Safety
 /// `peer` as accept4(2) wants it.
 pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
-    let Some(z) = of(d).filter(|z| z.state() != state::OFF || z.is_non_worker()) else { return Outcome::Kernel };
+    let Some(z) = of(d).filter(|z| z.state() != state::OFF || z.is_non_worker()) else {
+        return Outcome::Kernel(Cause::NotOurs);
+    };
     ctl::poll_in_passing();
     super::watch::look_if_asked();
     if let Some(r) = z.take_own(fd, peer) {
@@ -99,7 +101,7 @@ pub unsafe fn accept(fd: i32, d: &Desc, peer: Peer) -> Outcome<Result<i32>> {
             });
         }
         if z.state() != state::READY {
-            return Outcome::Kernel;
+            return Outcome::Kernel(Cause::NotOurs);
         }
         // As the kernel does, but we see when it returns.
         return Outcome::Done(peer.accept(fd).inspect(|_| {

@@ -3,7 +3,7 @@
 
 use super::effect::{self, Effect, If};
 use crate::table::{self, kind, Desc};
-use crate::{name, path, user, Outcome};
+use crate::{name, path, user, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Reason;
 use fsocket_sys::{self as sys, Result};
@@ -106,7 +106,7 @@ pub unsafe fn get_below(
     leave(d);
     // SAFETY: the caller's.
     match before.and_then(|n| unsafe { user::put(len, n) }) {
-        Ok(()) => Outcome::Kernel,
+        Ok(()) => Outcome::Kernel(Cause::NotOurs),
         Err(e) => Outcome::Done(Err(e)),
     }
 }

@@ -3,7 +3,7 @@
 use super::extra;
 use crate::stage;
 use crate::table::{kind, Desc};
-use crate::{user, Outcome};
+use crate::{user, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::flag;
 use fsocket_sys::{self as sys, Result};
@@ -36,7 +36,7 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
     }
     if matches!(cmd, libc::F_GETFL | libc::F_SETFL) && d.is_conn() && !crate::path::still_ours(d) {
         // They are the kernel's socket's, which another process of the fork group may have already.
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     match (d.kind(), cmd) {
         (kind::CONN, libc::F_GETFL) => Outcome::Done(sys::fcntl(fd, cmd, 0).map(|v| {
@@ -68,7 +68,7 @@ pub fn fcntl(fd: i32, d: &'static Desc, cmd: i32, arg: usize) -> Outcome<Result<
             }
             Outcome::Done(r)
         }
-        _ => Outcome::Kernel,
+        _ => Outcome::Kernel(Cause::Below),
     }
 }
 
@@ -127,7 +127,7 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
             };
             if d.is_conn() {
                 if !crate::path::still_ours(d) {
-                    return Outcome::Kernel;
+                    return Outcome::Kernel(Cause::NotOurs);
                 }
                 set_nonblock(d, on);
                 return Outcome::Done(Ok(0));
@@ -169,6 +169,6 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
             // SAFETY: the caller's.
             Outcome::Done(unsafe { user::put(p, v) }.map(|()| 0))
         }
-        _ => Outcome::Kernel,
+        _ => Outcome::Kernel(Cause::Below),
     }
 }

@@ -140,8 +140,5 @@ pub(super) fn either<T, R>(o: Outcome<T>, real: impl FnOnce() -> R) -> R
 where
     T: Answer<R>,
 {
-    match o {
-        Outcome::Done(v) => v.answer(),
-        Outcome::Kernel => real(),
-    }
+    o.or_kernel(T::answer, real)
 }

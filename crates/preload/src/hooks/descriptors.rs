@@ -2,9 +2,7 @@
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
 use crate::real;
-use fsocket_lifecycle::{
-    by_number, close as ops, epoll, opts, pristine, table, unshared, Outcome, Result,
-};
+use fsocket_lifecycle::{by_number, close as ops, epoll, opts, pristine, table, unshared, Outcome, Result};
 use fsocket_sys as sys;
 use libc::*;
 
@@ -99,7 +97,12 @@ fn before_dup(old: c_int, new: c_int) -> Option<c_int> {
 }
 
 /// `fcntl`, with libc's function of either name.
-pub unsafe fn fcntl_with(fd: c_int, cmd: c_int, arg: c_ulong, real: unsafe fn(c_int, c_int, c_ulong) -> c_int) -> c_int {
+pub unsafe fn fcntl_with(
+    fd: c_int,
+    cmd: c_int,
+    arg: c_ulong,
+    real: unsafe fn(c_int, c_int, c_ulong) -> c_int,
+) -> c_int {
     if gone(fd) {
         return -1;
     }

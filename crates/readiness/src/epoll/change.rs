@@ -4,7 +4,7 @@ use super::instance::{of, Ep, Inner};
 use super::{also, item, wake_for_events};
 use crate::lock::Guard;
 use crate::table::{self, kind, Desc};
-use crate::{listen, path, Outcome};
+use crate::{listen, path, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_sys::{self as sys, Errno, Result};
 
@@ -25,10 +25,7 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
     // SAFETY: the caller's.
     let ev = if op == libc::EPOLL_CTL_DEL { None } else { unsafe { crate::user::get_if(ev) }.unwrap_or(None) };
     let kfd = ep.fd.load(Ordering::Relaxed);
-    let r = match r {
-        Outcome::Done(r) => r,
-        Outcome::Kernel => sys::epoll_ctl(kfd, op, fd, ev.as_ref()),
-    };
+    let r = r.or_kernel(|r| r, || sys::epoll_ctl(kfd, op, fd, ev.as_ref()));
     // Also where there is no local listen socket yet: the monitor says when.
     if r.is_ok() && crate::zone::watch::followed((kfd, ep.unsubscribed.waits()), op, fd, d, ev.as_ref()) {
         ep.zoned.store(true, Ordering::Relaxed);
@@ -40,13 +37,13 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
 /// # Safety
 /// As [`ctl`].
 unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_event) -> Outcome<Result<()>> {
-    let Some(ep) = of(ed) else { return Outcome::Kernel };
+    let Some(ep) = of(ed) else { return Outcome::Kernel(Cause::NotOurs) };
     let Some(d) = table::lookup(fd).filter(|d| !core::ptr::eq(*d, ed) && d.kind() != kind::KLISTENER) else {
         if crate::process::owns(fd) {
             return Outcome::Done(Err(Errno::EBADF));
         }
         ep.kernel.store(true, Ordering::Relaxed);
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     };
     if op != libc::EPOLL_CTL_DEL && ev.is_null() {
         return Outcome::Done(Err(Errno::EFAULT));
@@ -56,7 +53,7 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         // Another process of the fork group that listens later would not tell this instance.
         table::forget(d);
         ep.kernel.store(true, Ordering::Relaxed);
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     let Ok(mut g) = ep.lock.lock() else { return Outcome::Done(Err(Errno::EAGAIN)) };
     let have = item::find(d, ep.index(), fd);
@@ -101,7 +98,7 @@ unsafe fn ctl_one(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
             r
         }
         (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None, _) if conn => Err(Errno::ENOENT),
-        _ => return Outcome::Kernel,
+        _ => return Outcome::Kernel(Cause::Below),
     })
 }
 

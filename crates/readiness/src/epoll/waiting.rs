@@ -8,7 +8,7 @@ use crate::signals::Held;
 use crate::table::Desc;
 use crate::waker;
 use crate::zone::{balance, watch};
-use crate::{chan, ctl, lengths, stats, Outcome};
+use crate::{chan, ctl, lengths, stats, Cause, Outcome};
 use core::sync::atomic::Ordering;
 use fsocket_abi::arena::Counter;
 use fsocket_sys::{self as sys, cpu, Errno, Result};
@@ -31,7 +31,7 @@ pub unsafe fn wait(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
-    let Some(ep) = of(d) else { return Outcome::Kernel };
+    let Some(ep) = of(d) else { return Outcome::Kernel(Cause::NotOurs) };
     if max > 0 && ep.array.load(Ordering::Relaxed) != array(evs, max as usize) {
         if !lengths::is_users(evs, (max as usize).saturating_mul(size_of::<libc::epoll_event>())) {
             ep.leave();
@@ -61,11 +61,10 @@ pub unsafe fn wait(
 #[cold]
 unsafe fn nowhere(ep: &'static Ep, timeout_ns: Option<u64>, mask: *const libc::sigset_t) -> Outcome<Result<usize>> {
     let mut p = libc::pollfd { fd: ep.fd.load(Ordering::Relaxed), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd; the caller's mask.
-    let r = match unsafe { crate::poll::poll(&mut p, 1, timeout_ns, mask) } {
-        Outcome::Done(r) => r,
-        // SAFETY: as above.
-        Outcome::Kernel => unsafe { sys::ppoll(&mut p, 1, timeout_ns, mask) },
+    let one = &raw mut p;
+    // SAFETY: one pollfd; the mask is null or one of the program's.
+    let r = unsafe {
+        crate::poll::poll(one, 1, timeout_ns, mask).or_kernel(|r| r, || sys::ppoll(one, 1, timeout_ns, mask))
     };
     Outcome::Done(r.and_then(|n| if n > 0 { Err(Errno::EFAULT) } else { Ok(0) }))
 }
@@ -86,7 +85,7 @@ unsafe fn wait_in(
         ep.unsubscribed.enter(ep.fd.load(Ordering::Relaxed));
     }
     if max <= 0 {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::Invalid);
     }
     let mut out = Out { evs, max: max as usize, n: 0, from_kernel: 0 };
     let mut left = timeout_ns;

@@ -2,7 +2,7 @@
 
 use super::{ours, poll_noting};
 use crate::zone::{self, poll::Beside};
-use crate::{pool, user, Outcome};
+use crate::{pool, user, Cause, Outcome};
 use fsocket_sys::{Errno, Result};
 
 /// As the kernel has them: more than FD_SETSIZE are left to it.
@@ -65,11 +65,11 @@ pub unsafe fn select(
 ) -> Outcome<Result<usize>> {
     let n = nfds.max(0) as usize;
     if n == 0 || n > MAX {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     // SAFETY: the caller's.
     let [Ok(mut r), Ok(mut w), Ok(mut x)] = [read, write, except].map(|p| unsafe { Set::read(p, n) }) else {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::Invalid);
     };
     let mut is_ours = false;
     for fd in numbers(n, [&r, &w, &x]) {
@@ -77,7 +77,7 @@ pub unsafe fn select(
         is_ours |= ours(fd as i32).is_some();
     }
     if !is_ours && !zone::poll::is_used() {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     let mut fds = [libc::pollfd { fd: -1, events: 0, revents: 0 }; MAX];
     let mut m = 0;
@@ -96,13 +96,13 @@ pub unsafe fn select(
         m += 1;
     }
     if !is_ours && Beside::of(&fds[..m], timeout_ns != Some(0)).n == 0 {
-        return Outcome::Kernel;
+        return Outcome::Kernel(Cause::NotOurs);
     }
     let mut slept = false;
     // SAFETY: m entries; the caller's mask.
     let r0 = unsafe { poll_noting(fds.as_mut_ptr(), m, timeout_ns, mask, &mut slept) };
     match r0 {
-        Outcome::Kernel => return Outcome::Kernel,
+        Outcome::Kernel(why) => return Outcome::Kernel(why),
         Outcome::Done(Err(e)) => return Outcome::Done(Err(e)),
         Outcome::Done(Ok(_)) => {}
     }
