@@ -154,7 +154,59 @@ fn private_words_do_not_come_back() {
     assert!(found.len() <= LIBRARY_WORDS, "{} lines, may only go down: {found:#?}", found.len());
 }
 
-/// What the two tests above look for is found.
+/// Notes beside `unsafe` that refer to somebody else instead of saying what holds there, by crate. May only go down; a
+/// crate that is not here has none.
+const DEFERRING_NOTES: &[(&str, usize)] = &[
+    ("bpf", 1),
+    ("cli", 1),
+    ("compat", 8),
+    ("e2e", 3),
+    ("fdtable", 6),
+    ("lifecycle", 16),
+    ("listeners", 1),
+    ("migrate", 2),
+    ("monitor", 7),
+    ("ops", 47),
+    ("rdma", 1),
+    ("readiness", 32),
+    ("ring", 9),
+    ("runtime", 15),
+    ("shm", 3),
+    ("streams", 42),
+    ("sys", 5),
+    ("uaccess", 14),
+    ("zones", 3),
+];
+
+/// Does the note begin with a reference to the caller, or to another note?
+fn defers(line: &str) -> bool {
+    let Some(note) = line.trim_start().strip_prefix("// SAFETY: ") else { return false };
+    ["the caller", "as above", "likewise", "as there"].iter().any(|begin| note.starts_with(begin))
+}
+
+#[test]
+fn notes_beside_unsafe_say_what_holds() {
+    assert!(
+        defers("    // SAFETY: the caller's.") && defers("// SAFETY: as above; it ends.") && !defers("// SAFETY: new.")
+    );
+    let mut wrong = Vec::new();
+    for entry in std::fs::read_dir(root().join("crates")).expect("the crates").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let mut sources = Vec::new();
+        files(&entry.path(), &["rs"], &mut sources);
+        sources.retain(|p| !p.ends_with("hooktable/tests/style.rs"));
+        let texts = sources.iter().filter_map(|p| std::fs::read_to_string(p).ok());
+        let number: usize = texts.map(|text| text.lines().filter(|l| defers(l)).count()).sum();
+        let limit = DEFERRING_NOTES.iter().find(|(n, _)| *n == name).map_or(0, |(_, limit)| *limit);
+        if number > limit {
+            wrong
+                .push(format!("{name}: {number} such notes, {limit} in DEFERRING_NOTES: say what holds, and why here"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What the tests of length look for is found.
 #[test]
 fn a_long_function_is_seen() {
     let body = "    x();\n".repeat(FUNCTION);

@@ -25,7 +25,7 @@ pub fn of(p: *const c_void) -> Option<Home> {
         // SAFETY: the loader's description of an object, with that many headers, and what was passed below.
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
         let base = info.dlpi_addr as usize;
-        // SAFETY: as above.
+        // SAFETY: the loader says how many headers there are, and keeps them during the call.
         let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let is_there = |at: usize| {
             let mut parts = headers.iter().filter(|h| h.p_type == PT_LOAD);

@@ -54,12 +54,14 @@ macro_rules! export {
                 // A cancelled thread is unwound out of libc's function through this
                 // frame, or from here: nothing is to be cleaned up in it.
                 const HOOK: Hook = Hook::$family()$(.$property())*;
-                // SAFETY: the contract is libc's, and the caller keeps it.
                 // No panic crosses the boundary: a bug in us fails one call.
                 #[inline(always)]
                 unsafe fn call($($arg: $ty),*) -> $ret {
                     match const { HOOK.catches } {
+                        // SAFETY: the body has the contract of libc's function, which the program has called with these
+                        // arguments.
                         true => unsafe { body!($family $name($($arg),*) $($how)?) },
+                        // SAFETY: the program's arguments for the body, as above.
                         false => guarded(|| unsafe { body!($family $name($($arg),*) $($how)?) }),
                     }
                 }
@@ -68,6 +70,7 @@ macro_rules! export {
                 #[inline(never)]
                 unsafe fn carefully($($arg: $ty),*) -> $ret {
                     let kind = threads::enter(const { HOOK.point });
+                    // SAFETY: the program's arguments, as in `call`.
                     let r = unsafe { call($($arg),*) };
                     if let Some(kind) = kind {
                         threads::leave(kind);
@@ -81,17 +84,20 @@ macro_rules! export {
                 unsafe fn unusual($($arg: $ty),*) -> $ret {
                     if state::is_asleep() {
                         match const { HOOK.asleep } {
-                            Asleep::Passes => return unsafe { real::$name($($arg),*) },
+                            Asleep::Passes => return real!($name($($arg),*)),
                             Asleep::Wakes => crate::init::wake(),
                             Asleep::Runs => {}
                         }
                     }
-                    if lent::is_borrower() {
-                        return unsafe { borrowed($($arg),*) };
-                    }
-                    match const { HOOK.sets_type } || !cancel::careful() {
-                        true => unsafe { again($($arg),*) },
-                        false => unsafe { carefully($($arg),*) },
+                    // SAFETY: the program's arguments, to functions with the contract of this one.
+                    unsafe {
+                        if lent::is_borrower() {
+                            return borrowed($($arg),*);
+                        }
+                        match const { HOOK.sets_type } || !cancel::careful() {
+                            true => again($($arg),*),
+                            false => carefully($($arg),*),
+                        }
                     }
                 }
                 // In a child that runs in its parent's memory.
@@ -99,17 +105,23 @@ macro_rules! export {
                 #[inline(never)]
                 #[allow(clippy::unnecessary_cast)]
                 unsafe fn borrowed($($arg: $ty),*) -> $ret {
+                    // SAFETY: the program's arguments, as in `call`.
                     unsafe { lent!(HOOK $family $name($($arg),*) [$($lent)?] $($how)?) }
                 }
                 #[cold]
                 #[inline(never)]
                 unsafe fn again($($arg: $ty),*) -> $ret {
+                    // SAFETY: the program's arguments, as in `call`.
                     unsafe { call($($arg),*) }
                 }
-                if state::unusual() != 0 {
-                    return unsafe { unusual($($arg),*) };
+                // SAFETY: the program has called libc's function of this name with these arguments: their contract is
+                // that of all functions here.
+                unsafe {
+                    if state::unusual() != 0 {
+                        return unusual($($arg),*);
+                    }
+                    call($($arg),*)
                 }
-                unsafe { call($($arg),*) }
             }
         )*
     };

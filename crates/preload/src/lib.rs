@@ -4,11 +4,11 @@
 //! There are no thread-local variables, no allocation, and what runs when
 //! the program exits is short.
 
-// Every hook has the contract of the libc function it is called as, and hands
-// its arguments on, unchanged, to that function or to an operation with the
-// same contract. That one argument covers each unsafe block in `hooks`.
-#![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
+// The contract of a hook is that of the libc function whose name it has.
+#![allow(clippy::missing_safety_doc)]
 
+#[macro_use]
+mod real;
 mod deep;
 mod home;
 mod hook;
@@ -17,6 +17,5 @@ mod init;
 mod memory;
 mod musl;
 mod old_glibc;
-mod real;
 mod summary;
 mod table;

@@ -70,18 +70,15 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 /// `dlsym`. Its caller is this library, for RTLD_NEXT, too.
 unsafe extern "C" fn symbol(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    // SAFETY: the linker has filled it.
-    match unsafe { dlsym_at() } {
+    match dlsym_at() {
         0 => core::ptr::null_mut(),
         // SAFETY: the function of that name; the arguments are the caller's.
         at => unsafe { core::mem::transmute::<usize, Dlsym>(at)(handle, name) },
     }
 }
 
-/// # Safety
-/// None; reads what the linker has filled.
-unsafe fn dlsym_at() -> usize {
-    // SAFETY: as above.
+fn dlsym_at() -> usize {
+    // SAFETY: the linker has filled it.
     let at = unsafe { (&raw const WEAK.dlsym).read_volatile() };
     match at {
         0 => from_libdl(),
@@ -165,7 +162,7 @@ or_none!(fn setspecific = c"pthread_setspecific"(key: pthread_key_t, value: *con
 or_none!(fn once = c"pthread_once"(control: *const AtomicI32, init: unsafe extern "C" fn()) -> c_int, {
     // SAFETY: a pthread_once_t, as the caller says.
     if unsafe { &*control }.swap(1, Ordering::AcqRel) == 0 {
-        // SAFETY: the caller's function.
+        // SAFETY: `pthread_once` is called with a function that is to run, once.
         unsafe { init() };
     }
     0
@@ -179,7 +176,7 @@ unsafe extern "C" fn gettid() -> pid_t {
 /// Since 2.33; before, an inline function that calls `__xstat64`.
 unsafe extern "C" fn stat(path: *const c_char, status: *mut c_void) -> c_int {
     let args = [libc::AT_FDCWD as usize, path as usize, status as usize, 0, 0, 0];
-    // SAFETY: the caller's; the kernel's structure is glibc's.
+    // SAFETY: a path that ends and room for a `stat`, as for libc's function; on 64 bits the kernel's structure is glibc's.
     match unsafe { fsocket_sys::raw(libc::SYS_newfstatat, args) } {
         Ok(_) => 0,
         Err(e) => {

@@ -24,6 +24,15 @@ fn lookup(cache: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> *mut c_void {
     p
 }
 
+/// Calls libc's function from the hook of that name: `real!(close(fd))`.
+macro_rules! real {
+    ($name:ident($($arg:expr),* $(,)?)) => {
+        // SAFETY: the arguments are those with which the program has called the function of that name, or mean the same; the
+        // program vouches for them as it would without the library.
+        unsafe { $crate::real::$name($($arg),*) }
+    };
+}
+
 /// The name of a function, for the loader.
 macro_rules! c_name {
     ($name:ident) => {
@@ -37,7 +46,7 @@ macro_rules! c_name {
 }
 pub(crate) use c_name;
 
-macro_rules! real {
+macro_rules! resolve {
     ($($family:ident($($property:ident),*) $what:literal
         fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $(, lent $lent:ident)?
         $(= $how:ident($($code:tt)*))?;)*) => {
@@ -83,7 +92,7 @@ macro_rules! real {
         }
     };
 }
-hooks!(real);
+hooks!(resolve);
 
 fn find(place: Place, name: &core::ffi::CStr) {
     let cache = &CACHES[place as usize];

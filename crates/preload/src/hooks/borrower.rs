@@ -22,7 +22,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
         sys::Errno::EBADF.set();
         return -1;
     }
-    let r = unsafe { real::close(fd) };
+    let r = real!(close(fd));
     if let Some(loan) = loan.filter(|_| r == 0) {
         loan.note(fd, 0);
     }
@@ -32,12 +32,12 @@ pub unsafe fn close(fd: c_int) -> c_int {
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let own = end(borrowed());
     if own < 0 || !(first..=last).contains(&(own as c_uint)) {
-        return unsafe { real::close_range(first, last, flags) };
+        return real!(close_range(first, last, flags));
     }
     let own = own as c_uint;
     let parts = [(own > first).then(|| (first, own - 1)), (own < last).then(|| (own + 1, last))];
     for (first, last) in parts.into_iter().flatten() {
-        let r = unsafe { real::close_range(first, last, flags) };
+        let r = real!(close_range(first, last, flags));
         if r != 0 {
             return r;
         }
@@ -46,6 +46,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 }
 
 pub unsafe fn closefrom(first: c_int) {
+    // SAFETY: no memory is involved.
     let _ = unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
@@ -64,27 +65,29 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
 }
 
 pub unsafe fn dup(old: c_int) -> c_int {
-    duplicated(old, unsafe { real::dup(old) })
+    duplicated(old, real!(dup(old)))
 }
 
 pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
     if old == new {
-        return unsafe { real::dup2(old, new) };
+        return real!(dup2(old, new));
     }
     make_way(new);
-    duplicated(old, unsafe { real::dup2(old, new) })
+    duplicated(old, real!(dup2(old, new)))
 }
 
 pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     make_way(new);
-    duplicated(old, unsafe { real::dup3(old, new, flags) })
+    duplicated(old, real!(dup3(old, new, flags)))
 }
 
 pub unsafe fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+    // SAFETY: the contract is this function's, with the same arguments.
     unsafe { fcntl_with(fd, command, arg, real::fcntl) }
 }
 
 pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+    // SAFETY: the contract is this function's, with the same arguments.
     unsafe { fcntl_with(fd, command, arg, real::fcntl64) }
 }
 
@@ -97,6 +100,7 @@ unsafe fn fcntl_with(
     if matches!(command, F_SETFL | F_GETFL) {
         touch(fd);
     }
+    // SAFETY: libc's `fcntl`, with the program's arguments.
     let r = unsafe { real(fd, command, arg) };
     match command {
         F_DUPFD | F_DUPFD_CLOEXEC => duplicated(fd, r),
@@ -112,7 +116,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
     if request == FIONBIO {
         touch(fd);
     }
-    let r = unsafe { real::ioctl(fd, request, arg) };
+    let r = real!(ioctl(fd, request, arg));
     if request == FIONCLEX && r == 0 {
         duplicated(fd, fd);
     }
@@ -121,6 +125,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
 
 pub unsafe fn _exit(status: c_int) {
     // (What the library does at the end of a process is its parent's to do.)
+    // SAFETY: no memory is involved.
     let _ = unsafe { sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     std::process::abort()
 }

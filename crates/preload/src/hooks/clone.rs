@@ -1,6 +1,5 @@
 //! `clone` with a function and a stack that is a `vfork` otherwise: the child runs in the parent's memory.
 
-use crate::real;
 use fsocket_lifecycle::lend;
 use fsocket_lifecycle::lent::{self, Loan};
 use libc::*;
@@ -41,8 +40,9 @@ pub unsafe fn clone(
     let mut start = Start(f, arg, loan);
     let flags = flags & !CLONE_VFORK | CLONE_CHILD_CLEARTID;
     let state = (&raw const loan.head.state).cast_mut().cast();
-    // SAFETY: the caller's; the kernel's word lies in the loan.
-    let r = unsafe { real::clone(begin as *mut c_void, stack, flags, (&raw mut start).cast(), parent_tid, tls, state) };
+    // SAFETY: the program's function and stack, as for libc's; `start` and the loan, where the kernel's word lies, outlive
+    // the child.
+    let r = real!(clone(begin as *mut c_void, stack, flags, (&raw mut start).cast(), parent_tid, tls, state));
     let made = if r < 0 { -i64::from(fsocket_sys::Errno::last().raw()) } else { r.into() };
     let r = lend::serve(loan, made);
     lend::end(loan);

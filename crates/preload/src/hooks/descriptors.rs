@@ -1,28 +1,27 @@
 //! Closing and duplicating descriptors, and their flags.
 
 use super::answer::{caught_here, completed, either, gone, guarded, Answer};
-use crate::real;
 use fsocket_lifecycle::{by_number, close as ops, epoll, opts, pristine, table, unshared, Outcome, Result};
 use fsocket_sys as sys;
 use libc::*;
 
 pub unsafe fn close(fd: c_int) -> c_int {
     if ops::is_kernel_only(fd) {
-        return unsafe { real::close(fd) };
+        return real!(close(fd));
     }
     /// (By name, for `layout.ld`.)
     #[inline(never)]
     fn close_ours(fd: c_int) -> Outcome<Result<()>> {
         caught_here(|| ops::close(fd))
     }
-    either(completed(close_ours(fd)), || unsafe { real::close(fd) })
+    either(completed(close_ours(fd)), || real!(close(fd)))
 }
 
 pub unsafe fn dup(fd: c_int) -> c_int {
     if gone(fd) {
         return -1;
     }
-    let new = unsafe { real::dup(fd) };
+    let new = real!(dup(fd));
     if new >= 0 {
         return duplicated(fd, new, EMFILE);
     }
@@ -32,6 +31,7 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 /// The kernel has given out a number for a duplicate. `refused`: its word for one that cannot be had.
 fn duplicated(fd: c_int, new: c_int, refused: c_int) -> c_int {
     if !ops::duplicated(fd, new) {
+        // SAFETY: a number that the kernel has just given out, and nobody has seen.
         unsafe { close(new) };
         fsocket_lifecycle::Errno::new(refused).set();
         return -1;
@@ -51,12 +51,12 @@ pub fn gone_or_shown(fd: c_int) -> Option<c_int> {
 
 pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
     if old == new {
-        return unsafe { real::dup2(old, new) };
+        return real!(dup2(old, new));
     }
     if let Some(r) = before_dup(old, new) {
         return r;
     }
-    let r = unsafe { real::dup2(old, new) };
+    let r = real!(dup2(old, new));
     if r >= 0 {
         return duplicated(old, new, EBUSY);
     }
@@ -67,7 +67,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if let Some(r) = before_dup(old, new) {
         return r;
     }
-    let r = unsafe { real::dup3(old, new, flags) };
+    let r = real!(dup3(old, new, flags));
     if r >= 0 {
         return duplicated(old, new, EBUSY);
     }
@@ -108,6 +108,7 @@ pub unsafe fn fcntl_with(
     }
     if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
         epoll::later::used(fd);
+        // SAFETY: libc's `fcntl`, with the program's arguments.
         let new = unsafe { real(fd, cmd, arg) };
         if new >= 0 && table::lookup(fd).is_some() {
             return guarded(|| duplicated(fd, new, EMFILE));
@@ -118,8 +119,11 @@ pub unsafe fn fcntl_with(
         d.set_close_on_exec(None);
     }
     match table::lookup(fd) {
+        // SAFETY: libc's `fcntl`, with the program's arguments.
         Some(d) if opts::is_kernels(d, cmd, arg as usize) => unsafe { real(fd, cmd, arg) },
+        // SAFETY: libc's `fcntl`, with the program's arguments.
         Some(d) => either(guarded(|| opts::fcntl(fd, d, cmd, arg as usize)), || unsafe { real(fd, cmd, arg) }),
+        // SAFETY: libc's `fcntl`, with the program's arguments.
         None => unsafe { real(fd, cmd, arg) },
     }
 }
@@ -131,15 +135,16 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
             if request == FIONCLEX {
                 opts::survives(d);
             }
-            unsafe { real::ioctl(fd, request, arg) }
+            real!(ioctl(fd, request, arg))
         }
         Some(d) if arg != 0 => {
-            either(unsafe { opts::ioctl(fd, d, request, arg as *mut i32) }, || unsafe { real::ioctl(fd, request, arg) })
+            // SAFETY: `arg` is the address of the request's `int`; the copy returns EFAULT where nothing is.
+            either(unsafe { opts::ioctl(fd, d, request, arg as *mut i32) }, || real!(ioctl(fd, request, arg)))
         }
         _ if gone(fd) => -1,
         _ => {
             guarded(|| by_number::ioctl(request, arg));
-            unsafe { real::ioctl(fd, request, arg) }
+            real!(ioctl(fd, request, arg))
         }
     }
 }
@@ -153,7 +158,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if first > last || flags & !CLOSE_RANGE_UNSHARE != 0 {
         // With CLOEXEC nothing is closed now; malformed calls are the kernel's.
         table::each(|_, d| d.set_close_on_exec(None));
-        return unsafe { real::close_range(first, last, flags) };
+        return real!(close_range(first, last, flags));
     }
     ops::range(first, last, |a, b| sys::close_range(a, b, flags as u32)).answer()
 }

@@ -1,7 +1,6 @@
 //! Bytes in and out.
 
 use super::answer::{failed, gone, guarded, interrupted, Answer};
-use crate::real;
 use fsocket_lifecycle::table::{self, kind, Desc};
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
 use fsocket_lifecycle::{lengths, msg as ops_msg, opts, pool, sendfile as ops_sendfile, stream, user, Errno};
@@ -25,8 +24,9 @@ macro_rules! in_kernel {
         #[inline(never)]
         unsafe fn kernel($fd: $fdt, $($arg: $ty),*) -> ssize_t {
             match upgrade::is_candidate($fd) || gone($fd) {
+                // SAFETY: the contract is this function's, with the same arguments.
                 true => unsafe { undecided($fd, $($arg),*) },
-                false => unsafe { real::$name($fd, $($arg),*) },
+                false => real!($name($fd, $($arg),*)),
             }
         }
         #[cold]
@@ -36,6 +36,7 @@ macro_rules! in_kernel {
                 return -1;
             }
             match upgrade::enter($fd, $call) {
+                // SAFETY: the contract is this function's, with the same arguments.
                 Entered::Ours => unsafe { $name($fd, $($arg),*) },
                 Entered::Interrupted => {
                     interrupted();
@@ -45,12 +46,13 @@ macro_rules! in_kernel {
                     // A thread that is cancelled in there is unwound through here, and must find
                     // nothing to drop. Its connection then stays the kernel's.
                     let using = core::mem::ManuallyDrop::new(using);
-                    let r = unsafe { real::$name($fd, $($arg),*) };
+                    let r = real!($name($fd, $($arg),*));
                     drop(core::mem::ManuallyDrop::into_inner(using));
                     r
                 }
             }
         }
+        // SAFETY: the program's arguments of this call, for a function that makes it.
         unsafe { kernel($fd, $($arg),*) }
     }};
 }
@@ -73,6 +75,7 @@ unsafe fn gathers(iov: *const iovec, n: size_t, flags: c_int) -> Call {
     if n > 1024 || !user::readable(iov, n) {
         return Call::Look;
     }
+    // SAFETY: all `n` vectors are readable.
     receives((0..n).map(|i| unsafe { (*iov.add(i)).iov_len }).fold(0, size_t::saturating_add), flags)
 }
 
@@ -88,14 +91,16 @@ macro_rules! transmit {
     ($fd:expr, $buf:expr, $n:expr, $flags:expr, $spare:literal, $more:ident, else $kernel:expr) => {{
         if let Some(d) = table::lookup($fd) {
             if stream::plain_send($flags) {
+                // SAFETY: the program says that `$n` bytes are at `$buf`; the copy returns EFAULT where they are not.
                 match unsafe { stream::send_tiny::<$spare>(d, $buf as *const u8, $n) } {
                     stream::Tiny::Sent => return $n as ssize_t,
-                    stream::Tiny::Tell => return unsafe { tell(d, $n) },
+                    stream::Tiny::Tell => return tell(d, $n),
                     stream::Tiny::No => {}
                     stream::Tiny::Fault => return fault(),
                 }
             }
             if d.is_conn() {
+                // SAFETY: as for `send_tiny`.
                 return unsafe { $more(d, $buf as *const u8, $n, $flags) };
             }
         }
@@ -105,7 +110,7 @@ macro_rules! transmit {
 
 #[cold]
 #[inline(never)]
-unsafe fn tell(d: &'static Desc, n: size_t) -> ssize_t {
+fn tell(d: &'static Desc, n: size_t) -> ssize_t {
     stream::sent_tiny(d);
     // Were it known that `n` comes back, the caller would keep it over a call, and pay.
     core::hint::black_box(n as ssize_t)
@@ -121,13 +126,15 @@ fn fault() -> ssize_t {
 #[inline(never)]
 unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::plain_send(flags) {
+        // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
         match unsafe { stream::send_small(d, buf, n) } {
             stream::Tiny::Sent => return n as ssize_t,
-            stream::Tiny::Tell => return unsafe { tell(d, n) },
+            stream::Tiny::Tell => return tell(d, n),
             stream::Tiny::No => {}
             stream::Tiny::Fault => return fault(),
         }
     }
+    // SAFETY: the contract is this function's, with the same arguments.
     unsafe { transmit_most(d, buf, n, flags) }
 }
 
@@ -136,20 +143,24 @@ unsafe fn transmit_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_in
 unsafe fn write_more(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
     match n > lengths::MOST {
         true if lengths::whole(buf, n).is_err() => fault(),
+        // SAFETY: the contract is this function's, with the same arguments.
         _ => unsafe { transmit_more(d, buf, n, flags) },
     }
 }
 
 #[inline(never)]
 unsafe fn transmit_most(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
     if stream::plain_send(flags) && unsafe { stream::send_fast(d, buf, n) } {
         return n as ssize_t;
     }
+    // SAFETY: the contract is this function's, with the same arguments.
     unsafe { transmit_slowly(d, buf, n, flags) }
 }
 
 #[inline(never)]
 unsafe fn transmit_slowly(d: &'static Desc, buf: *const u8, n: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program says that `n` bytes are at `buf`; the copy returns EFAULT where they are not.
     guarded(|| unsafe { stream::send_slow(d, buf, n, flags) }.answer())
 }
 
@@ -157,11 +168,14 @@ unsafe fn transmit_slowly(d: &'static Desc, buf: *const u8, n: size_t, flags: c_
 macro_rules! receive {
     ($fd:expr, $buf:expr, $n:expr, $flags:expr, else $other:expr) => {{
         if let Some(d) = table::lookup($fd) {
+            // SAFETY: the program says that `$n` bytes fit at `$buf`; the copy returns EFAULT where they are not.
             match unsafe { stream::recv_on_credit(d, $buf as *mut u8, $n, $flags) } {
+                // SAFETY: as for `recv_on_credit`.
                 0 if d.is_conn() => return unsafe { receive_more(d, $buf as *mut u8, $n, $flags) },
                 0 => {}
                 got if got < $n && stream::left_rings(d) => {
-                    return unsafe { receive_rest(d, $buf as *mut u8, $n, $flags, got) }
+                    // SAFETY: as for `recv_on_credit`; it has filled `got` bytes, fewer than `$n`.
+                    return unsafe { receive_rest(d, $buf as *mut u8, $n, $flags, got) };
                 }
                 got => return got as ssize_t,
             }
@@ -173,10 +187,14 @@ macro_rules! receive {
 #[inline(never)]
 unsafe fn receive_more(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
     if stream::found_nothing(d) {
+        // SAFETY: the contract is this function's, with the same arguments.
         return unsafe { receive_slowly(d, buf, n, flags) };
     }
+    // SAFETY: the program says that `n` bytes fit at `buf`; the copy returns EFAULT where they are not.
     match unsafe { stream::recv_fast(d, buf, n, flags) } {
+        // SAFETY: the contract is this function's, with the same arguments.
         0 => unsafe { receive_slowly(d, buf, n, flags) },
+        // SAFETY: `got` of the `n` bytes at `buf` are filled.
         got if got < n && stream::left_rings(d) => unsafe { receive_rest(d, buf, n, flags, got) },
         got => got as ssize_t,
     }
@@ -184,12 +202,14 @@ unsafe fn receive_more(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) 
 
 #[inline(never)]
 unsafe fn receive_slowly(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program says that `n` bytes fit at `buf`; the copy returns EFAULT where they are not.
     guarded(|| unsafe { stream::recv_slow(d, buf, n, flags) }.answer())
 }
 
 #[cold]
 #[inline(never)]
 unsafe fn receive_rest(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int, got: usize) -> ssize_t {
+    // SAFETY: the `n - got` bytes behind those that are filled belong to the same buffer.
     guarded(|| (got + unsafe { stream::rest(d, buf.wrapping_add(got), n - got, flags) }) as ssize_t)
 }
 
@@ -197,6 +217,7 @@ unsafe fn receive_rest(d: &'static Desc, buf: *mut u8, n: size_t, flags: c_int, 
 pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     // read() of nothing is 0 at once, unlike recv(); of more than a call takes it is checked as it is.
     if n.wrapping_sub(1) >= lengths::MOST && conn(fd).is_some() {
+        // SAFETY: the contract is this function's, with the same arguments.
         return unsafe { read_oddly(fd, buf, n) };
     }
     receive!(fd, buf, n, 0, else in_kernel!(read(fd: c_int, buf: *mut c_void, n: size_t), receives(n, 0)))
@@ -207,6 +228,7 @@ pub unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
 unsafe fn read_oddly(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     match lengths::whole(buf, n) {
         Ok(0) => 0,
+        // SAFETY: as for `read`, with a shorter length.
         Ok(n) => unsafe { recv(fd, buf, n, 0) },
         Err(e) => failed(e),
     }
@@ -219,15 +241,20 @@ pub unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
 
 pub unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
+        // SAFETY: the program says that `n` vectors are at `iov`; they are checked before they are read.
         Some(d) => guarded(|| unsafe { ops_msg::readv(d, iov, n as usize, 0) }.answer()),
         None => {
-            in_kernel!(readv(fd: c_int, iov: *const iovec, n: c_int), unsafe { gathers(iov, n.max(0) as size_t, 0) })
+            in_kernel!(readv(fd: c_int, iov: *const iovec, n: c_int), {
+                // SAFETY: the program says that `n` vectors are at `iov`, and `gathers` checks them.
+                unsafe { gathers(iov, n.max(0) as size_t, 0) }
+            })
         }
     }
 }
 
 pub unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     match conn(fd) {
+        // SAFETY: the program says that `n` vectors are at `iov`; they are checked before they are read.
         Some(d) => guarded(|| unsafe { ops_msg::writev(d, iov, n as usize, 0) }.answer()),
         None => in_kernel!(writev(fd: c_int, iov: *const iovec, n: c_int), Call::Send),
     }
@@ -242,6 +269,7 @@ pub unsafe fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssiz
 
 #[inline(always)]
 pub unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the contract is this function's, with the same arguments.
     transmit!(fd, buf, n, flags, false, transmit_more, else unsafe { send_in_kernel(fd, buf, n, flags) })
 }
 
@@ -265,9 +293,11 @@ pub unsafe fn recvfrom(
 ) -> ssize_t {
     match conn(fd) {
         Some(_) => {
+            // SAFETY: `buf` and `n` are those of `recv`.
             let r = unsafe { recv(fd, buf, n, flags) };
             if r >= 0 && !addr.is_null() {
                 // TCP names no sender. (What was received is gone if that cannot be said, as in the kernel.)
+                // SAFETY: `addr` and `len` are the program's, or nothing is there: the copy says so.
                 return unsafe { user::give(&[], addr.cast(), len, 0) }.map_or_else(failed, |()| r);
             }
             r
@@ -292,6 +322,7 @@ pub unsafe fn sendto(
             return failed(e);
         }
     }
+    // SAFETY: the contract is this function's, with the same arguments.
     transmit!(fd, buf, n, flags, false, transmit_more, else unsafe { sendto_in_kernel(fd, buf, n, flags, addr, len) })
 }
 
@@ -317,6 +348,7 @@ unsafe fn sendto_in_kernel(
 #[inline(never)]
 fn named(addr: *const u8, len: socklen_t, flags: c_int) -> Result<(), Errno> {
     let connects = flags & MSG_FASTOPEN != 0;
+    // SAFETY: any bytes are a number; the program says that they are its own.
     let family = || unsafe { user::get(addr as *const sa_family_t) };
     match len as usize {
         n if n > size_of::<sockaddr_storage>() => Err(Errno::EINVAL),
@@ -332,15 +364,17 @@ fn named(addr: *const u8, len: socklen_t, flags: c_int) -> Result<(), Errno> {
 
 pub unsafe fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t) -> ssize_t {
     match candidate(fd) {
+        // SAFETY: `cap` is at least `n`: the arguments are those of `read`.
         true if n <= cap => unsafe { read(fd, buf, n) },
-        _ => unsafe { real::__read_chk(fd, buf, n, cap) },
+        _ => real!(__read_chk(fd, buf, n, cap)),
     }
 }
 
 pub unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, cap: size_t, flags: c_int) -> ssize_t {
     match candidate(fd) {
+        // SAFETY: `cap` is at least `n`: the arguments are those of `recv`.
         true if n <= cap => unsafe { recv(fd, buf, n, flags) },
-        _ => unsafe { real::__recv_chk(fd, buf, n, cap, flags) },
+        _ => real!(__recv_chk(fd, buf, n, cap, flags)),
     }
 }
 
@@ -354,8 +388,9 @@ pub unsafe fn __recvfrom_chk(
     len: *mut socklen_t,
 ) -> ssize_t {
     match candidate(fd) {
+        // SAFETY: `cap` is at least `n`: the arguments are those of `recvfrom`.
         true if n <= cap => unsafe { recvfrom(fd, buf, n, flags, addr, len) },
-        _ => unsafe { real::__recvfrom_chk(fd, buf, n, cap, flags, addr, len) },
+        _ => real!(__recvfrom_chk(fd, buf, n, cap, flags, addr, len)),
     }
 }
 
@@ -365,10 +400,11 @@ macro_rules! vectors_at {
         pub unsafe fn $name(fd: c_int, iov: *const iovec, n: c_int, off: off_t, flags: c_int) -> ssize_t {
             upgrade::give_up_fd(fd);
             match conn(fd) {
+                // SAFETY: the program says that `n` vectors are at `iov`; they are checked before they are read.
                 Some(d) if off == -1 => guarded(|| unsafe { ops_msg::$ours(d, iov, n as usize, flags) }.answer()),
                 // The placeholder has the right error.
                 None if gone(fd) => -1,
-                _ => unsafe { real::$name(fd, iov, n, off, flags) },
+                _ => real!($name(fd, iov, n, off, flags)),
             }
         }
     };
@@ -380,6 +416,7 @@ vectors_at!(pwritev64v2, writev);
 
 pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {
+        // SAFETY: `off` is null or the program's; the copy returns EFAULT where nothing is.
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => in_kernel!(sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t), Call::Send),
     }
@@ -387,6 +424,7 @@ pub unsafe fn sendfile(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> 
 
 pub unsafe fn sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t) -> ssize_t {
     match conn(out) {
+        // SAFETY: `off` is null or the program's; the copy returns EFAULT where nothing is.
         Some(d) => guarded(|| unsafe { ops_sendfile::sendfile(d, input, off, n) }.answer()),
         None => in_kernel!(sendfile64(out: c_int, input: c_int, off: *mut off_t, n: size_t), Call::Send),
     }

@@ -18,7 +18,7 @@ pub unsafe fn unshare(flags: c_int) -> c_int {
         unshared::begin();
     }
     // (In a new user namespace it has other credentials.)
-    let r = credentials::changing(|| unsafe { real::unshare(flags) });
+    let r = credentials::changing(|| real!(unshare(flags)));
     process::namespaces_changed();
     if r == 0 && flags & CLONE_NEWNET != 0 {
         process::disable();
@@ -27,7 +27,7 @@ pub unsafe fn unshare(flags: c_int) -> c_int {
 }
 
 pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
-    let r = credentials::changing(|| unsafe { real::setns(fd, kind) });
+    let r = credentials::changing(|| real!(setns(fd, kind)));
     process::namespaces_changed();
     if r == 0 && (kind == 0 || kind & CLONE_NEWNET != 0) {
         process::disable();
@@ -43,6 +43,7 @@ pub unsafe fn setns(fd: c_int, kind: c_int) -> c_int {
 pub unsafe fn limiting(pid: pid_t, resource: c_uint, new: *const rlimit64, f: impl FnOnce() -> c_int) -> c_int {
     if pid == 0 && resource == RLIMIT_AS as c_uint {
         let _errno = fsocket_sys::errno::Saved::errno();
+        // SAFETY: null or the program's; it is copied.
         guarded(|| unsafe { limit::limiting(new) });
     }
     let r = f();
@@ -102,6 +103,7 @@ pub unsafe fn _exit(status: c_int) {
         guarded(crate::summary::print);
     }
     // (libc's own does no more; and nothing is looked up here, perhaps in a signal handler.)
+    // SAFETY: no memory is involved.
     let _ = unsafe { fsocket_sys::raw(SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     // A filter (seccomp) has refused it. The caller has no code behind this call.
     std::process::abort()
@@ -115,7 +117,7 @@ struct Start {
 }
 
 extern "C" fn begin(start: *mut c_void) -> c_int {
-    // The parent's `clone` has it on its stack, of which the child has a copy.
+    // SAFETY: `start` leads to a local variable of the parent's `clone`, of whose stack the child has a copy.
     let Start { f, arg, flags } = unsafe { core::ptr::read(start as *const Start) };
     guarded(|| born(flags));
     f(arg)
@@ -134,6 +136,7 @@ pub unsafe fn clone(
         if flags & (CLONE_VM | CLONE_THREAD) == CLONE_VM && !f.is_null() && !stack.is_null() {
             let r = match process::is_asleep() {
                 true => None,
+                // SAFETY: the program's arguments, with a function and a stack.
                 false => unsafe { super::clone::clone([f, stack, arg], flags, parent_tid, tls) },
             };
             if let Some(r) = r {
@@ -144,13 +147,14 @@ pub unsafe fn clone(
         if flags & (CLONE_VM | CLONE_FILES) == CLONE_VM && !process::is_asleep() {
             guarded(unshared::begin_beside);
         }
-        return unsafe { real::clone(f, stack, flags, arg, parent_tid, tls, child_tid) };
+        return real!(clone(f, stack, flags, arg, parent_tid, tls, child_tid));
     }
+    // SAFETY: `f` is the function of a `clone`, and not null.
     let f: extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(f) };
     let mut start = Start { f, arg, flags: flags as c_ulong };
     init::before_fork();
     let first = &raw mut start as *mut c_void;
-    let r = unsafe { real::clone(begin as *mut c_void, stack, flags, first, parent_tid, tls, child_tid) };
+    let r = real!(clone(begin as *mut c_void, stack, flags, first, parent_tid, tls, child_tid));
     let _errno = fsocket_sys::errno::Saved::errno();
     init::after_fork();
     r
@@ -173,7 +177,7 @@ pub unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulon
         // Its modes are one more than the operations of seccomp(2).
         seccomp(a.wrapping_sub(1), b);
     }
-    unsafe { real::prctl(option, a, b, c, d) }
+    real!(prctl(option, a, b, c, d))
 }
 
 type Strings = *const *const c_char;
@@ -270,21 +274,19 @@ fn actions_are_known() -> bool {
 }
 
 pub unsafe fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
-    replaced_by(program(AT_FDCWD, path, false, argv, envp), envp, |env| unsafe { real::execve(path, argv, env) })
+    replaced_by(program(AT_FDCWD, path, false, argv, envp), envp, |env| real!(execve(path, argv, env)))
 }
 
 pub unsafe fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
-    replaced_by(program(AT_FDCWD, file, true, argv, envp), envp, |env| unsafe { real::execvpe(file, argv, env) })
+    replaced_by(program(AT_FDCWD, file, true, argv, envp), envp, |env| real!(execvpe(file, argv, env)))
 }
 
 pub unsafe fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
-    replaced_by(program(fd, c"".as_ptr(), false, argv, envp), envp, |env| unsafe { real::fexecve(fd, argv, env) })
+    replaced_by(program(fd, c"".as_ptr(), false, argv, envp), envp, |env| real!(fexecve(fd, argv, env)))
 }
 
 pub unsafe fn execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int {
-    replaced_by(program(dir, path, false, argv, envp), envp, |env| unsafe {
-        real::execveat(dir, path, argv, env, flags)
-    })
+    replaced_by(program(dir, path, false, argv, envp), envp, |env| real!(execveat(dir, path, argv, env, flags)))
 }
 
 pub unsafe fn posix_spawn(
@@ -295,7 +297,8 @@ pub unsafe fn posix_spawn(
     argv: Strings,
     envp: Strings,
 ) -> c_int {
-    let call = |env| unsafe { real::posix_spawn(pid, path, actions, attributes, argv, env) };
+    let call = |env| real!(posix_spawn(pid, path, actions, attributes, argv, env));
+    // SAFETY: the program's arguments of `posix_spawn`; `actions` is null or was made by libc.
     unsafe { started(program(AT_FDCWD, path, false, argv, envp), actions, envp, call) }
 }
 
@@ -307,7 +310,8 @@ pub unsafe fn posix_spawnp(
     argv: Strings,
     envp: Strings,
 ) -> c_int {
-    let call = |env| unsafe { real::posix_spawnp(pid, file, actions, attributes, argv, env) };
+    let call = |env| real!(posix_spawnp(pid, file, actions, attributes, argv, env));
+    // SAFETY: the program's arguments of `posix_spawnp`; `actions` is null or was made by libc.
     unsafe { started(program(AT_FDCWD, file, true, argv, envp), actions, envp, call) }
 }
 
@@ -324,10 +328,11 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
             epoll::leave_to_kernel(d);
             table::forget(d);
         }
+        // SAFETY: `mode` is the program's argument of `fdopen`.
         Some(d) if d.is_conn() => return unsafe { stream_over(fd, mode) },
         _ => {}
     }
-    unsafe { real::fdopen(fd, mode) }
+    real!(fdopen(fd, mode))
 }
 
 #[repr(C)]
@@ -342,11 +347,13 @@ extern "C" {
 }
 
 unsafe extern "C" fn cookie_read(cookie: *mut c_void, buf: *mut c_char, n: size_t) -> ssize_t {
+    // SAFETY: stdio reads into its own buffer, which has `n` bytes.
     unsafe { super::io::read(cookie as usize as c_int, buf as *mut c_void, n) }
 }
 unsafe extern "C" fn cookie_write(cookie: *mut c_void, buf: *const c_char, n: size_t) -> ssize_t {
     let mut done = 0;
     while done < n {
+        // SAFETY: `done` is less than `n`, and stdio has `n` bytes at `buf`.
         let r = unsafe { super::io::write(cookie as usize as c_int, buf.add(done) as *const c_void, n - done) };
         if r <= 0 {
             // A cookie's writer says 0 for an error.
@@ -357,17 +364,20 @@ unsafe extern "C" fn cookie_write(cookie: *mut c_void, buf: *const c_char, n: si
     n as ssize_t
 }
 unsafe extern "C" fn cookie_close(cookie: *mut c_void) -> c_int {
+    // SAFETY: the cookie is the descriptor; the stream that ends owned it.
     unsafe { super::descriptors::close(cookie as usize as c_int) }
 }
 
 /// A stdio stream over a connection of ours. The cookie is the descriptor.
 unsafe fn stream_over(fd: c_int, mode: *const c_char) -> *mut c_void {
     let functions = Cookie { read: cookie_read, write: cookie_write, seek: None, close: cookie_close };
+    // SAFETY: four functions as `fopencookie` wants them; `mode` is the program's string.
     let file = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !file.is_null() {
         // fileno() answers from here; the place has been part of glibc's ABI
         // (`struct _IO_FILE`, bits/types/struct_FILE.h) for decades.
         #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
+        // SAFETY: the stream is new and 216 bytes long; nobody else has it yet.
         unsafe {
             *((file as *mut u8).add(112) as *mut c_int) = fd;
         }

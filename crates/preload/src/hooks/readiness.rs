@@ -14,6 +14,7 @@ unsafe fn ts(t: *const timespec, mask: *const sigset_t) -> Result<Option<u64>, (
     if !mask.is_null() && !user::readable(mask as *const u64, 1) {
         return Err(());
     }
+    // SAFETY: null or the program's; where nothing is, the copy says so.
     match unsafe { user::get_if(t) } {
         Ok(None) => Ok(None),
         Ok(Some(t)) if t.tv_sec >= 0 && (0..1_000_000_000).contains(&t.tv_nsec) => {
@@ -24,24 +25,28 @@ unsafe fn ts(t: *const timespec, mask: *const sigset_t) -> Result<Option<u64>, (
 }
 
 pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
-    either(guarded(|| unsafe { ops::poll(fds, n as usize, ms(timeout), core::ptr::null()) }), || unsafe {
-        real::poll(fds, n, timeout)
+    // SAFETY: the program says that `fds` has `n` entries; they are checked before they are read.
+    either(guarded(|| unsafe { ops::poll(fds, n as usize, ms(timeout), core::ptr::null()) }), || {
+        real!(poll(fds, n, timeout))
     })
 }
 
 pub unsafe fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+    // SAFETY: `timeout` and `mask` are null or the program's; they are checked.
     match unsafe { ts(timeout, mask) } {
-        Ok(t) => either(guarded(|| unsafe { ops::poll(fds, n as usize, t, mask) }), || unsafe {
-            real::ppoll(fds, n, timeout, mask)
-        }),
-        Err(()) => unsafe { real::ppoll(fds, n, timeout, mask) },
+        Ok(t) => {
+            // SAFETY: the program says that `fds` has `n` entries, which are checked; the mask is null or readable.
+            either(guarded(|| unsafe { ops::poll(fds, n as usize, t, mask) }), || real!(ppoll(fds, n, timeout, mask)))
+        }
+        Err(()) => real!(ppoll(fds, n, timeout, mask)),
     }
 }
 
 pub unsafe fn __poll_chk(fds: *mut pollfd, n: nfds_t, timeout: c_int, cap: size_t) -> c_int {
     if (n as usize).saturating_mul(size_of::<pollfd>()) > cap {
-        return unsafe { real::__poll_chk(fds, n, timeout, cap) };
+        return real!(__poll_chk(fds, n, timeout, cap));
     }
+    // SAFETY: `cap` is room for `n` entries: the arguments are those of `poll`.
     unsafe { poll(fds, n, timeout) }
 }
 
@@ -53,12 +58,14 @@ pub unsafe fn __ppoll_chk(
     cap: size_t,
 ) -> c_int {
     if (n as usize).saturating_mul(size_of::<pollfd>()) > cap {
-        return unsafe { real::__ppoll_chk(fds, n, timeout, mask, cap) };
+        return real!(__ppoll_chk(fds, n, timeout, mask, cap));
     }
+    // SAFETY: `cap` is room for `n` entries: the arguments are those of `ppoll`.
     unsafe { ppoll(fds, n, timeout, mask) }
 }
 
 pub unsafe fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, x: *mut fd_set, timeout: *mut timeval) -> c_int {
+    // SAFETY: the program's arguments of `select`, for it and for libc's.
     unsafe { select_or(n, r, w, x, timeout, || real::select(n, r, w, x, timeout)) }
 }
 
@@ -72,6 +79,7 @@ pub unsafe fn select_or(
     timeout: *mut timeval,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
+    // SAFETY: null or the program's; where nothing is, the copy says so.
     let t = match unsafe { user::get_if(timeout) } {
         Ok(Some(t)) if t.tv_sec < 0 || t.tv_usec < 0 => return kernel(),
         Err(_) => return kernel(),
@@ -80,11 +88,13 @@ pub unsafe fn select_or(
     };
     let start = fsocket_sys::now_ns();
     either(
+        // SAFETY: the sets are null or the program's for `n` bits; they are copied.
         guarded(|| unsafe { ops::select(n, r, w, x, t, core::ptr::null()) }).map_done(|v| {
             // Linux writes back the time that is left, if it can.
             if let Some(t) = t {
                 let rest = t.saturating_sub(fsocket_sys::now_ns() - start);
                 let tv_sec = (rest / 1_000_000_000) as time_t;
+                // SAFETY: the time was read there.
                 let _ = unsafe {
                     user::put(timeout, timeval { tv_sec, tv_usec: (rest / 1000 % 1_000_000) as suseconds_t })
                 };
@@ -103,11 +113,13 @@ pub unsafe fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: `timeout` and `mask` are null or the program's; they are checked.
     match unsafe { ts(timeout, mask) } {
-        Ok(t) => either(guarded(|| unsafe { ops::select(n, r, w, x, t, mask) }), || unsafe {
-            real::pselect(n, r, w, x, timeout, mask)
+        // SAFETY: the sets are null or the program's for `n` bits, and copied; the mask is null or readable.
+        Ok(t) => either(guarded(|| unsafe { ops::select(n, r, w, x, t, mask) }), || {
+            real!(pselect(n, r, w, x, timeout, mask))
         }),
-        Err(()) => unsafe { real::pselect(n, r, w, x, timeout, mask) },
+        Err(()) => real!(pselect(n, r, w, x, timeout, mask)),
     }
 }
 
@@ -124,6 +136,7 @@ pub fn whole_mask(mask: *const sigset_t, size: c_ulong) -> bool {
 /// The mask in the sixth argument of pselect6(2), a pointer to it and its size; None: the kernel
 /// refuses it.
 pub unsafe fn mask_of_pselect(both: *const [c_ulong; 2]) -> Option<*const sigset_t> {
+    // SAFETY: null or the program's; where nothing is, the copy says so.
     let [mask, size] = unsafe { user::get_if(both) }.ok()?.unwrap_or_default();
     let mask = mask as *const sigset_t;
     whole_mask(mask, size).then_some(mask)
@@ -131,6 +144,7 @@ pub unsafe fn mask_of_pselect(both: *const [c_ulong; 2]) -> Option<*const sigset
 
 /// ppoll(2) itself, which writes back the time that is left.
 pub unsafe fn ppoll_telling(fds: *mut pollfd, n: nfds_t, timeout: *mut timespec, mask: *const sigset_t) -> c_int {
+    // SAFETY: the contract is this function's, with the same arguments. The time is null or readable.
     unsafe { telling(timeout, || ppoll(fds, n, timeout, mask)) }
 }
 
@@ -143,15 +157,18 @@ pub unsafe fn pselect_telling(
     timeout: *mut timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: the contract is this function's, with the same arguments. The time is null or readable.
     unsafe { telling(timeout, || pselect(n, r, w, x, timeout, mask)) }
 }
 
 unsafe fn telling(timeout: *mut timespec, wait: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: `timeout` is null or the program's; it is checked.
     let (start, limit) = (fsocket_sys::now_ns(), unsafe { ts(timeout, core::ptr::null()) });
     let r = wait();
     if let Ok(Some(limit)) = limit {
         let rest = limit.saturating_sub(fsocket_sys::now_ns() - start);
         let tv_sec = (rest / 1_000_000_000) as time_t;
+        // SAFETY: the time was read there.
         let _ = unsafe { user::put(timeout, timespec { tv_sec, tv_nsec: (rest % 1_000_000_000) as c_long }) };
     }
     r
@@ -185,17 +202,17 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
         return -1;
     }
     if op != EPOLL_CTL_DEL && !user::readable(ev, 1) {
-        return unsafe { real::epoll_ctl(ep, op, fd, ev) };
+        return real!(epoll_ctl(ep, op, fd, ev));
     }
     match table::lookup(ep) {
-        Some(d) if epoll::ctl_of_kernel_fd(d, fd) => unsafe { real::epoll_ctl(ep, op, fd, ev) },
-        Some(d) => {
-            either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || unsafe { real::epoll_ctl(ep, op, fd, ev) })
-        }
+        Some(d) if epoll::ctl_of_kernel_fd(d, fd) => real!(epoll_ctl(ep, op, fd, ev)),
+        // SAFETY: `ev` is readable, or `op` does not look at it.
+        Some(d) => either(guarded(|| unsafe { epoll::ctl(d, op, fd, ev) }), || real!(epoll_ctl(ep, op, fd, ev))),
+        // SAFETY: `ev` is readable, or `op` does not look at it.
         None if making::is_later(ep) => unsafe { ctl_later(ep, op, fd, ev) },
         None => {
             epoll::ctl_elsewhere(fd);
-            unsafe { real::epoll_ctl(ep, op, fd, ev) }
+            real!(epoll_ctl(ep, op, fd, ev))
         }
     }
 }
@@ -203,11 +220,14 @@ pub unsafe fn epoll_ctl(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -
 /// The same on an instance that need not be known yet.
 #[inline(never)]
 unsafe fn ctl_later(ep: c_int, op: c_int, fd: c_int, ev: *mut epoll_event) -> c_int {
+    // SAFETY: `ev` is readable, or `op` does not look at it: see `epoll_ctl`.
     if !unsafe { epoll::later::changes(op, fd, ev) } {
+        // SAFETY: the contract is this function's, with the same arguments.
         return unsafe { epoll_ctl(ep, op, fd, ev) };
     }
-    let r = unsafe { real::epoll_ctl(ep, op, fd, ev) };
+    let r = real!(epoll_ctl(ep, op, fd, ev));
     if r == 0 {
+        // SAFETY: as for `changes`.
         unsafe { epoll::later::changed(op, fd, ev) };
     }
     r
@@ -223,10 +243,11 @@ fn waited_in(ep: c_int) -> Option<&'static table::Desc> {
 
 pub unsafe fn epoll_wait(ep: c_int, evs: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
     match waited_in(ep) {
-        Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), core::ptr::null()) }), || unsafe {
-            real::epoll_wait(ep, evs, max, timeout)
+        // SAFETY: the program says that `max` events fit at `evs`; the copy returns EFAULT where they do not.
+        Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), core::ptr::null()) }), || {
+            real!(epoll_wait(ep, evs, max, timeout))
         }),
-        None => unsafe { real::epoll_wait(ep, evs, max, timeout) },
+        None => real!(epoll_wait(ep, evs, max, timeout)),
     }
 }
 
@@ -238,10 +259,11 @@ pub unsafe fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     match waited_in(ep).filter(|_| mask.is_null() || user::readable(mask as *const u64, 1)) {
-        Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }), || unsafe {
-            real::epoll_pwait(ep, evs, max, timeout, mask)
+        // SAFETY: as in `epoll_wait`; the mask is null or readable.
+        Some(d) => either(guarded(|| unsafe { epoll::wait(d, evs, max, ms(timeout), mask) }), || {
+            real!(epoll_pwait(ep, evs, max, timeout, mask))
         }),
-        None => unsafe { real::epoll_pwait(ep, evs, max, timeout, mask) },
+        None => real!(epoll_pwait(ep, evs, max, timeout, mask)),
     }
 }
 
@@ -252,10 +274,12 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: `timeout` and `mask` are null or the program's; they are checked.
     match (waited_in(ep), unsafe { ts(timeout, mask) }) {
-        (Some(d), Ok(t)) => either(guarded(|| unsafe { epoll::wait(d, evs, max, t, mask) }), || unsafe {
-            real::epoll_pwait2(ep, evs, max, timeout, mask)
+        // SAFETY: as in `epoll_wait`; the mask is null or readable.
+        (Some(d), Ok(t)) => either(guarded(|| unsafe { epoll::wait(d, evs, max, t, mask) }), || {
+            real!(epoll_pwait2(ep, evs, max, timeout, mask))
         }),
-        _ => unsafe { real::epoll_pwait2(ep, evs, max, timeout, mask) },
+        _ => real!(epoll_pwait2(ep, evs, max, timeout, mask)),
     }
 }

@@ -17,18 +17,23 @@ pub unsafe fn act(signal: c_int, new: *const sigaction, old: *mut sigaction) -> 
     if !is_fault(signal) {
         return None;
     }
+    // SAFETY: null, or the program's structure, as for libc's function.
     let new = unsafe { new.as_ref() }.map(|a| Action {
         handler: a.sa_sigaction,
         flags: a.sa_flags as u32 as u64 | RESTORER,
         restorer: 0,
         // The kernel's signals are the first 64.
+        // SAFETY: a `sigset_t` has 64 bits at least.
         mask: unsafe { *(&raw const a.sa_mask as *const u64) },
     });
     let r = faults::action(signal, new.as_ref())?.map(|was| {
+        // SAFETY: null, or room for a structure, as for libc's function.
         if let Some(old) = unsafe { old.as_mut() } {
+            // SAFETY: zero bytes are a `sigaction`.
             *old = unsafe { core::mem::zeroed() };
             old.sa_sigaction = was.handler;
             old.sa_flags = was.flags as c_int;
+            // SAFETY: a `sigset_t` has 64 bits at least.
             unsafe { *(&raw mut old.sa_mask as *mut u64) = was.mask };
         }
     });
@@ -41,6 +46,7 @@ pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: siz
         return None;
     }
     let changed = || -> Option<Result<()>> {
+        // SAFETY: any bytes are an `Action`; where nothing is, the copy says so.
         let new = match unsafe { user::get_if(new) } {
             Ok(new) => new,
             Err(e) => return Some(Err(e)),
@@ -49,6 +55,7 @@ pub unsafe fn raw(signal: c_int, new: *const Action, old: *mut Action, size: siz
             Ok(was) => was,
             Err(e) => return Some(Err(e)),
         };
+        // SAFETY: `old` is the program's; where nothing is, the copy says so.
         Some(if old.is_null() { Ok(()) } else { unsafe { user::put(old, was) } })
     };
     changed().map(|r| Answer::<c_int>::answer(r).into())

@@ -1,7 +1,6 @@
 //! Making, naming and tuning sockets.
 
 use super::answer::{either, gone, guarded, Answer};
-use crate::real;
 use core::sync::atomic::Ordering;
 use fsocket_lifecycle::table::{self, kind, Desc};
 use fsocket_lifecycle::{
@@ -21,9 +20,9 @@ pub unsafe fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
     let fd = match pooled {
         Some(fd) => fd,
         None => {
-            let mut fd = unsafe { real::socket(domain, ty, protocol) };
-            if fd < 0 && unsafe { *__errno_location() } == EMFILE && (pool::drain() || chan::spare_descriptors()) {
-                fd = unsafe { real::socket(domain, ty, protocol) };
+            let mut fd = real!(socket(domain, ty, protocol));
+            if fd < 0 && fsocket_sys::Errno::last().raw() == EMFILE && (pool::drain() || chan::spare_descriptors()) {
+                fd = real!(socket(domain, ty, protocol));
             }
             if fd < 0 {
                 return fd;
@@ -67,13 +66,14 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     }
     settle_fresh(fd);
     let fresh = table::lookup(fd).filter(|d| d.kind() == kind::FRESH);
+    // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
     let asked = if fresh.is_some() { unsafe { fsocket_lifecycle::name::parse(addr, len) } } else { None };
     let family = fresh.map_or(0, |d| d.family.load(Ordering::Relaxed));
     if let Some(Err(e)) = asked.filter(|a| u32::from(a.family) == family).map(|a| in_use::before_bind(fd, &a)) {
         e.set();
         return -1;
     }
-    let r = unsafe { real::bind(fd, addr, len) };
+    let r = real!(bind(fd, addr, len));
     if let Some(d) = table::lookup(fd) {
         if r == 0 && d.kind() == kind::FRESH {
             d.dirty.store(true, Ordering::Relaxed);
@@ -92,7 +92,7 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
         return -1;
     }
     settle_fresh(fd);
-    let r = unsafe { real::listen(fd, backlog) };
+    let r = real!(listen(fd, backlog));
     if r == 0 {
         if let Some(d) = table::lookup(fd) {
             if matches!(d.kind(), kind::FRESH | kind::BOUND | kind::LISTENER) {
@@ -122,11 +122,12 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_i
         return r;
     }
     match table::lookup(fd) {
-        Some(d) => either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, 0) }), || unsafe {
-            real::accept(fd, addr, len)
-        }),
+        Some(d) => {
+            // SAFETY: `addr` and `len` are null or the program's; they are reached by copies that return EFAULT.
+            either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, 0) }), || real!(accept(fd, addr, len)))
+        }
         None if gone(fd) => -1,
-        None => seen(unsafe { real::accept(fd, addr, len) }),
+        None => seen(real!(accept(fd, addr, len))),
     }
 }
 
@@ -135,11 +136,12 @@ pub unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
         return r;
     }
     match table::lookup(fd) {
-        Some(d) => either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, flags) }), || unsafe {
-            real::accept4(fd, addr, len, flags)
+        // SAFETY: `addr` and `len` are null or the program's; they are reached by copies that return EFAULT.
+        Some(d) => either(guarded(|| unsafe { ops_accept::accept(fd, d, addr, len, flags) }), || {
+            real!(accept4(fd, addr, len, flags))
         }),
         None if gone(fd) => -1,
-        None => seen(unsafe { real::accept4(fd, addr, len, flags) }),
+        None => seen(real!(accept4(fd, addr, len, flags))),
     }
 }
 
@@ -155,11 +157,14 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     match table::lookup(fd) {
         Some(d) => {
             let was_fresh = d.kind() == kind::FRESH;
+            // SAFETY: the program says that `len` bytes are at `addr`; they are checked before they are read.
             either(guarded(|| unsafe { ops_connect::connect(fd, d, addr, len) }), || {
                 pristine::settle(fd, d);
+                // SAFETY: the contract is this function's, with the same arguments.
                 let result = unsafe { kernel_connect(fd, addr, len) };
                 let errno = fsocket_sys::errno::Saved::errno();
                 if result == 0 || errno.is(fsocket_sys::Errno::EINPROGRESS) {
+                    // SAFETY: the kernel has just read `len` bytes at `addr`.
                     guarded(|| unsafe { route::connected(fd, addr, len) });
                 } else if was_fresh {
                     guarded(|| upgrade::failed(fd, d, &errno));
@@ -169,7 +174,9 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         }
         None if gone(fd) => -1,
         None => {
+            // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
             guarded(|| unsafe { slice::choose_unknown(fd, addr, len) });
+            // SAFETY: the contract is this function's, with the same arguments.
             unsafe { kernel_connect(fd, addr, len) }
         }
     }
@@ -178,9 +185,9 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 /// The kernel's; where the socket's slice of source ports is full, any port will
 /// do.
 unsafe fn kernel_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    let result = unsafe { real::connect(fd, addr, len) };
+    let result = real!(connect(fd, addr, len));
     if result < 0 && slice::widen(fd) {
-        return unsafe { real::connect(fd, addr, len) };
+        return real!(connect(fd, addr, len));
     }
     result
 }
@@ -189,7 +196,7 @@ pub unsafe fn sockatmark(fd: c_int) -> c_int {
     match table::lookup(fd).filter(|d| path::still_ours(d)) {
         Some(_) => 0,
         None if gone(fd) => -1,
-        None => unsafe { real::sockatmark(fd) },
+        None => real!(sockatmark(fd)),
     }
 }
 
@@ -197,19 +204,20 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::lookup(fd) {
         Some(d) => either(guarded(|| close::shutdown(d, how)), || {
             settle_fresh(fd);
-            unsafe { real::shutdown(fd, how) }
+            real!(shutdown(fd, how))
         }),
         None if gone(fd) => -1,
-        None => unsafe { real::shutdown(fd, how) },
+        None => real!(shutdown(fd, how)),
     }
 }
 
 pub unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     settle_fresh(fd);
     match table::lookup(fd) {
+        // SAFETY: `addr` and `len` are the program's; the copy returns EFAULT where nothing is.
         Some(d) if d.is_conn() => Answer::answer(unsafe { names::local(d, addr, len) }),
         None if gone(fd) => -1,
-        _ => unsafe { real::getsockname(fd, addr, len) },
+        _ => real!(getsockname(fd, addr, len)),
     }
 }
 
@@ -217,19 +225,21 @@ pub unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -
     settle_fresh(fd);
     match table::lookup(fd) {
         // (Once it is reset it has none; the kernel knows.)
+        // SAFETY: `addr` and `len` are the program's; the copy returns EFAULT where nothing is.
         Some(d) if path::still_ours(d) => Answer::answer(unsafe { names::peer(d, addr, len) }),
         None if gone(fd) => -1,
-        _ => unsafe { real::getpeername(fd, addr, len) },
+        _ => real!(getpeername(fd, addr, len)),
     }
 }
 
 pub unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, val: *const c_void, len: socklen_t) -> c_int {
     settle_fresh(fd);
     match table::lookup(fd) {
+        // SAFETY: the contract is this function's, with the same arguments.
         Some(d) => guarded(|| unsafe { set_known(fd, d, level, name, val, len) }),
         None if gone(fd) => -1,
         None => {
-            let r = unsafe { real::setsockopt(fd, level, name, val, len) };
+            let r = real!(setsockopt(fd, level, name, val, len));
             if r == 0 && zone::shared::is_selector(level, name) {
                 guarded(zone::shared::selects_itself);
             }
@@ -247,10 +257,11 @@ unsafe fn set_known(
     len: socklen_t,
 ) -> c_int {
     if d.kind() == kind::EPOLL {
-        return unsafe { real::setsockopt(fd, level, name, val, len) };
+        return real!(setsockopt(fd, level, name, val, len));
     }
-    let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || unsafe {
-        real::setsockopt(fd, level, name, val, len)
+    // SAFETY: the program says that `len` bytes are at `val`; they are checked before they are read.
+    let r = either(unsafe { opts::set(fd, d, level, name, val as *const u8, len) }, || {
+        real!(setsockopt(fd, level, name, val, len))
     });
     if r == 0 {
         zone::option_set(d, level, name);
@@ -269,15 +280,18 @@ pub unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, val: *mut c_void,
     }
     match table::lookup(fd) {
         Some(d) => {
-            let r = either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || unsafe {
-                real::getsockopt(fd, level, name, val, len)
+            // SAFETY: `val` and `len` are the program's; the copy returns EFAULT where nothing is.
+            let r = either(unsafe { opts::get(fd, d, level, name, val as *mut u8, len) }, || {
+                real!(getsockopt(fd, level, name, val, len))
             });
+            // SAFETY: a number that the kernel, or `opts::get`, has just written.
             if r == 0 && zone::hides(d, level, name) && unsafe { user::get(len) }.is_ok_and(|n| n >= 4) {
+                // SAFETY: four bytes at least were written there.
                 let _ = unsafe { user::put(val as *mut c_int, 0) };
             }
             r
         }
         None if gone(fd) => -1,
-        None => unsafe { real::getsockopt(fd, level, name, val, len) },
+        None => real!(getsockopt(fd, level, name, val, len)),
     }
 }

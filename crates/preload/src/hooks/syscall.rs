@@ -22,10 +22,10 @@ pub unsafe extern "C-unwind" fn entry(
     f: c_ulong,
 ) -> c_long {
     if process::unusual() != 0 {
-        // SAFETY: the caller's.
+        // SAFETY: the program's arguments of syscall(2).
         return unsafe { unusual(number, [a, b, c, d, e, f]) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the program's arguments of syscall(2).
     unsafe { syscall(number, a, b, c, d, e, f) }
 }
 
@@ -34,11 +34,11 @@ pub unsafe extern "C-unwind" fn entry(
 unsafe fn unusual(number: c_long, args: [c_ulong; 6]) -> c_long {
     let [a, b, c, d, e, f] = args;
     if lent::is_borrower() {
-        // SAFETY: the caller's.
+        // SAFETY: the program's arguments of syscall(2).
         return unsafe { borrower::by_number(number, args) };
     }
     let kind = if cancel::careful() { threads::enter(false) } else { None };
-    // SAFETY: the caller's.
+    // SAFETY: the program's arguments of syscall(2).
     let r = unsafe { syscall(number, a, b, c, d, e, f) };
     if let Some(kind) = kind {
         threads::leave(kind);
@@ -83,14 +83,14 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
             SYS_prctl | SYS_seccomp | SYS_execve | SYS_execveat | SYS_mlockall | SYS_munlockall => {}
             #[cfg(target_arch = "x86_64")]
             SYS_fork | SYS_epoll_create => {}
-            _ => return unsafe { real::syscall(number, a, b, c, d, e, f) },
+            _ => return real!(syscall(number, a, b, c, d, e, f)),
         }
     }
     if !by_number::may_have(number, &[a, b, c, d, e, f]) {
         return super::answer::failed(fsocket_sys::Errno::EBADF);
     }
-    // Each arm passes the arguments of the system call, which are those of the
-    // libc function, in order.
+    // SAFETY: the program's arguments. Each arm passes those of the system call, which are those of the libc function, in
+    // order.
     unsafe {
         match number {
             SYS_socket => guarded(|| so::socket(fd, b as _, c as _)) as c_long,
@@ -190,7 +190,7 @@ unsafe fn syscall(number: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong
 /// As [`syscall`].
 unsafe fn on_descriptor(number: c_long, [a, b, c, d, e, f]: [c_ulong; 6]) -> c_long {
     let fd = a as c_int;
-    // As above.
+    // SAFETY: as in `syscall`: the program's arguments, in the order of the libc function.
     unsafe {
         match number {
             SYS_bind => guarded(|| so::bind(fd, b as _, c as _)) as c_long,
@@ -240,6 +240,7 @@ unsafe fn clone3_flags(args: c_ulong, size: c_ulong) -> Option<c_ulong> {
     if size < 64 {
         return None;
     }
+    // SAFETY: `args` is the program's for 64 bytes at least; where nothing is, the copy says so.
     let [flags, _, _, _, _, stack] = unsafe { user::get(args as *const [u64; 6]) }.ok()?;
     (forks(flags) && stack == 0).then_some(flags)
 }

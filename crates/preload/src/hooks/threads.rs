@@ -22,16 +22,18 @@ pub unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
     if thread == cancel::me() as pthread_t {
         // glibc's own functions act upon it, and ours test for it.
         cancel::be_careful();
-        let r = unsafe { real::pthread_cancel(thread) };
+        let r = real!(pthread_cancel(thread));
         if r == 0 {
+            // SAFETY: the calling thread's own.
             asleep::cancelled(thread, unsafe { cancel::tid_of(thread) });
         }
         return r;
     }
     // Before: it may be gone right after.
+    // SAFETY: the program says that the thread has not been joined, as for libc's function.
     let tid = unsafe { cancel::tid_of(thread) };
     cancel::be_careful();
-    let r = unsafe { real::pthread_cancel(thread) };
+    let r = real!(pthread_cancel(thread));
     if r == 0 {
         let _errno = fsocket_sys::errno::Saved::errno();
         asleep::cancelled(thread, tid);
@@ -43,7 +45,7 @@ pub unsafe fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
     if kind == ASYNCHRONOUS {
         cancel::be_careful();
     }
-    unsafe { real::pthread_setcanceltype(kind, old) }
+    real!(pthread_setcanceltype(kind, old))
 }
 
 /// The beginning of a hook in a program that cancels threads. `point`: it is a
@@ -53,7 +55,7 @@ pub unsafe fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
 #[inline(never)]
 pub fn enter(point: bool) -> Option<c_int> {
     let mut old = DEFERRED;
-    unsafe { real::pthread_setcanceltype(DEFERRED, &mut old) };
+    real!(pthread_setcanceltype(DEFERRED, &mut old));
     if point && cancel::due() {
         test();
     }
@@ -65,7 +67,7 @@ pub fn enter(point: bool) -> Option<c_int> {
 #[inline(never)]
 pub fn leave(kind: c_int) {
     // Acts at once, if there is something to act upon.
-    unsafe { real::pthread_setcanceltype(kind, core::ptr::null_mut()) };
+    real!(pthread_setcanceltype(kind, core::ptr::null_mut()));
 }
 
 /// An operation has ended.

@@ -3,7 +3,6 @@
 //! `struct io_uring` is part of its ABI; what is read here has not moved since
 //! version 2.0.
 
-use crate::real;
 use fsocket_lifecycle::uring::{self, Queue};
 use libc::*;
 
@@ -45,12 +44,15 @@ unsafe fn queue(r: &Ring) -> Option<Queue> {
     if r.sq.mask.is_null() || r.sq.head.is_null() || r.sq.tail.is_null() || r.sq.sqes.is_null() {
         return None;
     }
+    // SAFETY: liburing has mapped the queue to which these point, and the program keeps the ring as long as it uses it.
     unsafe { Some(Queue::of_liburing(r.sq.head, r.sq.tail, r.sq.sqes, (*r.sq.mask).wrapping_add(1), r.flags)) }
 }
 
 /// A function of liburing has returned `r` for this ring.
 pub unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
+    // SAFETY: null, or the ring that liburing has filled; its beginning is as declared here.
     if let Some(ring) = unsafe { (ring as *const Ring).as_ref() }.filter(|_| r >= 0) {
+        // SAFETY: a ring of liburing's.
         if let Some(q) = unsafe { queue(ring) } {
             uring::made_by_liburing(ring.fd, q);
         }
@@ -60,7 +62,9 @@ pub unsafe fn made(ring: *const c_void, r: c_int) -> c_int {
 
 /// Entries that the program has filled are about to be submitted.
 pub unsafe fn submitting(ring: *const c_void) {
+    // SAFETY: null, or a ring that liburing has filled; its beginning is as declared here.
     if let Some(ring) = unsafe { (ring as *const Ring).as_ref() } {
+        // SAFETY: a ring of liburing's.
         if let Some(q) = unsafe { queue(ring) } {
             uring::submitting(&q, ring.sq.sqe_tail);
         }
@@ -71,6 +75,7 @@ pub unsafe fn submitting(ring: *const c_void) {
 pub unsafe fn setup(params: c_ulong, r: c_long) -> c_long {
     if r >= 0 && params != 0 {
         let _errno = fsocket_sys::errno::Saved::errno();
+        // SAFETY: the kernel has filled `params`.
         unsafe { uring::made(r as c_int, params as *const u8) };
     }
     r
@@ -83,23 +88,24 @@ pub fn enter(fd: c_int, to_submit: c_uint, flags: c_uint) {
 
 /// Before io_uring_register(2).
 pub unsafe fn register(op: c_uint, arg: *const u8, n: c_uint) {
+    // SAFETY: the program's arguments of io_uring_register(2).
     unsafe { uring::registering(op, arg, n) };
 }
 
 /// Before descriptors are registered.
 pub unsafe fn named(files: *const c_int, n: c_uint) {
+    // SAFETY: the program says that `n` numbers are at `files`.
     unsafe { uring::named(files, n) };
 }
 
 pub unsafe fn io_uring_queue_exit(ring: *mut c_void) {
-    unsafe {
-        let fd = (ring as *const Ring).as_ref().map(|r| r.fd);
-        if let Some(fd) = fd {
-            uring::closed(fd);
-        }
-        real::io_uring_queue_exit(ring);
-        if let Some(fd) = fd {
-            fsocket_lifecycle::pool::kernel_freed(fd);
-        }
+    // SAFETY: null, or a ring that liburing has filled; its beginning is as declared here.
+    let fd = unsafe { (ring as *const Ring).as_ref() }.map(|r| r.fd);
+    if let Some(fd) = fd {
+        uring::closed(fd);
+    }
+    real!(io_uring_queue_exit(ring));
+    if let Some(fd) = fd {
+        fsocket_lifecycle::pool::kernel_freed(fd);
     }
 }

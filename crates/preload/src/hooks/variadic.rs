@@ -40,7 +40,7 @@ impl Arguments {
     /// # Safety
     /// The caller passed more than `i` arguments, all of them pointers.
     unsafe fn get(&self, i: usize) -> *const c_char {
-        // SAFETY: the caller's; `REGISTERS` of them lie in the first place.
+        // SAFETY: the program passed more than `i` arguments, of which the first `REGISTERS` lie in `registers`.
         unsafe {
             match i.checked_sub(REGISTERS) {
                 None => *self.registers.add(i) as *const c_char,
@@ -89,21 +89,21 @@ impl Arguments {
 /// # Safety
 /// As `execl(3)`.
 pub unsafe fn list(a: &Arguments) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the program ends the list with null, as for libc's function; argument 0 is there.
     unsafe { a.with_list(|argv, _| passed::execv(a.get(0), argv)) }
 }
 
 /// # Safety
 /// As `execlp(3)`.
 pub unsafe fn list_by_path(a: &Arguments) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the program ends the list with null, as for libc's function; argument 0 is there.
     unsafe { a.with_list(|argv, _| passed::execvp(a.get(0), argv)) }
 }
 
 /// # Safety
 /// As `execle(3)`.
 pub unsafe fn list_and_environment(a: &Arguments) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the program ends the list with null, as for libc's function; argument 0 is there.
     unsafe { a.with_list(|argv, next| process::execve(a.get(0), argv, a.get(next) as *const *const c_char)) }
 }
 
@@ -112,7 +112,7 @@ pub unsafe fn list_and_environment(a: &Arguments) -> c_int {
 /// # Safety
 /// `registers` and `stack` are where the arguments lie.
 pub unsafe fn collected(registers: *const usize, stack: *const usize, f: unsafe fn(&Arguments) -> c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the instructions of the hook have put the program's arguments at `registers` and `stack`.
     guarded(|| unsafe { f(&Arguments { registers, stack }) })
 }
 

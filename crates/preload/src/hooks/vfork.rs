@@ -65,6 +65,7 @@ pub unsafe extern "C" fn lent_by_number(number: c_long, a: u64, b: u64, c: u64, 
         SYS_vfork => (BORROWS | SIGCHLD as u64, 0),
         // On a stack of its own nothing returns from a C function.
         SYS_clone if b == 0 => (a, c),
+        // SAFETY: the program's arguments of clone3(2).
         SYS_clone3 => match unsafe { of_clone3(a, b) } {
             Some(args) => args,
             None => return none,
@@ -95,7 +96,9 @@ pub unsafe extern "C" fn lent_by_number(number: c_long, a: u64, b: u64, c: u64, 
 /// `args` is readable for `size` bytes.
 unsafe fn of_clone3(args: u64, size: u64) -> Option<(u64, u64)> {
     // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, its size.
+    // SAFETY: any bytes are numbers; where nothing is, the copy says so.
     let [flags, pidfd, _, _, signal, stack, _, _] = unsafe { user::get(args as *const [u64; 8]) }.ok()?;
+    // SAFETY: any bytes are numbers, here, too.
     let more = size >= 80 && unsafe { user::get((args + 64) as *const [u64; 2]) }.is_ok_and(|m| m[1] != 0);
     (size >= 64 && stack == 0 && !more && flags >> 32 == 0 && signal < 64).then_some((flags | signal, pidfd))
 }

@@ -2,14 +2,15 @@
 
 use super::super::answer::{failed, gone, guarded, interrupted, Answer};
 use super::{conn, gathers, named};
-use crate::real;
 use fsocket_lifecycle::table::Desc;
 use fsocket_lifecycle::upgrade::{self, Call, Entered};
 use fsocket_lifecycle::{lengths, msg as ops_msg, opts, passing, path, ready, stream, user, Errno};
 use libc::*;
 
 unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
+    // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
     match unsafe { user::get(msg) } {
+        // SAFETY: the vectors that the program names, which `gathers` checks.
         Ok(m) => unsafe { gathers(m.msg_iov, m.msg_iovlen, flags) },
         Err(_) => Call::Look,
     }
@@ -18,12 +19,17 @@ unsafe fn message(msg: *const msghdr, flags: c_int) -> Call {
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     match conn(fd) {
         // Urgent data come with a flag that is the kernel's to set.
-        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => unsafe {
-            real::recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags)
-        },
+        Some(d) if flags & MSG_OOB != 0 && (!path::still_ours(d) || path::kernel_part(d).is_some()) => {
+            real!(recvmsg(path::kernel_part(d).unwrap_or(fd), msg, flags))
+        }
+        // SAFETY: `msg` is the program's, for a function that copies it.
         Some(d) => guarded(|| unsafe { receive_message(d, msg, flags) }),
         None => {
-            let r = in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), unsafe { message(msg, flags) });
+            let r = in_kernel!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int), {
+                // SAFETY: `msg` is the program's, for a function that copies it.
+                unsafe { message(msg, flags) }
+            });
+            // SAFETY: the kernel has just written there.
             if r >= 0 && unsafe { (*msg).msg_controllen } != 0 {
                 came_with(msg, flags);
             }
@@ -36,11 +42,13 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
 #[cold]
 fn came_with(msg: *const msghdr, flags: c_int) {
     let _errno = fsocket_sys::errno::Saved::errno();
+    // SAFETY: the kernel has filled `msg`, and what it points to.
     guarded(|| unsafe { passing::arriving(msg, flags & MSG_PEEK != 0) });
 }
 
 /// A message's header, as far as the kernel checks that before all else.
 unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
+    // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
     let m = unsafe { user::get(msg) }?;
     match m.msg_name.is_null() || m.msg_namelen as c_int >= 0 {
         true => Ok(m),
@@ -49,6 +57,8 @@ unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
 }
 
 unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: `m` is a copy of the program's header; what it points to, and the header, are reached by copies that
+    // return EFAULT.
     let receive = || unsafe {
         let m = header(msg)?;
         let n = ops_msg::recvv(d, m.msg_iov, m.msg_iovlen, flags & !MSG_CMSG_CLOEXEC)?;
@@ -63,6 +73,7 @@ unsafe fn receive_message(d: &'static Desc, msg: *mut msghdr, flags: c_int) -> s
 }
 
 unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: `m` is a copy of the program's header; what it points to is reached by copies that return EFAULT.
     let send = || unsafe {
         let m = header(msg)?;
         if !m.msg_name.is_null() && m.msg_namelen != 0 {
@@ -93,7 +104,9 @@ unsafe fn send_message(d: &'static Desc, msg: *const msghdr, flags: c_int) -> ss
 /// The kernel is about to send `msg`. True: with something beside its bytes. None: it must not, and errno says why.
 fn goes_with(msg: *const msghdr) -> Option<bool> {
     let control = |m: &msghdr| m.msg_controllen != 0 && user::readable(m.msg_control as *const u8, m.msg_controllen);
+    // SAFETY: any bytes are a `msghdr`; where nothing is, the copy says so.
     let with = unsafe { user::get(msg) }.is_ok_and(|m| control(&m));
+    // SAFETY: the header is there, and its control part is readable.
     if with && guarded::<c_int>(|| unsafe { passing::passing(msg) }.answer()) < 0 {
         stays_with(msg);
         return None;
@@ -105,6 +118,7 @@ fn goes_with(msg: *const msghdr) -> Option<bool> {
 #[cold]
 fn stays_with(msg: *const msghdr) {
     let _errno = fsocket_sys::errno::Saved::errno();
+    // SAFETY: as for `goes_with`, which has found the header and the control part.
     guarded(|| unsafe { passing::kept(msg) });
 }
 
@@ -116,6 +130,7 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
         }
     }
     match conn(fd) {
+        // SAFETY: `msg` is the program's, for a function that copies it.
         Some(d) => guarded(|| unsafe { send_message(d, msg, flags) }),
         None => {
             let Some(with) = goes_with(msg) else { return -1 };
@@ -153,12 +168,14 @@ impl Several {
         guarded::<c_int>(|| {
             stream::throughout(d, |call| {
                 let ours = self.flags & (MSG_OOB | MSG_ZEROCOPY) == 0;
+                // SAFETY: `vec` has `n` entries.
                 while ours && d.is_conn() && unsafe { self.step(&mut each) } {
                     call.begun();
                 }
             });
             0
         });
+        // SAFETY: `vec` has `n` entries.
         while unsafe { self.step(&mut number) } {}
         if self.done == 0 && self.over {
             -1
@@ -174,6 +191,7 @@ impl Several {
         let m = self.vec.wrapping_add(self.done as usize);
         match f(self, m) {
             r if r < 0 => self.over = true,
+            // SAFETY: `m` is an entry of the program's array; no reference is made, and the copy returns EFAULT.
             r => match unsafe { user::put(&raw mut (*m).msg_len, r as c_uint) } {
                 Ok(()) => self.done += 1,
                 Err(e) => {
@@ -190,12 +208,14 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
     upgrade::give_up_fd(fd);
     // (It looks for an error first: where the connection has become the kernel's, that is there.)
     let Some(d) = conn(fd).filter(|d| guarded(|| c_int::from(path::still_ours(d))) != 0) else {
-        let done = unsafe { real::recvmmsg(fd, vec, n, flags, timeout) };
+        let done = real!(recvmmsg(fd, vec, n, flags, timeout));
         for i in 0..done.max(0) as usize {
+            // SAFETY: the kernel has filled `done` entries, of which this is one.
             came_with(unsafe { &raw const (*vec.add(i)).msg_hdr }, flags);
         }
         return done;
     };
+    // SAFETY: null or the program's; where nothing is, the copy says so.
     let limit = match unsafe { user::get_if(timeout) } {
         Ok(limit) => limit,
         Err(e) => return failed(e),
@@ -221,21 +241,26 @@ pub unsafe fn recvmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int, ti
         }
         // The limit is looked at after each message, and ends no wait. Urgent data are the last message.
         all.over |= end.is_some() && left() == 0
+            // SAFETY: `m` is the entry that was just filled.
             || r >= 0 && unsafe { user::get(&raw const (*m).msg_hdr.msg_flags) }.is_ok_and(|f| f & MSG_OOB != 0);
         r
     };
     let each = |all: &mut Several, m: *mut mmsghdr| {
+        // SAFETY: `m` is an entry of the program's array, for a function that copies it.
         let r = unsafe { receive_message(d, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
         after(all, m, r)
     };
     let number = |all: &mut Several, m: *mut mmsghdr| {
+        // SAFETY: `m` is an entry of the program's array, which has the contract of `recvmsg`.
         let r = unsafe { recvmsg(fd, &raw mut (*m).msg_hdr, flags_of(all.done) & !MSG_WAITFORONE) };
         after(all, m, r)
     };
+    // SAFETY: the program says that `vec` has `n` entries; they are reached by copies.
     let done = unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) };
     if limit.is_some() && done > 0 {
         let left = left();
         let left = timespec { tv_sec: (left / 1_000_000_000) as time_t, tv_nsec: (left % 1_000_000_000) as c_long };
+        // SAFETY: the time was read there.
         if let Err(e) = unsafe { user::put(timeout, left) } {
             return failed(e);
         }
@@ -248,23 +273,27 @@ pub unsafe fn sendmmsg(fd: c_int, vec: *mut mmsghdr, n: c_uint, flags: c_int) ->
     let Some(d) = conn(fd) else {
         opts::sends(fd, flags);
         if n <= UIO_MAXIOV as c_uint && user::readable(vec, n as usize) {
+            // SAFETY: all `n` entries are readable.
             let all = || (0..n as usize).map(|i| unsafe { &raw const (*vec.add(i)).msg_hdr });
             let mut with = false;
             let can_go = all().map_while(|m| goes_with(m).map(|w| with |= w)).count();
             if can_go == 0 && n > 0 {
                 return -1;
             }
-            let done = unsafe { real::sendmmsg(fd, vec, can_go as c_uint, flags) };
+            let done = real!(sendmmsg(fd, vec, can_go as c_uint, flags));
             if with {
                 all().take(can_go).skip(done.max(0) as usize).for_each(stays_with);
             }
             return done;
         }
-        return unsafe { real::sendmmsg(fd, vec, n, flags) };
+        return real!(sendmmsg(fd, vec, n, flags));
     };
     // As the kernel: the rest is for the next call.
     let n = n.min(UIO_MAXIOV as c_uint);
+    // SAFETY: `m` is an entry of the program's array, for a function that copies it.
     let each = |_: &mut Several, m: *mut mmsghdr| unsafe { send_message(d, &raw const (*m).msg_hdr, flags) };
+    // SAFETY: `m` is an entry of the program's array, which has the contract of `sendmsg`.
     let number = |_: &mut Several, m: *mut mmsghdr| unsafe { sendmsg(fd, &raw const (*m).msg_hdr, flags) };
+    // SAFETY: the program says that `vec` has `n` entries; they are reached by copies.
     unsafe { Several { vec, n, flags, done: 0, over: false }.run(d, each, number) }
 }
