@@ -1,6 +1,9 @@
 //! Libraries loaded with `RTLD_DEEPBIND` (PHP's extensions) look for a function in their own
 //! dependencies before they look where ours are, and would call libc past us, also for connections
 //! that the program has made through us. What they have found in libc is set to ours.
+//!
+//! PHP needs it: it loads each extension so, and `ftp` reads by its own `recv` what the program has connected (51 tests of
+//! `ext/ftp` failed without).
 
 use crate::table::{hooks, variadic_hooks};
 use crate::{home, real};

@@ -2,6 +2,9 @@
 //! the version of the machine that builds into the library, and an older loader would refuse to load it. So they
 //! are defined in here, and lead to glibc's where there is one: the library needs no symbol newer than 2.28, and
 //! neither libdl nor libpthread, which newer programs would have to load for nothing.
+//!
+//! Programs of containers with glibc 2.28 to 2.33 need it (Debian 10 and 11, RHEL 8, Ubuntu 20.04): their loader takes
+//! no library that names a newer version.
 
 use core::ffi::{c_char, CStr};
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};

@@ -83,6 +83,66 @@ fn code_of_forked_children_lies_in_one_stretch() {
     assert!(code.1 - code.0 > 0x8000, "{code:x?}: names in layout.ld match nothing");
 }
 
+/// Is `name` what a linker script calls `pattern`? (Of its wildcards only `*` is used.)
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    let mut last = "";
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+        last = part;
+    }
+    rest.is_empty() || pattern.ends_with('*') || !last.is_empty() && name.ends_with(last)
+}
+
+/// Functions are named in layout.ld as the compiler mangles them. One that is renamed, moved or inlined would silently
+/// lie elsewhere, and forks would be slower by page faults.
+#[test]
+fn each_name_in_the_layout_matches_a_function() {
+    if fsocket_testkit::artifacts::dir().ends_with("quick") {
+        return eprintln!("of a release build alone (make test-all): less optimised code inlines other functions");
+    }
+    let readelf = fsocket_testkit::need!("readelf");
+    let library = fsocket_testkit::artifacts::library();
+    let out = Command::new(&readelf).args(["-SsW"]).arg(&library).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let hex = |word: &str| usize::from_str_radix(word, 16).ok();
+    let section = |name: &str| {
+        let mut words = text.lines().find_map(|l| l.split_once(&format!(" {name} ")))?.1.split_whitespace();
+        let (address, size) = (hex(words.nth(1)?)?, hex(words.nth(1)?)?);
+        Some(address..address + size)
+    };
+    let here = [section(".text.fsocket").expect(&text), section(".data.fsocket").expect(&text)];
+    // Number, address, size, type, binding, visibility, section, name.
+    let symbol = |line: &str| {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let (address, name) = (hex(words.get(1)?)?, words.get(7)?.clone());
+        here.iter().any(|section| section.contains(&address)).then_some(name)
+    };
+    let symbols: BTreeSet<String> = text.lines().filter_map(symbol).collect();
+    assert!(symbols.len() > 50, "{symbols:?}");
+    // The section of a function is `.text.NAME`, or `.text.unlikely.NAME` if it is cold.
+    let layout = include_str!("../../../preload/layout.ld");
+    let words = layout.split(|c: char| c.is_whitespace() || "()".contains(c));
+    let names = words.filter_map(|w| w.strip_prefix(".text.").or(w.strip_prefix(".data.")));
+    let of_functions = |name: &&str| !name.starts_with("fsocket") && !name.starts_with("rel.ro");
+    let names: BTreeSet<&str> = names.filter(of_functions).collect();
+    let nothing: Vec<_> = names.iter().filter(|name| !symbols.iter().any(|s| matches(name, s))).collect();
+    assert!(
+        names.len() > 20 && nothing.is_empty(),
+        "of {} names in layout.ld these match nothing: {nothing:#?}",
+        names.len()
+    );
+}
+
+#[test]
+fn wildcards_match_as_in_a_linker_script() {
+    let name = "_ZN7fsocket5hooks4read7unusual17h0E";
+    assert!(matches("*5hooks4read7unusual*", name) && matches("_ZN*0E", name) && matches(name, name));
+    assert!(!matches("*5hooks5write*", name) && !matches("read", name) && !matches("_ZN*7unusual", name));
+}
+
 /// Data of the library counts for every program that loads it: for RLIMIT_DATA, for what `mlockall` locks, for its core
 /// files. Large tables are made when they are used (`fsocket_runtime::pieces`).
 #[test]
