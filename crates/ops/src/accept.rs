@@ -31,7 +31,8 @@ pub unsafe fn accept(
     len: *mut u32,
     flags: i32,
 ) -> Outcome<Result<i32>> {
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     let r = unsafe { accept_any(fd, d, addr, len, flags) };
     if let (Outcome::Done(Ok(n)), Some(l)) = (&r, crate::listen::of(d)) {
         brief::accepted(l, *n);
@@ -56,21 +57,24 @@ unsafe fn accept_any(
         d.accepts.store(true, Ordering::Relaxed);
     }
     let Some(l) = crate::listen::of(d) else {
-        // SAFETY: the caller's.
+        // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
+        // reach them.
         return unsafe { zone::accept::accept(fd, d, Peer { addr, len, flags }) };
     };
     l.join();
     ctl::poll();
     zone::follow_options(fd, d);
     if l.is_untaken() {
-        // SAFETY: the caller's.
+        // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
+        // reach them.
         if let Some(r) = unsafe { kernel::first(fd, d, l, Peer { addr, len, flags }) } {
             return Outcome::Done(r);
         }
     }
     let in_kernel = brief::is_in_kernel(l);
     if in_kernel {
-        // SAFETY: the caller's.
+        // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
+        // reach them.
         if let Some(r) = unsafe { kernel::alone(fd, d, l, Peer { addr, len, flags }) } {
             return Outcome::Done(r);
         }
@@ -83,11 +87,13 @@ unsafe fn accept_any(
             return Outcome::Done(r);
         }
         if kernel::is_ready(fd) {
-            // SAFETY: the caller's.
+            // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the
+            // kernel reach them.
             return Outcome::Done(unsafe { kernel::from_kernel(fd, addr, len, flags) });
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
         return Outcome::Done(r);
     }
@@ -104,7 +110,8 @@ unsafe fn accept_any(
         l.since_kernel.store(0, Ordering::Relaxed);
         return Outcome::Done(match zoned {
             Some(z) => z.take_other(fd, nonblock, Peer { addr, len, flags }),
-            // SAFETY: the caller's.
+            // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the
+            // kernel reach them.
             None => match (unsafe { kernel::from_kernel(fd, addr, len, flags) }, zone::of(d)) {
                 (Err(Errno::EAGAIN), Some(z)) => {
                     z.take_waiting(fd, false, Peer { addr, len, flags }).unwrap_or(Err(Errno::EAGAIN))
@@ -113,7 +120,8 @@ unsafe fn accept_any(
             },
         });
     }
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     Outcome::Done(unsafe { wait(fd, d, l, addr, len, flags) })
 }
 
@@ -143,7 +151,8 @@ unsafe fn from_queue(
             Ok(rings) => {
                 let to = Addr { ip: dst, family: d.family.load(Ordering::Relaxed) as u16, ..l.addr() };
                 let end = End::usual(c, (slot, rings), SERVER, &to, port);
-                // SAFETY: the caller's.
+                // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the
+                // kernel reach them.
                 return Some(unsafe { take(d, l, &end, addr, len, flags, &parts) });
             }
             Err(Missing::Closed) => {} // nobody uses the channel here any more
@@ -200,7 +209,8 @@ unsafe fn take(
         path::materialize_one(d, Reason::Option);
     }
     if !addr.is_null() {
-        // SAFETY: the caller's.
+        // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
+        // reach them.
         if let Err(wrong) = unsafe { name::give(&e.src, e.client_port, family, addr, len) } {
             // As in the kernel the connection is lost.
             let _ = crate::close::close(fd).or_kernel(|r| r, || sys::close(fd));
@@ -222,7 +232,8 @@ unsafe fn wait(
     len: *mut u32,
     flags: i32,
 ) -> Result<i32> {
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     match unsafe { wait_any(fd, d, l, addr, len, flags) } {
         Waited::Ours(Ok(n)) => Ok(n),
         // A client may have rung this thread, and no other, for a connection of ours.
@@ -259,7 +270,8 @@ unsafe fn wait_any(
     loop {
         ctl::poll();
         zone::follow_options(fd, d);
-        // SAFETY: the caller's.
+        // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
+        // reach them.
         if let Some(r) = unsafe { from_queue(d, l, addr, len, flags) } {
             return Waited::Ours(r);
         }
@@ -267,7 +279,8 @@ unsafe fn wait_any(
             held = Some(Held::all());
             if !table::lookup(fd).is_some_and(|now| core::ptr::eq(now, d)) {
                 drop(held);
-                // SAFETY: the caller's.
+                // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the
+                // kernel reach them.
                 return Waited::Other(unsafe { restart_on_fd(fd, addr, len, flags) });
             }
         }
@@ -300,7 +313,8 @@ unsafe fn wait_any(
         if zoned.is_none() && p[0].revents != 0 {
             // Somebody else may take it first: do not block in there.
             held = None;
-            // SAFETY: the caller's.
+            // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the
+            // kernel reach them.
             match unsafe { kernel::try_accept(fd, addr, len, flags) } {
                 Err(Errno::EAGAIN) => {}
                 r => return Waited::Other(r),
@@ -362,11 +376,13 @@ fn sleep(
 #[cold]
 unsafe fn restart_on_fd(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
     let now = table::lookup(fd).filter(|d| matches!(d.kind(), kind::LISTENER | kind::KLISTENER));
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     match now.map(|d| unsafe { accept(fd, d, addr, len, flags) }) {
         Some(Outcome::Done(r)) => r,
         _ if pool::holds(fd) => Err(Errno::EBADF),
-        // SAFETY: the caller's.
+        // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel
+        // reach them.
         _ => unsafe { kernel::from_kernel(fd, addr, len, flags) },
     }
 }

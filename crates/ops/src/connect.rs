@@ -19,7 +19,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     if len as usize <= size_of::<libc::sockaddr_storage>() && !user::readable(addr as *const u8, len as usize) {
         return Outcome::Kernel(Cause::Invalid); // EFAULT
     }
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     if len >= 2 && unsafe { user::get(addr as *const u16) } == Ok(libc::AF_UNSPEC as u16) {
         return disconnect(fd, d);
     }
@@ -33,7 +33,8 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
         kind::BOUND => true,
         _ => return Outcome::Kernel(Cause::NotOurs),
     };
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `addr`; they were found readable, or are too many for an
+    // address.
     let Some(dst) = (unsafe { name::parse(addr, len) }) else { return to_kernel(fd, d, Reason::Option) };
     let family = d.family.load(Ordering::Relaxed);
     if d.kernel_only.load(Ordering::Relaxed) {
@@ -45,7 +46,7 @@ pub unsafe fn connect(fd: i32, d: &'static Desc, addr: *const libc::sockaddr, le
     // With an address of its own a socket that connects to 0.0.0.0 gets there.
     let dst = if bound { dst } else { Addr { ip: name::destination(dst.ip), ..dst } };
     if dst.family as u32 != family {
-        // SAFETY: the caller's.
+        // SAFETY: `parse` has read an address there; only the kernel reads what may be behind.
         return Outcome::Done(other_family(fd, d, unsafe {
             core::slice::from_raw_parts(addr as *const u8, len as usize)
         }));

@@ -13,7 +13,7 @@ use fsocket_sys::{self as sys, Errno, Result};
 /// As [`give`].
 pub unsafe fn local(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<()> {
     let s = d.sock();
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; `give` copies, and returns EFAULT where nothing is.
     unsafe { give(&load(&s.local), s.local_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
 }
 
@@ -26,7 +26,7 @@ pub unsafe fn peer(d: &Desc, out: *mut libc::sockaddr, len: *mut u32) -> Result<
     if ready::over(d) || is_over_below(d) {
         return Err(Errno::ENOTCONN);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; `give` copies, and returns EFAULT where nothing is.
     unsafe { give(&load(&s.peer), s.peer_port.load(Ordering::Relaxed), s.family.load(Ordering::Relaxed), out, len) }
 }
 

@@ -66,7 +66,8 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         return Outcome::Kernel(Cause::NotOurs);
     }
     if effect::of(level, name) == Effect::Unknown {
-        // SAFETY: the caller's.
+        // SAFETY: `val` is the program's for `len` bytes; only copies, and the kernel, reach what was not found
+        // readable.
         return Outcome::Done(unsafe { extra::set_unknown(fd, d, (level, name), val, len) });
     }
     if !number(4) {
@@ -76,7 +77,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
         }
         return Outcome::Kernel(Cause::Below);
     }
-    // SAFETY: the caller's.
+    // SAFETY: `number(4)` has found the first bytes readable; only the kernel reads those behind.
     let there = unsafe { core::slice::from_raw_parts(val, len as usize) };
     if let Some(k) = stage::kernel_part(d) {
         let _ = sys::setsockopt(k, level, name, there);
@@ -92,7 +93,7 @@ pub unsafe fn set(fd: i32, d: &'static Desc, level: i32, name: i32, val: *const 
     if let Some(refused) = refused(d, level, name, v) {
         return refused;
     }
-    // SAFETY: the caller's.
+    // SAFETY: `val` is the program's for `len` bytes; only copies, and the kernel, reach what was not found readable.
     if unsafe { remember(d, level, name, v, val, len) } {
         return Outcome::Done(Ok(()));
     }
@@ -270,7 +271,7 @@ pub unsafe fn get(
     out: *mut u8,
     len: *mut u32,
 ) -> Outcome<Result<()>> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     let room = unsafe { user::get(len) };
     if (level, name) == (T, TCP_ZEROCOPY_RECEIVE) && room.is_ok_and(|n| n >= 12) {
         // It gives pages of what has arrived, which only the kernel's have.
@@ -279,14 +280,14 @@ pub unsafe fn get(
         }
     }
     if (level, name) == (T, libc::TCP_INFO) && d.kind() == kind::LISTENER {
-        // SAFETY: the caller's.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
         return Outcome::Done(unsafe { info::of_listener(fd, d, out, len) });
     }
     if !crate::path::still_ours(d) {
         return Outcome::Kernel(Cause::NotOurs);
     }
     if extra::answers_below(level, name) {
-        // SAFETY: the caller's.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
         return unsafe { extra::get_below(fd, d, (level, name), out, len) };
     }
     let s = d.sock();
@@ -294,7 +295,7 @@ pub unsafe fn get(
     let Some(room) = room.ok().filter(|n| *n as i32 >= 0) else { return Outcome::Kernel(Cause::Invalid) };
     let put = |b: &[u8]| {
         let n = b.len().min(room as usize);
-        // SAFETY: the caller's.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
         Outcome::Done(unsafe { user::give(&b[..n], out, len, n as u32) })
     };
     let int = |v: i32| match u8::try_from(v) {
@@ -303,7 +304,7 @@ pub unsafe fn get(
         _ => put(&v.to_ne_bytes()),
     };
     let time = |ns: u64| put(&pair((ns / 1_000_000_000) as i64, (ns / 1000 % 1_000_000) as i64));
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     if let Some(a) = answer::of(fd, d, level, name, room) {
         return match a {
             Ok(answer::Answer::Int(v)) => int(v),
@@ -330,7 +331,7 @@ pub unsafe fn get(
         },
         (libc::IPPROTO_IP | libc::IPPROTO_IPV6, nat::SO_ORIGINAL_DST) => match nat::original(fd, d, level, room) {
             // The kernel leaves the length as it was.
-            // SAFETY: the caller's.
+            // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
             Ok((a, n)) => Outcome::Done(unsafe { user::give(&a[..n], out, len, room) }),
             Err(e) => Outcome::Done(Err(e)),
         },

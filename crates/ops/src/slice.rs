@@ -32,7 +32,7 @@ pub unsafe fn choose_unknown(fd: i32, addr: *const libc::sockaddr, len: u32) {
     let mut protocol = [0; 4];
     let is_tcp = sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut protocol).is_ok()
         && i32::from_ne_bytes(protocol) == libc::IPPROTO_TCP;
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `addr`; they are copied.
     if let (true, Some(dst)) = (is_tcp, unsafe { name::parse(addr, len) }) {
         take(fd, &dst, true, true);
     }

@@ -34,7 +34,8 @@ pub unsafe fn poll(
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Outcome<Result<usize>> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `n` pollfds are at `fds`, which are checked before they are used; the mask is
+    // null or readable.
     unsafe { poll_noting(fds, n, timeout_ns, mask, &mut false) }
 }
 
@@ -59,7 +60,7 @@ unsafe fn poll_noting(
         return Outcome::Kernel(Cause::Invalid);
     }
     if !concerns_us(fds) {
-        // SAFETY: the caller's mask.
+        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
         return unsafe { zone::poll::poll(fds, timeout_ns, mask) }
             .map_or(Outcome::Kernel(Cause::NotOurs), Outcome::Done);
     }
@@ -67,7 +68,7 @@ unsafe fn poll_noting(
     let mut small = [blank; STACK];
     let room = n + 2 + zone::poll::EXTRA;
     if room <= STACK {
-        // SAFETY: the caller's mask.
+        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
         return Outcome::Done(unsafe { run(fds, &mut small[..room], timeout_ns, mask, slept) });
     }
     let len = room * core::mem::size_of::<libc::pollfd>();
@@ -77,7 +78,7 @@ unsafe fn poll_noting(
     };
     // SAFETY: a fresh zeroed mapping of that size.
     let big = unsafe { core::slice::from_raw_parts_mut(p as *mut libc::pollfd, room) };
-    // SAFETY: the caller's mask.
+    // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
     let r = unsafe { run(fds, big, timeout_ns, mask, slept) };
     // SAFETY: `big` is not used again.
     let _ = unsafe { sys::munmap(p, len) };
@@ -90,7 +91,7 @@ fn writable(fds: &mut [libc::pollfd]) -> bool {
     let last = fds.len() - 1;
     fds.iter_mut().enumerate().all(|(i, p)| {
         let at = &raw mut p.revents;
-        // SAFETY: the caller's, or it cannot be written.
+        // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
         i != 0 && i != last && at as usize % PAGE >= size_of::<libc::pollfd>() || unsafe { user::put(at, 0) }.is_ok()
     })
 }
@@ -181,7 +182,7 @@ unsafe fn run(
         *slept = true;
         interrupted = match one {
             Some(d) => on_word(d, fds, deadline, &kept),
-            // SAFETY: the caller's mask, or `own`, as long as the kernel's set.
+            // SAFETY: the mask is null, the program's, or `own`, which has as many bits as the kernel reads.
             None => unsafe { sleep_on(fds, kernel, beside.n, (deadline, &mut unarmed), mask, &kept) },
         }
         .err();

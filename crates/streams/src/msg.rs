@@ -18,9 +18,9 @@ const PEEK_MOST: usize = 8 << 20;
 /// # Safety
 /// `iov` points to `n` valid vectors.
 pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `n` vectors are at `iov`; `Vectors::of` looks whether they are.
     let v = unsafe { Vectors::of(iov, n, Errno::new(libc::EMSGSIZE)) }?;
-    // SAFETY: the caller's.
+    // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
     unsafe { send_vectors(d, &v, flags) }
 }
 
@@ -28,7 +28,8 @@ pub unsafe fn sendv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 /// The vectors are valid.
 unsafe fn send_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
     if let Some((base, len)) = v.single() {
-        // SAFETY: the caller's.
+        // SAFETY: `base` and `len` are one of the program's vectors; only copies that return EFAULT, and the kernel,
+        // reach it.
         return unsafe { stream::send(d, base, len, flags) };
     }
     if v.total() <= GATHER {
@@ -46,7 +47,7 @@ unsafe fn send_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usiz
         return unsafe { stream::send(d, p, at, flags) };
     }
     // In one: what has been sent of it may be answered with a reset before the next part.
-    // SAFETY: the caller's vectors.
+    // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
     if let Some(r) = stream::whole(d, flags, |fd| unsafe { sys::send_vectors(fd, v.at(), v.count(), flags) }) {
         return r;
     }
@@ -63,7 +64,7 @@ unsafe fn send_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usiz
     if let Some(r) = (!stream::left_rings(d)).then(|| stream::refused(d, v.total(), 0, flags)).flatten() {
         return r;
     }
-    // SAFETY: the caller's.
+    // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
     stream::throughout(d, |call| unsafe { send_each(d, v, flags, call) })
 }
 
@@ -74,7 +75,8 @@ unsafe fn send_each(d: &'static Desc, v: &Vectors, flags: i32, call: &Midway) ->
     for (base, len) in v.pieces() {
         // Of all of them together the last byte is urgent.
         let flags = if done + len >= v.total() { flags } else { flags & !libc::MSG_OOB };
-        // SAFETY: the caller's.
+        // SAFETY: `base` and `len` are one of the program's vectors; only copies that return EFAULT, and the kernel,
+        // reach it.
         match unsafe { stream::send_part(d, base, len, flags, block) } {
             Ok(k) => {
                 call.begun();
@@ -95,11 +97,11 @@ unsafe fn send_each(d: &'static Desc, v: &Vectors, flags: i32, call: &Midway) ->
 /// # Safety
 /// As [`sendv`].
 pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `n` vectors are at `iov`; `Vectors::of` looks whether they are.
     let v = unsafe { Vectors::of(iov, n, Errno::EINVAL) }?;
     match v.total() {
         0 => Ok(0),
-        // SAFETY: the caller's.
+        // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
         _ => unsafe { send_vectors(d, &v, vector_flags(flags)?) },
     }
 }
@@ -109,11 +111,11 @@ pub unsafe fn writev(d: &'static Desc, iov: *const libc::iovec, n: usize, flags:
 /// # Safety
 /// As [`recvv`].
 pub unsafe fn readv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `n` vectors are at `iov`; `Vectors::of` looks whether they are.
     let v = unsafe { Vectors::of(iov, n, Errno::EINVAL) }?;
     match v.total() {
         0 => Ok(0),
-        // SAFETY: the caller's.
+        // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
         _ => unsafe { recv_vectors(d, &v, vector_flags(flags)?) },
     }
 }
@@ -133,9 +135,9 @@ fn vector_flags(flags: i32) -> Result<i32> {
 /// # Safety
 /// `iov` points to `n` valid vectors.
 pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `n` vectors are at `iov`; `Vectors::of` looks whether they are.
     let v = unsafe { Vectors::of(iov, n, Errno::new(libc::EMSGSIZE)) }?;
-    // SAFETY: the caller's.
+    // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
     unsafe { recv_vectors(d, &v, flags) }
 }
 
@@ -143,7 +145,8 @@ pub unsafe fn recvv(d: &'static Desc, iov: *const libc::iovec, n: usize, flags: 
 /// The vectors are valid.
 unsafe fn recv_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
     if let Some((base, len)) = v.single() {
-        // SAFETY: the caller's.
+        // SAFETY: `base` and `len` are one of the program's vectors; only copies that return EFAULT, and the kernel,
+        // reach it.
         return unsafe { stream::recv(d, base, len, flags) };
     }
     if v.total() == 0 {
@@ -151,16 +154,16 @@ unsafe fn recv_vectors(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usiz
         return unsafe { stream::recv(d, core::ptr::null_mut(), 0, flags) };
     }
     if flags & libc::MSG_PEEK != 0 {
-        // SAFETY: the caller's.
+        // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
         return unsafe { peekv(d, v, flags) };
     }
     let target = stream::low_water(d).min(v.total());
     let sleeps = flags & libc::MSG_WAITALL != 0 || target > 1 || !crate::ready::can_recv(d);
     if sleeps && flags & libc::MSG_DONTWAIT == 0 {
-        // SAFETY: the caller's.
+        // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
         return stream::throughout(d, |call| unsafe { recv_each(d, v, flags, target, Some(call)) });
     }
-    // SAFETY: the caller's.
+    // SAFETY: `Vectors::of` has found the vectors readable; copies and the kernel reach what they point to.
     unsafe { recv_each(d, v, flags, target, None) }
 }
 
@@ -177,7 +180,8 @@ unsafe fn recv_each(d: &'static Desc, v: &Vectors, flags: i32, target: usize, ca
         // Only the first may wait, unless more is asked for.
         let enough = done >= target && flags & libc::MSG_WAITALL == 0;
         let f = if done > 0 && enough { flags | libc::MSG_DONTWAIT } else { flags };
-        // SAFETY: the caller's.
+        // SAFETY: `base` and `len` are one of the program's vectors; only copies that return EFAULT, and the kernel,
+        // reach it.
         match unsafe { stream::recv(d, base, len, f) } {
             Ok(k) => {
                 call.inspect(|call| call.begun());
@@ -224,7 +228,7 @@ unsafe fn peekv(d: &'static Desc, v: &Vectors, flags: i32) -> Result<usize> {
 /// # Safety
 /// They are there, and the vectors are valid.
 unsafe fn peek_by(d: &'static Desc, v: &Vectors, buf: *mut u8, room: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: `buf` has room for `room` bytes.
     let got = unsafe { stream::recv(d, buf, room, flags) }?;
     if flags & libc::MSG_TRUNC != 0 {
         // Only counted: nothing was written to the buffer.

@@ -13,7 +13,7 @@ const STEP: usize = 16 * 1024;
 pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usize) -> Result<usize> {
     // Without an offset the file's own position counts, and moves only by what
     // was sent: so read at a position in either case.
-    // SAFETY: the caller's.
+    // SAFETY: `off` is null or the program's; the copy returns EFAULT where nothing is.
     let (own, mut pos) = match unsafe { user::get_if(off) }? {
         Some(o) => {
             if count == 0 {
@@ -38,7 +38,8 @@ pub unsafe fn sendfile(out: &'static Desc, input: i32, off: *mut i64, count: usi
     match own {
         true if failed.is_none() => _ = seek(input, pos, libc::SEEK_SET),
         true => {}
-        // SAFETY: the caller's. (If it failed, too: as the kernel writes it.)
+        // SAFETY: `off` is null or the program's; the copy returns EFAULT where nothing is.
+        // (If it failed, too: as the kernel writes it.)
         false => unsafe { user::put(off, pos) }?,
     }
     failed.map_or(Ok(done), Err)

@@ -42,7 +42,8 @@ pub(super) unsafe fn alone(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Optio
             _ => {}
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: the addresses in `Peer` are null or the program's, as accept4(2) wants them; only copies and the kernel
+    // reach them.
     Some(unsafe { accept_kernel(fd, peer.addr, peer.len, peer.flags) })
 }
 
@@ -57,7 +58,8 @@ pub(super) unsafe fn first(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Optio
     let own = zone().and_then(|z| z.take_own(fd, Peer { addr: peer.addr, len: peer.len, flags: peer.flags }));
     let taken = match own {
         None if is_ready(fd) => {
-            // SAFETY: the caller's.
+            // SAFETY: the addresses in `Peer` are null or the program's, as accept4(2) wants them; only copies and
+            // the kernel reach them.
             Some(unsafe { from_kernel(fd, peer.addr, peer.len, peer.flags) })
         }
         own => own,
@@ -71,7 +73,8 @@ pub(super) unsafe fn first(fd: i32, d: &Desc, l: &Listener, peer: Peer) -> Optio
 /// # Safety
 /// As [`super::accept`].
 pub(super) unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     let r = unsafe { accept_kernel(fd, addr, len, flags) };
     if r.is_ok() {
         if let Some(z) = table::lookup(fd).and_then(zone::of) {
@@ -85,14 +88,16 @@ pub(super) unsafe fn from_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u
 /// As [`super::accept`].
 unsafe fn accept_kernel(fd: i32, addr: *mut libc::sockaddr, len: *mut u32, flags: i32) -> Result<i32> {
     let mut own = zone::accept::PeerAddress::new();
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     let (addr, len) = unsafe { own.or(addr, len) };
-    // SAFETY: the caller's.
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
     let r = unsafe { sys::accept4(fd, addr as *mut u8, len, flags) };
     if let Ok(n) = r {
         stats::kernel_connection(Counter::AcceptKernel, ctl::alive(), || socks::arena().is_some());
         pool::kernel_allocated(n);
-        // SAFETY: the caller's, as the kernel has filled it.
+        // SAFETY: `addr` and `len` are as the kernel has filled them.
         unsafe { upgrade::accepted(n, addr, len) };
     }
     r
@@ -112,7 +117,9 @@ pub(super) unsafe fn try_accept(fd: i32, addr: *mut libc::sockaddr, len: *mut u3
     if !is_ready(fd) {
         return Err(Errno::EAGAIN);
     }
-    // SAFETY: the caller's. (A rival that takes the connection in between makes
-    // this wait in the kernel for the next one, as any blocking accept may.)
+    // SAFETY: `addr` and `len` are null or the program's, as accept4(2) wants them; only copies and the kernel reach
+    // them.
+    // (A rival that takes the connection in between makes this wait in the kernel for the next one, as any
+    // blocking accept may.)
     unsafe { from_kernel(fd, addr, len, flags) }
 }

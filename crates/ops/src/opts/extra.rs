@@ -62,7 +62,7 @@ pub unsafe fn set_unknown(
 ) -> Result<()> {
     let set = || {
         let args = [fd as usize, level as usize, name as usize, val as usize, len as usize, 0];
-        // SAFETY: the caller's.
+        // SAFETY: the kernel checks the program's addresses.
         unsafe { sys::raw(libc::SYS_setsockopt, args) }.map(drop)
     };
     set()?;
@@ -92,19 +92,19 @@ pub unsafe fn get_below(
     out: *mut u8,
     len: *mut u32,
 ) -> Outcome<Result<()>> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     let before = unsafe { user::get(len) };
     let args = [fd as usize, level as usize, name as usize, out as usize, len as usize, 0];
-    // SAFETY: the caller's.
+    // SAFETY: the kernel checks the program's addresses.
     if let Err(e) = unsafe { sys::raw(libc::SYS_getsockopt, args) } {
         return Outcome::Done(Err(e));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     if unsafe { user::get(len) } == Ok(0) {
         return Outcome::Done(Ok(())); // nothing, which is right
     }
     leave(d);
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     match before.and_then(|n| unsafe { user::put(len, n) }) {
         Ok(()) => Outcome::Kernel(Cause::NotOurs),
         Err(e) => Outcome::Done(Err(e)),

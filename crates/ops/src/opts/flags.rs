@@ -114,7 +114,7 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
     const FIOASYNC: u64 = 0x5452;
     const FIOSETOWN: u64 = 0x8901;
     const SIOCSPGRP: u64 = 0x8902;
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     let given = || unsafe { user::get(p) };
     if matches!(request, FIOSETOWN | SIOCSPGRP) || request == FIOASYNC && given().is_ok_and(|on| on != 0) {
         extra::leave(d);
@@ -132,7 +132,7 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                 set_nonblock(d, on);
                 return Outcome::Done(Ok(0));
             }
-            // SAFETY: the caller's.
+            // SAFETY: the kernel checks the program's addresses.
             let r = unsafe { sys::raw(libc::SYS_ioctl, [fd as usize, request as usize, p as usize, 0, 0, 0]) };
             if r.is_ok() {
                 set_nonblock(d, on);
@@ -166,7 +166,7 @@ pub unsafe fn ioctl(fd: i32, d: &'static Desc, request: u64, p: *mut i32) -> Out
                 }
                 _ => 0,
             };
-            // SAFETY: the caller's.
+            // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
             Outcome::Done(unsafe { user::put(p, v) }.map(|()| 0))
         }
         _ => Outcome::Kernel(Cause::Below),

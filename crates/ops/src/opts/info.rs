@@ -100,7 +100,7 @@ pub unsafe fn of_listener(fd: i32, d: &Desc, out: *mut u8, len: *mut u32) -> Res
         }
     }
     put(&mut info, at::UNACKED, waiting.to_ne_bytes());
-    // SAFETY: the caller's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is.
     unsafe {
         let room = user::get(len)?;
         let n = n.min(room as usize);

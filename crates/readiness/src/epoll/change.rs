@@ -18,11 +18,11 @@ pub unsafe fn ctl(ed: &'static Desc, op: i32, fd: i32, ev: *const libc::epoll_ev
         // A forked child that has followed the path before has added the kernel's socket to this very instance.
         let _ = path::follow(d);
     }
-    // SAFETY: the caller's.
+    // SAFETY: `ev` is null or readable, unless `op` does not look at it.
     let r = unsafe { ctl_one(ed, op, fd, ev) };
     let (Some(d), Some(ep)) = (table::lookup(fd).filter(|d| crate::zone::of(d).is_some()), of(ed)) else { return r };
     // (EPOLL_CTL_DEL does not look at it.)
-    // SAFETY: the caller's.
+    // SAFETY: `ev` is null or readable, unless `op` does not look at it.
     let ev = if op == libc::EPOLL_CTL_DEL { None } else { unsafe { crate::user::get_if(ev) }.unwrap_or(None) };
     let kfd = ep.fd.load(Ordering::Relaxed);
     let r = r.or_kernel(|r| r, || sys::epoll_ctl(kfd, op, fd, ev.as_ref()));

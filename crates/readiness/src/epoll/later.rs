@@ -92,7 +92,7 @@ pub fn waits() -> bool {
 pub unsafe fn changes(op: i32, fd: i32, ev: *const libc::epoll_event) -> bool {
     // A one-shot registration must be seen when it fires.
     const SEEN: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
-    // SAFETY: the caller's.
+    // SAFETY: `ev` is readable where `op` looks at it: the hook has checked that.
     let plain = op == libc::EPOLL_CTL_DEL || unsafe { ev.read_unaligned() }.events & SEEN == 0;
     let ours = table::lookup(fd).is_some_and(|d| d.kind() != kind::KERNEL || place(fd).is_none());
     let can = can_stay() && plain && !ours && !process::owns(fd) && !making::is_later(fd);
@@ -117,7 +117,7 @@ pub unsafe fn changed(op: i32, fd: i32, ev: *const libc::epoll_event) {
     if op == libc::EPOLL_CTL_DEL {
         return n.fd.store(-1, Ordering::Relaxed);
     }
-    // SAFETY: the caller's.
+    // SAFETY: `ev` is readable where `op` looks at it: the hook has checked that.
     let ev = unsafe { ev.read_unaligned() };
     n.desc.store(d.index(), Ordering::Relaxed);
     n.generation.store(d.generation.load(Ordering::Relaxed), Ordering::Relaxed);

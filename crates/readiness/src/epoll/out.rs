@@ -72,13 +72,15 @@ impl Out {
                 ep.watch_ctl();
             }
             if !zoned {
-                // SAFETY: the caller's.
+                // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null
+                // or readable.
                 return unsafe { self.kernel(ep, left, mask, true) };
             }
             let piece = if left == Some(0) { left } else { ep.unsubscribed.cut(ctl::unwatched()) };
             let whole = piece.is_none_or(|p| left.is_some_and(|l| l <= p));
             let since = cpu::ticks();
-            // SAFETY: the caller's.
+            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+            // readable.
             let spoke = unsafe { self.kernel(ep, if whole { left } else { piece }, mask, true) }?;
             ep.unsubscribed.waited(ep.fd.load(Ordering::Relaxed), since, self.n > 0);
             if whole || self.n > 0 || spoke != Spoke::Nobody {
@@ -116,11 +118,13 @@ impl Out {
             return Ok(Spoke::Nobody);
         }
         if timeout == Some(0) {
-            // SAFETY: the caller's.
+            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+            // readable.
             return unsafe { self.inside(ep, timeout, mask, plain) };
         }
         let Some(wrapper) = ep.sleeps_in() else {
-            // SAFETY: the caller's.
+            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+            // readable.
             let r = unsafe { self.inside(ep, timeout, mask, plain) };
             ep.woken_inside();
             return r;
@@ -142,7 +146,8 @@ impl Out {
             b.clear();
         }
         if inner {
-            // SAFETY: the caller's.
+            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+            // readable.
             let own = unsafe { self.inside(ep, Some(0), core::ptr::null(), plain) }?;
             if spoke == Spoke::Own && own != Spoke::Nobody {
                 spoke = own;
@@ -237,7 +242,8 @@ pub(super) fn array(evs: *mut libc::epoll_event, max: usize) -> usize {
 pub(super) unsafe fn room(ep: &Ep, evs: *mut libc::epoll_event, max: usize) -> usize {
     /// Events that are looked for; of more than are ever reported at a time a program may have fewer.
     const MOST: usize = 4096;
-    // SAFETY: the caller's. Only where an event is read as well as written is it the program's.
+    // SAFETY: the program says that this is its memory; the copy returns EFAULT where nothing is. Only where an event
+    // is read as well as written is it the program's.
     let writable = |i: usize| unsafe { user::get(evs.wrapping_add(i)).and_then(|e| user::put(evs.wrapping_add(i), e)) };
     if writable(0).is_err() {
         return 0;

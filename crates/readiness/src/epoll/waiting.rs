@@ -37,10 +37,10 @@ pub unsafe fn wait(
             ep.leave();
             return Outcome::Done(Err(Errno::EFAULT));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the program says that `max` events fit at `evs`; `room` finds out how many do.
         match unsafe { room(ep, evs, max as usize) } {
             0 => {
-                // SAFETY: the caller's mask.
+                // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
                 let r = unsafe { nowhere(ep, timeout_ns, mask) };
                 ep.leave();
                 return r;
@@ -48,7 +48,8 @@ pub unsafe fn wait(
             some => max = some as i32,
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: `room` has found that `max` events can be written at `evs`, in this call or an earlier one with the
+    // same array; the mask is null or readable.
     let r = unsafe { wait_in(ep, evs, max, timeout_ns, mask) };
     ep.leave();
     r
@@ -96,7 +97,8 @@ unsafe fn wait_in(
         ep.hear_of_offers();
         ep.plain.fetch_add(1, Ordering::SeqCst);
         let r = if ep.is_plain() {
-            // SAFETY: the caller's.
+            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+            // readable.
             unsafe { out.plain(ep, timeout_ns, start, mask) }
         } else {
             Ok(Spoke::Own)
@@ -117,7 +119,7 @@ unsafe fn wait_in(
             }
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or readable.
     Outcome::Done(unsafe { run(ep, out, left, mask) })
 }
 
@@ -134,7 +136,8 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
     loop {
         ctl::poll();
         watch::look_if_asked();
-        // SAFETY: the caller's.
+        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+        // readable.
         let peer = match unsafe { look(ep, &mut out, timeout_ns, mask, &mut since) }? {
             Look::Again => continue,
             Look::Found => return Ok(out.n),
@@ -155,7 +158,8 @@ unsafe fn run(ep: &'static Ep, mut out: Out, timeout_ns: Option<u64>, mask: *con
         if !mask.is_null() {
             held.get_or_insert_with(Held::all);
         }
-        // SAFETY: the caller's.
+        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+        // readable.
         unsafe { sleep(ep, &mut out, (deadline, &mut unarmed, &mut since), mask) }?;
         slept = true;
         if out.n > 0 {
@@ -193,13 +197,14 @@ unsafe fn look(
 ) -> Result<Look> {
     let Ok(mut g) = ep.lock.lock() else {
         // In a signal handler on top of ourselves.
-        // SAFETY: the caller's.
+        // SAFETY: the kernel checks the program's addresses.
         out.n = unsafe { sys::epoll_wait(ep.fd.load(Ordering::Relaxed), out.evs, out.max as i32, timeout_ns, mask) }?;
         return Ok(Look::Found);
     };
     let first = core::mem::take(&mut g.crowded) && out.n == 0;
     if first {
-        // SAFETY: the caller's.
+        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+        // readable.
         let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
         out.from_kernel = out.n;
         (g.turns, g.last_kernel) = (0, cpu::ticks());
@@ -225,7 +230,8 @@ unsafe fn look(
         settle(ep);
         if out.n > 0 && !out.full() {
             // What has just become the kernel's is reported with the rest.
-            // SAFETY: the caller's.
+            // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+            // readable.
             let _ = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
         }
         return Ok(if out.n > 0 { Look::Found } else { Look::Again });
@@ -237,7 +243,8 @@ unsafe fn look(
     if (out.n == 0 && ask) || (due && !first && speaks(ep, &g)) {
         (g.turns, g.last_kernel, g.crowded) = (0, now, out.full());
         let (nothing, before) = (out.n == 0, out.n);
-        // SAFETY: the caller's.
+        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+        // readable.
         let spoke = unsafe { out.kernel(ep, Some(0), core::ptr::null(), false) };
         g.kernel_busy = out.n > before;
         if nothing && ep.zoned.load(Ordering::Relaxed) && (out.n > 0 || timeout_ns == Some(0)) {
@@ -367,7 +374,8 @@ unsafe fn sleep(
         let limit = balance::cut(crate::unjoined::cut(chan::cut(limit)));
         let (limit, idle) = crate::idle::cut(ep.unsubscribed.cut(limit));
         let t0 = cpu::ticks();
-        // SAFETY: the caller's.
+        // SAFETY: `out` leads to room for the program's events, which `wait` has looked at; the mask is null or
+        // readable.
         let r = unsafe { out.kernel(ep, limit, mask, false) };
         *since = Some(t0);
         if ep.zoned.load(Ordering::Relaxed) {

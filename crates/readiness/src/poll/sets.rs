@@ -20,7 +20,8 @@ impl Set {
     unsafe fn read(of: *mut libc::fd_set, n: usize) -> Result<Set> {
         let bytes = if of.is_null() { 0 } else { n.div_ceil(64) * 8 };
         let mut s = Set { of: of as *mut u8, bytes, bits: [0; MAX / 64] };
-        // SAFETY: the caller's; `n` is at most MAX.
+        // SAFETY: the set is the program's for `n` bits, and `n` is at most MAX; the copy returns EFAULT where
+        // nothing is.
         unsafe { user::read(s.of, s.bits.as_mut_ptr() as *mut u8, bytes) }?;
         Ok(s)
     }
@@ -67,7 +68,7 @@ pub unsafe fn select(
     if n == 0 || n > MAX {
         return Outcome::Kernel(Cause::NotOurs);
     }
-    // SAFETY: the caller's.
+    // SAFETY: each set is null or the program's for `n` bits; it is copied.
     let [Ok(mut r), Ok(mut w), Ok(mut x)] = [read, write, except].map(|p| unsafe { Set::read(p, n) }) else {
         return Outcome::Kernel(Cause::Invalid);
     };

@@ -29,7 +29,7 @@ pub(super) unsafe fn sleep_on(
     kept: &Kept,
 ) -> Result<()> {
     loop {
-        // SAFETY: the caller's.
+        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
         let ready = unsafe { sleep(fds, kernel, beside, (deadline, unarmed), mask, kept) }?;
         if ready || kept.woken() {
             return Ok(());
@@ -167,7 +167,7 @@ unsafe fn sleep(
         let (limit, idle) = crate::idle::cut(zone::balance::cut(limit));
         in_wrappers(fds, kernel, true);
         let t0 = cpu::ticks();
-        // SAFETY: the caller's mask.
+        // SAFETY: the mask is null or a signal mask of the program's, which the kernel reads.
         r = unsafe { wait::sleep(kernel, sleeper.as_mut(), limit, mask) };
         memory(fds).slept(t0, notified_since(fds, kept, t0));
         ready = r.is_ok() && kernel[..n].iter().any(|k| k.revents != 0);

@@ -35,11 +35,13 @@ pub fn plain_send(flags: i32) -> bool {
 /// `buf` is the program's for `len` bytes; it need not be there.
 #[inline(always)]
 pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
         return Ok(len);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     unsafe { send_slow(d, buf, len, flags) }
 }
 
@@ -51,17 +53,20 @@ pub unsafe fn send(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> 
 #[inline(always)]
 pub unsafe fn send_fast(d: &'static Desc, buf: *const u8, len: usize) -> bool {
     if !token::is_here(d.sender()) {
-        // SAFETY: the caller's.
+        // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel,
+        // reach them.
         return unsafe { send_after_another(d, buf, len) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     unsafe { send_on(d, buf, len, || 0) }
 }
 
 /// The same by a thread that has sent on another connection last, or is not the only one here.
 #[inline(never)]
 unsafe fn send_after_another(d: &'static Desc, buf: *const u8, len: usize) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     unsafe { send_on(d, buf, len, || turn::to(d)) }
 }
 
@@ -81,7 +86,8 @@ unsafe fn send_on(d: &'static Desc, buf: *const u8, len: usize, when: impl FnOnc
     }
     let Ok(t) = token::enter(h) else { return false };
     let when = when();
-    // SAFETY: the caller's; the token is ours.
+    // SAFETY: the program says that `len` bytes are at `buf`, and only copies that return EFAULT, and the kernel,
+    // reach them. The token is held until the ring has them.
     let sent = d.is_conn() && unsafe { ring::send_small(r, tx, h, buf, len, when) };
     if when != 0 {
         turned(d, h, sent);
@@ -132,7 +138,8 @@ pub unsafe fn send_tiny<const SPARE: bool>(d: &'static Desc, buf: *const u8, len
         return Tiny::No;
     }
     let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
-    // SAFETY: the caller's; the token is ours until this returns.
+    // SAFETY: the program says that `len` bytes are at `buf`, and only copies that return EFAULT, and the kernel,
+    // reach them. The token is held until the ring has them.
     if !unsafe { ring::send_tiny(d.tx_ring(), h, slot, buf, len) } {
         return not_there(h);
     }
@@ -149,7 +156,8 @@ pub unsafe fn send_small(d: &'static Desc, buf: *const u8, len: usize) -> Tiny {
         return Tiny::No;
     }
     let Some((h, slot)) = on_credit(d, len) else { return Tiny::No };
-    // SAFETY: the caller's; the token is ours until this returns.
+    // SAFETY: the program says that `len` bytes are at `buf`, and only copies that return EFAULT, and the kernel,
+    // reach them. The token is held until the ring has them.
     if !unsafe { ring::send_on_credit(d.tx_ring(), h, slot, buf, len) } {
         return not_there(h);
     }
@@ -223,11 +231,13 @@ pub fn blocks(d: &Desc, flags: i32) -> bool {
 /// # Safety
 /// As [`send`].
 pub unsafe fn send_part(d: &'static Desc, buf: *const u8, len: usize, flags: i32, block: bool) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     if plain_send(flags) && unsafe { send_fast(d, buf, len) } {
         return Ok(len);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     unsafe { send_until(d, buf, len, flags, block) }
 }
 
@@ -236,7 +246,8 @@ pub unsafe fn send_part(d: &'static Desc, buf: *const u8, len: usize, flags: i32
 #[cold]
 #[inline(never)]
 pub unsafe fn send_slow(d: &'static Desc, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     unsafe { send_until(d, buf, len, flags, blocks(d, flags)) }
 }
 
@@ -268,7 +279,8 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
     let (r, tx, h) = d.tx();
     let (mut waits, mut hold) = (Wait::default(), None);
     let (mut done, mut news) = (0, News { d, bytes: 0 });
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     let again = |fd| unsafe { restart_on_fd(fd, buf, len, flags) };
     // A program that only writes, and then waits by a system call of its own, is seen here.
     if h.pos.load(Ordering::Relaxed) == POS_START && d.items.load(Ordering::Relaxed) == 0 && d.is_conn() {
@@ -362,7 +374,8 @@ unsafe fn send_until(d: &'static Desc, buf: *const u8, len: usize, flags: i32, b
 /// As [`send`].
 #[cold]
 unsafe fn restart_on_fd(fd: i32, buf: *const u8, len: usize, flags: i32) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the program says that `len` bytes are at `buf`; only copies that return EFAULT, and the kernel, reach
+    // them.
     unsafe {
         restart::restart_on_fd(
             fd,
